@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from itertools import product
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from samplesoft._report import Column, Paragraph, Part, Report, Table, plain, titled_figure
@@ -36,7 +37,8 @@ class TuneReport(Report):
         Samplers that were not measured, and why.
     crossover : int or None
         Number of classes from which on a step of `contender` takes less time than one of the full
-        softmax on this machine; None where it was not measured, or needs too many classes.
+        softmax on this machine; None where no draws are allowed, it was not measured, or needs
+        too many classes.
     """
 
     _title = "Which sampler, and how many draws"
@@ -69,14 +71,19 @@ class TuneReport(Report):
 
     @property
     def contender(self) -> Setting | None:
-        """The best setting with draws, or the quickest if no bias is allowed; None without any."""
-        sampled = [one for one in self.settings if one.sampler is not None]
-        allowed = [one for one in sampled if one.most_bias <= (self.largest_bias or 0.0)]
-        return self.best if self.best in sampled else next(iter([*allowed, *sampled]), None)
+        """The best setting with draws of those that are allowed; None if there is none."""
+        limit = inf if self.largest_bias is None else self.largest_bias
+        sampled = [one for one in self.settings if one.sampler and one.most_bias <= limit]
+        return self.best if self.best in sampled else next(iter(sampled), None)
 
     @property
     def where_it_pays(self) -> str:
-        """From how many classes on sampling pays, in a sentence; empty where that is not known."""
+        """From how many classes on sampling pays, in a sentence; empty if that was not measured."""
+        if self.contender is None and self.largest_bias is not None:
+            return (
+                f"No draws that were measured have a bias of at most {self.largest_bias:g}, so "
+                "where sampling pays is not known; try more of them, or other samplers."
+            )
         if (n := self.crossover) is None or self.contender is None:
             return ""
         return (

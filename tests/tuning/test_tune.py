@@ -106,8 +106,12 @@ def test_where_sampling_pays_is_said():
     near = setting("uniform", 0.2, 0.002)
     report = TuneReport((full, near, far), full, 0.05, None, 1000, 8, 64, {}, 4321)
     assert report.contender == far  # the quickest within the bias, though the full one is quicker
-    assert replace(report, largest_bias=0.001).contender == near
-    assert replace(report, best=near).contender == near
+    unbiased = replace(report, largest_bias=0.001, crossover=None)
+    assert unbiased.contender is None  # and no number of classes stands for draws beyond the bias
+    words = "No draws that were measured have a bias of at most 0.001"
+    assert words in unbiased.where_it_pays and "pays from" not in str(unbiased)
+    quick = replace(unbiased, largest_bias=None, seconds=1.0)
+    assert quick.contender == near and replace(quick, best=far).contender == far
     words = (
         "sampling pays from about 4,300 classes on, for vectors of 8 and batches of 64: clusters"
     )
@@ -116,7 +120,7 @@ def test_where_sampling_pays_is_said():
     assert report.to_dict()["crossover"] == 4321
     unknown = replace(report, crossover=None)
     assert not unknown.where_it_pays and "pays from" not in str(unknown)
-    alone = TuneReport((full,), full, 0.05, None, 1000, 8, 64, {})
+    alone = TuneReport((full,), full, None, 1.0, 1000, 8, 64, {})
     assert alone.contender is None and not alone.where_it_pays
 
 
@@ -144,7 +148,7 @@ def test_what_grows_with_the_classes_as_the_full_softmax_does_never_pays(monkeyp
     monkeypatch.setattr(
         measure, "_step_seconds", lambda layer, work: len(work.rows) * times[layer.sampler is None]
     )
-    report = tune(C, H, LABELS, samplers=["softmax"], num_sampled=[5])
+    report = tune(C, H, LABELS, samplers=["softmax"], num_sampled=[5], largest_bias=2.0)
     assert report.crossover is None and report.where_it_pays == ""
     assert tune(C, H, LABELS, samplers=["softmax"], thorough=False).crossover is None
 
