@@ -902,8 +902,9 @@ def predict_topk(
 
     Parameters
     ----------
-    estimator : Pipeline or SampledSoftmaxClassifier
-        Fitted; the last step of a pipeline is the classifier, or a pipeline that ends in it.
+    estimator : Pipeline, search such as GridSearchCV, or SampledSoftmaxClassifier
+        Fitted; the last step of a pipeline is the classifier, or a pipeline that ends in it. Of a
+        search its `best_estimator_`.
     X : array_like or sparse matrix, shape (N, v), or whatever the first step takes
         Inputs.
     k, exclude
@@ -932,14 +933,17 @@ def predict_topk(
     >>> predict_topk(pipe, ["red"], 1, exclude=[["apple"]])[0].tolist()
     [['cherry']]
     """
-    while isinstance(estimator, Pipeline):
-        if len(estimator) > 1:
-            X = estimator[:-1].transform(X)
-        estimator = estimator[-1]
-    if not hasattr(estimator, "predict_topk"):
-        raise TypeError(
-            "`estimator` must be a SampledSoftmaxClassifier, or a pipeline that ends in one, got "
-            f"{type(estimator).__name__}."
-        )
+    while not hasattr(estimator, "predict_topk"):
+        if isinstance(estimator, Pipeline):
+            if len(estimator) > 1:
+                X = estimator[:-1].transform(X)
+            estimator = estimator[-1]
+        elif hasattr(estimator, "best_estimator_"):
+            estimator = estimator.best_estimator_
+        else:
+            raise TypeError(
+                "`estimator` must be a SampledSoftmaxClassifier, a pipeline that ends in one, or a "
+                f"fitted search (with refit=True) over either, got {type(estimator).__name__}."
+            )
     best: tuple[NDArray[Any], NDArray[Any]] = estimator.predict_topk(X, k, exclude=exclude)
     return best

@@ -8,6 +8,7 @@ pytest.importorskip("sklearn", reason="needs scikit-learn; pip install samplesof
 from sklearn.exceptions import NotFittedError
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import MaxAbsScaler
 
@@ -139,5 +140,13 @@ def test_through_a_pipeline():
         np.testing.assert_array_equal(predict_topk(other, x, 3)[0], predict_topk(pipe, texts, 3)[0])
     with pytest.raises(TypeError, match="`estimator` must be a SampledSoftmaxClass.*got Logistic"):
         predict_topk(make_pipeline(LogisticRegression()).fit(X, Y), X)
+    grid = {"sampledsoftmaxclassifier__tau": [9.0]}
+    with pytest.raises(TypeError, match="a fitted search .*refit=True.*got GridSearchCV"):
+        predict_topk(GridSearchCV(pipe, grid, cv=2, refit=False).fit(texts, NAMES[Y]), texts)
+    search = GridSearchCV(pipe, grid, cv=2).fit(texts, NAMES[Y])
+    wanted = search.best_estimator_[-1].predict_topk(given, 3)
+    for other, x in [(search, texts), (make_pipeline("passthrough", search), texts)]:
+        for one, found in zip(wanted, predict_topk(other, x, 3), strict=True):
+            np.testing.assert_array_equal(one, found)
     with pytest.raises(NotFittedError):
         predict_topk(make(), X)
