@@ -33,6 +33,7 @@ from samplesoft.training.checkpoint import (
 Lists = tuple[NDArray[np.int32], Rows]
 _MODEL = "SampledSoftmaxRecommender"
 _FACTORS = ("item_factors", "user_factors")
+_COMPARED, _ROUNDING = 1000, 1e-4  # users of whom `evaluate` compares vectors, of norm 1
 _FITTED = ("loss_curve_", "validation_scores_", "propagation_")
 
 
@@ -324,7 +325,8 @@ class SampledSoftmaxRecommender:
         AttributeError
             If `fit` has not been called.
         TypeError, ValueError
-            If an argument is malformed, or a user has fewer other items than are to be drawn.
+            If an argument is malformed, or a user has fewer other items than are to be drawn, or
+            users' vectors are made from `hidden`, and not from `user_items`.
 
         Notes
         -----
@@ -337,6 +339,14 @@ class SampledSoftmaxRecommender:
         if not wanted.nnz or wanted.multiply(taken).nnz:
             raise ValueError("`hidden` must hold items to be found, and none of `user_items`.")
         users = np.flatnonzero(np.diff(wanted.indptr))
+        some = users[:_COMPARED]
+        given, hides = (self._made(matrix[some], some) for matrix in (taken, wanted))
+        if hides and not given:
+            raise ValueError(
+                "`hidden` must hold items that are hidden from the recommender, got those that "
+                "its vectors of these users are made from, and `user_items` has others; pass what "
+                "`fit` was given first, and the hidden items second."
+            )
         for part in row_chunks((len(users), taken.shape[1]), 1 << 23):
             rows = users[part]
             scores = self.user_factors[rows] @ self.item_factors.T
@@ -509,6 +519,11 @@ class SampledSoftmaxRecommender:
                 f"{taken.shape[0]}; pass user_items[userids]."
             )
         return taken
+
+    def _made(self, histories: Matrix, users: IntArray) -> bool:
+        """Return whether the vectors of some users are made from these histories."""
+        made = user_vectors(self._embedding, histories)
+        return np.allclose(made, self.user_factors[users], rtol=0.0, atol=_ROUNDING)
 
     def _require_fitted(self) -> None:
         if not hasattr(self, "item_factors"):

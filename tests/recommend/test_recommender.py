@@ -389,6 +389,22 @@ def test_sampled_metrics_of_a_recommender_have_other_names_and_are_no_estimates(
     assert list(every.values()) == pytest.approx(list(full.values()), abs=1e-12)
 
 
+def test_what_was_fitted_is_not_taken_for_what_was_hidden(model, tmp_path):
+    """Whose vectors are made from what is called hidden, all else being as it should be."""
+    model.save(tmp_path / "model.npz")
+    again = SampledSoftmaxRecommender.load(tmp_path / "model.npz")
+    again.partial_fit_users([60, 61], TAKEN[[1, 0]])
+    for one, rows in ((model, np.arange(60)), (again, [*range(60), 1, 0])):
+        hidden = HIDDEN[rows]
+        with pytest.raises(ValueError, match="pass what `fit` was given first, and the hidden"):
+            one.evaluate(hidden, TAKEN[rows])
+        one.evaluate(TAKEN[rows], hidden)
+        # more or less than what was fitted may be left out of the lists
+        part = hidden.multiply(np.arange(30) % 2 == 0).tocsr()
+        one.evaluate(TAKEN[rows] + part, hidden - part)
+        one.evaluate(TAKEN[rows] * 0, hidden)
+
+
 @pytest.mark.parametrize(
     "hidden, sampled, message",
     [
