@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Add what the command takes, and a parser for each model."""
     parser.description = (
         "Train a model and evaluate it by the full softmax after each epoch. A run "
-        "that was interrupted or killed continues with --resume, to exactly the same result."
+        "that was interrupted or killed continues with --resume, to exactly the same parameters."
     )
     models = parser.add_subparsers(dest="model", required=True, metavar="model")
     for name, model in MODELS.items():
@@ -78,19 +79,22 @@ def run(options: argparse.Namespace) -> int:
     _check_json(options.json, out)
     if options.resume:
         require_run(out)
-    # before the data are read, which may take minutes: a second process is refused at once, and
-    # so is an address that does not answer
-    with open_cluster(options.scheduler) as workers, locked(out):
+    # before the data are read, which may take minutes: an address that does not answer is refused
+    # at once
+    with open_cluster(options.scheduler) as workers, ExitStack() as lock:
         try:
-            return _run(options, out, workers)
+            return _run(options, out, workers, lock)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(_how_to_continue(options)) from None
         except RuntimeError as error:  # of a layer that has lost a worker
             raise ChildProcessError(str(error)) from error
 
 
-def _run(options: argparse.Namespace, out: Path, workers: Any) -> int:
-    """Train and report in ``--out``, which is locked."""
+def _run(options: argparse.Namespace, out: Path, workers: Any, lock: ExitStack) -> int:
+    """Train and report in ``--out``, which `lock` keeps from others."""
+    is_new = not out.exists()
+    if not is_new:  # at once, too: another process that trains there
+        lock.enter_context(locked(out))
     saved = _saved_options(options, out / OPTIONS) if options.resume else {}
     for name, value in saved.items():
         if getattr(options, name, None) is None:
@@ -101,6 +105,9 @@ def _run(options: argparse.Namespace, out: Path, workers: Any) -> int:
     settings = training_settings(options)
     with progress_phase(True, f"preparing {options.out}"):
         task = make_task(model, options, workers)
+    if is_new:  # only now: what is refused leaves no folder
+        lock.enter_context(locked(out))
+        require_free(out)
     values = {
         name: value
         for name, value in vars(options).items()

@@ -43,7 +43,7 @@ def train(
     resume: bool = False,
     progress: bool | Callable[[dict[str, Any]], object] = False,
 ) -> Progress:
-    """Train, or resume a run that was interrupted, with the same result to the last bit.
+    """Train, or resume a run that was interrupted, with the same parameters to the last bit.
 
     The folder gets ``checkpoint.npz``, ``best.npz`` of the epoch with the lowest validation loss,
     and ``log.jsonl``. A run may be killed at any time; what it did after its last checkpoint is

@@ -12,6 +12,7 @@ import pytest
 from retrieval_files import small_run, write_files
 from run_files import assert_same_end
 
+import samplesoft.commands.train as train_command
 from samplesoft._report import described
 from samplesoft.cli import main
 from samplesoft.samplers.registry import SAMPLERS as SAMPLER_NAMES
@@ -309,6 +310,20 @@ def test_bad_input_exits_2_with_a_message(args, message, files, tmp_path, capsys
     captured = capsys.readouterr()
     assert message in captured.err
     assert captured.out == ""
+    assert not [*tmp_path.iterdir()]  # no folder of a run that did not begin
+
+
+def test_a_run_that_begins_while_the_data_are_read_is_left_alone(small, tmp_path, monkeypatch):
+    out, read = tmp_path / "run", train_command.make_task
+
+    def meanwhile(*args):
+        monkeypatch.undo()
+        assert main([*small, "--out", str(out), "--epochs", "1"]) == 0
+        return read(*args)
+
+    monkeypatch.setattr(train_command, "make_task", meanwhile)
+    assert main([*small, "--out", str(out), "--epochs", "2"]) == 2
+    assert read_checkpoint(out / "checkpoint.npz").values["epoch"] == 1
 
 
 def test_changed_settings_are_named_on_resuming(small, tmp_path, capsys):
