@@ -16,7 +16,7 @@ from samplesoft._progress import progress_bar
 from samplesoft._random import as_key
 from samplesoft._validation import FloatArray, as_choice, as_count, as_flag, as_positive
 from samplesoft.checking.exact import Spread, expectation, squares
-from samplesoft.checking.faults import METHODS
+from samplesoft.checking.faults import FAULTS, METHODS
 from samplesoft.checking.hypotheses import (
     Batches,
     Hypothesis,
@@ -24,11 +24,11 @@ from samplesoft.checking.hypotheses import (
     distinct_hypotheses,
     distinct_mistakes,
     fitted,
+    named_hypotheses,
     of_gradients,
     of_other_proposals,
     of_other_temperatures,
     pairs,
-    right_hypotheses,
     smoothed,
 )
 from samplesoft.checking.observe import (
@@ -48,6 +48,7 @@ _CALLS_OF_EXTREMES = {False: 1024, True: 128}  # of few classes, and of many
 _AT_LEAST = {True: 2048, False: 8192}  # before a verdict, with a gradient and without
 _OFF_IN_FLOAT32 = 1e-4  # of losses that are called full
 _MOST_SKEWNESS = 0.3  # of a mean that is tested: eleven or so of the rare draws behind it
+_AS_NEAR = 2.0  # standard errors, which say little about which of two hypotheses is right
 _LEAST_SPREAD = 0.5  # of what is predicted; a lower one comes of draws that have not been seen
 
 
@@ -205,16 +206,23 @@ def check_loss(
             observer.more(2)
             scores = _of_no_draws(observer, hypotheses)
         # 4. the verdict: what is allowed first, and of that what has fewest mistakes
-        scores.sort(key=_by_simplicity)
+        scores = _in_order(scores)
+        ordinary: tuple[str, ...] = ()
         # 5. what is right is tried where mistakes show that are too small otherwise
-        right = {one.scheme for s in scores if s.allowed for one in (s, *s.same) if not one.fault}
-        right = {name for name in right if METHODS[name].draws}
-        for extreme in extreme_problems(proposal, problem, key) if right else ():
+        for extreme in extreme_problems(proposal, problem, key):
+            left = {one.name for s in scores if s.allowed for one in (s, *s.same)}
+            left = {(scheme, fault) for scheme, fault in left if METHODS[scheme].draws}
+            if all(fault for _, fault in left):
+                break
             other = observe(
                 extreme, min(most, _CALLS_OF_EXTREMES[extreme.num_classes > problem.num_classes])
             )
             other.looks = observer.looks
-            if found := _where_wrong(other, right):
+            found = _on_extreme(other, left)
+            if any(s.allowed and s.fault is None for s in found):
+                scores = _in_order(_less(scores, found))
+            elif found:
+                ordinary = tuple(name for name in METHODS if (name, None) in left)
                 observer, scores = other, found
                 break
     best, observed, problem = scores[0], observer.means(), observer.problem
@@ -240,6 +248,7 @@ def check_loss(
         limit=z_limit(observed) if observer.is_random else 0.0,
         loss_bias=loss_bias,
         gradient_bias=gradient_bias,
+        of_ordinary=() if best.allowed else ordinary,
         of_losses=tuple(of_losses),
         with_gradient=observer.gradients > 0,
         divides_by_norms=problem.unit,
@@ -306,25 +315,55 @@ def _look(observer: Observer, hypotheses: list[Hypothesis], bar: Any) -> list[Hy
     return scores
 
 
-def _where_wrong(observer: Observer, schemes: set[str]) -> list[Hypothesis]:
-    """Return scores on an extreme problem, if the loss follows none of some schemes there."""
-    right = right_hypotheses(observer, schemes)
-    if not right:
+def _on_extreme(observer: Observer, left: set[tuple[str, str | None]]) -> list[Hypothesis]:
+    """Return the scores of what is left on an extreme problem, if anything right is among that.
+
+    Where the loss follows none of it there, mistakes with a number are tried too.
+    """
+    hypotheses = named_hypotheses(observer, left)
+    if all(one.fault for one in hypotheses):
         return []
     observer.more(observer.most if observer.is_random else 2)
     observed = observer.means()
     test = score if observer.is_random else exact_score
-    scores = [test(one, observed) for one in right]
-    if any(s.allowed for s in scores):
-        return []
-    scores += [test(one, observed) for one in fitted(observer, observed, schemes)]
-    return sorted(scores, key=_by_simplicity)
+    scores = [test(one, observed) for one in hypotheses]
+    if not any(s.allowed for s in scores):
+        schemes = {scheme for scheme, fault in left if fault is None}
+        scores += [test(one, observed) for one in fitted(observer, observed, schemes)]
+    return _in_order(scores)
 
 
-def _by_simplicity(one: Hypothesis) -> tuple[bool, int, float]:
-    """Return what hypotheses are sorted by: what is allowed, the number of mistakes, the fit."""
-    mistakes = len(one.faults)
-    return not one.allowed, mistakes if one.allowed else max(mistakes, 1), one.z
+def _less(scores: list[Hypothesis], found: list[Hypothesis]) -> list[Hypothesis]:
+    """Return scores in which mistakes are excluded that were elsewhere, however they are made."""
+    less = []
+    for s in scores:
+        names = {one.name for one in (s, *s.same)}
+        there = [f for f in found if any(one.name in names for one in (f, *f.same))]
+        if s.fault and s.allowed and there and not any(f.allowed for f in there):
+            s = replace(s, allowed=False, z=max(s.z, *(f.z for f in there)))
+        less.append(s)
+    return less
+
+
+def _in_order(scores: list[Hypothesis]) -> list[Hypothesis]:
+    """Return what is allowed first, of that what has fewest mistakes, and then what is nearest.
+
+    Of what is about as near as the first, the usual goes before: see `METHODS` and `FAULTS`.
+    """
+
+    def by_fit(one: Hypothesis) -> tuple[bool, int, float]:
+        mistakes = len(one.faults)
+        return not one.allowed, mistakes if one.allowed else max(mistakes, 1), one.z
+
+    def by_use(one: Hypothesis) -> list[int]:
+        return [*(faults.index(name) for name in one.faults), schemes.index(one.scheme)]
+
+    faults, schemes, rest = list(FAULTS), list(METHODS), sorted(scores, key=by_fit)
+    if not rest or not rest[0].allowed:
+        return rest
+    *simplest, z = by_fit(rest[0])
+    first = [s for s in rest if [*by_fit(s)[:2]] == simplest and s.z < z + _AS_NEAR]
+    return sorted(first, key=by_use) + rest[len(first) :]
 
 
 def _of_no_draws(observer: Observer, hypotheses: list[Hypothesis]) -> list[Hypothesis]:
@@ -423,7 +462,8 @@ def with_squares(
     # variances of single losses: as observed, and as the hypothesis has them
     seen = observed.squares.means - (observed.means[: len(centre)] - centre) ** 2
     due = means - (one.means[: len(centre)] - centre) ** 2
-    ratio = float(np.sqrt((seen / due).mean()))
+    with np.errstate(divide="ignore", invalid="ignore"):  # where all draws are left out: none
+        ratio = float(np.sqrt((seen / due).mean()))
     return replace(one, z=max(z, one.z), allowed=allowed, sd_ratio=ratio)
 
 

@@ -178,7 +178,7 @@ class Variant:
     hits : str or None
         ``"kept"``: draws of the label have weight though the scheme leaves them out;
         ``"next"``, ``"previous"``, ``"first"``: the label of another row is left out in their
-        place.
+        place; ``"any"``: labels of other rows are left out too.
     kind : str or None
         What becomes of the draws in place of their plain sum: ``"twice"``, the first is in it
         twice; ``"one hit less"``, of several draws of the label one is left out, the others not.
@@ -365,6 +365,12 @@ FAULTS: dict[str, Fault] = {
         tuple(Variant(hits=row) for row in ("next", "previous", "first")),
         ("masks hits",),
     ),
+    "hits_of_any_row": Fault(
+        "draws of any example's label are left out, not of the example's own alone",
+        "Compare each example's draws with its own label: those of others are draws like any.",
+        (Variant(hits="any"),),
+        ("masks hits",),
+    ),
     "counted_twice": Fault(
         "one draw is in the sum twice",
         "Look for a draw that is joined to the others once more.",
@@ -444,6 +450,11 @@ FAULTS: dict[str, Fault] = {
     "epsilon_in_log": Fault(
         "a number is added to q before its logarithm is taken",
         "Subtract log(m q) as it is: q of what has been drawn is above 0.",
+    ),
+    "probability_capped": Fault(
+        "a number is added to the probability, or it is clipped, before its logarithm is taken",
+        "Compute log-probabilities, logits less their logsumexp, and add nothing: such a loss has "
+        "no gradient where the label is far behind.",
     ),
     "label_smoothing": Fault(
         "part of the target is spread over the draws (label smoothing)",

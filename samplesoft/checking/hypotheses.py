@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import minimize_scalar
+from scipy.special import expit
 
 from samplesoft._validation import FloatArray
 from samplesoft.checking.exact import Means, Spread, Weighting, expectation, smoothing_of, spread
@@ -142,12 +143,23 @@ def distinct_mistakes(observer: Observer) -> list[Hypothesis]:
     return _kept(observer, "mistakes", lambda: _merged(_family(observer, _SINGLE[1:], methods)))
 
 
-def right_hypotheses(observer: Observer, schemes: set[str]) -> list[Hypothesis]:
-    """Return some schemes that draw as they should be, but for what takes long."""
+def named_hypotheses(
+    observer: Observer, names: Iterable[tuple[str, str | None]]
+) -> list[Hypothesis]:
+    """Return schemes that draw, with and without mistakes, but for what takes long.
+
+    Those without stand for what has the same means; mistakes with a number are left out.
+    """
     few = observer.problem.num_classes <= _MOST_CLASSES_DISTINCT
     draws = "repeated", "independent", "once", *(("distinct",) if few else ())
-    methods = [one for one in _methods(*draws) if one.name in schemes]
-    return _merged(_family(observer, [()], methods))
+    right_first = sorted(names, key=lambda name: (name[1] is not None, str(name)))
+    return _merged(
+        chain.from_iterable(
+            _family(observer, [tuple(fault.split(AND)) if fault else ()], [METHODS[scheme]])
+            for scheme, fault in right_first
+            if METHODS[scheme].draws in draws
+        )
+    )
 
 
 def pairs(observer: Observer) -> list[Hypothesis]:
@@ -485,6 +497,7 @@ _LOGITS = np.linspace(-30.0, 6.0, 19)  # of hits
 _MASKS = (-1e4, -65504.0, -1e9, -1e10, -3.4028234663852886e38)  # logits of masked hits
 _LOG_FACTORS = np.linspace(-4.0, 4.0, 17)  # of other temperatures
 _POLISHES, _NUDGE = 3, 1e-6
+_FAR_BEHIND = 30.0  # nats
 _LOG_LEAST = np.log(10.0) * np.linspace(-9.0, -0.5, 18)
 _LEAST_SMOOTHING, _MOST_SMOOTHING = 1e-3, 0.9
 
@@ -495,6 +508,7 @@ def fitted(
     """Yield the best of each family of hypotheses, for what was observed."""
     for method, recipe in _right_recipes(observer, observer.problem):
         if method.name in schemes and "is a sum" in method.facts:
+            yield from _capped(observer, observed, method.name, recipe)
             if "masks hits" in method.facts:
                 yield from _masked(observer, observed, method.name, recipe)
             if "corrects draws" in method.facts:
@@ -523,6 +537,24 @@ def _floored(observer: Observer, observed: Observed, method: Method) -> Iterator
         ("epsilon_in_log", "log(q + {:.2g})", np.logaddexp),
     ):
         yield _nearest(partial(kept_away, *way), _LOG_LEAST, observed)
+
+
+def _capped(
+    observer: Observer, observed: Observed, scheme: str, recipe: Recipe
+) -> Iterator[Hypothesis]:
+    """Yield losses -log(p + a number), where a label is so far behind that only the number is left.
+
+    What p is elsewhere hardly matters, and is taken as if the sum of the draws had its mean.
+    """
+    plain = expectation([recipe])
+    last = int(plain.losses.argmax())
+    if plain.losses[last] > _FAR_BEHIND:
+        log_number = -float(observed.means[last])
+        shares = expit(-plain.losses - log_number)  # of p in the sum of both
+        capped = Means(-np.logaddexp(-plain.losses, log_number), plain.slopes * shares[:, None])
+        means, number = capped.observed(observer.problem, observer.gradients), np.exp(log_number)
+        words = f"the number is {number:.2g}"
+        yield Hypothesis(scheme, "probability_capped", means, capped, number=words)
 
 
 def _masked(

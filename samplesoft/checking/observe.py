@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import softmax
+from scipy.special import logit, softmax
 
 from samplesoft._validation import FloatArray, IntArray, as_choice, as_proposal
 from samplesoft.samplers.frequency import log_uniform_weights
@@ -17,6 +17,8 @@ _LEAST_CLASSES, _MORE_CLASSES = 8, 32  # where the proposal is for any number
 _MOST_DIMS = 12
 _VIEWS = 4  # of gradients in class vectors and biases
 _WEIGHTS = (1.5, 0.5, 2.0, 1.0)
+_LIKELY = np.array([0.15, 0.4, 0.4, 0.15])  # of the labels, by the softmax
+_RARE = 2.0  # nats below that, from where on a label is raised
 _SPREAD = 1.5  # standard deviation of logits
 _CANDIDATES = 64  # contexts, of which the best are taken
 NAMED: dict[str, Callable[[int], FloatArray]] = {
@@ -129,16 +131,44 @@ def make_problem(
     labels = np.array([often, rare, order[-2], order[0]])
     probs = softmax(logits, axis=1)
     chosen: list[int] = []
-    for label, wanted in zip(labels, (0.15, 0.4, 0.4, 0.15), strict=True):
+    for label, wanted in zip(labels, _LIKELY, strict=True):
         distance = np.abs(np.log(probs[:, label] / wanted))
         distance[chosen] = np.inf  # each context once
         chosen.append(int(distance.argmin()))
     every = Problem(rows, biases, contexts, labels, logits, q, np.ones(len(contexts)), tau, unit)
     problem = every.of_rows(np.array(chosen), labels)
+    if dim is None and not unit:
+        problem = _with_likely_labels(problem)
     return replace(problem, weights=np.array(_WEIGHTS)) if with_weights else problem
 
 
-_LOW, _AHEAD = -16.0, 18.0  # all logits of an example, and the label's above the others
+def _with_likely_labels(problem: Problem) -> Problem:
+    """Return a problem in which no label is much less likely than it should be.
+
+    Of very many classes none is likely by chance, and what becomes of the label's draws then tells
+    nothing. Such a label gets a number of its own, which its context alone asks for.
+    """
+    rows, labels = np.arange(len(problem.labels)), problem.labels
+    own, others = problem.logits[rows, labels], problem.logits.copy()
+    others[rows, labels] = -np.inf
+    wanted = np.logaddexp.reduce(others, axis=1) + logit(_LIKELY)
+    less = np.where(wanted - own > _RARE, wanted - own, 0.0)
+    if not less.any():
+        return problem
+    marks = np.zeros((problem.num_classes, len(labels)))
+    marks[labels, rows] = 1.0
+    logits = problem.logits.copy()
+    logits[rows, labels] += less
+    return replace(
+        problem,
+        class_embeddings=np.hstack([problem.class_embeddings, marks]),
+        h=np.hstack([problem.h, np.diag(less / problem.tau)]),
+        logits=logits,
+    )
+
+
+# all logits of an example, and the label's above or below the others
+_LOW, _AHEAD, _BEHIND = -16.0, 18.0, -40.0
 _MANY_CLASSES = 10_000
 _EXTREMES = 2  # of them, at most
 _LITTLE = 0.05  # standard deviation of logits beside log q
@@ -150,15 +180,16 @@ def extreme_problems(proposal: Any, problem: Problem, key: np.uint64) -> Iterato
 
     Nor where vectors have norm 1, whose logits cannot be far apart.
 
-    Logits that are all low, and labels far ahead, for masks that leak; and if the proposal is for
+    Logits that are all low, and labels far ahead, for masks that leak; a label far behind, for
+    probabilities that are kept away from 0; and if the proposal is for
     any number of classes very many of them, for q that are tiny. There logits are near log q: what
     is drawn weighs about the same, and means have small errors.
     """
     if not problem.unit and not np.ptp(problem.q, axis=0).any():
         order = np.argsort(problem.q[0], kind="stable")
         often = order[[-1, -2, -2, -1]]
-        ahead = np.array([0.0, 0.0, _AHEAD, _AHEAD])
-        yield _near_q(problem, problem.q[0], often, _LOW * (ahead == 0.0), ahead, key)
+        levels, ahead = np.array([[_LOW, 0.0, 0.0, 0.0], [0.0, _BEHIND, _AHEAD, _AHEAD]])
+        yield _near_q(problem, problem.q[0], often, levels, ahead, key)
         named = NAMED.get(proposal) if isinstance(proposal, str) else proposal
         if callable(named):
             q = as_proposal("proposal", named(_MANY_CLASSES), _MANY_CLASSES)

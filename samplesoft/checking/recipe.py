@@ -123,6 +123,8 @@ def corrected(
     others = {"next": np.roll(labels, -1), "previous": np.roll(labels, 1), "first": labels[0]}
     if variant.hits in others:  # rows that are neighbours are different examples; see `Observer`
         draws[rows, others[variant.hits]] = -np.inf
+    elif variant.hits == "any":
+        draws[:, labels] = -np.inf
     elif scheme.hits != "kept" and variant.hits is None:
         draws[rows, labels] = -np.inf
     return own, base, draws

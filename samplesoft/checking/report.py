@@ -46,6 +46,8 @@ class LossReport(Report):
         Mean over the examples of what the best hypothesis has above the full softmax: in the loss
         (nats), and in the gradient in the logits (L1 norm). None where no closed form is known,
         and where it is one of the batch at hand (mixed negatives).
+    of_ordinary : tuple of str
+        Where nothing fits on an extreme problem: the right schemes that ordinary logits fit.
     of_losses : tuple of str
         Where nothing fits losses and gradients both: the schemes that the losses alone fit.
     with_gradient : bool
@@ -81,6 +83,7 @@ class LossReport(Report):
     limit: float
     loss_bias: float | None
     gradient_bias: float | None
+    of_ordinary: tuple[str, ...]
     of_losses: tuple[str, ...]
     with_gradient: bool
     divides_by_norms: bool
@@ -134,6 +137,14 @@ class LossReport(Report):
                 "variant that is not on the list: a focal or hinge loss, or label smoothing over "
                 "other classes.",
             ]
+            if self.of_ordinary:
+                names = " or ".join(f"`{name}`" for name in self.of_ordinary)
+                lines[2] = (
+                    f"On ordinary logits it follows {names}, and not where all logits are low, "
+                    "where the label is far ahead of the others or far behind, or where q is tiny: "
+                    "look for numbers in logarithms, clipped values, and masks that are no -inf."
+                )
+                return lines
             if not self.is_random:
                 lines[0] += " Its negatives are labels of the batch."
                 lines[2] += (

@@ -379,6 +379,7 @@ COMMON = [
     ("masked", "hits_kept", 0),
     ("candidate_masked", "one_hit_left_out", 0),
     ("candidate_masked", "hits_of_other_rows", 0),
+    ("masked", "hits_of_any_row", 0),
     ("nce", "label_uncorrected", 0),
     ("candidate", "label_corrected_twice", 0),
     ("masked", "counted_twice", 0),
@@ -571,6 +572,41 @@ def test_a_temperature_that_nobody_gave(kind):
     report = check_loss(loss, log_uniform(20), 10)
     assert (report.scheme, report.fault) == (kind, "other_temperature"), report
     assert "tau is 2.5" in report.verdict
+
+
+@pytest.mark.parametrize("with_gradient", [False, True])
+def test_a_number_in_the_logarithm_of_a_probability(with_gradient):
+    """It shows where the label is far behind."""
+    right = make("masked", shared=True)
+
+    def loss(*given):
+        losses, dh = right(*given)
+        p = np.exp(-losses)
+        losses, dh = -np.log(p + 1e-8), dh * (p / (p + 1e-8))[:, None]
+        return (losses, dh) if with_gradient else losses
+
+    report = check_loss(loss, log_uniform(20), 10)
+    assert (report.scheme, report.fault) == ("masked", "probability_capped"), report
+    assert "the number is 1e-08" in report.verdict
+
+
+def test_what_is_wrong_on_extreme_problems_alone():
+    right = make("masked", shared=True)
+    report = check_loss(
+        lambda *given: right(*given)[0] + np.maximum(right(*given)[0] - 30.0, 0.0),
+        log_uniform(20),
+        10,
+    )
+    assert (report.scheme, report.fault, report.ok) == (None, None, False), report
+    assert "masked" in report.of_ordinary and "On ordinary logits it follows" in report.verdict
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "m"), [(None, 20), ("hits_kept", 20)])
+def test_many_classes_of_which_none_is_likely_by_chance(fault, m):
+    """What becomes of draws of the label must show."""
+    report = check_loss(make("masked", fault, shared=True), log_uniform(1000), m, rng=3)
+    assert (report.scheme, report.fault) == ("masked", fault), report
 
 
 def of_cosines(loss, of_classes=True, chain=True):
@@ -897,7 +933,7 @@ def test_draws_that_hardly_differ_are_draws(q, monkeypatch):
 
 def test_every_mistake_has_a_twin():
     others = {"distinct_as_repeated", "dependent_draws", "in_batch_count", "other_proposal"}
-    others |= {"corrected_apart", "other_temperature", *IN_GRADIENTS[1:]}
+    others |= {"corrected_apart", "other_temperature", "probability_capped", *IN_GRADIENTS[1:]}
     assert {fault for _, fault, _ in COMMON} | others == set(FAULTS)
 
 

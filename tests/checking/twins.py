@@ -44,6 +44,8 @@ def make(scheme, fault=None, variant=0, shared=False, dtype=float, tau=1.0):
         x = np.where(ids < 0, -np.inf, x)
         of_rows = labels[(rows + [1, -1, -rows][variant]) % size] if variant < 3 else labels
         hits = ids == (of_rows if fault == "hits_of_other_rows" else labels)[:, None]
+        if fault == "hits_of_any_row":
+            hits = np.isin(ids, labels)
         if fault == "one_hit_left_out":
             first = np.cumsum(hits, axis=1) == 1
             x = np.where(hits & first, -np.inf, x)
