@@ -67,6 +67,14 @@ def seed_key(low: int, high: int) -> int:
     return (low ^ low >> 16) | (high ^ high >> 16) << 32
 
 
+class RowKey(int):
+    """A key whose rows are those that a seed has from `row` on; it stands for a seed."""
+
+    def __new__(cls, seed: int, row: int) -> RowKey:
+        """Make it by adding up counters of `mix64`."""
+        return super().__new__(cls, (int(as_key(seed)) + row * int(_GOLDEN)) % (1 << 64))
+
+
 def as_key(rng: int | np.random.Generator | None, name: str = "rng") -> np.uint64:
     """Turn the public `rng` argument, or one of another name, into the 64-bit key of a stream.
 
@@ -74,6 +82,8 @@ def as_key(rng: int | np.random.Generator | None, name: str = "rng") -> np.uint6
     """
     if type(rng) is int and 0 <= rng < 1 << 64:
         return np.uint64(seed_key(rng & _WORD, rng >> 32) & 0xFFFFFFFFFFFFFFFF)
+    if isinstance(rng, RowKey):
+        return np.uint64(rng)
     if isinstance(rng, np.random.Generator):
         return np.uint64(rng.integers(0, 2**64, dtype=np.uint64))
     if rng is None or (isinstance(rng, (int, np.integer)) and not isinstance(rng, bool)):

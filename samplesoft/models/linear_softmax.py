@@ -340,6 +340,7 @@ class LinearSoftmax:
         *,
         weights: ArrayLike | None = None,
         rng: int | np.random.Generator | None = None,
+        draws: int | np.random.Generator | None = None,
     ) -> tuple[float, dict[str, Gradient]]:
         """Go forward and back over a batch.
 
@@ -353,6 +354,8 @@ class LinearSoftmax:
             Weights of the examples, by which their losses are multiplied.
         rng : int or numpy.random.Generator or None
             Seed of dropout and draws.
+        draws : int or numpy.random.Generator or None
+            Seed of the draws, if they have another.
 
         Returns
         -------
@@ -372,8 +375,9 @@ class LinearSoftmax:
         size = x.shape[0]
         of_examples = np.ones(size) if weights is None else as_real_array("weights", weights, (1,))
         thin = self.thinned(x, np.uint64(mix64(key, _DROPOUT)))
+        draws = int(np.uint64(mix64(key, _DRAWS))) if draws is None else draws
         # the loss adds examples up, so that weights divided by the batch make its mean
-        of_loss = {"weights": of_examples / size, "rng": int(np.uint64(mix64(key, _DRAWS)))}
+        of_loss = {"weights": of_examples / size, "rng": draws}
         if self.settings.embedding_dim is None:
             loss, saved = self.softmax.forward(thin, labels, **of_loss)
             return float(loss), prefixed({"softmax": self.softmax.backward(saved)[1]})

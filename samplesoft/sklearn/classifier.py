@@ -159,7 +159,9 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         Seed of parameters, order, dropout and draws. The same seed gives the same model at any
         number of threads, for sparse inputs, sampled losses and an `embedding_dim`; products of
         dense matrices may change in their last bits with the threads of BLAS, unless under
-        ``with threadpoolctl.threadpool_limits(1, "blas"):``.
+        ``with threadpoolctl.threadpool_limits(1, "blas"):``. Dense inputs and the same ones
+        as a sparse matrix take the same draws, so that the models differ by rounding alone: but
+        not with `dropout`, nor with samplers that follow vectors, where rounding changes draws.
     verbose : bool
         Show progress on stderr, the loss and the validation score: a bar if that is a terminal,
         else a line for each round.

@@ -165,16 +165,18 @@ class _Update(NamedTuple):
     limit: float  # of the numbers of a gradient
 
 
-def is_compiled(model: LinearSoftmax, optimizer: Optimizer | None, x: Any) -> bool:
+def is_compiled(model: LinearSoftmax, optimizer: Optimizer | None) -> bool:
     """Tell whether `take_steps` knows the loss, the sampler and the optimizer of a model."""
     loss, sampler = model.softmax.loss, model.softmax.sampler
-    if model.settings.embedding_dim is None or isinstance(x, np.ndarray) or loss.absolute:
+    if model.settings.embedding_dim is None or loss.absolute:
         return False
     if type(optimizer) not in _RULES or _kind(loss) is None:
         return False
     if not isinstance(loss, SampledLoss):
         return True
-    if sampler is None or sampler.dim is not None or type(sampler).observe is not Sampler.observe:
+    if sampler is None or sampler.dim is not None:
+        return False
+    if getattr(type(sampler), "observe", None) is not Sampler.observe:
         return False
     return model.softmax.shared and not loss.facts.divides_by_kept
 

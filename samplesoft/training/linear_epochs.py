@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from scipy import sparse
 
 from samplesoft._jit import chunks
+from samplesoft._random import RowKey
 from samplesoft._validation import FloatArray, IntArray, as_csr, require_finite
 from samplesoft.models.linear import Gradient
 from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSettings
@@ -73,7 +74,8 @@ class LinearEpochs:
             first = len(losses)
             last = self.last_of_call(examples.X, batches, first)
             if last is None:
-                losses.append(self.step(*examples.rows(batches[first])))
+                draws = self._seed_of_draws(first, len(batches[0]))
+                losses.append(self.step(*examples.rows(batches[first]), draws))
             else:
                 try:
                     losses += self.take(examples, batches, first, last)
@@ -89,7 +91,8 @@ class LinearEpochs:
 
     def last_of_call(self, x: Any, batches: list[IntArray], first: int) -> int | None:
         """Return before which step of an epoch a call of `take` ends; None where there is none."""
-        if not is_compiled(self.model, self.optimizer, x):
+        # products of dense inputs are quicker step by step
+        if isinstance(x, np.ndarray) or not is_compiled(self.model, self.optimizer):
             return None
         each = steps_at_once(self.model, len(batches[0]))
         return min((first // each + 1) * each, len(batches))
@@ -116,6 +119,13 @@ class LinearEpochs:
         self.num_steps += last - begin
         return list(map(float, losses))
 
+    def _seed_of_draws(self, step: int, batch_size: int) -> int | None:
+        """Return the seed of what `take` draws for the next step, if it knows the model."""
+        if not is_compiled(self.model, self.optimizer):
+            return None
+        row = step % steps_at_once(self.model, batch_size)
+        return RowKey(sub_seed(self._seed, _STEP, self.num_steps - row), row)
+
     def prepared(self, x: Any, labels: Any) -> tuple[Any, Any]:
         """Return the examples of the next steps as they are to be learned."""
         return x, labels
@@ -129,11 +139,11 @@ class LinearEpochs:
         self.num_epochs += 1
         return self.batches(rows, self.num_epochs - 1, batch_size)
 
-    def step(self, x: Any, labels: Any, weights: FloatArray) -> float:
-        """Take a step on a batch; return its mean loss."""
+    def step(self, x: Any, labels: Any, weights: FloatArray, draws: int | None = None) -> float:
+        """Take a step on a batch, perhaps with a seed of its draws; return its mean loss."""
         x, labels = self.prepared(x, labels)
         self.count(x, labels)
-        loss, gradients = self.gradients(x, labels, weights)
+        loss, gradients = self.gradients(x, labels, weights, draws)
         self.optimizer.step(self.model.parameters, gradients)
         self.after_step(gradients)
         return loss
@@ -144,11 +154,11 @@ class LinearEpochs:
         return [order[part] for part in chunks(len(order), batch_size)]
 
     def gradients(
-        self, x: Any, labels: Any, weights: ArrayLike | None = None
+        self, x: Any, labels: Any, weights: ArrayLike | None = None, draws: int | None = None
     ) -> tuple[float, dict[str, Gradient]]:
         """Go forward and back over a batch, as `LinearSoftmax.step`, with the next step's seed."""
         seed = sub_seed(self._seed, _STEP, self.num_steps)
-        return self.model.step(x, labels, weights=weights, rng=seed)
+        return self.model.step(x, labels, weights=weights, rng=seed, draws=draws)
 
     def after_step(self, gradients: Mapping[str, Gradient]) -> None:
         """Count a step, and let the sampler follow the class vectors that it has changed.

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import naive_samplers as naive
 
+from samplesoft._random import RowKey
 from samplesoft.samplers import static, without_replacement
 from samplesoft.samplers.frequency import LogUniformSampler, UnigramSampler
 from samplesoft.samplers.static import UniformSampler, WeightedSampler
@@ -27,6 +28,17 @@ LEVEL = 1e-4 / len(SAMPLERS)  # of a test on all samplers
 
 def contexts(batch):
     return np.zeros((batch, 3))
+
+
+@pytest.mark.parametrize("replace", [True, False])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_row_is_drawn_alone_by_its_key(name, replace):
+    sampler = SAMPLERS[name](replace=replace)
+    rows = sampler.sample(contexts(6), 4, rng=2**64 - 1)
+    for k in range(6):
+        for alone in (contexts(1), contexts(3)):  # one context, or a set for several
+            draw = sampler.sample(alone, 4, shared=True, rng=RowKey(2**64 - 1, k))
+            np.testing.assert_array_equal(draw.ids, rows.ids[[k]])
 
 
 @pytest.mark.parametrize("replace", [True, False])

@@ -29,7 +29,7 @@ from samplesoft.models import OPTIMIZERS
 from samplesoft.samplers import SAMPLERS, ClusterSampler
 from samplesoft.sklearn import SampledSoftmaxClassifier
 from samplesoft.sklearn.learner import Learner
-from samplesoft.training import read_linear_softmax
+from samplesoft.training import compiled_steps, read_linear_softmax
 from samplesoft.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore:`num_sampled` asks for")
@@ -262,6 +262,29 @@ def test_examples_without_a_label_are_left_out_and_counted():
     assert clf.num_unlabeled_ == 7
     other = make(max_iter=2).fit(X, np.where(np.arange(120)[:, None] < 7, 1, Y))
     assert other.num_unlabeled_ == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_sampled": 100, "tau": 5.0},
+        {"loss": "nce", "sampler": "uniform"},
+        {"loss": "jackknife-masked"},
+        {"embedding_dim": None},
+    ],
+    ids=str,
+)
+def test_dense_inputs_and_sparse_ones_give_the_same_model(options, monkeypatch):
+    """One takes step by step what the other takes in calls, here of three steps."""
+    X = np.random.default_rng(0).normal(size=(200, 6))
+    y = np.arange(200) % 40
+    clf = SampledSoftmaxClassifier(**SMALL | {"max_iter": 3, "batch_size": 16} | options)
+    monkeypatch.setattr(compiled_steps, "_NUMBERS", 3 * (16 + clf.num_sampled))
+    dense, other = clone(clf).fit(X, y), clone(clf).fit(sparse.csr_array(X), y)
+    assert dense.loss_curve_ == pytest.approx(other.loss_curve_, rel=1e-9)
+    for name, array in other.model_.parameters.items():
+        np.testing.assert_allclose(dense.model_.parameters[name], array, rtol=1e-7, atol=1e-9)
 
 
 def test_in_a_pipeline_text_stays_sparse():

@@ -77,7 +77,7 @@ LOSS_NAMES = [
     name
     for name, spec in LOSSES.items()
     if (spec.shares or not spec.draws)
-    and is_compiled(make(name, np.float64)[0], make_optimizer("sgd", 0.1), sparse.csr_array((1, 1)))
+    and is_compiled(make(name, np.float64)[0], make_optimizer("sgd", 0.1))
 ]
 
 
