@@ -243,7 +243,7 @@ def test_a_pool_that_is_broken_is_an_error_that_says_so():
 # --- Ctrl-C ---------------------------------------------------------------------------------------
 
 PROGRAM = """
-import os, sys
+import os, signal, sys
 from pathlib import Path
 from samplesoft import __main__, _executors
 from samplesoft._executors import Processes, run_tasks
@@ -251,6 +251,7 @@ sys.path.insert(0, {tests!r})
 from endless import work
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job ignores it
     __main__.end_at_interrupts()
     with Processes(2) as pool:
         list(run_tasks(work, [Path({folder!r})] * 9, pool))
@@ -291,7 +292,7 @@ def test_interrupts_leave_no_orphans(tmp_path):
         workers = [int(path.stem) for path in tmp_path.glob("*.pid")]
         assert all(map(is_there, workers))
         process.send_signal(signal.SIGINT)
-        assert process.wait() == 130
+        assert process.wait(60) == 130
     wait_until(lambda: not any(map(is_there, workers)))
 
 

@@ -401,7 +401,7 @@ COMMON = [
 ]
 
 
-@pytest.mark.thorough(but=15)
+@pytest.mark.thorough(but=8)
 @pytest.mark.slow
 @pytest.mark.parametrize(("scheme", "fault", "variant"), COMMON)
 def test_mistakes_are_named(scheme, fault, variant):
@@ -656,6 +656,7 @@ def test_few_calls_decide_nothing():
     assert report.to_dict()["undecided"] == report.undecided
 
 
+@pytest.mark.thorough
 def test_the_remedies_of_candidates_lead_to_two_right_losses():
     """The label goes before its draws, and nothing is corrected."""
     options = {"calls": 4096}
@@ -688,6 +689,7 @@ def test_an_in_batch_loss_that_takes_m_from_outside(m, fault):
     assert report.consistent == (("in_batch", fault),)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_two_mistakes_at_once():
     """The commonest pair: a wrong sign, and hits that are kept."""
@@ -918,6 +920,7 @@ def test_a_constant_in_place_of_a_mask(value):
     assert found == pytest.approx(value, abs=0.25)
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("q", [[0.97, 0.02, 0.01], [0.9998, 1e-4, 1e-4]])
 def test_draws_that_hardly_differ_are_draws(q, monkeypatch):

@@ -296,6 +296,7 @@ def test_the_same_bits_at_any_number_of_threads(threads):
 # --- training ---------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_it_trains_by_two_skewed_draws_where_sampled_softmax_has_a_bias():
     """A plain loop; the minimum is that of the full softmax, whose class vectors are known."""
     p = np.array([0.5, 0.25, 0.15, 0.1])

@@ -135,6 +135,7 @@ def penalties(made, plain, num_steps=1500):
     return total / num_steps
 
 
+@pytest.mark.thorough
 def test_the_penalty_has_the_right_mean_though_numbers_are_seldom_touched():
     made, plain = (model("sampled-masked", alpha=alpha) for alpha in (0.01, 0.0))
     found, wanted = penalties(made, plain), 0.01 * made.class_vectors()

@@ -165,6 +165,7 @@ def test_new_candidates_follow_their_sampler_and_their_seed():
     assert sampler.candidate_ids.tolist() == first.tolist()
 
 
+@pytest.mark.thorough
 def test_over_all_candidate_sets_draws_follow_the_marginal():
     vectors, first, trials = VECTORS[:4], np.array([0.1, 0.2, 0.3, 0.4]), 6000
     sampler = TwoPassSampler(WeightedSampler(first), vectors, num_candidates=2)
@@ -260,6 +261,7 @@ def test_a_learned_unigram_is_that_of_what_it_has_seen(power):
     np.testing.assert_allclose(sampler.probs(None, exclude=3), wanted, rtol=1e-11)
 
 
+@pytest.mark.thorough
 def test_with_power_1_the_order_of_observations_does_not_matter_at_all():
     labels = np.random.default_rng(0).integers(0, 300, 5000)
     at_once, bit_by_bit = LearnedUnigramSampler(300), LearnedUnigramSampler(300)

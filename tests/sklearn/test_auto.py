@@ -148,6 +148,7 @@ def test_one_batch_is_too_little():
     assert auto(loss="full").partial_fit(X, Y, classes=np.arange(20)).n_iter_ == 1
 
 
+@pytest.mark.thorough
 def test_a_real_pilot(capfd, monkeypatch):
     steps, step = [], Learner.step
 
