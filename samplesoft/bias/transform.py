@@ -349,7 +349,7 @@ def _transform_logs(x: FloatArray, columns: Rows, centres: Floats) -> FloatArray
     rows = np.empty((7, len(x)))
     for k in range(len(x)):
         # v times a ratio, and d = v times its distance from the least ratio r0
-        v_least, d_ref = math.exp(x[k] + centres[0]), math.exp(x[k] + centres[1])
+        v_least, d_ref = np.exp(x[k] + centres[0]), np.exp(x[k] + centres[1])  # may be infinite
         d_mean = scaled(x[k], centres[2])
         # at least these, which rounding may miss where no weight is left
         log_t_least = math.log(1e-307 if transform[k] < 1e-307 else transform[k])
