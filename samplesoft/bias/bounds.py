@@ -158,7 +158,11 @@ def finite_sample_bounds(
 
     What is left is rounding. With 3, 25 and 75 draws for each unit of ``E[r^2] / Z^2`` the widths
     added up to at most 1e-8 of the L1 norm of the bias for 150 problems with long tails, and those
-    of the gradient in h to 3e-8 of its norm. Logits that lie hundreds apart leave fewer digits.
+    of the gradient in h to 3e-8 of its norm. Logits that lie hundreds apart leave fewer digits, and
+    from a spread of some 700 on bounds may say nothing, though they are true. For logits
+    ``[-d, d, 0, 3]``, label 0 and uniform q the widths are 4e-9 of the norm with d = 300 and two
+    draws, 0.02 of it with 700, and all of it with 1000, where with 100 draws they are 1e8 times the
+    norm. `samplesoft.exact_bias` has the bias there.
 
     Parameters
     ----------
@@ -185,9 +189,9 @@ def finite_sample_bounds(
     Notes
     -----
     Sections 14 and 22 of ``samplesoft/bias/README.md`` prove them, and a theorem in closed terms
-    that is weaker: in units where Z is 1, with V the variance of r, ``g = E[(r - Z_t)^3] / V`` and
+    that is weaker: in units where Z is 1, with V the variance of r, ``xi = E[(r - Z_t)^3] / V`` and
     any d between 0 and 1,
-    ``a V / (m + g - V) <= bias_t <= a V / ((1 - d) (m + V / d)) + exp(-m d^2 / (2 rho))``.
+    ``a V / (m + xi - V) <= bias_t <= a V / ((1 - d) (m + V / d)) + exp(-m d^2 / (2 rho))``.
 
     The bounds hold in floating point: each is moved outwards by a relative
     ``8 eps (64 + 4 log2(n) + 2 L)`` of the sizes of its terms, L being the largest size of a
@@ -258,9 +262,9 @@ def num_sampled_for(
     scheme: str = "negatives",
     h: ArrayLike | None = None,
 ) -> NumSampled:
-    """Return how many draws it takes for the bias to have an L1 norm of at most `bias`.
+    """Return how many draws it takes for the bias to have an L1 norm of at most ``bias``.
 
-    More draws than either number have a bias of at most `bias`, too.
+    More draws than either number have a bias of at most ``bias``, too.
 
     Parameters
     ----------

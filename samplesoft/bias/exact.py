@@ -136,8 +136,9 @@ def exact_bias(
         Proposal over all n classes, one for all examples or one for each; or an object with a
         method ``probs(h)``, such as a sampler. ``negatives``, ``jackknife`` and ``reject``
         condition it on not being the label; of a sampler the first two take
-        ``probs(h, exclude=labels)``, what it then draws. For ``poisson`` the probabilities with
-        which the classes are included.
+        ``probs(h, exclude=labels)``, what it then draws. It sums to 1 up to 1e-4, as float32 does,
+        and is divided by its sum; up to 1e-6 of a Dask array. For ``poisson`` the probabilities
+        with which the classes are included.
     num_sampled : int
         Number m of draws, at least 1; at least 2 for the jackknives. Of no effect for
         ``poisson``.

@@ -358,13 +358,16 @@ def theorem1_corrected(
         ``|bias| <= 2 M / (m Z^2) sum_j e^{o_j} max(c_j, 0) <= 2 |LB|``
 
     without a term o(1/m), and 2 is the least factor. For ever more draws the bounds with g are
-    closer: for every number L
+    closer: for every number lambda
 
-        ``|m Z^2 bias - (V / Z - L) g| <= M (sum_j e^{o_j} |c_j - L| + p_t V + R_m)``
+        ``|m Z^2 bias - (V / Z - lambda) g| <= M (sum_j e^{o_j} |c_j - lambda| + p_t V + R_m)``
 
-    where ``R_m = (V sqrt(3 V / m + G^2 / m^2) + sqrt(V sum_j e^{2 o_j} / q_j) G / m) / Z`` is the
-    o(1/m) and G the largest ``|c_j - c_k|``, the second quantity of eq. 12. L is 0 (as printed, in
-    both directions) or V / Z, whichever is closer in each coordinate.
+    where R_m, the o(1/m), is
+
+        ``R_m = (V sqrt(3 V / m + Delta^2 / m^2) + sqrt(V sum_j e^{2 o_j} / q_j) Delta / m) / Z``
+
+    and Delta the largest ``|c_j - c_k|``, the second quantity of eq. 12. lambda is 0 (as printed,
+    in both directions) or V / Z, whichever is closer in each coordinate.
 
     Parameters
     ----------

@@ -83,6 +83,23 @@ class TestTheorem1:
         lower, upper = finite_sample_bounds(logits, label, q, 1000).gradient(jacobian)
         assert lower[0] <= (exact @ jacobian)[0] <= upper[0]
 
+    @pytest.mark.parametrize(
+        ("label", "rare", "short"),
+        [(1, 1e-3, 1.8), (10, 1e-6, 10.9), (100, 1e-9, 100.6), (10_000, 1e-13, 7142.4)],
+    )
+    def test_the_upper_bound_is_short_without_limit(self, label, rare, short):
+        """Theory has these numbers. The bound is as printed, the limit by its closed form."""
+        logits, q = np.array([math.log(label), 0.0, 0.0]), np.array([0.0, 1.0 - rare, rare])
+        jacobian = UPPER_FAILS[3]
+        upper = theorem1_bounds(logits, 0, q, 10, jacobian).upper[0]
+        limit = (asymptotic_bias(logits, 0, q) @ jacobian)[0]
+        assert round(limit / (10 * upper), 1) == short
+        z = label + 2
+        variance, second = (1 / q[1] + 1 / rare - 4) / z**2, (1 / q[1] + 1 / rare) / z**2
+        by_hand = variance * (label + 1) / z - (1 / q[1] - 2) / z**2
+        bound = variance / z + 4 / z * (1 / rare - 1 / q[1]) / z / (1 + second)
+        assert round(by_hand / bound, 1) == short
+
     def test_counterexample_to_the_lower_bound(self):
         logits, label, q, jacobian = LOWER_FAILS
         result = theorem1_bounds(logits, label, q, 10, jacobian)
