@@ -222,11 +222,15 @@ numpydoc_xref_aliases = {name: whole for name, whole in PUBLIC.items() if name[0
 
 
 def link_code(app: Any, doctree: nodes.document) -> None:
-    """Make links of public names that stand in code in the text of a page."""
+    """Make links of public names, and of files that are pages, that stand in code in a text."""
     for code in [*doctree.findall(nodes.literal)]:
-        target = LINKED.get(code.astext().removesuffix("()").removeprefix("samplesoft."))
+        text = code.astext()
+        domain, kind = "py", "obj"
+        target = LINKED.get(text.removesuffix("()").removeprefix("samplesoft."))
+        if text in PAGES:
+            domain, kind, target = "std", "doc", "/" + PAGES[text].removesuffix(".md")
         if target and isinstance(code.parent, (nodes.paragraph, nodes.entry, nodes.strong)):
-            link = pending_xref(refdomain="py", reftype="obj", reftarget=target)
+            link = pending_xref(refdomain=domain, reftype=kind, reftarget=target, refexplicit=True)
             code.replace_self(link)
             link += code
 

@@ -83,7 +83,9 @@ def test_other_files_say_what_the_project_file_says():
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     recipe = (ROOT / ".github" / "conda" / "recipe.yaml").read_text(encoding="utf-8")
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    bibtex = (ROOT / "docs" / "cite.md").read_text(encoding="utf-8")
     version = PROJECT["version"]
+    assert f"{{Version {version}}}" in bibtex
     assert f"\nversion: {version}\n" in citation and f'version: "{version}"\n' in recipe
     assert f"\n## [{version}]" in changelog
     names = {

@@ -182,6 +182,7 @@ def test_the_site_builds_and_works_from_a_folder(tmp_path):
     assert set(listed()) - index_of(site) == set()
     reference = (site / "reference/generated/samplesoft.exact_bias.html").read_text()
     assert "Figures that use it" in reference and "benchmarks.html#figure-" in reference
+    assert 'theory/derivation.html"><span class="doc">samplesoft/bias/README.md' in reference
     # there `check` is a command, or a file
     for page in ("theory/index.html", "changelog.html", "reference/loss.html"):
         assert "#samplesoft.teaching.check" not in (site / page).read_text()
