@@ -14,7 +14,7 @@ from samplesoft._validation import FloatArray, IntArray, as_choice, as_proposal
 from samplesoft.samplers.frequency import log_uniform_weights
 
 _LEAST_CLASSES, _MORE_CLASSES = 8, 32  # where the proposal is for any number
-_MOST_DIMS = 12
+_LEAST_DIMS, _MOST_DIMS = 8, 12  # enough for `extreme_problems`, where it is not given
 _VIEWS = 4  # of gradients in class vectors and biases
 _WEIGHTS = (1.5, 0.5, 2.0, 1.0)
 _LIKELY = np.array([0.15, 0.4, 0.4, 0.15])  # of the labels, by the softmax
@@ -107,7 +107,7 @@ def make_problem(
             f"`proposal` must be over at least 3 classes, got {n}: with fewer, schemes cannot be "
             "told apart."
         )
-    d = min(n, _MOST_DIMS) if dim is None else dim
+    d = min(max(n, _LEAST_DIMS), _MOST_DIMS) if dim is None else dim
     rows = rng.standard_normal((n, d))
     contexts = rng.standard_normal((_CANDIDATES, d))
     biases = 0.5 * rng.standard_normal(n) if with_biases else None
@@ -176,16 +176,18 @@ _POWERS = (1.0, 0.75, 1.25, 1.0)  # of q, which logits are near: one mean alone 
 
 
 def extreme_problems(proposal: Any, problem: Problem, key: np.uint64) -> Iterator[Problem]:
-    """Yield problems that show what is right on most: none where draws follow the contexts.
+    """Yield problems that show what is right on most, of as many dimensions: a loss may use them.
 
-    Nor where vectors have norm 1, whose logits cannot be far apart.
+    None where these are too few, where draws follow the contexts, nor where vectors have norm 1,
+    whose logits cannot be far apart.
 
     Logits that are all low, and labels far ahead, for masks that leak; a label far behind, for
     probabilities that are kept away from 0; and if the proposal is for
     any number of classes very many of them, for q that are tiny. There logits are near log q: what
     is drawn weighs about the same, and means have small errors.
     """
-    if not problem.unit and not np.ptp(problem.q, axis=0).any():
+    d = problem.class_embeddings.shape[1]
+    if d >= _LEAST_DIMS and not (problem.unit or np.ptp(problem.q, axis=0).any()):
         order = np.argsort(problem.q[0], kind="stable")
         often = order[[-1, -2, -2, -1]]
         levels, ahead = np.array([[_LOW, 0.0, 0.0, 0.0], [0.0, _BEHIND, _AHEAD, _AHEAD]])
@@ -207,7 +209,8 @@ def _near_q(
     key: np.uint64,
 ) -> Problem:
     """Return a problem whose logits are near log q, but for the level of all and the labels."""
-    rng, n, d, tau = np.random.default_rng(int(key)), len(q), _MOST_DIMS, problem.tau
+    rng, n, tau = np.random.default_rng(int(key)), len(q), problem.tau
+    d = problem.class_embeddings.shape[1]
     # a class has a 1, log q, for each example whether it is its label, and random numbers
     known = 2 + len(labels)
     rows = rng.standard_normal((n, d))
