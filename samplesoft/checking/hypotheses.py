@@ -300,14 +300,17 @@ class Batches:
         observed: list[FloatArray] = []
         self._batches: list[tuple[Problem, FloatArray]] = []
         for _ in range(_BATCHES):
-            # labels of all classes, so that batches hold hits; losses are compared one by one
+            # labels of as many classes as examples, so that batches hold hits; losses are compared
+            # one by one
             rows = rng.integers(0, len(problem.labels), self._size)
-            labels = rng.integers(0, problem.num_classes, self._size)  # each of them often
+            labels = rng.choice(rng.integers(0, problem.num_classes, self._size), self._size)
             here = problem.of_rows(rows, labels)
             parts = observer.results_of(here, 0)
             observed += [part.ravel() for part in parts[: 1 + gradients]]
-            times = np.bincount(labels, minlength=problem.num_classes) - np.eye(problem.num_classes)
-            self._batches.append((here, times[labels]))  # of the others in the batch
+            counts = np.bincount(labels, minlength=problem.num_classes)
+            times = np.tile(counts.astype(float), (self._size, 1))  # of the others in the batch
+            times[np.arange(self._size), labels] -= 1.0
+            self._batches.append((here, times))
         results = np.concatenate(observed)
         rounding = observer.rounding * (np.abs(problem.logits).max() + np.abs(results).max())
         nothing = np.zeros_like(results)  # values, not means: no errors but those of rounding

@@ -12,9 +12,11 @@ from checking.twins import log_uniform, make
 from samplesoft import check_loss, exact_bias
 from samplesoft._random import as_key
 from samplesoft.checking import hypotheses
+from samplesoft.checking.check import exact_score
 from samplesoft.checking.exact import expectation, moments, smoothing_of, squares
 from samplesoft.checking.faults import FAULTS, METHODS, RIGHT
-from samplesoft.checking.observe import make_problem
+from samplesoft.checking.hypotheses import Batches
+from samplesoft.checking.observe import Observer, make_problem
 from samplesoft.checking.recipe import full_of, make_recipes
 from samplesoft.losses import InBatchLoss, make_loss
 from samplesoft.models import SoftmaxLayer
@@ -519,6 +521,24 @@ def test_negatives_of_the_batch(loss, scheme, fault):
     assert of_the_count == ("B - 1 = 63" in report.verdict)
     assert "equal to rounding" in report.verdict and "inf" not in str(report)
     assert report.ok == (fault is None) and not report.is_random
+
+
+@pytest.mark.parametrize(("mask", "fault"), [(True, None), (False, "hits_kept")])
+def test_negatives_of_the_batch_of_very_many_classes(mask, fault, monkeypatch):
+    """Labels that are drawn from all of them are hardly ever equal."""
+    monkeypatch.setattr(hypotheses, "_BATCHES", 2)
+    right, distinct = in_batch(lambda log_q, m: log_q + np.log(m), mask=mask), []
+
+    def loss(class_embeddings, h, labels, *given):
+        distinct.append(len(np.unique(labels)))
+        return right(class_embeddings, h, labels, *given)
+
+    problem = make_problem(log_uniform(10_000), 5, 1.0, False, np.uint64(0))
+    batches = Batches(Observer(loss, problem, 5, np.uint64(0), 2), 0)
+    assert max(distinct[-2:]) < 56
+    known = (one for one in batches.known() if one.fault in (None, "hits_kept"))
+    fitting = [one.name for one in known if exact_score(one, batches.observed).allowed]
+    assert fitting == [("in_batch", fault)]
 
 
 @pytest.mark.parametrize("with_gradient", [False, True])
