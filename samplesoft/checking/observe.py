@@ -263,8 +263,15 @@ def drawing(loss: Callable[..., Any], problem: Problem, exclude: bool) -> Callab
         ids = [ends[e].searchsorted(parts[:, e], side="right") for e in examples]
         given = np.stack(ids, axis=1).reshape(len(h), m), np.tile(log_q, (copies, 1)), labels
         returned = call(loss, "scores, ids, log_q, labels", scores, *given)
-        if not isinstance(returned, tuple):
+        if not isinstance(returned, (tuple, list)):
             return returned
+        shape = np.shape(returned[1]) if len(returned) == 2 else None
+        if shape != scores.shape:
+            raise ValueError(
+                "`loss` must return the losses, or a tuple (losses, dscores) with the gradient "
+                f"{scores.shape} of their sum in the scores, got a {type(returned).__name__} of "
+                f"{len(returned)}{'' if shape is None else f' with a gradient {shape}'}."
+            )
         losses, slopes = returned
         return losses, problem.tau * np.asarray(slopes) @ c
 
@@ -278,6 +285,9 @@ _ARGUMENTS = "class_embeddings, h, labels, num_sampled, seed"
 _PILOTS = 32  # calls for the centre of squares
 _COARSEST = 1e-6  # unit of the last place
 _ROUNDING = 64.0  # units of the last place of a type, that a loss may be off by
+# a loss that divides by norms may add 1e-6 to them: how much it changes for longer vectors (nats),
+# and what it may be off by for those of norm 1
+_STAYS, _ROUNDING_OF_UNIT = 1e-3, 2e-6
 
 
 @dataclass(frozen=True)
@@ -411,8 +421,7 @@ class Observer:
         rows, h = self.problem.class_embeddings * of_classes, self._whole.h * of_contexts
         changed = replace(self._whole, class_embeddings=rows, h=h)
         before, after = (self.results_of(each, 0)[0] for each in (self._whole, changed))
-        rounding = self.rounding * self._scales().max()
-        return self.follows_seed and bool((np.abs(before - after) <= rounding).all())
+        return self.follows_seed and bool((np.abs(before - after) <= _STAYS).all())
 
     def names_of(self, where: NDArray[np.bool_]) -> list[str]:
         """Return names of what is marked in (K,): of ``losses``, ``dh``, ``dW`` and ``db``."""
@@ -482,17 +491,18 @@ class Observer:
         arrays = [value.copy() for value in optional.values() if value is not None]
         first = problem.class_embeddings.copy(), h.copy(), labels.copy(), self.num_sampled, seed
         returned = call(self._loss, ", ".join(names), *first, *arrays)
-        losses, *slopes = returned if isinstance(returned, (tuple, list)) else (returned,)
+        results = returned if isinstance(returned, (tuple, list)) else (returned,)
         shapes = {"dh": h.shape, "dW": problem.class_embeddings.shape}
         if problem.biases is not None:
             shapes["db"] = problem.biases.shape
-        if len(slopes) > len(shapes):
+        if not 0 < len(results) <= 1 + len(shapes):
             raise ValueError(
                 "`loss` must return the losses, or a tuple (losses, dh), (losses, dh, dW) or, with "
                 f"biases, (losses, dh, dW, db), got a {type(returned).__name__} of "
-                f"{1 + len(slopes)}."
+                f"{len(results)}."
             )
-        self.gradients = len(slopes)
+        losses, *slopes = results
+        self.gradients, self.rounding = len(slopes), _ROUNDING_OF_UNIT if problem.unit else 0.0
         parts = [self._checked("losses", losses, labels.shape) / weights]
         for (name, shape), value in zip(shapes.items(), slopes, strict=False):
             part = self._checked(name, value, shape)
@@ -527,5 +537,5 @@ class Observer:
                 f"`loss` must return finite {name}, got {array[row]} in row {row} of the batch; "
                 "look for a masked logit in a mean, a product 0 * inf, or log of 0."
             )
-        self.rounding = _ROUNDING * float(np.finfo(array.dtype).eps)
+        self.rounding = max(self.rounding, _ROUNDING * float(np.finfo(array.dtype).eps))
         return array.astype(np.float64)

@@ -596,6 +596,20 @@ def test_a_temperature_that_nobody_gave(kind):
     assert "tau is 2.5" in report.verdict
 
 
+def test_losses_in_float32_with_a_gradient_in_float64():
+    """What is compared is off by what the coarser of both is off by."""
+
+    def loss(scores, ids, log_q, labels):
+        o, rows = scores.astype(np.float32), np.arange(len(labels))
+        losses = np.logaddexp.reduce(o, axis=1) - o[rows, labels]
+        slopes = np.exp(o - np.logaddexp.reduce(o, axis=1, keepdims=True))
+        slopes[rows, labels] -= 1.0
+        return losses, slopes
+
+    report = check_loss(loss, log_uniform(20), 10, draws="given")
+    assert (report.scheme, report.fault) == ("full", None), report
+
+
 @pytest.mark.parametrize("with_gradient", [False, True])
 def test_a_number_in_the_logarithm_of_a_probability(with_gradient):
     """It shows where the label is far behind."""
@@ -680,6 +694,27 @@ def test_losses_of_cosines(loss, scheme, fault):
     assert report.divides_by_norms != one_kind
     assert one_kind or "tau` times a cosine" in str(report)
     assert ("masked" in report.of_losses) == (scheme is None and not one_kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("draws", [False, True])
+@pytest.mark.parametrize("added", [1e-12, 1e-6])
+def test_cosines_of_norms_to_which_a_number_is_added(added, draws):
+    """So that vectors of zeros do no harm: neither full softmax nor draws are wrong for it."""
+    drawn = make("masked", shared=True, tau=20.0)
+
+    def loss(class_embeddings, h, labels, *given):
+        rows, h = (
+            x / (np.linalg.norm(x, axis=1, keepdims=True) + added) for x in (class_embeddings, h)
+        )
+        if draws:
+            return drawn(rows, h, labels, *given)[0]
+        o = 20.0 * h @ rows.T
+        return np.logaddexp.reduce(o, axis=1) - o[np.arange(len(h)), labels]
+
+    report = check_loss(loss, log_uniform(20), 10, tau=20.0)
+    assert (report.scheme, report.fault) == ("masked" if draws else "full", None), report
+    assert report.divides_by_norms
 
 
 def test_few_calls_decide_nothing():
@@ -1157,6 +1192,25 @@ def in_float32(class_embeddings, h, labels, num_sampled, seed):
 
 
 @pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        (lambda losses, scores: (losses, scores, scores), r"\(64, 20\) .* got a tuple of 3\.$"),
+        (lambda losses, scores: [losses, scores[:, :3]], r"a list of 2 with a gradient \(64, 3\)"),
+        (lambda losses, scores: (losses, None), r"a tuple of 2 with a gradient \(\)"),
+        (lambda losses, scores: (), "a tuple of 0"),
+    ],
+)
+def test_what_a_loss_of_given_draws_must_not_return(returned, words):
+    with pytest.raises(ValueError, match=r"`loss` must return .*, dscores\).*" + words):
+        check_loss(
+            lambda scores, ids, log_q, labels: returned(scores[:, 0], scores),
+            log_uniform(20),
+            10,
+            draws="given",
+        )
+
+
+@pytest.mark.parametrize(
     ("loss", "kind", "words"),
     [
         (3, TypeError, "`loss` must be callable"),
@@ -1175,6 +1229,7 @@ def in_float32(class_embeddings, h, labels, num_sampled, seed):
             ValueError,
             "tuple .losses, dh., .losses, dh, dW. .* got a tuple",
         ),
+        (returning(lambda rng, b, d: ()), ValueError, "got a tuple of 0"),
         (returning(lambda rng, b, d: np.ones(b)), ValueError, "must draw classes, have the labels"),
         (in_float32, ValueError, "must return float32 if it computes in float32, got float64"),
     ],
