@@ -23,6 +23,7 @@ from samplesoft.checking.hypotheses import (
     all_hypotheses,
     distinct_hypotheses,
     distinct_mistakes,
+    draws_that_are_tried,
     fitted,
     named_hypotheses,
     of_gradients,
@@ -211,7 +212,8 @@ def check_loss(
         # 5. what is right is tried where mistakes show that are too small otherwise
         for extreme in extreme_problems(proposal, problem, key):
             left = {one.name for s in scores if s.allowed for one in (s, *s.same)}
-            left = {(scheme, fault) for scheme, fault in left if METHODS[scheme].draws}
+            draws_there = draws_that_are_tried(extreme)
+            left = {name for name in left if METHODS[name[0]].draws in draws_there}
             if all(fault for _, fault in left):
                 break
             other = observe(

@@ -143,6 +143,12 @@ def distinct_mistakes(observer: Observer) -> list[Hypothesis]:
     return _kept(observer, "mistakes", lambda: _merged(_family(observer, _SINGLE[1:], methods)))
 
 
+def draws_that_are_tried(problem: Problem) -> tuple[str, ...]:
+    """Return the kinds of draws whose means do not take too long."""
+    few = problem.num_classes <= _MOST_CLASSES_DISTINCT
+    return "repeated", "independent", "once", *(("distinct",) if few else ())
+
+
 def named_hypotheses(
     observer: Observer, names: Iterable[tuple[str, str | None]]
 ) -> list[Hypothesis]:
@@ -150,8 +156,7 @@ def named_hypotheses(
 
     Those without stand for what has the same means; mistakes with a number are left out.
     """
-    few = observer.problem.num_classes <= _MOST_CLASSES_DISTINCT
-    draws = "repeated", "independent", "once", *(("distinct",) if few else ())
+    draws = draws_that_are_tried(observer.problem)
     right_first = sorted(names, key=lambda name: (name[1] is not None, str(name)))
     return _merged(
         chain.from_iterable(

@@ -82,7 +82,7 @@ def right_loss(scheme: str, draws: str, rng: np.random.Generator) -> tuple[Any, 
         return weights / weights.sum()
 
     # as a function of n the proposal has a larger problem too, which takes its time
-    proposal = law if draws != "by tries" and rng.random() < 0.1 else law(n)
+    proposal = law if draws == "repeated" and rng.random() < 0.1 else law(n)
     shared = scheme not in EXCLUDES and rng.random() < 0.5
     with_gradient, biases = rng.random() < 0.6, rng.random() < 0.3
     dtype = np.float32 if rng.random() < 0.2 else np.float64
