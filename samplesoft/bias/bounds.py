@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from samplesoft._jit import chunks, njit_sum, thread_each
 from samplesoft._limits import LARGEST_EXPONENT
-from samplesoft._validation import FloatArray, as_positive
+from samplesoft._validation import LARGEST_COUNT, FloatArray, as_positive
 from samplesoft.bias import successive
 from samplesoft.bias.draw_law import Centres, DrawLaw, LogSum, Sum, make_classes, make_draw_law
 from samplesoft.bias.inputs import (
@@ -44,7 +44,6 @@ _WIDEN = 8.0  # how many rounded logs a bound multiplies, at most
 _UNKNOWN = 1e-3  # logits that differ by 1e12 and more: their difference is not known
 _DIGITS = 1e-9  # ratios that are known less well get the bounds of order 2 only
 
-_MOST_DRAWS = 1 << 53
 _SMALLEST_NORM = 1e-300
 
 _STEP = 0.2  # of log v, in the trapezoid rule
@@ -286,7 +285,7 @@ def num_sampled_for(
     ------
     TypeError, ValueError
         If an argument is malformed, the proposal misses a negative, the scheme has no bounds, or
-        2**53 draws are too few.
+        1e15 draws are too few.
 
     Notes
     -----
@@ -318,7 +317,8 @@ def require_bounds(scheme: Scheme) -> None:
     if scheme.jackknife or not scheme.adds_mean:
         raise ValueError(
             "`scheme` must be one whose sum is e_t plus a mean over m draws, for bounds and limits "
-            f"are known of no other, got {scheme.name!r}; take samplesoft.exact_bias."
+            f"are known of no other, got {scheme.name!r}; take 'negatives' or 'masked', or "
+            "samplesoft.exact_bias."
         )
 
 
@@ -595,9 +595,10 @@ def least_num_sampled(norm: Callable[[int], float], first: int, wanted: float) -
     while below > 0.0:
         low, above = high, below
         high = max(2 * low, math.ceil(low * math.exp(min(above, 50.0))))
-        if high > _MOST_DRAWS:
+        if high > LARGEST_COUNT:
             raise ValueError(
-                f"`bias` must be one that 2**53 draws can reach, got {wanted:g}; give a larger one."
+                f"`bias` must be one that {LARGEST_COUNT:.0e} draws can reach, got {wanted:g}; "
+                "give a larger one."
             )
         below = excess(high)
     last = 0.0

@@ -28,6 +28,7 @@ from samplesoft._validation import (
 from samplesoft.schemes import Scheme, as_scheme, certain_schemes
 
 _TASKS = 16  # at least, to keep as many workers busy
+_LEAST = float(np.finfo(np.float64).tiny)
 _EXAMPLES, _NUMBERS = 32, 1 << 17  # examples, and logits, at most in a part
 
 Example = tuple[FloatArray, int, FloatArray]  # logits (n,), the label, and q (n,)
@@ -232,10 +233,19 @@ def _check_proposal(
 
 def check_support(inputs: Inputs, takes_missing: bool = False) -> None:
     """Raise where a class that the scheme draws has probability 0, or is never a negative."""
-    zeros = inputs.q == 0.0
+    zeros, scheme = inputs.q == 0.0, inputs.scheme
+    if ((inputs.q < _LEAST) & ~zeros).any():
+        for row, (_, label, q) in enumerate(inputs.rows()):
+            tiny = (q > 0.0) & (q < _LEAST)  # whose inverse may not fit
+            tiny[label] &= scheme.draws_label or scheme.corrects_label
+            if tiny.any():
+                raise ValueError(
+                    f"`q` must be 0 or at least {_LEAST:.2g}, for smaller numbers lack digits, got "
+                    f"{q[tiny][0]:.2g} at class {int(np.argmax(tiny))} (example {row}); mix the "
+                    "proposal with a little of the uniform distribution."
+                )
     if not zeros.any() and inputs.logits.shape[1] > 1:
         return
-    scheme = inputs.scheme
     for row, (_, label, q) in enumerate(inputs.rows()):
         missing = zeros[row if len(zeros) > 1 else 0].copy()
         if not (scheme.draws_label or scheme.corrects_label):

@@ -80,7 +80,7 @@ def with_replacement_bias(
 
 def loses_digits(error: Any, size: Any) -> Any:
     """Tell whether biases of L1 norms `size` are not sure of their digits."""
-    return error > np.maximum(_SURE * size, _LOST)
+    return np.logical_not(error <= np.maximum(_SURE * size, _LOST))  # NaN too
 
 
 def trivial_bias(law: DrawLaw) -> Row | None:

@@ -171,3 +171,24 @@ def test_largest_class_keeps_the_sum_at_zero(m):
         draws = max(m, SCHEMES[scheme].least_draws)
         result = exact_bias([9.0, -4.0, 1.0, 3.0], 1, [0.1, 0.2, 0.3, 0.4], draws, scheme=scheme)
         assert abs(result.bias.sum()) <= 1e-13 * np.abs(result.bias).sum()
+
+
+@pytest.mark.parametrize("scheme", exact_schemes())
+@pytest.mark.parametrize("smallest", [5e-324, 1e-309])
+def test_probabilities_without_all_their_digits_are_refused(scheme, smallest):
+    """Their inverses do not fit: biases were infinite, and once wrong."""
+    logits, q = [0.0, 1.0, 2.0], [0.3, smallest, 0.7]
+    with pytest.raises(ValueError, match=r"`q` must be 0 or at least 2.2e-308, .* at class 1"):
+        exact_bias(logits, 0, q, 2, scheme=scheme)
+    q[1] = 1e-307
+    assert np.isfinite(exact_bias(logits, 0, q, 2, scheme=scheme).bias).all()
+
+
+def test_a_label_that_is_not_drawn_may_have_any_probability():
+    tiny, none = (exact_bias([0.0, 1.0, 2.0], 0, [x, 0.3, 0.7], 2) for x in (1e-310, 0.0))
+    np.testing.assert_array_equal(tiny.bias, none.bias)
+
+
+def test_logits_beyond_their_digits_warn():
+    with pytest.warns(RuntimeWarning, match="may be off by 2.7"):
+        exact_bias([1e16, 1e16 + 2.0, 0.0], 2, [0.3, 0.3, 0.4], 2)
