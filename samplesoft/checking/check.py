@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import cache
 from itertools import chain
@@ -44,6 +45,7 @@ from samplesoft.checking.observe import (
 from samplesoft.checking.recipe import full_of
 from samplesoft.checking.report import LossReport
 
+Name = tuple[str, str | None]  # of a scheme and a mistake
 ALPHA = 1e-4  # chance that a right hypothesis is excluded, over all looks
 _CALLS_OF_EXTREMES = {False: 1024, True: 128}  # of few classes, and of many
 _AT_LEAST = {True: 2048, False: 8192}  # before a verdict, with a gradient and without
@@ -211,9 +213,7 @@ def check_loss(
         ordinary: tuple[str, ...] = ()
         # 5. what is right is tried where mistakes show that are too small otherwise
         for extreme in extreme_problems(proposal, problem, key):
-            left = {one.name for s in scores if s.allowed for one in (s, *s.same)}
-            draws_there = draws_that_are_tried(extreme)
-            left = {name for name in left if METHODS[name[0]].draws in draws_there}
+            left = _left(scores, extreme)
             if all(fault for _, fault in left):
                 break
             other = observe(
@@ -221,7 +221,13 @@ def check_loss(
             )
             other.looks = observer.looks
             found = _on_extreme(other, left)
-            if any(s.allowed and s.fault is None for s in found):
+            if found and not _allows(found, right=True) and observer.is_random:
+                # what is less simple was not tried, for something simpler seemed to fit
+                again = _in_order(_look(observer, hypotheses, bar, left))
+                there = _on_extreme(other, _left(again, extreme))
+                if _allows(there, right=True):
+                    scores, found = again, there
+            if _allows(found, right=True):
                 scores = _in_order(_less(scores, found))
             elif found:
                 ordinary = tuple(name for name in METHODS if (name, None) in left)
@@ -266,8 +272,28 @@ def check_loss(
     )
 
 
-def _look(observer: Observer, hypotheses: list[Hypothesis], bar: Any) -> list[Hypothesis]:
-    """Call the loss until one hypothesis is left, or often enough, and return the scores of all."""
+def _allows(scores: list[Hypothesis], right: bool) -> bool:
+    """Whether a hypothesis is allowed, or a right one."""
+    return any(s.allowed and (s.fault is None or not right) for s in scores)
+
+
+def _left(scores: list[Hypothesis], problem: Problem) -> set[Name]:
+    """Return the names of what is allowed, and can be tried on another problem."""
+    names = {one.name for s in scores if s.allowed for one in (s, *s.same)}
+    draws = draws_that_are_tried(problem)
+    return {name for name in names if METHODS[name[0]].draws in draws}
+
+
+def _look(
+    observer: Observer,
+    hypotheses: list[Hypothesis],
+    bar: Any,
+    excluded: AbstractSet[Name] = frozenset(),
+) -> list[Hypothesis]:
+    """Call the loss until one hypothesis is left, or often enough, and return the scores of all.
+
+    What is `excluded`, elsewhere, is not left.
+    """
     scores: list[Hypothesis] = []
 
     @cache
@@ -275,11 +301,13 @@ def _look(observer: Observer, hypotheses: list[Hypothesis], bar: Any) -> list[Hy
         return squares(one.recipes, observer.centre) if one.recipes else None
 
     def allows(right: bool) -> bool:
-        return any(s.allowed and (s.fault is None or not right) for s in scores)
+        return _allows(scores, right)
 
     def add(ones: Iterable[Hypothesis]) -> None:
         for one in ones:
             by_means = score(one, observed)
+            if excluded >= {each.name for each in (one, *one.same)}:
+                by_means = replace(by_means, allowed=False)
             if by_means.allowed:
                 expected = of_squares(one)
                 by_means = with_squares(by_means, expected, observed, observer.centre)
@@ -312,12 +340,12 @@ def _look(observer: Observer, hypotheses: list[Hypothesis], bar: Any) -> list[Hy
             add(smoothed(observer, observed))
         if not allows(right=False):
             add(pairs(observer))
-        if sum(s.allowed for s in scores) <= 1:
+        if sum(s.allowed for s in scores) <= 1 or not observer.next_calls:
             break
     return scores
 
 
-def _on_extreme(observer: Observer, left: set[tuple[str, str | None]]) -> list[Hypothesis]:
+def _on_extreme(observer: Observer, left: set[Name]) -> list[Hypothesis]:
     """Return the scores of what is left on an extreme problem, if anything right is among that.
 
     Where the loss follows none of it there, mistakes with a number are tried too.
@@ -325,7 +353,7 @@ def _on_extreme(observer: Observer, left: set[tuple[str, str | None]]) -> list[H
     hypotheses = named_hypotheses(observer, left)
     if all(one.fault for one in hypotheses):
         return []
-    observer.more(observer.most if observer.is_random else 2)
+    observer.more(observer.most - observer.calls if observer.is_random else 2)
     observed = observer.means()
     test = score if observer.is_random else exact_score
     scores = [test(one, observed) for one in hypotheses]

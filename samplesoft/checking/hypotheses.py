@@ -124,7 +124,12 @@ _BY_TRIES = "corrected by the number of tries, as in TensorFlow"
 
 
 def all_hypotheses(observer: Observer) -> list[Hypothesis]:
-    """Return schemes of repeated draws with different means, as they should be first, and mixed."""
+    """Return schemes of repeated draws with different means, as they should be first, and mixed.
+
+    Of a loss that draws nothing only the full softmax is asked for.
+    """
+    if not observer.is_random:
+        return _merged(_family(observer, _SINGLE, [METHODS["full"]]))
     methods = _methods("repeated", "independent")
     return _kept(
         observer, "all", lambda: [*_merged(_family(observer, _SINGLE, methods)), *_mixed(observer)]

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from campaign import checks as campaign
 from checking import twins
 from checking.twins import log_uniform, make
 
@@ -647,6 +648,19 @@ def test_a_loss_that_divides_by_the_root_of_the_dimension(proposal):
 
     report = check_loss(loss, proposal, 4)
     assert (report.scheme, report.fault, report.ok) == ("masked", None, True), report
+
+
+@pytest.mark.slow
+def test_what_seemed_to_fit_and_does_not_on_extreme_problems():
+    """Then what is less simple is tried: here draws without replacement."""
+    rng, scheme = np.random.default_rng(0), None
+    for _ in range(75):  # of the campaign, whose losses are all right
+        scheme = str(rng.choice(campaign.SCHEMES))
+        draws = str(rng.choice(campaign.DRAWS, p=[0.5, 0.35, 0.15]))
+        loss, proposal, m, options = campaign.right_loss(scheme, draws, rng)
+    report = check_loss(loss, proposal, m, rng=74, **options)
+    assert (scheme, draws) == ("masked", "distinct")
+    assert ("distinct_masked", None) in report.consistent and report.ok, report
 
 
 @pytest.mark.slow
