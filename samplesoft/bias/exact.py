@@ -41,6 +41,7 @@ from samplesoft.bias.inputs import (
     contract,
     is_dask,
     join,
+    require_digits,
     require_only_chunks,
     times_power,
     with_room,
@@ -263,6 +264,7 @@ def exact_bias(
         takes_missing=correction is not None,
         takes_distinct=True,
     )
+    require_digits(inputs)
     rows = None
     if correction is not None:
         rows = np.broadcast_to(check_correction(correction, inputs), inputs.logits.shape)

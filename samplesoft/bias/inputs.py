@@ -234,16 +234,6 @@ def _check_proposal(
 def check_support(inputs: Inputs, takes_missing: bool = False) -> None:
     """Raise where a class that the scheme draws has probability 0, or is never a negative."""
     zeros, scheme = inputs.q == 0.0, inputs.scheme
-    if ((inputs.q < _LEAST) & ~zeros).any():
-        for row, (_, label, q) in enumerate(inputs.rows()):
-            tiny = (q > 0.0) & (q < _LEAST)  # whose inverse may not fit
-            tiny[label] &= scheme.draws_label or scheme.corrects_label
-            if tiny.any():
-                raise ValueError(
-                    f"`q` must be 0 or at least {_LEAST:.2g}, for smaller numbers lack digits, got "
-                    f"{q[tiny][0]:.2g} at class {int(np.argmax(tiny))} (example {row}); mix the "
-                    "proposal with a little of the uniform distribution."
-                )
     if not zeros.any() and inputs.logits.shape[1] > 1:
         return
     for row, (_, label, q) in enumerate(inputs.rows()):
@@ -268,6 +258,22 @@ def check_support(inputs: Inputs, takes_missing: bool = False) -> None:
                 f"`q` must be greater than 0 on every class that scheme "
                 f"{scheme.name!r} can draw, got 0 at class {int(np.argmax(missing))} "
                 f"(example {row}); mix the proposal with a little of the uniform distribution."
+            )
+
+
+def require_digits(inputs: Inputs) -> None:
+    """Raise where a probability is so small that its inverse may not fit."""
+    if not ((inputs.q > 0.0) & (inputs.q < _LEAST)).any():
+        return
+    scheme = inputs.scheme
+    for row, (_, label, q) in enumerate(inputs.rows()):
+        tiny = (q > 0.0) & (q < _LEAST)
+        tiny[label] &= scheme.draws_label or scheme.corrects_label
+        if tiny.any():
+            raise ValueError(
+                f"`q` must be 0 or at least {_LEAST:.2g}, for smaller numbers lack digits, got "
+                f"{q[tiny][0]:.2g} at class {int(np.argmax(tiny))} (example {row}); mix the "
+                "proposal with a little of the uniform distribution."
             )
 
 

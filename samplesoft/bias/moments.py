@@ -34,7 +34,15 @@ from samplesoft.bias.draw_law import (
     make_draw_law,
 )
 from samplesoft.bias.exact import bias_of_example
-from samplesoft.bias.inputs import Example, Inputs, check_inputs, is_dask, join, require_only_chunks
+from samplesoft.bias.inputs import (
+    Example,
+    Inputs,
+    check_inputs,
+    is_dask,
+    join,
+    require_digits,
+    require_only_chunks,
+)
 from samplesoft.bias.negatives import EPS
 from samplesoft.bias.node_weights import log_kept
 from samplesoft.bias.sums import BiasSums, ChunkBias, Known, check_chunk, rows_of_dask
@@ -163,6 +171,7 @@ def exact_gradient_moments(
         takes_certain=True,
         takes_distinct=True,
     )
+    require_digits(inputs)
     return exact_gradient_moments_of(inputs, class_embeddings, tau)
 
 
