@@ -520,7 +520,7 @@ def test_negatives_of_the_batch(loss, scheme, fault):
     assert json.loads(report.to_json())["scheme"] == scheme
     of_the_count = fault in (None, "in_batch_count") or " + " in fault
     assert of_the_count == ("B - 1 = 63" in report.verdict)
-    assert "equal to rounding" in report.verdict and "inf" not in str(report)
+    assert "equal to rounding" in report.verdict and " inf" not in str(report)
     assert report.ok == (fault is None) and not report.is_random
 
 
