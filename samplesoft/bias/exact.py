@@ -55,7 +55,6 @@ from samplesoft.bias.transform import Row
 from samplesoft.schemes import Scheme
 
 _ROUNDING = 1e-8  # of the probabilities of a softmax, at most
-
 SOFTMAX_ROUNDING = 16.0 * 2.0**-52  # relative error of the q of a softmax, for logits of order 1
 
 

@@ -157,17 +157,15 @@ def draws_that_are_tried(problem: Problem) -> tuple[str, ...]:
 def named_hypotheses(
     observer: Observer, names: Iterable[tuple[str, str | None]]
 ) -> list[Hypothesis]:
-    """Return schemes that draw, with and without mistakes, but for what takes long.
+    """Return schemes that draw, with and without mistakes.
 
     Those without stand for what has the same means; mistakes with a number are left out.
     """
-    draws = draws_that_are_tried(observer.problem)
     right_first = sorted(names, key=lambda name: (name[1] is not None, str(name)))
     return _merged(
         chain.from_iterable(
             _family(observer, [tuple(fault.split(AND)) if fault else ()], [METHODS[scheme]])
             for scheme, fault in right_first
-            if METHODS[scheme].draws in draws
         )
     )
 
