@@ -69,8 +69,9 @@ def test_fig3_goes_on_where_it_was_and_bias_during_training_reads_its_runs(corpu
 def test_sweeps_draw_one_line_for_each_setting(script, corpus, runs, tmp_path):
     run(f"{script}.py", *common(corpus, runs, tmp_path))
     rows = table(tmp_path / f"{script}.csv")
-    assert {row["method"] for row in rows} > {"FULL"}
-    assert len(rows) == 2 * 7
+    methods = {row["method"] for row in rows}
+    assert methods > {"FULL"}
+    assert len(rows) == 2 * len(methods)
     assert (tmp_path / f"{script}.png").stat().st_size > 10_000
 
 
