@@ -25,6 +25,7 @@ from samplesoft.samplers import LogUniformSampler, SoftmaxSampler, UniformSample
 from samplesoft.schemes import exact_schemes
 
 SOME = np.array([0.5, 0.2, 0.2, 0.1])
+SOME_CALLS = 1 << 13  # the least with a verdict on losses without a gradient
 PROBLEM = make_problem(SOME, 3, 1.3, True, np.uint64(0))
 DRAWN = [  # the recipes of `distinct_reject` are two
     name
@@ -622,18 +623,19 @@ def test_a_number_in_the_logarithm_of_a_probability(with_gradient):
         losses, dh = -np.log(p + 1e-8), dh * (p / (p + 1e-8))[:, None]
         return (losses, dh) if with_gradient else losses
 
-    report = check_loss(loss, log_uniform(20), 10)
+    report = check_loss(loss, log_uniform(20), 10, calls=SOME_CALLS)
     assert (report.scheme, report.fault) == ("masked", "probability_capped"), report
     assert "the number is 1e-08" in report.verdict
 
 
 def test_what_is_wrong_on_extreme_problems_alone():
     right = make("masked", shared=True)
-    report = check_loss(
-        lambda *given: right(*given)[0] + np.maximum(right(*given)[0] - 30.0, 0.0),
-        log_uniform(20),
-        10,
-    )
+
+    def loss(*given):
+        losses, _ = right(*given)
+        return losses + np.maximum(losses - 30.0, 0.0)
+
+    report = check_loss(loss, log_uniform(20), 10, calls=SOME_CALLS)
     assert (report.scheme, report.fault, report.ok) == (None, None, False), report
     assert "masked" in report.of_ordinary and "On ordinary logits it follows" in report.verdict
 
@@ -646,10 +648,11 @@ def test_a_loss_that_divides_by_the_root_of_the_dimension(proposal):
     def loss(class_embeddings, h, *given):
         return right(class_embeddings, h / np.sqrt(h.shape[1]), *given)[0]
 
-    report = check_loss(loss, proposal, 4)
+    report = check_loss(loss, proposal, 4, calls=SOME_CALLS)
     assert (report.scheme, report.fault, report.ok) == ("masked", None, True), report
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_what_seemed_to_fit_and_does_not_on_extreme_problems():
     """Then what is less simple is tried: here draws without replacement."""
@@ -667,8 +670,9 @@ def test_what_seemed_to_fit_and_does_not_on_extreme_problems():
 @pytest.mark.parametrize(("fault", "m"), [(None, 20), ("hits_kept", 20)])
 def test_many_classes_of_which_none_is_likely_by_chance(fault, m):
     """What becomes of draws of the label must show."""
-    report = check_loss(make("masked", fault, shared=True), log_uniform(1000), m, rng=3)
-    assert (report.scheme, report.fault) == ("masked", fault), report
+    loss = make("masked", fault, shared=True)
+    report = check_loss(loss, log_uniform(1000), m, calls=SOME_CALLS, rng=3)
+    assert report.fault == fault and ("masked", fault) in report.consistent, report
 
 
 def of_cosines(loss, of_classes=True, chain=True):
@@ -726,7 +730,7 @@ def test_cosines_of_norms_to_which_a_number_is_added(added, draws):
         o = 20.0 * h @ rows.T
         return np.logaddexp.reduce(o, axis=1) - o[np.arange(len(h)), labels]
 
-    report = check_loss(loss, log_uniform(20), 10, tau=20.0)
+    report = check_loss(loss, log_uniform(20), 10, tau=20.0, calls=SOME_CALLS)
     assert (report.scheme, report.fault) == ("masked" if draws else "full", None), report
     assert report.divides_by_norms
 

@@ -29,7 +29,8 @@ def make(scheme, fault=None, variant=0, shared=False, dtype=float, tau=1.0):
             draws += [1, -1][variant - 2]
         one_set = rng.choice(len(q), draws, p=q)
         slopes, rows = np.zeros(scores.shape, dtype), np.arange(size)
-        ids, law, expected = drawn(scheme, q, labels, draws, num_sampled, rng)
+        own_draws = 0 if shared else draws
+        ids, law, expected = drawn(scheme, q, labels, own_draws, num_sampled, rng)
         if shared:
             ids = np.tile(one_set, (size, 1))
         expected = miscounted(fault, variant, scheme, expected, law, q, num_sampled, labels)
