@@ -198,8 +198,8 @@ def line(row: Row) -> str:
     """Return a row of the table in ``docs/audit.md``, from one of the CSV file."""
     bias = f"{float(row['l1_bias']):.2f}" if row["l1_bias"] not in ("", None) else ""
     verdict = ", ".join(f"`{row[k]}`" for k in ("scheme", "mistake") if row[k])
-    cells = f"{row['package']} {row['version']}", f"`{row['function']}`", row["settings"]
-    return f"| {' | '.join((*cells, verdict, bias, row['judgement']))} |"
+    cells = f"{row['package']} {row['version']}", f"`{row['function']}`", row["judgement"]
+    return f"| {' | '.join((*cells, bias, row['settings'], verdict))} |"
 
 
 # the picture -------------------------------------------------------------------------------------
