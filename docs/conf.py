@@ -132,7 +132,8 @@ def lead(link: re.Match[str], folder: Path) -> str:
     place = (folder / path).resolve()
     name = place.relative_to(ROOT).as_posix()
     if picture:
-        return f"{picture}](/{Path('..', name).as_posix()})"
+        # with a width it is a link to its full size
+        return f'{picture}](/{Path("..", name).as_posix()}){{width="100%"}}'
     if place.is_dir():
         return f"]({REPOSITORY}/tree/main/{name})"
     if place.parent == ROOT / "figures" and place.with_suffix(".csv").exists():
@@ -326,6 +327,10 @@ USES = uses()
 
 def add_figures(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
     """Add links to the figures that use a public name, below its docstring."""
+    # an initial is no number of a list
+    lines[:] = [
+        re.sub(r"^( *(?:\.\. \[[^]]+\] )?)([A-Z]\.)(?= |$)", r"\1\\\2", line) for line in lines
+    ]
     last = name.rpartition(".")[2]
     if PUBLIC.get(last) == name and last in USES:
         links = (f":ref:`{stem} <figure-{stem}>`" for stem in USES[last])

@@ -1,4 +1,7 @@
-"""Exact bias of sampled softmax, bounds, limit, second moments, Monte Carlo; see README.md here."""
+"""Exact bias of sampled softmax, bounds, limit, second moments, Monte Carlo.
+
+``samplesoft/bias/README.md`` derives them.
+"""
 
 from samplesoft.bias import theorems as theorems
 from samplesoft.bias.chain import metropolis_bias as metropolis_bias

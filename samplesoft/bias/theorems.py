@@ -192,7 +192,7 @@ class Theorem1Bounds:
 def theorem1_terms(
     logits: ArrayLike, labels: Any, q: Any, *, h: ArrayLike | None = None
 ) -> Theorem1Terms:
-    """Return the parts of Theorem 1, eqs. 10 to 12, that depend on logits and proposal only.
+    """Return the parts of Theorem 1, equations 10 to 12, that depend on logits and proposal only.
 
     The arguments are those of `theorem1_bounds`: scalars for one example, arrays (B,) for a batch.
     """
@@ -418,7 +418,7 @@ def theorem1_corrected(
 
 @dataclass(frozen=True)
 class Theorem2Ratio:
-    """Eq. 20 for each negative class: the ratio, its two centers, and the smallest gamma.
+    """Equation 20 for each negative class: the ratio, its two centers, and the smallest gamma.
 
     Attributes
     ----------
@@ -453,7 +453,7 @@ class Theorem2Ratio:
 def theorem2_ratio(
     cosine: ArrayLike, labels: int, estimates: ArrayLike, *, tau: float, nu: float
 ) -> Theorem2Ratio:
-    """Return the ratio of eq. 20 for given random-feature estimates of the kernel.
+    """Return the ratio of equation 20 for given random-feature estimates of the kernel.
 
     Logits are ``o_i = tau h.c_i`` and ``q_i = phi(c_i).phi(h) / C``, with the normalising
     constant C and Z_t both summed over the negatives. Eq. 20 as printed lacks a normaliser: with
@@ -586,7 +586,7 @@ class Theorem2Corrected:
 def theorem2_corrected(
     cosine: ArrayLike, labels: int, *, tau: float, nu: float, num_features: int, gamma: float
 ) -> Theorem2Corrected:
-    """Return what holds in place of eq. 20 and Corollary 1, without drawing any frequency.
+    """Return what holds in place of equation 20 and Corollary 1, without drawing any frequency.
 
     Logits are ``o_i = tau h.c_i`` and ``q_i`` is in proportion to ``phi(c_i).phi(h)`` of random
     Fourier features of the Gaussian kernel ``K_i = e^{-nu (1 - h.c_i)}``. Except with the

@@ -17,7 +17,9 @@ _LARGEST = 10**9
 
 
 def load_interactions(path: str | Path, *, longest_line: int = LONGEST_LINE) -> sparse.csr_array:
-    r"""Read lines ``user item item ...`` of numbers from 0, such as Gowalla's in [1]_.
+    r"""Read lines ``user item item ...`` of numbers from 0.
+
+    Gowalla's data [1]_ are such lines.
 
     Parameters
     ----------
