@@ -43,6 +43,7 @@ positive_int, seed = integer_of(1), integer_of(0)
 positive_float = number_of("a finite number above 0", lambda value: 0.0 < value < float("inf"))
 rate = number_of("a number from 0 to below 1", lambda value: 0.0 <= value < 1.0)
 folder_name = number_of("the name of a folder", bool, str)
+address = number_of("the address of a scheduler", bool, str)
 
 
 def draw_count(text: str) -> int:
@@ -139,7 +140,7 @@ def add_scheduler(group: Any) -> None:
         "whose workers share the examples out: threads, processes, or a scheduler of Dask by its "
         "address, such as tcp://10.0.0.1:8786; results are the same"
     )
-    group.add_argument("--scheduler", metavar="WHERE", type=folder_name, help=text)
+    group.add_argument("--scheduler", metavar="WHERE", type=address, help=text)
 
 
 def check_folder(option: str, folder: str | Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from samplesoft.commands.options import (
     add_fields,
+    address,
     draw_count,
     flag,
     folder_name,
@@ -153,7 +154,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--scheduler",
         metavar="ADDRESS",
-        type=folder_name,
+        type=address,
         help="keep the class vectors, their optimizer and their sampler on the workers of a "
         "cluster of Dask, a part on each: the address of its scheduler, such as "
         "tcp://10.0.0.1:8786; a run is resumed on any number of workers, or without",

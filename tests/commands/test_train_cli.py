@@ -297,6 +297,7 @@ BAD = {
         "--sampler must draw every class with loss='nce'",
     ),
     "empty out": (["train", "xc", "--out", ""], "--out: expected the name of a folder"),
+    "empty scheduler": ([*XC, "--scheduler", ""], "--scheduler: expected the address of a sch"),
     "below a file": ([*XC[:-1], "{f}/xc-test.txt/a"], "xc-test.txt' is a file; choose another"),
     "json is out": ([*XC, "--json", "{t}/b/../a"], "--json must name a file of its own"),
     "json is the log": ([*XC, "--json", "{t}/a/log.jsonl"], "--json must name a file of its own"),
