@@ -336,8 +336,13 @@ class SampledSoftmaxRecommender:
         self._require_fitted()
         taken = self._histories(user_items, len(self.user_factors))
         wanted, found = check_leave_out(as_csr("hidden", hidden), taken.shape, "hidden"), []
-        if not wanted.nnz or wanted.multiply(taken).nnz:
-            raise ValueError("`hidden` must hold items to be found, and none of `user_items`.")
+        both = wanted.multiply(taken).nnz
+        if not wanted.nnz or both:
+            raise ValueError(
+                "`hidden` must hold items to be found, and none of `user_items`, got "
+                f"{wanted.nnz} items, of which {both} are in both; take some items of each user "
+                "out of what the recommender is given, and pass them here."
+            )
         users = np.flatnonzero(np.diff(wanted.indptr))
         some = users[:_COMPARED]
         given, hides = (self._made(matrix[some], some) for matrix in (taken, wanted))

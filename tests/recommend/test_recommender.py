@@ -408,7 +408,7 @@ def test_what_was_fitted_is_not_taken_for_what_was_hidden(model, tmp_path):
 @pytest.mark.parametrize(
     "hidden, sampled, message",
     [
-        (HIDDEN * 0, None, "`hidden` must hold items to be found"),
+        (HIDDEN * 0, None, "`hidden` must hold items to be found.*got 0 items"),
         (HIDDEN[:5], None, r"`hidden` must have shape \(60, 30\), got \(5, 30\)"),
         (TAKEN, None, "`hidden` must hold items to be found, and none of `user_items`"),
         (HIDDEN, 21, "`num_sampled` must be at most the number of negatives, got 21 of 20"),
