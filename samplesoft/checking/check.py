@@ -16,7 +16,7 @@ from scipy.special import stdtrit
 from samplesoft._progress import progress_bar
 from samplesoft._random import as_key
 from samplesoft._validation import FloatArray, as_choice, as_count, as_flag, as_positive
-from samplesoft.checking.exact import Spread, expectation, squares
+from samplesoft.checking.exact import Spread, expectation, squares, with_rare_sets
 from samplesoft.checking.faults import FAULTS, METHODS
 from samplesoft.checking.hypotheses import (
     Batches,
@@ -356,6 +356,11 @@ def _on_extreme(observer: Observer, left: set[Name]) -> list[Hypothesis]:
     observer.more(observer.most - observer.calls if observer.is_random else 2)
     observed = observer.means()
     test = score if observer.is_random else exact_score
+    if observer.is_random:
+        hypotheses = [
+            replace(one, spread=with_rare_sets(one.spread, one.recipes, observer.centre))
+            for one in hypotheses
+        ]
     scores = [test(one, observed) for one in hypotheses]
     if not any(s.allowed for s in scores):
         schemes = {scheme for scheme, fault in left if fault is None}

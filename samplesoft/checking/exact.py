@@ -311,16 +311,11 @@ def squares(recipes: Sequence[Recipe], centre: FloatArray) -> tuple[FloatArray, 
 
     The spread is that of one set of draws.
     """
-    first, rows = recipes[0], []
-    terms = first.law.size * (first.num_draws if first.kind == "kept" else 1)
-    known = first.kind in ("sum", "kept", "logistic") and first.loss_scale == 1.0
-    if not known or terms > _MOST:
+    powers = _powers(recipes, centre)
+    if powers is None:
         return None
-    for e, c in enumerate(centre):
-        powers = [moments(one, e, float(c)) for one in recipes]
-        chances = [np.broadcast_to(one.chance, len(centre))[e] for one in recipes]
-        rows.append(np.dot(chances, powers))
-    second, fourth, sixth = np.array(rows)[:, [2, 4, 6]].T
+    first = recipes[0]
+    second, fourth, sixth = powers[:, [2, 4, 6]].T
     if second.min() < (_LEAST_VARIANCE if first.sets is None else _LEAST_OF_SETS):
         return None
     # of the square X^2: its variance and third central moment from E X^4 and E X^6
@@ -328,6 +323,43 @@ def squares(recipes: Sequence[Recipe], centre: FloatArray) -> tuple[FloatArray, 
     third = np.abs(sixth - 3.0 * fourth * second + 2.0 * second**3)
     skewness = third / np.maximum(variance, _DIGITS * second**2) ** 1.5
     return second, Spread(np.sqrt(variance), skewness)
+
+
+def with_rare_sets(
+    width: Spread | None, recipes: Sequence[Recipe], centre: FloatArray
+) -> Spread | None:
+    """Return a spread, if there is one, whose part of the losses is exact where it can be.
+
+    A label far behind has another loss where all draws are hits: draws one by one do not show that.
+    """
+    powers = None if width is None else _powers(recipes, centre)
+    if width is None or powers is None:
+        return width
+    mean, second, third = powers[:, 1:4].T
+    variance = second - mean**2
+    has_digits = variance > _LEAST_VARIANCE * np.maximum(second, 1.0)
+    variance = np.where(has_digits, variance, 1.0)
+    skewness = np.abs(third - 3.0 * mean * second + 2.0 * mean**3) / variance**1.5
+    deviations, skewnesses = width.deviations.copy(), width.skewness.copy()
+    for whole, exact in ((deviations, np.sqrt(variance)), (skewnesses, skewness)):
+        part = whole[: len(centre)]
+        np.maximum(part, exact, out=part, where=has_digits)
+    return Spread(deviations, skewnesses)
+
+
+def _powers(recipes: Sequence[Recipe], centre: FloatArray) -> FloatArray | None:
+    """Return `moments` (E, 7) of a loss that follows one of some recipes; None if unknown."""
+    first = recipes[0]
+    terms = first.law.size * (first.num_draws if first.kind == "kept" else 1)
+    known = first.kind in ("sum", "kept", "logistic") and first.loss_scale == 1.0
+    if not known or terms > _MOST:
+        return None
+    rows = []
+    for e, c in enumerate(centre):
+        powers = [moments(one, e, float(c)) for one in recipes]
+        chances = [np.broadcast_to(one.chance, len(centre))[e] for one in recipes]
+        rows.append(np.dot(chances, powers))
+    return np.array(rows)
 
 
 def moments(recipe: Recipe, e: int, centre: float) -> FloatArray:

@@ -14,10 +14,17 @@ from samplesoft import check_loss, exact_bias
 from samplesoft._random import as_key
 from samplesoft.checking import hypotheses
 from samplesoft.checking.check import exact_score
-from samplesoft.checking.exact import expectation, moments, smoothing_of, squares
+from samplesoft.checking.exact import (
+    Spread,
+    expectation,
+    moments,
+    smoothing_of,
+    squares,
+    with_rare_sets,
+)
 from samplesoft.checking.faults import FAULTS, METHODS, RIGHT
 from samplesoft.checking.hypotheses import Batches
-from samplesoft.checking.observe import Observer, make_problem
+from samplesoft.checking.observe import Observer, extreme_problems, make_problem
 from samplesoft.checking.recipe import full_of, make_recipes
 from samplesoft.losses import InBatchLoss, make_loss
 from samplesoft.models import SoftmaxLayer
@@ -270,6 +277,25 @@ def test_exact_moments_are_those_over_all_draws(name):
         # of the digits of moments those are left that do not cancel
         of_digits = max(1e-3, 0.1 * digits / deviation**3)
         assert width.skewness[e] == pytest.approx(third, rel=1e-1, abs=of_digits)
+
+
+@pytest.mark.parametrize("name", ["masked", "candidate", "distinct_candidate", "nce"])
+def test_the_spread_of_a_label_far_behind_is_that_over_all_draws(name):
+    """Draws that are all hits leave it alone: one by one they say nothing of that."""
+    problem = next(extreme_problems(SOME, make_problem(SOME, 3, 1.0, False, np.uint64(0)), 0))
+    recipes = make_recipes(problem, METHODS[name], RIGHT, 3, batch=8)
+    (recipe,), e = recipes, 1
+    none, centre = Spread(np.zeros(4), np.zeros(4)), expectation(recipes).losses
+    chances, ids = outcomes(METHODS[name].draws, problem.q[e], 3)
+    x = losses_of(recipe, e, ids, recipe.own[e], recipe.draws[e])
+    x = x - chances @ x
+    deviation = np.sqrt(chances @ x**2)
+    width = with_rare_sets(none, recipes, centre)
+    assert width.deviations[e] == pytest.approx(deviation, rel=1e-4)
+    skewness = abs(chances @ x**3) / deviation**3
+    assert width.skewness[e] == pytest.approx(skewness, rel=1e-3, abs=1e-3)
+    assert skewness > 3.0 or "distinct" in name or name == "nce"
+    assert with_rare_sets(None, (), centre) is None
 
 
 # samplesoft's own losses -------------------------------------------------------------------------
