@@ -325,12 +325,15 @@ def uses() -> dict[str, list[str]]:
 USES = uses()
 
 
+def escape_initials(*event: Any) -> None:
+    """Keep an initial at the beginning of a line, such as in a reference, from being a list."""
+    lines = event[-1]
+    initial = re.compile(r"^( *(?:\.\. \[[^]]+\] )?)([A-Z]\.)(?= |$)")
+    lines[:] = [initial.sub(r"\1\\\2", line) for line in lines]
+
+
 def add_figures(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
     """Add links to the figures that use a public name, below its docstring."""
-    # an initial is no number of a list
-    lines[:] = [
-        re.sub(r"^( *(?:\.\. \[[^]]+\] )?)([A-Z]\.)(?= |$)", r"\1\\\2", line) for line in lines
-    ]
     last = name.rpartition(".")[2]
     if PUBLIC.get(last) == name and last in USES:
         links = (f":ref:`{stem} <figure-{stem}>`" for stem in USES[last])
@@ -434,6 +437,7 @@ def setup(app: Any) -> None:
     app.connect("doctree-read", add_other_names)
     app.connect("doctree-resolved", break_code)
     app.connect("missing-reference", find_name)
-    app.connect("autodoc-process-docstring", add_figures, priority=900)  # after numpydoc
+    app.connect("autodoc-process-docstring", escape_initials, priority=900)  # after numpydoc
+    app.connect("autodoc-process-docstring", add_figures, priority=900)
     app.connect("autodoc-skip-member", skip_member)
     app.connect("build-finished", copy_mathjax)
