@@ -6,9 +6,9 @@ the names in the Python packages that are installed (100,000 names, 6 tokens bef
 method is to find the one that follows. Each method goes over the examples in the same order, with
 Adagrad, 100 draws an example or 1,000 for a batch of 256 where draws do not look at it, and is
 asked for the perplexity of held-out words by its own probabilities, or how often the name is among
-its best 10. Seconds are of training steps alone. Three seeds on the Penn Treebank; bars are from
-the least to the greatest. In the committed files "bigrams" and "hard negatives" had the names of
-newer packages, on which other methods have 0.003 to 0.004 more. About an hour on two cores::
+its best 10. Seconds are of training steps alone. Three seeds, of the parameters, of the order and
+of the draws; bars are from the least to the greatest. The names are those of the packages that are
+installed, so that all their rows must come of one set of packages. About two hours on two cores::
 
     python figures/family.py --corpus ptb
 
@@ -172,7 +172,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--corpus", type=Path, help="folder of the Penn Treebank")
     parser.add_argument("--methods", default=";".join(METHODS), help="parted by ';'")
-    parser.add_argument("--seeds", type=int, default=3, help="on the Penn Treebank, default 3")
+    parser.add_argument("--seeds", type=int, default=3, help="default: 3")
     parser.add_argument("--share", type=float, default=1.0, help="of the examples")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent)
     args = parser.parse_args()
@@ -182,7 +182,7 @@ def main() -> None:
         with path.open() as file:
             rows = list(csv.DictReader(file))
     tasks: list[tuple[str, int, Callable[[], Corpus]]] = [
-        ("names", 1, lambda: packages(6, WORDS, EXAMPLES, names_only=True))
+        ("names", args.seeds, lambda: packages(6, WORDS, EXAMPLES, names_only=True))
     ]
     if args.corpus:
         tasks.insert(0, ("words", args.seeds, lambda: penn_treebank(args.corpus, 4)))
