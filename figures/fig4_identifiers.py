@@ -22,20 +22,23 @@ A. S. Rawat et al., "Sampled Softmax with Random Fourier Features", NeurIPS 2019
 from __future__ import annotations
 
 import argparse
-import csv
+import hashlib
+import json
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from log_bilinear import BATCH, Corpus, LogBilinear, packages, softmax_layer
+from log_bilinear import BATCH, Corpus, LogBilinear, Words, packages, softmax_layer
 from matplotlib.figure import Figure
 from tables import write_csv
-from tqdm import tqdm
 
 from samplesoft._files import replaced
-from samplesoft.models import AdaptiveSoftmax
+from samplesoft.models import AdaptiveSoftmax, SoftmaxLayer
+from samplesoft.training import CHECKPOINT, LOG, Settings, Task, train
+from samplesoft.training.task import sub_seed
 
-WORDS, EXAMPLES, PARTS, DIM = 64_000, 1_000_000, 4, 64
+WORDS, EXAMPLES, EPOCHS, PARTS, DIM = 64_000, 1_000_000, 4, 4, 64
 PAPER = {"tau": 1.0 / 0.3**2, "update_every": 20}
 FULL = {"loss": "full", "sampler": None, "num_sampled": None}
 METHODS: dict[str, dict[str, Any]] = {
@@ -58,57 +61,109 @@ STYLES = {  # Okabe and Ito's colours, safe for the colour-blind
     "hierarchical": ("#56B4E9", "v", "--"),
     "adaptive": ("#666666", "X", "--"),
 }
-FIELDS = ("method", "examples", "validation_perplexity")
+FIELDS = ("method", "epoch", "validation_perplexity")
+
+
+class NextWord(Task):
+    """The model under one of `METHODS`; an epoch of its training is one of `PARTS` of a pass."""
+
+    def __init__(self, name: str, corpus: Corpus) -> None:
+        layer: Any = AdaptiveSoftmax(DIM, corpus.counts, rng=0)
+        if METHODS[name]:
+            layer = softmax_layer(corpus, DIM, 0, **METHODS[name])
+        self.name, self.corpus, self.model = name, corpus, LogBilinear(corpus, layer, DIM, 0.1, 0)
+        self.parameters, self.num_examples = self.model.parameters, BATCH
+        self.num_steps = len(corpus.train) // (PARTS * BATCH)
+        self.order: tuple[int, Words] = (-1, corpus.train)
+        self.sampled = layer if isinstance(layer, SoftmaxLayer) else None
+
+    def config(self) -> dict[str, Any]:
+        """Return the method, and a number that other packages would change."""
+        digest = hashlib.sha256(self.corpus.labels.tobytes()).hexdigest()
+        return {"method": self.name, "labels": digest, "examples": len(self.corpus.train)}
+
+    def step(self, epoch: int, index: int) -> tuple[float, dict[str, Any]]:
+        """Return the loss and the gradients of a batch; each pass has an order of its own."""
+        number, part = divmod(epoch, PARTS)
+        if self.order[0] != number:
+            self.order = number, np.random.default_rng(number).permutation(self.corpus.train)
+        first = (part * self.num_steps + index) * BATCH
+        examples = self.order[1][first : first + BATCH]
+        return self.model.gradients(examples, sub_seed(0, epoch, index))
+
+    def validate(self) -> dict[str, float]:
+        """Return the loss of the held-out words, by the probabilities of the method."""
+        return {"loss": self.model.evaluate()[0]}
+
+    def after_step(self, gradients: dict[str, Any]) -> None:
+        """Tell the sampler of the new vectors."""
+        self.model.update(gradients)
+
+    def refresh(self) -> None:
+        """Make the sampler anew, where there is one."""
+        if self.sampled:
+            self.sampled.refresh()
+
+    def state(self) -> dict[str, Any]:
+        """Return what the sampler has learned."""
+        return self.sampled.state() if self.sampled else {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go back to a `state`."""
+        if self.sampled:
+            self.sampled.load_state(state)
 
 
 def main() -> None:
-    """Train what the CSV does not have yet, then write the figure."""
+    """Train what is missing, then write the figure."""
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    options.add_argument("--runs", type=Path, required=True, help="folder of the runs")
     options.add_argument("--methods", default=";".join(METHODS), help="parted by ';'")
-    options.add_argument("--examples", type=int, default=EXAMPLES, help="default: a million")
+    options.add_argument("--epochs", type=int, default=EPOCHS, help=f"default: {EPOCHS}")
     options.add_argument("--output", type=Path, default=Path(__file__).parent)
     chosen = options.parse_args()
-    path = chosen.output / "fig4_identifiers.csv"
-    rows: list[dict[str, Any]] = []
-    if path.exists():
-        with path.open() as file:
-            rows = list(csv.DictReader(file))
-    corpus = packages(4, WORDS, chosen.examples, names_only=False)
+    corpus = packages(4, WORDS, EXAMPLES, names_only=False)
     for name in chosen.methods.split(";"):
-        if name not in {row["method"] for row in rows}:
-            rows += train(name, corpus)
-            write_csv(path, rows, FIELDS, digits=6)
+        run(name, corpus, chosen.epochs, chosen.runs / name)
+    rows = [row for name in METHODS for row in found(name, chosen.runs / name)]
+    path = chosen.output / "fig4_identifiers.csv"
+    write_csv(path, rows, FIELDS, digits=6)
     with replaced(path.with_suffix(".png")) as draft:
         draw(rows).savefig(draft, dpi=130)
 
 
-def train(name: str, corpus: Corpus) -> list[dict[str, Any]]:
-    """Go over the examples, and return a row for each part of them."""
-    layer: Any = AdaptiveSoftmax(DIM, corpus.counts, rng=0)
-    if METHODS[name]:
-        layer = softmax_layer(corpus, DIM, 0, **METHODS[name])
-    model, rows = LogBilinear(corpus, layer, DIM, 0.1, 0), []
-    with tqdm(total=-(-len(corpus.train) // BATCH), desc=name, unit="step", mininterval=5) as bar:
-        for part in np.array_split(corpus.train, PARTS):
-            model.train(part, bar.update)
-            perplexity = float(np.exp(model.evaluate()[0]))
-            seen = sum(row["examples"] for row in rows[-1:]) + len(part)
-            rows.append(dict(zip(FIELDS, (name, seen, perplexity), strict=True)))
-            bar.set_postfix(perplexity=f"{perplexity:.1f}")
+def run(name: str, corpus: Corpus, epochs: int, folder: Path) -> None:
+    """Train a method, or go on from its checkpoint."""
+    settings = Settings(epochs=PARTS * epochs, optimizer="adagrad", learning_rate=0.1)
+    print(name)
+    resume = (folder / CHECKPOINT).exists()
+    train(NextWord(name, corpus), settings, folder, resume=resume, progress=True)
+
+
+def found(name: str, folder: Path) -> list[dict[str, Any]]:
+    """Return a row for each part of an epoch that has been trained."""
+    rows = []
+    for line in (folder / LOG).read_text().splitlines() if (folder / LOG).exists() else ():
+        entry = json.loads(line)
+        if "validation_loss" in entry:
+            perplexity = math.exp(entry["validation_loss"])
+            rows.append(dict(zip(FIELDS, (name, entry["epoch"] / PARTS, perplexity), strict=True)))
     return rows
 
 
 def draw(rows: list[dict[str, Any]]) -> Figure:
-    """Plot perplexity against the examples seen."""
+    """Plot perplexity by epoch."""
     figure = Figure(figsize=(9, 4.8), layout="constrained")
     axes = figure.subplots()
     for name, (colour, marker, line) in STYLES.items():
         own = [row for row in rows if row["method"] == name]
-        x = [float(row["examples"]) / 1e6 for row in own]
+        x = [float(row["epoch"]) for row in own]
         y = [float(row["validation_perplexity"]) for row in own]
         if own:
             axes.plot(x, y, line, color=colour, marker=marker, label=f"{name}, {y[-1]:.0f}")
-    axes.set(xlabel="examples seen, millions", ylabel="perplexity of held-out words", yscale="log")
+    axes.set(
+        xlabel="epochs, of a million examples", ylabel="perplexity of held-out words", yscale="log"
+    )
     axes.yaxis.set_major_formatter("{x:.0f}")
     axes.yaxis.set_minor_formatter("{x:.0f}")
     axes.tick_params(which="minor", labelsize=8)

@@ -139,23 +139,36 @@ class LogBilinear:
         """Return the context vectors of examples."""
         return self.encoder.forward(self.inputs(examples))[0]
 
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Those of the encoder and of the layer."""
+        return {**self.encoder.parameters, **self.layer.parameters}
+
+    def gradients(self, examples: Words, seed: int) -> tuple[float, dict[str, Any]]:
+        """Return the loss of examples, and its gradients by parameter."""
+        x, labels = self.inputs(examples), self.corpus.labels[examples]
+        start = perf_counter()
+        h, cache = self.encoder.forward(x)
+        given = {"examples": examples} if hasattr(self.layer, "takes_examples") else {}
+        loss, saved = self.layer.forward(h, labels, rng=seed, **given)
+        dh, of_layer = self.layer.backward(saved)
+        gradients = {**self.encoder.backward(cache, dh)[1], **of_layer}
+        self.seconds += perf_counter() - start
+        return loss, gradients
+
+    def update(self, gradients: dict[str, Any]) -> None:
+        """Let the layer follow a step of the optimizer."""
+        changed = gradients.get("class_embeddings")
+        self.layer.update(None if changed is None else changed.ids)
+
     def train(self, examples: Words, progress: Callable[[], object]) -> None:
         """Go over the examples once, in batches."""
         for first in range(0, len(examples), BATCH):
-            some = examples[first : first + BATCH]
-            x, labels = self.inputs(some), self.corpus.labels[some]
-            start = perf_counter()
-            h, cache = self.encoder.forward(x)
-            given = {"examples": some} if hasattr(self.layer, "takes_examples") else {}
             seed = (self.seed << 40) + self.steps
-            _, saved = self.layer.forward(h, labels, rng=seed, **given)
-            dh, of_layer = self.layer.backward(saved)
-            of_encoder = self.encoder.backward(cache, dh)[1]
-            self.optimizer.step(
-                {**self.encoder.parameters, **self.layer.parameters}, {**of_encoder, **of_layer}
-            )
-            changed = of_layer.get("class_embeddings")
-            self.layer.update(None if changed is None else changed.ids)
+            _, gradients = self.gradients(examples[first : first + BATCH], seed)
+            start = perf_counter()
+            self.optimizer.step(self.parameters, gradients)
+            self.update(gradients)
             self.steps += 1
             self.seconds += perf_counter() - start
             progress()

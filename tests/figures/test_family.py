@@ -39,12 +39,22 @@ def test_methods_learn(name, corpus):
     assert len(family.draw(every).axes) == 2
 
 
-def test_the_model_of_figure_4(corpus, monkeypatch):
+def test_the_model_of_figure_4(corpus, monkeypatch, tmp_path):
     monkeypatch.setattr(fig4_identifiers, "DIM", 8)
-    rows = [row for name in ("UNIFORM", "adaptive") for row in fig4_identifiers.train(name, corpus)]
-    assert [row["examples"] for row in rows[:4]] == [675, 1350, 2025, 2700]
-    assert rows[3]["validation_perplexity"] < rows[0]["validation_perplexity"]
-    assert len(fig4_identifiers.draw(rows).legends[0].get_texts()) == 2
+    rows = []
+    for name in ("RFF", "CLUSTERS", "adaptive"):
+        whole, parts = tmp_path / name, tmp_path / "parts" / name
+        fig4_identifiers.run(name, corpus, 2, whole)
+        for epochs in (1, 2):  # goes on with the bits of a run that was not interrupted
+            fig4_identifiers.run(name, corpus, epochs, parts)
+        rows += fig4_identifiers.found(name, whole)
+        assert rows[-8:] == fig4_identifiers.found(name, parts)
+        assert [row["epoch"] for row in rows[-8:]] == [0.25 * part for part in range(1, 9)]
+        assert rows[-1]["validation_perplexity"] < 0.8 * rows[-8]["validation_perplexity"]
+    assert len(fig4_identifiers.draw(rows).legends[0].get_texts()) == 3
+    other = corpus._replace(labels=corpus.labels[::-1].copy())
+    with pytest.raises(ValueError, match="labels"):
+        fig4_identifiers.run("adaptive", other, 3, tmp_path / "adaptive")
 
 
 def test_what_a_wrong_correction_costs(corpus, monkeypatch):
