@@ -291,7 +291,7 @@ METHODS: dict[str, tuple[Callable[..., Fitted], dict[str, Any]]] = {
         one_vs_all,
         {"alpha": 4e-5, "max_iter": 10, "power": 0.5},
     ),
-    "samplesoft, softmax of vectors of 64": (classifier, {"max_iter": 5}),
+    "samplesoft, softmax of vectors of 64": (classifier, {"embedding_dim": 64, "max_iter": 5}),
     "scikit-learn, Ridge": (ridge, {"alpha": 1.0, "idf": False}),
     "scikit-learn, Ridge, tf-idf": (ridge, {"alpha": 1.0, "idf": True}),
     "scikit-learn, one-vs-rest": (one_vs_rest, {"C": 10.0, "idf": False}),

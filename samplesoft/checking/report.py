@@ -175,9 +175,8 @@ class LossReport(Report):
             lines = [f"The loss is right: {names}, {METHODS[self.scheme].aim}.", evidence]
             if self.undecided:
                 lines[0] = (
-                    f"Not decided after {calls}: the loss may be right ({names}), or one of "
-                    f"{self.undecided} wrong ones that fit too. Take more `calls`, and return "
-                    "gradients."
+                    f"Not decided after {calls}: the loss may be right ({names}), but mistakes fit "
+                    f"too ({self.undecided}). Take more calls, and return gradients."
                 )
             return [*lines, *([" ".join(beside)] if beside else [])]
         right = next((s for s in self.scores if s.name == (self.scheme, None)), None)

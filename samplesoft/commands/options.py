@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import Parameter, signature
@@ -117,10 +118,15 @@ def add_fields(
     for name in names:
         # without docstrings, as of python -OO, the name has to do
         text = texts.get(name, name).replace("%", "%%")
+        # a sentence on None, which is no value of an option
+        text = re.sub(r"[.;] None [^.;]*", "", text)
         annotation = str(parameters[name].annotation).split(" | ")[0]
         kind = (kinds or {}).get(name, _KINDS.get(annotation))
         value = defaults.get(name, parameters[name].default)
-        arguments: dict[str, Any] = {"type": kind, "metavar": "N"}
+        arguments: dict[str, Any] = {
+            "type": kind,
+            "metavar": "NAMES" if "str" in annotation else "N",
+        }
         if annotation == "bool":
             arguments = {"action": argparse.BooleanOptionalAction}
         elif not callable(kind):

@@ -69,20 +69,19 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         by default 0.003 divided by the number of classes. It is worth a search; see Notes.
     loss : str
         ``"sampled"`` for sampled softmax, ``"jackknife"`` for the same with its bias of order 1/m
-        removed, ``"multilevel"`` for no bias at all, from 4.4 m draws in the mean,
-        or ``"negative-sampling"``, each with draws that leave out the label; the same
-        names with ``-masked`` for draws in which the label has no weight; ``"nce"`` for
-        noise-contrastive estimation; ``"gbce"``, ``"bpr"`` and ``"warp"``, which recommenders are
-        compared with, and which are meant for uniform draws; ``"full"``; ``"full-logistic"``, a
-        logistic regression of each class; or ``"hierarchical"``, a softmax over cells of classes of
-        similar frequency and one over the classes of a cell (32,282 identifiers, in the first place
-        and among the best five: 0.176 / 0.355 in 34 s, where the default has 0.194 / 0.386 in
-        23 s). Negative
-        sampling learns how much more often a class is the label than a draw: with draws by counts
-        it puts rare classes too far up, the more so the more classes. Where draws cannot leave out
-        the label, as examples share them or have several labels, a name without ``-masked`` stands
-        for the one with it. ``"full"`` has no bias, and takes twice as
-        long with 600 classes, 6 times with 10,000; see Notes.
+        removed, ``"multilevel"`` for no bias at all, from 4.4 m draws in the mean, or
+        ``"negative-sampling"``, each with draws that leave out the label; the same names with
+        ``-masked`` for draws in which the label has no weight; ``"nce"`` for noise-contrastive
+        estimation; ``"importance"`` for draws without a term for the label; ``"gbce"``, ``"bpr"``
+        and ``"warp"``, which recommenders are compared with, and which are meant for uniform draws;
+        ``"full"``; ``"full-logistic"``, a logistic regression of each class; or ``"hierarchical"``,
+        a softmax over cells of classes of similar frequency and one over the classes of a cell
+        (32,282 identifiers, in the first place and among the best five: 0.176 / 0.355 in 34 s,
+        where the default has 0.194 / 0.386 in 23 s). Negative sampling learns how much more often a
+        class is the label than a draw: with draws by counts it puts rare classes too far up, the
+        more so the more classes. Where draws cannot leave out the label, as examples share them or
+        have several labels, a name without ``-masked`` stands for the one with it. ``"full"`` has
+        no bias, and takes twice as long with 600 classes, 6 times with 10,000; see Notes.
     sampler : str, callable or sampler
         A key of `samplesoft.samplers.SAMPLERS`; not used by ``loss="full"``. Samplers that draw by
         counts, such as the default, go by those of the data that `fit` is given. ``"auto"``
@@ -219,10 +218,10 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     64, steps of 64 and 20 rounds: ``figures/classifier_frontier.py`` has them beside fastText,
     label trees and one classifier for each label. More draws are the first thing to spend time on.
 
-    Bags of words with some hundred labels are better off without a bottleneck. Tf-idf of Bibtex
-    (159 labels, several each; precision at 1, 3 and 5, mean over fifths of the training data), and
-    of docstrings by their module (893 classes; accuracy), 10 rounds, or 4 where all of the 893 are
-    scored:
+    Bags of words with several of some hundred labels are better off without a bottleneck; with one
+    label each they were not. Tf-idf of Bibtex (159 labels, several each; precision at 1, 3 and 5,
+    mean over fifths of the training data), and of docstrings by their module (893 classes;
+    accuracy), 10 rounds, or 4 where all of the 893 are scored:
 
     ================================================  =====================  =======
     model                                             Bibtex                 modules
@@ -382,9 +381,10 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             of_class = class_weights(self.class_weight, codec, codes, sample_weight)
             weights = example_weights(of_class, codes, sample_weight)
             rows = labelled[sample_weight[labelled] > 0.0]
-            if not len(rows):
+            if not weights.any():
+                name = "class_weight" if len(rows) else "sample_weight"
                 raise ValueError(
-                    "`sample_weight` must be above 0 for an example with a label, got zero for all."
+                    f"`{name}` must be above 0 for an example with a label, got zero for all."
                 )
             validation = None if eval_set is None else self._checked_eval_set(eval_set, codec)
             if go_on:
@@ -539,7 +539,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         return self._learner.codec.decode_matrix(matrix)
 
     def predict_topk(
-        self, X: Any, k: int = 5, *, exclude: Any = None
+        self, X: Any, k: int | None = None, *, exclude: Any = None
     ) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return the labels of the greatest scores, without a matrix of all scores.
 
@@ -550,8 +550,8 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         X : array_like or sparse matrix, shape (N, v)
             Inputs. Of a Dask array or dataframe the results are Dask arrays, computed by blocks of
             rows, without `exclude`.
-        k : int
-            How many labels, at most n.
+        k : int, optional
+            How many labels, at most n; by default 5, or all of fewer.
         exclude : sparse matrix, shape (N, n), or list of N lists of labels, optional
             Labels that are not wanted, such as those that are known; columns are in the order of
             `classes_`. Labels that are no class are ignored.
@@ -569,8 +569,9 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         TypeError, ValueError
             If an argument is malformed.
         """
+        check_is_fitted(self)
+        k = min(5, len(self.classes_)) if k is None else k
         if is_dask(X):
-            check_is_fitted(self)
             if exclude is not None:
                 raise ValueError("`exclude` must be None for Dask; call predict_topk by the block.")
             kinds = [(k, self.classes_.dtype), (k, self.model_.dtype)]
@@ -896,7 +897,7 @@ def blocks_of(array: Any) -> list[Any]:
 
 
 def predict_topk(
-    estimator: Any, X: Any, k: int = 5, *, exclude: Any = None
+    estimator: Any, X: Any, k: int | None = None, *, exclude: Any = None
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the best labels of inputs that a pipeline transforms first.
 

@@ -29,8 +29,8 @@ _TRAILER = len(_MARK) + 64
 _ABSENT = "nothing"
 _WHOLE = (
     "a whole checkpoint of samplesoft",
-    "take another copy, such as best.npz for checkpoint.npz, from which the run then goes on, or "
-    "train anew in another folder",
+    "take another copy, such as best.npz for checkpoint.npz of a run, which then goes on from it, "
+    "or train anew",
 )
 
 
@@ -108,8 +108,8 @@ def writing(path: str | Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OSError(
-            f"{str(path)!r} cannot be written: {error.strerror or error}; make room or correct "
-            "the permissions, and resume if there is a checkpoint."
+            f"{str(path)!r} cannot be written: {error.strerror or error}; make room, create "
+            "its folder or correct the permissions, and resume if there is a checkpoint."
         ) from None
 
 

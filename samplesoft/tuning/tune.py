@@ -92,7 +92,8 @@ def tune(
     nu, num_features : float, int
         Of samplers; see `samplesoft.samplers.SamplerInputs`.
     batch : int, optional
-        Examples in a step; N by default. Contexts are taken again where there are fewer.
+        Examples in a step; by default as many as there are contexts, which are taken again where
+        they are fewer.
     thorough : bool
         Measure every number of draws, and from how many classes on sampling pays. If False, draws
         are tried in ascending order, and those that cannot be the quickest within `largest_bias`

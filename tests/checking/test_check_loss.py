@@ -765,7 +765,7 @@ def test_few_calls_decide_nothing():
     report = check_loss(make("masked", shared=True), log_uniform(20), 10, calls=16)
     assert ("masked", None) in report.consistent and report.fault is None
     assert report.undecided > 0 and not report.ok
-    assert f"one of {report.undecided} wrong ones that fit too" in report.verdict.splitlines()[0]
+    assert f"mistakes fit too ({report.undecided})" in report.verdict.splitlines()[0]
     assert report.to_dict()["undecided"] == report.undecided
 
 

@@ -366,7 +366,7 @@ def test_help_is_printed():
             text=True,
             check=True,
         )
-        assert "--checkpoint-every" in done.stdout
+        assert "--checkpoint-every" in done.stdout and "None" not in done.stdout
         assert "Random frequencies of the rff samplers, features of positive (default" in " ".join(
             done.stdout.split()
         )

@@ -571,6 +571,7 @@ def test_indicator_columns_may_have_names():
     X, Y = several()
     clf = make().partial_fit(X, Y, classes=list("fedcba"))
     assert set(clf.predict_topk(X, 6)[0][0]) == set("abcdef")
+    assert clf.predict_topk(X)[0].shape == (len(X), 5)
     with pytest.raises(ValueError, match="must name the 6 columns"):
         make().partial_fit(X, Y, classes=[1, 2])
 
@@ -745,7 +746,7 @@ def test_results_that_would_not_fit_are_refused(monkeypatch):
         ):
             method(X)
     clf.predict(X)
-    clf.predict_topk(X, 2)
+    assert clf.predict_topk(X)[0].shape == (20, 4)  # all, where there are fewer than five
 
 
 def test_divergence_is_said():

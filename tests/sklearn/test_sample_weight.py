@@ -123,6 +123,13 @@ def test_weights_that_are_refused(weights, message):
     assert not hasattr(clf, "model_")
 
 
+def test_classes_that_all_weigh_nothing():
+    clf = make(class_weight=dict.fromkeys(np.unique(Y).tolist(), 0))
+    with pytest.raises(ValueError, match="`class_weight` must be above 0 for an example"):
+        clf.fit(X, Y)
+    assert not hasattr(clf, "model_")
+
+
 @pytest.mark.parametrize(
     "options", [{"sample_weight": np.full(120, 1e18)}, {"class_weight": {2: 1e30}}]
 )
