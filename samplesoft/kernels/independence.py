@@ -39,7 +39,10 @@ def make_chain(log_p: FloatArray, log_q: FloatArray) -> Chain:
     order: IntArray = np.argsort(log_p - log_q, kind="stable")
     columns = np.empty((3, len(order)))
     q = np.exp(log_q[order])
-    _eigenvalues(log_p[order], log_q[order], np.cumsum(q), np.cumsum(q[::-1])[::-1] - q, columns)
+    # what is above is added up and not subtracted, for one class may have nearly all of q
+    above = np.append(np.cumsum(q[::-1])[-2::-1], 0.0)
+    _eigenvalues(log_p[order], log_q[order], np.cumsum(q), above, columns)
+    columns[0] = np.maximum.accumulate(columns[0])  # rounding puts equal ones out of order
     return Chain(order, *columns)
 
 
@@ -55,7 +58,7 @@ def _eigenvalues(
         ratio, rest = math.exp(fall), -math.expm1(fall)
         # both, for the one that is near 1 has not the digits of the other
         stay = stay * ratio + rest * below[s - 1]
-        accept = accept * ratio + rest * max(above[s - 1], 0.0)
+        accept = accept * ratio + rest * above[s - 1]
         columns[0, s] = math.log1p(-accept) if accept < 0.5 else max(np.log(stay), -1e300)
         rise = log_p[s] - log_mass
         columns[1, s], columns[2, s] = 1.0 / (1.0 + np.exp(-rise)), 1.0 / (1.0 + np.exp(rise))

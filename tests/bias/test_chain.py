@@ -75,6 +75,24 @@ def test_digits_of_a_bias_far_below_the_softmax():
         assert distance(gaps, result.bias) < 1e-11 * size
 
 
+@pytest.mark.parametrize("rest", [1e-6, 1e-9, 1e-15])
+def test_a_proposal_of_nearly_one_class_keeps_the_digits_of_the_others(rest):
+    q, steps = [1.0 - rest, rest], int(0.5 / rest)
+    with mp.workdps(50):
+        # p is uniform, and each class is left with the probability of the rare one
+        gap = (mpf(q[0]) / (mpf(q[0]) + mpf(q[1])) - mpf(1) / 2) * (1 - 2 * mpf(q[1])) ** steps
+    assert metropolis_bias([0.0, 0.0], q, steps).bias[0] == pytest.approx(float(gap), rel=1e-12)
+
+
+def test_no_chance_is_negative_where_proposals_are_far_apart():
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        logs = 300.0 * rng.normal(size=4)
+        q = np.exp(np.maximum(logs - logs.max(), -690.0))
+        q /= q.sum()
+        assert metropolis_bias(1e4 * rng.normal(size=4), q, 3).law.min() >= 0.0
+
+
 def test_the_rate_is_the_second_eigenvalue_and_all_are_those_of_liu():
     logits, q = world("plain", 6)
     p = np.exp(logits) / np.exp(logits).sum()
