@@ -199,6 +199,7 @@ class InBatchLoss(Loss):
         with np.errstate(divide="ignore"):  # a batch of one has no other labels
             found: FloatArray = self.proposal.log_prob(None, classes) + np.log(size - 1.0)
         if draw is not None and self.extra is not None:
-            more = self.extra.log_expected_count(None, classes, draw.ids.shape[1])
+            num_drawn = draw.ids.shape[1] - len(getattr(self.extra, "certain", ()))
+            more = self.extra.log_expected_count(None, classes, num_drawn)
             found = np.logaddexp(found, more)  # m q_j + U u_j
         return found.reshape(ids.shape)

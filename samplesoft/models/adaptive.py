@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
@@ -10,16 +11,19 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 from scipy.special import log_softmax
 
+from samplesoft._limits import quietly
 from samplesoft._random import as_key, mix64
 from samplesoft._validation import (
     FloatArray,
     IntArray,
+    as_array,
     as_choice,
     as_count,
     as_counts,
     as_float_rows,
     as_labels,
     as_positive,
+    in_small_unit,
 )
 from samplesoft.kernels.products import product
 from samplesoft.losses.base import Cache, checked_weights
@@ -48,9 +52,10 @@ class AdaptiveSoftmax:
         How often each class occurs, in any unit: the head and the tails are by that.
     cutoffs : sequence of int, optional
         How many of the most frequent classes are in the head, and how many in the head and in the
-        tails up to each but the last. By default two, of least multiplications for an example.
+        tails up to each but the last. By default one or two, or a head of all n, of least
+        multiplications for an example.
     div_value : float
-        How much shorter the vectors of each tail are.
+        How much shorter the vectors of each tail are, at least 1.
     reduction : {"mean", "sum"}
         The value is the mean of the examples' losses by their weights, or their weighted sum.
     dtype : dtype
@@ -100,7 +105,10 @@ class AdaptiveSoftmax:
         rng: int | np.random.Generator | None = None,
     ) -> None:
         d, self.dtype = as_count("embedding_dim", embedding_dim), as_float_dtype(dtype)
-        frequencies, divisor = as_counts("counts", counts), as_positive("div_value", div_value)
+        frequencies = in_small_unit(as_counts("counts", counts))
+        divisor = as_positive("div_value", div_value)
+        if divisor < 1.0:
+            raise ValueError(f"`div_value` must be at least 1, got {div_value}.")
         self.reduction = as_choice("reduction", reduction, ("mean", "sum"))
         self.num_classes = n = len(frequencies)
         self.order: IntArray = np.argsort(-frequencies, kind="stable")
@@ -108,7 +116,8 @@ class AdaptiveSoftmax:
         if cutoffs is None:
             chosen = _cheapest(frequencies[self.order], d, divisor)
         else:
-            chosen = tuple(as_count("cutoffs", cutoff) for cutoff in cutoffs)
+            every = np.atleast_1d(as_array("cutoffs", cutoffs)).tolist()
+            chosen = tuple(as_count("cutoffs", cutoff) for cutoff in every)
             if not chosen or any(b <= a for a, b in zip(chosen, (*chosen[1:], n), strict=True)):
                 raise ValueError(
                     f"`cutoffs` must rise and be below the {n} classes, got {list(chosen)}."
@@ -117,7 +126,7 @@ class AdaptiveSoftmax:
         self._bounds = np.unique([*chosen, n])  # a head of all classes has no tail
         shapes = {"head": (chosen[0] + len(self._bounds) - 1, d)}
         for i, num in enumerate(np.diff(self._bounds).tolist(), start=1):
-            short = max(1, int(d // divisor**i))
+            short = _length(d, divisor, i)
             shapes |= {f"projection_{i}": (short, d), f"tail_{i}": (num, short)}
         key = as_key(rng)
         self.parameters: dict[str, Rows] = {
@@ -204,6 +213,7 @@ class AdaptiveSoftmax:
     def update(self, ids: Any = None) -> None:
         """Do nothing: there is no sampler that follows."""
 
+    @quietly  # what is not finite is refused
     def log_probs(self, h: ArrayLike) -> FloatArray:
         """Compute the log-probabilities of all classes.
 
@@ -220,7 +230,7 @@ class AdaptiveSoftmax:
         Raises
         ------
         TypeError, ValueError
-            If an argument is malformed.
+            If an argument is malformed, or a score is not finite.
         """
         head, num = self.parameters["head"], self.cutoffs[0]
         contexts = as_float_rows("h", h, head.shape[1], self.dtype)
@@ -230,7 +240,13 @@ class AdaptiveSoftmax:
             short = product(contexts, self.parameters[f"projection_{i}"].T)
             scores = product(short, self.parameters[f"tail_{i}"].T).astype(np.float64)
             parts.append(of_head[:, num + i - 1, None] + log_softmax(scores, axis=1))
-        return np.concatenate(parts, axis=1)[:, self._ranks]
+        logs = np.concatenate(parts, axis=1)[:, self._ranks]
+        if not np.isfinite(logs).all():
+            raise ValueError(
+                f"`h` must have scores within the range of {self.dtype}, got numbers up to "
+                f"{np.abs(contexts).max():.3g}; scale it down."
+            )
+        return logs
 
     def top_k(self, h: ArrayLike, k: int) -> tuple[IntArray, FloatArray]:
         """Find the most likely classes.
@@ -259,6 +275,11 @@ class AdaptiveSoftmax:
         return ids, np.take_along_axis(logs, ids, axis=1)
 
 
+def _length(d: int, divisor: float, i: int) -> int:
+    """Return the length of the vectors of the i-th tail; a power beyond d is as good as d."""
+    return max(1, int(d // divisor**i)) if i * math.log(divisor) < 500.0 else 1
+
+
 def _cheapest(frequencies: FloatArray, d: int, divisor: float) -> tuple[int, ...]:
     """Return one or two cutoffs of least multiplications, for falling frequencies (n,).
 
@@ -271,7 +292,7 @@ def _cheapest(frequencies: FloatArray, d: int, divisor: float) -> tuple[int, ...
     for cut in [*combinations(places, 1), *combinations(places, 2)]:
         cost, ends = float(d * (cut[0] + len(cut))), (*cut, n)
         for i, (first, last) in enumerate(zip(ends, ends[1:], strict=False), start=1):
-            short = max(1, int(d // divisor**i))
+            short = _length(d, divisor, i)
             cost += float(shares[last] - shares[first]) * short * (d + last - first)
         found.append((cost, cut))
     return min(found)[1]

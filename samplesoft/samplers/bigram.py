@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from samplesoft._jit import njit, row_chunks, thread_each
 from samplesoft._random import as_key, mix64, uniform_block
@@ -15,8 +15,10 @@ from samplesoft._validation import (
     FloatArray,
     IntArray,
     as_count,
+    as_counts,
     as_csr,
     as_ids,
+    as_named_arrays,
     as_positive,
     as_real_array,
     as_share,
@@ -26,6 +28,7 @@ from samplesoft.samplers.base import Draw, Rows, Sampler, as_sampler
 from samplesoft.samplers.frequency import unigram_weights
 
 _DRAWS = 1 << 14  # in one task of a thread
+_WIDEST = 1e100  # ratio of counts: products of two such stay within float64
 
 
 class _Table(NamedTuple):
@@ -40,7 +43,7 @@ class _Table(NamedTuple):
     counts: FloatArray
     below: FloatArray
     above: FloatArray
-    shares: FloatArray  # (S,): of the bigrams in the mixture
+    shares: FloatArray  # (S, 2): of the bigrams in the mixture, and of the unigram
 
 
 class BigramSampler(Sampler):
@@ -52,12 +55,14 @@ class BigramSampler(Sampler):
         \lambda_s = \frac{c(s)}{c(s) + d(s)},
 
     where d(s) is the number of different classes that followed s [2]_: a state with many of them
-    leaves room for others. After a state that was never seen, q is the unigram.
+    leaves room for others. The unit of c in this is its least count above 0. After a state that was
+    never seen, q is the unigram.
 
     Parameters
     ----------
     counts : scipy sparse matrix, shape (S, n)
-        How often each class followed each state, in any unit: at least 0, not all 0.
+        How often each class followed each state, in any unit: at least 0, not all 0, and of those
+        above 0 the greatest at most 1e100 times the least.
 
     Raises
     ------
@@ -124,23 +129,52 @@ class BigramSampler(Sampler):
         self.num_states, n = matrix.shape
         super().__init__(n)
         values = in_small_unit(matrix.data)
+        if values.max() > _WIDEST * values.min():
+            raise ValueError(
+                f"`counts` must be at most {_WIDEST:g} times the least above 0, got numbers from "
+                f"{matrix.data.min()} to {matrix.data.max()}; set the smallest to 0."
+            )
+        matrix.data = values
         of_classes: FloatArray = np.bincount(matrix.indices, values, n).astype(np.float64)
         unigram = unigram_weights(of_classes, 1.0)
         starts = np.append(matrix.indptr.astype(np.int64), len(values) + n)
         ids = np.concatenate([matrix.indices.astype(np.int64), np.arange(n)])
         values = np.concatenate([values, unigram])
         below, above = np.empty_like(values), np.empty_like(values)
-        _add_up(starts, values, below, above, np.arange(self.num_states + 1))
-        self._table = _Table(starts, ids, values, below, above, self._shares(matrix))
-
-    @staticmethod
-    def _shares(matrix: Any) -> FloatArray:
-        """Return the share (S,) of bigrams after each state."""
         # by numbers of observations, whatever the unit is: the least count is taken for one
-        distinct = np.diff(matrix.indptr)
         totals = np.asarray(matrix.sum(axis=1)).reshape(-1) / matrix.data.min()
-        shares: FloatArray = totals / np.maximum(totals + distinct, 1.0)
-        return shares
+        seen = np.column_stack([totals, np.diff(matrix.indptr)])
+        seen[seen[:, 1] == 0, 1] = 1.0  # of a state that was never seen all is of the unigram
+        shares = seen / seen.sum(axis=1, keepdims=True)  # both, for 1 - share may have no digits
+        self._table = _Table(starts, ids, values, below, above, shares)
+        self._sum(np.arange(self.num_states + 1))
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return the counts of the bigrams, which `adapt` moves."""
+        return {"counts": self._bigrams.copy()}
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go back to the counts of a `state`, of a sampler made of the same bigrams."""
+        if set(as_named_arrays("state", state)) != {"counts"}:
+            raise ValueError(f"`state` must hold counts, got {', '.join(state) or 'nothing'}.")
+        counts = as_counts("state['counts']", state["counts"])
+        if counts.shape != self._bigrams.shape:
+            raise ValueError(
+                f"`state` must be of {len(self._bigrams)} bigrams, got {len(counts)}; it is that "
+                "of another sampler."
+            )
+        self._bigrams[:] = counts
+        self._sum(np.arange(self.num_states))
+
+    @property
+    def _bigrams(self) -> FloatArray:
+        """The counts without those of the unigram, to be written to."""
+        return self._table.counts[: self._table.starts[self.num_states]]
+
+    def _sum(self, states: IntArray) -> None:
+        """Add up the counts of states anew; the unigram is the one after the last."""
+        table = self._table
+        _add_up(table.starts, table.counts, table.below, table.above, states)
 
     def adapt(self, h: ArrayLike, ids: Any, scores: ArrayLike, *, rate: float = 0.01) -> None:
         r"""Move the bigrams of drawn classes towards the model, as after a step of training.
@@ -216,9 +250,8 @@ class BigramSampler(Sampler):
             )
         order = np.argsort(drawn, axis=1, kind="stable")
         drawn, o = np.take_along_axis(drawn, order, axis=1), np.take_along_axis(o, order, axis=1)
-        table = self._table
-        _move(table, states, drawn, o, share)
-        _add_up(table.starts, table.counts, table.below, table.above, np.unique(states))
+        _move(self._table, states, drawn, o, share)
+        self._sum(np.unique(states))
 
     def _check(
         self, h: ArrayLike | None, exclude: Any, shared: bool
@@ -473,11 +506,11 @@ def _parts(table: _Table, s: int, excluded: int) -> tuple[float, float, float, f
 
     A class with counts a and b in the two has the mass ``a * of_bigram + b * of_unigram``.
     """
-    share = table.shares[s]
+    share, rest_share = table.shares[s]
     total, rest, _ = _masses(table, s, excluded)
     every, others, _ = _masses(table, len(table.shares), excluded)
     of_bigram = share / total if total > 0.0 else 0.0
-    of_unigram = (1.0 - share) / every
+    of_unigram = rest_share / every
     return rest * of_bigram, others * of_unigram, of_bigram, of_unigram
 
 

@@ -26,6 +26,7 @@ from samplesoft._validation import (
     writable,
 )
 from samplesoft.samplers.base import NO_CLASS, Draw, Rows, Sampler, as_sampler
+from samplesoft.samplers.bigram import BigramSampler
 from samplesoft.samplers.dense import invert
 from samplesoft.samplers.softmax import SoftmaxSampler
 
@@ -284,8 +285,13 @@ class MixtureSampler(Sampler):
         foreign = [key for key in state if not key.startswith(("first/", "second/"))]
         if foreign:
             raise ValueError(f"`state` must be that of a mixture, got {', '.join(foreign)}.")
-        for name, sampler in self._parts.items():
-            sampler.load_state(part(name, state, "/"))
+        before = self.first.state()
+        self.first.load_state(part("first", state, "/"))
+        try:
+            self.second.load_state(part("second", state, "/"))
+        except (TypeError, ValueError):
+            self.first.load_state(before)  # both or none
+            raise
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         choice, *keys = (np.uint64(mix64(key, np.uint64(i))) for i in range(3))
@@ -338,9 +344,19 @@ def _require_part(name: str, part: Any, whole: str, remedy: str) -> None:
             f"`{name}` must be a Sampler, got {type(part).__name__}; samplesoft.samplers has some."
         )
     require_cpu(f"`{name}` of {whole}", part.device)
+    _require_vectors(name, part)
     # its draws have more than m columns, which neither mix nor come beside others
     if isinstance(part, CertainSampler):
         raise ValueError(f"`{name}` must have no certain classes, got a CertainSampler; {remedy}.")
+
+
+def _require_vectors(name: str, part: Any) -> None:
+    """Raise for a sampler whose contexts are no vectors."""
+    if isinstance(part, BigramSampler):
+        raise TypeError(
+            f"`{name}` must draw by context vectors or by none, got a BigramSampler, which draws "
+            "by numbers of states; draw from it by hand."
+        )
 
 
 def _draws_distinct(name: str, sampler: Sampler) -> ValueError:
@@ -422,6 +438,7 @@ class TwoPassSampler(Sampler):
         # any class with the methods will do, for they are called as a user calls them
         as_sampler("candidates", candidates)
         require_cpu("`candidates` of a two-pass sampler", candidates.device)
+        _require_vectors("candidates", candidates)
         if candidates.dim is not None:
             raise ValueError(
                 "`candidates` must not look at context vectors, for its draws serve all contexts, "
@@ -449,6 +466,18 @@ class TwoPassSampler(Sampler):
         drawn = self.candidates.sample(None, self.num_candidates, rng=key)
         self.candidate_ids: IntArray = np.unique(drawn.ids)
         self._softmax = SoftmaxSampler(self._rows[self.candidate_ids], tau=self.tau)
+
+    def observe(self, labels: Any) -> None:
+        """Let the sampler of the candidates learn from labels."""
+        self.candidates.observe(labels)
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return the state of the sampler of the candidates."""
+        return self.candidates.state()
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go back to a state of the sampler of the candidates."""
+        self.candidates.load_state(state)
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         excluded, bare = self._excluded_places(exclude)

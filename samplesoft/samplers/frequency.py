@@ -181,6 +181,8 @@ class LearnedUnigramSampler(Sampler):
         if set(as_named_arrays("state", state)) != {"counts"}:
             raise ValueError(f"`state` must hold counts, got {', '.join(state) or 'nothing'}.")
         counts = as_counts("state['counts']", state["counts"], self.num_classes)
+        if counts.min() <= 0.0:
+            raise ValueError(f"`state['counts']` must be greater than 0, got {counts.min()}.")
         # all sums anew: they are those of a new sampler with these counts, to the bit
         self._count(np.arange(self.num_classes), counts)
 
@@ -285,12 +287,14 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
         ids = as_ids("labels", labels, self.num_classes).reshape(-1)
         if len(ids) == 0:
             return
-        for name in ("_gaps", "_seen", "_last"):
+        classes, places = np.unique(ids, return_inverse=True)
+        gaps, seen, last = self._gaps[classes], self._seen[classes], self._last[classes]
+        _follow(places, self._time, self.rate, gaps, seen, last)
+        self._count(classes, self._total / gaps)  # which may refuse; then nothing has changed
+        for name, values in (("_gaps", gaps), ("_seen", seen), ("_last", last)):
             setattr(self, name, writable(getattr(self, name)))
-        _follow(ids, self._time, self.rate, self._gaps, self._seen, self._last)
+            getattr(self, name)[classes] = values
         self._time += len(ids)
-        classes = np.unique(ids)
-        self._count(classes, self._total / self._gaps[classes])
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return counts, mean gaps, how often and when last observed, (n,), and the time."""

@@ -143,7 +143,7 @@ class LazyGumbel:
     Parameters
     ----------
     class_embeddings : array_like, shape (n, d)
-        One row for each class, float32 or float64.
+        One row for each class, float32 or float64; copied.
     num_head : int, optional
         Size k of the head, the square root of n if left out.
     num_clusters : int, optional
@@ -234,14 +234,15 @@ class LazyGumbel:
         num_clusters: int | None = None,
         tau: float | None = None,
     ) -> None:
-        self._rows: Rows = as_float_rows("class_embeddings", class_embeddings)
+        self._rows: Rows = as_float_rows("class_embeddings", class_embeddings).copy()
         n = len(self._rows)
         size = math.isqrt(n - 1) + 1 if num_head is None else as_count("num_head", num_head)
         self.num_head, self.tau = min(size, n), as_tau(tau, unit_vectors=False)
         self._cells: _Cells | None = None
         if num_clusters is not None:
             self._cells = _divide(self._rows, min(n, as_count("num_clusters", num_clusters)))
-        self._largest_norm = float(np.linalg.norm(self._rows, axis=1).max())
+        largest = np.linalg.norm(self._rows.astype(np.float64), axis=1).max()
+        self._largest_norm = float(largest)  # in float64, for squares of small float32 are 0
 
     def sample(
         self, h: Any, num_sampled: int, *, head: Any = None, tail_bound: Any = None, rng: Rng = None

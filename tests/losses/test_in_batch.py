@@ -11,6 +11,7 @@ from samplesoft import exact_bias
 from samplesoft.losses import InBatchLoss, make_loss
 from samplesoft.models import SoftmaxLayer
 from samplesoft.samplers import (
+    CertainSampler,
     LearnedUnigramSampler,
     SoftmaxSampler,
     UniformSampler,
@@ -79,6 +80,22 @@ def test_mixed_negatives_are_corrected_by_what_is_expected_of_both():
             losses, _ = loss.forward(H[:3], C, labels, draw)
             own = H[0] @ C[label]
             total += chance / 16 * (np.exp(losses[0] + own) - np.exp(own))
+    wanted = np.exp(H[0] @ C.T)
+    assert total == pytest.approx(wanted.sum() - wanted[label], rel=1e-9)
+
+
+def test_certain_classes_beside_a_batch_are_corrected_by_what_is_expected():
+    extra = CertainSampler(UniformSampler(2), [0, 3])  # one of the classes 1 and 2
+    loss = InBatchLoss(WeightedSampler(Q), extra=extra, reduction="none")
+    draw = extra.sample(None, 1, rng=0)
+    total, label = 0.0, 1
+    for chance, labels in batches(label, 3):
+        for drawn in (1, 2):
+            ids = np.array([[0, 3, drawn]])
+            one = type(draw)(ids, draw.log_q, draw.log_inclusion)
+            losses, _ = loss.forward(H[:3], C, labels, one)
+            own = H[0] @ C[label]
+            total += chance / 2 * (np.exp(losses[0] + own) - np.exp(own))
     wanted = np.exp(H[0] @ C.T)
     assert total == pytest.approx(wanted.sum() - wanted[label], rel=1e-9)
 

@@ -155,3 +155,19 @@ def test_bad_arguments_are_refused():
         AdaptiveSoftmax(4, COUNTS, reduction="none")
     with pytest.raises(ValueError, match="`weights` must have"):
         layer.forward(np.ones((1, 8)), [1], weights=[1.0, 2.0])
+    with pytest.raises(ValueError, match="`div_value` must be at least 1"):
+        AdaptiveSoftmax(4, COUNTS, div_value=0.5)
+    layer = AdaptiveSoftmax(4, COUNTS, rng=0)
+    layer.parameters["head"][:] = 1.0
+    for of in (layer.log_probs, lambda h: layer.top_k(h, 2)):
+        with pytest.raises(ValueError, match="`h` must have scores within the range of float32"):
+            of(np.full((1, 4), 3e38, np.float32))
+
+
+def test_units_of_counts_and_large_divisors_do_not_matter():
+    counts = np.arange(500.0, 0.0, -1.0)
+    wanted = AdaptiveSoftmax(16, counts).cutoffs
+    assert AdaptiveSoftmax(16, counts * 1e305).cutoffs == wanted
+    assert AdaptiveSoftmax(4, COUNTS, 3).cutoffs == (3,)
+    layer = AdaptiveSoftmax(4, COUNTS, [2, 4], div_value=1e200)
+    assert layer.parameters["tail_2"].shape[1] == 1

@@ -81,6 +81,28 @@ def test_a_label_with_nearly_all_of_the_mass_is_excluded_without_cancellation():
     np.testing.assert_allclose(found, [1 / 6, 0, 1 / 3, 1 / 2], rtol=1e-12)
 
 
+def test_a_state_with_far_more_counts_than_the_rarest_leaves_every_class_a_share():
+    counts = sparse.csr_array(np.array([[5.0, 0, 0], [1e-16, 3, 1.0]]))
+    sampler = BigramSampler(counts)
+    u = np.array([5.0, 3.0, 1.0]) / 9.0
+    rest = 1e-16 / (5.0 + 1e-16)  # 1 - lambda, with the least count for the unit
+    np.testing.assert_allclose(sampler.probs([0])[0, 1:], rest * u[1:], rtol=1e-12)
+    np.testing.assert_allclose(sampler.probs([0], exclude=[0]), [[0, 0.75, 0.25]], rtol=1e-12)
+    assert np.isfinite(sampler.sample([0], 20, exclude=[0], rng=0).log_q).all()
+
+
+def test_a_state_has_what_was_adapted(sampler):
+    sampler.adapt([0], [[1, 2]], [[5.0, 0.0]], rate=0.5)
+    again = BigramSampler(sparse.csr_array(COUNTS))
+    again.load_state(sampler.state())
+    np.testing.assert_array_equal(again.probs(STATES), sampler.probs(STATES))
+    before = again.state()["counts"]
+    for state in ({}, {"counts": before[1:]}, {"counts": -before}):
+        with pytest.raises(ValueError, match="state"):
+            again.load_state(state)
+    np.testing.assert_array_equal(again.state()["counts"], before)
+
+
 def test_units_duplicates_and_zeros_do_not_matter(sampler):
     rows, columns = np.nonzero(COUNTS)
     values = COUNTS[rows, columns] / 2
@@ -120,6 +142,7 @@ def test_the_exact_bias_takes_its_probabilities(sampler):
         (lambda: BigramSampler(sparse.csr_array((3, 3))), ValueError, "some greater, got none"),
         (lambda: BigramSampler(sparse.csr_array([[1.0, -1.0]])), ValueError, "at least 0"),
         (lambda: BigramSampler(sparse.csr_array([[1.0, np.nan]])), ValueError, "`counts`"),
+        (lambda: BigramSampler(sparse.csr_array([[1e-99, 1e9]])), ValueError, "from 1e-99 to"),
     ],
 )
 def test_bad_counts(make, error, message):

@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 from oracles.naive_draws import mixture, quadratic, softmax, two_pass, two_pass_marginal
 from oracles.naive_samplers import chi_square, conditional, unigram
+from scipy import sparse
 
 from samplesoft.feature_maps import QuadraticFeatures, RandomFourierFeatures
 from samplesoft.losses import SampledSoftmaxLoss
 from samplesoft.models import SoftmaxLayer
 from samplesoft.samplers import (
+    BigramSampler,
     KernelSampler,
     LearnedUnigramSampler,
     MixtureSampler,
@@ -16,6 +18,7 @@ from samplesoft.samplers import (
     QuadraticSampler,
     RFSoftmaxSampler,
     SoftmaxSampler,
+    StreamingUnigramSampler,
     TwoPassSampler,
     UniformSampler,
     UnigramSampler,
@@ -96,6 +99,19 @@ def test_a_mixture_passes_labels_candidates_and_states_on_to_its_parts():
     np.testing.assert_array_equal(fresh.second.probs(None), sampler.second.probs(None))
 
 
+def test_a_state_of_which_one_part_is_refused_changes_neither():
+    def make():
+        return MixtureSampler(LearnedUnigramSampler(3), StreamingUnigramSampler(3))
+
+    sampler, fresh = make(), make()
+    sampler.observe([0, 0, 1])
+    state = sampler.state()
+    del state["second/gaps"]
+    with pytest.raises(ValueError, match="state"):
+        fresh.load_state(state)
+    np.testing.assert_array_equal(fresh.probs(None), make().probs(None))
+
+
 def test_the_tau_of_a_mixture_is_that_of_the_part_that_has_one():
     softmax_of_3, blind = SoftmaxSampler(VECTORS, tau=3.0), UniformSampler(N)
     assert MixtureSampler(softmax_of_3, blind).tau == 3.0
@@ -165,6 +181,15 @@ def test_new_candidates_follow_their_sampler_and_their_seed():
     assert sampler.candidate_ids.tolist() == first.tolist()
 
 
+def test_the_sampler_of_the_candidates_learns():
+    sampler = TwoPassSampler(LearnedUnigramSampler(N), VECTORS, num_candidates=3, rng=0)
+    sampler.observe([1] * 9)
+    assert sampler.candidates.counts[1] == 10.0
+    again = TwoPassSampler(LearnedUnigramSampler(N), VECTORS, num_candidates=3, rng=0)
+    again.load_state(sampler.state())
+    np.testing.assert_array_equal(again.candidates.counts, sampler.candidates.counts)
+
+
 @pytest.mark.thorough
 def test_over_all_candidate_sets_draws_follow_the_marginal():
     vectors, first, trials = VECTORS[:4], np.array([0.1, 0.2, 0.3, 0.4]), 6000
@@ -228,6 +253,11 @@ def test_two_pass_errors():
         only.sample(H[0], 2, exclude=3)
     with pytest.raises(ValueError, match="`candidates` must not look at context vectors"):
         TwoPassSampler(SoftmaxSampler(VECTORS), VECTORS, num_candidates=3)
+    bigrams = BigramSampler(sparse.eye_array(N))
+    with pytest.raises(TypeError, match="`candidates` must draw by .* got a BigramSampler"):
+        TwoPassSampler(bigrams, VECTORS, num_candidates=3)
+    with pytest.raises(TypeError, match="`second` must draw by .* got a BigramSampler"):
+        MixtureSampler(UniformSampler(N), bigrams)
     with pytest.raises(TypeError, match="`candidates` must be a Sampler, got list"):
         TwoPassSampler([1, 2], VECTORS, num_candidates=3)
     with pytest.raises(ValueError, match="a row for each of the 3 classes"):
@@ -289,6 +319,8 @@ def test_learned_unigram_errors_change_nothing():
         LearnedUnigramSampler(3, power=0)
     with pytest.raises(ValueError, match="`num_classes` must be at least 1"):
         LearnedUnigramSampler(0)
+    with pytest.raises(ValueError, match="must be greater than 0, got 0.0"):
+        sampler.load_state({"counts": np.array([0.0, 1.0, 1.0])})
 
 
 # --- maps in trees

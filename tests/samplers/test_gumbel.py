@@ -225,6 +225,14 @@ def test_with_all_classes_in_the_head_log_z_is_exact():
     assert (one.ids == 0).all() and (one.log_q == 0.0).all()
 
 
+def test_vectors_that_change_afterwards_do_not_matter():
+    vectors = np.random.default_rng(0).normal(size=(50, 3))
+    lazy, h = LazyGumbel(vectors), np.ones(3)
+    before = lazy.sample(h, 50, rng=0)
+    vectors *= 20.0
+    np.testing.assert_array_equal(lazy.sample(h, 50, rng=0).ids, before.ids)
+
+
 def test_large_logits_draw_the_largest():
     rows, h = world()
     draw = LazyGumbel(1e4 * rows).sample(h, 100, rng=0)

@@ -111,6 +111,12 @@ def test_bad_arguments():
         with pytest.raises(error, match="`labels` must"):
             sampler.observe(labels)
     np.testing.assert_allclose(sampler.probs(None), 1.0 / 3.0, rtol=1e-14)
+    steep = StreamingUnigramSampler(10_000, power=100.0)
+    before = steep.state()
+    with pytest.raises(ValueError, match="`power` must leave powers of the counts finite"):
+        steep.observe([3] * 500)
+    for name, array in steep.state().items():
+        np.testing.assert_array_equal(array, before[name])
 
 
 def test_is_a_proposal_of_in_batch_negatives():
