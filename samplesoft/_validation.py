@@ -89,8 +89,8 @@ def as_ids(
     `of` says what they are indices of, if not of classes.
     """
     array = as_array(name, value)
-    if array.size == 0 and array.ndim == 1 and batch is None:
-        return np.empty(0, np.int64)
+    if array.size == 0 and array.ndim == 1:  # a list of nothing has no integers to show
+        array = np.empty(0, np.int64)
     _require_integers(name, array, f"{of} are counted from 0")
     if batch is None and array.ndim != 1:
         raise ValueError(f"`{name}` must have shape (k,), got {array.shape}.")

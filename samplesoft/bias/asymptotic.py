@@ -212,7 +212,9 @@ def self_normalized_terms_of(inputs: Inputs) -> SelfNormalizedTerms:
     for row in inputs.rows():
         leading = _example_limit(*row, scheme) / m
         rho, norm = _rho_and_norm(make_negatives(*row, masked=not scheme.excludes_label))
-        rows.append((leading, 12.0 * rho / m, norm / m, m / rho))
+        with np.errstate(over="ignore"):  # infinity says nothing, as it should
+            bound = 12.0 * rho / m
+        rows.append((leading, bound, norm / m, m / rho))
     return SelfNormalizedTerms(*inputs.columns(rows))
 
 

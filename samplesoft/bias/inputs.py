@@ -28,7 +28,7 @@ from samplesoft._validation import (
 from samplesoft.schemes import Scheme, as_scheme, certain_schemes
 
 _TASKS = 16  # at least, to keep as many workers busy
-_LEAST = float(np.finfo(np.float64).tiny)
+LEAST_Q = float(np.finfo(np.float64).tiny)
 _EXAMPLES, _NUMBERS = 32, 1 << 17  # examples, and logits, at most in a part
 
 Example = tuple[FloatArray, int, FloatArray]  # logits (n,), the label, and q (n,)
@@ -148,10 +148,10 @@ def check_correction(value: ArrayLike, inputs: Inputs) -> FloatArray:
             f"`correction` of shape {array.shape} does not match `logits` of {batch} x {n}; give "
             "one row for all examples, or one row for each."
         )
-    if rows.min() < 0.0 or ((rows == 0.0) & (inputs.q > 0.0)).any():
+    if rows.min() < 0.0 or ((rows < LEAST_Q) & (inputs.q > 0.0)).any():
         raise ValueError(
-            "`correction` must be greater than 0 on every class that `q` can draw, got "
-            f"{rows.min()}; the weight of a draw is divided by it."
+            f"`correction` must be greater than 0, and at least {LEAST_Q:.2g}, on every class that "
+            f"`q` can draw, got {rows.min()}; the weight of a draw is divided by it."
         )
     return rows
 
@@ -263,15 +263,15 @@ def check_support(inputs: Inputs, takes_missing: bool = False) -> None:
 
 def require_digits(inputs: Inputs) -> None:
     """Raise where a probability is so small that its inverse may not fit."""
-    if not ((inputs.q > 0.0) & (inputs.q < _LEAST)).any():
+    if not ((inputs.q > 0.0) & (inputs.q < LEAST_Q)).any():
         return
     scheme = inputs.scheme
     for row, (_, label, q) in enumerate(inputs.rows()):
-        tiny = (q > 0.0) & (q < _LEAST)
+        tiny = (q > 0.0) & (q < LEAST_Q)
         tiny[label] &= scheme.draws_label or scheme.corrects_label
         if tiny.any():
             raise ValueError(
-                f"`q` must be 0 or at least {_LEAST:.2g}, for smaller numbers lack digits, got "
+                f"`q` must be 0 or at least {LEAST_Q:.2g}, for smaller numbers lack digits, got "
                 f"{q[tiny][0]:.2g} at class {int(np.argmax(tiny))} (example {row}); mix the "
                 "proposal with a little of the uniform distribution."
             )
@@ -348,7 +348,7 @@ class Joined(NamedTuple):
     def mean_rows(self, vectors: FloatArray) -> FloatArray:
         """Return the vectors (1 + rest, d) of the classes; the first is the members' mean."""
         members = vectors[self.members]
-        # measured from one of them, so that what they have in common keeps its digits
+        # measured from the label's, to which the caller may have moved the origin
         mean = members[-1] + self.shares @ (members - members[-1])
         return np.concatenate([mean[None], vectors[self.rest]])
 

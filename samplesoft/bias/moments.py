@@ -208,7 +208,9 @@ def moments_by(
         rows_of_c, joining = vectors, 0.0
         if len(inputs.certain):
             joined = join(*example, inputs.certain)
-            example, rows_of_c, joining = joined[:3], joined.mean_rows(vectors), joined.rounding
+            # a constant is free, and digits of what vectors have in common would be lost in means
+            rows_of_c = joined.mean_rows(vectors - vectors[example[1]])
+            example, joining = joined[:3], joined.rounding
         row = bias_of_example(example, inputs)
         centred = centre(rows_of_c, row.probs)
         if inputs.scheme.independent:
@@ -506,7 +508,8 @@ def _of_dask(
 ) -> GradientMoments:
     """Return `exact_gradient_moments` of Dask arrays."""
     da: Any = import_module("dask.array")
-    vectors, scale = da.asarray(class_embeddings, dtype=float), as_positive("tau", tau) ** 2
+    vectors, scale = da.asarray(class_embeddings, dtype=float), as_positive("tau", tau)
+    require_squares(np.ones(1), scale)
     if vectors.ndim != 2 or len(vectors) != logits.shape[-1]:
         raise ValueError(
             f"`class_embeddings` must have one row for each of the {logits.shape[-1]} classes of "
@@ -519,7 +522,7 @@ def _of_dask(
         return sums.then(_Means)
 
     _, rows = rows_of_dask(logits, labels, q, make, ChunkBias.both, vectors)
-    columns = [scale * np.array(column) for column in zip(*rows, strict=True)]
+    columns = [scale * scale * np.array(column) for column in zip(*rows, strict=True)]
     if logits.ndim == 1:
         return GradientMoments(*(float(column[0]) for column in columns))
     return GradientMoments(*columns)

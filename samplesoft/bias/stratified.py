@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from samplesoft._validation import FloatArray, IntArray, as_count, as_ids
 from samplesoft.bias.exact import ExactBias
-from samplesoft.bias.inputs import Inputs, check_correction, check_inputs
+from samplesoft.bias.inputs import LEAST_Q, Inputs, check_correction, check_inputs
 from samplesoft.bias.successive import strata_bias
 
 
@@ -93,13 +93,37 @@ def stratified_bias(
             f"`scheme` must be one whose draws add up in S, got {scheme!r}; take 'distinct', or "
             "'negatives' for draws with replacement."
         )
+    if ((inputs.q > 0.0) & (inputs.q < LEAST_Q)).any():
+        raise ValueError(
+            f"`q` must be 0 or at least {LEAST_Q:.2g}, for smaller numbers lack digits, got "
+            f"{inputs.q[inputs.q > 0.0].min():.2g}; mix it with a little of the uniform one."
+        )
     places, counts = _check_strata(strata, num_sampled, inputs)
+    _require_divisors(places, counts, inputs, missing)
     rows: Iterable[FloatArray | None] = repeat(None, len(inputs.logits))
     if correction is not None:
         rows = np.broadcast_to(check_correction(correction, inputs), inputs.logits.shape)
     pairs = zip(inputs.rows(), rows, strict=True)
     found = (strata_bias(row, (counts, places), facts, divisors) for row, divisors in pairs)
     return ExactBias(*inputs.columns(found))
+
+
+def _require_divisors(places: IntArray, counts: list[int], inputs: Inputs, corrected: bool) -> None:
+    """Raise where S would be empty, or the label be divided by a probability of 0."""
+    if not inputs.scheme.label_in_sum and not any(counts):
+        raise ValueError(
+            f"`num_sampled` must be above 0 in a stratum with scheme={inputs.scheme.name!r}, whose "
+            f"sum is of draws alone, got {counts}."
+        )
+    if corrected or not inputs.scheme.corrects_label:
+        return
+    for row, label in enumerate(inputs.labels):
+        if not counts[places[label]]:
+            raise ValueError(
+                f"`num_sampled` must be above 0 in the stratum of a label that is corrected, got 0 "
+                f"for stratum {places[label]} (example {row}); draw from it, give `correction`, or "
+                "take a scheme that does not correct the label."
+            )
 
 
 def _check_strata(strata: Any, num_sampled: Any, inputs: Inputs) -> tuple[IntArray, list[int]]:

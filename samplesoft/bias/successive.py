@@ -148,8 +148,9 @@ def set_row(
         if not scheme.draws_label:
             weight[label] = 0.0
         weight[label] += np.exp(-shift) if scheme.label_in_sum else 0.0
-        bias, log_sum = _fixed_bias(probs, weight)
-        error = unit * float(np.abs(bias).sum())
+        bias, log_sum, rounded = _fixed_bias(probs, weight)
+        # the weights themselves are rounded unless they are of ones
+        error = 2.0 * unit * rounded[bool(shift or log_divisors[every].any())]
         return Row(bias, probs, log_sum + shift, error, unit * abs(log_sum), inclusion[0])
     groups = [group for group, _ in drawing]
     sums = expect(groups, [log_w[which] for _, which in drawing], log_base)
@@ -173,14 +174,25 @@ def set_row(
     return Row(bias, probs, float(sums.log_sum[0]) + shift, error, loss_error, inclusion[0])
 
 
-def _fixed_bias(probs: FloatArray, weight: FloatArray) -> tuple[FloatArray, float]:
-    """Return p' - p and log S where class j has ``p_j`` times its `weight` (n,) for certain."""
-    change = probs * (weight - 1.0)  # which is 0 where the sum is that of the softmax
-    gain = float(change.sum())
-    if abs(gain) < 0.5:
-        return (change - probs * gain) / (1.0 + gain), math.log1p(gain)
-    mass = probs * weight
-    return mass / mass.sum() - probs, math.log(mass.sum())
+def _fixed_bias(
+    probs: FloatArray, weight: FloatArray
+) -> tuple[FloatArray, float, tuple[float, float]]:
+    """Return p' - p and log S where class j has ``p_j`` times its `weight` (n,) for certain.
+
+    The last are the sums of what is rounded, where weights are not, and where they are too.
+    """
+    # measured from the likeliest class h, whose own bias would be a difference of equal numbers:
+    # with d_j = w_j - w_h and D their mean under p, it is p_j (d_j - D) / (w_h + D)
+    h = int(probs.argmax())
+    apart = weight - weight[h]
+    mean = float(probs @ apart)
+    total = float(weight[h]) + mean
+    gain = float(weight[h] - 1.0) + mean  # 0 where the sum is that of the softmax
+    log_sum = math.log1p(gain) if abs(gain) < 0.5 else math.log(total)
+    others = np.delete(probs, h) / total
+    exact = float(others @ np.delete(np.abs(apart), h))
+    rounded = exact, exact + float(others @ np.delete(weight + weight[h], h))
+    return probs * (apart - mean) / total, log_sum, rounded
 
 
 def _group(q: FloatArray, count: int, scheme: Scheme) -> Group:

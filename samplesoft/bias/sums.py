@@ -21,6 +21,7 @@ from samplesoft._jit import alone
 from samplesoft._progress import progress_bar
 from samplesoft._validation import FloatArray, as_count, as_labels, as_real_array, shown
 from samplesoft.bias.draw_law import Centres, Deviations, DrawLaw, Totals, classes_of, law_of
+from samplesoft.bias.inputs import LEAST_Q
 from samplesoft.bias.integral import (
     Solution,
     above_excess,
@@ -330,15 +331,16 @@ def check_chunk(start: int, logits: Any, q: Any, totals: Totals) -> tuple[FloatA
             f"`q` of {len(proposal)} classes does not match `logits` of {len(o)} in the chunk that "
             f"starts at class {start}; cut both in the same places."
         )
-    wrong, own = proposal <= 0.0, totals.label - start
-    if 0 <= own < len(o) and not totals.scheme.draws_label:
+    wrong, own = proposal < LEAST_Q, totals.label - start
+    scheme = totals.scheme
+    if 0 <= own < len(o) and not (scheme.draws_label or scheme.corrects_label):
         wrong[own] = proposal[own] < 0.0
     if wrong.any():
         place = int(wrong.argmax())
         raise ValueError(
-            f"`q` must be greater than 0 on every class that scheme {totals.scheme.name!r} can "
-            f"draw, got {proposal[place]} at class {start + place}; mix the proposal with a little "
-            "of the uniform distribution."
+            f"`q` must be greater than 0, and at least {LEAST_Q:.2g}, on every class that scheme "
+            f"{scheme.name!r} can draw, got {proposal[place]} at class {start + place}; mix the "
+            "proposal with a little of the uniform distribution."
         )
     return o, proposal
 
@@ -422,6 +424,7 @@ def exact_bias_of_chunks(
 
 def run(sums: Any, chunks: Chunks, progress: bool = False) -> Any:
     """Return the result of `sums` and the passes that follow on it, over `chunks`."""
+    num: int | None = None
     while hasattr(sums, "finish"):
         start = 0
         with progress_bar(progress, desc=sums.stage, unit=" classes", unit_scale=True) as bar:
@@ -429,6 +432,12 @@ def run(sums: Any, chunks: Chunks, progress: bool = False) -> Any:
                 sums.add(start, logits, q)
                 start += len(logits)
                 bar.update(len(logits))
+        num = start if num is None else num
+        if start != num:
+            raise ValueError(
+                f"`chunks` must return all classes each time it is called, got {num:,} at first "
+                f"and then {start:,}; make the iterable in it."
+            )
         sums = sums.finish()
     return sums
 
@@ -465,14 +474,18 @@ def rows_of_dask(
     results. Passes that have `takes_vectors` get rows of `vectors` (n, d), too.
     """
     da: Any = import_module("dask.array")
-    o, proposal = da.asarray(logits, dtype=float), da.asarray(q, dtype=float)
+    o, proposal = da.asarray(logits), da.asarray(q)
+    if "c" in (o.dtype.kind, proposal.dtype.kind):
+        raise TypeError("`logits` and `q` must hold real numbers, got complex ones.")
+    o, proposal = o.astype(float), proposal.astype(float)
     if o.ndim not in (1, 2) or np.isnan(o.shape).any() or proposal.shape[-1:] != o.shape[-1:]:
         raise ValueError(
             f"`logits` and `q` must be of known shapes (n,) or (B, n) with the same n, got "
             f"{o.shape} and {proposal.shape}; call compute_chunk_sizes() for unknown ones."
         )
     if o.ndim == 1:
-        lazy, found = _row_of_dask(o, proposal, make(labels), columns, vectors)
+        label = as_labels("labels", labels, len(o), ()).item()
+        lazy, found = _row_of_dask(o, proposal, make(label), columns, vectors)
         return lazy, [found]
     every = da.broadcast_to(proposal, o.shape)
     checked = as_labels("labels", labels, o.shape[1], o.shape[:1])

@@ -337,6 +337,11 @@ def _near_one(
     """Return g and M of each example divided by 2**k, so that no term overflows, and k."""
     require_plain("g", g)
     weights, bound = np.asarray(g, dtype=np.float64), np.broadcast_to(grad_bound, shape)
+    for name, array in ("g", weights), ("grad_bound", bound):
+        if np.isnan(array).any():
+            raise ValueError(f"`{name}` must hold numbers, got NaN.")
+    if bound.min() < 0.0:
+        raise ValueError(f"`grad_bound` must be at least 0, got {bound.min()}; it bounds |J|.")
     unit = int(np.frexp(max(np.abs(weights).max(), bound.max()))[1])
     return np.ldexp(weights, -unit), np.ldexp(bound, -unit), unit
 

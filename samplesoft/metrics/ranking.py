@@ -77,6 +77,9 @@ def ranking_scores(
             f"`labels`, got {given.shape}."
         )
     lists: IntArray = as_ids("ids", given.ravel(), labels.shape[1]).reshape(given.shape)
+    in_order = np.sort(lists, axis=1)
+    if (in_order[:, 1:] == in_order[:, :-1]).any():
+        raise ValueError("`ids` must hold distinct classes in each list, got one of them twice.")
     sizes = [as_count("k", size) for size in np.atleast_1d(as_array("k", k))]
     if not sizes or max(sizes) > lists.shape[1]:
         raise ValueError(

@@ -563,9 +563,14 @@ def estimate_rank_distribution(
     """
     number = in_small_unit(as_counts("counts", counts, remedy="count the sampled ranks"))
     number, bound = number / number.sum(), as_positive("tol", tol)
-    size = as_count("num_candidates", num_candidates)
+    size, m = as_count("num_candidates", num_candidates), len(number) - 1
+    if not 1 <= m <= (m if as_flag("replacement", replacement) else size - 1) or size < 2:
+        raise ValueError(
+            f"`counts` must have shape (m + 1,), for m from 1 draw to all of the {size - 1} "
+            f"negatives, got {number.shape}; with replacement m may be larger."
+        )
     targets = TargetRanks(np.arange(1, size + 1), size)
-    draws, removed = targets._draws(len(number) - 1, replacement)
+    draws, removed = targets._draws(m, replacement)
     require_room("num_candidates", size, 8.0 * size * (draws + 1))
     laws, found = _laws(targets, slice(None), draws, removed), np.full(size, 1.0 / size)
     for _ in range(5000):

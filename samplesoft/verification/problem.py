@@ -23,7 +23,13 @@ from samplesoft._validation import (
     as_proposal,
     as_real_array,
 )
-from samplesoft.bias.inputs import Inputs, check_support, probs_of, require_none_certain
+from samplesoft.bias.inputs import (
+    Inputs,
+    check_support,
+    probs_of,
+    require_digits,
+    require_none_certain,
+)
 from samplesoft.schemes import Scheme, as_scheme
 from samplesoft.verification.bounds import BLOCKS
 
@@ -146,6 +152,7 @@ def check_proposals(proposals: Mapping[str, Any], problem: Problem) -> dict[str,
         )
         try:
             check_support(inputs)
+            require_digits(inputs)
         except ValueError as error:
             raise ValueError(f"{title}: {error}") from None
         checked[str(name)] = inputs

@@ -227,7 +227,8 @@ def _check(part: _Part) -> _Checked:
     theory = theory_of(inputs) if problem.scheme.has_bounds else None
     if problem.scheme.independent:  # each class is included as often as m draws would hold it
         m = inputs.num_sampled
-        inputs = replace(inputs, q=-np.expm1(m * np.log1p(-np.minimum(inputs.q, 1.0))))
+        with np.errstate(divide="ignore"):  # of a class that has all of q
+            inputs = replace(inputs, q=-np.expm1(m * np.log1p(-np.minimum(inputs.q, 1.0))))
     exact = exact_bias_of(inputs)
     blocks = _figures_of_blocks(problem, inputs, exact, theory)
     jacobian = problem.jacobian if "h" in problem.blocks else None

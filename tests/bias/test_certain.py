@@ -68,6 +68,14 @@ def test_equals_enumeration_anywhere(logits, weights, label, certain, scheme):
     assert exact.loss_bias == pytest.approx(loss_bias, rel=1e-9, abs=1e-14)
 
 
+def test_what_vectors_have_in_common_costs_moments_no_digits():
+    c = np.array([[0.0], [1.0], [2.0], [3.5], [0.25]])
+    few, many = (
+        exact_gradient_moments(LOGITS, 2, Q, 3, c + shift, certain=[1]) for shift in (0.0, 2.0**30)
+    )
+    assert few.mse == many.mse and few.error == many.error
+
+
 @pytest.mark.parametrize("m", [1, 3])
 @pytest.mark.parametrize("head", HEADS)
 def test_moments_equal_enumeration(head, m):

@@ -179,8 +179,9 @@ def test_a_batch_and_its_correction():
     ("correction", "message"),
     [
         ([0.5, 0.5], "does not match `logits`"),
-        ([0.5, 0.0, 0.3, 0.2], "greater than 0 on every class"),
-        ([0.5, -0.1, 0.3, 0.2], "greater than 0 on every class"),
+        ([0.5, 0.0, 0.3, 0.2], "greater than 0, and at least 2.2e-308, on every class"),
+        ([0.5, -0.1, 0.3, 0.2], "greater than 0, and at least 2.2e-308, on every class"),
+        ([0.5, 1e-309, 0.3, 0.2], "greater than 0, and at least 2.2e-308, on every class"),
         ([0.5, np.nan, 0.3, 0.2], "must be finite"),
     ],
 )

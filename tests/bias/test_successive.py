@@ -234,7 +234,7 @@ def test_any_number_of_threads_gives_the_same_bits():
     [
         ({"num_sampled": 4}, "`num_sampled` must be at most 3, the number of classes"),
         ({"certain": [1]}, "`certain` must be empty with scheme='distinct'"),
-        ({"correction": [1.0, 1.0, 0.0, 1.0]}, "`correction` must be greater than 0"),
+        ({"correction": [1.0, 1.0, 0.0, 1.0]}, "`correction` must be greater than 0, and"),
         ({"q": [0.5, 0.0, 0.25, 0.25]}, "`q` must be greater than 0 on every class"),
     ],
 )
@@ -434,6 +434,34 @@ def test_bounds_of_more_classes_hold_the_exact_bias():
     assert (bounds.upper - bounds.lower).sum(axis=1).max() < 1e-9
 
 
+@pytest.mark.parametrize("corrected", [False, True])
+@pytest.mark.parametrize("seed", range(20))
+def test_where_all_classes_are_drawn_the_bias_has_digits_and_bounds_hold(seed, corrected):
+    rng = np.random.default_rng(seed)
+    n = 2 + seed % 3
+    logits, q = 10.0 ** rng.uniform(-1, 2) * rng.normal(size=n), rng.dirichlet(np.ones(n))
+    scheme = "distinct_candidate" if seed % 2 else "distinct"
+    m = n if scheme == "distinct_candidate" else n - 1
+    correction = rng.uniform(0.5, 2.0, n) if corrected else None
+    found = exact_bias(logits, 0, q, m, scheme=scheme, correction=correction)
+    with mp.workdps(400):
+        masses = [mp.exp(mpf(float(o))) for o in logits]
+        divided = [1 / mpf(float(c)) for c in (np.ones(n) if correction is None else correction)]
+        weights = list(divided)
+        weights[0] = 1 if scheme == "distinct" else weights[0] * 2
+        of_sum = [mass * weight for mass, weight in zip(masses, weights, strict=True)]
+        wanted = [
+            one / mp.fsum(of_sum) - mass / mp.fsum(masses)
+            for one, mass in zip(of_sum, masses, strict=True)
+        ]
+        wrong = mp.fsum(abs(a - mpf(float(b))) for a, b in zip(wanted, found.bias, strict=True))
+        assert wrong <= 3.0 * found.error + 1e-300
+        assert wrong <= 1e-10 * np.abs(found.bias).sum() + 1e-300
+        if not corrected:
+            bounds = finite_sample_bounds(logits, 0, q, m, scheme=scheme)
+            assert holds(bounds, wanted)
+
+
 def test_bounds_where_all_classes_are_drawn():
     bounds = finite_sample_bounds([0.3, -2.0, 1.0], 1, [0.2, 0.3, 0.5], 2, scheme="distinct")
     assert not bounds.lower.any()
@@ -551,6 +579,15 @@ def test_one_stratum_is_none():
         ({"num_sampled": [1, 1, 1]}, "`num_sampled` must be one number, or one for each of the 2"),
         ({"num_sampled": 2}, "got 2 for stratum 0, which has 1 "),
         ({"scheme": "reject"}, "`scheme` must be one whose draws add up"),
+        (
+            {"scheme": "distinct_candidate", "num_sampled": [0, 1]},
+            "`num_sampled` must be above 0 in the stratum of a label that is corrected",
+        ),
+        (
+            {"scheme": "importance", "num_sampled": 0},
+            "`num_sampled` must be above 0 in a stratum with scheme='importance'",
+        ),
+        ({"q": [1e-310, 0.5, 0.25, 0.25]}, "`q` must be 0 or at least 2.2e-308"),
     ],
 )
 def test_strata_refuse(arguments, message):

@@ -124,6 +124,12 @@ def test_malformed_chunks_are_refused():
         exact_bias_of_chunks(cut(logits, 2 * q, 4), 0, 5)
     with pytest.raises(ValueError, match="`q` of 3 classes does not match `logits` of 4"):
         BiasSums(5, 0).add(0, logits[:4], q[:3])
+    once = iter([(logits, q)])
+    with pytest.raises(ValueError, match="each time it is called, got 10 at first and then 0"):
+        exact_bias_of_chunks(lambda: once, 0, 5)
+    for tiny in (0.0, 1e-310):
+        with pytest.raises(ValueError, match="`q` must be greater than 0, and at least"):
+            BiasSums(5, 0, "candidate_masked").add(0, logits, np.append(tiny, q[1:]))
     with pytest.raises(ValueError, match="got 0.0 at class 6"):
         BiasSums(5, 0).add(4, logits[4:], np.where(np.arange(6) == 2, 0.0, q[4:]))
     with pytest.raises(ValueError, match="`logits` must be finite"):
@@ -161,6 +167,11 @@ def test_dask_arrays_that_do_not_fit_are_refused():
         samplesoft.exact_bias(lazy, 1, q, 5, correction=q)
     with pytest.raises(ValueError, match=r"known shapes \(n,\) or \(B, n\) with the same n"):
         samplesoft.exact_bias(lazy, 1, q[:29], 5)
+    with pytest.raises(TypeError, match="must hold real numbers, got complex ones"):
+        samplesoft.exact_bias(lazy * 1j, 1, q, 5)
+    with pytest.raises(ValueError, match="`tau` must lie from 1e-150"):
+        samplesoft.exact_gradient_moments(lazy, 1, q, 20, np.ones((30, 2)), tau=1e200)
+    assert np.isfinite(samplesoft.exact_bias(lazy, np.array(1), q, 5).loss_bias)
     with pytest.raises(ValueError, match="compute_chunk_sizes"):
         samplesoft.exact_bias(lazy[lazy > 0.0], 1, q, 5)
     with pytest.raises(ValueError, match="`q` must sum to 1"):

@@ -126,6 +126,10 @@ def test_the_best_classes_of_an_older_model_leave_more_bias():
     assert few < np.abs(result.bias[0]).sum()
 
 
+def test_a_set_of_nothing_is_the_label_alone():
+    np.testing.assert_allclose(truncated_bias([0.0, 0.0], 0, []).bias, [0.5, -0.5])
+
+
 def test_logits_at_the_end_of_the_range():
     result = truncated_bias([1e308, -1e308, 1e308], 1, [2])
     assert np.isfinite(result.bias).all() and np.isfinite(result.error)

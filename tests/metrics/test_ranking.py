@@ -48,6 +48,7 @@ def test_one_length_and_dense_labels():
         ([[0, 1]], [], "lengths from 1 to 2"),
         ([[0, 1]], [0], "`k` must be at least 1, got 0"),
         ([[0, 2]], [1], r"`ids` must lie in 0\.\.1"),
+        ([[0, 0]], [1], "`ids` must hold distinct classes in each list"),
         ([[0.0, 1.0]], [1], "`ids` must hold integers"),
         ([0, 1], [1], r"`ids` must have shape \(B, K\), with a list for each of the 1 rows"),
         ([[0, 1], [1, 0]], [1], r"a list for each of the 1 rows of `labels`, got \(2, 2\)"),

@@ -404,12 +404,12 @@ LABEL, ROW = csr_array([[0.0, 1.0, 0.0]]), [[1.0, 2.0, 3.0]]
         (lambda: correct_metric([1.0, 0.0], 1, gamma=2), "`gamma` must be from 0 to 1"),
         (lambda: correct_metric([1.0, 0.0], 1, prior=[1.0]), r"`prior` must have shape \(2,\)"),
         (lambda: correct_metric([1.0, 0.0], 1, method="best"), "`method` must be one of"),
-        (lambda: estimate_rank_distribution([1], 5), "`num_sampled` must be at least 1"),
+        (lambda: estimate_rank_distribution([1], 5), r"`counts` must have shape \(m \+ 1,\)"),
         (
             lambda: estimate_rank_distribution([0, 0], 5),
             "`counts` must be at least 0 and not all 0",
         ),
-        (lambda: estimate_rank_distribution([1, 0, 0], 2), "got 2 of 1"),
+        (lambda: estimate_rank_distribution([1, 0, 0], 2), r"all of the 1 negatives, got \(3,\)"),
     ],
 )
 def test_arguments_that_are_refused(make, message):

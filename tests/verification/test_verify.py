@@ -508,6 +508,7 @@ BAD = {
     "negative": ({"proposals": {"q": [-0.2, 0.7, 0.5]}}, r"`proposals\['q'\]` must hold"),
     "shape": ({"proposals": {"q": [0.5, 0.5]}}, r"`proposals\['q'\]` must cover all 3"),
     "zero": ({"proposals": {"q": [0.5, 0.5, 0.0]}}, r"proposals\['q'\].*got 0 at class 2"),
+    "tiny": ({"proposals": {"q": [0.5, 0.5, 1e-310]}}, "at least 2.2e-308.*got 1e-310 at class 2"),
     "only label": ({"proposals": {"q": [1.0, 0.0, 0.0]}}, "no negative to draw"),
     "none": ({"proposals": {}}, "`proposals` must map at least one name"),
     "m": ({"num_sampled": 0}, "`num_sampled` must be at least 1, got 0"),
