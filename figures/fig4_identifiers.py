@@ -3,17 +3,17 @@
 Writes ``fig4_identifiers.csv`` and ``fig4_identifiers.png`` beside this script. The paper's corpus
 is not free and its model takes weeks, so that both are smaller here: words are those of the Python
 packages that are installed (15 million tokens, the 63,999 most frequent ones and one for the rest),
-and the model is log-bilinear, of the 4 words before, with vectors of 64. It goes once over a
-million examples, and is asked for its perplexity of 10,000 others after each quarter. Vectors have
-norm 1, with 1 / sqrt(tau) = 0.3, m = 100 negatives for each word, D = 1024 random frequencies with
-T = 1 / sqrt(nu) = 0.5. Two relatives stand beside: hierarchical softmax of two levels by frequency,
-and adaptive softmax. Samplers are told of new class vectors every 20 steps. About an hour on one
-core::
+and the model is log-bilinear, of the 4 words before, with vectors of 64. An epoch goes over a
+million examples, and after each quarter the perplexity of 10,000 others is taken. Vectors have norm
+1, with 1 / sqrt(tau) = 0.3, m = 100 negatives for each word, D = 1024 random frequencies with T =
+1 / sqrt(nu) = 0.5. Two relatives stand beside: hierarchical softmax of two levels by frequency, and
+adaptive softmax. Samplers are told of new class vectors every 20 steps. An epoch of all methods
+takes about three quarters of an hour on one core::
 
-    python figures/fig4_identifiers.py
+    python figures/fig4_identifiers.py --runs runs
 
-An interrupted script goes on with the method that it was at.
-
+Each method has a folder with a checkpoint after each quarter, and a script that was interrupted
+goes on from there. 
 References
 ----------
 A. S. Rawat et al., "Sampled Softmax with Random Fourier Features", NeurIPS 2019, Figure 4.
@@ -38,7 +38,7 @@ from samplesoft.models import AdaptiveSoftmax, SoftmaxLayer
 from samplesoft.training import CHECKPOINT, LOG, Settings, Task, train
 from samplesoft.training.task import sub_seed
 
-WORDS, EXAMPLES, EPOCHS, PARTS, DIM = 64_000, 1_000_000, 4, 4, 64
+WORDS, EXAMPLES, EPOCHS, PARTS, DIM = 64_000, 1_000_000, 3, 4, 64
 PAPER = {"tau": 1.0 / 0.3**2, "update_every": 20}
 FULL = {"loss": "full", "sampler": None, "num_sampled": None}
 METHODS: dict[str, dict[str, Any]] = {
