@@ -13,7 +13,8 @@ takes about three quarters of an hour on one core::
     python figures/fig4_identifiers.py --runs runs
 
 Each method has a folder with a checkpoint after each quarter, and a script that was interrupted
-goes on from there. 
+goes on from there.
+
 References
 ----------
 A. S. Rawat et al., "Sampled Softmax with Random Fourier Features", NeurIPS 2019, Figure 4.
