@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from typing import Any
 import numpy as np
 from log_bilinear import BATCH, Corpus, LogBilinear, Words, packages, softmax_layer
 from matplotlib.figure import Figure
-from tables import write_csv
+from tables import ends_of_epochs, write_csv
 
 from samplesoft._files import replaced
 from samplesoft.models import AdaptiveSoftmax, SoftmaxLayer
@@ -144,13 +143,11 @@ def run(name: str, corpus: Corpus, epochs: int, folder: Path) -> None:
 
 def found(name: str, folder: Path) -> list[dict[str, Any]]:
     """Return a row for each part of an epoch that has been trained."""
-    rows = []
-    for line in (folder / LOG).read_text().splitlines() if (folder / LOG).exists() else ():
-        entry = json.loads(line)
-        if "validation_loss" in entry:
-            perplexity = math.exp(entry["validation_loss"])
-            rows.append(dict(zip(FIELDS, (name, entry["epoch"] / PARTS, perplexity), strict=True)))
-    return rows
+    rows = [
+        (name, line["epoch"] / PARTS, math.exp(line["validation_loss"]))
+        for line in ends_of_epochs(folder / LOG)
+    ]
+    return [dict(zip(FIELDS, row, strict=True)) for row in rows]
 
 
 def draw(rows: list[dict[str, Any]]) -> Figure:

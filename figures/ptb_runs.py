@@ -22,7 +22,7 @@ from language_model.task import LanguageModelSettings, LanguageModelTask
 from language_model.text import read_corpus
 from matplotlib import colormaps
 from matplotlib.figure import Figure
-from tables import write_csv
+from tables import ends_of_epochs, write_csv
 from tqdm import tqdm
 
 from samplesoft._files import replaced
@@ -197,6 +197,5 @@ def _run(job: _Job, progress: bool = False) -> None:
 
 
 def _rows(job: _Job) -> list[dict[str, Any]]:
-    lines = map(json.loads, (job.folder / LOG).read_text(encoding="utf-8").splitlines())
-    ends = [line for line in lines if "validation_loss" in line and line["epoch"] <= job.epochs]
-    return [{"method": job.name, **line} for line in ends]
+    lines = ends_of_epochs(job.folder / LOG)
+    return [{"method": job.name, **line} for line in lines if line["epoch"] <= job.epochs]

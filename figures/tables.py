@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,13 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from samplesoft._files import replaced
+
+
+def ends_of_epochs(log: Path) -> list[dict[str, Any]]:
+    """Return the lines of the log of a run that end an epoch; none where there is no log."""
+    text = log.read_text(encoding="utf-8") if log.exists() else ""
+    lines = map(json.loads, text.splitlines())
+    return [line for line in lines if "validation_loss" in line]
 
 
 def write_csv(
