@@ -28,7 +28,7 @@ from samplesoft._validation import (
 from samplesoft.schemes import Scheme, as_scheme, certain_schemes
 
 _TASKS = 16  # at least, to keep as many workers busy
-LEAST_Q = float(np.finfo(np.float64).tiny)
+LEAST_Q = float(np.finfo(np.float64).tiny)  # below it numbers have fewer digits
 _EXAMPLES, _NUMBERS = 32, 1 << 17  # examples, and logits, at most in a part
 
 Example = tuple[FloatArray, int, FloatArray]  # logits (n,), the label, and q (n,)

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from samplesoft._validation import FloatArray, IntArray, as_count, as_ids
 from samplesoft.bias.exact import ExactBias
-from samplesoft.bias.inputs import LEAST_Q, Inputs, check_correction, check_inputs
+from samplesoft.bias.inputs import Inputs, check_correction, check_inputs, require_digits
 from samplesoft.bias.successive import strata_bias
 
 
@@ -93,11 +93,7 @@ def stratified_bias(
             f"`scheme` must be one whose draws add up in S, got {scheme!r}; take 'distinct', or "
             "'negatives' for draws with replacement."
         )
-    if ((inputs.q > 0.0) & (inputs.q < LEAST_Q)).any():
-        raise ValueError(
-            f"`q` must be 0 or at least {LEAST_Q:.2g}, for smaller numbers lack digits, got "
-            f"{inputs.q[inputs.q > 0.0].min():.2g}; mix it with a little of the uniform one."
-        )
+    require_digits(inputs)
     places, counts = _check_strata(strata, num_sampled, inputs)
     _require_divisors(places, counts, inputs, missing)
     rows: Iterable[FloatArray | None] = repeat(None, len(inputs.logits))

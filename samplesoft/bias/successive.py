@@ -148,9 +148,9 @@ def set_row(
         if not scheme.draws_label:
             weight[label] = 0.0
         weight[label] += np.exp(-shift) if scheme.label_in_sum else 0.0
-        bias, log_sum, rounded = _fixed_bias(probs, weight)
-        # the weights themselves are rounded unless they are of ones
-        error = 2.0 * unit * rounded[bool(shift or log_divisors[every].any())]
+        is_rounded = bool(shift or log_divisors[every].any())  # or else divided by ones
+        bias, log_sum, terms = _fixed_bias(probs, weight, is_rounded)
+        error = 2.0 * unit * terms
         return Row(bias, probs, log_sum + shift, error, unit * abs(log_sum), inclusion[0])
     groups = [group for group, _ in drawing]
     sums = expect(groups, [log_w[which] for _, which in drawing], log_base)
@@ -175,11 +175,11 @@ def set_row(
 
 
 def _fixed_bias(
-    probs: FloatArray, weight: FloatArray
-) -> tuple[FloatArray, float, tuple[float, float]]:
+    probs: FloatArray, weight: FloatArray, is_rounded: bool
+) -> tuple[FloatArray, float, float]:
     """Return p' - p and log S where class j has ``p_j`` times its `weight` (n,) for certain.
 
-    The last are the sums of what is rounded, where weights are not, and where they are too.
+    The last number is the sum of the sizes of what is rounded, with weights if they are.
     """
     # measured from the likeliest class h, whose own bias would be a difference of equal numbers:
     # with d_j = w_j - w_h and D their mean under p, it is p_j (d_j - D) / (w_h + D)
@@ -189,10 +189,9 @@ def _fixed_bias(
     total = float(weight[h]) + mean
     gain = float(weight[h] - 1.0) + mean  # 0 where the sum is that of the softmax
     log_sum = math.log1p(gain) if abs(gain) < 0.5 else math.log(total)
-    others = np.delete(probs, h) / total
-    exact = float(others @ np.delete(np.abs(apart), h))
-    rounded = exact, exact + float(others @ np.delete(weight + weight[h], h))
-    return probs * (apart - mean) / total, log_sum, rounded
+    sizes = np.abs(apart) + (weight + weight[h] if is_rounded else 0.0)
+    sizes[h] = 0.0
+    return probs * (apart - mean) / total, log_sum, float(probs @ sizes) / total
 
 
 def _group(q: FloatArray, count: int, scheme: Scheme) -> Group:
@@ -216,7 +215,13 @@ class Race:
     def __init__(self, q: FloatArray, m: int) -> None:
         self.order = np.argsort(-q, kind="stable")
         self.q, self._m = q[self.order] / q.sum(), m
-        self.t, self._log_r, step = _time_grid(self.q, m)
+        try:
+            self.t, self._log_r, step = _time_grid(self.q, m)
+        except OverflowError:  # the last rings come at times near 1 / q
+            raise ValueError(
+                f"`q` must be at least 1e-300 of the sum of what is drawn beside it, got "
+                f"{self.q[-1]:.2g}; mix the proposal with a little of the uniform distribution."
+            ) from None
         # (2, T) weights of all nodes, and of half of them
         self.scale = np.stack([np.full(len(self.t), step), np.zeros(len(self.t))])
         self.scale[1, ::2] = 2.0 * step

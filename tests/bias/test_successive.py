@@ -236,12 +236,17 @@ def test_any_number_of_threads_gives_the_same_bits():
         ({"certain": [1]}, "`certain` must be empty with scheme='distinct'"),
         ({"correction": [1.0, 1.0, 0.0, 1.0]}, "`correction` must be greater than 0, and"),
         ({"q": [0.5, 0.0, 0.25, 0.25]}, "`q` must be greater than 0 on every class"),
+        (
+            {"q": [2.3e-308, 0.5, 0.25, 0.25], "num_sampled": 3, "scheme": "distinct_masked"},
+            "`q` must be at least 1e-300 of the sum of what is drawn",
+        ),
     ],
 )
 def test_refuses(arguments, message):
     given = {"logits": np.zeros(4), "labels": 0, "q": np.full(4, 0.25), "num_sampled": 2}
+    given["scheme"] = "distinct"
     with pytest.raises(ValueError, match=message):
-        exact_bias(**(given | arguments), scheme="distinct")
+        exact_bias(**(given | arguments))
 
 
 # --- second moments ------------------------------------------------------------------------------
@@ -564,6 +569,14 @@ def test_strata_agree_with_all_outcomes(counts, scheme, corrected):
         assert abs(loss - mpf(got.loss_bias)) <= max(got.loss_error, 1e-15)
 
 
+def test_a_label_that_is_excluded_may_have_any_q():
+    tiny, none = (
+        stratified_bias([0.0, 1.0, 2.0, 0.5], 0, [q, 0.5, 0.25, 0.25], 1, [0, 0, 1, 1])
+        for q in (1e-310, 0.0)
+    )
+    np.testing.assert_array_equal(tiny.bias, none.bias)
+
+
 def test_one_stratum_is_none():
     logits, q = np.random.default_rng(7).standard_normal((2, 40)), np.full(40, 1 / 40)
     one = stratified_bias(logits, [0, 1], q, 5, np.zeros(40, int), scheme="distinct_masked")
@@ -587,7 +600,11 @@ def test_one_stratum_is_none():
             {"scheme": "importance", "num_sampled": 0},
             "`num_sampled` must be above 0 in a stratum with scheme='importance'",
         ),
-        ({"q": [1e-310, 0.5, 0.25, 0.25]}, "`q` must be 0 or at least 2.2e-308"),
+        ({"q": [0.5, 1e-310, 0.25, 0.25]}, "`q` must be 0 or at least 2.2e-308"),
+        (
+            {"q": [1e-310, 0.5, 0.25, 0.25], "scheme": "distinct_masked"},
+            "`q` must be at least 1e-300 of the sum of what is drawn",
+        ),
     ],
 )
 def test_strata_refuse(arguments, message):
