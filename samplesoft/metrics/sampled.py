@@ -564,7 +564,8 @@ def estimate_rank_distribution(
     number = in_small_unit(as_counts("counts", counts, remedy="count the sampled ranks"))
     number, bound = number / number.sum(), as_positive("tol", tol)
     size, m = as_count("num_candidates", num_candidates), len(number) - 1
-    if not 1 <= m <= (m if as_flag("replacement", replacement) else size - 1) or size < 2:
+    most = m if as_flag("replacement", replacement) else size - 1
+    if size < 2 or not 1 <= m <= most:
         raise ValueError(
             f"`counts` must have shape (m + 1,), for m from 1 draw to all of the {size - 1} "
             f"negatives, got {number.shape}; with replacement m may be larger."

@@ -268,7 +268,7 @@ class AdaptiveSoftmax:
         Raises
         ------
         TypeError, ValueError
-            If an argument is malformed.
+            If an argument is malformed, or a score is not finite.
         """
         k, logs = check_k(k, self.num_classes), self.log_probs(h)
         ids = np.argsort(-logs, axis=1, kind="stable")[:, :k]
