@@ -180,7 +180,9 @@ def torch_exp(W: Any, batch: int, repeats: int) -> float | None:
         work(k)
         torch.cuda.synchronize()
 
-    return seconds(synchronised, repeats)
+    time = seconds(synchronised, repeats)
+    torch.cuda.empty_cache()  # torch keeps what it has freed, and samplers need the memory
+    return time
 
 
 def feature_maps(num: int, width: int, repeats: int) -> list[Row]:

@@ -35,13 +35,16 @@ def kernel(function: Callable[..., None]) -> Any:
 def launch_warps(function: Any, num: int, *arguments: Any) -> None:
     """Launch a kernel on `num` warps or a few more; each asks `warp_index` which it is."""
     if num:
-        function[-(-num // WARPS_PER_BLOCK), WARPS_PER_BLOCK * WARP_SIZE](*arguments)
+        # a driver takes Python's integers alone, and sizes that were read from arrays are NumPy's
+        blocks = -(-int(num) // WARPS_PER_BLOCK)
+        function[blocks, WARPS_PER_BLOCK * WARP_SIZE](*arguments)
 
 
 def launch_threads(function: Any, num: int, *arguments: Any) -> None:
     """Launch a kernel on `num` threads or a few more; each asks `thread_index` which it is."""
     if num:
-        function[-(-num // THREADS_PER_BLOCK), THREADS_PER_BLOCK](*arguments)
+        blocks = -(-int(num) // THREADS_PER_BLOCK)
+        function[blocks, THREADS_PER_BLOCK](*arguments)
 
 
 def device_function(function: Callable[..., Any]) -> Any:
@@ -56,7 +59,11 @@ def as_device_array(value: Any) -> Any:
 
 def to_device(array: Any) -> Any:
     """Copy a NumPy array to the device."""
-    return cuda.to_device(np.ascontiguousarray(array))
+    contiguous = np.ascontiguousarray(array)
+    # NumPy calls one row contiguous whatever its stride, such as the 0 of a broadcast array. Numba
+    # keeps the stride, and then refuses to reshape what it does not call contiguous.
+    contiguous = contiguous.reshape(-1).reshape(contiguous.shape)
+    return cuda.to_device(contiguous)
 
 
 def empty(shape: int | tuple[int, ...], dtype: DTypeLike) -> Any:

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import warnings
 from collections import Counter
 
 import pytest
@@ -104,7 +105,10 @@ def pytest_collection_modifyitems(config, items):
         return
     for item in asked:  # what runs uncompiled warns of numbers that overflow
         item.add_marker(pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning"))
-    from numba import cuda
+    # numba-cuda uses what newer versions of NumPy deprecate, when it is imported
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from numba import cuda
 
     if not cuda.is_available():
         missing = "no NVIDIA GPU that Numba can use, nor its simulator (NUMBA_ENABLE_CUDASIM=1)"

@@ -104,6 +104,15 @@ class TestOnDevice:
         assert arrays.labels("exclude", ids, 5, (2,)) is ids
         assert arrays.float_rows("h", to_device(np.ones(3)), 3).shape == (1, 3)
 
+    def test_sizes_of_numpy_and_broadcast_rows_go_to_a_device(self):
+        from samplesoft._cuda import launch_threads, to_device
+        from samplesoft._device.arrays_cuda import _multiply
+
+        one_row = np.broadcast_to(np.arange(4.0), (1, 4))  # with a stride of 0
+        there, out = to_device(one_row).reshape(-1), to_device(np.zeros(4))
+        launch_threads(_multiply, np.int64(4), there, 2.0, out)
+        np.testing.assert_array_equal(out.copy_to_host(), [0, 2, 4, 6])
+
     @pytest.mark.parametrize("size", [1, 2, 40, 2000])
     @pytest.mark.parametrize("stop", [1, 3, 1000])
     def test_equal_ids_are_brought_together(self, size, stop):
