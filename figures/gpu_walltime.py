@@ -5,8 +5,8 @@ device: the time to draw m = 10 negatives for each context of a batch (d = 64, u
 float32) and to evaluate the sampled loss, by cells of similar classes and by random Fourier
 features with softmax leaves, beside the exact softmax (EXP) in torch on the same GPU where torch
 is installed; the throughput of feature maps against that of a copy in the device's memory; and a
-step of training, on the GPU and on the processor. No files are committed yet, for no GPU was at
-hand. Run it on the machine with the GPU::
+step of training, on the GPU and on the processor. The files that are committed are those of
+``--num-classes 1e4,1e5,1e6``. Run it on the machine with the GPU::
 
     python figures/gpu_walltime.py
 
