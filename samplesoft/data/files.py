@@ -109,8 +109,12 @@ def pieces(path: str | Path, stream: TextIO) -> Iterator[str]:
 
 def missing(path: str | Path) -> FileNotFoundError:
     """Return the error for a file that does not exist."""
+    try:
+        folder = repr(str(Path.cwd()))
+    except OSError:  # it was deleted while the process ran
+        folder = "a working folder that no longer exists"
     return FileNotFoundError(
-        f"no such file: {str(path)!r}; check the path, it is taken relative to {str(Path.cwd())!r}."
+        f"no such file: {str(path)!r}; check the path, it is taken relative to {folder}."
     )
 
 

@@ -49,6 +49,15 @@ def test_read_tokens_errors_name_file_and_remedy(tmp_path):
         read_tokens(latin)
 
 
+def test_a_missing_file_is_named_where_the_working_folder_is_gone(monkeypatch):
+    def is_gone():
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(Path, "cwd", is_gone)
+    with pytest.raises(FileNotFoundError, match=r"'absent\.txt'.* no longer exists"):
+        read_tokens("absent.txt")
+
+
 @pytest.mark.parametrize(
     ("ending", "compress"), [("gz", gzip.compress), ("xz", lzma.compress), ("bz2", bz2.compress)]
 )
