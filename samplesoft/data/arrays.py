@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
@@ -14,6 +15,7 @@ from typing import Any, BinaryIO
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from samplesoft._files import tried
 from samplesoft._memory import require_bytes
 from samplesoft.data.files import missing
 
@@ -63,7 +65,7 @@ def open_arrays(path: str | Path, what: str, remedy: str) -> Iterator[BinaryIO]:
     that the file must be `what` it should be, and the remedy.
     """
     try:
-        with warnings.catch_warnings(), open(path, "rb") as stream:
+        with warnings.catch_warnings(), _opened(path) as stream:
             warnings.simplefilter("ignore")  # NumPy's on headers that it has to repair
             yield stream
     except FileNotFoundError:
@@ -73,6 +75,11 @@ def open_arrays(path: str | Path, what: str, remedy: str) -> Iterator[BinaryIO]:
     except Exception as error:  # the parsers of NumPy and zipfile raise a dozen kinds
         reason = str(error).rstrip(".")[:200] or type(error).__name__
         raise ValueError(f"{str(path)!r} must be {what}: {reason}; {remedy}.") from None
+
+
+def _opened(path: str | Path) -> BinaryIO:
+    """Open a file, which Windows refuses for the moment in which a writer replaces it."""
+    return tried(lambda: open(path, "rb")) if os.access(path, os.R_OK) else open(path, "rb")
 
 
 def read_array(path: str | Path, stream: BinaryIO) -> NDArray[Any]:

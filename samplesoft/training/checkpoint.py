@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import pairwise
 from numbers import Integral
 from pathlib import Path
@@ -14,7 +16,17 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._files import part, read_json, replaced
+from samplesoft._files import (
+    FileInUse,
+    drafted,
+    is_in_use,
+    is_left,
+    part,
+    put,
+    read_json,
+    tried,
+    writer_name,
+)
 from samplesoft._validation import require_instance, shown
 from samplesoft.data.arrays import Archive, open_arrays
 from samplesoft.models.sharded import ShardedSoftmaxLayer
@@ -66,9 +78,16 @@ def write_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
     Raises
     ------
     OSError
-        If it cannot be written; the old one stands then.
+        If it cannot be written; the old one stands then. Where the system refuses for a second to
+        replace the old one, as Windows does while another program holds it, the message says
+        where the new one is.
     TypeError, ValueError
         If an array holds Python objects, or config or values are not plain JSON.
+
+    Notes
+    -----
+    Threads and processes may write to one path at once: the last one wins, and who reads meanwhile
+    finds a whole one.
 
     Examples
     --------
@@ -80,6 +99,13 @@ def write_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
     >>> found.config, found.values, found.arrays
     ({'dim': 2}, {'epoch': 3}, {'w': array([1., 1.])})
     """
+    draft = write_draft(path, checkpoint)
+    with writing(path):
+        put(draft, path)
+
+
+def write_draft(path: str | Path, checkpoint: Checkpoint) -> Path:
+    """Write a checkpoint beside `path` and return where, for `samplesoft._files.put`."""
     for name, array in checkpoint.arrays.items():
         # pickled objects would run code when the file is read
         if array.dtype.hasobject:
@@ -91,23 +117,28 @@ def write_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
     # NaN is not JSON, and other programs would not read the file
     text = json.dumps(about, allow_nan=False)
     arrays: dict[str, Any] = {_ARRAY + name: a for name, a in checkpoint.arrays.items()}
-    # a draft beside it takes the name only when it is whole and on the disk
-    with writing(path), replaced(path) as draft, open(draft, "w+b") as stream:
+    with writing(path), drafted(path) as draft, open(draft, "w+b") as stream:
         # as bytes: NumPy would store text in four bytes a character
         np.savez(stream, about=np.frombuffer(text.encode(), np.uint8), **arrays)
         stream.seek(0)
         # zip has checksums of its members alone, which cannot tell that one is missing
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
         stream.write(_MARK + digest.encode())
+    return draft
 
 
 @contextmanager
 def writing(path: str | Path) -> Iterator[None]:
-    """Name the file and the remedy in an OSError of the body, such as that of a full disk."""
+    """Name the file and the remedy in an OSError of the body, such as that of a full disk.
+
+    It is a PermissionError where another program may hold the file.
+    """
     try:
         yield
+    except FileInUse:  # which has named it
+        raise
     except OSError as error:
-        raise OSError(
+        raise (PermissionError if is_in_use(error) else OSError)(
             f"{str(path)!r} cannot be written: {error.strerror or error}; make room, create "
             "its folder or correct the permissions, and resume if there is a checkpoint."
         ) from None
@@ -278,23 +309,43 @@ def write_shards(folder: str | Path, layer: ShardedSoftmaxLayer) -> None:
     read_shards
     """
     require_instance("layer", layer, ShardedSoftmaxLayer)
-    path, shards, turn = Path(folder) / SHARDS, layer.shards, 0
     with writing(folder):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    path, shards, before = Path(folder) / SHARDS, layer.shards, []
     if path.exists():
-        with reading(path, SHARDS) as before:
-            turn = before.values["turn"] + 1
-    names = [f"shard-{turn}-{s}.npz" for s in range(shards.num)]
-    for s, name in enumerate(names):
-        arrays = shards.ask("saved", [()], s)[0]
-        write_checkpoint(path.with_name(name), Checkpoint({"model": name}, {}, arrays))
+        with reading(path, SHARDS) as old:
+            before = [path.with_name(name) for name in old.values["files"]]
+    # no other has these names, so that each list names files of one writer
+    writer = writer_name()
+    names = [f"shard-{writer}-{s}.npz" for s in range(shards.num)]
     rows = layer.class_embeddings
-    values = {"turn": turn, "files": names, "bounds": shards.bounds.tolist(), "steps": layer.steps}
-    config = {"model": SHARDS, "shape": list(rows.shape), "dtype": str(rows.dtype)}
-    write_checkpoint(path, Checkpoint(config, values, {}))
-    for left in {*path.parent.glob("shard-*.npz")} - {*map(path.with_name, names)}:
-        left.unlink()
+    try:
+        for s, name in enumerate(names):
+            arrays = shards.ask("saved", [()], s)[0]
+            write_checkpoint(path.with_name(name), Checkpoint({"model": name}, {}, arrays))
+        values = {"files": names, "bounds": shards.bounds.tolist(), "steps": layer.steps}
+        config = {"model": SHARDS, "shape": list(rows.shape), "dtype": str(rows.dtype)}
+        write_checkpoint(path, Checkpoint(config, values, {}))
+    except FileInUse:  # the draft of the list names them
+        raise
+    except BaseException:
+        _remove(map(path.with_name, names))
+        raise
+    with reading(path, SHARDS) as now:  # perhaps of another writer, who came last
+        named = {*now.values["files"]}
+    mine = str(os.getpid())
+    for left in path.parent.glob("shard-*-*.npz"):
+        process, *_ = rest = left.stem.split("-")[1:]
+        if process != mine and is_left(left, "-".join(rest[:-1])):
+            before.append(left)
+    _remove(left for left in before if left.name not in named)
     shards.name_checkpoint(str(folder))
+
+
+def _remove(files: Iterable[Path]) -> None:
+    for file in files:
+        with suppress(OSError):  # on Windows a reader may hold it
+            tried(partial(file.unlink, missing_ok=True))
 
 
 class StoredShards:

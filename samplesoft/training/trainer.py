@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from samplesoft._files import prefixed, read_json, write_text
+from samplesoft._files import FileInUse, discard, prefixed, put, read_json, tried, write_text
 from samplesoft._progress import progress_bar, progress_phase
 from samplesoft._validation import shown
 from samplesoft.data.files import missing
@@ -25,7 +27,7 @@ from samplesoft.training.checkpoint import (
     part_of,
     reading,
     require_config,
-    write_checkpoint,
+    write_draft,
     writing,
 )
 from samplesoft.training.lock import locked
@@ -81,7 +83,10 @@ def train(
     MemoryError
         If the arrays of the checkpoint would not fit.
     OSError
-        If a file cannot be written; the last checkpoint stands.
+        If a file cannot be written; the last checkpoint stands. A file that another program holds,
+        as scanners do on Windows, is no error before the end: training goes on, with a
+        RuntimeWarning, and tries again at the next checkpoint. If it is held at the end too, the
+        message says where the draft of it is.
     ValueError
         If `folder` already holds a run and `resume` is false, or the run there is another, or
         another process trains there, or model or sampler refuse their input. After a first step
@@ -187,6 +192,9 @@ class Run:
         self.task, self.settings, self.folder = task, settings, folder
         self.log = folder / LOG
         self.at = Progress()
+        # what another program has kept from its place: drafts by name, and lines of the log
+        self.drafts: dict[str, Path] = {}
+        self.lines: list[dict[str, Any]] = []
         options = settings.optimizer_options
         optimizer = make_optimizer(settings.optimizer, settings.learning_rate, **options)
         self.optimizer = task.start(optimizer)
@@ -200,16 +208,20 @@ class Run:
             else:
                 # the start is a checkpoint too: a run that is killed in its first epoch resumes
                 self.save()
+                self.require_saved()
         try:
             cut_log(self.log, self.at.step)
             # a run that is resumed may be over already, for instance by its patience
             while not self.at.is_over(self.settings):
                 self.epoch(progress)
         except Exception:
+            self.discard([*self.drafts])  # the last checkpoint stands
             if self.at.step == 0 and not resume:  # files would only be in the way of the next try
-                path.unlink()
-                self.log.unlink(missing_ok=True)
+                for left in (path, self.log):
+                    with suppress(OSError):  # the first error counts
+                        tried(partial(left.unlink, missing_ok=True))
             raise
+        self.require_saved()
         return self.at
 
     def epoch(self, progress: bool | Callable[[dict[str, Any]], object]) -> None:
@@ -317,8 +329,18 @@ class Run:
             "examples_per_second": at.index * self.task.num_examples / at.epoch_seconds,
             **figures,
         }
-        append_line(self.log, line)
+        self.lines.append(line)
+        try:
+            self.put_lines()
+        except PermissionError as error:
+            _warn(error, "the next line brings this one with it")
         return line
+
+    def put_lines(self) -> None:
+        """Append the lines that are not in the log yet."""
+        while self.lines:
+            append_line(self.log, self.lines[0])
+            del self.lines[0]
 
     def save(self, *, best: bool = False) -> None:
         """Write the checkpoint, that of the best epoch before it."""
@@ -340,11 +362,44 @@ class Run:
             "examples": examples,
         }
         checkpoint = Checkpoint(self.config(), asdict(self.at), prefixed(parts, "/"))
-        # the best first: if the process dies between the two, the run repeats the epoch, and finds
-        # the same best
-        if best:
-            write_checkpoint(self.folder / BEST, checkpoint)
-        write_checkpoint(self.folder / CHECKPOINT, checkpoint)
+        refused = None
+        for name in (BEST, CHECKPOINT) if best else (CHECKPOINT,):
+            self.discard([name])  # what has been kept from its place is old now
+            self.drafts[name] = write_draft(self.folder / name, checkpoint)
+            refused = self.put_drafts()
+        if refused is not None:
+            _warn(refused, "training goes on, and the next checkpoint tries again")
+
+    def discard(self, names: Iterable[str]) -> None:
+        """Remove drafts that have been kept from their places."""
+        for name in names:
+            if name in self.drafts:
+                discard(self.drafts.pop(name))
+
+    def put_drafts(self) -> FileInUse | None:
+        """Let drafts take their names, or return the refusal."""
+        # the best first, and no other without it: if the process dies between the two, the run
+        # repeats the epoch, and finds the same best
+        for name in (BEST, CHECKPOINT):
+            if name in self.drafts:
+                try:
+                    with writing(self.folder / name):
+                        put(self.drafts[name], self.folder / name)
+                except FileInUse as error:
+                    return error
+                del self.drafts[name]
+        return None
+
+    def require_saved(self) -> None:
+        """Raise an OSError if what has been refused before is refused once more."""
+        refused = self.put_drafts()
+        if refused is not None:
+            left = ", ".join(f"{str(draft)!r} to {name!r}" for name, draft in self.drafts.items())
+            raise PermissionError(
+                f"{str(refused.path)!r} cannot be replaced: {refused.reason}; end the program that "
+                f"holds it, and rename {left}, which hold what this run has come to."
+            ) from refused
+        self.put_lines()
 
     def load(self, path: Path) -> None:
         """Go back to a checkpoint, or raise and change nothing."""
@@ -360,6 +415,10 @@ class Run:
     def config(self) -> dict[str, Any]:
         """Return what must be the same on resuming."""
         return {"task": self.task.config(), "training": self.settings.config()}
+
+
+def _warn(error: OSError, what_then: str) -> None:
+    warnings.warn(f"{str(error).rstrip('.')}; {what_then}.", RuntimeWarning, stacklevel=2)
 
 
 def require_finite(what: str, value: float) -> None:
@@ -416,7 +475,11 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
     """Append a record to a log; it is in the file even if the process is killed then."""
-    with writing(path), open(path, "a", encoding="utf-8") as stream:
+    # a log that somebody looks at may be held for a moment
+    with (
+        writing(path),
+        tried(lambda: open(path, "a", encoding="utf-8", newline="\n")) as stream,
+    ):
         stream.write(json.dumps(record, allow_nan=False) + "\n")
 
 

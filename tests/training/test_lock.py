@@ -60,6 +60,63 @@ def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
         train(LinearTask(), SETTINGS, tmp_path)
 
 
+FORKED = """
+import os, signal, sys, time
+from samplesoft.training.lock import locked
+
+with locked(sys.argv[1]):
+    child = os.fork()
+    if child == 0:
+        os.close(1)
+        sys.stdin.readline()
+        os._exit(0)
+    print(child, flush=True)
+    if sys.argv[2] == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+print("ended", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+@pytest.mark.parametrize("end", ["killed", "ended"])
+def test_a_forked_child_does_not_keep_the_lock(end, tmp_path):
+    """Such as a worker that goes on a while after its parent."""
+    command = [sys.executable, "-c", FORKED, str(tmp_path), end]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        child = int(parent.stdout.readline())
+        if end == "ended":
+            assert parent.stdout.readline() == "ended\n"
+        else:
+            parent.wait()
+        os.kill(child, 0)  # it lives
+        with locked(tmp_path):
+            pass
+        parent.communicate("go on\n" * 2)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_forked_child_leaves_the_lock_of_its_parent(tmp_path):
+    """A child that comes out of the body frees nothing, and can lock another folder."""
+    status, child = 1, None
+    try:
+        with locked(tmp_path / "a"):
+            child = os.fork()
+            if child == 0:
+                with locked(tmp_path / "b"):
+                    pass
+            else:
+                assert os.waitpid(child, 0)[1] == 0
+                with pytest.raises(ValueError, match="in use"), locked(tmp_path / "a"):
+                    pass
+        status = 0
+    finally:
+        if child == 0:
+            os._exit(status)
+
+
 def test_never_two_at_once(tmp_path):
     """Threads that come and go, each as a process of its own to the kernel."""
     inside, entered, wrong = [], [], []
