@@ -5,27 +5,34 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 
 from samplesoft import __version__
 from samplesoft.commands import COMMANDS
-from samplesoft.commands.options import discard_stdout
+from samplesoft.commands.files import check_files
+from samplesoft.commands.options import all_printable, discard_stdout, until_nobody_reads
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line with the arguments `argv`, by default those of the process.
+    r"""Run the command line with the arguments `argv`, by default those of the process.
 
     Returns 0 if all went well, 1 if a check failed or training diverged, 2 for bad usage or input,
     130 if interrupted by KeyboardInterrupt. Signals are handled by `samplesoft.__main__` alone.
+    What the streams have no code for is printed as an escape of Python, such as ``\u6a21``.
     """
-    status = 0
-    try:
+    with all_printable():
         status = _run(argv)
         if sys.stdout is not None:
-            sys.stdout.flush()  # here and not at the exit of Python, where an error has a traceback
-    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
-        discard_stdout()
-    return status
+            # here and not at the exit of Python, where an error has a traceback
+            try:
+                with until_nobody_reads():
+                    sys.stdout.flush()
+            except OSError as error:  # of a full disk
+                _complain(f"samplesoft: error: what is printed cannot be written: {_reason(error)}")
+                discard_stdout()
+                status = status or 2
+        return status
 
 
 def _run(argv: Sequence[str] | None) -> int:
@@ -35,19 +42,24 @@ def _run(argv: Sequence[str] | None) -> int:
     except SystemExit as exit_:  # argparse has printed the reason
         return int(exit_.code or 0)
     try:
+        check_files(options)
         return int(options.run(options))
-    except BrokenPipeError:
-        raise
     # training that diverged is a result, and no wrong input
     except FloatingPointError as error:
-        print(f"samplesoft {options.command}: failed: {error}", file=sys.stderr)
+        _complain(f"samplesoft {options.command}: failed: {error}")
         return 1
     except (MemoryError, OSError, OverflowError, TypeError, ValueError) as error:
-        print(f"samplesoft {options.command}: error: {_reason(error)}", file=sys.stderr)
+        _complain(f"samplesoft {options.command}: error: {_reason(error)}")
         return 2
     except KeyboardInterrupt as error:
-        print(f"samplesoft {options.command}: {str(error) or 'interrupted'}", file=sys.stderr)
+        _complain(f"samplesoft {options.command}: {str(error) or 'interrupted'}")
         return 130
+
+
+def _complain(words: str) -> None:
+    """Print on stderr; the exit status tells what happened where nobody reads that."""
+    with suppress(OSError):
+        print(words, file=sys.stderr, flush=True)
 
 
 def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:

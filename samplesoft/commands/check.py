@@ -13,6 +13,7 @@ from samplesoft._validation import as_choice
 from samplesoft.checking.check import check_loss
 from samplesoft.checking.faults import METHODS
 from samplesoft.checking.observe import NAMED
+from samplesoft.commands.files import check_files
 from samplesoft.commands.options import (
     Options,
     add_fields,
@@ -71,6 +72,7 @@ def run(options: argparse.Namespace) -> int:
     """Run ``samplesoft check``; 0 if the loss is right, and what was asked for, else 1."""
     check_outputs(options)
     loss, proposal = _named("module:function", options.loss), _proposal(options.proposal)
+    check_files(options)  # once more, as modules have been loaded
     values = given(options, check_loss) | {"loss": loss, "proposal": proposal}
     report = check_loss(progress=True, rng=options.seed, **values)
     give_report(options, report)

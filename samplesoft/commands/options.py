@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import json
+import errno
+import io
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from inspect import Parameter, signature
-from pathlib import Path
 from typing import Any, TextIO
 
 from samplesoft._files import write_text
 from samplesoft._report import FIGURE_FORMATS, Report, described, figure_path
 from samplesoft._validation import LARGEST_COUNT
+from samplesoft.commands.files import OutputFile, flag, write_json
 
 
 def number_of(
@@ -43,7 +45,6 @@ def integer_of(least: int) -> Callable[[str], Any]:
 positive_int, seed = integer_of(1), integer_of(0)
 positive_float = number_of("a finite number above 0", lambda value: 0.0 < value < float("inf"))
 rate = number_of("a number from 0 to below 1", lambda value: 0.0 <= value < 1.0)
-folder_name = number_of("the name of a folder", bool, str)
 address = number_of("the address of a scheduler", bool, str)
 
 
@@ -76,11 +77,6 @@ def names_of(choices: Iterable[str]) -> Callable[[str], list[str]]:
 
 
 draw_counts = list_of(draw_count)
-
-
-def flag(name: str) -> str:
-    """Return the option whose value argparse stores under `name`, such as ``--num-sampled``."""
-    return f"--{name.replace('_', '-')}"
 
 
 def given(options: argparse.Namespace, taker: Callable[..., Any]) -> dict[str, Any]:
@@ -149,35 +145,6 @@ def add_scheduler(group: Any) -> None:
     group.add_argument("--scheduler", metavar="WHERE", type=address, help=text)
 
 
-def check_folder(option: str, folder: str | Path) -> None:
-    """Raise ValueError unless `folder` is writable, or can be created."""
-    existing = Path(folder)
-    # its first folder that is there decides, for the others can be made in it
-    while not existing.exists():
-        existing = existing.parent
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
-        what = "is not writable" if existing.is_dir() else "is a file"
-        raise ValueError(
-            f"{option} must name a folder that is writable or can be created, got "
-            f"{str(folder)!r}, and {str(existing)!r} {what}; choose another."
-        )
-
-
-def check_writable(option: str, path: str | Path) -> None:
-    """Raise ValueError unless a file can be written to `path`."""
-    folder = Path(path).parent
-    if Path(path).is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise ValueError(
-            f"{option} must name a file in a writable folder, got {str(path)!r}; create the folder "
-            "first, or choose another."
-        )
-
-
-def write_json(path: str | Path, value: Any) -> None:
-    """Write `value` as JSON."""
-    write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
-
-
 # files of a report -------------------------------------------------------------------------------
 
 _OUTPUTS = {
@@ -189,36 +156,26 @@ _OUTPUTS = {
 
 
 def add_outputs(group: Any, names: Sequence[str] = ("json", "html", "figure")) -> None:
-    """Add the options, for `check_outputs` and `give_report`."""
+    """Add the options, for `check_files`, `check_outputs` and `give_report`."""
     for name in names:
-        group.add_argument(flag(name), metavar="FILE", help=_OUTPUTS[name])
+        group.add_argument(flag(name), type=OutputFile, metavar="FILE", help=_OUTPUTS[name])
 
 
 def check_outputs(options: argparse.Namespace) -> None:
-    """Raise ValueError unless all files that are asked for can be written, each by one option."""
+    """Raise ValueError for a figure of a format that cannot be drawn; others are checked before."""
     paths = _paths(options)
     if "figure" in paths:
         figure_path("--figure", paths["figure"])
-    written: dict[Path, str] = {}
-    # before the work, which may take hours, and not after it
-    for name, path in paths.items():
-        other = written.setdefault(Path(path).resolve(), name)
-        if other != name:
-            raise ValueError(
-                f"{flag(other)} and {flag(name)} must name two files, got {path!r} for both; "
-                "rename one."
-            )
-        check_writable(flag(name), path)
 
 
 def give_report(
     options: argparse.Namespace, report: Report, settings: Mapping[str, Any] | None = None
 ) -> None:
-    """Print a report, and write it where the options say.
+    """Write a report where the options say, and print it.
 
     `settings` and the options are shown on the page.
     """
-    show_report(report.to_text(getattr(options, "details", False)) + "\n")
+    # before it is printed, which may fail where the files are none the worse
     for name, path in _paths(options).items():
         if name == "json":
             write_json(path, report.to_dict())
@@ -228,6 +185,7 @@ def give_report(
             write_text(path, report.to_html({**(settings or {}), **_chosen(options)}))
         else:
             write_text(path, getattr(report, f"to_{name}")())
+    show_report(report.to_text(getattr(options, "details", False)) + "\n")
 
 
 def _paths(options: argparse.Namespace) -> dict[str, str]:
@@ -247,19 +205,58 @@ def _chosen(options: argparse.Namespace) -> dict[str, Any]:
 
 # what is printed ---------------------------------------------------------------------------------
 
+# a pipe that is closed, as Windows says too, and a terminal that has gone
+_NOBODY_READS = {errno.EPIPE, errno.EINVAL, errno.EIO}
+
+
+@contextmanager
+def all_printable() -> Iterator[None]:
+    r"""Let stdout and stderr print any text in the body, whatever their encoding.
+
+    What it has no code for becomes an escape of Python, such as ``\u6a21``: a name that cannot be
+    printed must not end the work.
+    """
+    before = []
+    for stream in (sys.stdout, sys.stderr):
+        # others, such as those of notebooks, take any text, or `show` sees to it
+        if isinstance(stream, io.TextIOWrapper):
+            before.append((stream, stream.errors))
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        yield
+    finally:
+        for stream, errors in before:
+            with suppress(OSError, ValueError):  # nobody reads it, or it has been closed
+                stream.reconfigure(errors=errors)
+
 
 def show(text: str) -> None:
     """Print text at once; a reader that has closed the pipe, as `head` does, is no error."""
+    with until_nobody_reads():
+        try:
+            print(text, end="", flush=True)
+        except UnicodeEncodeError as error:
+            seen = text.encode(error.encoding, "backslashreplace").decode(error.encoding)
+            print(seen, end="", flush=True)
+
+
+@contextmanager
+def until_nobody_reads() -> Iterator[None]:
+    """Leave the body where nobody reads stdout any more: the work goes on for its files."""
     try:
-        print(text, end="", flush=True)
-    except BrokenPipeError:  # the work goes on for the files that it writes
+        yield
+    except OSError as error:
+        if error.errno not in _NOBODY_READS:
+            raise
         discard_stdout()
 
 
 def discard_stdout() -> None:
     """Send what is printed from now on nowhere, as nobody reads it."""
     # Python flushes its buffer at exit, and would report the closed pipe once more
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def show_part(text: str) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import Any, TextIO
 
 from samplesoft._files import replaced
 from samplesoft._jit import chunks
 from samplesoft._progress import progress_bar
-from samplesoft.commands.options import check_writable, positive_int
+from samplesoft.commands.files import InputFile, OutputFile
+from samplesoft.commands.options import positive_int, until_nobody_reads
 from samplesoft.commands.source import read_inputs
 
 _ROWS = 1024  # scored at a time
@@ -28,11 +28,16 @@ def add(parser: argparse.ArgumentParser) -> None:
         "Exit status: 0 if all went well, 2 for bad usage or bad input, 130 if interrupted."
     )
     parser.add_argument(
-        "--model", required=True, metavar="FILE", help="the trained model, such as run/best.npz"
+        "--model",
+        required=True,
+        type=InputFile,
+        metavar="FILE",
+        help="the trained model, such as run/best.npz",
     )
     parser.add_argument(
         "--input",
         required=True,
+        type=InputFile,
         metavar="FILE",
         help="inputs in the format of the training data, also .gz, .xz, .bz2; labels are ignored",
     )
@@ -42,7 +47,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help="number of classes for each input (default 5, or all if fewer)",
     )
-    parser.add_argument("--output", metavar="FILE", help="file for the lines (default: stdout)")
+    text = "file for the lines (default: stdout)"
+    parser.add_argument("--output", type=OutputFile, metavar="FILE", help=text)
     parser.set_defaults(run=run)
 
 
@@ -50,8 +56,6 @@ def run(options: argparse.Namespace) -> int:
     """Run ``samplesoft predict``."""
     from samplesoft.training.trained import read_linear_softmax
 
-    if options.output:
-        check_writable("--output", options.output)
     trained = read_linear_softmax(options.model)
     num_classes = trained.model.num_classes
     k = options.k or min(5, num_classes)
@@ -61,10 +65,14 @@ def run(options: argparse.Namespace) -> int:
         )
     inputs, _ = read_inputs(options.input, trained)
     if options.output:  # whose reader never finds half of the lines
-        with replaced(Path(options.output)) as draft, draft.open("w", encoding="utf-8") as stream:
+        with (
+            replaced(options.output) as draft,
+            draft.open("w", encoding="utf-8", newline="\n") as stream,
+        ):
             _write(stream, inputs, trained, k)
-    else:  # lines come out while the work goes on
-        _write(sys.stdout, inputs, trained, k)
+    elif sys.stdout is not None:  # lines come out while the work goes on
+        with until_nobody_reads():
+            _write(sys.stdout, inputs, trained, k)
     return 0
 
 

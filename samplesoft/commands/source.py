@@ -12,7 +12,8 @@ import numpy as np
 from samplesoft._progress import progress_phase
 from samplesoft._temperature import as_tau, have_norm_1
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.commands.options import Options, add_options, flag, positive_int
+from samplesoft.commands.files import InputFile, flag
+from samplesoft.commands.options import Options, add_options, positive_int
 from samplesoft.data import (
     Embeddings,
     examples_from_corpus,
@@ -46,17 +47,20 @@ class Source:
 _EITHER: Options = {
     "corpus": (
         "a text file with one sentence a line; also .gz, .xz or .bz2",
-        {"metavar": "PATH"},
+        {"type": InputFile, "metavar": "PATH"},
     ),
     "embeddings": (
         ".npz with the arrays h, class_embeddings, labels and, for unigram, counts",
-        {"metavar": "FILE"},
+        {"type": InputFile, "metavar": "FILE"},
     ),
-    "logits": (".npy of logits (B, n); needs --labels as well", {"metavar": "FILE"}),
+    "logits": (
+        ".npy of logits (B, n); needs --labels as well",
+        {"type": InputFile, "metavar": "FILE"},
+    ),
     "checkpoint": (
         "written by samplesoft train or SampledSoftmaxClassifier.save: its class vectors, "
         "its tau, and contexts that the trained model made of held-out examples or of --input",
-        {"metavar": "FILE"},
+        {"type": InputFile, "metavar": "FILE"},
     ),
 }
 _BESIDE: Options = {
@@ -65,9 +69,12 @@ _BESIDE: Options = {
         "holds none, in the format of the training data; labels are the model's classes, numbered "
         "from 0. Where an example has several, one is drawn at random by --seed; of a user's "
         "items, the one that is drawn is the label, and the others make the context",
-        {"metavar": "FILE"},
+        {"type": InputFile, "metavar": "FILE"},
     ),
-    "labels": (".npy of B integers for --logits, or the list, as 3,0,7", {"metavar": "FILE"}),
+    "labels": (
+        ".npy of B integers for --logits, or the list, as 3,0,7",
+        {"type": InputFile, "metavar": "FILE"},
+    ),
     "examples": (
         "number of examples (default %(default)s)",
         {"type": positive_int, "metavar": "B"},

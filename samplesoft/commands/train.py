@@ -13,15 +13,12 @@ from samplesoft._files import part, read_json
 from samplesoft._interrupts import advise
 from samplesoft._progress import Pace, progress_phase
 from samplesoft._report import Column, Table
-from samplesoft.commands.options import (
-    check_folder,
-    check_writable,
-    show_part,
-    show_report,
-    write_json,
-)
+from samplesoft.commands.files import InputFile, check_files, write_json
+from samplesoft.commands.options import show_part, show_report
 from samplesoft.commands.train_options import (
+    DATA,
     MODELS,
+    OPTIONS,
     add_model,
     add_run,
     make_task,
@@ -37,10 +34,9 @@ from samplesoft.training import (
     require_free,
     require_run,
 )
-from samplesoft.training.lock import LOCK, locked
+from samplesoft.training.lock import locked
 from samplesoft.training.trainer import Run
 
-OPTIONS = "options.json"  # of the run, beside its checkpoint, so that --resume needs none of them
 _NOT_SAVED = ("command", "run", "out", "resume", "json", "scheduler")
 _MAY_CHANGE = ("epochs", "patience", "train", "test")  # training refuses other changes
 # what the report shows of a line of the log
@@ -75,8 +71,6 @@ def run(options: argparse.Namespace) -> int:
     """
     out = Path(options.out)
     advise(lambda: _how_to_continue(options))
-    check_folder("--out", out)
-    _check_json(options.json, out)
     if options.resume:
         require_run(out)
     # before the data are read, which may take minutes: an address that does not answer is refused
@@ -98,7 +92,9 @@ def _run(options: argparse.Namespace, out: Path, workers: Any, lock: ExitStack) 
     saved = _saved_options(options, out / OPTIONS) if options.resume else {}
     for name, value in saved.items():
         if getattr(options, name, None) is None:
-            setattr(options, name, value)
+            setattr(options, name, InputFile(value) if name in DATA else value)
+    if saved:
+        check_files(options)
     if not options.resume:
         require_free(out)
     model = MODELS[options.model]
@@ -150,9 +146,9 @@ def _run(options: argparse.Namespace, out: Path, workers: Any, lock: ExitStack) 
     if task.test is not None:
         with progress_phase(True, "evaluating the best epoch"):
             results["test"] = task.evaluate(*task.test)
-    show_report(_report(results, at, model.headline))
-    if options.json:
+    if options.json:  # before anything is printed, which may fail
         write_json(options.json, results)
+    show_report(_report(results, at, model.headline))
     return 0
 
 
@@ -176,20 +172,6 @@ def _saved_options(options: argparse.Namespace, path: Path) -> dict[str, Any]:
 def _epochs(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the lines at the ends of epochs."""
     return [line for line in log if _OF_AN_EPOCH <= line.keys()]
-
-
-def _check_json(json: str | None, out: Path) -> None:
-    """Check before the training that the results can be written."""
-    if json is None:
-        return
-    path, folder = Path(json).resolve(), out.resolve()
-    if path in (folder, *(folder / name for name in (BEST, CHECKPOINT, LOCK, LOG, OPTIONS))):
-        raise ValueError(
-            f"--json must name a file of its own, got {json!r}, which is --out or one of the files "
-            "of the run; rename it, for example results.json."
-        )
-    if path.parent != folder:  # which may have to be made
-        check_writable("--json", json)
 
 
 def _how_to_continue(options: argparse.Namespace) -> str:

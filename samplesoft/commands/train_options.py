@@ -12,12 +12,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from samplesoft.commands.files import InputFile, OutputFile, OutputFolder, flag
 from samplesoft.commands.options import (
     add_fields,
     address,
     draw_count,
-    flag,
-    folder_name,
     given,
     rate,
     say,
@@ -29,6 +28,8 @@ from samplesoft.losses.base import LABEL_REDUCTIONS
 from samplesoft.losses.registry import LOSSES
 from samplesoft.models.optimizers import OPTIMIZERS
 from samplesoft.samplers.registry import SAMPLERS
+from samplesoft.training import BEST, CHECKPOINT, LOG
+from samplesoft.training.lock import LOCK
 from samplesoft.training.retrieval import RetrievalSettings, RetrievalTask
 from samplesoft.training.settings import Settings
 
@@ -37,6 +38,16 @@ OF_DRAWS = ("sampler", "num_sampled", "num_certain", "shared", "nu", "num_featur
 DEFAULTS = {"epochs": 20, "optimizer": "adagrad"}
 RATES = {"adagrad": 0.1, "adam": 0.01}  # others must be given
 RATES_OF_INPUTS = {"adagrad": 2.0}  # without an embedding
+
+OPTIONS = "options.json"  # of a run, beside its checkpoint, so that --resume needs none of them
+DATA = {"train": "training data", "test": "data to evaluate at the end"}
+
+
+class RunFolder(OutputFolder):
+    """A folder of a run."""
+
+    files = (BEST, CHECKPOINT, LOCK, LOG, OPTIONS)
+
 
 # how options are read, where their type does not say it
 _KINDS: dict[str, Any] = {
@@ -120,9 +131,9 @@ MODELS = {
 
 def add_model(parser: argparse.ArgumentParser, model: Model) -> None:
     """Add the options of data and model; those that are not given are None."""
-    for name, what in (("train", "training data"), ("test", "data to evaluate at the end")):
+    for name, what in DATA.items():
         text = f"{what}: {model.form}; also .gz, .xz, .bz2"
-        parser.add_argument(f"--{name}", metavar="FILE", help=text)
+        parser.add_argument(f"--{name}", type=InputFile, metavar="FILE", help=text)
     group = parser.add_argument_group("model")
     names = [field.name for field in fields(RetrievalSettings)]
     add_fields(group, RetrievalSettings, names, _KINDS, dropout=model.dropout)
@@ -141,7 +152,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--out",
         required=True,
-        type=folder_name,
+        type=RunFolder,
         metavar="DIR",
         help="folder for checkpoint.npz, best.npz (of the best epoch), log.jsonl, options.json",
     )
@@ -162,7 +173,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     rates = ", ".join(f"{number} for {name}" for name, number in RATES.items())
     names = ("epochs", "patience", "optimizer", "learning_rate", "checkpoint_every")
     add_fields(group, Settings, names, _KINDS, **DEFAULTS, learning_rate=rates)
-    group.add_argument("--json", metavar="FILE", help="write the results as JSON")
+    group.add_argument("--json", type=OutputFile, metavar="FILE", help="write the results as JSON")
 
 
 def make_task(model: Model, options: argparse.Namespace, workers: Any) -> RetrievalTask:
@@ -179,7 +190,7 @@ def make_task(model: Model, options: argparse.Namespace, workers: Any) -> Retrie
     if options.train is None:
         raise ValueError("--train must name a file, got none; add it.")
     files = {}
-    for name in ("train", "test"):
+    for name in DATA:
         if getattr(options, name) is not None:
             # absolute, for --resume may be called from another folder
             files[name] = str(Path(getattr(options, name)).resolve())

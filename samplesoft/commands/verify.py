@@ -16,6 +16,7 @@ from samplesoft._jit import COMPILES, num_threads
 from samplesoft._progress import progress_phase
 from samplesoft._temperature import TAU_OF_OTHER_VECTORS, TAU_OF_UNIT_VECTORS
 from samplesoft.bias.laplace import sums_at_nodes
+from samplesoft.commands.files import flag
 from samplesoft.commands.options import (
     Options,
     add_fields,
@@ -24,7 +25,6 @@ from samplesoft.commands.options import (
     add_scheduler,
     check_outputs,
     draw_counts,
-    flag,
     give_report,
     integer_of,
     names_of,
