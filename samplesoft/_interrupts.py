@@ -47,7 +47,8 @@ def _end(*_: object) -> None:
         if sys.stderr is not None:  # else its number may be that of another file
             bar = "\n" if sys.stderr.isatty() else ""  # leave the line of a progress bar
             words = "interrupted" if _words is None else _words()
-            os.write(sys.stderr.fileno(), f"{bar}samplesoft: {words}\n".encode())
+            text = f"{bar}samplesoft: {words}\n"
+            os.write(sys.stderr.fileno(), text.encode(sys.stderr.encoding, "backslashreplace"))
         if sys.stdout is not None:
             sys.stdout.flush()
     finally:

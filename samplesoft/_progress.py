@@ -51,8 +51,10 @@ def progress_phase(wanted: bool, what: str) -> Any:
 
 def progress_line(wanted: bool, line: str) -> None:
     """Write a line to stderr at once, where that is no terminal and so has no bar."""
-    if wanted and _has_lines():
-        print(line, file=sys.stderr, flush=True)
+    # nobody reads it, the stream is closed, or has no code for a letter: the work goes on
+    with suppress(OSError, ValueError):
+        if wanted and _has_lines():
+            print(line, file=sys.stderr, flush=True)
 
 
 class Pace:
@@ -115,8 +117,7 @@ class _Lines:
     def _write_sometimes(self) -> None:
         pause, written = _FIRST, 0
         while not self._closed.wait(pause):
-            with suppress(OSError, ValueError):  # nobody reads, or the stream is closed
-                progress_line(True, self._line())
+            progress_line(True, self._line())
             written += 1
             # more seldom, so that a log of hours stays short
             pause = _PAUSE if written < _STEADY else min(2.0 * pause, _LONGEST)
