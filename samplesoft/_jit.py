@@ -37,6 +37,8 @@ COMPILES = numba is not None and not getattr(numba.config, "DISABLE_JIT", False)
 if COMPILES:
     from numba.core import types
     from numba.extending import intrinsic
+
+    from samplesoft._kernel_cache import KernelCache
 if numba is None:  # of kernels, in which integers wrap and divisions by zero are meant
     warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"samplesoft\.")
 
@@ -88,11 +90,8 @@ def _compile(function: Function, fastmath: bool | set[str], **more: bool) -> Fun
     options["no_cfunc_wrapper"] = True  # nobody calls a kernel from C
     options["_nrt"] = True  # or a kernel would follow the bare one that calls it first
     options |= more
-    compiled: Any
-    try:
-        compiled = numba.njit(cache=True, **options)(function)
-    except RuntimeError:  # no writable place for the cache: compile in every process instead
-        compiled = numba.njit(**options)(function)
+    compiled: Any = numba.njit(**options)(function)
+    compiled._cache = KernelCache(compiled)  # which finds no place where none is writable
     return cast(Function, compiled)
 
 

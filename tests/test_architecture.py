@@ -19,6 +19,7 @@ LAYERS = [
         "_files",
         "_interrupts",
         "_jit",
+        "_kernel_cache",
         "_limits",
         "_memory",
         "_progress",
