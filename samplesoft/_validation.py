@@ -314,11 +314,20 @@ def require_well_formed(name: str, matrix: Any) -> None:
 
 
 def as_csr(name: str, value: Any) -> Any:
-    """Return a scipy sparse matrix of real numbers as a new, well-formed CSR array of float64."""
+    """Return a scipy sparse matrix of real numbers as a new, well-formed CSR array of float64.
+
+    A sparse array of one dimension is one row. Repeated entries add up in float64; those of a bool
+    matrix are one entry, of 1.
+    """
     from scipy import sparse  # here, to keep the import fast
 
     is_sparse: bool = sparse.issparse(value)
-    if not is_sparse or value.ndim != 2 or value.dtype.kind not in "buif" or value.dtype == "f2":
+    if (
+        not is_sparse
+        or value.ndim not in (1, 2)
+        or value.dtype.kind not in "buif"
+        or value.dtype == "f2"
+    ):
         raise TypeError(
             f"`{name}` must be a scipy.sparse matrix of real numbers, but not of float16, got "
             f"{type(value).__name__} {shown(value)}; make one with scipy.sparse.csr_array."
@@ -326,10 +335,48 @@ def as_csr(name: str, value: Any) -> Any:
     # an index out of range would read foreign memory in the conversion
     if hasattr(value, "check_format"):  # before a conversion, which follows the indices
         require_well_formed(name, value)
+    rows = in_two_dimensions(value)
     with np.errstate(over="ignore"):  # of a wider type
-        matrix = sparse.csr_array(value, dtype=np.float64, copy=True)
+        wide = in_wide_type(rows)
+        if wide.dtype == np.float32:
+            wide = wide.astype(np.float64)
+        matrix = sparse.csr_array(wide, dtype=np.float64, copy=wide is rows)
     require_well_formed(name, matrix)
     return matrix
+
+
+def in_two_dimensions(value: Any) -> Any:
+    """Return a scipy sparse array of one dimension as one row; others as they are."""
+    # since SciPy 1.15 one row of a sparse array has one dimension, as of an array of NumPy
+    return value.reshape(1, -1) if value.ndim == 1 else value
+
+
+def in_wide_type(value: Any) -> Any:
+    """Return a scipy sparse matrix of integers or bool as one of float64; others as they are.
+
+    Repeated entries add up; those of a bool matrix are one entry, of 1. SciPy adds them up when it
+    converts to CSR, in the type of the matrix: 256 entries of 1 in uint8 would be 0.
+    """
+    from scipy import sparse
+
+    if value.dtype.kind not in "biu":
+        return value
+    wide = value.astype(np.float64)
+    if value.dtype.kind == "b":  # True or True is True
+        wide = sparse.csr_array(wide)
+        wide.sum_duplicates()
+        wide.data = (wide.data != 0.0).astype(np.float64)
+    return wide
+
+
+def without_repeats(matrix: Any) -> Any:
+    """Return a CSR matrix whose repeated entries are added up; one without any as it is."""
+    if matrix.has_canonical_format:
+        return matrix
+    added = matrix.copy()
+    added.sum_duplicates()
+    # it sorts as well, which without need would change the last bits of sums over a row
+    return added if added.nnz < matrix.nnz else matrix
 
 
 def in_small_unit(weights: FloatArray) -> FloatArray:

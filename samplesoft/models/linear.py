@@ -12,7 +12,7 @@ from samplesoft._jit import chunks, row_chunks, thread_each
 from samplesoft._limits import quiet
 from samplesoft._memory import require_room
 from samplesoft._random import as_key, mix64, uniform_block
-from samplesoft._validation import as_count, as_float_rows, require_well_formed
+from samplesoft._validation import as_count, as_float_rows, in_two_dimensions, require_well_formed
 from samplesoft.kernels.products import product
 from samplesoft.kernels.rows import weighted_rows
 from samplesoft.kernels.sort_ids import equal_runs
@@ -172,6 +172,8 @@ def check_inputs(x: Any, num_inputs: int, dtype: np.dtype[Any]) -> Any:
     is_sparse = sparse.issparse(x)
     if not is_sparse:
         return as_float_rows("x", x, num_inputs, dtype)
+    if x.ndim == 1:
+        x = sparse.csr_array(in_two_dimensions(x))
     # kernels follow its indices without a look
     if getattr(x, "format", None) != "csr":
         raise TypeError(

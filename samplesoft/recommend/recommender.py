@@ -72,7 +72,7 @@ class SampledSoftmaxRecommender:
         weigh most.
     propagation : float or "auto"
         What the vectors of its users weigh in an item's; 0 for none. ``"auto"`` takes the best of
-        some for what is held out.
+        some for what is held out, or 0.1 without `early_stopping`, which holds nothing out.
     max_iter : int
         Times to go over the users.
     batch_size : int
@@ -252,7 +252,8 @@ class SampledSoftmaxRecommender:
         userids : int or array_like of int, shape (B,)
             Users, by their rows in `fit`; any numbers where `recalculate_user` is set.
         user_items : scipy.sparse matrix, shape (B, items), optional
-            What each of them has taken, a row for each; needed for the next two.
+            What each of them has taken, a row for each; needed for the next two. Of one user also
+            an array of shape (items,), as a row of a sparse array is.
         N : int
             Length of a list.
         filter_already_liked_items : bool
@@ -424,7 +425,7 @@ class SampledSoftmaxRecommender:
             Users, each once; numbers beyond those of `fit` are new users, and users between are
             without items.
         user_items : scipy.sparse matrix, shape (B, items)
-            What each of them has taken by now, a row for each.
+            What each of them has taken by now, a row for each; of one user also of shape (items,).
 
         Returns
         -------

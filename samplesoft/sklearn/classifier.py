@@ -20,7 +20,13 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from samplesoft._memory import require_bytes
 from samplesoft._progress import progress_phase
-from samplesoft._validation import FloatArray, in_small_unit, require_well_formed, shown
+from samplesoft._validation import (
+    FloatArray,
+    in_small_unit,
+    in_wide_type,
+    require_well_formed,
+    shown,
+)
 from samplesoft.bias.inputs import is_dask
 from samplesoft.sklearn import saving
 from samplesoft.sklearn.calibration import Calibration
@@ -791,6 +797,8 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         """Return inputs (N, v) as an array or a CSR matrix; `reset` for those of a new model."""
         if sparse.issparse(X) and hasattr(X, "check_format"):
             require_well_formed("X", X)  # before its indices are followed
+        if sparse.issparse(X):  # before repeated entries add up
+            X = in_wide_type(X)
         kinds = [np.float64, np.float32]
         with np.errstate(over="ignore"):  # infinity is refused, here or by the model
             try:

@@ -20,6 +20,7 @@ from samplesoft._validation import (
     as_nonnegative,
     require_finite,
     require_instance,
+    without_repeats,
 )
 from samplesoft.losses.full import FullSoftmaxLoss
 from samplesoft.losses.registry import LOSSES
@@ -341,7 +342,8 @@ class RetrievalTask(Task):
 
 def _examples(inputs: Any, labels: Any) -> tuple[Matrix, Matrix]:
     """Return copies of inputs and labels, without labels of weight 0, once they are sound."""
-    inputs, labels = as_csr("inputs", inputs), as_weights("labels", labels)
+    inputs = without_repeats(as_csr("inputs", inputs))
+    labels = without_repeats(as_weights("labels", labels))
     if inputs.shape[0] != labels.shape[0]:
         raise ValueError(
             f"`labels` must have a row for each of the {inputs.shape[0]} inputs, got "

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy import sparse
 
 from samplesoft._random import as_key
-from samplesoft._validation import FloatArray, IntArray, shown
+from samplesoft._validation import FloatArray, IntArray, as_csr, shown, without_repeats
 from samplesoft.data.embeddings import Embeddings, choose
 from samplesoft.losses.vectors import unit_rows
 from samplesoft.models.hierarchical import HierarchicalSoftmax
@@ -65,6 +66,8 @@ class TrainedLinearSoftmax:
         return self.model.embed(self._prepared(inputs))
 
     def _prepared(self, inputs: Any) -> Any:
+        if sparse.issparse(inputs):
+            inputs = without_repeats(as_csr("inputs", inputs))
         return (unit_norm(inputs) if self.unit_inputs else inputs).astype(self.model.dtype)
 
 
