@@ -66,6 +66,7 @@ _LENGTH = 20  # of the lists
 _MOST_USERS = 2000  # at most
 _WEIGHTS = (0.0, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)  # of the propagation, to choose from
 _EPOCH_WEIGHT = 0.05  # with which it chooses the epoch
+_USUAL_WEIGHT = 0.1  # where nothing is held out to choose by
 _USERS_AT_A_TIME = 4096
 
 
@@ -104,11 +105,6 @@ def check_parameters(recommender: Any, num_items: int = 2) -> _Settings:
         as_nonnegative("propagation", weight)
     elif weight != _AUTO:
         raise ValueError(f"`propagation` must be a number or 'auto', got {shown(weight)}.")
-    elif not recommender.early_stopping:
-        raise ValueError(
-            "`propagation` must be a number with early_stopping=False, got 'auto', which is chosen "
-            "on what early stopping holds out; 0.1 is a fair one."
-        )
     draws = LOSSES[as_choice("loss", recommender.loss, _OFFERED)].draws and num_items > 1
     num_sampled = recommender.num_sampled
     if num_sampled is None:
@@ -152,6 +148,8 @@ def train(
     # the loss of a user is a mean over its items: the weights let each item count as much
     examples = Examples(unit_norm(seen), seen, sizes / sizes[rows].mean())
     weight = recommender.propagation
+    if weight == _AUTO and held_out is None:
+        weight = _USUAL_WEIGHT
 
     def ndcg(weight: float) -> float:
         assert held_out is not None
@@ -307,7 +305,7 @@ class HeldOut:
         if not able:
             raise ValueError(
                 "`early_stopping` needs users with at least two items, to hide some of them, got "
-                "none; turn it off, and give `propagation` as a number."
+                "none; turn it off."
             )
         self.left, self._users, self._hidden = hide(
             user_items, min(share, _MOST_USERS / able), seed

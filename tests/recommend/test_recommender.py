@@ -55,6 +55,15 @@ def test_groups_are_learned(options):
     assert hits(make(**options).fit(TAKEN), TAKEN) > 0.9
 
 
+def test_without_early_stopping_all_else_may_be_the_default():
+    model = SampledSoftmaxRecommender(early_stopping=False, max_iter=1, random_state=0).fit(TAKEN)
+    given = SampledSoftmaxRecommender(
+        early_stopping=False, propagation=0.1, max_iter=1, random_state=0
+    ).fit(TAKEN)
+    assert model.propagation_ == 0.1 and model.validation_scores_ == []
+    np.testing.assert_array_equal(model.item_factors, given.item_factors)
+
+
 def test_vectors_and_scores(model):
     dense = TAKEN.toarray()
     weights, intercept = model._embedding.parameters.values()
@@ -278,7 +287,6 @@ def test_damaged_files(model, tmp_path):
         ({"dropout": 1.0}, "`dropout`"),
         ({"propagation": -0.1}, "`propagation` must be at least 0"),
         ({"propagation": "best"}, "`propagation` must be a number or 'auto', got 'best'"),
-        ({"early_stopping": False}, "`propagation` must be a number with early_stopping=False"),
         ({"early_stopping": 1}, "`early_stopping` must be True or False"),
         ({"validation_fraction": 0.0}, "`validation_fraction` must be greater than 0"),
         ({"max_iter": 0}, "`max_iter`"),
