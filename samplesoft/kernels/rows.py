@@ -36,20 +36,21 @@ Real = NDArray[Any]  # float32 or float64
 
 
 @njit_sum
-def dot(x: Real, y: Real) -> float:
-    """Return the inner product of two vectors, summed in the type of the first."""
-    total = x.dtype.type(0)
-    for i in range(len(y)):
-        total += x[i] * y[i]
+def row_dot(matrix: Real, i: int, queries: Real, b: int) -> float:
+    """Return the product of row i of a matrix and row b of `queries`, summed in its type."""
+    total = matrix.dtype.type(0)
+    for f in range(matrix.shape[1]):
+        total += matrix[i, f] * queries[b, f]
     return float(total)
 
 
 @njit_sum
-def row_dot(matrix: Real, i: int, queries: Real, b: int) -> float:
-    """Return `dot` of row i of a matrix and row b of `queries`."""
+def squared_distance(matrix: Real, i: int, others: Real, j: int) -> float:
+    """Return the squared distance of row i of a matrix from row j of another, in its type."""
     total = matrix.dtype.type(0)
     for f in range(matrix.shape[1]):
-        total += matrix[i, f] * queries[b, f]
+        difference = matrix[i, f] - others[j, f]
+        total += difference * difference
     return float(total)
 
 

@@ -413,8 +413,14 @@ class Sampler(ABC):
         largest = np.abs(rows).max()
         if largest > 0.0:
             rows /= largest  # so that no square overflows, nor all underflow
+        # less their mean before they are rounded to float32: what all contexts have in common, such
+        # as a large coordinate, would take the digits in which they differ
+        apart = rows - rows.mean(axis=0)
+        spread = np.abs(apart).max()
+        if spread > 0.0:
+            apart /= spread
         # a seed of its own, for what is drawn from must not depend on the seed of the draws
-        groups = k_means(rows.astype(np.float32), max(_LEAST, batch // _GROUP), np.uint64(0))
+        groups = k_means(apart.astype(np.float32), max(_LEAST, batch // _GROUP), np.uint64(0))
         order = np.argsort(groups, kind="stable")
         _, starts, counts = np.unique(groups[order], return_index=True, return_counts=True)
         norms = np.sqrt((rows**2).sum(axis=1))

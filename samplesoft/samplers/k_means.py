@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._device.arrays import HostArrays
 from samplesoft._jit import chunks, njit, thread_each
 from samplesoft._random import uniform_block
-from samplesoft._validation import FloatArray, IntArray
-from samplesoft.kernels.rows import dot
+from samplesoft._validation import IntArray
+from samplesoft.kernels.rows import squared_distance
 
 Rows = NDArray[Any]  # float32 or float64
 _ROUNDS = 8  # of Lloyd's algorithm
 _SAMPLE = 64  # rows for each center that centers are moved by
 _PART = 4096  # rows in a task of a thread
+_FAR = 16.0  # widths of a coordinate from 0, from where it is moved there
 
 
 def require_distances(largest: float, dtype: np.dtype[Any]) -> None:
@@ -30,7 +30,11 @@ def require_distances(largest: float, dtype: np.dtype[Any]) -> None:
 
 
 def k_means(rows: Rows, num: int, key: np.uint64) -> IntArray:
-    """Return to which of `num` centers each row (k, d) is nearest, by Lloyd's algorithm."""
+    """Return to which of `num` centers each row (k, d) is nearest, by Lloyd's algorithm.
+
+    What all rows have in common, such as a large vector that was added to each, changes nothing.
+    """
+    rows = _near_zero(rows)
     chosen = np.argsort(uniform_block(key, 1, len(rows))[0], kind="stable")
     sample = rows[chosen[: _SAMPLE * num]]  # more rows hardly move a center
     centers = sample[:num].copy()
@@ -39,27 +43,38 @@ def k_means(rows: Rows, num: int, key: np.uint64) -> IntArray:
     return _nearest(rows, centers)
 
 
+def _near_zero(rows: Rows) -> Rows:
+    """Return rows, each less the same number in coordinates that are far from 0 in all of them."""
+    least, greatest = rows.min(axis=0), rows.max(axis=0)
+    middle = least + (greatest - least) / 2
+    # a mean of rows is rounded to their type; nothing else is, for numbers so alike have an exact
+    # difference
+    far = np.abs(middle) > _FAR * (greatest - least)
+    near: Rows = rows - np.where(far, middle, 0).astype(rows.dtype) if far.any() else rows
+    return near
+
+
 def _nearest(rows: Rows, centers: Rows) -> IntArray:
-    halves = 0.5 * HostArrays.squared_norms(centers.astype(np.float64))
     labels = np.empty(len(rows), np.int64)
     thread_each(
-        lambda part: _write_nearest(rows[part], centers, halves, labels[part]),
-        chunks(len(rows), _PART),
+        lambda part: _write_nearest(rows[part], centers, labels[part]), chunks(len(rows), _PART)
     )
     return labels
 
 
 @njit
-def _write_nearest(rows: Rows, centers: Rows, halves: FloatArray, labels: IntArray) -> None:
-    """Write for each row the nearest center; `halves` (k,) are half their squared norms."""
+def _write_nearest(rows: Rows, centers: Rows, labels: IntArray) -> None:
+    """Write for each row the nearest center."""
+    # |x - c|^2 is |x|^2 - 2 x . c + |c|^2, a matrix product and two norms. With all vectors far
+    # from 0 these terms are large and nearly cancel: at a distance of 1e4 none of the seven digits
+    # of float32 is left of distances about 1. Differences are as exact as the vectors.
     for i in range(len(rows)):
-        best, greatest = 0, -np.inf
+        nearest, least = 0, np.inf
         for c in range(len(centers)):
-            # |x - c|^2 = |x|^2 - 2 (x . c - |c|^2 / 2), of which |x|^2 is the same for all centers
-            score = dot(rows[i], centers[c]) - halves[c]
-            if score > greatest:
-                best, greatest = c, score
-        labels[i] = best
+            distance = squared_distance(rows, i, centers, c)
+            if distance < least:
+                nearest, least = c, distance
+        labels[i] = nearest
 
 
 @njit
