@@ -24,6 +24,7 @@ from samplesoft._validation import (
     as_named_arrays,
     as_positive,
     as_share,
+    in_small_unit,
     writable,
 )
 from samplesoft.samplers.base import Draw, Rows, Sampler
@@ -31,6 +32,9 @@ from samplesoft.samplers.static import WeightedSampler
 from samplesoft.samplers.tree.kernel_tree import SMALLEST_FLOOR, KernelTree
 
 _MOST_LABELS = 1 << 62  # that a sampler may follow
+_LONG = 16.0  # mean gaps: chance leaves one open for so long once in exp(16), 9 million, times
+_LONGEST = 1e300  # mean gap of a class before it is observed
+_BLOCK = 1024  # classes of which it is known together when the next open gap has to be looked at
 
 
 class LogUniformSampler(WeightedSampler):
@@ -217,8 +221,9 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
     r"""Classes in proportion to a power of how often they occur of late, by the gaps between them.
 
     Of each class there is kept when it was last observed, and a moving mean of the gaps between
-    its observations, counted in labels. Its frequency is one over that. So the estimates follow
-    a stream whose frequencies change, as `LearnedUnigramSampler` does ever less.
+    its observations, counted in labels. Its frequency is one over that. A gap that is still open
+    counts once it is longer than 16 mean ones. So the estimates follow a stream whose frequencies
+    change, in which classes come and go, as `LearnedUnigramSampler` does ever less.
 
     Parameters
     ----------
@@ -231,7 +236,7 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
         Distortion: 1 for the frequencies as they are, near 0 for uniform.
     initial : float or array_like, shape (n,)
         Count of every class, or of each, in any unit, before the first observation; greater than
-        0. A class has the frequency that follows from it until it is observed.
+        0. A class has the frequency that follows from it until it is observed, or missing for long.
 
     Raises
     ------
@@ -248,8 +253,17 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
     weigh the same, so that rare classes do not keep what they began with. The paper's hashing of
     classes into fewer places is left out: n numbers fit where class vectors do.
 
+    **Classes that stay away.** In the paper a class that is not seen any more keeps its frequency
+    for ever. Here a gap that has been open for a labels, more than 16 times the mean, is added to
+    the mean as if it ended now; so the frequency of a class is at most ``1 / (rate * a)`` then.
+    Where a class keeps coming, chance leaves a gap open for so long once in nine million times, so
+    that a rare class has what the gaps between its observations say. The mean is rounded down to
+    four binary digits of its growth, so that an open gap is looked at now and then, and not with
+    each label; how labels are divided among calls of `observe` changes nothing.
+
     Estimates of all classes need not sum to 1; what is drawn from is divided by their sum, and q
-    is exact. `counts` are the estimates times the sum of `initial`.
+    is exact. `counts` are the estimates times the sum of `initial`, of which a unit is taken in
+    which the sum is finite.
 
     References
     ----------
@@ -265,7 +279,13 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
     >>> sampler.observe([0, 2, 1, 2] * 1000)
     >>> sampler.probs(None).round(3)
     array([[0.25, 0.25, 0.5 ]])
+    >>> sampler.observe([1, 2] * 100_000)
+    >>> sampler.probs(None).round(3)
+    array([[0.001, 0.5  , 0.5  ]])
     """
+
+    _due: IntArray  # (blocks, _BLOCK): the time when the open gap of a class may count for more
+    _due_in_block: IntArray  # (blocks,): no later than the first of a block
 
     def __init__(
         self,
@@ -277,10 +297,18 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
     ) -> None:
         super().__init__(num_classes, power=power, initial=initial)
         self.rate = as_positive("rate", as_share("rate", rate))
-        self._total = float(self._counts.sum())  # of which a class with a gap of 1 has all
-        self._gaps = self._total / self._counts  # means
+        with np.errstate(over="ignore"):
+            self._total = float(self._counts.sum())  # of which a class with a gap of 1 has all
+        if self._total == np.inf:
+            self._counts = in_small_unit(self._counts)
+            self._unit = 0.5  # of the greatest, as before: what is drawn from stays as it is
+            self._total = float(self._counts.sum())
+        with np.errstate(over="ignore"):
+            gaps = np.minimum(self._total / self._counts, _LONGEST)
+        self._gaps: FloatArray = gaps  # means of those that have ended
         self._seen, self._last = np.zeros((2, self.num_classes), np.int64)  # how often, and when
         self._time = 0  # labels so far
+        self._schedule_all()
 
     def observe(self, labels: Any) -> None:
         """Follow labels (k,) in their order; none of them if one is malformed."""
@@ -290,11 +318,46 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
         classes, places = np.unique(ids, return_inverse=True)
         gaps, seen, last = self._gaps[classes], self._seen[classes], self._last[classes]
         _follow(places, self._time, self.rate, gaps, seen, last)
-        self._count(classes, self._total / gaps)  # which may refuse; then nothing has changed
+        now = self._time + len(ids)
+        blocks, missing = self._missing(now, classes)
+        means, due = _with_open_gaps(
+            np.append(gaps, self._gaps[missing]),
+            np.append(seen, self._seen[missing]),
+            np.append(last, self._last[missing]),
+            now,
+            self.rate,
+        )
+        changed = np.append(classes, missing)
+        self._count(changed, self._total / means)  # which may refuse; then nothing has changed
         for name, values in (("_gaps", gaps), ("_seen", seen), ("_last", last)):
             setattr(self, name, writable(getattr(self, name)))
             getattr(self, name)[classes] = values
-        self._time += len(ids)
+        self._time = now
+        self._due, self._due_in_block = writable(self._due), writable(self._due_in_block)
+        self._due.reshape(-1)[changed] = due
+        np.minimum.at(self._due_in_block, changed // _BLOCK, due)
+        self._due_in_block[blocks] = self._due[blocks].min(axis=1)
+
+    def _missing(self, now: int, observed: IntArray) -> tuple[IntArray, IntArray]:
+        """Return blocks whose classes are looked at, and those whose open gap counts for more.
+
+        Classes that are `observed`, (k,), are none of these.
+        """
+        # of a block it is known when the first of its classes is due, or that none is before
+        blocks = np.flatnonzero(self._due_in_block <= now)
+        places, within = np.nonzero(self._due[blocks] <= now)
+        missing = np.setdiff1d(blocks[places] * _BLOCK + within, observed, assume_unique=True)
+        return blocks, missing
+
+    def _schedule_all(self) -> None:
+        """Find anew when the open gap of each class is to be looked at."""
+        means, due = _with_open_gaps(self._gaps, self._seen, self._last, self._time, self.rate)
+        # as of a state of an earlier version, in which open gaps do not count
+        due[means != self._gaps] = self._time + 1
+        num_blocks = -(-self.num_classes // _BLOCK)
+        self._due = np.full((num_blocks, _BLOCK), _MOST_LABELS)
+        self._due.reshape(-1)[: self.num_classes] = due
+        self._due_in_block = self._due.min(axis=1)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return counts, mean gaps, how often and when last observed, (n,), and the time."""
@@ -332,6 +395,7 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
         self._count(np.arange(self.num_classes), counts)
         self._gaps, self._seen, self._last = gaps, seen.copy(), last.copy()
         self._time = int(time[0])
+        self._schedule_all()
 
 
 @njit
@@ -345,6 +409,26 @@ def _follow(
         weight = max(rate, 1.0 / (seen[j] + 1))  # of the first gaps, and the initial one, a mean
         gaps[j] += weight * (now - last[j] - gaps[j])
         last[j] = now
+
+
+def _with_open_gaps(
+    gaps: FloatArray, seen: IntArray, last: IntArray, now: int, rate: float
+) -> tuple[FloatArray, IntArray]:
+    """Return mean gaps (k,) in which long open ones count, and when they next count for more.
+
+    They are a function of the arguments alone, and so are estimates of the labels so far.
+    """
+    weight = np.maximum(rate, 1.0 / (seen + 2.0))  # which a gap would have that ended now
+    with np.errstate(over="ignore"):  # of a class that is hardly ever expected
+        lengths = (now - last) / gaps
+        growth = np.where(lengths > _LONG, 1.0 + weight * (lengths - 1.0), 1.0)
+        mantissa, exponent = np.frexp(growth)
+        growth = np.ldexp(np.floor(16.0 * mantissa) / 16.0, exponent)
+        more = growth + np.ldexp(1.0 / 16.0, exponent)
+        lengths = np.maximum(_LONG, 1.0 + (more - 1.0) / weight)
+        # a label early, whatever rounding does: there is nothing to change then
+        later = np.minimum(last + np.floor(lengths * gaps) - 1.0, float(_MOST_LABELS))
+    return gaps * growth, np.maximum(later.astype(np.int64), now + 1)
 
 
 def log_uniform_weights(num_classes: int) -> FloatArray:

@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 
 from samplesoft.losses import InBatchLoss
-from samplesoft.samplers import LearnedUnigramSampler, StreamingUnigramSampler
+from samplesoft.samplers import (
+    LearnedUnigramSampler,
+    StreamingUnigramSampler,
+    UnigramSampler,
+    frequency,
+)
 
 N = 6
 
@@ -20,6 +25,16 @@ def by_hand(labels, n, rate, initial):
         weight = max(Fraction(rate), Fraction(1, seen[j] + 1))
         gaps[j] = (1 - weight) * gaps[j] + weight * (time - last[j])
         last[j] = time
+    for j in range(n):
+        open_for, growth = len(labels) - last[j], 1
+        if open_for > 16 * gaps[j]:
+            weight = max(Fraction(rate), Fraction(1, seen[j] + 2))
+            growth = ((1 - weight) * gaps[j] + weight * open_for) / gaps[j]
+        # down to four binary digits
+        unit = Fraction(1, 8)
+        while growth >= 16 * unit:
+            unit *= 2
+        gaps[j] *= growth // unit * unit
     frequencies = [1 / g for g in gaps]
     return [float(f / sum(frequencies)) for f in frequencies]
 
@@ -37,6 +52,90 @@ def test_equals_the_definition(rate):
     wanted = by_hand(labels.tolist(), N, rate, initial)
     np.testing.assert_allclose(at_once.probs(None)[0], wanted, rtol=1e-11)
     np.testing.assert_array_equal(at_once.probs(None), bit_by_bit.probs(None))
+
+
+def episodes(rng, num, n):
+    """Return labels of a stream in which classes leave for a while, or for good."""
+    parts = []
+    for _ in range(num):
+        some = rng.choice(n, rng.integers(1, 4), replace=False)
+        parts.append(some[rng.integers(len(some), size=rng.integers(1, 400))])
+    return np.concatenate(parts)
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.25, 1.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_open_gaps_equal_the_definition_however_labels_are_divided(rate, seed):
+    rng = np.random.default_rng(seed)
+    labels, initial = episodes(rng, 12, N), rng.gamma(1.0, size=N)
+    at_once = StreamingUnigramSampler(N, rate=rate, initial=initial)
+    bit_by_bit = StreamingUnigramSampler(N, rate=rate, initial=initial)
+    restored = StreamingUnigramSampler(N, rate=rate, initial=initial)
+    at_once.observe(labels)
+    for some in np.array_split(labels, 301):
+        bit_by_bit.observe(some)
+        restored.load_state(restored.state())
+        restored.observe(some)
+    wanted = by_hand(labels.tolist(), N, rate, initial.tolist())
+    np.testing.assert_allclose(at_once.probs(None)[0], wanted, rtol=1e-11)
+    for other in (bit_by_bit, restored):
+        np.testing.assert_array_equal(at_once.probs(None), other.probs(None))
+
+
+@pytest.mark.parametrize("rate", [0.002, 0.01, 0.05, 0.3, 1.0])
+@pytest.mark.parametrize("n", [3, 3000])  # in more than one block
+def test_a_class_that_leaves_loses_its_mass(rate, n):
+    sampler = StreamingUnigramSampler(n, rate=rate)
+    there = np.array([0, n - 2, n - 1])
+    sampler.observe(there[[0, 1] * 1000])
+    assert sampler.probs(None)[0, 0] > 0.15
+    size = 1000
+    for _ in range(60):
+        sampler.observe(there[[1, 2] * (size // 2)])
+    q, frequencies = sampler.probs(None)[0], sampler.counts / n
+    # at most what one gap of the length of the open one leaves, down to four digits
+    assert frequencies[0] < 1.15 / (rate * 60 * size)
+    np.testing.assert_allclose(frequencies[there[1:]], 0.5, rtol=0.03)
+    # what never came has not kept what it began with either
+    assert n == 3 or q[1:-2].sum() < 0.2
+    # and comes back within some gaps
+    for _ in range(3):
+        sampler.observe(there[[0, 2] * (size // 2)])
+    if rate >= 0.01:
+        assert sampler.probs(None)[0, 0] > 0.25
+
+
+def test_a_loss_is_corrected_by_what_is_left():
+    """With frequencies of the stream as it is: class 0, which left, is no negative any more."""
+    sampler = StreamingUnigramSampler(3, rate=0.05)
+    sampler.observe([0, 1] * 1000)
+    sampler.observe([1, 2] * 10_000)
+    wanted, _ = InBatchLoss(UnigramSampler([1e-9, 0.5, 0.5], power=1.0)).forward(
+        np.eye(3), np.eye(3), [1, 2, 1]
+    )
+    found, _ = InBatchLoss(sampler).forward(np.eye(3), np.eye(3), [1, 2, 1])
+    assert found == pytest.approx(wanted, abs=2e-3)
+
+
+@pytest.mark.parametrize(("longest", "harmed"), [(16.0, False), (1.0, True)])
+def test_rare_classes_that_keep_coming_are_not_harmed(longest, harmed, monkeypatch):
+    """Over a stationary stream; a wrong twin that counts all above the mean takes from each."""
+    monkeypatch.setattr(frequency, "_LONG", longest)
+    rng, n, rate = np.random.default_rng(3), 100, 0.2
+    p = 1.0 / np.arange(1, n + 1)
+    p /= p.sum()
+    sampler = StreamingUnigramSampler(n, rate=rate, initial=p)
+    plain = StreamingUnigramSampler(n, rate=rate, initial=p)
+    changes = []
+    for _ in range(100):
+        labels = rng.choice(n, size=1_000, p=p)
+        sampler.observe(labels)
+        with monkeypatch.context() as patch:
+            patch.setattr(frequency, "_LONG", np.inf)
+            plain.observe(labels)
+        changes.append(np.log(sampler.counts / plain.counts)[20:].mean())
+    change = np.mean(changes)
+    assert (change < -0.02) if harmed else (abs(change) < 1e-3)
 
 
 def test_follows_a_stream():
