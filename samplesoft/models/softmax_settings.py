@@ -20,7 +20,13 @@ from samplesoft.losses.vectors import unit_rows
 from samplesoft.models.hierarchical import HierarchicalSoftmax
 from samplesoft.models.softmax_layer import SoftmaxLayer, as_shared
 from samplesoft.samplers.base import Rows, Sampler, as_sampler
-from samplesoft.samplers.registry import SAMPLERS, SamplerInputs, make_certain_sampler, make_sampler
+from samplesoft.samplers.registry import (
+    SAMPLERS,
+    SamplerInputs,
+    make_certain_sampler,
+    make_sampler,
+    warn_of_ranks,
+)
 
 
 @dataclass(frozen=True)
@@ -244,12 +250,16 @@ class SoftmaxSettings:
         inputs = SamplerInputs(
             seen, counts, tau=self.tau, nu=self.nu, num_features=self.num_features, rng=seed
         )
-        if callable(self.sampler):
-            made: Sampler = self.sampler(inputs)
-            return made
         if not isinstance(self.sampler, str):
             # two models made from the same settings must not share what their samplers learn
-            return deepcopy(as_sampler("sampler", self.sampler))
+            made: Sampler = (
+                self.sampler(inputs)
+                if callable(self.sampler)
+                else deepcopy(as_sampler("sampler", self.sampler))
+            )
+            if inputs.counts is not None:
+                warn_of_ranks(made, inputs.counts)
+            return made
         # the others are drawn by the named sampler, with their own counts
         if self.num_certain:
             return make_certain_sampler(self.sampler, inputs, self.num_certain)

@@ -6,7 +6,7 @@ Each has `sample`, `log_prob`, `probs` (all n classes, for `exact_bias` and chec
 sampler                              draws in proportion to                      cost of a draw
 ===================================  ==========================================  ==============
 `UniformSampler`                     1                                           O(1)
-`LogUniformSampler`                  1 / rank, for classes sorted by frequency   O(1)
+`LogUniformSampler`                  about 1 / rank, by counts or as numbered    O(1)
 `UnigramSampler`, `WeightedSampler`  counts to a power; weights of your own      O(1)
 `LearnedUnigramSampler`              counts that `observe` adds to               O(log n)
 `StreamingUnigramSampler`            how often of late, by gaps between labels   O(log n)

@@ -38,15 +38,20 @@ _BLOCK = 1024  # classes of which it is known together when the next open gap ha
 
 
 class LogUniformSampler(WeightedSampler):
-    """Draw class k with probability ``log((k + 2) / (k + 1)) / log(n + 1)``.
+    """Draw the class of rank k with probability ``log((k + 2) / (k + 1)) / log(n + 1)``.
 
-    Zipf's law for classes numbered by falling frequency, as TensorFlow's
-    ``log_uniform_candidate_sampler`` has it.
+    Zipf's law for classes by falling frequency, as TensorFlow's ``log_uniform_candidate_sampler``
+    has it. Without `counts` **the number of a class must be its rank**: 0 is the most frequent
+    one. With classes in another order, such as that of their names, draws are often worse than
+    uniform ones.
 
     Parameters
     ----------
     num_classes : int
         Number of classes n.
+    counts : array_like, shape (n,), optional
+        How often each class occurs, in any unit, by which classes are ranked; of equal counts the
+        first class comes first.
     replace : bool
         False to draw without replacement.
 
@@ -61,13 +66,18 @@ class LogUniformSampler(WeightedSampler):
     --------
     >>> LogUniformSampler(3).probs(None).round(3)
     array([[0.5  , 0.292, 0.208]])
+    >>> LogUniformSampler(3, counts=[5, 2, 70]).probs(None).round(3)
+    array([[0.292, 0.208, 0.5  ]])
     """
 
-    def __init__(self, num_classes: int, *, replace: bool = True) -> None:
+    def __init__(
+        self, num_classes: int, *, counts: ArrayLike | None = None, replace: bool = True
+    ) -> None:
         n = as_count("num_classes", num_classes)
         require_room("num_classes", n, 40.0 * n)  # an alias table is made of them
+        checked = None if counts is None else as_counts("counts", to_host(counts), n)
         # the sum of all is log(n + 1), by which the base class divides
-        super().__init__(log_uniform_weights(n), replace=replace)
+        super().__init__(log_uniform_weights(n, checked), replace=replace)
 
 
 class UnigramSampler(WeightedSampler):
@@ -431,10 +441,19 @@ def _with_open_gaps(
     return gaps * growth, np.maximum(later.astype(np.int64), now + 1)
 
 
-def log_uniform_weights(num_classes: int) -> FloatArray:
-    """Return Zipf's law (n,), ``log((k + 2) / (k + 1))`` for class k, of sum ``log(n + 1)``."""
+def log_uniform_weights(num_classes: int, counts: FloatArray | None = None) -> FloatArray:
+    """Return Zipf's law (n,), ``log((k + 2) / (k + 1))`` for the class of rank k.
+
+    Their sum is ``log(n + 1)``. The rank is that by falling `counts` (n,), or the number of the
+    class where there are none.
+    """
     # log1p keeps the digits of a ratio next to 1, where a difference of logs would cancel
-    return np.log1p(1.0 / np.arange(1.0, num_classes + 1.0))
+    weights = np.log1p(1.0 / np.arange(1.0, num_classes + 1.0))
+    if counts is not None:
+        # stable, so that classes that are numbered by rank stay as they are
+        order = np.argsort(-counts, kind="stable")
+        weights[order] = weights.copy()
+    return weights
 
 
 def unigram_weights(counts: FloatArray, power: float) -> FloatArray:

@@ -6,6 +6,7 @@ of a layer and the tests read the declarations here.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,6 +25,7 @@ from samplesoft._validation import (
     as_counts,
     as_positive,
     as_real_array,
+    in_small_unit,
     require_instance,
 )
 from samplesoft.samplers.base import Rows, Sampler
@@ -43,6 +45,7 @@ from samplesoft.samplers.metropolis import MetropolisSampler
 from samplesoft.samplers.softmax import SoftmaxSampler
 from samplesoft.samplers.static import UniformSampler
 
+_LOST = 0.1  # nats of a log-likelihood: what ranks in another order cost may be as much
 _LEAST = 1e-300  # a softmax may underflow, and a class without mass has no importance weight
 _WHAT = {
     "class_embeddings": "class vectors (n, d)",
@@ -62,7 +65,8 @@ class SamplerInputs:
     class_embeddings : array_like or None, shape (n, d)
         Class vectors, float32 or float64; of norm 1 for the ``rff`` samplers.
     counts : array_like or None, shape (n,)
-        How often each class occurs, in any unit.
+        How often each class occurs, in any unit. ``log-uniform`` ranks classes by them where they
+        are given; else the number of a class must be its rank.
     tau : float or None
         Inverse temperature; None for the default of each sampler, which is 10 where it takes
         vectors of norm 1 only, and 1 elsewhere.
@@ -172,6 +176,8 @@ class SamplerSpec:
         Whether there are kernels for CUDA.
     every_class : bool
         Whether each class has a probability above 0 at all times.
+    counts_optional : bool
+        Whether counts need not be given, though they are read where they are.
     weights : callable, optional
         Where the probabilities follow from the logits (B, n) without a sampler: a function of
         those and of a `SamplerInputs` that returns positive weights, (n,) or (B, n).
@@ -190,6 +196,7 @@ class SamplerSpec:
     unit_vectors: bool = False
     cuda: bool = False
     every_class: bool = True
+    counts_optional: bool = False
     weights: Callable[[FloatArray, SamplerInputs], FloatArray] | None = None
 
     @property
@@ -199,8 +206,8 @@ class SamplerSpec:
 
     @property
     def needs_counts(self) -> bool:
-        """Whether it is made from how often each class occurs."""
-        return "counts" in self.reads
+        """Whether it cannot be made without how often each class occurs."""
+        return "counts" in self.reads and not self.counts_optional
 
     def lacks(self, inputs: SamplerInputs, unit_vectors: bool) -> str:
         """Return what it needs and the inputs do not have; empty if there is nothing.
@@ -272,9 +279,11 @@ SAMPLERS: dict[str, SamplerSpec] = {
     ),
     # TensorFlow's default, with its formula
     "log-uniform": SamplerSpec(
-        lambda inputs: LogUniformSampler(inputs.num_classes),
-        "Zipf's law, for classes numbered by falling frequency",
-        weights=lambda logits, inputs: log_uniform_weights(logits.shape[1]),
+        lambda inputs: LogUniformSampler(inputs.num_classes, counts=inputs.counts),
+        "Zipf's law by the rank of a class in its counts; without counts, by its number",
+        ("counts",),
+        counts_optional=True,
+        weights=lambda logits, inputs: log_uniform_weights(logits.shape[1], inputs.counts),
     ),
     # Mikolov et al. (2013): counts to the power 0.75
     "unigram": _of(
@@ -392,8 +401,9 @@ def make_sampler(name: str, inputs: SamplerInputs) -> Sampler:
     # what does not look at vectors draws on the processor for a layer on a GPU as well
     if spec.follows_vectors and not spec.cuda:
         require_cpu(name, inputs.device)
-    for attribute in ("class_embeddings", "counts"):
-        if attribute in spec.reads:
+    needed = {"class_embeddings": spec.follows_vectors, "counts": spec.needs_counts}
+    for attribute, is_needed in needed.items():
+        if is_needed:
             require_input(name, inputs, attribute)
     return spec.make(inputs)
 
@@ -451,6 +461,42 @@ def make_certain_sampler(name: str, inputs: SamplerInputs, num_certain: int) -> 
         inputs, counts=counts, class_embeddings=None if rows is None else rows[rest], logits=None
     )
     return CertainSampler(make_sampler(name, tail), order[:num_certain])
+
+
+def warn_of_ranks(sampler: Sampler, counts: FloatArray) -> None:
+    """Warn of a `LogUniformSampler` whose classes are not numbered by falling counts (n,).
+
+    One inside a sampler of the library is looked at as well.
+    """
+    if isinstance(sampler, CertainSampler):
+        rest = np.delete(np.arange(sampler.num_classes), sampler.certain)
+        warn_of_ranks(sampler.tail, counts[rest])
+    for name in ("first", "second", "candidates"):
+        part = getattr(sampler, name, None)
+        if isinstance(part, Sampler) and part.num_classes == sampler.num_classes:
+            warn_of_ranks(part, counts)
+    if not isinstance(sampler, LogUniformSampler) or len(counts) != sampler.num_classes:
+        return
+    if not counts.any():
+        return
+    n = len(counts)
+    shares = in_small_unit(counts)
+    shares /= shares.sum()
+    ranked = log_uniform_weights(n, counts) / np.log(n + 1.0)
+    given = sampler.log_prob(None, np.arange(n))[0]
+    # By how much draws of the counts are less likely than they might be, and than under uniform
+    # draws. Ranks of few examples are off by chance; but those of other data that agree in the main
+    # are better than none.
+    lost = float(shares @ (np.log(ranked) - given))
+    if lost > _LOST and float(shares @ given) < -np.log(n):
+        warnings.warn(
+            "the LogUniformSampler takes the number of a class for its rank by frequency, which "
+            f"the counts contradict: class {int(np.argmax(counts))} is the most frequent of {n}. "
+            "Draws are worse than uniform ones so; make it with `counts`, or take "
+            "sampler='log-uniform', which ranks classes by the counts of the data.",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def require_input(name: str, inputs: SamplerInputs, attribute: str) -> None:

@@ -122,7 +122,12 @@ def _uniform(sampler, h, inputs, excluded):
 
 
 def _log_uniform(sampler, h, inputs, excluded):
-    return conditional(zipf(len(inputs.counts)), excluded)
+    law = zipf(len(inputs.counts))
+    before = [
+        sum(d > c or (d == c and j < i) for j, d in enumerate(inputs.counts))
+        for i, c in enumerate(inputs.counts)
+    ]
+    return conditional([law[rank] for rank in before], excluded)
 
 
 def _unigram(sampler, h, inputs, excluded):
