@@ -133,8 +133,7 @@ class FeatureLayer(SoftmaxLayer):
         value, cache = self.loss.forward_batch(
             batch, draw, label_log_count=log_count, weights=weights
         )
-        if self.sampler is not None:
-            self.sampler.observe(targets.labels)
+        self._observe(targets, weights)
         return value, FeatureCache(cache, classes, features, block)
 
     def backward(  # type: ignore[override]

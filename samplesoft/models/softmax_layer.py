@@ -70,7 +70,7 @@ class SoftmaxLayer:
 
     1. `forward`: draws, without the labels if the loss is of scheme ``"negatives"``, and computes
        the loss; before, a two-pass sampler takes new candidates, and after it, a sampler that
-       learns counts observes the labels;
+       learns counts observes the labels, but those of examples of weight 0;
     2. `backward`: gives gradients, from which nothing may have changed since `forward`;
     3. the optimizer's ``step(layer.parameters, gradients)``;
     4. `update` with the ids of the rows that have a gradient.
@@ -173,7 +173,7 @@ class SoftmaxLayer:
         labels : array_like of int, shape (B,), or scipy sparse matrix, shape (B, n)
             Labels, as in `Loss.forward`.
         weights : array_like, shape (B,), optional
-            Weights of the examples.
+            Weights of the examples; a sampler does not observe the labels of those of weight 0.
         rng : int or numpy.random.Generator or None
             Seed of the draws.
 
@@ -196,9 +196,8 @@ class SoftmaxLayer:
         batch = self.loss.check_batch(h, rows, labels, biases)
         draw, log_count = self._draw(batch.contexts, batch.targets, rng)
         result = self.loss.forward_batch(batch, draw, label_log_count=log_count, weights=weights)
-        if self.sampler is not None:
-            # after the loss, for a draw must not know the labels that it is corrected by
-            self.sampler.observe(self._for_sampler(batch.targets.labels))
+        # after the loss, for a draw must not know the labels that it is corrected by
+        self._observe(batch.targets, weights)
         return result
 
     def backward(self, cache: Cache) -> tuple[Rows, dict[str, SparseRows]]:
@@ -337,6 +336,17 @@ class SoftmaxLayer:
         draw = loss.draw(sample, self.num_sampled, targets, sampler.num_classes, rng)
         log_count = self._label_log_count(contexts, targets) if loss.needs_label_count else None
         return draw, log_count
+
+    def _observe(self, targets: Targets, weights: ArrayLike | None) -> None:
+        """Tell the sampler of labels, but not of those of examples of weight 0, as padding is."""
+        if self.sampler is None:
+            return
+        labels = self._for_sampler(targets.labels)
+        if weights is not None:
+            counted = targets.rows(np.asarray(to_host(weights))) != 0.0
+            if not counted.all():
+                labels = to_host(labels)[counted]
+        self.sampler.observe(labels)
 
     def _label_log_count(self, contexts: Rows, targets: Targets) -> FloatArray:
         """Return the log expected count (P,) of each label in a draw for its example."""

@@ -210,8 +210,9 @@ class SampledSoftmaxRecommender:
         Parameters
         ----------
         user_items : scipy.sparse matrix, shape (users, items)
-            Weights of at least 0 of what users have taken, such as ones. Users and items without
-            any are left out of training; a user without any has the vector of no items.
+            Weights of at least 0 of what users have taken, such as ones. A user without any is left
+            out, as if it were not there, and has the vector of no items. An item that nobody has
+            taken is drawn and recommended like any other, and begins at random.
 
         Returns
         -------

@@ -129,6 +129,9 @@ def train(
     (users, d); the weight of the propagation; and the loss and the score of each round.
     """
     settings = check_parameters(recommender, taken.shape[1])
+    active, num_users = np.flatnonzero(np.diff(taken.indptr)), taken.shape[0]
+    if len(active) < num_users:  # users without items are left out, as if they were not there
+        taken = taken[active]
     key = as_key(recommender.random_state, "random_state")
     held_out, seen = None, taken
     if recommender.early_stopping:
@@ -141,8 +144,10 @@ def train(
     epochs = DenoisingEpochs(num_items, num_items, settings, item_counts, seed)
     epochs.dropout, epochs.optimizer = recommender.dropout, make_optimizer("adagrad", 0.0)
     model, graph = epochs.model, normalized(seen)
+    # there are no more directions than users and items that somebody has taken
+    rank = min(taken.shape[0], int(np.count_nonzero(np.bincount(taken.indices))))
     with progress_phase(recommender.verbose, "singular vectors"):
-        _begin(model, seen, graph, sub_seed(key, _START))
+        _begin(model, graph, rank, sub_seed(key, _START))
     sizes = np.diff(seen.indptr)
     rows = np.flatnonzero(sizes)
     # the loss of a user is a mean over its items: the weights let each item count as much
@@ -178,12 +183,16 @@ def train(
             weight = max(_WEIGHTS, key=ndcg)
     users = user_vectors(model.embedding, taken)  # with what was held out
     items = propagated(model.class_vectors(), users, normalized(taken), weight)
+    if len(active) < num_users:
+        of_active, of_none = users, user_vectors(model.embedding, Matrix((1, num_items)))
+        users = of_none.repeat(num_users, axis=0)
+        users[active] = of_active
     return model.embedding, items, users, weight, losses, scores
 
 
-def _begin(model: LinearSoftmax, seen: Matrix, graph: Matrix, seed: int) -> None:
+def _begin(model: LinearSoftmax, graph: Matrix, rank: int, seed: int) -> None:
     """Begin with singular vectors of the graph, of norm 1, for items that somebody has taken."""
-    directions = item_directions(graph, model.class_vectors().shape[1], seed)
+    directions = item_directions(graph, model.class_vectors().shape[1], seed, rank)
     norms = np.sqrt(np.einsum("ij,ij->i", directions, directions, dtype=np.float64))
     known = np.flatnonzero(norms > np.finfo(np.float32).tiny)
     start = unit_rows("user_items", directions[known])[0]
@@ -272,14 +281,17 @@ def normalized(user_items: Matrix) -> Matrix:
     )
 
 
-def item_directions(graph: sparse.csr_array, dim: int, seed: int) -> Rows:
+def item_directions(graph: sparse.csr_array, dim: int, seed: int, rank: int | None = None) -> Rows:
     """Return the right singular vectors (items, r) of the r <= dim greatest singular values.
+
+    No more than `rank` of these are not 0, by default the users or the items, if those are fewer.
 
     The randomized range finder of Halko, Martinsson and Tropp (2011), "Finding structure with
     randomness", algorithm 4.4: `graph` (users, items) is met in sparse products only.
     """
-    wanted = min(dim, *graph.shape)
-    width = min(wanted + _OVERSAMPLING, *graph.shape)
+    rank = min(graph.shape) if rank is None else rank
+    wanted = min(dim, rank)
+    width = min(wanted + _OVERSAMPLING, rank)
     back = graph.T.tocsr()
     basis = 2.0 * uniform_block(np.uint64(seed), graph.shape[1], width) - 1.0
     basis = basis.astype(np.float32)

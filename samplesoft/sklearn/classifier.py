@@ -157,7 +157,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         the softmax of the scores as they are, and learns all examples in all rounds; see Notes.
     class_weight : dict, "balanced" or None
         Weights of classes; an example with several labels has the mean of theirs, times its
-        `sample_weight` in `fit`.
+        `sample_weight` in `fit`. One of weight 0 is not trained on, and its class stays one.
     warm_start : bool
         Go on from the parameters of the last `fit`, which must have had the same classes.
     random_state : int, numpy.random.RandomState or None
@@ -387,7 +387,8 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             of_class = class_weights(self.class_weight, codec, codes, sample_weight)
             weights = example_weights(of_class, codes, sample_weight)
             rows = labelled[sample_weight[labelled] > 0.0]
-            if not weights.any():
+            counted = np.flatnonzero(weights)  # all others are left out, as if they were not there
+            if not len(counted):
                 name = "class_weight" if len(rows) else "sample_weight"
                 raise ValueError(
                     f"`{name}` must be above 0 for an example with a label, got zero for all."
@@ -402,8 +403,9 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                 self.__dict__.pop("auto_choice_", None)
                 if wants_pilot(self, len(codec.classes)):
                     examples = Examples(X, codes, weights)
-                    self.auto_choice_ = auto_choice(self, examples, rows, codec, counts, seed)
+                    self.auto_choice_ = auto_choice(self, examples, counted, codec, counts, seed)
                 self._begin(X, codec, counts, seed)
+                self._learner.row_norm = mean_norm(X, counted)
             self.num_unlabeled_ = X.shape[0] - len(labelled)
             if self.num_unlabeled_:
                 warnings.warn(
@@ -416,12 +418,18 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                 X_validation = validation.X.astype(self.model_.dtype, copy=False)
                 validation = validation._replace(X=X_validation)
             elif self.early_stopping:
-                rows, held_out = learner.split(rows, self.validation_fraction)
                 # scores are of examples as they are, and not as `class_weight` weighs them
+                left, held_out = learner.split(rows, self.validation_fraction)
                 validation = Examples(X, codes, sample_weight).rows(held_out)
+                counted = left[weights[left] > 0.0]
+                if not len(counted):
+                    raise ValueError(
+                        "`class_weight` must be above 0 for an example that is not held out, got "
+                        "zero for all; give more examples, or an `eval_set`."
+                    )
             elif self.calibrate and not go_on:  # all examples are old to a model that goes on
-                rows, apart = learner.split_to_calibrate(rows, self.validation_fraction)
-            train(self, Examples(X, codes, weights), rows, validation, apart, of_class)
+                counted, apart = learner.split_to_calibrate(counted, self.validation_fraction)
+            train(self, Examples(X, codes, weights), counted, validation, apart, of_class)
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
@@ -507,11 +515,12 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                     )
                 require_same_model(self)
                 X = X.astype(self.model_.dtype, copy=False)
-            rows = np.unique(owners_and_ids(codes)[0])
-            rows = rows[sample_weight[rows] > 0.0]
+            of_class = class_weights(self.class_weight, codec, codes, sample_weight)
+            weights = example_weights(of_class, codes, sample_weight)
+            rows = np.flatnonzero(weights)
             if len(rows):
-                of_class = class_weights(self.class_weight, codec, codes, sample_weight)
-                weights = example_weights(of_class, codes, sample_weight)
+                if not self._learner.num_steps:  # batches before, if any, were left out
+                    self._learner.row_norm = mean_norm(X, rows)
                 rate = learning_rate(self, self._learner.row_norm)
                 self._learner.optimizer.learning_rate = rate
                 self._learner.step(X[rows], codes[rows], weights[rows])
@@ -703,9 +712,10 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         else:
             right = codes == wanted
         weights = check_sample_weight(sample_weight, len(right))
-        if not weights.any():
+        counted = np.flatnonzero(weights)  # sums with zeros among them have other last bits
+        if not len(counted):
             raise ValueError("`sample_weight` must be above 0 for an example, got zero for all.")
-        return float(np.average(right, weights=in_small_unit(weights)))
+        return float(np.average(right[counted], weights=in_small_unit(weights[counted])))
 
     def bias_report(self, X: Any, y: Any, **options: Any) -> TuneReport:
         """Measure which sampler and how many draws fit this model: `samplesoft.tune` on it.
@@ -856,7 +866,6 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         settings = model_settings(self, codec.multilabel, len(codec.classes), chosen)
         with progress_phase(bool(self.verbose), "making the model"):
             learner = Learner(codec, X.shape[1], settings, counts, X.dtype, seed, self.optimizer)
-        learner.row_norm = mean_norm(X)
         self._take(learner)
         m, n = self.num_sampled, len(codec.classes)
         if isinstance(m, (int, np.integer)) and m > n and not is_full(self, n):

@@ -32,6 +32,7 @@ from samplesoft.tuning.pilot import PILOT, choose, pilot_steps
 
 _CALIBRATED = 1000  # examples at most, and so many of their scores
 _SCORES = 1 << 24
+_AT_A_TIME = 1 << 16  # numbers of the inputs whose norms are taken
 
 
 class Learner(LinearEpochs):
@@ -235,12 +236,40 @@ def auto_choice(
     return choice
 
 
-def mean_norm(X: Any) -> float:
-    """Return the mean norm of the rows of inputs (N, v) that are not zero, 1 if all are."""
-    largest = float(abs(X).max()) if min(X.shape) else 0.0
+def mean_norm(X: Any, rows: IntArray) -> float:
+    """Return the mean norm of those of some rows of inputs (N, v) that are not zero, 1 if all are.
+
+    The inputs are read in parts, so that no array of their size is made.
+    """
+    every = len(rows) == X.shape[0]
+    chosen = [part if every else rows[part] for part in _parts(X, rows)]
+    largest = max((float(abs(X[some]).max()) for some in chosen), default=0.0)
     if largest == 0.0:
         return 1.0
-    scaled = X.astype(np.float64) / largest  # so that no square overflows
-    squares = scaled.multiply(scaled).sum(axis=1) if sparse.issparse(X) else (scaled**2).sum(axis=1)
-    norms = np.sqrt(np.asarray(squares).reshape(-1))
+    norms = np.concatenate([_norms(X[some], largest) for some in chosen])
     return largest * float(norms[norms > 0.0].mean())
+
+
+def _parts(X: Any, rows: IntArray) -> list[slice]:
+    """Return slices of `rows` (k,), of each of which the inputs (N, v) have few entries."""
+    if not len(rows) or not X.shape[1]:
+        return []
+    if isinstance(X, np.ndarray):
+        # never a row alone: NumPy adds up the squares of a row of a Fortran array in another
+        # order where it is all that there is
+        size = max(2, _AT_A_TIME // X.shape[1])
+        starts = np.arange(0, max(len(rows) - 1, 1), size)
+    else:
+        # by their entries, for some rows may have most of them
+        before = np.append(0, np.cumsum(np.diff(X.indptr)[rows]))[:-1]
+        starts = np.unique(before // _AT_A_TIME, return_index=True)[1]
+    stops = np.append(starts[1:], len(rows))
+    return [slice(start, stop) for start, stop in zip(starts, stops, strict=True)]
+
+
+def _norms(part: Any, largest: float) -> FloatArray:
+    """Return the norms of rows, in the unit of the largest number, so that no square overflows."""
+    scaled = part.astype(np.float64) / largest
+    of_entries = scaled.multiply(scaled) if sparse.issparse(part) else scaled**2
+    norms: FloatArray = np.sqrt(np.asarray(of_entries.sum(axis=1)).reshape(-1))
+    return norms

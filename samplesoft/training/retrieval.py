@@ -295,7 +295,7 @@ class RetrievalTask(Task):
         kept, wanted = inputs[rows], labels[rows]
         x, k = unit_norm(kept), [k for k in CUTS if k <= labels.shape[1]]
         ids, _ = self.model.top_k(x, k[-1], leave_out=kept if self.leave_out else None)
-        size = self._labels.shape[0]
+        size = self._labels.shape[0] - self.num_unlabeled
         # users' lists of items are not scored by propensities
         weigh = not self.leave_out and size >= LEAST_EXAMPLES
         each = propensities(self._counts, size) if weigh else None

@@ -7,11 +7,13 @@ from scipy import sparse
 from samplesoft.losses import LOSSES, FullSoftmaxLoss, SampledSoftmaxLoss, make_loss
 from samplesoft.losses.vectors import unit_rows
 from samplesoft.models import LinearSoftmaxSettings, SoftmaxLayer, SoftmaxSettings
+from samplesoft.models.feature_layer import FeatureLayer
 from samplesoft.samplers import (
     SAMPLERS,
     LearnedUnigramSampler,
     SamplerInputs,
     SoftmaxSampler,
+    StreamingUnigramSampler,
     TwoPassSampler,
     UniformSampler,
     make_sampler,
@@ -139,6 +141,34 @@ def test_learned_counts_learn_and_come_back_from_their_state(rows, rng):
         twin.load_state({})
     with pytest.raises(ValueError, match="`state` must be empty for UniformSampler, got counts"):
         UniformSampler(N).load_state(sampler.state())
+
+
+LEARNERS = {
+    "learned": LearnedUnigramSampler,
+    "streaming": StreamingUnigramSampler,
+}
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("direct", [False, True])
+def test_examples_of_weight_zero_are_not_observed(name, several, direct, rows, rng):
+    """Padding would be most of what is counted."""
+    weights = np.array([1.0, 0.0, 2.0, 0.0, 0.0, 0.5])
+    labels = rng.integers(0, N, B)
+    if several:
+        labels = sparse.csr_array(np.eye(N)[labels] + np.eye(N)[(labels + 1) % N])
+    sampler, twin, loss = LEARNERS[name](N), LEARNERS[name](N), make_loss("sampled-masked")
+    if direct:
+        layer = FeatureLayer(D, N, loss, sampler, M, shared=True, alpha=0.0, dtype=np.float64)
+        h = rng.normal(size=(B, D))
+    else:
+        layer, h = SoftmaxLayer(rows, loss, sampler, M), rng.normal(size=(B, D))
+    layer.forward(h, labels, weights=weights, rng=0)
+    kept = labels[np.flatnonzero(weights)]
+    twin.observe(kept.indices if several else kept)
+    for key, array in twin.state().items():
+        np.testing.assert_array_equal(sampler.state()[key], array)
 
 
 def test_candidates_are_new_in_each_step(rows, rng):

@@ -275,3 +275,28 @@ def test_labels_for_tune_are_one_of_each_example():
     pairs = np.bincount(place[np.diff(labels.indptr) == 2], minlength=2)  # each as often
     assert len(pairs) == 2 and pairs.min() > 0.35 * pairs.sum()
     np.testing.assert_array_equal(found["h"], steps.model.embed(x))
+
+
+@pytest.mark.parametrize("leave_out", [False, True])
+def test_examples_without_labels_are_absent(leave_out):
+    rng = np.random.default_rng(0)
+    labels = sparse.csr_array((rng.random((150, 12)) < 0.3).astype(float))
+    labels = labels[np.flatnonzero(np.diff(labels.indptr))]
+    num = labels.shape[0]
+    places = np.arange(num) * 3
+    spread = sparse.csr_array((np.ones(num), (places, np.arange(num))), shape=(3 * num, num))
+    inputs = labels if leave_out else sparse.csr_array(rng.random((num, 7)))
+    more = spread @ labels if leave_out else sparse.csr_array(rng.random((3 * num, 7)) * 1e3)
+    if not leave_out:
+        more = sparse.csr_array(more.toarray())
+        dense = more.toarray()
+        dense[places] = inputs.toarray()
+        more = sparse.csr_array(dense)
+    settings = RetrievalSettings(embedding_dim=8, num_sampled=5, batch_size=16, sampler="unigram")
+    part = RetrievalTask(inputs, labels, settings, leave_out=leave_out)
+    whole = RetrievalTask(more, spread @ labels, settings, leave_out=leave_out)
+    assert (whole.num_unlabeled, whole.num_steps) == (2 * num, part.num_steps)
+    for index in range(2):
+        first, second = whole.step(0, index), part.step(0, index)
+        assert first[0] == second[0]
+    assert whole.validate() == part.validate()
