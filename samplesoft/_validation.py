@@ -208,7 +208,18 @@ def as_probabilities(
 
 def writable(array: NDArray[Any]) -> NDArray[Any]:
     """Return an array, or a copy of one that only can be read, as one mapped from a file."""
-    return array if array.flags.writeable else array.copy()
+    return array if array.flags.writeable else np.array(array)  # and no numpy.memmap
+
+
+def own_arrays(arrays: dict[str, Any]) -> None:
+    """Put copies in place of those arrays of a dict that only can be read, before they change.
+
+    A model that `joblib.load` has mapped from a file predicts from there, and is copied once it is
+    trained. Arrays on a GPU stay as they are.
+    """
+    for name, array in arrays.items():
+        if isinstance(array, np.ndarray):
+            arrays[name] = writable(array)
 
 
 def as_count(name: str, value: Any, minimum: int = 1) -> int:

@@ -24,6 +24,7 @@ from samplesoft._validation import (
     as_labels,
     as_positive,
     in_small_unit,
+    own_arrays,
 )
 from samplesoft.kernels.products import product
 from samplesoft.losses.base import Cache, checked_weights
@@ -200,6 +201,7 @@ class AdaptiveSoftmax:
             Derivatives under the names of `parameters`, of the head and of the tails that have a
             label in the batch.
         """
+        own_arrays(self.parameters)  # which are about to change
         of_head, parts = cache
         found = self._loss.backward(of_head)
         dh, gradients = found.dh, dict[str, Gradient](head=found.dW)

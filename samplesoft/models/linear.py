@@ -12,7 +12,13 @@ from samplesoft._jit import chunks, row_chunks, thread_each
 from samplesoft._limits import quiet
 from samplesoft._memory import require_room
 from samplesoft._random import as_key, mix64, uniform_block
-from samplesoft._validation import as_count, as_float_rows, in_two_dimensions, require_well_formed
+from samplesoft._validation import (
+    as_count,
+    as_float_rows,
+    in_two_dimensions,
+    own_arrays,
+    require_well_formed,
+)
 from samplesoft.kernels.products import product
 from samplesoft.kernels.rows import weighted_rows
 from samplesoft.kernels.sort_ids import equal_runs
@@ -124,6 +130,7 @@ class Linear:
 
     def backward(self, cache: Any, dy: NDArray[Any]) -> tuple[None, dict[str, Gradient]]:
         """Return None, for inputs are data, and the gradient; of sparse inputs, sparse rows."""
+        own_arrays(self.parameters)  # which are about to change
         weights = self.parameters["weights"]
         # a dense input has a dense gradient of all rows, a sparse one of the rows that occur
         shape = (cache.shape[0], weights.shape[1])

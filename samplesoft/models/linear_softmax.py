@@ -23,6 +23,7 @@ from samplesoft._validation import (
     as_named_arrays,
     as_nonnegative,
     as_real_array,
+    own_arrays,
     require_instance,
 )
 from samplesoft.losses.hierarchical import two_level_tree
@@ -332,6 +333,15 @@ class LinearSoftmax:
         if self.settings.embedding_dim is not None:
             parts = {"embedding": self.embedding.parameters, **parts}
         return prefixed(parts)
+
+    def own_parameters(self) -> None:
+        """Copy parameters that only can be read, such as those mapped from a file, to train them.
+
+        Arrays of `parameters` that somebody holds from before are then no longer the model's.
+        """
+        own_arrays(self.softmax.parameters)
+        if self.settings.embedding_dim is not None:
+            own_arrays(self.embedding.parameters)
 
     def step(
         self,

@@ -28,6 +28,7 @@ from samplesoft._validation import (
     as_nonnegative,
     require_mapping,
     require_plain,
+    writable,
 )
 from samplesoft.losses.base import SparseRows
 
@@ -165,6 +166,7 @@ class Optimizer(ABC):
         for name, array in parameters.items():
             if name not in self._state:
                 self._state[name] = tuple(np.zeros_like(array) for _ in self._state_names)
+            self._state[name] = tuple(map(writable, self._state[name]))
         return {name: (array, *self._state[name]) for name, array in parameters.items()}
 
     def next_numbers(self) -> tuple[float, ...]:
@@ -617,7 +619,9 @@ class HostSteps:
     @staticmethod
     def state_like(parameter: Array, state: Array | None) -> Array:
         """Return a state: zeros of the shape of a parameter where there is none."""
-        return np.zeros(parameter.shape, parameter.dtype) if state is None else state
+        if state is None:
+            return np.zeros(parameter.shape, parameter.dtype)
+        return writable(state)
 
     @staticmethod
     def apply(kernel: Callable[..., None], update: Update, states: Any, numbers: Any) -> None:

@@ -12,7 +12,14 @@ from numpy.typing import ArrayLike, NDArray
 from samplesoft._device import ARRAYS
 from samplesoft._device.arrays import DistantRows, HostArrays
 from samplesoft._device.select import require_copyable, to_host, twin
-from samplesoft._validation import FloatArray, IntArray, as_count, as_flag, as_named_arrays
+from samplesoft._validation import (
+    FloatArray,
+    IntArray,
+    as_count,
+    as_flag,
+    as_named_arrays,
+    own_arrays,
+)
 from samplesoft.losses.base import Cache, Loss, SparseRows, Targets
 from samplesoft.losses.sampled import SampledLoss, Seed
 from samplesoft.metrics.evaluation import Evaluation, evaluate
@@ -215,6 +222,7 @@ class SoftmaxLayer:
         gradients : dict of str to SparseRows
             Derivatives under the names of `parameters`.
         """
+        own_arrays(self.parameters)  # which are about to change
         of_loss = self.loss.backward(cache)
         gradients = {"class_embeddings": of_loss.dW}
         if of_loss.db is not None:

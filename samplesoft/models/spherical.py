@@ -22,6 +22,7 @@ from samplesoft._validation import (
     as_nonnegative,
     as_positive,
     require_instance,
+    writable,
 )
 from samplesoft.losses.base import SparseRows, checked_weights
 from samplesoft.metrics.best_classes import check_k, top_k_classes
@@ -336,6 +337,7 @@ class SphericalSoftmax:
             self._U, self._omega, self._s, self._Q = U, omega, s - n * move, (Q + Q.T) / 2.0
         # Labels: s and Q follow their vectors as V holds them, rounded.
         before = self._rows(ids)
+        self._V = writable(self._V)
         self._V[ids] -= (of_labels @ inverse).astype(self.dtype)
         after = self._rows(ids)
         self._s = self._s + (after - before).sum(axis=0)

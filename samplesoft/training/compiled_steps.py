@@ -265,6 +265,7 @@ def take_steps(
 
 def _update_of(optimizer: Optimizer, model: LinearSoftmax, num_steps: int) -> _Update:
     """Return parameters with their states, and what an optimizer does with them in each step."""
+    model.own_parameters()
     states, tables = optimizer.with_states(model.parameters), []
     for name in ("embedding.weights", "embedding.intercept", "softmax.class_embeddings"):
         rows = [array.reshape(-1, array.shape[-1]) for array in states[name]]

@@ -37,6 +37,7 @@ def train_rounds(
     rounds without a rise of the score by more than `tolerance`, and go back to the best. Rounds
     are counted from 1.
     """
+    model.own_parameters()
     parameters = model.parameters
     mean = Average(parameters) if average else None
     kept = parameters if mean is None else mean.parameters
