@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from traceback import walk_tb
 from typing import Any
 
 import numpy as np
@@ -93,7 +94,7 @@ def make_problem(
     elif isinstance(proposal, str):
         values = NAMED[as_choice("proposal", proposal, NAMED)](n)
     elif callable(proposal):
-        values = proposal(n)
+        values = ask(proposal, n)
     elif np.ndim(proposal) == 0:
         raise TypeError(
             "`proposal` must be probabilities (n,), a function of n that returns them, one of "
@@ -117,7 +118,7 @@ def make_problem(
         contexts *= _SPREAD / (tau * (contexts @ rows.T).std(axis=1, keepdims=True))
     logits = tau * contexts @ rows.T + (0.0 if biases is None else biases)
     if is_sampler:
-        values = proposal.probs(None if dim is None else contexts)
+        values = ask(proposal.probs, None if dim is None else contexts)
     q = np.atleast_2d(as_proposal("proposal", values, n))
     if not (q > 0.0).all():
         raise ValueError(
@@ -194,7 +195,7 @@ def extreme_problems(proposal: Any, problem: Problem, key: np.uint64) -> Iterato
         yield _near_q(problem, problem.q[0], often, levels, ahead, key)
         named = NAMED.get(proposal) if isinstance(proposal, str) else proposal
         if callable(named):
-            q = as_proposal("proposal", named(_MANY_CLASSES), _MANY_CLASSES)
+            q = as_proposal("proposal", ask(named, _MANY_CLASSES), _MANY_CLASSES)
             order, none = np.argsort(q, kind="stable"), np.zeros(4)
             labels = order[[-1, len(q) // 4, -2, 0]]
             yield _near_q(problem, q / q.sum(), labels, none, none, key)
@@ -241,6 +242,32 @@ def call(loss: Callable[..., Any], names: str, *given: Any) -> Any:
         ) from error
 
 
+def ask(function: Callable[..., Any], *given: Any) -> Any:
+    """Return ``function(*given)`` of a proposal, which may be the user's code."""
+    return function(*given)
+
+
+def frames_of_user(error: BaseException) -> list[tuple[str, int, str]] | None:
+    """Return file, line and function of where a loss or a proposal raised, from outside in.
+
+    They are those of the file in which it stands, not of libraries that it calls, and one of
+    nothing if it is no Python function. None if the error is not of a loss or a proposal.
+    """
+    frames = list(walk_tb(error.__traceback__))
+    of_calls = [i for i, (frame, _) in enumerate(frames) if frame.f_code in _CALLS_OF_USER]
+    if not of_calls:
+        return None
+    inside = frames[of_calls[-1] + 1 :]
+    # what `call` and `drawing` say themselves is no error of the user's code
+    if inside and inside[0][0].f_code.co_filename == __file__:
+        return None
+    if not inside and error.__cause__ is not None:
+        return None
+    named = [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in inside]
+    return [one for one in named if one[0] == named[0][0]] or [("", 0, "")]
+
+
+_CALLS_OF_USER = (call.__code__, ask.__code__)
 DRAWS = ("own", "given", "given-negatives")
 
 
@@ -511,7 +538,13 @@ class Observer:
         return parts
 
     def _checked(self, name: str, value: Any, shape: tuple[int, ...]) -> FloatArray:
-        array = np.asarray(value)
+        try:
+            array = np.asarray(value)
+        except Exception as error:  # of tensors that need a gradient, or lie on a device
+            raise TypeError(
+                f"`loss` must return {name} as an array of floats, got {type(value).__name__}, "
+                f"which numpy.asarray does not take: {error}"
+            ) from error
         if array.dtype.kind != "f":
             raise TypeError(
                 f"`loss` must return {name} as an array of floats, got "
