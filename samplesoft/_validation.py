@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,10 @@ IntArray = NDArray[np.int64]
 
 LARGEST_COUNT = 10**15  # float64 still tells m from m - 1
 _NO_NUMBERS = (bool, np.bool_, np.timedelta64)  # though the first and the last are of such classes
+_INTEGERS = (int, np.integer)
+# Characters of a text that NumPy may pad others to, a kilobyte for each: beside one label of 20,000
+# characters ten thousand short ones would take 800 MB.
+LONGEST_PADDED = 256
 SUM_TOLERANCE = 1e-4  # float32 proposals over many classes sum to one only about this well
 
 
@@ -38,12 +42,64 @@ def as_real_array(name: str, value: ArrayLike, ndim: tuple[int, ...]) -> FloatAr
 
 
 def as_array(name: str, value: Any) -> NDArray[Any]:
-    """Return an array of any type; ValueError if lists are of different lengths."""
+    """Return an array of any type; ValueError if lists are of different lengths.
+
+    Integers stay integers, of whatever kinds a list of them is, and as objects, as some dataframes
+    have them.
+    """
     require_plain(name, value)
+    if isinstance(value, (list, tuple)) and _has_long_text(value):
+        value = np.array(value, dtype=object)  # which callers refuse, as they do short text
     try:
-        return np.asarray(value)
+        array = np.asarray(value)
     except ValueError as error:
         raise ValueError(f"`{name}` must be a rectangular array of numbers: {error}") from None
+    if array.dtype == object or (array.dtype.kind == "f" and isinstance(value, (list, tuple))):
+        return _with_exact_integers(value, array)
+    return array
+
+
+def _with_exact_integers(value: Any, array: NDArray[Any]) -> NDArray[Any]:
+    """Return the array of a value, or if it is of integers one of type int64 or uint64."""
+    # NumPy makes float64 of np.uint64(1) beside 1, which rounds ids, or would be refused as floats
+    first = value
+    while isinstance(first, (list, tuple)) and first:
+        first = first[0]
+    if isinstance(first, float):  # as in most lists, of which no entry has to be looked at then
+        return array
+    objects = array if array.dtype == object else np.array(value, dtype=object)
+    entries = objects.ravel().tolist()
+    kinds = set(map(type, entries))
+    are_integers = all(issubclass(kind, _INTEGERS) for kind in kinds)
+    if not kinds or not are_integers or kinds.intersection(_NO_NUMBERS):
+        return array
+    exact = exact_integers(entries)
+    return array if exact.dtype == object else exact.reshape(array.shape)
+
+
+def exact_integers(values: Sequence[Any]) -> NDArray[Any]:
+    """Return integers of Python or NumPy as int64, else uint64, or as objects beyond both.
+
+    >>> exact_integers([5, np.uint64(2**63 + 1)])
+    array([                  5, 9223372036854775809], dtype=uint64)
+    """
+    numbers = list(map(int, values))
+    least, largest = min(numbers, default=0), max(numbers, default=0)
+    for dtype in (np.int64, np.uint64):
+        limits = np.iinfo(dtype)
+        if limits.min <= least and largest <= limits.max:
+            return np.array(numbers, dtype)
+    return np.array(numbers, dtype=object)
+
+
+def _has_long_text(values: Sequence[Any]) -> bool:
+    """Return whether a list has a text that NumPy would pad all entries to, at a cost."""
+    kinds = set(map(type, values))
+    if kinds & {list, tuple}:
+        return any(_has_long_text(row) for row in values if isinstance(row, (list, tuple)))
+    return str in kinds and LONGEST_PADDED < max(
+        len(text) for text in values if isinstance(text, str)
+    )
 
 
 def as_type(name: str, array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -17,6 +17,7 @@ from samplesoft._validation import (
     as_counts,
     as_labels,
     as_real_array,
+    exact_integers,
     shown,
 )
 from samplesoft.data.arrays import Archive, open_arrays, read_array
@@ -186,7 +187,7 @@ def load_logits(path: str | Path, labels: str | Path) -> tuple[FloatArray, IntAr
     else:
         name = "labels"
         try:
-            values = np.array([int(part) for part in str(labels).split(",")])
+            values = exact_integers([int(part) for part in str(labels).split(",")])
         except ValueError:
             raise ValueError(
                 f"`labels` must be an .npy file or integers parted by commas, got "
