@@ -175,7 +175,9 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     ----------
     classes_ : ndarray, shape (n,)
         Labels in ascending order, or columns of an indicator matrix: their numbers, or the names
-        that a dataframe has.
+        that a dataframe has. They are of the type of the labels: of integers of several types, or
+        as objects, int64, else uint64, else objects; of text objects if one has more than 256
+        characters, to which NumPy would pad all.
     model_ : LinearSoftmax
         Embedding and softmax layer.
     n_features_in_ : int
@@ -278,7 +280,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     of training, even where ``"full-logistic"`` would take it as a negative of each, and does not
     count in ``eval_set``; `score` counts it as right if nothing is predicted. Labels that were not
     seen in training are an error in `partial_fit`, never right in `score` and ``eval_set``, and
-    ignored in ``exclude``. Missing labels, None or NaN, are an error.
+    ignored in ``exclude``. Missing labels, None, NaN or NA, are an error.
 
     References
     ----------
@@ -344,7 +346,9 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         X : array_like, sparse matrix or dataframe, shape (N, v)
             Inputs; sparse ones stay sparse. A row of zeros is an example like others.
         y : array_like, shape (N,), or indicator matrix (N, n), or list of N lists of labels
-            One label an example, or several. Examples without any are left out and counted. The
+            One label an example, or several: text, whole numbers of any size, or booleans. Those
+            that Python's ``==`` tells apart are different classes, such as 2**60 and 2**60 + 1, in
+            a nullable column of pandas too. Examples without any are left out and counted. The
             names of the columns of a dataframe with several are its labels, which
             `predict_topk` returns; `predict` returns an array of zeros and ones, as
             scikit-learn's own classifiers do.
@@ -506,10 +510,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                 self._begin(X, codec, counts, self._new_seed())
                 self.n_iter_ = 0
             else:
-                if not np.array_equal(
-                    np.unique(self.classes_ if classes is None else classes),
-                    np.unique(self.classes_),
-                ):
+                if classes is not None and not codec.has_same_classes(classes):
                     raise ValueError(
                         "`classes` must be those of the first call of partial_fit; leave it out."
                     )

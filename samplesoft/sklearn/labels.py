@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
-from sklearn.utils import check_array, column_or_1d
-from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils import check_array
 
 from samplesoft._validation import (
     FloatArray,
@@ -22,9 +21,17 @@ from samplesoft._validation import (
     as_real_array,
     shown,
 )
+from samplesoft.sklearn.exact_labels import (
+    ascending,
+    places,
+    python_value,
+    read_labels,
+    unpacked,
+)
 
 SINGLE, DENSE, SPARSE, LISTS = "single", "dense indicator", "sparse indicator", "lists of labels"
 _LISTS = (list, tuple, set, frozenset, np.ndarray)
+_NUMBERS = (int, float, np.generic)
 _HEAVIEST = 1e15  # weight of an example, which gradients of float32 stand
 
 
@@ -60,7 +67,7 @@ class LabelCodec:
                 f"`y` must come as {self.form}, as in the first call, got {form}; convert it."
             )
         if form == SINGLE:
-            return self._numbers(_one_each("y", y), unseen)
+            return self._numbers(read_labels("y", y), unseen)
         if form == LISTS:
             return self._matrix("y", y, unseen)
         matrix = _indicator(y)
@@ -71,7 +78,11 @@ class LabelCodec:
             )
         # columns that had no names in the first call may have any now
         is_named = not np.array_equal(self.classes, np.arange(len(self.classes)))
-        if names is not None and is_named and not np.array_equal(names, self.classes):
+        if (
+            names is not None
+            and is_named
+            and not np.array_equal(self._places(names), np.arange(len(self.classes)))
+        ):
             raise ValueError(
                 f"`y` must have the columns {shown(self.classes.tolist())} of the first call, in "
                 f"their order, got {shown(names.tolist())}."
@@ -110,25 +121,32 @@ class LabelCodec:
             return chosen.toarray().astype(self.dtype)
         return [self.classes[ids] for ids in np.split(chosen.indices, chosen.indptr[1:-1])]
 
+    def has_same_classes(self, classes: Any) -> bool:
+        """Return whether `classes` of a user are those of the codec, in whatever order."""
+        given = ascending(read_labels("classes", classes, whole=False))
+        return np.array_equal(np.sort(self._places(given)), np.arange(len(self.classes)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled: not what is made of it."""
+        return {name: value for name, value in vars(self).items() if name != "_lookup"}
+
+    @cached_property
+    def _lookup(self) -> dict[Any, int]:
+        return {label: place for place, label in enumerate(self.classes.tolist())}
+
+    def _places(self, labels: NDArray[Any]) -> IntArray:
+        return places(self.classes, labels, lambda: self._lookup)
+
     def _numbers(self, labels: NDArray[Any], unseen: bool) -> IntArray:
-        if not len(labels):
-            return np.empty(0, np.int64)
-        try:
-            order = np.argsort(self.classes)  # labels are in it, names of columns may not be
-            places = np.searchsorted(self.classes, labels, sorter=order)
-            ids = order[np.minimum(places, len(self.classes) - 1)]
-        except TypeError:  # Python objects that have no order, such as text and numbers
-            ids = np.zeros(len(labels), np.int64)
-        strange = self.classes[ids] != labels
-        if unseen:
-            ids[strange] = len(self.classes)
-        elif strange.any():
+        ids = self._places(labels)
+        strange = ids == len(self.classes)
+        if not unseen and strange.any():
             raise ValueError(
                 f"`y` must hold labels among the {len(self.classes)} classes, got "
-                f"{labels[strange].tolist()[0]!r}, which is none of them; give all classes to the "
-                "first call of partial_fit."
+                f"{shown(labels[strange].tolist()[0])}, which is none of them; give all classes to "
+                "the first call of partial_fit."
             )
-        return ids.astype(np.int64)
+        return ids
 
     def _matrix(self, name: str, rows: Any, unseen: bool) -> sparse.csr_array:
         """Turn lists of labels into a CSR matrix (N, n) of ones; of (N, n + 1) with `unseen`."""
@@ -144,26 +162,25 @@ def infer_codec(y: Any, classes: Any = None) -> LabelCodec:
     Of an indicator matrix, these are what its columns are called.
     """
     y, form, names = _read("y", y)
-    ascending = None
+    given = None
     if classes is not None:
-        if isinstance(classes, (list, tuple)):
-            _require_one_kind("classes", classes)
-        ascending = np.unique(column_or_1d(check_array(classes, ensure_2d=False, dtype=None)))
-        if form in (SINGLE, DENSE) and _is_nested(y) and len(np.asarray(y)[0]) != len(ascending):
+        given = read_labels("classes", classes, whole=False)  # columns may be called 0.5
+        if not len(given):
+            raise ValueError("`classes` must hold a label, got none.")
+        distinct = ascending(given)
+        if form in (SINGLE, DENSE) and _is_nested(y) and len(y[0]) != len(distinct):
             form = LISTS  # of one length each, and so no indicator matrix
     if form in (SINGLE, LISTS):
-        labels = _one_each("y", y) if form == SINGLE else _all_labels("y", y)
-        if ascending is None:
-            ascending = np.unique(labels)
-        return LabelCodec(ascending, form, labels.dtype)
+        labels = read_labels("y", y) if form == SINGLE else _all_labels("y", y)
+        return LabelCodec(ascending(labels) if given is None else distinct, form, labels.dtype)
     matrix = _indicator(y)
     columns = np.arange(matrix.shape[1]) if names is None else names
-    if ascending is not None and len(ascending) != len(columns):
+    if given is not None and len(distinct) != len(columns):
         raise ValueError(
-            f"`classes` must name the {len(columns)} columns of `y`, got {len(ascending)} of them."
+            f"`classes` must name the {len(columns)} columns of `y`, got {len(distinct)} of them."
         )
     dtype = y.dtype if hasattr(y, "dtype") else np.asarray(y).dtype
-    return LabelCodec(columns if classes is None else np.asarray(classes), form, dtype)
+    return LabelCodec(columns if given is None else given, form, dtype)
 
 
 def _read(name: str, y: Any) -> tuple[Any, str, NDArray[Any] | None]:
@@ -173,21 +190,29 @@ def _read(name: str, y: Any) -> tuple[Any, str, NDArray[Any] | None]:
     """
     if hasattr(y, "columns") and hasattr(y, "__array__"):
         columns = list(y.columns)
-        names = np.array(columns)
-        kinds = {isinstance(column, str) for column in columns}
-        if names.ndim != 1 or names.dtype.kind not in "iuU" or len(kinds) != 1:
+        are_text = {isinstance(column, str) for column in columns}
+        are_whole = {isinstance(column, (int, np.integer)) for column in columns}
+        if (
+            not columns
+            or (are_text != {True} and are_whole != {True})
+            or bool in map(type, columns)
+        ):
             raise ValueError(
                 f"`y` must have columns whose names are text or integers, got {shown(columns)}; "
                 "rename them."
             )
+        names = read_labels("y", columns)
         if len(names) > 1:
             if hasattr(y, "sparse"):  # of pandas, where all columns are
                 return y.sparse.to_coo(), SPARSE, names
             y = check_array(y, dtype=None, ensure_min_samples=0, input_name="y")
             return y, _form(y), names
         return y, _form(y), None
-    is_objects = isinstance(y, np.ndarray) and y.dtype == object and y.ndim == 1
-    rows = y.tolist() if is_objects else y.to_list() if hasattr(y, "to_list") else y
+    if not sparse.issparse(y):
+        carrier, y = y, unpacked(name, y)
+    rows = y
+    if isinstance(y, np.ndarray) and y.dtype == object and y.ndim == 1:  # labels, or lists of them
+        rows = carrier.to_list() if hasattr(carrier, "to_list") else y.tolist()
     if isinstance(rows, (list, tuple)):
         kinds_of_rows = set(map(type, rows))
         others = [kind.__name__ for kind in kinds_of_rows if not issubclass(kind, _LISTS)]
@@ -207,6 +232,10 @@ def _form(y: Any) -> str:
         sizes = {len(row) for row in y}
         if len(sizes) != 1 or max(sizes) < 2 or isinstance(y[0], (set, frozenset)):
             return LISTS
+        if _hold_any(chain.from_iterable(y), (str, bytes)):
+            return LISTS  # NumPy would pad them to the longest text
+    elif isinstance(y, (list, tuple)) and _hold_any(y, (str, bytes, *_NUMBERS)):
+        return SINGLE
     array = np.asarray(y)
     if array.ndim == 2 and array.shape[1] > 1:
         if array.dtype.kind in "buif" and np.isin(array, (0, 1)).all():
@@ -216,47 +245,18 @@ def _form(y: Any) -> str:
     return SINGLE
 
 
+def _hold_any(values: Iterable[Any], kinds: tuple[type, ...]) -> bool:
+    return any(issubclass(kind, kinds) for kind in set(map(type, values)))
+
+
 def _is_nested(y: Any) -> bool:
     return isinstance(y, (list, tuple)) and all(isinstance(row, _LISTS) for row in y)
-
-
-def _require_one_kind(name: str, labels: Iterable[Any]) -> None:
-    """Raise ValueError for text beside something else, of which NumPy would make text."""
-    names = {str: "text", bytes: "bytes"}
-    kinds = {
-        next((names[text] for text in names if issubclass(kind, text)), kind.__name__)
-        for kind in set(map(type, labels))
-    }
-    if len(kinds) > 1 and kinds & set(names.values()):
-        first, second, *_ = sorted(kinds, key=lambda kind: (kind != "text", kind))
-        raise ValueError(
-            f"`{name}` must hold labels of one kind, got {first} and {second}; convert them, and "
-            "leave out examples without a label, or give each a list of labels."
-        )
-
-
-def _one_each(name: str, y: Any) -> NDArray[Any]:
-    """Return labels (N,), one of each example."""
-    if isinstance(y, (list, tuple)) and not _is_nested(y):
-        _require_one_kind(name, y)
-    labels: NDArray[Any] = column_or_1d(
-        check_array(y, ensure_2d=False, dtype=None, ensure_min_samples=0, input_name=name),
-        warn=True,
-    )
-    if labels.dtype.hasobject:
-        _require_one_kind(name, labels)
-    if labels.dtype.kind not in "biuSU":
-        # floats are cast to see if they are whole; many classes are no sign of a regression here
-        with np.errstate(invalid="ignore"), warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
-            check_classification_targets(labels)
-    return labels
 
 
 def _all_labels(name: str, rows: Any) -> NDArray[Any]:
     """Return the labels of lists of them, one after another."""
     labels = list(chain.from_iterable(rows))
-    return _one_each(name, labels) if labels else np.empty(0, np.int64)
+    return read_labels(name, labels) if labels else np.empty(0, np.int64)
 
 
 def _indicator(y: Any) -> sparse.csr_array:
@@ -325,13 +325,14 @@ def class_weights(
     of_class = np.append(np.ones(n), 0.0)
     if isinstance(class_weight, dict):
         for label, weight in class_weight.items():
-            as_nonnegative(f"class_weight[{label!r}]", weight)
+            as_nonnegative(f"class_weight[{shown(label)}]", weight)
         labels = codec.classes.tolist()
+        class_weight = {python_value(label): weight for label, weight in class_weight.items()}
         strange = class_weight.keys() - set(labels)
         if strange:
             raise ValueError(
-                f"`class_weight` must name classes, got {min(strange, key=repr)!r}, which is none "
-                f"of the {n}; mind the type."
+                f"`class_weight` must name classes, got {shown(min(strange, key=repr))}, which is "
+                f"none of the {n}; mind the type."
             )
         of_class[:n] = [class_weight.get(label, 1.0) for label in labels]
     elif class_weight is not None:

@@ -22,7 +22,11 @@ from samplesoft.training.checkpoint import (
     saved_parameters,
     write_checkpoint,
 )
-from samplesoft.training.trained import linear_softmax_config
+from samplesoft.training.trained import (
+    classes_to_store,
+    linear_softmax_config,
+    stored_classes,
+)
 
 _T = TypeVar("_T")
 _MODEL = "SampledSoftmaxClassifier"
@@ -44,26 +48,18 @@ def write_classifier(path: str | Path, classifier: Any) -> None:
     if isinstance(parameters["class_weight"], dict):  # keys of JSON are text
         parameters["class_weight"] = list(parameters["class_weight"].items())
     names = getattr(classifier, "feature_names_in_", None)
+    about_classes, classes = classes_to_store(codec.classes)
     config = {
         "model": _MODEL,
         "parameters": parameters,
         "settings": asdict(model.settings),
         "form": codec.form,
         "labels": str(codec.dtype),
-        "classes": str(codec.classes.dtype),
+        **about_classes,
         "linear_softmax": linear_softmax_config(model, unit_inputs=False, leave_out=False),
         "optimizer": learner.optimizer_name,
         "feature_names": None if names is None else list(names),
     }
-    classes = codec.classes
-    if classes.dtype.hasobject:  # such as text of Python, which would have to be pickled
-        if not all(isinstance(label, str) for label in classes):
-            raise TypeError(
-                "`classes_` must be text or numbers to be saved, got Python objects such as "
-                f"{shown(next(label for label in classes if not isinstance(label, str)))}; convert "
-                "the labels with numpy.asarray(y, dtype=...) and fit again."
-            )
-        classes = classes.astype(str)
     values = {
         "learner": {name: getattr(learner, name) for name in ("seed", *_COUNTED)},
         "fitted": {name: vars(classifier)[name] for name in _FITTED if name in vars(classifier)},
@@ -74,7 +70,7 @@ def write_classifier(path: str | Path, classifier: Any) -> None:
         "optimizer": learner.optimizer.state(),
         "state": model.state(),
     }
-    arrays = {"classes": classes, "counts": learner.counts, **prefixed(parts, "/")}
+    arrays = {**classes, "counts": learner.counts, **prefixed(parts, "/")}
     write_checkpoint(path, Checkpoint(plain(config), plain(values), arrays))
 
 
@@ -86,11 +82,11 @@ def read_classifier(path: str | Path, make: type[_T]) -> tuple[_T, Learner]:
             parameters["class_weight"] = dict(parameters["class_weight"])
         classifier = make(**parameters)
         about, counted = config["linear_softmax"], values["learner"]
-        classes, dtype = arrays["classes"], np.dtype(config["classes"])
-        if dtype not in (classes.dtype, np.dtype(object)):
-            raise ValueError(f"classes are of type {classes.dtype}, and not {dtype}")
+        classes = stored_classes(config, arrays)
+        if classes is None:
+            raise ValueError("there are no classes")
         learner = Learner(
-            LabelCodec(classes.astype(dtype), config["form"], np.dtype(config["labels"])),
+            LabelCodec(classes, config["form"], np.dtype(config["labels"])),
             about["num_inputs"],
             LinearSoftmaxSettings(**config["settings"]),
             arrays["counts"],

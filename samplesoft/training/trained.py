@@ -8,10 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import sparse
 
 from samplesoft._random import as_key
-from samplesoft._validation import FloatArray, IntArray, as_csr, shown, without_repeats
+from samplesoft._validation import (
+    LONGEST_PADDED,
+    FloatArray,
+    IntArray,
+    as_csr,
+    shown,
+    without_repeats,
+)
 from samplesoft.data.embeddings import Embeddings, choose
 from samplesoft.losses.vectors import unit_rows
 from samplesoft.models.hierarchical import HierarchicalSoftmax
@@ -24,6 +32,8 @@ from samplesoft.models.softmax_layer import SoftmaxLayer
 from samplesoft.samplers.base import Rows
 from samplesoft.training.checkpoint import Arrays, copy_arrays, part_of, reading
 from samplesoft.training.linear_epochs import unit_norm
+
+_LONGEST_PADDED = LONGEST_PADDED * np.dtype("U1").itemsize  # bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,11 +159,46 @@ def read_linear_softmax(path: str | Path) -> TrainedLinearSoftmax:
             model,
             about["unit_inputs"],
             about["leave_out"],
-            arrays.get("classes"),
+            stored_classes(config, arrays),
             counts,
             about["absolute"],
             values["step"] if "step" in values else values["learner"]["num_steps"],
         )
+
+
+def classes_to_store(classes: NDArray[Any]) -> tuple[dict[str, Any], Arrays]:
+    """Return what `stored_classes` reads: parts of the config and the arrays of a checkpoint.
+
+    Raises TypeError for classes that are neither text nor numbers.
+    """
+    config: dict[str, Any] = {"classes": str(classes.dtype)}
+    if classes.dtype != object:
+        return config, {"classes": classes}
+    for label in classes:
+        if not isinstance(label, (str, int)):
+            raise TypeError(
+                "`classes_` must be text or numbers to be saved, got Python objects such as "
+                f"{shown(label)}; convert the labels with numpy.asarray(y, dtype=...) and fit "
+                "again."
+            )
+    # an array would be padded to the longest text, and holds no integer beyond 64 bits
+    return {**config, "class_objects": classes.tolist()}, {}
+
+
+def stored_classes(config: Mapping[str, Any], arrays: Arrays) -> NDArray[Any] | None:
+    """Return the classes of a checkpoint, None if it has none."""
+    if "class_objects" in config:
+        classes = np.empty(len(config["class_objects"]), dtype=object)
+        classes[:] = config["class_objects"]
+        return classes
+    if "classes" not in arrays:
+        return None
+    found, dtype = arrays["classes"], np.dtype(config["classes"])
+    if dtype not in (found.dtype, np.dtype(object)):
+        raise ValueError(f"classes are of type {found.dtype}, and not {dtype}")
+    if found.dtype.kind == "U" and found.dtype.itemsize > _LONGEST_PADDED:
+        return found.astype(object)  # of a file that an older version has written
+    return found.astype(dtype)
 
 
 @dataclass(frozen=True, eq=False)

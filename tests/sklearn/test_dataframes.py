@@ -115,8 +115,12 @@ def test_names_of_columns_that_are_no_labels(kind):
         y = frame_of(kind, SEVERAL, columns)
         with pytest.raises(ValueError, match="`y` must have columns whose names are text or integ"):
             make().fit(X, y)
-    y = frame_of(kind, SEVERAL, [40, 30, 20, 10])
-    assert make().fit(X, y).classes_.tolist() == [40, 30, 20, 10]
+    for columns in ([40, 30, 20, 10], [2**63 + 2, 5, 2**63 + 1, 10], [2**64 + 1, 5, 2**64, 10]):
+        y = frame_of(kind, SEVERAL, columns)
+        clf = make().fit(X, y)
+        assert clf.classes_.tolist() == columns
+        with pytest.raises(ValueError, match="`y` must have the columns"):
+            clf.score(X, frame_of(kind, SEVERAL, [columns[0] + 1, *columns[1:]]))
 
 
 def test_other_types_of_pandas():
