@@ -54,6 +54,13 @@ from samplesoft.training.linear_epochs import Examples
 from samplesoft.tuning.report import TuneReport
 from samplesoft.tuning.tune import tune
 
+_LONGEST_REASON = 500  # characters of an error that is told on
+_IN_PIPELINES = (
+    "a pipeline transforms no inputs of an `eval_set`, or its labels too: pass `X_val` and `y_val` "
+    "to it, which has transform_input=['X_val']."
+)
+_TRANSFORMED = "a pipeline transforms `X_val` if it has transform_input=['X_val']."
+
 
 @dataclass(eq=False, repr=False)
 class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
@@ -337,7 +344,14 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     verbose: bool = False
 
     def fit(
-        self, X: Any, y: Any, sample_weight: Any = None, eval_set: tuple[Any, Any] | None = None
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        eval_set: tuple[Any, Any] | None = None,
+        *,
+        X_val: Any = None,
+        y_val: Any = None,
     ) -> Self:
         """Train anew, or with `warm_start` go on.
 
@@ -358,8 +372,11 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         eval_set : tuple of X and y, optional
             Other inputs and labels, for `validation_scores_`, and for `early_stopping` and
             `calibrate`, which then hold out nothing. Labels that are not in `y` count as ones that
-            were not found; examples without a label do not count. In a pipeline, inputs as its
-            last step gets them.
+            were not found; examples without a label do not count. A pipeline hands it over as it
+            is, or transforms the labels too.
+        X_val, y_val : array_like, optional
+            The same in two arguments, for a pipeline with ``transform_input=["X_val"]``, which
+            transforms the inputs alone.
 
         Returns
         -------
@@ -397,7 +414,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                 raise ValueError(
                     f"`{name}` must be above 0 for an example with a label, got zero for all."
                 )
-            validation = None if eval_set is None else self._checked_eval_set(eval_set, codec)
+            validation = self._checked_eval_set(eval_set, X_val, y_val, codec)
             if go_on:
                 require_same_model(self)
                 X = X.astype(self.model_.dtype, copy=False)
@@ -833,18 +850,42 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         check_is_fitted(self)
         return self._checked_inputs(X, reset=False).astype(self.model_.dtype, copy=False)
 
-    def _checked_eval_set(self, eval_set: Any, codec: LabelCodec) -> Examples:
-        """Return the examples of `eval_set` that have a label."""
-        if not isinstance(eval_set, tuple) or len(eval_set) != 2:
-            raise TypeError(
-                f"`eval_set` must be a tuple (X, y), got {type(eval_set).__name__} "
-                f"{shown(eval_set)}; give one set of inputs, and their labels."
+    def _checked_eval_set(
+        self, eval_set: Any, X_val: Any, y_val: Any, codec: LabelCodec
+    ) -> Examples | None:
+        """Return the examples of `eval_set`, or of `X_val` and `y_val`, that have a label."""
+        if X_val is None and y_val is None:
+            if eval_set is None:
+                return None
+            if not isinstance(eval_set, tuple) or len(eval_set) != 2:
+                raise TypeError(
+                    f"`eval_set` must be a tuple (X, y), got {type(eval_set).__name__} "
+                    f"{shown(eval_set)}; give one set of inputs, and their labels."
+                )
+            X_val, y_val = eval_set
+            name, remedy = "eval_set", _IN_PIPELINES
+        elif eval_set is not None or X_val is None or y_val is None:
+            names = {"eval_set": eval_set, "X_val": X_val, "y_val": y_val}
+            raise ValueError(
+                "`eval_set` must come either as a tuple or as `X_val` and `y_val`, got "
+                f"{' and '.join(name for name, value in names.items() if value is not None)}."
             )
-        X, y = eval_set
-        X, codes = self._checked_examples(X, y, reset=False), codec.encode(y, unseen=True)
+        else:
+            name, remedy = "X_val` and `y_val` as `eval_set", _TRANSFORMED
+        try:
+            X = self._checked_examples(X_val, y_val, reset=False)
+            codes = codec.encode(y_val, unseen=True)
+        except (TypeError, ValueError) as error:
+            # an error of scikit-learn would be taken for one of the training data
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            reason = str(error).rstrip(".")[:_LONGEST_REASON]
+            raise kind(
+                f"`{name}` must be inputs and labels as those of the training data: {reason}; "
+                f"{remedy}"
+            ) from error
         rows = np.unique(owners_and_ids(codes)[0])
         if not len(rows):
-            raise ValueError("`eval_set` must hold a label for at least one example, got none.")
+            raise ValueError(f"`{name}` must hold a label for at least one example, got none.")
         return Examples(X, codes, np.ones(X.shape[0])).rows(rows)
 
     @contextmanager

@@ -6,6 +6,7 @@ from scipy import sparse
 
 pytest.importorskip("sklearn", reason="needs scikit-learn; pip install samplesoft[sklearn]")
 from sklearn import config_context
+from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -18,6 +19,7 @@ Y = np.repeat(np.arange(6), 30)
 X = np.eye(6)[Y] + 0.9 * RNG.normal(size=(180, 6))
 TRAIN, OTHER = np.arange(0, 180, 2), np.arange(1, 180, 2)
 NAMES = np.array(["ape", "bee", "cat", "dog", "eel", "fox"])
+TEXTS = [f"{NAMES[k]} {NAMES[j]}" for k, j in zip(Y, RNG.integers(6, size=180), strict=True)]
 
 
 def make(**options):
@@ -145,6 +147,126 @@ def test_in_a_pipeline():
     given = {"sampledsoftmaxclassifier__eval_set": (pipe[:-1].transform(X[OTHER]), Y[OTHER])}
     last = pipe.fit(X[TRAIN], Y[TRAIN], **given)[-1]
     assert last.validation_scores_[-1] == pytest.approx(pipe.score(X[OTHER], Y[OTHER]))
+
+
+def words(*steps, handed=("X_val", "y_val"), transform_input=("X_val",), **options):
+    request = dict.fromkeys(handed, True)
+    last = make(**options).set_fit_request(**request)
+    return make_pipeline(CountVectorizer(), *steps, last, transform_input=list(transform_input))
+
+
+@pytest.fixture
+def routing():
+    with config_context(enable_metadata_routing=True):
+        yield
+
+
+def given(which, kind=list):
+    return {"X_val": kind([TEXTS[k] for k in which]), "y_val": kind([NAMES[Y[k]] for k in which])}
+
+
+@pytest.mark.parametrize("kind", [list, np.array, lambda x: np.array(x, object)])
+@pytest.mark.parametrize("early_stopping", [False, True])
+def test_a_pipeline_transforms_the_inputs(kind, early_stopping, routing):
+    pipe = words(StandardScaler(with_mean=False), early_stopping=early_stopping)
+    train = [TEXTS[k] for k in TRAIN], NAMES[Y[TRAIN]]
+    last = pipe.fit(*train, **given(OTHER, kind))[-1]
+    inputs = (pipe[:-1].transform([TEXTS[k] for k in which]) for which in (TRAIN, OTHER))
+    x, other = inputs
+    by_hand = make(early_stopping=early_stopping)
+    by_hand.fit(x, NAMES[Y[TRAIN]], eval_set=(other, NAMES[Y[OTHER]]))
+    assert same(last, by_hand) and last.validation_scores_ == by_hand.validation_scores_
+    again = make(early_stopping=early_stopping)
+    again.fit(x, NAMES[Y[TRAIN]], X_val=other, y_val=NAMES[Y[OTHER]])
+    assert same(again, by_hand)
+
+
+@pytest.mark.parametrize("form", ["names", "lists", "dense"])
+def test_a_search_hands_them_on(form, routing):
+    y = forms()[form]
+    given = {"X_val": [TEXTS[k] for k in OTHER[:50]], "y_val": rows(y, OTHER[:50])}
+    texts = [TEXTS[k] for k in TRAIN]
+    grid = {"sampledsoftmaxclassifier__tau": [5.0, 9.0]}
+    folds = [(np.arange(0, 90, 2), np.arange(1, 90, 2))] * 2
+    if form == "lists":  # of which scikit-learn makes no folds
+        train = np.empty(90, object)
+        train[:] = rows(y, TRAIN)
+    else:
+        train = rows(y, TRAIN)
+    search = GridSearchCV(words(early_stopping=True), grid, cv=folds).fit(texts, train, **given)
+    best = search.best_estimator_
+    score = best[-1].validation_scores_
+    hits = best[-1].predict_topk(best[:-1].transform(given["X_val"]), 1)[0][:, 0]
+    truth = np.eye(6)[Y] if form == "names" else forms()["dense"]
+    hits = np.searchsorted(NAMES, hits) if form != "dense" else hits
+    assert max(score) == pytest.approx(truth[OTHER[:50], hits].mean())
+
+
+def test_a_search_cuts_as_many_as_its_own_by_its_folds(routing):
+    seen = []
+
+    class Watching(SampledSoftmaxClassifier):
+        def fit(self, X, y, sample_weight=None, eval_set=None, *, X_val=None, y_val=None):
+            seen.append((X_val.shape[0], len(y_val)))
+            return super().fit(X, y, X_val=X_val, y_val=y_val)
+
+    last = Watching(max_iter=1).set_fit_request(X_val=True, y_val=True)
+    pipe = make_pipeline(CountVectorizer(), last, transform_input=["X_val"])
+    search = GridSearchCV(pipe, {"countvectorizer__lowercase": [True]}, cv=2)
+    search.fit(TEXTS, NAMES[Y], X_val=TEXTS, y_val=NAMES[Y])
+    assert seen == [(90, 90), (90, 90), (180, 180)]
+
+
+OF_TEXTS = (TEXTS, NAMES[Y])
+
+
+@pytest.mark.parametrize(
+    "fit",
+    [
+        lambda: words(transform_input=["eval_set"], handed=["eval_set"]).fit(
+            *OF_TEXTS, eval_set=OF_TEXTS
+        ),
+        lambda: words(transform_input=[], handed=["eval_set"]).fit(*OF_TEXTS, eval_set=OF_TEXTS),
+        lambda: words(transform_input=[]).fit(*OF_TEXTS, X_val=TEXTS, y_val=NAMES[Y]),
+        lambda: words(transform_input=["X_val", "y_val"]).fit(
+            *OF_TEXTS, X_val=TEXTS, y_val=NAMES[Y]
+        ),
+        lambda: words(transform_input=["eval_set"], handed=["eval_set"]).fit(
+            *OF_TEXTS, eval_set=(TEXTS,)
+        ),
+        lambda: make().fit(X, Y, eval_set=OF_TEXTS),
+        lambda: make().fit(X, Y, eval_set=(np.array(TEXTS, object), Y)),
+        lambda: make().fit(X, Y, eval_set=(X * np.nan, Y)),
+        lambda: make().fit(X, Y, eval_set=(X[:, :3], Y)),
+        lambda: make().fit(X, Y, eval_set=(X, Y[1:])),
+        lambda: make().fit(X, Y, eval_set=(X, None)),
+        lambda: make().fit(X, Y, eval_set=(X, [*Y[1:], None])),
+        lambda: make().fit(X, Y, eval_set=(X, Y + 0.5)),
+        lambda: make().fit(X, Y, eval_set=(X, np.eye(6)[Y])),
+        lambda: make().fit(X, np.eye(6)[Y], eval_set=(X, np.eye(5)[Y % 5])),
+        lambda: make().fit(X, Y, eval_set=(X, Y), X_val=X, y_val=Y),
+        lambda: make().fit(X, Y, eval_set=(X, Y), y_val=Y),
+        lambda: make().fit(X, Y, X_val=X),
+        lambda: make().fit(X, Y, y_val=Y),
+        lambda: make().fit(X, Y, X_val=X, y_val=NAMES[Y].reshape(-1, 2)),
+        lambda: make().fit(X, Y, eval_set=[X, Y]),
+        lambda: make().fit(X, Y, eval_set=()),
+    ],
+)
+def test_every_error_names_the_eval_set(fit, routing):
+    with pytest.raises((TypeError, ValueError), match="`eval_set`"):
+        fit()
+
+
+def test_an_error_says_what_a_pipeline_needs(routing):
+    remedy = "pass `X_val` and `y_val` to it, which has transform_input"
+    with pytest.raises(ValueError, match=f"could not convert string to float: 'ape.*{remedy}"):
+        words(transform_input=[], handed=["eval_set"]).fit(*OF_TEXTS, eval_set=OF_TEXTS)
+    with pytest.raises(ValueError, match="if it has transform_input"):
+        words(transform_input=[]).fit(*OF_TEXTS, X_val=TEXTS, y_val=NAMES[Y])
+    with pytest.raises(ValueError) as caught:
+        make().fit(X, Y, eval_set=(["x" * 20_000] * 3, Y[:3]))
+    assert len(str(caught.value)) < 1000
 
 
 @pytest.mark.parametrize(
