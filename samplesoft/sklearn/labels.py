@@ -261,12 +261,13 @@ def _all_labels(name: str, rows: Any) -> NDArray[Any]:
 
 def _indicator(y: Any) -> sparse.csr_array:
     """Return an indicator matrix as a CSR matrix (N, n) of ones."""
-    if sparse.issparse(y) and np.ndim(y) != 2:  # one label each, or the labels of one example?
+    is_sparse: bool = sparse.issparse(y)
+    if is_sparse and y.ndim != 2:  # one label each, or the labels of one example?
         raise ValueError(
             f"`y` must have a row for each example and a column for each class as a sparse matrix, "
-            f"got shape {np.shape(y)}; reshape it to (1, n), or pass y.toarray() for one label each."
+            f"got shape {y.shape}; reshape it to (1, n), or pass y.toarray() for one label each."
         )
-    checked = as_csr("y", y) if sparse.issparse(y) else y
+    checked = as_csr("y", y) if is_sparse else y
     checked = check_array(checked, accept_sparse="csr", dtype=None, input_name="y")
     matrix = sparse.csr_array(checked, copy=True)
     matrix.sum_duplicates()
