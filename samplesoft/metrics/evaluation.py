@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +10,20 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._jit import chunks
-from samplesoft._validation import FloatArray, as_array, as_count, as_csr, as_flag, as_float_rows
+from samplesoft._validation import (
+    FloatArray,
+    IntArray,
+    as_array,
+    as_count,
+    as_csr,
+    as_flag,
+    as_float_rows,
+)
 from samplesoft.losses.base import check_targets
 from samplesoft.losses.full import FullSoftmaxLoss
 from samplesoft.losses.vectors import check_class_embeddings, unit_rows
 from samplesoft.metrics.best_classes import check_k, top_k_classes
+from samplesoft.samplers.base import Rows
 
 
 @dataclass(frozen=True)
@@ -70,8 +79,9 @@ def evaluate(
     biases : array_like, shape (n,), optional
         Class biases.
     k : int or sequence of int
-        Numbers of best classes; none for the loss alone. Of classes of equal score the first is
-        better.
+        Numbers of best classes; none for the loss alone. Classes of equal score stand in random
+        order, and the result is the expectation over it: with all scores equal, a label is among
+        the k best of n classes with probability k / n.
     batch_size : int
         Examples at a time.
 
@@ -119,11 +129,60 @@ def evaluate(
         total += value
         if not sizes:
             continue
-        ids, _ = top_k_classes(contexts[part], rows, sizes[-1], biases=biases, **model)
         pairs = slice(*np.searchsorted(owners, [part.start, part.stop]))
-        best = ids[owners[pairs] - part.start]
-        in_place += (best == targets.labels[pairs, None]).sum(axis=0)
+        of_part, labels_of_part = owners[pairs] - part.start, targets.labels[pairs]
+        in_place += labels_in_places(
+            lambda some, size: top_k_classes(some, rows, size, biases=biases, **model),
+            contexts[part],
+            of_part,
+            labels_of_part,
+            len(in_place),
+            rows.shape[0],
+        )
     return evaluation_of(total / len(contexts), in_place, sizes, len(owners), len(contexts))
+
+
+def labels_in_places(
+    top_k: Callable[[Rows, int], tuple[IntArray, FloatArray]],
+    contexts: Rows,
+    owners: IntArray,
+    labels: IntArray,
+    length: int,
+    num_classes: int,
+) -> FloatArray:
+    """Return the expected number of labels in each place of the lists, shape (length,).
+
+    ``top_k(contexts, k)`` returns best classes (B, k) and their scores, which fall; label p is of
+    the example ``owners[p]``. Classes of equal score stand in random order, so that a label is as
+    likely in one of their places as in another.
+    """
+    # one class more than is asked for shows whether a tie goes on beyond the end of the list
+    ids, scores = top_k(contexts, min(length + 1, num_classes))
+    cut_off = np.zeros(len(ids), np.bool_)
+    if length < num_classes:
+        cut_off = scores[:, length - 1] == scores[:, length]
+    whole = ~cut_off[owners]
+    in_place = _places_in_lists(ids, scores, owners[whole], labels[whole], length)
+    for b in np.flatnonzero(cut_off):  # all classes, for those of the tie are counted
+        of_context = labels[owners == b]
+        ids, scores = top_k(contexts[b : b + 1], num_classes)
+        first_context = np.zeros(len(of_context), np.int64)
+        in_place += _places_in_lists(ids, scores, first_context, of_context, length)
+    return in_place
+
+
+def _places_in_lists(
+    ids: IntArray, scores: FloatArray, owners: IntArray, labels: IntArray, length: int
+) -> FloatArray:
+    """Return the expected number of labels in each place of lists that cut no tie off."""
+    pair, place = np.nonzero(ids[owners] == labels[:, None])
+    of_pair = scores[owners[pair]]
+    own = np.take_along_axis(of_pair, place[:, None], axis=1)
+    num_better, num_equal = (of_pair > own).sum(axis=1), (of_pair == own).sum(axis=1)
+    in_place = np.zeros(length)
+    for first, size in zip(num_better.tolist(), num_equal.tolist(), strict=True):
+        in_place[first : first + size] += 1.0 / size
+    return in_place
 
 
 def evaluation_of(

@@ -18,7 +18,7 @@ from samplesoft.kernels.weights import exp_weights
 from samplesoft.losses.hierarchical import ClassTree, HierarchicalLoss, Room, room_of
 from samplesoft.losses.vectors import require_finite_rows
 from samplesoft.metrics.best_classes import check_k, check_leave_out
-from samplesoft.metrics.evaluation import Evaluation, evaluation_of
+from samplesoft.metrics.evaluation import Evaluation, evaluation_of, labels_in_places
 from samplesoft.models.softmax_layer import SoftmaxLayer
 from samplesoft.samplers.base import Rows
 
@@ -163,8 +163,12 @@ class HierarchicalSoftmax(SoftmaxLayer):
         value, cache = whole.forward(h, self.class_embeddings, labels)
         targets, size = cache.batch.targets, len(cache.batch.z)
         classes, owners = self.tree.classes[targets.labels], targets.rows(np.arange(size))
-        best, _ = self.top_k(h, max(k)) if k else (np.empty((size, 0), np.int64), None)
-        in_place = (best[owners] == classes[:, None]).sum(axis=0)
+        in_place = np.zeros(0)
+        if k:
+            contexts = np.asarray(h)
+            in_place = labels_in_places(
+                self.top_k, contexts, owners, classes, max(k), len(self.class_embeddings)
+            )
         return evaluation_of(value, in_place, k, len(classes), size)
 
     def _scaled(self, h: ArrayLike) -> Rows:

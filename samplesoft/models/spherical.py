@@ -26,7 +26,7 @@ from samplesoft._validation import (
 )
 from samplesoft.losses.base import SparseRows, checked_weights
 from samplesoft.metrics.best_classes import check_k, top_k_classes
-from samplesoft.metrics.evaluation import Evaluation, evaluation_of
+from samplesoft.metrics.evaluation import Evaluation, evaluation_of, labels_in_places
 from samplesoft.models.linear import as_float_dtype, uniform_weights
 from samplesoft.samplers.base import Rows
 
@@ -421,8 +421,12 @@ class SphericalSoftmax:
         sizes = [check_k(size, self.num_classes) for size in np.atleast_1d(as_array("k", k))]
         value, ((_, targets, *_), _) = self.forward(h, labels)
         value = value if self.reduction == "mean" else value / len(targets)
-        best = self.top_k(h, max(sizes))[0] if sizes else np.empty((len(targets), 0), np.int64)
-        in_place = (best == targets[:, None]).sum(axis=0)
+        in_place = np.zeros(0)
+        if sizes:
+            contexts, owners = np.asarray(h), np.arange(len(targets))
+            in_place = labels_in_places(
+                self.top_k, contexts, owners, targets, max(sizes), self.num_classes
+            )
         return evaluation_of(value, in_place, sizes, len(targets), len(targets))
 
     def _rows(self, ids: IntArray | slice) -> FloatArray:

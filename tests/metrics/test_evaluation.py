@@ -1,9 +1,12 @@
 import dataclasses
+import itertools
 import json
 import tracemalloc
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from oracles import naive_losses_full as naive
 from scipy import sparse
 
@@ -73,8 +76,12 @@ def test_of_equal_scores_the_first_class_is_best(block_size, k):
     h[5] = 0.0  # all are equal
     ids, _ = top_k_classes(h, rows, k)
     np.testing.assert_array_equal(ids, naive.ranking(h @ rows.T)[:, :k])
+    scores = h @ rows.T  # of which each label shares the places with those that are equal
+    own = scores[np.arange(6), np.arange(6)][:, None]
+    better, equal = (scores > own).sum(axis=1), (scores == own).sum(axis=1)
+    wanted = np.clip((k - better) / equal, 0.0, 1.0)
     result = evaluate(h, rows, np.arange(6), k=k)
-    assert result.top_k[k] == naive.hits(h @ rows.T, np.arange(6), k)[0] / 6
+    assert result.top_k[k] == pytest.approx(wanted.mean(), rel=1e-14)
 
 
 def test_types():
@@ -171,3 +178,28 @@ def test_messages():
             evaluate(h, bad, labels)
         with pytest.raises(ValueError, match="`class_embeddings` must be finite"):
             top_k_classes(h, bad, 2)
+
+
+@pytest.mark.parametrize("n, k", [(2, 1), (9, 4), (9, 9), (40, 3)])
+def test_of_equal_scores_each_class_is_as_likely(n, k):
+    for label in (0, n // 2, n - 1):
+        result = evaluate(np.ones((2, 3)), np.ones((n, 3)), [label, label], k=k)
+        assert result.top_k[k] == pytest.approx(k / n, rel=1e-14)
+        assert result.precision_at_k[k] == pytest.approx(1 / n, rel=1e-14)
+
+
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=6), st.data())
+def test_ties_are_averaged_over_all_orders(scores, data):
+    n = len(scores)
+    labels = data.draw(st.lists(st.integers(0, n - 1), min_size=1, unique=True))
+    k = data.draw(st.integers(1, n))
+    wanted = np.zeros((1, n))
+    wanted[0, labels] = 1.0
+    result = evaluate([[1.0]], np.array(scores)[:, None], sparse.csr_array(wanted), k=k)
+    shares = []
+    for order in itertools.permutations(range(n)):
+        best = sorted(order, key=lambda i: -scores[i])[:k]  # sorts are stable
+        shares.append(len(set(best) & set(labels)))
+    expected = np.mean(shares)
+    assert result.top_k[k] == pytest.approx(expected / len(labels), rel=1e-12)
+    assert result.precision_at_k[k] == pytest.approx(expected / k, rel=1e-12)
