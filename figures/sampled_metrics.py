@@ -5,9 +5,9 @@ recommenders on the test items of Gowalla (LightGCN's split; 40,981 items), wher
 user is ranked alone among items that the user has not taken: among all of these, or m of them. What
 m draws give is the exact expectation and standard deviation; nothing is drawn. Beside that stand
 corrections of the ranks among 100: values by sampled rank, again exact, and the most likely
-distribution of ranks, with a prior from it, of some sets of draws. Of equal scores, as zeros of
-items without a near one, the first item is better. The recommenders are simple, and trained
-quickly: ``recommenders.py`` has better ones. A quarter of an hour on two cores, 3 GB::
+distribution of ranks, with a prior from it, of some sets of draws. Items of equal score, as zeros
+of items without a near one, stand in random order. The recommenders are simple, and trained
+quickly: ``recommenders.py`` has better ones. Half an hour on two cores, 3 GB::
 
     python figures/sampled_metrics.py --data gowalla
 """
@@ -75,21 +75,22 @@ def main() -> None:
 
 def alone(scores: Scores, train: Any, test: Any, users: Any) -> TargetRanks:
     """Return the rank of each test item of users among itself and all that they have not taken."""
-    better, worse = [], []
+    better, tied, worse = [], [], []
     for i in range(0, len(users), BATCH):
         part = users[i : i + BATCH]
         found = target_ranks(scores(part), test[part], leave_out=train[part])
         better.append(found.better.astype(np.int64))
+        tied.append(found.num_tied)
         worse.append(found.worse.astype(np.int64))
-    above, below = np.concatenate(better), np.concatenate(worse)
-    return TargetRanks(above + 1, above + below + 1)
+    above, equal, below = map(np.concatenate, (better, tied, worse))
+    return TargetRanks(above + 1, above + equal + below + 1, num_tied=equal)
 
 
 def estimates(targets: TargetRanks, sets: int) -> list[Row]:
     """Return the recall of a recommender, and all estimates of it."""
     number, size = len(targets.ranks), int(np.median(targets.num_candidates))
     m = min(M, int(targets.num_candidates.min()) - 1)
-    rows = [result(TRUE, "", np.mean(rank_metric("recall", K, targets.ranks)))]
+    rows = [result(TRUE, "", sampled_metrics(targets, 1, K).full[f"recall@{K}"])]
     for draws in NUMBERS:
         if draws < targets.num_candidates.min():
             found = sampled_metrics(targets, draws, K)
@@ -104,7 +105,11 @@ def estimates(targets: TargetRanks, sets: int) -> list[Row]:
         rows.append(result(estimator, m, np.mean(mean), variance))
     rng = np.random.default_rng(0)
     for _ in range(sets):
-        b = rng.hypergeometric(targets.better.astype(int), targets.worse.astype(int), m)
+        not_better = targets.worse.astype(int) + targets.num_tied
+        b = rng.hypergeometric(targets.better.astype(int), not_better, m)
+        if targets.num_tied.any():  # which stand before and after the item in random order
+            equal = rng.hypergeometric(targets.num_tied, targets.worse.astype(int), m - b)
+            b += rng.integers(0, equal + 1)
         counts = np.bincount(b, minlength=m + 1)
         likely = estimate_rank_distribution(counts, size)
         values = correct_metric(metric, m, gamma=GAMMA, prior=likely).values

@@ -41,6 +41,7 @@ from samplesoft.samplers.base import Rows
 
 _METRICS = ("recall", "precision", "ndcg", "mrr")
 _NUMBERS = 1 << 22  # probabilities that are made at a time
+_LEFT_OUT, _RELEVANT = -1.0, -2.0  # in place of the mass of a negative
 
 
 class TargetRanks:
@@ -49,21 +50,27 @@ class TargetRanks:
     Parameters
     ----------
     ranks : array_like of int, shape (P,)
-        Ranks of the relevant items among all candidates, counted from 1.
+        Ranks of the relevant items among all candidates, counted from 1. Of equal scores relevant
+        items come before negatives.
     num_candidates : int or array_like of int, shape (P,)
         Number of candidates of the example: its relevant items, and its negatives.
     examples : array_like of int, shape (P,), optional
         The example of each item; by default each is of an example of its own.
     better : array_like, shape (P,), optional
-        For draws that are not uniform, the chance that a drawn negative is better than the item.
+        For draws that are not uniform, the probability that a drawn negative is better than the
+        item.
+    num_tied : array_like of int, shape (P,), optional
+        Negatives whose score is that of the item; by default none.
+    tied : array_like, shape (P,), optional
+        For draws that are not uniform, the probability that a drawn negative is one of these.
 
     Attributes
     ----------
-    ranks, num_candidates, examples : ndarray of int64, shape (P,)
+    ranks, num_candidates, examples, num_tied : ndarray of int64, shape (P,)
         As above, in the order of the examples and, in an example, of the ranks.
-    better, worse : ndarray of float64, shape (P,)
-        Numbers of negatives that are better and worse, or for draws that are not uniform the
-        chances of such.
+    better, tied, worse : ndarray of float64, shape (P,)
+        Numbers of negatives that are better, of equal score and worse, or for draws that are not
+        uniform the probabilities of such.
     uniform : bool
         Whether draws are uniform.
 
@@ -84,41 +91,62 @@ class TargetRanks:
         num_candidates: ArrayLike,
         examples: ArrayLike | None = None,
         better: ArrayLike | None = None,
+        num_tied: ArrayLike | None = None,
+        tied: ArrayLike | None = None,
     ) -> None:
         places, of = _as_ranks(ranks), "candidates"
         count = as_labels("num_candidates", num_candidates, LARGEST_COUNT, places.shape, of=of)
         owners = np.arange(len(places))
         if examples is not None:
             owners = as_labels("examples", examples, LARGEST_COUNT, places.shape, of="examples")
+        equal = np.zeros(len(places), np.int64)
+        if num_tied is not None:
+            equal = as_labels("num_tied", num_tied, LARGEST_COUNT, places.shape, of="candidates")
         order = np.lexsort((places, owners))
         self.ranks, self.num_candidates, self.examples = places[order], count[order], owners[order]
+        self.num_tied = equal[order]
         self.uniform = better is None
         self._first = np.flatnonzero(np.diff(self.examples, prepend=-1))
         self._numbers = np.diff(self._first, append=len(order))  # of the items of an example
         self._place = np.arange(len(order)) - np.repeat(self._first, self._numbers)  # from 0
         above = self.ranks - 1 - self._place
+        self._above = above
         self._negatives = self.num_candidates - np.repeat(self._numbers, self._numbers)
-        self.better, self.worse = above.astype(np.float64), 1.0 * (self._negatives - above)
+        self.better, self.tied = above.astype(np.float64), self.num_tied.astype(np.float64)
+        self.worse = 1.0 * (self._negatives - above - self.num_tied)
         wrong = (self.worse < 0.0) | (self._steps(self.num_candidates) != 0)
-        wrong |= self._steps(above) < 0
+        # relevant items of equal score share the negatives that are better, and those of a tie
+        rises, tied_before = self._steps(above), np.append(0, self.num_tied[:-1])
+        same_tie = (rises == 0) & (self._steps(self.num_tied) == 0)
+        self._in_tie_before = (self._place > 0) & same_tie & (self.num_tied > 0)
+        wrong |= (self._place > 0) & ~same_tie & (rises < tied_before)
+        wrong |= rises < 0
         if better is not None:
-            share = as_real_array("better", better, (1,))
-            if share.shape != order.shape or share.min() < 0.0 or share.max() > 1.0:
-                raise ValueError(
-                    f"`better` must be of shape {order.shape} and from 0 to 1, got {shown(share)}."
-                )
-            self.better, self.worse = share[order], 1.0 - share[order]
+            share = _as_probabilities("better", better, order)
+            self.better = share
+            self.tied = np.zeros(len(order))
+            if num_tied is not None:
+                self.tied = _as_probabilities("tied", tied, order)
+            self.worse = np.maximum(1.0 - self.better - self.tied, 0.0)
             wrong |= self._steps(self.better) < 0.0
         if wrong.any():
             raise ValueError(
-                "`ranks` of an example must be distinct and at most its one `num_candidates`, and "
-                "`better` must not fall with them, got otherwise in example "
+                "`ranks` of an example must be distinct and at most its one `num_candidates`, with "
+                "`num_tied` negatives after those of a tie, and `better` must not fall with them, "
+                "got otherwise in example "
                 f"{self.examples[np.argmax(wrong)]}; take them from target_ranks."
             )
 
     def _steps(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return by how much values (P,) rise from the item before, 0 for the first of each."""
         return np.where(self._place > 0, np.diff(values, prepend=values[0]), 0)
+
+    def _tie_sizes(self) -> IntArray:
+        """Return how many relevant items a tie has (P,), at the first of these; 0 at the others."""
+        starts = np.flatnonzero(~self._in_tie_before)
+        sizes = np.zeros(len(self.ranks), np.int64)
+        sizes[starts] = np.diff(starts, append=len(self.ranks))
+        return sizes
 
     def _draws(self, num_sampled: Any, replacement: Any) -> tuple[int, bool]:
         """Return the number of draws, for which there must be negatives, and if these leave."""
@@ -214,7 +242,7 @@ def target_ranks(
     Parameters
     ----------
     scores : array_like, shape (B, n)
-        Scores of all items. Of equal scores the first item is better, as in `top_k_classes`.
+        Scores of all items. Ties are counted, see `TargetRanks.num_tied`.
     labels : scipy.sparse matrix, shape (B, n)
         Relevant items, where it is not 0. Examples without any are left out.
     q : array_like, shape (n,), optional
@@ -246,25 +274,27 @@ def target_ranks(
     relevant = check_leave_out(as_csr("labels", labels), rows.shape, "labels")
     absent, n = check_leave_out(leave_out, rows.shape), rows.shape[1]
     masses = in_small_unit(as_counts("q", np.ones(n) if q is None else q, n))
-    masses = np.tile(masses, (len(rows), 1))  # 0 of relevant items, -1 of those that are left out
+    masses = np.tile(masses, (len(rows), 1))
     if absent is not None:
-        masses[absent.nonzero()] = -1.0
+        masses[absent.nonzero()] = _LEFT_OUT
     examples, items = (ids.astype(np.int64) for ids in relevant.nonzero())
-    missing = int(np.sum(masses[examples, items] < 0.0))
+    missing = int(np.sum(masses[examples, items] == _LEFT_OUT))
     if not len(items) or missing:
         raise ValueError(
             "`labels` must hold relevant items, none of them in `leave_out`, got "
             f"{len(items)} relevant items, and {missing} that are left out."
         )
-    masses[examples, items] = 0.0
-    ranks, better = _rank(rows, masses, examples, items)
+    masses[examples, items] = _RELEVANT
+    ranks, num_tied, better, tied = _rank(rows, masses, examples, items)
     if np.isnan(better).any():
         raise ValueError(
             "`scores` must have a negative that can be drawn in each row with a label, got none in "
             f"row {examples[np.argmax(np.isnan(better))]}; leave out its labels."
         )
-    sizes = np.sum(masses >= 0.0, axis=1)[examples]
-    return TargetRanks(ranks, sizes, examples, None if q is None else better)
+    sizes = np.sum(masses != _LEFT_OUT, axis=1)[examples]
+    if q is None:
+        return TargetRanks(ranks, sizes, examples, num_tied=num_tied)
+    return TargetRanks(ranks, sizes, examples, better, num_tied=num_tied, tied=tied)
 
 
 def sampled_metrics(
@@ -308,7 +338,12 @@ def sampled_metrics(
     between item j and the next are again binomial or hypergeometric, so that the :math:`b_j` are a
     Markov chain: mean and variance of a sum over the items come from one pass over it, from the
     last to the first, in time :math:`O(R k m)`. With m = N and no replacement all of it is as on
-    all candidates, with a variance of 0.
+    all candidates, with a variance of 0 but for ties.
+
+    Candidates of equal score stand in random order: all metrics are expectations over it, too, and
+    the variances have its part. Of d draws that tie with r relevant items, x stand before the first
+    of these with probability :math:`\binom{d - x + r - 1}{r - 1} / \binom{d + r}{r}`. AUC counts a
+    tie as a half.
 
     References
     ----------
@@ -342,15 +377,30 @@ def sampled_metrics(
     scale = np.array([row for each in most for row in (numbers, ones, each, ones)])
     gains = np.array([rank_metric(name, size, targets.ranks) for size, name in columns])
     gains[3::4] *= place == 0
-    ends, whole = np.append(first, len(place)), targets.better + targets.worse
+    ends, whole = np.append(first, len(place)), targets.better + targets.tied + targets.worse
+    groups = targets._tie_sizes()
+    with_ties = np.flatnonzero((groups > 0) & (targets.num_tied > 0))
+    if len(with_ties):
+        anywhere = np.arange(1, sizes[-1] + 1)  # the list may be longer than what is drawn
+        table = np.array([rank_metric(name, size, anywhere) for size, name in columns])
+        _average_over_ties(gains, with_ties, groups, place, targets._above, targets.num_tied, table)
+    tied_before = np.append(0.0, targets.tied[:-1])
     between = np.where(place > 0, targets._steps(targets.better), targets.better)
-    mean, variance = _moments(ends, between, targets.worse, draws, removed, tables)
+    new_group = (place > 0) & ~targets._in_tie_before
+    between[new_group] = np.maximum(between[new_group] - tied_before[new_group], 0.0)
+    ties = np.where(targets._in_tie_before, 0.0, targets.tied)
+    mean, variance = _moments(ends, between, targets.worse, draws, removed, tables, ties, groups)
     # AUC is a mean over the draws: one that j of the R items are better than counts j / R
-    auc = 1.0 - np.add.reduceat(targets.better / whole, first) / numbers
-    square = between * (place / np.repeat(numbers, numbers) - np.repeat(auc, numbers)) ** 2
+    each = np.repeat(numbers, numbers)
+    auc = 1.0 - np.add.reduceat((targets.better + targets.tied / 2) / whole, first) / numbers
+    square = between * (place / each - np.repeat(auc, numbers)) ** 2
+    square += ties * ((place + groups / 2) / each - np.repeat(auc, numbers)) ** 2
     square = np.add.reduceat(square, first) + targets.worse[ends[1:] - 1] * (1.0 - auc) ** 2
     left = (whole[first] - draws) / np.maximum(whole[first] - 1.0, 1.0) if removed else ones
-    above = np.add.reduceat((targets.ranks - 1 - place) / targets._negatives, first) / numbers
+    above = (
+        np.add.reduceat((targets._above + targets.num_tied / 2) / targets._negatives, first)
+        / numbers
+    )
     full = [*np.add.reduceat(gains, first, axis=1) / scale, 1.0 - above]
     moments = [*mean / scale, auc], [*variance / scale**2, square * left / whole[first] / draws]
     names = [f"{name}@{size}" for size, name in columns] + ["auc"]
@@ -591,45 +641,119 @@ def _as_ranks(value: ArrayLike) -> IntArray:
     return ranks
 
 
+def _as_probabilities(name: str, value: Any, order: IntArray) -> FloatArray:
+    """Return probabilities (P,) in the order of the items."""
+    share = as_real_array(name, value, (1,))
+    if share.shape != order.shape or share.min() < 0.0 or share.max() > 1.0:
+        raise ValueError(
+            f"`{name}` must be of shape {order.shape} and from 0 to 1, got {shown(share)}."
+        )
+    return share[order]
+
+
 def _laws(targets: TargetRanks, part: slice, draws: int, removed: bool) -> FloatArray:
     """Return the probabilities that 0, 1, ..., m draws are better, for each item of a part."""
     laws = np.empty((len(targets.ranks[part]), draws + 1))
-    for law, better, worse in zip(laws, targets.better[part], targets.worse[part], strict=True):
-        _fill_law(draws, better, worse, removed, law)
+    masses = targets.better[part], targets.tied[part], targets.worse[part]
+    for law, better, tied, worse in zip(laws, *masses, strict=True):
+        if tied > 0.0:
+            _fill_law_with_ties(draws, better, tied, worse, removed, law)
+        else:
+            _fill_law(draws, better, worse, removed, law)
     return laws
 
 
 @njit
 def _rank(
     scores: Rows, masses: FloatArray, examples: IntArray, items: IntArray
-) -> tuple[IntArray, FloatArray]:
-    """Return the rank of each item, and the share of the mass that is better.
+) -> tuple[IntArray, IntArray, FloatArray, FloatArray]:
+    """Return the rank of each item, the number of tied negatives, and two shares of the mass.
 
-    Items of a mass below 0 are no candidates. The share is NaN where there is no mass.
+    These are the shares of negatives that are better, and of those of equal score. Masses of
+    relevant items are `_RELEVANT`, and `_LEFT_OUT` of items that are no candidates. The shares are
+    NaN where there is no mass. Relevant items of equal score come in their order, before negatives.
     """
-    ranks, better = np.empty(len(items), np.int64), np.empty(len(items))
+    ranks, num_tied = np.empty(len(items), np.int64), np.zeros(len(items), np.int64)
+    better, tied = np.empty(len(items)), np.empty(len(items))
     for p in range(len(items)):
         row, mass, i = scores[examples[p]], masses[examples[p]], items[p]
-        rank, above, total = 1, 0.0, 0.0
+        rank, above, equal, total = 1, 0.0, 0.0, 0.0
         for c in range(len(row)):
-            if mass[c] >= 0.0:
-                total += mass[c]
-                if row[c] > row[i] or (row[c] == row[i] and c < i):
+            if mass[c] != _LEFT_OUT:
+                is_negative = mass[c] != _RELEVANT
+                if is_negative:
+                    total += mass[c]
+                if row[c] > row[i]:
                     rank += 1
-                    above += mass[c]
-        ranks[p], better[p] = rank, above / total
-    return ranks, better
+                    if is_negative:
+                        above += mass[c]
+                elif row[c] == row[i] and is_negative:
+                    num_tied[p] += 1
+                    equal += mass[c]
+                elif row[c] == row[i] and c < i:
+                    rank += 1
+        ranks[p], better[p], tied[p] = rank, above / total, equal / total
+    return ranks, num_tied, better, tied
+
+
+@njit
+def _average_over_ties(
+    gains: FloatArray,
+    with_ties: IntArray,
+    groups: IntArray,
+    place: IntArray,
+    above: IntArray,
+    num_tied: IntArray,
+    table: FloatArray,
+) -> None:
+    """Write the expected gains of relevant items that tie with negatives to `gains` (C, P).
+
+    `with_ties` are the first items of each tie, and `groups` (P,) how many relevant ones it has.
+    `table` (C, L) has gains at the ranks 1, ..., L. Each item is as likely in one place of its tie
+    as in another. Every fourth column is for the best item of an example alone.
+    """
+    columns, length = table.shape
+    for p in with_ties:
+        size = groups[p] + num_tied[p]
+        before = place[p] + above[p]
+        inside = max(0, min(size, length - before))
+        for c in range(columns):
+            mean = 0.0
+            if c % 4 < 3:
+                for j in range(inside):
+                    mean += table[c, before + j]
+                for i in range(groups[p]):
+                    gains[c, p + i] = mean / size
+                continue
+            if place[p] == 0:
+                # the first of r relevant ones among N stands in place j + 1
+                chance = groups[p] / size
+                for j in range(inside):
+                    mean += chance * table[c, before + j]
+                    if size - j > 1:
+                        chance *= (size - j - groups[p]) / (size - j - 1)
+            gains[c, p : p + groups[p]] = 0.0
+            gains[c, p] = mean
 
 
 @njit
 def _moments(
-    ends: IntArray, between: FloatArray, worse: FloatArray, draws: int, removed: bool, tables: Rows
+    ends: IntArray,
+    between: FloatArray,
+    worse: FloatArray,
+    draws: int,
+    removed: bool,
+    tables: Rows,
+    ties: FloatArray,
+    groups: IntArray,
 ) -> tuple[FloatArray, FloatArray]:
     """Return means and variances (C, B) of sums of gains over the items of each example.
 
     Items of example e are those from ``ends[e]`` on, the best first; `between` (P,) is the mass of
     negatives from each to the one before, `worse` (P,) that of all after it. `tables` (2, C, L) are
-    gains at the ranks 1, ..., L, of the best item of an example and of the others.
+    gains at the ranks 1, ..., L, of the best item of an example and of the others. `ties` (P,) is
+    the mass of negatives that tie with an item, and `groups` (P,) the number of relevant items in
+    that tie; both are at its first item, and 0 at the others.
     """
     _, columns, length = tables.shape
     means, variances = np.zeros((columns, len(ends) - 1)), np.zeros((columns, len(ends) - 1))
@@ -638,12 +762,20 @@ def _moments(
         depth = min(ends[e + 1] - ends[e], length)  # items after these are in no list
         # mean and variance of what items from j on bring, if b draws are better than item j
         later, spread = np.zeros((columns, length)), np.zeros((columns, length))
-        for j in range(depth, -1, -1):  # 0 for no item
+        j = depth
+        while j >= 0:  # 0 for no item
             here, around = np.zeros((columns, length)), np.zeros((columns, length))
-            for b in range(min(length - j, draws) + 1 if j > 0 else 1):
+            start = j  # the first item of the tie of item j
+            while start > 0 and groups[ends[e] + start - 1] == 0:
+                start -= 1
+            is_tied = j > 0 and ties[ends[e] + start - 1] > 0.0
+            least = 1 if is_tied else j
+            for b in range(min(length - least, draws) + 1 if j > 0 else 1):
                 if j < depth:
-                    _fill_law(draws - b, between[ends[e] + j], worse[ends[e] + j], removed, law)
+                    p = ends[e] + j
+                    _fill_law(draws - b, between[p], ties[p] + worse[p], removed, law)
                     inside = min(length - j - b, draws - b + 1)  # of more, no item is in the list
+                    inside = max(inside, 0)
                     outside = law[inside : draws - b + 1].sum()
                     for c in range(columns):
                         mean = 0.0
@@ -655,11 +787,135 @@ def _moments(
                             gap = later[c, b + d] - mean
                             square += law[d] * (spread[c, b + d] + gap * gap)
                         here[c, b], around[c, b] = mean, square
-                if j > 0:
+                if j > 0 and not is_tied:
                     here[:, b] += tables[min(j - 1, 1), :, j + b - 1]
+            if is_tied:
+                p = ends[e] + start - 1
+                here, around = _moments_of_tie(
+                    here, around, start, j, groups[p], ties[p], worse[p], draws, removed, tables
+                )
+                j = start
             later, spread = here, around
+            j -= 1
         means[:, e], variances[:, e] = later[:, 0], spread[:, 0]
     return means, variances
+
+
+@njit
+def _moments_of_tie(
+    after: FloatArray,
+    around_after: FloatArray,
+    start: int,
+    last: int,
+    size: int,
+    tied: float,
+    worse: float,
+    draws: int,
+    removed: bool,
+    tables: Rows,
+) -> tuple[FloatArray, FloatArray]:
+    """Return means and variances (C, L) of what items from `start` on bring, by the draws before.
+
+    Items `start` to `last`, counted from 1, tie with each other and with negatives of mass `tied`;
+    there are `size` of them, of which those after `last` are in no list. `after` and
+    `around_after` (C, L) are mean and variance of what the items after them bring.
+    """
+    _, columns, length = tables.shape
+    # of the items from one of the tie on: after b draws, with t more draws of the tie to come
+    value = np.zeros((columns, length, draws + 1))
+    spread = np.zeros((columns, length, draws + 1))
+    for b in range(length):
+        for t in range(draws + 1):
+            if b + t < length:
+                value[:, b, t] = after[:, b + t]
+                spread[:, b, t] = around_after[:, b + t]
+    probability = np.empty(draws + 1)
+    for item in range(last, start - 1, -1):
+        left = size - (item - start)  # relevant items of the tie that have not come
+        if left == 1:  # the most frequent case, in a tenth of the time
+            _before_last_of_tie(value, spread, tables[min(item - 1, 1)], item)
+            continue
+        new_value, new_spread = np.zeros(value.shape), np.zeros(value.shape)
+        for t in range(draws + 1):
+            # that x of t draws come before the first of the items that are left
+            probability[0] = left / (t + left)
+            for x in range(t):
+                probability[x + 1] = probability[x] * (t - x) / (t - x + left - 1.0)
+            for b in range(length):
+                inside = max(0, min(t + 1, length - item - b + 1))
+                outside = max(0.0, 1.0 - probability[:inside].sum())
+                for c in range(columns):
+                    mean = 0.0
+                    for x in range(inside):
+                        gain = tables[min(item - 1, 1), c, item + b + x - 1]
+                        mean += probability[x] * (gain + value[c, b + x, t - x])
+                    square = outside * mean * mean
+                    for x in range(inside):
+                        gain = tables[min(item - 1, 1), c, item + b + x - 1]
+                        gap = gain + value[c, b + x, t - x] - mean
+                        square += probability[x] * (spread[c, b + x, t - x] + gap * gap)
+                    new_value[c, b, t], new_spread[c, b, t] = mean, square
+        value, spread = new_value, new_spread
+    here, around = np.zeros((columns, length)), np.zeros((columns, length))
+    law = np.empty(draws + 1)
+    for b in range(min(length - start, draws) + 1):
+        _fill_law(draws - b, tied, worse, removed, law)
+        for c in range(columns):
+            mean = 0.0
+            for t in range(draws - b + 1):
+                mean += law[t] * value[c, b, t]
+            square = 0.0
+            for t in range(draws - b + 1):
+                gap = value[c, b, t] - mean
+                square += law[t] * (spread[c, b, t] + gap * gap)
+            here[c, b], around[c, b] = mean, square
+    return here, around
+
+
+@njit
+def _before_last_of_tie(value: FloatArray, spread: FloatArray, table: Rows, item: int) -> None:
+    """Go from what comes after the last item of a tie to what comes before it, in place.
+
+    It stands in each place among t draws with probability 1 / (t + 1), and what comes after all of
+    them does not depend on its place. `value` and `spread` (C, L, m + 1) are as in
+    `_moments_of_tie`; `table` (C, L) has gains by rank.
+    """
+    columns, length, num = value.shape
+    for b in range(length):
+        first = item + b - 1  # the index of its gain in the first place
+        for c in range(columns):
+            # mean of the gains in the first places, and the sum of squares about it, as it grows
+            center, squares, inside = 0.0, 0.0, 0
+            for t in range(num):
+                if first + t < length:
+                    inside += 1
+                    gap = table[c, first + t] - center
+                    center += gap / inside
+                    squares += gap * (table[c, first + t] - center)
+                mean = center * inside / (t + 1)
+                around = squares + inside * (center - mean) ** 2 + (t + 1 - inside) * mean * mean
+                value[c, b, t] += mean
+                spread[c, b, t] += around / (t + 1)
+
+
+@njit
+def _fill_law_with_ties(
+    draws: int, better: float, tied: float, worse: float, removed: bool, law: FloatArray
+) -> None:
+    """Write the probabilities that 0, 1, ... of some draws stand before an item that ties.
+
+    Of t draws that tie with it, 0, 1, ..., t stand before it with equal probability.
+    """
+    law[:] = 0.0
+    of_better, of_tied = np.empty(draws + 1), np.empty(draws + 1)
+    _fill_law(draws, better, tied + worse, removed, of_better)
+    for b in range(draws + 1):
+        if of_better[b] > 0.0:
+            _fill_law(draws - b, tied, worse, removed, of_tied)
+            at_least = 0.0  # of the tied draws, from the most on
+            for t in range(draws - b, -1, -1):
+                at_least += of_tied[t] / (t + 1)
+                law[b + t] += of_better[b] * at_least
 
 
 @njit

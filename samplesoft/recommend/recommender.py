@@ -358,8 +358,10 @@ class SampledSoftmaxRecommender:
             rows = users[part]
             scores = self.user_factors[rows] @ self.item_factors.T
             places = target_ranks(scores, wanted[rows], leave_out=taken[rows])
-            found.append((places.ranks, places.num_candidates, rows[places.examples]))
-        targets = TargetRanks(*map(np.concatenate, zip(*found, strict=True)))
+            examples = rows[places.examples]
+            found.append((places.ranks, places.num_candidates, examples, places.num_tied))
+        ranks, sizes, examples, num_tied = map(np.concatenate, zip(*found, strict=True))
+        targets = TargetRanks(ranks, sizes, examples, num_tied=num_tied)
         metrics = sampled_metrics(targets, 1 if sampled is None else sampled, k)
         return metrics.full if sampled is None else metrics.expected
 

@@ -1,6 +1,6 @@
 """Sampled metrics against the list of every possible set of draws, and their corrections."""
 
-from itertools import combinations, product
+from itertools import combinations, permutations, product
 from math import log2, prod
 
 import mpmath
@@ -25,20 +25,35 @@ from samplesoft.metrics import (
 NAMES = ("recall", "precision", "ndcg", "mrr")
 
 
+def orders(scores, items):
+    """Every list of items by falling score; those of equal score come in any order."""
+    groups = [
+        [i for i in items if scores[i] == x] for x in sorted({scores[i] for i in items})[::-1]
+    ]
+    for parts in product(*(permutations(group) for group in groups)):
+        yield [i for part in parts for i in part]
+
+
 def naive(scores, relevant, drawn, k):
-    """Metrics of one list of relevant items and drawn ones; one drawn twice is there twice."""
-    order = sorted([*relevant, *drawn], key=lambda i: (-scores[i], i))
-    hits = [i in relevant for i in order[:k]]
-    gain = sum(hit / log2(2 + place) for place, hit in enumerate(hits))
+    """Metrics of each list of relevant items and drawn ones; one drawn twice is there twice."""
+    auc = np.mean(
+        [(scores[i] > scores[j]) + 0.5 * (scores[i] == scores[j]) for i in relevant for j in drawn]
+    )
     best = sum(1 / log2(2 + place) for place in range(min(k, len(relevant))))
-    pairs = [(-scores[i], i) < (-scores[j], j) for i in relevant for j in drawn]
-    return {
-        f"recall@{k}": sum(hits) / len(relevant),
-        f"precision@{k}": sum(hits) / k,
-        f"ndcg@{k}": gain / best,
-        f"mrr@{k}": 1 / (1 + hits.index(True)) if any(hits) else 0.0,
-        "auc": np.mean(pairs),
-    }
+    found = []
+    for order in orders(scores, [*relevant, *drawn]):
+        hits = [i in relevant for i in order[:k]]
+        gain = sum(hit / log2(2 + place) for place, hit in enumerate(hits))
+        found.append(
+            {
+                f"recall@{k}": sum(hits) / len(relevant),
+                f"precision@{k}": sum(hits) / k,
+                f"ndcg@{k}": gain / best,
+                f"mrr@{k}": 1 / (1 + hits.index(True)) if any(hits) else 0.0,
+                "auc": auc,
+            }
+        )
+    return found
 
 
 def draws_of(negatives, m, q, replacement):
@@ -53,19 +68,20 @@ def draws_of(negatives, m, q, replacement):
 def moments(scores, relevant, absent, m, k, q, replacement):
     """Mean and variance of each metric of an example, over every sequence of draws."""
     negatives = [i for i in range(len(scores)) if i not in relevant and i not in absent]
-    found = [
-        (naive(scores, relevant, drawn, k), p)
-        for drawn, p in draws_of(negatives, m, q, replacement)
-    ]
+    found = []
+    for drawn, p in draws_of(negatives, m, q, replacement):
+        lists = naive(scores, relevant, drawn, k)
+        found += [(metrics, p / len(lists)) for metrics in lists]
     mean = {name: sum(p * x[name] for x, p in found) for name in found[0][0]}
     spread = {name: sum(p * (x[name] - mean[name]) ** 2 for x, p in found) for name in mean}
-    return mean, spread, naive(scores, relevant, negatives, k)
+    lists = naive(scores, relevant, negatives, k)
+    return mean, spread, {name: np.mean([x[name] for x in lists]) for name in mean}
 
 
 def case(seed, size=7, rows=2):
     """Scores with ties, relevant items and items that are left out, of some examples."""
     rng = np.random.default_rng(seed)
-    scores = rng.integers(0, 5, (rows, size)).astype(float)
+    scores = rng.integers(0, rng.integers(1, 6), (rows, size)).astype(float)
     kinds = np.array(
         [rng.permutation([1, 0, 0, 0, 2, *rng.integers(0, 2, size - 5)]) for _ in scores]
     )
@@ -121,8 +137,14 @@ def test_a_list_of_relevant_items_that_forgets_the_others_is_seen():
 
 @pytest.mark.parametrize("seed", range(5))
 def test_all_negatives_without_replacement_are_the_metric_itself(seed):
-    scores, kinds, _ = case(seed, size=12, rows=1)
+    tied, kinds, _ = case(seed, size=12, rows=1)
     labels, out = (csr_array(1.0 * (kinds == i)) for i in (1, 2))
+    in_order = sampled_metrics(
+        target_ranks(tied, labels, leave_out=out), int(np.sum(kinds == 0)), [1, 3, 5]
+    )
+    for name, value in in_order.full.items():
+        assert in_order.expected[f"sampled_{name}"] == pytest.approx(value, abs=1e-14)
+    scores = tied + np.arange(12) / 100  # without ties nothing is random
     targets = target_ranks(scores, labels, leave_out=out)
     m = int(np.sum(kinds == 0))
     found = sampled_metrics(targets, m, [1, 3, 5])
@@ -193,7 +215,8 @@ def test_a_simulation_agrees_and_the_wrong_law_does_not():
         means = []
         for own in relevant:
             others = np.setdiff1d(np.arange(31), own)
-            means.append(naive(scores, own, rng.choice(others, 12, replace=False).tolist(), 5))
+            drawn = rng.choice(others, 12, replace=False).tolist()
+            means += naive(scores, own, drawn, 5)
         total.append([np.mean([x[name] for x in means]) for name in means[0]])
     got = np.mean(total, axis=0)
 
@@ -220,18 +243,55 @@ def test_a_simulation_agrees_and_the_wrong_law_does_not():
     assert worst(sampled_metrics(TargetRanks(np.add(ranks, 1), 31, owners), 12, 5)) > 6
 
 
-def test_ties_go_to_the_first_item_and_what_is_left_out_is_no_candidate():
+def test_ties_are_counted_and_what_is_left_out_is_no_candidate():
     scores = np.array([[2.0, 5.0, 2.0, 2.0, 9.0]])
     targets = target_ranks(
         scores, csr_array([[0.0, 0, 1, 0, 0]]), leave_out=csr_array([[0.0, 0, 0, 0, 1]])
     )
-    assert targets.ranks.tolist() == [3] and targets.num_candidates.tolist() == [4]
-    assert targets.better.tolist() == [2.0] and targets.worse.tolist() == [1.0]
+    assert targets.ranks.tolist() == [2] and targets.num_candidates.tolist() == [4]
+    assert targets.better.tolist() == [1.0] and targets.worse.tolist() == [0.0]
+    assert targets.num_tied.tolist() == [2] and targets.tied.tolist() == [2.0]
     q = [1, 2, 100, 5, 1000]
     targets = target_ranks(
         scores, csr_array([[0.0, 0, 1, 0, 0]]), q=q, leave_out=csr_array([[0.0, 0, 0, 0, 1]])
     )
-    assert targets.better[0] == pytest.approx(3 / 8, rel=1e-15) and not targets.uniform
+    assert targets.better[0] == pytest.approx(2 / 8, rel=1e-15) and not targets.uniform
+    assert targets.tied[0] == pytest.approx(6 / 8, rel=1e-15)
+
+
+@pytest.mark.parametrize("item", [0, 4, 9])
+@pytest.mark.parametrize("q", [None, np.arange(1.0, 11.0)])
+def test_equal_scores_say_nothing_whatever_the_number_of_the_item(item, q):
+    wanted = np.zeros((1, 10))
+    wanted[0, item] = 1.0
+    targets = target_ranks(np.ones((1, 10)), csr_array(wanted), q=q)
+    found = sampled_metrics(targets, 4, [1, 3], replacement=True)
+    assert found.full["auc"] == found.expected["sampled_auc"] == pytest.approx(0.5, rel=1e-14)
+    for k in (1, 3):
+        assert found.full[f"recall@{k}"] == pytest.approx(k / 10, rel=1e-14)
+        assert found.expected[f"sampled_recall@{k}"] == pytest.approx(k / 5, rel=1e-14)
+    law = sampled_rank_law(targets, 4, replacement=True)
+    np.testing.assert_allclose(law, np.full((1, 5), 0.2), rtol=1e-14)
+
+
+def test_a_law_with_ties_is_that_of_every_draw_and_order():
+    scores = [2.0, 2.0, 3.0, 2.0, 1.0, 2.0]
+    targets = target_ranks([scores], csr_array([[1.0, 0, 0, 0, 0, 0]]))
+    ranks = np.zeros(4)
+    for drawn in combinations(range(1, 6), 3):
+        lists = list(orders(scores, [0, *drawn]))
+        for order in lists:
+            ranks[order.index(0)] += 1 / len(lists) / 10
+    law = sampled_rank_law(targets, 3)[0]
+    np.testing.assert_allclose(law, ranks, rtol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "num_tied"), [([2, 3], [3, 2]), ([2, 4], [3, 3]), ([1], [9]), ([1, 3], [2, 0])]
+)
+def test_ties_that_contradict_the_ranks_are_refused(ranks, num_tied):
+    with pytest.raises(ValueError, match="`ranks` of an example must be distinct"):
+        TargetRanks(ranks, 9, np.zeros(len(ranks), np.int64), num_tied=num_tied)
 
 
 def test_rows_without_a_label_are_left_out_and_items_come_in_any_order():
