@@ -6,11 +6,14 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, as_positive
 from samplesoft.kernels.weights import greatest, total
+from samplesoft.losses.base import Batch
 from samplesoft.losses.sampled import SampledLoss, merge_exponentials, weigh
+from samplesoft.samplers.base import Draw
 from samplesoft.schemes import SCHEMES, Scheme, select
 
 
@@ -34,7 +37,9 @@ class ImportanceSoftmaxLoss(SampledLoss):
     Raises
     ------
     TypeError, ValueError
-        If an argument is malformed.
+        If an argument is malformed; in `forward` also if an example has no draw left, where
+        `mask_other_labels` leaves out draws of its other labels: the sum is then empty, and its
+        logarithm -inf.
 
     Notes
     -----
@@ -61,8 +66,20 @@ class ImportanceSoftmaxLoss(SampledLoss):
     schemes: ClassVar[dict[str, Scheme]] = select("importance")
     is_softmax = True
 
+    def _forward(
+        self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
+    ) -> tuple[FloatArray, Any]:
+        losses, saved = super()._forward(batch, draw, label_log_count)
+        if (losses == -np.inf).any():
+            raise ValueError(
+                f"`draw` must hold for each label of example {int(np.argmin(losses))} the label "
+                "itself or a class that is none of its labels, got other labels alone, which "
+                "`mask_other_labels` leaves out; draw more, or take mask_other_labels=False."
+            )
+        return losses, saved
+
     def _terms(self, logits: FloatArray, losses: FloatArray) -> None:
-        bilateral_terms(logits, losses, 1.0)
+        bilateral_terms(logits, losses, 1.0, -np.inf)
 
     def _merge(self, logits: FloatArray, merged: FloatArray) -> None:
         merge_exponentials(logits, merged)
@@ -137,17 +154,20 @@ class BilateralSoftmaxLoss(SampledLoss):
 
 
 @njit
-def bilateral_terms(logits: FloatArray, losses: FloatArray, weight: float) -> None:
+def bilateral_terms(
+    logits: FloatArray, losses: FloatArray, weight: float, empty: float = 0.0
+) -> None:
     """Write ``weight * logsumexp(logits[1:]) - logits[0]`` of each row; it becomes its gradient.
 
-    A row of logits (P, 1 + m) without any draw of weight, all -inf, has loss and gradient 0.
+    A row of logits (P, 1 + m) without any draw of weight, all -inf, has the loss `empty` and
+    gradient 0.
     """
     for b in range(len(logits)):
         row = logits[b]
         # The label is not in the sum: its slope is -1, whatever the draws are. With no draw of
         # weight the log-sum-exp is -inf, and the example pulls at nothing.
         top = greatest(row[1:])
-        losses[b] = 0.0 if top == -np.inf else weight * top - row[0]
+        losses[b] = empty if top == -np.inf else weight * top - row[0]
         row[0] = 0.0 if top == -np.inf else -1.0
         for k in range(1, len(row)):
             row[k] = row[k] if top == -np.inf else row[k] - top

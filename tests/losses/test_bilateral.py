@@ -9,7 +9,7 @@ from oracles.naive_losses import ORACLES, bilateral
 from scipy import sparse
 
 from samplesoft.losses import BilateralSoftmaxLoss, make_loss
-from samplesoft.samplers.base import Draw
+from samplesoft.samplers import Draw
 
 
 @pytest.mark.parametrize("weight", [0.5, 1.0, 2.0])
@@ -87,3 +87,25 @@ def test_nothing_is_lost_without_negatives():
 def test_a_weight_that_is_no_weight(weight):
     with pytest.raises(ValueError, match="`negative_weight` must be"):
         BilateralSoftmaxLoss(negative_weight=weight)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("label_reduction", ["pal", "pal-n"])
+def test_importance_sampling_without_a_draw_left_is_refused(reduction, label_reduction):
+    """Its sum is empty, and the loss -inf; that of the bilateral loss is 0, as it says."""
+    h, rows = np.random.default_rng(0).normal(size=(2, 2, 3))
+    rows = np.concatenate([rows, rows + 1.0, rows - 1.0])
+    labels = sparse.csr_array(np.array([[1.0, 0, 0, 0, 0, 0], [0, 1.0, 0, 1.0, 1.0, 0]]))
+    options = {"mask_other_labels": True, "reduction": reduction}
+    loss = make_loss("importance", label_reduction=label_reduction, **options)
+    # label 4 of the second example is none of the draws, all of which are other labels
+    lost = Draw(np.array([[0, 2], [1, 3]]), np.full((2, 2), -np.log(6.0)))
+    with pytest.raises(ValueError, match="each label of example 1 .* take mask_other_labels=False"):
+        loss.forward(h, rows, labels, lost)
+    value, _ = make_loss("bilateral", **options).forward(h, rows, labels, lost)
+    assert np.isfinite(value).all()
+    # a draw of no label is enough, and so is a loss that keeps draws of labels
+    kept = Draw(np.array([[0, 2], [1, 5]]), lost.log_q)
+    assert np.isfinite(loss.forward(h, rows, labels, kept)[0]).all()
+    keeps = make_loss("importance", label_reduction=label_reduction, reduction=reduction)
+    assert np.isfinite(keeps.forward(h, rows, labels, lost)[0]).all()
