@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 LARGEST_EXPONENT = 700.0  # exp of it is finite, of minus it not 0; what lies beyond is cut to it
+FAR = 2.0**26  # a logit whose sum with a number about 1 keeps half of the digits of that
 
 
 # as a decorator, for functions whose callers look at the result: less to do than in `quiet`

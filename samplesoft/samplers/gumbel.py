@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from scipy.special import log_softmax
 
 from samplesoft._jit import njit
-from samplesoft._limits import quiet
+from samplesoft._limits import FAR, quiet
 from samplesoft._random import as_key, mix64, uniform_block
 from samplesoft._temperature import as_tau, times_tau
 from samplesoft._validation import (
@@ -107,16 +107,35 @@ def gumbel_top_k(logits: ArrayLike, k: int, *, rng: Rng = None) -> GumbelDraw:
         raise ValueError(f"`k` must be at most the number of classes {n}, got {k}.")
     with quiet():
         log_p = np.maximum(log_softmax(o, axis=1), -1e300)
-    perturbed = log_p + _gumbels(as_key(rng), batch, n)
+    noise = _gumbels(as_key(rng), batch, n)
+    perturbed = log_p + noise
     order = np.argsort(-perturbed, axis=1)
+    far = np.flatnonzero(log_p.min(axis=1) < -FAR)
+    order[far] = _exact_order(o[far], noise[far])
+    ids = np.ascontiguousarray(order[:, :k])
+    log_q = np.take_along_axis(log_p, ids, axis=1)
     threshold = np.full(batch, -np.inf)
     if k < n:
         threshold = np.take_along_axis(perturbed, order[:, k : k + 1], axis=1)[:, 0]
-    ids = np.ascontiguousarray(order[:, :k])
-    log_q = np.take_along_axis(log_p, ids, axis=1)
     with np.errstate(over="ignore"):  # of a class that is certain
-        log_inclusion = np.log(-np.expm1(-np.exp(log_q - threshold[:, None])))
+        above = log_q - threshold[:, None]
+        for b in np.flatnonzero((threshold < -FAR) & (k < n)):
+            # log q - (log q' + g), where both logarithms may be so large that g is lost
+            best = order[b, k]
+            above[b] = (o[b, ids[b]] - o[b, best]) - noise[b, best]
+        log_inclusion = np.log(-np.expm1(-np.exp(above)))
     return GumbelDraw(ids, log_q, log_inclusion, threshold)
+
+
+def _exact_order(logits: FloatArray, noise: FloatArray) -> IntArray:
+    """Return the classes of rows (B, n) by falling sums of logits and noise, without rounding."""
+    # Rounded sums do not change the order but where they are equal; what they leave out, which is
+    # known exactly (Knuth), decides there. Of -1e17 + 0.3 that is 0.3.
+    sums = logits + noise
+    added = sums - logits
+    left_out = (logits - (sums - added)) + (noise - added)
+    order: IntArray = np.lexsort((-left_out, -sums), axis=1)
+    return order
 
 
 class _Cells(NamedTuple):
@@ -241,8 +260,7 @@ class LazyGumbel:
         self._cells: _Cells | None = None
         if num_clusters is not None:
             self._cells = _divide(self._rows, min(n, as_count("num_clusters", num_clusters)))
-        largest = np.linalg.norm(self._rows.astype(np.float64), axis=1).max()
-        self._largest_norm = float(largest)  # in float64, for squares of small float32 are 0
+        self._largest_norm = float(_norms(self._rows).max())
 
     def sample(
         self, h: Any, num_sampled: int, *, head: Any = None, tail_bound: Any = None, rng: Rng = None
@@ -285,17 +303,32 @@ class LazyGumbel:
             if bounds.size not in (1, batch):
                 raise ValueError(f"`tail_bound` must have shape ({batch},), got {bounds.shape}.")
         bounds = np.broadcast_to(bounds, batch)
+        # less the greatest, where that is so large that it would swallow Gumbel numbers
+        shifts = _large(scores)
+        scores -= shifts[:, None]
         drawn, logits = np.empty((batch, m), np.int64), np.empty((batch, m))
         for b, bound in enumerate(bounds):
-            seen = _race(self._rows, queries, b, ids[b], scores[b], bound, key, drawn[b], logits[b])
+            shift = shifts[b]
+            seen = _race(
+                self._rows,
+                queries,
+                b,
+                ids[b],
+                scores[b],
+                bound - shift,
+                key,
+                drawn[b],
+                logits[b],
+                shift,
+            )
             # beyond what rounding does to products
-            if tail_bound is not None and seen > bound + 1e-6 * (1.0 + abs(bound)):
+            if tail_bound is not None and seen > (bound - shift) + 1e-6 * (1.0 + abs(bound)):
                 raise ValueError(
                     f"`tail_bound` must be at least each logit outside the head, got {bound} for "
-                    f"context {b}, where one is {seen}; raise it, or leave it out."
+                    f"context {b}, where one is {seen + shift}; raise it, or leave it out."
                 )
         tail = np.uint64(mix64(key, _TAIL))
-        log_z = self._estimate(queries, ids, scores, k, tail)
+        log_z = self._estimate(queries, ids, scores, shifts, k, tail)
         return Draw(drawn, logits - log_z[:, None])
 
     def log_partition(
@@ -332,7 +365,7 @@ class LazyGumbel:
         """
         count, key = as_count("num_tail", num_tail), as_key(rng)
         queries, ids, scores, _ = self._head(h, head)
-        return self._estimate(queries, ids, scores, count, key)
+        return self._estimate(queries, ids, scores, np.zeros(len(ids)), count, key)
 
     def _head(self, h: Any, head: Any) -> tuple[Rows, IntArray, FloatArray, FloatArray]:
         """Return queries tau h, sorted heads (B, k), their logits, and bounds on all others."""
@@ -356,8 +389,7 @@ class LazyGumbel:
             raise ValueError(f"`h` must have logits {what}; scale vectors down, or use float64.")
         if head is None:  # candidates that are left out are no better than the worst of the head
             return queries, ids, scores, np.maximum(bounds, scores.min(axis=1))
-        norms = np.linalg.norm(queries.astype(np.float64), axis=1)
-        return queries, ids, scores, self._largest_norm * norms
+        return queries, ids, scores, self._largest_norm * _norms(queries)
 
     def _candidates(self, queries: Rows, b: int) -> tuple[IntArray, FloatArray, float]:
         """Return classes of query b with their logits, and a bound on the logits of all others."""
@@ -375,19 +407,45 @@ class LazyGumbel:
         return ids[:seen], logits[:seen], bounds[num]
 
     def _estimate(
-        self, queries: Rows, ids: IntArray, scores: FloatArray, count: int, key: np.uint64
+        self,
+        queries: Rows,
+        ids: IntArray,
+        scores: FloatArray,
+        shifts: FloatArray,
+        count: int,
+        key: np.uint64,
     ) -> FloatArray:
-        """Return log Z-hat (B,) from heads and `count` draws from each tail."""
+        """Return log Z-hat (B,) from heads and `count` draws from each tail.
+
+        Scores are less `shifts` (B,), and so is the result.
+        """
         log_z: FloatArray = np.logaddexp.reduce(scores, axis=1)
         size = len(self._rows) - ids.shape[1]
         places = (uniform_block(key, len(queries), count) * size).astype(np.int64)
         for b in range(len(queries) if size else 0):
             # classes of the head that come before the one in a place of the tail
             skipped = np.searchsorted(ids[b] - np.arange(ids.shape[1]), places[b], side="right")
-            logits = (self._rows[places[b] + skipped] @ queries[b]).astype(np.float64)
+            logits = (self._rows[places[b] + skipped] @ queries[b]).astype(np.float64) - shifts[b]
             of_tail = np.logaddexp.reduce(logits) + math.log(size / count)
             log_z[b] = np.logaddexp(log_z[b], of_tail)
         return log_z
+
+
+def _norms(rows: Rows) -> FloatArray:
+    """Return the norms of rows (N, d)."""
+    precise = rows.astype(np.float64)  # squares of small float32 are 0
+    with quiet():
+        norms: FloatArray = np.linalg.norm(precise, axis=1)
+        if not np.isfinite(norms).all():  # squares, and perhaps not the norms
+            unit = np.abs(precise).max()
+            norms = np.linalg.norm(precise / unit, axis=1) * unit
+    return norms
+
+
+def _large(scores: FloatArray) -> FloatArray:
+    """Return the greatest of each row (B, k) where it is far from 0, else 0."""
+    greatest: FloatArray = scores.max(axis=1)
+    return np.where(np.abs(greatest) > FAR, greatest, 0.0)
 
 
 def _divide(rows: Rows, num: int) -> _Cells:
@@ -469,10 +527,12 @@ def _race(
     key: np.uint64,
     ids: IntArray,
     logits: FloatArray,
+    shift: float = 0.0,
 ) -> float:
     """Write draws (m,) of context b and their logits; return the largest logit seen of the tail.
 
     `head` (k,) are sorted classes with logits `scores` (k,); `bound` is one on all other logits.
+    All of these are less `shift`.
     """
     size, seen = len(rows) - len(head), -np.inf
     for k in range(len(ids)):
@@ -494,7 +554,7 @@ def _race(
             place += 1 + int(gap)
             while skipped < len(head) and head[skipped] <= place + skipped:
                 skipped += 1
-            logit = row_dot(rows, place + skipped, queries, b)
+            logit = row_dot(rows, place + skipped, queries, b) - shift
             seen = max(seen, logit)
             # the clock, given that it rings in time
             clock = -math.log1p(-share * _uniform(stream, np.uint64(at + 1)))

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from samplesoft._jit import chunks, njit, row_chunks, thread_each
+from samplesoft._limits import FAR
 from samplesoft._random import uniform_block
 from samplesoft._temperature import as_tau, times_tau
 from samplesoft._validation import FloatArray, IntArray, as_count, as_float_rows, writable
@@ -30,7 +31,9 @@ class _FirstPass(NamedTuple):
     blocks: Real  # (L, d, size): columns are classes, so that a loop over them runs along memory
     num_classes: int  # the last block may have fewer than `size`
     queries: Real  # (B, d): tau h
-    masses: FloatArray  # (B, L): log of the sum of exp(logit) of a block, the excluded one left out
+    # (B, L): log of the sum of exp(logit) of a block, the excluded one left out; up to a number of
+    # the context
+    masses: FloatArray
     exclude: IntArray  # (B,)
 
     def of(self, rows: slice) -> _FirstPass:
@@ -136,7 +139,7 @@ class SoftmaxSampler(Sampler):
         """Compute all logits of contexts (B, d), and keep the mass of each block."""
         assert self.tau is not None
         queries = times_tau(h, self.tau)
-        masses = np.empty((len(h), len(self._blocks)))
+        masses, shifts = np.empty((len(h), len(self._blocks))), np.zeros(len(h))
         # blocks at a time, for products that stay in the cache until they are summed
         step = max(1, _LOGITS // (min(len(h), _CONTEXTS) * self.block_size))
         parts = [
@@ -147,7 +150,9 @@ class SoftmaxSampler(Sampler):
 
         def add_up(part: tuple[slice, slice]) -> None:
             contexts, blocks = part
-            masses[part] = self._log_sums(queries[contexts], exclude[contexts], blocks)
+            masses[part] = self._log_sums(
+                queries[contexts], exclude[contexts], blocks, shifts[contexts]
+            )
 
         thread_each(add_up, parts)
         greatest = masses.max(axis=1)
@@ -158,10 +163,18 @@ class SoftmaxSampler(Sampler):
                 f"`h` must have logits within the range of {h.dtype}, got {greatest[row]} for row "
                 f"{row}; scale the vectors down, or use float64."
             )
+        far = np.abs(greatest) > FAR
+        if far.any():
+            # a sum of exponentials about 1 is lost in such a logit, and with it how many classes of
+            # a block are as good as the best: once more, less that
+            shifts[far] = greatest[far]
+            thread_each(add_up, parts)
         return _FirstPass(self._blocks, self.num_classes, queries, masses, exclude)
 
-    def _log_sums(self, queries: Rows, exclude: IntArray, blocks: slice) -> FloatArray:
-        """Return the log of the sum of exp(logit) of each block for each context."""
+    def _log_sums(
+        self, queries: Rows, exclude: IntArray, blocks: slice, shifts: FloatArray
+    ) -> FloatArray:
+        """Return the log of the sum of exp(logit - shift) of each block for each context."""
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             logits = np.matmul(queries, self._blocks[blocks])  # (blocks, contexts, block_size)
             if blocks.stop == len(self._blocks):  # whose last columns are no classes
@@ -173,7 +186,8 @@ class SoftmaxSampler(Sampler):
             greatest[greatest == -np.inf] = 0.0  # a block of the excluded class alone
             logits -= greatest[:, :, None]  # so that no exponential overflows
             sums = np.exp(logits, out=logits).sum(axis=2)
-            log_sums: FloatArray = greatest.T + np.log(sums.T, dtype=np.float64)
+            tops = greatest.T - shifts[:, None]
+            log_sums: FloatArray = tops + np.log(sums.T, dtype=np.float64)
         return log_sums
 
 

@@ -343,6 +343,73 @@ def lazy(h=((0.0, 1.0),), m=2, rows=((1.0, 0.0), (0.0, 1.0), (1.0, 1.0)), **opti
     return LazyGumbel(rows).sample(h, m, **options)
 
 
+# --- logits in which Gumbel numbers are lost --------------------------------------------------
+
+
+def far_apart(shift, gap):
+    """Return logits of which the last two are drawn as those of 1 and 0 are, and one far above."""
+    return np.array([shift, shift - gap, shift - gap])
+
+
+@pytest.mark.parametrize(("shift", "gap"), [(1e17, 1e17), (0.0, 1e17), (1e300, 1e300), (3e8, 3e8)])
+@pytest.mark.parametrize("more", [0.0, 1.0])
+def test_classes_far_below_are_drawn_as_if_nothing_were_above(shift, gap, more):
+    logits = far_apart(shift, gap)
+    if shift - gap == 0.0:  # where 1 more is a number
+        logits[1] += more
+    p = softmax(logits[1:])
+    num = 4000
+    draw = gumbel_top_k(np.tile(logits, (num, 1)), 2, rng=0)
+    assert (draw.ids[:, 0] == 0).all()
+    second = draw.ids[:, 1]
+    shares = np.array([np.mean(second == 1), np.mean(second == 2)])
+    np.testing.assert_allclose(shares, p, atol=4.0 * np.sqrt(0.25 / num))
+    # the weight of what is drawn estimates how many there are of it
+    weights = np.exp(-draw.log_inclusion[:, 1])
+    for j in (1, 2):
+        values = np.where(second == j, weights, 0.0)
+        error = values.std() / np.sqrt(num)
+        assert abs(values.mean() - 1.0) < 4.0 * error
+
+
+def test_all_in_turn_are_a_random_order_of_ties():
+    draw = gumbel_top_k(np.tile([1e17, 1e17, 0.0, 0.0], (600, 1)), 4, rng=0)
+    orders = Counter(map(tuple, draw.ids.tolist()))
+    assert set(orders) == {(i, 1 - i, 2 + j, 3 - j) for i in (0, 1) for j in (0, 1)}
+    assert min(orders.values()) > 110
+    np.testing.assert_array_equal(draw.log_inclusion, 0.0)
+
+
+@pytest.mark.parametrize("num_head", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("offset", "num_clusters"),
+    [(1e17, None), (1e17, 2), (-1e17, None), (-1e17, 2), (3e300, None)],
+)
+def test_lazy_draws_of_large_equal_logits_are_draws_of_a_tie(num_head, offset, num_clusters):
+    rows = np.array([[0.5], [1.0], [1.0], [0.5], [1.0]]) * offset
+    equal = np.flatnonzero(rows[:, 0] == rows.max())
+    lazy = LazyGumbel(rows, num_head=num_head, num_clusters=num_clusters)
+    draw = lazy.sample([1.0], 3000, rng=0)
+    shares = np.bincount(draw.ids[0], minlength=5)[equal] / 3000
+    np.testing.assert_allclose(shares, 1.0 / len(equal), atol=0.04)
+    if num_head >= len(equal):  # else log Z is an estimate
+        np.testing.assert_allclose(draw.log_q, -np.log(len(equal)), rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("exclude", [None, 200])
+def test_the_softmax_sampler_counts_equal_classes_of_all_blocks(dtype, exclude):
+    rows = np.full((300, 1), 2.0**57, dtype)
+    rows[5:] -= np.where(np.arange(295) < 100, dtype(0.0), dtype(2.0**57))[:, None]
+    rows[250:] = 2.0**57
+    sampler = SoftmaxSampler(rows, block_size=64)
+    wanted = (rows[:, 0] > 0.0).astype(np.float64)
+    found = sampler.probs(np.ones((1, 1), dtype), exclude=exclude)[0]
+    np.testing.assert_allclose(found, wanted / wanted.sum(), rtol=1e-6)
+    draw = sampler.sample(np.ones((1, 1), dtype), 2000, exclude=exclude, rng=0)
+    np.testing.assert_allclose(draw.log_q, -np.log(wanted.sum()), rtol=1e-6)
+
+
 REFUSED = {
     "k of 0": (ValueError, "`k` must be at least 1", lambda: gumbel_top_k(LOGITS, 0)),
     "k": (
