@@ -122,8 +122,9 @@ def check_label_count(value: ArrayLike | None, targets: Targets, scheme: Scheme)
         worst = int(np.argmin(good))
         raise ValueError(
             f"`label_log_count` must be finite, got {counts[worst]} for label "
-            f"{targets.labels[worst]} of pair {worst}; where no draw can contain the label, take "
-            "scheme='masked', or mix the proposal with one that covers all classes."
+            f"{targets.labels[worst]} of pair {worst}; where no draw can contain the label, as of "
+            "a sampler that gives it q = 0, take scheme='masked', or mix the sampler with one that "
+            "covers all classes."
         )
     return counts
 

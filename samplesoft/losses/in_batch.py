@@ -42,8 +42,8 @@ class InBatchLoss(Loss):
     Raises
     ------
     TypeError, ValueError
-        If an argument is malformed; in `forward` also if a batch has one example and no draw, or
-        examples several labels.
+        If an argument is malformed; in `forward` also if a batch has one example and no draw, if
+        examples have several labels, or a label a probability of 0 by the proposal.
 
     Notes
     -----
@@ -202,4 +202,19 @@ class InBatchLoss(Loss):
             num_drawn = draw.ids.shape[1] - len(getattr(self.extra, "certain", ()))
             more = self.extra.log_expected_count(None, classes, num_drawn)
             found = np.logaddexp(found, more)  # m q_j + U u_j
+        if not np.isfinite(found).all():
+            raise self._not_drawn(int(classes[0, np.argmin(np.isfinite(found[0]))]), size)
         return found.reshape(ids.shape)
+
+    def _not_drawn(self, label: int, size: int) -> ValueError:
+        """Return the error for a label that the distribution of labels does not give."""
+        name, sampler, beside = "proposal", self.proposal, ""
+        if self.extra is not None:
+            beside = ", and `extra` does not draw it either"
+        if size == 1:
+            name, sampler, beside = "extra", self.extra, ", and the batch has no other example"
+        return ValueError(
+            f"`{name}` must give each label of the batch a probability above 0, got q = 0 for "
+            f"label {label} by a {type(sampler).__name__}{beside}; give that class a count or "
+            "weight above 0 (a UnigramSampler does so by itself), or leave its examples out."
+        )

@@ -33,6 +33,8 @@ from samplesoft.samplers.tree.kernel_tree import SMALLEST_FLOOR, KernelTree
 
 _MOST_LABELS = 1 << 62  # that a sampler may follow
 _LONG = 16.0  # mean gaps: chance leaves one open for so long once in exp(16), 9 million, times
+_LEAST_COUNT = 5e-324  # that is above 0
+_EXPONENT = 900  # of two: the weight of one observation in a tree at most
 _LONGEST = 1e300  # mean gap of a class before it is observed
 _BLOCK = 1024  # classes of which it is known together when the next open gap has to be looked at
 
@@ -170,8 +172,10 @@ class LearnedUnigramSampler(Sampler):
                 f"`initial` must be greater than 0, got {self._counts.min()}; a class without a "
                 "count is never drawn."
             )
-        # a power of two, so that whole counts stay exact
-        self._unit = 2.0 ** (np.frexp(self._counts.max())[1] - 1)
+        # a power of two, so that whole counts stay exact; the power of an observation, which counts
+        # 1, must be finite in it, however small the first counts are
+        least = 2.0 ** -min(int(_EXPONENT / self.power), _EXPONENT)
+        self._unit = max(2.0 ** (np.frexp(self._counts.max())[1] - 1), least)
         self._tree = KernelTree(self._weights(self._counts)[:, None], floor=SMALLEST_FLOOR)
 
     @property
@@ -310,7 +314,7 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
         with np.errstate(over="ignore"):
             self._total = float(self._counts.sum())  # of which a class with a gap of 1 has all
         if self._total == np.inf:
-            self._counts = in_small_unit(self._counts)
+            self._counts = np.maximum(in_small_unit(self._counts), _LEAST_COUNT)
             self._unit = 0.5  # of the greatest, as before: what is drawn from stays as it is
             self._total = float(self._counts.sum())
         with np.errstate(over="ignore"):
@@ -462,7 +466,8 @@ def unigram_weights(counts: FloatArray, power: float) -> FloatArray:
     A class that never occurs counts as half of the rarest that does, so that it can be drawn.
     """
     # an estimate for unseen classes, as q must be above 0 for each
-    counts = np.where(counts > 0.0, counts, 0.5 * counts[counts > 0.0].min())
+    unseen = max(0.5 * counts[counts > 0.0].min(), _LEAST_COUNT)
+    counts = np.where(counts > 0.0, counts, unseen)
     with np.errstate(over="ignore"):  # the power of a ratio below 1 may be 0
         weights: FloatArray = np.exp(power * (np.log(counts) - np.log(counts.max())))
     return weights

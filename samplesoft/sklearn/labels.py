@@ -19,6 +19,7 @@ from samplesoft._validation import (
     as_csr,
     as_nonnegative,
     as_real_array,
+    in_small_unit,
     shown,
 )
 from samplesoft.sklearn.exact_labels import (
@@ -296,7 +297,13 @@ def owners_and_ids(codes: Any) -> tuple[IntArray, IntArray]:
 def class_counts(codes: Any, num_classes: int, sample_weight: FloatArray) -> FloatArray:
     """Return how often each class occurs, (n,); an example counts as often as its weight says."""
     owners, ids = owners_and_ids(codes)
-    return np.bincount(ids, sample_weight[owners], num_classes).astype(np.float64)
+    counts = np.bincount(ids, sample_weight[owners], num_classes).astype(np.float64)
+    if not np.isfinite(counts).all():
+        raise ValueError(
+            "`sample_weight` must have a finite sum over the examples of each class, got "
+            f"{counts.max()}; divide all by one number."
+        )
+    return counts
 
 
 def check_sample_weight(sample_weight: Any, num_examples: int) -> FloatArray:
@@ -343,9 +350,13 @@ def class_weights(
                 f"{type(class_weight).__name__}."
             )
         # scikit-learn's compute_class_weight takes one label an example, and weights since 1.7
-        of_class, counts = np.zeros(n + 1), class_counts(codes, n, sample_weight)
-        occurs = np.flatnonzero(counts)  # what a class without examples weighs does not matter
-        of_class[occurs] = counts.sum() / (len(occurs) * counts[occurs])
+        # ratios, whatever the unit of the weights is
+        counts = class_counts(codes, n, in_small_unit(sample_weight))
+        of_class = np.zeros(n + 1)
+        # what a class without examples weighs does not matter
+        occurs = np.flatnonzero(class_counts(codes, n, (sample_weight > 0.0).astype(np.float64)))
+        with np.errstate(divide="ignore"):  # refused as too heavy
+            of_class[occurs] = counts.sum() / (len(occurs) * counts[occurs])
     return of_class
 
 

@@ -241,3 +241,27 @@ def test_batches_of_one_label_have_no_negatives():
     one, _ = MIXED.forward(H[:1], C, [2], UniformSampler(4).sample(None, 3, rng=0))
     full, _ = make_loss("full").forward(H[:1], C, [2])
     assert 0.0 <= one < 2 * full
+
+
+@pytest.mark.parametrize("scheme", ["masked", "candidate_masked"])
+@pytest.mark.parametrize("label", [0, 2])
+@pytest.mark.parametrize("extra", [False, True])
+def test_a_label_that_the_proposal_never_gives_is_named(scheme, label, extra):
+    weights = np.ones(4)
+    weights[label] = 0.0
+    proposal, vectors = WeightedSampler(weights), np.eye(4)
+    loss = InBatchLoss(proposal, scheme=scheme, extra=proposal if extra else None)
+    draw = proposal.sample(None, 5, rng=0) if extra else None
+    words = rf"`proposal` must give each label .* got q = 0 for label {label} by a WeightedSampler"
+    with pytest.raises(ValueError, match=words) as error:
+        loss.forward(vectors, vectors, [3, 1, label, 1], draw)
+    assert "draw" not in str(error.value) or extra
+    if extra:
+        with pytest.raises(ValueError, match=rf"`extra` must give .* label {label} .* no other"):
+            loss.forward(vectors[:1], vectors, [label], draw)
+        # what one of the two gives is enough
+        every = InBatchLoss(proposal, scheme=scheme, extra=UniformSampler(4))
+        drawn = UniformSampler(4).sample(None, 5, rng=0)
+        assert np.isfinite(every.forward(vectors, vectors, [3, 1, label, 1], drawn)[0])
+    # a label that is not in the batch may be anything
+    assert np.isfinite(loss.forward(vectors, vectors, [3, 1, 1, 3], draw)[0])
