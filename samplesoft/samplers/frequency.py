@@ -79,7 +79,35 @@ class LogUniformSampler(WeightedSampler):
         require_room("num_classes", n, 40.0 * n)  # an alias table is made of them
         checked = None if counts is None else as_counts("counts", to_host(counts), n)
         # the sum of all is log(n + 1), by which the base class divides
-        super().__init__(log_uniform_weights(n, checked), replace=replace)
+        super().__init__(log_uniform_weights(n), replace=replace)
+        # ranks are drawn, and each is the class at its place in the order
+        self._order: IntArray | None = None
+        if checked is not None:
+            order = _by_falling(checked)
+            if (order[1:] < order[:-1]).any():  # else classes are ranks
+                self._order, self._ranks = order, np.argsort(order)
+
+    def _rank(self, classes: IntArray) -> IntArray:
+        """Return the ranks of classes; where there is none, `NO_CLASS`, it stays."""
+        if self._order is None:
+            return classes
+        ranks: IntArray = np.where(classes >= 0, self._ranks[classes], classes)
+        return ranks
+
+    def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
+        draw = super()._sample(h, m, self._rank(exclude), key)
+        if self._order is None:
+            return draw
+        return Draw(self._order[draw.ids], draw.log_q, draw.log_inclusion)
+
+    def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
+        return super()._log_prob(h, self._rank(ids), self._rank(exclude))
+
+    def _inclusion_of(self, m: int, ids: IntArray, exclude: IntArray) -> FloatArray:
+        return super()._inclusion_of(m, self._rank(ids), self._rank(exclude))
+
+    def _log_mass(self, h: Rows, exclude: IntArray) -> FloatArray:
+        return super()._log_mass(h, self._rank(exclude))
 
 
 class UnigramSampler(WeightedSampler):
@@ -454,10 +482,14 @@ def log_uniform_weights(num_classes: int, counts: FloatArray | None = None) -> F
     # log1p keeps the digits of a ratio next to 1, where a difference of logs would cancel
     weights = np.log1p(1.0 / np.arange(1.0, num_classes + 1.0))
     if counts is not None:
-        # stable, so that classes that are numbered by rank stay as they are
-        order = np.argsort(-counts, kind="stable")
-        weights[order] = weights.copy()
+        weights[_by_falling(counts)] = weights.copy()
     return weights
+
+
+def _by_falling(counts: FloatArray) -> IntArray:
+    """Return the classes from the greatest of counts (n,) to the least."""
+    # stable, so that classes that are numbered by rank stay as they are
+    return np.argsort(-counts, kind="stable")
 
 
 def unigram_weights(counts: FloatArray, power: float) -> FloatArray:

@@ -133,7 +133,7 @@ class WeightedSampler(Sampler):
         else:
             excluded = self._check_excluded(exclude, max(1, *shape, 1))
             self._check_left(m, excluded)
-            probs = self._inclusion(m, self._all_classes(excluded), excluded)
+            probs = self._inclusion_of(m, self._all_classes(excluded), excluded)
         return probs.reshape(*shape, self.num_classes)
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
@@ -160,7 +160,11 @@ class WeightedSampler(Sampler):
             return super()._log_expected_count(h, ids, m, exclude)
         self._check_left(m, exclude)
         with np.errstate(divide="ignore"):
-            return np.log(self._inclusion(m, ids, exclude))
+            return np.log(self._inclusion_of(m, ids, exclude))
+
+    def _inclusion_of(self, m: int, ids: IntArray, exclude: IntArray) -> FloatArray:
+        """Return `_inclusion`; to override where classes have other places in the tables."""
+        return self._inclusion(m, ids, exclude)
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
         return np.exp(self._log_prob(h, self._all_classes(exclude), exclude))

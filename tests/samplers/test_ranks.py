@@ -60,6 +60,33 @@ def test_classes_that_are_numbered_by_rank_are_drawn_as_before_to_the_bit():
         np.testing.assert_array_equal(first.log_q, second.log_q)
 
 
+@pytest.mark.parametrize("replace", [True, False])
+def test_other_names_of_classes_rename_what_is_drawn(replace):
+    n, rng = 30, np.random.default_rng(0)
+    plain, names = LogUniformSampler(n, replace=replace), rng.permutation(n)
+    counts = np.empty(n)
+    counts[names] = np.arange(n)[::-1]
+    renamed = LogUniformSampler(n, counts=counts, replace=replace)
+    exclude = rng.integers(n, size=8)
+    h, ids = np.zeros((8, 1)), rng.integers(n, size=(8, 5))
+    for out in (None, exclude):
+        other = None if out is None else names[out]
+        first = plain.sample(h, 12, exclude=out, rng=1)
+        second = renamed.sample(h, 12, exclude=other, rng=1)
+        np.testing.assert_array_equal(names[first.ids], second.ids)
+        np.testing.assert_array_equal(first.log_expected_count, second.log_expected_count)
+        np.testing.assert_array_equal(first.log_q, second.log_q)
+        for name, given in (("log_prob", ()), ("log_expected_count", (4,))):
+            wanted = getattr(plain, name)(h, ids, *given, exclude=out)
+            found = getattr(renamed, name)(h, names[ids], *given, exclude=other)
+            np.testing.assert_array_equal(wanted, found)
+        wanted = plain.probs(h, exclude=out)
+        np.testing.assert_array_equal(wanted, renamed.probs(h, exclude=other)[:, names])
+        wanted = np.atleast_2d(plain.inclusion_probs(4, exclude=out))
+        found = np.atleast_2d(renamed.inclusion_probs(4, exclude=other))
+        np.testing.assert_allclose(wanted, found[:, names], rtol=1e-12)
+
+
 def test_the_others_are_ranked_where_some_are_certain():
     sampler = make_certain_sampler("log-uniform", SamplerInputs(counts=SHUFFLED), 1)
     q = sampler.probs(None)[0]
