@@ -51,7 +51,7 @@ def as_array(name: str, value: Any) -> NDArray[Any]:
     if isinstance(value, (list, tuple)) and _has_long_text(value):
         value = np.array(value, dtype=object)  # which callers refuse, as they do short text
     try:
-        array = np.asarray(value)
+        array = native(np.asarray(value))
     except ValueError as error:
         raise ValueError(f"`{name}` must be a rectangular array of numbers: {error}") from None
     if array.dtype == object or (array.dtype.kind == "f" and isinstance(value, (list, tuple))):
@@ -102,6 +102,14 @@ def _has_long_text(values: Sequence[Any]) -> bool:
     )
 
 
+def native(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array in the byte order of this machine, copied if it comes in another."""
+    # float32 of another machine is not equal to float32, and no kernel takes it
+    if array.dtype.isnative:
+        return array
+    return array.astype(array.dtype.newbyteorder("="))
+
+
 def as_type(name: str, array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return a copy of another type; ValueError where a number is not finite in that type."""
     with np.errstate(over="ignore"):
@@ -121,9 +129,9 @@ def as_float_rows(
     They are of type `dtype`, or where none is given float32 if they were, else float64.
     """
     # float32 stays, at half the memory; all else becomes float64
-    if isinstance(value, np.ndarray) and value.dtype == np.float32:
+    if isinstance(value, np.ndarray) and value.dtype.newbyteorder("=") == np.float32:
         require_plain(name, value)
-        rows = np.atleast_2d(value)
+        rows = np.atleast_2d(native(value))
     else:
         rows = np.atleast_2d(as_real_array(name, value, (1, 2)))
     if rows.ndim != 2 or rows.size == 0:

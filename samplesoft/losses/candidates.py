@@ -38,15 +38,15 @@ def check_draw(draw: Draw | None, batch: int, n: int) -> tuple[IntArray, FloatAr
     logs = log_q if draw.log_inclusion is None else draw.log_inclusion
     named = ("ids", ids, "iu"), ("log_q", log_q, "f"), ("log_inclusion", logs, "f")
     for name, array, kinds in named:
-        if type(array) is not np.ndarray or array.dtype.kind not in kinds:
+        if type(array) not in (np.ndarray, np.memmap) or array.dtype.kind not in kinds:
             require_plain(f"draw.{name}", array)
             raise TypeError(
                 f"`draw.{name}` must be an array of {'integers' if name == 'ids' else 'floats'}, "
                 f"got {getattr(array, 'dtype', type(array).__name__)}; take it from sampler.sample."
             )
     require_shapes(ids.shape, logs.shape, batch)
-    ids = ids.astype(np.int64, copy=False)
-    log_counts = draw.log_expected_count.astype(np.float64, copy=False)
+    ids = np.asarray(ids, np.int64)
+    log_counts = np.asarray(draw.log_expected_count, np.float64)
     if not are_drawable(ids, log_counts, n):  # one pass; what is wrong is sought only then
         raise _explained(ids, log_counts, n)
     return ids, log_counts

@@ -24,6 +24,7 @@ from samplesoft._validation import (
     FloatArray,
     in_small_unit,
     in_wide_type,
+    native,
     require_well_formed,
     shown,
 )
@@ -827,6 +828,8 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             require_well_formed("X", X)  # before its indices are followed
         if sparse.issparse(X):  # before repeated entries add up
             X = in_wide_type(X)
+        if isinstance(X, np.ndarray):
+            X = native(X)  # or scikit-learn would make float64 of a float32 that it does not know
         kinds = [np.float64, np.float32]
         with np.errstate(over="ignore"):  # infinity is refused, here or by the model
             try:

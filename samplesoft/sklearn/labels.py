@@ -20,6 +20,7 @@ from samplesoft._validation import (
     as_nonnegative,
     as_real_array,
     in_small_unit,
+    native,
     shown,
 )
 from samplesoft.sklearn.exact_labels import (
@@ -270,6 +271,8 @@ def _indicator(y: Any) -> sparse.csr_array:
         )
     checked = as_csr("y", y) if is_sparse else y
     checked = check_array(checked, accept_sparse="csr", dtype=None, input_name="y")
+    if isinstance(checked, np.ndarray):
+        checked = native(checked)  # as SciPy asks
     matrix = sparse.csr_array(checked, copy=True)
     matrix.sum_duplicates()
     matrix.eliminate_zeros()
