@@ -2,28 +2,111 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-_MEMINFO = Path("/proc/meminfo")
-_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_ROOT = Path("/")
 _SMALL = 1 << 28  # bytes that are there, without a look
 
 
-def available_bytes() -> int | None:
+class _Group(NamedTuple):
+    """The files of a version of control groups in which limit and usage stand, in bytes."""
+
+    kind: str  # of file system
+    limit: str
+    usage: str
+    cache: str  # in memory.stat: what the system gives up before it says that memory is short
+    mounted: str  # where it is, if /proc does not say
+
+
+_GROUPS = (
+    _Group("cgroup2", "memory.max", "memory.current", "inactive_file", "sys/fs/cgroup"),
+    _Group(
+        "cgroup",
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        "total_inactive_file",
+        "sys/fs/cgroup/memory",
+    ),
+)
+
+
+def available_bytes(root: Path = _ROOT) -> int | None:
     """Return the bytes that new arrays may take, or None where the system does not say.
 
-    The less of what the machine has left and what its container may hold in all.
+    The least of what is left to the machine, and to each of the control groups of Linux that this
+    process is in: a container, a job of a cluster, and the groups around it. `root` is where the
+    file system begins.
     """
-    known = []
-    if _MEMINFO.exists():
-        fields = dict(line.split(":") for line in _MEMINFO.read_text().splitlines())
-        if "MemAvailable" in fields:
-            known.append(int(fields["MemAvailable"].split()[0]) * 1024)
-    # a container's own limit (cgroup v2) may be far below what the machine has
-    if _LIMIT.exists() and _LIMIT.read_text().strip() != "max":
-        known.append(int(_LIMIT.read_text()))
+    fields = dict(_pairs(_read(root / "proc/meminfo")))
+    known = [fields["MemAvailable"] * 1024] if "MemAvailable" in fields else []
+    for group in _GROUPS:
+        for folder in _folders(root, group):
+            known += _left(folder, group)
     return min(known, default=None)
+
+
+def _left(folder: Path, group: _Group) -> list[int]:
+    """Return what is left to a control group, or nothing where it has no limit."""
+    limit, usage = _read(folder / group.limit).strip(), _read(folder / group.usage).strip()
+    if not limit.isdigit():  # such as max, or that of the root, which has no file
+        return []
+    cache = dict(_pairs(_read(folder / "memory.stat"))).get(group.cache, 0)
+    used = max(0, int(usage) - cache) if usage.isdigit() else 0
+    return [max(0, int(limit) - used)]
+
+
+def _folders(root: Path, group: _Group) -> Iterator[Path]:
+    """Yield where the group of this process and those around it have their files."""
+    own = None
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if "memory" in controllers.split(",") if group.kind == "cgroup" else not controllers:
+            own = path
+    if own is None:
+        return
+    top, mounted = "/", root / group.mounted
+    for line in _read(root / "proc/self/mountinfo").splitlines():
+        before, _, after = line.partition(" - ")
+        fields, of_system = before.split(), after.split()
+        if len(fields) < 5 or of_system[:1] != [group.kind]:
+            continue
+        if group.kind == "cgroup" and "memory" not in of_system[-1].split(","):
+            continue
+        top, place = (re.sub(r"\\([0-7]{3})", _character, field) for field in fields[3:5])
+        mounted = root / place.lstrip("/")
+        break
+    # a container may see its own group alone, as the root of what is mounted
+    inside = [*Path(own).parts[1:]]
+    around = [*Path(top).parts[1:]]
+    below = inside[len(around) :] if inside[: len(around)] == around else []
+    if ".." in below:  # the group of a process that has come from outside
+        below = []
+    for depth in range(len(below), -1, -1):
+        yield Path(mounted, *below[:depth])
+
+
+def _character(match: re.Match[str]) -> str:
+    """Return the character that stands in octal digits, such as a space."""
+    return chr(int(match[1], 8))
+
+
+def _pairs(text: str) -> Iterator[tuple[str, int]]:
+    """Yield names and whole numbers of lines such as ``MemAvailable: 10 kB``."""
+    for line in text.splitlines():
+        name, number, *_ = [*line.split(), "", ""]
+        if number.isdigit():
+            yield name.rstrip(":"), int(number)
+
+
+def _read(path: Path) -> str:
+    """Return a text, empty where there is none that can be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def human_bytes(size: float) -> str:
