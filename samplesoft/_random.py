@@ -45,6 +45,15 @@ def uniform_block(key: np.uint64, batch: int, num: int) -> FloatArray:
 
 
 @njit
+def uniform_run(key: np.uint64, first: int, num: int) -> FloatArray:
+    """Return uniforms (num,) of row 0 of a `uniform_block`, from a place on."""
+    values, row = np.empty(num), mix64(key, np.uint64(0))
+    for k in range(num):
+        values[k] = uniform(row, np.uint64(first + k))
+    return values
+
+
+@njit
 def seed_key(low: int, high: int) -> int:
     """Return the 64 bits with which NumPy's ``SeedSequence(low + 2**32 * high)`` starts.
 

@@ -15,7 +15,7 @@ from samplesoft._files import prefixed
 from samplesoft._jit import chunks
 from samplesoft._limits import quiet
 from samplesoft._memory import require_bytes
-from samplesoft._random import as_key, mix64, uniform_block
+from samplesoft._random import as_key, mix64, uniform_block, uniform_run
 from samplesoft._temperature import times_tau
 from samplesoft._validation import (
     IntArray,
@@ -518,8 +518,11 @@ class LinearSoftmax:
         """Go back to a `state`."""
         self.softmax.load_state(part_of("sampler", as_named_arrays("state", state)))
 
-    def thinned(self, x: Any, key: np.uint64) -> Any:
-        """Return inputs without the entries that dropout leaves out, the others scaled up."""
+    def thinned(self, x: Any, key: np.uint64, first: int = 0) -> Any:
+        """Return inputs without the entries that dropout leaves out, the others scaled up.
+
+        Sparse inputs may be a part of some whose entries, `first` of them, stand before theirs.
+        """
         rate = self.settings.dropout
         if rate == 0.0:
             return x
@@ -527,7 +530,7 @@ class LinearSoftmax:
             kept = uniform_block(as_key(int(key)), *x.shape) >= rate
             with quiet():  # the embedding refuses infinity
                 return x * (kept * x.dtype.type(1.0 / (1.0 - rate)))
-        thin = some_entries(x, uniform_block(key, 1, x.nnz)[0] >= rate)
+        thin = some_entries(x, uniform_run(key, first, x.nnz) >= rate)
         with quiet():
             thin.data /= x.dtype.type(1.0 - rate)
         return thin

@@ -10,7 +10,7 @@ from scipy import sparse
 
 from samplesoft._jit import chunks
 from samplesoft._progress import progress_phase
-from samplesoft._random import as_key, uniform_block
+from samplesoft._random import as_key, uniform_block, uniform_run
 from samplesoft._validation import (
     IntArray,
     as_choice,
@@ -218,19 +218,21 @@ class DenoisingEpochs(LinearEpochs):
 
     dropout = 0.0
 
-    def prepared(self, x: Any, labels: Any) -> tuple[Any, Any]:
+    def prepared(self, x: Any, labels: Any, first: int = 0) -> tuple[Any, Any]:
         """Return histories without some of their items, and all items as labels."""
-        return thinned(x, labels, self.dropout, sub_seed(self._seed, _HISTORIES, self.num_steps))
+        seed = sub_seed(self._seed, _HISTORIES, self.num_steps)
+        return thinned(x, labels, self.dropout, seed, first)
 
 
 def thinned(
-    histories: Matrix, labels: Matrix, dropout: float, seed: int | np.uint64
+    histories: Matrix, labels: Matrix, dropout: float, seed: int | np.uint64, first: int = 0
 ) -> tuple[Matrix, Matrix]:
     """Return histories (B, items) without some entries, and the labels with their weights.
 
-    Both have entries at the same places. Histories that are left are scaled up for their mean.
+    Both have entries at the same places. Histories that are left are scaled up for their mean. They
+    may be a part of some whose entries, `first` of them, stand before theirs.
     """
-    left = uniform_block(np.uint64(seed), 1, histories.nnz)[0] >= dropout
+    left = uniform_run(np.uint64(seed), first, histories.nnz) >= dropout
     x = some_entries(histories, left)
     x.data /= x.data.dtype.type(1.0 - dropout)
     values = np.where(left, _KEPT, 1.0) * labels.data

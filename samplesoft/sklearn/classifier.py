@@ -42,7 +42,7 @@ from samplesoft.sklearn.labels import (
     infer_codec,
     owners_and_ids,
 )
-from samplesoft.sklearn.learner import Learner, auto_choice, mean_norm, train
+from samplesoft.sklearn.learner import Learner, auto_choice, in_order, mean_norm, train
 from samplesoft.sklearn.parameters import (
     check_parameters,
     is_full,
@@ -427,6 +427,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                     examples = Examples(X, codes, weights)
                     self.auto_choice_ = auto_choice(self, examples, counted, codec, counts, seed)
                 self._begin(X, codec, counts, seed)
+                X = in_order(X)
                 self._learner.row_norm = mean_norm(X, counted)
             self.num_unlabeled_ = X.shape[0] - len(labelled)
             if self.num_unlabeled_:
@@ -526,6 +527,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                 # one more, for classes that this batch lacks will come too
                 counts = class_counts(codes, len(codec.classes), sample_weight) + 1.0
                 self._begin(X, codec, counts, self._new_seed())
+                X = in_order(X)
                 self.n_iter_ = 0
             else:
                 if classes is not None and not codec.has_same_classes(classes):

@@ -236,6 +236,17 @@ def auto_choice(
     return choice
 
 
+def in_order(X: Any) -> Any:
+    """Return inputs whose entries are in order, each once: the same ones where they can change."""
+    if isinstance(X, np.ndarray) or X.has_canonical_format:
+        return X
+    arrays = (X.data, X.indices, X.indptr)
+    # SciPy puts a matrix in order whenever it needs that; one mapped from a file cannot change
+    X = X if all(array.flags.writeable for array in arrays) else X.copy()
+    X.sum_duplicates()
+    return X
+
+
 def mean_norm(X: Any, rows: IntArray) -> float:
     """Return the mean norm of those of some rows of inputs (N, v) that are not zero, 1 if all are.
 

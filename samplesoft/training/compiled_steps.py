@@ -197,6 +197,30 @@ def steps_at_once(model: LinearSoftmax, batch_size: int) -> int:
     return max(1, min(_NUMBERS // (drawn + batch_size), 512))
 
 
+class DrawsOfSteps(NamedTuple):
+    """Classes for each step, and what their scores lose; in one row all classes, for each step."""
+
+    ids: IntArray  # (S, m) or (1, n)
+    logs: FloatArray
+
+    def of(self, steps: slice) -> DrawsOfSteps:
+        """Return those of some steps."""
+        return self if len(self.ids) == 1 else DrawsOfSteps(self.ids[steps], self.logs[steps])
+
+
+def draws_of_steps(model: LinearSoftmax, num_steps: int, seed: int) -> DrawsOfSteps:
+    """Draw for some steps at once: a set of classes for each."""
+    loss, layer, n = model.softmax.loss, model.softmax, model.num_classes
+    if not isinstance(loss, SampledLoss):
+        # all classes, each once, stand for draws where there are none
+        return DrawsOfSteps(np.arange(n)[None], np.zeros((1, n)))
+    assert layer.sampler is not None
+    each = np.zeros((num_steps, 1))  # a set for each step, of which no context is a part
+    drawn = layer.sampler.sample(each, layer.num_sampled, rng=seed)
+    ids, logs = check_draw(drawn, num_steps, n)
+    return DrawsOfSteps(ids, logs * loss.facts.corrects_draws)
+
+
 def take_steps(
     model: LinearSoftmax,
     optimizer: Optimizer,
@@ -206,26 +230,28 @@ def take_steps(
     batch_size: int,
     seeds: Sequence[int],
     steps: slice = slice(None),
+    *,
+    draws: DrawsOfSteps | None = None,
+    first_entry: int = 0,
 ) -> FloatArray:
     """Take some of the steps of `batch_size` examples on inputs (N, v), a CSR matrix.
 
-    `seeds` are those of the draws and of dropout, of all the steps. Returns the mean loss of each.
-    A FloatingPointError says that training has diverged.
+    `seeds` are those of the draws and of dropout, of all the steps. `draws` are made already, or
+    are made here; before the inputs may stand some others, of `first_entry` entries, which share
+    the seed of dropout. Returns the mean loss of each step. A FloatingPointError says that training
+    has diverged.
     """
     loss, layer = model.softmax.loss, model.softmax
     num_steps, n = -(-x.shape[0] // batch_size), model.num_classes
-    # all classes, each once, stand for draws where there are none
-    ids, logs, corrects, keeps_own = np.arange(n)[None], np.zeros((1, n)), False, False
+    draws = draws_of_steps(model, num_steps, seeds[0]) if draws is None else draws
+    ids, logs = draws.of(steps)
+    corrects = keeps_own = False
     if isinstance(loss, SampledLoss):
-        assert layer.sampler is not None
-        each = np.zeros((num_steps, 1))  # a set for each step, of which no context is a part
-        drawn = layer.sampler.sample(each, layer.num_sampled, rng=seeds[0])
-        ids, logs = check_draw(drawn, num_steps, n)
-        ids, logs = ids[steps], logs[steps] * loss.facts.corrects_draws
         corrects, keeps_own = loss.needs_label_count, loss.facts.draws_label
     first, last, _ = steps.indices(num_steps)
     some, num_steps = slice(first * batch_size, last * batch_size), last - first
-    x = model.thinned(model.check_inputs(x), np.uint64(seeds[1]))[some]
+    x = model.thinned(model.check_inputs(x), np.uint64(seeds[1]), first_entry)
+    x = x if num_steps == -(-x.shape[0] // batch_size) else x[some]
     labels, weights = labels[some], weights[some]
     targets = check_targets(labels, x.shape[0], n, loss.label_reduction)
     label_logs = np.zeros(1)

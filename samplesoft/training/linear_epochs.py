@@ -15,10 +15,16 @@ from samplesoft._validation import FloatArray, IntArray, as_csr, require_finite
 from samplesoft.models.linear import Gradient
 from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSettings
 from samplesoft.models.optimizers import Optimizer
-from samplesoft.training.compiled_steps import is_compiled, steps_at_once, take_steps
+from samplesoft.training.compiled_steps import (
+    draws_of_steps,
+    is_compiled,
+    steps_at_once,
+    take_steps,
+)
 from samplesoft.training.task import sub_seed
 
 _MODEL, _ORDER, _STEP, _SPLIT, _LABELS, _DROPOUT = range(6)  # streams of the seed
+_ENTRIES = 1 << 17  # of inputs that are made ready at a time, some 60 bytes each
 _FIRST_REFRESH = 64  # steps after which, and whenever they have doubled, the sampler is made anew
 
 
@@ -109,15 +115,33 @@ class LinearEpochs:
         size = len(batches[0])
         each = steps_at_once(self.model, size)
         begin = first // each * each
-        x, labels, weights = examples.rows(np.concatenate(batches[begin : begin + each]))
+        whole = batches[begin : begin + each]
         self.num_steps -= first - begin
         seeds = [sub_seed(self._seed, stream, self.num_steps) for stream in (_STEP, _DROPOUT)]
-        x, labels = self.prepared(x, labels)
-        self.count(x, labels)
-        part = slice(first - begin, last - begin)
-        losses = take_steps(self.model, self.optimizer, x, labels, weights, size, seeds, part)
+        draws = draws_of_steps(self.model, len(whole), seeds[0])
+        losses: list[float] = []
+        # entries before, given and prepared, which are left out by a stream for the whole call
+        given = made = 0
+        for part in _parts(examples.X, whole, first - begin, last - begin):
+            x, labels, weights = examples.rows(np.concatenate(whole[part]))
+            num = x.nnz
+            x, labels = self.prepared(x, labels, given)
+            if part.start >= first - begin:
+                self.count(x, labels)
+                losses += take_steps(
+                    self.model,
+                    self.optimizer,
+                    x,
+                    labels,
+                    weights,
+                    size,
+                    seeds,
+                    draws=draws.of(part),
+                    first_entry=made,
+                ).tolist()
+            given, made = given + num, made + x.nnz
         self.num_steps += last - begin
-        return list(map(float, losses))
+        return losses
 
     def _seed_of_draws(self, step: int, batch_size: int) -> int | None:
         """Return the seed of what `take` draws for the next step, if it knows the model."""
@@ -126,8 +150,11 @@ class LinearEpochs:
         row = step % steps_at_once(self.model, batch_size)
         return RowKey(sub_seed(self._seed, _STEP, self.num_steps - row), row)
 
-    def prepared(self, x: Any, labels: Any) -> tuple[Any, Any]:
-        """Return the examples of the next steps as they are to be learned."""
+    def prepared(self, x: Any, labels: Any, first: int = 0) -> tuple[Any, Any]:
+        """Return the examples of the next steps as they are to be learned.
+
+        Before those of `x` stand `first` entries of other examples, of steps of the same call.
+        """
         return x, labels
 
     def count(self, x: Any, labels: Any) -> None:
@@ -191,6 +218,18 @@ class LinearEpochs:
             "counts": self.counts,
             "tau": model.settings.tau,
         }
+
+
+def _parts(x: Any, batches: list[IntArray], first: int, last: int) -> list[slice]:
+    """Return slices of steps [0, last) of few entries of the inputs; one begins at `first`."""
+    sizes, parts, begin, num = np.diff(x.indptr), [], 0, 0
+    for step in range(last):
+        of_step = int(sizes[batches[step]].sum())
+        if step > begin and (num + of_step > _ENTRIES or step == first):
+            parts.append(slice(begin, step))
+            begin, num = step, 0
+        num += of_step
+    return [*parts, slice(begin, last)]
 
 
 def held_out_order(rows: IntArray, seed: int | np.uint64) -> IntArray:
