@@ -17,6 +17,7 @@ _INTEGERS = (int, np.integer)
 # Characters of a text that NumPy may pad others to, a kilobyte for each: beside one label of 20,000
 # characters ten thousand short ones would take 800 MB.
 LONGEST_PADDED = 256
+_AT_A_TIME = 1 << 18  # numbers that are looked at
 SUM_TOLERANCE = 1e-4  # float32 proposals over many classes sum to one only about this well
 
 
@@ -230,7 +231,7 @@ def require_plain(name: str, value: Any) -> None:
 
 def require_finite(name: str, array: NDArray[Any], dtype: np.dtype[Any] | None = None) -> None:
     """Raise ValueError at the first entry that is not finite, after a conversion to `dtype`."""
-    if not np.isfinite(array).all():
+    if not is_finite(array):
         # the first one is enough to find the cause
         where = np.argwhere(~np.isfinite(array))[0].tolist()
         wanted = "finite" if dtype is None else f"finite in {dtype}"
@@ -238,6 +239,15 @@ def require_finite(name: str, array: NDArray[Any], dtype: np.dtype[Any] | None =
             f"`{name}` must be {wanted}, got {array[tuple(where)]} at index {where}; "
             "remove or replace NaN and infinite entries first."
         )
+
+
+def is_finite(array: NDArray[Any]) -> bool:
+    """Tell whether all numbers are finite, without an array of as many flags."""
+    if array.size <= _AT_A_TIME:
+        return bool(np.isfinite(array).all())
+    rows = max(1, _AT_A_TIME // (array.size // len(array)))
+    starts = range(0, len(array), rows)
+    return all(np.isfinite(array[start : start + rows]).all() for start in starts)
 
 
 def as_proposal(name: str, value: ArrayLike, num_classes: int) -> FloatArray:

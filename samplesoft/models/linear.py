@@ -13,9 +13,11 @@ from samplesoft._limits import quiet
 from samplesoft._memory import require_room
 from samplesoft._random import as_key, mix64, uniform_block
 from samplesoft._validation import (
+    IntArray,
     as_count,
     as_float_rows,
     in_two_dimensions,
+    is_finite,
     own_arrays,
     require_well_formed,
 )
@@ -27,6 +29,7 @@ from samplesoft.losses.base import SparseRows
 Gradient = NDArray[Any] | SparseRows  # of a parameter, of all its rows or of a few
 
 _CHUNK_NUMBERS = 1 << 17  # numbers of output that a thread computes at a time
+_SORTED, _PASSES = 1 << 18, 32  # entries that are sorted at once, and times for more, at most
 _DRAWN_NUMBERS = 1 << 20  # uniforms drawn at a time: memory for them, whatever the weights take
 
 
@@ -161,10 +164,42 @@ def _product(x: sparse.csr_array, weights: NDArray[Any]) -> NDArray[Any]:
 
 def _transposed_product(x: sparse.csr_array, dy: NDArray[Any], num_inputs: int) -> SparseRows:
     """Return ``x.T @ dy`` in the inputs that occur; no two threads write to the same row."""
+    if x.nnz <= _SORTED:
+        return _of_entries(x, slice(0, x.nnz), dy, num_inputs)
+    # sorted entries take five times a matrix: those of some columns at a time
+    counts = np.zeros(num_inputs, np.int64)
+    parts = chunks(x.nnz, max(_SORTED, num_inputs))
+    for part in parts:
+        counts += np.bincount(x.indices[part], minlength=num_inputs)
+    occurring = int(np.count_nonzero(counts))
+    ids, rows = np.empty(occurring, np.int64), np.empty((occurring, dy.shape[1]), dy.dtype)
+    # each time all entries are looked through, so that there are not many times
+    before = (np.cumsum(counts) - counts) // max(_SORTED, x.nnz // _PASSES)
+    firsts = np.unique(before, return_index=True)[1]
+    done = 0
+    for first, last in zip(firsts, [*firsts[1:], num_inputs], strict=True):
+        places = [
+            part.start + np.flatnonzero((first <= x.indices[part]) & (x.indices[part] < last))
+            for part in parts
+        ]
+        found = _of_entries(x, np.concatenate(places), dy, num_inputs)
+        some = slice(done, done + len(found.ids))
+        ids[some], rows[some], done = found.ids, found.rows, some.stop
+    return SparseRows(ids, rows)
+
+
+def _of_entries(
+    x: sparse.csr_array, places: slice | IntArray, dy: NDArray[Any], num_inputs: int
+) -> SparseRows:
+    """Return ``x.T @ dy`` for entries at some places, which are all of some columns, and rise."""
     # sorting brings the entries of a column together; each column is then one sum
-    ids, _, order, starts = equal_runs(x.indices[: x.nnz].astype(np.int64), num_inputs)
-    owners = np.repeat(np.arange(len(dy)), np.diff(x.indptr))[order]  # the example of each entry
-    values = x.data[order]
+    ids, _, order, starts = equal_runs(x.indices[places].astype(np.int64), num_inputs)
+    owners: IntArray
+    if isinstance(places, slice):  # all; the example of each
+        owners = np.repeat(np.arange(len(dy)), np.diff(x.indptr))
+    else:
+        owners = np.searchsorted(x.indptr, places, side="right") - 1
+    owners, values = owners[order], x.data[places][order]
     rows = np.empty((len(ids), dy.shape[1]), dy.dtype)
 
     def add(part: slice) -> None:
@@ -176,9 +211,38 @@ def _transposed_product(x: sparse.csr_array, dy: NDArray[Any], num_inputs: int) 
 
 def check_inputs(x: Any, num_inputs: int, dtype: np.dtype[Any]) -> Any:
     """Return inputs (B, v), an array or a CSR matrix, once they are sound and of type `dtype`."""
-    is_sparse = sparse.issparse(x)
-    if not is_sparse:
+    if not sparse.issparse(x):
         return as_float_rows("x", x, num_inputs, dtype)
+    return _checked_csr(x, num_inputs, dtype)
+
+
+def check_rows(x: Any, num_inputs: int, dtype: np.dtype[Any]) -> Any:
+    """Return inputs (B, v) that are sound, for callers that bring some rows at a time to a type.
+
+    An array stays in its order and type, and a CSR matrix in its type: no copy is made of all.
+    """
+    if not isinstance(x, np.ndarray) and sparse.issparse(x):
+        kind: Any = getattr(x, "dtype", None)
+        return _checked_csr(x, num_inputs, None if kind in (np.float32, np.float64) else dtype)
+    plain = type(x) in (np.ndarray, np.memmap) and x.dtype in (np.float32, np.float64)
+    if not plain or x.ndim != 2 or not x.size or x.shape[1] != num_inputs:
+        return check_inputs(x, num_inputs, dtype)
+    for part in row_chunks(x.shape, _CHUNK_NUMBERS):
+        with quiet():
+            sound = np.isfinite(x[part].astype(dtype, copy=False)).all()
+        if not sound:
+            return check_inputs(x, num_inputs, dtype)  # which names the first one
+    return np.asarray(x)
+
+
+def some_rows(x: Any, part: slice, dtype: np.dtype[Any]) -> Any:
+    """Return some rows of `check_rows`, of type `dtype`, an array in C order."""
+    rows = x[part].astype(dtype, copy=False)
+    return rows if sparse.issparse(rows) else np.ascontiguousarray(rows)
+
+
+def _checked_csr(x: Any, num_inputs: int, dtype: np.dtype[Any] | None) -> Any:
+    """Return a CSR matrix (B, v) once it is sound, and of type `dtype` if that is given."""
     if x.ndim == 1:
         x = sparse.csr_array(in_two_dimensions(x))
     # kernels follow its indices without a look
@@ -189,14 +253,14 @@ def check_inputs(x: Any, num_inputs: int, dtype: np.dtype[Any]) -> Any:
         )
     if x.ndim != 2 or x.shape[0] < 1 or x.shape[1] != num_inputs:
         raise ValueError(f"`x` must have shape (B, {num_inputs}), not empty, got {x.shape}.")
-    if x.dtype != dtype:
+    if dtype is not None and x.dtype != dtype:
         raise TypeError(
             f"`x` must be of the layer's type {dtype}, got {x.dtype}; "
             f"convert it with x.astype({dtype})."
         )
     require_well_formed("x", x)
     # scipy allows room behind the last entry, which is not part of the matrix
-    if not np.isfinite(x.data[: x.nnz]).all():
+    if not is_finite(x.data[: x.nnz]):
         raise ValueError("`x` must be finite, got NaN or infinity; remove or replace them.")
     return x
 

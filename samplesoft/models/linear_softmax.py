@@ -38,6 +38,8 @@ from samplesoft.models.linear import (
     Linear,
     as_float_dtype,
     check_inputs,
+    check_rows,
+    some_rows,
     uniform_weights,
 )
 from samplesoft.models.optimizers import Optimizer
@@ -404,6 +406,10 @@ class LinearSoftmax:
         """Return inputs (B, v) whose rows can be taken, for callers that look at them first."""
         return check_inputs(x, self.num_inputs, self.dtype)
 
+    def _check_rows(self, x: Any) -> Any:
+        """Return inputs (B, v) of which some rows at a time are brought to the model's type."""
+        return check_rows(x, self.num_inputs, self.dtype)
+
     def after_step(self, gradients: Mapping[str, Gradient]) -> None:
         """Let the sampler follow the class vectors that an optimizer has changed."""
         # a model on inputs themselves has no such vectors, and a sampler that follows none
@@ -436,7 +442,7 @@ class LinearSoftmax:
         Parameters
         ----------
         x : ndarray or scipy.sparse CSR matrix, shape (B, v)
-            Inputs.
+            Inputs; those of another type or order are converted some at a time.
         k : int
             How many classes, at most n.
         leave_out : scipy.sparse CSR matrix, shape (B, n), optional
@@ -454,16 +460,17 @@ class LinearSoftmax:
         TypeError, ValueError
             If an argument is malformed, or a score among the best is not finite.
         """
-        layer, x, k = self.softmax, self.check_inputs(x), check_k(k, self.num_classes)
+        layer, x, k = self.softmax, self._check_rows(x), check_k(k, self.num_classes)
         absent = check_leave_out(leave_out, (x.shape[0], self.num_classes))
         best = []
         for part in chunks(x.shape[0], self._rows_at_a_time):
             without = None if absent is None else absent[part]
+            some = some_rows(x, part, self.dtype)
             if isinstance(layer, HierarchicalSoftmax):
-                best.append(layer.top_k(self.embed(x[part]), k, leave_out=without))
+                best.append(layer.top_k(self.embed(some), k, leave_out=without))
                 continue
             tau, normalize = layer.loss.tau, layer.loss.normalize
-            scored = self._scored(x[part], layer.class_embeddings)
+            scored = self._scored(some, layer.class_embeddings)
             best.append(top_k_classes(*scored, k, tau=tau, normalize=normalize, leave_out=without))
         ids, scores = (np.concatenate(parts) for parts in zip(*best, strict=True))
         return ids, scores
@@ -485,16 +492,17 @@ class LinearSoftmax:
         scores : ndarray, shape (b, n)
             Their scores.
         """
-        layer, x, n = self.softmax, self.check_inputs(x), self.num_classes
+        layer, x, n = self.softmax, self._check_rows(x), self.num_classes
         tree = layer if isinstance(layer, HierarchicalSoftmax) else None
         if tree is None:  # divided by their norms once, not for each part of the inputs
             rows = self.class_vectors()
         absent = check_leave_out(leave_out, (x.shape[0], n))
         for part in chunks(x.shape[0], max(1, min(self._rows_at_a_time, _SCORES // n))):
+            some = some_rows(x, part, self.dtype)
             if tree is not None:
-                scores = tree.log_probs(self.embed(x[part])).astype(self.dtype)
+                scores = tree.log_probs(self.embed(some)).astype(self.dtype)
             else:
-                h, vectors = self._scored(x[part], rows)
+                h, vectors = self._scored(some, rows)
                 # tau goes into the contexts, of which there are fewer than scores
                 scores = times_tau(h, layer.loss.tau) @ vectors.T
             if absent is not None:

@@ -418,7 +418,6 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             validation = self._checked_eval_set(eval_set, X_val, y_val, codec)
             if go_on:
                 require_same_model(self)
-                X = X.astype(self.model_.dtype, copy=False)
             else:  # the model takes the type and the width of these inputs
                 counts = class_counts(codes, len(codec.classes), sample_weight)
                 seed = self._new_seed()
@@ -437,10 +436,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                     stacklevel=2,
                 )
             learner, apart = self._learner, rows[:0]
-            if validation is not None:
-                X_validation = validation.X.astype(self.model_.dtype, copy=False)
-                validation = validation._replace(X=X_validation)
-            elif self.early_stopping:
+            if validation is None and self.early_stopping:
                 # scores are of examples as they are, and not as `class_weight` weighs them
                 left, held_out = learner.split(rows, self.validation_fraction)
                 validation = Examples(X, codes, sample_weight).rows(held_out)
@@ -450,7 +446,9 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                         "`class_weight` must be above 0 for an example that is not held out, got "
                         "zero for all; give more examples, or an `eval_set`."
                     )
-            elif self.calibrate and not go_on:  # all examples are old to a model that goes on
+            elif (
+                validation is None and self.calibrate and not go_on
+            ):  # all examples are old to a model that goes on
                 counted, apart = learner.split_to_calibrate(counted, self.validation_fraction)
             train(self, Examples(X, codes, weights), counted, validation, apart, of_class)
         return self
@@ -544,7 +542,8 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                     self._learner.row_norm = mean_norm(X, rows)
                 rate = learning_rate(self, self._learner.row_norm)
                 self._learner.optimizer.learning_rate = rate
-                self._learner.step(X[rows], codes[rows], weights[rows])
+                batch = Examples(X, codes, weights).all_or(rows)
+                self._learner.step(*batch)
             self.n_iter_ += 1
         return self
 
@@ -642,7 +641,8 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         TypeError, ValueError
             If an argument is malformed.
         """
-        return self.model_.embed(self._check_fitted_inputs(X))
+        X = self._check_fitted_inputs(X)
+        return self.model_.embed(X.astype(self.model_.dtype, copy=False))
 
     def decision_function(self, X: Any) -> NDArray[Any]:
         """Return scores: logits of the softmax, or of two classes their difference.
@@ -853,7 +853,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
 
     def _check_fitted_inputs(self, X: Any) -> Any:
         check_is_fitted(self)
-        return self._checked_inputs(X, reset=False).astype(self.model_.dtype, copy=False)
+        return self._checked_inputs(X, reset=False)
 
     def _checked_eval_set(
         self, eval_set: Any, X_val: Any, y_val: Any, codec: LabelCodec
@@ -891,7 +891,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         rows = np.unique(owners_and_ids(codes)[0])
         if not len(rows):
             raise ValueError(f"`{name}` must hold a label for at least one example, got none.")
-        return Examples(X, codes, np.ones(X.shape[0])).rows(rows)
+        return Examples(X, codes, np.ones(X.shape[0])).all_or(rows)
 
     @contextmanager
     def _unchanged_on_error(self) -> Iterator[None]:

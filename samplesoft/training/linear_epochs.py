@@ -35,6 +35,11 @@ class Examples(NamedTuple):
     labels: Any  # class numbers (N,), or a CSR matrix (N, n)
     weights: FloatArray  # (N,)
 
+    def all_or(self, rows: IntArray) -> Examples:
+        """Return some of them, not copied where they are all in their order."""
+        every = np.array_equal(rows, np.arange(len(self.weights)))
+        return self if every else self.rows(rows)
+
     def rows(self, rows: IntArray) -> Examples:
         """Return some of them."""
         return Examples(self.X[rows], self.labels[rows], self.weights[rows])
@@ -81,7 +86,7 @@ class LinearEpochs:
             last = self.last_of_call(examples.X, batches, first)
             if last is None:
                 draws = self._seed_of_draws(first, len(batches[0]))
-                losses.append(self.step(*examples.rows(batches[first]), draws))
+                losses.append(self.step(*self._rows(examples, batches[first]), draws))
             else:
                 try:
                     losses += self.take(examples, batches, first, last)
@@ -123,7 +128,7 @@ class LinearEpochs:
         # entries before, given and prepared, which are left out by a stream for the whole call
         given = made = 0
         for part in _parts(examples.X, whole, first - begin, last - begin):
-            x, labels, weights = examples.rows(np.concatenate(whole[part]))
+            x, labels, weights = self._rows(examples, np.concatenate(whole[part]))
             num = x.nnz
             x, labels = self.prepared(x, labels, given)
             if part.start >= first - begin:
@@ -142,6 +147,11 @@ class LinearEpochs:
             given, made = given + num, made + x.nnz
         self.num_steps += last - begin
         return losses
+
+    def _rows(self, examples: Examples, rows: IntArray) -> Examples:
+        """Return some examples, with inputs of the type of the model."""
+        some = examples.rows(rows)
+        return some._replace(X=some.X.astype(self.model.dtype, copy=False))
 
     def _seed_of_draws(self, step: int, batch_size: int) -> int | None:
         """Return the seed of what `take` draws for the next step, if it knows the model."""
