@@ -14,23 +14,19 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import (
-    BrokenExecutor,
-    CancelledError,
-    Executor,
-    Future,
-    ProcessPoolExecutor,
-    ThreadPoolExecutor,
-)
-from contextlib import contextmanager
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from itertools import islice
 from multiprocessing import get_context, parent_process
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from samplesoft import __version__
 from samplesoft._jit import call_alone, num_threads
 from samplesoft._memory import require_bytes
+
+if TYPE_CHECKING:
+    from concurrent.futures import ProcessPoolExecutor
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -62,26 +58,39 @@ def run_tasks(
 ) -> Iterator[Result]:
     """Yield ``function(item)`` for each item in order: here, or on the workers of an executor.
 
-    What a worker had that died is handed out again. Whatever ends the loop, such as Ctrl-C, cancels
+    What a worker had that died is handed out again. What the executor does not take, since it is
+    shut down or may start no thread, is done here. Whatever ends the loop, such as Ctrl-C, cancels
     the tasks that have not begun.
     """
     if executor is None:
         yield from map(function, items)
         return
 
-    def hand_out(item: Item) -> tuple[Item, Future[Result]]:
-        return item, executor.submit(call_alone, function, item)
+    refuses = False
+
+    def hand_out(item: Item) -> tuple[Item, Future[Result] | None]:
+        nonlocal refuses
+        refuses = refuses or _has_no_thread(executor)
+        if not refuses:
+            try:
+                return item, executor.submit(call_alone, function, item)
+            except BrokenExecutor:
+                raise
+            except RuntimeError:
+                refuses = True
+        return item, None
 
     left, deaths = iter(items), 0
-    waiting: deque[tuple[Item, Future[Result]]] = deque()
+    waiting: deque[tuple[Item, Future[Result] | None]] = deque()
     try:
         for first in islice(left, 1):
             _require_room(function, first, executor)
             waiting.append(hand_out(first))
         waiting.extend(map(hand_out, islice(left, _window(executor))))
         while waiting:
+            item, future = waiting[0]
             try:
-                result = waiting[0][1].result()
+                result = call_alone(function, item) if future is None else future.result()
             except BrokenExecutor:
                 deaths += 1
                 if deaths > _DEATHS:
@@ -106,11 +115,27 @@ def run_tasks(
         raise
     finally:
         for _, future in waiting:
-            future.cancel()
+            if future is not None:
+                future.cancel()
 
 
-def _is_broken(future: Future[Any]) -> bool:
-    return future.done() and isinstance(future.exception(), BrokenExecutor)
+def _has_processes(executor: Executor) -> bool:
+    # not imported for the question: where the main thread has ended, that would be refused
+    module: Any = sys.modules.get("concurrent.futures.process")
+    return module is not None and isinstance(executor, (module.ProcessPoolExecutor, Processes))
+
+
+def _has_no_thread(executor: Executor) -> bool:
+    """Return whether a pool of processes was refused the thread that hands its tasks out.
+
+    It says so once, and then takes tasks that nobody begins.
+    """
+    thread: Any = getattr(executor, "_executor_manager_thread", None)
+    return thread is not None and thread.ident is None
+
+
+def _is_broken(future: Future[Any] | None) -> bool:
+    return future is not None and future.done() and isinstance(future.exception(), BrokenExecutor)
 
 
 def _window(executor: Executor) -> int:
@@ -124,7 +149,7 @@ def _window(executor: Executor) -> int:
 def _require_room(function: Any, item: Any, executor: Executor) -> None:
     """Raise where a task cannot be sent to another process, or workers of Dask cannot hold it."""
     client = _client_of(executor)
-    if client is None and not isinstance(executor, (ProcessPoolExecutor, Processes)):
+    if client is None and not _has_processes(executor):
         return
     try:
         # Dask falls back on cloudpickle, which takes functions without a name too
@@ -198,6 +223,8 @@ def open_scheduler(scheduler: str | None) -> Iterator[Executor | None]:
     if scheduler is None:
         yield None
     elif scheduler in SCHEDULERS:
+        from concurrent.futures import ThreadPoolExecutor
+
         with (ThreadPoolExecutor if scheduler == "threads" else Processes)(num_threads()) as pool:
             yield pool
     else:
@@ -263,6 +290,8 @@ class Processes(Executor):
         self._pool = self._start()
 
     def _start(self) -> ProcessPoolExecutor:
+        from concurrent.futures import ProcessPoolExecutor
+
         # a fork would copy locks that threads of this process hold
         return ProcessPoolExecutor(self._max_workers, get_context("spawn"), _begin)
 
@@ -273,6 +302,12 @@ class Processes(Executor):
         except BrokenExecutor:
             self._pool = self._start()
             return self._pool.submit(fn, *args, **kwargs)
+        except RuntimeError:
+            if _has_no_thread(self._pool):  # and processes, of which nobody asks anything
+                for process in list(self._pool._processes.values()):
+                    process.kill()
+                self._pool = self._start()
+            raise
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the workers."""
@@ -283,4 +318,5 @@ def _begin() -> None:
     """Let a worker process end with its parent, which hears of Ctrl-C for both."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent: Any = parent_process()
-    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+    with suppress(RuntimeError):  # where no thread can be started, there is work to do still
+        threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()

@@ -10,6 +10,12 @@ setting, as for its own parallel loops:
 
 threadpoolctl does not know Numba: its limits hold for BLAS and OpenMP, and not here.
 
+Whoever refuses a thread, as a system or a container may at any time, costs the threads and not the
+work: the calling thread does what nobody else has begun. In a forked child all locks and threads
+are new. What cannot be made new is NumPy's: OpenBLAS waits for ever, in the parent or in the child,
+if a thread was at a product of matrices on several threads when another one forked. A server that
+forks while it computes sets ``OPENBLAS_NUM_THREADS=1``.
+
 Where Numba is missing, as in a browser, kernels are the Python functions that they are written as,
 on one thread: some hundred times as slow, and quick enough for the classes of a lesson.
 """
@@ -19,13 +25,16 @@ from __future__ import annotations
 import os
 import threading
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from contextvars import copy_context
-from functools import cache
 from importlib import import_module
-from typing import Any, TypeVar, cast
+from itertools import count
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar, cast
+
 
 numba: Any = None
 try:
@@ -36,6 +45,7 @@ except ModuleNotFoundError as error:  # of Numba itself, not of what it needs
 COMPILES = numba is not None and not getattr(numba.config, "DISABLE_JIT", False)
 if COMPILES:
     from numba.core import types
+    from numba.core.compiler_lock import global_compiler_lock
     from numba.extending import intrinsic
 
     from samplesoft._kernel_cache import KernelCache
@@ -141,17 +151,17 @@ def thread_map(function: Callable[[Item], Result], items: Iterable[Item]) -> Ite
     if workers <= 1:  # as in a worker, which may wait forever if it waits for others
         yield from map(function, items)
         return
-    # the caller's thread works too
-    pool = _pool(threads - 1)
     for part in chunks(len(items), workers):
         own, *others = items[part]
-        # with the caller's context, of which np.errstate is a part
-        pending = [pool.submit(copy_context().run, function, item) for item in others]
+        tasks = [_Task(function, item) for item in others]
+        _pool.hand_out(tasks, threads - 1)
         try:
+            # the caller's thread works too, and does in the end what no other has begun
             yield function(own)
-            yield from (future.result() for future in pending)
+            for task in tasks:
+                yield task.result()
         except BaseException:  # leave no kernel at work on arrays that the caller still has
-            wait(pending)
+            _drop(tasks)
             raise
 
 
@@ -165,15 +175,18 @@ def thread_each(function: Callable[[Item], object], items: Iterable[Item]) -> No
         function(items[0])
         return
     workers = min(num_threads(), len(items))
-    left = iter(items)  # which threads share: next() of a list's is one step to them
+    left = deque(items)  # which threads share: no two of them get the same item, with a GIL or not
 
     def work(_: int = 0) -> None:
         try:
-            for item in left:
+            while True:
+                try:
+                    item = left.popleft()
+                except IndexError:
+                    return
                 function(item)
         except BaseException:
-            for _item in left:  # so that other threads stop too
-                pass
+            left.clear()  # so that other threads stop too
             raise
 
     if workers <= 1:
@@ -192,16 +205,60 @@ def call_alone(function: Callable[[Item], Result], item: Item) -> Result:
 def together(function: Callable[[int, int], object], workers: int) -> None:
     """Call ``function(worker, workers)`` for each of some workers, all of them at the same time.
 
-    For kernels whose workers `meet`: none may end with an error, for the others wait for it.
+    For kernels whose workers `meet`: none may end with an error, for the others wait for it. There
+    are as many workers as threads could be started, which are of this call alone: in a pool that is
+    busy or short of threads, one worker might wait for another that nobody has begun.
     """
     workers = min(workers, num_threads()) if COMPILES else 1
-    if workers <= 1:
-        function(0, 1)
-        return
-    # of two calls at once, each might have some threads of the pool and wait for the others
-    with _meeting:
-        for _ in thread_map(lambda worker: function(worker, workers), range(workers)):
-            pass
+    if workers > 1:
+        with _meeting:  # two calls at once would wait for cores at each of their meetings
+            if _together(function, workers):
+                return
+    function(0, 1)
+
+
+def _together(function: Callable[[int, int], object], workers: int) -> bool:
+    """Do as `together` on new threads; return False where not even one could be started."""
+    number, gate = 0, threading.Event()
+
+    def work(worker: int) -> None:
+        gate.wait()
+        if number:
+            function(worker, number)
+
+    tasks = [_Task(work, worker) for worker in range(workers)]
+    started = 0
+    try:
+        while started < workers and _start_worker(tasks[started].begin):
+            started += 1
+        number = started
+    finally:
+        gate.set()  # without a number after an interrupt: then they end at once
+    try:
+        # this thread does no part of it: an interrupt here keeps no worker waiting
+        for task in tasks[:number]:
+            task.wait()
+    except BaseException:
+        _drop(tasks[:number])
+        raise
+    return number > 0
+
+
+def _start_worker(work: Callable[[], object]) -> bool:
+    """Start a thread that works alone, and return whether that was possible.
+
+    It is not where the system has no more of them for this process, or where Python is at its end.
+    """
+
+    def run() -> None:
+        _thread.is_worker = True
+        work()
+
+    try:
+        threading.Thread(target=run, name=f"samplesoft_{next(_numbers)}", daemon=True).start()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _add(typing: Any, array: Any, value: Any) -> Any:
@@ -220,7 +277,6 @@ if COMPILES:
         "Sleep" if os.name == "nt" else "usleep", types.int32(types.uint32)
     )
 _PATIENCE = 1000  # questions, some 20 us, after which a thread that waits lets others have its core
-_meeting = threading.Lock()
 
 
 @njit
@@ -239,18 +295,107 @@ def meet(arrived: Any, workers: int, number: int) -> None:
                 _let_others(1)
 
 
-_thread = threading.local()
+class _Task(Generic[Item, Result]):
+    """A call of a function, made by the first thread that comes to it."""
+
+    def __init__(self, function: Callable[[Item], Result], item: Item) -> None:
+        # with the caller's context, of which np.errstate is a part
+        self._call: Any = (copy_context().run, function, item)
+        self._unbegun, self._future = threading.Lock(), Future[Result]()
+
+    def begin(self) -> None:
+        """Make the call, unless another thread has begun it."""
+        if not self._unbegun.acquire(blocking=False):
+            return
+        # not kept, for a queue may still hold the task when its arrays are of no more use
+        (run, function, item), self._call = self._call, None
+        try:
+            self._future.set_result(run(function, item))
+        except BaseException as error:
+            self._future.set_exception(error)
+
+    def wait(self) -> Result:
+        """Return what the call returns, made by another thread."""
+        return self._future.result()
+
+    def result(self) -> Result:
+        """Return what the call returns, made here if no other thread has begun it."""
+        self.begin()
+        return self.wait()
+
+    def drop(self) -> Future[Result] | None:
+        """Let nobody begin the call; return what to wait for if somebody has."""
+        if self._unbegun.acquire(blocking=False):
+            self._call = None
+            return None
+        return self._future
 
 
-@cache
-def _pool(workers: int) -> ThreadPoolExecutor:
-    """Return the pool that all calls share, for starting threads costs more than a small draw."""
-    # each marks itself when it starts
-    return ThreadPoolExecutor(workers, "samplesoft", setattr, (_thread, "is_worker", True))
+def _drop(tasks: list[_Task[Any, Any]]) -> None:
+    """Wait for what has begun, and let the rest never begin."""
+    wait([future for future in [task.drop() for task in tasks] if future is not None])
 
 
-if hasattr(os, "register_at_fork"):  # a forked child has none of its parent's threads
-    os.register_at_fork(after_in_child=_pool.cache_clear)
+class _Pool:
+    """Threads that all calls share, for starting them costs more than a small draw.
+
+    They are daemons: what still waits for one when the program ends is a thread that outlives the
+    main one, and goes on with them.
+    """
+
+    def __init__(self) -> None:
+        self._size, self._growing = 0, threading.Lock()
+        self._tasks: SimpleQueue[_Task[Any, Any]] = SimpleQueue()
+
+    def hand_out(self, tasks: list[Any], threads: int) -> None:
+        """Give tasks to so many threads, or as many as there can be; they may begin with none."""
+        with self._growing:
+            while self._size < threads and _start_worker(self._work):
+                self._size += 1
+            size = self._size
+        if size:  # else nobody would take them out of the queue again
+            for task in tasks:
+                self._tasks.put(task)
+
+    def _work(self) -> None:
+        while True:
+            task = self._tasks.get()
+            task.begin()
+            del task  # and with it its arrays, while this thread waits for the next
+
+
+_thread, _numbers = threading.local(), count()
+_meeting = threading.Lock()
+_pool = _Pool()
+_COMPILING = 60.0  # seconds that a fork waits for another thread that compiles
+
+
+def _before_fork() -> None:
+    """Wait until no other thread compiles, so that the child has a compiler that it can use."""
+    _thread.holds_compiler = COMPILES and global_compiler_lock._lock.acquire(timeout=_COMPILING)
+
+
+def _after_fork_in_parent() -> None:
+    if _thread.holds_compiler:
+        global_compiler_lock._lock.release()
+
+
+def _after_fork_in_child() -> None:
+    """Make anew what threads of the parent may hold, none of which is here."""
+    global _meeting, _pool
+    _meeting, _pool = threading.Lock(), _Pool()
+    if _thread.holds_compiler:
+        global_compiler_lock._lock.release()
+    elif COMPILES:
+        global_compiler_lock._lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=_after_fork_in_parent,
+        after_in_child=_after_fork_in_child,
+    )
 
 
 def chunks(size: int, chunk: int) -> list[slice]:

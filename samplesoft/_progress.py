@@ -7,9 +7,11 @@ step, while a file is read or a kernel compiled.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -27,12 +29,38 @@ def progress_bar(wanted: bool, *, each: bool = False, **options: Any) -> Any:
         return _Lines(each, **options)
     from tqdm import tqdm
 
+    class Bar(tqdm):  # type: ignore[type-arg]
+        """A bar without the thread of tqdm that watches slow ones, in place of which `_tick` is."""
+
+        monitor_interval = 0
+
+    tqdm.get_lock()  # type: ignore[no-untyped-call]  # one for all bars, of other libraries too
     # tqdm would fail at the first write
     possible = wanted and sys.stderr is not None  # None if it was closed at the start
-    bar = tqdm(leave=False, disable=not possible, **options)
+    bar = Bar(leave=False, disable=not possible, **options)
     if possible:
-        threading.Thread(target=_tick, args=(bar,), daemon=True).start()
+        _start(_tick, bar)
     return bar
+
+
+def _start(function: Callable[..., object], *arguments: Any) -> None:
+    """Let a thread write what there is to see; where no thread can be started, nobody does."""
+    # a daemon: it must not keep a program alive that has failed
+    with suppress(RuntimeError):
+        threading.Thread(target=function, args=arguments, daemon=True).start()
+
+
+def _renew_lock() -> None:
+    """Give bars in a forked child a lock that no thread of the parent holds for ever."""
+    module: Any = sys.modules.get("tqdm.std")
+    lock: Any = None if module is None else getattr(module.tqdm, "_lock", None)
+    if type(lock) is getattr(module, "TqdmDefaultWriteLock", None):
+        type(lock).th_lock = threading.RLock()
+        module.tqdm.set_lock(type(lock)())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 def _tick(bar: Any) -> None:
@@ -91,8 +119,7 @@ class _Lines:
         self._pace, self._closed = Pace(total, initial), threading.Event()
 
     def __enter__(self) -> _Lines:
-        # a daemon: it must not keep a program alive that has failed
-        threading.Thread(target=self._write_sometimes, daemon=True).start()
+        _start(self._write_sometimes)
         return self
 
     def __exit__(self, *_: object) -> None:

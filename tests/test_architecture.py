@@ -14,6 +14,7 @@ import samplesoft
 ROOT = Path(samplesoft.__file__).parent
 LAYERS = [
     {
+        "_cached",
         "_cuda",
         "_executors",
         "_files",

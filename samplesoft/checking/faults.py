@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
+from samplesoft._cached import cached_property
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.schemes import SCHEMES, Scheme
 
@@ -31,7 +31,7 @@ class Method:
 
     @cached_property
     def facts(self) -> frozenset[str]:
-        """What holds of the method, by which a `Fault` says where it can be made at all."""
+        """Return what holds of the method, by which a `Fault` says where it can be made at all."""
         scheme = self.scheme
         if scheme is None:
             return frozenset()

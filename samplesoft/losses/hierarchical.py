@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import sparse
 
+from samplesoft._cached import cached_property
 from samplesoft._jit import chunks, njit, num_threads, thread_each
 from samplesoft._validation import (
     FloatArray,
@@ -138,14 +138,14 @@ class ClassTree:
 
     @cached_property
     def classes(self) -> IntArray:
-        """The class (N,) of each node, or -1."""
+        """Return the class (N,) of each node, or -1."""
         found = np.full(self.num_nodes, -1)
         found[self.places] = np.arange(self.num_classes)
         return found
 
     @cached_property
     def depths(self) -> IntArray:
-        """The number of steps (n,) from the root to each class."""
+        """Return the number of steps (n,) from the root to each class."""
         return self._added_up(np.ones(self.num_nodes, np.int64))[self.places]
 
     @cached_property

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import heapq
 import math
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from samplesoft._cached import cached_property
 from samplesoft._device.select import to_host
 from samplesoft._jit import njit, row_chunks, thread_each
 from samplesoft._random import mix64, uniform
@@ -185,7 +185,7 @@ class WeightedSampler(Sampler):
 
     @cached_property
     def _others(self) -> tuple[Table, float]:
-        """The alias table without the heaviest class, and the log of the mass of that."""
+        """Return the alias table without the heaviest class, and the log of the mass of that."""
         logs = self._log_weights.copy()
         logs[self._top] = -np.inf
         largest = float(logs.max())

@@ -10,12 +10,12 @@ product runs over atoms, of which each may stand for many clocks of nearly equal
 from __future__ import annotations
 
 import math
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from samplesoft._cached import cached_property
 from samplesoft._jit import chunks, njit, thread_each
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray, IntArray

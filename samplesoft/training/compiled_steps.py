@@ -276,10 +276,12 @@ def take_steps(
     job = _arranged(rules, x, targets, ids, logs, label_logs, factors, batch_size, model)
     update = _update_of(optimizer, model, num_steps)
     arrived, work = np.zeros(1, np.int64), batch_size * ids.shape[1] * job.room.z.shape[1]
+    most = num_threads() if work > _FEW else 1
+    scratches = [_scratch(job) for _ in range(most)]  # before they meet: there may be no memory
     with quiet():
         together(
-            lambda worker, workers: _run(job, update, _scratch(job), arrived, worker, workers),
-            num_threads() if work > _FEW else 1,
+            lambda worker, workers: _run(job, update, scratches[worker], arrived, worker, workers),
+            most,
         )
     means = np.add.reduceat(job.losses * factors, batch_size * np.arange(num_steps))
     if job.trouble[0] or not np.isfinite(means).all():

@@ -1,5 +1,7 @@
 """Steps in one compiled call: what they compute, step by step, and that threads change nothing."""
 
+import threading
+
 import numba
 import numpy as np
 import pytest
@@ -156,6 +158,31 @@ def test_threads_change_no_bit(monkeypatch):
         numba.set_num_threads(before)
     for name, array in models[0].items():
         assert np.array_equal(array, models[-1][name])
+
+
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_threads_that_are_refused_change_no_bit(left, threads, monkeypatch):
+    """As in a container with a limit; and the next call finds nobody who waits for the last one."""
+    monkeypatch.setattr("samplesoft.training.compiled_steps._FEW", 0)
+    x, labels, weights = problem(True, np.float32)
+    threads(4)
+    real, started, models = threading.Thread.start, [], []
+
+    def start(self):
+        if len(started) >= left:
+            raise RuntimeError("can't start new thread")
+        started.append(self)
+        real(self)
+
+    for refused in (True, False):
+        model, optimizer = make("sampled-masked", np.float32)
+        with monkeypatch.context() as patch:
+            if refused:
+                patch.setattr(threading.Thread, "start", start)
+            take_steps(model, optimizer, x, labels, weights, BATCH, (5, 0))
+        models.append(model.parameters)
+    for name, array in models[0].items():
+        assert np.array_equal(array, models[1][name])
 
 
 def test_divergence_is_an_error():
