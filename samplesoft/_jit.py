@@ -16,25 +16,27 @@ are new. What cannot be made new is NumPy's: OpenBLAS waits for ever, in the par
 if a thread was at a product of matrices on several threads when another one forked. A server that
 forks while it computes sets ``OPENBLAS_NUM_THREADS=1``.
 
-Where Numba is missing, as in a browser, kernels are the Python functions that they are written as,
-on one thread: some hundred times as slow, and quick enough for the classes of a lesson.
+Where Numba is missing, as in a browser, or ``NUMBA_DISABLE_JIT=1`` turns it off, kernels are the
+Python functions that they are written as: some hundred times as slow, and quick enough for the
+classes of a lesson. Integers wrap there too, and NumPy says nothing of it while a kernel runs.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
+from functools import wraps
 from importlib import import_module
 from itertools import count
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar, cast
 
+import numpy as np
 
 numba: Any = None
 try:
@@ -49,8 +51,6 @@ if COMPILES:
     from numba.extending import intrinsic
 
     from samplesoft._kernel_cache import KernelCache
-if numba is None:  # of kernels, in which integers wrap and divisions by zero are meant
-    warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"samplesoft\.")
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Item = TypeVar("Item")
@@ -94,7 +94,7 @@ def njit_bare(function: Function) -> Function:
 
 def _compile(function: Function, fastmath: bool | set[str], **more: bool) -> Function:
     if not COMPILES:
-        return function
+        return _as_python(function)
     # nogil lets threads run side by side; NumPy's error model divides by zero without a check
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": fastmath}
     options["no_cfunc_wrapper"] = True  # nobody calls a kernel from C
@@ -103,6 +103,32 @@ def _compile(function: Function, fastmath: bool | set[str], **more: bool) -> Fun
     compiled: Any = numba.njit(**options)(function)
     compiled._cache = KernelCache(compiled)  # which finds no place where none is writable
     return cast(Function, compiled)
+
+
+_in_kernel: ContextVar[bool] = ContextVar("in_kernel", default=False)
+
+
+def _as_python(function: Function) -> Function:
+    """Return a kernel that is not compiled, and in which numbers overflow without a warning.
+
+    Around the outermost call, for NumPy's settings take longer to change than most kernels run, and
+    around no more than the call, so that a caller's own warnings come.
+    """
+
+    @wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        if _in_kernel.get():
+            return function(*arguments, **options)
+        before = _in_kernel.set(True)
+        try:
+            with np.errstate(all="ignore"):
+                return function(*arguments, **options)
+        finally:
+            _in_kernel.reset(before)
+
+    kernel: Any = call
+    kernel.py_func = function  # as a compiled one has
+    return cast(Function, kernel)
 
 
 def num_threads() -> int:

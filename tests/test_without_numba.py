@@ -1,13 +1,16 @@
 """Where Numba cannot be installed, as in a browser, kernels run as the Python that they are."""
 
+import contextlib
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import samplesoft
+from samplesoft import _jit
 from samplesoft.losses import SampledSoftmaxLoss
 from samplesoft.samplers import ClusterSampler, RFSoftmaxSampler, UnigramSampler
 
@@ -23,9 +26,16 @@ class Missing:
 def start(self):
     raise RuntimeError("can't start new thread")
 
-warnings.simplefilter("error")
 sys.meta_path.insert(0, Missing())
 threading.Thread.start = start
+"""
+# a debugger, or a measurement of coverage
+DISABLED = "import json, os, sys, warnings; os.environ['NUMBA_DISABLE_JIT'] = '1'"
+# as pytest does for each test: what was set when a module was imported is of no more use
+STRICT = """
+import samplesoft.samplers, samplesoft.losses
+warnings.resetwarnings()
+warnings.simplefilter("error")
 """
 
 
@@ -51,13 +61,62 @@ def lesson():
     return {name: np.asarray(value).tolist() for name, value in found.items()}
 
 
-def test_a_lesson_is_the_same_without_numba():
+@pytest.mark.parametrize("how", [BROWSER, DISABLED], ids=["missing", "disabled"])
+def test_a_lesson_is_the_same_without_numba(how):
     here = str(Path(__file__).parent)
     use = "from test_without_numba import lesson; print(json.dumps(lesson()))"
-    code = f"{BROWSER}\nsys.path.append({here!r})\n{use}"
+    code = f"{how}\nsys.path.append({here!r})\n{STRICT}\n{use}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     plain, compiled = json.loads(done.stdout), lesson()
     assert plain.keys() == compiled.keys()
     for name, value in plain.items():
         np.testing.assert_allclose(value, compiled[name], rtol=1e-6, atol=1e-14, err_msg=name)
+
+
+def wrap(word):
+    return word * np.uint64(3), inner(word)
+
+
+def inner(word):
+    return np.float64(word) / np.float64(0.0)
+
+
+def fail(word):
+    raise KeyError(word * np.uint64(3))
+
+
+MOST = np.uint64(2**64 - 1)
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    """Return `njit` as it is where nothing is compiled."""
+    monkeypatch.setattr(_jit, "COMPILES", False)
+    monkeypatch.setitem(globals(), "inner", _jit.njit(inner))
+    return _jit.njit
+
+
+def test_numbers_overflow_in_kernels_without_a_warning(plain):
+    kernel = plain(wrap)
+    with np.errstate(all="raise"):  # which training asks for, and compiled code does not hear
+        assert kernel(MOST) == (MOST - np.uint64(2), np.inf)
+        assert kernel(word=MOST) == kernel(MOST)
+    assert kernel.__name__ == "wrap"
+
+
+@pytest.mark.parametrize("kernel, error", [(wrap, None), (fail, KeyError)])
+def test_what_callers_do_themselves_has_its_warnings(plain, kernel, error):
+    with pytest.raises(error) if error else contextlib.nullcontext():
+        plain(kernel)(MOST)
+    with pytest.warns(RuntimeWarning, match="overflow"):
+        MOST * np.uint64(3)
+    with pytest.warns(RuntimeWarning, match="overflow"):
+        list(_jit.thread_map(lambda word: word * np.uint64(3), [MOST]))
+
+
+def test_threads_of_a_kernel_have_no_warnings_either(plain, threads):
+    threads(3)
+    kernel = plain(wrap)
+    found = list(_jit.thread_map(kernel, [MOST] * 5))
+    assert found == [(MOST - np.uint64(2), np.inf)] * 5
