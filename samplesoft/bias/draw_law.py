@@ -34,6 +34,7 @@ _REFINE_BELOW = 2.0**-6
 DEVIATION_ERROR = 1e-27
 NEAR_REFERENCE = 0.5 * _REFINE_BELOW  # of kappa
 _BINS = 4096
+LARGEST_FLOAT = float(np.finfo(np.float64).max)
 # 1/4!, 1/3!, 1/2, 1 and 1, each with what it is off by
 _QUARTIC, _CUBIC = (0.041666666666666664, 2.3129646346357427e-18), (1.0 / 6.0, 9.25185853854297e-18)
 Floats = tuple[float, float, float]
@@ -299,7 +300,7 @@ def _masses(totals: Totals) -> tuple[float, float, float]:
 def log_softmax(logits: FloatArray) -> FloatArray:
     """Return the log-softmax of `logits` (n,)."""
     with np.errstate(over="ignore"):
-        shifted: FloatArray = np.maximum(logits - logits.max(), -1e300)
+        shifted: FloatArray = np.maximum(logits - logits.max(), -LARGEST_FLOAT)
     shifted -= np.log(np.exp(shifted).sum())
     return shifted
 
@@ -422,7 +423,7 @@ class Deviations:
 
     def __init__(self, law: DrawLaw) -> None:
         weights, logits, q = law.totals.medians.T
-        with np.errstate(under="ignore"):
+        with np.errstate(under="ignore", over="ignore"):
             middle = weighted_median(logits - np.log(q), np.exp(weights - weights.max()))
         o_ref, q_ref = float(logits[middle]), float(q[middle])
         of_label = law.scheme.draws_label and o_ref == law.totals.label_logit

@@ -30,8 +30,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._executors import as_executor, run_tasks
+from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
-from samplesoft.bias.draw_law import log_softmax
+from samplesoft.bias.draw_law import LARGEST_FLOAT, log_softmax
 from samplesoft.bias.inputs import (
     Example,
     Inputs,
@@ -52,8 +53,9 @@ from samplesoft.bias.poisson import poisson_bias
 from samplesoft.bias.successive import set_bias
 from samplesoft.bias.sums import bias_of_dask
 from samplesoft.bias.transform import Row
-from samplesoft.schemes import Scheme
+from samplesoft.schemes import SCHEMES, Scheme
 
+_LARGEST_LOG = 700.0  # of a quotient that is an ordinary number
 _ROUNDING = 1e-8  # of the probabilities of a softmax, at most
 SOFTMAX_ROUNDING = 16.0 * 2.0**-52  # relative error of the q of a softmax, for logits of order 1
 
@@ -312,23 +314,37 @@ def _corrected_by(correction: FloatArray, example: Example, inputs: Inputs) -> R
     conditional = scheme.divides_by_kept or (scheme.excludes_label and not scheme.independent)
     total = 1.0 if scheme.independent else float(q[~own].sum() if conditional else q.sum())
     shift = np.zeros(n)
-    # a quotient first, for it is near 1 where the correction is nearly right
-    shift[moved] = np.log(q[moved] / total / correction[moved])
-    kept = np.flatnonzero(moved | own)
-    other = logits[kept] + shift[kept]
-    places = np.searchsorted(kept, np.append(inputs.certain, label))
+    shift[moved] = _log_quotient(q[moved] / total, correction[moved])
+    there, place = moved | own, label
+    if q[label] == 0.0 and moves_own:  # no draw is of the label
+        if scheme.corrects_label:  # whose mass in S is e_t / (m c_t), whatever is drawn
+            shift[label] = -math.log(inputs.num_sampled) - math.log(correction[label])
+            inputs = replace(inputs, scheme=SCHEMES["masked"])
+        else:  # which is not in S: another one may be called the label
+            there = moved
+            place = int(moved.argmax())
+    kept = np.flatnonzero(there)
+    # rounded as a distance, for only distances count
+    with np.errstate(over="ignore"):
+        away = np.maximum(logits[kept] - logits[kept].max(), -LARGEST_FLOAT)
+    other = away + shift[kept]
+    places = np.searchsorted(kept, np.append(inputs.certain, place))
     row = _of_row((other, int(places[-1]), q[kept]), replace(inputs, certain=places[:-1]))
 
     # what parts the two softmaxes
     log_probs = log_softmax(logits)
     probs = np.exp(log_probs)
     with np.errstate(over="ignore"):
-        change = np.where(moved | own, probs * np.expm1(shift), -probs)
-    gain = float(change.sum())  # of the partition function
+        # the first keeps digits where nearly nothing changes, the second where p underflows
+        near, far = probs * np.expm1(np.clip(shift, -1.0, 1.0)), np.exp(log_probs + shift) - probs
+        change = np.where(there, np.where(np.abs(shift) < 1.0, near, far), -probs)
+        gain = float(change.sum())  # of the partition function
     if abs(gain) < 0.5:
         bias = (change - probs * gain) / (1.0 + gain)
         log_gain = math.log1p(gain)
-        rounding = (np.abs(change).sum() + abs(gain)) / (1.0 + gain)
+        # p is the exponential of a log, by whose size it is off
+        sizes = np.abs(change) * (2.0 - np.maximum(log_probs, -LARGEST_EXPONENT))
+        rounding = 2.0 * float(sizes.sum()) / (1.0 + gain)
     else:  # far apart, where a difference loses nothing
         bias = -probs
         bias[kept] += row.probs
@@ -337,12 +353,22 @@ def _corrected_by(correction: FloatArray, example: Example, inputs: Inputs) -> R
     bias[kept] += row.bias
     loss_bias = row.loss_bias + log_gain - (shift[label] if scheme.corrects_label else 0.0)
     # the other logits are rounded, and with them the p' of the classes that they are of
-    unit = float(np.spacing(np.abs(other)).max()) + 4.0 * EPS
-    reached = 1.0 if moves_own else float((probs + bias)[~own].sum())
+    unit = float(np.spacing(np.abs(away) + np.abs(shift[kept])).max()) + 4.0 * EPS
+    reached = 1.0 if moves_own else float(np.abs(probs + bias)[~own].sum())
     error = row.error + 2.0 * EPS * rounding + 2.0 * unit * reached
     loss_error = row.loss_error + 2.0 * EPS * rounding
     loss_error += unit * (1.0 + abs(log_gain) + abs(shift[label]))
     return Row(bias, probs, loss_bias, error, loss_error)
+
+
+def _log_quotient(numerators: FloatArray, divisors: FloatArray) -> FloatArray:
+    """Return log of the quotients (k,) of numbers above 0, which floats need not reach."""
+    # a quotient first, for it is near 1 where a correction is nearly right
+    with np.errstate(over="ignore", divide="ignore"):
+        logs: FloatArray = np.log(numerators / divisors)
+    far = np.abs(logs) > _LARGEST_LOG
+    logs[far] = np.log(numerators[far]) - np.log(divisors[far])
+    return logs
 
 
 def bias_of_example(example: Example, inputs: Inputs) -> Row:

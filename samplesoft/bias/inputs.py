@@ -148,10 +148,13 @@ def check_correction(value: ArrayLike, inputs: Inputs) -> FloatArray:
             f"`correction` of shape {array.shape} does not match `logits` of {batch} x {n}; give "
             "one row for all examples, or one row for each."
         )
-    if rows.min() < 0.0 or ((rows < LEAST_Q) & (inputs.q > 0.0)).any():
+    divides = np.broadcast_to(inputs.q > 0.0, (batch, n)).copy()
+    if inputs.scheme.corrects_label:  # which is in S where it is never drawn
+        divides[np.arange(batch), inputs.labels] = True
+    if rows.min() < 0.0 or ((rows < LEAST_Q) & divides).any():
         raise ValueError(
             f"`correction` must be greater than 0, and at least {LEAST_Q:.2g}, on every class that "
-            f"`q` can draw, got {rows.min()}; the weight of a draw is divided by it."
+            f"`q` can draw or whose logit is corrected, got {rows.min()}; it divides weights."
         )
     return rows
 
@@ -251,7 +254,7 @@ def check_support(inputs: Inputs, takes_missing: bool = False) -> None:
                     'use scheme="reject", whose loss takes no draw there.'
                 )
             missing[known] = False
-        if takes_missing and not (scheme.corrects_label and missing[label]):
+        if takes_missing:
             continue
         if missing.any():
             raise ValueError(

@@ -61,6 +61,7 @@ _ATOM_CHUNK = 2048
 _LEAST_TERMS = 1 << 13  # at nodes and atoms, for which another thread is worth while
 _LARGEST_DECAY = np.log(2.0)  # of classes in cells: one of pi above 1/2 is by itself
 _LONE = 256  # one class in so many may be by itself to let the others have a smaller range
+_FARTHEST_CELL = 1e6  # nats
 _PRECISION = 1e-16
 _SURE = 1.0 / 3.0  # of kappa: above it w / W - 1 is not needed
 _CELL_CHUNK = 1 << 13
@@ -257,7 +258,10 @@ def make_inclusion_atoms(included: Included) -> InclusionAtoms:
     ratio = 2.0 * np.pi / largest
     degree = int(np.ceil(-np.log(_PRECISION) / np.log(ratio + np.hypot(ratio, 1.0))))
     slot = np.full(len(included.pi), -1)
-    fit = drawn[included.decay[drawn] <= largest]
+    # classes far from all others are not crowded, and have no cell among those that are counted
+    fit = drawn[
+        (included.decay[drawn] <= largest) & (np.abs(included.log_w[drawn]) < _FARTHEST_CELL)
+    ]
     places = np.floor(included.log_w[fit] / WIDTH).astype(np.int64)
     first = int(places.min(initial=0))
     crowded = np.bincount(places - first) > DEGREE * degree
