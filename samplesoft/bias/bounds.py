@@ -34,7 +34,7 @@ from samplesoft.bias.integral import with_replacement_bias
 from samplesoft.bias.negatives import EPS, NegativeSums
 from samplesoft.bias.successive import set_bias
 from samplesoft.bias.sums import BiasSums, Known, check_chunk, rows_of_dask
-from samplesoft.bias.transform import Atoms, evaluate_nodes, make_atoms, rounding_unit
+from samplesoft.bias.transform import Atoms, evaluate_nodes, make_atoms, rounding_at
 from samplesoft.kernels.exponential import exp64
 from samplesoft.schemes import Scheme, as_scheme
 
@@ -355,12 +355,12 @@ def _set_bounds(example: Example, inputs: Inputs) -> tuple[FloatArray, FloatArra
     inclusion[which] = race.inclusion[0]
     gap[which] = np.abs(race.inclusion[0] - race.by_nodes) + left_out
     weights = successive.weigh(logits, label, inputs.scheme, inclusion)
-    log_w = [weights.log_w[which]]
-    sums = successive.expect([race], log_w, weights.log_base, successive.even_steps)
+    terms = weights.terms(which)
+    sums = successive.expect_terms([race], terms, successive.even_steps)
     expected[which] = sums.shares[0]
     expected[label] += sums.base[0]
     unit = _ROUNDING + _SET_ROUNDING * (race.exponent + inputs.num_sampled + _FAR)
-    unit = 2.0 * (unit + rule) + rounding_unit(weights.log_probs, weights.log_divisors)
+    unit = 2.0 * (unit + rule) + rounding_at(terms.largest_log)
     off = gap / inclusion
     # sets with classes whose pi is not known count as left out
     unknown = off > 0.5

@@ -741,12 +741,13 @@ def _set_square(example: Example, inputs: Inputs, centred: FloatArray) -> tuple[
     divisors, coarse = np.ones((2, len(logits)))
     divisors[which], coarse[which] = race.inclusion
     weights = successive.weigh(logits, label, inputs.scheme, divisors)
-    unit = rounding_unit(weights.log_probs[known], weights.log_divisors[known])
+    terms = weights.terms(which[race.order])
+    unit = rounding_at(terms.largest_log)
     units = unit + np.minimum(np.abs(coarse / divisors - 1.0), 1.0) ** 1.5
     # beside the vectors stand 1, the square of whose sum is 1, and how far p' c may be off
     reach = units * _reach(centred, weights.probs)
     columns = np.column_stack([centred, np.ones(len(reach)), reach])
-    sums = _set_sums(race, weights, which[race.order], columns, columns[label], largest)
+    sums = _set_sums(race, terms, columns[which[race.order]], columns[label], largest)
     squares = sums.squares[:, 0] / sums.squares[:, 1]
     mse, moved = float(squares[0]), math.sqrt(abs(float(sums.squares[0, 2])))
     error = moved * (2.0 * math.sqrt(abs(mse)) + moved) + _SET_LEFT_OUT * largest
@@ -765,33 +766,31 @@ class _SetSums(NamedTuple):
 
 def _set_sums(
     race: successive.Race,
-    weights: successive.Weights,
-    rows: IntArray,
-    columns: FloatArray,
+    terms: successive.Terms,
+    vectors: FloatArray,
     own: FloatArray,
     largest: float,
 ) -> _SetSums:
-    """Integrate over u, for classes of the `rows` (N,) of `columns` (n, d + 2).
+    """Integrate over u, for classes of the `vectors` (N, d + 2) and of the first N `terms`.
 
     `own` (d + 2,) is that of the label, and `largest` the largest square of the first d columns.
     """
-    vectors = columns[rows]
     squares = _add_blocks(vectors * vectors)
-    logs = np.append(weights.log_w[rows], weights.log_base)
     often = np.append(race.inclusion[0][race.order], 1.0)
     sums, size, survival, left = np.zeros((3, 3)), 0.0, 1.0, 2
     past: list[FloatArray] = []
-    for x, weight in successive.steps(successive.scales_of_sum(often, logs)[1]):
-        if successive.changes(x + logs):
-            decay = np.exp(np.minimum(x + logs, LARGEST_EXPONENT))
+    scales = successive.scales_of_sum(often, terms.logs)
+    for node in successive.nodes_of(terms, *scales, successive.steps):
+        if successive.changes(node.log_decay):
+            decay = np.exp(np.minimum(node.log_decay, LARGEST_EXPONENT))
             circles = race.circles(decay[:-1], past)
             survival, base = 0.0, math.exp(-decay[-1])
             if circles is not None and base > 0.0:
-                terms = _set_terms(race, circles, decay[:-1], vectors, squares, decay[-1] * own)
-                over_t = base * (race.scale @ terms)
+                found = _set_terms(race, circles, decay[:-1], vectors, squares, decay[-1] * own)
+                over_t = base * (race.scale @ found)
                 survival = base * float(race.scale[0] @ circles.density)
-                sums += weight[:, None] * over_t[[0, 0, 1], :3]
-                size += float(weight[0] * over_t[0, 3])
+                sums += node.weights[:, None] * over_t[[0, 0, 1], :3]
+                size += float(node.weights[0] * over_t[0, 3])
         # what is left is of the order of survival times `largest`; relative to the sum it must be
         # nothing, for where one class has most of the mass the sum is of rare sets without it
         gone = survival * largest <= _SET_GONE * abs(sums[0, 0]) or survival < _LEAST

@@ -13,7 +13,6 @@ numbers that serve every point of the circle. Only *heavy* classes are gone thro
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
@@ -23,10 +22,10 @@ from numpy.typing import NDArray
 
 from samplesoft._jit import chunks, njit, njit_sum, thread_each
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.bias.draw_law import softmax_apart
+from samplesoft.bias.draw_law import LARGEST_FLOAT, softmax_apart
 from samplesoft.bias.inputs import Example
 from samplesoft.bias.negatives import EPS
-from samplesoft.bias.transform import Row, estimate_error, rounding_unit
+from samplesoft.bias.transform import Row, estimate_error, rounding_at
 from samplesoft.samplers.without_replacement import SuccessiveInclusion
 from samplesoft.schemes import Scheme
 
@@ -52,6 +51,9 @@ _LONGEST = 0.5
 _LARGEST = 690.0  # of an exponent
 _FLAT = -42.0  # log of u w: below it exp(-u w) is 1
 _GONE = 6.7  # and above it 0
+_SETTLED = 40.0  # from where nodes stand at equal distances, and have the same weights
+_APART = 60.0  # nats, beyond which of two terms one does not matter
+_COUNTED = 1e14  # nats: of a longer stretch nodes are not counted
 _SEEN = 1e-9  # inclusion probabilities below it are taken from `SuccessiveInclusion`
 
 Strata = tuple[Sequence[int], IntArray]
@@ -103,15 +105,68 @@ def _drawing(example: Example, strata: Strata, scheme: Scheme) -> list[tuple[Gro
     return drawing
 
 
+class Terms(NamedTuple):
+    """The terms exp(logit) / divisor of a sum: near each other, or apart by any number of nats."""
+
+    logits: FloatArray  # (k,)
+    log_divisors: FloatArray  # (k,) infinite where there is no term
+
+    def above(self, origin: int) -> FloatArray:
+        """Return the logs of the terms over the one of number `origin`, (k,).
+
+        Logits are subtracted as they were given: a log of either term would have lost the digits of
+        their difference where both are far below another term.
+        """
+        divisors = self.log_divisors
+        # nothing to draw there: the infinity may be in both
+        apart = np.where(divisors < np.inf, divisors - divisors[origin], np.inf)
+        with np.errstate(over="ignore"):
+            logs: FloatArray = np.maximum(self.logits - self.logits[origin], -LARGEST_FLOAT) - apart
+        return logs
+
+    @property
+    def top(self) -> int:
+        """The number of the term that logs are measured from: that of the largest logit."""
+        return int(np.where(self.log_divisors < np.inf, self.logits, -np.inf).argmax())
+
+    @property
+    def logs(self) -> FloatArray:
+        """The logs of the terms over exp of the largest logit, (k,); -inf where there is none."""
+        with np.errstate(over="ignore"):
+            away = np.maximum(self.logits - self.logits[self.top], -LARGEST_FLOAT)
+        logs: FloatArray = away - self.log_divisors
+        return logs
+
+    @property
+    def largest_log(self) -> float:
+        """The largest size of the numbers that a log is the sum of, of terms near each other.
+
+        Two terms that are not near have shares in no sum that the error of their distance moves.
+        """
+        kept = np.flatnonzero(self.log_divisors < np.inf)
+        logits, divisors = self.logits[kept], np.abs(self.log_divisors[kept])
+        order = np.argsort(self.logs[kept])
+        logits, logs = logits[order], self.logs[kept][order]
+        starts = np.flatnonzero(np.append(True, np.diff(logs) > _APART))
+        with np.errstate(over="ignore"):
+            spans = np.maximum.reduceat(logits, starts) - np.minimum.reduceat(logits, starts)
+        return float(spans.max() + divisors.max())
+
+
 class Weights(NamedTuple):
     """What S is made of where each class is divided by a number of its own."""
 
     log_probs: FloatArray  # (n,)
     probs: FloatArray  # (n,)
-    log_divisors: FloatArray  # (n,)
-    log_w: FloatArray  # (n,) of a draw
-    log_base: float  # of the label, drawn or not
-    shift: float  # log of what that is divided by
+    logits: FloatArray  # (n,) as given
+    log_divisors: FloatArray  # (n,) of a draw, infinite where it has no weight
+    label: int
+    shift: float  # log of what the label is divided by, drawn or not; infinite where it is not in S
+
+    def terms(self, which: IntArray) -> Terms:
+        """Return the terms of draws of some classes (k,), and behind them that of the label."""
+        every, divisors = np.append(which, self.label), self.log_divisors[which]
+        return Terms(self.logits[every], np.append(divisors, self.shift))
 
 
 def weigh(logits: FloatArray, label: int, scheme: Scheme, divisors: FloatArray) -> Weights:
@@ -119,12 +174,12 @@ def weigh(logits: FloatArray, label: int, scheme: Scheme, divisors: FloatArray) 
     log_probs, probs, _ = softmax_apart(logits, label)
     with np.errstate(divide="ignore"):
         log_divisors = np.log(divisors)
-    log_w = log_probs - log_divisors
-    if not scheme.draws_label:
-        log_w[label] = -np.inf
     shift = float(log_divisors[label]) if scheme.corrects_label else 0.0
-    log_base = float(log_probs[label]) - shift if scheme.label_in_sum else -np.inf
-    return Weights(log_probs, probs, log_divisors, log_w, log_base, shift)
+    if not scheme.label_in_sum:
+        shift = np.inf
+    if not scheme.draws_label:
+        log_divisors[label] = np.inf
+    return Weights(log_probs, probs, logits, log_divisors, label, shift)
 
 
 def set_row(
@@ -138,22 +193,13 @@ def set_row(
     inclusion = np.zeros((2, len(logits)))
     for group, which in drawing:
         inclusion[:, which] = group.inclusion
-    weights = weigh(logits, label, scheme, inclusion[0] if correction is None else correction)
-    log_probs, probs, log_divisors, log_w, log_base, shift = weights
+    divisors = inclusion[0] if correction is None else correction
     every = np.concatenate([*(which for _, which in drawing), np.empty(0, np.int64)])
-    unit = rounding_unit(log_probs[every], log_divisors[every])
     if all(isinstance(group, Certain) for group, _ in drawing):
-        weight = np.zeros(len(probs))
-        weight[every] = np.exp(-log_divisors[every])
-        if not scheme.draws_label:
-            weight[label] = 0.0
-        weight[label] += np.exp(-shift) if scheme.label_in_sum else 0.0
-        is_rounded = bool(shift or log_divisors[every].any())  # or else divided by ones
-        bias, log_sum, terms = _fixed_bias(probs, weight, is_rounded)
-        error = 2.0 * unit * terms
-        return Row(bias, probs, log_sum + shift, error, unit * abs(log_sum), inclusion[0])
-    groups = [group for group, _ in drawing]
-    sums = expect(groups, [log_w[which] for _, which in drawing], log_base)
+        return _certain_row(logits, label, scheme, every, divisors)._replace(inclusion=inclusion[0])
+    weights = weigh(logits, label, scheme, divisors)
+    terms, probs = weights.terms(every), weights.probs
+    sums = expect_terms([group for group, _ in drawing], terms)
     expected = np.zeros((3, len(probs)))
     expected[:, every] = sums.shares
     expected[:, label] += sums.base
@@ -161,37 +207,87 @@ def set_row(
     total = expected.sum(axis=1, keepdims=True)
     expected /= total
     bias = expected[0] - probs
-    norm = float(np.abs(bias).sum())
+    unit, norm = rounding_at(terms.largest_log), float(np.abs(bias).sum())
     error = unit * (1.0 + norm) + 2.0 * abs(float(total[0, 0]) - 1.0)
-    loss_error = unit * (1.0 + abs(float(sums.log_sum[0]))) + sums.log_noise
+    # log S is measured from the largest logit in S
+    shift = float(weights.log_probs[np.append(every, label)[terms.top]])
+    if scheme.corrects_label:
+        shift += weights.shift
+    loss_error = unit * (1.0 + sums.log_size) + sums.log_noise + EPS * abs(shift)
     changes = [np.abs(expected[i] - expected[0]).sum() for i in (1, 2)]
     if correction is None:
-        changes.append(probs[every] @ np.abs(inclusion[1, every] / inclusion[0, every] - 1.0))
+        moved = np.abs(inclusion[1, every] / inclusion[0, every] - 1.0)
+        changes.append((probs[every] * moved).sum())
     for change in changes:
         error += estimate_error(float(change), 0.0, 1.0, 0.0)
     for coarse in sums.log_sum[1:]:
         loss_error += estimate_error(abs(float(coarse - sums.log_sum[0])), 0.0, 1.0, 0.0)
-    return Row(bias, probs, float(sums.log_sum[0]) + shift, error, loss_error, inclusion[0])
+    if _beyond_floats(logits, terms):
+        loss_error = math.inf
+    loss_bias = float(sums.log_sum[0]) + shift
+    # nor can two distributions be further apart
+    return Row(bias, probs, loss_bias, min(error, 2.0), float(loss_error), inclusion[0])
 
 
-def _fixed_bias(
-    probs: FloatArray, weight: FloatArray, is_rounded: bool
-) -> tuple[FloatArray, float, float]:
-    """Return p' - p and log S where class j has ``p_j`` times its `weight` (n,) for certain.
+def _beyond_floats(logits: FloatArray, terms: Terms) -> bool:
+    """Whether a term lies so far below the largest of all logits that floats have no distance."""
+    least = float(terms.logits[terms.log_divisors < np.inf].min())
+    return math.isinf(float(logits.max()) - least)
 
-    The last number is the sum of the sizes of what is rounded, with weights if they are.
+
+def _certain_row(
+    logits: FloatArray, label: int, scheme: Scheme, every: IntArray, divisors: FloatArray
+) -> Row:
+    """Return the exact bias of one example where all classes of `every` are drawn for certain.
+
+    p' is the softmax of other logits, ``o_j - log c_j`` with the number c_j of `divisors` (n,), and
+    without the classes that are not drawn.
     """
-    # measured from the likeliest class h, whose own bias would be a difference of equal numbers:
-    # with d_j = w_j - w_h and D their mean under p, it is p_j (d_j - D) / (w_h + D)
-    h = int(probs.argmax())
-    apart = weight - weight[h]
-    mean = float(probs @ apart)
-    total = float(weight[h]) + mean
-    gain = float(weight[h] - 1.0) + mean  # 0 where the sum is that of the softmax
-    log_sum = math.log1p(gain) if abs(gain) < 0.5 else math.log(total)
-    sizes = np.abs(apart) + (weight + weight[h] if is_rounded else 0.0)
-    sizes[h] = 0.0
-    return probs * (apart - mean) / total, log_sum, float(probs @ sizes) / total
+    log_probs, probs, _ = softmax_apart(logits, label)
+    there = np.zeros(len(probs), np.bool_)
+    there[every] = True
+    there[label] = scheme.label_in_sum or (there[label] and scheme.draws_label)
+    own, of_loss = divisors.copy(), float(divisors[label]) if scheme.corrects_label else 1.0
+    if not scheme.corrects_label and scheme.label_in_sum:
+        own[label] = 1.0
+    elif scheme.label_is_a_draw and label in every:
+        own[label] *= 0.5  # it is in S twice
+    # Measured from the likeliest class h of S, whose own bias would be a difference of equal
+    # numbers: with d_j = c_h / c_j - 1, as a quotient of a difference, and D its mean under p, the
+    # bias is p_j (d_j - D) / (1 + D). Where D is far from 0 nothing cancels in p' - p.
+    h = int(np.where(there, logits, -np.inf).argmax())
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        apart = np.where(there, (own[h] - own) / own, -1.0)
+        gain = float((probs * apart).sum())
+    log_own = np.where(there, np.log(np.where(there, own, 1.0)), np.inf)
+    terms = Terms(logits, log_own)
+    unit = rounding_at(terms.largest_log)
+    if abs(gain) < 0.5:
+        sizes = probs * np.abs(apart)
+        # of p, of the quotients, and of their mean
+        off = 2.0 * (rounding_at(0.0) * sizes + EPS * sizes * np.abs(np.maximum(log_probs, -1e4)))
+        rounding = 2.0 * float(off.sum()) / (1.0 + gain)
+        bias, log_sum = probs * (apart - gain) / (1.0 + gain), math.log1p(gain)
+        error = loss_error = rounding
+    else:
+        logs = terms.above(h)
+        largest = float(logs.max())
+        masses = np.exp(logs - largest)
+        total = float(masses.sum())
+        bias = masses / total - probs
+        log_sum = float(log_probs[h]) + largest + math.log(total)
+        error = unit * float(np.abs(bias).sum() + 1.0)
+        loss_error = unit + EPS * (abs(float(log_probs[h])) + abs(largest))
+    # log S - log c_t, or log S
+    ratio = (of_loss - own[h]) / own[h]
+    near = abs(ratio) < 0.5
+    log_ratio = math.log1p(ratio) if near else math.log(of_loss) - math.log(own[h])
+    loss_error += 2.0 * EPS * (abs(log_ratio) + abs(log_sum))
+    if not near:
+        loss_error += EPS * (abs(math.log(of_loss)) + abs(math.log(own[h])))
+    if _beyond_floats(logits, terms):
+        loss_error = math.inf
+    return Row(bias, probs, log_sum + log_ratio, min(error, 2.0), loss_error)
 
 
 def _group(q: FloatArray, count: int, scheme: Scheme) -> Group:
@@ -205,8 +301,9 @@ class Sums(NamedTuple):
 
     shares: FloatArray  # (3, N) E[w_k I_k / S]
     base: FloatArray  # (3,) E[base / S]
-    log_sum: FloatArray  # (3,) E[log S]
+    log_sum: FloatArray  # (3,) E[log S], S measured from the largest logit of its terms
     log_noise: float  # rounding error of that
+    log_size: float  # and the size of what it is made of
 
 
 class Race:
@@ -414,26 +511,35 @@ def expect(
     groups: Sequence[Group],
     log_w: list[FloatArray],
     log_base: float,
-    nodes: Callable[[float], Iterator[tuple[float, FloatArray]]] | None = None,
+    rule: Rule | None = None,
 ) -> Sums:
     """Return expectations where S is a base and the weights of what independent groups draw.
 
-    `log_w` (N,) are those of the classes of each group; `nodes` are `steps`, or `even_steps`.
+    `log_w` (N,) are those of the classes of each group; `rule` is `steps`, or `even_steps`. Of the
+    logs of S these are the ones.
     """
-    edges = np.cumsum([0, *(len(one) for one in log_w)])
-    parts = [slice(*pair) for pair in zip(edges[:-1], edges[1:], strict=True)]
     logs = np.concatenate([*log_w, [log_base]])
+    there = logs > -np.inf
+    terms = Terms(np.where(there, logs, 0.0), np.where(there, 0.0, np.inf))
+    sums = expect_terms(groups, terms, rule)
+    return sums._replace(log_sum=sums.log_sum + float(terms.logits[terms.top]))
+
+
+def expect_terms(groups: Sequence[Group], terms: Terms, rule: Rule | None = None) -> Sums:
+    """Return the same for the `terms` of the classes of all groups, and that of the base."""
+    edges = np.cumsum([0, *(len(group.inclusion[0]) for group in groups)])
+    parts = [slice(*pair) for pair in zip(edges[:-1], edges[1:], strict=True)]
     often = np.append(np.concatenate([group.inclusion[0] for group in groups]), 1.0)
-    reference, log_scale = scales_of_sum(often, logs)
+    reference, log_scale = scales_of_sum(often, terms.logs)
     shares, base, log_sum = np.zeros((3, edges[-1])), np.zeros(3), np.full(3, reference)
     log_noise, noise = abs(reference) * EPS, sum(group.noise for group in groups)
+    log_size = abs(reference)
     past: list[list[FloatArray]] = [[] for _ in groups]
     survival, left = np.ones(2), 2
-    for x, (weight, even, _) in (nodes or steps)(log_scale):
-        rings, of_base = np.zeros((2, edges[-1])), np.zeros(2)
-        log_decay = x + logs
-        if changes(log_decay):
-            decay = np.exp(np.minimum(log_decay, _LARGEST))
+    for node in nodes_of(terms, reference, log_scale, rule or steps):
+        rings, of_base, (weight, even, _) = np.zeros((2, edges[-1])), np.zeros(2), node.weights
+        if changes(node.log_decay):
+            decay = np.exp(np.minimum(node.log_decay, _LARGEST))
             pairs = zip(groups, parts, past, strict=True)
             found = [group.at(decay[part], before) for group, part, before in pairs]
             survival = np.full(2, math.exp(-decay[-1]))
@@ -446,17 +552,18 @@ def expect(
                 rings[:, part] = found[g][1] * rest[:, None]
             rings *= decay[:-1]
             of_base = decay[-1] * survival
-        fall = math.exp(-math.exp(min(x + reference, _LARGEST))) - survival
+        fall = math.exp(-math.exp(min(node.log_mean, _LARGEST))) - survival
         log_noise += weight * noise * survival[0]
+        log_size += weight * abs(float(fall[0]))
         for total, one in (shares, rings), (base, of_base), (log_sum, fall):
             total[0] += weight * one[0]
             total[1] += even * one[0]
             total[2] += weight * one[1]
         # one node more than the last, for half of the nodes
-        left = left - 1 if survival[0] < _NOTHING and x + reference > 4.0 else 2
+        left = left - 1 if survival[0] < _NOTHING and node.log_mean > 4.0 else 2
         if not left:
             break
-    return Sums(shares, base, log_sum, log_noise)
+    return Sums(shares, base, log_sum, log_noise, log_size)
 
 
 def scales_of_sum(often: FloatArray, logs: FloatArray) -> tuple[float, float]:
@@ -470,19 +577,75 @@ def scales_of_sum(often: FloatArray, logs: FloatArray) -> tuple[float, float]:
     return reference, max(top, reference) + _BEFORE
 
 
-def steps(log_scale: float) -> Iterator[tuple[float, FloatArray]]:
-    """Yield log u of nodes (B24) without end, and weights (3,): of all, of half, and of all."""
-    for number in itertools.count():
-        z = _LEFT + number * _STEP
-        weight = _STEP * (1.0 + math.exp(-z))
-        even = 2.0 * weight if number % 2 == 0 else 0.0
-        yield z - math.exp(-z) - log_scale, np.array([weight, even, weight])
+class Node(NamedTuple):
+    """A node in log u, or a stretch of them on which nothing changes."""
+
+    log_decay: FloatArray  # (k,) log of u times each term
+    log_mean: float  # and of u times the mean of S
+    weights: FloatArray  # (3,) of all nodes, of half of them, and of all
 
 
-def even_steps(log_scale: float) -> Iterator[tuple[float, FloatArray]]:
-    """Yield the same at equal distances, whose error (B79) is proved."""
-    for number in itertools.count():
-        yield number * _STEP + _TINY - log_scale, np.array([_STEP, 0.0, _STEP])
+Rule = Callable[[int], tuple[float, FloatArray]]
+
+
+def steps(number: int) -> tuple[float, FloatArray]:
+    """Return log u of a node (B24) of that number, less where they begin, and weights (3,)."""
+    z = _LEFT + number * _STEP
+    early = math.exp(-z)
+    weight = _STEP * (1.0 + early)
+    even = 2.0 * weight if number % 2 == 0 else 0.0
+    return z - early, np.array([weight, even, weight])
+
+
+def even_steps(number: int) -> tuple[float, FloatArray]:
+    """Return the same at equal distances, whose error (B79) is proved."""
+    return number * _STEP + _TINY, np.array([_STEP, 0.0, _STEP])
+
+
+def nodes_of(terms: Terms, reference: float, log_scale: float, rule: Rule) -> Iterator[Node]:
+    """Yield nodes in log u without end, for a sum of `terms` and a mean of log `reference`.
+
+    Terms of scales that are far apart change exp(-u S) one after the other. Between them it is
+    constant, and all nodes there are one of their weights added up: time does not grow with the
+    distance. Behind them distances are measured from the next term, for log u has no digits left.
+    """
+    logs = terms.logs
+    near_mean = int(np.abs(logs - reference).argmin())
+    above_that = reference - float(logs[near_mean])
+    logs, start, number = logs - log_scale, 0.0, 0
+    while True:
+        x, weights = rule(number)
+        log_decay = logs + (x - start)
+        log_mean = float(log_decay[near_mean]) + above_that
+        yield Node(log_decay, log_mean, weights)
+        number += 1
+        ahead, mean_is_ahead = log_decay <= _FLAT, log_mean <= _FLAT
+        ahead &= log_decay > -np.inf
+        if x < _SETTLED or changes(np.append(log_decay, log_mean)) or not ahead.any():
+            continue
+        next_log = max(float(log_decay[ahead].max()), log_mean if mean_is_ahead else -np.inf)
+        distance = min(_FLAT - next_log, LARGEST_FLOAT)
+        if distance <= 2.0 * _STEP:
+            continue
+        skipped = distance
+        if distance < _COUNTED:  # as many pairs of nodes as there are
+            skipped = 2.0 * _STEP * math.floor(0.5 * distance / _STEP)
+        both = weights + rule(number)[1]
+        yield Node(log_decay, log_mean, both * (0.5 / _STEP) * skipped)
+        logs, start = _from_next(terms, log_decay, ahead), x
+        next_log = float(logs[ahead].max())
+        if mean_is_ahead:
+            next_log = max(next_log, float(logs[near_mean]) + above_that)
+        logs += _FLAT - (distance - skipped) - next_log
+
+
+def _from_next(terms: Terms, log_decay: FloatArray, ahead: NDArray[np.bool_]) -> FloatArray:
+    """Return the logs of all terms over the largest of those `ahead`."""
+    origin = int(np.where(ahead, log_decay, -np.inf).argmax())
+    logs = terms.above(origin)
+    # of logits so far away that their distances are the same number there may be a larger one
+    better = int(np.where(ahead, logs, -np.inf).argmax())
+    return logs if better == origin else terms.above(better)
 
 
 def changes(log_decay: FloatArray) -> bool:
