@@ -74,7 +74,7 @@ def main() -> None:
     path = args.output / "classifier_frontier.csv"
     rows = {}
     if path.exists():
-        with path.open() as file:
+        with path.open(encoding="utf-8") as file:
             rows = {(r["data"], r["method"], r["setting"]): r for r in csv.DictReader(file)}
     for name, data in data_sets(args):
         for method in args.methods.split(";"):

@@ -179,7 +179,7 @@ def main() -> None:
     path = args.output / "family.csv"
     rows: list[dict[str, Any]] = []
     if path.exists():
-        with path.open() as file:
+        with path.open(encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
     tasks: list[tuple[str, int, Callable[[], Corpus]]] = [
         ("names", args.seeds, lambda: packages(6, WORDS, EXAMPLES, names_only=True))

@@ -97,7 +97,7 @@ def written(path: Path) -> dict[tuple[str, str], Row]:
     """Return the rows of a file of before, if there is one."""
     if not path.exists():
         return {}
-    with path.open() as file:
+    with path.open(encoding="utf-8") as file:
         return {(row["data"], row["method"]): row for row in csv.DictReader(file)}
 
 

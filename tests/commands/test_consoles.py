@@ -1,15 +1,18 @@
 """Consoles that cannot print a name, pipes that close, disks that are full: files are written."""
 
+import ast
 import io
 import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from retrieval_files import write_files
 
+import samplesoft
 from samplesoft._files import write_text
 from samplesoft._progress import progress_line
 from samplesoft.cli import main
@@ -233,3 +236,42 @@ def test_lines_of_progress_never_end_the_work(monkeypatch):
     progress_line(True, NAME)
     sys.stderr.close()
     progress_line(True, NAME)
+
+
+SOURCES = sorted(Path(samplesoft.__file__).parent.rglob("*.py"))
+OF_THE_SYSTEM = {"_memory.py"}  # reads numbers in ASCII
+
+
+def without_encoding(source):
+    """Yield calls that open or read a text in whatever encoding the system has."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        if name not in ("open", "read_text", "write_text", "fdopen"):
+            continue
+        call = ast.unparse(node)
+        owner = ast.unparse(getattr(node.func, "value", ast.Constant("")))
+        of_archives = owner in ("os", "self._zip")  # numbers of files, and bytes
+        own = name == "write_text" and owner == "''"  # of `samplesoft._files`, in UTF-8
+        binary = any(f"b{end}" in call for end in "'+") and "encoding" not in call
+        if "encoding=" not in call and not (of_archives or own or binary):
+            yield call
+
+
+def test_files_are_in_utf_8_whatever_the_system():
+    found = {path.name: [*without_encoding(path.read_text(encoding="utf-8"))] for path in SOURCES}
+    assert {name for name, calls in found.items() if calls} <= OF_THE_SYSTEM
+
+
+def test_what_has_no_encoding_is_found():
+    calls = "open(p)", "open(p, 'w')", "p.read_text()", "p.write_text('a')", "p.open('a')"
+    for call in calls:
+        assert [*without_encoding(call)] == [call]
+    for call in (
+        "open(p, 'rb')",
+        "open(p, 'w+b')",
+        "p.read_text(encoding='utf-8')",
+        "os.open(p, 0)",
+    ):
+        assert not [*without_encoding(call)]
