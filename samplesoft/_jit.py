@@ -70,7 +70,9 @@ def njit(function: Function) -> Function:
 def njit_sum(function: Function) -> Function:
     """Compile a sum as `njit` does, free to add in any order and to fuse products into sums.
 
-    NaN and infinity behave as ever; the last bits of the result depend on the processor.
+    NaN and infinity behave as ever; the last bits of the result depend on the processor. A loop
+    that adds up must write to no array: where it does, the compiled one asks whether arrays lie too
+    near each other for vectors, and then adds up in another order.
     """
     return _compile(function, {"reassoc", "contract"})
 

@@ -366,7 +366,7 @@ def _set_bounds(example: Example, inputs: Inputs) -> tuple[FloatArray, FloatArra
     unknown = off > 0.5
     lost = left_out + 2.0 * float((inclusion + gap)[unknown].sum()) + _SET_LEFT_OUT
     off[unknown] = 0.0
-    half = 4.0 * (expected * (2.0 * unit + off) + float(expected @ off)) + lost
+    half = 4.0 * (expected * (2.0 * unit + off) + float((expected * off).sum())) + lost
     half += unit * weights.probs + TINY
     bias = expected - weights.probs
     lower = np.maximum(bias - half, -weights.probs * (1.0 + unit))

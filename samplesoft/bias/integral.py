@@ -190,13 +190,14 @@ def _flows(
     tilted = nodes.tilted if isinstance(nodes, TiltedNodes) else None
     over_nodes = atom_integrals(nodes.x, weights.coefficients, tilted, points, log_d_ref)
     weight = np.abs(points.q_kappa)
-    coarse = float(weight @ np.abs(over_nodes.full - over_nodes.half))
-    size = class_size = float(weight @ over_nodes.size)
+    # not as inner products of BLAS, whose last bits change with its threads
+    coarse = float((weight * np.abs(over_nodes.full - over_nodes.half)).sum())
+    size = class_size = float((weight * over_nodes.size).sum())
     # the label's terms reach the bias times the mass of the other classes: at the label, and
     # once more spread over the others
     coarse += 2.0 * law.other_mass * halving_change(weights.label_terms)
     size += 2.0 * law.other_mass * float(weights.label_sizes.sum())
-    total = float(points.q_kappa @ over_nodes.full)
+    total = float((points.q_kappa * over_nodes.full).sum())
     return _Flows(atoms, over_nodes.full, total, coarse, size, class_size)
 
 

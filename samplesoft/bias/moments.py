@@ -268,7 +268,7 @@ def centre(vectors: FloatArray, probs: FloatArray) -> FloatArray:
 def _reach(centred: FloatArray, probs: FloatArray) -> FloatArray:
     """Return how large the numbers are that the centred vectors (n, d) come from, (n,)."""
     norms = np.sqrt(squared_norms(centred))
-    return norms + probs @ norms  # the mean that was taken off is rounded, too
+    return norms + float((probs * norms).sum())  # the mean that was taken off is rounded, too
 
 
 def squared_norms(vectors: FloatArray) -> FloatArray:
@@ -641,7 +641,7 @@ class _NodeSums:
                 change, sizes, square = _add_up_classes(terms, len(half), centred, reach)
             self.change.add(change)
             self.scalars.add(np.stack([*sizes.T, square]))
-            self.norm.add(float(law.probs @ norms))
+            self.norm.add(float((law.probs * norms).sum()))
         return self
 
     def merge(self, other: _NodeSums) -> _NodeSums:

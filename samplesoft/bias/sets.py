@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, gammaln
 
-from samplesoft._jit import njit_sum
+from samplesoft._jit import njit, njit_sum
 from samplesoft._validation import FloatArray
 from samplesoft.bias.draw_law import softmax_apart
 from samplesoft.bias.exact import ExactBias
@@ -92,7 +92,7 @@ class Sets:
         return total, replace(part, weights=part.weights / total)
 
 
-@njit_sum
+@njit
 def _means(
     absent: ComplexArray,
     present: ComplexArray,
@@ -104,7 +104,7 @@ def _means(
     parts: ComplexArray,
 ) -> None:
     n, num = absent.shape
-    inverse = np.empty_like(absent)
+    inverse, terms = np.empty_like(absent), np.empty_like(weights)
     for u in range(len(values)):
         products, totals = weights.copy(), np.full(num, 0.0j if has_last else 1.0 + 0.0j)
         for j in range(n):
@@ -115,14 +115,23 @@ def _means(
                 size = factor.real**2 + factor.imag**2
                 inverse[j, i] = value * np.conj(factor) * (1.0 / size if size > _NOTHING else 0.0)
                 totals[i] += last[j, i] * inverse[j, i]
-        means[u] = (products * totals).sum()
+        for i in range(num):
+            terms[i] = products[i] * totals[i]
+        means[u] = _total(terms)
         for j in range(n):
-            part = 0.0j
             for i in range(num):
                 others = totals[i] - last[j, i] * inverse[j, i]
                 shares = (last[j, i] + others * present[j, i]) * inverse[j, i]
-                part += products[i] * shares
-            parts[u, j] = part
+                terms[i] = products[i] * shares
+            parts[u, j] = _total(terms)
+
+
+@njit_sum
+def _total(terms: ComplexArray) -> complex:
+    total = 0.0j
+    for i in range(len(terms)):
+        total += terms[i]
+    return total
 
 
 # laws of sets, of probabilities that come as the bytes of (n,) ------------------------------------

@@ -792,7 +792,7 @@ def _powers_of(largest: float) -> int:
     return min(_POWERS, 1 + int(_TINY / math.log(largest)))
 
 
-@njit_sum
+@njit
 def _add_light(
     q: FloatArray,
     weights: FloatArray,
@@ -819,26 +819,34 @@ def _add_light(
         for i in range(size):
             if heavy[start + i] or not highest[i] <= _LIGHT:
                 heavy[start + i] = True
+                times_q[i] = 0.0
                 for k in range(len(t)):
                     odds[k, i] = 0.0
             else:
+                times_q[i] = q[start + i]
                 largest = max(largest, highest[i])
         orders[start // _TILE] = top = _powers_of(largest)
         for k in range(len(t)):
-            total = 0.0
             for i in range(size):
-                times_q[i] = 0.0 if heavy[start + i] else q[start + i]
                 power[i] = 1.0
-                total += times_q[i]
-            sums[1, k, 0] += total
+            sums[1, k, 0] += _sums_of(power, times_q, size)[1]
             for j in range(1, top + 1):
-                total = of_q = 0.0
                 for i in range(size):
                     power[i] *= odds[k, i]
-                    total += power[i]
-                    of_q += power[i] * times_q[i]
+                # in loops of their own, which write nothing: see `njit_sum`
+                total, of_q = _sums_of(power, times_q, size)
                 sums[0, k, j] += total
                 sums[1, k, j] += of_q
+
+
+@njit_sum
+def _sums_of(values: FloatArray, weights: FloatArray, size: int) -> tuple[float, float]:
+    """Return the sum of the first `size` of `values`, and of them times `weights`."""
+    total = weighted = 0.0
+    for i in range(size):
+        total += values[i]
+        weighted += values[i] * weights[i]
+    return total, weighted
 
 
 @njit
