@@ -7,6 +7,7 @@ facts; none of them knows a scheme by its name. A new one that these facts descr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -289,10 +290,31 @@ def certain_schemes() -> tuple[str, ...]:
     return tuple(name for name in exact_schemes() if SCHEMES[name].takes_certain)
 
 
-def as_scheme(name: Any, takes_distinct: bool = False) -> Scheme:
-    """Return the scheme of a name, which must have an exact bias."""
-    names = exact_schemes() + (exact_schemes(distinct=True) if takes_distinct else ())
-    return SCHEMES[as_choice("scheme", name, names)]
+def as_scheme(
+    name: Any, takes_distinct: bool = False, require: Callable[[Scheme], None] | None = None
+) -> Scheme:
+    """Return the scheme of a name, which must have an exact bias.
+
+    `require` raises ValueError for a scheme that the caller does not take, which is then no choice
+    either where a name is none.
+    """
+    distinct = exact_schemes(distinct=True)
+    if require is None:
+        names = exact_schemes() + (distinct if takes_distinct else ())
+        return SCHEMES[as_choice("scheme", name, names)]
+    names = exact_schemes() + distinct
+    if not isinstance(name, str) or name not in names:
+        as_choice("scheme", name, [one for one in names if _passes(require, SCHEMES[one])])
+    require(SCHEMES[name])
+    return SCHEMES[name]
+
+
+def _passes(require: Callable[[Scheme], None], scheme: Scheme) -> bool:
+    try:
+        require(scheme)
+    except ValueError:
+        return False
+    return True
 
 
 # the multilevel loss draws levels, with chances that fall by DECAY from one to the next:

@@ -73,7 +73,7 @@ def asymptotic_bias(
     array([0., 0., 0.])
     """
     # with two draws, which every scheme allows, so that a scheme is refused for what it is
-    return asymptotic_bias_of(check_inputs(logits, labels, q, 2, scheme, h))
+    return asymptotic_bias_of(check_inputs(logits, labels, q, 2, scheme, h, require=require_bounds))
 
 
 def asymptotic_bias_of(inputs: Inputs) -> FloatArray:
@@ -202,7 +202,9 @@ def self_normalized_terms(
     >>> print(f"{terms.agapiou_bound:.3f}, {terms.effective_sample_size:.2f} draws")
     1.378, 8.71 draws
     """
-    return self_normalized_terms_of(check_inputs(logits, labels, q, num_sampled, scheme, h))
+    return self_normalized_terms_of(
+        check_inputs(logits, labels, q, num_sampled, scheme, h, require=require_bounds)
+    )
 
 
 def self_normalized_terms_of(inputs: Inputs) -> SelfNormalizedTerms:

@@ -213,14 +213,14 @@ def finite_sample_bounds(
     """
     if is_dask(logits) or is_dask(q):
         require_only_chunks(h=h)
-        require_bounds(as_scheme(scheme))
+        as_scheme(scheme, require=require_bounds)
 
         def make(label: int) -> BiasSums:
             return BiasSums(num_sampled, label, scheme).then(BoundSums.after)
 
         return FiniteSampleBounds(*rows_of_dask(logits, labels, q, make, _ChunkBounds.columns)[0])
     return finite_sample_bounds_of(
-        check_inputs(logits, labels, q, num_sampled, scheme, h, takes_distinct=True)
+        check_inputs(logits, labels, q, num_sampled, scheme, h, require=_require_set_or_bounds)
     )
 
 
@@ -305,8 +305,7 @@ def num_sampled_for(
     [False, True]
     """
     # with two draws, which every scheme allows, so that a scheme is refused for what it is
-    inputs = check_inputs(logits, labels, q, 2, scheme, h)
-    require_bounds(inputs.scheme)
+    inputs = check_inputs(logits, labels, q, 2, scheme, h, require=require_bounds)
     wanted = as_positive("bias", bias)
     rows = [_search(row, inputs.scheme, wanted) for row in inputs.rows()]
     return NumSampled(*inputs.columns(rows))
@@ -320,6 +319,11 @@ def require_bounds(scheme: Scheme) -> None:
             f"are known of no other, got {scheme.name!r}; take 'negatives' or 'masked', or "
             "samplesoft.exact_bias."
         )
+
+
+def _require_set_or_bounds(scheme: Scheme) -> None:
+    if not scheme.distinct:
+        require_bounds(scheme)
 
 
 def example_bounds(law: DrawLaw) -> tuple[FloatArray, FloatArray]:

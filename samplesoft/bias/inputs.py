@@ -5,7 +5,7 @@ Also the classes that are certain, which join the label, and Jacobians of the lo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -93,16 +93,18 @@ def check_inputs(
     takes_certain: bool = False,
     takes_missing: bool = False,
     takes_distinct: bool = False,
+    require: Callable[[Scheme], None] | None = None,
 ) -> Inputs:
     """Check the arguments that the bias functions share, copied from a GPU if they are there.
 
     They are those of `samplesoft.exact_bias`, and come back as float64 and int64 arrays of a
     batch. `takes_certain` says whether the caller knows of certain classes, for a sampler may have
     some, `takes_missing` whether of classes that are never drawn, and `takes_distinct` whether of
-    draws without replacement. TypeError or ValueError if one is malformed, or the proposal misses a
-    class that the scheme needs.
+    draws without replacement; `require` raises for schemes that it does not take, and stands in for
+    the last. TypeError or ValueError if one is malformed, or the proposal misses a class that the
+    scheme needs.
     """
-    facts = as_scheme(scheme, takes_distinct)
+    facts = as_scheme(scheme, takes_distinct, require)
     if not takes_certain:
         require_none_certain("q", q)
     logits, labels = to_host(logits), to_host(labels)

@@ -169,7 +169,7 @@ def exact_gradient_moments(
     inputs = check_inputs(
         *(logits, labels, q, num_sampled, scheme, h, certain),
         takes_certain=True,
-        takes_distinct=True,
+        require=_require_no_jackknife,
     )
     require_digits(inputs)
     return exact_gradient_moments_of(inputs, class_embeddings, tau)

@@ -30,6 +30,7 @@ from samplesoft.bias.exact import ExactBias
 from samplesoft.bias.inputs import Inputs, check_inputs
 from samplesoft.bias.successive import set_row
 from samplesoft.bias.transform import Row
+from samplesoft.schemes import Scheme
 
 ComplexArray = NDArray[np.complex128]
 
@@ -350,10 +351,16 @@ def tries_bias(
     >>> tries_bias(logits, 1, q, 3).bias.round(3)
     array([ 0.019,  0.087,  0.207,  0.176, -0.053, -0.436])
     """
-    inputs = check_inputs(logits, labels, q, num_sampled, scheme, takes_distinct=True)
-    if not inputs.scheme.distinct:
-        raise ValueError(f"`scheme` must be one of draws without replacement, got {scheme!r}.")
+    inputs = check_inputs(logits, labels, q, num_sampled, scheme, require=_require_distinct)
     return ExactBias(*inputs.columns(_of_tries(*row, inputs) for row in inputs.rows()))
+
+
+def _require_distinct(scheme: Scheme) -> None:
+    if not scheme.distinct:
+        raise ValueError(
+            f"`scheme` must be one of draws without replacement, got {scheme.name!r}; take "
+            "'distinct' or one of its kind."
+        )
 
 
 def _of_tries(logits: FloatArray, label: int, q: FloatArray, inputs: Inputs) -> Row:

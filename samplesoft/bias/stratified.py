@@ -13,6 +13,7 @@ from samplesoft._validation import FloatArray, IntArray, as_count, as_ids
 from samplesoft.bias.exact import ExactBias
 from samplesoft.bias.inputs import Inputs, check_correction, check_inputs, require_digits
 from samplesoft.bias.successive import strata_bias
+from samplesoft.schemes import Scheme
 
 
 def stratified_bias(
@@ -85,14 +86,9 @@ def stratified_bias(
     """
     missing = correction is not None
     inputs = check_inputs(
-        *(logits, labels, q, 1, scheme), takes_missing=missing, takes_distinct=True
+        *(logits, labels, q, 1, scheme), takes_missing=missing, require=_require_sum
     )
     facts = inputs.scheme
-    if facts.jackknife or facts.independent or facts.divides_by_kept:
-        raise ValueError(
-            f"`scheme` must be one whose draws add up in S, got {scheme!r}; take 'distinct', or "
-            "'negatives' for draws with replacement."
-        )
     require_digits(inputs)
     places, counts = _check_strata(strata, num_sampled, inputs)
     _require_divisors(places, counts, inputs, missing)
@@ -102,6 +98,14 @@ def stratified_bias(
     pairs = zip(inputs.rows(), rows, strict=True)
     found = (strata_bias(row, (counts, places), facts, divisors) for row, divisors in pairs)
     return ExactBias(*inputs.columns(found))
+
+
+def _require_sum(scheme: Scheme) -> None:
+    if scheme.jackknife or scheme.independent or scheme.divides_by_kept:
+        raise ValueError(
+            f"`scheme` must be one whose draws add up in S, got {scheme.name!r}; take 'distinct', "
+            "or 'negatives' for draws with replacement."
+        )
 
 
 def _require_divisors(places: IntArray, counts: list[int], inputs: Inputs, corrected: bool) -> None:
@@ -142,7 +146,9 @@ def _check_strata(strata: Any, num_sampled: Any, inputs: Inputs) -> tuple[IntArr
         drawn = q > 0.0
         drawn[label] &= not inputs.scheme.excludes_label
         held = np.bincount(places[drawn], minlength=num)
-        few = np.flatnonzero((held < counts) if inputs.scheme.distinct else (held < 1))
+        # of no classes there may be no draws
+        needed = np.array(counts) if inputs.scheme.distinct else np.minimum(counts, 1)
+        few = np.flatnonzero(held < needed)
         if len(few):
             raise ValueError(
                 f"`num_sampled` must be at most the number of classes that can be drawn, got "

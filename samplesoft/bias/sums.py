@@ -314,13 +314,15 @@ def _bias_of_panels(solution: Solution, law: DrawLaw) -> FloatArray:
 
 
 def _scheme_with_sums(scheme: str) -> Scheme:
-    facts = as_scheme(scheme)
-    if facts.independent:
+    return as_scheme(scheme, require=_require_replacement)
+
+
+def _require_replacement(facts: Scheme) -> None:
+    if facts.independent or facts.distinct:
         raise ValueError(
             f"`scheme` must be one that draws with replacement for classes in chunks, got "
-            f"{scheme!r}; take samplesoft.exact_bias of arrays in memory."
+            f"{facts.name!r}; take samplesoft.exact_bias of arrays in memory."
         )
-    return facts
 
 
 def check_chunk(start: int, logits: Any, q: Any, totals: Totals) -> tuple[FloatArray, FloatArray]:
