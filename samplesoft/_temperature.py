@@ -67,5 +67,10 @@ def require_squares(class_embeddings: NDArray[Any], tau: float) -> None:
 
 
 def have_norm_1(*matrices: NDArray[Any]) -> bool:
-    """Return whether all rows have norm 1, to 1e-3 as the samplers ask."""
-    return all(np.abs(np.linalg.norm(m, axis=1) - 1.0).max() <= 1e-3 for m in matrices)
+    """Return whether all rows have norm 1, to 1e-3 as the samplers ask; or 0, but not all of them.
+
+    Rows of zeros are as they were before they were divided by their norms.
+    """
+    norms = [np.linalg.norm(m, axis=1) for m in matrices]
+    some = np.concatenate([of_rows[of_rows != 0.0] for of_rows in norms])
+    return len(some) > 0 and bool(np.abs(some - 1.0).max() <= 1e-3)

@@ -70,7 +70,7 @@ def row(dtype, form):
 @pytest.fixture(scope="module")
 def recommender():
     model = SampledSoftmaxRecommender(
-        3, num_sampled=2, max_iter=1, early_stopping=False, random_state=0
+        3, num_sampled=2, max_iter=1, early_stopping=False, propagation=0.1, random_state=0
     )
     return model.fit(TAKEN)
 
@@ -229,7 +229,7 @@ def test_a_row_of_a_sparse_array_is_a_row_of_a_model(linear, recommender):
 
 def test_what_is_hidden_from_one_user_may_have_one_dimension():
     one = SampledSoftmaxRecommender(
-        2, num_sampled=2, max_iter=1, early_stopping=False, random_state=0
+        2, num_sampled=2, max_iter=1, early_stopping=False, propagation=0.1, random_state=0
     ).fit(sparse.csr_array(np.array([[1, 1, 0, 0, 0]]))[0])
     taken, hidden = (
         sparse.csr_array(np.array([row])) for row in ([1, 1, 0, 0, 0], [0, 0, 0, 2, 0])

@@ -145,18 +145,19 @@ class HostArrays:
     ) -> tuple[NDArray[Any], FloatArray]:
         """Divide rows (N, d) by their norms in place; return them, and the norms (N,) they had.
 
-        Errors call the rows by `ids` (N,), where those are given, of the argument `name`.
+        Rows of zeros stay as they are, with a norm of 0. Errors call the rows by `ids` (N,), where
+        those are given, of the argument `name`.
         """
         norms = cls.empty(rows.shape[0], np.float64)  # for rows of float32 too
         cls.over_rows(divide_by_norms, rows, norms)
         had = to_host(norms)
-        good = (had > 0.0) & np.isfinite(had)  # others were left as they are
+        good = np.isfinite(had)  # others were left as they are
         if not good.all():
             worst = int(np.argmin(good))
             row = worst if ids is None else int(to_host(ids)[worst])
             raise ValueError(
-                f"`{name}` must have rows of a finite norm greater than 0 to be normalised, got "
-                f"{had[worst]} for row {row}; start from random vectors, or use normalize=False."
+                f"`{name}` must have rows of a finite norm to be normalised, got {had[worst]} for "
+                f"row {row}; remove NaN and infinity, or lower the learning rate of what made them."
             )
         return rows, norms
 

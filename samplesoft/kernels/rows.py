@@ -103,12 +103,18 @@ def _inner(rows: Real, others: Real, r: int) -> float:
 
 @njit
 def unit_gradient(d_unit: Real, unit: Real, norms: FloatArray) -> None:
-    """Turn `d_unit`, the derivative in ``x / |x|``, into that in x: ``(I - u u') d / |x|``."""
+    """Turn `d_unit`, the derivative in ``x / |x|``, into that in x: ``(I - u u') d / |x|``.
+
+    A row of zeros, whose norm is 0, has no derivative and gets zeros: it stays where it is.
+    """
     for r in range(worker(), len(unit), num_workers()):
         # of u = x / |x|: what changes the length alone changes nothing
         along = _inner(unit, d_unit, r)
         for i in range(lane(), unit.shape[1], num_lanes()):
-            d_unit[r, i] = (d_unit[r, i] - along * unit[r, i]) / norms[r]
+            if norms[r] == 0.0:
+                d_unit[r, i] = 0.0
+            else:
+                d_unit[r, i] = (d_unit[r, i] - along * unit[r, i]) / norms[r]
 
 
 @njit

@@ -171,7 +171,8 @@ class Loss(ABC):
     tau : float, optional
         Inverse temperature; by default 10 if `normalize`, else 1.
     normalize : bool
-        Divide context and class vectors by their Euclidean norms first.
+        Divide context and class vectors by their Euclidean norms first. A vector of zeros, such as
+        a padding row, stays as it is: its logits are 0, and so is its gradient.
     absolute : bool
         Put ``|o|`` in place of o: absolute softmax.
     reduction : {"mean", "sum", "none"}

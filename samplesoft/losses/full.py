@@ -173,7 +173,7 @@ def class_blocks(batch: Batch, normalize: bool) -> Iterator[Block]:
     """Yield the scores of all n classes for all contexts, block by block, in their order.
 
     Classes come first in a block, for the product of matrices is fastest so. A class vector that is
-    not finite, or has a norm of 0 and is to be normalised, is an error.
+    not finite, or has no finite norm and is to be normalised, is an error.
     """
     z, n = batch.z, len(batch.class_embeddings)
     size = min(n, max(_LEAST_CLASSES, _BLOCK_NUMBERS // len(z)))

@@ -126,11 +126,11 @@ def best_classes(
 ) -> tuple[IntArray, Rows]:
     """Return the k best classes (B, k) of contexts `z` (B, d), the best first, and their scores.
 
-    Scores are products with class vectors `rows` (n, d), which `normalize` divides by their norms,
-    plus `offsets` (n,), and with `absolute` without their sign. Classes in `leave_out`, a canonical
-    CSR matrix (B, n), are left out, and for all contexts those where `absent` (n,) is true. Where
-    fewer are left, a list ends with ids of -1 and scores of -inf. Of equal scores the first class
-    is better. The result does not depend on the number of threads.
+    Scores are products with class vectors `rows` (n, d), which `normalize` divides by their norms
+    where these are not 0, plus `offsets` (n,), and with `absolute` without their sign. Classes in
+    `leave_out`, a canonical CSR matrix (B, n), are left out, and for all contexts those where
+    `absent` (n,) is true. Where fewer are left, a list ends with ids of -1 and scores of -inf. Of
+    equal scores the first class is better. The result does not depend on the number of threads.
     """
     distant: Any = rows
     if isinstance(distant, DistantRows):
@@ -205,7 +205,7 @@ def _tile(shape: tuple[int, ...]) -> tuple[int, int]:
 def _refuse(rows: Rows, class_id: int, normalize: bool) -> None:
     """Raise ValueError for a class vector that cannot be used."""
     row = rows[class_id : class_id + 1]
-    if normalize:  # raises for a vector of norm 0 too
+    if normalize:  # raises for one whose norm is not finite
         unit_rows("class_embeddings", row.copy(), np.array([class_id]))
     require_finite_rows(row, class_id)
 
@@ -250,7 +250,7 @@ def _keep_best(
                     unit[j, i] = vectors[j, i]
             divide_by_norms(unit, norms[:count])
             for j in range(count):
-                if not (0.0 < norms[j] < np.inf):  # so that NaN is refused too
+                if not (norms[j] < np.inf):  # so that NaN is refused too
                     return start + j
             vectors, norms[:count] = unit, 1.0
         for low in range(begin, stop, task.height):

@@ -230,7 +230,8 @@ class RFSoftmaxSampler(KernelSampler):
     """Random Fourier softmax: draws by random Fourier features of the Gaussian kernel.
 
     For vectors of norm 1, and only for them, the Gaussian kernel is ``exp(nu h . c)`` times a
-    constant; so class vectors and contexts must have norm 1, to 1e-3.
+    constant; so class vectors and contexts must have norm 1, to 1e-3. Rows of zeros, which have no
+    direction, are allowed beside them.
 
     Parameters
     ----------
@@ -313,6 +314,9 @@ class RFSoftmaxSampler(KernelSampler):
 
 def _require_unit(name: str, rows: Rows, device: str) -> None:
     norms = np.sqrt(to_host(twin(device, ARRAYS).squared_norms(rows)))
+    for zero in np.flatnonzero(norms == 0.0):  # unless its square is 0 in its type alone
+        if not to_host(rows[zero : zero + 1]).any():
+            norms[zero] = 1.0
     # the row that is farthest out makes the clearest message
     row = int(np.argmax(np.abs(norms - 1.0)))
     if not 1.0 - UNIT_TOLERANCE <= norms[row] <= 1.0 + UNIT_TOLERANCE:
