@@ -25,6 +25,7 @@ from samplesoft._validation import (
     in_small_unit,
     in_wide_type,
     native,
+    require_plain,
     require_well_formed,
     shown,
 )
@@ -826,6 +827,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
 
     def _checked_inputs(self, X: Any, reset: bool) -> Any:
         """Return inputs (N, v) as an array or a CSR matrix; `reset` for those of a new model."""
+        require_plain("X", X)
         if sparse.issparse(X) and hasattr(X, "check_format"):
             require_well_formed("X", X)  # before its indices are followed
         if sparse.issparse(X):  # before repeated entries add up
