@@ -172,7 +172,8 @@ class Loss(ABC):
         Inverse temperature; by default 10 if `normalize`, else 1.
     normalize : bool
         Divide context and class vectors by their Euclidean norms first. A vector of zeros, such as
-        a padding row, stays as it is: its logits are 0, and so is its gradient.
+        a padding row, stays as it is: its logits are 0, and so is its gradient. So vectors that
+        are to be learned start at random.
     absolute : bool
         Put ``|o|`` in place of o: absolute softmax.
     reduction : {"mean", "sum", "none"}

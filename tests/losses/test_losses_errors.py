@@ -137,10 +137,10 @@ def test_unknown_names():
         make_loss("hinge")
 
 
-def test_a_vector_of_norm_0_cannot_be_normalised(name):
+def test_a_vector_without_a_finite_norm_cannot_be_normalised(name):
     loss = make_loss(name, normalize=True)
     case = make_case(loss)
-    case.class_embeddings[case.labels[0]] = 0.0
+    case.class_embeddings[case.labels[0], 0] = np.inf
     with pytest.raises(ValueError, match=f"`class_embeddings`.*norm.*row {case.labels[0]}"):
         case.forward(loss)
 

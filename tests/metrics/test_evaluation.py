@@ -160,13 +160,10 @@ def test_messages():
         top_k_classes(h, rows, 1, tau=0.0)
     with pytest.raises(ValueError, match="`biases` must have shape"):
         top_k_classes(h, rows, 1, biases=[1.0])
-    zero = h.copy()
-    zero[9] = 0.0
-    with pytest.raises(ValueError, match="`h`.*row 9;"):
-        evaluate(zero, rows, labels, normalize=True, batch_size=4)
-    zero[9, 2] = np.nan
+    no_number = h.copy()
+    no_number[9, 2] = np.nan
     with pytest.raises(ValueError, match=r"`h` must be finite.*\[9, 2\]"):
-        evaluate(zero, rows, labels, batch_size=4)
+        evaluate(no_number, rows, labels, batch_size=4)
     empty = many.toarray()
     empty[8] = 0.0
     with pytest.raises(ValueError, match="none in row 8"):
