@@ -49,6 +49,7 @@ from samplesoft.models.softmax_settings import SoftmaxSettings
 from samplesoft.samplers.base import Rows
 from samplesoft.samplers.registry import SAMPLERS
 
+_ENTRIES = 1 << 17  # counted at a time
 _SCORES = 1 << 24  # scores at a time, where all classes are scored
 _EMBEDDING, _CLASSES, _SAMPLER, _DROPOUT, _DRAWS = map(np.uint64, range(5))
 _PENALTY = 0.003  # of all classes together, by default
@@ -546,6 +547,11 @@ class LinearSoftmax:
 
 def some_entries(matrix: Any, kept: NDArray[np.bool_]) -> sparse.csr_array:
     """Return a copy of a CSR matrix with some of its entries, those where `kept` is true."""
-    # how many entries are kept before each row begins
-    starts = np.concatenate([[0], np.cumsum(kept)])[matrix.indptr]
+    # how many entries are kept before each row begins; in the type of the indices, or SciPy would
+    # make all of them wider
+    starts = np.zeros_like(matrix.indptr)
+    for part in chunks(len(starts) - 1, max(1, _ENTRIES * len(starts) // max(1, len(kept)))):
+        ends = matrix.indptr[part.start : part.stop + 1]
+        before = np.concatenate([[0], np.cumsum(kept[ends[0] : ends[-1]])])
+        starts[part.start + 1 : part.stop + 1] = starts[part.start] + before[ends[1:] - ends[0]]
     return sparse.csr_array((matrix.data[kept], matrix.indices[kept], starts), matrix.shape)

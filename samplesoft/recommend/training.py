@@ -12,6 +12,7 @@ from samplesoft._jit import chunks
 from samplesoft._progress import progress_phase
 from samplesoft._random import as_key, uniform_block, uniform_run
 from samplesoft._validation import (
+    FloatArray,
     IntArray,
     as_choice,
     as_count,
@@ -32,7 +33,9 @@ from samplesoft.training.linear_epochs import (
     Examples,
     LinearEpochs,
     as_weights,
+    entry_chunks,
     held_out_order,
+    owners_of,
     unit_norm,
 )
 from samplesoft.training.rounds import train_rounds
@@ -67,7 +70,8 @@ _MOST_USERS = 2000  # at most
 _WEIGHTS = (0.0, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)  # of the propagation, to choose from
 _EPOCH_WEIGHT = 0.05  # with which it chooses the epoch
 _USUAL_WEIGHT = 0.1  # where nothing is held out to choose by
-_USERS_AT_A_TIME = 4096
+_USERS_AT_A_TIME = 1024
+_ENTRIES = 1 << 18  # at a time
 
 
 @dataclass(frozen=True)
@@ -132,6 +136,21 @@ def train(
     active, num_users = np.flatnonzero(np.diff(taken.indptr)), taken.shape[0]
     if len(active) < num_users:  # users without items are left out, as if they were not there
         taken = taken[active]
+    model, weight, losses, scores = _trained(recommender, taken, settings)
+    users = user_vectors(model.embedding, taken)  # with what was held out
+    items = propagated(model.class_vectors(), users, normalized(taken), weight)
+    if len(active) < num_users:
+        of_active = users
+        of_none = user_vectors(model.embedding, Matrix((1, taken.shape[1])))
+        users = of_none.repeat(num_users, axis=0)
+        users[active] = of_active
+    return model.embedding, items, users, weight, losses, scores
+
+
+def _trained(
+    recommender: Any, taken: Matrix, settings: _Settings
+) -> tuple[LinearSoftmax, float, list[float], list[float]]:
+    """Return a model, the weight of its propagation, and the loss and the score of each round."""
     key = as_key(recommender.random_state, "random_state")
     held_out, seen = None, taken
     if recommender.early_stopping:
@@ -139,19 +158,19 @@ def train(
         seen = held_out.left
     num_items = seen.shape[1]
     settings.require_room(num_items, num_items, np.dtype(np.float32))
-    item_counts = np.bincount(seen.indices, minlength=num_items)
+    item_counts = _item_counts(seen)
     seed = sub_seed(key, _TRAINING)
     epochs = DenoisingEpochs(num_items, num_items, settings, item_counts, seed)
     epochs.dropout, epochs.optimizer = recommender.dropout, make_optimizer("adagrad", 0.0)
     model, graph = epochs.model, normalized(seen)
     # there are no more directions than users and items that somebody has taken
-    rank = min(taken.shape[0], int(np.count_nonzero(np.bincount(taken.indices))))
+    rank = min(taken.shape[0], int(np.count_nonzero(_item_counts(taken))))
     with progress_phase(recommender.verbose, "singular vectors"):
         _begin(model, graph, rank, sub_seed(key, _START))
     sizes = np.diff(seen.indptr)
     rows = np.flatnonzero(sizes)
     # the loss of a user is a mean over its items: the weights let each item count as much
-    examples = Examples(unit_norm(seen), seen, sizes / sizes[rows].mean())
+    examples = Examples(seen, seen, sizes / sizes[rows].mean())
     weight = recommender.propagation
     if weight == _AUTO and held_out is None:
         weight = _USUAL_WEIGHT
@@ -181,13 +200,15 @@ def train(
     if weight == _AUTO:
         with progress_phase(recommender.verbose, "weight of the propagation"):
             weight = max(_WEIGHTS, key=ndcg)
-    users = user_vectors(model.embedding, taken)  # with what was held out
-    items = propagated(model.class_vectors(), users, normalized(taken), weight)
-    if len(active) < num_users:
-        of_active, of_none = users, user_vectors(model.embedding, Matrix((1, num_items)))
-        users = of_none.repeat(num_users, axis=0)
-        users[active] = of_active
-    return model.embedding, items, users, weight, losses, scores
+    return model, weight, losses, scores
+
+
+def _item_counts(matrix: Matrix) -> IntArray:
+    """Return how often each item (items,) is taken."""
+    counts, size = np.zeros(matrix.shape[1], np.int64), max(_ENTRIES, matrix.shape[1])
+    for part in chunks(matrix.nnz, size):  # NumPy makes int64 of what it counts
+        counts += np.bincount(matrix.indices[part], minlength=len(counts))
+    return counts
 
 
 def _begin(model: LinearSoftmax, graph: Matrix, rank: int, seed: int) -> None:
@@ -218,6 +239,11 @@ class DenoisingEpochs(LinearEpochs):
 
     dropout = 0.0
 
+    def _rows(self, examples: Examples, rows: IntArray) -> Examples:
+        """Return some users, whose histories are divided by their norms only here."""
+        some = examples.rows(rows)
+        return some._replace(X=unit_norm(some.X))
+
     def prepared(self, x: Any, labels: Any, first: int = 0) -> tuple[Any, Any]:
         """Return histories without some of their items, and all items as labels."""
         seed = sub_seed(self._seed, _HISTORIES, self.num_steps)
@@ -247,7 +273,15 @@ def as_interactions(name: str, value: Any, num_items: int | None = None) -> Matr
             f"`{name}` must have a column for each of the {num_items} items, got {matrix.shape[1]}."
         )
     matrix.sum_duplicates()
+    # in half of the memory, where that changes no weight; all that is computed is float64
+    if all(np.array_equal(some, some.astype(np.float32)) for some in _parts(matrix.data)):
+        matrix.data = matrix.data.astype(np.float32)
     return matrix
+
+
+def _parts(array: Any) -> list[Any]:
+    """Return an array (E,) in parts."""
+    return [array[part] for part in chunks(len(array), _ENTRIES)]
 
 
 def hide(user_items: Matrix, share: float, seed: int) -> tuple[Matrix, IntArray, Matrix]:
@@ -260,27 +294,38 @@ def hide(user_items: Matrix, share: float, seed: int) -> tuple[Matrix, IntArray,
     users = np.sort(held_out_order(able, seed)[: int(np.ceil(share * len(able)))])
     chosen = np.zeros(user_items.shape[0], bool)
     chosen[users] = True
-    owners = np.repeat(np.arange(user_items.shape[0]), np.diff(user_items.indptr))
-    places = np.random.default_rng(seed).random(user_items.nnz)
-    first = np.lexsort((places, owners))  # of each user, the items in a random order
-    rank = np.empty(user_items.nnz, np.int64)
-    rank[first] = np.arange(user_items.nnz) - user_items.indptr[owners]
-    sizes = np.diff(user_items.indptr)
-    hidden = chosen[owners] & (rank < np.maximum(1, sizes // 5)[owners])
+    hidden, random = np.empty(user_items.nnz, bool), np.random.default_rng(seed)
+    for part in entry_chunks(user_items):
+        owners, some = owners_of(user_items, part)
+        places = random.random(len(owners))
+        first = np.lexsort((places, owners))  # of each user, the items in a random order
+        sizes = np.diff(user_items.indptr[part.start : part.stop + 1])
+        rank = np.empty(len(owners), np.int64)
+        rank[first] = np.arange(len(owners)) - (np.cumsum(sizes) - sizes)[owners]
+        hidden[some] = chosen[part][owners] & (rank < np.maximum(1, sizes // 5)[owners])
     return some_entries(user_items, ~hidden), users, some_entries(user_items, hidden)[users]
 
 
 def normalized(user_items: Matrix) -> Matrix:
     """Return the interactions divided by the roots of both degrees, sums of weights, as float32."""
-    weights = user_items.data / max(1.0, user_items.data.max(initial=0.0))
-    weights = np.maximum(weights, np.finfo(np.float64).tiny)  # of which a degree is not 0
-    owners = np.repeat(np.arange(user_items.shape[0]), np.diff(user_items.indptr))
-    of_users = np.bincount(owners, weights, user_items.shape[0])
-    of_items = np.bincount(user_items.indices, weights, user_items.shape[1])
-    values = weights / np.sqrt(of_users[owners]) / np.sqrt(of_items[user_items.indices])
-    return sparse.csr_array(
-        (values.astype(np.float32), user_items.indices, user_items.indptr), user_items.shape
-    )
+    unit, parts = max(1.0, float(user_items.data.max(initial=0.0))), entry_chunks(user_items)
+    of_users, of_items = map(np.zeros, user_items.shape)
+    values = np.empty(user_items.nnz, np.float32)
+
+    def weights(some: slice) -> FloatArray:
+        found: FloatArray = user_items.data[some].astype(np.float64) / unit
+        return np.maximum(found, np.finfo(np.float64).tiny)  # of which a degree is not 0
+
+    for part in parts:
+        owners, some = owners_of(user_items, part)
+        of_users[part] = np.bincount(owners, weights(some), part.stop - part.start)
+        # one after another, as if all were added up at once
+        np.add.at(of_items, user_items.indices[some], weights(some))
+    for part in parts:
+        owners, some = owners_of(user_items, part)
+        of_owners, items = np.sqrt(of_users[part][owners]), user_items.indices[some]
+        values[some] = weights(some) / of_owners / np.sqrt(of_items[items])
+    return sparse.csr_array((values, user_items.indices, user_items.indptr), user_items.shape)
 
 
 def item_directions(graph: sparse.csr_array, dim: int, seed: int, rank: int | None = None) -> Rows:
@@ -294,7 +339,7 @@ def item_directions(graph: sparse.csr_array, dim: int, seed: int, rank: int | No
     rank = min(graph.shape) if rank is None else rank
     wanted = min(dim, rank)
     width = min(wanted + _OVERSAMPLING, rank)
-    back = graph.T.tocsr()
+    back = graph.T  # whose products are sums in the same order as those of a CSR matrix
     basis = 2.0 * uniform_block(np.uint64(seed), graph.shape[1], width) - 1.0
     basis = basis.astype(np.float32)
     for _ in range(_PRODUCTS):
@@ -340,10 +385,10 @@ def user_vectors(embedding: Linear, histories: Any) -> Rows:
     A history is divided by its norm, then multiplied by the embedding of its items; that of no
     items is the intercept.
     """
-    inputs, dim = unit_norm(histories), len(embedding.parameters["intercept"])
-    users: Rows = np.empty((histories.shape[0], dim), np.float32)
+    users: Rows = np.empty((histories.shape[0], embedding.parameters["intercept"].size), np.float32)
     for part in chunks(len(users), _USERS_AT_A_TIME):
-        users[part] = unit_rows("user_items", embedding.forward(inputs[part])[0])[0]
+        inputs = unit_norm(histories[part])
+        users[part] = unit_rows("user_items", embedding.forward(inputs)[0])[0]
     return users
 
 

@@ -25,6 +25,7 @@ from samplesoft.training.task import sub_seed
 
 _MODEL, _ORDER, _STEP, _SPLIT, _LABELS, _DROPOUT = range(6)  # streams of the seed
 _ENTRIES = 1 << 17  # of inputs that are made ready at a time, some 60 bytes each
+_COPIED = 1 << 18  # numbers of inputs, which cost little
 _FIRST_REFRESH = 64  # steps after which, and whenever they have doubled, the sampler is made anew
 
 
@@ -36,8 +37,11 @@ class Examples(NamedTuple):
     weights: FloatArray  # (N,)
 
     def all_or(self, rows: IntArray) -> Examples:
-        """Return some of them, not copied where they are all in their order."""
-        every = np.array_equal(rows, np.arange(len(self.weights)))
+        """Return some of them, not copied where they are many, and all in their order."""
+        # small products may have other last bits where an array begins elsewhere: a copy begins
+        # where arrays do
+        size = self.X.size if isinstance(self.X, np.ndarray) else self.X.nnz
+        every = size > _COPIED and np.array_equal(rows, np.arange(len(self.weights)))
         return self if every else self.rows(rows)
 
     def rows(self, rows: IntArray) -> Examples:
@@ -260,14 +264,27 @@ def as_weights(name: str, value: Any) -> sparse.csr_array:
 
 def unit_norm(matrix: Any) -> sparse.csr_array:
     """Divide the rows of a CSR matrix (N, v) by their norms, as float32; empty ones stay empty."""
-    owners = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
-    values = matrix.data.astype(np.float64)
-    largest = np.zeros(matrix.shape[0])
-    np.maximum.at(largest, owners, np.abs(values))
-    # by the largest first: squares of large or tiny numbers would leave float64
-    values /= np.where(largest > 0.0, largest, 1.0)[owners]
-    norms = np.sqrt(np.bincount(owners, values**2, minlength=matrix.shape[0]))
-    values /= np.where(norms > 0.0, norms, 1.0)[owners]
-    return sparse.csr_array(
-        (values.astype(np.float32), matrix.indices, matrix.indptr), matrix.shape
-    )
+    found = np.empty(len(matrix.data), np.float32)
+    for part in entry_chunks(matrix):
+        owners, some = owners_of(matrix, part)
+        values = matrix.data[some].astype(np.float64)
+        largest = np.zeros(part.stop - part.start)
+        np.maximum.at(largest, owners, np.abs(values))
+        # by the largest first: squares of large or tiny numbers would leave float64
+        values /= np.where(largest > 0.0, largest, 1.0)[owners]
+        norms = np.sqrt(np.bincount(owners, values**2, minlength=len(largest)))
+        values /= np.where(norms > 0.0, norms, 1.0)[owners]
+        found[some] = values
+    return sparse.csr_array((found, matrix.indices, matrix.indptr), matrix.shape)
+
+
+def entry_chunks(matrix: Any) -> list[slice]:
+    """Split the rows of a CSR matrix into slices of few entries, or of one row."""
+    starts = np.unique(matrix.indptr[:-1] // _ENTRIES, return_index=True)[1].tolist()
+    return [slice(*ends) for ends in zip(starts, [*starts[1:], matrix.shape[0]], strict=True)]
+
+
+def owners_of(matrix: Any, rows: slice) -> tuple[IntArray, slice]:
+    """Return the row of each entry of some rows, counted from the first, and which entries."""
+    ends = matrix.indptr[rows.start : rows.stop + 1]
+    return np.repeat(np.arange(len(ends) - 1), np.diff(ends)), slice(int(ends[0]), int(ends[-1]))
