@@ -273,12 +273,12 @@ def test_what_does_not_fit_is_refused_at_once(rows):
         make_loss("bilateral", scheme="reject")
 
 
-def test_class_vectors_are_copied_and_a_vanished_one_is_named(rows, rng):
+def test_class_vectors_are_copied_and_one_that_is_not_finite_is_named(rows, rng):
     h, labels = batch(rng)
     layer = SoftmaxLayer(rows, make_loss("sampled", tau=TAU, normalize=True), made("rff", rows), M)
     rows[:] = 0.0
     layer.forward(h, labels, rng=0)
-    layer.parameters["class_embeddings"][7] = 0.0
+    layer.parameters["class_embeddings"][7] = np.nan
     with pytest.raises(ValueError, match="`class_embeddings`.*row 7"):
         layer.update([7])
 
