@@ -79,7 +79,6 @@ def kernels(n):
             lambda a, p, e, w, v, m, o: sets._means(a, p, e, w, True, v, m, o),
             [*sets_of, np.zeros(2, complex), np.zeros((2, 9), complex)],
         ),
-        "dot": (rows.dot, list(x[:2])),
         "row_dot": (lambda a, b: rows.row_dot(a, 2, b, 1), [x, x[:2]]),
         "norms": (rows.divide_by_norms, [x, np.zeros(6)]),
         "unit_gradient": (rows.unit_gradient, [x, x[::-1], np.ones(6)]),

@@ -252,7 +252,7 @@ def test_messages(dtype):
     with pytest.raises(ValueError, match=r"`h` must be finite.*\[4, 1\]"):
         loss.forward(bad, rows, labels)
     bad = rows.copy()
-    bad[11] = 0.0
+    bad[11] = np.inf
     with pytest.raises(ValueError, match="`class_embeddings`.*row 11"):
         loss.forward(h, bad, np.zeros(6, int))
     with pytest.raises(ValueError, match="`class_embeddings`.*row 11"):
