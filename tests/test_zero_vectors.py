@@ -14,7 +14,7 @@ from samplesoft.metrics import evaluate, top_k_classes
 from samplesoft.models import ShardedSoftmaxLayer, SoftmaxLayer, make_optimizer
 from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSettings
 from samplesoft.recommend import SampledSoftmaxRecommender
-from samplesoft.samplers import SAMPLERS, SamplerInputs, make_sampler
+from samplesoft.samplers import SAMPLERS, LSHSampler, SamplerInputs, make_sampler
 from samplesoft.sklearn import SampledSoftmaxClassifier
 from samplesoft.training.compiled_steps import is_compiled, take_steps
 
@@ -246,3 +246,14 @@ def test_zeros_beside_unit_vectors_do_not_change_the_temperature():
     first = {s.sampler: s.bias for s in report.settings if not s.shared}
     again = {s.sampler: s.bias for s in same.settings if not s.shared}
     assert first["uniform"] == again["uniform"] and np.isfinite(first["rff"])
+
+
+def test_two_of_them_always_collide_in_hash_tables():
+    rows = np.vstack([np.zeros(D), UNIT_W[4]])
+    found = np.zeros((2, 2))
+    for seed in range(400):
+        sampler = LSHSampler(rows, num_tables=1, num_bits=1, uniform_share=0.2, rng=seed)
+        found += sampler.probs(rows) > 0.1 + 1e-9  # uniform draws alone have 0.2 / 2
+    stated = np.exp(sampler.collision_log_prob(rows, rows))
+    np.testing.assert_allclose(stated, 1.0 - (1.0 - found / 400) * 0.9, atol=0.07)
+    assert stated[0, 0] == 1.0

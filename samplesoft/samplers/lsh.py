@@ -266,8 +266,11 @@ class LSHSampler(Sampler):
         require_room("h", len(contexts), 32.0 * len(contexts) * len(rows))
         for vectors in (contexts, rows):
             divide_by_norms(vectors, np.empty(len(vectors)))
+        cosines = product(contexts, rows.T)
+        # vectors of zeros have one code, the same in every table: two of them always collide
+        cosines[np.ix_(~contexts.any(axis=1), ~rows.any(axis=1))] = 1.0
         # rounding may bring a cosine beyond 1
-        p = 1.0 - np.arccos(np.clip(product(contexts, rows.T), -1.0, 1.0)) / np.pi
+        p = 1.0 - np.arccos(np.clip(cosines, -1.0, 1.0)) / np.pi
         with np.errstate(divide="ignore"):  # of a class that is found for certain
             missed = num * np.log1p(-(p**self.num_bits))
             missed += np.log1p(-self.uniform_share / self.num_classes)
