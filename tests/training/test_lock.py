@@ -64,12 +64,15 @@ FORKED = """
 import os, signal, sys, time
 from samplesoft.training.lock import locked
 
+begun, begins = os.pipe()
 with locked(sys.argv[1]):
     child = os.fork()
     if child == 0:
         os.close(1)
+        os.write(begins, b"!")
         sys.stdin.readline()
         os._exit(0)
+    os.read(begun, 1)  # on a busy machine a child may begin after its parent has ended
     print(child, flush=True)
     if sys.argv[2] == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
