@@ -103,8 +103,6 @@ def pytest_collection_modifyitems(config, items):
     asked = [item for item in items if item.get_closest_marker("gpu")]
     if not asked:
         return
-    for item in asked:  # what runs uncompiled warns of numbers that overflow
-        item.add_marker(pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning"))
     # numba-cuda uses what newer versions of NumPy deprecate, when it is imported
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
