@@ -4,6 +4,7 @@ import gc
 
 import numpy as np
 import pytest
+from same_bits import require_same
 from scipy import sparse
 
 from samplesoft.bias.exact import exact_bias
@@ -87,17 +88,6 @@ def in_form(matrix, form):
     for name in ("data", "indices", "indptr"):
         setattr(found, name, form(getattr(found, name)))
     return found
-
-
-def require_same(first, second):
-    if isinstance(first, dict):
-        assert first.keys() == second.keys()
-        first, second = list(first.values()), [second[key] for key in first]
-    if isinstance(first, (list, tuple)):
-        for one, other in zip(first, second, strict=True):
-            require_same(one, other)
-    else:
-        np.testing.assert_array_equal(np.asarray(first), np.asarray(second))
 
 
 def require_alike(act, form):

@@ -5,6 +5,7 @@ import gc
 
 import numpy as np
 import pytest
+from same_bits import require_same
 from scipy import sparse
 
 pytest.importorskip("sklearn", reason="needs scikit-learn; pip install samplesoft[sklearn]")
@@ -62,17 +63,6 @@ def mapped(tmp_path):
 
     yield through_a_file
     gc.collect()  # an open map keeps its file on Windows
-
-
-def require_same(first, second):
-    if isinstance(first, dict):
-        assert first.keys() == second.keys()
-        first, second = list(first.values()), [second[key] for key in first]
-    if isinstance(first, (list, tuple)):
-        for one, other in zip(first, second, strict=True):
-            require_same(one, other)
-    else:
-        np.testing.assert_array_equal(np.asarray(first), np.asarray(second))
 
 
 def require_alike(act, thing, mapped):

@@ -727,11 +727,11 @@ def _average_over_ties(
                 continue
             if place[p] == 0:
                 # the first of r relevant ones among N stands in place j + 1
-                chance = groups[p] / size
+                probability = groups[p] / size
                 for j in range(inside):
-                    mean += chance * table[c, before + j]
+                    mean += probability * table[c, before + j]
                     if size - j > 1:
-                        chance *= (size - j - groups[p]) / (size - j - 1)
+                        probability *= (size - j - groups[p]) / (size - j - 1)
             gains[c, p : p + groups[p]] = 0.0
             gains[c, p] = mean
 

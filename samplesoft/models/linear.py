@@ -167,10 +167,8 @@ def _transposed_product(x: sparse.csr_array, dy: NDArray[Any], num_inputs: int) 
     if x.nnz <= _SORTED:
         return _of_entries(x, slice(0, x.nnz), dy, num_inputs)
     # sorted entries take five times a matrix: those of some columns at a time
-    counts = np.zeros(num_inputs, np.int64)
+    counts = column_counts(x)
     parts = chunks(x.nnz, max(_SORTED, num_inputs))
-    for part in parts:
-        counts += np.bincount(x.indices[part], minlength=num_inputs)
     occurring = int(np.count_nonzero(counts))
     ids, rows = np.empty(occurring, np.int64), np.empty((occurring, dy.shape[1]), dy.dtype)
     # each time all entries are looked through, so that there are not many times
@@ -186,6 +184,14 @@ def _transposed_product(x: sparse.csr_array, dy: NDArray[Any], num_inputs: int) 
         some = slice(done, done + len(found.ids))
         ids[some], rows[some], done = found.ids, found.rows, some.stop
     return SparseRows(ids, rows)
+
+
+def column_counts(matrix: Any) -> IntArray:
+    """Return how many entries each column (v,) of a CSR matrix has."""
+    counts = np.zeros(matrix.shape[1], np.int64)
+    for part in chunks(matrix.nnz, max(_SORTED, len(counts))):  # of which NumPy makes int64
+        counts += np.bincount(matrix.indices[part], minlength=len(counts))
+    return counts
 
 
 def _of_entries(

@@ -25,7 +25,7 @@ from samplesoft.losses.registry import LOSSES
 from samplesoft.losses.vectors import unit_rows
 from samplesoft.metrics.best_classes import best_classes
 from samplesoft.metrics.ranking import ranking_scores
-from samplesoft.models.linear import Linear
+from samplesoft.models.linear import Linear, column_counts
 from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSettings, some_entries
 from samplesoft.models.optimizers import make_optimizer
 from samplesoft.samplers.base import Rows
@@ -158,13 +158,13 @@ def _trained(
         seen = held_out.left
     num_items = seen.shape[1]
     settings.require_room(num_items, num_items, np.dtype(np.float32))
-    item_counts = _item_counts(seen)
+    item_counts = column_counts(seen)
     seed = sub_seed(key, _TRAINING)
     epochs = DenoisingEpochs(num_items, num_items, settings, item_counts, seed)
     epochs.dropout, epochs.optimizer = recommender.dropout, make_optimizer("adagrad", 0.0)
     model, graph = epochs.model, normalized(seen)
     # there are no more directions than users and items that somebody has taken
-    rank = min(taken.shape[0], int(np.count_nonzero(_item_counts(taken))))
+    rank = min(taken.shape[0], int(np.count_nonzero(column_counts(taken))))
     with progress_phase(recommender.verbose, "singular vectors"):
         _begin(model, graph, rank, sub_seed(key, _START))
     sizes = np.diff(seen.indptr)
@@ -201,14 +201,6 @@ def _trained(
         with progress_phase(recommender.verbose, "weight of the propagation"):
             weight = max(_WEIGHTS, key=ndcg)
     return model, weight, losses, scores
-
-
-def _item_counts(matrix: Matrix) -> IntArray:
-    """Return how often each item (items,) is taken."""
-    counts, size = np.zeros(matrix.shape[1], np.int64), max(_ENTRIES, matrix.shape[1])
-    for part in chunks(matrix.nnz, size):  # NumPy makes int64 of what it counts
-        counts += np.bincount(matrix.indices[part], minlength=len(counts))
-    return counts
 
 
 def _begin(model: LinearSoftmax, graph: Matrix, rank: int, seed: int) -> None:

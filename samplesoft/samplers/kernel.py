@@ -314,9 +314,10 @@ class RFSoftmaxSampler(KernelSampler):
 
 def _require_unit(name: str, rows: Rows, device: str) -> None:
     norms = np.sqrt(to_host(twin(device, ARRAYS).squared_norms(rows)))
-    for zero in np.flatnonzero(norms == 0.0):  # unless its square is 0 in its type alone
-        if not to_host(rows[zero : zero + 1]).any():
-            norms[zero] = 1.0
+    without = np.flatnonzero(norms == 0.0)
+    if len(without):  # zeros, or numbers whose squares are 0 in their type alone
+        found = to_host(twin(device, ARRAYS).take_rows(rows, without))
+        norms[without[~found.any(axis=1)]] = 1.0
     # the row that is farthest out makes the clearest message
     row = int(np.argmax(np.abs(norms - 1.0)))
     if not 1.0 - UNIT_TOLERANCE <= norms[row] <= 1.0 + UNIT_TOLERANCE:

@@ -447,9 +447,8 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                         "`class_weight` must be above 0 for an example that is not held out, got "
                         "zero for all; give more examples, or an `eval_set`."
                     )
-            elif (
-                validation is None and self.calibrate and not go_on
-            ):  # all examples are old to a model that goes on
+            elif validation is None and self.calibrate and not go_on:
+                # all examples are old to a model that goes on
                 counted, apart = learner.split_to_calibrate(counted, self.validation_fraction)
             train(self, Examples(X, codes, weights), counted, validation, apart, of_class)
         return self

@@ -229,30 +229,25 @@ def take_steps(
     weights: FloatArray,
     batch_size: int,
     seeds: Sequence[int],
-    steps: slice = slice(None),
     *,
     draws: DrawsOfSteps | None = None,
     first_entry: int = 0,
 ) -> FloatArray:
-    """Take some of the steps of `batch_size` examples on inputs (N, v), a CSR matrix.
+    """Take steps of `batch_size` examples on inputs (N, v), a CSR matrix.
 
-    `seeds` are those of the draws and of dropout, of all the steps. `draws` are made already, or
-    are made here; before the inputs may stand some others, of `first_entry` entries, which share
-    the seed of dropout. Returns the mean loss of each step. A FloatingPointError says that training
-    has diverged.
+    `seeds` are those of the draws and of dropout. `draws` are made already, or are made here;
+    before the inputs may stand some others, of `first_entry` entries, which share the seed of
+    dropout. Returns the mean loss of each step. A FloatingPointError says that training has
+    diverged.
     """
     loss, layer = model.softmax.loss, model.softmax
     num_steps, n = -(-x.shape[0] // batch_size), model.num_classes
     draws = draws_of_steps(model, num_steps, seeds[0]) if draws is None else draws
-    ids, logs = draws.of(steps)
+    ids, logs = draws
     corrects = keeps_own = False
     if isinstance(loss, SampledLoss):
         corrects, keeps_own = loss.needs_label_count, loss.facts.draws_label
-    first, last, _ = steps.indices(num_steps)
-    some, num_steps = slice(first * batch_size, last * batch_size), last - first
     x = model.thinned(model.check_inputs(x), np.uint64(seeds[1]), first_entry)
-    x = x if num_steps == -(-x.shape[0] // batch_size) else x[some]
-    labels, weights = labels[some], weights[some]
     targets = check_targets(labels, x.shape[0], n, loss.label_reduction)
     label_logs = np.zeros(1)
     if corrects and layer.sampler is not None:

@@ -12,7 +12,7 @@ from samplesoft.models import LinearSoftmaxSettings, make_optimizer
 from samplesoft.models.linear_softmax import LinearSoftmax
 from samplesoft.samplers import WeightedSampler
 from samplesoft.samplers.base import Draw
-from samplesoft.training.compiled_steps import is_compiled, take_steps
+from samplesoft.training.compiled_steps import draws_of_steps, is_compiled, take_steps
 
 N, V, CLASSES, BATCH = 150, 40, 23, 64  # three steps, the last one short
 
@@ -199,9 +199,22 @@ def test_a_call_that_is_cut_in_two(dropout):
     models = []
     for parts in ([slice(0, 3)], [slice(0, 1), slice(1, 3)]):
         model, optimizer = make("sampled-masked", np.float32, dropout=dropout)
-        losses = [
-            take_steps(model, optimizer, x, labels, weights, BATCH, (5, 6), part) for part in parts
-        ]
+        draws, losses = draws_of_steps(model, 3, 5), []
+        for part in parts:
+            rows = slice(part.start * BATCH, part.stop * BATCH)
+            given = x[rows], labels[rows], weights[rows]
+            before = x[: rows.start].nnz
+            losses.append(
+                take_steps(
+                    model,
+                    optimizer,
+                    *given,
+                    BATCH,
+                    (5, 6),
+                    draws=draws.of(part),
+                    first_entry=before,
+                )
+            )
         models.append((np.concatenate(losses), model.parameters))
     (losses, one), (others, other) = models
     assert np.array_equal(losses, others)
