@@ -64,6 +64,11 @@ class Sets:
     weights: ComplexArray
     has_last: bool
 
+    @property
+    def is_independent(self) -> bool:
+        """Whether each class is in the set independently of the others."""
+        return len(self.weights) == 1
+
     def means(self, values: NDArray[Any]) -> tuple[ComplexArray, ComplexArray]:
         """Return means (U,) of products of `values` (U, n) over the set, and their parts (U, n).
 

@@ -237,6 +237,7 @@ class Spread(NamedTuple):
 
 
 _LEAST_REST = 1e-3  # of the sum
+_NEARLY_ONE = 1.0 - 2.0**-53
 
 
 def spread(
@@ -247,12 +248,24 @@ def spread(
     It is linearised in what single draws add; of losses without a mistake `squares` is exact.
     """
     recipe = max(recipes, key=lambda one: float(np.mean(one.chance)))
-    law, x, m = recipe.law, recipe.draws, recipe.num_draws
+    law, x, m = recipe.law, recipe.draws, recipe.num_draws * np.ones((len(recipe.law), 1))
+    if recipe.kind == "kept":  # draws without weight are as if they had not been made
+        law = np.where(x > -np.inf, law, 0.0)
+        kept = law.sum(axis=1, keepdims=True)
+        law, m = law / kept, m * kept
+        x = x - np.log(m)
+    if recipe.kind == "one hit less":  # of k draws of the label, k - 1 have weight
+        rows, hits = np.arange(len(x)), law[np.arange(len(x)), recipe.labels]
+        law = law.copy()
+        law[rows, recipe.labels] = hits + np.expm1(m[:, 0] * np.log1p(-hits)) / m[:, 0]
     log_rest = np.zeros(len(x))  # of logistic losses log(1 + exp(x)): the rest of each sum is 1
     if recipe.kind != "logistic":
         log_sum = losses / recipe.loss_scale + recipe.own
-        with np.errstate(divide="ignore"):
-            log_drawn = np.logaddexp.reduce(np.log(law) + x, axis=1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            # of one draw: probabilities of sets sum to the size of the set
+            log_size = np.log(law.sum(axis=1))
+            log_all = np.logaddexp.reduce(np.log(law) + x, axis=1)
+            log_drawn = np.where(log_size > -np.inf, log_all - log_size, -np.inf)
         rest = 1.0 - np.exp(np.minimum(log_drawn - log_sum, 0.0))
         log_rest = log_sum + np.log(np.maximum(rest, _LEAST_REST))
         log_rest = np.maximum(log_rest, recipe.certain_mass)
@@ -264,18 +277,24 @@ def spread(
         of_classes = (problem.class_embeddings, problem.views)[:gradients]
         parts += [factor * shares * (c - c[recipe.labels][:, None]) for c in of_classes]
     law = law[:, None]
-    of_squares = of_cubes = m * law
-    middle = law
-    if recipe.sets is not None:  # each class is there or not; of so many as if by chance (Hajek)
+    of_squares = of_cubes = m[:, None] * law
+    middle, times, rest_of_squares = law, np.ones_like(law), np.zeros(len(x))
+    if recipe.sets is not None:  # each class is there or not
         of_squares = law * (1.0 - law)
         of_cubes = of_squares * (1.0 - 2.0 * law)
         total = np.maximum(of_squares.sum(axis=2, keepdims=True), _LEAST_REST)
-        middle = of_squares / total * recipe.sets[0].has_last
+        middle = of_squares / total  # of so many as if independent (Hajek)
+        if recipe.sets[0].is_independent:
+            middle = np.zeros_like(law)
+        elif not recipe.sets[0].has_last:
+            middle, times, rest_of_squares = _of_counts(law)
     spreads = []
     for part in parts:
-        away = part - middle @ part
+        mean = middle @ part
+        away = part - np.swapaxes(times, 1, 2) * mean
         square = away * away
-        spreads.append(((of_squares @ square)[:, 0], np.abs(of_cubes @ (square * away))[:, 0]))
+        variance = (of_squares @ square)[:, 0] + rest_of_squares[:, None] * mean[:, 0] ** 2
+        spreads.append((variance, np.abs(of_cubes @ (square * away))[:, 0]))
     if gradients > 1:  # means over examples, which are taken for independent
         variance, third = spreads.pop()
         for times in (problem.h, np.ones((len(x), 1)) / problem.tau)[: gradients - 1]:
@@ -286,6 +305,21 @@ def spread(
         np.concatenate([v.ravel() for v in vs]) for vs in zip(*spreads, strict=True)
     )
     return Spread(np.sqrt(variances), thirds / np.where(variances > 0.0, variances, 1.0) ** 1.5)
+
+
+def _of_counts(law: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return how the presence of classes follows from counts of draws whose total is fixed.
+
+    `law` (E, 1, n) are the probabilities p that a class was drawn at least once. If counts N of
+    draws were Poisson, of the rates -log(1 - p), presence I would have the covariance
+    rate (1 - p) with them. A fixed total takes from sum a I its regression b on sum N, with
+    ``b = middle @ a``, and leaves of each class a - b times, and b^2 times the rest of its count.
+    """
+    rates = -np.log1p(-np.minimum(law, _NEARLY_ONE))
+    covariance, variance = rates * (1.0 - law), law * (1.0 - law)
+    middle = covariance / rates.sum(axis=2, keepdims=True)
+    times = np.divide(covariance, variance, out=np.ones_like(law), where=variance > 0.0)
+    return middle, times, (rates - times * covariance).sum(axis=2)[:, 0]
 
 
 _MOST = 1 << 14  # of terms of a transform at one u

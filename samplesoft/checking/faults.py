@@ -133,7 +133,14 @@ def _right(counts: Counts) -> tuple[FloatArray, float]:
 
 
 def _shifted(by: int) -> Expected:
-    return lambda counts: (np.roll(counts.q, by, axis=1), counts.draws)
+    def expected(counts: Counts) -> tuple[FloatArray, float]:
+        q = np.roll(counts.q, by, axis=1)
+        # that of uniform draws is the same, and of what has q = 0 the loss would be infinite
+        if np.array_equal(q, counts.q) or (np.isneginf(q) & (counts.law > -np.inf)).any():
+            q = np.full_like(q, np.nan)  # cannot be made
+        return q, counts.draws
+
+    return expected
 
 
 def _off_by(change: int) -> Expected:

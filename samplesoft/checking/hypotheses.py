@@ -216,17 +216,28 @@ def _family(
                 variant.kind == "twice" and problem.num_classes > _MOST_CLASSES_TWICE
             ):
                 continue
-            counts_tries = "corrects distinct draws" in method.facts and {*names} <= {*_COMMON}
-            for tries in (False, True) if counts_tries else (False,):
-                recipes = make_recipes(problem, method, variant, *sizes, tries)
+            for number, options in _options(problem, method, names):
+                recipes = make_recipes(problem, method, variant, *sizes, **options)
                 # one that does not ask for the number of tries was there before
-                if not recipes or tries and np.array_equal(recipes[0].draws, recipes[-1].draws):
+                asks = number != _BY_TRIES or len({one.draws.tobytes() for one in recipes}) > 1
+                if not recipes or not asks:
                     continue
-                number, key = _BY_TRIES if tries else "", tuple(one.key for one in recipes)
+                key = tuple(one.key for one in recipes)
                 name = method.name, AND.join(names) or None
                 if key not in known:
                     known[key] = _of_recipes(observer, *name, recipes, number, spreads=True)
                 yield replace(known[key], scheme=name[0], fault=name[1], number=number)
+
+
+def _options(
+    problem: Problem, method: Method, names: tuple[str, ...]
+) -> Iterator[tuple[str, dict[str, bool]]]:
+    """Yield what a method may do in more ways than one, in words and as options of its recipes."""
+    yield "", {}
+    if "corrects distinct draws" in method.facts and {*names} <= {*_COMMON}:
+        yield _BY_TRIES, {"tries": True}
+    if method.name == "full" and (problem.q <= 0.0).any():
+        yield "over classes that are never drawn too", {"of_all": True}
 
 
 def _right_recipes(observer: Observer, problem: Problem) -> Iterator[tuple[Method, Recipe]]:
@@ -304,17 +315,24 @@ class Batches:
 
     def __init__(self, observer: Observer, gradients: int) -> None:
         rng, problem, self._observer = np.random.default_rng(0), observer.problem, observer
+        drawn = np.sort(problem.by_frequency)
         self._gradients, self._size = gradients, observer.batch
         observed: list[FloatArray] = []
+        noise: list[FloatArray] = []
         self._batches: list[tuple[Problem, FloatArray]] = []
         for _ in range(_BATCHES):
             # labels of as many classes as examples, so that batches hold hits; losses are compared
             # one by one
             rows = rng.integers(0, len(problem.labels), self._size)
-            labels = rng.choice(rng.integers(0, problem.num_classes, self._size), self._size)
+            labels = rng.choice(rng.choice(drawn, self._size), self._size)
             here = problem.of_rows(rows, labels)
             parts = observer.results_of(here, 0)
             observed += [part.ravel() for part in parts[: 1 + gradients]]
+            moved = observer.rounding_of_parts(here)
+            noise += [
+                np.full(part.size, of_part)
+                for part, of_part in zip(parts[: 1 + gradients], moved, strict=False)
+            ]
             counts = np.bincount(labels, minlength=problem.num_classes)
             times = np.tile(counts.astype(float), (self._size, 1))  # of the others in the batch
             times[np.arange(self._size), labels] -= 1.0
@@ -322,6 +340,7 @@ class Batches:
         results = np.concatenate(observed)
         rounding = observer.rounding * (np.abs(problem.logits).max() + np.abs(results).max())
         nothing = np.zeros_like(results)  # values, not means: no errors but those of rounding
+        rounding = np.maximum(rounding, np.concatenate(noise))
         self.observed = Observed(
             results, nothing, nothing + rounding, nothing + 1.0, _BATCHES, nothing
         )
@@ -397,7 +416,8 @@ class Batches:
         """Yield for each batch its problem, how often each class is beside a label, the recipe."""
         for given, times in self._batches:
             here = given.at_tau(tau)
-            counts = _counts(here, np.log(here.q), np.log(m))
+            with np.errstate(divide="ignore"):
+                counts = _counts(here, np.log(here.q), np.log(m))
             own, base, x = corrected(SCHEMES[scheme], variant, here, counts)
             with np.errstate(divide="ignore"):
                 certain = x + np.log(times)
@@ -424,7 +444,8 @@ def _mixed(observer: Observer) -> Iterator[Hypothesis]:
     ways = (("mixed", "masked"), ("mixed_candidate", "candidate_masked"))
     faults = (None, "uncorrected", "corrected_apart")
     for (words, law), (name, scheme), fault in product(laws.items(), ways, faults):
-        of_labels, of_draws = np.log((batch - 1) * problem.q), np.log(m * law)
+        with np.errstate(divide="ignore"):
+            of_labels, of_draws = np.log((batch - 1) * problem.q), np.log(m * law)
         if fault != "corrected_apart":  # log((B - 1) q + m u): a class may come either way
             of_labels = of_draws = np.logaddexp(of_labels, of_draws)
         variant = _UNCORRECTED if fault == "uncorrected" else RIGHT
@@ -468,21 +489,37 @@ def of_gradients(observer: Observer, hypotheses: Iterable[Hypothesis]) -> Iterat
 # what is tried where nothing fits ----------------------------------------------------------------
 
 
-def of_other_proposals(observer: Observer) -> Iterator[Hypothesis]:
-    """Yield all schemes with draws by a proposal that was not given."""
+def of_other_proposals(
+    observer: Observer, schemes: Container[str] = METHODS
+) -> Iterator[Hypothesis]:
+    """Yield schemes with draws by a proposal that was not given."""
     problem, fault = observer.problem, "other_proposal"
-    for name, law in NAMED.items():
-        q = np.broadcast_to(law(problem.num_classes), problem.q.shape)
-        if np.allclose(q, problem.q):
-            continue
+    for words, q in _other_proposals(problem):
         of_both = (_right_recipes(observer, one) for one in (replace(problem, q=q), problem))
         for (method, drawn), (_, meant) in zip(*of_both, strict=True):
+            if method.name not in schemes:
+                continue
             # the sampler differs, or loss and sampler both do
-            words = f"draws and correction by {name!r}"
-            yield _of_recipes(observer, method.name, fault, [drawn], words)
-            words = f"draws by {name!r}, corrected by what was given"
+            number = f"draws and correction by {words}"
+            yield _of_recipes(observer, method.name, fault, [drawn], number)
+            number = f"draws by {words}, corrected by what was given"
             other = replace(meant, law=drawn.law, sets=drawn.sets)
-            yield _of_recipes(observer, method.name, fault, [other], words)
+            yield _of_recipes(observer, method.name, fault, [other], number)
+
+
+def _other_proposals(problem: Problem) -> Iterator[tuple[str, FloatArray]]:
+    """Yield proposals in words, and their probabilities (E, n), that are not the problem's."""
+    for name, law in NAMED.items():
+        q = np.broadcast_to(law(problem.num_classes), problem.q.shape)
+        if not np.allclose(q, problem.q):
+            yield repr(name), q
+    drawn = np.sort(problem.by_frequency)
+    for words, left_out in (("last", drawn[-1]), ("first", drawn[0])):
+        if left_out not in problem.labels and len(drawn) > 2:
+            q = problem.q.copy()
+            q[:, left_out] = 0.0
+            q /= q.sum(axis=1, keepdims=True)
+            yield f"what was given without the {words} class", q
 
 
 def of_other_temperatures(observer: Observer, observed: Observed) -> Iterator[Hypothesis]:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from math import comb
 from traceback import walk_tb
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logit, softmax
+from scipy.stats import binom
 
 from samplesoft._validation import FloatArray, IntArray, as_choice, as_proposal
 from samplesoft.samplers.frequency import log_uniform_weights
 
+_LEAST_DRAWN = 3  # classes with q above 0
 _LEAST_CLASSES, _MORE_CLASSES = 8, 32  # where the proposal is for any number
 _LEAST_DIMS, _MOST_DIMS = 8, 12  # enough for `extreme_problems`, where it is not given
 _VIEWS = 4  # of gradients in class vectors and biases
@@ -34,7 +37,8 @@ class Problem:
 
     Arrays: `class_embeddings` (n, d), `biases` (n,) or None, `h` (E, d), `labels` (E,), `logits`
     (E, n), `q` (E, n), which sums to 1, `weights` (E,) of the examples, which are 1 if the loss
-    takes none. Where vectors have `unit` length, a loss divides them by their norms.
+    takes none. Classes of which `q` is 0 are never drawn, and are no labels. Where vectors have
+    `unit` length, a loss divides them by their norms.
     """
 
     class_embeddings: FloatArray
@@ -51,6 +55,13 @@ class Problem:
     def num_classes(self) -> int:
         """Number of classes n."""
         return int(self.logits.shape[1])
+
+    @property
+    def by_frequency(self) -> IntArray:
+        """Classes with q above 0, the rarest first, and of equal ones those near the ends first."""
+        ids = np.arange(self.num_classes)
+        order: IntArray = np.lexsort((np.minimum(ids, ids[::-1]), self.q[0]))
+        return order[(self.q[:, order] > 0.0).all(axis=0)]
 
     @property
     def views(self) -> FloatArray:
@@ -103,10 +114,10 @@ def make_problem(
         )
     else:
         n, values = int(np.shape(proposal)[-1]), proposal
-    if n < 3:
+    if n < _LEAST_DRAWN:
         raise ValueError(
-            f"`proposal` must be over at least 3 classes, got {n}: with fewer, schemes cannot be "
-            "told apart."
+            f"`proposal` must be over at least {_LEAST_DRAWN} classes, got {n}: with fewer, "
+            "schemes cannot be told apart."
         )
     d = min(max(n, _LEAST_DIMS), _MOST_DIMS) if dim is None else dim
     rows = rng.standard_normal((n, d))
@@ -120,14 +131,16 @@ def make_problem(
     if is_sampler:
         values = ask(proposal.probs, None if dim is None else contexts)
     q = np.atleast_2d(as_proposal("proposal", values, n))
-    if not (q > 0.0).all():
+    # classes of which q is 0, such as that of padding, are never drawn, and never the label
+    drawn = np.flatnonzero((q > 0.0).all(axis=0))
+    if len(drawn) < _LEAST_DRAWN:
         raise ValueError(
-            "`proposal` must be above 0 for every class, got 0 for class "
-            f"{int(np.argwhere(q <= 0.0)[0, 1])}; leave the class out."
+            f"`proposal` must be above 0 for at least {_LEAST_DRAWN} classes, got {len(drawn)} of "
+            f"{n}: with fewer, schemes cannot be told apart."
         )
     q = np.broadcast_to(q / q.sum(axis=1, keepdims=True), (len(contexts), n))
     # labels that are often drawn and that are not, and of each one that is likely
-    order = np.argsort(q.mean(axis=0), kind="stable")
+    order = drawn[np.argsort(q.mean(axis=0)[drawn], kind="stable")]
     often, rare = order[-1], order[len(order) // 4]
     labels = np.array([often, rare, order[-2], order[0]])
     probs = softmax(logits, axis=1)
@@ -171,34 +184,117 @@ def _with_likely_labels(problem: Problem) -> Problem:
 # all logits of an example, and the label's above or below the others
 _LOW, _AHEAD, _BEHIND = -16.0, 18.0, -40.0
 _MANY_CLASSES = 10_000
-_EXTREMES = 2  # of them, at most
+_EXTREMES = 3  # of them, at most
 _LITTLE = 0.05  # standard deviation of logits beside log q
 _POWERS = (1.0, 0.75, 1.25, 1.0)  # of q, which logits are near: one mean alone tells little
+_CALLS_OF_FEW, _CALLS_OF_MANY = 1024, 128  # of few classes, and of many
+_RAISED = 8  # classes of which each is far above all others in one example, at most
+_ABOVE = 4.0  # nats of a raised class, when it is drawn, above all the other draws together
+_TIMES_RAISED, _TIMES_TWICE = 100.0, 20.0  # how often a raised class, and a label twice, is drawn
+_MOST_CALLS_OF_FEW = 16384
 
 
-def extreme_problems(proposal: Any, problem: Problem, key: np.uint64) -> Iterator[Problem]:
+class Extreme(NamedTuple):
+    """A problem that tells apart what others do not, and how often to call a loss on it."""
+
+    problem: Problem
+    calls: int
+
+
+def extreme_problems(
+    proposal: Any, problem: Problem, num_sampled: int, key: np.uint64
+) -> Iterator[Extreme]:
     """Yield problems that show what is right on most, of as many dimensions: a loss may use them.
 
     None where these are too few, where draws follow the contexts, nor where vectors have norm 1,
     whose logits cannot be far apart.
 
     Logits that are all low, and labels far ahead, for masks that leak; a label far behind, for
-    probabilities that are kept away from 0; and if the proposal is for
+    probabilities that are kept away from 0; single classes that are far above all others, for
+    classes that are never drawn though q says so; and if the proposal is for
     any number of classes very many of them, for q that are tiny. There logits are near log q: what
     is drawn weighs about the same, and means have small errors.
     """
     d = problem.class_embeddings.shape[1]
-    if d >= _LEAST_DIMS and not (problem.unit or np.ptp(problem.q, axis=0).any()):
-        order = np.argsort(problem.q[0], kind="stable")
-        often = order[[-1, -2, -2, -1]]
-        levels, ahead = np.array([[_LOW, 0.0, 0.0, 0.0], [0.0, _BEHIND, _AHEAD, _AHEAD]])
-        yield _near_q(problem, problem.q[0], often, levels, ahead, key)
-        named = NAMED.get(proposal) if isinstance(proposal, str) else proposal
-        if callable(named):
-            q = as_proposal("proposal", ask(named, _MANY_CLASSES), _MANY_CLASSES)
-            order, none = np.argsort(q, kind="stable"), np.zeros(4)
-            labels = order[[-1, len(q) // 4, -2, 0]]
-            yield _near_q(problem, q / q.sum(), labels, none, none, key)
+    if d < _LEAST_DIMS or problem.unit or np.ptp(problem.q, axis=0).any():
+        return
+    q, order = problem.q[0], problem.by_frequency
+    often = order[[-1, -2, -2, -1]]
+    marks = np.zeros((problem.num_classes, len(often)))
+    marks[often, range(len(often))] = 1.0
+    levels, ahead = np.array([[_LOW, 0.0, 0.0, 0.0], [0.0, _BEHIND, _AHEAD, _AHEAD]])
+    levelled = _near_q(
+        problem,
+        q=q,
+        labels=often,
+        levels=levels,
+        powers=np.array(_POWERS),
+        marks=marks,
+        ahead=np.diag(ahead),
+        key=key,
+    )
+    # for several draws of one label; not where they are too rare to be seen
+    calls = _calls_for(binom.sf(1, num_sampled, q[often].min()), _TIMES_TWICE)
+    yield Extreme(levelled, calls if calls < _MOST_CALLS_OF_FEW else _CALLS_OF_FEW)
+    yield _with_raised_classes(problem, num_sampled, key)
+    named = NAMED.get(proposal) if isinstance(proposal, str) else proposal
+    if callable(named):
+        q = as_proposal("proposal", ask(named, _MANY_CLASSES), _MANY_CLASSES)
+        order = np.argsort(q, kind="stable")[(q <= 0.0).sum() :]
+        many = _near_q(
+            problem,
+            q=q / q.sum(),
+            labels=order[[-1, len(order) // 4, -2, 0]],
+            levels=np.zeros(4),
+            powers=np.array(_POWERS),
+            marks=np.zeros((len(q), 4)),
+            ahead=np.zeros((4, 4)),
+            key=key,
+        )
+        yield Extreme(many, _CALLS_OF_MANY)
+
+
+def _with_raised_classes(problem: Problem, num_sampled: int, key: np.uint64) -> Extreme:
+    """Return a problem in each of whose examples one class is far above all others.
+
+    Whether such a class is drawn as often as q says shows in the loss, however many classes there
+    are. They are those at both ends, for ranges that are off by one, and some others.
+    """
+    q, order = problem.q[0], problem.by_frequency
+    label, drawn = order[-1], np.sort(order)
+    ends = drawn[[-1, 0, -2, 1]]
+    rng = np.random.default_rng(int(key))
+    candidates = [*ends, *np.flatnonzero(q <= 0.0)[:1], order[0], *rng.permutation(drawn)]
+    raised = [k for k in dict.fromkeys(map(int, candidates)) if k != label][:_RAISED]
+    # a direction raises one class and, the other way, another; the last one is the label's
+    num_marks = (len(raised) + 1) // 2
+    marks = np.zeros((problem.num_classes, num_marks + 1))
+    ahead = np.zeros((len(raised), num_marks + 1))
+    for e, k in enumerate(raised):
+        sign = 1.0 if e < num_marks else -1.0
+        marks[k, e % num_marks] = sign
+        # off its logit goes log(m q), and logits near log q leave 1 for all the draws together
+        ahead[e, e % num_marks] = sign * (_ABOVE + np.log(num_sampled))
+    marks[label, num_marks] = 1.0
+    ahead[:, num_marks] = -np.log(q[label])
+    one = _near_q(
+        problem,
+        q=q,
+        labels=np.full(len(raised), label),
+        levels=np.zeros(len(raised)),
+        powers=np.ones(len(raised)),
+        marks=marks,
+        ahead=ahead,
+        key=key,
+    )
+    rarest = q[raised][q[raised] > 0.0].min()
+    return Extreme(one, _calls_for(binom.sf(0, num_sampled, rarest), _TIMES_RAISED))
+
+
+def _calls_for(probability: float, times: float) -> int:
+    """Return in how many calls something comes so many times, at least 1024 and at most 16,384."""
+    wanted = times / max(REPLICAS * probability, times / _MOST_CALLS_OF_FEW)
+    return max(_CALLS_OF_FEW, int(np.ceil(wanted)))
 
 
 def _near_q(
@@ -206,24 +302,32 @@ def _near_q(
     q: FloatArray,
     labels: IntArray,
     levels: FloatArray,
+    powers: FloatArray,
+    marks: FloatArray,
     ahead: FloatArray,
     key: np.uint64,
 ) -> Problem:
-    """Return a problem whose logits are near log q, but for the level of all and the labels."""
+    """Return a problem whose logits are near log q, but for the level of all and marked classes.
+
+    The logits (E, n) are ``levels + powers * log q + ahead @ marks.T`` with `marks` (n, k) of the
+    classes, and small random numbers beside.
+    """
     rng, n, tau = np.random.default_rng(int(key)), len(q), problem.tau
-    d = problem.class_embeddings.shape[1]
-    # a class has a 1, log q, for each example whether it is its label, and random numbers
-    known = 2 + len(labels)
+    d, num_examples = problem.class_embeddings.shape[1], len(labels)
+    # a class has a 1, log q, its marks and random numbers
+    known = 2 + marks.shape[1]
     rows = rng.standard_normal((n, d))
-    rows[:, :known] = np.column_stack([np.ones(n), np.log(q), np.zeros((n, len(labels)))])
-    rows[labels, range(2, known)] = 1.0
-    h = _LITTLE / np.sqrt(d - known) * rng.standard_normal((len(labels), d))
-    h[:, :known] = np.column_stack([levels, _POWERS, np.diag(ahead)])
+    log_q = np.log(np.where(q > 0.0, q, q[q > 0.0].min()))
+    rows[:, :known] = np.column_stack([np.ones(n), log_q, marks])
+    h = _LITTLE / np.sqrt(d - known) * rng.standard_normal((num_examples, d))
+    h[:, 0] = levels
+    h[:, 1] = powers
+    h[:, 2:known] = ahead
     h /= tau
     biases = None if problem.biases is None else _LITTLE * rng.standard_normal(n)
     logits = tau * h @ rows.T + (0.0 if biases is None else biases)
-    laws = np.tile(q, (len(labels), 1))
-    return Problem(rows, biases, h, labels, logits, laws, problem.weights, tau)
+    weights = np.resize(problem.weights, num_examples)
+    return Problem(rows, biases, h, labels, logits, np.tile(q, (num_examples, 1)), weights, tau)
 
 
 # calls of the loss -------------------------------------------------------------------------------
@@ -310,8 +414,17 @@ _FIRST = 64  # calls before the first look; twice as many before each next one
 _SEEDS = 500  # with the same results, before a loss is said to draw nothing
 _ARGUMENTS = "class_embeddings, h, labels, num_sampled, seed"
 _PILOTS = 32  # calls for the centre of squares
-_COARSEST = 1e-6  # unit of the last place
+_COARSEST = 1e-6  # unit of the last place, of types in which a loss is computed throughout
 _ROUNDING = 64.0  # units of the last place of a type, that a loss may be off by
+# of the rounding that is measured: lines, points on each, how far apart they are (relative; numbers
+# of few bits need steps of several units), and how many standard deviations a mean may be off
+_LINES, _POINTS, _STEPS, _DEVIATIONS = 4, 7, (4e-3, 0.016, 0.064), 6.0
+_MOST_GROWTH = 8.0  # from step to step: of what is smooth it would be 4^6
+_FEW_BITS = 16  # of a number; float16 has 11, bfloat16 8
+_LEAST_BEFORE = 0.25  # of a deviation, that may be of what was rounded before the last time
+_UPPER = 0.8, 1.2816  # a quantile, and that of |x| for normal x: what is off at few points, is none
+_MOST_ROUNDING = 2.0**-6  # of numbers that are made of some of size 1: four units of bfloat16
+_LEAST_ROUNDING = 1e-9  # below, the type of the results says more
 # a loss that divides by norms may add 1e-6 to them: how much it changes for longer vectors (nats),
 # and what it may be off by for those of norm 1
 _STAYS, _ROUNDING_OF_UNIT = 1e-3, 2e-6
@@ -348,6 +461,16 @@ class Observed:
         return replace(self, **arrays, squares=None)
 
 
+def _units(values: FloatArray) -> FloatArray:
+    """Return the unit of the last place of each of some numbers, if all are of few digits, or 0."""
+    mantissas, exponents = np.frexp(values)
+    whole = (mantissas * 2.0**_FEW_BITS) % 1.0 == 0.0
+    if not whole.all():
+        return np.zeros_like(values)
+    bits = next(b for b in range(1, _FEW_BITS + 1) if ((mantissas * 2.0**b) % 1.0 == 0.0).all())
+    return np.where(values == 0.0, 0.0, np.ldexp(1.0, exponents - bits))
+
+
 class Observer:
     """Calls a loss with one seed after another, and keeps sums of what it returns.
 
@@ -375,12 +498,16 @@ class Observer:
         self.rounding = 0.0  # of numbers that are made of some of size 1
         self._sets = 1
         self.centre = np.zeros(len(problem.labels))
+        self.noise = np.zeros(0)  # (K,), of what is rounded to few digits; empty if nothing is
+        self._step = 0.0  # between the points at which that was measured, relative
         # the same seed twice, then others: does the loss draw, and do its draws follow the seed?
         first = self._call(0)
         self.follows_seed = bool(np.array_equal(first, self._call(0)))
+        if self.follows_seed:
+            self.noise = self._measured_noise()
         others = (self._call(seed) for seed in range(1, _SEEDS))
         size = len(first) - len(self.centre)  # sums in another order are no draws
-        rounding = self.rounding * self._scales()
+        rounding = self._allowed()
         self.is_random = any((np.abs(first - other)[:size] > rounding).any() for other in others)
         self.calls = 0
         self._results: set[int] = set()  # hashes: repeated results betray seeds that repeat
@@ -448,7 +575,8 @@ class Observer:
         rows, h = self.problem.class_embeddings * of_classes, self._whole.h * of_contexts
         changed = replace(self._whole, class_embeddings=rows, h=h)
         before, after = (self.results_of(each, 0)[0] for each in (self._whole, changed))
-        return self.follows_seed and bool((np.abs(before - after) <= _STAYS).all())
+        stays = _STAYS + self.noise[: len(self.centre)].max(initial=0.0)
+        return self.follows_seed and bool((np.abs(before - after) <= stays).all())
 
     def names_of(self, where: NDArray[np.bool_]) -> list[str]:
         """Return names of what is marked in (K,): of ``losses``, ``dh``, ``dW`` and ``db``."""
@@ -465,7 +593,7 @@ class Observer:
         skewness = thirds / np.where(variances > 0.0, variances, 1.0) ** 1.5
         means, examples = self._origin + change, len(self.centre)
         sizes, of_squares = self._scales(), np.sqrt(means[-examples:])
-        rounding = self.rounding * sizes
+        rounding = self._allowed()
         off = rounding[:examples] * (2.0 * of_squares + rounding[:examples])
         whole = Observed(
             means,
@@ -479,6 +607,72 @@ class Observer:
         )
         squares = whole.part(slice(-examples, None))
         return replace(whole.part(slice(None, -examples)), squares=squares)
+
+    def rounding_of_parts(self, problem: Problem) -> list[float]:
+        """Return how far rounding may move losses, and each kind of gradients, of a problem.
+
+        Of what is rounded to few digits it is measured; otherwise it is 0.
+        """
+        examples, d = self.problem.h.shape
+        ends = np.cumsum([examples, examples * d, _VIEWS * d])[: self.gradients]
+        if not len(self.noise):
+            return [0.0] * (1 + self.gradients)
+        _, allowed = self._rounding_along(self._step, problem)
+        return [float(part.max()) for part in np.split(allowed, ends)]
+
+    def _allowed(self) -> FloatArray:
+        """Return how far rounding may move the means (K,)."""
+        of_type = self.rounding * self._scales()
+        return np.maximum(of_type, self.noise) if len(self.noise) else of_type
+
+    def _measured_noise(self) -> FloatArray:
+        """Return how far rounding inside the loss may move what it returns (K,).
+
+        Of logits in float16 or bfloat16, and of results that were rounded to these, the type of
+        what is returned says nothing. Along a line of inputs, with one seed, an exact loss is
+        smooth: its sixth differences vanish, and those of rounding stay. Empty where there is no
+        more than the type says, or more than any type explains: draws that change with the inputs.
+        """
+        scales, allowed, last = self._scales(), np.zeros(0), np.inf
+        for step in _STEPS:
+            deviations, here = self._rounding_along(step, self._whole)
+            sized = scales > 0.0
+            found = float((deviations[sized] / scales[sized]).max())
+            # an exact loss that is no more smooth at such a step, or draws that change with it
+            if found > min(_MOST_ROUNDING, _MOST_GROWTH * last) or found <= _LEAST_ROUNDING:
+                break
+            allowed = np.maximum(here, allowed) if len(allowed) else here
+            last, self._step = found, step
+        return allowed
+
+    def _rounding_along(self, step: float, whole: Problem) -> tuple[FloatArray, FloatArray]:
+        """Return standard deviations (K,) of rounding on lines of inputs, and what it may move."""
+        rng, given = np.random.default_rng(0), (whole.class_embeddings, whole.h)
+        lines = []
+        for line in range(_LINES):
+            steps = [step * rng.uniform(-1.0, 1.0, array.shape) for array in given]
+            points = []
+            for k in range(_POINTS):
+                rows, h = (x * (1.0 + k * change) for x, change in zip(given, steps, strict=True))
+                here = replace(whole, class_embeddings=rows, h=h)
+                points.append(self.results_of(here, line))
+            lines.append([np.array(values) for values in zip(*points, strict=True)])
+        deviations, allowed = [], []
+        ways = comb(2 * _POINTS - 2, _POINTS - 1)  # sum of squares of the coefficients
+        for values in map(np.array, zip(*lines, strict=True)):  # lines, points and an array
+            part = np.abs(np.diff(values, _POINTS - 1, axis=1)[:, 0]) / np.sqrt(ways)
+            units = _units(values).max(axis=1)
+            if part.shape[1] == self.batch:  # with copies of the examples
+                shape = -1, len(self.problem.labels), *part.shape[2:]
+                part, units = part.reshape(shape), units.reshape(shape)
+            deviation = (np.quantile(part, _UPPER[0], axis=0) / _UPPER[1]).ravel()
+            unit = units.max(axis=0).ravel()
+            # what is rounded at last is off by half a unit at most; and what was rounded before
+            before = np.sqrt(np.maximum(deviation**2 - unit**2 / 12.0, 0.0))
+            before = np.maximum(before, _LEAST_BEFORE * deviation)
+            deviations.append(deviation)
+            allowed.append(0.5 * unit + _DEVIATIONS * before)
+        return np.concatenate(deviations), np.concatenate(allowed)
 
     def _scales(self) -> FloatArray:
         """Return the sizes (K,) of the numbers that a loss and its gradient are made of."""
@@ -545,15 +739,12 @@ class Observer:
                 f"`loss` must return {name} as an array of floats, got {type(value).__name__}, "
                 f"which numpy.asarray does not take: {error}"
             ) from error
+        if array.dtype.name == "bfloat16":  # of ml_dtypes, such as JAX returns
+            array = array.astype(np.float32)
         if array.dtype.kind != "f":
             raise TypeError(
                 f"`loss` must return {name} as an array of floats, got "
                 f"{type(value).__name__} of {array.dtype}; convert it with numpy.asarray."
-            )
-        if np.finfo(array.dtype).eps > _COARSEST:
-            raise TypeError(
-                f"`loss` must return {name} in float32 or float64, got {array.dtype}, which is too "
-                "coarse to tell schemes apart; compute in float32."
             )
         if array.shape != shape:
             hint = "return the loss of each example, without a mean or a sum over the batch"
@@ -570,5 +761,7 @@ class Observer:
                 f"`loss` must return finite {name}, got {array[row]} in row {row} of the batch; "
                 "look for a masked logit in a mean, a product 0 * inf, or log of 0."
             )
-        self.rounding = max(self.rounding, _ROUNDING * float(np.finfo(array.dtype).eps))
+        unit = float(np.finfo(array.dtype).eps)
+        # of types with few digits their own rounding: what is lost before it is measured
+        self.rounding = max(self.rounding, unit * (_ROUNDING if unit < _COARSEST else 0.5))
         return array.astype(np.float64)

@@ -94,9 +94,11 @@ def without_draws(
     return Recipe("sum", labels, law, draws, base, own, 0, certain=certain)
 
 
-def full_of(problem: Problem) -> Recipe:
-    """Return the full softmax."""
+def full_of(problem: Problem, of_all: bool = False) -> Recipe:
+    """Return the full softmax, over the classes that can be drawn or over all."""
     rows, others = np.arange(len(problem.labels)), problem.logits.copy()
+    if not of_all:
+        others[problem.q <= 0.0] = -np.inf
     own = others[rows, problem.labels]
     others[rows, problem.labels] = -np.inf
     return without_draws(problem.labels, own, own, others)
@@ -112,7 +114,7 @@ def corrected(
     if scheme.corrects_draws:  # eq. 5 of Rawat et al.: o - log(m q)
         correction = variant.link(*variant.expected(counts))
         correction = correction * (problem.tau if variant.tempered else 1.0)
-        draws -= np.where(np.isneginf(correction), 0.0, correction)  # of what is never drawn
+        draws -= np.where(np.isinf(correction), 0.0, correction)  # of what is never drawn
         if scheme.corrects_label:
             shift = variant.label_times * correction[rows, labels]
             base, own = base - shift, own - shift
@@ -139,12 +141,19 @@ def _more_bias(problem: Problem, variant: Variant) -> FloatArray | float:
 
 
 def make_recipes(
-    problem: Problem, method: Method, variant: Variant, m: int, batch: int, tries: bool = False
+    problem: Problem,
+    method: Method,
+    variant: Variant,
+    m: int,
+    batch: int,
+    tries: bool = False,
+    of_all: bool = False,
 ) -> list[Recipe]:
     """Return what a method makes of m draws; none where the mistake cannot be made.
 
     Draws without replacement that are corrected for the number of `tries` they took follow one of
-    several recipes, by that number; those without the label where it was drawn, one of two.
+    several recipes, by that number; those without the label where it was drawn, one of two. The
+    full softmax is that `of_all` classes, or of those that can be drawn.
     """
     scheme, labels = method.scheme, problem.labels
     loss_scale = 1.0 / batch if variant.loss_share else 1.0
@@ -152,12 +161,14 @@ def make_recipes(
     if variant.label_biases > 1 and problem.biases is None:
         return []
     if scheme is None:
-        full = replace(full_of(problem), loss_scale=loss_scale, slope_scale=slope_scale)
+        full = replace(full_of(problem, of_all), loss_scale=loss_scale, slope_scale=slope_scale)
         return [replace(full, own=full.own + _more_bias(problem, variant))]
     num_draws, draws = m + variant.more_draws, "once" if variant.once else method.draws
     if min(m, num_draws) < scheme.least_draws or (variant.tempered and problem.tau == 1.0):
         return []
-    rows, log_q = np.arange(len(labels)), np.log(problem.q)
+    rows = np.arange(len(labels))
+    with np.errstate(divide="ignore"):  # of classes that are never drawn
+        log_q = np.log(problem.q)
     law, is_given = log_q, scheme.excludes_label and draws != "independent"
     if scheme.divides_by_kept or is_given:  # "not the label"
         law = log_q - np.log(-np.expm1(log_q[rows, labels]))[:, None]

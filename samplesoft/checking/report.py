@@ -141,8 +141,9 @@ class LossReport(Report):
                 names = " or ".join(f"`{name}`" for name in self.of_ordinary)
                 lines[2] = (
                     f"On ordinary logits it follows {names}, and not where all logits are low, "
-                    "where the label is far ahead of the others or far behind, or where q is tiny: "
-                    "look for numbers in logarithms, clipped values, and masks that are no -inf."
+                    "where the label is far ahead of the others or far behind, where one class is "
+                    "far above all others, or where q is tiny: look for numbers in logarithms, "
+                    "clipped values, masks that are no -inf, and classes that are never drawn."
                 )
                 return lines
             if not self.is_random:
