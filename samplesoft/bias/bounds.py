@@ -359,7 +359,7 @@ def _set_bounds(example: Example, inputs: Inputs) -> tuple[FloatArray, FloatArra
     inclusion[which] = race.inclusion[0]
     gap[which] = np.abs(race.inclusion[0] - race.by_nodes) + left_out
     weights = successive.weigh(logits, label, inputs.scheme, inclusion)
-    terms = weights.terms(which)
+    terms = weights.terms(which, race.inclusion[0])
     sums = successive.expect_terms([race], terms, successive.even_steps)
     expected[which] = sums.shares[0]
     expected[label] += sums.base[0]

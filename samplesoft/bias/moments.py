@@ -741,7 +741,7 @@ def _set_square(example: Example, inputs: Inputs, centred: FloatArray) -> tuple[
     divisors, coarse = np.ones((2, len(logits)))
     divisors[which], coarse[which] = race.inclusion
     weights = successive.weigh(logits, label, inputs.scheme, divisors)
-    terms = weights.terms(which[race.order])
+    terms = weights.terms(which[race.order], race.inclusion[0][race.order])
     unit = rounding_at(terms.largest_log)
     units = unit + np.minimum(np.abs(coarse / divisors - 1.0), 1.0) ** 1.5
     # beside the vectors stand 1, the square of whose sum is 1, and how far p' c may be off
@@ -776,10 +776,9 @@ def _set_sums(
     `own` (d + 2,) is that of the label, and `largest` the largest square of the first d columns.
     """
     squares = _add_blocks(vectors * vectors)
-    often = np.append(race.inclusion[0][race.order], 1.0)
     sums, size, survival, left = np.zeros((3, 3)), 0.0, 1.0, 2
     past: list[FloatArray] = []
-    scales = successive.scales_of_sum(often, terms.logs)
+    scales = successive.scales_of_sum(terms)
     for node in successive.nodes_of(terms, *scales, successive.steps):
         if successive.changes(node.log_decay):
             decay = np.exp(np.minimum(node.log_decay, LARGEST_EXPONENT))

@@ -105,11 +105,15 @@ def _drawing(example: Example, strata: Strata, scheme: Scheme) -> list[tuple[Gro
     return drawing
 
 
+_RARE = 1e-22  # how often a term is in the sum, from where on it moves no digit of a distribution
+
+
 class Terms(NamedTuple):
     """The terms exp(logit) / divisor of a sum: near each other, or apart by any number of nats."""
 
     logits: FloatArray  # (k,)
     log_divisors: FloatArray  # (k,) infinite where there is no term
+    often: FloatArray  # (k,) how often each is in the sum, as the mean
 
     def above(self, origin: int) -> FloatArray:
         """Return the logs of the terms over the one of number `origin`, (k,).
@@ -121,19 +125,25 @@ class Terms(NamedTuple):
         # nothing to draw there: the infinity may be in both
         apart = np.where(divisors < np.inf, divisors - divisors[origin], np.inf)
         with np.errstate(over="ignore"):
-            logs: FloatArray = np.maximum(self.logits - self.logits[origin], -LARGEST_FLOAT) - apart
+            away = np.clip(self.logits - self.logits[origin], -LARGEST_FLOAT, LARGEST_FLOAT)
+        logs: FloatArray = away - apart
         return logs
 
     @property
     def top(self) -> int:
-        """The number of the term that logs are measured from: that of the largest logit."""
-        return int(np.where(self.log_divisors < np.inf, self.logits, -np.inf).argmax())
+        """The number of the term that logs are measured from: the largest logit that is not rare.
+
+        From one that is hardly ever in the sum, all others could be at the same distance.
+        """
+        there = self.log_divisors < np.inf
+        seen = there & (self.often > _RARE)
+        return int(np.where(seen if seen.any() else there, self.logits, -np.inf).argmax())
 
     @property
     def logs(self) -> FloatArray:
-        """The logs of the terms over exp of the largest logit, (k,); -inf where there is none."""
+        """The logs of the terms over exp of the logit on top, (k,); -inf where there is none."""
         with np.errstate(over="ignore"):
-            away = np.maximum(self.logits - self.logits[self.top], -LARGEST_FLOAT)
+            away = np.clip(self.logits - self.logits[self.top], -LARGEST_FLOAT, LARGEST_FLOAT)
         logs: FloatArray = away - self.log_divisors
         return logs
 
@@ -163,10 +173,13 @@ class Weights(NamedTuple):
     label: int
     shift: float  # log of what the label is divided by, drawn or not; infinite where it is not in S
 
-    def terms(self, which: IntArray) -> Terms:
-        """Return the terms of draws of some classes (k,), and behind them that of the label."""
+    def terms(self, which: IntArray, often: FloatArray) -> Terms:
+        """Return the terms of draws of some classes (k,), and behind them that of the label.
+
+        The classes are drawn as `often` (k,), as the mean.
+        """
         every, divisors = np.append(which, self.label), self.log_divisors[which]
-        return Terms(self.logits[every], np.append(divisors, self.shift))
+        return Terms(self.logits[every], np.append(divisors, self.shift), np.append(often, 1.0))
 
 
 def weigh(logits: FloatArray, label: int, scheme: Scheme, divisors: FloatArray) -> Weights:
@@ -198,7 +211,7 @@ def set_row(
     if all(isinstance(group, Certain) for group, _ in drawing):
         return _certain_row(logits, label, scheme, every, divisors)._replace(inclusion=inclusion[0])
     weights = weigh(logits, label, scheme, divisors)
-    terms, probs = weights.terms(every), weights.probs
+    terms, probs = weights.terms(every, inclusion[0, every]), weights.probs
     sums = expect_terms([group for group, _ in drawing], terms)
     expected = np.zeros((3, len(probs)))
     expected[:, every] = sums.shares
@@ -222,17 +235,18 @@ def set_row(
         error += estimate_error(float(change), 0.0, 1.0, 0.0)
     for coarse in sums.log_sum[1:]:
         loss_error += estimate_error(abs(float(coarse - sums.log_sum[0])), 0.0, 1.0, 0.0)
-    if _beyond_floats(logits, terms):
-        loss_error = math.inf
+    # what sets without the largest term are off by in their probability, however rare they are,
+    # their loss has as often as it is nats away
+    loss_error += min(error, 2.0) * _range(logits, terms)
     loss_bias = float(sums.log_sum[0]) + shift
     # nor can two distributions be further apart
     return Row(bias, probs, loss_bias, min(error, 2.0), float(loss_error), inclusion[0])
 
 
-def _beyond_floats(logits: FloatArray, terms: Terms) -> bool:
-    """Whether a term lies so far below the largest of all logits that floats have no distance."""
+def _range(logits: FloatArray, terms: Terms) -> float:
+    """Return how far the least term lies below the largest of all logits; inf beyond floats."""
     least = float(terms.logits[terms.log_divisors < np.inf].min())
-    return math.isinf(float(logits.max()) - least)
+    return float(logits.max()) - least
 
 
 def _certain_row(
@@ -260,7 +274,7 @@ def _certain_row(
         apart = np.where(there, (own[h] - own) / own, -1.0)
         gain = float((probs * apart).sum())
     log_own = np.where(there, np.log(np.where(there, own, 1.0)), np.inf)
-    terms = Terms(logits, log_own)
+    terms = Terms(logits, log_own, np.ones(len(logits)))
     unit = rounding_at(terms.largest_log)
     if abs(gain) < 0.5:
         sizes = probs * np.abs(apart)
@@ -285,7 +299,7 @@ def _certain_row(
     loss_error += 2.0 * EPS * (abs(log_ratio) + abs(log_sum))
     if not near:
         loss_error += EPS * (abs(math.log(of_loss)) + abs(math.log(own[h])))
-    if _beyond_floats(logits, terms):
+    if math.isinf(_range(logits, terms)):
         loss_error = math.inf
     return Row(bias, probs, log_sum + log_ratio, min(error, 2.0), loss_error)
 
@@ -520,7 +534,8 @@ def expect(
     """
     logs = np.concatenate([*log_w, [log_base]])
     there = logs > -np.inf
-    terms = Terms(np.where(there, logs, 0.0), np.where(there, 0.0, np.inf))
+    often = np.append(np.concatenate([group.inclusion[0] for group in groups]), 1.0)
+    terms = Terms(np.where(there, logs, 0.0), np.where(there, 0.0, np.inf), often)
     sums = expect_terms(groups, terms, rule)
     return sums._replace(log_sum=sums.log_sum + float(terms.logits[terms.top]))
 
@@ -529,8 +544,7 @@ def expect_terms(groups: Sequence[Group], terms: Terms, rule: Rule | None = None
     """Return the same for the `terms` of the classes of all groups, and that of the base."""
     edges = np.cumsum([0, *(len(group.inclusion[0]) for group in groups)])
     parts = [slice(*pair) for pair in zip(edges[:-1], edges[1:], strict=True)]
-    often = np.append(np.concatenate([group.inclusion[0] for group in groups]), 1.0)
-    reference, log_scale = scales_of_sum(often, terms.logs)
+    reference, log_scale = scales_of_sum(terms)
     shares, base, log_sum = np.zeros((3, edges[-1])), np.zeros(3), np.full(3, reference)
     log_noise, noise = abs(reference) * EPS, sum(group.noise for group in groups)
     log_size = abs(reference)
@@ -566,14 +580,12 @@ def expect_terms(groups: Sequence[Group], terms: Terms, rule: Rule | None = None
     return Sums(shares, base, log_sum, log_noise, log_size)
 
 
-def scales_of_sum(often: FloatArray, logs: FloatArray) -> tuple[float, float]:
-    """Return log E[S], and where the nodes in log u begin, less `_LEFT`.
-
-    S is made of terms of these `logs` (k,), each there as `often` (k,) as the mean.
-    """
-    some = (often > 1e-22) & (logs > -np.inf)
+def scales_of_sum(terms: Terms) -> tuple[float, float]:
+    """Return log E[S], and where the nodes in log u begin, less `_LEFT`."""
+    logs = terms.logs
+    some = (terms.often > _RARE) & (logs > -np.inf)
     top = float(logs[some].max())
-    reference = top + math.log(float((often[some] * np.exp(logs[some] - top)).sum()))
+    reference = top + math.log(float((terms.often[some] * np.exp(logs[some] - top)).sum()))
     return reference, max(top, reference) + _BEFORE
 
 

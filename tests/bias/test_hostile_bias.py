@@ -191,3 +191,30 @@ def test_with_replacement_far_logits_are_refused_in_words_or_right(scheme, gap):
         assert "`logits` and `q` must give sums within a factor" in str(error)  # noqa: PT017
     else:
         check(found, logits, 1, q, 2, scheme)
+
+
+# --- classes that are drawn almost never, far above all others ------------------------------------
+
+RARELY = [2e-268, 1.3e-130, 3.8e-49, 9.8e-161, 1.0, 1.1e-79, 7.5e-99]
+
+
+@pytest.mark.filterwarnings("ignore:the bias of scheme")
+@pytest.mark.parametrize("far", [1e5, 1e10, 1e100])
+@pytest.mark.parametrize("scheme", ["distinct_candidate", "distinct_masked", "distinct_importance"])
+def test_a_class_that_is_hardly_ever_drawn_takes_no_digits_of_the_others(scheme, far):
+    """Measured from its logit, all others were at the same distance: shares of a third each."""
+    logits = [far, 100.0, -745.0, 1e-300, -far, -far, 0.0]
+    found = exact_bias(logits, 4, RARELY, 5, scheme=scheme)
+    check(found, logits, 4, RARELY, 5, scheme)
+    assert found.error < 1e-9
+    np.testing.assert_allclose(found.bias, [-1, 1, 0, 0, 0, 0, 0], atol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore:the bias of scheme")
+def test_the_loss_of_a_set_that_is_too_rare_for_the_digits_of_its_probability():
+    """Such sets come once in 1e44 times, and their loss is off by 1e100 then."""
+    logits, q = [1e100, 0.0, -1e5, 745.0], [1.0, 1.2e-15, 7.5e-38, 1.1e-28]
+    correction = [6.9e-286, 1.1e-178, 0.0015, 9.7e-23]
+    found = exact_bias(logits, 2, q, 2, scheme="distinct_importance", correction=correction)
+    check(found, logits, 2, q, 2, "distinct_importance", correction)
+    assert found.loss_error < 1e91
