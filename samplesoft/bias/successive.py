@@ -105,6 +105,7 @@ def _drawing(example: Example, strata: Strata, scheme: Scheme) -> list[tuple[Gro
     return drawing
 
 
+_FEW_DIGITS = 1e-290  # a probability below may have fewer digits than floats have
 _RARE = 1e-22  # how often a term is in the sum, from where on it moves no digit of a distribution
 
 
@@ -272,16 +273,21 @@ def _certain_row(
     h = int(np.where(there, logits, -np.inf).argmax())
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         apart = np.where(there, (own[h] - own) / own, -1.0)
-        gain = float((probs * apart).sum())
+        parts = probs * apart
+        # the least floats have few digits, and a tiny divisor may leave much of them
+        tiny = (probs < _FEW_DIGITS) & np.isfinite(apart)
+        parts[tiny] = np.sign(apart[tiny]) * np.exp(log_probs[tiny] + np.log(np.abs(apart[tiny])))
+        gain = float(parts.sum())
     log_own = np.where(there, np.log(np.where(there, own, 1.0)), np.inf)
     terms = Terms(logits, log_own, np.ones(len(logits)))
     unit = rounding_at(terms.largest_log)
     if abs(gain) < 0.5:
-        sizes = probs * np.abs(apart)
+        sizes = np.abs(parts)
         # of p, of the quotients, and of their mean
         off = 2.0 * (rounding_at(0.0) * sizes + EPS * sizes * np.abs(np.maximum(log_probs, -1e4)))
         rounding = 2.0 * float(off.sum()) / (1.0 + gain)
-        bias, log_sum = probs * (apart - gain) / (1.0 + gain), math.log1p(gain)
+        bias = np.where(tiny, parts - probs * gain, probs * (apart - gain)) / (1.0 + gain)
+        log_sum = math.log1p(gain)
         error = loss_error = rounding
     else:
         logs = terms.above(h)

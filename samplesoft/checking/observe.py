@@ -425,6 +425,8 @@ _LEAST_BEFORE = 0.25  # of a deviation, that may be of what was rounded before t
 _UPPER = 0.8, 1.2816  # a quantile, and that of |x| for normal x: what is off at few points, is none
 _MOST_ROUNDING = 2.0**-6  # of numbers that are made of some of size 1: four units of bfloat16
 _LEAST_ROUNDING = 1e-9  # below, the type of the results says more
+_FEW_DIGITS = 1e-5  # above, numbers are not those of float32
+_HALF_OF_LEAST = 2.0**-25  # of the least number of float16 above 0
 # a loss that divides by norms may add 1e-6 to them: how much it changes for longer vectors (nats),
 # and what it may be off by for those of norm 1
 _STAYS, _ROUNDING_OF_UNIT = 1e-3, 2e-6
@@ -641,7 +643,9 @@ class Observer:
             # an exact loss that is no more smooth at such a step, or draws that change with it
             if found > min(_MOST_ROUNDING, _MOST_GROWTH * last) or found <= _LEAST_ROUNDING:
                 break
-            allowed = np.maximum(here, allowed) if len(allowed) else here
+            # numbers of few digits may be those of float16, of which the smallest are far apart
+            least = _HALF_OF_LEAST if found > _FEW_DIGITS else 0.0
+            allowed = np.maximum(here, allowed if len(allowed) else least)
             last, self._step = found, step
         return allowed
 

@@ -193,6 +193,17 @@ def test_with_replacement_far_logits_are_refused_in_words_or_right(scheme, gap):
         check(found, logits, 1, q, 2, scheme)
 
 
+@pytest.mark.parametrize("gap", [700.0, 730.0, 745.0, 760.0])
+@pytest.mark.parametrize("scheme", ["distinct", "distinct_masked", "distinct_candidate"])
+def test_the_least_floats_have_few_digits(scheme, gap):
+    """A probability of 5e-324 times the inverse of a divisor of 1e-300."""
+    logits, q, correction = [1e-300, gap], [0.9, 0.1], [1e-300, 3e-301]
+    m = 1 if scheme == "distinct" else 2
+    found = exact_bias(logits, 1, q, m, scheme=scheme, correction=correction)
+    size = check(found, logits, 1, q, m, scheme, correction)
+    assert found.error < 1e-10 * size or size < 1e-300
+
+
 # --- classes that are drawn almost never, far above all others ------------------------------------
 
 RARELY = [2e-268, 1.3e-130, 3.8e-49, 9.8e-161, 1.0, 1.1e-79, 7.5e-99]
