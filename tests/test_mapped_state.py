@@ -252,6 +252,7 @@ def went_on(classifier, x):
     return [*found, classifier.model_.parameters, optimizer, classifier.predict_proba(x)]
 
 
+@pytest.mark.thorough(but=5)
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_classifiers(name, mapped):
     options = {"embedding_dim": 4, "num_sampled": 3, "max_iter": 2, "random_state": 0}

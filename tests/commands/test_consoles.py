@@ -94,16 +94,17 @@ def run(args, folder, encoding, **given):
 
 NAMES = [
     "verify",
+    "train xc",
+    "predict",
+    "tune",
     "verify logits",
     "verify corpus",
-    "tune",
     "check",
-    "train xc",
     "train items",
-    "predict",
 ]
 
 
+@pytest.mark.thorough(but=4)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "encoding, name",
@@ -205,8 +206,9 @@ def test_files_are_there_before_anything_is_printed(files, tmp_path, monkeypatch
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes of POSIX")
+@pytest.mark.thorough(but=2)
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["verify", "tune", "train xc", "predict"])
+@pytest.mark.parametrize("name", ["verify", "predict", "tune", "train xc"])
 def test_both_streams_into_a_pipe_that_is_closed(name, files, tmp_path):
     options, written = outputs(name, tmp_path)
     reader, writer = os.pipe()

@@ -49,11 +49,11 @@ def csr(kind, dtype, data=np.float32, each=100):
 
 FORMS = {
     "float32": dense(np.float32),
+    "mapped Fortran": mapped("F"),
+    "CSR": csr(sparse.csr_matrix, np.int32),
     "float64": dense(np.float64),
     "Fortran": dense(np.float32, "F"),
     "mapped": mapped("C"),
-    "mapped Fortran": mapped("F"),
-    "CSR": csr(sparse.csr_matrix, np.int32),
     "CSR array": csr(sparse.csr_array, np.int32, np.float64),
     "CSR of int64": csr(sparse.csr_array, np.int64),
 }
@@ -93,6 +93,7 @@ def kept(clf, num):
     return 5 * model + num * (8 * CLASSES + 100)
 
 
+@pytest.mark.thorough(but=3)
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_a_fifth_of_the_inputs_at_most(form, tmp_path):
@@ -122,9 +123,10 @@ def test_a_step_on_a_large_batch(form, tmp_path):
     assert found < 0.2 * bytes_of(x) + kept(clf, x.shape[0]) + ROOM + of_batch
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("data", [np.float32, np.float64])
-@pytest.mark.parametrize("early_stopping", [False, True])
+@pytest.mark.parametrize("early_stopping", [True, False])
 def test_recommenders(data, early_stopping, tmp_path):
     """Copies in order, of what is trained on and of all, and a graph: it was twenty times that."""
     taken = csr(sparse.csr_array, np.int32, data)(tmp_path)
