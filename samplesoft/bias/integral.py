@@ -34,6 +34,7 @@ from samplesoft.bias.node_weights import (
     assemble,
     assemble_loss,
     make_node_weights,
+    none_kept_error,
 )
 from samplesoft.bias.transform import (
     ENOUGH,
@@ -219,7 +220,7 @@ def _finish(
     # the jackknife's terms cancel, and their size says little
     enough = ENOUGH * (abs(float(terms.sum())) if law.scheme.jackknife else size)
     is_enough = is_enough and loss_error <= enough + 4.0 * units.loss * size
-    error += units.contrasts * flows.class_size
+    error += units.contrasts * flows.class_size + none_kept_error(law)
     loss_error += units.deviations * float(np.abs(terms).sum())
     error, loss_error = (math.inf if math.isnan(e) else e for e in (error, loss_error))
     return Row(bias, law.probs, loss_bias, error, loss_error), is_enough

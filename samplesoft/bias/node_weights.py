@@ -15,6 +15,7 @@ from samplesoft._jit import njit
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
 from samplesoft.bias.draw_law import DrawLaw
+from samplesoft.bias.negatives import EPS
 from samplesoft.bias.transform import Nodes
 
 
@@ -188,6 +189,15 @@ def assemble(
     elif t is not None and scheme.adds_mean and not scheme.jackknife:
         bias[t] = max(bias[t], 0.0)  # it is, by Jensen's inequality
     return bias
+
+
+def none_kept_error(law: DrawLaw) -> float:
+    """Return the L1 error of what `assemble` adds for draws that are all of the label."""
+    if not law.scheme.divides_by_kept:
+        return 0.0
+    log_chance = _log_none_kept(law)
+    size = 2.0 * float(np.exp(log_chance)) * law.other_mass
+    return EPS * size * (1.0 - log_chance) if size else 0.0
 
 
 def _log_none_kept(law: DrawLaw) -> float:

@@ -204,6 +204,13 @@ def test_the_least_floats_have_few_digits(scheme, gap):
     assert found.error < 1e-10 * size or size < 1e-300
 
 
+@pytest.mark.parametrize("rare", [1e-16, 1.0245484971275832e-32, 5.6274354270052695e-89])
+@pytest.mark.parametrize("logits", [[0.0583, -0.0137], [1.882, 0.239]])
+def test_a_set_of_nothing_but_the_label_is_as_rare_as_its_logarithm_says(logits, rare):
+    q = [rare, 1.0]
+    check(exact_bias(logits, 0, q, 1, scheme="reject"), logits, 0, q, 1, "reject")
+
+
 # --- classes that are drawn almost never, far above all others ------------------------------------
 
 RARELY = [2e-268, 1.3e-130, 3.8e-49, 9.8e-161, 1.0, 1.1e-79, 7.5e-99]
