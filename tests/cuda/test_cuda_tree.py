@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from oracles import naive_tree
-from oracles.tree_cases import lifted, real_numbers, whole_numbers
+from oracles.tree_cases import lifted, probabilities, real_numbers, whole_numbers
 
 from samplesoft.samplers.tree.kernel_tree import LEAVES, KernelTree
 
@@ -55,7 +54,7 @@ def test_probabilities_are_those_of_the_oracle(n, leaf_size, leaf):
     for exclude in (None, n // 2):
         q = tree.probs(h, exclude=exclude if exclude is None else [exclude] * len(h))
         for b, row in enumerate(q.copy_to_host()):
-            wanted = naive_tree.probabilities(
+            wanted = probabilities(
                 h[b],
                 rows,
                 h[b],

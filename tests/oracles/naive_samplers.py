@@ -7,7 +7,7 @@ import numpy as np
 from mpmath import mp, mpf
 from scipy import stats
 
-from oracles import naive_draws, naive_tree
+from oracles import naive_draws, tree_cases
 
 
 def conditional(weights, excluded=None):
@@ -150,9 +150,10 @@ def _quadratic(sampler, h, inputs, excluded):
 def _tree(sampler, h, inputs, excluded, **settings):
     phi, rows = sampler.feature_map.transform, inputs.class_embeddings
     settings = {"leaf_size": sampler.tree.leaf_size, **settings}
-    return naive_tree.probabilities(
+    q = tree_cases.probabilities(
         h, rows, phi(h)[0], phi(rows), exclude=excluded, scale=inputs.tau, **settings
     )
+    return [tree_cases.real(x) for x in q]
 
 
 def _rff(sampler, h, inputs, excluded):

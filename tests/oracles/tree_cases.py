@@ -1,6 +1,11 @@
-"""Cases that several tests of the kernel tree share."""
+"""Cases that several tests of the kernel tree share, and its plain twin in fractions."""
+
+from fractions import Fraction
 
 import numpy as np
+from mpmath import mp, mpf
+
+from samplesoft.samplers.tree import plain
 
 SIZES = [1, 2, 3, 5, 37, 64, 65, 130]
 DTYPES = [np.float32, np.float64]
@@ -30,3 +35,49 @@ def as_floats(q):
 
 def leaf_sizes(n):
     return sorted({1, 3, 64, n})
+
+
+# --- the plain twin, without rounding ---------------------------------------------------------
+
+
+def exactly(x):
+    """Floats as fractions, which they are."""
+    return [Fraction(float(value)) for value in x]
+
+
+def real(x):
+    """A fraction as mpf."""
+    return mpf(x.numerator) / x.denominator
+
+
+def exact_exp(x):
+    """The exponential of a fraction to 50 digits, as a fraction."""
+    with mp.workdps(50):
+        y = mp.exp(real(x))
+    return Fraction(int(y.man)) * Fraction(2) ** int(y.exp)
+
+
+def kernel_of(phi, features):
+    """K(h, c) of all classes, as fractions."""
+    return [plain.inner(exactly(phi), exactly(row)) for row in features]
+
+
+def probabilities(
+    h, class_rows, phi, features, *, leaf_size, kind="kernel", scale=1.0, floor=1e-9, exclude=None
+):
+    """Probabilities (n,) of one context as fractions."""
+    kernel, logits = kernel_of(phi, features), kernel_of(h, class_rows)
+    scale, floor = Fraction(float(scale)), Fraction(float(floor))
+    weights = plain.leaf_weights(kind, kernel, logits, scale, floor, exact_exp)
+    q = plain.class_probabilities(kernel, weights, leaf_size, floor)
+    return q if exclude is None else plain.without(q, exclude)
+
+
+def is_clipped(kernel, leaf_size, floor):
+    """Whether some half of a node has less than the floor for each of its classes."""
+    for first, middle, last in plain.nodes(plain.num_leaves(len(kernel), leaf_size)):
+        for start, stop in ((first, middle), (middle, last)):
+            below = plain.classes_of(start, stop, len(kernel), leaf_size)
+            if sum(kernel[c] for c in below) < Fraction(floor) * len(below):
+                return True
+    return False

@@ -1,17 +1,22 @@
 import numpy as np
 import pytest
 from mpmath import mp, mpf
-from oracles.naive_tree import branches, inner, is_clipped, leave_out, probabilities
 from oracles.tree_cases import (
     DTYPES,
     SIZES,
     as_floats,
+    exactly,
+    is_clipped,
+    kernel_of,
     leaf_sizes,
     lifted,
+    probabilities,
+    real,
     real_numbers,
     whole_numbers,
 )
 
+from samplesoft.samplers.tree import plain
 from samplesoft.samplers.tree.kernel_tree import LEAVES, KernelTree
 
 # --- probabilities ----------------------------------------------------------------------------
@@ -47,7 +52,7 @@ def test_probabilities_are_those_of_exact_arithmetic(n, leaf):
                 )
                 np.testing.assert_allclose(q[b], as_floats(exact), rtol=1e-12)
                 if n > 1:
-                    others = as_floats(leave_out(exact, labels[b]))
+                    others = as_floats(plain.without(exact, labels[b]))
                     np.testing.assert_allclose(qn[b], others, rtol=1e-12)
 
 
@@ -56,9 +61,9 @@ def test_probabilities_are_those_of_exact_arithmetic(n, leaf):
 def test_the_exact_cases_clip_masses(n, leaf_size):
     rows, h = whole_numbers(n)
     for context in h:
-        values = [inner(context, row) for row in rows]
+        values = kernel_of(context, rows)
         assert sum(v < 0 for v in values) > n / 4
-    assert any(is_clipped([inner(x, row) for row in rows], leaf_size, 0.01) for x in h)
+    assert any(is_clipped(kernel_of(x, rows), leaf_size, 0.01) for x in h)
 
 
 @pytest.mark.parametrize("transform", [None, lifted], ids=["plain", "transform"])
@@ -84,8 +89,8 @@ def test_float32_branches_follow_the_kernel(leaf_size):
     q = KernelTree(rows, leaf_size=leaf_size).probs(h)
     for b in range(2):
         exact = probabilities(h[b], rows, h[b], rows, leaf_size=leaf_size)
-        wanted = as_floats(branches(exact, leaf_size))
-        np.testing.assert_allclose(branches(q[b], leaf_size), wanted, rtol=0, atol=5e-7)
+        wanted = as_floats(plain.left_shares(exact, leaf_size))
+        np.testing.assert_allclose(plain.left_shares(q[b], leaf_size), wanted, rtol=0, atol=5e-7)
 
 
 @pytest.mark.parametrize("leaf_size", [1, 8, 64])
@@ -107,6 +112,34 @@ def test_without_any_mass_all_classes_are_equal():
             for sign in (0.0, -1.0):
                 kernel_tree = KernelTree(np.full((n, 2), sign), leaf_size=leaf_size)
                 np.testing.assert_allclose(kernel_tree.probs([1.0, 1.0]), 1 / n, rtol=1e-13)
+
+
+def test_the_plain_twin_in_floats_is_the_one_in_fractions_but_for_rounding():
+    """As a student runs it: nothing in it asks for fractions."""
+    rows, h = real_numbers(37)
+    for leaf_size in (1, 3, 64):
+        kernel = [float(plain.inner(h[0], row)) for row in rows]
+        weights = plain.leaf_weights("kernel", kernel, kernel, 1.0, 0.01, np.exp)
+        q = plain.class_probabilities(kernel, weights, leaf_size, 0.01)
+        exact = probabilities(h[0], rows, h[0], rows, leaf_size=leaf_size, floor=0.01)
+        np.testing.assert_allclose(q, as_floats(exact), rtol=1e-12)
+        others = plain.without(q, 5)
+        assert others[5] == 0.0 and abs(sum(others) - 1.0) < 1e-14
+        for u in np.random.default_rng(0).random(200):
+            wanted = np.searchsorted(np.cumsum(q), u, side="right")
+            assert plain.draw(u, q, leaf_size) == wanted
+
+
+def test_a_mass_is_one_product_with_a_sum_of_features():
+    """What makes a draw cheap: the plain twin adds kernels up, and a tree has added features."""
+    rows, h = whole_numbers(37)
+    kernel = kernel_of(h[0], rows)
+    for leaf_size in (1, 3):
+        sums = plain.node_sums([exactly(row) for row in rows], leaf_size)
+        assert len(sums) == 2 * (plain.num_leaves(37, leaf_size) - 1)
+        for (first, last), of_features in sums.items():
+            below = plain.classes_of(first, last, 37, leaf_size)
+            assert plain.inner(exactly(h[0]), of_features) == sum(kernel[c] for c in below)
 
 
 # --- any features at all ----------------------------------------------------------------------
@@ -193,7 +226,7 @@ def test_excluding_a_class_with_nearly_all_the_kernel(bits, label, leaf_size):
     exact = probabilities([1.0], rows, [1.0], rows, leaf_size=leaf_size)
     with mp.workdps(50):
         assert 1 - exact[label] < mpf(400) / 2**bits
-        log_q = [float(mp.log(x)) if x else -np.inf for x in leave_out(exact, label)]
+        log_q = [float(mp.log(real(x))) if x else -np.inf for x in plain.without(exact, label)]
     np.testing.assert_allclose(drawn.log_q[0], np.array(log_q)[drawn.ids[0]], rtol=1e-12)
     every = kernel_tree.log_prob([1.0], np.arange(65), exclude=label)
     np.testing.assert_allclose(every[0], log_q, rtol=1e-12)
@@ -215,7 +248,7 @@ def test_excluding_a_class_with_nearly_all_of_a_softmax_leaf(logit, leaf_size):
         drawn = kernel_tree.sample(h, 2000, exclude=label, rng=0)
         assert label not in drawn.ids
         with mp.workdps(50):
-            log_q = [float(mp.log(x)) if x else -np.inf for x in leave_out(exact, label)]
+            log_q = [float(mp.log(real(x))) if x else -np.inf for x in plain.without(exact, label)]
         np.testing.assert_allclose(
             drawn.log_q[0], np.array(log_q)[drawn.ids[0]], rtol=1e-12, atol=4e-12
         )

@@ -2,12 +2,19 @@ import threading
 
 import numpy as np
 import pytest
-from oracles.naive_tree import draw, probabilities
-from oracles.tree_cases import DTYPES, as_floats, lifted, real_numbers, whole_numbers
+from oracles.tree_cases import (
+    DTYPES,
+    as_floats,
+    exactly,
+    lifted,
+    probabilities,
+    real_numbers,
+    whole_numbers,
+)
 from scipy import stats
 
 from samplesoft._random import as_key, uniform_block
-from samplesoft.samplers.tree import engine
+from samplesoft.samplers.tree import engine, plain
 from samplesoft.samplers.tree.kernel_tree import LEAVES, KernelTree
 
 STATISTICAL_TESTS = 20
@@ -65,7 +72,9 @@ def test_draws_are_those_of_independent_descents(leaf_size, excluded, leaf):
     ids = kernel_tree.sample(h, 150, exclude=exclude, rng=5).ids
     q = kernel_tree.probs(h, exclude=exclude)
     uniforms = uniform_block(as_key(5), 3, 150)
-    one_by_one = [[draw(u, q[b], leaf_size) for u in uniforms[b]] for b in range(3)]
+    one_by_one = [
+        [plain.draw(u, exactly(q[b]), leaf_size) for u in exactly(uniforms[b])] for b in range(3)
+    ]
     np.testing.assert_array_equal(ids, one_by_one)
 
 

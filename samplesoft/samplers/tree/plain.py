@@ -1,0 +1,200 @@
+"""How a kernel tree draws, one context and one number at a time: to be read, not to be used.
+
+A kernel K(h, c) = phi(h) . phi(c) stands for exp(tau h . c), where phi are random features. Classes
+are to be drawn in proportion to it. Of five classes, two in a leaf, the tree is
+
+                 0 1 2 3 4                  a node: the sum of phi(c) over its classes
+                /         \
+           0 1 2 3         4                go left with K(h, 0 1 2 3) / K(h, 0 1 2 3 4)
+          /       \
+        0 1       2 3                       then with K(h, 0 1) / K(h, 0 1 2 3)
+                                            and in the leaf with K(h, 0) / K(h, 0 1)
+
+where K(h, 0 1) = K(h, 0) + K(h, 1). The kernel is an inner product, so that a sum of kernels is one
+product with a sum of features: phi(h) . (phi(0) + phi(1)). A tree that has added the features once
+draws with log2 n products, and those of the classes of one leaf. (Below kernels are added up, to be
+plain; `node_sums` are what a tree keeps.) The shares on the way to c multiply to K(h, c) / sum of
+K(h, .), for what stands in one fraction above stands in the next below. See section 3.2 of Blanc
+and Rendle (2018), "Adaptive sampled softmax with kernel based sampling", and Rawat et al. (2019),
+"Sampled softmax with random Fourier features".
+
+Random features may make a kernel negative, and a probability is not. A mass below a floor > 0 for
+each of its classes is replaced by that. Then shares are no longer those of K, but what multiplies
+on the way is still the probability of the draw, and a loss divides by that.
+
+Numbers may be floats, or fractions, by which the tests hold the fast code to the last digit.
+
+`samplesoft.samplers.tree` computes the same for many contexts at a time, on all cores or a GPU. Its
+nodes take half of the memory: one row for each leaf. Row 0 is the sum of all. For two halves, which
+have a sum each here, it keeps their difference, in the row of the first leaf on the right:
+
+    here                          there
+                                  row 0:  phi(0) + phi(1) + phi(2) + phi(3) + phi(4)
+    0 1 2 3     and     4         row 2:  phi(0) + phi(1) + phi(2) + phi(3) - phi(4)
+    0 1         and     2 3       row 1:  phi(0) + phi(1) - phi(2) - phi(3)
+
+so that the sum of a half is (the sum of its node + or - the difference) / 2.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+Number = Any  # a float, a fraction, or anything else that computes
+Node = tuple[int, int, int]  # its first leaf, the first of its right half, and one past its last
+
+
+def inner(x: Sequence[Number], y: Sequence[Number]) -> Number:
+    """Return the inner product of two vectors."""
+    return sum(a * b for a, b in zip(x, y, strict=True))
+
+
+# the shape of the tree ---------------------------------------------------------------------------
+
+
+def num_leaves(num_classes: int, leaf_size: int) -> int:
+    """Return into how many leaves classes are put, of which the last may have fewer."""
+    return (num_classes + leaf_size - 1) // leaf_size
+
+
+def leaves_on_the_left(leaves: int) -> int:
+    """Return how many leaves the left half of a node has: the largest power of 2 below `leaves`."""
+    left = 1
+    while 2 * left < leaves:
+        left *= 2
+    return left
+
+
+def nodes(leaves: int, first: int = 0) -> Iterator[Node]:
+    """Yield all nodes with two halves, each before those below it."""
+    if leaves == 1:
+        return
+    left = leaves_on_the_left(leaves)
+    yield first, first + left, first + leaves
+    yield from nodes(left, first)
+    yield from nodes(leaves - left, first + left)
+
+
+def classes_of(first: int, last: int, num_classes: int, leaf_size: int) -> range:
+    """Return the classes of the leaves from `first` up to, and without, `last`."""
+    return range(first * leaf_size, min(last * leaf_size, num_classes))
+
+
+def node_sums(features: Sequence[Sequence[Number]], leaf_size: int) -> dict[tuple[int, int], Any]:
+    """Return the sum of the features (n, D) of the classes of each half of each node.
+
+    They are what a tree keeps, here by the first leaf and the one past the last.
+    """
+    n = len(features)
+    sums = {}
+    for first, middle, last in nodes(num_leaves(n, leaf_size)):
+        for start, stop in ((first, middle), (middle, last)):
+            below = [features[c] for c in classes_of(start, stop, n, leaf_size)]
+            sums[start, stop] = [sum(column) for column in zip(*below, strict=True)]
+    return sums
+
+
+# probabilities -----------------------------------------------------------------------------------
+
+
+def mass(kernel_sum: Number, num_classes: int, floor: Number) -> Number:
+    """Return what a half weighs: its kernels' sum, or the floor for each of its classes."""
+    return max(kernel_sum, floor * num_classes)
+
+
+def class_probabilities(
+    kernel: Sequence[Number], weights: Sequence[Number], leaf_size: int, floor: Number
+) -> list[Number]:
+    """Return the probabilities (n,) of all classes, for one context.
+
+    `kernel` (n,) are the K(h, c) that the halves weigh by. In a leaf classes weigh by `weights`
+    (n,): the kernel again, not below the floor, or what one would rather have and can afford for
+    so few classes, such as exp(tau h . c).
+    """
+    n = len(kernel)
+    q = [kernel[0]] * n  # to be replaced, each of them
+
+    def descend(first: int, leaves: int, reached: Number) -> None:
+        if leaves == 1:
+            here = classes_of(first, first + 1, n, leaf_size)
+            total = sum(weights[c] for c in here)
+            for c in here:
+                q[c] = reached * weights[c] / total
+            return
+        left = leaves_on_the_left(leaves)
+        halves = (first, left), (first + left, leaves - left)
+        masses = []
+        for start, size in halves:
+            below = classes_of(start, start + size, n, leaf_size)
+            masses.append(mass(sum(kernel[c] for c in below), len(below), floor))
+        for (start, size), of_half in zip(halves, masses, strict=True):
+            descend(start, size, reached * of_half / sum(masses))
+
+    descend(0, num_leaves(n, leaf_size), 1)
+    return q
+
+
+def leaf_weights(
+    kind: str,
+    kernel: Sequence[Number],
+    logits: Sequence[Number],
+    scale: Number,
+    floor: Number,
+    exp: Callable[[Number], Number],
+) -> list[Number]:
+    """Return what classes weigh in their leaf, from their kernels or from h . c (n,)."""
+    if kind == "kernel":
+        return [mass(value, 1, floor) for value in kernel]
+    if kind == "quadratic":  # alpha x^2 + 1: Blanc and Rendle (2018), section 3.3
+        return [scale * x * x + 1 for x in logits]
+    return [exp(scale * x) for x in logits]  # "softmax": exp(tau x)
+
+
+def without(q: Sequence[Number], label: int) -> list[Number]:
+    """Return the probabilities given that `label` is not drawn: q_j / (1 - q_t).
+
+    Leaving it out takes no other tree: on the way to the label a share left / both becomes
+    (left - q_t) / (both - q_t), or left / (both - q_t), and no other changes.
+    """
+    others = [0 * x if c == label else x for c, x in enumerate(q)]
+    rest = sum(others)  # not 1 - q_t, which has no digits where q_t is near 1
+    return [x / rest for x in others]
+
+
+# a draw ------------------------------------------------------------------------------------------
+
+
+def left_shares(q: Sequence[Number], leaf_size: int) -> list[Number]:
+    """Return the probability of going left at each of `nodes`, if q (n,) are those of classes."""
+    shares = []
+    for first, middle, last in nodes(num_leaves(len(q), leaf_size)):
+        left = sum(q[c] for c in classes_of(first, middle, len(q), leaf_size))
+        both = sum(q[c] for c in classes_of(first, last, len(q), leaf_size))
+        shares.append(left / both)
+    return shares
+
+
+def draw(u: Number, q: Sequence[Number], leaf_size: int) -> int:
+    """Return the class to which one uniform number `u` in [0, 1) leads.
+
+    If u is below the share of the left half, it goes there, and u / share is uniform again. If not,
+    it goes to the right, and (u - share) / (1 - share) is uniform. So one number serves all levels.
+    Its order is kept: the class is that of the inverse distribution function, whatever the tree.
+    """
+    n = len(q)
+    first, leaves = 0, num_leaves(n, leaf_size)
+    while leaves > 1:
+        left = leaves_on_the_left(leaves)
+        of_left = sum(q[c] for c in classes_of(first, first + left, n, leaf_size))
+        of_both = sum(q[c] for c in classes_of(first, first + leaves, n, leaf_size))
+        share = of_left / of_both
+        if u < share or share == 1:
+            u, leaves = u / share, left
+        else:
+            u, first, leaves = (u - share) / (1 - share), first + left, leaves - left
+    here = classes_of(first, first + 1, n, leaf_size)
+    target, passed = u * sum(q[c] for c in here), 0
+    for c in here:
+        passed += q[c]
+        if target < passed:
+            return c
+    return max(c for c in here if q[c] > 0)  # u was 1 but for rounding
