@@ -1,6 +1,6 @@
-"""Slow, independent oracles for losses: formulas over numbers of many digits, nothing vectorised.
+"""The plain twin of the losses in numbers of many digits, by name, and what checks gradients.
 
-`counts` are expected counts of the drawn classes, `own_count` that of the label.
+All oracles take scores, the label, ids of draws, their expected counts, and that of the label.
 """
 
 from itertools import product
@@ -8,64 +8,7 @@ from itertools import product
 import numpy as np
 from mpmath import mp, mpf
 
-
-def full(scores, label, ids, counts, own_count):
-    return mp.log(mp.fsum(mp.exp(o) for o in scores)) - scores[label]
-
-
-def negatives(scores, label, ids, counts, own_count):
-    """Also with draws of the label left out."""
-    kept = [mp.exp(scores[j]) / c for j, c in zip(ids, counts, strict=True) if j != label]
-    return mp.log(mp.exp(scores[label]) + mp.fsum(kept)) - scores[label]
-
-
-def importance(scores, label, ids, counts, own_count):
-    every = [mp.exp(scores[j]) / c for j, c in zip(ids, counts, strict=True)]
-    return mp.log(mp.fsum(every)) - scores[label]
-
-
-def reject(scores, label, ids, counts, own_count):
-    m, kept = len(ids), [(j, c) for j, c in zip(ids, counts, strict=True) if j != label]
-    given_kept = [mp.exp(scores[j]) / (len(kept) * c / (m - own_count)) for j, c in kept]
-    return mp.log(mp.exp(scores[label]) + mp.fsum(given_kept)) - scores[label]
-
-
-def candidate(scores, label, ids, counts, own_count, masked=False):
-    own = mp.exp(scores[label]) / own_count
-    drawn = [
-        mp.exp(scores[j]) / c
-        for j, c in zip(ids, counts, strict=True)
-        if not (masked and j == label)
-    ]
-    return mp.log(own + mp.fsum(drawn)) - mp.log(own)
-
-
-def candidate_masked(scores, label, ids, counts, own_count):
-    return candidate(scores, label, ids, counts, own_count, masked=True)
-
-
-def bilateral(scores, label, ids, counts, own_count, weight="1.2"):
-    """A weight for the log-sum-exp of the draws of others; nothing is lost where there are none."""
-    kept = [mp.exp(scores[j]) / c for j, c in zip(ids, counts, strict=True) if j != label]
-    return mpf(float(weight)) * mp.log(mp.fsum(kept)) - scores[label] if kept else mpf(0)
-
-
-def jackknife(scores, label, ids, counts, own_count):
-    """Go by the definition: the loss of m draws, and those of m - 1 with each draw left out."""
-    m = len(ids)
-    left_out = [
-        negatives(
-            scores,
-            label,
-            [j for k, j in enumerate(ids) if k != i],
-            [c * (m - 1) / m for k, c in enumerate(counts) if k != i],
-            own_count,
-        )
-        for i in range(m)
-    ]
-    whole = negatives(scores, label, ids, counts, own_count)
-    return m * whole - mpf(m - 1) / m * mp.fsum(left_out)
-
+from samplesoft.losses import plain
 
 CHANCE = 0.3  # of the level of the draws below
 
@@ -75,78 +18,78 @@ def block_of(m):
     return m // 4 if m % 4 == 0 else m // 2 if m % 2 == 0 else m
 
 
-def multilevel(scores, label, ids, counts, own_count):
-    """Go by the definition: losses of parts of the draws, in which those weigh more."""
-
-    def loss(first, last):
-        part = [c * (last - first) / m for c in counts[first:last]]
-        return negatives(scores, label, ids[first:last], part, own_count)
-
-    m, block = len(ids), block_of(len(ids))
-    blocks = [loss(first, first + block) for first in range(0, m, block)]
-    if m % 2:
-        ratio = mp.exp(loss(0, m) - full(scores, label, ids, counts, own_count))
-        more = ratio - 1 - mp.log(ratio)
-    else:
-        more = loss(0, m) - (loss(0, m // 2) + loss(m // 2, m)) / 2
-    return mp.fsum(blocks) / len(blocks) + more / mpf(CHANCE)
+def weighing(scores, ids):
+    """The draws whose score is not -inf, which is what is left out."""
+    return [j for j in ids if scores[j] > -mp.inf]
 
 
-def _softplus(x):
-    return mp.log(1 + mp.exp(x))
+def full(scores, label, ids, counts, own):
+    return plain.full(scores, label, mp)
 
 
-def nce(scores, label, ids, counts, own_count):
-    """Probability that a class is data: exp(o) / (exp(o) + expected count of noise)."""
-    data = mp.exp(scores[label]) / (mp.exp(scores[label]) + own_count)
-    noise = [c / (mp.exp(scores[j]) + c) for j, c in zip(ids, counts, strict=True)]
-    return -mp.log(data) - mp.fsum(mp.log(x) for x in noise)
+def full_logistic(scores, label, ids, counts, own):
+    return plain.full_logistic(scores, label, mp)
 
 
-def negative_sampling(scores, label, ids, counts, own_count):
-    return _softplus(-scores[label]) + mp.fsum(_softplus(scores[j]) for j in ids)
+def negatives(scores, label, ids, counts, own):
+    return plain.sampled(scores, label, ids, counts, mp)
 
 
-def negative_sampling_masked(scores, label, ids, counts, own_count):
-    others = [j for j in ids if j != label]
-    return negative_sampling(scores, label, others, counts, own_count)
+def importance(scores, label, ids, counts, own):
+    return plain.importance(scores, label, ids, counts, mp)
 
 
-def gbce(scores, label, ids, counts, own_count, calibration="0.75"):
-    """The formula of the paper, in which a class is drawn m / n times."""
-    alpha, t = mpf(len(ids)) / len(scores), mpf(calibration)
-    beta = alpha * (t * (1 - 1 / alpha) + 1 / alpha)
-    sigma = [1 / (1 + mp.exp(-o)) for o in scores]
-    rest = mp.fsum(mp.log(1 / (1 + mp.exp(scores[j]))) for j in ids if j != label)
-    return -mp.log(sigma[label] ** beta) - rest
+def reject(scores, label, ids, counts, own):
+    return plain.reject(scores, label, ids, counts, own, mp)
 
 
-def bpr(scores, label, ids, counts, own_count):
-    others = [j for j in ids if j != label and scores[j] > -mp.inf]
-    pairs = [_softplus(scores[j] - scores[label]) for j in others]
-    return mp.fsum(pairs) / max(1, len(pairs))
+def candidate(scores, label, ids, counts, own):
+    return plain.candidate(scores, label, ids, counts, own, mp)
 
 
-def warp(scores, label, ids, counts, own_count):
-    """Go through the draws, as algorithm 1 of the paper."""
-    others = [j for j in ids if j != label and scores[j] > -mp.inf]
-    for trials, j in enumerate(others, start=1):
-        if 1 + scores[j] - scores[label] > 0:
-            rank = (len(scores) - 1) // trials
-            return mp.harmonic(rank) * (1 + scores[j] - scores[label])
-    return mpf(0)
+def candidate_masked(scores, label, ids, counts, own):
+    return plain.candidate_masked(scores, label, ids, counts, own, mp)
 
 
-def one_vs_each(scores, label, ids, counts, own_count):
-    """Of each draw, how hard it is to tell the label from it, times how rare it is."""
-    pairs = zip(ids, counts, strict=True)
-    return mp.fsum(_softplus(scores[j] - scores[label]) / c for j, c in pairs if j != label)
+def jackknife(scores, label, ids, counts, own):
+    return plain.jackknife(scores, label, ids, counts, mp)
 
 
-def full_logistic(scores, label, ids, counts, own_count):
-    """One versus all: of every class, a logistic regression."""
-    rest = [o for j, o in enumerate(scores) if j != label]
-    return _softplus(-scores[label]) + mp.fsum(_softplus(o) for o in rest)
+def multilevel(scores, label, ids, counts, own):
+    block = block_of(len(ids))
+    return plain.multilevel(scores, label, ids, counts, block, mpf(CHANCE), mp)
+
+
+def bilateral(scores, label, ids, counts, own, weight="1.2"):
+    return plain.bilateral(scores, label, ids, counts, mpf(float(weight)), mp)
+
+
+def nce(scores, label, ids, counts, own):
+    return plain.nce(scores, label, ids, counts, own, mp)
+
+
+def negative_sampling(scores, label, ids, counts, own):
+    return plain.negative_sampling(scores, label, ids, mp)
+
+
+def negative_sampling_masked(scores, label, ids, counts, own):
+    return plain.negative_sampling(scores, label, [j for j in ids if j != label], mp)
+
+
+def gbce(scores, label, ids, counts, own, calibration="0.75"):
+    return plain.gbce(scores, label, ids, mpf(calibration), mp)
+
+
+def bpr(scores, label, ids, counts, own):
+    return plain.bpr(scores, label, weighing(scores, ids), mp)
+
+
+def warp(scores, label, ids, counts, own):
+    return mpf(plain.warp(scores, label, weighing(scores, ids)))
+
+
+def one_vs_each(scores, label, ids, counts, own):
+    return plain.one_vs_each(scores, label, ids, counts, mp)
 
 
 ORACLES = {  # of the losses by their names
