@@ -1,9 +1,11 @@
-"""Slow, independent oracles for samplers that look at vectors; nothing here is from samplesoft."""
+"""Slow, independent oracles for samplers that look at vectors; clusters by their plain twin."""
 
 from fractions import Fraction
 from itertools import product
 
 from mpmath import mp, mpf
+
+from samplesoft.samplers.clusters import plain
 
 
 def inner(x, y):
@@ -59,47 +61,10 @@ def two_pass(h, vectors, candidates, tau=1.0, excluded=None):
 
 
 def clusters(h, vectors, levels, tau=1.0, excluded=None):
-    """Probabilities through cells, each level a list of cells and each cell a list of classes."""
-    vectors, tau = [[mpf(float(x)) for x in row] for row in vectors], mpf(tau)
-    h = [mpf(float(x)) for x in h]
-
-    def estimate(cell):
-        """The size of a cell times the exponential of two cumulants of the logits in it."""
-        columns = list(zip(*(vectors[j] for j in cell), strict=True))
-        means = [mp.fsum(column) / len(cell) for column in columns]
-        squares = [
-            mp.fsum((x - mean) ** 2 for x in column) / len(cell)
-            for column, mean in zip(columns, means, strict=True)
-        ]
-        first = mp.fsum(a * b for a, b in zip(h, means, strict=True))
-        second = mp.fsum(a * a * b for a, b in zip(h, squares, strict=True))
-        return len(cell) * mp.exp(tau * first + tau**2 * second / 2)
-
-    def descend(parts, depth):
-        """Probabilities among the classes of `parts`, and the share of their mass that is left."""
-        if depth == len(levels):
-            logits = {
-                j: tau * mp.fsum(a * b for a, b in zip(h, vectors[j], strict=True)) for j in parts
-            }
-            masses = {j: mp.exp(x) for j, x in logits.items()}
-            left = {j: mpf(0) if j == excluded else x for j, x in masses.items()}
-            total, kept = mp.fsum(masses.values()), mp.fsum(left.values())
-            return {j: x / kept if kept else x for j, x in left.items()}, kept / total
-        inside = [c for c in levels[depth] if set(c) <= set(parts)]
-        found = [descend(list(cell), depth + 1) for cell in inside]
-        masses = [estimate(cell) for cell in inside]
-        left = [mass * share for mass, (_, share) in zip(masses, found, strict=True)]
-        kept = mp.fsum(left)
-        probs = {
-            j: q * mass / kept if kept else mpf(0)
-            for mass, (within, _) in zip(left, found, strict=True)
-            for j, q in within.items()
-        }
-        return probs, kept / mp.fsum(masses)
-
+    """Probabilities by the plain twin, through cells: levels of lists of classes."""
     with mp.workdps(40):
-        probs, _ = descend(list(range(len(vectors))), 0)
-        return [probs[j] for j in range(len(vectors))]
+        h, *vectors = [[mpf(float(x)) for x in row] for row in (h, *vectors)]
+        return plain.class_probabilities(h, vectors, levels, mpf(tau), excluded, mp)
 
 
 def two_pass_marginal(h, vectors, first, num_candidates, tau=1.0):

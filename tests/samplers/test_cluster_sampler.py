@@ -8,6 +8,7 @@ from oracles import naive_draws
 
 from samplesoft import exact_bias
 from samplesoft.samplers import ClusterSampler
+from samplesoft.samplers.clusters import plain
 
 DTYPES = [np.float32, np.float64]
 CLOSE = {np.float32: 2e-5, np.float64: 1e-12}
@@ -79,6 +80,21 @@ def test_probabilities_through_three_levels():
     sampler = ClusterSampler(rows, leaf_size=1, rng=0)
     assert len(sampler.cells()) == 3
     check(sampler, h, rows)
+
+
+def test_the_plain_twin_draws_by_its_own_probabilities():
+    """In floats, as a student runs it; one uniform goes through all levels."""
+    rows, h = vectors(17), vectors(1, seed=1)[0]
+    sampler = ClusterSampler(rows, leaf_size=3)
+    levels = [[list(map(int, cell)) for cell in level] for level in sampler.cells()]
+    q = plain.class_probabilities(h, rows, levels, 1.0)
+    np.testing.assert_allclose(q, oracle(sampler, h, rows), rtol=1e-12)
+    uniforms = (np.arange(2000) + 0.5) / 2000
+    drawn = [plain.draw(u, h, rows, levels, 1.0) for u in uniforms]
+    # a class has one interval of uniforms, of its probability
+    np.testing.assert_allclose(np.bincount(drawn, minlength=17) / 2000, q, atol=1.1 / 2000)
+    mass = plain.estimated_mass(h, rows, [3], 1.0)
+    assert mass == pytest.approx(plain.class_mass(h, rows, 3, 1.0), rel=1e-14)
 
 
 def test_a_label_with_nearly_all_mass_is_excluded_without_cancellation():
