@@ -1,0 +1,121 @@
+"""Random features of one vector, by given frequencies: to be read, not to be used.
+
+A feature map phi makes an inner product of a kernel: K(x, y) = phi(x) . phi(y), exactly or as the
+mean over random frequencies w. In two dimensions, with three frequencies,
+
+    x = (1, 0)      w_1 = (0.3, 1.1)     w_1 . x =  0.3
+                    w_2 = (-0.8, 0.2)    w_2 . x = -0.8
+                    w_3 = (1.5, -0.4)    w_3 . x =  1.5
+
+    phi(x) = (cos 0.3, cos -0.8, cos 1.5, sin 0.3, sin -0.8, sin 1.5) / sqrt(3)
+
+and phi(x) . phi(y) is the mean of cos(w . x) cos(w . y) + sin(w . x) sin(w . y), which is
+cos(w . (x - y)): all that is left of x and y is their difference. If w is normal with variance nu,
+the mean of that cosine is exp(-nu |x - y|^2 / 2). For unit vectors |x - y|^2 is 2 - 2 x . y, and
+the kernel exp(nu x . y) times a constant: the softmax, as a product of two vectors.
+
+`samplesoft.feature_maps` computes the same for many rows at a time. Its angles are kept in turns,
+and products with structured frequencies go in D log d steps.
+"""
+
+import math
+
+import numpy as np
+
+
+def fourier(x, frequencies):
+    """Return cosines and sines (2 D,) for frequencies (D, d).
+
+    Rahimi and Recht (2007); eqs. 17 and 18 of Rawat et al. (2019), where the variance of w has to
+    be nu, and not 1 / nu as printed.
+    """
+    angles = [np.dot(w, x) for w in frequencies]
+    cosines = [math.cos(angle) for angle in angles]
+    sines = [math.sin(angle) for angle in angles]
+    return np.array(cosines + sines) / math.sqrt(len(frequencies))
+
+
+def positive(x, frequencies, tau):
+    """Return exponentials (D,) for frequencies w ~ N(0, I) (D, d), for exp(tau x . y).
+
+    Choromanski et al. (2021), lemma 1: the mean of exp(sqrt(tau) w . (x + y)) is
+    exp(tau |x + y|^2 / 2), and tau |x|^2 / 2 and tau |y|^2 / 2 are taken off again.
+    """
+    scaled = [math.sqrt(tau) * np.dot(w, x) for w in frequencies]
+    less = tau * np.dot(x, x) / 2
+    return np.array([math.exp(s - less) for s in scaled]) / math.sqrt(len(frequencies))
+
+
+def maclaurin(x, signs, tau):
+    """Return products of projections (F,), for exp(tau x . y).
+
+    Kar and Karnick (2012), algorithm 1 with p = 2. Feature j has a degree N with the probability
+    2^-(N + 1), and `signs[j]` (N, d) are +1 or -1. The mean of (w . x)(w . y) is x . y, so that the
+    product of N of them stands for (x . y)^N, which exp(tau x . y) has tau^N / N! times.
+    """
+    features = []
+    for rows in signs:
+        degree = len(rows)
+        coefficient = tau**degree / math.factorial(degree)
+        scale = math.sqrt(coefficient * 2 ** (degree + 1) / len(signs))
+        features.append(scale * math.prod(np.dot(w, x) for w in rows))
+    return np.array(features)
+
+
+def quadratic(x, alpha):
+    """Return products of pairs (d (d + 1) / 2 + 1,), for alpha (x . y)^2 + 1, without chance.
+
+    Blanc and Rendle (2018), section 3.3. (x . y)^2 is the sum of x_i x_j y_i y_j over all pairs, of
+    which (i, j) and (j, i) are one, times the root of 2 in both vectors.
+    """
+    features = []
+    for i in range(len(x)):
+        for j in range(i, len(x)):
+            times = 1 if i == j else math.sqrt(2)
+            features.append(math.sqrt(alpha) * times * x[i] * x[j])
+    return np.array([*features, 1.0])
+
+
+# how frequencies are drawn ------------------------------------------------------------------------
+
+
+def orthogonal(vectors):
+    """Return directions (d, d) that are orthogonal, from Gaussian vectors: Gram and Schmidt.
+
+    Yu et al. (2016), section 3. Each alone is uniform on the sphere, as it would be without the
+    others; together they leave no direction out, and estimates vary less. They get the lengths of
+    Gaussian vectors afterwards, the root of a chi-square number with d degrees of freedom.
+    """
+    directions = []
+    for vector in vectors:
+        rest = np.array(vector, dtype=float)
+        for known in directions:
+            rest = rest - np.dot(known, rest) * known
+        directions.append(rest / math.sqrt(np.dot(rest, rest)))
+    return np.array(directions)
+
+
+def hadamard(x):
+    """Return H x for the Hadamard matrix of p = len(x) rows, a power of 2, in p log2 p steps.
+
+    H_1 = [1], and H_2p = [[H_p, H_p], [H_p, -H_p]], which are orthogonal but for a factor sqrt(p).
+    """
+    if len(x) == 1:
+        return np.array(x, dtype=float)
+    half = len(x) // 2
+    top, bottom = hadamard(x[:half]), hadamard(x[half:])
+    return np.concatenate([top + bottom, top - bottom])
+
+
+def structured(x, signs):
+    """Return the products of p frequencies with x (d,), padded with zeros to p numbers.
+
+    Yu et al. (2016), section 4: the frequencies are the rows of sqrt(p) H S_3 H S_2 H S_1, where
+    each H is divided by sqrt(p), and `signs` (3, p) are the diagonals of S_1, S_2 and S_3. No row
+    is stored.
+    """
+    p = len(signs[0])
+    y = np.concatenate([x, np.zeros(p - len(x))])
+    for diagonal in signs:
+        y = hadamard(diagonal * y) / math.sqrt(p)
+    return math.sqrt(p) * y
