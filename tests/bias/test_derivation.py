@@ -1,6 +1,7 @@
 """The equations of samplesoft/bias/README.md as they stand there, in plain NumPy."""
 
 import re
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 import samplesoft
 from samplesoft import exact_bias, exact_gradient_moments
-from samplesoft.bias.plain import plain_bias
+from samplesoft.bias import plain as twin
 from samplesoft.schemes import SCHEMES, exact_schemes
 
 HOME = Path(samplesoft.__file__).parent
@@ -41,28 +42,73 @@ def test_the_plain_integral_is_the_exact_bias(scheme, m):
         rng = np.random.default_rng(n)
         logits, q = spread * rng.normal(size=n), rng.dirichlet(np.full(n, 2.0))
         exact = exact_bias(logits, 1, q, m, scheme=scheme)
-        simple = plain_bias(logits, 1, q, m, scheme=scheme)
+        found, loss = twin.bias(logits, 1, q, m, scheme)
         room = 1e-11 * (m if SCHEMES[scheme].jackknife else 1.0)
-        assert np.abs(simple.bias - exact.bias).sum() < room
-        assert simple.loss_bias == pytest.approx(exact.loss_bias, rel=1e-11, abs=room)
+        assert np.abs(found - exact.bias).sum() < room
+        assert loss == pytest.approx(exact.loss_bias, rel=1e-11, abs=room)
 
 
 def test_the_plain_integral_where_no_draw_is_kept():
     """All draws are the label: the loss is 0 and p' is 1 there."""
-    given = [0.0, 1.0, 2.0], 0, [1.0, 0.0, 0.0], 3
-    simple, exact = plain_bias(*given, scheme="reject"), exact_bias(*given, scheme="reject")
-    np.testing.assert_allclose(simple.bias, exact.bias, atol=1e-15)
-    assert simple.loss_bias == pytest.approx(exact.loss_bias, rel=1e-14)
+    found, loss = twin.bias([0.0, 1.0, 2.0], 0, [1.0, 0.0, 0.0], 3, "reject")
+    exact = exact_bias([0.0, 1.0, 2.0], 0, [1.0, 0.0, 0.0], 3, scheme="reject")
+    np.testing.assert_allclose(found, exact.bias, atol=1e-15)
+    assert loss == pytest.approx(exact.loss_bias, rel=1e-14)
 
 
-def test_the_plain_integral_of_a_batch():
-    logits, q = np.array([LOGITS, LOGITS[::-1]]), np.array([Q, Q[::-1]])
-    simple = plain_bias(logits, [2, 0], q, 3, scheme="reject")
-    exact = exact_bias(logits, [2, 0], q, 3, scheme="reject")
-    np.testing.assert_allclose(simple.bias, exact.bias, atol=1e-11)
-    np.testing.assert_allclose(simple.loss_bias, exact.loss_bias, atol=1e-11)
-    other = plain_bias(logits, [2, 0], q, 3, scheme="masked")  # WRONG: another scheme
-    assert np.abs(other.bias - exact.bias).max() > 1e-3
+@pytest.mark.parametrize("m", [1, 2, 5])
+def test_the_definition_is_the_integral(m):
+    by_hand = twin.bias_by_enumeration(LOGITS, T, Q, m)
+    by_integral = twin.bias_of_negatives(LOGITS, T, Q, m)
+    exact = exact_bias(LOGITS, T, Q, m)
+    for found, loss in (by_hand, by_integral):
+        np.testing.assert_allclose(found, exact.bias, atol=1e-12)
+        assert loss == pytest.approx(exact.loss_bias, abs=1e-12)
+    other, _ = twin.bias_of_negatives(LOGITS, T, Q, m + 1)  # WRONG: one draw more
+    assert np.abs(other - exact.bias).max() > 1e-3
+
+
+def test_the_example_of_the_twin():
+    found, _ = twin.bias_by_enumeration([0.0, 1.0, 2.0], 0, [0.2, 0.4, 0.4], 1)
+    np.testing.assert_allclose(found, [0.02, 0.18, -0.20], atol=0.005)
+
+
+def test_the_plain_second_moment():
+    c = np.array([[1.0, 0.2], [0.1, -1.0], [0.5, 2.0], [-0.3, 0.4]])
+    exact = exact_gradient_moments(LOGITS, T, Q, M, c).mse
+    assert twin.mean_square(LOGITS, T, Q, M, c) == pytest.approx(exact, abs=1e-11)
+    p, law, mean = E, QN, 0.0
+    for first in np.flatnonzero(law):
+        for second in np.flatnonzero(law):
+            masses = np.where(OTHERS, 0.0, p)
+            for j in (first, second):
+                masses[j] += p[j] / (2 * law[j])
+            away = masses / masses.sum() @ c - p @ c
+            mean += law[first] * law[second] * (away @ away)
+    assert twin.mean_square(LOGITS, T, Q, 2, c) == pytest.approx(mean, rel=1e-11)
+
+
+@pytest.mark.parametrize("m", [1, 2, 3])
+def test_the_race_of_clocks_gives_draws_without_replacement(m):
+    found = dict(twin.set_probabilities(Q, m))
+    in_turn = {}
+    for order in permutations(range(4), m):
+        chance = 1.0
+        for place, j in enumerate(order):
+            chance *= Q[j] / (1.0 - Q[list(order[:place])].sum())
+        key = tuple(sorted(order))
+        in_turn[key] = in_turn.get(key, 0.0) + chance
+    assert found == pytest.approx(in_turn, abs=1e-12)
+    inclusion = [sum(x for chosen, x in found.items() if j in chosen) for j in range(4)]
+    exact = exact_bias(LOGITS, T, Q, m, scheme="distinct_candidate")
+    np.testing.assert_allclose(inclusion, exact.inclusion, atol=1e-12)
+    mean = np.zeros(4)
+    for chosen, chance in found.items():
+        masses = np.where(OTHERS, 0.0, E / inclusion)
+        for j in chosen:
+            masses[j] += E[j] / inclusion[j]
+        mean += chance * masses / masses.sum()
+    np.testing.assert_allclose(mean - E, exact.bias, atol=1e-11)
 
 
 def test_the_jackknife_by_parts():
