@@ -90,11 +90,17 @@ def in_form(matrix, form):
     return found
 
 
+def some(names):
+    """Every third of some names, and the others marked thorough."""
+    rest = pytest.mark.thorough
+    return [pytest.param(name, marks=rest if place % 3 else ()) for place, name in enumerate(names)]
+
+
 def require_alike(act, form):
     require_same(act(np.array), act(form))
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("name", some(SAMPLERS))
 def test_samplers(name, form):
     def act(form):
         given = {"counts": form(COUNTS), "tau": 3.0, "num_features": 64, "rng": 0}
@@ -116,7 +122,8 @@ def test_samplers(name, form):
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in LOSSES if not LOSSES[name].on_tree and "multilevel" not in name]
+    "name",
+    some(name for name in LOSSES if not LOSSES[name].on_tree and "multilevel" not in name),
 )
 def test_losses(name, form):
     ids = RNG.integers(0, N, (B, M))
@@ -217,7 +224,7 @@ X = (np.eye(6)[np.arange(60) % 6] + 0.1 * RNG.normal(size=(60, 6))).astype(np.fl
 
 
 @pytest.mark.parametrize("kind", ["dense", "sparse", "float64"])
-@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("several", [False, pytest.param(True, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("dim", [4, None])
 def test_classifiers(kind, several, dim, form):
     pytest.importorskip("sklearn", reason="needs scikit-learn; pip install samplesoft[sklearn]")

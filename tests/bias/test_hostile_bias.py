@@ -37,7 +37,7 @@ def check(found, logits, label, q, m, scheme, correction=None):
 @pytest.mark.parametrize("scheme", EVERY)
 def test_no_error_is_above_its_estimate(scheme, corrected):
     rng = np.random.default_rng([7, corrected])
-    for _ in range(5 if SCHEMES[scheme].distinct or SCHEMES[scheme].jackknife else 20):
+    for _ in range(3 if SCHEMES[scheme].distinct or SCHEMES[scheme].jackknife else 12):
         logits, label, q, m, correction = problem(rng, corrected)
         m = draws_for(scheme, label, q, m)
         others = np.delete(q, label).any()
@@ -146,6 +146,7 @@ def few_nodes(monkeypatch):
     return count
 
 
+@pytest.mark.thorough(but=2)
 @pytest.mark.parametrize("gap", GAPS)
 def test_time_does_not_grow_with_the_distance_of_logits(gap, few_nodes):
     arguments = [gap, -gap, 0.0], 1, [0.5, 0.25, 0.25], 1

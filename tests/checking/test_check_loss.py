@@ -434,7 +434,7 @@ COMMON = [
 ]
 
 
-@pytest.mark.thorough(but=8)
+@pytest.mark.thorough(but=6)
 @pytest.mark.slow
 @pytest.mark.parametrize(("scheme", "fault", "variant"), COMMON)
 def test_mistakes_are_named(scheme, fault, variant):
@@ -552,6 +552,7 @@ def test_negatives_of_the_batch(loss, scheme, fault):
     assert report.ok == (fault is None) and not report.is_random
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize(("mask", "fault"), [(True, None), (False, "hits_kept")])
 def test_negatives_of_the_batch_of_very_many_classes(mask, fault, monkeypatch):
     """Labels that are drawn from all of them are hardly ever equal."""
@@ -611,7 +612,7 @@ def test_label_smoothing_over_the_batch(scheme, mask, fault):
     assert "smoothing 0.1" in report.verdict and "equal to rounding" in report.verdict
 
 
-@pytest.mark.thorough(but=2)
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("kind", ["in_batch", "masked", "nce"])
 def test_a_temperature_that_nobody_gave(kind):
     right = in_batch(lambda log_q, m: log_q + np.log(m)) if kind == "in_batch" else make(kind)
@@ -639,6 +640,7 @@ def test_losses_in_float32_with_a_gradient_in_float64():
     assert (report.scheme, report.fault) == ("full", None), report
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("with_gradient", [False, True])
 def test_a_number_in_the_logarithm_of_a_probability(with_gradient):
     """It shows where the label is far behind."""
@@ -667,6 +669,7 @@ def test_what_is_wrong_on_extreme_problems_alone():
     assert "masked" in report.of_ordinary and "On ordinary logits it follows" in report.verdict
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("proposal", [log_uniform, log_uniform(3)], ids=["any n", "n = 3"])
 def test_a_loss_that_divides_by_the_root_of_the_dimension(proposal):
     """All problems have as many dimensions: of few classes, and extreme ones."""
@@ -693,7 +696,7 @@ def test_what_seemed_to_fit_and_does_not_on_extreme_problems():
     assert ("distinct_masked", None) in report.consistent and report.ok, report
 
 
-@pytest.mark.thorough(but=1)
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "calls"), [("hits_kept", SOME_CALLS), (None, 1 << 15)])
 def test_many_classes_of_which_none_is_likely_by_chance(fault, calls):
@@ -721,7 +724,7 @@ def of_cosines(loss, of_classes=True, chain=True):
     return wrapped
 
 
-@pytest.mark.thorough(but=3)
+@pytest.mark.thorough(but=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("loss", "scheme", "fault"),
@@ -742,6 +745,7 @@ def test_losses_of_cosines(loss, scheme, fault):
     assert ("masked" in report.of_losses) == (scheme is None and not one_kind)
 
 
+@pytest.mark.thorough(but=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("draws", [False, True])
 @pytest.mark.parametrize("added", [1e-12, 1e-6])
@@ -835,6 +839,7 @@ def never_drawing_the_first(masked):
     return loss
 
 
+@pytest.mark.thorough(but=2)
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(("masked", "fault"), [(True, None), (False, "hits_kept")])
 @pytest.mark.parametrize("proposal", [padded, padded(20)], ids=["any n", "n = 20"])
@@ -909,7 +914,7 @@ def rounded(where, to, wrong=False, gradient=False):
     return loss
 
 
-@pytest.mark.thorough(but=2)
+@pytest.mark.thorough(but=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("wrong", [True, False])
 @pytest.mark.parametrize("to", [to_bfloat16, to_float16])
@@ -1075,6 +1080,7 @@ def on_uniform_draws(log_q, seeds):
     return loss
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("corrected", [True, False])
 def test_draws_by_another_proposal(corrected):
@@ -1238,6 +1244,7 @@ def test_what_no_experiment_tells_apart_is_named_together():
     assert ("candidate_masked", "hits_kept") in report.consistent
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_what_is_no_scheme_has_no_name():
     right = make("masked")

@@ -104,7 +104,7 @@ NAMES = [
 ]
 
 
-@pytest.mark.thorough(but=4)
+@pytest.mark.thorough(but=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "encoding, name",
@@ -125,6 +125,7 @@ def test_what_cannot_be_printed_is_replaced(encoding, name, files, tmp_path):
         assert NAME in written["html"].read_text(encoding="utf-8")
 
 
+@pytest.mark.thorough(but=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
 @pytest.mark.parametrize("command", ["verify", "predict", "train"])
@@ -205,8 +206,8 @@ def test_files_are_there_before_anything_is_printed(files, tmp_path, monkeypatch
         assert all(path.stat().st_size for path in written.values())
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.skipif(os.name != "posix", reason="pipes of POSIX")
-@pytest.mark.thorough(but=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["verify", "predict", "tune", "train xc"])
 def test_both_streams_into_a_pipe_that_is_closed(name, files, tmp_path):

@@ -63,6 +63,7 @@ def episodes(rng, num, n):
     return np.concatenate(parts)
 
 
+@pytest.mark.thorough(but=3)
 @pytest.mark.parametrize("rate", [0.01, 0.25, 1.0])
 @pytest.mark.parametrize("seed", range(3))
 def test_open_gaps_equal_the_definition_however_labels_are_divided(rate, seed):

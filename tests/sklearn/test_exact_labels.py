@@ -363,6 +363,7 @@ MOST = 60e6  # bytes; one array padded to the longest of the labels has 800 MB
 MANY = np.tile(Y, 417)[:10_000]
 
 
+@pytest.mark.thorough(but=2)
 @pytest.mark.parametrize(
     "kind", ["list", "array", "column", "lists", "equal lists", "longest is unseen"]
 )
