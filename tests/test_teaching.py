@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from samplesoft import exact_bias
-from samplesoft.teaching import EXERCISES, check
+from samplesoft.teaching.exercises import EXERCISES, check
 
 CASES = [
     pytest.param(name, hint, id=f"{name}: {hint[:40]}")

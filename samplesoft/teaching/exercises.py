@@ -1,4 +1,4 @@
-"""What the notebooks share: exercises that check themselves, and how plots look.
+"""Exercises that check themselves, and how the plots of notebooks look.
 
 `check` knows the usual wrong answers. Answers are computed when they are asked for, so that none
 stands here to be read off.

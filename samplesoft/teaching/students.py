@@ -1,0 +1,115 @@
+"""The notebooks as students get them: without solutions, with all that they import."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+_SOLUTION = re.compile(r"<details>.*?</details>\n*", re.DOTALL)
+_PROMISE = re.compile(r"(Each has a solution|Paste its code|Solutions are folded)[^.]*\. ?")
+_ASSIGNMENT = ("handout.md", "adapters.py", "test_assignment.py")
+
+
+def write_student_version(target: str | Path, notebooks: str | Path = "notebooks") -> Path:
+    """Write the notebooks without solutions, and the assignment, to a new folder.
+
+    The folder has what a student needs: ``notebooks`` with the assignment, and beside it
+    ``figures``, with the scripts that notebooks import.
+
+    Parameters
+    ----------
+    target : str or pathlib.Path
+        The folder to write. It must not be there yet, or be empty.
+    notebooks : str or pathlib.Path
+        The folder of the notebooks in a clone or in ``samplesoft-notebooks.zip`` unpacked, with the
+        folder ``figures`` beside it.
+
+    Returns
+    -------
+    pathlib.Path
+        The folder that was written.
+
+    Raises
+    ------
+    FileNotFoundError
+        If `notebooks`, or a folder or file that belongs to it, is not there.
+    FileExistsError
+        If something stands at `target`.
+    ValueError
+        If a function of ``adapters.py`` in the assignment has been written, so that students would
+        get its solution, or a notebook cannot be read.
+
+    Examples
+    --------
+    >>> from samplesoft.teaching import write_student_version
+    >>> write_student_version("student")  # doctest: +SKIP
+    PosixPath('student')
+    """
+    target, source = Path(target), Path(notebooks)
+    figures, assignment = source.absolute().parent / "figures", source / "assignment"
+    paths = sorted(source.glob("*.ipynb"))
+    if not paths:
+        raise FileNotFoundError(
+            f"`notebooks` must be the folder of the notebooks, got {str(source)!r}, which has "
+            "none; run this in a clone, or where samplesoft-notebooks.zip was unpacked."
+        )
+    for needed in (figures, source / "sampled_softmax.py", *(assignment / n for n in _ASSIGNMENT)):
+        if not needed.exists():
+            raise FileNotFoundError(
+                f"`notebooks` lacks {str(needed)!r}; take all of samplesoft-notebooks.zip or of a "
+                "clone."
+            )
+    _require_unwritten(assignment / "adapters.py")
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise FileExistsError(
+            f"`target` must be a new or an empty folder, got {str(target)!r}; remove it, or name "
+            "another."
+        )
+    students = {path.name: _without_solutions(path) for path in paths}
+    target.absolute().parent.mkdir(parents=True, exist_ok=True)
+    # beside the target, so that it is there as a whole or not at all
+    with TemporaryDirectory(dir=target.absolute().parent, prefix=f".{target.name}.") as draft:
+        whole = Path(draft, "whole")
+        (whole / "notebooks" / "assignment").mkdir(parents=True)
+        for name, text in students.items():
+            (whole / "notebooks" / name).write_text(text, encoding="utf-8")
+        shutil.copy(source / "sampled_softmax.py", whole / "notebooks")
+        for name in _ASSIGNMENT:
+            shutil.copy(assignment / name, whole / "notebooks" / "assignment")
+        for script in figures.rglob("*.py"):
+            copy = whole / "figures" / script.relative_to(figures)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(script, copy)
+        if target.exists():
+            target.rmdir()
+        whole.rename(target)
+    return target
+
+
+def _without_solutions(path: Path) -> str:
+    """Return a notebook as text, without solutions and without sentences that promise them."""
+    try:
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+        for cell in notebook["cells"]:
+            if cell["cell_type"] == "markdown":
+                text = _SOLUTION.sub("", "".join(cell["source"]))
+                cell["source"] = _PROMISE.sub("", text)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"`notebooks` must hold notebooks, and {str(path)!r} cannot be read as one; "
+            "take it anew."
+        ) from error
+    return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
+
+
+def _require_unwritten(adapters: Path) -> None:
+    for node in ast.walk(ast.parse(adapters.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef) and not isinstance(node.body[-1], ast.Raise):
+            raise ValueError(
+                f"`notebooks` has a solution: `{node.name}` in {str(adapters)!r} is written, and "
+                "students would get it; put the file back as it was."
+            )
