@@ -33,7 +33,9 @@ from sphinx.util.nodes import make_refnode
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
-sys.path.insert(0, str(ROOT))  # the source tree, installed or not
+sys.path[:0] = [str(ROOT), str(DOCS)]  # the source tree, installed or not
+
+from two_columns import TwoColumns  # noqa: E402
 
 from samplesoft.cli import build_parser  # noqa: E402
 
@@ -120,7 +122,14 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     ".github/CONTRIBUTING.md": "contributing.md",
     "notebooks/README.md": "learn/index.md",
+    "notebooks/assignment/handout.md": "learn/assignment.md",
     "samplesoft/bias/README.md": "theory/derivation.md",
+    "notebooks/sampled_softmax.py": "learn/one-file.md",
+    "samplesoft/bias/plain.py": "theory/plain-bias.md",
+    "samplesoft/feature_maps/plain.py": "theory/plain-feature-maps.md",
+    "samplesoft/losses/plain.py": "theory/plain-losses.md",
+    "samplesoft/samplers/clusters/plain.py": "theory/plain-clusters.md",
+    "samplesoft/samplers/tree/plain.py": "theory/plain-tree.md",
 }
 
 
@@ -189,9 +198,14 @@ def copy_notebooks(app: Any) -> None:
 
 
 def pack_notebooks(app: Any) -> None:
-    """Pack the notebooks, and the scripts beside them that they import, as a reader takes them."""
+    """Pack the notebooks and all that they need, as a reader takes them."""
     with ZipFile(DOCS / "learn" / "samplesoft-notebooks.zip", "w", ZIP_DEFLATED) as archive:
-        for pattern in ("notebooks/*.ipynb", "figures/**/*.py"):
+        for pattern in (
+            "notebooks/*.ipynb",
+            "notebooks/**/*.py",
+            "notebooks/**/*.md",
+            "figures/**/*.py",
+        ):
             for path in sorted(ROOT.glob(pattern)):
                 archive.write(path, path.relative_to(ROOT))
 
@@ -430,6 +444,7 @@ def setup(app: Any) -> None:
     """Connect what stands above."""
     app.add_directive("help", Help)
     app.add_directive("registry", Registry)
+    app.add_directive("two-columns", TwoColumns)
     app.connect("builder-inited", copy_notebooks)
     app.connect("builder-inited", pack_notebooks)
     app.connect("source-read", read)

@@ -1,5 +1,6 @@
 """The site: the reference has every public name, and what Sphinx builds works from a folder."""
 
+import ast
 import importlib
 import inspect
 import json
@@ -8,7 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from html.parser import HTMLParser
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -162,6 +163,8 @@ SMALL = (
     "theory/derivation.html",
     "reference/generated/samplesoft.exact_bias.html",
     "learn/notebooks/01_softmax_layer.html",
+    "learn/one-file.html",
+    "theory/plain-tree.html",
     "search.html?q=exact_bias",
 )
 
@@ -189,7 +192,47 @@ def test_the_site_builds_and_works_from_a_folder(tmp_path):
 
     answers = look(tmp_path, site, ("benchmarks.html", 1280), *((path, 375) for path in SMALL))
     assert answers[2]["math"] > 100 and answers[4]["math"] > 100
+    # words and code side by side on a wide page, and the file linked as a page
+    assert "two-columns-code" in (site / "learn/one-file.html").read_text()
+    assert 'href="plain-bias.html"' in (site / "theory/index.html").read_text()
     assert any("exact_bias" in name for name in answers[-1]["results"])
+
+
+TWO_COLUMNS = [ROOT / "notebooks" / "sampled_softmax.py", *(ROOT / "samplesoft").rglob("plain.py")]
+
+
+@pytest.mark.parametrize("path", TWO_COLUMNS, ids=lambda path: path.parent.name)
+def test_a_file_in_two_columns_is_whole(path):
+    pytest.importorskip("docutils", reason="needs the extra docs")
+    two_columns = load_two_columns()
+    source = path.read_text(encoding="utf-8")
+    rows = two_columns.rows(source)
+    code = [line.strip() for row in rows for line in row.code if line.strip()]
+    words = "\n".join(line for row in rows for line in row.text)
+    assert ast.dump(ast.parse("\n".join(line for row in rows for line in row.code))) == ast.dump(
+        without_docstrings(ast.parse(source))
+    )
+    lines = [line.strip().removeprefix("#").strip() for line in source.splitlines()]
+    for line in filter(None, lines):
+        plain = line.removeprefix("r").removeprefix('"""').removesuffix('"""')
+        assert plain in words or any(plain in one for one in code), line
+    shown = " ".join(node.astext() for row in rows for node in two_columns.prose(row.text))
+    assert len(shown.split()) >= 0.95 * len(re.sub("-{5,}", "", words).replace("`", "").split())
+
+
+def load_two_columns():
+    spec = spec_from_file_location("two_columns", DOCS / "two_columns.py")
+    module = sys.modules[spec.name] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def without_docstrings(tree):
+    for node in ast.walk(tree):
+        named = isinstance(node, (ast.Module, ast.FunctionDef, ast.ClassDef))
+        if named and node in (tree, *tree.body) and ast.get_docstring(node) is not None:
+            node.body.pop(0)
+    return tree
 
 
 def test_wrong_pages_are_noticed(tmp_path):

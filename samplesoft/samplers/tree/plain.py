@@ -1,4 +1,4 @@
-"""How a kernel tree draws, one context and one number at a time: to be read, not to be used.
+r"""How a kernel tree draws, one context and one number at a time: to be read, not to be used.
 
 A kernel K(h, c) = phi(h) . phi(c) stands for exp(tau h . c), where phi are random features. Classes
 are to be drawn in proportion to it. Of five classes, two in a leaf, the tree is
