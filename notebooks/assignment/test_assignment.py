@@ -1,0 +1,412 @@
+"""Tests of the assignment, which say in words what is wrong: `python -m pytest -q --tb=short`.
+
+They call what stands in `adapters.py`. No right formula stands here: gradients are held against
+finite differences, sampled losses and biases against what samplesoft knows of them.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.special import log_softmax, logsumexp
+from scipy.stats import chisquare
+
+import samplesoft
+
+sys.path.insert(0, str(Path(__file__).parent))  # for runs from another folder
+import adapters
+
+STEP = 1e-6  # of finite differences
+
+
+def wrong(message):
+    """End a test with a sentence, and without the lines of its code."""
+    pytest.fail(message, pytrace=False)
+
+
+def array(what, value, shape):
+    """Return a result as an array, if it is one of real numbers of this shape."""
+    found = np.asarray(value)
+    if found.shape != shape:
+        wrong(f"{what} must have shape {shape}; yours has {found.shape}.")
+    if found.dtype.kind not in "fiu":
+        wrong(f"{what} must hold real numbers; yours has dtype {found.dtype}.")
+    if not np.isfinite(found).all():
+        wrong(f"{what} must be finite; yours has {np.sum(~np.isfinite(found))} that are not.")
+    return found.astype(float)
+
+
+def results(what, value, count):
+    """Return the results of a function that has several."""
+    if not isinstance(value, tuple) or len(value) != count:
+        wrong(f"{what} must return {count} things as a tuple; yours returned {type(value)}.")
+    return value
+
+
+def near(found, right, within=1e-5):
+    """Return where two arrays agree, within a part of the largest number of the right one."""
+    return np.abs(found - right) <= within * max(1e-12, np.abs(right).max())
+
+
+def judge(what, found, right, mistakes, within=1e-5):
+    """Let a result pass if it is right; else name the mistake that makes it, or show both."""
+    if near(found, right, within).all():
+        return
+    for sentence, mistaken in mistakes.items():
+        if near(found, mistaken, within).all():
+            wrong(f"{what}: {sentence}")
+    place = np.unravel_index(np.argmax(np.abs(found - right)), right.shape)
+    index = ", ".join(str(i) for i in place)
+    wrong(
+        f"{what} is wrong at [{index}]: {right[place]:.7g} is right, yours is {found[place]:.7g}."
+    )
+
+
+def slopes(function, point):
+    """Return the derivative of a sum of losses in each entry of an array, by differences."""
+    gradient = np.zeros(point.shape)
+    for index in np.ndindex(point.shape):
+        above, below = point.copy(), point.copy()
+        above[index] += STEP
+        below[index] -= STEP
+        gradient[index] = (np.sum(function(above)) - np.sum(function(below))) / (2 * STEP)
+    return gradient
+
+
+# 1. The softmax and its gradient -----------------------------------------------------------------
+
+
+def softmax_case():
+    rng = np.random.default_rng(1)
+    scores = rng.normal(0.0, 2.0, (4, 6))
+    labels = np.array([2, 0, 5, 2])
+    return scores, labels
+
+
+def right_losses(scores, labels):
+    return -np.take_along_axis(log_softmax(scores, axis=1), labels[:, None], axis=1)[:, 0]
+
+
+def test_task_1_losses():
+    scores, labels = softmax_case()
+    losses, _ = results("softmax_loss", adapters.softmax_loss(scores.copy(), labels.copy()), 2)
+    right = right_losses(scores, labels)
+    own = np.take_along_axis(scores, labels[:, None], axis=1)[:, 0]
+    mistakes = {
+        "the sign is wrong. It is -log p_t.": -right,
+        "you return p_t. The loss is -log p_t.": np.exp(-right),
+        "you return log Z. The score of the label is to be subtracted.": right + own,
+        "you divide by the number of examples. Each example has its own loss.": right / len(right),
+    }
+    judge("The loss", array("The losses", losses, right.shape), right, mistakes)
+
+
+def test_task_1_large_scores():
+    scores = np.array([[10_000.0, 9_999.0, -10_000.0], [-10_000.0, -10_000.0, -10_001.0]])
+    labels = np.array([1, 2])
+    with np.errstate(all="ignore"):
+        losses, gradient = results("softmax_loss", adapters.softmax_loss(scores, labels), 2)
+    if not np.isfinite(losses).all() or not np.isfinite(gradient).all():
+        wrong("Scores of 10,000 overflow exp, or of -10,000 leave log(0). See question 1.")
+    judge("The loss of large scores", np.asarray(losses), right_losses(scores, labels), {})
+
+
+def test_task_1_gradient():
+    scores, labels = softmax_case()
+    _, gradient = results("softmax_loss", adapters.softmax_loss(scores.copy(), labels.copy()), 2)
+    right = slopes(lambda x: right_losses(x, labels), scores)
+    at_label = np.eye(scores.shape[1])[labels]
+    mistakes = {
+        "the sign is wrong.": -right,
+        "the term of the label is missing: -o_t has a derivative too.": right + at_label,
+        "you divide by the number of examples. Each example has its own loss.": right / len(right),
+    }
+    judge("The gradient", array("The gradient", gradient, right.shape), right, mistakes)
+
+
+# 2. A loss over samples --------------------------------------------------------------------------
+
+
+def sampled_case():
+    rng = np.random.default_rng(2)
+    W = rng.standard_normal((7, 3))
+    h = rng.standard_normal((3, 3))
+    labels = np.array([1, 4, 1])
+    ids = np.array([[0, 3, 3, 5], [6, 0, 4, 2], [5, 2, 0, 0]])  # 3 and 0 come twice; 4 is a label
+    return W, h, labels, ids
+
+
+def losses_by_loops(W, h, labels, ids, with_hits=False, with_label=True):
+    found = []
+    for vector, label, drawn in zip(h, labels, ids, strict=True):
+        total = np.exp(vector @ W[label]) if with_label else 0.0
+        for j in drawn:
+            if j != label or with_hits:
+                total += np.exp(vector @ W[j])
+        found.append(np.log(total) - vector @ W[label])
+    return np.array(found)
+
+
+def run_sampled_loss():
+    W, h, labels, ids = sampled_case()
+    return results(
+        "sampled_loss", adapters.sampled_loss(W.copy(), h.copy(), labels.copy(), ids.copy()), 3
+    )
+
+
+def test_task_2_losses():
+    losses, _, _ = run_sampled_loss()
+    case = sampled_case()
+    right = losses_by_loops(*case)
+    once = losses_by_loops(case[0], case[1], case[2], case[3], with_hits=True)
+    alone = losses_by_loops(case[0], case[1], case[2], case[3], with_label=False)
+    mistakes = {
+        "an accidental hit is counted. A draw of the label is to be left out.": once,
+        "the label is not in the sum.": alone,
+        "the sign is wrong.": -right,
+    }
+    judge("The sampled loss", array("The losses", losses, right.shape), right, mistakes)
+
+
+def test_task_2_large_scores():
+    W = np.array([[100.0], [90.0], [-100.0]])
+    h = np.array([[100.0], [-100.0]])
+    labels, ids = np.array([1, 0]), np.array([[0, 2], [1, 0]])
+    with np.errstate(all="ignore"):
+        found = results("sampled_loss", adapters.sampled_loss(W, h, labels, ids), 3)
+    if not all(np.isfinite(part).all() for part in found):
+        wrong("Scores of 10,000 overflow. The largest is that of the label or of a draw.")
+    judge("The loss of large scores", np.asarray(found[0]), np.array([1000.0, 1000.0]), {})
+
+
+def test_task_2_gradient_in_h():
+    _, dh, _ = run_sampled_loss()
+    W, h, labels, ids = sampled_case()
+    right = slopes(lambda x: losses_by_loops(W, x, labels, ids), h)
+    mistakes = {
+        "the term of the label is missing: -o_t has a derivative too.": right + W[labels],
+        "you divide by the number of examples; it is the gradient of the sum.": right / len(h),
+        "the sign is wrong.": -right,
+    }
+    judge("The gradient in h", array("dh", dh, right.shape), right, mistakes)
+
+
+def test_task_2_gradient_in_W():
+    _, _, dW = run_sampled_loss()
+    W, h, labels, ids = sampled_case()
+    right = slopes(lambda x: losses_by_loops(x, h, labels, ids), W)
+    found = array("dW", dW, right.shape)
+    rows = near(found, right).all(axis=1)
+    classes, times = np.unique(np.concatenate([labels, ids.ravel()]), return_counts=True)
+    single = np.setdiff1d(np.arange(len(W)), classes[times > 1])
+    if rows[single].all() and not rows.all():
+        wrong(
+            "The gradient in W is right for classes that come once, and wrong for those that come "
+            "several times. `dW[ids] += g` keeps one of them: see numpy.add.at."
+        )
+    mistakes = {
+        "you divide by the number of examples; it is the gradient of the sum.": right / len(h),
+        "the sign is wrong.": -right,
+    }
+    judge("The gradient in W", found, right, mistakes)
+
+
+# 3. The correction -------------------------------------------------------------------------------
+
+
+def test_task_3_what_the_loss_estimates():
+    q = np.arange(1.0, 13.0)
+    q = q / q.sum()
+
+    def loss(W, h, labels, m, seed):
+        rng = np.random.default_rng(seed)
+        return results("corrected_loss", adapters.corrected_loss(W, h, labels, q, m, rng), 3)
+
+    report = samplesoft.check_loss(loss, q, 6)
+    if report.ok and report.scheme != "masked":
+        wrong(
+            f"This is a right loss, but another one: `{report.scheme}`, and not `masked`.\n"
+            + report.verdict
+        )
+    if not report.ok:
+        wrong(f"check_loss says:\n{report.verdict}")
+
+
+# 4. An alias table -------------------------------------------------------------------------------
+
+
+def distributions():
+    rng = np.random.default_rng(4)
+    skewed = 1.0 / np.arange(1.0, 20_001.0)
+    return {
+        "four classes": np.array([0.1, 0.2, 0.3, 0.4]),
+        "the same for all": np.ones(10),
+        "one class": np.ones(1),
+        "classes of probability 0": np.array([0.0, 3.0, 0.0, 1.0, 0.0]),
+        "300 at random": rng.gamma(0.3, size=300),
+        "20,000 by rank": rng.permutation(skewed),
+    }
+
+
+def run_alias_table(q):
+    threshold, alias = results("alias_table", adapters.alias_table(q.copy()), 2)
+    threshold = array("threshold", threshold, q.shape)
+    alias = np.asarray(alias)
+    if alias.shape != q.shape or alias.dtype.kind not in "iu":
+        wrong(f"alias must hold {len(q)} integers; yours has {alias.shape}, {alias.dtype}.")
+    if alias.min() < 0 or alias.max() >= len(q):
+        wrong("alias must hold classes, from 0 to n - 1.")
+    return threshold, alias
+
+
+@pytest.mark.parametrize("name", distributions())
+def test_task_4_the_columns_add_up(name):
+    q = distributions()[name]
+    q = q / q.sum()
+    threshold, alias = run_alias_table(q)
+    if threshold.min() < 0 or threshold.max() > 1 + 1e-9:
+        wrong("A threshold is not between 0 and 1: a column has one class up to there.")
+    columns = threshold + np.bincount(alias, 1.0 - threshold, minlength=len(q))
+    off = np.abs(columns / len(q) - q)
+    worst = int(np.argmax(off))
+    if off[worst] > 1e-9:
+        wrong(
+            f"With {name}, class {worst} has {columns[worst] / len(q):.6g} of all columns and "
+            f"should have {q[worst]:.6g}. What a column has left goes to a class that has more "
+            "than a column; columns that are left over at the end are full."
+        )
+
+
+def test_task_4_the_draws():
+    rng = np.random.default_rng(5)
+    q = rng.gamma(0.5, size=40)
+    q = q / q.sum()
+    threshold, alias = run_alias_table(q)
+    count = 200_000
+    drawn = np.asarray(adapters.alias_draw(threshold, alias, rng.random(count)))
+    if drawn.shape != (count,) or drawn.dtype.kind not in "iu":
+        wrong(f"alias_draw must return {count} integers; yours: {drawn.shape}, {drawn.dtype}.")
+    if drawn.min() < 0 or drawn.max() >= len(q):
+        wrong("alias_draw must return classes, from 0 to n - 1.")
+    times = np.bincount(drawn, minlength=len(q))
+    often = count * q >= 5  # else there is no chi-square distribution
+    observed = np.append(times[often], times[~often].sum())
+    expected = count * np.append(q[often], q[~often].sum())
+    used = expected > 0
+    if chisquare(observed[used], expected[used]).pvalue < 1e-6:
+        worst = int(np.argmax(np.abs(times - count * q) / np.sqrt(count * q)))
+        wrong(
+            f"Class {worst} was drawn {times[worst]:,} times of {count:,}, and "
+            f"{count * q[worst]:,.0f} are expected. If the columns add up, see what is left of "
+            "the number after its column was taken: it is uniform again, and independent of it."
+        )
+
+
+# 5. The exact bias of one example ----------------------------------------------------------------
+
+
+def bias_cases():
+    rng = np.random.default_rng(6)
+    small = np.array([0.5, -1.0, 2.0, 0.0])
+    return {
+        "m = 2, n = 4": (small, 0, np.array([0.4, 0.3, 0.1, 0.2]), 2),
+        "m = 1": (small, 2, np.array([0.4, 0.3, 0.1, 0.2]), 1),
+        "m = 100, n = 200": (rng.normal(0.0, 2.0, 200), 7, rng.dirichlet(np.ones(200)), 100),
+        "scores near 1,000": (small + 1_000.0, 1, np.array([0.1, 0.2, 0.3, 0.4]), 3),
+    }
+
+
+def bias_with_hits(scores, label, q, m):
+    """Return the bias of the loss if hits count: then the label is drawn as if another class."""
+    more_scores = np.append(scores, scores[label])
+    more_q = np.append(q, q[label])
+    more_q[label] = 0.0
+    found = samplesoft.exact_bias(more_scores, label, more_q, m, scheme="negatives").loss_bias
+    return found + logsumexp(more_scores) - logsumexp(scores)
+
+
+@pytest.mark.parametrize("name", bias_cases())
+def test_task_5_the_bias_is_exact(name):
+    scores, label, q, m = bias_cases()[name]
+    loss, gradient = results(
+        "exact_bias", adapters.exact_bias(scores.copy(), label, q.copy(), m), 2
+    )
+    loss = array("The bias of the loss", loss, ())
+    gradient = array("The bias of the gradient", gradient, scores.shape)
+    right = samplesoft.exact_bias(scores, label, q, m, scheme="masked")
+    full = right_losses(scores[None], np.array([label]))[0]
+    p = np.exp(log_softmax(scores))
+    mistakes = {
+        "the sign is wrong. It is the sampled mean minus the full loss.": -right.loss_bias,
+        "you return the mean of the loss. Subtract the full one.": right.loss_bias + full,
+        "draws of the label are counted. They add nothing to S.": bias_with_hits(
+            scores, label, q, m
+        ),
+    }
+    title = f"The bias of the loss, {name}"
+    judge(title, np.atleast_1d(loss), np.atleast_1d(right.loss_bias), mistakes, within=1e-7)
+    mistakes = {
+        "the sign is wrong. It is the sampled mean minus the full gradient.": -right.bias,
+        "you return the mean of what classes have in S over S. Subtract p.": right.bias + p,
+    }
+    judge(f"The bias of the gradient, {name}", gradient, right.bias, mistakes, within=1e-7)
+
+
+# 6. A better proposal ----------------------------------------------------------------------------
+
+EXAMPLES, JUDGED, DRAWS = 400, 40, 32
+OURS = 0.681  # the graders' bias over that of frequencies
+
+
+def examples():
+    """Return the scores of examples to learn from, scores and labels of others, and counts."""
+    rng = np.random.default_rng(0)
+    n, d, topics = 300, 6, 8
+    W = rng.standard_normal((n, d))
+    popular = -1.2 * np.log(np.arange(1, n + 1))
+    rng.shuffle(popular)
+    centres = 1.5 * rng.standard_normal((topics, d))
+    topic = rng.choice(topics, EXAMPLES + JUDGED, p=rng.dirichlet(np.ones(topics)))
+    h = centres[topic] + 0.5 * rng.standard_normal((EXAMPLES + JUDGED, d))
+    scores = h @ W.T + popular
+    labels = np.array([rng.choice(n, p=np.exp(row)) for row in log_softmax(scores, axis=1)])
+    counts = np.bincount(labels[:EXAMPLES], minlength=n) + 1.0
+    return scores[:EXAMPLES], scores[EXAMPLES:], labels[EXAMPLES:], counts
+
+
+def mean_bias(q, scores, labels):
+    biases = [
+        samplesoft.exact_bias(row, label, q, DRAWS, scheme="masked").bias
+        for row, label in zip(scores, labels, strict=True)
+    ]
+    return np.mean([np.abs(bias).sum() for bias in biases])
+
+
+def share_of_frequencies():
+    known, scores, labels, counts = examples()
+    q = array("The proposal", adapters.better_proposal(known.copy()), known.shape[1:])
+    if q.min() <= 0 or abs(q.sum() - 1) > 1e-9:
+        wrong(
+            f"A proposal adds up to 1 and gives every class a chance; yours adds up to "
+            f"{q.sum():.9g}, and its least probability is {q.min():.3g}."
+        )
+    return mean_bias(q, scores, labels) / mean_bias(counts / counts.sum(), scores, labels)
+
+
+def test_task_6_better_than_frequencies():
+    share = share_of_frequencies()
+    if share > 0.9:
+        wrong(
+            f"The bias is {share:.0%} of that by frequencies; at most 90% is asked. What do the "
+            "scores say that frequencies do not?"
+        )
+
+
+def test_task_6_as_good_as_ours():
+    share = share_of_frequencies()
+    if share > 1.03 * OURS:
+        wrong(
+            f"The bias is {share:.1%} of that by frequencies, and the graders' {OURS:.1%}. "
+            "Answer question 6 first."
+        )
