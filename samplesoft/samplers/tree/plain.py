@@ -12,34 +12,35 @@ are to be drawn in proportion to it. Of five classes, two in a leaf, the tree is
 
 where K(h, 0 1) = K(h, 0) + K(h, 1). The kernel is an inner product, so that a sum of kernels is one
 product with a sum of features: phi(h) . (phi(0) + phi(1)). A tree that has added the features once
-draws with log2 n products, and those of the classes of one leaf. (Below kernels are added up, to be
-plain; `node_sums` are what a tree keeps.) The shares on the way to c multiply to K(h, c) / sum of
-K(h, .), for what stands in one fraction above stands in the next below. See section 3.2 of Blanc
-and Rendle (2018), "Adaptive sampled softmax with kernel based sampling", and Rawat et al. (2019),
-"Sampled softmax with random Fourier features".
+draws with a product or two on each of log2(leaves) levels, and one for each class of a leaf. (This
+file adds up kernels instead, to be plain.) Each numerator is the next denominator and cancels: the
+shares on the way to c multiply to K(h, c) / sum of K(h, .). See section 3.2 of Blanc and Rendle
+(2018), "Adaptive sampled softmax with kernel based sampling", and Rawat et al. (2019), "Sampled
+softmax with random Fourier features".
 
-Random features may make a kernel negative, and a probability is not. A mass below a floor > 0 for
-each of its classes is replaced by that. Then shares are no longer those of K, but what multiplies
-on the way is still the probability of the draw, and a loss divides by that.
+Random features may make a kernel negative, and a probability is not. So the mass of a half, its sum
+of kernels, is raised to at least a floor > 0 for each of its classes, and a share is the mass of a
+half over that of both. Then shares are no longer those of K. Still they add up to 1 at every node,
+so that their product is the exact probability of the draw, by which a loss corrects.
 
-Numbers may be floats, or fractions, by which the tests hold the fast code to the last digit.
-
-`samplesoft.samplers.tree` computes the same for many contexts at a time, on all cores or a GPU. Its
-nodes take half of the memory: one row for each leaf. Row 0 is the sum of all. For two halves, which
-have a sum each here, it keeps their difference, in the row of the first leaf on the right:
+`samplesoft.samplers.tree` computes the same for many contexts at a time, on all cores or a GPU. Of
+L leaves it keeps L rows, where two halves for each node are 2 (L - 1). Row 0 is the sum of all. Any
+other leaf is the first of one right half: its row keeps left less right of that node. Leaves 0, 1
+and 2 above have the classes 0 1, 2 3 and 4:
 
     here                          there
                                   row 0:  phi(0) + phi(1) + phi(2) + phi(3) + phi(4)
     0 1 2 3     and     4         row 2:  phi(0) + phi(1) + phi(2) + phi(3) - phi(4)
     0 1         and     2 3       row 1:  phi(0) + phi(1) - phi(2) - phi(3)
 
-so that the sum of a half is (the sum of its node + or - the difference) / 2.
+so that a half is (the sum of its node + or - that row) / 2: + for the left, - for the right. This
+holds after a product with phi(h) too, so that a level takes one product.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-Number = Any  # a float, a fraction, or anything else that computes
+Number = Any  # a float, or a fraction as in the tests, or anything else that computes
 Node = tuple[int, int, int]  # its first leaf, the first of its right half, and one past its last
 
 
@@ -52,7 +53,7 @@ def inner(x: Sequence[Number], y: Sequence[Number]) -> Number:
 
 
 def num_leaves(num_classes: int, leaf_size: int) -> int:
-    """Return into how many leaves classes are put, of which the last may have fewer."""
+    """Return into how many leaves classes are put, of which the last may have fewer classes."""
     return (num_classes + leaf_size - 1) // leaf_size
 
 
@@ -82,7 +83,7 @@ def classes_of(first: int, last: int, num_classes: int, leaf_size: int) -> range
 def node_sums(features: Sequence[Sequence[Number]], leaf_size: int) -> dict[tuple[int, int], Any]:
     """Return the sum of the features (n, D) of the classes of each half of each node.
 
-    They are what a tree keeps, here by the first leaf and the one past the last.
+    A plain tree keeps them, here by the first leaf and the one past the last of each half.
     """
     n = len(features)
     sums = {}
@@ -97,7 +98,7 @@ def node_sums(features: Sequence[Sequence[Number]], leaf_size: int) -> dict[tupl
 
 
 def mass(kernel_sum: Number, num_classes: int, floor: Number) -> Number:
-    """Return what a half weighs: its kernels' sum, or the floor for each of its classes."""
+    """Return the mass of a half: its sum of kernels, or the floor for each of its classes."""
     return max(kernel_sum, floor * num_classes)
 
 
@@ -106,12 +107,12 @@ def class_probabilities(
 ) -> list[Number]:
     """Return the probabilities (n,) of all classes, for one context.
 
-    `kernel` (n,) are the K(h, c) that the halves weigh by. In a leaf classes weigh by `weights`
-    (n,): the kernel again, not below the floor, or what one would rather have and can afford for
-    so few classes, such as exp(tau h . c).
+    `kernel` (n,) are the K(h, c) of which the mass of a half is made. In a leaf classes weigh by
+    `weights` (n,): the kernel again, not below the floor, or any other positive numbers that are
+    cheap for so few classes, such as exp(tau h . c). Then q is no longer in proportion to K.
     """
     n = len(kernel)
-    q = [kernel[0]] * n  # to be replaced, each of them
+    q = [kernel[0]] * n  # of the type of the numbers; each is replaced
 
     def descend(first: int, leaves: int, reached: Number) -> None:
         if leaves == 1:
@@ -133,15 +134,11 @@ def class_probabilities(
     return q
 
 
-def leaf_weights(
-    kind: str,
-    kernel: Sequence[Number],
-    logits: Sequence[Number],
-    scale: Number,
-    floor: Number,
-    exp: Callable[[Number], Number],
-) -> list[Number]:
-    """Return what classes weigh in their leaf, from their kernels or from h . c (n,)."""
+def leaf_weights(kind, kernel, logits, scale, floor, exp):
+    """Return what classes weigh in their leaf, from their kernels or their `logits` h . c (n,).
+
+    `scale` is alpha of the quadratic kernel, and tau of the softmax.
+    """
     if kind == "kernel":
         return [mass(value, 1, floor) for value in kernel]
     if kind == "quadratic":  # alpha x^2 + 1: Blanc and Rendle (2018), section 3.3
@@ -152,11 +149,13 @@ def leaf_weights(
 def without(q: Sequence[Number], label: int) -> list[Number]:
     """Return the probabilities given that `label` is not drawn: q_j / (1 - q_t).
 
-    Leaving it out takes no other tree: on the way to the label a share left / both becomes
-    (left - q_t) / (both - q_t), or left / (both - q_t), and no other changes.
+    Leaving it out takes no other tree. On the way to the label t let a node have the probability
+    `both` and its left half `left`: the share of the left half, left / both, becomes
+    (left - q_t) / (both - q_t) if t is on the left, and left / (both - q_t) if not. In its leaf the
+    label weighs 0. No other share changes.
     """
-    others = [0 * x if c == label else x for c, x in enumerate(q)]
-    rest = sum(others)  # not 1 - q_t, which has no digits where q_t is near 1
+    others = [0 * x if c == label else x for c, x in enumerate(q)]  # a 0 of the type of q
+    rest = sum(others)  # 1 - q_t loses digits where q_t is near 1
     return [x / rest for x in others]
 
 
@@ -178,7 +177,8 @@ def draw(u: Number, q: Sequence[Number], leaf_size: int) -> int:
 
     If u is below the share of the left half, it goes there, and u / share is uniform again. If not,
     it goes to the right, and (u - share) / (1 - share) is uniform. So one number serves all levels.
-    Its order is kept: the class is that of the inverse distribution function, whatever the tree.
+    A larger u never leads to a smaller class: it is the first c with q_0 + ... + q_c > u, whatever
+    the tree. (Shares are computed from `q` (n,) here, which has the same as the masses.)
     """
     n = len(q)
     first, leaves = 0, num_leaves(n, leaf_size)
@@ -197,4 +197,4 @@ def draw(u: Number, q: Sequence[Number], leaf_size: int) -> int:
         passed += q[c]
         if target < passed:
             return c
-    return max(c for c in here if q[c] > 0)  # u was 1 but for rounding
+    return max(c for c in here if q[c] > 0)  # rounding has made u reach 1
