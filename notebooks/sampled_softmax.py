@@ -2,9 +2,9 @@
 
 A model has to say which of n words comes next. It gives each word j a score o_j, and the softmax
 makes probabilities of them: p_j = exp(o_j) / Z, where Z is the sum of exp(o) over all n words. The
-loss of the word t that came, the label, is -log p_t. Every step of training needs Z. Sampled
+word that came is the label t, and the loss is -log p_t. Every step of training needs Z. Sampled
 softmax draws a few words instead, and lets them stand for all. How wrong is the loss then? One
-integral says so exactly, and the end of this file computes it.
+integral says so without simulation, and the end of this file computes it.
 
 Run it with `python sampled_softmax.py`. It takes less than a minute.
 """
@@ -26,7 +26,7 @@ names = re.findall(r"[A-Za-z_]\w+", text)
 
 every, places, how_often = np.unique(names, return_inverse=True, return_counts=True)
 order = np.argsort(-how_often, kind="stable")  # the most frequent word is number 0
-rank = np.argsort(order)
+rank = np.argsort(order)  # the number of each word
 n = min(4000, len(every))
 words = np.minimum(rank[places], n - 1)  # all rare words are one, the last
 
@@ -37,15 +37,13 @@ test = rng.permutation(np.flatnonzero(held_out))[:2000]
 print(f"{len(train):,} pairs of {n:,} words")
 
 # 2. The proposal: how draws are made. -------------------------------------------------------------
-#
-# Any distribution q will do that gives every word a chance. The frequencies of the words are cheap,
-# and not far from what a model says. A power below 1 draws rare words somewhat more often.
+# Any distribution q will do that gives every word a chance, and the nearer it is to p, the less the
+# draws leave to luck. Frequencies cost nothing. A power below 1 draws rare words more often.
 
-counts = np.bincount(labels[train], minlength=n) + 1.0
+counts = np.bincount(labels[train], minlength=n) + 1.0  # of no word 0
 by_counts = counts**0.75 / np.sum(counts**0.75)
-uniform = np.full(n, 1.0 / n)
 
-# 3. The model: a vector for each word as a context, and one as a class. ---------------------------
+# 3. The model: a word has a vector h as a context, and one as a class; a score is their product. --
 
 dim = 32
 context_vectors = 0.1 * rng.standard_normal((n, dim))
@@ -61,14 +59,16 @@ def full_loss(h, label):
 
 # 4. The sampled loss and its gradient, by hand. ---------------------------------------------------
 #
-# Draw m words from q, independently. A word j is among them m q_j times on average. So the sum of
-# exp(o_j) / (m q_j) over the draws is Z on average. Division is a subtraction from the score:
+# Draw m words from q, independently. A word j is among them m q_j times on average, so the sum of
+# exp(o_j) / (m q_j) over the draws is Z on average. As exp(o) / (m q) is exp(o - log(m q)), that is
+# a correction of the score:
 #
 #     loss = log(exp(o_t) + sum over draws of exp(o_j - log(m q_j))) - o_t
 #
-# The label is in the sum already. A draw of it (an accidental hit) would count it twice, and is
-# left out. The derivative of the loss in a score is the share of its term in the sum, minus 1 at
-# the label. A step computes m + 1 scores of an example and not n. That is the first saving.
+# The label's own term was added by hand. A draw of it (an accidental hit) would count it twice, and
+# is left out: then the draws sum to Z - exp(o_t) on average, and all together to Z. The derivative
+# of the loss with respect to a score is the share of its term in the sum, minus 1 for the label. A
+# step computes m + 1 scores of an example and not n: the first saving. B examples share m draws.
 
 
 def sampled_loss(h, label, ids, q):
@@ -89,9 +89,8 @@ def sampled_loss(h, label, ids, q):
     return losses, d_h, rows, d_rows
 
 
-# 5. AdaGrad, on the rows that a step has touched and on no others. --------------------------------
-#
-# That is the second saving: of n rows a step reads and writes those of its batch and its draws.
+# 5. AdaGrad, on the rows that a step has touched and on no others: the second saving. -------------
+# It divides the step of each entry by the root of the sum of its squared gradients so far.
 
 rate = 0.2
 squares = {"context": np.full((n, dim), 1e-6), "class": np.full((n, dim), 1e-6)}
@@ -110,9 +109,9 @@ def step(vectors, kind, rows, gradients):
 
 batch, m = 128, 64
 before = np.mean([full_loss(context_vectors[contexts[i]], labels[i]) for i in test])
-for _ in range(0, len(train), batch):
+for _ in range(0, len(train), batch):  # as many examples as there are, drawn with replacement
     chosen = rng.choice(train, batch)
-    ids = rng.choice(n, m, p=by_counts)  # an alias table would not look at all n for that
+    ids = rng.choice(n, m, p=by_counts)  # looks at all n; an alias table would not
     h = context_vectors[contexts[chosen]]
     losses, d_h, rows, d_rows = sampled_loss(h, labels[chosen], ids, by_counts)
     step(class_vectors, "class", rows, d_rows / batch)
@@ -124,27 +123,30 @@ print(f"{frequency:.3f} by the frequencies of words alone")
 
 # 7. What the draws cost: the exact bias. ----------------------------------------------------------
 #
-# The mean of the sampled sum S is Z. The mean of log S is less than log Z, for the logarithm is
-# concave. How much? For every number s > 0, by an integral that Frullani knew,
+# Let S be the sum in the logarithm above. Its mean is Z, but that of log S is less than log Z, for
+# the logarithm is concave. How much less? For every s > 0 (both sides are 0 at s = 1, and have the
+# derivative 1 / s)
 #
 #     log s = integral over u > 0 of (exp(-u) - exp(-u s)) / u,
 #
-# so the mean of log S needs the mean of exp(-u S) alone. With r_j = exp(o_j) / q_j, and r_t = 0 for
-# a hit, S is exp(o_t) + the sum of r_j / m over m draws. These are independent, and the mean of a
-# product is then the product of the means:
+# so the mean of exp(-u S) is all we need. With r_j = exp(o_j) / q_j, and r_t = 0 for a hit, S is
+# exp(o_t) + the sum of r_j / m over m independent draws, and the means of factors multiply:
 #
 #     mean of exp(-u S) = exp(-u exp(o_t)) T(u)^m,    T(u) = sum over j of q_j exp(-u r_j / m)
 #
-# And p' = (what a word has in S) / S, which makes the gradient, needs 1 / S, the integral of
-# exp(-u S): one of the m draws is j with q_j, and leaves exp(-u r_j / m) in place of one factor T.
+# The gradient is p' = (what a word has in S) / S less 1 for the label, and 1 / S is the integral of
+# exp(-u S). Each of m draws is j with the chance q_j; then it adds r_j / m, and fixes one factor:
+#
+#     mean of p'_j = integral of exp(o_j) exp(-u exp(o_t)) exp(-u r_j / m) T(u)^(m - 1),    j not t
+#     mean of p'_t = integral of exp(o_t) exp(-u exp(o_t)) T(u)^m
 
 
 def exact_bias(o, label, q, m):
     """Return the mean of the loss minus the full loss, and the mean of p' minus p (n,)."""
     e = np.exp(o - o.max())
-    e = e / e.sum()  # in units of Z, in which log Z is 0
+    e = e / e.sum()  # Z is 1, log Z is 0, and o_t cancels in the bias
     r = np.where(np.arange(n) == label, 0.0, e / q)
-    width = 0.05  # of steps in log u, from where nothing has decayed to where all has
+    width = 0.05  # in log u, from where u S is below exp(-40) to where exp(-u exp(o_t)) is 0
     log_u = np.arange(-40.0 - np.log(max(1.0, r.max())), 5.0 - np.log(e[label]), width)
     loss, of_base, of_draws = 0.0, 0.0, np.zeros(n)
     for u in np.exp(log_u):  # du = u d(log u)
@@ -167,23 +169,22 @@ def by_simulation(o, label, q, m, times=4000):
     return losses.mean(), losses.std() / np.sqrt(times)
 
 
-some = test[:8]
 table = []
-print("\nbias of the loss, in nats, and of the gradient (L1), over 8 held-out words")
+print("\nbias of the loss, and of the gradient (sum of |mean p' - p|), over 8 held-out words")
 print(f"{'draws by':>9} {'m':>4} {'exact':>9} {'simulated':>20} {'exact x m':>10} {'gradient':>9}")
-for name, q in (("uniform", uniform), ("counts", by_counts)):  # to the power 0.75
+for name, q in (("uniform", np.full(n, 1.0 / n)), ("counts", by_counts)):  # to the power 0.75
     for m in (5, 50, 500):
         found = []
-        for i in some:
+        for i in test[:8]:
             o = class_vectors @ context_vectors[contexts[i]]
             loss, gradient = exact_bias(o, labels[i], q, m)
             found.append([loss, np.abs(gradient).sum(), *by_simulation(o, labels[i], q, m)])
         loss, gradient, simulated, _ = np.mean(found, axis=0)
-        error = np.linalg.norm([one[3] for one in found]) / len(some)
+        error = np.linalg.norm([one[3] for one in found]) / len(found)
         table.append((name, m, loss, gradient, simulated, error))
-        shown = f"{simulated:.4f} +- {error:.4f}"
-        print(f"{name:>9} {m:>4} {loss:>9.4f} {shown:>20} {loss * m:>10.3f} {gradient:>9.4f}")
-print("While bias x m still grows in size, ten times the draws leave more than a tenth of it.")
+        print(f"{name:>9} {m:>4} {loss:>9.4f} {simulated:>10.4f} +- {error:.4f}", end="")
+        print(f" {loss * m:>10.3f} {gradient:>9.4f}")
+print("For large m the bias falls as 1 / m, and bias x m is constant. With few draws it is not.")
 
 try:
     import matplotlib.pyplot as plt
