@@ -57,7 +57,7 @@ def alias_draw(threshold: np.ndarray, alias: np.ndarray, u: np.ndarray) -> np.nd
 def exact_bias(scores: np.ndarray, label: int, q: np.ndarray, m: int) -> tuple[float, np.ndarray]:
     """Task 5. Take the scores (n,) of one example, its label, a proposal q (n,), and m.
 
-    Return the exact bias of the loss of task 3, and the bias (n,) of its gradient in the scores.
+    Return the exact bias of the loss of task 5, and the bias (n,) of its gradient in the scores.
     """
     raise NotImplementedError("task 5: write exact_bias in adapters.py")
 

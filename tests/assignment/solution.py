@@ -73,26 +73,32 @@ def alias_draw(threshold, alias, u):
 def exact_bias(scores, label, q, m):
     """Task 5: the trapezoidal rule in log u, which converges exponentially."""
     e = np.exp(scores - scores.max())
-    e = e / e.sum()
+    e = e / e.sum()  # Z is 1
+    base = e[label] / (m * q[label])
     r = np.where(np.arange(len(q)) == label, 0.0, e / q)
-    width = 0.05
-    log_u = np.arange(-40.0 - np.log(max(1.0, r.max())), 5.0 - np.log(e[label]), width)
+    largest, least = base + r.max(), base  # of S, up to a factor of m
+    width = 0.04
+    log_u = np.arange(-42.0 - np.log(max(1.0, largest)), 5.0 - np.log(min(1.0, least)), width)
     loss, of_base, of_draws = 0.0, 0.0, np.zeros(len(q))
     for u in np.exp(log_u):
         decay = np.exp(-u * r / m)
         transform = q @ decay
-        rest = np.exp(-u * e[label]) * transform ** (m - 1)
+        rest = np.exp(-u * base) * transform ** (m - 1)
         loss += width * (np.exp(-u) - rest * transform)
         of_base += width * u * rest * transform
         of_draws += width * u * rest * decay
     mean = e * of_draws
-    mean[label] = e[label] * of_base
-    return loss, mean - e
+    mean[label] = base * of_base
+    return loss + np.log(m * q[label]), mean - e
 
 
 def better_proposal(scores):
-    """Task 6: the mean of sum p^2 / q is least where q is the root of the mean of p^2."""
+    """Task 6: the mean of c has sum of p^2 / q over the classes that are not the label.
+
+    That is the sum of p^2 (1 - p) / q in the mean over labels, and least where q is the root of the
+    mean of p^2 (1 - p).
+    """
     p = np.exp(scores - scores.max(axis=1, keepdims=True))
     p = p / p.sum(axis=1, keepdims=True)
-    root = np.sqrt(np.mean(p**2, axis=0))
+    root = np.sqrt(np.mean(p**2 * (1.0 - p), axis=0))
     return root / root.sum()

@@ -6,13 +6,17 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from samplesoft import exact_bias
+
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "notebooks" / "assignment"
+RARE = "a label 20 below the others, and mostly drawn"
 SOLUTION = Path(__file__).with_name("solution.py")
 
 
@@ -100,6 +104,27 @@ class Mistakes:
         assert not np.allclose(single, dW)
         return losses, dh, single
 
+    def label_term_lost(self, W, h, labels, ids):
+        losses, dh, dW = self.right.sampled_loss(W, h, labels, ids)
+        np.add.at(dW, labels, h)
+        return losses, dh, dW
+
+    def all_labels_left_out(self, W, h, labels, ids):
+        own = np.sum(h * W[labels], axis=1)
+        drawn = np.einsum("bd,bmd->bm", h, W[ids])
+        drawn[np.isin(ids, labels)] = -np.inf
+        total = np.exp(own) + np.exp(drawn).sum(axis=1)
+        return np.log(total) - own, np.zeros(h.shape), np.zeros(W.shape)
+
+    def largest_draw_subtracted(self, W, h, labels, ids):
+        losses, dh, dW = self.right.sampled_loss(W, h, labels, ids)
+        own = np.sum(h * W[labels], axis=1)
+        drawn = np.einsum("bd,bmd->bm", h, W[ids])
+        drawn[labels[:, None] == ids] = -np.inf
+        top = drawn.max(axis=1)
+        total = np.exp(own - top) + np.exp(drawn - top[:, None]).sum(axis=1)
+        return top + np.log(total) - own, dh, dW
+
     def mean_in_h(self, W, h, labels, ids):
         losses, dh, dW = self.right.sampled_loss(W, h, labels, ids)
         return losses, dh / len(h), dW
@@ -107,6 +132,23 @@ class Mistakes:
     def log_q_without_m(self, W, h, labels, q, m, rng):
         ids = rng.choice(len(q), (len(h), m), p=q)
         return self.right.loss_over(W, h, labels, ids, np.log(q[ids]))
+
+    def batch_for_m(self, W, h, labels, q, m, rng):
+        ids = rng.choice(len(q), (len(h), m), p=q)
+        return self.right.loss_over(W, h, labels, ids, np.log(len(h) * q[ids]))
+
+    def another_source(self, W, h, labels, q, m, rng):
+        return self.right.corrected_loss(W, h, labels, q, m, np.random.default_rng())
+
+    def no_source(self, W, h, labels, q, m, rng):
+        return self.right.corrected_loss(W, h, labels, q, m, np.random.default_rng(0))
+
+    def six_draws(self, W, h, labels, q, m, rng):
+        return self.right.corrected_loss(W, h, labels, q, 6, rng)
+
+    def one_set(self, W, h, labels, q, m, rng):
+        ids = np.repeat(rng.choice(len(q), (1, m), p=q), len(h), axis=0)
+        return self.right.loss_over(W, h, labels, ids, np.log(m * q[ids]))
 
     def uncorrected(self, W, h, labels, q, m, rng):
         ids = rng.choice(len(q), (len(h), m), p=q)
@@ -116,6 +158,14 @@ class Mistakes:
         threshold, alias = self.right.alias_table(q)
         return threshold, np.where(threshold < 1.0, alias[0], alias)
 
+    def thresholds_of_q(self, q):
+        threshold, alias = self.right.alias_table(q)
+        return threshold / len(q), alias
+
+    def searched(self, q):
+        time.sleep(8e-11 * len(q) ** 2)
+        return self.right.alias_table(q)
+
     def class_in_place_of_column(self, threshold, alias, u):
         column = (len(threshold) * u).astype(int)
         return np.where(u < threshold[column], column, alias[column])
@@ -124,12 +174,23 @@ class Mistakes:
         loss, gradient = self.right.exact_bias(scores, label, q, m)
         return loss + np.log(np.exp(scores).sum()) - scores[label], gradient
 
-    def simulated_with_hits(self, scores, label, q, m):
-        ids = np.stack(np.meshgrid(*[np.arange(len(q))] * m), axis=-1).reshape(-1, m)
-        chance = q[ids].prod(axis=1)
-        total = np.exp(scores[label]) + (np.exp(scores) / (m * q))[ids].sum(axis=1)
-        loss = chance @ np.log(total) - np.log(np.exp(scores).sum())
-        return loss, np.zeros(len(q))
+    def with_hits(self, scores, label, q, m):
+        found = exact_bias(scores, label, q, m, scheme="candidate")
+        return found.loss_bias, found.bias
+
+    def of_task_3(self, scores, label, q, m):
+        found = exact_bias(scores, label, q, m, scheme="masked")
+        return found.loss_bias, found.bias
+
+    def on_fixed_nodes(self, scores, label, q, m):
+        e = np.exp(scores - scores.max())
+        e = e / e.sum()
+        u = np.exp(np.arange(-40.0, 12.0, 0.05))
+        r = np.where(np.arange(len(q)) == label, 0.0, e / q)
+        transform = np.exp(-u[:, None] * r / m) @ q
+        lost = np.exp(-u) - np.exp(-u * e[label] / (m * q[label])) * transform**m
+        right = self.right.exact_bias(scores, label, q, m)[1]
+        return 0.05 * lost.sum() + np.log(m * q[label]), right
 
     def of_p_and_not_p_less_one(self, scores, label, q, m):
         loss, gradient = self.right.exact_bias(scores, label, q, m)
@@ -143,6 +204,11 @@ class Mistakes:
         p = np.exp(scores - scores.max(axis=1, keepdims=True))
         return (p / p.sum(axis=1, keepdims=True)).mean(axis=0)
 
+    def root_of_mean_squares(self, scores):
+        p = np.exp(scores - scores.max(axis=1, keepdims=True))
+        root = np.sqrt(np.mean((p / p.sum(axis=1, keepdims=True)) ** 2, axis=0))
+        return root / root.sum()
+
     def not_a_distribution(self, scores):
         return 2.0 * self.uniform(scores)
 
@@ -155,18 +221,33 @@ class Mistakes:
         ("1_gradient", "softmax_loss", "gradient_without_label", "-o_t has a derivative", []),
         ("1_gradient", "softmax_loss", "gradient_of_the_mean", "Each example has its own", []),
         ("2_losses", "sampled_loss", "hits_counted", "an accidental hit is counted", []),
+        ("2_losses", "sampled_loss", "all_labels_left_out", "Only its own is a hit", []),
         ("2_gradient_in_W", "sampled_loss", "repeats_lost", "see numpy.add.at", []),
+        ("2_gradient_in_W", "sampled_loss", "label_term_lost", "-o_t has a derivative", []),
         ("2_gradient_in_h", "sampled_loss", "mean_in_h", "gradient of the sum", []),
-        ("3_what_the_loss_estimates", "corrected_loss", "log_q_without_m", "log_q|log q", []),
-        ("3_what_the_loss_estimates", "corrected_loss", "uncorrected", "correct", []),
+        ("2_large_scores", "sampled_loss", "largest_draw_subtracted", "none larger than", []),
+        ("3_if_one_class_is_always_drawn", "corrected_loss", "log_q_without_m", "m is miss", []),
+        ("3_if_one_class_is_always_drawn", "corrected_loss", "batch_for_m", "of examples st", []),
+        ("3_the_draws", "corrected_loss", "another_source", "take no other source", []),
+        ("3_the_draws", "corrected_loss", "no_source", "must give other draws", []),
+        ("3_the_draws", "corrected_loss", "six_draws", "yours has [67]", []),
+        ("3_the_draws", "corrected_loss", "one_set", "have the same draws", []),
+        ("3_what_the_loss_estimates", "corrected_loss", "log_q_without_m", "log m is left out", []),
+        ("3_what_the_loss_estimates", "corrected_loss", "uncorrected", "not corrected", []),
         ("4_the_columns_add_up", "alias_table", "columns_not_filled", "class 2", ["four classes"]),
+        ("4_the_columns_add_up", "alias_table", "thresholds_of_q", "by n", ["four classes"]),
+        ("4_the_time", "alias_table", "searched", "times as long", []),
+        ("4_draws_of_given_numbers", "alias_draw", "class_in_place_of_column", "column 2", []),
         ("4_the_draws", "alias_draw", "class_in_place_of_column", "was drawn [0-9,]+ times", []),
         ("5_the_bias_is_exact", "exact_bias", "mean_of_the_loss", "Subtract the full", ["m = 1"]),
-        ("5_the_bias_is_exact", "exact_bias", "simulated_with_hits", "are counted", ["m = 1"]),
+        ("5_the_bias_is_exact", "exact_bias", "with_hits", "are counted", ["m = 1"]),
+        ("5_the_bias_is_exact", "exact_bias", "of_task_3", "corrected too", ["m = 1"]),
         ("5_the_bias_is_exact", "exact_bias", "of_p_and_not_p_less_one", "Subtract p", ["m = 1"]),
+        ("5_the_bias_is_exact", "exact_bias", "on_fixed_nodes", "is right, yours", [RARE]),
         ("6_better_than_frequencies", "better_proposal", "uniform", "[0-9]+% of that by", []),
         ("6_better_than_frequencies", "better_proposal", "not_a_distribution", "adds up to 2", []),
-        ("6_as_good_as_ours", "better_proposal", "mean_softmax", "the graders' 68.1%", []),
+        ("6_as_good_as_ours", "better_proposal", "mean_softmax", "the graders' 62.2%", []),
+        ("6_as_good_as_ours", "better_proposal", "root_of_mean_squares", "question 6 first", []),
     ],
 )
 def test_mistakes_are_named(test, function, mistake, words, arguments, monkeypatch):
