@@ -6,13 +6,11 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, as_positive
 from samplesoft.kernels.weights import greatest, total
-from samplesoft.losses.base import Batch
-from samplesoft.losses.sampled import SampledLoss, merge_exponentials, weigh
+from samplesoft.losses.sampled import SampledLoss, Terms, merge_exponentials, weigh
 from samplesoft.samplers.base import Draw
 from samplesoft.schemes import SCHEMES, Scheme, select
 
@@ -66,23 +64,22 @@ class ImportanceSoftmaxLoss(SampledLoss):
     schemes: ClassVar[dict[str, Scheme]] = select("importance")
     is_softmax = True
 
-    def _forward(
-        self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
-    ) -> tuple[FloatArray, Any]:
-        losses, saved = super()._forward(batch, draw, label_log_count)
+    def require_draws(self, losses: FloatArray) -> None:
+        """Raise for an example that no draw is left for, whose loss is -inf."""
         if (losses == -np.inf).any():
             raise ValueError(
                 f"`draw` must hold for each label of example {int(np.argmin(losses))} the label "
                 "itself or a class that is none of its labels, got other labels alone, which "
                 "`mask_other_labels` leaves out; draw more, or take mask_other_labels=False."
             )
-        return losses, saved
 
-    def _terms(self, logits: FloatArray, losses: FloatArray) -> None:
-        bilateral_terms(logits, losses, 1.0, -np.inf)
-
-    def _merge(self, logits: FloatArray, merged: FloatArray) -> None:
-        merge_exponentials(logits, merged)
+    def _terms_of(self, draw: Draw, num_classes: int) -> Terms:
+        return Terms(
+            bilateral_terms,
+            (1.0, -np.inf),
+            merge=merge_exponentials,
+            adds_exponentials=True,
+        )
 
 
 class BilateralSoftmaxLoss(SampledLoss):
@@ -146,11 +143,13 @@ class BilateralSoftmaxLoss(SampledLoss):
         super().__init__(**options)
         self.negative_weight = as_positive("negative_weight", negative_weight)
 
-    def _terms(self, logits: FloatArray, losses: FloatArray) -> None:
-        bilateral_terms(logits, losses, self.negative_weight)
-
-    def _merge(self, logits: FloatArray, merged: FloatArray) -> None:
-        merge_exponentials(logits, merged)
+    def _terms_of(self, draw: Draw, num_classes: int) -> Terms:
+        return Terms(
+            bilateral_terms,
+            (self.negative_weight, 0.0),
+            merge=merge_exponentials,
+            adds_exponentials=True,
+        )
 
 
 @njit

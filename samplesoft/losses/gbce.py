@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from samplesoft._validation import FloatArray, as_share
-from samplesoft.losses.logistic import LogisticLoss, NegativeSamplingLoss, logistic_terms
-from samplesoft.losses.sampled import Kernel
+from samplesoft._validation import as_share
+from samplesoft.losses.logistic import LogisticLoss, NegativeSamplingLoss
+from samplesoft.losses.sampled import Terms
 from samplesoft.samplers.base import Draw
 from samplesoft.schemes import Scheme
 
@@ -88,12 +88,8 @@ class GBCELoss(LogisticLoss):
         super().__init__(scheme=scheme, offset=offset, **options)
         self.calibration = as_share("calibration", calibration)
 
-    def _terms_of(self, draw: Draw, num_classes: int) -> Kernel:
+    def _terms_of(self, draw: Draw, num_classes: int) -> Terms:
         others = max(1, num_classes - self.excludes_label)  # one class has no draws, as is told
         alpha = draw.ids.shape[1] / others
         beta = 1.0 - self.calibration + self.calibration * alpha
-
-        def terms(logits: FloatArray, losses: FloatArray) -> None:
-            logistic_terms(logits, losses, beta)
-
-        return terms
+        return super()._terms_of(draw, num_classes)._replace(numbers=(beta,))

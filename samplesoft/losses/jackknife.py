@@ -10,7 +10,7 @@ from samplesoft._jit import njit
 from samplesoft._validation import FloatArray
 from samplesoft.kernels.exponential import log1p_to
 from samplesoft.kernels.weights import greatest, total
-from samplesoft.losses.sampled import Kernel, SampledLoss, log_ratio, weigh
+from samplesoft.losses.sampled import SampledLoss, Terms, log_ratio, weigh
 from samplesoft.samplers.base import Draw
 from samplesoft.schemes import SCHEMES, Scheme
 
@@ -66,16 +66,13 @@ class JackknifeLoss(SampledLoss):
     is_softmax = True
     with_replacement = True
 
-    def _terms_of(self, draw: Draw, num_classes: int) -> Kernel:
+    def _terms_of(self, draw: Draw, num_classes: int) -> Terms:
         if draw.ids.shape[1] < self.facts.least_draws:
             raise ValueError(
                 f"`draw` must hold at least {self.facts.least_draws} draws for the jackknife, "
                 f"which leaves out one, got {draw.ids.shape[1]}; raise num_sampled."
             )
-        return self._terms
-
-    def _terms(self, logits: FloatArray, losses: FloatArray) -> None:
-        jackknife_terms(logits, losses)
+        return Terms(jackknife_terms)
 
 
 @njit

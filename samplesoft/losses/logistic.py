@@ -19,7 +19,7 @@ from samplesoft.losses.full import (
     other_scores,
     own_scores,
 )
-from samplesoft.losses.sampled import SampledLoss, weigh
+from samplesoft.losses.sampled import SampledLoss, Terms, weigh
 from samplesoft.samplers.base import Draw
 from samplesoft.schemes import Scheme, select
 
@@ -51,11 +51,8 @@ class LogisticLoss(SampledLoss):
         super().__init__(scheme=scheme, **options)
         self.offset = as_finite("offset", offset)
 
-    def _terms(self, logits: FloatArray, losses: FloatArray) -> None:
-        logistic_terms(logits, losses)
-
-    def _merge(self, logits: FloatArray, merged: FloatArray) -> None:
-        merge_softplus(logits, merged)
+    def _terms_of(self, draw: Draw, num_classes: int) -> Terms:
+        return Terms(logistic_terms, (1.0,), merge=merge_softplus)
 
 
 class NCELoss(LogisticLoss):

@@ -20,7 +20,7 @@ from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels.weights import greatest, total
 from samplesoft.losses.base import Targets
 from samplesoft.losses.candidates import require_replacement
-from samplesoft.losses.sampled import Kernel, Sample, SampledLoss, Seed, log_ratio, weigh
+from samplesoft.losses.sampled import Sample, SampledLoss, Seed, Terms, log_ratio, weigh
 from samplesoft.samplers.base import Draw
 from samplesoft.schemes import DECAY, Scheme, last_level, select
 
@@ -151,7 +151,7 @@ class MultilevelLoss(SampledLoss):
             ids, log_q = _with_all(ids, log_q, num_classes, targets, self.excludes_label)
         return MultilevelDraw(ids, log_q, None, num_sampled, num, chance)
 
-    def _terms_of(self, draw: Draw, num_classes: int) -> Kernel:
+    def _terms_of(self, draw: Draw, num_classes: int) -> Terms:
         if not isinstance(draw, MultilevelDraw):
             raise TypeError(
                 f"`draw` must be a MultilevelDraw, got {type(draw).__name__}; take it from "
@@ -166,7 +166,7 @@ class MultilevelLoss(SampledLoss):
                 f"before all classes, got num_sampled={block}, num_draws={num}, chance={chance} "
                 f"and ids of shape {draw.ids.shape}; take it from {type(self).__name__}.draw."
             )
-        return lambda logits, losses: multilevel_terms(logits, losses, block, num, 1.0 / chance)
+        return Terms(multilevel_terms, (block, num, 1.0 / chance))
 
 
 def _with_all(

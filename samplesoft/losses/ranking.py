@@ -11,7 +11,7 @@ from samplesoft._jit import njit
 from samplesoft._validation import FloatArray
 from samplesoft.kernels.weights import total
 from samplesoft.losses.logistic import softplus
-from samplesoft.losses.sampled import Kernel, SampledLoss
+from samplesoft.losses.sampled import SampledLoss, Terms
 from samplesoft.samplers.base import Draw
 from samplesoft.schemes import SCHEMES, Scheme
 
@@ -65,8 +65,8 @@ class BPRLoss(SampledLoss):
 
     schemes: ClassVar[dict[str, Scheme]] = _MASKED
 
-    def _terms(self, logits: FloatArray, losses: FloatArray) -> None:
-        bpr_terms(logits, losses)
+    def _terms_of(self, draw: Draw, num_classes: int) -> Terms:
+        return Terms(bpr_terms)
 
 
 class WARPLoss(SampledLoss):
@@ -120,14 +120,10 @@ class WARPLoss(SampledLoss):
     schemes: ClassVar[dict[str, Scheme]] = _MASKED
     with_replacement = True  # for N to be how long one waits for a violation
 
-    def _terms_of(self, draw: Draw, num_classes: int) -> Kernel:
+    def _terms_of(self, draw: Draw, num_classes: int) -> Terms:
         ranks = (num_classes - 1) // np.arange(1, 1 + draw.ids.shape[1])
         harmonic = digamma(ranks + 1.0) + np.euler_gamma
-
-        def terms(logits: FloatArray, losses: FloatArray) -> None:
-            warp_terms(logits, losses, harmonic)
-
-        return terms
+        return Terms(warp_terms, (harmonic,))
 
 
 @njit

@@ -41,15 +41,46 @@ _NO_LABELS, _ALL_ONE = np.full((1, 1), -1), np.empty(0)
 _LEAST = 5e-324  # what `exp_to` gives for all that is too small
 
 
+class Terms(NamedTuple):
+    """How a loss is computed from rows of logits: by a kernel, and by what can be said of it.
+
+    Attributes
+    ----------
+    kernel : callable
+        ``kernel(logits, losses, *numbers)`` writes the losses (P,) of corrected logits (P, 1 + m),
+        with the label's in column 0, and replaces these by derivatives. A logit of -inf is a draw
+        without weight. Where it is compiled by Numba, so are whole steps of training.
+    numbers : tuple
+        What it takes besides.
+    merge : callable or None
+        ``merge(logits, merged)`` writes logits (B,) that stand for the rows of logits (B, m) of
+        draws in the loss, and replaces rows by their derivatives; None where none can. With several
+        labels an example draws then cost what they cost with one: see `merge_exponentials`.
+    adds_exponentials : bool
+        Whether k draws of one logit are one draw of that logit plus log k.
+    of_differences : bool
+        Whether the loss is the same of logits that are all more or less by one number. Those of
+        float32 vectors then come in float32, of which they keep the digits less their greatest.
+    weighs_draws : bool
+        Whether the first of `numbers` that the kernel takes are weights (P, m) of the draws, 1 over
+        how often each is expected, which come by themselves; logits are not corrected then.
+    """
+
+    kernel: Kernel
+    numbers: tuple[Any, ...] = ()
+    merge: Kernel | None = None
+    adds_exponentials: bool = False
+    of_differences: bool = False
+    weighs_draws: bool = False
+
+
 class SampledLoss(Loss):
     """A loss on the label's logit and those of the drawn classes.
 
-    A new one implements `_terms`, and names its `schemes`; where it is a softmax, its bias is that
-    of its scheme, or `why_no_bias` says why not. One that decides on the number of its draws
-    overrides `draw`. With several labels an example, `_terms` is given a row for each of them, with
-    all draws, which takes time by the number of labels. A loss for which one logit can stand for
-    many draws may implement ``_merge(logits, merged)`` too, and draws then cost what they cost with
-    one label: see `merge_exponentials`.
+    A new one implements `_terms`, or returns a kernel in `_terms_of`, and names its `schemes`;
+    where it is a softmax, its bias is that of its scheme, or `why_no_bias` says why not. One that
+    decides on the number of its draws overrides `draw`. With several labels an example, the kernel
+    is given a row for each of them, with all draws, which takes time by the number of labels.
 
     Parameters
     ----------
@@ -86,18 +117,6 @@ class SampledLoss(Loss):
     with_replacement: ClassVar[bool] = False
     why_no_bias: ClassVar[str] = ""
     offset = 0.0  # added to all scores
-
-    # Whether `_terms` are the same of logits that are all more or less by one number. Those of
-    # float32 vectors then come in float32, of which they keep the digits less their greatest.
-    _of_differences = False
-
-    # Whether terms are given a third array, weights (P, m) of the draws, 1 over how often each is
-    # expected, and logits that are not corrected.
-    _weighs_terms = False
-
-    # `_merge(logits, merged)` computes logits (B,) that stand for the rows of logits (B, m) of
-    # draws in the loss, and replaces rows by their derivatives.
-    _merge: Kernel | None = None
 
     def __init__(self, *, scheme: str | None = None, **options: Any) -> None:
         super().__init__(**options)
@@ -177,8 +196,8 @@ class SampledLoss(Loss):
         # Logits: what a draw stands for is its weight divided by how often it is expected.
         # In float64: of float32 the logarithm of a small probability would lose digits.
         own = np.add(own, self.offset, dtype=np.float64)
-        weights = np.exp(-log_counts) if self._weighs_terms else None
-        if self._weighs_terms or not facts.corrects_draws:
+        weights = np.exp(-log_counts) if terms.weighs_draws else None
+        if terms.weighs_draws or not facts.corrects_draws:
             log_counts = np.zeros_like(log_counts)
         if self.offset != 0.0:  # so that scores of draws gain it too
             log_counts = log_counts - self.offset
@@ -198,29 +217,31 @@ class SampledLoss(Loss):
         marks = label_of, hits_of_examples
         pairs = Pairs(own, drawn, log_counts, *marks, scores.owners, shares, *rules)
         # where an example has several labels, one logit may stand for most of its draws
-        if targets.owners is None or self._merge is None:
-            narrow = drawn.dtype if self._of_differences else np.dtype(np.float64)
+        if targets.owners is None or terms.merge is None:
+            narrow = drawn.dtype if terms.of_differences else np.dtype(np.float64)
             losses, d_own, d_drawn = row_terms(pairs, targets, terms, narrow, weights)
         else:
-            losses, d_own, d_drawn = merged_terms(pairs, targets, terms, self._merge)
+            losses, d_own, d_drawn = merged_terms(pairs, targets, terms, terms.merge)
         if self.absolute:  # from derivatives in |o| to those in o
             d_own *= np.sign(scores.own)
             d_drawn *= np.sign(scores.drawn)
-        return targets.per_example(losses), (scores, d_own, d_drawn)
+        losses = targets.per_example(losses)
+        self.require_draws(losses)
+        return losses, (scores, d_own, d_drawn)
 
     def _backward(self, batch: Batch, saved: Any, weights: FloatArray) -> Gradients:
         scores, d_own, d_drawn = saved
         return score_gradients(batch, scores, d_own, d_drawn, weights)
 
-    def _terms_of(self, draw: Draw, num_classes: int) -> Kernel:
-        """Return `_terms`; a loss whose terms need more than logits overrides it."""
-        return self._terms
+    def require_draws(self, losses: FloatArray) -> None:
+        """Raise where the losses (B,) of a batch say that an example needs other draws."""
+
+    def _terms_of(self, draw: Draw, num_classes: int) -> Terms:
+        """Return the kernel of the loss and its numbers, for a draw of so many classes."""
+        return Terms(self._terms)
 
     def _terms(self, logits: FloatArray, losses: FloatArray) -> None:
-        """Compute losses (P,) of corrected logits (P, 1 + m), and replace these by derivatives.
-
-        The label's logit is in column 0. A logit of -inf is a draw without weight.
-        """
+        """Compute losses as the kernel of `Terms` does, for a loss that has none."""
         raise NotImplementedError
 
     def contains_label(self, labels: IntArray, pair: int) -> ValueError:
@@ -283,7 +304,6 @@ class SampledSoftmaxLoss(SampledLoss):
         "negatives", "masked", "reject", "candidate", "candidate_masked"
     )
     is_softmax = True
-    _of_differences = True
 
     def __init__(self, *, scheme: str = "negatives", device: str = "cpu", **options: Any) -> None:
         super().__init__(scheme=scheme, **options)
@@ -305,11 +325,13 @@ class SampledSoftmaxLoss(SampledLoss):
         gradients: Gradients = passes.backward(batch, of_passes, weights)
         return gradients
 
-    def _terms(self, logits: FloatArray, losses: FloatArray) -> None:
-        softmax_terms(logits, losses)
-
-    def _merge(self, logits: FloatArray, merged: FloatArray) -> None:
-        merge_exponentials(logits, merged)
+    def _terms_of(self, draw: Draw, num_classes: int) -> Terms:
+        return Terms(
+            softmax_terms,
+            merge=merge_exponentials,
+            adds_exponentials=True,
+            of_differences=True,
+        )
 
 
 class Pairs(NamedTuple):
@@ -334,7 +356,7 @@ class Pairs(NamedTuple):
 def row_terms(
     pairs: Pairs,
     targets: Targets,
-    terms: Kernel,
+    terms: Terms,
     dtype: np.dtype[Any],
     weights: FloatArray | None = None,
 ) -> tuple[FloatArray, Rows, Rows]:
@@ -358,9 +380,10 @@ def row_terms(
             logits = np.empty((part.stop - first, width), dtype)
             pair_logits(pairs, first, logits)
             if weights is None:
-                terms(logits, losses[part])
+                terms.kernel(logits, losses[part], *terms.numbers)
             else:
-                terms(logits, losses[part], weights[pairs.owners[part] % len(weights)])
+                of_pairs = weights[pairs.owners[part] % len(weights)]
+                terms.kernel(logits, losses[part], of_pairs, *terms.numbers)
             share_out_slopes(pairs, first, logits, losses, d_own, d_drawn)
 
     # the pairs of an example are all in one job, for they add to the same derivatives
@@ -374,7 +397,7 @@ def row_terms(
 
 
 def merged_terms(
-    pairs: Pairs, targets: Targets, terms: Kernel, merge: Kernel
+    pairs: Pairs, targets: Targets, terms: Terms, merge: Kernel
 ) -> tuple[FloatArray, Rows, Rows]:
     """Compute as `row_terms`, where one logit can stand for all draws that are no label's.
 

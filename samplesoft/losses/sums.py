@@ -17,7 +17,7 @@ from samplesoft._validation import FloatArray, as_nonnegative, as_real_array
 from samplesoft.kernels.weights import total
 from samplesoft.losses.base import Batch, Cache, Gradients
 from samplesoft.losses.logistic import softplus
-from samplesoft.losses.sampled import Kernel, SampledLoss, softmax_terms
+from samplesoft.losses.sampled import SampledLoss, Terms, softmax_terms
 from samplesoft.samplers.base import Draw
 from samplesoft.schemes import SCHEMES, Scheme, select
 
@@ -83,10 +83,9 @@ class OneVsEachLoss(SampledLoss):
         "masked": replace(SCHEMES["masked"], formula="sum of log(1 + e_j / e_t) / (m q_j), j != t")
     }
     why_no_bias = "it has no bias for a bound of the full softmax loss, and does not estimate that"
-    _weighs_terms = True
 
-    def _terms_of(self, draw: Draw, num_classes: int) -> Kernel:
-        return one_vs_each_terms
+    def _terms_of(self, draw: Draw, num_classes: int) -> Terms:
+        return Terms(one_vs_each_terms, weighs_draws=True)
 
 
 class DoubleSumLoss(SampledLoss):
@@ -169,7 +168,6 @@ class DoubleSumLoss(SampledLoss):
     """
 
     schemes: ClassVar[dict[str, Scheme]] = select("masked")
-    _of_differences = True
 
     def __init__(self, *, slack: float = 1.0, **options: Any) -> None:
         super().__init__(**options)
@@ -252,8 +250,8 @@ class DoubleSumLoss(SampledLoss):
         found = super()._backward(batch, of_softmax, weights * np.exp(gaps))
         return replace(found, d_log_sums=-weights * np.expm1(gaps))
 
-    def _terms(self, logits: FloatArray, losses: FloatArray) -> None:
-        softmax_terms(logits, losses)
+    def _terms_of(self, draw: Draw, num_classes: int) -> Terms:
+        return Terms(softmax_terms, of_differences=True)
 
 
 @njit

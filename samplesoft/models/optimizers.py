@@ -242,7 +242,7 @@ class Optimizer(ABC):
 @njit
 def sgd_rows(ids: IntArray, gradients: Array, parameters: Array, states: Any, numbers: Any) -> None:
     """Step against the gradient."""
-    (rate,) = numbers
+    rate = numbers[0]
     for i in range(len(ids)):
         gradient, row = gradients[i], parameters[ids[i]]
         for c in range(len(row)):
@@ -288,7 +288,7 @@ def momentum_rows(
     ids: IntArray, gradients: Array, parameters: Array, states: Any, numbers: Any
 ) -> None:
     """Add to a sum of gradients that decays by `momentum`; step against a mixture of the two."""
-    momentum, of_gradient, of_velocity = numbers
+    momentum, of_gradient, of_velocity = numbers[0], numbers[1], numbers[2]
     for i in range(len(ids)):
         gradient, row = gradients[i], parameters[ids[i]]
         velocity = states[0][ids[i]]
@@ -362,7 +362,7 @@ def adagrad_rows(
     ids: IntArray, gradients: Array, parameters: Array, states: Any, numbers: Any
 ) -> None:
     """Step by the gradient over the root of `initial` and the squares of all gradients so far."""
-    rate, epsilon, initial = numbers
+    rate, epsilon, initial = numbers[0], numbers[1], numbers[2]
     for i in range(len(ids)):
         gradient, row = gradients[i], parameters[ids[i]]
         square = states[0][ids[i]]
@@ -434,7 +434,8 @@ def adam_rows(
     `new_first` and `new_second` are what a new gradient weighs in the means, 1 - beta; `rate` and
     `correction` hold the corrections of the bias of the first mean and of the root of the second.
     """
-    rate, new_first, new_second, correction, epsilon = numbers
+    rate, new_first, new_second = numbers[0], numbers[1], numbers[2]
+    correction, epsilon = numbers[3], numbers[4]
     for i in range(len(ids)):
         gradient, row = gradients[i], parameters[ids[i]]
         mean, square = states[0][ids[i]], states[1][ids[i]]

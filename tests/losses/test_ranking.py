@@ -7,6 +7,7 @@ from scipy import sparse
 
 from samplesoft.losses import BPRLoss, WARPLoss, make_loss
 from samplesoft.losses.ranking import bpr_terms, warp_terms
+from samplesoft.losses.sampled import Terms
 from samplesoft.models import LinearSoftmax, LinearSoftmaxSettings, make_optimizer
 from samplesoft.samplers.base import Draw
 
@@ -110,18 +111,21 @@ def test_the_formulas_notice_wrong_losses():
     class Counted(WARPLoss):
         def _terms(self, logits, losses):
             logits[:, 1:] = np.where(np.isinf(logits[:, 1:]), -1e9, logits[:, 1:])
-            super()._terms_of(self.drawn, 5)(logits, losses)
+            self.right.kernel(logits, losses, *self.right.numbers)
 
         def _terms_of(self, draw, num_classes):
-            self.drawn = draw
-            return self._terms
+            self.right = super()._terms_of(draw, num_classes)
+            return Terms(self._terms)
 
     class Sum(BPRLoss):
         def _terms(self, logits, losses):
             kept = np.isfinite(logits[:, 1:]).sum(axis=1)
-            super()._terms(logits, losses)
+            bpr_terms(logits, losses)
             losses *= kept
             logits *= kept[:, None]
+
+        def _terms_of(self, draw, num_classes):
+            return Terms(self._terms)
 
     for name, wrong in (("warp", Counted()), ("bpr", Sum())):
         case = make_case(make_loss(name), n=5, m=6)
