@@ -34,7 +34,7 @@ Lists = tuple[NDArray[np.int32], Rows]
 _MODEL = "SampledSoftmaxRecommender"
 _FACTORS = ("item_factors", "user_factors")
 _COMPARED, _ROUNDING = 1000, 1e-4  # users of whom `evaluate` compares vectors, of norm 1
-_FITTED = ("loss_curve_", "validation_scores_", "propagation_")
+_FITTED = ("loss_curve_", "validation_scores_", "propagation_", "step_by_step_")
 
 
 @dataclass(eq=False, repr=False)
@@ -104,6 +104,8 @@ class SampledSoftmaxRecommender:
         Times gone over the users.
     loss_curve_ : list of float
         Mean loss that was minimised, each time.
+    step_by_step_ : str or None
+        Why `fit` took steps one by one, None where many of them were one compiled call.
     validation_scores_ : list of float
         nDCG at 20 of what was hidden, each time; none without `early_stopping`.
 
@@ -233,7 +235,8 @@ class SampledSoftmaxRecommender:
             )
         trained = train(self, taken)
         self._embedding, self.item_factors, self.user_factors = trained[:3]
-        self.propagation_, self.loss_curve_, self.validation_scores_ = trained[3:]
+        self.propagation_, self.loss_curve_, self.validation_scores_ = trained[3:6]
+        self.step_by_step_ = trained[6]
         return self
 
     def recommend(

@@ -126,17 +126,18 @@ def check_parameters(recommender: Any, num_items: int = 2) -> _Settings:
 
 def train(
     recommender: Any, taken: Matrix
-) -> tuple[Linear, Rows, Rows, float, list[float], list[float]]:
+) -> tuple[Linear, Rows, Rows, float, list[float], list[float], str | None]:
     """Train a model on interactions (users, items), as the parameters of a recommender say.
 
     Returns the embedding of histories; the vectors of items (items, d), propagated, and of users
-    (users, d); the weight of the propagation; and the loss and the score of each round.
+    (users, d); the weight of the propagation; the loss and the score of each round; and why steps
+    were taken one by one, or None.
     """
     settings = check_parameters(recommender, taken.shape[1])
     active, num_users = np.flatnonzero(np.diff(taken.indptr)), taken.shape[0]
     if len(active) < num_users:  # users without items are left out, as if they were not there
         taken = taken[active]
-    model, weight, losses, scores = _trained(recommender, taken, settings)
+    model, weight, losses, scores, step_by_step = _trained(recommender, taken, settings)
     users = user_vectors(model.embedding, taken)  # with what was held out
     items = propagated(model.class_vectors(), users, normalized(taken), weight)
     if len(active) < num_users:
@@ -144,13 +145,16 @@ def train(
         of_none = user_vectors(model.embedding, Matrix((1, taken.shape[1])))
         users = of_none.repeat(num_users, axis=0)
         users[active] = of_active
-    return model.embedding, items, users, weight, losses, scores
+    return model.embedding, items, users, weight, losses, scores, step_by_step
 
 
 def _trained(
     recommender: Any, taken: Matrix, settings: _Settings
-) -> tuple[LinearSoftmax, float, list[float], list[float]]:
-    """Return a model, the weight of its propagation, and the loss and the score of each round."""
+) -> tuple[LinearSoftmax, float, list[float], list[float], str | None]:
+    """Return a model, the weight of its propagation, the loss and the score of each round.
+
+    Last comes why steps were taken one by one, or None.
+    """
     key = as_key(recommender.random_state, "random_state")
     held_out, seen = None, taken
     if recommender.early_stopping:
@@ -187,6 +191,7 @@ def _trained(
     def score(number: int) -> float | None:
         return ndcg(_EPOCH_WEIGHT if weight == _AUTO else weight) if held_out else None
 
+    step_by_step = epochs.why_step_by_step(seen)
     losses, scores = train_rounds(
         model,
         one_round,
@@ -195,12 +200,13 @@ def _trained(
         average=True,
         patience=recommender.n_iter_no_change,
         score_name="ndcg_at_20",
+        step_by_step=step_by_step,
         verbose=recommender.verbose,
     )
     if weight == _AUTO:
         with progress_phase(recommender.verbose, "weight of the propagation"):
             weight = max(_WEIGHTS, key=ndcg)
-    return model, weight, losses, scores
+    return model, weight, losses, scores, step_by_step
 
 
 def _begin(model: LinearSoftmax, graph: Matrix, rank: int, seed: int) -> None:

@@ -174,6 +174,7 @@ def train(
             learner.epoch(examples, apart, size, rate)
             rows = np.sort(np.concatenate((rows, apart)))
 
+    classifier.step_by_step_ = learner.why_step_by_step(examples.X)
     classifier.loss_curve_, classifier.validation_scores_ = train_rounds(
         learner.model,
         one_round,
@@ -184,6 +185,7 @@ def train(
         patience=classifier.n_iter_no_change if classifier.early_stopping else None,
         tolerance=classifier.tol,
         score_name="precision_at_1",
+        step_by_step=classifier.step_by_step_,
         verbose=bool(classifier.verbose),
     )
     classifier.n_iter_ = len(classifier.loss_curve_)

@@ -30,7 +30,14 @@ from samplesoft.training.trained import (
 
 _T = TypeVar("_T")
 _MODEL = "SampledSoftmaxClassifier"
-_FITTED = ("n_iter_", "num_unlabeled_", "loss_curve_", "validation_scores_", "auto_choice_")
+_FITTED = (
+    "n_iter_",
+    "num_unlabeled_",
+    "step_by_step_",
+    "loss_curve_",
+    "validation_scores_",
+    "auto_choice_",
+)
 _COUNTED = ("num_steps", "num_epochs", "num_examples", "num_labels", "row_norm")  # by a learner
 
 

@@ -2,7 +2,9 @@
 
 The draws of a static sampler do not depend on what is learned, so those of many steps are made at
 once, by any such sampler, and brought into order with the labels and the entries of the inputs
-(`_arrange`). `_run` then takes the steps, with the kernels of the losses and of the optimizers.
+(`_arrange`). Then the steps are taken by a runner, which is compiled for the kernel of a loss and
+that of an optimizer when they first come together (`_runner`). So a new loss with a kernel, or a
+new optimizer, needs nothing here. `why_step_by_step` says what such a call cannot do.
 
 Workers go through a step side by side and meet three times in it: when the vectors of its classes
 have been gathered, when the derivatives of its examples are known, and when rows have been updated.
@@ -12,8 +14,10 @@ the same whichever worker takes it, so that results do not depend on how many th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import log
+import re
+from collections.abc import Callable, Sequence
+from functools import cache
+from math import exp, log
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,31 +35,20 @@ from samplesoft.kernels.rows import (
     weighted_rows,
 )
 from samplesoft.kernels.sort_ids import equal_runs
-from samplesoft.losses.base import Targets, check_targets
-from samplesoft.losses.bilateral import BilateralSoftmaxLoss, bilateral_terms
-from samplesoft.losses.candidates import check_draw
+from samplesoft.losses.base import Loss, Targets, check_targets
+from samplesoft.losses.candidates import check_draw, require_replacement
 from samplesoft.losses.full import FullSoftmaxLoss
-from samplesoft.losses.logistic import FullLogisticLoss, LogisticLoss, softplus
+from samplesoft.losses.logistic import FullLogisticLoss, logistic_terms, merge_softplus
 from samplesoft.losses.sampled import (
     SampledLoss,
     SampledSoftmaxLoss,
+    Terms,
     merge_exponentials,
     softmax_terms,
 )
 from samplesoft.models.linear_softmax import LinearSoftmax
-from samplesoft.models.optimizers import (
-    SGD,
-    Adagrad,
-    Adam,
-    Momentum,
-    Optimizer,
-    adagrad_rows,
-    adam_rows,
-    greatest,
-    momentum_rows,
-    sgd_rows,
-)
-from samplesoft.samplers.base import Rows, Sampler
+from samplesoft.models.optimizers import Optimizer, greatest
+from samplesoft.samplers.base import Draw, Rows, Sampler
 
 _EXAMPLES = 32  # in a block
 _FEATURES = 64
@@ -65,29 +58,34 @@ _PRODUCT = 1 << 18
 _NUMBERS = 1 << 18  # draws and labels of the steps of a call
 _FEW = 1 << 21  # multiplications of a step below which workers cost more than they save
 _AHEAD = 4  # rows, so that a row is there when its turn comes
-_SOFTMAX, _BILATERAL, _LOGISTIC = range(3)
-_RULES = {SGD: 0, Momentum: 1, Adagrad: 2, Adam: 3}
+Kernel = Callable[..., Any]
+# The forward passes that steps here stand for; a loss with one of its own goes step by step. To
+# those over all classes, each class is a draw that is made once.
+_SAMPLED = SampledLoss._forward, SampledSoftmaxLoss._forward
+_FULL: dict[Kernel, Terms] = {
+    FullSoftmaxLoss._forward: Terms(
+        softmax_terms, merge=merge_exponentials, adds_exponentials=True
+    ),
+    FullLogisticLoss._forward: Terms(logistic_terms, (1.0,), merge=merge_softplus),
+}
 
 
 class _Loss(NamedTuple):
-    """What is to be computed of the scores of an example."""
+    """What is to be computed of the scores of an example, beside the terms of the loss."""
 
-    kind: int
     tau: float
     normalize: bool
     keeps_own: bool  # draws of the label itself have weight
     keeps_others: bool  # and those of another label of the example
     once: bool  # draws have weight for the first label of an example alone
     offset: float
-    negative_weight: float
 
 
 class _Table(NamedTuple):
     """Rows that are trained, and the state of their optimizer."""
 
     rows: Rows
-    first: Rows  # states; of no rows, where the optimizer has none
-    second: Rows
+    states: tuple[Rows, ...]
 
 
 # Kernels take as few of these as they need: each array that is passed costs time to compile.
@@ -97,8 +95,11 @@ class _Draws(NamedTuple):
     classes: IntArray  # (S, K)
     num_drawn: IntArray  # (S,)
     num_classes: IntArray  # (S,)
-    times: FloatArray  # (S, m): how often each was drawn
+    # Columns of the rows of logits: each class drawn, or each draw, where those of a class are not
+    # one logit.
+    columns: IntArray  # (S, m): the place of each draw among the classes; (S, 0) where not needed
     logs: Rows  # (S, m): log expected counts
+    weights: FloatArray  # (S, m): 1 over expected counts; (S, 0) where the loss does not ask
 
 
 class _Pairs(NamedTuple):
@@ -142,6 +143,7 @@ class _Job(NamedTuple):
     """Some steps: their examples in order, what each step touches, and room for what it finds."""
 
     loss: _Loss
+    numbers: tuple[Any, ...]  # that the kernel of the loss takes
     size: int  # examples of a step, of which the last may have fewer
     width: int  # classes in a block
     factors: FloatArray  # (N,): weights of the losses of the examples
@@ -160,39 +162,57 @@ class _Update(NamedTuple):
     intercept: _Table
     row: IntArray  # (1,): that of the intercept, 0
     classes: _Table
-    rule: int
-    numbers: Rows  # (S, 5): what the optimizer's kernel takes, for each step
+    numbers: Rows  # (S, k): what the optimizer's kernel takes, for each step
     limit: float  # of the numbers of a gradient
 
 
 def is_compiled(model: LinearSoftmax, optimizer: Optimizer | None) -> bool:
-    """Tell whether `take_steps` knows the loss, the sampler and the optimizer of a model."""
+    """Tell whether `take_steps` takes the steps of a model and an optimizer."""
+    return why_step_by_step(model, optimizer) is None
+
+
+def why_step_by_step(model: LinearSoftmax, optimizer: Optimizer | None) -> str | None:
+    """Return why `take_steps` cannot take the steps of a model, None where it can."""
     loss, sampler = model.softmax.loss, model.softmax.sampler
-    if model.settings.embedding_dim is None or loss.absolute:
-        return False
-    if type(optimizer) not in _RULES or _kind(loss) is None:
-        return False
+    if model.settings.embedding_dim is None:
+        return "a model without embeddings has class vectors as long as its inputs"
+    if type(loss)._forward not in (*_SAMPLED, *_FULL):
+        return f"{type(loss).__name__} has a forward pass of its own"
+    if loss.absolute:
+        return "absolute scores are not known there"
+    if not _is_kernel(getattr(optimizer, "_kernel", None)):
+        return f"{type(optimizer).__name__} has no compiled kernel"
     if not isinstance(loss, SampledLoss):
-        return True
+        return None
     if sampler is None or sampler.dim is not None:
-        return False
+        return "draws follow the contexts, which change in each step"
     if getattr(type(sampler), "observe", None) is not Sampler.observe:
-        return False
-    return model.softmax.shared and not loss.facts.divides_by_kept
+        return f"{type(sampler).__name__} learns from the labels of each step"
+    if not model.softmax.shared:
+        return "each example has draws of its own"
+    if loss.facts.divides_by_kept:
+        return f"scheme={loss.scheme!r} divides by the draws that each example keeps"
+    if _draws_as_asked(loss):
+        few = np.zeros((1, model.softmax.num_sampled))
+        kernel = loss._terms_of(Draw(few.astype(np.int64), few), model.num_classes).kernel
+        if not _is_kernel(kernel):
+            return f"the terms of {type(loss).__name__} are not compiled"
+    return None
 
 
-def _kind(loss: Any) -> int | None:
-    # not by isinstance: a subclass may have other terms
-    if type(loss) in (SampledSoftmaxLoss, FullSoftmaxLoss):
-        return _SOFTMAX
-    if type(loss) is BilateralSoftmaxLoss:
-        return _BILATERAL
-    logistic = isinstance(loss, LogisticLoss) and loss.__module__ == LogisticLoss.__module__
-    return _LOGISTIC if logistic or type(loss) is FullLogisticLoss else None
+def _is_kernel(function: Any) -> bool:
+    return hasattr(function, "py_func")
+
+
+def _draws_as_asked(loss: SampledLoss) -> bool:
+    return type(loss).draw is SampledLoss.draw
 
 
 def steps_at_once(model: LinearSoftmax, batch_size: int) -> int:
     """Return for how many steps draws are made at a time."""
+    loss = model.softmax.loss
+    if isinstance(loss, SampledLoss) and not _draws_as_asked(loss):
+        return 1  # it decides on their number in each step
     drawn = model.softmax.num_sampled or model.num_classes
     return max(1, min(_NUMBERS // (drawn + batch_size), 512))
 
@@ -201,24 +221,39 @@ class DrawsOfSteps(NamedTuple):
     """Classes for each step, and what their scores lose; in one row all classes, for each step."""
 
     ids: IntArray  # (S, m) or (1, n)
-    logs: FloatArray
+    log_counts: FloatArray
+    terms: Terms  # of the loss, for these draws
 
     def of(self, steps: slice) -> DrawsOfSteps:
         """Return those of some steps."""
-        return self if len(self.ids) == 1 else DrawsOfSteps(self.ids[steps], self.logs[steps])
+        if len(self.ids) == 1:
+            return self
+        return self._replace(ids=self.ids[steps], log_counts=self.log_counts[steps])
 
 
-def draws_of_steps(model: LinearSoftmax, num_steps: int, seed: int) -> DrawsOfSteps:
+def draws_of_steps(
+    model: LinearSoftmax, num_steps: int, seed: int, batch_size: int = 1
+) -> DrawsOfSteps:
     """Draw for some steps at once: a set of classes for each."""
-    loss, layer, n = model.softmax.loss, model.softmax, model.num_classes
+    layer, n = model.softmax, model.num_classes
+    loss: Loss = layer.loss
     if not isinstance(loss, SampledLoss):
         # all classes, each once, stand for draws where there are none
-        return DrawsOfSteps(np.arange(n)[None], np.zeros((1, n)))
-    assert layer.sampler is not None
+        return DrawsOfSteps(np.arange(n)[None], np.zeros((1, n)), _FULL[type(loss)._forward])
+    sampler = layer.sampler
+    assert sampler is not None
     each = np.zeros((num_steps, 1))  # a set for each step, of which no context is a part
-    drawn = layer.sampler.sample(each, layer.num_sampled, rng=seed)
-    ids, logs = check_draw(drawn, num_steps, n)
-    return DrawsOfSteps(ids, logs * loss.facts.corrects_draws)
+
+    def sample(num: int, rng: Any) -> Draw:
+        return sampler.sample(each, num, rng=rng)
+
+    # labels of a batch are asked for by none that is compiled, but for their number
+    targets = Targets(np.zeros(batch_size, np.int64))
+    drawn = loss.draw(sample, layer.num_sampled, targets, n, seed)
+    if loss.with_replacement:
+        require_replacement(drawn, type(loss).__name__)
+    ids, log_counts = check_draw(drawn, num_steps, n)
+    return DrawsOfSteps(ids, log_counts, loss._terms_of(drawn, n))
 
 
 def take_steps(
@@ -242,11 +277,13 @@ def take_steps(
     """
     loss, layer = model.softmax.loss, model.softmax
     num_steps, n = -(-x.shape[0] // batch_size), model.num_classes
-    draws = draws_of_steps(model, num_steps, seeds[0]) if draws is None else draws
-    ids, logs = draws
-    corrects = keeps_own = False
+    if draws is None:
+        draws = draws_of_steps(model, num_steps, seeds[0], batch_size)
+    terms, corrects, keeps_own = draws.terms, False, False
     if isinstance(loss, SampledLoss):
         corrects, keeps_own = loss.needs_label_count, loss.facts.draws_label
+        if not loss.facts.corrects_draws:
+            draws = draws._replace(log_counts=np.zeros_like(draws.log_counts))
     x = model.thinned(model.check_inputs(x), np.uint64(seeds[1]), first_entry)
     targets = check_targets(labels, x.shape[0], n, loss.label_reduction)
     label_logs = np.zeros(1)
@@ -254,30 +291,30 @@ def take_steps(
         counts = layer.sampler.log_expected_count
         label_logs = counts(None, targets.labels[None], layer.num_sampled, shared=True)[0]
     keeps_others, once = not loss.mask_other_labels, loss.label_reduction == "ova"
-    kind = _kind(loss)
-    assert kind is not None
     rules = _Loss(
-        kind,
-        loss.tau,
-        loss.normalize,
-        keeps_own and (keeps_others or not once),
-        keeps_others and (keeps_own or not once),
-        once,
-        getattr(loss, "offset", 0.0),
-        getattr(loss, "negative_weight", 1.0),
+        tau=loss.tau,
+        normalize=loss.normalize,
+        keeps_own=keeps_own and (keeps_others or not once),
+        keeps_others=keeps_others and (keeps_own or not once),
+        once=once,
+        offset=getattr(loss, "offset", 0.0),
     )
     sizes = np.minimum(batch_size, x.shape[0] - batch_size * np.arange(num_steps))
     factors = weights / np.repeat(sizes, sizes)
-    job = _arranged(rules, x, targets, ids, logs, label_logs, factors, batch_size, model)
+    job = _arranged(rules, x, targets, draws, label_logs, factors, batch_size, model)
     update = _update_of(optimizer, model, num_steps)
-    arrived, work = np.zeros(1, np.int64), batch_size * ids.shape[1] * job.room.z.shape[1]
+    run = _runner(_differentiator(terms, rules), _updater(optimizer._kernel))
+    arrived = np.zeros(1, np.int64)
+    work = batch_size * draws.ids.shape[1] * job.room.z.shape[1]
     most = num_threads() if work > _FEW else 1
     scratches = [_scratch(job) for _ in range(most)]  # before they meet: there may be no memory
     with quiet():
         together(
-            lambda worker, workers: _run(job, update, scratches[worker], arrived, worker, workers),
+            lambda worker, workers: run(job, update, scratches[worker], arrived, worker, workers),
             most,
         )
+    if isinstance(loss, SampledLoss):
+        loss.require_draws(job.losses)
     means = np.add.reduceat(job.losses * factors, batch_size * np.arange(num_steps))
     if job.trouble[0] or not np.isfinite(means).all():
         raise FloatingPointError(
@@ -291,30 +328,26 @@ def _update_of(optimizer: Optimizer, model: LinearSoftmax, num_steps: int) -> _U
     model.own_parameters()
     states, tables = optimizer.with_states(model.parameters), []
     for name in ("embedding.weights", "embedding.intercept", "softmax.class_embeddings"):
-        rows = [array.reshape(-1, array.shape[-1]) for array in states[name]]
-        tables.append(_Table(*rows, *[np.empty((0, 0), model.dtype)] * (3 - len(rows))))
-    numbers = np.zeros((num_steps, 5), model.dtype)
-    for of_step in numbers:
-        found = optimizer.next_numbers()
-        of_step[: len(found)] = found
+        rows, *others = (array.reshape(-1, array.shape[-1]) for array in states[name])
+        tables.append(_Table(rows, tuple(others)))
+    numbers = np.array([optimizer.next_numbers() for _ in range(num_steps)], model.dtype)
     limit = model.dtype.type(greatest(model.dtype, optimizer.squares))
     inputs, intercept, classes = tables
-    row, rule = np.zeros(1, np.int64), _RULES[type(optimizer)]
-    return _Update(inputs, intercept, row, classes, rule, numbers, limit)
+    return _Update(inputs, intercept, np.zeros(1, np.int64), classes, numbers, limit)
 
 
 def _arranged(
     loss: _Loss,
     x: Any,
     targets: Targets,
-    ids: IntArray,
-    logs: FloatArray,
+    drawn: DrawsOfSteps,
     label_logs: FloatArray,
     factors: FloatArray,
     size: int,
     model: LinearSoftmax,
 ) -> _Job:
     """Bring the classes and the features of each step together, and make room."""
+    ids, terms = drawn.ids, drawn.terms
     pairs, m, entries, dtype = len(targets.labels), ids.shape[1], x.nnz, x.dtype
     steps, batch = -(-x.shape[0] // size), min(size, x.shape[0])
     dim = model.softmax.class_embeddings.shape[1]
@@ -329,8 +362,9 @@ def _arranged(
         classes=np.empty((steps, most), np.int64),
         num_drawn=num_drawn,
         num_classes=num_classes,
-        times=np.empty((steps, m)),
+        columns=np.empty((steps, 0 if terms.adds_exponentials else m), np.int64),
         logs=np.empty((steps, m), dtype),
+        weights=np.empty((steps, m if terms.weighs_draws else 0)),
     )
     of_pairs = _Pairs(
         firsts=firsts,
@@ -361,12 +395,32 @@ def _arranged(
         d_drawn=np.empty((*blocks, _EXAMPLES * width), dtype),
     )
     losses, trouble = np.empty(x.shape[0]), np.zeros(1, np.int64)
-    job = _Job(loss, size, width, factors, draws, of_pairs, of_entries, room, losses, trouble)
-    is_merged = loss.kind != _LOGISTIC  # exponentials of equal logits are one of a greater logit
+    job = _Job(
+        loss=loss,
+        numbers=terms.numbers,
+        size=size,
+        width=width,
+        factors=factors,
+        draws=draws,
+        pairs=of_pairs,
+        entries=of_entries,
+        room=room,
+        losses=losses,
+        trouble=trouble,
+    )
     thread_each(
         lambda part: _arrange(
-            *(draws, of_pairs, of_entries, size, part.start, part.stop, targets.labels, ids, logs),
-            *(is_merged, model.num_classes, x.shape[1]),
+            draws,
+            of_pairs,
+            of_entries,
+            size,
+            part.start,
+            part.stop,
+            targets.labels,
+            ids,
+            drawn.log_counts,
+            model.num_classes,
+            x.shape[1],
         ),
         chunks(steps, -(-steps // num_threads())),
     )
@@ -383,28 +437,34 @@ def _arrange(
     last: int,
     labels: IntArray,
     ids: IntArray,
-    logs: FloatArray,
-    is_merged: bool,
+    log_counts: FloatArray,
     n: int,
     v: int,
 ) -> None:
     """Fill in steps [first, last)."""
     mark = np.zeros(n, np.int32)  # one more than the place of a class of the step
     owner = np.empty(entries.bounds[-1], np.int64)
+    adds_exponentials, weighs_draws = draws.columns.shape[1] == 0, draws.weights.shape[1] > 0
+    times = np.empty(ids.shape[1])
     for s in range(first, last):
-        drawn, corrections = ids[s if len(ids) > 1 else 0], logs[s if len(logs) > 1 else 0]
+        drawn, counts = ids[s if len(ids) > 1 else 0], log_counts[s if len(log_counts) > 1 else 0]
         begin, end = s * size, min((s + 1) * size, len(pairs.firsts) - 1)
-        classes, times, num = draws.classes[s], draws.times[s], 0
+        classes, num = draws.classes[s], 0
         for k in range(len(drawn)):
-            place = mark[drawn[k]]
-            if place > 0:
-                times[place - 1] += 1.0
-                continue
-            classes[num], times[num], draws.logs[s, num] = drawn[k], 1.0, corrections[k]
-            num += 1
-            mark[drawn[k]] = num
+            if mark[drawn[k]] == 0:
+                classes[num], times[num] = drawn[k], 0.0
+                if adds_exponentials:
+                    draws.logs[s, num] = counts[k]
+                num += 1
+                mark[drawn[k]] = num
+            times[mark[drawn[k]] - 1] += 1.0
+            if not adds_exponentials:
+                draws.columns[s, k] = mark[drawn[k]] - 1
+                draws.logs[s, k] = 0.0 if weighs_draws else counts[k]
+            if weighs_draws:
+                draws.weights[s, k] = exp(-counts[k])
         draws.num_drawn[s] = num
-        if is_merged:
+        if adds_exponentials:
             for k in range(num):
                 draws.logs[s, k] -= log(times[k])
         low, high = pairs.firsts[begin], pairs.firsts[end]
@@ -440,84 +500,7 @@ def _scratch(job: _Job) -> tuple[Rows, Rows, Rows, FloatArray, FloatArray]:
     wide = max(job.width, _EXAMPLES, _FEATURES)
     sizes = _EXAMPLES * most, wide * dim, max(wide * dim, _EXAMPLES * job.width)
     scores, gradients, product = (np.empty(size, dtype) for size in sizes)
-    return scores, gradients, product, np.empty(2 + most), np.empty(2 + 3 * most)
-
-
-@njit_bare
-def _run(
-    job: _Job,
-    update: _Update,
-    scratch: tuple[Rows, Rows, Rows, FloatArray, FloatArray],
-    arrived: IntArray,
-    worker: int,
-    workers: int,
-) -> None:
-    """Take all the steps, as one of some workers that do so together."""
-    loss, draws, pairs, entries, room = job.loss, job.draws, job.pairs, job.entries, job.room
-    scores, gradients, product, row, halves = scratch
-    dim, width, meetings, bad = room.z.shape[1], job.width, 0, 0
-    for s in range(len(draws.num_drawn)):
-        begin, end = s * job.size, min((s + 1) * job.size, len(job.factors))
-        num, num_classes, numbers = draws.num_drawn[s], draws.num_classes[s], update.numbers[s]
-        for first in range(worker * width, num_classes, workers * width):
-            last = min(first + width, num_classes)
-            ids, norms = draws.classes[s, first:last], room.block_norms[first:last]
-            _gather(ids, update.classes.rows, loss.normalize, room.block[first:last], norms)
-        meetings += 1
-        meet(arrived, workers, meetings)
-        for first in range(begin + worker * _EXAMPLES, end, workers * _EXAMPLES):
-            last = min(first + _EXAMPLES, end)
-            own = slice(first - begin, last - begin)
-            z, slopes = room.z[own], room.slopes[own]
-            contexts, norms = room.contexts[own], room.norms[own]
-            bounds = entries.bounds[first : last + 1]
-            weighted_rows(bounds, entries.columns, entries.values, update.inputs.rows, contexts)
-            _embed(loss, update.intercept.rows[0], contexts, norms, z)
-            _score(room.block, z, num, width, scores, product)
-            _score_labels(loss, pairs, room.block, z, first)
-            d_drawn = room.d_drawn[own.start // _EXAMPLES]
-            for b in range(first, last):
-                of_draws = scores[(b - first) * num : (b - first + 1) * num]
-                job.losses[b] = _differentiate(
-                    loss, draws.logs[s], draws.times[s], pairs, b, of_draws, row, halves
-                )
-                _spread(pairs, b, job.factors[b], of_draws, width, b - first, d_drawn)
-            _go_back(d_drawn, room.block, num, width, slopes, product)
-            _go_back_labels(loss, pairs, room.block, first, slopes)
-            if loss.normalize:
-                unit_gradient(slopes, contexts, norms)
-        meetings += 1
-        meet(arrived, workers, meetings)
-        for first in range(worker * width, num_classes, workers * width):
-            last = min(first + width, num_classes)
-            gradient = gradients[: (last - first) * dim].reshape((last - first, dim))
-            z, drawn = room.z[: end - begin], min(last, num) - first
-            _of_draws(room.d_drawn, first // width, z, drawn, gradient, product)
-            _of_labels(pairs, pairs.firsts[begin], pairs.firsts[end], first, z, gradient)
-            if loss.normalize:
-                unit_gradient(gradient, room.block[first:last], room.block_norms[first:last])
-            ids = draws.classes[s, first:last]
-            bad += _update(update.rule, ids, gradient, update.classes, numbers, update.limit)
-        low = entries.bounds[begin]
-        for first in range(worker * _FEATURES, entries.num_features[s], workers * _FEATURES):
-            last = min(first + _FEATURES, entries.num_features[s])
-            gradient = gradients[: (last - first) * dim].reshape((last - first, dim))
-            starts = entries.starts[low + s + first : low + s + last + 1]
-            weighted_rows(starts, entries.owners, entries.by_feature, room.slopes, gradient)
-            ids = entries.features[low + first : low + last]
-            bad += _update(update.rule, ids, gradient, update.inputs, numbers, update.limit)
-        if worker == workers - 1:  # which has the fewest blocks
-            gradient = gradients[:dim].reshape((1, dim))
-            gradient[:] = 0.0
-            for b in range(end - begin):
-                add_row(gradient[0], 1.0, room.slopes[b])
-            bad += _update(
-                update.rule, update.row, gradient, update.intercept, numbers, update.limit
-            )
-        if bad > 0:  # all write the same
-            job.trouble[0] = 1
-        meetings += 1
-        meet(arrived, workers, meetings)
+    return scores, gradients, product, np.empty(2 + most), np.empty(most)
 
 
 @njit_bare
@@ -564,26 +547,6 @@ def _score_labels(loss: _Loss, pairs: _Pairs, block: Rows, z: Rows, first: int) 
 
 
 @njit_bare
-def _differentiate(
-    loss: _Loss,
-    logs: Rows,
-    times: FloatArray,
-    pairs: _Pairs,
-    example: int,
-    draws: Rows,
-    row: FloatArray,
-    halves: FloatArray,
-) -> float:
-    """Turn scores of an example's draws, and of its labels, into derivatives; return its loss."""
-    offset = draws.dtype.type(loss.offset)
-    for k in range(len(draws)):
-        draws[k] += offset - logs[k]
-    if loss.kind != _LOGISTIC and not loss.keeps_own and not loss.keeps_others:
-        return _of_merged(loss, pairs, example, draws, row)
-    return _of_rows(loss, times, pairs, example, draws, row, halves)
-
-
-@njit_bare
 def _spread(
     pairs: _Pairs, example: int, factor: float, draws: Rows, width: int, b: int, d_drawn: Rows
 ) -> None:
@@ -596,91 +559,6 @@ def _spread(
         out = d_drawn[start // width]
         for k in range(wide):
             out[b * wide + k] = scale * draws[start + k]
-
-
-@njit_bare
-def _of_merged(loss: _Loss, pairs: _Pairs, example: int, draws: Rows, row: FloatArray) -> float:
-    """Turn logits of labels and draws into derivatives, where no draw of a label has weight.
-
-    One logit then stands for all draws.
-    """
-    first, last = pairs.firsts[example], pairs.firsts[example + 1]
-    for p in range(first, last):
-        if pairs.labels[p] < len(draws):
-            draws[pairs.labels[p]] = -np.inf
-    merge_exponentials(draws.reshape((1, len(draws))), row[:1])
-    merged, slope, lost = row[0], 0.0, 0.0
-    pair = row[1:3].reshape((1, 2))
-    for p in range(first, last):
-        pair[0, 0], pair[0, 1] = pairs.slopes[p], merged
-        lost += pairs.shares[p] * _terms(loss, pair, row[:1])
-        pairs.slopes[p] = pairs.shares[p] * pair[0, 0]
-        slope += pairs.shares[p] * pair[0, 1]
-    typed = draws.dtype.type(slope)
-    for k in range(len(draws)):
-        draws[k] *= typed
-    return lost
-
-
-@njit_bare
-def _of_rows(
-    loss: _Loss,
-    times: FloatArray,
-    pairs: _Pairs,
-    example: int,
-    draws: Rows,
-    row: FloatArray,
-    halves: FloatArray,
-) -> float:
-    """Do as `_of_merged` with a row of all draws for each label."""
-    num, lost = len(draws), 0.0
-    first, last = pairs.firsts[example], pairs.firsts[example + 1]
-    logits = halves[2 + 2 * num : 2 + 3 * num]
-    for k in range(num):
-        logits[k], draws[k] = draws[k], 0.0
-    logits_of_pair = row[1 : 2 + num]
-    for p in range(first, last):
-        logits_of_pair[0] = pairs.slopes[p]
-        for k in range(num):
-            later = loss.once and p > first
-            logits_of_pair[1 + k] = -np.inf if later else logits[k]
-        for other in range(first, last):
-            kept = loss.keeps_own if other == p else loss.keeps_others
-            if not kept and pairs.labels[other] < num:
-                logits_of_pair[1 + pairs.labels[other]] = -np.inf
-        if loss.kind == _LOGISTIC:
-            value = _weighted_logistic(logits_of_pair, times, halves)
-        else:
-            value = _terms(loss, logits_of_pair.reshape((1, 1 + num)), row[:1])
-        lost += pairs.shares[p] * value
-        pairs.slopes[p] = pairs.shares[p] * logits_of_pair[0]
-        for k in range(num):
-            draws[k] += pairs.shares[p] * logits_of_pair[1 + k]
-    return lost
-
-
-@njit_bare
-def _terms(loss: _Loss, logits: FloatArray, lost: FloatArray) -> float:
-    if loss.kind == _BILATERAL:
-        bilateral_terms(logits, lost, loss.negative_weight)
-    else:
-        softmax_terms(logits, lost)
-    return float(lost[0])
-
-
-@njit_bare
-def _weighted_logistic(row: FloatArray, times: FloatArray, halves: FloatArray) -> float:
-    """Compute as `logistic_terms` for logits (1 + m) of draws that count so many `times`."""
-    size = len(row)
-    small, large = halves[:size], halves[size : 2 * size]
-    row[0] = -row[0]  # the label is the positive
-    softplus(row, small, large)
-    row[0] = -row[0]
-    lost = small[0] + large[0]
-    for k in range(1, size):
-        lost += times[k - 1] * (small[k] + large[k])
-        row[k] *= times[k - 1]
-    return float(lost)
 
 
 @njit
@@ -737,24 +615,297 @@ def _of_labels(pairs: _Pairs, i: int, stop: int, first: int, z: Rows, gradient: 
         i += 1
 
 
+# kernels of a loss and of an optimizer ------------------------------------------------------------
+
+
+def _named(function: Kernel, *kernels: Kernel) -> Kernel:
+    """Name a function by what it is compiled for, so that on disk each has a place of its own."""
+    names = [function.__name__]
+    for kernel in kernels:
+        code: Any = getattr(kernel, "py_func", kernel)
+        others = [] if code.__module__.startswith("samplesoft.") else [code.__module__]
+        names += [*others, code.__name__]
+    function.__name__ = function.__qualname__ = re.sub(r"\W+", "_", "_".join(names))
+    return function
+
+
+def _differentiator(terms: Terms, loss: _Loss) -> Kernel:
+    """Return the kernel that turns what an example has into derivatives, and returns its loss.
+
+    That is scores of the classes drawn, and logits of its labels. `row` and `spare` are for a
+    number of each column.
+    """
+    if terms.merge is None or loss.keeps_own or loss.keeps_others:
+        return _by_rows(terms.kernel, terms.adds_exponentials, terms.weighs_draws)
+    if terms.adds_exponentials:
+        return _by_merged_scores(terms.kernel, terms.merge)
+    return _by_merged_columns(terms.kernel, terms.merge)
+
+
+@cache
+def _by_merged_scores(kernel: Kernel, merge: Kernel) -> Kernel:
+    """Return a differentiator where one logit stands for all draws, in place of their scores."""
+    with_merged = _with_merged(kernel)
+
+    def by_merged_scores(
+        loss: _Loss,
+        numbers: Any,
+        logs: Rows,
+        columns: IntArray,
+        weights: FloatArray,
+        pairs: _Pairs,
+        example: int,
+        scores: Rows,
+        row: FloatArray,
+        spare: FloatArray,
+    ) -> float:
+        offset = scores.dtype.type(loss.offset)
+        for k in range(len(scores)):
+            scores[k] += offset - logs[k]
+        for p in range(pairs.firsts[example], pairs.firsts[example + 1]):
+            if pairs.labels[p] < len(scores):
+                scores[pairs.labels[p]] = -np.inf
+        merge(scores.reshape((1, len(scores))), row[:1])
+        lost, slope = with_merged(loss, numbers, pairs, example, row)
+        typed = scores.dtype.type(slope)
+        for k in range(len(scores)):
+            scores[k] *= typed
+        return float(lost)
+
+    return njit_bare(_named(by_merged_scores, kernel, merge))
+
+
+@cache
+def _by_merged_columns(kernel: Kernel, merge: Kernel) -> Kernel:
+    """Return a differentiator where one logit stands for all draws, each on its own."""
+    with_merged = _with_merged(kernel)
+
+    def by_merged_columns(
+        loss: _Loss,
+        numbers: Any,
+        logs: Rows,
+        columns: IntArray,
+        weights: FloatArray,
+        pairs: _Pairs,
+        example: int,
+        scores: Rows,
+        row: FloatArray,
+        spare: FloatArray,
+    ) -> float:
+        logits = spare[: len(columns)]
+        for k in range(len(columns)):
+            logits[k] = scores[columns[k]] + loss.offset - logs[k]
+        for k in range(len(scores)):
+            scores[k] = 0.0
+        for p in range(pairs.firsts[example], pairs.firsts[example + 1]):
+            _leave_out(pairs.labels[p], len(scores), columns, logits)
+        merge(logits.reshape((1, len(logits))), row[:1])
+        lost, slope = with_merged(loss, numbers, pairs, example, row)
+        for k in range(len(columns)):
+            scores[columns[k]] += slope * logits[k]
+        return float(lost)
+
+    return njit_bare(_named(by_merged_columns, kernel, merge))
+
+
+@cache
+def _with_merged(kernel: Kernel) -> Kernel:
+    """Return a kernel that gives the loss of an example, and its derivative in the merged logit."""
+
+    def with_merged(
+        loss: _Loss, numbers: Any, pairs: _Pairs, example: int, row: FloatArray
+    ) -> tuple[float, float]:
+        merged, lost, slope = row[0], 0.0, 0.0
+        pair = row[1:3].reshape((1, 2))
+        first = pairs.firsts[example]
+        for p in range(first, pairs.firsts[example + 1]):
+            pair[0, 0] = pairs.slopes[p]
+            pair[0, 1] = -np.inf if loss.once and p > first else merged
+            kernel(pair, row[:1], *numbers)
+            lost += pairs.shares[p] * row[0]
+            pairs.slopes[p] = pairs.shares[p] * pair[0, 0]
+            slope += pairs.shares[p] * pair[0, 1]
+        return float(lost), float(slope)
+
+    return njit_bare(_named(with_merged, kernel))
+
+
+@cache
+def _by_rows(kernel: Kernel, adds_exponentials: bool, weighs_draws: bool) -> Kernel:
+    """Return a differentiator with a row of all draws for each label."""
+    call = _weighed(kernel) if weighs_draws else _unweighed(kernel)
+
+    def by_rows(
+        loss: _Loss,
+        numbers: Any,
+        logs: Rows,
+        columns: IntArray,
+        weights: FloatArray,
+        pairs: _Pairs,
+        example: int,
+        scores: Rows,
+        row: FloatArray,
+        spare: FloatArray,
+    ) -> float:
+        first, last, lost = pairs.firsts[example], pairs.firsts[example + 1], 0.0
+        width = len(scores) if adds_exponentials else len(columns)
+        logits, of_pair = spare[:width], row[1 : 2 + width]
+        for k in range(width):
+            score = scores[k] if adds_exponentials else scores[columns[k]]
+            logits[k] = score + loss.offset - logs[k]
+        for k in range(len(scores)):
+            scores[k] = 0.0
+        for p in range(first, last):
+            of_pair[0] = pairs.slopes[p]
+            for k in range(width):
+                of_pair[1 + k] = -np.inf if loss.once and p > first else logits[k]
+            for other in range(first, last):
+                if loss.keeps_own if other == p else loss.keeps_others:
+                    continue
+                if not adds_exponentials:
+                    _leave_out(pairs.labels[other], len(scores), columns, of_pair[1:])
+                elif pairs.labels[other] < len(scores):
+                    of_pair[1 + pairs.labels[other]] = -np.inf
+            call(of_pair.reshape((1, 1 + width)), row[:1], weights, numbers)
+            lost += pairs.shares[p] * row[0]
+            pairs.slopes[p] = pairs.shares[p] * of_pair[0]
+            for k in range(width):
+                place = k if adds_exponentials else columns[k]
+                scores[place] += pairs.shares[p] * of_pair[1 + k]
+        return float(lost)
+
+    way = ("added", "drawn")[not adds_exponentials]
+    by_rows.__name__ = f"by_rows_{way}"
+    return njit_bare(_named(by_rows, call))
+
+
+@cache
+def _unweighed(kernel: Kernel) -> Kernel:
+    def unweighed(logits: FloatArray, lost: FloatArray, weights: FloatArray, numbers: Any) -> None:
+        kernel(logits, lost, *numbers)
+
+    return njit_bare(_named(unweighed, kernel))
+
+
+@cache
+def _weighed(kernel: Kernel) -> Kernel:
+    def weighed(logits: FloatArray, lost: FloatArray, weights: FloatArray, numbers: Any) -> None:
+        kernel(logits, lost, weights.reshape((1, len(weights))), *numbers)
+
+    return njit_bare(_named(weighed, kernel))
+
+
 @njit_bare
-def _update(
-    rule: int, ids: IntArray, gradient: Rows, table: _Table, numbers: Rows, limit: float
-) -> int:
-    """Let an optimizer change rows; return how many numbers of the gradient it would refuse."""
-    bad = 0
-    for row in gradient:
-        for i in range(len(row)):
-            bad += 0 if abs(row[i]) <= limit else 1  # NaN too
-    a, b, c, d, f = numbers[0], numbers[1], numbers[2], numbers[3], numbers[4]
-    if bad > 0:
+def _leave_out(label: int, num: int, columns: IntArray, logits: FloatArray) -> None:
+    """Give draws of a label no weight, where it is among the `num` classes drawn."""
+    if label < num:
+        for k in range(len(columns)):
+            if columns[k] == label:
+                logits[k] = -np.inf
+
+
+@cache
+def _updater(rows_kernel: Kernel) -> Kernel:
+    """Return a kernel that changes rows, and returns how many numbers of a gradient are refused."""
+
+    def update_rows(
+        ids: IntArray, gradient: Rows, table: _Table, numbers: Rows, limit: float
+    ) -> int:
+        bad = 0
+        for row in gradient:
+            for i in range(len(row)):
+                bad += 0 if abs(row[i]) <= limit else 1  # NaN too
+        if bad == 0:
+            rows_kernel(ids, gradient, table.rows, table.states, numbers)
         return bad
-    if rule == 0:
-        sgd_rows(ids, gradient, table.rows, (), (a,))
-    elif rule == 1:
-        momentum_rows(ids, gradient, table.rows, (table.first,), (a, b, c))
-    elif rule == 2:
-        adagrad_rows(ids, gradient, table.rows, (table.first,), (a, b, c))
-    else:
-        adam_rows(ids, gradient, table.rows, (table.first, table.second), (a, b, c, d, f))
-    return 0
+
+    return njit_bare(_named(update_rows, rows_kernel))
+
+
+@cache
+def _runner(differentiate: Kernel, update_rows: Kernel) -> Kernel:
+    """Return the kernel that takes steps by a loss and an optimizer; it is compiled when called."""
+
+    def run(
+        job: _Job,
+        update: _Update,
+        scratch: tuple[Rows, Rows, Rows, FloatArray, FloatArray],
+        arrived: IntArray,
+        worker: int,
+        workers: int,
+    ) -> None:
+        """Take all the steps, as one of some workers that do so together."""
+        loss, draws, pairs, entries, room = job.loss, job.draws, job.pairs, job.entries, job.room
+        scores, gradients, product, row, spare = scratch
+        dim, width, meetings, bad = room.z.shape[1], job.width, 0, 0
+        for s in range(len(draws.num_drawn)):
+            begin, end = s * job.size, min((s + 1) * job.size, len(job.factors))
+            num, num_classes, numbers = draws.num_drawn[s], draws.num_classes[s], update.numbers[s]
+            for first in range(worker * width, num_classes, workers * width):
+                last = min(first + width, num_classes)
+                ids, norms = draws.classes[s, first:last], room.block_norms[first:last]
+                _gather(ids, update.classes.rows, loss.normalize, room.block[first:last], norms)
+            meetings += 1
+            meet(arrived, workers, meetings)
+            for first in range(begin + worker * _EXAMPLES, end, workers * _EXAMPLES):
+                last = min(first + _EXAMPLES, end)
+                own = slice(first - begin, last - begin)
+                z, slopes = room.z[own], room.slopes[own]
+                contexts, norms = room.contexts[own], room.norms[own]
+                bounds = entries.bounds[first : last + 1]
+                weighted_rows(bounds, entries.columns, entries.values, update.inputs.rows, contexts)
+                _embed(loss, update.intercept.rows[0], contexts, norms, z)
+                _score(room.block, z, num, width, scores, product)
+                _score_labels(loss, pairs, room.block, z, first)
+                d_drawn = room.d_drawn[own.start // _EXAMPLES]
+                for b in range(first, last):
+                    of_draws = scores[(b - first) * num : (b - first + 1) * num]
+                    job.losses[b] = differentiate(
+                        loss,
+                        job.numbers,
+                        draws.logs[s],
+                        draws.columns[s],
+                        draws.weights[s],
+                        pairs,
+                        b,
+                        of_draws,
+                        row,
+                        spare,
+                    )
+                    _spread(pairs, b, job.factors[b], of_draws, width, b - first, d_drawn)
+                _go_back(d_drawn, room.block, num, width, slopes, product)
+                _go_back_labels(loss, pairs, room.block, first, slopes)
+                if loss.normalize:
+                    unit_gradient(slopes, contexts, norms)
+            meetings += 1
+            meet(arrived, workers, meetings)
+            for first in range(worker * width, num_classes, workers * width):
+                last = min(first + width, num_classes)
+                gradient = gradients[: (last - first) * dim].reshape((last - first, dim))
+                z, drawn = room.z[: end - begin], min(last, num) - first
+                _of_draws(room.d_drawn, first // width, z, drawn, gradient, product)
+                _of_labels(pairs, pairs.firsts[begin], pairs.firsts[end], first, z, gradient)
+                if loss.normalize:
+                    unit_gradient(gradient, room.block[first:last], room.block_norms[first:last])
+                ids = draws.classes[s, first:last]
+                bad += update_rows(ids, gradient, update.classes, numbers, update.limit)
+            low = entries.bounds[begin]
+            for first in range(worker * _FEATURES, entries.num_features[s], workers * _FEATURES):
+                last = min(first + _FEATURES, entries.num_features[s])
+                gradient = gradients[: (last - first) * dim].reshape((last - first, dim))
+                starts = entries.starts[low + s + first : low + s + last + 1]
+                weighted_rows(starts, entries.owners, entries.by_feature, room.slopes, gradient)
+                ids = entries.features[low + first : low + last]
+                bad += update_rows(ids, gradient, update.inputs, numbers, update.limit)
+            if worker == workers - 1:  # which has the fewest blocks
+                gradient = gradients[:dim].reshape((1, dim))
+                gradient[:] = 0.0
+                for b in range(end - begin):
+                    add_row(gradient[0], 1.0, room.slopes[b])
+                bad += update_rows(update.row, gradient, update.intercept, numbers, update.limit)
+            if bad > 0:  # all write the same
+                job.trouble[0] = 1
+            meetings += 1
+            meet(arrived, workers, meetings)
+
+    return njit_bare(_named(run, differentiate, update_rows))

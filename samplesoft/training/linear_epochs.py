@@ -17,15 +17,16 @@ from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSetting
 from samplesoft.models.optimizers import Optimizer
 from samplesoft.training.compiled_steps import (
     draws_of_steps,
-    is_compiled,
     steps_at_once,
     take_steps,
+    why_step_by_step,
 )
 from samplesoft.training.task import sub_seed
 
 _MODEL, _ORDER, _STEP, _SPLIT, _LABELS, _DROPOUT = range(6)  # streams of the seed
 _ENTRIES = 1 << 17  # of inputs that are made ready at a time, some 60 bytes each
 _COPIED = 1 << 18  # numbers of inputs, which cost little
+DENSE = "products of dense inputs are quicker so"  # why no steps are taken in one call
 _FIRST_REFRESH = 64  # steps after which, and whenever they have doubled, the sampler is made anew
 
 
@@ -106,11 +107,17 @@ class LinearEpochs:
 
     def last_of_call(self, x: Any, batches: list[IntArray], first: int) -> int | None:
         """Return before which step of an epoch a call of `take` ends; None where there is none."""
-        # products of dense inputs are quicker step by step
-        if isinstance(x, np.ndarray) or not is_compiled(self.model, self.optimizer):
+        if self.why_step_by_step(x) is not None:
             return None
         each = steps_at_once(self.model, len(batches[0]))
         return min((first // each + 1) * each, len(batches))
+
+    def why_step_by_step(self, x: Any) -> str | None:
+        """Return why steps on such inputs are taken one by one, None where `take` takes many."""
+        reason = why_step_by_step(self.model, self.optimizer)
+        if reason is None and isinstance(x, np.ndarray):
+            return DENSE
+        return reason
 
     def take(
         self, examples: Examples, batches: list[IntArray], first: int, last: int
@@ -127,7 +134,7 @@ class LinearEpochs:
         whole = batches[begin : begin + each]
         self.num_steps -= first - begin
         seeds = [sub_seed(self._seed, stream, self.num_steps) for stream in (_STEP, _DROPOUT)]
-        draws = draws_of_steps(self.model, len(whole), seeds[0])
+        draws = draws_of_steps(self.model, len(whole), seeds[0], size)
         losses: list[float] = []
         # entries before, given and prepared, which are left out by a stream for the whole call
         given = made = 0
@@ -159,7 +166,7 @@ class LinearEpochs:
 
     def _seed_of_draws(self, step: int, batch_size: int) -> int | None:
         """Return the seed of what `take` draws for the next step, if it knows the model."""
-        if not is_compiled(self.model, self.optimizer):
+        if why_step_by_step(self.model, self.optimizer) is not None:
             return None
         row = step % steps_at_once(self.model, batch_size)
         return RowKey(sub_seed(self._seed, _STEP, self.num_steps - row), row)

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from samplesoft._jit import chunks
-from samplesoft._progress import progress_bar
+from samplesoft._progress import progress_bar, progress_line
 from samplesoft.training.checkpoint import Arrays
+from samplesoft.training.linear_epochs import DENSE
 
 _NUMBERS = 1 << 16  # at a time, which stay in the cache
 _LATE = 3.0  # the t-th round has a weight about proportional to t to this power
@@ -27,6 +28,7 @@ def train_rounds(
     patience: int | None,
     tolerance: float = 0.0,
     score_name: str,
+    step_by_step: str | None = None,
     verbose: bool,
 ) -> tuple[list[float], list[float]]:
     """Train a `LinearSoftmax` for some rounds; return the loss and the score of each.
@@ -35,8 +37,10 @@ def train_rounds(
     average over the rounds, where `score` looks at it and in the end. `score` returns None where
     nothing is to be scored; `after` may train further. With `patience`, stop after so many
     rounds without a rise of the score by more than `tolerance`, and go back to the best. Rounds
-    are counted from 1.
+    are counted from 1. `step_by_step` is the reason why steps are taken one by one, to be shown.
     """
+    if step_by_step not in (None, DENSE):  # which costs time
+        progress_line(verbose, f"steps one by one: {step_by_step}")
     model.own_parameters()
     parameters = model.parameters
     mean = Average(parameters) if average else None

@@ -793,3 +793,23 @@ def test_the_cells_of_a_trained_model_are_new():
     stale = sampler.staleness
     clf.partial_fit(X[:8], y[:8])
     assert stale != pytest.approx(1.0) and sampler.staleness == pytest.approx(1.0)
+
+
+def test_steps_one_by_one_are_said_once_with_the_reason(capfd, tmp_path):
+    rng = np.random.default_rng(0)
+    X, y = sparse.eye_array(60, format="csr"), rng.integers(0, 30, 60)
+    options = {"sampler": "unigram", "num_sampled": 5, "max_iter": 2, "random_state": 0}
+    fused = SampledSoftmaxClassifier(loss="bpr", verbose=True, **options).fit(X, y)
+    assert fused.step_by_step_ is None
+    assert "one by one" not in capfd.readouterr().err
+    slow = SampledSoftmaxClassifier(verbose=True, **{**options, "sampler": "clusters"}).fit(X, y)
+    assert slow.step_by_step_ == "draws follow the contexts, which change in each step"
+    lines = capfd.readouterr().err.splitlines()
+    assert [line for line in lines if "one by one" in line] == [
+        f"steps one by one: {slow.step_by_step_}"
+    ]
+    slow.save(tmp_path / "model.npz")
+    loaded = SampledSoftmaxClassifier.load(tmp_path / "model.npz")
+    assert loaded.step_by_step_ == slow.step_by_step_
+    dense = SampledSoftmaxClassifier(**options).fit(X.toarray(), y)
+    assert dense.step_by_step_ == "products of dense inputs are quicker so"

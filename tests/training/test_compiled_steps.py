@@ -7,12 +7,22 @@ import numpy as np
 import pytest
 from scipy import sparse
 
+from samplesoft._jit import njit
 from samplesoft.losses.registry import LOSSES
+from samplesoft.losses.sampled import SampledLoss, Terms
 from samplesoft.models import LinearSoftmaxSettings, make_optimizer
 from samplesoft.models.linear_softmax import LinearSoftmax
 from samplesoft.samplers import WeightedSampler
 from samplesoft.samplers.base import Draw
-from samplesoft.training.compiled_steps import draws_of_steps, is_compiled, take_steps
+from samplesoft.schemes import SCHEMES
+from samplesoft.training.compiled_steps import (
+    _runner,
+    draws_of_steps,
+    is_compiled,
+    steps_at_once,
+    take_steps,
+    why_step_by_step,
+)
 
 N, V, CLASSES, BATCH = 150, 40, 23, 64  # three steps, the last one short
 
@@ -79,13 +89,19 @@ LOSS_NAMES = [
     name
     for name, spec in LOSSES.items()
     if (spec.shares or not spec.draws)
+    and "multilevel" not in name  # which decides on its draws: below
     and is_compiled(make(name, np.float64)[0], make_optimizer("sgd", 0.1))
 ]
 
 
-def test_which_losses_are_compiled():
-    assert {"sampled-masked", "full", "full-logistic", "nce", "bilateral"} <= set(LOSS_NAMES)
-    assert {"jackknife-masked", "full-absolute", "multilevel-masked"}.isdisjoint(LOSS_NAMES)
+def test_every_loss_with_a_kernel_is_compiled():
+    shared = {name for name, spec in LOSSES.items() if spec.shares or not spec.draws}
+    assert is_compiled(make("multilevel-masked", np.float64)[0], make_optimizer("sgd", 0.1))
+    rest = shared - {*LOSS_NAMES, "multilevel-masked"}
+    assert {"full-absolute", "sampled-reject"} <= rest
+    for name in rest:
+        why = why_step_by_step(make(name, np.float64)[0], make_optimizer("sgd", 0.1))
+        assert "absolute" in why or "divides by the draws" in why or name == "hierarchical"
 
 
 @pytest.mark.parametrize("several", [False, True], ids=["one label", "several labels"])
@@ -220,3 +236,97 @@ def test_a_call_that_is_cut_in_two(dropout):
     assert np.array_equal(losses, others)
     for name, array in one.items():
         assert np.array_equal(array, other[name])
+
+
+def test_a_loss_that_decides_on_its_draws_takes_a_call_for_each_step():
+    x, labels, weights = problem(True, np.float64)
+    rows = slice(0, BATCH)
+    numbers, results = set(), []
+    for seed in range(12):
+        one, first = make("multilevel-masked", np.float64)
+        assert steps_at_once(one, BATCH) == 1
+        numbers.add(draws_of_steps(one, 1, seed, BATCH).ids.shape[1])
+        batch = x[rows], labels[rows], weights[rows]
+        value = take_steps(one, first, *batch, BATCH, (seed, 0))
+        other, second = make("multilevel-masked", np.float64)
+        h, cache = other.embedding.forward(x[rows])
+        wanted, saved = other.softmax.forward(
+            h, labels[rows], weights=weights[rows] / BATCH, rng=seed
+        )
+        dh, gradients = other.softmax.backward(saved)
+        _, of_embedding = other.embedding.backward(cache, dh)
+        gradients = {f"softmax.{name}": g for name, g in gradients.items()}
+        gradients |= {f"embedding.{name}": g for name, g in of_embedding.items()}
+        second.step(other.parameters, gradients)
+        results.append((value[0], wanted))
+        for name, array in other.parameters.items():
+            np.testing.assert_allclose(one.parameters[name], array, rtol=1e-8, atol=1e-10)
+    assert len(numbers) > 1
+    np.testing.assert_allclose(*np.transpose(results), rtol=1e-12)
+
+
+@njit
+def hinge_terms(logits, losses, lead):
+    for p in range(len(logits)):
+        losses[p] = slope = 0.0
+        for k in range(1, logits.shape[1]):
+            gap = lead + logits[p, k] - logits[p, 0]
+            logits[p, k] = 1.0 if gap > 0.0 else 0.0
+            losses[p] += max(gap, 0.0)
+            slope -= logits[p, k]
+        logits[p, 0] = slope
+
+
+class Hinge(SampledLoss):
+    schemes = {"masked": SCHEMES["masked"].without_correction()}
+
+    def _terms_of(self, draw, num_classes):
+        return Terms(hinge_terms, (1.5,))
+
+
+class PlainHinge(Hinge):
+    """The same, in NumPy."""
+
+    def _terms_of(self, draw, num_classes):
+        return Terms(self._terms)
+
+    def _terms(self, logits, losses):
+        hinge_terms.py_func(logits, losses, 1.5)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_loss_of_ones_own_is_fused_where_its_kernel_is_compiled(several):
+    x, labels, weights = problem(several, np.float64)
+    results = []
+    for steps in (take_steps, step_by_step):
+        model, optimizer = make("sampled-masked", np.float64)
+        model.softmax.loss = Hinge(tau=2.0, reduction="sum")
+        assert is_compiled(model, optimizer)
+        arguments = (BATCH, (5, 0)) if steps is take_steps else ()
+        value = np.sum(steps(model, optimizer, x, labels, weights, *arguments))
+        results.append((value, model))
+    (value, one), (wanted, other) = results
+    assert value == pytest.approx(wanted, rel=1e-12)
+    for name, array in other.parameters.items():
+        np.testing.assert_allclose(one.parameters[name], array, rtol=1e-8, atol=1e-10)
+    model.softmax.loss = PlainHinge()
+    assert "terms of PlainHinge are not compiled" in why_step_by_step(model, optimizer)
+
+
+def test_why_steps_are_taken_one_by_one():
+    def why(loss="sampled-masked", optimizer="sgd", **options):
+        return why_step_by_step(*make(loss, np.float64, optimizer, **options))
+
+    assert why() is None
+    assert "draws of its own" in why(shared=False)
+    assert "follow the contexts" in why(sampler="softmax")
+    assert "learns from the labels" in why(sampler="streaming-unigram")
+
+
+def test_kernels_of_one_pair_are_made_once():
+    model, optimizer = make("sampled-masked", np.float64)
+    x, labels, weights = problem(False, np.float64)
+    take_steps(model, optimizer, x, labels, weights, BATCH, (5, 0))
+    before = _runner.cache_info()
+    take_steps(model, optimizer, x, labels, weights, BATCH, (5, 0))
+    assert _runner.cache_info().misses == before.misses

@@ -59,7 +59,7 @@ def same_numbers(first, second):
         ("xc", "adagrad", {}),
         ("items", "adam", {"dropout": 0.5}),
         ("xc", "sgd", {"sampler": "rff", "num_features": 32, "nu": 2.0, "update_every": 3}),
-        ("xc", "momentum", {"loss": "gbce", "sampler": "unigram", "label_reduction": "ova"}),
+        ("xc", "momentum", {"loss": "gbce", "sampler": "quadratic", "label_reduction": "ova"}),
         ("xc", "adam", {"loss": "nce", "sampler": "quadratic", "normalize": False}),
     ],
 )
