@@ -141,7 +141,7 @@ def test_shell_command_exists(words, capsys):
         else:
             build_parser(arguments).parse_args(arguments)
     elif name in ("python", "python3") and arguments[0] == "-m":
-        assert arguments[1] in ("build", "venv", "pip", "pytest")
+        assert arguments[1] in ("build", "venv", "pip", "pytest", "samplesoft.teaching")
     elif name == "python":
         assert (ROOT / arguments[0]).is_file()
     elif name not in ("cd", "find", "git"):

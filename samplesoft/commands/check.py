@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from importlib import import_module
+from inspect import signature
 from operator import attrgetter
 from typing import Any
 
@@ -20,34 +21,67 @@ from samplesoft.checking.faults import METHODS
 from samplesoft.checking.observe import NAMED, frames_of_user
 from samplesoft.commands.files import check_files
 from samplesoft.commands.options import (
+    Option,
     Options,
-    add_fields,
     add_options,
     add_outputs,
     check_outputs,
     draw_count,
     give_report,
     given,
+    positive_float,
+    positive_int,
     seed,
 )
 
+_CALLS = signature(check_loss).parameters["calls"].default
 _OPTIONS: Options = {
-    "proposal": (
+    "proposal": Option(
         f"what it draws from: {', '.join(NAMED)}, or module:name of an array q, of a function "
         "of n, or of a sampler",
-        {"required": True, "metavar": "Q"},
+        metavar="Q",
+        required=True,
     ),
-    "scheme": (
+    "scheme": Option(
         f"the scheme that it is meant to follow: {', '.join(METHODS)}",
-        {"choices": METHODS, "metavar": "NAME"},
+        metavar="NAME",
+        choices=METHODS,
     ),
-    "seed": ("of the problems (default 0)", {"type": seed, "default": 0}),
-    "traceback": (
+    "seed": Option(
+        "of the problems (default 0)",
+        parse=seed,
+        default=0,
+    ),
+    "traceback": Option(
         "print the traceback of an error in the module or in the loss",
-        {"action": "store_true"},
+        switch="on",
+        default=False,
+    ),
+    "num_sampled": Option(
+        "number of draws m that the loss is asked for (default %(default)s); a loss whose "
+        "negatives are the labels of its batch is called on batches of 64, and its m is 63",
+        parse=draw_count,
+        metavar="N",
+        default=10,
+    ),
+    "tau": Option(
+        "inverse temperature that the loss puts before h . c (default 1)",
+        parse=positive_float,
+        metavar="N",
+    ),
+    "biases": Option("the loss takes class biases (n,) as a sixth argument", switch="either"),
+    "weights": Option(
+        "the loss takes weights (B,) of the examples as its last argument, and multiplies losses "
+        "and gradients by them",
+        switch="either",
+    ),
+    "calls": Option(
+        f"calls at most, a power of two (default {_CALLS}); with few, wrong hypotheses may be left "
+        "too, and the report says how many",
+        parse=positive_int,
+        metavar="N",
     ),
 }
-_DEFAULT_DRAWS = 10
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -72,10 +106,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         "folder too",
     )
     add_options(parser, _OPTIONS)
-    names, kinds = ("num_sampled", "tau", "biases", "weights", "calls"), {"num_sampled": draw_count}
-    add_fields(parser, check_loss, names, kinds, num_sampled=_DEFAULT_DRAWS)
     add_outputs(parser)
-    parser.set_defaults(run=run, num_sampled=_DEFAULT_DRAWS)
+    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -6,15 +6,15 @@ import argparse
 import errno
 import io
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from inspect import Parameter, signature
+from dataclasses import dataclass
+from inspect import signature
 from typing import Any, TextIO
 
 from samplesoft._files import write_text
-from samplesoft._report import FIGURE_FORMATS, Report, described, figure_path
+from samplesoft._report import FIGURE_FORMATS, Report, figure_path
 from samplesoft._validation import LARGEST_COUNT
 from samplesoft.commands.files import OutputFile, flag, write_json
 
@@ -85,64 +85,65 @@ def given(options: argparse.Namespace, taker: Callable[..., Any]) -> dict[str, A
     return {name: value for name, value in values.items() if value is not None}
 
 
-Options = dict[str, tuple[str, dict[str, Any]]]  # help and arguments of argparse, by name
+@dataclass(frozen=True)
+class Option:
+    """An option of a command: what it says of itself, and how its value is read.
+
+    Attributes
+    ----------
+    help : str
+        What it is; ``%`` is doubled.
+    parse : callable or None
+        Makes a value of a text, or raises ``argparse.ArgumentTypeError``.
+    metavar : str or None
+        What stands for the value in the help; the name in capitals by default.
+    choices : iterable of str
+        Names that it may have.
+    default : object
+        Its value where it is not given.
+    switch : {"", "on", "either"}
+        Without a value: ``--name`` alone, or also ``--no-name``.
+    required : bool
+        Whether it must be given.
+    flag : str or None
+        How it is written, where that is not its name.
+    """
+
+    help: str
+    parse: Callable[[str], Any] | None = None
+    metavar: str | None = None
+    choices: Iterable[str] = ()
+    default: Any = None
+    switch: str = ""
+    required: bool = False
+    flag: str | None = None
+
+
+Options = Mapping[str, Option]  # by the name under which argparse keeps the value
 
 
 def add_options(group: Any, options: Options) -> None:
-    """Add options with help of their own."""
-    for name, (text, arguments) in options.items():
-        group.add_argument(flag(name), dest=name, help=text, **arguments)
+    """Add the options of a table."""
+    for name, option in options.items():
+        given: dict[str, Any] = {"default": option.default, "required": option.required}
+        if option.switch == "on":
+            given["action"] = "store_true"
+        elif option.switch:
+            given["action"] = argparse.BooleanOptionalAction
+        else:
+            given |= {"type": option.parse, "metavar": option.metavar}
+        if option.choices:
+            given["choices"] = list(option.choices)
+        group.add_argument(option.flag or flag(name), dest=name, help=option.help, **given)
 
 
-_KINDS: dict[str, Any] = {"int": positive_int, "float": positive_float}
-
-
-def add_fields(
-    group: Any,
-    taker: Callable[..., Any],
-    names: Iterable[str],
-    kinds: Mapping[str, Any] | None = None,
-    **defaults: Any,
-) -> None:
-    """Add an option for each of some arguments of a function or a class.
-
-    Its docstring is the help, and its annotation tells how a value is read, unless `kinds` have a
-    parser or the choices for that name. Those that are not given are None; `defaults` are what is
-    said to be taken then, where it is not the default of the argument.
-    """
-    parameters, texts = signature(taker).parameters, described(taker)
-    for name in names:
-        # without docstrings, as of python -OO, the name has to do
-        text = texts.get(name, name).replace("%", "%%")
-        # a sentence on None, which is no value of an option
-        text = re.sub(r"[.;] None [^.;]*", "", text)
-        annotation = str(parameters[name].annotation).split(" | ")[0]
-        kind = (kinds or {}).get(name, _KINDS.get(annotation))
-        value = defaults.get(name, parameters[name].default)
-        arguments: dict[str, Any] = {
-            "type": kind,
-            "metavar": "NAMES" if "str" in annotation else "N",
-        }
-        if annotation == "bool":
-            arguments = {"action": argparse.BooleanOptionalAction}
-        elif not callable(kind):
-            text += f"; one of {', '.join(kind)}"
-            arguments = {"choices": list(kind), "metavar": "NAME"}
-        if value not in (None, Parameter.empty) and annotation != "bool":
-            several = isinstance(value, (list, tuple))
-            text += f" (default {','.join(map(str, value)) if several else value})"
-        # None stands for an option that is not given, so that --resume can fill it in
-        option = "--batch" if name == "batch_size" else flag(name)
-        group.add_argument(option, dest=name, help=text, **arguments)
-
-
-def add_scheduler(group: Any) -> None:
-    """Add the option for `samplesoft._executors.open_scheduler`."""
-    text = (
-        "whose workers share the examples out: threads, processes, or a scheduler of Dask by its "
-        "address, such as tcp://10.0.0.1:8786; results are the same"
-    )
-    group.add_argument("--scheduler", metavar="WHERE", type=address, help=text)
+# for `samplesoft._executors.open_scheduler`
+SCHEDULER = Option(
+    "whose workers share the examples out: threads, processes, or a scheduler of Dask by its "
+    "address, such as tcp://10.0.0.1:8786; results are the same",
+    parse=address,
+    metavar="WHERE",
+)
 
 
 # files of a report -------------------------------------------------------------------------------
@@ -157,8 +158,7 @@ _OUTPUTS = {
 
 def add_outputs(group: Any, names: Sequence[str] = ("json", "html", "figure")) -> None:
     """Add the options, for `check_files`, `check_outputs` and `give_report`."""
-    for name in names:
-        group.add_argument(flag(name), type=OutputFile, metavar="FILE", help=_OUTPUTS[name])
+    add_options(group, {name: Option(_OUTPUTS[name], OutputFile, "FILE") for name in names})
 
 
 def check_outputs(options: argparse.Namespace) -> None:

@@ -13,7 +13,7 @@ from samplesoft._progress import progress_phase
 from samplesoft._temperature import as_tau, have_norm_1
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.commands.files import InputFile, flag
-from samplesoft.commands.options import Options, add_options, positive_int
+from samplesoft.commands.options import Option, Options, add_options, positive_int
 from samplesoft.data import (
     Embeddings,
     examples_from_corpus,
@@ -45,39 +45,46 @@ class Source:
 
 
 _EITHER: Options = {
-    "corpus": (
+    "corpus": Option(
         "a text file with one sentence a line; also .gz, .xz or .bz2",
-        {"type": InputFile, "metavar": "PATH"},
+        parse=InputFile,
+        metavar="PATH",
     ),
-    "embeddings": (
+    "embeddings": Option(
         ".npz with the arrays h, class_embeddings, labels and, for unigram, counts",
-        {"type": InputFile, "metavar": "FILE"},
+        parse=InputFile,
+        metavar="FILE",
     ),
-    "logits": (
+    "logits": Option(
         ".npy of logits (B, n); needs --labels as well",
-        {"type": InputFile, "metavar": "FILE"},
+        parse=InputFile,
+        metavar="FILE",
     ),
-    "checkpoint": (
+    "checkpoint": Option(
         "written by samplesoft train or SampledSoftmaxClassifier.save: its class vectors, "
         "its tau, and contexts that the trained model made of held-out examples or of --input",
-        {"type": InputFile, "metavar": "FILE"},
+        parse=InputFile,
+        metavar="FILE",
     ),
 }
 _BESIDE: Options = {
-    "input": (
+    "input": Option(
         "examples for a --checkpoint of train xc, train items or a classifier, whose file "
         "holds none, in the format of the training data; labels are the model's classes, numbered "
         "from 0. Where an example has several, one is drawn at random by --seed; of a user's "
         "items, the one that is drawn is the label, and the others make the context",
-        {"type": InputFile, "metavar": "FILE"},
+        parse=InputFile,
+        metavar="FILE",
     ),
-    "labels": (
+    "labels": Option(
         ".npy of B integers for --logits, or the list, as 3,0,7",
-        {"type": InputFile, "metavar": "FILE"},
+        parse=InputFile,
+        metavar="FILE",
     ),
-    "examples": (
+    "examples": Option(
         "number of examples (default %(default)s)",
-        {"type": positive_int, "metavar": "B"},
+        parse=positive_int,
+        metavar="B",
     ),
 }
 

@@ -1,6 +1,6 @@
 """Options of ``samplesoft train xc`` and ``items``, and the task that they make.
 
-An option stands for a field of the settings: its type, default and help are those of the field.
+An option stands for a field of the settings, whose default it names.
 """
 
 from __future__ import annotations
@@ -14,10 +14,14 @@ from typing import Any
 
 from samplesoft.commands.files import InputFile, OutputFile, OutputFolder, flag
 from samplesoft.commands.options import (
-    add_fields,
+    Option,
+    Options,
+    add_options,
     address,
     draw_count,
     given,
+    positive_float,
+    positive_int,
     rate,
     say,
     seed,
@@ -47,19 +51,6 @@ class RunFolder(OutputFolder):
     """A folder of a run."""
 
     files = (BEST, CHECKPOINT, LOCK, LOG, OPTIONS)
-
-
-# how options are read, where their type does not say it
-_KINDS: dict[str, Any] = {
-    "loss": [name for name, spec in LOSSES.items() if spec.several_labels],
-    "sampler": SAMPLERS,
-    "label_reduction": LABEL_REDUCTIONS,
-    "optimizer": OPTIMIZERS,
-    "num_sampled": draw_count,
-    "dropout": rate,
-    "validation": rate,
-    "seed": seed,
-}
 
 
 @dataclass(frozen=True)
@@ -129,51 +120,175 @@ MODELS = {
 }
 
 
+def _of_model(model: Model) -> Options:
+    """Return the options of `RetrievalSettings`."""
+    of = RetrievalSettings
+    losses = [name for name, spec in LOSSES.items() if spec.several_labels]
+    return {
+        "loss": Option(
+            f"loss that is minimised, one of {', '.join(losses)} (default {of.loss})",
+            choices=losses,
+            metavar="NAME",
+        ),
+        "tau": Option(
+            "inverse temperature (default 10, or 1 with --no-normalize)",
+            parse=positive_float,
+            metavar="N",
+        ),
+        "normalize": Option(
+            "divide contexts and class vectors by their norms (the default but for full-logistic)",
+            switch="either",
+        ),
+        "sampler": Option(
+            f"what draws classes, one of {', '.join(SAMPLERS)} (default {of.sampler})",
+            choices=SAMPLERS,
+            metavar="NAME",
+        ),
+        "num_sampled": Option(
+            f"draws m for each example, or for the batch with --shared (default {of.num_sampled})",
+            parse=draw_count,
+            metavar="N",
+        ),
+        "num_certain": Option(
+            "so many of the most frequent classes are in each set for certain, beside draws of "
+            f"the others (default {of.num_certain})",
+            parse=positive_int,
+            metavar="N",
+        ),
+        "nu": Option(
+            "sharpness of the Gaussian kernel of the rff samplers, 1 over its variance (default "
+            f"{of.nu})",
+            parse=positive_float,
+            metavar="N",
+        ),
+        "num_features": Option(
+            "random frequencies of the rff samplers, and features of positive (default "
+            f"{of.num_features})",
+            parse=positive_int,
+            metavar="N",
+        ),
+        "shared": Option(
+            "draw one set of classes for all examples of a batch (the default with a sampler such "
+            "as unigram and a loss such as sampled-masked)",
+            switch="either",
+        ),
+        "update_every": Option(
+            "steps between two updates of a sampler that follows the class vectors (default "
+            f"{of.update_every})",
+            parse=positive_int,
+            metavar="N",
+        ),
+        "embedding_dim": Option(
+            f"length of embedded inputs and of class vectors (default {of.embedding_dim})",
+            parse=positive_int,
+            metavar="N",
+        ),
+        "alpha": Option(
+            "L2 penalty with --no-embedding (default 0.003 divided by the number of classes)",
+            parse=positive_float,
+            metavar="N",
+        ),
+        "dropout": Option(
+            "probability with which an entry of an input is left out in a step (default "
+            f"{model.dropout})",
+            parse=rate,
+            metavar="N",
+        ),
+        "label_reduction": Option(
+            "loss of an example with several labels: pal-n, the mean of theirs; pal, their sum; "
+            f"ova, one versus all, with nce or negative-sampling-masked (default "
+            f"{of.label_reduction})",
+            choices=LABEL_REDUCTIONS,
+            metavar="NAME",
+        ),
+        "mask_other_labels": Option(
+            "leave the other labels of an example out of the negatives of a label (the default)",
+            switch="either",
+        ),
+        "batch_size": Option(
+            f"examples in a batch (default {of.batch_size})",
+            parse=positive_int,
+            metavar="N",
+            flag="--batch",
+        ),
+        "validation": Option(
+            "share of the examples that are held out, of which at most 2,000 are evaluated after "
+            "each epoch; with 0 as many of the training data are (default "
+            f"{of.validation})",
+            parse=rate,
+            metavar="N",
+        ),
+        "seed": Option(f"seed of everything random (default {of.seed})", parse=seed, metavar="N"),
+        "no_embedding": Option(
+            "class vectors on the inputs themselves, for labels of bags of words; draws are by "
+            "counts (--sampler unigram) or uniform, and the learning rate is 2 for adagrad",
+            switch="on",
+        ),
+    }
+
+
+_RATES = ", ".join(f"{number} for {name}" for name, number in RATES.items())
+_OF_RUN: Options = {
+    "out": Option(
+        "folder for checkpoint.npz, best.npz (of the best epoch), log.jsonl, options.json",
+        parse=RunFolder,
+        metavar="DIR",
+        required=True,
+    ),
+    "resume": Option(
+        "continue the run in --out; options that are left out keep their values, and only "
+        "--epochs, --patience and paths of data may be changed",
+        switch="on",
+        default=False,
+    ),
+    "scheduler": Option(
+        "keep the class vectors, their optimizer and their sampler on the workers of a cluster of "
+        "Dask, a part on each: the address of its scheduler, such as tcp://10.0.0.1:8786; a run is "
+        "resumed on any number of workers, or without",
+        parse=address,
+        metavar="ADDRESS",
+    ),
+    "epochs": Option(
+        "passes over the training data; a run may be resumed with more (default "
+        f"{DEFAULTS['epochs']})",
+        parse=positive_int,
+        metavar="N",
+    ),
+    "patience": Option(
+        "stop after so many epochs without a lower validation loss",
+        parse=positive_int,
+        metavar="N",
+    ),
+    "optimizer": Option(
+        f"what takes the steps, one of {', '.join(OPTIMIZERS)} (default {DEFAULTS['optimizer']})",
+        choices=OPTIMIZERS,
+        metavar="NAME",
+    ),
+    "learning_rate": Option(
+        f"learning rate of the optimizer (default {_RATES})",
+        parse=positive_float,
+        metavar="N",
+    ),
+    "checkpoint_every": Option(
+        "write a checkpoint after so many steps of an epoch too, and not only at its end",
+        parse=positive_int,
+        metavar="N",
+    ),
+    "json": Option("write the results as JSON", parse=OutputFile, metavar="FILE"),
+}
+
+
 def add_model(parser: argparse.ArgumentParser, model: Model) -> None:
     """Add the options of data and model; those that are not given are None."""
     for name, what in DATA.items():
         text = f"{what}: {model.form}; also .gz, .xz, .bz2"
-        parser.add_argument(f"--{name}", type=InputFile, metavar="FILE", help=text)
-    group = parser.add_argument_group("model")
-    names = [field.name for field in fields(RetrievalSettings)]
-    add_fields(group, RetrievalSettings, names, _KINDS, dropout=model.dropout)
-    group.add_argument(
-        "--no-embedding",
-        action="store_true",
-        default=None,
-        help="class vectors on the inputs themselves, for labels of bags of words; draws are by "
-        "counts (--sampler unigram) or uniform, and the learning rate is 2 for adagrad",
-    )
+        add_options(parser, {name: Option(text, parse=InputFile, metavar="FILE")})
+    add_options(parser.add_argument_group("model"), _of_model(model))
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Add the options of the run; those that are not given are None."""
-    group = parser.add_argument_group("run")
-    group.add_argument(
-        "--out",
-        required=True,
-        type=RunFolder,
-        metavar="DIR",
-        help="folder for checkpoint.npz, best.npz (of the best epoch), log.jsonl, options.json",
-    )
-    group.add_argument(
-        "--resume",
-        action="store_true",
-        help="continue the run in --out; options that are left out keep their values, and only "
-        "--epochs, --patience and paths of data may be changed",
-    )
-    group.add_argument(
-        "--scheduler",
-        metavar="ADDRESS",
-        type=address,
-        help="keep the class vectors, their optimizer and their sampler on the workers of a "
-        "cluster of Dask, a part on each: the address of its scheduler, such as "
-        "tcp://10.0.0.1:8786; a run is resumed on any number of workers, or without",
-    )
-    rates = ", ".join(f"{number} for {name}" for name, number in RATES.items())
-    names = ("epochs", "patience", "optimizer", "learning_rate", "checkpoint_every")
-    add_fields(group, Settings, names, _KINDS, **DEFAULTS, learning_rate=rates)
-    group.add_argument("--json", type=OutputFile, metavar="FILE", help="write the results as JSON")
+    add_options(parser.add_argument_group("run"), _OF_RUN)
 
 
 def make_task(model: Model, options: argparse.Namespace, workers: Any) -> RetrievalTask:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import argparse
 from concurrent.futures import Executor
+from inspect import signature
 
 from samplesoft._executors import open_scheduler
 from samplesoft.commands.options import (
-    add_fields,
+    SCHEDULER,
+    Option,
+    Options,
+    add_options,
     add_outputs,
-    add_scheduler,
     check_outputs,
     draw_counts,
     give_report,
     given,
     names_of,
+    positive_float,
+    positive_int,
     seed,
     show_part,
 )
@@ -22,9 +27,54 @@ from samplesoft.commands.source import add_source, check_source, load_source
 from samplesoft.samplers.registry import SAMPLERS
 from samplesoft.tuning.tune import tune
 
-_MEASURED = ("samplers", "num_sampled", "batch", "tau")
-_ALLOWED = ("largest_bias", "seconds")
-_KINDS = {"samplers": names_of(SAMPLERS), "num_sampled": draw_counts}
+_DEFAULTS = {name: argument.default for name, argument in signature(tune).parameters.items()}
+_ALLOWED: Options = {
+    "largest_bias": Option(
+        "bias of the gradient in the logits that is allowed in the mean over contexts, as an L1 "
+        "norm, which is at most 2; a setting is taken where two standard errors above its mean "
+        f"are allowed too (default {_DEFAULTS['largest_bias']})",
+        parse=positive_float,
+        metavar="N",
+    ),
+    "seconds": Option(
+        "time of a step that is allowed, in place of a bias: the setting with the least error "
+        "within it is taken",
+        parse=positive_float,
+        metavar="N",
+    ),
+}
+
+
+def _measured() -> Options:
+    """Return what is measured; samplers may have been added since this was imported."""
+    return {
+        "samplers": Option(
+            "names of samplers; those that the input has no data for are left out, and named with "
+            f"the reason (default {','.join(_DEFAULTS['samplers'])})",
+            parse=names_of(SAMPLERS),
+            metavar="NAMES",
+        ),
+        "num_sampled": Option(
+            "numbers of draws m, for sets of an example and for sets of a batch (default "
+            f"{','.join(map(str, _DEFAULTS['num_sampled']))})",
+            parse=draw_counts,
+            metavar="N",
+        ),
+        "batch": Option(
+            "examples in a step (default: as many as there are contexts); contexts are taken again "
+            "where they are fewer",
+            parse=positive_int,
+            metavar="N",
+        ),
+        "tau": Option(
+            "inverse temperature of the logits tau h . c (default: 10 where all vectors have norm "
+            "1, else 1)",
+            parse=positive_float,
+            metavar="N",
+        ),
+        "seed": Option("seed of samplers and draws (default 0)", parse=seed, default=0),
+        "scheduler": SCHEDULER,
+    }
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -38,11 +88,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_source(parser, examples=128, logits=False)
     names = f"The samplers are {', '.join(SAMPLERS)}."
     group = parser.add_argument_group("what is measured", names)
-    add_fields(group, tune, _MEASURED, _KINDS)
-    group.add_argument("--seed", type=seed, default=0, help="of samplers and draws (default 0)")
-    add_scheduler(group)
+    add_options(group, _measured())
     group = parser.add_argument_group("what is allowed")
-    add_fields(group.add_mutually_exclusive_group(), tune, _ALLOWED)
+    add_options(group.add_mutually_exclusive_group(), _ALLOWED)
     add_outputs(parser.add_argument_group("output"))
     parser.set_defaults(run=run)
 

@@ -18,17 +18,18 @@ from samplesoft._temperature import TAU_OF_OTHER_VECTORS, TAU_OF_UNIT_VECTORS
 from samplesoft.bias.laplace import sums_at_nodes
 from samplesoft.commands.files import flag
 from samplesoft.commands.options import (
+    SCHEDULER,
+    Option,
     Options,
-    add_fields,
     add_options,
     add_outputs,
-    add_scheduler,
     check_outputs,
     draw_counts,
     give_report,
     integer_of,
     names_of,
     positive_float,
+    positive_int,
     seed,
     show_part,
 )
@@ -40,12 +41,24 @@ from samplesoft.verification.verify import verify
 
 DEFAULT_SAMPLERS = ("uniform", "log-uniform", "unigram", "softmax", "quadratic", "rff")
 _FEATURES = ("nu", "num_features")  # of `SamplerInputs`
-_TAU: Options = {
-    "tau": (
+_OF_VECTORS: Options = {
+    "tau": Option(
         "inverse temperature, logits being tau h . c (default "
         f"{TAU_OF_UNIT_VECTORS:g} for vectors of norm 1, else {TAU_OF_OTHER_VECTORS:g}; "
         "--checkpoint has its own)",
-        {"type": positive_float},
+        parse=positive_float,
+    ),
+    "nu": Option(
+        "sharpness of the Gaussian kernel of the rff samplers, 1 over its variance "
+        f"(default {SamplerInputs.nu})",
+        parse=positive_float,
+        metavar="N",
+    ),
+    "num_features": Option(
+        f"random frequencies of the rff samplers, and features of positive (default "
+        f"{SamplerInputs.num_features})",
+        parse=positive_int,
+        metavar="N",
     ),
 }
 # Those kernels of `verify` that take longest to compile, and that it has need of last.
@@ -63,29 +76,42 @@ monte_carlo_bias(np.zeros(2), 0, np.full(2, 0.5), 2, num_trials=2, scheme=sys.ar
 def _checked() -> Options:
     """Return what is checked; schemes and samplers may have been added since this was imported."""
     return {
-        "samplers": (
+        "samplers": Option(
             f"names out of {','.join(SAMPLERS)} (default: {','.join(DEFAULT_SAMPLERS)}, without "
             "those that the input has no data for: unigram needs counts, rff vectors of norm 1)",
-            {"type": names_of(SAMPLERS), "metavar": "NAMES"},
+            parse=names_of(SAMPLERS),
+            metavar="NAMES",
         ),
-        "num_sampled": (
+        "num_sampled": Option(
             "numbers of draws m (default 10,100,1000); --scheme poisson, which draws no fixed "
             "number, includes class j with probability 1 - (1 - q_j)^m",
-            {"type": draw_counts, "default": [10, 100, 1000], "metavar": "M"},
+            parse=draw_counts,
+            metavar="M",
+            default=[10, 100, 1000],
         ),
-        "wrt": (
+        "wrt": Option(
             f"gradients to check, out of {','.join(BLOCKS)} (default: all that the input allows)",
-            {"type": names_of(BLOCKS), "default": list(BLOCKS), "metavar": "BLOCKS"},
+            parse=names_of(BLOCKS),
+            metavar="BLOCKS",
+            default=list(BLOCKS),
         ),
-        "scheme": (
+        "scheme": Option(
             f"how draws become a sum: {', '.join(exact_schemes())} (default %(default)s)",
-            {"choices": exact_schemes(), "default": "negatives", "metavar": "NAME"},
+            metavar="NAME",
+            choices=exact_schemes(),
+            default="negatives",
         ),
-        "trials": (
+        "trials": Option(
             "Monte Carlo trials for each example, sampler and m (default %(default)s)",
-            {"type": integer_of(2), "default": 2000, "metavar": "N"},
+            parse=integer_of(2),
+            metavar="N",
+            default=2000,
         ),
-        "seed": ("seed of examples, features and trials (default 0)", {"type": seed, "default": 0}),
+        "seed": Option(
+            "seed of examples, features and trials (default 0)",
+            parse=seed,
+            default=0,
+        ),
     }
 
 
@@ -103,13 +129,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     add_source(parser, examples=5, logits=True)
     group = parser.add_argument_group("what is checked")
-    add_options(group, _checked())
-    add_scheduler(group)
+    add_options(group, {**_checked(), "scheduler": SCHEDULER})
     group = parser.add_argument_group("model and samplers (not with --logits)")
-    add_options(group, _TAU)
-    add_fields(group, SamplerInputs, _FEATURES)
+    add_options(group, _OF_VECTORS)
     group = parser.add_argument_group("output")
-    group.add_argument("--details", action="store_true", help="print the tables of all figures")
+    add_options(group, {"details": Option("print the tables of all figures", switch="on")})
     add_outputs(group, ("json", "html", "csv", "figure"))
     parser.set_defaults(run=run)
 

@@ -15,6 +15,7 @@ from run_files import assert_same_end
 import samplesoft.commands.train as train_command
 from samplesoft._report import described
 from samplesoft.cli import main
+from samplesoft.commands.train_options import _OF_RUN, MODELS, _of_model
 from samplesoft.samplers.registry import SAMPLERS as SAMPLER_NAMES
 from samplesoft.training import (
     RetrievalSettings,
@@ -115,6 +116,7 @@ KILL = """
 import os, signal, sys
 import numpy as np
 from samplesoft.cli import main
+from samplesoft.commands.train_options import _OF_RUN, MODELS, _of_model
 
 savez, calls = np.savez, []
 
@@ -352,10 +354,24 @@ def test_epochs_are_saved(small, tmp_path):
 
 
 @pytest.mark.parametrize("settings", [RetrievalSettings, Settings])
-def test_the_docstring_says_what_each_option_does(settings):
+def test_the_docstring_says_what_each_field_is(settings):
     texts = described(settings)
     assert list(texts) and texts.keys() == {field.name for field in fields(settings)}
     assert all(len(text) > 15 and not text.endswith(".") for text in texts.values())
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_each_setting_is_an_option_that_names_its_default(model):
+    options = _of_model(model)
+    assert {field.name for field in fields(RetrievalSettings)} == set(options) - {"no_embedding"}
+    for field in fields(RetrievalSettings):
+        text, default = options[field.name].help, field.default
+        if field.name == "dropout":
+            default = model.dropout
+        if default is not None and not options[field.name].switch:
+            assert f"(default {default})" in text, text
+    for option in (*options.values(), *_OF_RUN.values()):
+        assert len(option.help) > 15 and not option.help.endswith(".")
 
 
 def test_help_is_printed():
@@ -367,6 +383,7 @@ def test_help_is_printed():
             check=True,
         )
         assert "--checkpoint-every" in done.stdout and "None" not in done.stdout
-        assert "Random frequencies of the rff samplers, features of positive (default" in " ".join(
-            done.stdout.split()
+        assert (
+            "random frequencies of the rff samplers, and features of positive (default"
+            in " ".join(done.stdout.split())
         )
