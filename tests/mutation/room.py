@@ -18,10 +18,10 @@ ROOMS = [  # the first that fits; the quickest tests come first
         "samplesoft/kernels/panels.py",
         "bias/test_kernels.py bias/test_exact.py bias/test_exact_large.py bias",
     ),
-    ("samplesoft/samplers/tree", "samplers/tree samplers"),
-    ("samplesoft/samplers", "samplers/test_static_samplers.py samplers"),
+    ("samplesoft/samplers/tree", "test_twins.py samplers/tree samplers"),
+    ("samplesoft/samplers", "test_twins.py samplers/test_static_samplers.py samplers"),
     ("samplesoft/feature_maps", "feature_maps samplers"),
-    ("samplesoft/losses", "losses metrics models/test_softmax_layer.py"),
+    ("samplesoft/losses", "test_twins.py losses metrics models/test_softmax_layer.py"),
     ("samplesoft/kernels", "kernels feature_maps losses samplers models"),
 ]
 SLOW = ["bias/test_exact_extremes.py"]
