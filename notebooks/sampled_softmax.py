@@ -40,7 +40,7 @@ print(f"{len(train):,} pairs of {n:,} words")
 # Any distribution q will do that gives every word a chance, and the nearer it is to p, the less the
 # draws leave to luck. Frequencies cost nothing. A power below 1 draws rare words more often.
 
-counts = np.bincount(labels[train], minlength=n) + 1.0  # of no word 0
+counts = np.bincount(labels[train], minlength=n) + 1.0  # no count is 0
 by_counts = counts**0.75 / np.sum(counts**0.75)
 
 # 3. The model: a word has a vector h as a context, and one as a class; a score is their product. --
@@ -134,8 +134,8 @@ print(f"{frequency:.3f} by the frequencies of words alone")
 #
 #     mean of exp(-u S) = exp(-u exp(o_t)) T(u)^m,    T(u) = sum over j of q_j exp(-u r_j / m)
 #
-# The gradient is p' = (what a word has in S) / S less 1 for the label, and 1 / S is the integral of
-# exp(-u S). Each of m draws is j with the chance q_j; then it adds r_j / m, and fixes one factor:
+# The gradient is p'_j, the share of word j in S (minus 1 for the label); 1 / S is the integral of
+# exp(-u S). Any of m draws may be j: m q_j r_j / m = exp(o_j), and its factor is exp(-u r_j / m):
 #
 #     mean of p'_j = integral of exp(o_j) exp(-u exp(o_t)) exp(-u r_j / m) T(u)^(m - 1),    j not t
 #     mean of p'_t = integral of exp(o_t) exp(-u exp(o_t)) T(u)^m
@@ -146,7 +146,7 @@ def exact_bias(o, label, q, m):
     e = np.exp(o - o.max())
     e = e / e.sum()  # Z is 1, log Z is 0, and o_t cancels in the bias
     r = np.where(np.arange(n) == label, 0.0, e / q)
-    width = 0.05  # in log u, from where u S is below exp(-40) to where exp(-u exp(o_t)) is 0
+    width = 0.05  # in log u, from u S below 2 exp(-40) to u exp(o_t) above exp(5)
     log_u = np.arange(-40.0 - np.log(max(1.0, r.max())), 5.0 - np.log(e[label]), width)
     loss, of_base, of_draws = 0.0, 0.0, np.zeros(n)
     for u in np.exp(log_u):  # du = u d(log u)
@@ -184,7 +184,7 @@ for name, q in (("uniform", np.full(n, 1.0 / n)), ("counts", by_counts)):  # to 
         table.append((name, m, loss, gradient, simulated, error))
         print(f"{name:>9} {m:>4} {loss:>9.4f} {simulated:>10.4f} +- {error:.4f}", end="")
         print(f" {loss * m:>10.3f} {gradient:>9.4f}")
-print("For large m the bias falls as 1 / m, and bias x m is constant. With few draws it is not.")
+print("At m far above these the bias falls as 1 / m; here bias x m still grows in size.")
 
 try:
     import matplotlib.pyplot as plt

@@ -95,6 +95,7 @@ def draws(sampler):
     return found
 
 
+@pytest.mark.thorough(but=9)
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_samplers(name, mapped):
     require_alike(draws, make_sampler(name, inputs()), mapped)
@@ -131,6 +132,7 @@ def steps(layer, optimizer="adam"):
     return [*found, layer.parameters, step.state()]
 
 
+@pytest.mark.thorough(but=9)
 @pytest.mark.parametrize("name", [name for name in LOSSES if not LOSSES[name].on_tree])
 def test_layers(name, mapped, monkeypatch):
     sampler = make_sampler("learned-unigram", inputs()) if LOSSES[name].draws else None

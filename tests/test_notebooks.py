@@ -145,7 +145,7 @@ def test_the_road_map_names_every_notebook():
 
 
 @pytest.mark.slow
-@pytest.mark.thorough(but=3)
+@pytest.mark.thorough(but=2)
 @pytest.mark.filterwarnings("ignore")  # those of the Jupyter packages are not ours
 @each_notebook
 def test_runs_from_a_clean_kernel(path, tmp_path):

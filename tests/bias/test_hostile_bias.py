@@ -33,8 +33,9 @@ def check(found, logits, label, q, m, scheme, correction=None):
 
 
 @pytest.mark.filterwarnings("ignore:the bias of scheme")
-@pytest.mark.parametrize("corrected", [True, False])
+@pytest.mark.thorough(but=12)
 @pytest.mark.parametrize("scheme", EVERY)
+@pytest.mark.parametrize("corrected", [True, False])
 def test_no_error_is_above_its_estimate(scheme, corrected):
     rng = np.random.default_rng([7, corrected])
     for _ in range(3 if SCHEMES[scheme].distinct or SCHEMES[scheme].jackknife else 12):

@@ -434,7 +434,7 @@ COMMON = [
 ]
 
 
-@pytest.mark.thorough(but=6)
+@pytest.mark.thorough(but=4)
 @pytest.mark.slow
 @pytest.mark.parametrize(("scheme", "fault", "variant"), COMMON)
 def test_mistakes_are_named(scheme, fault, variant):
@@ -499,7 +499,7 @@ def test_draws_without_replacement_as_in_tensorflow(loss, scheme, fault):
     assert fault == "distinct_as_repeated" or "number of tries" in report.verdict
 
 
-@pytest.mark.thorough(but=1)
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "scheme"),
@@ -552,7 +552,7 @@ def test_negatives_of_the_batch(loss, scheme, fault):
     assert report.ok == (fault is None) and not report.is_random
 
 
-@pytest.mark.thorough(but=1)
+@pytest.mark.thorough
 @pytest.mark.parametrize(("mask", "fault"), [(True, None), (False, "hits_kept")])
 def test_negatives_of_the_batch_of_very_many_classes(mask, fault, monkeypatch):
     """Labels that are drawn from all of them are hardly ever equal."""
@@ -640,7 +640,7 @@ def test_losses_in_float32_with_a_gradient_in_float64():
     assert (report.scheme, report.fault) == ("full", None), report
 
 
-@pytest.mark.thorough(but=1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("with_gradient", [False, True])
 def test_a_number_in_the_logarithm_of_a_probability(with_gradient):
     """It shows where the label is far behind."""
@@ -669,7 +669,7 @@ def test_what_is_wrong_on_extreme_problems_alone():
     assert "masked" in report.of_ordinary and "On ordinary logits it follows" in report.verdict
 
 
-@pytest.mark.thorough(but=1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("proposal", [log_uniform, log_uniform(3)], ids=["any n", "n = 3"])
 def test_a_loss_that_divides_by_the_root_of_the_dimension(proposal):
     """All problems have as many dimensions: of few classes, and extreme ones."""
@@ -745,7 +745,7 @@ def test_losses_of_cosines(loss, scheme, fault):
     assert ("masked" in report.of_losses) == (scheme is None and not one_kind)
 
 
-@pytest.mark.thorough(but=2)
+@pytest.mark.thorough(but=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("draws", [False, True])
 @pytest.mark.parametrize("added", [1e-12, 1e-6])
@@ -927,6 +927,7 @@ def test_rounding_is_no_mistake_and_hides_none(where, to, wrong, gradient):
     assert report.ok == (not wrong)
 
 
+@pytest.mark.thorough(but=3)
 @pytest.mark.parametrize("to", [to_bfloat16, to_float16, np.float32])
 @pytest.mark.parametrize("back", [False, True])
 def test_rounding_of_what_draws_nothing(to, back):

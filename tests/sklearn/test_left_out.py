@@ -63,6 +63,7 @@ def test_weight_zero(name, form):
     require_same(whole, fitted(make(**OPTIONS[name]), x[~OUT], Y[~OUT]))
 
 
+@pytest.mark.thorough(but=16)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("lists", [False, True])

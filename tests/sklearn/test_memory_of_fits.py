@@ -93,7 +93,7 @@ def kept(clf, num):
     return 5 * model + num * (8 * CLASSES + 100)
 
 
-@pytest.mark.thorough(but=2)
+@pytest.mark.thorough(but=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_a_fifth_of_the_inputs_at_most(form, tmp_path):
