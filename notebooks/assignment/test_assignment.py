@@ -1,7 +1,7 @@
 """Tests of the assignment, which say in words what is wrong: `python -m pytest -q --tb=short`.
 
-They call what stands in `adapters.py`. No right formula stands here: gradients are held against
-finite differences, sampled losses and biases against what samplesoft knows of them.
+They call what stands in `adapters.py`. Gradients are held against finite differences, and what is
+sampled, and its bias, against samplesoft.
 """
 
 import sys
@@ -56,7 +56,7 @@ def judge(what, found, right, mistakes, within=1e-5):
     if near(found, right, within).all():
         return
     for sentence, mistaken in mistakes.items():
-        if near(found, mistaken, within).all():
+        if np.isfinite(mistaken).all() and near(found, mistaken, within).all():
             wrong(f"{what}: {sentence}")
     place = np.unravel_index(np.argmax(np.abs(found - right)), right.shape)
     index = ", ".join(str(i) for i in place)
@@ -307,9 +307,14 @@ def test_task_3_the_draws():
         losses = run_corrected_loss(W, h, labels, q, m, 0)[0]
         there = len(np.unique(np.round(losses, 9)))
         if there == 1:
-            wrong("All examples have the same draws; draw m for each.")
+            wrong(
+                "All examples have the same draws, or a draw has no weight by q. Draw m for each."
+            )
         if there != m + 1:
-            wrong(f"{m} draws of two classes make {m + 1} losses here; yours has {there}. See m.")
+            wrong(
+                f"{m} draws of two classes make {m + 1} losses here; yours has {there}. See "
+                "whether you draw m, and by q: the third class has q = 0."
+            )
         again = run_corrected_loss(W, h, labels, q, m, 0)[0]
         if not np.array_equal(losses, again):
             wrong("The same `rng` must give the same draws: take no other source.")
@@ -417,7 +422,7 @@ def test_task_4_draws_of_given_numbers():
             f"With threshold {threshold.tolist()} and alias {alias.tolist()}, u = {u.tolist()} "
             f"leads to {right.tolist()}; yours to {found.tolist()}. For u = {u[place]:.4f} "
             f"n u is {4 * u[place]:.2f}: column {int(4 * u[place])}, and {4 * u[place] % 1:.2f} is "
-            "held against its threshold."
+            "held against its threshold: class i below it, alias[i] from it on."
         )
 
 
