@@ -4,6 +4,7 @@ They call what stands in `adapters.py`. Gradients are held against finite differ
 sampled, and its bias, against samplesoft.
 """
 
+import importlib.util
 import sys
 import time
 from pathlib import Path
@@ -15,9 +16,19 @@ from scipy.stats import chisquare
 
 import samplesoft
 
-sys.path.insert(0, str(Path(__file__).parent))  # for runs from another folder
-import adapters
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))  # for files that adapters.py imports, from any folder
 
+
+def load_adapters():
+    """Load the file beside this one, and no other of its name."""
+    spec = importlib.util.spec_from_file_location("adapters", HERE / "adapters.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+adapters = load_adapters()
 STEP = 1e-6  # of finite differences
 
 

@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-_SOLUTION = re.compile(r"<details>.*?</details>\n*", re.DOTALL)
+_SOLUTION = re.compile(r"<details\b[^>]*>.*?</details\s*>\n*", re.DOTALL | re.IGNORECASE)
 _PROMISE = re.compile(r"(Each has a solution|Paste its code|Solutions are folded)[^.]*\. ?")
 _ASSIGNMENT = ("handout.md", "adapters.py", "test_assignment.py")
 
@@ -23,7 +23,8 @@ def write_student_version(target: str | Path, notebooks: str | Path = "notebooks
     Parameters
     ----------
     target : str or pathlib.Path
-        The folder to write. It must not be there yet, or be empty.
+        The folder to write, outside `notebooks` and ``figures``. It must not be there yet, or be
+        empty.
     notebooks : str or pathlib.Path
         The folder of the notebooks in a clone or in ``samplesoft-notebooks.zip`` unpacked, with the
         folder ``figures`` beside it.
@@ -40,8 +41,9 @@ def write_student_version(target: str | Path, notebooks: str | Path = "notebooks
     FileExistsError
         If something stands at `target`.
     ValueError
-        If a function of ``adapters.py`` in the assignment has been written, so that students would
-        get its solution, or a notebook cannot be read.
+        If ``adapters.py`` of the assignment has more than functions that are not written, so that
+        students would get a solution, if something of a solution is left in a notebook, or if a
+        notebook cannot be read, or `target` is inside of what is copied.
 
     Examples
     --------
@@ -64,7 +66,14 @@ def write_student_version(target: str | Path, notebooks: str | Path = "notebooks
                 "clone."
             )
     _require_unwritten(assignment / "adapters.py")
-    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+    place = target.resolve()
+    if any(place.is_relative_to(folder.resolve()) for folder in (source, figures)):
+        raise ValueError(
+            f"`target` must be outside of the notebooks and of figures, got {str(target)!r}; name "
+            "a folder beside them."
+        )
+    is_free = not target.exists() or (target.is_dir() and not any(target.iterdir()))
+    if target.is_symlink() or place == Path.cwd() or not is_free:
         raise FileExistsError(
             f"`target` must be a new or an empty folder, got {str(target)!r}; remove it, or name "
             "another."
@@ -81,7 +90,10 @@ def write_student_version(target: str | Path, notebooks: str | Path = "notebooks
         for name in _ASSIGNMENT:
             shutil.copy(assignment / name, whole / "notebooks" / "assignment")
         for script in figures.rglob("*.py"):
-            copy = whole / "figures" / script.relative_to(figures)
+            parts = script.relative_to(figures)
+            if any(part.startswith((".", "__py")) for part in parts.parts):
+                continue  # such as an environment, or what Jupyter keeps
+            copy = whole / "figures" / parts
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(script, copy)
         if target.exists():
@@ -94,22 +106,52 @@ def _without_solutions(path: Path) -> str:
     """Return a notebook as text, without solutions and without sentences that promise them."""
     try:
         notebook = json.loads(path.read_text(encoding="utf-8"))
-        for cell in notebook["cells"]:
+        for number, cell in enumerate(notebook["cells"], start=1):
+            text = "".join(cell["source"])
             if cell["cell_type"] == "markdown":
-                text = _SOLUTION.sub("", "".join(cell["source"]))
-                cell["source"] = _PROMISE.sub("", text)
+                text = _PROMISE.sub("", _SOLUTION.sub("", text))
+                cell["source"] = text
+            if cell["cell_type"] != "code" and re.search("(?i)</?details", text):
+                left = number
+                break
+        else:
+            left = None
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"`notebooks` must hold notebooks, and {str(path)!r} cannot be read as one; "
             "take it anew."
         ) from error
+    if left is not None:
+        raise ValueError(
+            f"`notebooks` has a solution that is not whole: cell {left} of {str(path)!r} has one "
+            "end of <details>; put both into one text cell."
+        )
     return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
 
 
 def _require_unwritten(adapters: Path) -> None:
-    for node in ast.walk(ast.parse(adapters.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.FunctionDef) and not isinstance(node.body[-1], ast.Raise):
+    """Raise unless a module has a docstring, imports NumPy, and functions that are not written."""
+    try:
+        body = ast.parse(adapters.read_text(encoding="utf-8")).body
+    except SyntaxError as error:
+        raise ValueError(
+            f"`notebooks` has {str(adapters)!r}, which is no Python: line {error.lineno}; put the "
+            "file back as it was."
+        ) from error
+    for node in body:
+        if isinstance(node, ast.FunctionDef):
+            *before, last = node.body
+            unwritten = isinstance(last, ast.Raise) and all(map(_is_text, before))
+            what = f"`{node.name}`"
+        else:
+            unwritten = _is_text(node) or ast.unparse(node) == "import numpy as np"
+            what = f"line {node.lineno}"
+        if not unwritten:
             raise ValueError(
-                f"`notebooks` has a solution: `{node.name}` in {str(adapters)!r} is written, and "
-                "students would get it; put the file back as it was."
+                f"`notebooks` has a solution: {what} in {str(adapters)!r} is written, and students "
+                "would get it; put the file back as it was."
             )
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
