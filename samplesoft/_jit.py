@@ -94,6 +94,17 @@ def njit_bare(function: Function) -> Function:
     return _compile(function, False, _nrt=False)
 
 
+def is_kernel(function: Any) -> bool:
+    """Tell whether a function is a kernel of this module, compiled or as Python.
+
+    Functions of plain ``numba.njit`` are none: those that a kernel calls are compiled with options
+    of the kernel that they do not set themselves, and would compute something else.
+    """
+    if COMPILES:
+        return isinstance(getattr(function, "_cache", None), KernelCache)
+    return hasattr(function, "py_func")
+
+
 def _compile(function: Function, fastmath: bool | set[str], **more: bool) -> Function:
     if not COMPILES:
         return _as_python(function)

@@ -49,9 +49,10 @@ class Terms(NamedTuple):
     kernel : callable
         ``kernel(logits, losses, *numbers)`` writes the losses (P,) of corrected logits (P, 1 + m),
         with the label's in column 0, and replaces these by derivatives. A logit of -inf is a draw
-        without weight. Where it is compiled by Numba, so are whole steps of training.
+        without weight. Where it is of the ``njit`` of ``samplesoft/_jit.py``, whole steps of
+        training are compiled too.
     numbers : tuple
-        What it takes besides.
+        What it takes besides, by the number of draws and of classes: many steps have the same.
     merge : callable or None
         ``merge(logits, merged)`` writes logits (B,) that stand for the rows of logits (B, m) of
         draws in the loss, and replaces rows by their derivatives; None where none can. With several

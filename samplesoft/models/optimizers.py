@@ -166,6 +166,8 @@ class Optimizer(ABC):
         for name, array in parameters.items():
             if name not in self._state:
                 self._state[name] = tuple(np.zeros_like(array) for _ in self._state_names)
+            for state in self._state[name]:
+                _require_like(name, array, state)
             self._state[name] = tuple(map(writable, self._state[name]))
         return {name: (array, *self._state[name]) for name, array in parameters.items()}
 
@@ -180,12 +182,7 @@ class Optimizer(ABC):
         before: tuple[Any, ...] = self._state.get(update.name) or (None,) * len(self._state_names)
         state = tuple(device.state_like(like, array) for array in before)
         for array in state:
-            if array.shape != like.shape or array.dtype != like.dtype:
-                raise ValueError(
-                    f"`parameters` has {update.name!r} of shape {like.shape} and {like.dtype}, but "
-                    f"its state is of shape {array.shape} and {array.dtype}; make a new optimizer "
-                    "for new parameters."
-                )
+            _require_like(update.name, like, array)
         return state
 
     def state(self) -> dict[str, Array]:
@@ -237,6 +234,16 @@ class Optimizer(ABC):
             for key in parameters
         }
         self.steps, self._state = int(steps), loaded
+
+
+def _require_like(name: str, parameter: Array, state: Array) -> None:
+    """Raise unless the state of a parameter is one of its shape and its type."""
+    if state.shape != parameter.shape or state.dtype != parameter.dtype:
+        raise ValueError(
+            f"`parameters` has {name!r} of shape {parameter.shape} and {parameter.dtype}, but its "
+            f"state is of shape {state.shape} and {state.dtype}; make a new optimizer for new "
+            "parameters."
+        )
 
 
 @njit

@@ -22,7 +22,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from samplesoft._jit import chunks, meet, njit, njit_bare, num_threads, thread_each, together
+from samplesoft._jit import (
+    chunks,
+    is_kernel,
+    meet,
+    njit,
+    njit_bare,
+    num_threads,
+    thread_each,
+    together,
+)
 from samplesoft._limits import quiet
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels.rows import (
@@ -39,6 +48,7 @@ from samplesoft.losses.base import Loss, Targets, check_targets
 from samplesoft.losses.candidates import check_draw, require_replacement
 from samplesoft.losses.full import FullSoftmaxLoss
 from samplesoft.losses.logistic import FullLogisticLoss, logistic_terms, merge_softplus
+from samplesoft.losses.multilevel import MultilevelLoss
 from samplesoft.losses.sampled import (
     SampledLoss,
     SampledSoftmaxLoss,
@@ -47,7 +57,7 @@ from samplesoft.losses.sampled import (
     softmax_terms,
 )
 from samplesoft.models.linear_softmax import LinearSoftmax
-from samplesoft.models.optimizers import Optimizer, greatest
+from samplesoft.models.optimizers import LARGEST, Optimizer, greatest
 from samplesoft.samplers.base import Draw, Rows, Sampler
 
 _EXAMPLES = 32  # in a block
@@ -57,16 +67,19 @@ _FEATURES = 64
 _PRODUCT = 1 << 18
 _NUMBERS = 1 << 18  # draws and labels of the steps of a call
 _FEW = 1 << 21  # multiplications of a step below which workers cost more than they save
+_LEFT = 1 << 62  # workers that have come to a meeting, where one will not come to any more
 _AHEAD = 4  # rows, so that a row is there when its turn comes
 Kernel = Callable[..., Any]
-# The forward passes that steps here stand for; a loss with one of its own goes step by step. To
-# those over all classes, each class is a draw that is made once.
-_SAMPLED = SampledLoss._forward, SampledSoftmaxLoss._forward
-_FULL: dict[Kernel, Terms] = {
-    FullSoftmaxLoss._forward: Terms(
-        softmax_terms, merge=merge_exponentials, adds_exponentials=True
-    ),
-    FullLogisticLoss._forward: Terms(logistic_terms, (1.0,), merge=merge_softplus),
+# What steps here stand for; a loss or an optimizer that has a method of its own in place of one of
+# these goes step by step. To losses over all classes, each class is a draw that is made once.
+_OWN: dict[Any, tuple[str, ...]] = {
+    Loss: ("forward", "forward_batch", "backward", "check_batch"),
+    Optimizer: ("step", "with_states", "next_numbers"),
+}
+_SAMPLED: tuple[type[Loss], ...] = (SampledLoss, SampledSoftmaxLoss)
+_FULL: dict[type[Loss], Terms] = {
+    FullSoftmaxLoss: Terms(softmax_terms, merge=merge_exponentials, adds_exponentials=True),
+    FullLogisticLoss: Terms(logistic_terms, (1.0,), merge=merge_softplus),
 }
 
 
@@ -176,12 +189,14 @@ def why_step_by_step(model: LinearSoftmax, optimizer: Optimizer | None) -> str |
     loss, sampler = model.softmax.loss, model.softmax.sampler
     if model.settings.embedding_dim is None:
         return "a model without embeddings has class vectors as long as its inputs"
-    if type(loss)._forward not in (*_SAMPLED, *_FULL):
-        return f"{type(loss).__name__} has a forward pass of its own"
+    if _passes_of(loss) is None or _has_own(Loss, loss):
+        return f"{type(loss).__name__} has a forward or a backward pass of its own"
     if loss.absolute:
         return "absolute scores are not known there"
-    if not _is_kernel(getattr(optimizer, "_kernel", None)):
-        return f"{type(optimizer).__name__} has no compiled kernel"
+    if loss.reduction != "sum":
+        return f"reduction={loss.reduction!r} is not the sum of the examples' losses"
+    if optimizer is None or _has_own(Optimizer, optimizer) or not is_kernel(optimizer._kernel):
+        return f"{type(optimizer).__name__} has no kernel, or a step of its own"
     if not isinstance(loss, SampledLoss):
         return None
     if sampler is None or sampler.dim is not None:
@@ -192,16 +207,28 @@ def why_step_by_step(model: LinearSoftmax, optimizer: Optimizer | None) -> str |
         return "each example has draws of its own"
     if loss.facts.divides_by_kept:
         return f"scheme={loss.scheme!r} divides by the draws that each example keeps"
-    if _draws_as_asked(loss):
-        few = np.zeros((1, model.softmax.num_sampled))
-        kernel = loss._terms_of(Draw(few.astype(np.int64), few), model.num_classes).kernel
-        if not _is_kernel(kernel):
-            return f"the terms of {type(loss).__name__} are not compiled"
+    if type(loss).draw is MultilevelLoss.draw:
+        return None
+    if not _draws_as_asked(loss):
+        return f"{type(loss).__name__} has draws of its own"
+    few = np.zeros((1, model.softmax.num_sampled))
+    terms = loss._terms_of(Draw(few.astype(np.int64), few), model.num_classes)
+    if not is_kernel(terms.kernel) or not (terms.merge is None or is_kernel(terms.merge)):
+        return f"the terms of {type(loss).__name__} have no kernel of samplesoft's njit"
     return None
 
 
-def _is_kernel(function: Any) -> bool:
-    return hasattr(function, "py_func")
+def _passes_of(loss: Loss) -> type[Loss] | None:
+    """Return the class whose forward and backward pass a loss has, if it is known here."""
+    for known in (*_SAMPLED, *_FULL):
+        one = type(loss)._forward, type(loss)._backward
+        if one == (known._forward, known._backward):
+            return known
+    return None
+
+
+def _has_own(base: Any, thing: Any) -> bool:
+    return any(getattr(type(thing), name) is not getattr(base, name) for name in _OWN[base])
 
 
 def _draws_as_asked(loss: SampledLoss) -> bool:
@@ -239,7 +266,9 @@ def draws_of_steps(
     loss: Loss = layer.loss
     if not isinstance(loss, SampledLoss):
         # all classes, each once, stand for draws where there are none
-        return DrawsOfSteps(np.arange(n)[None], np.zeros((1, n)), _FULL[type(loss)._forward])
+        passes = _passes_of(loss)
+        assert passes is not None
+        return DrawsOfSteps(np.arange(n)[None], np.zeros((1, n)), _FULL[passes])
     sampler = layer.sampler
     assert sampler is not None
     each = np.zeros((num_steps, 1))  # a set for each step, of which no context is a part
@@ -253,7 +282,10 @@ def draws_of_steps(
     if loss.with_replacement:
         require_replacement(drawn, type(loss).__name__)
     ids, log_counts = check_draw(drawn, num_steps, n)
-    return DrawsOfSteps(ids, log_counts, loss._terms_of(drawn, n))
+    terms = loss._terms_of(drawn, n)
+    if terms.weighs_draws:  # each of which has a weight of its own
+        terms = terms._replace(adds_exponentials=False, merge=None)
+    return DrawsOfSteps(ids, log_counts, terms)
 
 
 def take_steps(
@@ -282,7 +314,7 @@ def take_steps(
     terms, corrects, keeps_own = draws.terms, False, False
     if isinstance(loss, SampledLoss):
         corrects, keeps_own = loss.needs_label_count, loss.facts.draws_label
-        if not loss.facts.corrects_draws:
+        if not loss.facts.corrects_draws and not terms.weighs_draws:
             draws = draws._replace(log_counts=np.zeros_like(draws.log_counts))
     x = model.thinned(model.check_inputs(x), np.uint64(seeds[1]), first_entry)
     targets = check_targets(labels, x.shape[0], n, loss.label_reduction)
@@ -308,11 +340,16 @@ def take_steps(
     work = batch_size * draws.ids.shape[1] * job.room.z.shape[1]
     most = num_threads() if work > _FEW else 1
     scratches = [_scratch(job) for _ in range(most)]  # before they meet: there may be no memory
+
+    def take_part(worker: int, workers: int) -> None:
+        try:
+            run(job, update, scratches[worker], arrived, worker, workers)
+        except BaseException:  # of a kernel that raises: nobody waits for this worker any more
+            arrived[0] = _LEFT
+            raise
+
     with quiet():
-        together(
-            lambda worker, workers: run(job, update, scratches[worker], arrived, worker, workers),
-            most,
-        )
+        together(take_part, most)
     if isinstance(loss, SampledLoss):
         loss.require_draws(job.losses)
     means = np.add.reduceat(job.losses * factors, batch_size * np.arange(num_steps))
@@ -330,7 +367,14 @@ def _update_of(optimizer: Optimizer, model: LinearSoftmax, num_steps: int) -> _U
     for name in ("embedding.weights", "embedding.intercept", "softmax.class_embeddings"):
         rows, *others = (array.reshape(-1, array.shape[-1]) for array in states[name])
         tables.append(_Table(rows, tuple(others)))
-    numbers = np.array([optimizer.next_numbers() for _ in range(num_steps)], model.dtype)
+    wide = np.array([optimizer.next_numbers() for _ in range(num_steps)], np.float64)
+    if not (wide <= LARGEST[model.dtype]).all():  # NaN too
+        optimizer.steps -= num_steps
+        raise ValueError(
+            f"`learning_rate` must be within the range of {model.dtype}, got "
+            f"{optimizer.learning_rate}; lower it."
+        )
+    numbers = wide.astype(model.dtype)
     limit = model.dtype.type(greatest(model.dtype, optimizer.squares))
     inputs, intercept, classes = tables
     return _Update(inputs, intercept, np.zeros(1, np.int64), classes, numbers, limit)
@@ -539,6 +583,15 @@ def _score(block: Rows, z: Rows, num: int, width: int, scores: Rows, product: Ro
 
 
 @njit_bare
+def _is_sound(scores: Rows) -> bool:
+    """Tell whether all scores are finite."""
+    bad = 0
+    for k in range(len(scores)):
+        bad += 0 if abs(scores[k]) < np.inf else 1
+    return bad == 0
+
+
+@njit_bare
 def _score_labels(loss: _Loss, pairs: _Pairs, block: Rows, z: Rows, first: int) -> None:
     for b in range(len(z)):
         for p in range(pairs.firsts[first + b], pairs.firsts[first + b + 1]):
@@ -623,7 +676,8 @@ def _named(function: Kernel, *kernels: Kernel) -> Kernel:
     names = [function.__name__]
     for kernel in kernels:
         code: Any = getattr(kernel, "py_func", kernel)
-        others = [] if code.__module__.startswith("samplesoft.") else [code.__module__]
+        module = str(code.__module__)  # None of what was made by exec
+        others = [] if module.startswith("samplesoft.") else [module]
         names += [*others, code.__name__]
     function.__name__ = function.__qualname__ = re.sub(r"\W+", "_", "_".join(names))
     return function
@@ -860,6 +914,7 @@ def _runner(differentiate: Kernel, update_rows: Kernel) -> Kernel:
                 d_drawn = room.d_drawn[own.start // _EXAMPLES]
                 for b in range(first, last):
                     of_draws = scores[(b - first) * num : (b - first + 1) * num]
+                    sound = _is_sound(of_draws)
                     job.losses[b] = differentiate(
                         loss,
                         job.numbers,
@@ -872,6 +927,8 @@ def _runner(differentiate: Kernel, update_rows: Kernel) -> Kernel:
                         row,
                         spare,
                     )
+                    if not sound:  # a score of a draw beyond all numbers has no weight, and is told
+                        job.losses[b] = np.nan
                     _spread(pairs, b, job.factors[b], of_draws, width, b - first, d_drawn)
                 _go_back(d_drawn, room.block, num, width, slopes, product)
                 _go_back_labels(loss, pairs, room.block, first, slopes)

@@ -9,8 +9,9 @@ from scipy import sparse
 
 from samplesoft._jit import njit
 from samplesoft.losses.registry import LOSSES
-from samplesoft.losses.sampled import SampledLoss, Terms
-from samplesoft.models import LinearSoftmaxSettings, make_optimizer
+from samplesoft.losses.sampled import SampledLoss, SampledSoftmaxLoss, Terms
+from samplesoft.losses.sums import one_vs_each_terms
+from samplesoft.models import SGD, LinearSoftmaxSettings, make_optimizer
 from samplesoft.models.linear_softmax import LinearSoftmax
 from samplesoft.samplers import WeightedSampler
 from samplesoft.samplers.base import Draw
@@ -309,8 +310,8 @@ def test_a_loss_of_ones_own_is_fused_where_its_kernel_is_compiled(several):
     assert value == pytest.approx(wanted, rel=1e-12)
     for name, array in other.parameters.items():
         np.testing.assert_allclose(one.parameters[name], array, rtol=1e-8, atol=1e-10)
-    model.softmax.loss = PlainHinge()
-    assert "terms of PlainHinge are not compiled" in why_step_by_step(model, optimizer)
+    model.softmax.loss = PlainHinge(reduction="sum")
+    assert "terms of PlainHinge have no kernel" in why_step_by_step(model, optimizer)
 
 
 def test_why_steps_are_taken_one_by_one():
@@ -330,3 +331,135 @@ def test_kernels_of_one_pair_are_made_once():
     before = _runner.cache_info()
     take_steps(model, optimizer, x, labels, weights, BATCH, (5, 0))
     assert _runner.cache_info().misses == before.misses
+
+
+class Clipped(SGD):
+    def step(self, parameters, gradients):
+        super().step(parameters, gradients)
+
+
+class Backward(SampledSoftmaxLoss):
+    def _backward(self, batch, saved, weights):
+        return super()._backward(batch, saved, 2.0 * weights)
+
+
+class Forward(SampledSoftmaxLoss):
+    def forward_batch(self, *arguments, **options):
+        return super().forward_batch(*arguments, **options)
+
+
+class Draws(SampledSoftmaxLoss):
+    def draw(self, sample, num_sampled, targets, num_classes, rng):
+        return sample(num_sampled + targets.labels[0] % 2, rng)
+
+
+class PlainNumba(Hinge):
+    def _terms_of(self, draw, num_classes):
+        return Terms(numba.njit(hinge_terms.py_func), (1.5,))
+
+
+class PlainMerge(SampledSoftmaxLoss):
+    def _terms_of(self, draw, num_classes):
+        return super()._terms_of(draw, num_classes)._replace(merge=lambda logits, merged: None)
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (Backward(scheme="masked", reduction="sum"), "a backward pass of its own"),
+        (Forward(scheme="masked", reduction="sum"), "a forward"),
+        (Draws(scheme="masked", reduction="sum"), "draws of its own"),
+        (PlainNumba(reduction="sum"), "no kernel of samplesoft's njit"),
+        (PlainMerge(scheme="masked", reduction="sum"), "no kernel of samplesoft's njit"),
+        (SampledSoftmaxLoss(scheme="masked"), "reduction='mean'"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_a_call_would_leave_out_goes_step_by_step(loss, words):
+    model, optimizer = make("sampled-masked", np.float64)
+    model.softmax.loss = loss
+    assert words in why_step_by_step(model, optimizer)
+
+
+def test_an_optimizer_with_a_step_of_its_own_goes_step_by_step():
+    model, _ = make("sampled-masked", np.float64)
+    assert "a step of its own" in why_step_by_step(model, Clipped(0.1))
+    assert "NoneType" in why_step_by_step(model, None)
+
+
+class Weighed(SampledLoss):
+    """A sum over draws that weigh by how they were drawn, though logits are not corrected."""
+
+    schemes = {"masked": SCHEMES["masked"].without_correction()}
+
+    def _terms_of(self, draw, num_classes):
+        return Terms(one_vs_each_terms, weighs_draws=True, adds_exponentials=True)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_draws_that_are_weighed_where_logits_are_not_corrected(several):
+    x, labels, weights = problem(several, np.float64)
+    values = []
+    for steps in (take_steps, step_by_step):
+        model, optimizer = make("sampled-masked", np.float64)
+        model.softmax.loss = Weighed(reduction="sum")
+        arguments = (BATCH, (5, 0)) if steps is take_steps else ()
+        values.append(np.sum(steps(model, optimizer, x, labels, weights, *arguments)))
+    assert values[0] == pytest.approx(values[1], rel=1e-12)
+
+
+def test_an_optimizer_of_another_model_is_refused():
+    x, labels, weights = problem(False, np.float64)
+    model, optimizer = make("sampled-masked", np.float64)
+    take_steps(model, optimizer, x, labels, weights, BATCH, (5, 0))
+    settings = model.settings
+    other = LinearSoftmax(V, 40_000, settings, counts=np.ones(40_000), dtype=np.float64, rng=3)
+    with pytest.raises(ValueError, match="make a new optimizer"):
+        take_steps(other, optimizer, x, labels, weights, BATCH, (5, 0))
+
+
+def test_a_rate_beyond_the_type_is_refused_and_nothing_changes():
+    x, labels, weights = problem(False, np.float32)
+    model, _ = make("sampled-masked", np.float32)
+    before = {name: array.copy() for name, array in model.parameters.items()}
+    optimizer = make_optimizer("sgd", 1e39)
+    with pytest.raises(ValueError, match="`learning_rate` must be within the range of float32"):
+        take_steps(model, optimizer, x, labels, weights, BATCH, (5, 0))
+    assert optimizer.steps == 0
+    for name, array in before.items():
+        assert np.array_equal(model.parameters[name], array)
+
+
+@pytest.mark.parametrize("loss", ["sampled-masked", "bpr", "nce"])
+def test_a_score_of_a_draw_beyond_all_numbers_is_an_error(loss):
+    x, labels, weights = problem(False, np.float32)
+    model, optimizer = make(loss, np.float32, normalize=False)
+    model.own_parameters()
+    model.parameters["embedding.intercept"][0] = 1e3
+    model.parameters["softmax.class_embeddings"][10:] = 0.0
+    model.parameters["softmax.class_embeddings"][10:, 0] = -3e38
+    with pytest.raises(FloatingPointError, match="not finite"):
+        take_steps(model, optimizer, x, labels % 10, weights, BATCH, (5, 0))
+
+
+@njit
+def raising_terms(logits, losses):
+    for p in range(len(logits)):
+        if logits[p, 0] > -1e300:
+            raise ValueError("no such row")
+        losses[p] = 0.0
+
+
+class Raising(Hinge):
+    def _terms_of(self, draw, num_classes):
+        return Terms(raising_terms)
+
+
+def test_a_kernel_that_raises_leaves_nobody_waiting(threads, monkeypatch):
+    monkeypatch.setattr("samplesoft.training.compiled_steps._FEW", 0)
+    threads(4)
+    x, labels, weights = problem(False, np.float64)
+    model, optimizer = make("sampled-masked", np.float64)
+    model.softmax.loss = Raising(reduction="sum")
+    with pytest.raises(ValueError, match="no such row"):
+        take_steps(model, optimizer, x, labels, weights, BATCH, (5, 0))
