@@ -271,7 +271,7 @@ def test_points_add_up_and_functions_are_named():
 def test_as_students_run_it(tmp_path):
     folder = shutil.copytree(FOLDER, tmp_path / "assignment")
     command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""}
     for expected, said in ((1, "task 1: write softmax_loss"), (0, "3 passed")):
         done = subprocess.run(
             [*command, "-k", "task_1"], cwd=folder, env=environment, capture_output=True, text=True

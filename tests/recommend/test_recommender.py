@@ -33,6 +33,7 @@ def hits(model, taken, number=3):
     return np.mean(ids // 10 == np.arange(60)[:, None] % 3)
 
 
+@pytest.mark.thorough(but=3)
 @pytest.mark.parametrize(
     "options",
     [

@@ -264,6 +264,7 @@ def test_examples_without_a_label_are_left_out_and_counted():
     assert other.num_unlabeled_ == 0
 
 
+@pytest.mark.thorough(but=3)
 @pytest.mark.parametrize(
     "options",
     [

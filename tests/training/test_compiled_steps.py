@@ -105,8 +105,15 @@ def test_every_loss_with_a_kernel_is_compiled():
         assert "absolute" in why or "divides by the draws" in why or name == "hierarchical"
 
 
+OFTEN = {"full", "sampled-masked", "importance", "nce", "bpr", "jackknife-masked", "one-vs-each"}
+
+
+# a runner takes some three seconds to compile
 @pytest.mark.parametrize("several", [False, True], ids=["one label", "several labels"])
-@pytest.mark.parametrize("loss", LOSS_NAMES)
+@pytest.mark.parametrize(
+    "loss",
+    [pytest.param(x, marks=() if x in OFTEN else pytest.mark.thorough) for x in LOSS_NAMES],
+)
 def test_steps_equal_those_of_the_layer(loss, several):
     x, labels, weights = problem(several, np.float64)
     reduction = {"label_reduction": "ova"} if loss == "nce" and several else {}
@@ -141,7 +148,9 @@ def test_steps_equal_those_of_the_layer(loss, several):
     ],
     ids=lambda options: "-".join(options),
 )
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize(
+    "dtype", [np.float64, pytest.param(np.float32, marks=pytest.mark.thorough(but=2))]
+)
 def test_settings(options, dtype):
     x, labels, weights = problem(True, dtype)
     results = []
