@@ -165,7 +165,9 @@ class _Job(NamedTuple):
     entries: _Entries
     room: _Room
     losses: FloatArray  # (N,)
-    trouble: IntArray  # (1,): whether a gradient has a number beyond the limit
+    # (2,): whether a gradient has a number beyond the limit, and whether a loss is not finite; the
+    # second is written before a meeting and read after it, so that all workers end together
+    trouble: IntArray
 
 
 class _Update(NamedTuple):
@@ -353,7 +355,7 @@ def take_steps(
     if isinstance(loss, SampledLoss):
         loss.require_draws(job.losses)
     means = np.add.reduceat(job.losses * factors, batch_size * np.arange(num_steps))
-    if job.trouble[0] or not np.isfinite(means).all():
+    if job.trouble.any() or not np.isfinite(means).all():
         raise FloatingPointError(
             f"a loss or a gradient is not finite, or too large for {model.dtype}"
         )
@@ -438,7 +440,7 @@ def _arranged(
         block_norms=np.empty(most),
         d_drawn=np.empty((*blocks, _EXAMPLES * width), dtype),
     )
-    losses, trouble = np.empty(x.shape[0]), np.zeros(1, np.int64)
+    losses, trouble = np.zeros(x.shape[0]), np.zeros(2, np.int64)
     job = _Job(
         loss=loss,
         numbers=terms.numbers,
@@ -929,6 +931,8 @@ def _runner(differentiate: Kernel, update_rows: Kernel) -> Kernel:
                     )
                     if not sound:  # a score of a draw beyond all numbers has no weight, and is told
                         job.losses[b] = np.nan
+                    if not abs(job.losses[b]) < np.inf:
+                        job.trouble[1] = 1
                     _spread(pairs, b, job.factors[b], of_draws, width, b - first, d_drawn)
                 _go_back(d_drawn, room.block, num, width, slopes, product)
                 _go_back_labels(loss, pairs, room.block, first, slopes)
@@ -936,6 +940,8 @@ def _runner(differentiate: Kernel, update_rows: Kernel) -> Kernel:
                     unit_gradient(slopes, contexts, norms)
             meetings += 1
             meet(arrived, workers, meetings)
+            if job.trouble[1] != 0:  # nothing changes by a loss that is not finite
+                return
             for first in range(worker * width, num_classes, workers * width):
                 last = min(first + width, num_classes)
                 gradient = gradients[: (last - first) * dim].reshape((last - first, dim))

@@ -472,3 +472,24 @@ def test_a_kernel_that_raises_leaves_nobody_waiting(threads, monkeypatch):
     model.softmax.loss = Raising(reduction="sum")
     with pytest.raises(ValueError, match="no such row"):
         take_steps(model, optimizer, x, labels, weights, BATCH, (5, 0))
+
+
+@pytest.mark.parametrize("number", [1, 4])
+def test_a_step_whose_loss_is_not_finite_changes_nothing(number, threads, monkeypatch):
+    """As by the public path, where a draw is left for each label is asked before the step."""
+    monkeypatch.setattr("samplesoft.training.compiled_steps._FEW", 0)
+    threads(number)
+    x, _, weights = problem(False, np.float64)
+    labels = np.zeros((N, CLASSES))
+    labels[:, :2] = 1.0  # of two labels one is always drawn, and masked for the other
+    q = np.zeros(CLASSES)
+    q[0] = 1.0
+    model, optimizer = make(
+        "importance", np.float64, sampler=lambda inputs: WeightedSampler(q), mask_other_labels=True
+    )
+    model.own_parameters()
+    before = {name: array.copy() for name, array in model.parameters.items()}
+    with pytest.raises(ValueError, match="`draw` must hold for each label of example 0"):
+        take_steps(model, optimizer, x, sparse.csr_array(labels), weights, BATCH, (5, 0))
+    for name, array in before.items():
+        assert np.array_equal(model.parameters[name], array)
