@@ -201,7 +201,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         Mean loss in nats that was minimised, each time.
     step_by_step_ : str or None
         Why the last `fit` took steps one by one; None where many of them were one compiled call,
-        which sparse inputs make two to four times as quick. `verbose` shows it too.
+        which makes an epoch on sparse inputs some 2.5 times as quick. `verbose` shows it too.
     validation_scores_ : list of float
         Precision at 1 of the examples of ``eval_set``, or of those held out for `early_stopping`,
         each time; empty without both.
