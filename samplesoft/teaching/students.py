@@ -106,26 +106,21 @@ def _without_solutions(path: Path) -> str:
     """Return a notebook as text, without solutions and without sentences that promise them."""
     try:
         notebook = json.loads(path.read_text(encoding="utf-8"))
-        for number, cell in enumerate(notebook["cells"], start=1):
-            text = "".join(cell["source"])
-            if cell["cell_type"] == "markdown":
-                text = _PROMISE.sub("", _SOLUTION.sub("", text))
-                cell["source"] = text
-            if cell["cell_type"] != "code" and re.search("(?i)</?details", text):
-                left = number
-                break
-        else:
-            left = None
+        cells = [(cell, cell["cell_type"], "".join(cell["source"])) for cell in notebook["cells"]]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"`notebooks` must hold notebooks, and {str(path)!r} cannot be read as one; "
             "take it anew."
         ) from error
-    if left is not None:
-        raise ValueError(
-            f"`notebooks` has a solution that is not whole: cell {left} of {str(path)!r} has one "
-            "end of <details>; put both into one text cell."
-        )
+    for number, (cell, kind, text) in enumerate(cells, start=1):
+        if kind == "markdown":
+            text = _PROMISE.sub("", _SOLUTION.sub("", text))
+            cell["source"] = text
+        if kind != "code" and re.search("(?i)</?details", text):
+            raise ValueError(
+                f"`notebooks` has a solution that is not whole: cell {number} of {str(path)!r} has "
+                "one end of <details>; put both into one text cell."
+            )
     return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
 
 

@@ -830,8 +830,8 @@ def _by_rows(kernel: Kernel, adds_exponentials: bool, weighs_draws: bool) -> Ker
                 scores[place] += pairs.shares[p] * of_pair[1 + k]
         return float(lost)
 
-    way = ("added", "drawn")[not adds_exponentials]
-    by_rows.__name__ = f"by_rows_{way}"
+    # two kernels of this name would have one place on disk
+    by_rows.__name__ = "by_rows_of_classes" if adds_exponentials else "by_rows_of_draws"
     return njit_bare(_named(by_rows, call))
 
 
