@@ -86,6 +86,14 @@ def step_by_step(model, optimizer, x, labels, weights):
     return total
 
 
+def both_ways(made, x, labels, weights):
+    """Return loss, model and optimizer after one call, and after the same steps one by one."""
+    (model, optimizer), (other, of_other) = made
+    value = np.sum(take_steps(model, optimizer, x, labels, weights, BATCH, (5, 0)))
+    wanted = step_by_step(other, of_other, x, labels, weights)
+    return (value, model, optimizer), (wanted, other, of_other)
+
+
 LOSS_NAMES = [
     name
     for name, spec in LOSSES.items()
@@ -122,13 +130,8 @@ def test_steps_equal_those_of_the_layer(loss, several):
     if loss == "full-logistic" and several:
         labels.data[:] = 1.0
         reduction = {"label_reduction": "ova"}
-    results = []
-    for steps in (take_steps, step_by_step):
-        model, optimizer = make(loss, np.float64, **reduction)
-        arguments = (BATCH, (5, 0)) if steps is take_steps else ()
-        value = np.sum(steps(model, optimizer, x, labels, weights, *arguments))
-        results.append((value, model))
-    (value, one), (wanted, other) = results
+    made = [make(loss, np.float64, **reduction) for _ in range(2)]
+    (value, one, _), (wanted, other, _) = both_ways(made, x, labels, weights)
     assert value == pytest.approx(wanted, rel=1e-12)
     for name, array in other.parameters.items():
         np.testing.assert_allclose(one.parameters[name], array, rtol=1e-8, atol=1e-10)
@@ -153,13 +156,8 @@ def test_steps_equal_those_of_the_layer(loss, several):
 )
 def test_settings(options, dtype):
     x, labels, weights = problem(True, dtype)
-    results = []
-    for steps in (take_steps, step_by_step):
-        model, optimizer = make("sampled-masked", dtype, **options)
-        arguments = (BATCH, (5, 0)) if steps is take_steps else ()
-        value = np.sum(steps(model, optimizer, x, labels, weights, *arguments))
-        results.append((value, model, optimizer))
-    (value, one, left), (wanted, other, right) = results
+    made = [make("sampled-masked", dtype, **options) for _ in range(2)]
+    (value, one, left), (wanted, other, right) = both_ways(made, x, labels, weights)
     tolerance = 1e-10 if dtype == np.float64 else 2e-4
     assert value == pytest.approx(wanted, rel=tolerance)
     for name, array in other.parameters.items():
@@ -307,15 +305,11 @@ class PlainHinge(Hinge):
 @pytest.mark.parametrize("several", [False, True])
 def test_a_loss_of_ones_own_is_fused_where_its_kernel_is_compiled(several):
     x, labels, weights = problem(several, np.float64)
-    results = []
-    for steps in (take_steps, step_by_step):
-        model, optimizer = make("sampled-masked", np.float64)
+    made = [make("sampled-masked", np.float64) for _ in range(2)]
+    for model, optimizer in made:
         model.softmax.loss = Hinge(tau=2.0, reduction="sum")
         assert is_compiled(model, optimizer)
-        arguments = (BATCH, (5, 0)) if steps is take_steps else ()
-        value = np.sum(steps(model, optimizer, x, labels, weights, *arguments))
-        results.append((value, model))
-    (value, one), (wanted, other) = results
+    (value, one, _), (wanted, other, _) = both_ways(made, x, labels, weights)
     assert value == pytest.approx(wanted, rel=1e-12)
     for name, array in other.parameters.items():
         np.testing.assert_allclose(one.parameters[name], array, rtol=1e-8, atol=1e-10)
@@ -408,13 +402,11 @@ class Weighed(SampledLoss):
 @pytest.mark.parametrize("several", [False, True])
 def test_draws_that_are_weighed_where_logits_are_not_corrected(several):
     x, labels, weights = problem(several, np.float64)
-    values = []
-    for steps in (take_steps, step_by_step):
-        model, optimizer = make("sampled-masked", np.float64)
+    made = [make("sampled-masked", np.float64) for _ in range(2)]
+    for model, _ in made:
         model.softmax.loss = Weighed(reduction="sum")
-        arguments = (BATCH, (5, 0)) if steps is take_steps else ()
-        values.append(np.sum(steps(model, optimizer, x, labels, weights, *arguments)))
-    assert values[0] == pytest.approx(values[1], rel=1e-12)
+    (value, *_), (wanted, *_) = both_ways(made, x, labels, weights)
+    assert value == pytest.approx(wanted, rel=1e-12)
 
 
 def test_an_optimizer_of_another_model_is_refused():
