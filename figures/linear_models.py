@@ -40,7 +40,7 @@ from tables import write_csv
 from samplesoft._files import replaced
 from samplesoft.data import load_xml_repository
 from samplesoft.metrics.ranking import ranking_scores
-from samplesoft.training.linear_epochs import unit_norm
+from samplesoft.training.linear_task import unit_norm
 
 FIELDS = (
     *("method", "seconds", "precision_at_1", "precision_at_3", "precision_at_5"),

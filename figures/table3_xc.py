@@ -50,7 +50,7 @@ from samplesoft.training import (
     load_parameters,
     train,
 )
-from samplesoft.training.linear_epochs import unit_norm
+from samplesoft.training.linear_task import unit_norm
 
 FIELDS = (
     *("data", "method", "seconds", "precision_at_1", "precision_at_3", "precision_at_5"),

@@ -13,8 +13,8 @@ import numpy as np
 from oracles.linear_task import LinearTask
 
 from samplesoft.training.checkpoint import read_checkpoint
+from samplesoft.training.run_folder import read_log, train
 from samplesoft.training.settings import Settings
-from samplesoft.training.trainer import read_log, train
 
 SETTINGS = Settings(epochs=4, optimizer="adam", learning_rate=0.1, checkpoint_every=4, log_every=2)
 TRACED = ("training", "_files.py", "zipfile", "npyio", "format.py", "linear_task")

@@ -162,8 +162,8 @@ def test_imports_never_point_up():
     [
         "from samplesoft import training",
         "from samplesoft import exact_bias",
-        "import samplesoft.training.trainer as run",
-        "def f():\n    from samplesoft.training.trainer import Run",
+        "import samplesoft.training.run_folder as run",
+        "def f():\n    from samplesoft.training.run_folder import Run",
         "from importlib import import_module\nimport_module('samplesoft.training')",
     ],
 )

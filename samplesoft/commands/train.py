@@ -35,7 +35,7 @@ from samplesoft.training import (
     require_run,
 )
 from samplesoft.training.lock import locked
-from samplesoft.training.trainer import Run
+from samplesoft.training.run_folder import Run
 
 _NOT_SAVED = ("command", "run", "out", "resume", "json", "scheduler")
 _MAY_CHANGE = ("epochs", "patience", "train", "test")  # training refuses other changes

@@ -29,7 +29,8 @@ from samplesoft.models.linear import Linear, column_counts
 from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSettings, some_entries
 from samplesoft.models.optimizers import make_optimizer
 from samplesoft.samplers.base import Rows
-from samplesoft.training.linear_epochs import (
+from samplesoft.training.callbacks import train_rounds
+from samplesoft.training.linear_task import (
     Examples,
     LinearEpochs,
     as_weights,
@@ -38,7 +39,6 @@ from samplesoft.training.linear_epochs import (
     owners_of,
     unit_norm,
 )
-from samplesoft.training.rounds import train_rounds
 from samplesoft.training.task import sub_seed
 
 Matrix = sparse.csr_array

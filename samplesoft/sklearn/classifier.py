@@ -52,7 +52,7 @@ from samplesoft.sklearn.parameters import (
     require_same_model,
     wants_pilot,
 )
-from samplesoft.training.linear_epochs import Examples
+from samplesoft.training.linear_task import Examples
 from samplesoft.tuning.report import TuneReport
 from samplesoft.tuning.tune import tune
 

@@ -25,8 +25,8 @@ from samplesoft.sklearn.parameters import (
     num_draws,
     num_rounds,
 )
-from samplesoft.training.linear_epochs import Examples, LinearEpochs, held_out_order
-from samplesoft.training.rounds import train_rounds
+from samplesoft.training.callbacks import train_rounds
+from samplesoft.training.linear_task import Examples, LinearEpochs, held_out_order
 from samplesoft.training.task import NUM_EXAMPLES
 from samplesoft.tuning.pilot import PILOT, choose, pilot_steps
 

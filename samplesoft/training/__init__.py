@@ -8,15 +8,7 @@ from samplesoft.training.checkpoint import (
     write_shards,
 )
 from samplesoft.training.retrieval import RetrievalSettings, RetrievalTask
-from samplesoft.training.settings import Progress, Settings
-from samplesoft.training.task import Task
-from samplesoft.training.trained import (
-    TrainedLinearSoftmax,
-    TrainedSoftmax,
-    read_examples,
-    read_linear_softmax,
-)
-from samplesoft.training.trainer import (
+from samplesoft.training.run_folder import (
     BEST,
     CHECKPOINT,
     LOG,
@@ -25,6 +17,14 @@ from samplesoft.training.trainer import (
     require_free,
     require_run,
     train,
+)
+from samplesoft.training.settings import Progress, Settings
+from samplesoft.training.task import Task
+from samplesoft.training.trained import (
+    TrainedLinearSoftmax,
+    TrainedSoftmax,
+    read_examples,
+    read_linear_softmax,
 )
 
 __all__ = [

@@ -30,7 +30,7 @@ from samplesoft.models.linear_softmax import LinearSoftmaxSettings, some_entries
 from samplesoft.models.optimizers import Optimizer
 from samplesoft.samplers.static import UniformSampler
 from samplesoft.training.checkpoint import Arrays, plain
-from samplesoft.training.linear_epochs import (
+from samplesoft.training.linear_task import (
     Examples,
     LinearEpochs,
     as_weights,

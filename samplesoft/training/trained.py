@@ -31,7 +31,7 @@ from samplesoft.models.linear_softmax import (
 from samplesoft.models.softmax_layer import SoftmaxLayer
 from samplesoft.samplers.base import Rows
 from samplesoft.training.checkpoint import Arrays, copy_arrays, part_of, reading
-from samplesoft.training.linear_epochs import unit_norm
+from samplesoft.training.linear_task import unit_norm
 
 _LONGEST_PADDED = LONGEST_PADDED * np.dtype("U1").itemsize  # bytes
 

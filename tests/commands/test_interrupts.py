@@ -85,7 +85,7 @@ TRAIN = {
         "--out {out} --resume",
     ),
     "kernel": (IN_A_KERNEL, "--out {out} --resume"),
-    "log": (at_call("samplesoft.training.trainer:append_line", 2, HALF_A_LINE), "--resume"),
+    "log": (at_call("samplesoft.training.run_folder:append_line", 2, HALF_A_LINE), "--resume"),
     "checkpoint": (
         at_call("numpy:savez", 5, "lambda stream, **_: stream.write(b'half')"),
         "--resume",

@@ -19,7 +19,7 @@ from samplesoft.training.checkpoint import (
     require_config,
     write_checkpoint,
 )
-from samplesoft.training.trainer import append_line, cut_log, read_log
+from samplesoft.training.run_folder import append_line, cut_log, read_log
 
 CONFIG = {"model": {"dim": 3, "name": "a"}, "rates": [0.1, None, True]}
 VALUES = {"epoch": 2, "loss": 0.1 + 0.2, "best": None}

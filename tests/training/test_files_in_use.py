@@ -28,8 +28,8 @@ from samplesoft.training import (
     Settings,
     read_checkpoint,
     read_log,
+    run_folder,
     train,
-    trainer,
     write_checkpoint,
 )
 
@@ -196,7 +196,7 @@ def test_a_log_that_is_held_for_a_while_has_all_its_lines(quick, tmp_path, monke
             raise PermissionError(errno.EACCES, "Access is denied")
         return open(path, *args, **options)
 
-    monkeypatch.setattr(trainer, "open", refusing, raising=False)
+    monkeypatch.setattr(run_folder, "open", refusing, raising=False)
     with pytest.warns(RuntimeWarning, match="the next line brings"):
         train(LinearTask(), SETTINGS, tmp_path / "held")
     assert_same_end(tmp_path / "whole", tmp_path / "held")

@@ -145,7 +145,7 @@ def test_never_two_at_once(tmp_path):
 
 TRAINING = """
 import sys
-from samplesoft.training.trainer import Run
+from samplesoft.training.run_folder import Run
 from samplesoft.cli import main
 
 original, calls = Run.steps, []

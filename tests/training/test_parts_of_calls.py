@@ -8,8 +8,8 @@ from samplesoft.models import linear
 from samplesoft.models.linear_softmax import some_entries
 from samplesoft.recommend import SampledSoftmaxRecommender
 from samplesoft.recommend.training import as_interactions, hide, normalized
-from samplesoft.training import RetrievalSettings, RetrievalTask, Settings, linear_epochs, train
-from samplesoft.training.linear_epochs import unit_norm
+from samplesoft.training import RetrievalSettings, RetrievalTask, Settings, linear_task, train
+from samplesoft.training.linear_task import unit_norm
 
 RNG = np.random.default_rng(0)
 TAKEN = sparse.csr_array(RNG.integers(1, 5, (80, 40)) * (RNG.random((80, 40)) < 0.2))
@@ -19,7 +19,7 @@ TAKEN = as_interactions("taken", TAKEN)
 @pytest.fixture
 def small(monkeypatch):
     """Let parts be of some 50 entries."""
-    for module in ("training.linear_epochs", "recommend.training", "models.linear_softmax"):
+    for module in ("training.linear_task", "recommend.training", "models.linear_softmax"):
         monkeypatch.setattr(f"samplesoft.{module}._ENTRIES", 50)
 
 
@@ -57,9 +57,9 @@ def test_tasks(every, request, tmp_path):
 def test_parts_are_of_few_entries():
     """Beside a step, or there would be nothing to see in the tests before."""
     batches = np.array_split(np.arange(80), 8)
-    found = linear_epochs._parts(TAKEN, batches, 0, 8)
+    found = linear_task._parts(TAKEN, batches, 0, 8)
     assert found == [slice(0, 8)]
-    assert found[0] != linear_epochs._parts(TAKEN, batches, 3, 8)[0]
+    assert found[0] != linear_task._parts(TAKEN, batches, 3, 8)[0]
 
 
 def test_matrices(request):

@@ -16,13 +16,13 @@ from samplesoft.training import (
     RetrievalSettings,
     RetrievalTask,
     Settings,
-    linear_epochs,
+    linear_task,
     read_checkpoint,
     read_linear_softmax,
     read_log,
     train,
 )
-from samplesoft.training.linear_epochs import LinearEpochs, unit_norm
+from samplesoft.training.linear_task import LinearEpochs, unit_norm
 
 SMALL = ["--embedding-dim", "8", "--batch", "16", "--epochs", "3"]
 DRAWS = ["--sampler", "rff+softmax-leaf", "--num-sampled", "6", "--num-features", "16"]
@@ -250,7 +250,7 @@ def test_data_that_is_refused(x, labels, message):
 
 
 def test_the_sampler_is_made_anew_whenever_steps_have_doubled(monkeypatch):
-    monkeypatch.setattr(linear_epochs, "_FIRST_REFRESH", 4)
+    monkeypatch.setattr(linear_task, "_FIRST_REFRESH", 4)
     x = sparse.csr_array(np.eye(6))
     settings = RetrievalSettings(sampler="unigram", num_sampled=2, batch_size=2, validation=0.0)
     task, anew = RetrievalTask(x, x, settings), []

@@ -21,8 +21,8 @@ from samplesoft.training import (
     read_linear_softmax,
     train,
 )
-from samplesoft.training.linear_epochs import unit_norm
-from samplesoft.training.trainer import Run
+from samplesoft.training.linear_task import unit_norm
+from samplesoft.training.run_folder import Run
 
 SMALL = {"embedding_dim": 8, "batch_size": 16, "num_sampled": 5, "seed": 1}
 FLAGS = ["--embedding-dim", "8", "--batch", "16", "--num-sampled", "5", "--epochs", "2"]

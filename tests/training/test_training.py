@@ -12,8 +12,8 @@ from oracles.linear_task import LinearTask
 from run_files import assert_same_end, log_values
 
 from samplesoft.training.checkpoint import read_checkpoint
+from samplesoft.training.run_folder import load_parameters, read_log, train
 from samplesoft.training.settings import Settings
-from samplesoft.training.trainer import load_parameters, read_log, train
 
 
 def settings(**changes):

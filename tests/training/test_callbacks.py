@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from samplesoft.training.rounds import Average, Best
+from samplesoft.training.callbacks import Average, Best
 
 
 def rounds(number, dtype=np.float32):

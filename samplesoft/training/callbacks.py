@@ -11,7 +11,7 @@ import numpy as np
 from samplesoft._jit import chunks
 from samplesoft._progress import progress_bar, progress_line
 from samplesoft.training.checkpoint import Arrays
-from samplesoft.training.linear_epochs import DENSE
+from samplesoft.training.linear_task import DENSE
 
 _NUMBERS = 1 << 16  # at a time, which stay in the cache
 _LATE = 3.0  # the t-th round has a weight about proportional to t to this power
