@@ -191,7 +191,14 @@ def _run(job: _Job, progress: bool = False) -> None:
             corpus = read_corpus(job.corpus, vocabulary_size=job.vocabulary)
             task = LanguageModelTask(corpus, job.settings)
         resume = (job.folder / CHECKPOINT).exists()
-        train(task, Settings(epoch), job.folder, resume=resume, progress=progress)
+        train(
+            task,
+            Settings(epoch),
+            job.folder,
+            resume=resume,
+            schedule=task.schedule,
+            progress=progress,
+        )
         with replaced(kept) as draft:
             shutil.copyfile(job.folder / CHECKPOINT, draft)
 

@@ -47,7 +47,14 @@ def main() -> None:
         checkpoint_every=500,
         patience=options.patience,
     )
-    at = train(task, settings, options.out, resume=options.resume, progress=show)
+    at = train(
+        task,
+        settings,
+        options.out,
+        resume=options.resume,
+        schedule=task.schedule,
+        progress=show,
+    )
     load_parameters(options.out / BEST, task)
     test = task.evaluate(corpus.test)["perplexity"]
     print(f"best epoch {at.best_epoch}: test perplexity {test:.2f}")

@@ -85,6 +85,13 @@ def progress_line(wanted: bool, line: str) -> None:
             print(line, file=sys.stderr, flush=True)
 
 
+def report_line(wanted: bool, line: str) -> None:
+    """Write a line to stderr, to a terminal too, where it stays."""
+    with suppress(OSError, ValueError):
+        if wanted and sys.stderr is not None:
+            print(line, file=sys.stderr, flush=True)
+
+
 class Pace:
     """The time since some work began, and how long the rest takes if it goes on so."""
 

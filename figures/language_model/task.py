@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from math import floor
 from typing import Any
 
 import numpy as np
@@ -222,13 +221,16 @@ class LanguageModelTask(Task):
             raise FloatingPointError(str(error)) from error
         return loss / steps, gradients
 
-    def rate_factor(self, epoch: int) -> float:
-        """Return 1 in the first `hold` epochs, divided by `decay` at the start of each after them.
+    def schedule(self, step: int) -> float:
+        """Return the factor of the learning rate in a step, counted from 1.
+
+        It is 1 in the first `hold` epochs, and divided by `decay` at the start of each after them.
 
         The small model of Zaremba et al. has ``hold=4, decay=2``, the medium one 6 and 1.2, the
         large one 14 and 1.15: section 4.1.
         """
-        late = max(floor(epoch) + 1 - self.settings.hold, 0.0)
+        epoch = (step - 1) // self.num_steps
+        late = max(epoch + 1 - self.settings.hold, 0.0)
         return pow(self.settings.decay, -late)
 
     def after_step(self, gradients: dict[str, Gradient]) -> None:

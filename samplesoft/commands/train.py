@@ -35,7 +35,7 @@ from samplesoft.training import (
     require_run,
 )
 from samplesoft.training.lock import locked
-from samplesoft.training.run_folder import Run
+from samplesoft.training.run_folder import train_in
 
 _NOT_SAVED = ("command", "run", "out", "resume", "json", "scheduler")
 _MAY_CHANGE = ("epochs", "patience", "train", "test")  # training refuses other changes
@@ -119,13 +119,14 @@ def _run(options: argparse.Namespace, out: Path, workers: Any, lock: ExitStack) 
         done = len(_epochs(read_log(out / LOG)))
         line += f", goes on in epoch {done + 1}"
     show_part(line)
+    show_part(f"{task.resolved(settings)}")
     # times that are left are told by the epochs of this process
     pace = Pace(settings.epochs, done)
 
     def show_epoch(line: dict[str, Any]) -> None:
         show_part(f"{_one_line(line, model.headline)}, {pace.times(line['epoch'])}")
 
-    at = Run(task, settings, out).train(options.resume, show_epoch)
+    at = train_in(out, task, settings, None, options.resume, show_epoch)
     records = _epochs(read_log(out / LOG))
     # the report is on the best epoch, and the parameters in memory are those of the last
     if not (out / BEST).exists():

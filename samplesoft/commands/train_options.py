@@ -35,13 +35,17 @@ from samplesoft.samplers.registry import SAMPLERS
 from samplesoft.training import BEST, CHECKPOINT, LOG
 from samplesoft.training.lock import LOCK
 from samplesoft.training.retrieval import RetrievalSettings, RetrievalTask
+from samplesoft.training.schedules import (
+    RATES,
+    RATES_OF_INPUTS,
+    SCHEDULES,
+    default_learning_rate,
+)
 from samplesoft.training.settings import Settings
 
 # options of draws, which a loss that draws nothing does not have
 OF_DRAWS = ("sampler", "num_sampled", "num_certain", "shared", "nu", "num_features", "update_every")
 DEFAULTS = {"epochs": 20, "optimizer": "adagrad"}
-RATES = {"adagrad": 0.1, "adam": 0.01}  # others must be given
-RATES_OF_INPUTS = {"adagrad": 2.0}  # without an embedding
 
 OPTIONS = "options.json"  # of a run, beside its checkpoint, so that --resume needs none of them
 DATA = {"train": "training data", "test": "data to evaluate at the end"}
@@ -269,6 +273,18 @@ _OF_RUN: Options = {
         parse=positive_float,
         metavar="N",
     ),
+    "schedule": Option(
+        f"how the learning rate changes until --epochs are done, one of {', '.join(SCHEDULES)} "
+        f"(default {Settings.schedule}); a run that decays is resumed with the same --epochs",
+        choices=SCHEDULES,
+        metavar="NAME",
+    ),
+    "warmup_steps": Option(
+        "steps at the beginning in which the learning rate rises in a line (default "
+        f"{Settings.warmup_steps})",
+        parse=positive_int,
+        metavar="N",
+    ),
     "checkpoint_every": Option(
         "write a checkpoint after so many steps of an epoch too, and not only at its end",
         parse=positive_int,
@@ -351,11 +367,12 @@ def training_settings(options: argparse.Namespace) -> Settings:
     """Return how the task is trained."""
     values = {**DEFAULTS, **given(options, Settings)}
     if "learning_rate" not in values:
-        # numbers of features that are rare see few steps, and must take large ones
+        # others must be given
         rates, optimizer = RATES_OF_INPUTS if options.no_embedding else RATES, values["optimizer"]
         if optimizer not in rates:
             raise ValueError(
                 f"--learning-rate must be given with --optimizer {optimizer}, which has no default."
             )
-        values["learning_rate"] = rates[optimizer]
+        on_inputs = options.no_embedding is True
+        values["learning_rate"] = default_learning_rate(optimizer, on_inputs=on_inputs)
     return Settings(**values)

@@ -71,6 +71,9 @@ class Optimizer(ABC):
     ----------
     steps : int
         Steps taken.
+    schedule : callable or None
+        Returns the factor of the learning rate in a step, counted from 1. It is set for a time, as
+        `samplesoft.training.fit` does, and is no part of a copy.
 
     Raises
     ------
@@ -91,10 +94,11 @@ class Optimizer(ABC):
     _state_names: ClassVar[tuple[str, ...]] = ()
     squares: ClassVar[bool] = False  # whether the kernel adds up squares of gradients
     _kernel: ClassVar[Callable[..., None]]
+    schedule: Callable[[int], float] | None = None
 
     def __init__(self, learning_rate: float) -> None:
-        self.learning_rate = learning_rate
         self.steps = 0
+        self.learning_rate = learning_rate
         self._state: dict[str, tuple[Array, ...]] = {}
 
     @abstractmethod
@@ -103,13 +107,20 @@ class Optimizer(ABC):
 
     @property
     def learning_rate(self) -> float:
-        """Size of a step, which a schedule may set before any of them."""
-        return self._learning_rate
+        """Size of the step that `steps` counts: what has been set, times the factor of `schedule`.
+
+        Without a schedule the factor is 1.
+        """
+        if self.schedule is None:
+            return self._learning_rate
+        return self._learning_rate * self.schedule(max(self.steps, 1))
 
     @learning_rate.setter
-    # a schedule sets it before any step, so it is checked each time
     def learning_rate(self, value: float) -> None:
         self._learning_rate = as_nonnegative("learning_rate", value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "schedule": None}
 
     def step(
         self, parameters: Mapping[str, Array], gradients: Mapping[str, Array | SparseRows]
@@ -153,7 +164,7 @@ class Optimizer(ABC):
                 self.steps -= 1
                 raise ValueError(
                     f"`learning_rate` must be within the range of {update.parameter.dtype} for "
-                    f"{update.name!r}, got {self._learning_rate}; lower it."
+                    f"{update.name!r}, got {self.learning_rate}; lower it."
                 )
         for (device, update), state in zip(updates, states, strict=True):
             self._state[update.name] = state

@@ -739,6 +739,20 @@ class ShardedOptimizer:
     def learning_rate(self, value: float) -> None:
         self._layer.optimizer.learning_rate = value
 
+    @property
+    def schedule(self) -> Any:
+        """The schedule of the learning rate, or None."""
+        return self._layer.optimizer.schedule
+
+    @schedule.setter
+    def schedule(self, value: Any) -> None:
+        self._layer.optimizer.schedule = value
+
+    @property
+    def steps(self) -> int:
+        """Steps taken."""
+        return self._layer.optimizer.steps
+
     def step(self, parameters: dict[str, Any], gradients: dict[str, Any]) -> None:
         """Change all parameters but the class vectors, which follow in the layer's `update`."""
         here = {name: gradient for name, gradient in gradients.items() if name != self._name}

@@ -18,7 +18,13 @@ from samplesoft.losses.vectors import unit_rows
 from samplesoft.metrics.best_classes import best_classes, check_leave_out
 from samplesoft.metrics.sampled import TargetRanks, sampled_metrics, target_ranks
 from samplesoft.models.linear import Linear
-from samplesoft.recommend.training import Matrix, as_interactions, train, user_vectors
+from samplesoft.recommend.training import (
+    Matrix,
+    as_interactions,
+    check_parameters,
+    train,
+    user_vectors,
+)
 from samplesoft.samplers.base import Rows
 from samplesoft.training.checkpoint import (
     Checkpoint,
@@ -29,6 +35,7 @@ from samplesoft.training.checkpoint import (
     saved_parameters,
     write_checkpoint,
 )
+from samplesoft.training.resolved import Resolved
 
 Lists = tuple[NDArray[np.int32], Rows]
 _MODEL = "SampledSoftmaxRecommender"
@@ -79,6 +86,10 @@ class SampledSoftmaxRecommender:
         Users in a step.
     learning_rate : float
         Of Adagrad.
+    schedule : {"constant", "linear", "cosine"}
+        How the learning rate changes: it stays, or falls to 0 at the end of `max_iter`.
+    warmup : float
+        Share of the steps, at the beginning, in which the learning rate rises in a line.
     early_stopping : bool
         Hide a fifth of the items of some users, stop when nDCG at 20 of these no longer rises, and
         keep the best.
@@ -104,6 +115,9 @@ class SampledSoftmaxRecommender:
         Times gone over the users.
     loss_curve_ : list of float
         Mean loss that was minimised, each time.
+    resolved_ : samplesoft.training.Resolved
+        What `fit` did: the loss, draws, rounds, learning rate and kind of steps that the parameters
+        stood for. `verbose` shows it in its first line.
     step_by_step_ : str or None
         Why `fit` took steps one by one, None where many of them were one compiled call.
     validation_scores_ : list of float
@@ -195,6 +209,8 @@ class SampledSoftmaxRecommender:
     max_iter: int = 30
     batch_size: int = 256
     learning_rate: float = 0.05
+    schedule: str = "constant"
+    warmup: float = 0.0
     early_stopping: bool = True
     validation_fraction: float = 0.1
     n_iter_no_change: int = 4
@@ -234,9 +250,14 @@ class SampledSoftmaxRecommender:
                 f"`user_items` must hold items of some users, got a matrix {taken.shape} of zeros."
             )
         trained = train(self, taken)
-        self._embedding, self.item_factors, self.user_factors = trained[:3]
-        self.propagation_, self.loss_curve_, self.validation_scores_ = trained[3:6]
-        self.step_by_step_ = trained[6]
+        self._embedding = trained.embedding
+        self.item_factors = trained.items
+        self.user_factors = trained.users
+        self.propagation_ = trained.weight
+        self.loss_curve_ = trained.losses
+        self.validation_scores_ = trained.scores
+        self.resolved_ = trained.resolved
+        self.step_by_step_ = trained.resolved.step_by_step
         return self
 
     def recommend(
@@ -483,6 +504,7 @@ class SampledSoftmaxRecommender:
         self._require_fitted()
         parameters = saved_parameters(asdict(self))
         values = {name: getattr(self, name) for name in _FITTED}
+        values["resolved"] = self.resolved_.stored()
         arrays = {name: getattr(self, name) for name in _FACTORS}
         arrays |= prefixed({"embedding": self._embedding.parameters}, "/")
         config = {"model": _MODEL, "parameters": parameters}
@@ -513,7 +535,11 @@ class SampledSoftmaxRecommender:
         """
         with reading(path, _MODEL) as (config, values, arrays):
             recommender = cls(**config["parameters"])
+            resolved = values.pop("resolved", None)
             vars(recommender).update(values, **{name: arrays[name] for name in _FACTORS})
+            if resolved is not None:  # a file of before has none
+                model = check_parameters(recommender, len(recommender.item_factors))
+                recommender.resolved_ = Resolved(model, **resolved)
             recommender._embedding = Linear(*recommender.item_factors.shape)
             copy_arrays(path, part_of("embedding", arrays), recommender._embedding.parameters)
         return recommender

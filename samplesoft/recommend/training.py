@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import sparse
 
 from samplesoft._jit import chunks
-from samplesoft._progress import progress_phase
+from samplesoft._progress import progress_phase, report_line
 from samplesoft._random import as_key, uniform_block, uniform_run
 from samplesoft._validation import (
     FloatArray,
@@ -29,16 +30,27 @@ from samplesoft.models.linear import Linear, column_counts
 from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSettings, some_entries
 from samplesoft.models.optimizers import make_optimizer
 from samplesoft.samplers.base import Rows
-from samplesoft.training.callbacks import train_rounds
+from samplesoft.training.callbacks import (
+    Average,
+    EarlyStop,
+    EpochBar,
+    KeepBest,
+    Refresh,
+    Score,
+)
 from samplesoft.training.linear_task import (
     Examples,
-    LinearEpochs,
+    LinearTask,
     as_weights,
+    divergence_told,
     entry_chunks,
     held_out_order,
     owners_of,
     unit_norm,
 )
+from samplesoft.training.loop import Callback, fit
+from samplesoft.training.resolved import Resolved
+from samplesoft.training.schedules import SCHEDULES
 from samplesoft.training.task import sub_seed
 
 Matrix = sparse.csr_array
@@ -57,7 +69,7 @@ _OFFERED = [
 
 # epochs
 _TRAINING, _START, _HELD_OUT = range(3)  # streams of the seed
-_HISTORIES = 100  # a stream beside those of `LinearEpochs`, for the items that a step leaves out
+_HISTORIES = 100  # a stream beside those of `LinearTask`, for the items that a step leaves out
 _KEPT = 0.3  # what an item that is still in the history weighs as a label; one left out: 1
 _SMALL = 0.1  # what is random at the beginning, in relation to what is not
 
@@ -97,6 +109,8 @@ def check_parameters(recommender: Any, num_items: int = 2) -> _Settings:
     for name in ("learning_rate", "negative_weight"):
         as_positive(name, getattr(recommender, name))
     as_nonnegative("dropout", recommender.dropout, below=1.0)
+    as_choice("schedule", recommender.schedule, SCHEDULES)
+    as_nonnegative("warmup", recommender.warmup, below=1.0)
     for name in ("early_stopping", "verbose"):
         as_flag(name, getattr(recommender, name))
     share = as_nonnegative("validation_fraction", recommender.validation_fraction, below=1.0)
@@ -124,37 +138,56 @@ def check_parameters(recommender: Any, num_items: int = 2) -> _Settings:
     )
 
 
-def train(
-    recommender: Any, taken: Matrix
-) -> tuple[Linear, Rows, Rows, float, list[float], list[float], str | None]:
-    """Train a model on interactions (users, items), as the parameters of a recommender say.
+class Trained(NamedTuple):
+    """What training comes to."""
 
-    Returns the embedding of histories; the vectors of items (items, d), propagated, and of users
-    (users, d); the weight of the propagation; the loss and the score of each round; and why steps
-    were taken one by one, or None.
-    """
+    embedding: Linear  # of histories
+    items: Rows  # (items, d): vectors, propagated
+    users: Rows  # (users, d)
+    weight: float  # of the propagation
+    losses: list[float]  # of each round
+    scores: list[float]  # of each round, where something is held out
+    resolved: Resolved
+
+
+class _Rounds(NamedTuple):
+    """A model that has been trained, and its rounds."""
+
+    model: LinearSoftmax
+    weight: float  # of the propagation
+    losses: list[float]
+    scores: list[float]
+    resolved: Resolved
+
+
+def train(recommender: Any, taken: Matrix) -> Trained:
+    """Train a model on interactions (users, items), as the parameters of a recommender say."""
     settings = check_parameters(recommender, taken.shape[1])
     active, num_users = np.flatnonzero(np.diff(taken.indptr)), taken.shape[0]
     if len(active) < num_users:  # users without items are left out, as if they were not there
         taken = taken[active]
-    model, weight, losses, scores, step_by_step = _trained(recommender, taken, settings)
+    rounds = _rounds(recommender, taken, settings)
+    model = rounds.model
     users = user_vectors(model.embedding, taken)  # with what was held out
-    items = propagated(model.class_vectors(), users, normalized(taken), weight)
+    items = propagated(model.class_vectors(), users, normalized(taken), rounds.weight)
     if len(active) < num_users:
         of_active = users
         of_none = user_vectors(model.embedding, Matrix((1, taken.shape[1])))
         users = of_none.repeat(num_users, axis=0)
         users[active] = of_active
-    return model.embedding, items, users, weight, losses, scores, step_by_step
+    return Trained(
+        embedding=model.embedding,
+        items=items,
+        users=users,
+        weight=rounds.weight,
+        losses=rounds.losses,
+        scores=rounds.scores,
+        resolved=rounds.resolved,
+    )
 
 
-def _trained(
-    recommender: Any, taken: Matrix, settings: _Settings
-) -> tuple[LinearSoftmax, float, list[float], list[float], str | None]:
-    """Return a model, the weight of its propagation, the loss and the score of each round.
-
-    Last comes why steps were taken one by one, or None.
-    """
+def _rounds(recommender: Any, taken: Matrix, settings: _Settings) -> _Rounds:
+    """Train a model, and choose the weight of its propagation."""
     key = as_key(recommender.random_state, "random_state")
     held_out, seen = None, taken
     if recommender.early_stopping:
@@ -164,9 +197,10 @@ def _trained(
     settings.require_room(num_items, num_items, np.dtype(np.float32))
     item_counts = column_counts(seen)
     seed = sub_seed(key, _TRAINING)
-    epochs = DenoisingEpochs(num_items, num_items, settings, item_counts, seed)
-    epochs.dropout, epochs.optimizer = recommender.dropout, make_optimizer("adagrad", 0.0)
-    model, graph = epochs.model, normalized(seen)
+    task = RecommenderTask(num_items, num_items, settings, item_counts, seed)
+    task.dropout = recommender.dropout
+    optimizer = make_optimizer("adagrad", recommender.learning_rate)
+    model, graph = task.model, normalized(seen)
     # there are no more directions than users and items that somebody has taken
     rank = min(taken.shape[0], int(np.count_nonzero(column_counts(taken))))
     with progress_phase(recommender.verbose, "singular vectors"):
@@ -175,6 +209,7 @@ def _trained(
     rows = np.flatnonzero(sizes)
     # the loss of a user is a mean over its items: the weights let each item count as much
     examples = Examples(seen, seen, sizes / sizes[rows].mean())
+    task.use(examples, rows, recommender.batch_size)
     weight = recommender.propagation
     if weight == _AUTO and held_out is None:
         weight = _USUAL_WEIGHT
@@ -184,29 +219,48 @@ def _trained(
         users = user_vectors(model.embedding, seen)
         return held_out.score(users, propagated(model.class_vectors(), users, graph, weight))
 
-    def one_round(number: int) -> float:
-        size, rate = recommender.batch_size, recommender.learning_rate
-        return epochs.epoch(examples, rows, size, rate)
-
-    def score(number: int) -> float | None:
-        return ndcg(_EPOCH_WEIGHT if weight == _AUTO else weight) if held_out else None
-
-    step_by_step = epochs.why_step_by_step(seen)
-    losses, scores = train_rounds(
-        model,
-        one_round,
-        score,
-        most=recommender.max_iter,
-        average=True,
-        patience=recommender.n_iter_no_change,
-        score_name="ndcg_at_20",
-        step_by_step=step_by_step,
-        verbose=recommender.verbose,
+    average = Average(task.parameters)
+    score = None
+    callbacks: list[Callback] = [Refresh(), average]
+    if held_out is not None:
+        score_weight = _EPOCH_WEIGHT if weight == _AUTO else weight
+        score = Score(partial(ndcg, score_weight), average=average)
+        callbacks += [
+            score,
+            KeepBest(average),
+            EarlyStop(recommender.n_iter_no_change),
+        ]
+    if recommender.verbose:
+        callbacks.append(EpochBar(recommender.max_iter, "ndcg_at_20", score))
+    total = recommender.max_iter * task.num_steps
+    resolved = Resolved(
+        model=settings,
+        num_classes=num_items,
+        num_examples=len(rows),
+        epochs=recommender.max_iter,
+        batch_size=recommender.batch_size,
+        num_steps=total,
+        optimizer="adagrad",
+        learning_rate=float(recommender.learning_rate),
+        schedule=recommender.schedule,
+        warmup_steps=int(np.ceil(recommender.warmup * total)),
+        step_by_step=task.why_step_by_step(optimizer),
     )
+    report_line(recommender.verbose, f"fit: {resolved}")
+    at = fit(
+        task,
+        optimizer,
+        epochs=recommender.max_iter,
+        schedule=resolved.make_schedule(),
+        callbacks=callbacks,
+        guard=divergence_told,
+    )
+    losses = [epoch["train_loss"] for epoch in at.history]
+    scores = [] if score is None else score.scores
     if weight == _AUTO:
         with progress_phase(recommender.verbose, "weight of the propagation"):
             weight = max(_WEIGHTS, key=ndcg)
-    return model, weight, losses, scores, step_by_step
+    return _Rounds(model=model, weight=weight, losses=losses, scores=scores, resolved=resolved)
 
 
 def _begin(model: LinearSoftmax, graph: Matrix, rank: int, seed: int) -> None:
@@ -222,8 +276,8 @@ def _begin(model: LinearSoftmax, graph: Matrix, rank: int, seed: int) -> None:
     model.softmax.refresh()
 
 
-class DenoisingEpochs(LinearEpochs):
-    """Epochs in which a user's items are predicted from some of them.
+class RecommenderTask(LinearTask):
+    """Users whose items are predicted from some of them.
 
     Of the entries of an input, which is a history, a share `dropout` is left out in each step. Its
     items are labels all the same, and those that are left in are labels of less weight: that
@@ -237,14 +291,14 @@ class DenoisingEpochs(LinearEpochs):
 
     dropout = 0.0
 
-    def _rows(self, examples: Examples, rows: IntArray) -> Examples:
+    def _rows(self, rows: IntArray) -> Examples:
         """Return some users, whose histories are divided by their norms only here."""
-        some = examples.rows(rows)
+        some = self.data.rows(rows)
         return some._replace(X=unit_norm(some.X))
 
     def prepared(self, x: Any, labels: Any, first: int = 0) -> tuple[Any, Any]:
         """Return histories without some of their items, and all items as labels."""
-        seed = sub_seed(self._seed, _HISTORIES, self.num_steps)
+        seed = sub_seed(self._seed, _HISTORIES, self.steps_taken)
         return thinned(x, labels, self.dropout, seed, first)
 
 

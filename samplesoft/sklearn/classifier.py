@@ -144,9 +144,14 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     optimizer : str
         A key of `samplesoft.models.optimizers.OPTIMIZERS`.
     learning_rate : float, optional
-        Of the optimizer; by default 0.1, or where `embedding_dim` is None 2, divided by the mean
-        norm of the rows of `X` in the first call if that is above 1. These suit Adagrad; 0.01 is a
-        start for ``"adam"``.
+        Of the optimizer; by default 0.1, 0.01 for ``"adam"``, or where `embedding_dim` is None 2,
+        divided by the mean norm of the rows of `X` in the first call if that is above 1. These suit
+        Adagrad and Adam.
+    schedule : {"constant", "linear", "cosine"}
+        How the learning rate changes in a `fit`: it stays, or falls to 0 at the end of `max_iter`.
+        `partial_fit`, which has no end, takes it as it is.
+    warmup : float
+        Share of the steps of a `fit`, at its beginning, in which the learning rate rises in a line.
     early_stopping : bool
         Hold out examples, stop when precision at 1 on them no longer rises, and keep the best.
     validation_fraction : float
@@ -199,9 +204,12 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         Examples without a label in the last `fit`, which were left out.
     loss_curve_ : list of float
         Mean loss in nats that was minimised, each time.
+    resolved_ : samplesoft.training.Resolved
+        What the last `fit` did: the loss, sampler, draws, rounds, learning rate and kind of steps
+        that the parameters stood for. `verbose` shows it in its first line.
     step_by_step_ : str or None
         Why the last `fit` took steps one by one; None where many of them were one compiled call,
-        which makes an epoch on sparse inputs some 2.5 times as quick. `verbose` shows it too.
+        which makes an epoch on sparse inputs some 2.5 times as quick.
     validation_scores_ : list of float
         Precision at 1 of the examples of ``eval_set``, or of those held out for `early_stopping`,
         each time; empty without both.
@@ -337,6 +345,8 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     batch_size: int = 128
     optimizer: str = "adagrad"
     learning_rate: float | None = None
+    schedule: str = "constant"
+    warmup: float = 0.0
     early_stopping: bool = False
     validation_fraction: float = 0.1
     n_iter_no_change: int = 5
@@ -541,12 +551,13 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             weights = example_weights(of_class, codes, sample_weight)
             rows = np.flatnonzero(weights)
             if len(rows):
-                if not self._learner.num_steps:  # batches before, if any, were left out
+                if not self._learner.steps_taken:  # batches before, if any, were left out
                     self._learner.row_norm = mean_norm(X, rows)
                 rate = learning_rate(self, self._learner.row_norm)
-                self._learner.optimizer.learning_rate = rate
+                optimizer = self._learner.optimizer
+                optimizer.learning_rate = rate
                 batch = Examples(X, codes, weights).all_or(rows)
-                self._learner.step(*batch)
+                self._learner.learn(optimizer, *batch)
             self.n_iter_ += 1
         return self
 

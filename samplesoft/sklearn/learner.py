@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import chain, count, islice
+from functools import partial
 from typing import Any
 
 import numpy as np
 from scipy import sparse
 
-from samplesoft._progress import progress_bar, progress_line
+from samplesoft._progress import progress_line, progress_phase, report_line
 from samplesoft._validation import FloatArray, IntArray, in_small_unit
 from samplesoft.losses.logistic import FullLogisticLoss
 from samplesoft.losses.registry import LOSSES
@@ -20,13 +20,29 @@ from samplesoft.samplers.base import Rows
 from samplesoft.sklearn.calibration import Calibration, LogisticCalibration, SoftmaxCalibration
 from samplesoft.sklearn.labels import LabelCodec, example_weights
 from samplesoft.sklearn.parameters import (
+    half_of,
     learning_rate,
     model_settings,
     num_draws,
     num_rounds,
+    resolve,
 )
-from samplesoft.training.callbacks import train_rounds
-from samplesoft.training.linear_task import Examples, LinearEpochs, held_out_order
+from samplesoft.training.callbacks import (
+    Average,
+    EarlyStop,
+    EpochBar,
+    KeepBest,
+    Refresh,
+    Score,
+    averaged,
+)
+from samplesoft.training.linear_task import (
+    Examples,
+    LinearTask,
+    divergence_told,
+    held_out_order,
+)
+from samplesoft.training.loop import Callback, Progress, fit
 from samplesoft.training.task import NUM_EXAMPLES
 from samplesoft.tuning.pilot import PILOT, choose, pilot_steps
 
@@ -35,7 +51,7 @@ _SCORES = 1 << 24
 _AT_A_TIME = 1 << 16  # numbers of the inputs whose norms are taken
 
 
-class Learner(LinearEpochs):
+class Learner(LinearTask):
     """A linear softmax model with random parameters, and an optimizer by its name.
 
     `counts` (n,) say how often each class occurs, for samplers that draw by that; all randomness
@@ -58,7 +74,7 @@ class Learner(LinearEpochs):
         super().__init__(num_inputs, len(codec.classes), settings, counts, seed, dtype)
         self.optimizer = make_optimizer(optimizer, 0.0)
         self.codec, self.seed, self.optimizer_name = codec, seed, optimizer
-        self.num_examples = self.num_labels = 0
+        self.examples_seen = self.labels_seen = 0
 
     def split(self, rows: IntArray, share: float) -> tuple[IntArray, IntArray]:
         """Return the rows to train on, and a share of them that is held out."""
@@ -72,8 +88,8 @@ class Learner(LinearEpochs):
 
     def count(self, x: Any, labels: Any) -> None:
         """Count examples and labels, for the mean number of labels."""
-        self.num_examples += x.shape[0]
-        self.num_labels += labels.nnz if self.codec.multilabel else x.shape[0]
+        self.examples_seen += x.shape[0]
+        self.labels_seen += labels.nnz if self.codec.multilabel else x.shape[0]
 
     def scores(self, X: Any) -> Iterator[tuple[slice, Rows]]:
         """Yield scores of all classes, as `LinearSoftmax.scores`; raise if one is infinite."""
@@ -104,7 +120,7 @@ class Learner(LinearEpochs):
         if not self.codec.multilabel:
             return SoftmaxCalibration()
         # as many labels as in training; before the first step one
-        return SoftmaxCalibration(1.0, self.num_labels / max(self.num_examples, 1) or 1.0)
+        return SoftmaxCalibration(1.0, self.labels_seen / max(self.examples_seen, 1) or 1.0)
 
     def split_to_calibrate(self, rows: IntArray, share: float) -> tuple[IntArray, IntArray]:
         """Return the rows to train on at first, and a share of them, if few, for `calibrate`."""
@@ -140,6 +156,37 @@ class Learner(LinearEpochs):
         return min(_CALIBRATED, max(1, _SCORES // len(self.codec.classes)))
 
 
+class Calibrate(Callback):
+    """Calibrates a model halfway on examples that are held out until then, and learned afterwards.
+
+    Parameters
+    ----------
+    apart : ndarray of int, shape (k,)
+        Rows of these examples.
+    halfway : int
+        At the end of which epoch.
+    average : Average or None
+        What stands for the parameters meanwhile.
+    """
+
+    def __init__(self, apart: IntArray, halfway: int, average: Average | None) -> None:
+        self._apart, self._halfway, self._average = apart, halfway, average
+
+    def end_epoch(self, task: Any, optimizer: Any, at: Progress) -> None:
+        """Calibrate, if it is halfway."""
+        if at.epoch + 1 == self._halfway:
+            with averaged(self._average, task.parameters):
+                task.calibrate(*task.data, self._apart)
+
+    def after_epoch(self, task: Any, optimizer: Any, at: Progress) -> None:
+        """Learn the examples once, which makes up for the epochs so far, and always from now on."""
+        if at.epoch == self._halfway:
+            before = task.rows
+            task.use(task.data, self._apart, task.batch_size)
+            fit(task, optimizer, epochs=1, callbacks=[Refresh()], guard=divergence_told)
+            task.use(task.data, np.sort(np.concatenate((before, self._apart))), task.batch_size)
+
+
 def train(
     classifier: Any,
     examples: Examples,
@@ -154,41 +201,43 @@ def train(
     model halfway, and are learned from then on. Weights `of_class` (n + 1,) count in calibration
     as in training, and not in scores.
     """
-    learner, size = classifier._learner, classifier.batch_size
-    rate = learning_rate(classifier, learner.row_norm)
-    several = len(classifier.classes_) > 1  # else there is nothing to learn
-    most = num_rounds(classifier, len(rows)) if several else 1
-    halfway = -(-most // 2) if len(apart) else None
+    learner = classifier._learner
+    learner.use(examples, rows, classifier.batch_size)
+    resolved = resolve(classifier, learner, len(apart))
+    classifier.resolved_ = resolved
+    classifier.step_by_step_ = resolved.step_by_step
+    learner.optimizer.learning_rate = resolved.learning_rate
 
-    def one_round(number: int) -> float:
-        return float(learner.epoch(examples, rows, size, rate))
-
-    def score(number: int) -> float | None:
-        if number == halfway:
-            learner.calibrate(*examples, apart)
-        return None if validation is None else learner.precision_at_1(*validation)
-
-    def after(number: int) -> None:
-        nonlocal rows
-        if number == halfway:  # from now on they are learned, and make up for this round
-            learner.epoch(examples, apart, size, rate)
-            rows = np.sort(np.concatenate((rows, apart)))
-
-    classifier.step_by_step_ = learner.why_step_by_step(examples.X)
-    classifier.loss_curve_, classifier.validation_scores_ = train_rounds(
-        learner.model,
-        one_round,
-        score,
-        after,
-        most=most,
-        average=classifier.average,
-        patience=classifier.n_iter_no_change if classifier.early_stopping else None,
-        tolerance=classifier.tol,
-        score_name="precision_at_1",
-        step_by_step=classifier.step_by_step_,
-        verbose=bool(classifier.verbose),
-    )
-    classifier.n_iter_ = len(classifier.loss_curve_)
+    average = Average(learner.parameters) if classifier.average else None
+    score = None
+    callbacks: list[Callback] = [Refresh()]
+    if average is not None:
+        callbacks.append(average)
+    if len(apart):
+        callbacks.append(Calibrate(apart, half_of(resolved.epochs), average))
+    if validation is not None:
+        precision = partial(learner.precision_at_1, *validation)
+        score = Score(precision, tolerance=classifier.tol, average=average)
+        callbacks.append(score)
+    if classifier.verbose:
+        callbacks.append(EpochBar(resolved.epochs, "precision_at_1", score))
+    if classifier.early_stopping:
+        callbacks += [KeepBest(average), EarlyStop(classifier.n_iter_no_change)]
+    report_line(bool(classifier.verbose), f"fit: {resolved}")
+    try:
+        at = fit(
+            learner,
+            learner.optimizer,
+            epochs=resolved.epochs,
+            schedule=resolved.make_schedule(),
+            callbacks=callbacks,
+            guard=divergence_told,
+        )
+    finally:
+        learner.release()
+    classifier.loss_curve_ = [epoch["train_loss"] for epoch in at.history]
+    classifier.validation_scores_ = [] if score is None else score.scores
+    classifier.n_iter_ = at.epoch
     if validation is not None and classifier.calibrate:
         X, codes, weights = validation
         weights = example_weights(of_class, codes, weights)
@@ -215,13 +264,17 @@ def auto_choice(
     size, verbose = classifier.batch_size, bool(classifier.verbose)
     steps = pilot_steps(num_rounds(classifier, len(rows)) * -(-len(rows) // size))
     progress_line(verbose, f"pilot of {steps:,} steps, by which the sampler is chosen")
-    batches = chain.from_iterable(learner.next_batches(rows, size) for _ in count())
+    learner.use(examples, rows, size)
     learner.optimizer.learning_rate = learning_rate(classifier, 1.0)
-    with progress_bar(verbose, total=steps, unit="step", desc="pilot") as bar:
-        for batch in islice(batches, steps):
-            learner.step(*examples.rows(batch))
-            bar.update()
-    some = learner.next_batches(rows, max(size, NUM_EXAMPLES))[0]
+    with progress_phase(verbose, "pilot"):
+        fit(
+            learner,
+            learner.optimizer,
+            epochs=-(-steps // learner.num_steps),
+            max_steps=steps,
+            guard=divergence_told,
+        )
+    some = learner.batches(rows, learner.epochs_begun, max(size, NUM_EXAMPLES))[0]
     choice = choose(
         learner.tune_inputs(examples.X[some], examples.labels[some]),
         loss or classifier.loss,

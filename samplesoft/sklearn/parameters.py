@@ -1,9 +1,14 @@
-"""Parameters of the classifier: checked, and as settings of its model."""
+"""Parameters of the classifier: checked, and resolved into what is done.
+
+All defaults that depend on the data are settled here: `model_settings` settles those of the model,
+`resolve` those of its training.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from math import ceil
 from typing import Any
 
 from samplesoft._temperature import tau_of_classes
@@ -12,6 +17,8 @@ from samplesoft.losses.registry import LOSSES
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings, normalizes
 from samplesoft.models.optimizers import OPTIMIZERS
 from samplesoft.samplers.registry import SAMPLERS
+from samplesoft.training.resolved import Resolved
+from samplesoft.training.schedules import SCHEDULES, default_learning_rate
 from samplesoft.tuning.pilot import PILOT, check_auto, is_auto
 
 NUM_SAMPLED = 100  # draws by default, and classes up to which nothing is drawn
@@ -28,6 +35,8 @@ def check_parameters(classifier: Any) -> None:
             as_count(name, getattr(classifier, name))
     as_choice("optimizer", classifier.optimizer, OPTIMIZERS)
     as_positive("learning_rate", learning_rate(classifier, 1.0))  # of any norm: its sign counts
+    as_choice("schedule", classifier.schedule, SCHEDULES)
+    as_nonnegative("warmup", classifier.warmup, below=1.0)
     as_nonnegative("tol", classifier.tol)
     share = as_positive("validation_fraction", classifier.validation_fraction)
     if share >= 1.0:
@@ -84,14 +93,48 @@ def model_settings(
     return LinearSoftmaxSettings(**settings)
 
 
-def learning_rate(classifier: Any, row_norm: float) -> Any:
-    """Return the size of a step of the optimizer, for inputs of such a norm in the mean.
+def resolve(classifier: Any, learner: Any, num_apart: int) -> Resolved:
+    """Return how a model is trained on the rows that it uses, and later on some that are apart."""
+    num_rows, size = len(learner.rows), learner.batch_size
+    num_classes = len(learner.codec.classes)
+    # of one class there is nothing to learn
+    epochs = num_rounds(classifier, num_rows) if num_classes > 1 else 1
+    early = half_of(epochs)
+    late = epochs - early
+    # those that are apart are learned once between the halves
+    num_steps = early * _steps(num_rows, size)
+    num_steps += _steps(num_apart, size)
+    num_steps += late * _steps(num_rows + num_apart, size)
+    return Resolved(
+        model=learner.model.settings,
+        num_classes=num_classes,
+        num_examples=num_rows,
+        epochs=epochs,
+        batch_size=size,
+        num_steps=num_steps,
+        optimizer=learner.optimizer_name,
+        learning_rate=float(learning_rate(classifier, learner.row_norm)),
+        schedule=classifier.schedule,
+        warmup_steps=ceil(classifier.warmup * num_steps),
+        step_by_step=learner.why_step_by_step(learner.optimizer),
+    )
 
-    Without an embedding, scores follow the inputs as they are, and intercepts a one.
-    """
+
+def half_of(epochs: int) -> int:
+    """Return the epoch at whose end a model is calibrated, counted from 1."""
+    return -(-epochs // 2)
+
+
+def _steps(num_examples: int, batch_size: int) -> int:
+    return -(-num_examples // batch_size)
+
+
+def learning_rate(classifier: Any, row_norm: float) -> Any:
+    """Return the learning rate before the schedule, for inputs of such a norm in the mean."""
     if classifier.learning_rate is not None:
         return classifier.learning_rate
-    return 2.0 / max(1.0, row_norm) if classifier.embedding_dim is None else 0.1
+    on_inputs = classifier.embedding_dim is None
+    return default_learning_rate(classifier.optimizer, on_inputs=on_inputs, row_norm=row_norm)
 
 
 def num_draws(classifier: Any, num_classes: int) -> Any:

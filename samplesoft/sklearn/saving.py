@@ -22,6 +22,7 @@ from samplesoft.training.checkpoint import (
     saved_parameters,
     write_checkpoint,
 )
+from samplesoft.training.resolved import Resolved
 from samplesoft.training.trained import (
     classes_to_store,
     linear_softmax_config,
@@ -38,7 +39,15 @@ _FITTED = (
     "validation_scores_",
     "auto_choice_",
 )
-_COUNTED = ("num_steps", "num_epochs", "num_examples", "num_labels", "row_norm")  # by a learner
+# what a learner counts, by the names that files have for it
+_COUNTED = {
+    "seed": "seed",
+    "num_steps": "steps_taken",
+    "num_epochs": "epochs_begun",
+    "num_examples": "examples_seen",
+    "num_labels": "labels_seen",
+    "row_norm": "row_norm",
+}
 
 
 def write_classifier(path: str | Path, classifier: Any) -> None:
@@ -67,8 +76,10 @@ def write_classifier(path: str | Path, classifier: Any) -> None:
         "optimizer": learner.optimizer_name,
         "feature_names": None if names is None else list(names),
     }
+    resolved = getattr(classifier, "resolved_", None)
     values = {
-        "learner": {name: getattr(learner, name) for name in ("seed", *_COUNTED)},
+        "resolved": None if resolved is None else resolved.stored(),
+        "learner": {name: getattr(learner, ours) for name, ours in _COUNTED.items()},
         "fitted": {name: vars(classifier)[name] for name in _FITTED if name in vars(classifier)},
         "calibrated": learner.calibrated,
     }
@@ -106,10 +117,12 @@ def read_classifier(path: str | Path, make: type[_T]) -> tuple[_T, Learner]:
         learner.model.softmax.refresh()
         learner.model.load_state(part_of("state", arrays))
         learner.optimizer.load_state(part_of("optimizer", arrays))
-        vars(learner).update({name: counted[name] for name in _COUNTED})
+        vars(learner).update({ours: counted[name] for name, ours in _COUNTED.items()})
         if values["calibrated"] is not None:
             learner.calibrated = type(learner.calibration)(*values["calibrated"])
         fitted = {**values["fitted"], "n_features_in_": about["num_inputs"]}
+        if values.get("resolved") is not None:
+            fitted["resolved_"] = Resolved(learner.model.settings, **values["resolved"])
         if config["feature_names"] is not None:
             fitted["feature_names_in_"] = np.array(config["feature_names"], dtype=object)
         vars(classifier).update(fitted)

@@ -7,6 +7,8 @@ from samplesoft.training.checkpoint import (
     write_checkpoint,
     write_shards,
 )
+from samplesoft.training.loop import Callback, Progress, fit
+from samplesoft.training.resolved import Resolved
 from samplesoft.training.retrieval import RetrievalSettings, RetrievalTask
 from samplesoft.training.run_folder import (
     BEST,
@@ -18,7 +20,8 @@ from samplesoft.training.run_folder import (
     require_run,
     train,
 )
-from samplesoft.training.settings import Progress, Settings
+from samplesoft.training.schedules import SCHEDULES, make_schedule
+from samplesoft.training.settings import Settings
 from samplesoft.training.task import Task
 from samplesoft.training.trained import (
     TrainedLinearSoftmax,
@@ -31,15 +34,20 @@ __all__ = [
     "BEST",
     "CHECKPOINT",
     "LOG",
+    "SCHEDULES",
+    "Callback",
     "Checkpoint",
     "Progress",
+    "Resolved",
     "RetrievalSettings",
     "RetrievalTask",
     "Settings",
     "Task",
     "TrainedLinearSoftmax",
     "TrainedSoftmax",
+    "fit",
     "load_parameters",
+    "make_schedule",
     "read_checkpoint",
     "read_examples",
     "read_linear_softmax",

@@ -1,78 +1,38 @@
-"""Rounds over data in memory: the average of the parameters of all of them, and the best one."""
+"""Callbacks of `samplesoft.training.loop.fit` that need no files."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-import numpy as np
-
 from samplesoft._jit import chunks
-from samplesoft._progress import progress_bar, progress_line
+from samplesoft._progress import progress_bar
 from samplesoft.training.checkpoint import Arrays
-from samplesoft.training.linear_task import DENSE
+from samplesoft.training.loop import Callback, Progress
+from samplesoft.training.task import Task
 
 _NUMBERS = 1 << 16  # at a time, which stay in the cache
-_LATE = 3.0  # the t-th round has a weight about proportional to t to this power
+_LATE = 3.0  # the t-th epoch has a weight about proportional to t to this power
 
 
-def train_rounds(
-    model: Any,
-    train: Callable[[int], float],
-    score: Callable[[int], float | None],
-    after: Callable[[int], None] = lambda number: None,
-    *,
-    most: int,
-    average: bool,
-    patience: int | None,
-    tolerance: float = 0.0,
-    score_name: str,
-    step_by_step: str | None = None,
-    verbose: bool,
-) -> tuple[list[float], list[float]]:
-    """Train a `LinearSoftmax` for some rounds; return the loss and the score of each.
+class Refresh(Callback):
+    """Makes the sampler anew at the end of each epoch, for the class vectors have moved."""
 
-    `train` goes over the data once and returns the mean loss. With `average` the model is the
-    average over the rounds, where `score` looks at it and in the end. `score` returns None where
-    nothing is to be scored; `after` may train further. With `patience`, stop after so many
-    rounds without a rise of the score by more than `tolerance`, and go back to the best. Rounds
-    are counted from 1. `step_by_step` is the reason why steps are taken one by one, to be shown.
-    """
-    if step_by_step not in (None, DENSE):  # which costs time
-        progress_line(verbose, f"steps one by one: {step_by_step}")
-    model.own_parameters()
-    parameters = model.parameters
-    mean = Average(parameters) if average else None
-    kept = parameters if mean is None else mean.parameters
-    best, losses, scores = Best(kept), [], []
-    with progress_bar(verbose, each=True, total=most, unit="round", desc="fit") as bar:
-        for number in range(1, most + 1):
-            losses.append(train(number))
-            figures = {"loss": f"{losses[-1]:.4f}"}
-            if mean is not None:
-                mean.add(parameters)
-            with mean.in_place_of(parameters) if mean is not None else nullcontext():
-                value = score(number)
-            after(number)
-            if value is not None:
-                scores.append(value)
-                figures[score_name] = f"{value:.4f}"
-                if patience is not None:
-                    best.add(value, tolerance)
-            bar.set_postfix(refresh=False, **figures)
-            bar.update()
-            if patience is not None and best.since >= patience:
-                break
-    best.restore()
-    write(kept, parameters)
-    if mean is not None or best.scores:  # class vectors have changed, and no step follows
-        model.softmax.refresh()
-    return losses, scores
+    def end_epoch(self, task: Task, optimizer: Any, at: Progress) -> None:
+        """Make it anew."""
+        task.refresh()
 
 
-class Average:
-    """Averages over rounds of the parameters of a model, late rounds weighing more.
+class Average(Callback):
+    """The average of the parameters over the epochs, late ones weighing more.
+
+    It stands for the parameters while a model is validated, and in the end.
+
+    Parameters
+    ----------
+    parameters : dict of str to ndarray
+        Of the model.
 
     Attributes
     ----------
@@ -87,18 +47,27 @@ class Average:
 
     def __init__(self, parameters: Arrays) -> None:
         self.parameters = copied(parameters)
-        self._rounds = 0
+        self._epochs = 0
 
     def add(self, parameters: Arrays) -> None:
-        """Let the parameters after another round count."""
-        self._rounds += 1
+        """Let the parameters after another epoch count."""
+        self._epochs += 1
         # section 4 of the paper with eta = 3: the first share is 1, so that the start has no weight
-        share = (_LATE + 1.0) / (_LATE + self._rounds)
+        share = (_LATE + 1.0) / (_LATE + self._epochs)
         for name, array in self.parameters.items():
             mean, new = array.reshape(-1), parameters[name].reshape(-1)
             # in place and in pieces, without an array of the size of the parameters between
             for part in chunks(len(mean), _NUMBERS):
                 mean[part] += mean.dtype.type(share) * (new[part] - mean[part])
+
+    def end_epoch(self, task: Task, optimizer: Any, at: Progress) -> None:
+        """Add the parameters."""
+        self.add(task.parameters)
+
+    def end(self, task: Task, optimizer: Any, at: Progress) -> None:
+        """Let the parameters be the averages for good."""
+        write(self.parameters, task.parameters)
+        task.refresh()  # class vectors have changed, and no step follows
 
     @contextmanager
     def in_place_of(self, parameters: Arrays) -> Iterator[None]:
@@ -111,30 +80,131 @@ class Average:
             write(before, parameters)
 
 
-class Best:
-    """The parameters of the last round with the greatest score, and the rounds without a rise."""
+class Score(Callback):
+    """Scores the model at the end of each epoch; the greater the score, the better.
 
-    def __init__(self, parameters: Arrays) -> None:
+    Parameters
+    ----------
+    score : callable
+        Returns the score of the model as its parameters are.
+    tolerance : float
+        A rise by no more than this does not count as one.
+    average : Average, optional
+        What stands for the parameters meanwhile.
+
+    Attributes
+    ----------
+    scores : list of float
+        Those of the epochs.
+    """
+
+    def __init__(
+        self,
+        score: Callable[[], float],
+        *,
+        tolerance: float = 0.0,
+        average: Average | None = None,
+    ) -> None:
+        self._score, self._tolerance, self._average = score, tolerance, average
         self.scores: list[float] = []
-        self.since = 0
-        self._parameters = self._kept = parameters
 
-    def add(self, score: float, tolerance: float = 0.0) -> None:
-        """Keep the parameters as they are now, if no score so far is greater.
+    def end_epoch(self, task: Task, optimizer: Any, at: Progress) -> None:
+        """Score the model."""
+        with averaged(self._average, task.parameters):
+            self.scores.append(self._score())
+        at.validated({"loss": -self.scores[-1]}, self._tolerance)
 
-        Of few examples many rounds have the same score, and late ones have learned more. A rise by
-        less than the tolerance does not count as one.
-        """
-        greatest = max(self.scores, default=-np.inf)
-        self.since = 0 if score > greatest + tolerance else self.since + 1
-        # copied only when it may be needed, as the parameters go on to change
-        if score >= greatest:
-            self._kept = copied(self._parameters)
-        self.scores.append(score)
 
-    def restore(self) -> None:
-        """Go back to the best, if there are scores."""
-        write(self._kept, self._parameters)
+class KeepBest(Callback):
+    """Goes back to the parameters of the best epoch in the end, the last one of several.
+
+    Of few examples many epochs have the same score, and late ones have learned more.
+
+    Parameters
+    ----------
+    average : Average, optional
+        Whose averages are kept in place of the parameters.
+    """
+
+    def __init__(self, average: Average | None = None) -> None:
+        self._average = average
+        self._best: Arrays | None = None
+
+    def after_epoch(self, task: Task, optimizer: Any, at: Progress) -> None:
+        """Keep the parameters as they are now, if no epoch so far was better."""
+        if at.metrics["loss"] == at.best_loss:
+            # copied, as the parameters go on to change
+            self._best = copied(self._kept(task))
+
+    def end(self, task: Task, optimizer: Any, at: Progress) -> None:
+        """Go back."""
+        if self._best is not None:
+            write(self._best, self._kept(task))
+            if self._average is None:  # else it does so too
+                task.refresh()
+
+    def _kept(self, task: Task) -> Arrays:
+        return task.parameters if self._average is None else self._average.parameters
+
+
+class EarlyStop(Callback):
+    """Stops after some epochs without a better validation loss.
+
+    Parameters
+    ----------
+    patience : int
+        How many.
+    """
+
+    def __init__(self, patience: int) -> None:
+        self._patience = patience
+
+    def begin(self, task: Task, optimizer: Any, at: Progress) -> None:
+        """Stop where training had come so far already."""
+        self.after_epoch(task, optimizer, at)
+
+    def after_epoch(self, task: Task, optimizer: Any, at: Progress) -> None:
+        """Stop if no epoch has been better for long."""
+        if at.epoch - (at.best_epoch or 0) >= self._patience:
+            at.stop = True
+
+
+class EpochBar(Callback):
+    """Shows progress on stderr, a bar or a line for each epoch.
+
+    Parameters
+    ----------
+    epochs : int
+        At most so many.
+    score_name : str
+        Name of the score.
+    score : Score, optional
+        Whose last score is shown.
+    """
+
+    def __init__(self, epochs: int, score_name: str, score: Score | None) -> None:
+        self._epochs, self._name, self._score = epochs, score_name, score
+
+    def __enter__(self) -> EpochBar:
+        self._bar = progress_bar(True, each=True, total=self._epochs, unit="round", desc="fit")
+        self._bar.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.__exit__(*error)
+
+    def after_epoch(self, task: Task, optimizer: Any, at: Progress) -> None:
+        """Show the loss and the score."""
+        figures = {"loss": f"{at.mean_loss:.4f}"}
+        if self._score is not None:
+            figures[self._name] = f"{self._score.scores[-1]:.4f}"
+        self._bar.set_postfix(refresh=False, **figures)
+        self._bar.update()
+
+
+def averaged(average: Average | None, parameters: Arrays) -> AbstractContextManager[None]:
+    """Return a context in which parameters are the averages, if there are some."""
+    return nullcontext() if average is None else average.in_place_of(parameters)
 
 
 def copied(parameters: Arrays) -> Arrays:

@@ -1,8 +1,9 @@
-"""Epochs of a linear softmax model in memory: order, seeds, steps, and the sampler that follows."""
+"""A linear softmax model and its examples: order, seeds, steps, and the sampler that follows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from samplesoft.training.compiled_steps import (
     take_steps,
     why_step_by_step,
 )
-from samplesoft.training.task import sub_seed
+from samplesoft.training.task import Task, sub_seed
 
 _MODEL, _ORDER, _STEP, _SPLIT, _LABELS, _DROPOUT = range(6)  # streams of the seed
 _ENTRIES = 1 << 17  # of inputs that are made ready at a time, some 60 bytes each
@@ -50,14 +51,38 @@ class Examples(NamedTuple):
         return Examples(self.X[rows], self.labels[rows], self.weights[rows])
 
 
-class LinearEpochs:
-    """A linear softmax model, what each of its steps takes from one seed, and its optimizer.
+class LinearTask(Task):
+    """A linear softmax model and examples in memory.
 
-    The seed, below ``2**64``, is that of parameters, order, dropout, draws and held-out examples.
-    The optimizer is set before the first step, by whoever takes it.
+    All that is random in a step follows from one seed, below ``2**64``: parameters, order, dropout,
+    draws and held-out examples.
+
+    Parameters
+    ----------
+    num_inputs, num_classes : int
+        Columns v of an input, and classes n.
+    settings : LinearSoftmaxSettings
+        The model.
+    counts : array_like, shape (n,)
+        How often each class occurs, for samplers that draw by that.
+    seed : int
+        The seed.
+    dtype : dtype
+        Of the parameters.
+
+    Attributes
+    ----------
+    data : Examples
+        What is trained on, as `use` has set it.
+    rows : ndarray of int, shape (k,)
+        Which of these examples; an epoch goes over them once.
+    steps_taken, epochs_begun : int
+        Since the model was made; the randomness of a step follows from these.
     """
 
-    optimizer: Optimizer
+    data: Examples
+    rows: IntArray
+    batch_size: int
 
     def __init__(
         self,
@@ -77,76 +102,100 @@ class LinearEpochs:
             dtype=dtype,
             rng=sub_seed(seed, _MODEL),
         )
-        self.num_steps = self.num_epochs = 0
+        self.parameters = self.model.parameters
+        self.steps_taken = self.epochs_begun = 0
+        self._epoch: int | None = None  # the one that `_batches` are of
+        self._batches: list[IntArray] = []
+        self._draws_by_row = False
 
-    def epoch(
-        self, examples: Examples, rows: IntArray, batch_size: int, learning_rate: float
-    ) -> float:
-        """Go over some rows once; return the mean loss."""
-        batches = self.next_batches(rows, batch_size)
-        self.optimizer.learning_rate = learning_rate
-        losses: list[float] = []
-        while len(losses) < len(batches):
-            first = len(losses)
-            last = self.last_of_call(examples.X, batches, first)
-            if last is None:
-                draws = self._seed_of_draws(first, len(batches[0]))
-                losses.append(self.step(*self._rows(examples, batches[first]), draws))
-            else:
-                try:
-                    losses += self.take(examples, batches, first, last)
-                except FloatingPointError as error:
-                    raise ValueError(
-                        f"training has diverged: {error}; lower `learning_rate`, or bring inputs "
-                        "to another scale."
-                    ) from error
-        self.model.softmax.refresh()  # classes have moved, and their sampler may be stale
-        # the last batch may be smaller; its mean loss weighs less
-        sizes = [len(batch) for batch in batches]
-        return float(np.dot(losses, sizes)) / len(rows)
+    def use(self, data: Examples, rows: IntArray, batch_size: int) -> None:
+        """Set the examples of the next epochs."""
+        self.model.own_parameters()
+        self.parameters = self.model.parameters
+        self.data, self.rows, self.batch_size = data, rows, batch_size
 
-    def last_of_call(self, x: Any, batches: list[IntArray], first: int) -> int | None:
-        """Return before which step of an epoch a call of `take` ends; None where there is none."""
-        if self.why_step_by_step(x) is not None:
+    def release(self) -> None:
+        """Hold examples no longer: a model is kept, and stored, without them."""
+        del self.data, self.rows
+        self._epoch, self._batches = None, []
+
+    @property
+    def num_steps(self) -> int:  # type: ignore[override]
+        """Steps in an epoch."""
+        return -(-len(self.rows) // self.batch_size)
+
+    @property
+    def num_examples(self) -> int:  # type: ignore[override]
+        """Examples in a step, of which the last of an epoch may have fewer."""
+        return self.batch_size
+
+    def begin_epoch(self, epoch: int, index: int) -> None:
+        """Shuffle the rows."""
+        # counted when it begins: an epoch that is interrupted is not shuffled the same way again
+        self.epochs_begun += 1
+        self._epoch = epoch
+        self._batches = self.batches(self.rows, self.epochs_begun - 1, self.batch_size)
+
+    def examples_of(self, index: int) -> int:
+        """Return the number of examples of a step of the epoch that has begun."""
+        return len(self._batches[index])
+
+    def last_of_call(self, optimizer: Any, epoch: int, index: int) -> int | None:
+        """Return before which step a call of `take` ends, None where steps go one by one."""
+        reason = self.why_step_by_step(optimizer)
+        # steps that could go in one call have the draws of such a call
+        self._draws_by_row = reason == DENSE
+        if reason is not None:
             return None
-        each = steps_at_once(self.model, len(batches[0]))
-        return min((first // each + 1) * each, len(batches))
+        each = steps_at_once(self.model, self._size())
+        return min((index // each + 1) * each, len(self._batches))
 
-    def why_step_by_step(self, x: Any) -> str | None:
-        """Return why steps on such inputs are taken one by one, None where `take` takes many."""
-        reason = why_step_by_step(self.model, self.optimizer)
-        if reason is None and isinstance(x, np.ndarray):
+    def why_step_by_step(self, optimizer: Any) -> str | None:
+        """Return why steps are taken one by one, None where `take` takes many."""
+        reason = why_step_by_step(self.model, optimizer)
+        if reason is None and isinstance(self.data.X, np.ndarray):
             return DENSE
         return reason
 
-    def take(
-        self, examples: Examples, batches: list[IntArray], first: int, last: int
-    ) -> list[float]:
+    def step(self, epoch: int, index: int) -> tuple[float, dict[str, Gradient]]:
+        """Return the mean loss of a batch, and its gradients."""
+        if self._epoch != epoch:
+            self.begin_epoch(epoch, index)
+        draws = self._seed_of_draws(index) if self._draws_by_row else None
+        return self.gradients(*self._rows(self._batches[index]), draws)
+
+    def learn(self, optimizer: Optimizer, x: Any, labels: Any, weights: FloatArray) -> float:
+        """Take a step on a batch from elsewhere; return its mean loss."""
+        loss, gradients = self.gradients(x, labels, weights)
+        optimizer.step(self.model.parameters, gradients)
+        self.after_step(gradients)
+        return loss
+
+    def take(self, optimizer: Any, epoch: int, first: int, last: int) -> list[float]:
         """Take steps [first, last) of an epoch in one call; return their mean losses.
 
-        `batches` are all of the epoch, of which `first` have been taken, and `last` is at most
-        `last_of_call`.
+        `first` steps of the epoch have been taken, and `last` is at most `last_of_call`.
         """
         # whole calls are made ready, of which a run that goes on in the midst takes the rest
-        size = len(batches[0])
+        size, batches = self._size(), self._batches
         each = steps_at_once(self.model, size)
         begin = first // each * each
         whole = batches[begin : begin + each]
-        self.num_steps -= first - begin
-        seeds = [sub_seed(self._seed, stream, self.num_steps) for stream in (_STEP, _DROPOUT)]
+        self.steps_taken -= first - begin
+        seeds = [sub_seed(self._seed, stream, self.steps_taken) for stream in (_STEP, _DROPOUT)]
         draws = draws_of_steps(self.model, len(whole), seeds[0], size)
         losses: list[float] = []
         # entries before, given and prepared, which are left out by a stream for the whole call
         given = made = 0
-        for part in _parts(examples.X, whole, first - begin, last - begin):
-            x, labels, weights = self._rows(examples, np.concatenate(whole[part]))
+        for part in _parts(self.data.X, whole, first - begin, last - begin):
+            x, labels, weights = self._rows(np.concatenate(whole[part]))
             num = x.nnz
             x, labels = self.prepared(x, labels, given)
             if part.start >= first - begin:
                 self.count(x, labels)
                 losses += take_steps(
                     self.model,
-                    self.optimizer,
+                    optimizer,
                     x,
                     labels,
                     weights,
@@ -156,20 +205,22 @@ class LinearEpochs:
                     first_entry=made,
                 ).tolist()
             given, made = given + num, made + x.nnz
-        self.num_steps += last - begin
+        self.steps_taken += last - begin
         return losses
 
-    def _rows(self, examples: Examples, rows: IntArray) -> Examples:
+    def _size(self) -> int:
+        """Return the number of examples of each step of the epoch but its last."""
+        return len(self._batches[0])
+
+    def _rows(self, rows: IntArray) -> Examples:
         """Return some examples, with inputs of the type of the model."""
-        some = examples.rows(rows)
+        some = self.data.rows(rows)
         return some._replace(X=some.X.astype(self.model.dtype, copy=False))
 
-    def _seed_of_draws(self, step: int, batch_size: int) -> int | None:
-        """Return the seed of what `take` draws for the next step, if it knows the model."""
-        if why_step_by_step(self.model, self.optimizer) is not None:
-            return None
-        row = step % steps_at_once(self.model, batch_size)
-        return RowKey(sub_seed(self._seed, _STEP, self.num_steps - row), row)
+    def _seed_of_draws(self, step: int) -> int:
+        """Return the seed of what `take` would draw for the next step."""
+        row = step % steps_at_once(self.model, self._size())
+        return RowKey(sub_seed(self._seed, _STEP, self.steps_taken - row), row)
 
     def prepared(self, x: Any, labels: Any, first: int = 0) -> tuple[Any, Any]:
         """Return the examples of the next steps as they are to be learned.
@@ -181,21 +232,6 @@ class LinearEpochs:
     def count(self, x: Any, labels: Any) -> None:
         """Count examples that are learned, where somebody asks for their number."""
 
-    def next_batches(self, rows: IntArray, batch_size: int) -> list[IntArray]:
-        """Return the rows of each step of the next epoch, which counts as begun."""
-        # counted when it begins: an epoch that is interrupted is not shuffled the same way again
-        self.num_epochs += 1
-        return self.batches(rows, self.num_epochs - 1, batch_size)
-
-    def step(self, x: Any, labels: Any, weights: FloatArray, draws: int | None = None) -> float:
-        """Take a step on a batch, perhaps with a seed of its draws; return its mean loss."""
-        x, labels = self.prepared(x, labels)
-        self.count(x, labels)
-        loss, gradients = self.gradients(x, labels, weights, draws)
-        self.optimizer.step(self.model.parameters, gradients)
-        self.after_step(gradients)
-        return loss
-
     def batches(self, rows: IntArray, epoch: int, batch_size: int) -> list[IntArray]:
         """Return the examples of each step of an epoch."""
         order = np.random.default_rng(sub_seed(self._seed, _ORDER, epoch)).permutation(rows)
@@ -205,7 +241,9 @@ class LinearEpochs:
         self, x: Any, labels: Any, weights: ArrayLike | None = None, draws: int | None = None
     ) -> tuple[float, dict[str, Gradient]]:
         """Go forward and back over a batch, as `LinearSoftmax.step`, with the next step's seed."""
-        seed = sub_seed(self._seed, _STEP, self.num_steps)
+        x, labels = self.prepared(x, labels)
+        self.count(x, labels)
+        seed = sub_seed(self._seed, _STEP, self.steps_taken)
         return self.model.step(x, labels, weights=weights, rng=seed, draws=draws)
 
     def after_step(self, gradients: Mapping[str, Gradient]) -> None:
@@ -215,10 +253,14 @@ class LinearEpochs:
         """
         self.model.after_step(gradients)
         # vectors that began at random move most in the first steps: after 64, 128, 256... of them
-        done = self.num_steps + 1
+        done = self.steps_taken + 1
         if done >= _FIRST_REFRESH and done & (done - 1) == 0:
             self.model.softmax.refresh()
-        self.num_steps = done
+        self.steps_taken = done
+
+    def refresh(self) -> None:
+        """Make the sampler anew from the class vectors."""
+        self.model.softmax.refresh()
 
     def tune_inputs(self, x: Any, labels: Any) -> dict[str, Any]:
         """Return arguments of `samplesoft.tune` for inputs (N, v) and their labels.
@@ -251,6 +293,18 @@ def _parts(x: Any, batches: list[IntArray], first: int, last: int) -> list[slice
             begin, num = step, 0
         num += of_step
     return [*parts, slice(begin, last)]
+
+
+@contextmanager
+def divergence_told() -> Iterator[None]:
+    """Make a ValueError of training that has diverged, which says what to do."""
+    try:
+        yield
+    except FloatingPointError as error:
+        raise ValueError(
+            f"training has diverged: {error}; lower `learning_rate`, or bring inputs to another "
+            "scale."
+        ) from error
 
 
 def held_out_order(rows: IntArray, seed: int | np.uint64) -> IntArray:

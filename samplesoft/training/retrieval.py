@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -27,17 +26,19 @@ from samplesoft.losses.registry import LOSSES
 from samplesoft.metrics.ranking import LEAST_EXAMPLES, propensities, ranking_scores
 from samplesoft.models.linear import Gradient
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings, some_entries
-from samplesoft.models.optimizers import Optimizer
+from samplesoft.models.optimizers import Optimizer, make_optimizer
 from samplesoft.samplers.static import UniformSampler
 from samplesoft.training.checkpoint import Arrays, plain
 from samplesoft.training.linear_task import (
     Examples,
-    LinearEpochs,
+    LinearTask,
     as_weights,
     held_out_order,
     unit_norm,
 )
-from samplesoft.training.task import NUM_EXAMPLES, Task, sub_seed
+from samplesoft.training.resolved import Resolved
+from samplesoft.training.settings import Settings
+from samplesoft.training.task import NUM_EXAMPLES, sub_seed
 from samplesoft.training.trained import linear_softmax_config, one_label_each
 
 CUTS = (1, 3, 5, 20)  # lengths of the lists that are scored
@@ -113,7 +114,7 @@ class RetrievalSettings(LinearSoftmaxSettings):
         as_nonnegative("validation", self.validation, below=1.0)
 
 
-class RetrievalTask(Task):
+class RetrievalTask(LinearTask):
     """Rank classes for sparse inputs.
 
     Parameters
@@ -178,8 +179,7 @@ class RetrievalTask(Task):
         self._key = as_key(settings.seed)
         self._given, self._labels = inputs, labels
         self.num_unlabeled = int(np.sum(np.diff(labels.indptr) == 0))
-        self._rows, held_out = self._split()
-        self._examples = Examples(unit_norm(inputs), labels, np.ones(inputs.shape[0]))
+        rows, held_out = self._split()
         self._validation = self._held_out(held_out[:_VALIDATED])
         # their contexts go into checkpoints, for `verify --checkpoint`
         self._shown = held_out[:NUM_EXAMPLES]
@@ -187,14 +187,9 @@ class RetrievalTask(Task):
         settings.require_room(*sizes, np.dtype(np.float32))
         # held-out examples count too: a class that occurs in these alone must be drawn as well
         self._counts = np.bincount(labels.indices, minlength=sizes[1]).astype(np.float64)
-        self._steps = LinearEpochs(*sizes, made, self._counts, self._key)
-        self.model = self._steps.model
-        self.parameters = self.model.parameters
-        self.num_examples = settings.batch_size
-        self.num_steps = -(-len(self._rows) // settings.batch_size)
-        # made once an epoch, and again after resuming within one: the order follows from the seed
-        batches = partial(self._steps.batches, self._rows, batch_size=settings.batch_size)
-        self._batches_of = lru_cache(1)(batches)
+        super().__init__(*sizes, made, self._counts, self._key)
+        every = np.ones(inputs.shape[0])
+        self.use(Examples(unit_norm(inputs), labels, every), rows, settings.batch_size)
 
     def config(self) -> dict[str, Any]:
         """Return the settings, the sizes, and a fingerprint of the data."""
@@ -213,6 +208,27 @@ class RetrievalTask(Task):
             ),
         }
 
+    def resolved(self, settings: Settings) -> Resolved:
+        """Return what is done where this task is trained with some settings."""
+        options = settings.optimizer_options
+        optimizer = make_optimizer(settings.optimizer, settings.learning_rate, **options)
+        reason: str | None = "class vectors lie on workers"
+        if self._workers is None:
+            reason = self.why_step_by_step(optimizer)
+        return Resolved(
+            model=self.settings,
+            num_classes=self.model.num_classes,
+            num_examples=len(self.rows),
+            epochs=settings.epochs,
+            batch_size=self.batch_size,
+            num_steps=settings.epochs * self.num_steps,
+            optimizer=settings.optimizer,
+            learning_rate=settings.learning_rate,
+            schedule=settings.schedule,
+            warmup_steps=settings.warmup_steps,
+            step_by_step=reason,
+        )
+
     def start(self, optimizer: Optimizer) -> Any:
         """Give the workers, if there are some, their classes."""
         if self._workers is None:
@@ -221,31 +237,15 @@ class RetrievalTask(Task):
         self.parameters = self.model.parameters
         return sharded
 
+    def begin_epoch(self, epoch: int, index: int) -> None:
+        """Shuffle the rows; all follows from the epoch and the step, for a run may be resumed."""
+        self.epochs_begun, self.steps_taken = epoch, epoch * self.num_steps + index
+        super().begin_epoch(epoch, index)
+
     def step(self, epoch: int, index: int) -> tuple[float, dict[str, Gradient]]:
         """Go forward and back over a batch."""
-        rows = self._batches_of(epoch)[index]
-        # set, and not only counted: a resumed run begins in the midst
-        self._steps.num_steps = epoch * self.num_steps + index
-        return self._steps.gradients(self._examples.X[rows], self._labels[rows])
-
-    def last_of_call(self, optimizer: Any, epoch: int, index: int) -> int | None:
-        """Return before which step a call of `take` ends, where the sampler is static."""
-        self._steps.optimizer = optimizer
-        return self._steps.last_of_call(self._examples.X, self._batches_of(epoch), index)
-
-    def take(self, optimizer: Any, epoch: int, first: int, last: int) -> list[float]:
-        """Take steps in one call."""
-        self._steps.optimizer = optimizer
-        self._steps.num_steps = epoch * self.num_steps + first
-        return self._steps.take(self._examples, self._batches_of(epoch), first, last)
-
-    def after_step(self, gradients: dict[str, Gradient]) -> None:
-        """Let the sampler follow the class vectors that have changed."""
-        self._steps.after_step(gradients)
-
-    def refresh(self) -> None:
-        """Make the sampler anew from the class vectors."""
-        self.model.softmax.refresh()
+        self.steps_taken = epoch * self.num_steps + index
+        return super().step(epoch, index)
 
     def examples(self) -> Arrays:
         """Return contexts of held-out examples with one label of each, and counts of the classes.

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,7 @@ from samplesoft._progress import progress_bar, progress_phase
 from samplesoft._validation import shown
 from samplesoft.data.files import missing
 from samplesoft.models.optimizers import make_optimizer
+from samplesoft.training.callbacks import EarlyStop
 from samplesoft.training.checkpoint import (
     Arrays,
     Checkpoint,
@@ -31,7 +29,9 @@ from samplesoft.training.checkpoint import (
     writing,
 )
 from samplesoft.training.lock import locked
-from samplesoft.training.settings import Progress, Settings
+from samplesoft.training.loop import Callback, Progress, fit, require_finite
+from samplesoft.training.schedules import Schedule, make_schedule
+from samplesoft.training.settings import Settings
 from samplesoft.training.task import Task
 
 CHECKPOINT, BEST, LOG = "checkpoint.npz", "best.npz", "log.jsonl"
@@ -43,6 +43,7 @@ def train(
     folder: str | Path,
     *,
     resume: bool = False,
+    schedule: Schedule | None = None,
     progress: bool | Callable[[dict[str, Any]], object] = False,
 ) -> Progress:
     """Train, or resume a run that was interrupted, with the same parameters to the last bit.
@@ -61,6 +62,9 @@ def train(
         Where the files go; made where there is none.
     resume : bool
         Go on from the checkpoint in `folder`, with the settings that it was written with.
+    schedule : callable, optional
+        The factor of the learning rate in each step, counted from 1, in place of the schedule that
+        `settings` name.
     progress : bool or callable
         Show progress on stderr: a bar if that is a terminal, else lines. A callable, such as
         ``print``, gets the last line of the log of each epoch too, as a dict, once the epoch is in
@@ -117,7 +121,63 @@ def train(
     with locked(folder):
         if not resume:
             require_free(folder)
-        return Run(task, settings, Path(folder)).train(resume, progress)
+        return train_in(Path(folder), task, settings, schedule, resume, progress)
+
+
+def train_in(
+    folder: Path,
+    task: Task,
+    settings: Settings,
+    schedule: Schedule | None,
+    resume: bool,
+    progress: bool | Callable[[dict[str, Any]], object],
+) -> Progress:
+    """Do what `train` does, in a folder that the caller has locked and looked into."""
+    options = settings.optimizer_options
+    made = make_optimizer(settings.optimizer, settings.learning_rate, **options)
+    optimizer = task.start(made)
+    if schedule is None:
+        total = settings.epochs * task.num_steps
+        schedule = make_schedule(settings.schedule, total, settings.warmup_steps)
+    watched = Watch(task, Progress())
+    files = RunFolder(
+        folder,
+        {"task": task.config(), "training": settings.config()},
+        settings.checkpoint_every,
+        settings.log_every,
+        watched,
+    )
+    with progress_phase(bool(progress), "checkpoint"):
+        if resume:
+            watched.at = files.load(task, optimizer)
+        else:
+            # the start is a checkpoint too: a run that is killed in its first epoch resumes
+            files.save(task, optimizer, watched.at)
+            files.require_saved()
+    callbacks: list[Callback] = [Validate(watched, bool(progress)), files]
+    if progress:
+        callbacks.insert(0, StepBars())
+    if settings.patience is not None:
+        callbacks.append(EarlyStop(settings.patience))
+    if callable(progress):
+        callbacks.append(Report(progress, files))
+    at = watched.at
+    try:
+        cut_log(files.log, at.step)
+        fit(
+            task,
+            optimizer,
+            epochs=settings.epochs,
+            schedule=schedule,
+            callbacks=callbacks,
+            at=at,
+            guard=watched,
+        )
+    except Exception:
+        files.forget(all_of_it=at.step == 0 and not resume)
+        raise
+    files.require_saved()
+    return at
 
 
 def require_free(folder: str | Path) -> None:
@@ -185,156 +245,78 @@ def load_parameters(path: str | Path, task: Task) -> None:
         copy_arrays(path, part_of("parameters", arrays), task.parameters)
 
 
-class Run:
-    """A task with its optimizer and files, and how far they have come."""
+class RunFolder(Callback):
+    """The files of a run: its checkpoints, the best of them, and its log.
 
-    def __init__(self, task: Task, settings: Settings, folder: Path) -> None:
-        self.task, self.settings, self.folder = task, settings, folder
-        self.log = folder / LOG
-        self.at = Progress()
+    Parameters
+    ----------
+    folder : Path
+        Of the run.
+    config : dict
+        What must be the same on resuming.
+    checkpoint_every : int or None
+        Steps of an epoch from one checkpoint to the next; there is one at its end too.
+    log_every : int
+        Steps of an epoch from one line of the log to the next.
+    watched : callable
+        Returns the context in which a model is read, to say more in an error.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: dict[str, Any],
+        checkpoint_every: int | None,
+        log_every: int,
+        watched: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self.folder, self.log = folder, folder / LOG
+        self.config, self.watched = config, watched
+        self.checkpoint_every, self.log_every = checkpoint_every, log_every
+        self.every = (log_every, checkpoint_every or log_every)
         # what another program has kept from its place: drafts by name, and lines of the log
         self.drafts: dict[str, Path] = {}
         self.lines: list[dict[str, Any]] = []
-        options = settings.optimizer_options
-        optimizer = make_optimizer(settings.optimizer, settings.learning_rate, **options)
-        self.optimizer = task.start(optimizer)
+        self.last_line: dict[str, Any] = {}
 
-    def train(self, resume: bool, progress: bool | Callable[[dict[str, Any]], object]) -> Progress:
-        """Do what `train` does, in a folder that the caller has locked and looked into."""
-        path = self.folder / CHECKPOINT
-        with progress_phase(bool(progress), "checkpoint"):
-            if resume:
-                self.load(path)
-            else:
-                # the start is a checkpoint too: a run that is killed in its first epoch resumes
-                self.save()
-                self.require_saved()
-        try:
-            cut_log(self.log, self.at.step)
-            # a run that is resumed may be over already, for instance by its patience
-            while not self.at.is_over(self.settings):
-                self.epoch(progress)
-        except Exception:
-            self.discard([*self.drafts])  # the last checkpoint stands
-            if self.at.step == 0 and not resume:  # files would only be in the way of the next try
-                for left in (path, self.log):
-                    with suppress(OSError):  # the first error counts
-                        tried(partial(left.unlink, missing_ok=True))
-            raise
-        self.require_saved()
-        return self.at
+    def after_steps(self, task: Task, optimizer: Any, at: Progress) -> None:
+        """Write a line of the log, and a checkpoint, where it is time for them."""
+        if at.index == task.num_steps:  # written with the validation, at the end of the epoch
+            return
+        if at.index % self.log_every == 0:
+            self.write_line(optimizer, at)
+        if self.checkpoint_every is not None and at.index % self.checkpoint_every == 0:
+            self.save(task, optimizer, at)
 
-    def epoch(self, progress: bool | Callable[[dict[str, Any]], object]) -> None:
-        """Do the rest of an epoch: steps, validation, a line of the log, checkpoints."""
-        factor = self.task.rate_factor(self.at.epoch)
-        self.optimizer.learning_rate = self.settings.learning_rate * factor
-        name = f"epoch {self.at.epoch + 1}"
-        with progress_bar(
-            bool(progress), desc=name, initial=self.at.index, total=self.task.num_steps, unit="step"
-        ) as bar:
-            while self.at.index < self.task.num_steps:
-                bar.update(self.steps())
-                bar.set_postfix(loss=f"{self.at.mean_loss:.3f}", refresh=False)
-                # the last step of an epoch is written with its validation, in `end_epoch`
-                if self.at.index < self.task.num_steps:
-                    if self.at.index % self.settings.log_every == 0:
-                        self.write_line({})
-                    if self.at.index % (self.settings.checkpoint_every or math.inf) == 0:
-                        self.save()
-        with progress_phase(bool(progress), f"{name}, validation"):
-            line = self.end_epoch()
-        if callable(progress):
-            progress(line)
+    def end_epoch(self, task: Task, optimizer: Any, at: Progress) -> None:
+        """Write the last line of an epoch.
 
-    def end_epoch(self) -> dict[str, Any]:
-        """Validate, write the checkpoints, and return the line of the log."""
-        with self.watched():
-            figures = self.task.validate()
-            for name, value in figures.items():
-                require_finite(f"validation {name}", value)
-        # before the checkpoint: a run that dies between the two cuts the line off when it resumes
-        line = self.write_line({f"validation_{name}": value for name, value in figures.items()})
-        is_best = self.at.end_epoch(figures["loss"])
-        self.save(best=is_best)
-        return line
+        It is written before the checkpoint: a run that dies between the two cuts the line off when
+        it resumes.
+        """
+        self.write_line(optimizer, at)
 
-    def steps(self) -> int:
-        """Do one step, or several in a call up to the next line of the log; return how many."""
-        task, at, start = self.task, self.at, time.perf_counter()
-        first = at.index
-        with self.watched():
-            last = task.last_of_call(self.optimizer, at.epoch, first)
-            if last is None:
-                losses = [self.step(first)]
-            else:
-                for every in (self.settings.log_every, self.settings.checkpoint_every or last):
-                    last = min(last, (first // every + 1) * every)
-                losses = task.take(self.optimizer, at.epoch, first, last)
-        for loss in losses:
-            at.add(loss, (time.perf_counter() - start) / len(losses))
-        return len(losses)
+    def after_epoch(self, task: Task, optimizer: Any, at: Progress) -> None:
+        """Write the checkpoint, that of the best epoch before it."""
+        self.save(task, optimizer, at, best=at.best_epoch == at.epoch)
 
-    def step(self, index: int) -> float:
-        """Do one step, and return its loss."""
-        loss, gradients = self.task.step(self.at.epoch, index)
-        require_finite("loss", loss)
-        try:
-            self.optimizer.step(self.task.parameters, gradients)
-        except ValueError as error:
-            # an optimizer refuses what is not finite, and also what no training can mend
-            rows = (getattr(gradient, "rows", gradient) for gradient in gradients.values())
-            if all(np.isfinite(array).all() for array in rows):
-                raise
-            raise FloatingPointError(str(error)) from error
-        self.task.after_step(gradients)
-        return loss
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Treat overflow as divergence, name the step in errors, and let Ctrl-C be Ctrl-C."""
-        where = f"epoch {self.at.epoch + 1}, after {self.at.index} of {self.task.num_steps} steps"
-        try:
-            with np.errstate(over="raise", invalid="raise"):
-                yield
-        except (FloatingPointError, ValueError) as error:
-            # a model or a sampler may refuse its input for what training has come to
-            reason = str(error) if isinstance(error, FloatingPointError) else self.not_finite()
-            if reason is None:
-                raise ValueError(f"{where}: {error}") from error
-            raise FloatingPointError(
-                f"{where}: training has diverged: {reason.rstrip('.')}. Train anew in another "
-                "folder with a lower learning rate."
-            ) from error
-        except SystemError as error:  # as a compiled function may call what came meanwhile
-            if isinstance(error.__cause__, KeyboardInterrupt):
-                raise KeyboardInterrupt from error
-            raise
-
-    def not_finite(self, parameters: Arrays | None = None) -> str | None:
-        """Say which parameter holds NaN or infinity, if any does."""
-        for name, array in (parameters or self.task.parameters).items():
-            if not np.isfinite(array).all():
-                return f"the parameter {name!r} is nan"
-        return None
-
-    def write_line(self, figures: dict[str, float]) -> dict[str, Any]:
-        """Write a line of the log, and return it."""
-        at = self.at
+    def write_line(self, optimizer: Any, at: Progress) -> None:
+        """Write a line of the log."""
         line = {
             "epoch": at.epoch + 1,
             "step": at.step,
             "train_loss": at.mean_loss,
-            "learning_rate": self.optimizer.learning_rate,
+            "learning_rate": optimizer.learning_rate,
             "seconds": at.seconds,
-            "examples_per_second": at.index * self.task.num_examples / at.epoch_seconds,
-            **figures,
+            "examples_per_second": at.examples / at.epoch_seconds,
+            **{f"validation_{name}": value for name, value in at.metrics.items()},
         }
+        self.last_line = line
         self.lines.append(line)
         try:
             self.put_lines()
         except PermissionError as error:
             _warn(error, "the next line brings this one with it")
-        return line
 
     def put_lines(self) -> None:
         """Append the lines that are not in the log yet."""
@@ -342,26 +324,26 @@ class Run:
             append_line(self.log, self.lines[0])
             del self.lines[0]
 
-    def save(self, *, best: bool = False) -> None:
+    def save(self, task: Task, optimizer: Any, at: Progress, *, best: bool = False) -> None:
         """Write the checkpoint, that of the best epoch before it."""
         with self.watched():
             # class vectors that lie on workers come here once
-            parameters = {name: np.asarray(a) for name, a in self.task.parameters.items()}
+            parameters = {name: np.asarray(array) for name, array in task.parameters.items()}
             # never a checkpoint with NaN: the one before is the way back
-            reason = self.not_finite(parameters)
+            reason = not_finite(parameters)
             if reason is not None:
                 raise FloatingPointError(reason)
             # sums that a sampler updates drift in their last bits; made anew when a checkpoint is
             # written and when it is read, they do not depend on interruptions
-            self.task.refresh()
-            examples = self.task.examples()
+            task.refresh()
+            examples = task.examples()
         parts = {
             "parameters": parameters,
-            "optimizer": self.optimizer.state(),
-            "state": self.task.state(),
+            "optimizer": optimizer.state(),
+            "state": task.state(),
             "examples": examples,
         }
-        checkpoint = Checkpoint(self.config(), asdict(self.at), prefixed(parts, "/"))
+        checkpoint = Checkpoint(self.config, at.stored(), prefixed(parts, "/"))
         refused = None
         for name in (BEST, CHECKPOINT) if best else (CHECKPOINT,):
             self.discard([name])  # what has been kept from its place is old now
@@ -401,30 +383,139 @@ class Run:
             ) from refused
         self.put_lines()
 
-    def load(self, path: Path) -> None:
-        """Go back to a checkpoint, or raise and change nothing."""
+    def load(self, task: Task, optimizer: Any) -> Progress:
+        """Go back to the checkpoint, or raise and change nothing."""
+        path = self.folder / CHECKPOINT
         with reading(path) as (config, values, arrays):
-            require_config(path, config, self.config())
-            at = Progress(**values)
-            self.optimizer.load_state(part_of("optimizer", arrays))
-            self.task.load_state(part_of("state", arrays))
-            copy_arrays(path, part_of("parameters", arrays), self.task.parameters)
-            self.task.refresh()
-        self.at = at
+            require_config(path, config, self.config)
+            at = _progress(values, task)
+            optimizer.load_state(part_of("optimizer", arrays))
+            task.load_state(part_of("state", arrays))
+            copy_arrays(path, part_of("parameters", arrays), task.parameters)
+            task.refresh()
+        return at
 
-    def config(self) -> dict[str, Any]:
-        """Return what must be the same on resuming."""
-        return {"task": self.task.config(), "training": self.settings.config()}
+    def forget(self, *, all_of_it: bool) -> None:
+        """Remove drafts after an error, and all files of a run that has done nothing."""
+        self.discard([*self.drafts])  # the last checkpoint stands
+        if all_of_it:  # they would only be in the way of the next try
+            for left in (self.folder / CHECKPOINT, self.log):
+                with suppress(OSError):  # the first error counts
+                    tried(partial(left.unlink, missing_ok=True))
+
+
+class Validate(Callback):
+    """Validates at the end of each epoch.
+
+    Parameters
+    ----------
+    watched : callable
+        Returns the context in which it is done.
+    progress : bool
+        Whether to show that on stderr.
+    """
+
+    def __init__(self, watched: Callable[[], AbstractContextManager[None]], progress: bool) -> None:
+        self._watched, self._progress = watched, progress
+
+    def end_epoch(self, task: Task, optimizer: Any, at: Progress) -> None:
+        """Validate."""
+        shown_phase = progress_phase(self._progress, f"epoch {at.epoch + 1}, validation")
+        with shown_phase, self._watched():
+            metrics = task.validate()
+            for name, value in metrics.items():
+                require_finite(f"validation {name}", value)
+        at.validated(metrics)
+
+
+class StepBars(Callback):
+    """Shows the steps of each epoch on stderr."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def begin_epoch(self, task: Task, optimizer: Any, at: Progress) -> None:
+        """Begin a bar."""
+        name, total = f"epoch {at.epoch + 1}", task.num_steps
+        bar = progress_bar(True, desc=name, initial=at.index, total=total, unit="step")
+        self._bar, self._shown = self._stack.enter_context(bar), at.index
+
+    def after_steps(self, task: Task, optimizer: Any, at: Progress) -> None:
+        """Show how many steps have been taken, and the loss."""
+        self._bar.update(at.index - self._shown)
+        self._bar.set_postfix(loss=f"{at.mean_loss:.3f}", refresh=False)
+        self._shown = at.index
+
+    def end_epoch(self, task: Task, optimizer: Any, at: Progress) -> None:
+        """Remove the bar."""
+        self._stack.close()
+
+
+class Report(Callback):
+    """Gives the last line of each epoch to a function, once it is in the checkpoint."""
+
+    def __init__(self, function: Callable[[dict[str, Any]], object], files: RunFolder) -> None:
+        self._function, self._files = function, files
+
+    def after_epoch(self, task: Task, optimizer: Any, at: Progress) -> None:
+        """Call it."""
+        self._function(self._files.last_line)
+
+
+class Watch:
+    """Contexts that name the step in errors, and treat overflow as divergence."""
+
+    def __init__(self, task: Task, at: Progress) -> None:
+        self.task, self.at = task, at
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Return one; in it Ctrl-C is Ctrl-C, also within a compiled function."""
+        where = f"epoch {self.at.epoch + 1}, after {self.at.index} of {self.task.num_steps} steps"
+        try:
+            with np.errstate(over="raise", invalid="raise"):
+                yield
+        except (FloatingPointError, ValueError) as error:
+            # a model or a sampler may refuse its input for what training has come to
+            diverged = isinstance(error, FloatingPointError)
+            reason = str(error) if diverged else not_finite(self.task.parameters)
+            if reason is None:
+                raise ValueError(f"{where}: {error}") from error
+            raise FloatingPointError(
+                f"{where}: training has diverged: {reason.rstrip('.')}. Train anew in another "
+                "folder with a lower learning rate."
+            ) from error
+        except SystemError as error:  # as a compiled function may call what came meanwhile
+            if isinstance(error.__cause__, KeyboardInterrupt):
+                raise KeyboardInterrupt from error
+            raise
+
+
+def not_finite(parameters: Arrays) -> str | None:
+    """Say which parameter holds NaN or infinity, if any does."""
+    for name, array in parameters.items():
+        if not np.isfinite(array).all():
+            return f"the parameter {name!r} is nan"
+    return None
+
+
+def _progress(values: dict[str, Any], task: Task) -> Progress:
+    """Return the progress that a checkpoint holds."""
+    if "examples" not in values:  # of a version that summed the losses of steps
+        examples = task.num_examples
+        values = {
+            **values,
+            "loss_sum": values["loss_sum"] * examples,
+            "examples": values["index"] * examples,
+        }
+    return Progress(**values)
 
 
 def _warn(error: OSError, what_then: str) -> None:
     warnings.warn(f"{str(error).rstrip('.')}; {what_then}.", RuntimeWarning, stacklevel=2)
-
-
-def require_finite(what: str, value: float) -> None:
-    """Raise FloatingPointError for a loss, or another figure, of training that has diverged."""
-    if not math.isfinite(value):
-        raise FloatingPointError(f"the {what} is {value}")
 
 
 def read_log(path: str | Path) -> list[dict[str, Any]]:

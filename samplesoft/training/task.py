@@ -16,10 +16,11 @@ NUM_EXAMPLES = 300  # contexts that a task puts into a checkpoint
 
 
 class Task(ABC):
-    """A model and its data, as `samplesoft.training.train` needs them.
+    """A model and its data, as `samplesoft.training.fit` needs them.
 
-    A small task sets the attributes, and implements `config`, `step` and `validate`. The other
-    methods do nothing until they are overridden.
+    A small task sets the attributes and implements `step`; for `samplesoft.training.train`, which
+    writes files, it also implements `config` and `validate`. The other methods do nothing until
+    they are overridden.
 
     All randomness of a step must follow from a seed and the step, and all else that a step
     depends on must be in `parameters`, in `state`, or be made from them by `refresh`. Then a run
@@ -57,13 +58,16 @@ class Task(ABC):
     num_steps: int
     num_examples: int
 
-    @abstractmethod
     def config(self) -> dict[str, Any]:
         """Return plain JSON that identifies this model, its data and its seed."""
+        raise NotImplementedError(f"{type(self).__name__} has no `config`, which `train` needs.")
 
     def start(self, optimizer: Optimizer) -> Any:
         """Get ready to be trained; return what takes the steps, as the optimizer does."""
         return optimizer
+
+    def begin_epoch(self, epoch: int, index: int) -> None:  # noqa: B027
+        """Get ready for the steps of an epoch, from `index` on; both are counted from 0."""
 
     @abstractmethod
     def step(self, epoch: int, index: int) -> tuple[float, dict[str, Gradient]]:
@@ -83,13 +87,13 @@ class Task(ABC):
         """
         raise NotImplementedError
 
-    @abstractmethod
-    def validate(self) -> dict[str, float]:
-        """Return figures of the validation data, the one to be minimised as ``loss``."""
+    def examples_of(self, index: int) -> int:
+        """Return the number of examples of a step."""
+        return self.num_examples
 
-    def rate_factor(self, epoch: int) -> float:
-        """Return what multiplies the learning rate in an epoch, counted from 0."""
-        return 1.0
+    def validate(self) -> dict[str, float]:
+        """Return metrics of the validation data, the one to be minimised as ``loss``."""
+        raise NotImplementedError(f"{type(self).__name__} has no `validate`, which `train` needs.")
 
     def after_step(self, gradients: dict[str, Gradient]) -> None:  # noqa: B027
         """Follow the parameters, which the optimizer has just changed."""

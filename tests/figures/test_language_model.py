@@ -307,18 +307,22 @@ def test_rates_follow_the_tutorial_of_tensorflow(hold, decay, small):
     for epoch in range(40):
         if epoch >= hold:
             rate /= decay
-        assert task.rate_factor(epoch) == pytest.approx(rate, rel=1e-13)
+        assert task.schedule(epoch * task.num_steps + 1) == pytest.approx(rate, rel=1e-13)
 
 
 def test_rates_are_those_worked_out_by_hand(small):
     wanted = {0: 1, 3: 1, 4: 1 / 2, 5: 1 / 4, 12: 2.0**-9}
-    assert {epoch: small().rate_factor(epoch) for epoch in wanted} == wanted
+    task = small()
+    first = {epoch: task.schedule(epoch * task.num_steps + 1) for epoch in wanted}
+    last = {epoch: task.schedule((epoch + 1) * task.num_steps) for epoch in wanted}
+    assert first == last == wanted
 
 
 def test_rates_are_in_the_log_and_gradients_are_clipped(small, tmp_path):
     task = small(hold=1, decay=4.0, clip=1e-3)
     lines = []
-    train(task, Settings(3, learning_rate=0.05), tmp_path, progress=lines.append)
+    how = {"schedule": task.schedule, "progress": lines.append}
+    train(task, Settings(3, learning_rate=0.05), tmp_path, **how)
     assert [line["learning_rate"] for line in lines] == [0.05, 0.0125, 0.003125]
     _, gradients = task.step(0, 0)
     arrays = [getattr(gradient, "rows", gradient) for gradient in gradients.values()]

@@ -31,9 +31,6 @@ class LinearTask(Task):
         gradients = {"w": x.T @ residual / len(x), "b": residual.mean(keepdims=True)}
         return float(0.5 * np.mean(residual**2)), gradients
 
-    def rate_factor(self, epoch):
-        return 1.0
-
     def predict(self, x):
         return x @ self.parameters["w"] + self.parameters["b"]
 

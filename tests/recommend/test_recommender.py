@@ -359,9 +359,9 @@ def test_refusals_speak_of_users_and_items(call, message, model):
 
 
 def test_progress_lines(capsys):
-    make(verbose=True, max_iter=2).fit(TAKEN)
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 2
+    model = make(verbose=True, max_iter=2).fit(TAKEN)
+    first, *lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2 and first == f"fit: {model.resolved_}"
     times = r"\d+\.\d s"
     figures = r"loss -?\d\.\d{4}, ndcg_at_20 \d\.\d{4}"
     assert re.fullmatch(rf"fit: round 1 of 2, {figures}, {times}, about {times} left", lines[0])

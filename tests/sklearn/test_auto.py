@@ -150,17 +150,19 @@ def test_one_batch_is_too_little():
 
 @pytest.mark.thorough
 def test_a_real_pilot(capfd, monkeypatch):
-    steps, step = [], Learner.step
+    learners, begin_epoch = [], Learner.begin_epoch
 
-    def counted(self, *arguments):
-        steps.append(self)
-        return step(self, *arguments)
+    def noted(self, *arguments):
+        learners.append(self)
+        begin_epoch(self, *arguments)
 
-    monkeypatch.setattr(Learner, "step", counted)
+    monkeypatch.setattr(Learner, "begin_epoch", noted)
     clf = auto(max_iter=30, batch_size=64, verbose=True, calibrate=False).fit(X, Y)
     assert clf.auto_choice_["verdict"].startswith("Take ")
     err = capfd.readouterr().err
     assert err.startswith("pilot of 100 steps") and f"auto: {clf.auto_choice_['verdict']}" in err
-    assert sum(one is not clf._learner for one in steps) == 100 and len(steps) == 250
+    pilot, learner = dict.fromkeys(learners)
+    assert learner is clf._learner
+    assert (pilot.steps_taken, learner.steps_taken) == (100, 150)
     assert clf.score(X, Y) > 0.5  # by chance 0.05
     assert auto(shared=False).fit(sparse.csr_array(X), SEVERAL).auto_choice_["shared"] is False

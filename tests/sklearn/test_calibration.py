@@ -212,17 +212,18 @@ def test_probabilities_of_several_labels_are_those_of_their_bins(tau):
 @pytest.mark.parametrize("rounds", [1, 2, 5])
 def test_who_calibrates_is_learned_later(rounds, monkeypatch):
     X, y = noisy(100)
-    trained, calibrated, epoch, calibrate = [], [], Learner.epoch, Learner.calibrate
+    trained, calibrated = [], []
+    begin_epoch, calibrate = Learner.begin_epoch, Learner.calibrate
 
-    def one_epoch(self, examples, rows, *rest):
-        trained.append(set(rows.tolist()))
-        return epoch(self, examples, rows, *rest)
+    def one_epoch(self, *arguments):
+        trained.append(set(self.rows.tolist()))
+        begin_epoch(self, *arguments)
 
     def one_calibration(self, x, codes, weights, rows):
         calibrated.append((len(trained), set(rows.tolist())))
         calibrate(self, x, codes, weights, rows)
 
-    monkeypatch.setattr(Learner, "epoch", one_epoch)
+    monkeypatch.setattr(Learner, "begin_epoch", one_epoch)
     monkeypatch.setattr(Learner, "calibrate", one_calibration)
     clf = make(max_iter=rounds, validation_fraction=0.2).fit(X, y)
     [(turn, apart)] = calibrated

@@ -775,7 +775,8 @@ def test_progress_comes_line_by_line_where_stderr_is_no_terminal(capfd):
     X, y = np.eye(4), np.arange(4)
     SampledSoftmaxClassifier(max_iter=3, loss="full", verbose=True, random_state=0).fit(X, y)
     lines = capfd.readouterr().err.splitlines()
-    assert [line.split(",")[0] for line in lines] == [f"fit: round {k} of 3" for k in (1, 2, 3)]
+    assert lines[0].startswith("fit: 4 classes, 4 examples; full, all classes in each step")
+    assert [line.split(",")[0] for line in lines[1:]] == [f"fit: round {k} of 3" for k in (1, 2, 3)]
     SampledSoftmaxClassifier(max_iter=3, loss="full", random_state=0).fit(X, y)
     assert capfd.readouterr().err == ""
 
@@ -789,7 +790,7 @@ def test_the_cells_of_a_trained_model_are_new():
     ).fit(X, y)
     sampler = clf.model_.softmax.sampler
     assert sampler.staleness == pytest.approx(1.0)
-    while clf._learner.num_steps < 63:
+    while clf._learner.steps_taken < 63:
         clf.partial_fit(X[:8], y[:8])
     stale = sampler.staleness
     clf.partial_fit(X[:8], y[:8])
@@ -806,11 +807,12 @@ def test_steps_one_by_one_are_said_once_with_the_reason(capfd, tmp_path):
     slow = SampledSoftmaxClassifier(verbose=True, **{**options, "sampler": "clusters"}).fit(X, y)
     assert slow.step_by_step_ == "draws follow the contexts, which change in each step"
     lines = capfd.readouterr().err.splitlines()
-    assert [line for line in lines if "one by one" in line] == [
-        f"steps one by one: {slow.step_by_step_}"
-    ]
+    [line] = [line for line in lines if "one by one" in line]
+    assert line == f"fit: {slow.resolved_}" == lines[0]
+    assert line.endswith(f"; steps one by one: {slow.step_by_step_}")
     slow.save(tmp_path / "model.npz")
     loaded = SampledSoftmaxClassifier.load(tmp_path / "model.npz")
     assert loaded.step_by_step_ == slow.step_by_step_
+    assert loaded.resolved_ == slow.resolved_
     dense = SampledSoftmaxClassifier(**options).fit(X.toarray(), y)
     assert dense.step_by_step_ == "products of dense inputs are quicker so"

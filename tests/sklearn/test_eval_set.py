@@ -120,8 +120,8 @@ def test_inputs_of_another_kind(kind):
 def test_progress_has_the_scores(capfd):
     clf = make(verbose=True, max_iter=2).fit(X, Y, eval_set=(X, Y))
     lines = capfd.readouterr().err.splitlines()
-    assert len(lines) == 2
-    for line, loss, score in zip(lines, clf.loss_curve_, clf.validation_scores_, strict=True):
+    assert len(lines) == 3
+    for line, loss, score in zip(lines[1:], clf.loss_curve_, clf.validation_scores_, strict=True):
         assert f"loss {loss:.4f}, precision_at_1 {score:.4f}" in line
 
 

@@ -1,9 +1,11 @@
-"""Averages of the parameters of all rounds, and the best of them."""
+"""The loop of training and its callbacks: averages, scores, the best epoch, and when to stop."""
 
 import numpy as np
 import pytest
 
-from samplesoft.training.callbacks import Average, Best
+from samplesoft.models import SGD
+from samplesoft.training import Callback, Task, fit
+from samplesoft.training.callbacks import Average, EarlyStop, KeepBest, Score
 
 
 def rounds(number, dtype=np.float32):
@@ -43,16 +45,65 @@ def test_the_average_stands_for_the_parameters_for_a_while():
         np.testing.assert_array_equal(array, kept[name])
 
 
-@pytest.mark.parametrize(("tolerance", "since"), [(0.0, 1), (0.2, 3)])
-def test_the_last_of_the_best_is_kept_even_if_it_is_no_rise(tolerance, since):
-    found = rounds(1)[0]
-    best = Best(found)
-    for score in [0.3, 0.2, 0.4, 0.4]:
-        found["weights"][0] = score + len(best.scores)
-        best.add(score, tolerance)
-    assert best.since == since and best.scores == [0.3, 0.2, 0.4, 0.4]
-    best.restore()
-    np.testing.assert_allclose(found["weights"][0], 3.4)
-    untouched = rounds(1)[0]
-    Best(untouched).restore()
-    np.testing.assert_array_equal(untouched["weights"], rounds(1)[0]["weights"])
+class Scored(Task):
+    """A task whose one parameter counts its epochs, and what `score` makes of them."""
+
+    num_steps, num_examples = 2, 3
+
+    def __init__(self, scores):
+        self.parameters = {"w": np.zeros(1)}
+        self.scores = iter(scores)
+
+    def step(self, epoch, index):
+        return float(index), {"w": np.full(1, -0.5)}
+
+    def score(self):
+        return next(self.scores)
+
+
+@pytest.mark.parametrize(("tolerance", "epochs"), [(0.0, 5), (0.2, 3)])
+def test_the_last_of_the_best_is_kept_even_if_it_is_no_rise(tolerance, epochs):
+    task = Scored([0.3, 0.2, 0.4, 0.4, 0.1, 0.1])
+    score = Score(task.score, tolerance=tolerance)
+    at = fit(task, SGD(1.0), epochs=6, callbacks=[score, KeepBest(), EarlyStop(2)])
+    # the rise from 0.3 to 0.4 counts where it is more than the tolerance
+    assert at.epoch == epochs
+    assert task.parameters["w"][0] == {0.0: 4.0, 0.2: 3.0}[tolerance]
+    assert at.history[0] == {"train_loss": 0.5, "loss": -0.3}
+
+
+def test_the_end_of_averaged_epochs_is_the_average_of_the_best():
+    task, scores = Scored([0.1, 0.5, 0.2]), []
+    average = Average(task.parameters)
+
+    def score():
+        scores.append(task.parameters["w"][0])
+        return task.score()
+
+    callbacks = [average, Score(score, average=average), KeepBest(average)]
+    fit(task, SGD(1.0), epochs=3, callbacks=callbacks)
+    # weights of the t-th epoch are t (t + 1) (t + 2): 6, 24, 60
+    np.testing.assert_allclose(scores, [1.0, 54 / 30, (6 + 48 + 180) / 90])
+    np.testing.assert_allclose(task.parameters["w"], 54 / 30)
+
+
+def test_a_callback_is_left_after_an_error():
+    told = []
+
+    class Told(Callback):
+        def __exit__(self, *error):
+            told.append(error[0])
+
+        def after_steps(self, task, optimizer, at):
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fit(Scored([]), SGD(1.0), epochs=1, callbacks=[Told(), Callback()])
+    assert told == [RuntimeError]
+
+
+@pytest.mark.parametrize("max_steps", [0, 1, 2, 3, 9])
+def test_steps_may_be_limited(max_steps):
+    at = fit(Scored([]), SGD(1.0), epochs=3, max_steps=max_steps)
+    done = min(max_steps, 6)
+    assert (at.step, at.epoch) == (done, done // 2)

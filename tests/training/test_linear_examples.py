@@ -56,7 +56,7 @@ def test_a_checkpoint_holds_contexts_of_held_out_examples(normalize, leave_out, 
     assert (found.tau, found.absolute, found.step) == (3.0, False, 2 * task.num_steps)
     np.testing.assert_allclose(found.embeddings.class_embeddings, W, atol=1e-6)
     np.testing.assert_array_equal(found.embeddings.counts, labels.sum(axis=0))
-    held_out = set(np.flatnonzero(labels.sum(axis=1))) - set(task._rows)
+    held_out = set(np.flatnonzero(labels.sum(axis=1))) - set(task.rows)
     for context, label in zip(h, drawn, strict=True):
         options = []
         for row in held_out:

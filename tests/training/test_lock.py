@@ -145,19 +145,19 @@ def test_never_two_at_once(tmp_path):
 
 TRAINING = """
 import sys
-from samplesoft.training.run_folder import Run
+from samplesoft.training import loop
 from samplesoft.cli import main
 
-original, calls = Run.steps, []
+original, calls = loop._steps, []
 
-def waiting(self):
+def waiting(*arguments):
     calls.append(1)
     if len(calls) == 2:
         print("waiting", flush=True)
         sys.stdin.readline()
-    return original(self)
+    return original(*arguments)
 
-Run.steps = waiting
+loop._steps = waiting
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -22,7 +22,7 @@ from samplesoft.training import (
     read_log,
     train,
 )
-from samplesoft.training.linear_task import LinearEpochs, unit_norm
+from samplesoft.training.linear_task import LinearTask, unit_norm
 
 SMALL = ["--embedding-dim", "8", "--batch", "16", "--epochs", "3"]
 DRAWS = ["--sampler", "rff+softmax-leaf", "--num-sampled", "6", "--num-features", "16"]
@@ -214,7 +214,7 @@ def test_validation_is_not_trained_on():
     task = RetrievalTask(x, labels, RetrievalSettings(validation=0.2, num_features=8))
     held = set(task._validation[0].indices.tolist())
     assert len(held) == 20
-    assert not held & set(task._rows.tolist())
+    assert not held & set(task.rows.tolist())
 
 
 def test_validation_of_items_hides_some_and_knows_some():
@@ -266,7 +266,7 @@ def test_labels_for_tune_are_one_of_each_example():
     labels = sparse.csr_array(rng.random((500, 9)) < 0.3, dtype=float)
     labels = labels[np.diff(labels.indptr) > 0]
     x = sparse.csr_array(rng.random((labels.shape[0], 4)), dtype=np.float32)
-    steps = LinearEpochs(4, 9, LinearSoftmaxSettings(sampler="unigram"), np.ones(9), 0)
+    steps = LinearTask(4, 9, LinearSoftmaxSettings(sampler="unigram"), np.ones(9), 0)
     found = steps.tune_inputs(x, labels)
     rows = np.arange(labels.shape[0])
     assert np.all(labels.toarray()[rows, found["labels"]] == 1.0)

@@ -11,6 +11,7 @@ from samplesoft import _executors
 from samplesoft.cli import main
 from samplesoft.commands import train as command
 from samplesoft.data import load_interactions, load_xml_repository
+from samplesoft.models.optimizers import make_optimizer
 from samplesoft.models.sharded import Shard
 from samplesoft.training import (
     RetrievalSettings,
@@ -22,7 +23,7 @@ from samplesoft.training import (
     train,
 )
 from samplesoft.training.linear_task import unit_norm
-from samplesoft.training.run_folder import Run
+from samplesoft.training.run_folder import RunFolder
 
 SMALL = {"embedding_dim": 8, "batch_size": 16, "num_sampled": 5, "seed": 1}
 FLAGS = ["--embedding-dim", "8", "--batch", "16", "--num-sampled", "5", "--epochs", "2"]
@@ -84,9 +85,12 @@ def test_any_number_of_workers_goes_on(before, optimizer, files, tmp_path):
     train(task_of(files, before), how(1, optimizer), tmp_path)
     written = read_checkpoint(tmp_path / "checkpoint.npz").arrays
     for workers in (None, 1, 2, 5):
-        run = Run(task_of(files, workers), how(1, optimizer), tmp_path)
-        run.train(True, False)  # the epoch is over: nothing is left to do
-        run.save()
+        task, settings = task_of(files, workers), how(1, optimizer)
+        made = task.start(make_optimizer(optimizer, settings.learning_rate))
+        config = {"task": task.config(), "training": settings.config()}
+        files_of_run = RunFolder(tmp_path, config, None, 1, nullcontext)
+        at = files_of_run.load(task, made)
+        files_of_run.save(task, made, at)
         found = read_checkpoint(tmp_path / "checkpoint.npz").arrays
         assert found.keys() == written.keys()
         for name, array in written.items():

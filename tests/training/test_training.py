@@ -186,12 +186,13 @@ def test_train_loss_is_the_mean_of_the_epoch(tmp_path):
     np.testing.assert_allclose(lines[5]["train_loss"], np.mean(losses[9:]), rtol=1e-12)
 
 
-def test_a_task_changes_the_learning_rate(tmp_path):
-    class Falling(LinearTask):
-        def rate_factor(self, epoch):
-            return 0.25 ** max(epoch - 1, 0)
+def test_a_schedule_changes_the_learning_rate(tmp_path):
+    task = LinearTask()
 
-    train(Falling(), settings(epochs=4, optimizer="sgd"), tmp_path)
+    def falling(step):
+        return 0.25 ** max((step - 1) // task.num_steps - 1, 0)
+
+    train(task, settings(epochs=4, optimizer="sgd"), tmp_path, schedule=falling)
     lines = [r for r in read_log(tmp_path / "log.jsonl") if "validation_loss" in r]
     assert [line["learning_rate"] for line in lines] == [0.05, 0.05, 0.0125, 0.003125]
 
