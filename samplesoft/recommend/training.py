@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +29,7 @@ from samplesoft.metrics.best_classes import best_classes
 from samplesoft.metrics.ranking import ranking_scores
 from samplesoft.models.linear import Linear, column_counts
 from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSettings, some_entries
-from samplesoft.models.optimizers import make_optimizer
+from samplesoft.models.optimizers import Optimizer, make_optimizer
 from samplesoft.samplers.base import Rows
 from samplesoft.training.callbacks import (
     Average,
@@ -186,6 +187,24 @@ def train(recommender: Any, taken: Matrix) -> Trained:
     )
 
 
+def _resolve(recommender: Any, task: LinearTask, optimizer: Optimizer) -> Resolved:
+    """Return how a model is trained on the users that a task has been given."""
+    num_steps = recommender.max_iter * task.num_steps
+    return Resolved(
+        model=task.model.settings,
+        num_classes=task.model.num_classes,
+        num_examples=len(task.rows),
+        epochs=recommender.max_iter,
+        batch_size=task.batch_size,
+        num_steps=num_steps,
+        optimizer="adagrad",
+        learning_rate=float(recommender.learning_rate),
+        schedule=recommender.schedule,
+        warmup_steps=ceil(recommender.warmup * num_steps),
+        step_by_step=task.why_step_by_step(optimizer),
+    )
+
+
 def _rounds(recommender: Any, taken: Matrix, settings: _Settings) -> _Rounds:
     """Train a model, and choose the weight of its propagation."""
     key = as_key(recommender.random_state, "random_state")
@@ -232,20 +251,7 @@ def _rounds(recommender: Any, taken: Matrix, settings: _Settings) -> _Rounds:
         ]
     if recommender.verbose:
         callbacks.append(EpochBar(recommender.max_iter, "ndcg_at_20", score))
-    total = recommender.max_iter * task.num_steps
-    resolved = Resolved(
-        model=settings,
-        num_classes=num_items,
-        num_examples=len(rows),
-        epochs=recommender.max_iter,
-        batch_size=recommender.batch_size,
-        num_steps=total,
-        optimizer="adagrad",
-        learning_rate=float(recommender.learning_rate),
-        schedule=recommender.schedule,
-        warmup_steps=int(np.ceil(recommender.warmup * total)),
-        step_by_step=task.why_step_by_step(optimizer),
-    )
+    resolved = _resolve(recommender, task, optimizer)
     report_line(recommender.verbose, f"fit: {resolved}")
     at = fit(
         task,

@@ -43,6 +43,7 @@ from samplesoft.training.linear_task import (
     held_out_order,
 )
 from samplesoft.training.loop import Callback, Progress, fit
+from samplesoft.training.resolved import Resolved
 from samplesoft.training.task import NUM_EXAMPLES
 from samplesoft.tuning.pilot import PILOT, choose, pilot_steps
 
@@ -202,39 +203,25 @@ def train(
     as in training, and not in scores.
     """
     learner = classifier._learner
-    learner.use(examples, rows, classifier.batch_size)
-    resolved = resolve(classifier, learner, len(apart))
-    classifier.resolved_ = resolved
-    classifier.step_by_step_ = resolved.step_by_step
-    learner.optimizer.learning_rate = resolved.learning_rate
-
-    average = Average(learner.parameters) if classifier.average else None
-    score = None
-    callbacks: list[Callback] = [Refresh()]
-    if average is not None:
-        callbacks.append(average)
-    if len(apart):
-        callbacks.append(Calibrate(apart, half_of(resolved.epochs), average))
-    if validation is not None:
-        precision = partial(learner.precision_at_1, *validation)
-        score = Score(precision, tolerance=classifier.tol, average=average)
-        callbacks.append(score)
-    if classifier.verbose:
-        callbacks.append(EpochBar(resolved.epochs, "precision_at_1", score))
-    if classifier.early_stopping:
-        callbacks += [KeepBest(average), EarlyStop(classifier.n_iter_no_change)]
-    report_line(bool(classifier.verbose), f"fit: {resolved}")
-    try:
+    with learner.using(examples, rows, classifier.batch_size):
+        resolved = resolve(classifier, learner, len(apart))
+        report_line(bool(classifier.verbose), f"fit: {resolved}")
+        learner.optimizer.learning_rate = resolved.learning_rate
+        average = Average(learner.parameters) if classifier.average else None
+        score = None
+        if validation is not None:
+            precision = partial(learner.precision_at_1, *validation)
+            score = Score(precision, tolerance=classifier.tol, average=average)
         at = fit(
             learner,
             learner.optimizer,
             epochs=resolved.epochs,
             schedule=resolved.make_schedule(),
-            callbacks=callbacks,
+            callbacks=_callbacks(classifier, resolved, average, score, apart),
             guard=divergence_told,
         )
-    finally:
-        learner.release()
+    classifier.resolved_ = resolved
+    classifier.step_by_step_ = resolved.step_by_step
     classifier.loss_curve_ = [epoch["train_loss"] for epoch in at.history]
     classifier.validation_scores_ = [] if score is None else score.scores
     classifier.n_iter_ = at.epoch
@@ -242,6 +229,29 @@ def train(
         X, codes, weights = validation
         weights = example_weights(of_class, codes, weights)
         learner.calibrate(X, codes, weights, learner.with_seen_labels(codes))
+
+
+def _callbacks(
+    classifier: Any,
+    resolved: Resolved,
+    average: Average | None,
+    score: Score | None,
+    apart: IntArray,
+) -> list[Callback]:
+    """Return what is done between the steps of a fit, in this order."""
+    callbacks: list[Callback] = [Refresh()]
+    if average is not None:
+        callbacks.append(average)
+    if len(apart):
+        callbacks.append(Calibrate(apart, half_of(resolved.epochs), average))
+    if score is not None:
+        callbacks.append(score)
+    if classifier.verbose:
+        callbacks.append(EpochBar(resolved.epochs, "precision_at_1", score))
+    if classifier.early_stopping:
+        callbacks.append(KeepBest(average))
+        callbacks.append(EarlyStop(classifier.n_iter_no_change))
+    return callbacks
 
 
 def auto_choice(
@@ -264,9 +274,8 @@ def auto_choice(
     size, verbose = classifier.batch_size, bool(classifier.verbose)
     steps = pilot_steps(num_rounds(classifier, len(rows)) * -(-len(rows) // size))
     progress_line(verbose, f"pilot of {steps:,} steps, by which the sampler is chosen")
-    learner.use(examples, rows, size)
     learner.optimizer.learning_rate = learning_rate(classifier, 1.0)
-    with progress_phase(verbose, "pilot"):
+    with learner.using(examples, rows, size), progress_phase(verbose, "pilot"):
         fit(
             learner,
             learner.optimizer,

@@ -114,10 +114,15 @@ class LinearTask(Task):
         self.parameters = self.model.parameters
         self.data, self.rows, self.batch_size = data, rows, batch_size
 
-    def release(self) -> None:
-        """Hold examples no longer: a model is kept, and stored, without them."""
-        del self.data, self.rows
-        self._epoch, self._batches = None, []
+    @contextmanager
+    def using(self, data: Examples, rows: IntArray, batch_size: int) -> Iterator[None]:
+        """Set the examples for a while: a model is kept, and stored, without them."""
+        self.use(data, rows, batch_size)
+        try:
+            yield
+        finally:
+            del self.data, self.rows
+            self._epoch, self._batches = None, []
 
     @property
     def num_steps(self) -> int:  # type: ignore[override]

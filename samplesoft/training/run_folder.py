@@ -140,7 +140,7 @@ def train_in(
         total = settings.epochs * task.num_steps
         schedule = make_schedule(settings.schedule, total, settings.warmup_steps)
     watched = Watch(task, Progress())
-    files = RunFolder(
+    files = RunFiles(
         folder,
         {"task": task.config(), "training": settings.config()},
         settings.checkpoint_every,
@@ -245,7 +245,7 @@ def load_parameters(path: str | Path, task: Task) -> None:
         copy_arrays(path, part_of("parameters", arrays), task.parameters)
 
 
-class RunFolder(Callback):
+class RunFiles(Callback):
     """The files of a run: its checkpoints, the best of them, and its log.
 
     Parameters
@@ -457,7 +457,7 @@ class StepBars(Callback):
 class Report(Callback):
     """Gives the last line of each epoch to a function, once it is in the checkpoint."""
 
-    def __init__(self, function: Callable[[dict[str, Any]], object], files: RunFolder) -> None:
+    def __init__(self, function: Callable[[dict[str, Any]], object], files: RunFiles) -> None:
         self._function, self._files = function, files
 
     def after_epoch(self, task: Task, optimizer: Any, at: Progress) -> None:

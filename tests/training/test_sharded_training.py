@@ -23,7 +23,7 @@ from samplesoft.training import (
     train,
 )
 from samplesoft.training.linear_task import unit_norm
-from samplesoft.training.run_folder import RunFolder
+from samplesoft.training.run_folder import RunFiles
 
 SMALL = {"embedding_dim": 8, "batch_size": 16, "num_sampled": 5, "seed": 1}
 FLAGS = ["--embedding-dim", "8", "--batch", "16", "--num-sampled", "5", "--epochs", "2"]
@@ -88,7 +88,7 @@ def test_any_number_of_workers_goes_on(before, optimizer, files, tmp_path):
         task, settings = task_of(files, workers), how(1, optimizer)
         made = task.start(make_optimizer(optimizer, settings.learning_rate))
         config = {"task": task.config(), "training": settings.config()}
-        files_of_run = RunFolder(tmp_path, config, None, 1, nullcontext)
+        files_of_run = RunFiles(tmp_path, config, None, 1, nullcontext)
         at = files_of_run.load(task, made)
         files_of_run.save(task, made, at)
         found = read_checkpoint(tmp_path / "checkpoint.npz").arrays
