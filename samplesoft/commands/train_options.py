@@ -20,6 +20,7 @@ from samplesoft.commands.options import (
     address,
     draw_count,
     given,
+    integer_of,
     positive_float,
     positive_int,
     rate,
@@ -275,14 +276,14 @@ _OF_RUN: Options = {
     ),
     "schedule": Option(
         f"how the learning rate changes until --epochs are done, one of {', '.join(SCHEDULES)} "
-        f"(default {Settings.schedule}); a run that decays is resumed with the same --epochs",
+        f"(default {Settings.schedule}); a run with a decay is resumed with the same --epochs",
         choices=SCHEDULES,
         metavar="NAME",
     ),
     "warmup_steps": Option(
         "steps at the beginning in which the learning rate rises in a line (default "
         f"{Settings.warmup_steps})",
-        parse=positive_int,
+        parse=integer_of(0),
         metavar="N",
     ),
     "checkpoint_every": Option(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from math import prod, sqrt
+from math import inf, prod, sqrt
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -107,13 +107,20 @@ class Optimizer(ABC):
 
     @property
     def learning_rate(self) -> float:
-        """Size of the step that `steps` counts: what has been set, times the factor of `schedule`.
+        """Size of the last step: what has been set, times the factor of `schedule` for that step.
 
-        Without a schedule the factor is 1.
+        Before the first step it is that of the first; without a schedule the factor is 1.
         """
         if self.schedule is None:
             return self._learning_rate
-        return self._learning_rate * self.schedule(max(self.steps, 1))
+        step = max(self.steps, 1)
+        factor = self.schedule(step)
+        if not 0.0 <= factor < inf:
+            raise ValueError(
+                "`schedule` must return a finite factor of at least 0 for each step, got "
+                f"{factor} for step {step}."
+            )
+        return self._learning_rate * factor
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
@@ -185,7 +192,11 @@ class Optimizer(ABC):
     def next_numbers(self) -> tuple[float, ...]:
         """Count a step, and return the numbers that the kernel takes for it."""
         self.steps += 1
-        return self._numbers()
+        try:
+            return self._numbers()
+        except ValueError:  # of a schedule
+            self.steps -= 1
+            raise
 
     def _state_of(self, device: Any, update: Update) -> tuple[Array, ...]:
         like = update.parameter

@@ -35,6 +35,7 @@ from samplesoft.training.checkpoint import (
     saved_parameters,
     write_checkpoint,
 )
+from samplesoft.training.loop import Callback, require_callbacks
 from samplesoft.training.resolved import Resolved
 
 Lists = tuple[NDArray[np.int32], Rows]
@@ -222,7 +223,9 @@ class SampledSoftmaxRecommender:
         """Times gone over the users."""
         return len(self.loss_curve_)
 
-    def fit(self, user_items: Any) -> SampledSoftmaxRecommender:
+    def fit(
+        self, user_items: Any, *, callbacks: Sequence[Callback] = ()
+    ) -> SampledSoftmaxRecommender:
         """Train anew.
 
         Parameters
@@ -231,6 +234,9 @@ class SampledSoftmaxRecommender:
             Weights of at least 0 of what users have taken, such as ones. A user without any is left
             out, as if it were not there, and has the vector of no items. An item that nobody has
             taken is drawn and recommended like any other, and begins at random.
+        callbacks : sequence of samplesoft.training.Callback
+            What else is to be done between steps and after epochs. Their ``task.model`` is the
+            model as the last step left it; it becomes the average in the end.
 
         Returns
         -------
@@ -249,7 +255,8 @@ class SampledSoftmaxRecommender:
             raise ValueError(
                 f"`user_items` must hold items of some users, got a matrix {taken.shape} of zeros."
             )
-        trained = train(self, taken)
+        require_callbacks(callbacks)
+        trained = train(self, taken, callbacks)
         self._embedding = trained.embedding
         self.item_factors = trained.items
         self.user_factors = trained.users

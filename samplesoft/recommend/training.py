@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
@@ -161,13 +162,16 @@ class _Rounds(NamedTuple):
     resolved: Resolved
 
 
-def train(recommender: Any, taken: Matrix) -> Trained:
-    """Train a model on interactions (users, items), as the parameters of a recommender say."""
+def train(recommender: Any, taken: Matrix, further: Sequence[Callback]) -> Trained:
+    """Train a model on interactions (users, items), as the parameters of a recommender say.
+
+    `further` callbacks come after those that it has itself.
+    """
     settings = check_parameters(recommender, taken.shape[1])
     active, num_users = np.flatnonzero(np.diff(taken.indptr)), taken.shape[0]
     if len(active) < num_users:  # users without items are left out, as if they were not there
         taken = taken[active]
-    rounds = _rounds(recommender, taken, settings)
+    rounds = _rounds(recommender, taken, settings, further)
     model = rounds.model
     users = user_vectors(model.embedding, taken)  # with what was held out
     items = propagated(model.class_vectors(), users, normalized(taken), rounds.weight)
@@ -205,7 +209,9 @@ def _resolve(recommender: Any, task: LinearTask, optimizer: Optimizer) -> Resolv
     )
 
 
-def _rounds(recommender: Any, taken: Matrix, settings: _Settings) -> _Rounds:
+def _rounds(
+    recommender: Any, taken: Matrix, settings: _Settings, further: Sequence[Callback]
+) -> _Rounds:
     """Train a model, and choose the weight of its propagation."""
     key = as_key(recommender.random_state, "random_state")
     held_out, seen = None, taken
@@ -253,15 +259,15 @@ def _rounds(recommender: Any, taken: Matrix, settings: _Settings) -> _Rounds:
         callbacks.append(EpochBar(recommender.max_iter, "ndcg_at_20", score))
     resolved = _resolve(recommender, task, optimizer)
     report_line(recommender.verbose, f"fit: {resolved}")
-    at = fit(
+    progress = fit(
         task,
         optimizer,
         epochs=recommender.max_iter,
         schedule=resolved.make_schedule(),
-        callbacks=callbacks,
+        callbacks=[*callbacks, *further],
         guard=divergence_told,
     )
-    losses = [epoch["train_loss"] for epoch in at.history]
+    losses = [epoch["train_loss"] for epoch in progress.history]
     scores = [] if score is None else score.scores
     if weight == _AUTO:
         with progress_phase(recommender.verbose, "weight of the propagation"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from importlib import import_module
@@ -53,6 +53,7 @@ from samplesoft.sklearn.parameters import (
     wants_pilot,
 )
 from samplesoft.training.linear_task import Examples
+from samplesoft.training.loop import Callback, require_callbacks
 from samplesoft.tuning.report import TuneReport
 from samplesoft.tuning.tune import tune
 
@@ -367,6 +368,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         *,
         X_val: Any = None,
         y_val: Any = None,
+        callbacks: Sequence[Callback] = (),
     ) -> Self:
         """Train anew, or with `warm_start` go on.
 
@@ -392,6 +394,9 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         X_val, y_val : array_like, optional
             The same in two arguments, for a pipeline with ``transform_input=["X_val"]``, which
             transforms the inputs alone.
+        callbacks : sequence of samplesoft.training.Callback
+            What else is to be done between steps and after epochs. Their ``task.model`` is the
+            model as the last step left it; with `average` it becomes the average in the end.
 
         Returns
         -------
@@ -411,6 +416,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             If examples are without a label, or `num_sampled` is more than there are classes.
         """
         check_parameters(self)
+        require_callbacks(callbacks)
         with self._unchanged_on_error():
             go_on = self.warm_start and hasattr(self, "model_")
             X = self._checked_examples(X, y, reset=not go_on)
@@ -463,7 +469,15 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             elif validation is None and self.calibrate and not go_on:
                 # all examples are old to a model that goes on
                 counted, apart = learner.split_to_calibrate(counted, self.validation_fraction)
-            train(self, Examples(X, codes, weights), counted, validation, apart, of_class)
+            train(
+                self,
+                Examples(X, codes, weights),
+                counted,
+                validation,
+                apart,
+                of_class,
+                callbacks,
+            )
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:

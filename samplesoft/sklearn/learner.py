@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -173,15 +173,15 @@ class Calibrate(Callback):
     def __init__(self, apart: IntArray, halfway: int, average: Average | None) -> None:
         self._apart, self._halfway, self._average = apart, halfway, average
 
-    def end_epoch(self, task: Any, optimizer: Any, at: Progress) -> None:
+    def end_epoch(self, task: Any, optimizer: Any, progress: Progress) -> None:
         """Calibrate, if it is halfway."""
-        if at.epoch + 1 == self._halfway:
+        if progress.epoch + 1 == self._halfway:
             with averaged(self._average, task.parameters):
                 task.calibrate(*task.data, self._apart)
 
-    def after_epoch(self, task: Any, optimizer: Any, at: Progress) -> None:
-        """Learn the examples once, which makes up for the epochs so far, and always from now on."""
-        if at.epoch == self._halfway:
+    def after_epoch(self, task: Any, optimizer: Any, progress: Progress) -> None:
+        """Learn the examples that were left out so far, once now and in each epoch to come."""
+        if progress.epoch == self._halfway:
             before = task.rows
             task.use(task.data, self._apart, task.batch_size)
             fit(task, optimizer, epochs=1, callbacks=[Refresh()], guard=divergence_told)
@@ -195,6 +195,7 @@ def train(
     validation: Examples | None,
     apart: IntArray,
     of_class: FloatArray,
+    callbacks: Sequence[Callback],
 ) -> None:
     """Train on some rows; losses, scores and rounds become attributes of the classifier.
 
@@ -212,19 +213,19 @@ def train(
         if validation is not None:
             precision = partial(learner.precision_at_1, *validation)
             score = Score(precision, tolerance=classifier.tol, average=average)
-        at = fit(
+        progress = fit(
             learner,
             learner.optimizer,
             epochs=resolved.epochs,
             schedule=resolved.make_schedule(),
-            callbacks=_callbacks(classifier, resolved, average, score, apart),
+            callbacks=[*_callbacks(classifier, resolved, average, score, apart), *callbacks],
             guard=divergence_told,
         )
     classifier.resolved_ = resolved
     classifier.step_by_step_ = resolved.step_by_step
-    classifier.loss_curve_ = [epoch["train_loss"] for epoch in at.history]
+    classifier.loss_curve_ = [epoch["train_loss"] for epoch in progress.history]
     classifier.validation_scores_ = [] if score is None else score.scores
-    classifier.n_iter_ = at.epoch
+    classifier.n_iter_ = progress.epoch
     if validation is not None and classifier.calibrate:
         X, codes, weights = validation
         weights = example_weights(of_class, codes, weights)

@@ -19,7 +19,7 @@ _LATE = 3.0  # the t-th epoch has a weight about proportional to t to this power
 class Refresh(Callback):
     """Makes the sampler anew at the end of each epoch, for the class vectors have moved."""
 
-    def end_epoch(self, task: Task, optimizer: Any, at: Progress) -> None:
+    def end_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
         """Make it anew."""
         task.refresh()
 
@@ -60,11 +60,11 @@ class Average(Callback):
             for part in chunks(len(mean), _NUMBERS):
                 mean[part] += mean.dtype.type(share) * (new[part] - mean[part])
 
-    def end_epoch(self, task: Task, optimizer: Any, at: Progress) -> None:
+    def end_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
         """Add the parameters."""
         self.add(task.parameters)
 
-    def end(self, task: Task, optimizer: Any, at: Progress) -> None:
+    def end(self, task: Task, optimizer: Any, progress: Progress) -> None:
         """Let the parameters be the averages for good."""
         write(self.parameters, task.parameters)
         task.refresh()  # class vectors have changed, and no step follows
@@ -108,11 +108,11 @@ class Score(Callback):
         self._score, self._tolerance, self._average = score, tolerance, average
         self.scores: list[float] = []
 
-    def end_epoch(self, task: Task, optimizer: Any, at: Progress) -> None:
+    def end_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
         """Score the model."""
         with averaged(self._average, task.parameters):
             self.scores.append(self._score())
-        at.validated({"loss": -self.scores[-1]}, self._tolerance)
+        progress.validated({"loss": -self.scores[-1]}, self._tolerance)
 
 
 class KeepBest(Callback):
@@ -130,13 +130,13 @@ class KeepBest(Callback):
         self._average = average
         self._best: Arrays | None = None
 
-    def after_epoch(self, task: Task, optimizer: Any, at: Progress) -> None:
+    def after_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
         """Keep the parameters as they are now, if no epoch so far was better."""
-        if at.metrics["loss"] == at.best_loss:
+        if progress.metrics["loss"] == progress.best_loss:
             # copied, as the parameters go on to change
             self._best = copied(self._kept(task))
 
-    def end(self, task: Task, optimizer: Any, at: Progress) -> None:
+    def end(self, task: Task, optimizer: Any, progress: Progress) -> None:
         """Go back."""
         if self._best is not None:
             write(self._best, self._kept(task))
@@ -159,14 +159,14 @@ class EarlyStop(Callback):
     def __init__(self, patience: int) -> None:
         self._patience = patience
 
-    def begin(self, task: Task, optimizer: Any, at: Progress) -> None:
+    def begin(self, task: Task, optimizer: Any, progress: Progress) -> None:
         """Stop where training had come so far already."""
-        self.after_epoch(task, optimizer, at)
+        self.after_epoch(task, optimizer, progress)
 
-    def after_epoch(self, task: Task, optimizer: Any, at: Progress) -> None:
+    def after_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
         """Stop if no epoch has been better for long."""
-        if at.epoch - (at.best_epoch or 0) >= self._patience:
-            at.stop = True
+        if progress.epoch - (progress.best_epoch or 0) >= self._patience:
+            progress.stop = True
 
 
 class EpochBar(Callback):
@@ -186,16 +186,16 @@ class EpochBar(Callback):
         self._epochs, self._name, self._score = epochs, score_name, score
 
     def __enter__(self) -> EpochBar:
-        self._bar = progress_bar(True, each=True, total=self._epochs, unit="round", desc="fit")
+        self._bar = progress_bar(True, each=True, total=self._epochs, unit="epoch", desc="fit")
         self._bar.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._bar.__exit__(*error)
 
-    def after_epoch(self, task: Task, optimizer: Any, at: Progress) -> None:
+    def after_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
         """Show the loss and the score."""
-        figures = {"loss": f"{at.mean_loss:.4f}"}
+        figures = {"loss": f"{progress.mean_loss:.4f}"}
         if self._score is not None:
             figures[self._name] = f"{self._score.scores[-1]:.4f}"
         self._bar.set_postfix(refresh=False, **figures)

@@ -27,7 +27,7 @@ from samplesoft.training.task import Task, sub_seed
 _MODEL, _ORDER, _STEP, _SPLIT, _LABELS, _DROPOUT = range(6)  # streams of the seed
 _ENTRIES = 1 << 17  # of inputs that are made ready at a time, some 60 bytes each
 _COPIED = 1 << 18  # numbers of inputs, which cost little
-DENSE = "products of dense inputs are quicker so"  # why no steps are taken in one call
+DENSE = "inputs are dense, whose products are quicker so"
 _FIRST_REFRESH = 64  # steps after which, and whenever they have doubled, the sampler is made anew
 
 
@@ -145,10 +145,10 @@ class LinearTask(Task):
         """Return the number of examples of a step of the epoch that has begun."""
         return len(self._batches[index])
 
-    def last_of_call(self, optimizer: Any, epoch: int, index: int) -> int | None:
-        """Return before which step a call of `take` ends, None where steps go one by one."""
+    def end_of_call(self, optimizer: Any, epoch: int, index: int) -> int | None:
+        """Return the step before which a call of `take` ends; None where steps go one by one."""
         reason = self.why_step_by_step(optimizer)
-        # steps that could go in one call have the draws of such a call
+        # dense inputs get the draws that the same inputs get as a sparse matrix, in one call
         self._draws_by_row = reason == DENSE
         if reason is not None:
             return None
@@ -179,7 +179,7 @@ class LinearTask(Task):
     def take(self, optimizer: Any, epoch: int, first: int, last: int) -> list[float]:
         """Take steps [first, last) of an epoch in one call; return their mean losses.
 
-        `first` steps of the epoch have been taken, and `last` is at most `last_of_call`.
+        `first` steps of the epoch have been taken, and `last` is at most `end_of_call`.
         """
         # whole calls are made ready, of which a run that goes on in the midst takes the rest
         size, batches = self._size(), self._batches

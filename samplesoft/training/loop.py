@@ -1,6 +1,7 @@
 """The loop of training: epochs of steps, and callbacks between them.
 
-The classifier, the recommender, `samplesoft.training.train` and the figures all train by `fit`.
+The classifier, the recommender, `samplesoft.training.train` and the language models of the figures
+train by `fit`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from samplesoft.training.schedules import Schedule
+from samplesoft._validation import shown
+from samplesoft.training.schedules import Schedule, make_schedule
 from samplesoft.training.task import Task
 
 
@@ -27,7 +29,7 @@ class Progress:
     epoch, index : int
         Whole epochs done, and steps done in the one that is going on.
     step : int
-        Steps done since training began.
+        Steps done since training began, without those that callbacks take.
     loss_sum : float
         Sum of the losses of the examples of the last epoch, so far.
     examples : int
@@ -116,8 +118,9 @@ class Callback:
     Attributes
     ----------
     every : tuple of int
-        `fit` calls `after_steps` after each step of an epoch, counted from 1, that is a multiple of
-        one of these; it may call it more often.
+        Multiples of these are numbers of steps of an epoch after which `fit` must call
+        `after_steps`. It also calls it at other times, after each step or after each call of
+        several steps.
     """
 
     every: tuple[int, ...] = ()
@@ -128,23 +131,38 @@ class Callback:
     def __exit__(self, *error: object) -> None:
         pass
 
-    def begin(self, task: Task, optimizer: Any, at: Progress) -> None:
+    def begin(self, task: Task, optimizer: Any, progress: Progress) -> None:
         """Get ready; training may have come some way already."""
 
-    def begin_epoch(self, task: Task, optimizer: Any, at: Progress) -> None:
+    def begin_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
         """Do what is to be done before the steps of an epoch, or the rest of them."""
 
-    def after_steps(self, task: Task, optimizer: Any, at: Progress) -> None:
+    def after_steps(self, task: Task, optimizer: Any, progress: Progress) -> None:
         """Do what is to be done after one step or several, all of one epoch."""
 
-    def end_epoch(self, task: Task, optimizer: Any, at: Progress) -> None:
+    def end_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
         """Do what belongs to an epoch, such as its validation, before it counts as done."""
 
-    def after_epoch(self, task: Task, optimizer: Any, at: Progress) -> None:
+    def after_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
         """Do what is to be done after an epoch, such as writing a checkpoint, or stopping."""
 
-    def end(self, task: Task, optimizer: Any, at: Progress) -> None:
+    def end(self, task: Task, optimizer: Any, progress: Progress) -> None:
         """Do what is to be done at the end; the last callback comes first."""
+
+
+def require_callbacks(callbacks: Any) -> None:
+    """Raise TypeError unless `callbacks` is a sequence of callbacks."""
+    if not isinstance(callbacks, Sequence):
+        raise TypeError(
+            f"`callbacks` must be a list of callbacks, got {type(callbacks).__name__}; put it into "
+            "one."
+        )
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise TypeError(
+                f"`callbacks` must hold samplesoft.training.Callback, got {shown(callback)}; "
+                "derive its class from that."
+            )
 
 
 def fit(
@@ -152,9 +170,10 @@ def fit(
     optimizer: Any,
     *,
     epochs: int,
-    schedule: Schedule | None = None,
+    schedule: str | Schedule | None = None,
+    warmup_steps: int = 0,
     callbacks: Sequence[Callback] = (),
-    at: Progress | None = None,
+    progress: Progress | None = None,
     max_steps: float = math.inf,
     guard: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Progress:
@@ -168,12 +187,14 @@ def fit(
         What takes the steps, with its learning rate.
     epochs : int
         Passes over the data in all, those that are done counted.
-    schedule : callable, optional
-        The factor of the learning rate in each step, counted from 1, such as of
-        `samplesoft.training.make_schedule`. By default the learning rate stays as it is.
+    schedule : str or callable, optional
+        How the learning rate changes: a key of `samplesoft.training.SCHEDULES`, or a function that
+        returns the factor of a step, counted from 1. By default the learning rate stays as it is.
+    warmup_steps : int
+        Steps at the beginning in which it rises in a line, with a schedule that is named.
     callbacks : sequence of Callback
         What is to be done between steps, in this order.
-    at : Progress, optional
+    progress : Progress, optional
         How far training has come; by default it begins.
     max_steps : int, optional
         Steps in all, after which it ends in the midst of an epoch.
@@ -198,27 +219,31 @@ def fit(
     ...         self.parameters, self.num_steps, self.num_examples = {"x": np.ones(1)}, 10, 1
     ...     def step(self, epoch, index):
     ...         return float(self.parameters["x"][0] ** 2), {"x": 2.0 * self.parameters["x"]}
-    >>> at = fit(Parabola(), SGD(0.1), epochs=2)
-    >>> at.step, [round(epoch["train_loss"], 4) for epoch in at.history]
+    >>> progress = fit(Parabola(), SGD(0.1), epochs=2)
+    >>> progress.step, [round(epoch["train_loss"], 4) for epoch in progress.history]
     (20, [0.2746, 0.0032])
     """
-    at = Progress() if at is None else at
+    require_callbacks(callbacks)
+    progress = Progress() if progress is None else progress
     before = optimizer.schedule
+    if isinstance(schedule, str):
+        num_steps = min(epochs * task.num_steps, max_steps)
+        schedule = make_schedule(schedule, int(num_steps), warmup_steps)
     if schedule is not None:
-        optimizer.schedule = _from(schedule, optimizer.steps - at.step)
+        optimizer.schedule = _from(schedule, optimizer.steps - progress.step)
     try:
         with ExitStack() as stack:
             for callback in callbacks:
                 stack.enter_context(callback)
             for callback in callbacks:
-                callback.begin(task, optimizer, at)
-            while at.epoch < epochs and at.step < max_steps and not at.stop:
-                _epoch(task, optimizer, callbacks, at, max_steps, guard)
+                callback.begin(task, optimizer, progress)
+            while progress.epoch < epochs and progress.step < max_steps and not progress.stop:
+                _epoch(task, optimizer, callbacks, progress, max_steps, guard)
             for callback in reversed(callbacks):
-                callback.end(task, optimizer, at)
+                callback.end(task, optimizer, progress)
     finally:
         optimizer.schedule = before
-    return at
+    return progress
 
 
 def _from(schedule: Schedule, start: int) -> Schedule:
@@ -230,49 +255,54 @@ def _epoch(
     task: Task,
     optimizer: Any,
     callbacks: Sequence[Callback],
-    at: Progress,
+    progress: Progress,
     max_steps: float,
     guard: Callable[[], AbstractContextManager[Any]],
 ) -> None:
     """Do an epoch, or the rest of it."""
-    if at.index == 0:
-        at.begin_epoch()
-    task.begin_epoch(at.epoch, at.index)
+    if progress.index == 0:
+        progress.begin_epoch()
+    task.begin_epoch(progress.epoch, progress.index)
     for callback in callbacks:
-        callback.begin_epoch(task, optimizer, at)
-    while at.index < task.num_steps:
-        if at.step >= max_steps:
+        callback.begin_epoch(task, optimizer, progress)
+    while progress.index < task.num_steps:
+        if progress.step >= max_steps:
             return
         periods = [every for callback in callbacks for every in callback.every]
-        ends = [(at.index // every + 1) * every for every in periods]
+        ends = [(progress.index // every + 1) * every for every in periods]
         last = min(ends, default=task.num_steps)
         with guard():
-            _steps(task, optimizer, at, int(min(last, at.index + max_steps - at.step)))
+            _steps(
+                task,
+                optimizer,
+                progress,
+                int(min(last, progress.index + max_steps - progress.step)),
+            )
         for callback in callbacks:
-            callback.after_steps(task, optimizer, at)
+            callback.after_steps(task, optimizer, progress)
     for callback in callbacks:
-        callback.end_epoch(task, optimizer, at)
-    at.end_epoch()
+        callback.end_epoch(task, optimizer, progress)
+    progress.end_epoch()
     for callback in callbacks:
-        callback.after_epoch(task, optimizer, at)
+        callback.after_epoch(task, optimizer, progress)
 
 
-def _steps(task: Task, optimizer: Any, at: Progress, last: int) -> None:
+def _steps(task: Task, optimizer: Any, progress: Progress, last: int) -> None:
     """Take a step, or several in one call of the task, none of them at `last` or later."""
-    first, start = at.index, time.perf_counter()
-    end = task.last_of_call(optimizer, at.epoch, first)
+    first, start = progress.index, time.perf_counter()
+    end = task.end_of_call(optimizer, progress.epoch, first)
     if end is None:
-        losses = [_step(task, optimizer, at)]
+        losses = [_step(task, optimizer, progress)]
     else:
-        losses = task.take(optimizer, at.epoch, first, min(end, last))
+        losses = task.take(optimizer, progress.epoch, first, min(end, last))
     seconds = (time.perf_counter() - start) / len(losses)
     for index, loss in enumerate(losses, start=first):
-        at.add(loss, task.examples_of(index), seconds)
+        progress.add(loss, task.examples_of(index), seconds)
 
 
-def _step(task: Task, optimizer: Any, at: Progress) -> float:
+def _step(task: Task, optimizer: Any, progress: Progress) -> float:
     """Take a step, and return its loss."""
-    loss, gradients = task.step(at.epoch, at.index)
+    loss, gradients = task.step(progress.epoch, progress.index)
     require_finite("loss", loss)
     try:
         optimizer.step(task.parameters, gradients)

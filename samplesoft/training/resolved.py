@@ -1,4 +1,4 @@
-"""What is done with what a user has said: no value is left to be guessed."""
+"""What a fit does: the settings of a user, with every default settled."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Resolved:
     num_classes : int
         Classes n.
     num_examples : int
-        Examples that an epoch goes over at first.
+        Examples in an epoch. Those that are held out to calibrate a model join them halfway.
     epochs : int
-        How often, at most.
+        How often it goes over them, at most.
     batch_size : int
         Examples in a step.
     num_steps : int
@@ -46,7 +46,7 @@ class Resolved:
     >>> model = LinearSoftmaxSettings(sampler="unigram", num_sampled=300)
     >>> print(Resolved(model, 10_000, 5_000, 5, 128, 200, "adagrad", 0.1, "constant", 0, None))
     10,000 classes, 5,000 examples; sampled-masked, 300 draws by unigram for a batch; vectors of 64,
-    of norm 1, tau 10; at most 5 rounds of batches of 128; adagrad at 0.1; compiled steps
+    of norm 1, tau 10; at most 5 epochs of batches of 128; adagrad at 0.1; compiled steps
     """
 
     model: LinearSoftmaxSettings
@@ -87,7 +87,8 @@ class Resolved:
         if self.schedule != "constant":
             rate += f", {self.schedule} decay"
         if self.warmup_steps:
-            rate += f", warm-up of {self.warmup_steps:,} steps"
+            steps = "step" if self.warmup_steps == 1 else "steps"
+            rate += f", warm-up of {self.warmup_steps:,} {steps}"
         steps = "compiled steps"
         if self.step_by_step is not None:
             steps = f"steps one by one: {self.step_by_step}"
@@ -96,7 +97,7 @@ class Resolved:
                 f"{self.num_classes:,} classes, {self.num_examples:,} examples",
                 loss,
                 f"{vectors}, tau {model.tau:.3g}",
-                f"at most {self.epochs} rounds of batches of {self.batch_size:,}",
+                f"at most {self.epochs} epochs of batches of {self.batch_size:,}",
                 rate,
                 steps,
             ]

@@ -64,7 +64,7 @@ def train(
         Go on from the checkpoint in `folder`, with the settings that it was written with.
     schedule : callable, optional
         The factor of the learning rate in each step, counted from 1, in place of the schedule that
-        `settings` name.
+        `settings` name. To resume the run it must be given again.
     progress : bool or callable
         Show progress on stderr: a bar if that is a terminal, else lines. A callable, such as
         ``print``, gets the last line of the log of each epoch too, as a dict, once the epoch is in
@@ -112,7 +112,7 @@ def train(
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = train(RetrievalTask(X, X, model), Settings(epochs=1), folder)
     ...     at = train(RetrievalTask(X, X, model), Settings(epochs=3), folder, resume=True)
-    >>> at.epoch, at.step
+    >>> progress.epoch, progress.step
     (3, 6)
     """
     # before the lock, which would make a folder that is not there
@@ -130,54 +130,57 @@ def train_in(
     settings: Settings,
     schedule: Schedule | None,
     resume: bool,
-    progress: bool | Callable[[dict[str, Any]], object],
+    show: bool | Callable[[dict[str, Any]], object],
 ) -> Progress:
     """Do what `train` does, in a folder that the caller has locked and looked into."""
     options = settings.optimizer_options
     made = make_optimizer(settings.optimizer, settings.learning_rate, **options)
     optimizer = task.start(made)
+    config = {"task": task.config(), "training": settings.config()}
     if schedule is None:
         total = settings.epochs * task.num_steps
         schedule = make_schedule(settings.schedule, total, settings.warmup_steps)
+    else:  # which must be given again on resuming
+        config["training"]["schedule"] = "a function"
     watched = Watch(task, Progress())
     files = RunFiles(
         folder,
-        {"task": task.config(), "training": settings.config()},
+        config,
         settings.checkpoint_every,
         settings.log_every,
         watched,
     )
-    with progress_phase(bool(progress), "checkpoint"):
+    with progress_phase(bool(show), "checkpoint"):
         if resume:
-            watched.at = files.load(task, optimizer)
+            watched.progress = files.load(task, optimizer)
         else:
             # the start is a checkpoint too: a run that is killed in its first epoch resumes
-            files.save(task, optimizer, watched.at)
+            files.save(task, optimizer, watched.progress)
             files.require_saved()
-    callbacks: list[Callback] = [Validate(watched, bool(progress)), files]
-    if progress:
+    callbacks: list[Callback] = [Validate(watched, bool(show)), files]
+    if show:
         callbacks.insert(0, StepBars())
     if settings.patience is not None:
         callbacks.append(EarlyStop(settings.patience))
-    if callable(progress):
-        callbacks.append(Report(progress, files))
-    at = watched.at
+    if callable(show):
+        callbacks.append(Report(show, files))
+    progress = watched.progress
     try:
-        cut_log(files.log, at.step)
+        cut_log(files.log, progress.step)
         fit(
             task,
             optimizer,
             epochs=settings.epochs,
             schedule=schedule,
             callbacks=callbacks,
-            at=at,
+            progress=progress,
             guard=watched,
         )
     except Exception:
-        files.forget(all_of_it=at.step == 0 and not resume)
+        files.forget(all_of_it=progress.step == 0 and not resume)
         raise
     files.require_saved()
-    return at
+    return progress
 
 
 def require_free(folder: str | Path) -> None:
@@ -279,37 +282,37 @@ class RunFiles(Callback):
         self.lines: list[dict[str, Any]] = []
         self.last_line: dict[str, Any] = {}
 
-    def after_steps(self, task: Task, optimizer: Any, at: Progress) -> None:
+    def after_steps(self, task: Task, optimizer: Any, progress: Progress) -> None:
         """Write a line of the log, and a checkpoint, where it is time for them."""
-        if at.index == task.num_steps:  # written with the validation, at the end of the epoch
+        if progress.index == task.num_steps:  # written with the validation, at the end of the epoch
             return
-        if at.index % self.log_every == 0:
-            self.write_line(optimizer, at)
-        if self.checkpoint_every is not None and at.index % self.checkpoint_every == 0:
-            self.save(task, optimizer, at)
+        if progress.index % self.log_every == 0:
+            self.write_line(optimizer, progress)
+        if self.checkpoint_every is not None and progress.index % self.checkpoint_every == 0:
+            self.save(task, optimizer, progress)
 
-    def end_epoch(self, task: Task, optimizer: Any, at: Progress) -> None:
+    def end_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
         """Write the last line of an epoch.
 
         It is written before the checkpoint: a run that dies between the two cuts the line off when
         it resumes.
         """
-        self.write_line(optimizer, at)
+        self.write_line(optimizer, progress)
 
-    def after_epoch(self, task: Task, optimizer: Any, at: Progress) -> None:
+    def after_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
         """Write the checkpoint, that of the best epoch before it."""
-        self.save(task, optimizer, at, best=at.best_epoch == at.epoch)
+        self.save(task, optimizer, progress, best=progress.best_epoch == progress.epoch)
 
-    def write_line(self, optimizer: Any, at: Progress) -> None:
+    def write_line(self, optimizer: Any, progress: Progress) -> None:
         """Write a line of the log."""
         line = {
-            "epoch": at.epoch + 1,
-            "step": at.step,
-            "train_loss": at.mean_loss,
+            "epoch": progress.epoch + 1,
+            "step": progress.step,
+            "train_loss": progress.mean_loss,
             "learning_rate": optimizer.learning_rate,
-            "seconds": at.seconds,
-            "examples_per_second": at.examples / at.epoch_seconds,
-            **{f"validation_{name}": value for name, value in at.metrics.items()},
+            "seconds": progress.seconds,
+            "examples_per_second": progress.examples / progress.epoch_seconds,
+            **{f"validation_{name}": value for name, value in progress.metrics.items()},
         }
         self.last_line = line
         self.lines.append(line)
@@ -324,7 +327,7 @@ class RunFiles(Callback):
             append_line(self.log, self.lines[0])
             del self.lines[0]
 
-    def save(self, task: Task, optimizer: Any, at: Progress, *, best: bool = False) -> None:
+    def save(self, task: Task, optimizer: Any, progress: Progress, *, best: bool = False) -> None:
         """Write the checkpoint, that of the best epoch before it."""
         with self.watched():
             # class vectors that lie on workers come here once
@@ -343,7 +346,7 @@ class RunFiles(Callback):
             "state": task.state(),
             "examples": examples,
         }
-        checkpoint = Checkpoint(self.config, at.stored(), prefixed(parts, "/"))
+        checkpoint = Checkpoint(self.config, progress.stored(), prefixed(parts, "/"))
         refused = None
         for name in (BEST, CHECKPOINT) if best else (CHECKPOINT,):
             self.discard([name])  # what has been kept from its place is old now
@@ -388,12 +391,12 @@ class RunFiles(Callback):
         path = self.folder / CHECKPOINT
         with reading(path) as (config, values, arrays):
             require_config(path, config, self.config)
-            at = _progress(values, task)
+            progress = _progress(values, task)
             optimizer.load_state(part_of("optimizer", arrays))
             task.load_state(part_of("state", arrays))
             copy_arrays(path, part_of("parameters", arrays), task.parameters)
             task.refresh()
-        return at
+        return progress
 
     def forget(self, *, all_of_it: bool) -> None:
         """Remove drafts after an error, and all files of a run that has done nothing."""
@@ -418,14 +421,14 @@ class Validate(Callback):
     def __init__(self, watched: Callable[[], AbstractContextManager[None]], progress: bool) -> None:
         self._watched, self._progress = watched, progress
 
-    def end_epoch(self, task: Task, optimizer: Any, at: Progress) -> None:
+    def end_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
         """Validate."""
-        shown_phase = progress_phase(self._progress, f"epoch {at.epoch + 1}, validation")
+        shown_phase = progress_phase(self._progress, f"epoch {progress.epoch + 1}, validation")
         with shown_phase, self._watched():
             metrics = task.validate()
             for name, value in metrics.items():
                 require_finite(f"validation {name}", value)
-        at.validated(metrics)
+        progress.validated(metrics)
 
 
 class StepBars(Callback):
@@ -437,19 +440,19 @@ class StepBars(Callback):
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    def begin_epoch(self, task: Task, optimizer: Any, at: Progress) -> None:
+    def begin_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
         """Begin a bar."""
-        name, total = f"epoch {at.epoch + 1}", task.num_steps
-        bar = progress_bar(True, desc=name, initial=at.index, total=total, unit="step")
-        self._bar, self._shown = self._stack.enter_context(bar), at.index
+        name, total = f"epoch {progress.epoch + 1}", task.num_steps
+        bar = progress_bar(True, desc=name, initial=progress.index, total=total, unit="step")
+        self._bar, self._shown = self._stack.enter_context(bar), progress.index
 
-    def after_steps(self, task: Task, optimizer: Any, at: Progress) -> None:
+    def after_steps(self, task: Task, optimizer: Any, progress: Progress) -> None:
         """Show how many steps have been taken, and the loss."""
-        self._bar.update(at.index - self._shown)
-        self._bar.set_postfix(loss=f"{at.mean_loss:.3f}", refresh=False)
-        self._shown = at.index
+        self._bar.update(progress.index - self._shown)
+        self._bar.set_postfix(loss=f"{progress.mean_loss:.3f}", refresh=False)
+        self._shown = progress.index
 
-    def end_epoch(self, task: Task, optimizer: Any, at: Progress) -> None:
+    def end_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
         """Remove the bar."""
         self._stack.close()
 
@@ -460,7 +463,7 @@ class Report(Callback):
     def __init__(self, function: Callable[[dict[str, Any]], object], files: RunFiles) -> None:
         self._function, self._files = function, files
 
-    def after_epoch(self, task: Task, optimizer: Any, at: Progress) -> None:
+    def after_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
         """Call it."""
         self._function(self._files.last_line)
 
@@ -468,13 +471,14 @@ class Report(Callback):
 class Watch:
     """Contexts that name the step in errors, and treat overflow as divergence."""
 
-    def __init__(self, task: Task, at: Progress) -> None:
-        self.task, self.at = task, at
+    def __init__(self, task: Task, progress: Progress) -> None:
+        self.task, self.progress = task, progress
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
         """Return one; in it Ctrl-C is Ctrl-C, also within a compiled function."""
-        where = f"epoch {self.at.epoch + 1}, after {self.at.index} of {self.task.num_steps} steps"
+        epoch, index = self.progress.epoch + 1, self.progress.index
+        where = f"epoch {epoch}, after {index} of {self.task.num_steps} steps"
         try:
             with np.errstate(over="raise", invalid="raise"):
                 yield

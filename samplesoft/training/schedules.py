@@ -1,7 +1,8 @@
-"""The learning rate: what it is by default, and by which factor it is multiplied in each step.
+"""The learning rate of linear softmax models by default, and schedules, by which it changes.
 
-This is the only place with a rule for it. `samplesoft.training.loop.fit` gives the schedule to the
-optimizer, whose `learning_rate` is what it was made with times the factor of its step.
+`samplesoft.training.loop.fit` gives a schedule to the optimizer, whose `learning_rate` is what it
+was made with times the factor of its step. Nothing else changes a learning rate. (The recommender
+has a default of its own, which was measured for its model.)
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from samplesoft._validation import as_choice, as_count
 
 Schedule = Callable[[int], float]  # the factor of a step, counted from 1
 
-# of a linear softmax model, by the optimizer; for others there is none that suits most data
+# by the optimizer; others have none that suits most data
 RATES = {"adagrad": 0.1, "adam": 0.01}
 RATES_OF_INPUTS = {"adagrad": 2.0}  # for class vectors on the inputs themselves, of norm 1
 
 
 def default_learning_rate(optimizer: str, *, on_inputs: bool, row_norm: float = 1.0) -> float:
-    """Return the learning rate that suits a linear softmax model.
+    """Return the learning rate for a linear softmax model; that of Adagrad where none is known.
 
     Weights of features that are rare see few steps, and must take large ones. With class vectors
     on the inputs scores grow with these, and so do gradients: the rate is divided by their mean
@@ -30,31 +31,32 @@ def default_learning_rate(optimizer: str, *, on_inputs: bool, row_norm: float = 
     return RATES.get(optimizer, RATES["adagrad"])
 
 
-def constant(progress: float) -> float:
+def constant(step: int, num_steps: int) -> float:
     """Return 1."""
     return 1.0
 
 
-def linear(progress: float) -> float:
-    """Return what falls from 1 to 0 in a line."""
-    return 1.0 - progress
+def linear(step: int, num_steps: int) -> float:
+    """Return a factor that falls from 1 in a line, and would be 0 after the last step."""
+    return 1.0 - (step - 1) / num_steps
 
 
-def cosine(progress: float) -> float:
-    """Return what falls from 1 to 0 as half a period of a cosine.
+def cosine(step: int, num_steps: int) -> float:
+    """Return a factor that falls from 1 by half a period of a cosine.
 
     I. Loshchilov and F. Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", ICLR 2017,
     eq. 5, without restarts.
     """
-    return 0.5 * (1.0 + cos(pi * progress))
+    return 0.5 * (1.0 + cos(pi * (step - 1) / num_steps))
 
 
-# factors by the share of the steps after the warm-up that have been taken, from 0 to below 1
-SCHEDULES: dict[str, Callable[[float], float]] = {
+# The factor of a step, counted from 1 after the warm-up, of `num_steps` that follow the warm-up.
+SCHEDULES: dict[str, Callable[[int, int], float]] = {
     "constant": constant,
     "linear": linear,
     "cosine": cosine,
 }
+ENDLESS = frozenset({"constant"})  # schedules that do not depend on the number of steps
 
 
 def make_schedule(name: str, num_steps: int, warmup_steps: int = 0) -> Schedule:
@@ -65,7 +67,7 @@ def make_schedule(name: str, num_steps: int, warmup_steps: int = 0) -> Schedule:
     name : str
         A key of `SCHEDULES`: ``"constant"``, or a decay by ``"linear"`` or ``"cosine"``.
     num_steps : int
-        Steps in all, at least 1. After them the factor stays at that of the last step.
+        Steps in all, at least 1. After them the factor of a decay stays at that of the last step.
     warmup_steps : int
         So many steps at the beginning rise in a line: step t has the factor t / `warmup_steps`.
 
@@ -89,12 +91,13 @@ def make_schedule(name: str, num_steps: int, warmup_steps: int = 0) -> Schedule:
     factor = SCHEDULES[as_choice("schedule", name, SCHEDULES)]
     total = as_count("num_steps", num_steps)
     warmup = as_count("warmup_steps", warmup_steps, 0)
-    decaying_steps = max(total - warmup, 1)
+    after_warmup = max(total - warmup, 1)
 
     def schedule(step: int) -> float:
         if step <= warmup:
             return step / warmup
-        taken = min(step, total) - warmup - 1
-        return factor(max(taken, 0) / decaying_steps)
+        if name not in ENDLESS:
+            step = min(step, max(total, warmup + 1))
+        return factor(step - warmup, after_warmup)
 
     return schedule

@@ -9,7 +9,7 @@ from typing import Any
 from samplesoft._validation import as_choice, as_count, as_positive
 from samplesoft.models.optimizers import OPTIMIZERS, make_optimizer
 from samplesoft.training.checkpoint import plain
-from samplesoft.training.schedules import SCHEDULES
+from samplesoft.training.schedules import ENDLESS, SCHEDULES
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,9 @@ class Settings:
         config = plain(asdict(self))
         # a run may go on for longer, or stop earlier, and is the same run
         del config["patience"]
-        if self.schedule == "constant":
+        if self.schedule in ENDLESS:
             del config["epochs"]
-        # runs of before there were schedules
+        # left out where it is the default: older checkpoints do not name it
         for name in ("schedule", "warmup_steps"):
             if config[name] == getattr(Settings, name):
                 del config[name]

@@ -73,7 +73,7 @@ class Task(ABC):
     def step(self, epoch: int, index: int) -> tuple[float, dict[str, Gradient]]:
         """Return the loss of a step, in nats for an example, and gradients by parameter."""
 
-    def last_of_call(self, optimizer: Any, epoch: int, index: int) -> int | None:
+    def end_of_call(self, optimizer: Any, epoch: int, index: int) -> int | None:
         """Return before which step a call of `take` that begins at one ends; None: there is none.
 
         A task that has no such calls is trained step by step.

@@ -364,8 +364,8 @@ def test_progress_lines(capsys):
     assert len(lines) == 2 and first == f"fit: {model.resolved_}"
     times = r"\d+\.\d s"
     figures = r"loss -?\d\.\d{4}, ndcg_at_20 \d\.\d{4}"
-    assert re.fullmatch(rf"fit: round 1 of 2, {figures}, {times}, about {times} left", lines[0])
-    assert re.fullmatch(rf"fit: round 2 of 2, {figures}, {times}", lines[1])
+    assert re.fullmatch(rf"fit: epoch 1 of 2, {figures}, {times}, about {times} left", lines[0])
+    assert re.fullmatch(rf"fit: epoch 2 of 2, {figures}, {times}", lines[1])
 
 
 HIDDEN = sparse.csr_array(np.kron(np.ones((20, 1)), np.kron(np.eye(3), np.ones((1, 10)))) - TAKEN)

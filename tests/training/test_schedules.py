@@ -9,7 +9,7 @@ from scipy import sparse
 from samplesoft.models import OPTIMIZERS, SGD, make_optimizer
 from samplesoft.recommend import SampledSoftmaxRecommender
 from samplesoft.sklearn import SampledSoftmaxClassifier
-from samplesoft.training import SCHEDULES, Settings, fit, make_schedule, read_log, train
+from samplesoft.training import SCHEDULES, Callback, Settings, fit, make_schedule, read_log, train
 from samplesoft.training.linear_task import LinearTask
 from samplesoft.training.task import Task
 
@@ -93,7 +93,7 @@ def test_steps_in_one_call_have_the_rates_of_steps_one_by_one(name, monkeypatch)
         return None
 
     with monkeypatch.context() as patch:
-        patch.setattr(LinearTask, "last_of_call", one_by_one)
+        patch.setattr(LinearTask, "end_of_call", one_by_one)
         steps = SampledSoftmaxClassifier(8, random_state=0, **how).fit(X, Y)
     for key, array in one.model_.parameters.items():
         np.testing.assert_allclose(array, steps.model_.parameters[key], rtol=2e-3, atol=2e-5)
@@ -163,3 +163,60 @@ def test_copies_of_an_optimizer_have_no_schedule():
     for copy in (deepcopy(optimizer), loads(dumps(optimizer))):
         assert copy.schedule is None and copy.learning_rate == 0.1
     assert optimizer.learning_rate == 0.05
+
+
+def test_the_loop_takes_a_name():
+    for name in SCHEDULES:
+        wanted = rates(make_schedule(name, 8, 3))
+        np.testing.assert_array_equal(rates(name, warmup_steps=3), wanted)
+        half = rates(name, warmup_steps=1, max_steps=5)
+        np.testing.assert_array_equal(half, rates(make_schedule(name, 5, 1))[:5])
+    with pytest.raises(ValueError, match="`schedule` must be one of"):
+        rates("staircase")
+
+
+@pytest.mark.parametrize("factor", [np.inf, np.nan, -0.5])
+def test_a_factor_that_is_none_is_refused_before_the_step(factor):
+    task, optimizer = Counting(), SGD(1.0)
+    with pytest.raises(ValueError, match="`schedule` must return .* for step 3"):
+        fit(task, optimizer, epochs=2, schedule=lambda step: factor if step == 3 else 1.0)
+    assert task.parameters["w"][0] == 2.0 and optimizer.steps == 2
+    how = {"num_sampled": 3, "max_iter": 2, "batch_size": 16, "random_state": 0}
+    clf = SampledSoftmaxClassifier(8, **how)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SCHEDULES, "bad", lambda step, num_steps: factor if step > 2 else 1.0)
+        with pytest.raises(ValueError, match="`schedule` must return .* for step 3"):
+            clf.set_params(schedule="bad").fit(X, Y)
+
+
+def test_a_run_with_a_function_is_resumed_with_it(tmp_path):
+    halves, how = (lambda step: 0.5**step), {"learning_rate": 2.0}
+    train(Counting(), Settings(1, **how), tmp_path, schedule=halves)
+    with pytest.raises(ValueError, match="schedule"):
+        train(Counting(), Settings(2, **how), tmp_path, resume=True)
+    train(Counting(), Settings(2, **how), tmp_path, resume=True, schedule=halves)
+    assert read_log(tmp_path / "log.jsonl")[-1]["learning_rate"] == 2.0 * 0.5**8
+
+
+class Noting(Callback):
+    """Notes the epochs, and stops after one of them."""
+
+    def __init__(self, last):
+        self.last, self.epochs = last, []
+
+    def after_epoch(self, task, optimizer, progress):
+        self.epochs.append(progress.epoch)
+        assert task.model.parameters["softmax.class_embeddings"].any()
+        progress.stop = progress.epoch == self.last
+
+
+@pytest.mark.parametrize("kind", [SampledSoftmaxClassifier, SampledSoftmaxRecommender])
+def test_callbacks_of_ones_own(kind):
+    arguments = (X, Y) if kind is SampledSoftmaxClassifier else (X,)
+    noting = Noting(3)
+    model = kind(8, num_sampled=3, max_iter=5, random_state=0)
+    assert model.fit(*arguments, callbacks=[noting]).n_iter_ == 3
+    assert noting.epochs == [1, 2, 3]
+    for wrong in (noting, [print]):
+        with pytest.raises(TypeError, match="`callbacks` must"):
+            model.fit(*arguments, callbacks=wrong)
