@@ -23,4 +23,19 @@ How kernels are written and launched says `samplesoft._cuda`; how one function s
 `samplesoft.kernels.lanes`.
 """
 
+from functools import cache
+from typing import Any
+
 ARRAYS = "samplesoft._device.arrays:Arrays"  # for `select.twin`
+
+
+@cache
+def backend(device: str) -> Any:
+    """Return what works on arrays of a device, which is imported when it is first asked for."""
+    if device == "cpu":
+        from samplesoft._device.arrays import HostArrays
+
+        return HostArrays
+    from samplesoft._device.arrays_cuda import CudaArrays
+
+    return CudaArrays

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
-from samplesoft._device import ARRAYS
+from samplesoft._device import backend
 from samplesoft._device.arrays import HostArrays
-from samplesoft._device.select import to_host, twin
+from samplesoft._device.select import to_host
 from samplesoft._jit import njit
 from samplesoft._limits import quietly
 from samplesoft._temperature import as_tau
@@ -303,7 +303,7 @@ class Loss(ABC):
         self, h: Any, class_embeddings: ArrayLike, labels: Any, biases: ArrayLike | None
     ) -> Batch:
         """Check the arguments of `forward`, and normalise contexts; for callers that draw."""
-        arrays: HostArrays = twin(self.device, ARRAYS)
+        arrays = backend(self.device)
         rows = arrays.shaped_rows("class_embeddings", class_embeddings)
         n, d = rows.shape
         # as in most steps; what is not sound is told below
@@ -370,7 +370,7 @@ class Loss(ABC):
             ``dh`` (B, d), and sparse rows of class vectors and biases, each class once. What is
             beyond the range of their type is not finite; optimizers refuse it.
         """
-        batch, arrays = cache.batch, twin(self.device, ARRAYS)
+        batch, arrays = cache.batch, backend(self.device)
         gradients = self._backward(batch, cache.saved, cache.weights)
         dh = gradients.dh if self.tau == 1.0 else arrays.times(gradients.dh, self.tau)  # z = tau h
         if batch.norms is not None:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._device.select import as_device, twin
+from samplesoft._device.select import as_device
 from samplesoft._jit import chunks, njit, row_chunks, thread_each
 from samplesoft._validation import FloatArray, IntArray, as_choice
 from samplesoft.kernels.exponential import exp_to
@@ -315,7 +315,9 @@ class SampledSoftmaxLoss(SampledLoss):
     ) -> tuple[FloatArray, Any]:
         if self.device == "cpu":
             return super()._forward(batch, draw, label_log_count)
-        passes = twin(self.device, "samplesoft.losses.sampled:Passes")(self)
+        from samplesoft.losses.sampled_cuda import CudaPasses
+
+        passes = CudaPasses(self)
         losses, saved = passes.forward(batch, draw, label_log_count)
         return losses, (passes, saved)
 

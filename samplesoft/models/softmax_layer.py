@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from samplesoft._device import ARRAYS
+from samplesoft._device import backend
 from samplesoft._device.arrays import DistantRows, HostArrays
-from samplesoft._device.select import require_copyable, to_host, twin
+from samplesoft._device.select import require_copyable, to_host
 from samplesoft._validation import (
     FloatArray,
     IntArray,
@@ -124,7 +124,7 @@ class SoftmaxLayer:
                 f"{type(loss).__name__}; take a samplesoft.models.HierarchicalSoftmax."
             )
         as_flag("allow_other_tau", allow_other_tau)
-        self._arrays: HostArrays = twin(loss.device, ARRAYS)
+        self._arrays: HostArrays = backend(loss.device)
         rows: Any = class_embeddings
         if not isinstance(class_embeddings, DistantRows):
             # copies: optimizers change them in place
