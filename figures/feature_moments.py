@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from scipy.spatial.distance import cdist
 from scipy.special import hyp1f1, i0
 
-from samplesoft._device.arrays import HostArrays
+from samplesoft._device.rows import squared_norms
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._memory import require_room
 from samplesoft._validation import FloatArray, as_float_rows
@@ -157,9 +157,7 @@ def _of_positive(phi: PositiveRandomFeatures, X: FloatArray, Y: FloatArray) -> F
     num = phi.num_features
     dots = phi.tau * inner_products(X, Y)
     # E exp(2 sqrt(tau) w (x + y)) in closed form, with the shifts of both features taken off
-    exponent = (
-        0.5 * phi.tau * (HostArrays.squared_norms(X)[:, None] + HostArrays.squared_norms(Y)) + dots
-    )
+    exponent = 0.5 * phi.tau * (squared_norms(X)[:, None] + squared_norms(Y)) + dots
     exponent = np.maximum(exponent, 0.0)  # tau |x + y|^2 / 2, which may round below
     values: FloatArray = np.exp(2.0 * (dots + exponent)) * -np.expm1(-2.0 * exponent) / num
     if phi.frequencies == "orthogonal":
@@ -174,7 +172,7 @@ def _of_positive(phi: PositiveRandomFeatures, X: FloatArray, Y: FloatArray) -> F
 def _of_maclaurin(phi: RandomMaclaurinFeatures, X: FloatArray, Y: FloatArray) -> FloatArray:
     # E[(w . x)^2 (w . y)^2], the factor that each degree puts on the second moment of a
     # feature; the sum over the degrees of (2 tau^2 square)^N / N!^2 is a Bessel function
-    square = HostArrays.squared_norms(X)[:, None] * HostArrays.squared_norms(Y)
+    square = squared_norms(X)[:, None] * squared_norms(Y)
     square += 2.0 * inner_products(X, Y) ** 2 - 2.0 * (X**2 @ (Y**2).T)
     moment = 2.0 * i0(phi.tau * np.sqrt(8.0 * np.maximum(square, 0.0)))
     values: FloatArray = (moment - phi.kernel(X, Y) ** 2) / phi.num_features

@@ -2,7 +2,6 @@
 
 import ast
 import inspect
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -62,9 +61,6 @@ ONLY = {
 }
 
 
-TWIN = re.compile(r"samplesoft\.([\w.]+):[A-Z]\w+")  # what `_device.select.twin` imports
-
-
 def file(name):
     return Path(name.replace(".", "/") + ".py")
 
@@ -88,8 +84,6 @@ def imports(source):
             name = getattr(node.args[0], "value", None)
             if isinstance(name, str) and name.startswith("samplesoft."):
                 yield name.removeprefix("samplesoft.")
-        elif isinstance(node, ast.Constant) and TWIN.fullmatch(str(node.value)):
-            yield from (TWIN.fullmatch(node.value)[1] + end for end in ("", "_cuda"))
 
 
 def wrong_imports(layer, source):
@@ -128,7 +122,7 @@ def loops(graph):
 def test_no_module_imports_itself_through_others():
     """Not even inside functions: what two modules both need is a module below them."""
     graph = {path: set(files_imported((ROOT / path).read_text())) for path in MODULES}
-    for path, after in graph.items():  # a file and its twin on a GPU, which loads it, are one
+    for path, after in graph.items():  # a file and its part for a GPU, which loads it, are one
         after.discard(path.with_stem(f"{path.stem}_cuda"))
     del graph[Path("__init__.py")]  # which finds every public name, when it is asked for
     assert sum(map(len, graph.values())) > 500
@@ -136,11 +130,9 @@ def test_no_module_imports_itself_through_others():
 
 
 def test_a_loop_is_found():
-    twins = "def f(device):\n    twin(device, 'samplesoft._device.arrays:Arrays')"
-    found = set(files_imported(twins)) | set(files_imported("from samplesoft.bias import inputs"))
-    assert {str(path) for path in found} == {
-        *("_device/arrays.py", "_device/arrays_cuda.py", "bias/inputs.py")
-    }
+    late = "def f():\n    from samplesoft._device import cpu"
+    found = set(files_imported(late)) | set(files_imported("from samplesoft.bias import inputs"))
+    assert {str(path) for path in found} == {"_device/cpu.py", "bias/inputs.py"}
     assert loops({1: {2}, 2: {3}, 3: {1}, 4: {1}}) == ["1", "2", "3"]
 
 
@@ -173,13 +165,52 @@ def test_an_import_that_points_up_is_found_in_every_form(source):
 
 
 def test_bias_imports_foundations_only():
-    assert wrong_imports("bias", "from samplesoft.samplers.tree import host")
+    assert wrong_imports("bias", "from samplesoft.samplers.tree import walk")
     assert not wrong_imports("bias", "from samplesoft.samplers.base import Sampler")
 
 
 def run_python(code):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return done.stdout.strip()
+
+
+def test_back_ends_have_the_same_functions():
+    """Those that `Backend` names; where both write one, its arguments have the same names."""
+    tree = ast.parse((ROOT / "_device/__init__.py").read_text())
+    wanted = next(node for node in tree.body if isinstance(node, ast.ClassDef)).body
+    names = {getattr(node, "name", None) or node.target.id for node in wanted[1:]}
+    cpu, cuda = (defined((ROOT / f"_device/{name}.py").read_text()) for name in ("cpu", "cuda"))
+    assert names <= set(cpu) & set(cuda) and len(names) > 20
+    both = [name for name in names if cpu[name] and cuda[name]]
+    assert {name: cpu[name] for name in both} == {name: cuda[name] for name in both}
+    assert len(both) > 10
+    assert defined("def f(a, b): pass\ng = f\nimport x as y") == {"f": ["a", "b"], "g": [], "y": []}
+
+
+def defined(source):
+    """Return the names that a source text defines, with the arguments of functions."""
+    found = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef):
+            found[node.name] = [argument.arg for argument in node.args.args]
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            found |= {alias.asname: [] for alias in node.names if alias.asname}
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {target.id: [] for target in targets}
+    return found
+
+
+def test_there_is_one_way_onto_a_gpu():
+    """Modules with kernels for one are imported by each other, and by what chooses a back end."""
+    ways = {
+        str(path)
+        for path in MODULES
+        if "cuda" not in path.name
+        and any(name.endswith("cuda") for name in imports((ROOT / path).read_text()))
+    }
+    # the last hands a whole pass of a loss over; `select` copies from a GPU
+    assert ways == {"_device/__init__.py", "_device/select.py", "losses/sampled.py"}
 
 
 def test_importing_the_package_loads_nothing_else():
@@ -197,7 +228,7 @@ def test_the_bias_and_the_samplers_load_nothing_heavy():
         "import sys, scipy.special; before = set(sys.modules); "
         "import samplesoft; samplesoft.verify, samplesoft.samplers.KernelTree; loaded = "
         "set(sys.modules) - before; "
-        "print([m for m in ('matplotlib', 'scipy.sparse', 'tqdm') if m in loaded])"
+        "print([m for m in ('matplotlib', 'scipy.sparse', 'tqdm', 'numba.cuda') if m in loaded])"
     )
     assert run_python(code) == "[]"
 

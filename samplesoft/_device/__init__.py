@@ -16,26 +16,88 @@ Their tests pass on an H100, and in Numba's simulator.
 
 Read in this order:
 
-- `select`: checks a `device`, and chooses the class that works there (`select.twin`).
-- `arrays`, ``arrays_cuda``: arrays that functions take, checked, and small work on them.
+- `select`: checks a `device`, tells where an array lies, and copies from a GPU.
+- `Backend` and `backend`, below: what a device can do, and the module that does it.
+- `cpu`, `cuda`: these modules, with the same functions.
+- `rows`: small work on rows, written once for all devices.
 
 How kernels are written and launched says `samplesoft._cuda`; how one function serves both devices,
 `samplesoft.kernels.lanes`.
 """
 
-from functools import cache
-from typing import Any
+from __future__ import annotations
 
-ARRAYS = "samplesoft._device.arrays:Arrays"  # for `select.twin`
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from samplesoft._device.select import device_of
+from samplesoft._validation import FloatArray, IntArray
+
+Array = NDArray[Any]
+
+
+class Backend(Protocol):
+    """What `cpu` and `cuda` have: functions of these names, with the same arguments."""
+
+    # arrays of a function, checked and on the device
+    float_rows: Callable[..., Array]
+    shaped_rows: Callable[..., Array]
+    vector: Callable[..., Array]
+    ids: Callable[..., IntArray]
+    labels: Callable[..., IntArray]
+    typed: Callable[..., Array]
+    # arrays of the device
+    empty: Callable[..., Array]
+    placed: Callable[..., Array]
+    viewed: Callable[..., Array]
+    copied: Callable[..., Array]
+    writable: Callable[..., Array]
+    # small work on them
+    times: Callable[..., Array]
+    take_rows: Callable[..., Array]
+    put_rows: Callable[..., None]
+    joined: Callable[..., Array]
+    column_sums: Callable[..., FloatArray]
+    first_outside: Callable[..., int | None]
+    are_rows: Callable[..., bool]
+    can_step: Callable[..., bool]
+    # kernels, and how their work is parted
+    run: Callable[..., None]
+    workers: Callable[..., int]
+    each: Callable[..., None]
+    over_rows: Callable[..., None]
+    step_rows: Callable[..., None]
+    write_features: Callable[..., None]
+    split: Callable[..., list[slice]]
+    columns: Callable[..., list[tuple[int, int]]]
+    stages: Callable[..., list[slice]]
+
+    def available_bytes(self) -> float | None:
+        """Return the bytes that new arrays may take, where that is known."""
 
 
 @cache
-def backend(device: str) -> Any:
-    """Return what works on arrays of a device, which is imported when it is first asked for."""
+def backend(device: str) -> Backend:
+    """Return the module that works on a device.
+
+    This is the only way onto a GPU: who computes on the processor never loads CUDA.
+
+    >>> backend("cpu").placed([1.0, 2.0])
+    array([1., 2.])
+    """
+    # with @cache, a look-up in a dict after the first call
     if device == "cpu":
-        from samplesoft._device.arrays import HostArrays
+        from samplesoft._device import cpu
 
-        return HostArrays
-    from samplesoft._device.arrays_cuda import CudaArrays
+        return cpu
+    from samplesoft._device import cuda
 
-    return CudaArrays
+    return cuda
+
+
+def backend_of(array: Any) -> Backend:
+    """Return the module that works where an array lies."""
+    return backend(device_of(array))

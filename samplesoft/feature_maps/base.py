@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from samplesoft._device import ARRAYS
-from samplesoft._device.arrays import HostArrays
-from samplesoft._device.select import as_device, twin
+from samplesoft._device import Backend, backend
+from samplesoft._device.select import as_device
 from samplesoft._jit import row_chunks, thread_each
 from samplesoft._validation import FloatArray, as_count, as_float_rows
 
@@ -55,7 +54,10 @@ class FeatureMap(ABC):
         self.feature_dim = feature_dim
         self.floor = floor
         self.device = as_device(device)
-        self._arrays: HostArrays = twin(device, ARRAYS)
+
+    @property
+    def _arrays(self) -> Backend:
+        return backend(self.device)
 
     def transform(self, X: ArrayLike) -> NDArray[Any]:
         """Return the features of each row.

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from samplesoft._device.rows import squared_norms
 from samplesoft._jit import row_chunks
 from samplesoft._validation import FloatArray, as_choice, as_count, as_positive
 from samplesoft.feature_maps.base import (
@@ -105,7 +106,7 @@ class PositiveRandomFeatures(FeatureMap):
             with np.errstate(all="ignore"):
                 self.projections.project(rows, features)
                 # one exponential of the difference: exp(a) exp(-b) would overflow before it need
-                squares = self._arrays.squared_norms(rows)
+                squares = squared_norms(rows)
                 shifts = 0.5 * (self.tau * squares + np.log(self.num_features))
                 features -= shifts[:, None]
                 np.exp(features, out=features)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from samplesoft._device.rows import squared_norms
 from samplesoft._device.select import to_host
 from samplesoft._validation import FloatArray, as_choice, as_count, as_positive
 from samplesoft.feature_maps.base import ROW, FeatureMap, over_rows, shrink
@@ -92,7 +93,7 @@ class RandomFourierFeatures(FeatureMap):
         self.turns = draw_frequencies(frequencies, *size, turns, generator, self.device)
 
     def _write(self, X: Any, out: Any) -> None:
-        largest = to_host(self._arrays.squared_norms(X)).max()
+        largest = to_host(squared_norms(X)).max()
         if largest > self._limits[X.dtype]:
             raise ValueError(
                 f"{ROW} has norm {largest**0.5:.3g}; its angles at nu = {self.nu:g} are too large "

@@ -19,7 +19,7 @@ from samplesoft._cuda import (
     kernel,
     to_device,
 )
-from samplesoft._device.arrays_cuda import CudaArrays
+from samplesoft._device.rows import largest_in_rows, squared_norms
 from samplesoft._validation import FloatArray
 from samplesoft.kernels.sincos import cos_sin
 
@@ -57,10 +57,10 @@ class CudaDense:
     def write_positive(self, phi: Any, X: Any, out: Any) -> None:
         """Write the features of `X` (N, d) by a `PositiveRandomFeatures` into `out` (N, F)."""
         number = X.dtype.type
-        squares = CudaArrays.squared_norms(X)
+        squares = squared_norms(X)
         shift = number(0.5 * phi.tau), number(0.5 * np.log(phi.num_features))
         self._project(write_positive, X, out, (squares, *shift))
-        phi.require_in_range(CudaArrays.largest_in_rows(out))
+        phi.require_in_range(largest_in_rows(out))
 
 
 @device_function

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
-from samplesoft._device import backend
-from samplesoft._device.arrays import HostArrays
+from samplesoft._device import backend, cpu
 from samplesoft._device.select import to_host
 from samplesoft._jit import njit
 from samplesoft._limits import quietly
@@ -32,7 +31,7 @@ from samplesoft._validation import (
     as_real_array,
     in_small_unit,
 )
-from samplesoft.losses.vectors import require_finite_rows
+from samplesoft.losses.vectors import require_finite_rows, unit_rows, unit_rows_backward
 from samplesoft.samplers.base import Draw, Rows
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -325,7 +324,7 @@ class Loss(ABC):
         offsets = None if biases is None else arrays.vector("biases", biases, n, rows.dtype)
         norms = None
         if self.normalize:  # a copy, for the caller's array stays as it is
-            contexts, norms = arrays.unit_rows("h", arrays.copied(contexts))
+            contexts, norms = unit_rows("h", arrays.copied(contexts))
         z = contexts if self.tau == 1.0 else arrays.times(contexts, self.tau)
         return Batch(contexts, norms, z, rows, targets, offsets)
 
@@ -374,7 +373,7 @@ class Loss(ABC):
         gradients = self._backward(batch, cache.saved, cache.weights)
         dh = gradients.dh if self.tau == 1.0 else arrays.times(gradients.dh, self.tau)  # z = tau h
         if batch.norms is not None:
-            dh = arrays.unit_rows_backward(dh, batch.contexts, batch.norms)
+            dh = unit_rows_backward(dh, batch.contexts, batch.norms)
         return Gradients(dh, gradients.dW, gradients.db, gradients.d_log_sums)
 
     @abstractmethod
@@ -420,7 +419,7 @@ def checked_weights(
     """Return the weights (B,) of the examples in the value; for a mean their sum is 1."""
     if weights is None:  # nothing to check in most steps
         return np.zeros(batch) + (1.0 / batch if reduction == "mean" else 1.0)
-    per_example = HostArrays.vector("weights", to_host(weights), batch, np.dtype(np.float64))
+    per_example = cpu.vector("weights", to_host(weights), batch, np.dtype(np.float64))
     if reduction == "mean":
         per_example = in_small_unit(per_example)  # in which the sum is finite
         total = float(per_example.sum())

@@ -25,13 +25,14 @@ from samplesoft._cuda import (
     warp_max,
     warp_sum,
 )
-from samplesoft._device.arrays_cuda import (
-    CudaArrays,
+from samplesoft._device.cuda import (
     contiguous,
     equal_runs,
     first_not_finite,
     first_outside,
+    take_rows,
 )
+from samplesoft._device.rows import unit_rows, unit_rows_backward
 from samplesoft._device.select import on_device, to_host
 from samplesoft._validation import FloatArray
 from samplesoft.kernels.lanes_cuda import warp_dot
@@ -117,7 +118,7 @@ class CudaPasses:
         launch_warps(context_sums, dz.shape[0], slopes, saved.block, places, factors, dz)
         launch_warps(class_sums, num, slopes, batch.z, places, factors, d_block, d_biases)
         if saved.norms is not None:
-            CudaArrays.unit_rows_backward(d_block, saved.block, saved.norms)
+            unit_rows_backward(d_block, saved.block, saved.norms)
         db = None if batch.biases is None else SparseRows(saved.classes, d_biases)
         return Gradients(dz, SparseRows(saved.classes, d_block), db)
 
@@ -128,12 +129,12 @@ class CudaPasses:
         launch_threads(join, listed.size, batch.targets.labels, ids, shared, listed)
         classes, rows, order, starts = equal_runs(listed, batch.class_embeddings.shape[0])
         places = Places(rows, order, starts, shared)
-        block, norms = CudaArrays.take_rows(batch.class_embeddings, classes), None
+        block, norms = take_rows(batch.class_embeddings, classes), None
         if self._loss.normalize:
-            block, norms = CudaArrays.unit_rows("class_embeddings", block, classes)
+            block, norms = unit_rows("class_embeddings", block, classes)
         biases = empty(0, dtype)
         if batch.biases is not None:
-            biases = CudaArrays.take_rows(batch.biases.reshape(-1, 1), classes).reshape(-1)
+            biases = take_rows(batch.biases.reshape(-1, 1), classes).reshape(-1)
         scores = empty((size, 1 + m), dtype)
         launch_warps(score, scores.size, batch.z, block, biases, places, scores)
         return _Saved(scores, block, norms, classes, places)

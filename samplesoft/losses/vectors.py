@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from samplesoft._device.arrays import DistantRows, HostArrays
+from samplesoft._device import cpu
+from samplesoft._device.arrays import DistantRows
+from samplesoft._device.rows import unit_rows as unit_rows
+from samplesoft._device.rows import unit_rows_backward as unit_rows_backward
 from samplesoft.samplers.base import Rows
-
-unit_rows, unit_rows_backward = HostArrays.unit_rows, HostArrays.unit_rows_backward
 
 
 def check_class_embeddings(value: object) -> Rows:
     """Return class vectors (n, d) in C order; large arrays are not read for finiteness here."""
-    return HostArrays.shaped_rows("class_embeddings", value)
+    return cpu.shaped_rows("class_embeddings", value)
 
 
 def require_finite_rows(rows: Rows, first: int = 0) -> None:

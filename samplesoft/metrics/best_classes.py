@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from samplesoft._device.arrays import DistantRows, HostArrays
+from samplesoft._device import cpu
+from samplesoft._device.arrays import DistantRows
 from samplesoft._jit import chunks, njit, njit_bare, njit_sum, num_threads, thread_map
 from samplesoft._temperature import as_tau, times_tau
 from samplesoft._validation import FloatArray, IntArray, as_count, as_csr, as_flag, as_float_rows
@@ -88,7 +89,7 @@ def top_k_classes(
     contexts = as_float_rows("h", h, d, rows.dtype)
     size = check_k(k, n)
     normalize, absolute = as_flag("normalize", normalize), as_flag("absolute", absolute)
-    offsets = None if biases is None else HostArrays.vector("biases", biases, n, rows.dtype)
+    offsets = None if biases is None else cpu.vector("biases", biases, n, rows.dtype)
     without = check_leave_out(leave_out, (len(contexts), n))
     if normalize:
         contexts, _ = unit_rows("h", contexts.copy())

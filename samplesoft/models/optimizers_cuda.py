@@ -17,7 +17,7 @@ from samplesoft._cuda import (
     thread_index,
     to_device,
 )
-from samplesoft._device.arrays_cuda import CudaArrays, contiguous, first_outside
+from samplesoft._device.cuda import contiguous, first_outside
 from samplesoft._device.select import on_device
 from samplesoft.kernels.lanes_cuda import for_device
 from samplesoft.losses.base import SparseRows
@@ -60,7 +60,7 @@ class CudaSteps:
     def state_like(parameter: Any, state: Any) -> Any:
         """Return a state on the device: zeros of the shape of a parameter where there is none."""
         if state is None:
-            return CudaArrays.filled(tuple(parameter.shape), parameter.dtype.type(0))
+            return to_device(np.zeros(parameter.shape, parameter.dtype))
         return state if on_device(state) else to_device(state)
 
     @staticmethod

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from samplesoft._device.arrays import DistantRows, HostArrays
+from samplesoft._device import cpu
+from samplesoft._device.arrays import DistantRows
 from samplesoft._executors import connected, require_alike
 from samplesoft._files import prefixed
 from samplesoft._jit import use_threads
@@ -617,7 +618,7 @@ class ShardedSoftmaxLayer(SoftmaxLayer):
         spec = SAMPLERS[as_choice("sampler", sampler, SHARDED)]
         stored, whole = hasattr(class_embeddings, "part"), class_embeddings
         if not stored:
-            whole = HostArrays.shaped_rows(_ROWS, class_embeddings)
+            whole = cpu.shaped_rows(_ROWS, class_embeddings)
         (n, d), dtype, weights = whole.shape, whole.dtype, None
         # a seed for all: features of one map have masses that can be compared
         options["rng"] = rng if isinstance(rng, int) else int(as_key(rng))
@@ -639,7 +640,7 @@ class ShardedSoftmaxLayer(SoftmaxLayer):
         shards.require_room(f"shards of {n:,} classes", copies * size)
         for s, (lo, hi) in enumerate(shards.ranges):
             rows, state = whole.part(lo, hi) if stored else (whole[lo:hi], None)
-            rows = HostArrays.float_rows(_ROWS, np.asarray(rows))
+            rows = cpu.float_rows(_ROWS, np.asarray(rows))
             part = None if weights is None else weights[lo:hi]
             made = (part, loss, sampler, options, optimizer, as_count("update_every", update_every))
             shards.start(s, rows, state, *made)

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from samplesoft._device import backend
-from samplesoft._device.arrays import DistantRows, HostArrays
+from samplesoft._device import Backend, backend
+from samplesoft._device.arrays import DistantRows
+from samplesoft._device.rows import union, unit_rows
 from samplesoft._device.select import require_copyable, to_host
 from samplesoft._validation import (
     FloatArray,
@@ -124,7 +125,7 @@ class SoftmaxLayer:
                 f"{type(loss).__name__}; take a samplesoft.models.HierarchicalSoftmax."
             )
         as_flag("allow_other_tau", allow_other_tau)
-        self._arrays: HostArrays = backend(loss.device)
+        self.loss = loss
         rows: Any = class_embeddings
         if not isinstance(class_embeddings, DistantRows):
             # copies: optimizers change them in place
@@ -133,7 +134,6 @@ class SoftmaxLayer:
         if biases is not None:
             vector = self._arrays.vector("biases", to_host(biases), rows.shape[0], rows.dtype)
             self.parameters["biases"] = self._arrays.copied(vector)
-        self.loss = loss
         self.sampler = sampler
         self._sampled = loss if isinstance(loss, SampledLoss) else None
         self.num_sampled = 0
@@ -157,6 +157,10 @@ class SoftmaxLayer:
                 f"`sampler` and `num_sampled` must be None for {type(loss).__name__}, which draws "
                 "nothing; leave them out, or take a sampled loss."
             )
+
+    @property
+    def _arrays(self) -> Backend:
+        return backend(self.loss.device)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy is made from."""
@@ -250,7 +254,7 @@ class SoftmaxLayer:
         self._changed.append(self._arrays.copied(classes))
         if len(self._changed) >= self.update_every:
             # a tree changes its sums once for each class, however often it has moved since
-            self._update_sampler(self._arrays.union(self._changed))
+            self._update_sampler(union(self._changed))
 
     def refresh(self) -> None:
         """Update the sampler with all class vectors; it then is as if just made from them."""
@@ -379,7 +383,7 @@ class SoftmaxLayer:
         rows = self._arrays.take_rows(self.class_embeddings, ids)
         # the sampler sees what the loss scores: vectors of norm 1 where it divides by norms
         if self.loss.normalize:
-            rows, _ = self._arrays.unit_rows("class_embeddings", rows, ids)
+            rows, _ = unit_rows("class_embeddings", rows, ids)
         self.sampler.update(self._for_sampler(ids), self._for_sampler(rows))
         self._changed = []
 

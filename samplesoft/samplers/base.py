@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from samplesoft._device import ARRAYS
-from samplesoft._device.arrays import HostArrays
-from samplesoft._device.select import as_device, device_of, require_copyable, to_host, twin
+from samplesoft._device import Backend, backend, backend_of
+from samplesoft._device.select import as_device, require_copyable, to_host
 from samplesoft._memory import require_room
 from samplesoft._random import as_key, mix64, uniform_block
 from samplesoft._validation import (
@@ -69,8 +68,7 @@ class Draw:
         if self.log_inclusion is not None:
             return self.log_inclusion
         log_counts = to_host(self.log_q) + np.log(self.ids.shape[1])
-        placed: FloatArray = twin(device_of(self.log_q), ARRAYS).placed(log_counts)
-        return placed
+        return backend_of(self.log_q).placed(log_counts)
 
     def to_host(self) -> Draw:
         """Return the same in NumPy arrays, copied if they lie on a GPU."""
@@ -90,9 +88,9 @@ class Sampler(ABC):
     `_sample`, `_log_prob` and `_probs`, and `_prepare` where draws depend on class vectors. In a
     hook, ``exclude`` (B,) holds the excluded class of each context, or `NO_CLASS` where there is
     none; ``key`` is the key of a random stream, so that draws depend on the seed and not on
-    threads. With ``device="cuda"`` the arrays are on the device, and a file ``x_cuda.py`` beside
-    ``x.py`` draws there, where there is one; a `SoftmaxLayer` on a GPU takes other samplers too,
-    and copies their draws to it.
+    threads. With ``device="cuda"`` the arrays are on the device, and what a device does in another
+    way is a function of `samplesoft._device.Backend`; a `SoftmaxLayer` on a GPU takes samplers of
+    the processor too, and copies their draws to it.
 
     Parameters
     ----------
@@ -127,7 +125,10 @@ class Sampler(ABC):
         self.dim = dim
         self._dtype = dtype
         self.device = as_device(device)
-        self._arrays: HostArrays = twin(device, ARRAYS)
+
+    @property
+    def _arrays(self) -> Backend:
+        return backend(self.device)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy is made from."""
@@ -458,7 +459,7 @@ class Sampler(ABC):
 
     def _check_excluded(self, exclude: Any, batch: int) -> IntArray:
         if exclude is None:
-            return self._arrays.filled(batch, NO_CLASS)
+            return self._arrays.placed(np.full(batch, NO_CLASS))
         labels: IntArray = self._arrays.labels("exclude", exclude, self.num_classes, (batch,))
         # there a probability would be 0 / 0
         if self.num_classes == 1:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._device import ARRAYS
-from samplesoft._device.select import as_device, to_host, twin
+from samplesoft._device import backend, backend_of
+from samplesoft._device.rows import squared_norms
+from samplesoft._device.select import as_device, to_host
 from samplesoft._temperature import as_tau
 from samplesoft._validation import as_choice, as_float_rows
 from samplesoft.feature_maps import (
@@ -100,7 +101,7 @@ class KernelSampler(EngineSampler):
                 leaf, scale = feature_map.closed_form
         self.feature_map = feature_map
         self.tree = KernelTree(
-            twin(device, ARRAYS).float_rows("class_embeddings", class_embeddings, dim),
+            backend(device).float_rows("class_embeddings", class_embeddings, dim),
             feature_map,
             leaf=leaf,
             leaf_size=leaf_size,
@@ -217,7 +218,7 @@ class PositiveSampler(KernelSampler):
         rng: int | np.random.Generator | None = None,
         device: str = "cpu",
     ) -> None:
-        rows = twin(as_device(device), ARRAYS).float_rows("class_embeddings", class_embeddings)
+        rows = backend(as_device(device)).float_rows("class_embeddings", class_embeddings)
         tau = as_tau(tau, unit_vectors=False)  # of the map too, which is drawn before the tree
         phi = PositiveRandomFeatures(
             rows.shape[1], num_features, tau, frequencies=frequencies, rng=rng, device=device
@@ -291,8 +292,8 @@ class RFSoftmaxSampler(KernelSampler):
         rng: int | np.random.Generator | None = None,
         device: str = "cpu",
     ) -> None:
-        rows = twin(as_device(device), ARRAYS).float_rows("class_embeddings", class_embeddings)
-        _require_unit("class_embeddings", rows, device)
+        rows = backend(as_device(device)).float_rows("class_embeddings", class_embeddings)
+        _require_unit("class_embeddings", rows)
         # Rawat et al., section 3.2: nu is a sharpness of its own, below the tau of the model
         phi = RandomFourierFeatures(
             rows.shape[1], num_features, nu, frequencies=frequencies, rng=rng, device=device
@@ -303,20 +304,20 @@ class RFSoftmaxSampler(KernelSampler):
     def _check_contexts(self, h: ArrayLike | None) -> Rows:
         # for other norms |h - c|^2 is no function of h . c, and draws would follow the lengths
         rows = super()._check_contexts(h)
-        _require_unit("h", rows, self.device)
+        _require_unit("h", rows)
         return rows
 
     def _check_class_rows(self, class_embeddings: ArrayLike) -> Rows:
         rows = super()._check_class_rows(class_embeddings)
-        _require_unit("class_embeddings", rows, self.device)
+        _require_unit("class_embeddings", rows)
         return rows
 
 
-def _require_unit(name: str, rows: Rows, device: str) -> None:
-    norms = np.sqrt(to_host(twin(device, ARRAYS).squared_norms(rows)))
+def _require_unit(name: str, rows: Rows) -> None:
+    norms = np.sqrt(to_host(squared_norms(rows)))
     without = np.flatnonzero(norms == 0.0)
     if len(without):  # zeros, or numbers whose squares are 0 in their type alone
-        found = to_host(twin(device, ARRAYS).take_rows(rows, without))
+        found = to_host(backend_of(rows).take_rows(rows, without))
         norms[without[~found.any(axis=1)]] = 1.0
     # the row that is farthest out makes the clearest message
     row = int(np.argmax(np.abs(norms - 1.0)))

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from samplesoft._device import ARRAYS
-from samplesoft._device.select import as_device, require_cpu, to_host, twin
+from samplesoft._device import backend
+from samplesoft._device.select import as_device, require_cpu, to_host
 from samplesoft._random import as_key
 from samplesoft._temperature import as_tau
 from samplesoft._validation import (
@@ -107,7 +107,7 @@ class SamplerInputs:
     logits: Any = None
 
     def __post_init__(self) -> None:
-        float_rows = twin(as_device(self.device), ARRAYS).float_rows
+        float_rows = backend(as_device(self.device)).float_rows
         checks: dict[str, Callable[[str, Any], Any]] = {
             **dict.fromkeys(("tau", "nu", "alpha", "power"), as_positive),
             "num_features": as_count,

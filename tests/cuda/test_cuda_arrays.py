@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from samplesoft import exact_bias, to_host
-from samplesoft._device import ARRAYS
-from samplesoft._device.select import DEVICES, as_device, twin
+from samplesoft._device import backend
+from samplesoft._device.rows import last_of_each, union
+from samplesoft._device.select import DEVICES, as_device
 from samplesoft.feature_maps import RandomFourierFeatures
 from samplesoft.losses import SampledSoftmaxLoss, make_loss
 from samplesoft.models import SoftmaxLayer
@@ -53,7 +54,7 @@ class TestOnDevice:
     pytestmark = pytest.mark.gpu
 
     def test_the_same_arrays_are_refused_as_on_the_processor(self):
-        host, device = (twin(name, ARRAYS) for name in DEVICES)
+        host, device = (backend(name) for name in DEVICES)
         rows = np.ones((2, 3))
         for name, arguments in [
             ("float_rows", ("h", rows, 4)),
@@ -76,7 +77,7 @@ class TestOnDevice:
     def test_arrays_on_the_device_are_checked_there(self):
         from samplesoft._cuda import to_device
 
-        arrays = twin("cuda", ARRAYS)
+        arrays = backend("cuda")
         bad = np.ones((2, 3), np.float32)
         bad[1, 2] = np.inf
         for check, arguments, message in [
@@ -97,7 +98,7 @@ class TestOnDevice:
     def test_good_arrays_on_the_device_are_not_copied(self):
         from samplesoft._cuda import to_device
 
-        arrays = twin("cuda", ARRAYS)
+        arrays = backend("cuda")
         rows, ids = to_device(np.ones((2, 3), np.float32)), to_device(np.array([0, 4]))
         assert arrays.float_rows("h", rows, 3) is rows
         assert arrays.ids("ids", ids, 5) is ids
@@ -106,7 +107,7 @@ class TestOnDevice:
 
     def test_sizes_of_numpy_and_broadcast_rows_go_to_a_device(self):
         from samplesoft._cuda import launch_threads, to_device
-        from samplesoft._device.arrays_cuda import _multiply
+        from samplesoft._device.cuda import _multiply
 
         one_row = np.broadcast_to(np.arange(4.0), (1, 4))  # with a stride of 0
         there, out = to_device(one_row).reshape(-1), to_device(np.zeros(4))
@@ -117,7 +118,7 @@ class TestOnDevice:
     @pytest.mark.parametrize("stop", [1, 3, 1000])
     def test_equal_ids_are_brought_together(self, size, stop):
         from samplesoft._cuda import to_device
-        from samplesoft._device.arrays_cuda import CudaArrays, equal_runs
+        from samplesoft._device.cuda import equal_runs
 
         ids = np.random.default_rng(size).integers(0, stop, size)
         found = (array.copy_to_host() for array in equal_runs(to_device(ids), stop))
@@ -127,10 +128,10 @@ class TestOnDevice:
         np.testing.assert_array_equal(unique[inverse], ids)
         np.testing.assert_array_equal(order, np.argsort(ids, kind="stable"))
         np.testing.assert_array_equal(starts, first)
-        both = CudaArrays.union([to_device(ids), to_device(ids[:1])]).copy_to_host()
+        both = union([to_device(ids), to_device(ids[:1])]).copy_to_host()
         np.testing.assert_array_equal(both, wanted)
         rows = np.arange(2.0 * size).reshape(size, 2)
-        unique, lasts = CudaArrays.last_of_each(to_device(ids), to_device(rows))
+        unique, lasts = last_of_each(to_device(ids), to_device(rows))
         np.testing.assert_array_equal(unique, wanted)
         for i, row in zip(unique, lasts.copy_to_host(), strict=True):
             np.testing.assert_array_equal(row, rows[np.flatnonzero(ids == i)[-1]])

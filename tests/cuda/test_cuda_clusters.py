@@ -146,9 +146,9 @@ def test_what_overflows_is_refused_as_on_the_processor_and_changes_nothing(divid
 
 
 def test_cells_that_do_not_fit_are_refused_before_they_are_made(monkeypatch):
-    from samplesoft._device.arrays_cuda import CudaArrays
+    from samplesoft._device import cuda
 
-    monkeypatch.setattr(CudaArrays, "available_bytes", staticmethod(lambda: 100))
+    monkeypatch.setattr(cuda, "available_bytes", lambda: 100)
     monkeypatch.setattr(engine, "make_partition", None)
     with pytest.raises(MemoryError, match="cells of 12 classes need .*, and 100 B are available"):
         ClusterSampler(vectors(12), device="cuda")

@@ -163,11 +163,11 @@ def test_work_in_parts_leaves_the_same(leaf_size, monkeypatch):
 
 
 def test_without_memory_for_two_sets_of_sums_all_classes_are_updated_in_place(monkeypatch):
-    from samplesoft._device.arrays_cuda import CudaArrays
+    from samplesoft._device import cuda
 
     rows, _ = whole_numbers(13, dim=3)
     here, there = trees(rows, leaf_size=2)
-    monkeypatch.setattr(CudaArrays, "available_bytes", staticmethod(lambda: 0.0))
+    monkeypatch.setattr(cuda, "available_bytes", lambda: 0.0)
     for tree in (here, there):
         tree.update(np.arange(13), -rows)
     assert there.num_updates == 13

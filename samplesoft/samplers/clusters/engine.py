@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from samplesoft._device.arrays import HostArrays
+from samplesoft._device import cpu
+from samplesoft._device.rows import last_of_each
 from samplesoft._device.select import to_host
 from samplesoft._jit import chunks, num_threads
 from samplesoft._random import uniform_block
@@ -42,7 +43,7 @@ class HostClusters:
     the processor in both cases, and contexts are checked there, for the same messages.
     """
 
-    _arrays: type[HostArrays] = HostArrays
+    _arrays: Any = cpu
 
     def __init__(
         self, rows: Rows, tau: float, leaf_size: int, key: np.uint64, progress: bool = False
@@ -65,7 +66,8 @@ class HostClusters:
     def rows(self, ids: Any = None) -> Rows:
         """Return a copy of the class vectors of some classes, or of all."""
         places: Any = self._places if ids is None else self._places[to_host(ids)]
-        return self._arrays.take_rows(self._tree.rows, places)
+        chosen: Rows = self._arrays.take_rows(self._tree.rows, places)
+        return chosen
 
     def spread(self) -> float:
         """Return the mean squared distance of a class vector to the mean of its leaf."""
@@ -197,7 +199,7 @@ class HostClusters:
         self._tree = tree._replace(
             rows=arrays.writable(tree.rows), cells=arrays.writable(tree.cells)
         )
-        ids, rows = arrays.last_of_each(ids, rows)
+        ids, rows = last_of_each(ids, rows)
         largest = float(np.abs(to_host(rows)).max())
         require_distances(largest, rows.dtype)
         # cells that were made of other vectors would fit none of these

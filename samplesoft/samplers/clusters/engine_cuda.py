@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from samplesoft._cuda import empty, to_device
-from samplesoft._device.arrays_cuda import CudaArrays
+from samplesoft._device import cuda
 from samplesoft._device.select import to_host
 from samplesoft._jit import chunks
 from samplesoft.kernels.lanes_cuda import run_on_warps
@@ -21,7 +21,7 @@ _NUMBERS = 1 << 26  # weights of children that are held at a time
 class CudaClusters(HostClusters):
     """The twin of `HostClusters`: classes are divided on the processor, and drawn here."""
 
-    _arrays = CudaArrays
+    _arrays = cuda
 
     def _descend(self, contexts: Any, known: Any, paths: Paths) -> None:
         # each path is a visit of its own, and has a warp

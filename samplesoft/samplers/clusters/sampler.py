@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._device import ARRAYS
+from samplesoft._device import backend
 from samplesoft._device.select import as_device, twin
 from samplesoft._memory import require_bytes
 from samplesoft._random import as_key
@@ -111,7 +111,7 @@ class ClusterSampler(EngineSampler):
         rng: int | np.random.Generator | None = None,
         device: str = "cpu",
     ) -> None:
-        arrays = twin(as_device(device), ARRAYS)
+        arrays = backend(as_device(device))
         as_flag("progress", progress)
         rows = arrays.float_rows("class_embeddings", class_embeddings)
         super().__init__(rows.shape[0], rows.shape[1], rows.dtype, device)

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._device.arrays import HostArrays
+from samplesoft._device import cpu
+from samplesoft._device.rows import largest_in_rows, last_of_each
 from samplesoft._device.select import on_device, to_host
 from samplesoft._jit import chunks, num_threads
 from samplesoft._progress import progress_bar
@@ -65,7 +66,7 @@ class HostFeatures:
     A `FeatureMap` writes what it should, and need not check rows that have been checked.
     """
 
-    _arrays: type[HostArrays] = HostArrays
+    _arrays: Any = cpu
     _as_array: Callable[[Any], Any] = staticmethod(np.asarray)
 
     def __init__(self, transform: Callable[[Rows], NDArray[Any]], rows: Rows) -> None:
@@ -107,7 +108,7 @@ class HostTree:
 
     Features: Callable[..., Any] = HostFeatures
     Sums: Callable[..., Any] = TreeSums
-    _arrays: type[HostArrays] = HostArrays
+    _arrays: Any = cpu
 
     def __init__(
         self, rows: Rows, features: HostFeatures | None, rules: TreeRules, progress: bool = False
@@ -144,7 +145,8 @@ class HostTree:
     def rows(self, ids: Any) -> Rows:
         """Return a copy of the class vectors of some classes, or of all."""
         rows, arrays = self._rows, self._arrays
-        return arrays.copied(rows) if ids is None else arrays.take_rows(rows, ids)
+        chosen: Rows = arrays.copied(rows) if ids is None else arrays.take_rows(rows, ids)
+        return chosen
 
     def rebuild(self, progress: bool = False) -> None:
         """Sum the features of all classes again, where memory allows beside the old sums."""
@@ -171,7 +173,7 @@ class HostTree:
                 here = slice(part.start * size, min(part.stop * size, num))
                 features = self._features(rows[here])
                 self._sum_leaves(features, leaf_sums[part])
-                sizes[here] = self._arrays.largest_in_rows(features)
+                sizes[here] = largest_in_rows(features)
                 bar.update()
         return self.Sums(leaf_sums), sizes
 
@@ -262,7 +264,7 @@ class HostTree:
         """Return what makes an update happen, having raised whatever there is to raise."""
         arrays, leaf_size = self._arrays, self._rules.leaf_size
         self._rows, self._sizes = arrays.writable(self._rows), writable(self._sizes)
-        ids, rows = arrays.last_of_each(ids, rows)
+        ids, rows = last_of_each(ids, rows)
         if 2 * len(ids) >= self._rules.num_classes and self._fit_again():
             return self._prepare_rebuild(ids, rows)  # features of new and old rows would cost more
         leaves, starts = np.unique(ids // leaf_size, return_index=True)
@@ -282,7 +284,7 @@ class HostTree:
             before = arrays.take_rows(self._rows, ids[some])
             features = self._features(arrays.joined(rows[some], before))
             new, old = features[:num], features[num:]
-            sizes[some] = arrays.largest_in_rows(new)
+            sizes[some] = largest_in_rows(new)
             # in float64, before the difference is rounded to the type of the features
             totals[i] = self._sums.column_sums(new)[0] - self._sums.column_sums(old)[0]
             begins = arrays.placed(starts[part] - starts[part.start])

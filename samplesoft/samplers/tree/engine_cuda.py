@@ -14,7 +14,7 @@ from samplesoft._cuda import (
     thread_index,
     to_device,
 )
-from samplesoft._device.arrays_cuda import CudaArrays
+from samplesoft._device import cuda
 from samplesoft._device.select import on_device
 from samplesoft._jit import chunks
 from samplesoft._validation import FloatArray, IntArray
@@ -38,14 +38,14 @@ def _as_array(features: Any) -> Any:
 class CudaFeatures(HostFeatures):
     """The twin of `HostFeatures`: results lie on the device."""
 
-    _arrays = CudaArrays
+    _arrays = cuda
     _as_array = staticmethod(_as_array)
 
 
 class CudaTreeSums(sums.TreeSums):
     """The twin of `TreeSums`: nodes lie on the device, their total and their limits do not."""
 
-    _arrays = CudaArrays
+    _arrays = cuda
 
     def add(self, leaves: IntArray, change: Any) -> None:
         """Add `change` (k, F), used up, to the sums of leaves (k,), level by level."""
@@ -71,7 +71,7 @@ class CudaTree(HostTree):
 
     Features = CudaFeatures
     Sums = CudaTreeSums
-    _arrays = CudaArrays
+    _arrays = cuda
 
     def _parts(self, batch: int, num_leaves: int) -> list[slice]:
         levels = walk.top(self._num_leaves) + 1

@@ -9,7 +9,7 @@ from typing import Any
 
 from numpy.typing import ArrayLike, NDArray
 
-from samplesoft._device import ARRAYS
+from samplesoft._device import backend
 from samplesoft._device.select import as_device, twin
 from samplesoft._memory import require_memory
 from samplesoft._validation import (
@@ -120,7 +120,7 @@ class KernelTree(EngineSampler):
         progress: bool = False,
         device: str = "cpu",
     ) -> None:
-        arrays = twin(as_device(device), ARRAYS)
+        arrays = backend(as_device(device))
         # where they lie already, or copied there
         rows = arrays.float_rows("class_embeddings", class_embeddings)
         super().__init__(rows.shape[0], rows.shape[1], rows.dtype, device)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._device.arrays import HostArrays
+from samplesoft._device import cpu
 from samplesoft._device.select import to_host
 from samplesoft._jit import njit, num_threads, thread_each
 from samplesoft._validation import FloatArray, IntArray
@@ -33,7 +33,7 @@ class TreeSums:
     `total` without the rounding of `nodes`.
     """
 
-    _arrays: Any = HostArrays
+    _arrays: Any = cpu
 
     def __init__(self, leaf_sums: NDArray[Any]) -> None:
         self.nodes = leaf_sums
