@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,10 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from samplesoft._device import Backend, backend
 from samplesoft._device.select import as_device
-from samplesoft._jit import row_chunks, thread_each
 from samplesoft._validation import FloatArray, as_count, as_float_rows
-
-_OUTPUTS = 1 << 20  # features that a thread writes at a time: 0.2 ms of work or more
 
 
 class FeatureMap(ABC):
@@ -118,11 +114,6 @@ class FeatureMap(ABC):
     @abstractmethod
     def _kernel(self, X: FloatArray, Y: FloatArray) -> FloatArray:
         """Return the kernel (N, M)."""
-
-
-def over_rows(function: Callable[[slice], None], out: NDArray[Any]) -> None:
-    """Call `function` on slices of the rows of `out`, on threads where there is enough work."""
-    thread_each(function, row_chunks(out.shape, _OUTPUTS))
 
 
 ROW = "a row of `X` (of `h` or `class_embeddings`, for a sampler)"

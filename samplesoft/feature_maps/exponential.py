@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._device.rows import squared_norms
-from samplesoft._jit import row_chunks
+from samplesoft._device.rows import largest_in_rows, squared_norms
+from samplesoft._jit import njit, row_chunks
 from samplesoft._validation import FloatArray, as_choice, as_count, as_positive
 from samplesoft.feature_maps.base import (
     ROW,
     FeatureMap,
     inner_products,
-    over_rows,
     require_finite,
     shrink,
 )
 from samplesoft.feature_maps.frequencies import (
     KINDS,
-    HostDense,
+    Dense,
     draw_frequencies,
     generator_of,
     random_signs,
@@ -97,24 +97,25 @@ class PositiveRandomFeatures(FeatureMap):
         )
 
     def _write(self, X: Any, out: Any) -> None:
-        if self.device != "cpu":
-            self.projections.write_positive(self, X, out)
-            return
+        self._arrays.write_features(X, out, self._write_rows, self._of_products)
+        if self.device != "cpu":  # where no rows have been looked at yet
+            self._require_in_range(largest_in_rows(out))
 
-        def write(part: slice) -> None:
-            rows, features = X[part], out[part]
-            with np.errstate(all="ignore"):
-                self.projections.project(rows, features)
-                # one exponential of the difference: exp(a) exp(-b) would overflow before it need
-                squares = squared_norms(rows)
-                shifts = 0.5 * (self.tau * squares + np.log(self.num_features))
-                features -= shifts[:, None]
-                np.exp(features, out=features)
-            self.require_in_range(features.max(axis=1))
+    def _write_rows(self, X: Any, out: Any) -> None:
+        with np.errstate(all="ignore"):
+            self.projections.project(X, out)
+            # one exponential of the difference: exp(a) exp(-b) would overflow before it need
+            shifts = 0.5 * (self.tau * squared_norms(X) + np.log(self.num_features))
+            out -= shifts[:, None]
+            np.exp(out, out=out)
+        self._require_in_range(out.max(axis=1))
 
-        over_rows(write, out)
+    def _of_products(self, X: Any) -> tuple[Any, Any, tuple[Any, ...]]:
+        number = X.dtype.type
+        shift = number(0.5 * self.tau), number(0.5 * np.log(self.num_features))
+        return self.projections[X.dtype], write_positive, (squared_norms(X), *shift)
 
-    def require_in_range(self, largest: NDArray[Any]) -> None:
+    def _require_in_range(self, largest: NDArray[Any]) -> None:
         """Raise for features that overflow, or are all 0, of which these are each row's largest."""
         if not np.all((largest > 0.0) & (largest < np.inf)):
             what = "overflow" if np.any(largest == np.inf) else "are all 0"
@@ -190,7 +191,7 @@ class RandomMaclaurinFeatures(FeatureMap):
         for degree in range(1, degrees[0] + 1):  # the signs of all features of this degree or more
             size = (int((degrees >= degree).sum()), self.dim)
             # in float64 and float32, drawn once
-            self._factors.append((size[0], HostDense(random_signs(size, generator))))
+            self._factors.append((size[0], Dense(random_signs(size, generator))))
 
     def _write(self, X: NDArray[Any], out: NDArray[Any]) -> None:
         for part in row_chunks((len(out), self.num_features), _PRODUCTS):
@@ -206,3 +207,10 @@ class RandomMaclaurinFeatures(FeatureMap):
 
     def _kernel(self, X: FloatArray, Y: FloatArray) -> FloatArray:
         return np.exp(self.tau * inner_products(X, Y))
+
+
+@njit
+def write_positive(out: Any, i: int, j: int, projection: Any, parameters: Any) -> None:
+    """Write an exponential, shifted by half the squared norm of its row and a constant."""
+    squares, factor, constant = parameters
+    out[i, j] = math.exp(projection - (factor * squares[i] + constant))

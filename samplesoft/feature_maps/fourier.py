@@ -8,10 +8,11 @@ import numpy as np
 
 from samplesoft._device.rows import squared_norms
 from samplesoft._device.select import to_host
+from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, as_choice, as_count, as_positive
-from samplesoft.feature_maps.base import ROW, FeatureMap, over_rows, shrink
+from samplesoft.feature_maps.base import ROW, FeatureMap, shrink
 from samplesoft.feature_maps.frequencies import KINDS, draw_frequencies, generator_of
-from samplesoft.kernels.sincos import TERMS, cos_sin_rows
+from samplesoft.kernels.sincos import TERMS, cos_sin, cos_sin_rows
 
 _ROUNDING = 2.0**-7  # turns by which the rounding of a typical angle may move it
 
@@ -99,20 +100,28 @@ class RandomFourierFeatures(FeatureMap):
                 f"{ROW} has norm {largest**0.5:.3g}; its angles at nu = {self.nu:g} are too large "
                 f"for {X.dtype}; {shrink(X.dtype)}."
             )
-        scale, terms = self.num_features**-0.5, TERMS[out.dtype]
-        if self.device != "cpu":  # there each product becomes a feature before it is written
-            self.turns.write_fourier(X, scale, terms, out)
-            return
+        self._arrays.write_features(X, out, self._write_rows, self._of_products)
 
-        def write(part: slice) -> None:
-            # the left half of a row holds the turns; it becomes cosines, the right half sines
-            self.turns.project(X[part], out[part, : self.num_features])
-            cos_sin_rows(out[part], scale, *terms)
+    def _write_rows(self, X: Any, out: Any) -> None:
+        # the left half of a row holds the turns; it becomes cosines, the right half sines
+        self.turns.project(X, out[:, : self.num_features])
+        cos_sin_rows(out, self.num_features**-0.5, *TERMS[out.dtype])
 
-        over_rows(write, out)
+    def _of_products(self, X: Any) -> tuple[Any, Any, tuple[Any, ...]]:
+        scale = X.dtype.type(self.num_features**-0.5)
+        return self.turns[X.dtype], write_fourier, (scale, *TERMS[X.dtype])
 
     def _kernel(self, X: FloatArray, Y: FloatArray) -> FloatArray:
         from scipy.spatial.distance import cdist  # here, to keep the import fast
 
         # from differences: |x|^2 + |y|^2 - 2 x . y would cancel for neighbours
         return np.exp(-(0.5 * self.nu * cdist(X, Y, "sqeuclidean")))
+
+
+@njit
+def write_fourier(out: Any, i: int, j: int, turns: Any, parameters: Any) -> None:
+    """Write a cosine and, in the right half of the row, a sine."""
+    scale, half, nearest, cosine, sine = parameters
+    c, s = cos_sin(turns, scale, half, nearest, cosine, sine)
+    out[i, j] = c
+    out[i, out.shape[1] // 2 + j] = s

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._device.select import twin
+from samplesoft._device import backend
 from samplesoft._jit import chunks, njit
 from samplesoft._memory import require_room
 from samplesoft._random import as_key
@@ -16,10 +16,11 @@ from samplesoft._validation import FloatArray
 _COLUMNS = 64  # of a dense matrix, multiplied at a time
 _SMALL = 1 << 18  # multiplications up to which BLAS stays on the calling thread
 _LEAST_BLOCK = 64  # shorter rows of a Hadamard product are too far from Gaussian
+_TYPES = [np.dtype(t) for t in (np.float32, np.float64)]
 KINDS = ("iid", "orthogonal", "structured")
 
 
-class HostDense:
+class Dense:
     """Frequencies, scaled and given as rows (D, d), held as matrices of a few columns each."""
 
     def __init__(self, matrix: FloatArray) -> None:
@@ -29,11 +30,11 @@ class HostDense:
         # a tile of columns stays in the cache while all rows pass it
         with np.errstate(over="ignore"):  # maps refuse rows of float32 then
             self._parts = {
-                np.dtype(dtype): [
+                dtype: [
                     np.ascontiguousarray(part, dtype=dtype)
                     for part in (tiles, matrix[None, whole:].mT)
                 ]
-                for dtype in (np.float32, np.float64)
+                for dtype in _TYPES
             }
 
     def project(self, X: NDArray[Any], out: NDArray[Any]) -> None:
@@ -65,7 +66,7 @@ class Structured:
     """
 
     def __init__(self, signs: FloatArray) -> None:
-        self._signs = {np.dtype(t): signs.astype(t) for t in (np.float32, np.float64)}
+        self._signs = {t: signs.astype(t) for t in _TYPES}
 
     def project(self, X: NDArray[Any], out: NDArray[Any]) -> None:
         """Write the products into `out` in O(log p) for each."""
@@ -86,13 +87,14 @@ def generator_of(rng: int | np.random.Generator | None, num: int, dim: int) -> n
 def draw_frequencies(
     kind: str, dim: int, num: int, scale: float, rng: np.random.Generator, device: str = "cpu"
 ) -> Any:
-    """Draw `num` frequencies of length `dim`: one of the classes above, or its twin on a device.
+    """Draw `num` frequencies of length `dim`: one of the classes above, or columns on a device.
+
+    Those are a dict of arrays (d, D) by type, of which `Backend.write_features` takes one.
 
     Entries are from ``N(0, scale**2)`` where the kind is ``"iid"``. ``"orthogonal"`` has blocks of
     d orthogonal rows, each alone distributed as ``N(0, scale**2 I)``; ``"structured"``, blocks of p
     rows that are orthogonal where p = d, and nearly Gaussian for large p.
     """
-    dense = twin(device, f"{__name__}:Dense")
     if kind == "structured":
         size = max(_LEAST_BLOCK, 1 << (dim - 1).bit_length())  # p, a power of two
         signs = random_signs((-(-num // size), 3, size), rng)
@@ -103,16 +105,23 @@ def draw_frequencies(
         # multiplied out: one kernel serves all frequencies on a device
         columns = np.empty((dim, num))
         structured.project(np.eye(dim), columns)
-        return dense(columns.T)
+        return _held(columns.T, device)
     if kind == "iid":
-        return dense(scale * rng.standard_normal((num, dim)))
+        return _held(scale * rng.standard_normal((num, dim)), device)
     directions = np.empty((num, dim))
     for block in chunks(num, dim):
         q, r = np.linalg.qr(rng.standard_normal((dim, block.stop - block.start)))
         # without these signs LAPACK's bases are not uniformly distributed
         directions[block] = (q * np.sign(np.diag(r))).T
     norms = np.sqrt(rng.chisquare(dim, num))  # as long as Gaussian rows, so that each is one
-    return dense(scale * norms[:, None] * directions)
+    return _held(scale * norms[:, None] * directions, device)
+
+
+def _held(matrix: FloatArray, device: str) -> Any:
+    """Return frequencies (D, d) as the feature maps of a device take them."""
+    if device == "cpu":
+        return Dense(matrix)
+    return {t: backend(device).placed(matrix.T.astype(t)) for t in _TYPES}
 
 
 # Every pass has Pease's constant geometry: it reads contiguous parts of one buffer and

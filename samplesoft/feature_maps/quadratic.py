@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, as_count, as_positive
-from samplesoft.feature_maps.base import FeatureMap, inner_products, over_rows, require_finite
+from samplesoft.feature_maps.base import FeatureMap, inner_products, require_finite
 
 
 class QuadraticFeatures(FeatureMap):
@@ -48,11 +48,11 @@ class QuadraticFeatures(FeatureMap):
         self.closed_form = ("quadratic", self.alpha)
 
     def _write(self, X: NDArray[Any], out: NDArray[Any]) -> None:
-        def write(part: slice) -> None:
-            product_rows(X[part], self.alpha**0.5, out[part])
-            require_finite(out[part])
+        self._arrays.write_features(X, out, self._write_rows, None)
 
-        over_rows(write, out)
+    def _write_rows(self, X: NDArray[Any], out: NDArray[Any]) -> None:
+        product_rows(X, self.alpha**0.5, out)
+        require_finite(out)
 
     def _kernel(self, X: FloatArray, Y: FloatArray) -> FloatArray:
         return self.alpha * inner_products(X, Y) ** 2 + 1.0
