@@ -71,7 +71,8 @@ def vector(name: str, value: Any, size: int, dtype: np.dtype[Any]) -> NDArray[An
 def typed(name: str, value: NDArray[Any], dtype: DTypeLike) -> NDArray[Any]:
     """Return numbers of a type in C order; those too large for it become infinite."""
     if value.dtype == dtype:
-        return np.asarray(value, order="C")
+        whole = type(value) is np.ndarray and value.flags.c_contiguous
+        return value if whole else np.asarray(value, order="C")
     with quiet():
         return np.asarray(value, dtype, order="C")
 

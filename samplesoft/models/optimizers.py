@@ -16,9 +16,9 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._device.select import device_of, to_host, twin
-from samplesoft._jit import chunks, njit, num_threads, thread_each
-from samplesoft._limits import quietly
+from samplesoft._device import backend, backend_of
+from samplesoft._device.select import device_of, on_device, to_host
+from samplesoft._jit import njit
 from samplesoft._validation import (
     IntArray,
     as_array,
@@ -36,9 +36,8 @@ Array = NDArray[Any]
 
 LARGEST = {np.dtype(t): float(np.finfo(t).max) for t in (np.float32, np.float64)}
 _SMALLEST = 1e-37  # a number of float32 with all its digits
+_INT64 = np.dtype(np.int64)
 _ROOM = 2.0**-10  # a million of the largest squares have a finite sum
-_PART = 1 << 18  # numbers below which threads cost more than they save
-_WHOLE = np.zeros(1, np.int64)  # the only row of a parameter that has a gradient in all of it
 
 
 class Update(NamedTuple):
@@ -159,13 +158,12 @@ class Optimizer(ABC):
                     f"`gradients` has {name!r}, which `parameters` has not; it has "
                     f"{', '.join(map(repr, parameters))}."
                 )
-            device = twin(device_of(parameters[name]), "samplesoft.models.optimizers:Steps")
-            updates.append((device, device.as_update(name, parameters, gradient, self.squares)))
+            updates.append(_as_update(name, parameters[name], gradient, self.squares))
         # a step without a state has none to check
-        states = [self._state_of(*update) if self._state_names else () for update in updates]
+        states = [self._state_of(update) if self._state_names else () for update in updates]
         # Adam's corrections need the number of this step; it is taken back where it is refused
         numbers = self.next_numbers()
-        for _, update in updates:
+        for update in updates:
             # a rate beyond float32 would become infinity on its way into the kernel; NaN fails too
             if not max(numbers) <= LARGEST[update.parameter.dtype]:
                 self.steps -= 1
@@ -173,11 +171,14 @@ class Optimizer(ABC):
                     f"`learning_rate` must be within the range of {update.parameter.dtype} for "
                     f"{update.name!r}, got {self.learning_rate}; lower it."
                 )
-        for (device, update), state in zip(updates, states, strict=True):
+        for update, state in zip(updates, states, strict=True):
             self._state[update.name] = state
             # a float64 among the numbers would make all arithmetic of a float32 kernel float64
             typed = tuple(map(update.parameter.dtype.type, numbers))
-            device.apply(self._kernel, update, state, typed)
+            tables = tuple(map(update.table, state))
+            table = update.table(update.parameter)
+            step_rows = backend_of(update.parameter).step_rows
+            step_rows(self._kernel, update.ids, update.rows, table, tables, typed)
 
     def with_states(self, parameters: Mapping[str, Array]) -> dict[str, tuple[Array, ...]]:
         """Return each parameter and its states, for callers that take steps with the kernel."""
@@ -198,11 +199,14 @@ class Optimizer(ABC):
             self.steps -= 1
             raise
 
-    def _state_of(self, device: Any, update: Update) -> tuple[Array, ...]:
+    def _state_of(self, update: Update) -> tuple[Array, ...]:
         like = update.parameter
-        # zeros at the first gradient: the state of parameters that never have one takes no room
-        before: tuple[Any, ...] = self._state.get(update.name) or (None,) * len(self._state_names)
-        state = tuple(device.state_like(like, array) for array in before)
+        arrays = backend_of(like)
+        before = self._state.get(update.name)
+        if before is None:
+            # at the first gradient: the state of parameters that never have one takes no room
+            return tuple(arrays.placed(np.zeros(like.shape, like.dtype)) for _ in self._state_names)
+        state = tuple(map(arrays.writable, before))
         for array in state:
             _require_like(update.name, like, array)
         return state
@@ -598,77 +602,65 @@ def _as_state(name: str, state: Mapping[str, Array]) -> Array:
     return array
 
 
-class HostSteps:
-    """Checks and changes parameters on the processor."""
+def _as_update(name: str, parameter: Any, gradient: Any, squares: bool) -> Update:
+    """Return the update of a parameter; the gradient, or its `squares` too, must be finite."""
+    device = device_of(parameter)
+    arrays, there = backend(device), device != "cpu"
+    if not there:
+        check_changeable("parameters", name, parameter)
+    parameter = arrays.viewed(parameter)
+    if there and not (parameter.dtype in LARGEST and parameter.flags["C_CONTIGUOUS"]):
+        raise TypeError(
+            f"`parameters` must hold C-contiguous arrays of float32 or float64, got "
+            f"{parameter.dtype} with strides {parameter.strides} for {name!r}."
+        )
+    ids, values, whole = None, gradient, tuple(parameter.shape)
+    shape = whole
+    if isinstance(gradient, SparseRows):
+        some, values = gradient.ids, gradient.rows
+        if not (there and on_device(some)):
+            some = _as_row_ids(name, some, whole)
+        # of any integer type, as one type spares the kernels a version for each
+        ids = arrays.typed(f"gradients[{name!r}]", some, _INT64)
+        shape = (ids.shape[0], *whole[1:])
+    if not (there and on_device(values)):
+        _require_floats(name, values)
+    # a gradient in float64 for a parameter in float32 is taken, and cast once:
+    # what is too large for float32 becomes infinite, and is refused next
+    rows = arrays.typed(f"gradients[{name!r}]", values, parameter.dtype)
+    if rows.shape != shape:
+        raise _wrong_shape(name, rows.shape, shape, whole, ids)
+    columns = (1, prod(shape)) if ids is None else (ids.shape[0], prod(shape[1:]))
+    update = Update(name, parameter, ids, rows if shape == columns else rows.reshape(columns))
+    table = update.table(parameter)
+    limit, largest = greatest(parameter.dtype, squares), LARGEST[parameter.dtype]
+    if not arrays.can_step(ids, update.rows, table, limit, largest):
+        raise _wrong_step(update, values, table, limit)
+    return update
 
-    @staticmethod
-    def as_update(
-        name: str, parameters: Mapping[str, Array], gradient: Any, squares: bool
-    ) -> Update:
-        """Return the update of a parameter; the gradient, or its `squares` too, must be finite."""
-        check_changeable("parameters", name, parameters[name])
-        parameter = np.asarray(parameters[name])
-        ids, values, shape = _WHOLE, gradient, parameter.shape
-        of_rows = isinstance(gradient, SparseRows)
-        if of_rows:
-            ids, values = _as_row_ids(name, gradient.ids, parameter), gradient.rows
-            shape = (ids.shape[0], *shape[1:])
-        require_plain(f"gradients[{name!r}]", values)
-        if not isinstance(values, np.ndarray) or values.dtype.kind != "f":
-            raise TypeError(
-                f"`gradients` must hold arrays or SparseRows of floating-point numbers, got "
-                f"{getattr(values, 'dtype', type(values).__name__)} for {name!r}; convert it with "
-                "astype."
-            )
-        if values.shape != shape:
-            raise wrong_shape(name, values.shape, shape, parameter.shape, ids if of_rows else None)
-        # a gradient in float64 for a parameter in float32 is taken, and cast once:
-        # what is too large for float32 becomes infinite, and is refused next
-        same = values.dtype == parameter.dtype
-        rows = np.asarray(values) if same else quietly(np.asarray)(values, parameter.dtype)
-        if not (of_rows and rows.ndim == 2 and rows.flags.c_contiguous):
-            rows = np.ascontiguousarray(rows)
-            rows = rows.reshape((len(ids), prod(shape[1:])) if of_rows else (1, -1))
-        update = Update(name, parameter, ids if of_rows else None, rows)
-        limit, largest = greatest(parameter.dtype, squares), LARGEST[parameter.dtype]
-        number, table = parameter.dtype.type, update.table(parameter)
-        # one pass; what is wrong is sought only then
-        if not are_steps(ids, rows, table, number(limit), number(largest)):
-            if of_rows and not are_rows(ids, len(table)):
-                raise rows_out_of_order(name, np.asarray(gradient.ids), len(table))
-            beyond = ~(np.abs(rows.reshape(-1)) <= limit)
-            if beyond.any():
-                raise too_large(name, values.flat[np.argmax(beyond)], limit, parameter.dtype)
-            raise ValueError(
-                f"`parameters` must be finite, got NaN or infinity in a row of {name!r} that has a "
-                "gradient; training has diverged: go back to a checkpoint, and lower the learning "
-                "rate."
-            )
-        return update
 
-    @staticmethod
-    def state_like(parameter: Array, state: Array | None) -> Array:
-        """Return a state: zeros of the shape of a parameter where there is none."""
-        if state is None:
-            return np.zeros(parameter.shape, parameter.dtype)
-        return writable(state)
-
-    @staticmethod
-    def apply(kernel: Callable[..., None], update: Update, states: Any, numbers: Any) -> None:
-        """Change a parameter and its state in place, on all threads where there is enough to do."""
-        ids, rows = update.ids, update.rows
-        parameter, *others = [update.table(array) for array in (update.parameter, *states)]
-
-        def change(part: slice) -> None:
-            if ids is None:  # one long row, of which threads take parts
-                columns = tuple(table[:, part] for table in others)
-                kernel(_WHOLE, rows[:, part], parameter[:, part], columns, numbers)
-            else:  # ids rise, each once, so that no two threads write to the same row
-                kernel(ids[part], rows[part], parameter, tuple(others), numbers)
-
-        count = rows.shape[1] if ids is None else rows.shape[0]
-        parts = 1 if rows.size <= _PART else num_threads()
-        thread_each(change, chunks(count, max(1, -(-count // parts))))
+def _wrong_step(update: Update, values: Any, table: Array, limit: float) -> ValueError:
+    """Return the error for an update of a table that cannot be made; `values` are its gradient."""
+    name, arrays = update.name, backend_of(table)
+    if update.ids is not None and not arrays.are_rows(update.ids, table.shape[0]):
+        ids = to_host(update.ids)
+        return ValueError(
+            f"`gradients` must have ids that ascend, each once, in 0..{table.shape[0] - 1} for "
+            f"{name!r}, got {ids[:5].tolist()}{'...' if len(ids) > 5 else ''}; add up rows that "
+            "have the same id first."
+        )
+    place = arrays.first_outside(update.rows, -limit, limit)
+    if place is not None:
+        worst = to_host(values).flat[place]
+        return ValueError(
+            f"`gradients` must be finite, and at most {limit:.2g} for a {table.dtype} parameter, "
+            f"got {worst} for {name!r}; clip it, or look for the first step that is too large."
+        )
+    return ValueError(
+        f"`parameters` must be finite, got NaN or infinity in a row of {name!r} that has a "
+        "gradient; training has diverged: go back to a checkpoint, and lower the learning "
+        "rate."
+    )
 
 
 def check_changeable(argument: str, name: str, array: Any) -> None:
@@ -686,16 +678,24 @@ def check_changeable(argument: str, name: str, array: Any) -> None:
         )
 
 
-def _as_row_ids(name: str, ids: Any, parameter: Array) -> IntArray:
+def _require_floats(name: str, values: Any) -> None:
+    require_plain(f"gradients[{name!r}]", values)
+    if not isinstance(values, np.ndarray) or values.dtype.kind != "f":
+        raise TypeError(
+            f"`gradients` must hold arrays or SparseRows of floating-point numbers, got "
+            f"{getattr(values, 'dtype', type(values).__name__)} for {name!r}; convert it with "
+            "astype."
+        )
+
+
+def _as_row_ids(name: str, ids: Any, whole: tuple[int, ...]) -> IntArray:
     array = ids if type(ids) is np.ndarray else as_array(f"gradients[{name!r}]", ids)
-    if array.ndim != 1 or array.dtype.kind not in "iu" or parameter.ndim == 0:
+    if array.ndim != 1 or array.dtype.kind not in "iu" or not whole:
         raise TypeError(
             f"`gradients` must have ids of shape (k,) and an integer type for {name!r}, of shape "
-            f"{parameter.shape}; got shape {array.shape} of {array.dtype}."
+            f"{whole}; got shape {array.shape} of {array.dtype}."
         )
-    # ids of any integer type, as one type spares the kernels a version for each
-    whole = array.dtype == np.int64 and array.flags.c_contiguous
-    return array if whole else np.ascontiguousarray(array, np.int64)
+    return array
 
 
 def greatest(dtype: np.dtype[Any], squares: bool) -> float:
@@ -705,7 +705,7 @@ def greatest(dtype: np.dtype[Any], squares: bool) -> float:
     return limit**0.5 * _ROOM if squares else limit
 
 
-def wrong_shape(
+def _wrong_shape(
     name: str, got: tuple[int, ...], shape: tuple[int, ...], whole: tuple[int, ...], ids: Any
 ) -> ValueError:
     """Return the error for a gradient that has not the shape of its parameter."""
@@ -714,50 +714,3 @@ def wrong_shape(
         f"`gradients` must have shape {shape} for {name!r}, got {got}; the parameter has shape "
         f"{whole}{rows}."
     )
-
-
-def too_large(name: str, worst: Any, limit: float, dtype: np.dtype[Any]) -> ValueError:
-    """Return the error for a gradient with a number that is too large for a step."""
-    return ValueError(
-        f"`gradients` must be finite, and at most {limit:.2g} for a {dtype} parameter, got {worst} "
-        f"for {name!r}; clip it, or look for the first step that is too large."
-    )
-
-
-def rows_out_of_order(name: str, ids: IntArray, num: int) -> ValueError:
-    """Return the error for ids that are not rows of a parameter, each once."""
-    return ValueError(
-        f"`gradients` must have ids that ascend, each once, in 0..{num - 1} for {name!r}, got "
-        f"{ids[:5].tolist()}{'...' if len(ids) > 5 else ''}; add up rows that have the same id "
-        "first."
-    )
-
-
-@njit
-def are_rows(ids: IntArray, num_rows: int) -> bool:
-    """Tell whether `ids` ascend, each once, within ``range(num_rows)``."""
-    last = -1
-    # -1 before the first: negative ids are refused by the same comparison
-    for j in ids:
-        if j <= last:
-            return False
-        last = j
-    return last < num_rows
-
-
-@njit
-def are_steps(ids: IntArray, rows: Array, table: Array, limit: float, largest: float) -> bool:
-    """Tell whether `ids` (k,) are rows of a table, which can take a step by gradients `rows`.
-
-    No gradient is greater than `limit` in size and no number in those rows than `largest`, nor NaN.
-    """
-    if not are_rows(ids, len(table)):
-        return False
-    count = 0
-    for i in range(len(ids)):
-        row = table[ids[i]]
-        for c in range(len(row)):
-            # in this order NaN, which is not <= anything, counts; without a branch it vectorises
-            count += 0 if abs(rows[i, c]) <= limit else 1
-            count += 0 if abs(row[c]) <= largest else 1
-    return count == 0

@@ -10,7 +10,6 @@ from hypothesis.extra import numpy as hnp
 from oracles import naive_optimizers as naive
 
 from samplesoft.losses.base import SparseRows
-from samplesoft.models import optimizers
 from samplesoft.models.optimizers import OPTIMIZERS, SGD, Adagrad, Adam, Momentum, make_optimizer
 
 OPTIONS = [
@@ -126,7 +125,7 @@ def test_parts_for_threads_change_nothing(name, sparse, threads, monkeypatch):
     ]
     results = []
     for part, count in ((1 << 18, 1), (16, 2), (3, 5)):
-        monkeypatch.setattr(optimizers, "_PART", part)
+        monkeypatch.setattr("samplesoft._device.cpu._STEPS", part)
         threads(count)
         parameters = {"w": start.copy()}
         run(make_optimizer(name, 1.0), parameters, steps)
