@@ -6,7 +6,7 @@ from oracles import naive_draws
 from oracles.naive_samplers import chi_square
 
 from samplesoft.samplers import ClusterSampler
-from samplesoft.samplers.clusters import engine
+from samplesoft.samplers.clusters import sampler as module
 
 pytestmark = pytest.mark.gpu
 CLOSE = {np.float32: 1e-5, np.float64: 1e-12}
@@ -32,7 +32,7 @@ def divided(monkeypatch):
     def make(rows, starts, **options):
         order = np.random.default_rng(1).permutation(len(rows))
         cells = order, list(map(np.array, starts))
-        monkeypatch.setattr(engine, "make_partition", lambda *_: cells)
+        monkeypatch.setattr(module, "make_partition", lambda *_: cells)
         return [ClusterSampler(rows, device=device, **options) for device in ("cpu", "cuda")]
 
     return make
@@ -102,9 +102,9 @@ def test_updates_leave_the_cells_of_the_processor(divided, n, starts, dtype):
         new = vectors(num, dtype, seed=num) * dtype(size)
         for sampler in (here, there):
             sampler.update(ids, new)
-        cells = there._engine._tree.cells.copy_to_host()
-        np.testing.assert_allclose(cells, here._engine._tree.cells, rtol=10 * CLOSE[dtype])
-        assert there._engine._largest == here._engine._largest
+        cells = there._tree.cells.copy_to_host()
+        np.testing.assert_allclose(cells, here._tree.cells, rtol=10 * CLOSE[dtype])
+        assert there._largest == here._largest
         np.testing.assert_allclose(there.staleness, here.staleness, rtol=10 * CLOSE[dtype])
     rows = here.class_embeddings()
     np.testing.assert_array_equal(there.class_embeddings().copy_to_host(), rows)
@@ -149,7 +149,7 @@ def test_cells_that_do_not_fit_are_refused_before_they_are_made(monkeypatch):
     from samplesoft._device import cuda
 
     monkeypatch.setattr(cuda, "available_bytes", lambda: 100)
-    monkeypatch.setattr(engine, "make_partition", None)
+    monkeypatch.setattr(module, "make_partition", None)
     with pytest.raises(MemoryError, match="cells of 12 classes need .*, and 100 B are available"):
         ClusterSampler(vectors(12), device="cuda")
 
@@ -159,9 +159,9 @@ def test_a_batch_is_worked_on_in_parts_that_fit(divided, monkeypatch):
     _, there = divided(rows, TWO_LEVELS)
     whole = there.sample(h, 3, exclude=exclude, rng=0)
     probs = there.probs(h, exclude=exclude)
-    from samplesoft.samplers.clusters import engine_cuda
+    from samplesoft._device import cuda
 
-    monkeypatch.setattr(engine_cuda, "_NUMBERS", 96)  # those of two examples, or one
+    monkeypatch.setattr(cuda, "_NUMBERS", 96)  # those of two examples, or one
     parts = there.sample(h, 3, exclude=exclude, rng=0)
     np.testing.assert_array_equal(parts.ids.copy_to_host(), whole.ids.copy_to_host())
     np.testing.assert_array_equal(parts.log_q.copy_to_host(), whole.log_q.copy_to_host())
