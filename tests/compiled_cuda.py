@@ -157,7 +157,7 @@ def launch_everything(dtype):
         sampler.update([1, 1], X[:2])
     KernelTree(W[:2], leaf_size=1, device="cuda").update([0], W[:1])
     tree = KernelTree(W, leaf_size=1, device="cuda")
-    tree._engine.num_updates = 15  # so that the next sums the first leaf anew
+    tree._num_updates = 15  # so that the next sums the first leaf anew
     tree.update([0], W[:1])
     for name in OPTIMIZERS:
         for shared in (False, True):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -9,20 +12,21 @@ from samplesoft._device import backend, backend_of
 from samplesoft._device.rows import squared_norms
 from samplesoft._device.select import as_device, to_host
 from samplesoft._temperature import as_tau
-from samplesoft._validation import as_choice, as_float_rows
+from samplesoft._validation import FloatArray, IntArray, as_choice, as_float_rows
 from samplesoft.feature_maps import (
     FeatureMap,
     PositiveRandomFeatures,
     QuadraticFeatures,
     RandomFourierFeatures,
 )
-from samplesoft.samplers.base import EngineSampler, Rows
-from samplesoft.samplers.tree.kernel_tree import SMALLEST_FLOOR, KernelTree, Transform
+from samplesoft.samplers.base import Draw, Rows, Sampler
+from samplesoft.samplers.tree.features import Transform
+from samplesoft.samplers.tree.kernel_tree import SMALLEST_FLOOR, KernelTree
 
 UNIT_TOLERANCE = 1e-3  # the norms of float32 vectors divided by their norms are well within it
 
 
-class KernelSampler(EngineSampler):
+class KernelSampler(Sampler):
     """Classes drawn by a kernel, through a tree of sums of the features of a map.
 
     Parameters
@@ -113,7 +117,30 @@ class KernelSampler(EngineSampler):
         )
         tree = self.tree
         super().__init__(tree.num_classes, tree.dim, tree._dtype, tree.device)
-        self._engine = tree._engine  # which is never replaced: `rebuild` works in place
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the class vectors, and of what is held to draw by them."""
+        return self.tree.nbytes
+
+    def class_embeddings(self, ids: Any = None) -> Rows:
+        """Return a copy of the class vectors (k, d) of some classes, or of all."""
+        return self.tree.class_embeddings(ids)
+
+    def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
+        return self.tree._sample(h, m, exclude, key)
+
+    def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
+        return self.tree._log_prob(h, ids, exclude)
+
+    def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
+        return self.tree._probs(h, exclude)
+
+    def _log_mass(self, h: Rows, exclude: IntArray) -> FloatArray:
+        return self.tree._log_mass(h, exclude)
+
+    def _prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
+        return self.tree._prepare(ids, rows)
 
 
 class QuadraticSampler(KernelSampler):

@@ -8,8 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from samplesoft.samplers import KernelSampler, PositiveSampler, QuadraticSampler, RFSoftmaxSampler
-from samplesoft.samplers.tree.engine import HostTree
+from samplesoft.samplers import (
+    KernelSampler,
+    KernelTree,
+    PositiveSampler,
+    QuadraticSampler,
+    RFSoftmaxSampler,
+)
 
 FIELDS = ["map", "type", "updates", "of", "drift", "l1_worst", "l1_at_end", "l1_without_renewal"]
 UPDATES = 10_000_000
@@ -42,12 +47,12 @@ def run(seconds: float, seed: int) -> Iterator[dict[str, Any]]:
     for name, dtype, sizes in cases:
         share = seconds / len(cases) / 2
         updates, drift, found = _updated(name, dtype, sizes, seed, share)
-        without = HostTree._leaves_due
+        without = KernelTree._leaves_due
         try:
-            HostTree._leaves_due = lambda *_: np.empty(0, np.int64)  # type: ignore[method-assign]
+            KernelTree._leaves_due = lambda *_: np.empty(0, np.int64)  # type: ignore[method-assign]
             _, _, twin = _updated(name, dtype, sizes, seed, share)
         finally:
-            HostTree._leaves_due = without  # type: ignore[method-assign]
+            KernelTree._leaves_due = without  # type: ignore[method-assign]
         yield {
             "map": name,
             "type": np.dtype(dtype).name,

@@ -33,7 +33,7 @@ def exclusions(n):
 def test_the_same_masses_and_uniforms_draw_the_same_classes(n, leaf_size, dtype, leaf):
     rows, h = whole_numbers(n, dtype, dim=3)  # inner products are exact
     here, there = trees(rows, leaf_size=leaf_size, leaf=leaf)
-    np.testing.assert_array_equal(sums(there), here._engine._sums.nodes)
+    np.testing.assert_array_equal(sums(there), here._sums.nodes)
     for exclude in exclusions(n):
         a, b = (tree.sample(h, 5, exclude=exclude, rng=n) for tree in (here, there))
         np.testing.assert_array_equal(b.ids.copy_to_host(), a.ids)
@@ -43,7 +43,7 @@ def test_the_same_masses_and_uniforms_draw_the_same_classes(n, leaf_size, dtype,
 
 
 def sums(tree):
-    return tree._engine._sums.nodes.copy_to_host()
+    return tree._sums.nodes.copy_to_host()
 
 
 @pytest.mark.parametrize("leaf", LEAVES)
@@ -98,7 +98,7 @@ def test_updates_leave_the_bits_of_the_processor(n, leaf_size, dtype):
         new = rng.integers(-3, 4, (num, 3)).astype(dtype)
         here.update(ids, new)
         there.update(ids, new)
-        np.testing.assert_array_equal(sums(there), here._engine._sums.nodes)
+        np.testing.assert_array_equal(sums(there), here._sums.nodes)
         np.testing.assert_array_equal(
             there.class_embeddings().copy_to_host(), here.class_embeddings()
         )
@@ -116,13 +116,13 @@ def test_leaves_are_summed_anew_as_on_the_processor(n, leaf_size):
     rows, _ = whole_numbers(n, np.float32, dim=3)
     here, there = trees(rows, leaf_size=leaf_size)
     errors = rng.integers(-2, 3, sums(there).shape).astype(np.float32)
-    here._engine._sums.nodes += errors
-    there._engine._sums.nodes.copy_to_device(sums(there) + errors)
+    here._sums.nodes += errors
+    there._sums.nodes.copy_to_device(sums(there) + errors)
     for turn in range(-(-n // leaf_size)):
         for tree in (here, there):
-            tree._engine.num_updates = 16 * leaf_size * (turn + 1) - 1
+            tree._num_updates = 16 * leaf_size * (turn + 1) - 1
             tree.update([turn], rows[[turn]])
-        np.testing.assert_array_equal(sums(there), here._engine._sums.nodes)
+        np.testing.assert_array_equal(sums(there), here._sums.nodes)
     np.testing.assert_allclose(sums(there), sums(trees(rows, leaf_size=leaf_size)[1]), atol=1e-5)
 
 
@@ -133,13 +133,14 @@ def test_a_large_passing_vector_is_told_as_on_the_processor(dtype):
     for size in (1e30, 1e20, 1e4, 1.0, 0.0):
         for tree in (here, there):
             tree.update([5], np.full((1, 3), size))
-        np.testing.assert_array_equal(sums(there), here._engine._sums.nodes)
+        np.testing.assert_array_equal(sums(there), here._sums.nodes)
         assert there.num_updates == here.num_updates
 
 
 @pytest.mark.parametrize("leaf_size", [1, 4])
 def test_work_in_parts_leaves_the_same(leaf_size, monkeypatch):
-    from samplesoft.samplers.tree import engine, engine_cuda
+    from samplesoft._device import cuda
+    from samplesoft.samplers.tree import kernel_tree
 
     rows, h = whole_numbers(13, np.float32, dim=3)
     whole, parted = (
@@ -148,8 +149,8 @@ def test_work_in_parts_leaves_the_same(leaf_size, monkeypatch):
     ids = np.array([0, 1, 1, 7, 12])
     whole.update(ids, -rows[ids])
     drawn = whole.sample(h, 5, exclude=[1] * len(h), rng=0).to_host()
-    monkeypatch.setattr(engine, "_BLOCK", 1)
-    monkeypatch.setattr(engine_cuda, "_NUMBERS", 1)
+    monkeypatch.setattr(kernel_tree, "_BLOCK", 1)
+    monkeypatch.setattr(cuda, "_NUMBERS", 1)
     parted.update(ids, -rows[ids])
     np.testing.assert_array_equal(sums(parted), sums(whole))
     assert parted.drift == whole.drift
@@ -171,9 +172,9 @@ def test_without_memory_for_two_sets_of_sums_all_classes_are_updated_in_place(mo
     for tree in (here, there):
         tree.update(np.arange(13), -rows)
     assert there.num_updates == 13
-    np.testing.assert_array_equal(sums(there), here._engine._sums.nodes)
+    np.testing.assert_array_equal(sums(there), here._sums.nodes)
     there.rebuild()
-    np.testing.assert_array_equal(sums(there), here._engine._sums.nodes)
+    np.testing.assert_array_equal(sums(there), here._sums.nodes)
 
 
 def test_what_is_refused_changes_nothing():

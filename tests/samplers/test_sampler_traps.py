@@ -16,7 +16,6 @@ from samplesoft.samplers import (
     UniformSampler,
     UnigramSampler,
 )
-from samplesoft.samplers.tree import engine
 from samplesoft.samplers.tree import kernel_tree as tree
 
 
@@ -67,7 +66,7 @@ def test_counts_far_apart_keep_their_weights():
 
 
 def test_a_uniform_of_zero_does_not_draw_what_has_no_weight(monkeypatch):
-    monkeypatch.setattr(engine, "uniform_block", lambda key, batch, num: np.zeros((batch, num)))
+    monkeypatch.setattr(tree, "uniform_block", lambda key, batch, num: np.zeros((batch, num)))
     sampler = tree.KernelTree([[-1e4], [0.0]], leaf="softmax", leaf_size=2)
     draw = sampler.sample([1.0], 3)
     assert draw.ids.tolist() == [[1, 1, 1]]
@@ -93,7 +92,7 @@ def test_whole_counts_stay_exact_after_any_observations():
     sampler = LearnedUnigramSampler(50, initial=np.append(np.ones(49), 11.0))
     for _ in range(300):
         sampler.observe(rng.integers(0, 50, 7))
-    sums = sampler._tree._engine._sums
+    sums = sampler._tree._sums
     assert sums.nodes[0, 0] * sampler._unit == sums.total[0] * sampler._unit
     assert sums.total[0] * sampler._unit == sampler.counts.sum() == 49 + 11 + 2100
 

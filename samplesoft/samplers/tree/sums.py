@@ -5,21 +5,20 @@ its left half minus that of its right half, and row 0 holds the total. So L rows
 tree, and a child's sum is (its parent's sum ± the difference) / 2, whose error shrinks on the way
 down with the sums themselves.
 
-All kernels but `sum_columns` serve both devices: see `samplesoft.kernels.lanes`.
+All kernels serve both devices: see `samplesoft.kernels.lanes`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._device import cpu
+from samplesoft._device import Backend, backend_of
 from samplesoft._device.select import to_host
-from samplesoft._jit import njit, num_threads, thread_each
+from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels.lanes import lane, num_lanes, num_workers, worker
 from samplesoft.kernels.rows import prefetch_row
@@ -30,24 +29,26 @@ class TreeSums:
     """Node sums (L, F) in the type of the features, beside their total (F,) in float64.
 
     They are made from the sums of each leaf (L, F), which are used up; changes are added to
-    `total` without the rounding of `nodes`.
+    `total` without the rounding of `nodes`. On a GPU the nodes lie there, and nothing else.
     """
-
-    _arrays: Any = cpu
 
     def __init__(self, leaf_sums: NDArray[Any]) -> None:
         self.nodes = leaf_sums
         # sums of absolute values bound every node: if they are finite, so are all sums on the way
         self._limits = np.zeros(leaf_sums.shape[1])
         self.total, self._limits = self._grown(leaf_sums)
-        num = leaf_sums.shape[0]
+        num, arrays = leaf_sums.shape[0], self._arrays
 
         def make(columns: tuple[int, int]) -> None:
             for level in range(top(num)):  # leaves upwards
                 pairs = -(-num // (2 << level))
-                self._arrays.run(make_differences, pairs, self.nodes, 1 << level, columns)
+                arrays.run(make_differences, pairs, self.nodes, 1 << level, columns)
 
-        self._arrays.each(make, self._columns())
+        arrays.each(make, arrays.columns(self.nodes.shape[1]))
+
+    @property
+    def _arrays(self) -> Backend:
+        return backend_of(self.nodes)
 
     @property
     def drift(self) -> float:
@@ -78,23 +79,25 @@ class TreeSums:
 
     def add(self, leaves: IntArray, change: NDArray[Any]) -> None:
         """Add `change` (k, F), used up, to the sums of leaves (k,), rising and all different."""
-        steps, _ = steps_up(leaves, self.nodes.shape[0])
-        thread_each(lambda columns: add_steps(self.nodes, change, steps, columns), self._columns())
+        steps, starts = steps_up(leaves, self.nodes.shape[0])
+        arrays = self._arrays
+        # steps of a level read what those below it have left
+        for stage in arrays.stages(starts):
+            some = arrays.placed(steps[stage])
+
+            def add(columns: tuple[int, int], some: IntArray = some) -> None:
+                arrays.run(add_steps, some.shape[0], self.nodes, change, some, columns)
+
+            arrays.each(add, arrays.columns(self.nodes.shape[1]))
 
     def subtract(self, leaves: IntArray, leaf_sums: NDArray[Any]) -> None:
         """Subtract from the sums (k, F) of leaves (k,) what the tree holds as such."""
         leaves = self._arrays.placed(leaves)
         self._arrays.run(subtract_leaf_sums, leaves.shape[0], self.nodes, leaves, leaf_sums)
 
-    def column_sums(self, rows: NDArray[Any]) -> FloatArray:
-        """Return the sums of columns and of their absolute values in float64, (2, F)."""
-        sums = np.zeros((2, rows.shape[1]))
-        sum_columns(rows, sums)
-        return sums
-
     def _grown(self, leaf_sums: NDArray[Any]) -> tuple[FloatArray, FloatArray]:
         """Return the total of sums of leaves, and limits (F,) to any node after they are added."""
-        total, sizes = self.column_sums(leaf_sums)
+        total, sizes = self._arrays.column_sums(leaf_sums)
         limits: FloatArray = self._limits + sizes
         if not limits.max() < float(np.finfo(leaf_sums.dtype).max):  # nor NaN
             raise ValueError(
@@ -103,11 +106,6 @@ class TreeSums:
                 "float64."
             )
         return total, limits
-
-    def _columns(self) -> list[tuple[int, int]]:
-        """Return ranges of features, two for each thread."""
-        ends = np.linspace(0, self.nodes.shape[1], 2 * num_threads() + 1).astype(np.int64)
-        return list(pairwise(ends.tolist()))
 
 
 @njit
@@ -135,15 +133,6 @@ def sum_changes(
         for j in range(start + 1, stop):
             for f in range(lane(), new.shape[1], num_lanes()):
                 change[i, f] += new[j, f] - old[j, f]
-
-
-@njit
-def sum_columns(rows: NDArray[Any], sums: FloatArray) -> None:
-    """Add the columns, and their absolute values, to `sums` (2, F)."""
-    for i in range(len(rows)):
-        for f in range(rows.shape[1]):
-            sums[0, f] += np.float64(rows[i, f])
-            sums[1, f] += abs(np.float64(rows[i, f]))
 
 
 @njit

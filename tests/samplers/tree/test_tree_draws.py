@@ -14,7 +14,8 @@ from oracles.tree_cases import (
 from scipy import stats
 
 from samplesoft._random import as_key, uniform_block
-from samplesoft.samplers.tree import engine, plain
+from samplesoft.samplers.tree import kernel_tree as module
+from samplesoft.samplers.tree import plain
 from samplesoft.samplers.tree.kernel_tree import LEAVES, KernelTree
 
 STATISTICAL_TESTS = 20
@@ -98,7 +99,7 @@ def test_draws_are_those_of_the_inverse_distribution_function(n, batch):
 @pytest.mark.parametrize("leaf_size", [1, 3, 64])
 def test_the_ends_of_the_uniforms_reach_no_excluded_class(monkeypatch, leaf_size, leaf):
     ends = np.array([0.0, 2.0**-53, 0.5, 1 - 2.0**-53])
-    monkeypatch.setattr(engine, "uniform_block", lambda key, batch, m: np.tile(ends, (batch, 1)))
+    monkeypatch.setattr(module, "uniform_block", lambda key, batch, m: np.tile(ends, (batch, 1)))
     for n in (2, 3, 37, 65):
         rows, h = whole_numbers(n, batch=1)
         kernel_tree = KernelTree(rows, leaf_size=leaf_size, leaf=leaf)
@@ -116,15 +117,15 @@ def test_the_ends_of_the_uniforms_reach_no_excluded_class(monkeypatch, leaf_size
 def test_draws_are_the_same_at_any_number_of_threads(threads, monkeypatch, dtype, transform):
     rows, h = real_numbers(300, dtype, batch=257, dim=4 if transform else 40)
     exclude = np.arange(257)
-    seen, names, finish = [], set(), engine.finish
+    seen, names, finish = [], set(), module.finish
 
     def spy(*arguments):
         names.add(threading.current_thread().name.split("_")[0])
         finish(*arguments)
 
-    monkeypatch.setattr(engine, "finish", spy)
-    monkeypatch.setattr(engine, "_WORTH_A_THREAD", 0)
-    monkeypatch.setattr(engine, "_BLOCK", 1 << 16)
+    monkeypatch.setattr(module, "finish", spy)
+    monkeypatch.setattr(module, "_WORTH_A_THREAD", 0)
+    monkeypatch.setattr(module, "_BLOCK", 1 << 16)
     for count in (1, 2, 5):
         threads(count)
         kernel_tree = KernelTree(rows, lifted if transform else None, leaf_size=3)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from samplesoft import _progress
-from samplesoft.samplers.tree import engine
+from samplesoft.samplers.tree import kernel_tree as module
 from samplesoft.samplers.tree.kernel_tree import KernelTree
 
 ROWS = np.arange(1.0, 11.0).reshape(5, 2)
@@ -158,7 +158,7 @@ def as_bytes(text):
 @pytest.mark.parametrize("available", [120_000, 200_000, 300_000])
 def test_a_tree_that_would_not_fit_names_a_leaf_size_that_does(monkeypatch, available, dtype):
     rows = np.ones((1000, 2), dtype)
-    monkeypatch.setattr(engine, "_BLOCK", 500)
+    monkeypatch.setattr(module, "_BLOCK", 500)
     monkeypatch.setattr("samplesoft._memory.available_bytes", lambda: available)
     with pytest.raises(MemoryError) as caught:
         KernelTree(rows, hundred_features, leaf_size=1)
@@ -194,7 +194,7 @@ def test_unknown_memory_is_no_obstacle(monkeypatch):
 @pytest.mark.parametrize(("dim", "num_features"), [(50, 1), (1, 50)])
 def test_predicted_memory_is_that_of_the_tree_and_of_two_blocks_of_features(dim, num_features):
     kernel_tree = KernelTree(np.ones((1000, dim)), lambda x: np.ones((len(x), num_features)))
-    predicted = engine.HostTree.predicted_bytes(1000, dim, num_features, 8, kernel_tree.leaf_size)
+    predicted = module.predicted_bytes(1000, dim, num_features, 8, kernel_tree.leaf_size)
     leaves = -(-1000 // kernel_tree.leaf_size)
     held = 8 * (leaves * num_features + 1000 * dim)
     assert predicted == held + 2 * 8 * 1000 * num_features
@@ -218,7 +218,7 @@ def test_progress_is_shown_only_where_it_is_asked_for(monkeypatch):
         asked.append(on)
         return _progress.progress_bar(False, **settings)
 
-    monkeypatch.setattr(engine, "progress_bar", bar)
+    monkeypatch.setattr(module, "progress_bar", bar)
     KernelTree(ROWS).rebuild()
     KernelTree(ROWS, progress=True).rebuild(progress=True)
     assert asked == [False, False, True, True]

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samplesoft.samplers.tree import engine
+from samplesoft.samplers.tree import kernel_tree as module
 from samplesoft.samplers.tree.kernel_tree import LEAVES, KernelTree
 
 
@@ -159,7 +159,7 @@ def test_a_failed_update_changes_nothing(name, leaf_size):
 
 
 def test_features_that_are_infinite_change_nothing(monkeypatch):
-    monkeypatch.setattr(engine, "_BLOCK", 8)  # so that chunks before the bad one have been through
+    monkeypatch.setattr(module, "_BLOCK", 8)  # so that chunks before the bad one have been through
     rng = np.random.default_rng(2)
     h = np.ones((1, 3))
     for bad in (np.inf, np.nan):
@@ -177,7 +177,7 @@ def test_features_that_are_infinite_change_nothing(monkeypatch):
 
 
 def test_a_transform_that_fails_changes_nothing(monkeypatch):
-    monkeypatch.setattr(engine, "_BLOCK", 8)
+    monkeypatch.setattr(module, "_BLOCK", 8)
 
     def transform(rows):
         if rows.max() > 3.0:
@@ -279,7 +279,7 @@ def test_features_that_all_vanish_leave_sums_of_zero():
     kernel_tree = KernelTree(np.full((9, 1), 0.1, np.float32), leaf_size=2)
     for c in range(9):
         kernel_tree.update([c], [[0.0]])
-    np.testing.assert_array_equal(kernel_tree._engine._sums.nodes, 0.0)
+    np.testing.assert_array_equal(kernel_tree._sums.nodes, 0.0)
 
 
 @pytest.mark.parametrize("dtype", LARGEST)
@@ -289,9 +289,9 @@ def test_every_leaf_is_summed_anew_in_16_updates_of_each_class(n, leaf_size, num
     rng = np.random.default_rng(n)
     rows = whole_numbers(rng, n, dtype)
     kernel_tree = KernelTree(rows, squares, leaf_size=leaf_size)
-    built, nodes = (kernel_tree._engine._sums.nodes.copy() for _ in range(2))
+    built, nodes = (kernel_tree._sums.nodes.copy() for _ in range(2))
     nodes += rng.integers(-2, 3, nodes.shape)  # errors in every node
-    kernel_tree._engine._sums.nodes = nodes
+    kernel_tree._sums.nodes = nodes
     num = min(num, (n - 1) // 2)  # more would build all sums anew
     while kernel_tree.num_updates < 16 * n + 16 * leaf_size:
         ids = rng.choice(n, num, replace=False)
@@ -307,7 +307,7 @@ def test_drift_is_measured_against_the_exact_sum():
         kernel_tree.update(ids, 10.0 ** rng.uniform(-6, 6, (8, 1)))
         kernel_tree.update(ids, rng.random((8, 1)))
     exact = float(kernel_tree.class_embeddings().sum(dtype=np.float64))
-    moved = abs(float(kernel_tree._engine._sums.nodes[0, 0]) - exact) / exact
+    moved = abs(float(kernel_tree._sums.nodes[0, 0]) - exact) / exact
     assert kernel_tree.drift == pytest.approx(moved, rel=0.01)
 
 
@@ -346,7 +346,7 @@ def work(leaf):
 
 @pytest.mark.parametrize("leaf", LEAVES)
 def test_the_transform_is_asked_for_few_rows_at_a_time(monkeypatch, leaf):
-    monkeypatch.setattr(engine, "_BLOCK", 60)  # 12 rows of 5 features
+    monkeypatch.setattr(module, "_BLOCK", 60)  # 12 rows of 5 features
     largest = {}
     for name, recorder, _ in work(leaf):
         largest[name] = max(largest.get(name, 0), recorder.largest)
@@ -358,7 +358,7 @@ def test_the_transform_is_asked_for_few_rows_at_a_time(monkeypatch, leaf):
 @pytest.mark.parametrize("block", [1, 60, 500])
 def test_results_do_not_depend_on_the_chunks(monkeypatch, block, leaf):
     whole = [result for _, _, result in work(leaf)]
-    monkeypatch.setattr(engine, "_BLOCK", block)
+    monkeypatch.setattr(module, "_BLOCK", block)
     parts = [result for _, _, result in work(leaf)]
     for one, other in zip(whole, parts, strict=True):
         np.testing.assert_array_equal(one, other)
