@@ -1,9 +1,8 @@
-"""Where arrays lie and kernels run: the one place that chooses the processor or a GPU."""
+"""A `device` that is checked, where an array lies, and copies from a GPU."""
 
 from __future__ import annotations
 
 from functools import cache
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -11,25 +10,6 @@ import numpy as np
 from samplesoft._validation import as_choice
 
 DEVICES = ("cpu", "cuda")
-
-
-@cache
-def twin(device: str, name: str) -> Any:
-    """Return the class that does some work on a device, importing its module if need be.
-
-    `name` is ``"package.x:Thing"``: on the processor that is ``HostThing`` in ``package/x.py``, on
-    a GPU ``CudaThing`` in ``package/x_cuda.py``, with the same methods. This is the only way onto a
-    GPU: modules whose names end in ``_cuda`` are imported nowhere else than here and in each other,
-    so that those who compute on the processor never load CUDA.
-
-    >>> twin("cpu", "samplesoft._device.arrays:Arrays").__name__
-    'HostArrays'
-    """
-    module, thing = name.split(":")
-    # with @cache, a look-up in a dict after the first call
-    if device == "cpu":
-        return getattr(import_module(module), f"Host{thing}")
-    return getattr(import_module(f"{module}_cuda"), f"Cuda{thing}")
 
 
 def as_device(value: Any) -> str:
@@ -87,7 +67,7 @@ def to_host(value: Any) -> Any:
 
 
 def require_cpu(what: str, device: str) -> None:
-    """Raise for something that has no CUDA twin."""
+    """Raise for something that has no CUDA kernels."""
     if device != "cpu":
         raise ValueError(
             f"`device` must be 'cpu' for {what}, which has no CUDA kernels, got {device!r}; "
