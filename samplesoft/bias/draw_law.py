@@ -8,8 +8,9 @@ that tell two ratios apart where these nearly agree.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,10 +35,13 @@ _REFINE_BELOW = 2.0**-6
 DEVIATION_ERROR = 1e-27
 NEAR_REFERENCE = 0.5 * _REFINE_BELOW  # of kappa
 _BINS = 4096
+_NO_ENDS = np.array([np.inf, -np.inf, np.inf, -np.inf, np.nan])  # of no ratios
 LARGEST_FLOAT = float(np.finfo(np.float64).max)
+_LEAST_LOG = -1e300  # of a mass: below it differences would overflow
 # 1/4!, 1/3!, 1/2, 1 and 1, each with what it is off by
 _QUARTIC, _CUBIC = (0.041666666666666664, 2.3129646346357427e-18), (1.0 / 6.0, 9.25185853854297e-18)
 Floats = tuple[float, float, float]
+Result = TypeVar("Result")
 _EXP_TERMS = _QUARTIC, _CUBIC, (0.5, 0.0), (1.0, 0.0), (1.0, 0.0)
 
 
@@ -45,7 +49,8 @@ class Sum:
     """A sum of numbers or arrays, with what its roundings lose: the order hardly matters."""
 
     def __init__(self, shape: tuple[int, ...] = ()) -> None:
-        self._high, self._low = np.zeros(shape), np.zeros(shape)
+        self._high: Any = np.zeros(shape) if shape else 0.0
+        self._low: Any = np.zeros(shape) if shape else 0.0
 
     def add(self, value: Any, low: Any = 0.0) -> None:
         """Add `value` and `low`, of the shape of the sum or less."""
@@ -149,10 +154,11 @@ class Totals:
         def work(part: slice) -> tuple[Any, ...]:
             o, proposal, place = logits[part], q[part], self.label - start - part.start
             if 0 <= place < len(o):
-                o, proposal = np.delete(o, place), np.delete(proposal, place)
+                o = np.concatenate((o[:place], o[place + 1 :]))
+                proposal = np.concatenate((proposal[:place], proposal[place + 1 :]))
             return len(q[part]), *_totals_of_slice(o, proposal)
 
-        for found in thread_map(work, chunks(len(logits), CLASS_CHUNK)):
+        for found in map_classes(work, len(logits)):
             self._take(*found)
         if start <= self.label < start + len(logits):
             self.label_logit = float(logits[self.label - start])
@@ -187,7 +193,14 @@ class Totals:
         self.q_others.merge(q_others)
         self.least = min(least, self.least)
         self.least_product = min(self.least_product, least_product)
-        self.medians = np.concatenate([self.medians, medians])
+        self.medians = np.concatenate([self.medians, medians]) if len(self.medians) else medians
+
+
+def map_classes(work: Callable[[slice], Result], num_classes: int) -> Iterable[Result]:
+    """Return what `work` returns of each slice of the classes; of one slice without a thread."""
+    if 0 < num_classes <= CLASS_CHUNK:
+        return (work(slice(0, num_classes)),)
+    return thread_map(work, chunks(num_classes, CLASS_CHUNK))
 
 
 def _totals_of_slice(logits: FloatArray, q: FloatArray) -> tuple[Any, ...]:
@@ -196,12 +209,16 @@ def _totals_of_slice(logits: FloatArray, q: FloatArray) -> tuple[Any, ...]:
     with np.errstate(over="ignore", divide="ignore"):
         exps, log_q = np.exp(logits - top), np.log(q)
     medians, least_product = np.empty((0, 3)), math.inf
-    if drawn.any():
+    if drawn.all() and len(drawn):  # of the next case, what costs less
+        highest, masses = top, exps
+        least_product = float((logits + log_q).min())
+    elif drawn.any():
         least_product = float((logits + log_q).min(where=drawn, initial=np.inf))
-        highest = logits.max(where=drawn, initial=-np.inf)
+        highest = float(logits.max(where=drawn, initial=-np.inf))
         with np.errstate(over="ignore"):
             masses = exps if highest == top else np.exp(logits - highest)
         masses = np.where(drawn, masses, 0.0)
+    if least_product < math.inf:
         middle = weighted_median(logits - log_q, masses)
         weight = highest + math.log(float(masses.sum()))
         medians = np.array([[weight, logits[middle], q[middle]]])
@@ -232,6 +249,8 @@ class DrawLaw:
     log_label: float  # log of the label's probability in the softmax
     label_draw: float  # probability that one draw from q is the label
     other_draw: float  # and that it is not
+    top: float  # the largest of all logits
+    log_total: float  # log of the sum over all classes of exp(o - `top`)
 
     @property
     def scheme(self) -> Scheme:
@@ -270,24 +289,16 @@ class DrawLaw:
         return len(self.totals.medians) > 0
 
     @property
-    def base_logs(self) -> FloatArray:
-        """The logs that the base mass is made of, (k,); none where there is no base mass."""
+    def largest_base_log(self) -> float:
+        """The largest size of a log that the base mass is made of; 0 without a base mass."""
         logs = [self.log_label] if self.scheme.label_in_sum else []
         if self.scheme.corrects_label:
-            logs += [np.log(self.num_draws), np.log(self.label_draw)]
-        return np.array(logs)
+            logs += [float(np.log(self.num_draws)), float(np.log(self.label_draw))]
+        return max(map(abs, logs), default=0.0)
 
     def log_of(self, logit: float) -> float:
         """Return the log-softmax of a class that is not the label."""
-        return float(_log_softmax_of(self.totals, logit))
-
-
-def _log_softmax_of(totals: Totals, logits: Any) -> Any:
-    """Return the log-softmax of classes other than the label."""
-    top, others, of_label = _masses(totals)
-    with np.errstate(over="ignore"):
-        shifted = np.maximum(logits - top, -1e300)
-    return shifted - math.log(others + of_label)
+        return max(logit - self.top, _LEAST_LOG) - self.log_total
 
 
 def _masses(totals: Totals) -> tuple[float, float, float]:
@@ -327,14 +338,17 @@ def make_draw_law(logits: FloatArray, label: int, q: FloatArray, m: int, scheme:
 def law_of(totals: Totals, start: int, logits: FloatArray, q: FloatArray) -> DrawLaw:
     """Describe the draws of the classes from number `start` on, of `logits` and `q` (k,)."""
     scheme, m, label = totals.scheme, totals.num_draws, totals.label - start
-    _, exps, of_label = _masses(totals)
+    top, exps, of_label = _masses(totals)
+    log_total = math.log(exps + of_label)
     other_mass = exps / (exps + of_label)
-    log_label = float(_log_softmax_of(totals, totals.label_logit))
+    log_label = max(totals.label_logit - top, _LEAST_LOG) - log_total
     if log_label > -math.log(2.0):  # 1 - p_t has lost its digits where p_t is near 1
         log_label = math.log1p(-other_mass)
     others, q_label = float(totals.q_others.value), totals.label_q
     label_draw, other_draw = q_label / (others + q_label), others / (others + q_label)
-    log_probs: FloatArray = _log_softmax_of(totals, logits)
+    with np.errstate(over="ignore"):
+        log_probs: FloatArray = np.maximum(logits - top, _LEAST_LOG)
+    log_probs -= log_total
     probs = np.exp(log_probs)
     weightless, mean, q_total = 0.0, other_mass, others + q_label
     if scheme.excludes_label or scheme.divides_by_kept:
@@ -353,7 +367,7 @@ def law_of(totals: Totals, start: int, logits: FloatArray, q: FloatArray) -> Dra
         log_base = log_base - np.log(m) - np.log(label_draw)
     columns = logits, q, log_probs, probs, drawn, label if has_label else None
     facts = q_total, weightless, log_base, mean, other_mass, log_label, label_draw, other_draw
-    return DrawLaw(totals, *columns, *facts)
+    return DrawLaw(totals, *columns, *facts, top, log_total)
 
 
 @dataclass
@@ -386,7 +400,7 @@ class Centres:
             return float(np.log1p(self.mean_deviation))
         return self.log_mean - self.log_ref
 
-    @property
+    @cached_property
     def log_above_least(self) -> FloatArray:
         """Log (R - r0) and log (mean - r0)."""
         upper = np.array([self.log_ref, self.log_mean])
@@ -423,8 +437,10 @@ class Deviations:
 
     def __init__(self, law: DrawLaw) -> None:
         weights, logits, q = law.totals.medians.T
-        with np.errstate(under="ignore", over="ignore"):
-            middle = weighted_median(logits - np.log(q), np.exp(weights - weights.max()))
+        middle = 0
+        if len(weights) > 1:
+            with np.errstate(under="ignore", over="ignore"):
+                middle = weighted_median(logits - np.log(q), np.exp(weights - weights.max()))
         o_ref, q_ref = float(logits[middle]), float(q[middle])
         of_label = law.scheme.draws_label and o_ref == law.totals.label_logit
         log_p = law.log_label if of_label and q_ref == law.totals.label_q else law.log_of(o_ref)
@@ -433,7 +449,7 @@ class Deviations:
         self.weightless, self.log_law_mean = law.weightless, float(np.log(law.mean))
         self.sums = Sum((6,))
         # the least and the greatest of log r and of kappa, and the chance of the least class
-        self.ends = np.array([np.inf, -np.inf, np.inf, -np.inf, np.nan])
+        self.ends = _NO_ENDS
 
     def add(self, law: DrawLaw) -> tuple[FloatArray, FloatArray]:
         """Add the classes of a chunk, and return their log r and kappa."""
@@ -450,6 +466,9 @@ class Deviations:
         return self
 
     def _take(self, ends: FloatArray) -> None:
+        if self.ends is _NO_ENDS:
+            self.ends = ends.copy()
+            return
         if ends[0] < self.ends[0]:
             self.ends[4] = ends[4]
         self.ends[[0, 2]] = np.minimum(self.ends[[0, 2]], ends[[0, 2]])
@@ -457,10 +476,10 @@ class Deviations:
 
     def finish(self) -> Centres:
         """Return the centres."""
-        mean_deviation, *errors = self.sums.value
+        sums: FloatArray = self.sums.value
         log_ref = self.reference[2]
         # a draw without weight has r = 0, and so r / R - 1 = -1
-        mean_deviation = float(mean_deviation) - self.weightless
+        mean_deviation = float(sums[0]) - self.weightless
         if mean_deviation > -0.5:
             log_mean = log_ref + math.log1p(mean_deviation)
         else:  # far below R the sum has cancelled, while the mean itself is known
@@ -475,7 +494,7 @@ class Deviations:
             # r0 is a panel's edge: no Chebyshev atom lies below it, nor any class by its distance
             log_least = log_ref + panels.WIDTH * math.floor(span[0] / panels.WIDTH)
         facts = mean_deviation, log_mean, log_least, near, span, least_drawn
-        return Centres(self.reference, *facts, np.array(errors))
+        return Centres(self.reference, *facts, sums[1:])
 
 
 def _ratios(
@@ -490,20 +509,25 @@ def _ratios(
         columns = law.logits[part], log_r[part], law.q[part], law.drawn[part], law.probs[part]
         return relative_ratios(*columns, reference, contrast[part])
 
-    return log_r, contrast, list(thread_map(work, chunks(len(log_r), CLASS_CHUNK)))
+    return log_r, contrast, list(map_classes(work, len(log_r)))
 
 
 def classes_of(law: DrawLaw, centres: Centres) -> Classes:
     """Find the ratios of the classes of a chunk around centres that are known."""
     log_r, contrast, _ = _ratios(law, centres.reference)
-    return Classes(**vars(centres), log_r=log_r, contrast=contrast)
+    return _with_ratios(centres, log_r, contrast)
 
 
 def make_classes(law: DrawLaw) -> Classes:
     """Find the ratios of all classes and their centres."""
     deviations = Deviations(law)
     columns = deviations.add(law)
-    return Classes(**vars(deviations.finish()), log_r=columns[0], contrast=columns[1])
+    return _with_ratios(deviations.finish(), *columns)
+
+
+def _with_ratios(centres: Centres, log_r: FloatArray, contrast: FloatArray) -> Classes:
+    known = (getattr(centres, field.name) for field in fields(Centres))
+    return Classes(*known, log_r, contrast)
 
 
 @njit

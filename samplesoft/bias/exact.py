@@ -281,6 +281,8 @@ def exact_bias_of(
     inputs: Inputs, corrections: FloatArray | None = None, executor: Executor | None = None
 ) -> ExactBias:
     """Return `exact_bias` of arguments that are checked, with `corrections` (B, n) if any."""
+    if executor is None:
+        return ExactBias(*inputs.columns(_rows_of((inputs, corrections))))
     tasks = (
         (inputs.of(part), None if corrections is None else corrections[part])
         for part in inputs.parts()

@@ -25,7 +25,7 @@ from samplesoft._validation import (
     as_real_array,
     shown,
 )
-from samplesoft.schemes import Scheme, as_scheme, certain_schemes
+from samplesoft.schemes import SCHEMES, Scheme, as_scheme, certain_schemes
 
 _TASKS = 16  # at least, to keep as many workers busy
 LEAST_Q = float(np.finfo(np.float64).tiny)  # below it numbers have fewer digits
@@ -104,7 +104,7 @@ def check_inputs(
     the last. TypeError or ValueError if one is malformed, or the proposal misses a class that the
     scheme needs.
     """
-    facts = as_scheme(scheme, takes_distinct, require)
+    facts = _known_scheme(scheme, takes_distinct, require)
     if not takes_certain:
         require_none_certain("q", q)
     logits, labels = to_host(logits), to_host(labels)
@@ -126,6 +126,16 @@ def check_inputs(
     if facts.distinct:
         _check_room(inputs)
     return inputs
+
+
+def _known_scheme(
+    name: Any, takes_distinct: bool, require: Callable[[Scheme], None] | None
+) -> Scheme:
+    """Return what `as_scheme` does, without a look at all the schemes that are not asked for."""
+    facts = SCHEMES.get(name) if require is None and isinstance(name, str) else None
+    if facts is not None and facts.has_exact_bias and (takes_distinct or not facts.distinct):
+        return facts
+    return as_scheme(name, takes_distinct, require)
 
 
 def _check_room(inputs: Inputs) -> None:
@@ -238,9 +248,9 @@ def _check_proposal(
 
 def check_support(inputs: Inputs, takes_missing: bool = False) -> None:
     """Raise where a class that the scheme draws has probability 0, or is never a negative."""
-    zeros, scheme = inputs.q == 0.0, inputs.scheme
-    if not zeros.any() and inputs.logits.shape[1] > 1:
+    if inputs.q.min() > 0.0 and inputs.logits.shape[1] > 1:
         return
+    zeros, scheme = inputs.q == 0.0, inputs.scheme
     for row, (_, label, q) in enumerate(inputs.rows()):
         missing = zeros[row if len(zeros) > 1 else 0].copy()
         if not (scheme.draws_label or scheme.corrects_label):
@@ -268,7 +278,7 @@ def check_support(inputs: Inputs, takes_missing: bool = False) -> None:
 
 def require_digits(inputs: Inputs) -> None:
     """Raise where a probability is so small that its inverse may not fit."""
-    if not ((inputs.q > 0.0) & (inputs.q < LEAST_Q)).any():
+    if inputs.q.min() >= LEAST_Q or not ((inputs.q > 0.0) & (inputs.q < LEAST_Q)).any():
         return
     scheme = inputs.scheme
     for row, (_, label, q) in enumerate(inputs.rows()):
@@ -309,7 +319,9 @@ def check_certain(value: Any, q: Any, num_classes: int, scheme: Scheme) -> IntAr
             f"{shown(value)} beside those of the {type(q).__name__}."
         )
     chosen = of_sampler if value is None else value
-    classes = as_class_set("certain", () if chosen is None else chosen, num_classes)
+    if chosen is None:
+        return np.empty(0, np.int64)
+    classes = as_class_set("certain", chosen, num_classes)
     if len(classes) and not scheme.takes_certain:
         remedy = f"take one of {', '.join(certain_schemes())}"
         if scheme.independent:

@@ -49,7 +49,6 @@ from samplesoft.bias.transform import (
     make_nodes,
     refine,
     rounding_at,
-    rounding_unit,
     sum_error,
 )
 from samplesoft.kernels import panels
@@ -154,7 +153,7 @@ def _make_units(law: DrawLaw, classes: Centres, atoms: Atoms) -> _Units:
     squares = DEVIATION_ERROR**2 * near_squares + unit * unit * far_squares
     deviation = math.sqrt(max(float(atoms.points.q_zeta2.sum()), 0.0))
     return _Units(
-        max(unit, rounding_unit(law.base_logs)),
+        max(unit, rounding_at(law.largest_base_log)),
         # the loss is a mean over the softmax
         max(unit, rounding_at(law.largest_log)),
         errors / size if size > 0.0 else 0.0,

@@ -57,7 +57,6 @@ from samplesoft.bias.transform import (
     make_atoms,
     make_nodes,
     rounding_at,
-    rounding_unit,
 )
 from samplesoft.schemes import Scheme
 
@@ -350,7 +349,7 @@ def nodes_of_draws(law: DrawLaw) -> DrawNodes | None:
 
 
 def _term_unit(law: DrawLaw) -> float:
-    return max(rounding_at(law.largest_product), rounding_unit(law.base_logs))
+    return rounding_at(max(law.largest_product, law.largest_base_log))
 
 
 def _draws_square(law: DrawLaw, centred: FloatArray) -> tuple[float, float]:
