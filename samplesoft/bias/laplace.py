@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from samplesoft._jit import njit, njit_sum
+from samplesoft._jit import njit, njit_bare, njit_sum
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
 from samplesoft.kernels.exponential import (
@@ -90,7 +90,8 @@ def node_sums(
     cumulants alone are made of are 0.
     """
     plain, moments = np.zeros((4, len(x))), np.zeros((7, len(x)))
-    sums_at_nodes(x, points, log_above_least, plain, moments if tilted else None)
+    room, block = np.empty((24, len(points.q) + 1)), np.empty((9, _BLOCK))
+    sums_at_nodes(x, points, log_above_least, plain, moments if tilted else None, room, block)
     return NodeSums(*plain[:2], *moments[:3], *plain[2:], *moments[3:])
 
 
@@ -108,44 +109,51 @@ def atom_integrals(
     r0), v (R - mean) and v**2 variance, of r tilted by exp(-v r), and the sizes of the last two;
     None where c1 = c2 = 0, as of all schemes but the jackknife. `log_d_ref` is log (R - r0).
     """
-    integrals = np.zeros((3, len(points.q)))
-    _add_atom_integrals(x, coefficients, tilted, points, np.array([log_d_ref]), integrals)
+    integrals, reference = np.zeros((3, len(points.q))), np.array([log_d_ref])
+    rooms = np.empty((12, len(x) + 1)), np.empty((6, len(points.q))), np.empty((3, _BLOCK))
+    _add_atom_integrals(x, coefficients, tilted, points, reference, integrals, *rooms)
     return Integrals(*integrals)
 
 
 # --- sums over atoms --------------------------------------------------------------------------
 
 
-@njit
+@njit_bare
 def sums_at_nodes(
     x: FloatArray,
     points: Points,
     reference: FloatArray,
     out: FloatArray,
     tilted: FloatArray | None,
+    room: FloatArray,
+    block: FloatArray,
 ) -> None:
     """Add the sums at each node to `out` (4, K), and those of cumulants to `tilted` (7, K).
 
-    Both are 0 before; the compiler leaves out what is for `tilted` where that is None.
+    Both are 0 before; the compiler leaves out what is for `tilted` where that is None. It works in
+    `room` (24, A + 1) and `block` (9, block).
     """
     num = len(points.q)
     log_d, kappa, log_sum = points.log_d, points.kappa, points.log_sum
     zeta, log_sum_mean = points.zeta, points.log_sum_mean
     # rows are q, q kappa, q zeta**2, and q where it is multiplied by d; at flat atoms they are
     # changed below, and changed back; `by` are those of atoms that are gone
-    weights, by, still = np.empty((4, num)), np.empty((4, num)), np.zeros(num)
+    weights, by, early, early_d, late = room[:4], room[4:8], room[8:12], room[12:16], room[16:20]
+    plain_d, plain_sum, plain_sum_mean, still = room[20], room[21], room[22], room[23]
     for i in range(num):
         weights[0, i] = weights[3, i] = by[0, i] = points.q[i]
         weights[1, i], weights[2, i] = points.q_kappa[i], points.q_zeta2[i]
         by[1, i] = weights[1, i] / kappa[i] if kappa[i] != 0.0 else 0.0
         by[2, i] = weights[2, i] / (zeta[i] * zeta[i]) if zeta[i] != 0.0 else 0.0
         by[3, i] = by[2, i] * math.exp(points.log_from_mean[i] - max(reference[1], -1e300))
-    early, early_d = far_sums(weights, still, False), far_sums(weights, log_d, False)
-    late = far_sums(by, still, True)
-    d, decay, fall = np.empty(_BLOCK), np.empty(_BLOCK), np.empty(_BLOCK)
-    contrast, y = np.empty(_BLOCK), np.empty(_BLOCK)
-    to_d, to_sum, to_sum_mean = _plain(log_d), _plain(log_sum), _plain(log_sum_mean)
-    terms = np.empty((4, _BLOCK))
+        still[i] = 0.0
+    write_far_sums(weights, still[:num], False, early)
+    write_far_sums(weights, log_d, False, early_d)
+    write_far_sums(by, still[:num], True, late)
+    reach_d, reach_sum = _write_exps(log_d, plain_d), _write_exps(log_sum, plain_sum)
+    reach_sum_mean = _write_exps(log_sum_mean, plain_sum_mean)
+    d, decay, fall, contrast, y = block[0], block[1], block[2], block[3], block[4]
+    terms = block[5:]
     for k in range(len(x)):
         at = x[k]
         d_mean = scaled(at, reference[1])
@@ -167,8 +175,8 @@ def sums_at_nodes(
         for start in range(merged, gone, _BLOCK):
             part = slice(start, min(start + _BLOCK, gone))
             size = part.stop - start
-            _times(at, log_d, to_d, part, d)
-            _times(at, log_sum, to_sum, part, contrast)
+            _times(at, log_d, plain_d, reach_d, part, d)
+            _times(at, log_sum, plain_sum, reach_sum, part, contrast)
             _write_decays(d[:size], decay, fall)
             _write_contrasts(decay_ref, kappa[part], decay, y, contrast)
             of_block = _sum_decays((q[part], q_drop[part], q_kappa[part]), decay, fall, contrast)
@@ -179,7 +187,7 @@ def sums_at_nodes(
                 for h in range(3):
                     tilted[h, k] += moments[h]
             if is_centred:
-                _times(at, log_sum_mean, to_sum_mean, part, y)
+                _times(at, log_sum_mean, plain_sum_mean, reach_sum_mean, part, y)
                 of_mean = q_zeta2[part], zeta[part], y
                 _write_excess(of_mean, decay, fall, contrast)
                 out[3, k] += _total(contrast[:size])
@@ -227,7 +235,7 @@ def _sum_moments(
     return first, second, third
 
 
-@njit
+@njit_bare
 def _write_excess(of_mean: Rows, e: FloatArray, y: FloatArray, p: FloatArray) -> None:
     """Write exp(-y) - 1 + y of a block times q, y and exp(-y).
 
@@ -249,7 +257,7 @@ def _write_excess(of_mean: Rows, e: FloatArray, y: FloatArray, p: FloatArray) ->
             out[i] = w[i] / (v[i] * v[i]) * (far[i] - 1.0 + u[i])
 
 
-@njit
+@njit_bare
 def _write_centred(
     weights: FloatArray, zeta: FloatArray, total: FloatArray, e: FloatArray, terms: FloatArray
 ) -> None:
@@ -279,8 +287,17 @@ def far_sums(terms: FloatArray, logs: FloatArray, onward: bool) -> FloatArray:
 
     They are (H, K + 1), over the exp(logs) of the last, or the first, that is in them.
     """
+    out = np.empty((len(terms), len(logs) + 1))
+    write_far_sums(terms, logs, onward, out)
+    return out
+
+
+@njit_bare
+def write_far_sums(terms: FloatArray, logs: FloatArray, onward: bool, out: FloatArray) -> None:
+    """Write what `far_sums` returns."""
     num = len(logs)
-    out = np.zeros((len(terms), num + 1))
+    for h in range(len(terms)):
+        out[h, num if onward else 0] = 0.0
     for i in range(num):
         k, last = (num - 1 - i, num - i) if onward else (i, i - 1)
         scale = math.exp(logs[last] - logs[k]) if i > 0 and logs[last] > -np.inf else 0.0
@@ -289,13 +306,12 @@ def far_sums(terms: FloatArray, logs: FloatArray, onward: bool) -> FloatArray:
                 out[h, k] = out[h, k + 1] * scale + terms[h, k]
             else:
                 out[h, k + 1] = out[h, k] * scale + terms[h, k]
-    return out
 
 
 # --- integrals over nodes ---------------------------------------------------------------------
 
 
-@njit
+@njit_bare
 def _add_atom_integrals(
     x: FloatArray,
     coefficients: FloatArray,
@@ -303,22 +319,29 @@ def _add_atom_integrals(
     points: Points,
     reference: FloatArray,
     out: FloatArray,
+    of_nodes: FloatArray,
+    of_atoms: FloatArray,
+    block: FloatArray,
 ) -> None:
     """Add the integrals at some atoms to `out` (3, A), which is zero: full, half and size.
 
-    `reference` holds log (R - r0); the compiler leaves out what is bent where `tilted` is None.
+    `reference` holds log (R - r0); the compiler leaves out what is bent where `tilted` is None. It
+    works in `of_nodes` (12, K + 1), `of_atoms` (6, A) and `block` (3, block).
     """
     num = len(x)
     log_r, log_d, kappa, log_sum = points.log_r, points.log_d, points.kappa, points.log_sum
-    at_flat, at_gone = _far_terms(x, coefficients, tilted, reference[0])
+    at_flat, at_gone, early, late = of_nodes[:3], of_nodes[3:6], of_nodes[6:9], of_nodes[9:]
+    _write_far_terms(x, coefficients, tilted, reference[0], at_flat, at_gone)
     # what the nodes before each, and from each on, bring to an atom there, over v r / kappa
-    early, late = far_sums(at_flat, x, False), far_sums(at_gone, x, True)
-    d, decay, contrast = np.empty(_BLOCK), np.empty(_BLOCK), np.empty(_BLOCK)
-    to_d, to_sum, to_r = _plain(log_d), _plain(log_sum), _plain(log_r)
-    scales = np.empty((3, len(log_r)))
+    write_far_sums(at_flat, x, False, early)
+    write_far_sums(at_gone, x, True, late)
+    plain_d, plain_sum, plain_r, scales = of_atoms[0], of_atoms[1], of_atoms[2], of_atoms[3:]
+    reach_d, reach_sum = _write_exps(log_d, plain_d), _write_exps(log_sum, plain_sum)
+    reach_r = _write_exps(log_r, plain_r)
     for i in range(len(log_r)):
         scales[0, i] = scales[1, i] = 1.0 / kappa[i]
         scales[2, i] = abs(scales[0, i])
+    d, decay, contrast = block[0], block[1], block[2]
     flat, gone = 0, len(log_r)
     for k in range(num):
         at, c = x[k], coefficients[k]
@@ -332,13 +355,13 @@ def _add_atom_integrals(
         for start in range(flat, gone, _BLOCK):
             part = slice(start, min(start + _BLOCK, gone))
             length = part.stop - start
-            _times(at, log_d, to_d, part, d)
+            _times(at, log_d, plain_d, reach_d, part, d)
             _write_decays(d[:length], decay, contrast)
             # what has been used makes room: the term stands in `contrast`, the size in `d`
             if c[1] == 0.0 and c[2] == 0.0:
-                _times(at, log_sum, to_sum, part, contrast)
+                _times(at, log_sum, plain_sum, reach_sum, part, contrast)
                 _write_contrasts(decay_ref, kappa[part], decay, d, contrast)
-                _times(at, log_r, to_r, part, decay)
+                _times(at, log_r, plain_r, reach_r, part, decay)
                 _write_plain(c[0], decay[:length], contrast, d)
             elif tilted is not None:
                 bend = _make_bend(c, tilted[k], decay_ref)
@@ -353,7 +376,7 @@ def _add_atom_integrals(
     add_far(x[num - 1], early, num, log_r, scales, slice(0, flat), out)
 
 
-@njit
+@njit_bare
 def add_far(
     x: float,
     terms: FloatArray,
@@ -371,16 +394,22 @@ def add_far(
                 out[h, i] += terms[h, place] * rate * scales[h, i]
 
 
-@njit
-def _far_terms(
-    x: FloatArray, coefficients: FloatArray, tilted: FloatArray | None, log_d_ref: float
-) -> tuple[FloatArray, FloatArray]:
-    """Return what each node brings to atoms that are flat, and to those that are gone, (3, K).
+@njit_bare
+def _write_far_terms(
+    x: FloatArray,
+    coefficients: FloatArray,
+    tilted: FloatArray | None,
+    log_d_ref: float,
+    at_flat: FloatArray,
+    at_gone: FloatArray,
+) -> None:
+    """Write what each node brings to atoms that are flat, and to those that are gone, (3, K).
 
     They are over v r / kappa, in the order full, half, size.
     """
-    at_flat, at_gone = np.zeros((3, len(x))), np.zeros((3, len(x)))
     for k in range(len(x)):
+        for h in range(3):
+            at_flat[h, k] = at_gone[h, k] = 0.0
         c = coefficients[k]
         if c[0] == 0.0 and c[1] == 0.0 and c[2] == 0.0:
             continue
@@ -408,10 +437,9 @@ def _far_terms(
             at_flat[2, k], at_gone[2, k] = abs(at_flat[0, k]), abs(at_gone[0, k])
         if k % 2 == 0:
             at_flat[1, k], at_gone[1, k] = 2.0 * at_flat[0, k], 2.0 * at_gone[0, k]
-    return at_flat, at_gone
 
 
-@njit
+@njit_bare
 def _write_plain(c: float, rate: FloatArray, term: FloatArray, size: FloatArray) -> None:
     """Write the terms of one node in a block, from contrasts and v r, and their sizes."""
     for i in range(len(rate)):
@@ -474,7 +502,7 @@ def _bend_near(bend: _Bend, away: float, ratio: float, e: float) -> tuple[float,
     return value, size
 
 
-@njit
+@njit_bare
 def _write_bent(
     at: float, bend: _Bend, decay_ref: float, rows: Rows, size: FloatArray, term: FloatArray
 ) -> None:
@@ -510,7 +538,7 @@ def scaled(x: float, log_distance: float) -> float:
     return math.exp(min(x + log_distance, LARGEST_EXPONENT))
 
 
-@njit
+@njit_bare
 def near_atoms(x: float, log_d: FloatArray, reference: FloatArray) -> tuple[int, int]:
     """Return the numbers of the first atom that is not flat, and of the first that is gone.
 
@@ -522,24 +550,24 @@ def near_atoms(x: float, log_d: FloatArray, reference: FloatArray) -> tuple[int,
     return count_below(log_d, edge), count_below(log_d, GONE - x)
 
 
-@njit
-def _plain(logs: FloatArray) -> tuple[FloatArray, float]:
-    """Return exp(logs) and the largest size of a log, which says where v times them is finite."""
-    reach, values = 0.0, np.empty(len(logs))
+@njit_bare
+def _write_exps(logs: FloatArray, out: FloatArray) -> float:
+    """Write exp(logs); return the largest size of a log: it says where v exp(logs) is finite."""
+    reach = 0.0
     for i in range(len(logs)):
-        values[i] = math.exp(min(logs[i], LARGEST_EXPONENT))
+        out[i] = math.exp(min(logs[i], LARGEST_EXPONENT))
         if logs[i] > -np.inf:
             reach = max(reach, abs(logs[i]))
-    return values, reach
+    return reach
 
 
-@njit
+@njit_bare
 def _times(
-    x: float, logs: FloatArray, plain: tuple[FloatArray, float], part: slice, out: FloatArray
+    x: float, logs: FloatArray, plain: FloatArray, reach: float, part: slice, out: FloatArray
 ) -> None:
     """Write v exp(logs) of a block into `out`, as products where none can leave float64."""
-    if abs(x) + plain[1] < _LARGEST:
-        v, own = math.exp(x), plain[0][part]
+    if abs(x) + reach < _LARGEST:
+        v, own = math.exp(x), plain[part]
         for i in range(len(own)):
             out[i] = v * own[i]
     else:
@@ -548,7 +576,7 @@ def _times(
             out[i] = exp64(x + those[i])
 
 
-@njit
+@njit_bare
 def _write_decays(d: FloatArray, decay: FloatArray, fall: FloatArray) -> None:
     """Write exp(-d) of a block, d = v (r - r0), and exp(-d) - 1."""
     last = count_below(d, 1.0)
@@ -562,7 +590,7 @@ def _write_decays(d: FloatArray, decay: FloatArray, fall: FloatArray) -> None:
         rest[i] = of_far[i] - 1.0
 
 
-@njit
+@njit_bare
 def _write_signed(signs: FloatArray, total: FloatArray, out: FloatArray) -> tuple[int, int]:
     """Write the products of a block, which rise; return where they pass -1 and 1."""
     for i in range(len(signs)):
@@ -571,7 +599,7 @@ def _write_signed(signs: FloatArray, total: FloatArray, out: FloatArray) -> tupl
     return count_below(rising, -1.0), count_below(rising, 1.0)
 
 
-@njit
+@njit_bare
 def _write_contrasts(
     decay_ref: float, kappa: FloatArray, decay: FloatArray, away: FloatArray, out: FloatArray
 ) -> None:
