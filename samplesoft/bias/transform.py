@@ -18,7 +18,15 @@ from numpy.typing import NDArray
 from samplesoft._jit import chunks, njit, thread_map
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.bias.draw_law import CLASS_CHUNK, Centres, Classes, DrawLaw, Floats, Sum
+from samplesoft.bias.draw_law import (
+    CLASS_CHUNK,
+    LARGEST_FLOAT,
+    Centres,
+    Classes,
+    DrawLaw,
+    Floats,
+    Sum,
+)
 from samplesoft.bias.laplace import (
     CENTRED_LIMIT,
     NodeSums,
@@ -38,6 +46,7 @@ ROUNDING = 2e-15
 _LEFT = -4.2  # v = exp(z - exp(-z)) has reached exp(-70) of its scale here
 _RIGHT = 60.0  # at the last node the slowest factor of the integrand has fallen to exp(-60)
 _WIDEST = 1e5
+_LARGEST_LOG = math.log(LARGEST_FLOAT)
 _MOMENT_CHUNK = 2048
 _BACK = 3.0  # log of v over that at which a class of noise 1e-14 still has most of its weight
 _NARROW = 1e-3  # panels on which all ratios decay as one, without noise
@@ -340,6 +349,12 @@ def _low_classes_as_atoms(law: DrawLaw, classes: Classes, atoms: Atoms, x: float
 
 
 @njit
+def _exp(x: float) -> float:
+    """Return exp(x), infinite where it is too large, as NumPy does: math.exp would raise."""
+    return np.inf if x > _LARGEST_LOG else math.exp(x)
+
+
+@njit
 def _transform_logs(x: FloatArray, columns: Rows, centres: Floats) -> FloatArray:
     """Return v to `log_psi_ref` of `Nodes`, `excess`, and v (mean - r0), (7, K).
 
@@ -349,7 +364,7 @@ def _transform_logs(x: FloatArray, columns: Rows, centres: Floats) -> FloatArray
     rows = np.empty((7, len(x)))
     for k in range(len(x)):
         # v times a ratio, and d = v times its distance from the least ratio r0
-        v_least, d_ref = np.exp(x[k] + centres[0]), np.exp(x[k] + centres[1])  # may be infinite
+        v_least, d_ref = _exp(x[k] + centres[0]), _exp(x[k] + centres[1])
         d_mean = scaled(x[k], centres[2])
         # at least these, which rounding may miss where no weight is left
         log_t_least = math.log(1e-307 if transform[k] < 1e-307 else transform[k])
