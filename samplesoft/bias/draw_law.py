@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from samplesoft._cached import cached_property
 from samplesoft._jit import chunks, njit, thread_map
@@ -526,8 +525,9 @@ def make_classes(law: DrawLaw) -> Classes:
 
 
 def _with_ratios(centres: Centres, log_r: FloatArray, contrast: FloatArray) -> Classes:
-    known = (getattr(centres, field.name) for field in fields(Centres))
-    return Classes(*known, log_r, contrast)
+    of_law = centres.reference, centres.mean_deviation, centres.log_mean, centres.log_least
+    of_ends = centres.near, centres.span, centres.least_drawn, centres.errors
+    return Classes(*of_law, *of_ends, log_r, contrast)
 
 
 @njit
@@ -663,19 +663,6 @@ def _accurate_deviation(o: float, o_ref: float, q: float, q_ref: float) -> float
     return (math.ldexp(high, shift) - 1.0) + math.ldexp(low, shift)
 
 
-@njit
-def _histogram(
-    values: FloatArray, weights: FloatArray, low: float, high: float
-) -> tuple[NDArray[np.int16], FloatArray]:
-    """Return the bin of each value from `low` to `high`, and what those of each bin weigh."""
-    places, masses = np.empty(len(values), np.int16), np.zeros(_BINS)
-    for j in range(len(values)):
-        b = int((values[j] - low) / (high - low) * (_BINS - 1))
-        places[j] = b
-        masses[b] += weights[j]
-    return places, masses
-
-
 def weighted_median(values: FloatArray, weights: FloatArray) -> int:
     """Return the index of a weighted median of `values`, entries of weight 0 left out.
 
@@ -686,8 +673,8 @@ def weighted_median(values: FloatArray, weights: FloatArray) -> int:
         values, weights = values[ids], weights[ids]
     half, below = 0.5 * float(weights.sum()), 0.0
     if len(ids) > _BINS and (low := values.min()) < (high := values.max()):
-        places, masses = _histogram(values, weights, low, high)
-        masses = masses.cumsum()
+        places = ((values - low) / (high - low) * (_BINS - 1)).astype(np.int16)
+        masses = np.bincount(places, weights, _BINS).cumsum()
         chosen = min(int(masses.searchsorted(half)), _BINS - 1)
         below = float(masses[chosen - 1]) if chosen > 0 else 0.0
         inside = (places == chosen).nonzero()[0]
