@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 from scipy.special import pdtr
 
 from samplesoft._executors import as_executor, run_tasks
-from samplesoft._jit import chunks, njit, thread_map
+from samplesoft._jit import chunks, njit, njit_bare, thread_map
 from samplesoft._random import as_key, mix64, uniform
 from samplesoft._validation import FloatArray, IntArray, as_count
 from samplesoft.bias.draw_law import log_softmax
@@ -354,13 +354,8 @@ def _run_block(
             x[0] = plan.offset + _score_jackknife(plan, size, ids, counts, values, ratios)
         else:
             x[0] = plan.offset + _score(plan, size, ids, counts, values)
-        for i in range(1, num_moments):
-            x[i] = 0.0
         if num_moments > 1:
-            for k in range(size):
-                for i in range(1, num_moments):
-                    slope = target.projection[ids[k], i - 1] - target.projection_center[i - 1]
-                    x[i] += values[k] * slope
+            _project(target.projection, target.projection_center, size, ids, values, x)
         # Welford's update: means of squares would cancel
         for i in range(num_moments):
             change = x[i] - moments[0, i]
@@ -375,6 +370,26 @@ def _run_block(
             sums[b, 2] += d * d
             sums[b, 3] += 1.0
     return sums, moments
+
+
+@njit_bare
+def _project(
+    projection: FloatArray,
+    center: FloatArray,
+    size: int,
+    ids: np.ndarray,
+    values: FloatArray,
+    x: FloatArray,
+) -> None:
+    """Write the projection (P,) of p' less the `center` behind the first of `x` (1 + P,)."""
+    out = x[1:]
+    for i in range(len(center)):
+        out[i] = 0.0
+    for k in range(size):
+        # read once, so that the compiler knows that the loop does not change them
+        value, row = values[k], projection[ids[k]]
+        for i in range(len(center)):
+            out[i] += value * (row[i] - center[i])
 
 
 @njit
