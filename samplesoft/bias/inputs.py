@@ -416,6 +416,8 @@ def with_room(jacobian: FloatArray) -> tuple[FloatArray, int]:
 def times_power(numbers: FloatArray, exponent: int) -> FloatArray:
     """Return ``numbers * 2**exponent``, infinite where that is too large."""
     with np.errstate(over="ignore"):
+        if abs(exponent) < 1023:  # a factor that is a number: the same product, sooner
+            return numbers * 2.0**exponent
         product: FloatArray = np.ldexp(numbers, exponent)
     return product
 

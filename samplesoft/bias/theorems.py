@@ -120,12 +120,11 @@ class Theorem1Terms(NamedTuple):
         """
         weights, bound, unit = _near_one(g, grad_bound, np.shape(self.variance))
         free, along, against = (x[..., None] for x in self.reaches(bound, num_sampled))
-        signs = np.array([-1.0, 1.0]).reshape(2, *(1,) * weights.ndim)  # of lower and upper
         with np.errstate(all="ignore"):
-            signed = signs * np.expand_dims(self.variance, -1) * weights / num_sampled
-            reach = np.fmin(free, np.fmin(along + signed, against - signed))
-            lower, upper = np.nextafter(times_power(signs * reach, unit), signs * np.inf)
-        return lower, upper
+            lead = np.expand_dims(self.variance, -1) * weights / num_sampled
+            below = np.fmin(free, np.fmin(along - lead, against + lead))
+            above = np.fmin(free, np.fmin(along + lead, against - lead))
+            return -_next(times_power(below, unit)), _next(times_power(above, unit))
 
 
 @dataclass(frozen=True)
@@ -183,10 +182,15 @@ class Theorem1Bounds:
         >>> int(outside.sum()), int((outside & printed.sign_holds).sum())
         (6, 0)
         """
-        low, high = self.lower - slack, self.upper + slack
-        low, high = low - _RELATIVE * np.abs(self.lower), high + _RELATIVE * np.abs(self.upper)
+        low, high = widened(self, slack)
         either: NDArray[np.bool_] = (np.asarray(values) < low) | (np.asarray(values) > high)
         return either
+
+
+def widened(bounds: Theorem1Bounds, slack: Any) -> tuple[FloatArray, FloatArray]:
+    """Return the ends that `Theorem1Bounds.outside` holds a bias against."""
+    low, high = bounds.lower - slack, bounds.upper + slack
+    return low - _RELATIVE * np.abs(bounds.lower), high + _RELATIVE * np.abs(bounds.upper)
 
 
 def theorem1_terms(
@@ -337,13 +341,22 @@ def _near_one(
     """Return g and M of each example divided by 2**k, so that no term overflows, and k."""
     require_plain("g", g)
     weights, bound = np.asarray(g, dtype=np.float64), np.broadcast_to(grad_bound, shape)
-    for name, array in ("g", weights), ("grad_bound", bound):
-        if np.isnan(array).any():
+    sizes = np.abs(weights).max(), bound.max()
+    for name, size in zip(("g", "grad_bound"), sizes, strict=True):
+        if np.isnan(size):
             raise ValueError(f"`{name}` must hold numbers, got NaN.")
     if bound.min() < 0.0:
         raise ValueError(f"`grad_bound` must be at least 0, got {bound.min()}; it bounds |J|.")
-    unit = int(np.frexp(max(np.abs(weights).max(), bound.max()))[1])
-    return np.ldexp(weights, -unit), np.ldexp(bound, -unit), unit
+    unit = int(np.frexp(max(sizes))[1])
+    return times_power(weights, -unit), times_power(bound, -unit), unit
+
+
+def _next(x: FloatArray) -> FloatArray:
+    """Return the next number above each of `x`, of those above 0 without a call for each."""
+    if x.ndim and x.min() > 0.0 and x.max() < np.inf:
+        following: FloatArray = (np.ascontiguousarray(x).view(np.int64) + 1).view(np.float64)
+        return following
+    return np.nextafter(x, np.inf)
 
 
 def theorem1_corrected(

@@ -14,7 +14,7 @@ from samplesoft._jit import thread_map
 from samplesoft._validation import FloatArray
 from samplesoft.bias.asymptotic import asymptotic_bias_of
 from samplesoft.bias.inputs import Inputs
-from samplesoft.bias.theorems import Theorem1Bounds, Theorem1Terms, theorem1_terms_of
+from samplesoft.bias.theorems import Theorem1Bounds, Theorem1Terms, theorem1_terms_of, widened
 
 BLOCKS = ("logits", "h", "class_embeddings")
 # A coordinate counts as outside a bound if it is so by more than rounding explains, and by more
@@ -85,7 +85,7 @@ def figures_of(
             "finite_outside": num_outside(lower, upper),
             "finite_tightness": (upper - lower).sum(axis=1),
             # an interval that holds 0 says nothing of how large its bias is at least
-            "finite_min_max": np.maximum(np.maximum(lower, -upper), 0.0).max(axis=1),
+            "finite_min_max": np.maximum(np.maximum(lower.max(axis=1), -upper.min(axis=1)), 0.0),
             "finite_max_max": largest.max(axis=1),
             "finite_max_l1": largest.sum(axis=1),
         }
@@ -93,11 +93,12 @@ def figures_of(
         # eqs. 10 and 11 of Rawat et al. (2019), without their terms o(1/m)
         terms, g = theory.terms, theory.g
         printed = Theorem1Bounds(*terms.bounds(g, scale, m), g, scale, terms)
-        outside = printed.outside(bias, slack)
+        low, high = widened(printed, slack)
+        outside, limit = (bias < low) | (bias > high), theory.limit / m
         figures |= {
             "printed_max": np.maximum(np.abs(printed.lower), np.abs(printed.upper)).max(axis=1),
             "outside_printed": outside.sum(axis=1),
-            "outside_printed_limit": printed.outside(theory.limit / m, slack).sum(axis=1),
+            "outside_printed_limit": ((limit < low) | (limit > high)).sum(axis=1),
             "outside_with_sign": (outside & printed.sign_holds).sum(axis=1),
             "sign_condition": printed.sign_condition,
             "corrected_max": np.asarray(terms.reaches(scale, m)[0]),
