@@ -121,6 +121,9 @@ class Moments:
         return self
 
     def _take(self, numbers: IntArray, sums: Sum) -> None:
+        if not len(self.numbers):
+            self.numbers, self.sums = numbers, sums.times(1.0)
+            return
         union = np.union1d(self.numbers, numbers)
         own, more = (np.searchsorted(union, some) for some in (self.numbers, numbers))
         self.numbers, self.sums = union, self.sums.spread(own, len(union))
