@@ -9,20 +9,24 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from samplesoft._device.arrays import DistantRows
-from samplesoft._jit import chunks, njit, num_threads, thread_each
+from samplesoft._jit import chunks, num_threads, thread_each
 from samplesoft._validation import FloatArray, IntArray, as_array, require_plain
 from samplesoft.kernels.products import product
-from samplesoft.kernels.rows import copy_row, row_dot
-from samplesoft.kernels.sort_ids import equal_runs
 from samplesoft.losses.base import Batch, Gradients, SparseRows, Targets
+from samplesoft.losses.step import (
+    add_labels,
+    are_drawable,
+    class_sums,
+    context_sums,
+    list_candidates,
+    score_rows,
+)
 from samplesoft.losses.vectors import unit_rows, unit_rows_backward
 from samplesoft.samplers.base import Draw, Rows
 from samplesoft.schemes import Scheme
-
-Floats = NDArray[Any]  # float32 or float64, the same for all arguments of a call
 
 _ONE_THREAD = 1 << 20  # multiplications below which a second thread does not pay
 
@@ -247,103 +251,3 @@ def _parts(size: int, work: int) -> list[slice]:
     # of a shard without a label and a draw there are none
     part = size if work < _ONE_THREAD else -(-size // (4 * num_threads()))
     return chunks(size, max(1, part))
-
-
-@njit
-def are_drawable(ids: IntArray, log_counts: FloatArray, n: int) -> bool:
-    """Tell whether all `ids` (P, m) lie in ``range(n)`` and all `log_counts` (P, m) are finite."""
-    bad = 0
-    for b in range(len(ids)):
-        for k in range(ids.shape[1]):
-            bad += not (0 <= ids[b, k] < n and abs(log_counts[b, k]) < np.inf)
-    return bad == 0
-
-
-@njit
-def list_candidates(labels: IntArray, ids: IntArray, n: int, out: IntArray) -> int:
-    """Write K labels and drawn classes in one list, and its `equal_runs`; return their number.
-
-    They are rows of one array `out` (5, K + 1): Python takes as long to be handed an array.
-    """
-    candidates = out[0, :-1]
-    copy_row(candidates, labels)
-    copy_row(candidates[len(labels) :], ids.ravel())
-    unique, inverse, order, starts = equal_runs(candidates, n)
-    copy_row(out[1], unique)
-    copy_row(out[2], inverse)
-    copy_row(out[3], order)
-    copy_row(out[4], starts)
-    return len(unique)
-
-
-@njit
-def _add(factor: float, matrix: Floats, i: int, total: Floats) -> None:
-    for f in range(len(total)):
-        total[f] += factor * matrix[i, f]
-
-
-@njit
-def score_rows(z: Floats, owners: IntArray, block: Floats, rows: IntArray, scores: Floats) -> None:
-    """Write ``scores[i, k] = z[owners[i]] . block[rows[i, k]]``, for `rows` (N, k)."""
-    for i in range(len(rows)):
-        owner = owners[i]  # read once: the compiler cannot know that scores are no owners
-        for k in range(rows.shape[1]):
-            scores[i, k] = row_dot(block, rows[i, k], z, owner)
-
-
-@njit
-def context_sums(d_scores: Floats, block: Floats, rows: IntArray, dz: Floats) -> None:
-    """Write ``sum_k d_scores[b, k] block[rows[b, k]]``, summed in float64, to each row of `dz`."""
-    total = np.empty(dz.shape[1])  # float64: many draws pull at a context, mostly against others
-    for b in range(len(rows)):
-        total[:] = 0.0
-        for k in range(rows.shape[1]):
-            if d_scores[b, k] != 0.0:  # draws that are left out cost nothing
-                _add(d_scores[b, k], block, rows[b, k], total)
-        copy_row(dz[b], total)
-
-
-@njit
-def add_labels(
-    d_own: Floats, block: Floats, rows: IntArray, owners: IntArray, weights: Floats, dz: Floats
-) -> None:
-    """Add what labels pull at contexts, and multiply each of `dz` (B, d) by its weight (B, 1)."""
-    p = 0
-    for b in range(len(dz)):
-        while p < len(rows) and owners[p] == b:
-            _add(d_own[p], block, rows[p], dz[b])
-            p += 1
-        dz[b] *= weights[b, 0]
-
-
-@njit
-def class_sums(
-    d_own: Floats,
-    d_drawn: Floats,
-    z: Floats,
-    owners: IntArray,
-    of_draws: Floats,
-    order: IntArray,
-    starts: IntArray,
-    out: Floats,
-) -> None:
-    """Write the sums (k, d) over k classes of derivatives times contexts, each in float64.
-
-    Derivatives are of the labels (P,), of which `owners` (P,) are the examples, and of the draws
-    (B, m), whose sums `of_draws` (m, d) over the examples are given if these share them. Class g
-    has those at ``order[starts[g]:starts[g + 1]]`` of the labels and then the draws, as
-    `kernels.sort_ids.equal_runs` says.
-    """
-    pairs, m = len(d_own), d_drawn.shape[1]
-    slopes, total = d_drawn.ravel(), np.empty(out.shape[1])
-    for g in range(len(out)):
-        total[:] = 0.0
-        for place in order[starts[g] : starts[g + 1]]:
-            draw = place - pairs
-            if draw < 0:
-                _add(d_own[place], z, owners[place], total)
-            elif len(of_draws) > 0:
-                _add(1.0, of_draws, draw, total)
-            elif slopes[draw] != 0.0:
-                _add(slopes[draw], z, draw // m, total)
-        copy_row(out[g], total)

@@ -17,7 +17,7 @@ from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels.exponential import exp_to
 from samplesoft.kernels.products import product
 from samplesoft.losses.base import Batch, Gradients, Loss, SparseRows, Targets
-from samplesoft.losses.candidates import score_rows
+from samplesoft.losses.step import score_rows
 from samplesoft.losses.vectors import require_finite_rows, unit_rows, unit_rows_backward
 from samplesoft.samplers.base import Draw, Rows
 

@@ -21,12 +21,19 @@ from samplesoft.kernels.exponential import exp_to
 from samplesoft.kernels.weights import greatest, total
 from samplesoft.losses.base import Batch, Gradients, Loss, Targets
 from samplesoft.losses.candidates import (
-    Floats,
     check_draw,
     check_label_count,
     require_replacement,
     score_candidates,
     score_gradients,
+)
+from samplesoft.losses.step import (
+    Pairs,
+    find_labels,
+    gains_of_kept,
+    pair_logits,
+    share_out_slopes,
+    void_unsound,
 )
 from samplesoft.samplers.base import Draw, Rows
 from samplesoft.schemes import Scheme, select
@@ -337,25 +344,6 @@ class SampledSoftmaxLoss(SampledLoss):
         )
 
 
-class Pairs(NamedTuple):
-    """The P pairs of an example and a label, all of which have its m draws.
-
-    A draw of its own label has weight for a pair where `keeps_own`, one of another label of its
-    example where `keeps_others`, and one of no label always.
-    """
-
-    own: FloatArray  # (P,): logits of the labels
-    drawn: Rows  # (B, m): scores of the draws
-    log_counts: FloatArray  # (B, m) or (1, m): what scores of draws lose
-    label_of: IntArray  # (B, m): the pair whose label a draw is, or -1; (1, 1) if all are -1
-    hits: IntArray  # (B,): how many draws of an example are labels of it
-    owners: IntArray  # (P,): example of each
-    shares: FloatArray  # (P,): what each weighs in the loss of its example; (0,) if all weigh 1
-    keeps_own: bool
-    keeps_others: bool
-    once: bool  # draws have weight for the first pair of an example alone
-
-
 def row_terms(
     pairs: Pairs,
     targets: Targets,
@@ -474,138 +462,6 @@ def merge_exponentials(logits: FloatArray, merged: FloatArray) -> None:
             merged[b] += np.log(mass)
             for k in range(len(row)):
                 row[k] /= mass
-
-
-@njit
-def find_labels(
-    label_places: IntArray, owners: IntArray, draw_places: IntArray, num: int, hits: IntArray
-) -> IntArray:
-    """Return which of the pairs of its example each draw is the label of.
-
-    `label_places` (P,) and `draw_places`, (B, m) or (1, m) for all, are classes in ``range(num)``,
-    `owners` (P,) the examples of the labels, rising; each has one. Returns the places (B, m) of the
-    pairs, or -1, in place of them a single -1 where no draw is a label, and adds to `hits` (P,) how
-    many draws are the label of a pair. The labels of an example differ.
-    """
-    size = owners[-1] + 1
-    found = 1  # hits, counted before their places where that is quicker
-    if len(draw_places) == 1:
-        is_label = np.zeros(num, np.bool_)
-        is_label[label_places] = True
-        found = is_label[draw_places[0]].sum()
-    elif len(owners) == size:  # one label each: comparisons, which are vector instructions
-        found = 0
-        for b in range(size):
-            found += (draw_places[b] == label_places[b]).sum()
-    if found == 0:  # as a rule of many classes: nothing to write for each draw
-        return np.full((1, 1), -1)
-    label_of = np.empty((size, draw_places.shape[1]), np.int64)
-    mark = np.full(num, -1)  # which pair of an example a class is the label of
-    first = 0
-    for b in range(size):
-        classes = draw_places[b if len(draw_places) > 1 else 0]
-        last = first
-        while last < len(owners) and owners[last] == b:
-            mark[label_places[last]] = last
-            last += 1
-        for k in range(len(classes)):
-            p = mark[classes[k]]
-            label_of[b, k] = p
-            if p >= 0:
-                hits[p] += 1
-        mark[label_places[first:last]] = -1  # only what was written, not all of `mark`
-        first = last
-    return label_of
-
-
-@njit
-def void_unsound(own: FloatArray, drawn: Floats, owners: IntArray) -> None:
-    """Make NaN of those of `own` (P,) whose examples have scores `drawn` (B, m) beyond all."""
-    p = 0
-    for b in range(len(drawn)):
-        bad = 0
-        for k in range(drawn.shape[1]):
-            bad += 0 if abs(drawn[b, k]) < np.inf else 1
-        while p < len(own) and owners[p] == b:
-            own[p] = own[p] if bad == 0 else np.nan
-            p += 1
-
-
-@njit
-def pair_logits(pairs: Pairs, start: int, logits: Floats) -> None:
-    """Write logits (N, 1 + m) of pairs from `start` on: of the label, then of each draw.
-
-    A draw that has no weight for a pair gets -inf. Rows of float32 are less their greatest.
-    """
-    wide = np.empty(logits.shape[1])
-    for i in range(len(logits)):
-        p = start + i
-        b, row = pairs.owners[p], logits[i]
-        scores = pairs.drawn[b]
-        corrections = pairs.log_counts[b if len(pairs.log_counts) > 1 else 0]
-        wide[0] = pairs.own[p]
-        for k in range(len(scores)):
-            wide[1 + k] = scores[k] - corrections[k]
-        if pairs.once and p > 0 and pairs.owners[p - 1] == b:
-            wide[1:] = -np.inf
-        elif pairs.hits[b] > 0:  # seldom, so not in the loop above, which is vector instructions
-            label_of = pairs.label_of[b]
-            for k in range(len(scores)):
-                kept = pairs.keeps_own if label_of[k] == p else pairs.keeps_others
-                if label_of[k] >= 0 and not kept:
-                    wide[1 + k] = -np.inf
-        shift = greatest(wide) if row.itemsize == 4 else 0.0
-        for k in range(len(wide)):
-            row[k] = wide[k] - shift
-
-
-@njit
-def share_out_slopes(
-    pairs: Pairs, start: int, slopes: Floats, losses: FloatArray, d_own: Floats, d_drawn: Floats
-) -> None:
-    """Write the derivatives of what each example loses, from those of N pairs from `start` on.
-
-    `slopes` (N, 1 + m) are derivatives of the `losses` (P,) of the pairs in their logits. Losses
-    are multiplied by what they weigh, `d_own` (P,) written, and sums, made in float64, written to
-    `d_drawn` (B, m), or added to those of earlier pairs.
-    """
-    owners, width, first = pairs.owners, slopes.shape[1] - 1, start
-    total = np.empty(width)  # float64, for labels of an example pull at a draw in turn
-    while first < start + len(slopes):
-        b, last = owners[first], first
-        total[:] = 0.0
-        while last < start + len(slopes) and owners[last] == b:
-            row, share = slopes[last - start], pairs.shares[last] if len(pairs.shares) else 1.0
-            losses[last] *= share if abs(pairs.own[last]) < np.inf else np.nan
-            d_own[last] = share * row[0]
-            for k in range(width):
-                total[k] += share * row[1 + k]
-            last += 1
-        earlier = first > 0 and owners[first - 1] == b
-        for k in range(width):
-            d_drawn[b, k] = total[k] + (d_drawn[b, k] if earlier else 0.0)
-        first = last
-
-
-@njit
-def gain_of_kept(m: int, hits: int, label_count: float) -> float:
-    """Return what the logits of draws gain where `hits` of the m are of the label, and left out.
-
-    The draws that are left are divided by their number, not by m, and their law is q given that
-    it is not the label. A softmax is the same where the label's logit loses it.
-    """
-    # expm1: a label that is hardly ever drawn leaves nearly all of the m draws expected
-    expected = -m * math.expm1(min(label_count - math.log(m), 0.0))
-    return math.log(expected / (m - hits)) if expected > 0.0 and hits < m else 0.0
-
-
-@njit
-def gains_of_kept(m: int, hits: IntArray, label_counts: FloatArray) -> FloatArray:
-    """Return `gain_of_kept` (P,) for each of `hits` (P,) and `label_counts` (P,)."""
-    gains = np.empty(len(hits))
-    for p in range(len(gains)):
-        gains[p] = gain_of_kept(m, hits[p], label_counts[p])
-    return gains
 
 
 @njit

@@ -38,7 +38,8 @@ from samplesoft._validation import FloatArray
 from samplesoft.kernels.lanes_cuda import warp_dot
 from samplesoft.losses.base import Batch, Gradients, SparseRows, Targets
 from samplesoft.losses.candidates import check_draw, check_label_count, no_draw, require_shapes
-from samplesoft.losses.sampled import gain_of_kept, log_ratio
+from samplesoft.losses.sampled import log_ratio
+from samplesoft.losses.step import gain_of_kept
 from samplesoft.samplers.base import Draw
 
 

@@ -11,17 +11,15 @@ from scipy.special import logsumexp, softmax
 from samplesoft.kernels.exponential import log1p_to
 from samplesoft.kernels.weights import greatest, total
 from samplesoft.losses.bilateral import bilateral_terms
-from samplesoft.losses.candidates import are_drawable
 from samplesoft.losses.logistic import logistic_terms, merge_softplus
-from samplesoft.losses.sampled import (
+from samplesoft.losses.sampled import merge_exponentials, softmax_terms, weigh
+from samplesoft.losses.step import (
     Pairs,
+    are_drawable,
     find_labels,
-    merge_exponentials,
     pair_logits,
     share_out_slopes,
-    softmax_terms,
     void_unsound,
-    weigh,
 )
 
 INF = np.inf

@@ -1,0 +1,273 @@
+"""The compiled core of a step: classes listed, scored and corrected, and gradients summed.
+
+One class is listed once, whoever draws it and whoever has it as a label. Sums over examples and
+draws have one order, whatever runs beside them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samplesoft._jit import njit
+from samplesoft._validation import FloatArray, IntArray
+from samplesoft.kernels.rows import copy_row, row_dot
+from samplesoft.kernels.sort_ids import equal_runs
+from samplesoft.kernels.weights import greatest
+from samplesoft.samplers.base import Rows
+
+Floats = NDArray[Any]  # float32 or float64, the same for all arguments of a call
+
+
+class Pairs(NamedTuple):
+    """The P pairs of an example and a label, all of which have its m draws.
+
+    A draw of its own label has weight for a pair where `keeps_own`, one of another label of its
+    example where `keeps_others`, and one of no label always.
+    """
+
+    own: FloatArray  # (P,): logits of the labels
+    drawn: Rows  # (B, m): scores of the draws
+    log_counts: FloatArray  # (B, m) or (1, m): what scores of draws lose
+    label_of: IntArray  # (B, m): the pair whose label a draw is, or -1; (1, 1) if all are -1
+    hits: IntArray  # (B,): how many draws of an example are labels of it
+    owners: IntArray  # (P,): example of each
+    shares: FloatArray  # (P,): what each weighs in the loss of its example; (0,) if all weigh 1
+    keeps_own: bool
+    keeps_others: bool
+    once: bool  # draws have weight for the first pair of an example alone
+
+
+@njit
+def are_drawable(ids: IntArray, log_counts: FloatArray, n: int) -> bool:
+    """Tell whether all `ids` (P, m) lie in ``range(n)`` and all `log_counts` (P, m) are finite."""
+    bad = 0
+    for b in range(len(ids)):
+        for k in range(ids.shape[1]):
+            bad += not (0 <= ids[b, k] < n and abs(log_counts[b, k]) < np.inf)
+    return bad == 0
+
+
+@njit
+def list_candidates(labels: IntArray, ids: IntArray, n: int, out: IntArray) -> int:
+    """Write K labels and drawn classes in one list, and its `equal_runs`; return their number.
+
+    They are rows of one array `out` (5, K + 1): Python takes as long to be handed an array.
+    """
+    candidates = out[0, :-1]
+    copy_row(candidates, labels)
+    copy_row(candidates[len(labels) :], ids.ravel())
+    unique, inverse, order, starts = equal_runs(candidates, n)
+    copy_row(out[1], unique)
+    copy_row(out[2], inverse)
+    copy_row(out[3], order)
+    copy_row(out[4], starts)
+    return len(unique)
+
+
+@njit
+def _add(factor: float, matrix: Floats, i: int, total: Floats) -> None:
+    for f in range(len(total)):
+        total[f] += factor * matrix[i, f]
+
+
+@njit
+def score_rows(z: Floats, owners: IntArray, block: Floats, rows: IntArray, scores: Floats) -> None:
+    """Write ``scores[i, k] = z[owners[i]] . block[rows[i, k]]``, for `rows` (N, k)."""
+    for i in range(len(rows)):
+        owner = owners[i]  # read once: the compiler cannot know that scores are no owners
+        for k in range(rows.shape[1]):
+            scores[i, k] = row_dot(block, rows[i, k], z, owner)
+
+
+@njit
+def context_sums(d_scores: Floats, block: Floats, rows: IntArray, dz: Floats) -> None:
+    """Write ``sum_k d_scores[b, k] block[rows[b, k]]``, summed in float64, to each row of `dz`."""
+    total = np.empty(dz.shape[1])  # float64: many draws pull at a context, mostly against others
+    for b in range(len(rows)):
+        total[:] = 0.0
+        for k in range(rows.shape[1]):
+            if d_scores[b, k] != 0.0:  # draws that are left out cost nothing
+                _add(d_scores[b, k], block, rows[b, k], total)
+        copy_row(dz[b], total)
+
+
+@njit
+def add_labels(
+    d_own: Floats, block: Floats, rows: IntArray, owners: IntArray, weights: Floats, dz: Floats
+) -> None:
+    """Add what labels pull at contexts, and multiply each of `dz` (B, d) by its weight (B, 1)."""
+    p = 0
+    for b in range(len(dz)):
+        while p < len(rows) and owners[p] == b:
+            _add(d_own[p], block, rows[p], dz[b])
+            p += 1
+        dz[b] *= weights[b, 0]
+
+
+@njit
+def class_sums(
+    d_own: Floats,
+    d_drawn: Floats,
+    z: Floats,
+    owners: IntArray,
+    of_draws: Floats,
+    order: IntArray,
+    starts: IntArray,
+    out: Floats,
+) -> None:
+    """Write the sums (k, d) over k classes of derivatives times contexts, each in float64.
+
+    Derivatives are of the labels (P,), of which `owners` (P,) are the examples, and of the draws
+    (B, m), whose sums `of_draws` (m, d) over the examples are given if these share them. Class g
+    has those at ``order[starts[g]:starts[g + 1]]`` of the labels and then the draws, as
+    `kernels.sort_ids.equal_runs` says.
+    """
+    pairs, m = len(d_own), d_drawn.shape[1]
+    slopes, total = d_drawn.ravel(), np.empty(out.shape[1])
+    for g in range(len(out)):
+        total[:] = 0.0
+        for place in order[starts[g] : starts[g + 1]]:
+            draw = place - pairs
+            if draw < 0:
+                _add(d_own[place], z, owners[place], total)
+            elif len(of_draws) > 0:
+                _add(1.0, of_draws, draw, total)
+            elif slopes[draw] != 0.0:
+                _add(slopes[draw], z, draw // m, total)
+        copy_row(out[g], total)
+
+
+@njit
+def find_labels(
+    label_places: IntArray, owners: IntArray, draw_places: IntArray, num: int, hits: IntArray
+) -> IntArray:
+    """Return which of the pairs of its example each draw is the label of.
+
+    `label_places` (P,) and `draw_places`, (B, m) or (1, m) for all, are classes in ``range(num)``,
+    `owners` (P,) the examples of the labels, rising; each has one. Returns the places (B, m) of the
+    pairs, or -1, in place of them a single -1 where no draw is a label, and adds to `hits` (P,) how
+    many draws are the label of a pair. The labels of an example differ.
+    """
+    size = owners[-1] + 1
+    found = 1  # hits, counted before their places where that is quicker
+    if len(draw_places) == 1:
+        is_label = np.zeros(num, np.bool_)
+        is_label[label_places] = True
+        found = is_label[draw_places[0]].sum()
+    elif len(owners) == size:  # one label each: comparisons, which are vector instructions
+        found = 0
+        for b in range(size):
+            found += (draw_places[b] == label_places[b]).sum()
+    if found == 0:  # as a rule of many classes: nothing to write for each draw
+        return np.full((1, 1), -1)
+    label_of = np.empty((size, draw_places.shape[1]), np.int64)
+    mark = np.full(num, -1)  # which pair of an example a class is the label of
+    first = 0
+    for b in range(size):
+        classes = draw_places[b if len(draw_places) > 1 else 0]
+        last = first
+        while last < len(owners) and owners[last] == b:
+            mark[label_places[last]] = last
+            last += 1
+        for k in range(len(classes)):
+            p = mark[classes[k]]
+            label_of[b, k] = p
+            if p >= 0:
+                hits[p] += 1
+        mark[label_places[first:last]] = -1  # only what was written, not all of `mark`
+        first = last
+    return label_of
+
+
+@njit
+def void_unsound(own: FloatArray, drawn: Floats, owners: IntArray) -> None:
+    """Make NaN of those of `own` (P,) whose examples have scores `drawn` (B, m) beyond all."""
+    p = 0
+    for b in range(len(drawn)):
+        bad = 0
+        for k in range(drawn.shape[1]):
+            bad += 0 if abs(drawn[b, k]) < np.inf else 1
+        while p < len(own) and owners[p] == b:
+            own[p] = own[p] if bad == 0 else np.nan
+            p += 1
+
+
+@njit
+def pair_logits(pairs: Pairs, start: int, logits: Floats) -> None:
+    """Write logits (N, 1 + m) of pairs from `start` on: of the label, then of each draw.
+
+    A draw that has no weight for a pair gets -inf. Rows of float32 are less their greatest.
+    """
+    wide = np.empty(logits.shape[1])
+    for i in range(len(logits)):
+        p = start + i
+        b, row = pairs.owners[p], logits[i]
+        scores = pairs.drawn[b]
+        corrections = pairs.log_counts[b if len(pairs.log_counts) > 1 else 0]
+        wide[0] = pairs.own[p]
+        for k in range(len(scores)):
+            wide[1 + k] = scores[k] - corrections[k]
+        if pairs.once and p > 0 and pairs.owners[p - 1] == b:
+            wide[1:] = -np.inf
+        elif pairs.hits[b] > 0:  # seldom, so not in the loop above, which is vector instructions
+            label_of = pairs.label_of[b]
+            for k in range(len(scores)):
+                kept = pairs.keeps_own if label_of[k] == p else pairs.keeps_others
+                if label_of[k] >= 0 and not kept:
+                    wide[1 + k] = -np.inf
+        shift = greatest(wide) if row.itemsize == 4 else 0.0
+        for k in range(len(wide)):
+            row[k] = wide[k] - shift
+
+
+@njit
+def share_out_slopes(
+    pairs: Pairs, start: int, slopes: Floats, losses: FloatArray, d_own: Floats, d_drawn: Floats
+) -> None:
+    """Write the derivatives of what each example loses, from those of N pairs from `start` on.
+
+    `slopes` (N, 1 + m) are derivatives of the `losses` (P,) of the pairs in their logits. Losses
+    are multiplied by what they weigh, `d_own` (P,) written, and sums, made in float64, written to
+    `d_drawn` (B, m), or added to those of earlier pairs.
+    """
+    owners, width, first = pairs.owners, slopes.shape[1] - 1, start
+    total = np.empty(width)  # float64, for labels of an example pull at a draw in turn
+    while first < start + len(slopes):
+        b, last = owners[first], first
+        total[:] = 0.0
+        while last < start + len(slopes) and owners[last] == b:
+            row, share = slopes[last - start], pairs.shares[last] if len(pairs.shares) else 1.0
+            losses[last] *= share if abs(pairs.own[last]) < np.inf else np.nan
+            d_own[last] = share * row[0]
+            for k in range(width):
+                total[k] += share * row[1 + k]
+            last += 1
+        earlier = first > 0 and owners[first - 1] == b
+        for k in range(width):
+            d_drawn[b, k] = total[k] + (d_drawn[b, k] if earlier else 0.0)
+        first = last
+
+
+@njit
+def gain_of_kept(m: int, hits: int, label_count: float) -> float:
+    """Return what the logits of draws gain where `hits` of the m are of the label, and left out.
+
+    The draws that are left are divided by their number, not by m, and their law is q given that
+    it is not the label. A softmax is the same where the label's logit loses it.
+    """
+    # expm1: a label that is hardly ever drawn leaves nearly all of the m draws expected
+    expected = -m * math.expm1(min(label_count - math.log(m), 0.0))
+    return math.log(expected / (m - hits)) if expected > 0.0 and hits < m else 0.0
+
+
+@njit
+def gains_of_kept(m: int, hits: IntArray, label_counts: FloatArray) -> FloatArray:
+    """Return `gain_of_kept` (P,) for each of `hits` (P,) and `label_counts` (P,)."""
+    gains = np.empty(len(hits))
+    for p in range(len(gains)):
+        gains[p] = gain_of_kept(m, hits[p], label_counts[p])
+    return gains
