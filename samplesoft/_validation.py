@@ -292,12 +292,14 @@ def own_arrays(arrays: dict[str, Any]) -> None:
     trained. Arrays on a GPU stay as they are.
     """
     for name, array in arrays.items():
-        if isinstance(array, np.ndarray):
+        if isinstance(array, np.ndarray) and not array.flags.writeable:
             arrays[name] = writable(array)
 
 
 def as_count(name: str, value: Any, minimum: int = 1) -> int:
     """Return `value` as an int of at least `minimum`."""
+    if type(value) is int and minimum <= value <= LARGEST_COUNT:  # as in most steps
+        return value
     # True is an int to Python, and here nearly always a slip
     if isinstance(value, _NO_NUMBERS) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"`{name}` must be an integer, got {type(value).__name__} {shown(value)}.")

@@ -26,7 +26,7 @@ Real = NDArray[Any]  # float32 or float64
 _EIGHT = 8
 # Multiplications: up to so many BLAS works alone (OpenBLAS on AVX-512, on others a quarter), and of
 # more than the others its threads are worth a wait.
-_ALONE, _MANY = 1_000_000, 1 << 25
+ALONE, _MANY = 1_000_000, 1 << 25
 
 
 def product(a: Real, b: Real, out: Any = None) -> Any:
@@ -41,11 +41,11 @@ def product(a: Real, b: Real, out: Any = None) -> Any:
         return np.matmul(a, b, out=out)
     if b.flags.f_contiguous:  # the transpose of rows, for which it takes threads sooner
         b = np.ascontiguousarray(b)
-    if work <= _ALONE:
+    if work <= ALONE:
         return np.matmul(a, b, out=out)
     result = np.empty((height, width), a.dtype) if out is None else out
-    columns = min(width, max(_EIGHT, isqrt(_ALONE // depth)))
-    rows = max(1, _ALONE // (depth * columns))
+    columns = min(width, max(_EIGHT, isqrt(ALONE // depth)))
+    rows = max(1, ALONE // (depth * columns))
     for i in range(0, height, rows):
         for j in range(0, width, columns):
             piece = result[i : i + rows, j : j + columns]

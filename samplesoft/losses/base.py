@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -36,6 +35,7 @@ from samplesoft.samplers.base import Draw, Rows
 
 REDUCTIONS = ("mean", "sum", "none")
 LABEL_REDUCTIONS = ("pal-n", "pal", "ova")
+_INT = np.dtype(np.int64)
 
 
 class SparseRows(NamedTuple):
@@ -342,7 +342,7 @@ class Loss(ABC):
         losses, saved = self._forward(batch, draw, label_log_count)
         # in float64 whatever the vectors are: float32 sums of long batches lose what training gains
         total = float(losses.dot(per_example))  # finite only where all losses are
-        if not isfinite(total):
+        if not -np.inf < total < np.inf:
             if not np.isfinite(losses).all():
                 # class vectors are looked at here only: to read all of them costs more than a step
                 require_finite_rows(to_host(batch.class_embeddings))
@@ -371,6 +371,8 @@ class Loss(ABC):
         """
         batch, arrays = cache.batch, backend(self.device)
         gradients = self._backward(batch, cache.saved, cache.weights)
+        if self.tau == 1.0 and batch.norms is None:
+            return gradients
         dh = gradients.dh if self.tau == 1.0 else arrays.times(gradients.dh, self.tau)  # z = tau h
         if batch.norms is not None:
             dh = unit_rows_backward(dh, batch.contexts, batch.norms)
@@ -391,7 +393,7 @@ def _are_plain(h: Any, labels: Any, dim: int, dtype: np.dtype[Any]) -> bool:
     """Tell whether contexts and labels (B,) are arrays that are computed with as they are."""
     return (
         type(h) is type(labels) is np.ndarray
-        and (h.dtype, labels.dtype, h.shape[1:]) == (dtype, np.int64, (dim,))
+        and (h.dtype, labels.dtype, h.shape[1:]) == (dtype, _INT, (dim,))
         and labels.shape == h.shape[:1] != (0,)
         and h.flags.c_contiguous & labels.flags.c_contiguous
     )
@@ -400,7 +402,13 @@ def _are_plain(h: Any, labels: Any, dim: int, dtype: np.dtype[Any]) -> bool:
 @njit
 def is_sound(h: Rows, labels: IntArray, n: int) -> bool:
     """Tell whether all contexts are finite, and all labels in ``range(n)``."""
-    return 0 <= labels.min() and labels.max() < n and bool(np.isfinite(h).all())
+    bad = 0
+    for b in range(len(h)):
+        for f in range(h.shape[1]):
+            bad += 0 if abs(h[b, f]) < np.inf else 1
+    for label in labels:
+        bad += 0 if 0 <= label < n else 1
+    return bad == 0
 
 
 def _not_finite(losses: FloatArray, dtype: np.dtype[Any]) -> ValueError:

@@ -6,7 +6,8 @@ cost what the block costs, and never what n classes cost.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -14,20 +15,27 @@ from numpy.typing import ArrayLike
 from samplesoft._device.arrays import DistantRows
 from samplesoft._jit import chunks, num_threads, thread_each
 from samplesoft._validation import FloatArray, IntArray, as_array, require_plain
-from samplesoft.kernels.products import product
+from samplesoft.kernels.products import ALONE, product
 from samplesoft.losses.base import Batch, Gradients, SparseRows, Targets
 from samplesoft.losses.step import (
     add_labels,
     are_drawable,
     class_sums,
+    complete_scores,
     context_sums,
+    gather,
     list_candidates,
     score_rows,
+    score_set,
+    set_gradients,
+    void_unsound,
 )
 from samplesoft.losses.vectors import unit_rows, unit_rows_backward
 from samplesoft.samplers.base import Draw, Rows
 from samplesoft.schemes import Scheme
 
+_INT, _FLOAT = np.dtype(np.int64), np.dtype(np.float64)
+_NO_NORMS = np.empty(0)
 _ONE_THREAD = 1 << 20  # multiplications below which a second thread does not pay
 
 
@@ -36,10 +44,23 @@ def check_draw(draw: Draw | None, batch: int, n: int) -> tuple[IntArray, FloatAr
 
     The draw must be for `batch` contexts or one for all, of classes below `n`.
     """
+    ids, log_counts = as_arrays(draw, batch)
+    if not are_drawable(ids, log_counts, n):  # one pass; what is wrong is sought only then
+        raise not_drawable(ids, log_counts, n)
+    return ids, log_counts
+
+
+def as_arrays(draw: Draw | None, batch: int) -> tuple[IntArray, FloatArray]:
+    """Return the arrays of `check_draw`, of which the numbers are not looked at."""
     if not isinstance(draw, Draw):
         raise no_draw(draw)
     ids, log_q = draw.ids, draw.log_q
     logs = log_q if draw.log_inclusion is None else draw.log_inclusion
+    # as from a sampler; the others are looked at one after another
+    usual = type(ids) is type(log_q) is type(logs) is np.ndarray and ids.dtype == _INT
+    if usual and log_q.dtype == logs.dtype == _FLOAT:
+        require_shapes(ids.shape, logs.shape, batch)
+        return ids, draw.log_expected_count
     named = ("ids", ids, "iu"), ("log_q", log_q, "f"), ("log_inclusion", logs, "f")
     for name, array, kinds in named:
         if type(array) not in (np.ndarray, np.memmap) or array.dtype.kind not in kinds:
@@ -49,11 +70,7 @@ def check_draw(draw: Draw | None, batch: int, n: int) -> tuple[IntArray, FloatAr
                 f"got {getattr(array, 'dtype', type(array).__name__)}; take it from sampler.sample."
             )
     require_shapes(ids.shape, logs.shape, batch)
-    ids = np.asarray(ids, np.int64)
-    log_counts = np.asarray(draw.log_expected_count, np.float64)
-    if not are_drawable(ids, log_counts, n):  # one pass; what is wrong is sought only then
-        raise _explained(ids, log_counts, n)
-    return ids, log_counts
+    return np.asarray(ids, _INT), np.asarray(draw.log_expected_count, _FLOAT)
 
 
 def no_draw(value: Any) -> TypeError:
@@ -86,7 +103,7 @@ def require_shapes(ids: tuple[int, ...], log_counts: tuple[int, ...], batch: int
         )
 
 
-def _explained(ids: IntArray, log_counts: FloatArray, n: int) -> ValueError:
+def not_drawable(ids: IntArray, log_counts: FloatArray, n: int) -> ValueError:
     """Return the error for a draw that `are_drawable` refuses."""
     if ids.min() < 0 or ids.max() >= n:
         return ValueError(
@@ -133,7 +150,8 @@ def check_label_count(value: ArrayLike | None, targets: Targets, scheme: Scheme)
     return counts
 
 
-class Scores(NamedTuple):
+@dataclass(slots=True, eq=False)
+class Scores:
     """Scores of labels and drawn classes, and what their gradients need.
 
     The block of class vectors has a row for each class that occurs; where one set of draws serves
@@ -144,55 +162,75 @@ class Scores(NamedTuple):
     drawn: Rows  # (B, m): of the draws of each example, which all of its pairs have
     owners: IntArray  # (P,): example of each pair
     block: Rows  # (r, d)
-    norms: FloatArray | None  # (r,): that the vectors had, where the loss normalises
+    norms: FloatArray  # (r,): that the vectors had, where the loss normalises; else (0,)
     label_rows: IntArray  # (P,): where the labels stand in the block
     shared: bool
     classes: IntArray  # (k,): those that occur, rising
     places: IntArray  # (P + draws,): of labels, then of draws, among `classes`
     order: IntArray  # (P + draws,): labels and draws by their classes
     starts: IntArray  # (k + 1,): where those of each class begin in `order`
+    hits_labels: bool  # some class is a label and drawn as well, be it of another example
 
     def draw_rows(self) -> IntArray:
         """Return the rows (B, m) of the block where the draws of each example stand."""
         return self.places[len(self.own) :].reshape(self.drawn.shape)
 
 
-def score_candidates(batch: Batch, ids: IntArray, normalize: bool) -> Scores:
-    """Score labels and drawn classes `ids`, (B, m) or one set (1, m) for all examples."""
+def score_candidates(
+    batch: Batch, ids: IntArray, log_counts: FloatArray, normalize: bool
+) -> Scores:
+    """Score labels and drawn classes `ids`, (B, m) or one set (1, m) for all examples.
+
+    The draws, and the logarithms of how often they are expected, of the same shape, must be as
+    `check_draw` says. The score of a label is NaN where one of a draw of its example is not finite.
+    """
     z, labels, owners = batch.z, batch.targets.labels, batch.targets.owners
-    pairs, (size, d), m = labels.shape[0], z.shape, ids.shape[1]
+    rows: Any = batch.class_embeddings
+    (size, d), (sets, m), pairs = z.shape, ids.shape, labels.shape[0]
+    listed = np.empty((5, pairs + sets * m + 1), np.int64)
+    num = list_candidates(labels, ids, log_counts, rows.shape[0], listed)
+    if num < 0:
+        raise not_drawable(ids, log_counts, rows.shape[0])
     every = np.arange(pairs)
     owners = every if owners is None else owners
-    listed = np.empty((5, pairs + ids.size + 1), np.int64)
-    num = list_candidates(labels, ids, batch.class_embeddings.shape[0], listed)
-    candidates, places, order = listed[0, :-1], listed[2, :-1], listed[3, :-1]
-    runs = listed[1, :num], places, order, listed[4, : num + 1]
+    candidates, classes, places = listed[0, :-1], listed[1, :num], listed[2, :-1]
+    runs = classes, places, listed[3, :-1], listed[4, : num + 1], listed[0, -1] > 0
     # One set for all: scores of draws are one product of matrices, for which their vectors stand
     # in order. Else an example reads the rows of its own draws, and a class has one row.
-    shared = ids.shape[0] == 1 < size
-    distant: Any = batch.class_embeddings
-    if isinstance(distant, DistantRows):
-        own, drawn = distant.scores(batch, ids)
-        return Scores(own, drawn, owners, np.empty((0, d)), None, every, shared, *runs)
-    rows = candidates if shared else runs[0]
-    block, norms = batch.class_embeddings.take(rows, axis=0), None
-    if normalize:
-        block, norms = unit_rows("class_embeddings", block, rows)
-    label_rows = every if shared else places[:pairs]
+    shared = sets == 1 < size
+    if isinstance(rows, DistantRows):
+        own, drawn = rows.scores(batch, ids)
+        void_unsound(own, drawn, owners)
+        return Scores(own, drawn, owners, np.empty((0, d)), _NO_NORMS, every, shared, *runs)
+    rows, wanted = np.asarray(rows), candidates if shared else classes  # no memmap for kernels
+    block = np.empty((wanted.shape[0], d), z.dtype)
+    norms = np.empty(wanted.shape[0]) if normalize else _NO_NORMS
     own, drawn = np.empty(pairs, z.dtype), np.empty((size, m), z.dtype)
-    score_rows(z, owners, block, label_rows[:, None], own[:, None])
+    biases = own[:0] if batch.biases is None else batch.biases
+    multiply, label_rows = z.size * m <= ALONE, every
+    if shared:
+        score_set(z, owners, rows, candidates, biases, multiply, block, norms, own, drawn)
+    else:
+        label_rows = places[:pairs]
+        thread_each(
+            lambda part: gather(classes[part], rows, normalize, block[part], norms[part]),
+            _parts(num, block.size),
+        )
+    if normalize and not np.isfinite(norms).all():
+        unit_rows("class_embeddings", rows[wanted], wanted)  # says which
     scores = Scores(own, drawn, owners, block, norms, label_rows, shared, *runs)
+    if shared and multiply:
+        return scores
     if shared:
         product(z, block[pairs:].T, drawn)
     else:
-        examples, rows = np.arange(size), scores.draw_rows()
+        score_rows(z, owners, block, label_rows[:, None], own[:, None])
+        examples, draw_rows = np.arange(size), scores.draw_rows()
         thread_each(
-            lambda part: score_rows(z, examples[part], block, rows[part], drawn[part]),
+            lambda part: score_rows(z, examples[part], block, draw_rows[part], drawn[part]),
             _parts(size, drawn.size * d),
         )
-    if batch.biases is not None:
-        own += batch.biases[labels]
-        drawn += batch.biases[ids]
+    complete_scores(owners, candidates, biases, own, drawn)
     return scores
 
 
@@ -204,24 +242,27 @@ def score_gradients(
     From derivatives of what each loses in its `own` (P,) and `drawn` (B, m) scores, and its weight
     (B,).
     """
-    distant: Any = batch.class_embeddings
-    if isinstance(distant, DistantRows):
-        # rows of the gradient stay beside those of the vectors
-        kept = SparseRows(scores.classes, np.empty((scores.classes.shape[0], 0), batch.z.dtype))
-        return Gradients(distant.gradients(batch, d_own, d_drawn, weights), kept, None)
-    block, owners, order, starts = scores.block, scores.owners, scores.order, scores.starts
+    rows: Any = batch.class_embeddings
     z, pairs, classes = batch.z, d_own.shape[0], scores.classes
-    # the weight of an example is a factor of all that it adds: it goes into z once, not into each
-    # derivative
-    column = weights.astype(z.dtype)[:, None]
-    weighted = column * z
-    dW = np.empty((classes.shape[0], z.shape[1]), z.dtype)
+    if isinstance(rows, DistantRows):
+        # rows of the gradient stay beside those of the vectors
+        kept = SparseRows(classes, np.empty((classes.shape[0], 0), z.dtype))
+        return Gradients(rows.gradients(batch, d_own, d_drawn, weights), kept, None)
+    block, owners, order, starts = scores.block, scores.owners, scores.order, scores.starts
+    dz, dW = np.empty_like(z), np.empty((classes.shape[0], z.shape[1]), z.dtype)
     if scores.shared:
-        dz, of_draws = product(d_drawn, block[pairs:]), product(d_drawn.T, weighted)
-        class_sums(d_own, d_drawn, weighted, owners, of_draws, order, starts, dW)
+        of_draws, norms = dW[:0], scores.norms  # none yet
+        if z.size * d_drawn.shape[1] > ALONE:
+            product(d_drawn, block[pairs:], dz)
+            of_draws = product(d_drawn.T, weights.astype(z.dtype)[:, None] * z)
+        set_gradients(
+            d_own, d_drawn, z, weights, owners, block, norms, order, starts, of_draws, dz, dW
+        )
     else:
-        dz, places = np.empty_like(z), scores.draw_rows()
-        work = d_drawn.size * z.shape[1]
+        # the weight of an example is a factor of all that it adds: it goes into z once, not into
+        # each derivative
+        column = weights.astype(z.dtype)[:, None]
+        weighted, places, work = column * z, scores.draw_rows(), d_drawn.size * z.shape[1]
         thread_each(
             lambda part: context_sums(d_drawn[part], block, places[part], dz[part]),
             _parts(len(z), work),
@@ -232,13 +273,12 @@ def score_gradients(
             ),
             _parts(len(classes), work),
         )
-    add_labels(d_own, block, scores.label_rows, owners, column, dz)
-    if scores.norms is not None:
-        # a class may stand in several rows of the block, all of them the same
-        rows = order[starts[:-1]] if scores.shared else slice(None)
-        unit_rows_backward(dW, block[rows], scores.norms[rows])
+        add_labels(d_own, block, scores.label_rows, owners, column, dz)
+        if scores.norms.shape[0]:
+            unit_rows_backward(dW, block, scores.norms)
     db = None  # a bias is the vector of a feature that is 1 in every context
     if batch.biases is not None:
+        column = weights.astype(z.dtype)[:, None]
         d_draws = (d_drawn.T @ column)[:, 0] if scores.shared else (column * d_drawn).ravel()
         of_places = np.concatenate([column[owners, 0] * d_own, d_draws])
         sums = np.bincount(scores.places, of_places, len(classes))  # in float64

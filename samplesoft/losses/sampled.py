@@ -21,7 +21,7 @@ from samplesoft.kernels.exponential import exp_to
 from samplesoft.kernels.weights import greatest, total
 from samplesoft.losses.base import Batch, Gradients, Loss, Targets
 from samplesoft.losses.candidates import (
-    check_draw,
+    as_arrays,
     check_label_count,
     require_replacement,
     score_candidates,
@@ -33,7 +33,6 @@ from samplesoft.losses.step import (
     gains_of_kept,
     pair_logits,
     share_out_slopes,
-    void_unsound,
 )
 from samplesoft.samplers.base import Draw, Rows
 from samplesoft.schemes import Scheme, select
@@ -44,7 +43,7 @@ Sample = Callable[[int, Seed], Draw]  # so many draws for the contexts of a batc
 
 CHUNK_NUMBERS = 1 << 14  # logits that a thread computes at a time: they stay in its cache
 _JOB_CHUNKS = 8  # chunks that a thread takes at once: fewer are done before it is awake
-_NO_LABELS, _ALL_ONE = np.full((1, 1), -1), np.empty(0)
+_NO_LABELS, _NO_HITS, _ALL_ONE = np.full((1, 1), -1), np.empty(0, np.int64), np.empty(0)
 _LEAST = 5e-324  # what `exp_to` gives for all that is too small
 
 
@@ -175,17 +174,17 @@ class SampledLoss(Loss):
         self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
     ) -> tuple[FloatArray, Any]:
         targets, facts, num = batch.targets, self.facts, batch.targets.labels.shape[0]
-        ids, log_counts = check_draw(draw, batch.z.shape[0], batch.class_embeddings.shape[0])
+        ids, log_counts = as_arrays(draw, batch.z.shape[0])
+
+        # Scores of the labels (P,) and of the draws (B, m), and which draws are labels.
+        scores = score_candidates(batch, ids, log_counts, self.normalize)
+        own, drawn = scores.own, scores.drawn
         assert draw is not None
         if self.with_replacement:
             require_replacement(draw, type(self).__name__)
         terms = self._terms_of(draw, batch.class_embeddings.shape[0])
         if self.needs_label_count:
             label_count = check_label_count(label_log_count, targets, facts)
-
-        # Scores of the labels (P,) and of the draws (B, m), and which draws are labels.
-        scores = score_candidates(batch, ids, self.normalize)
-        own, drawn = scores.own, scores.drawn
         if self.absolute:
             own, drawn = np.abs(own), np.abs(drawn)  # copies: derivatives take the place of `drawn`
         once = self.label_reduction == "ova"
@@ -193,13 +192,14 @@ class SampledLoss(Loss):
         if once:  # all labels of an example are its own
             keeps_own = keeps_others = keeps_own and keeps_others
         # which draws are labels: asked only where some are not kept, as where draws exclude them
-        label_of, hits = _NO_LABELS, np.zeros(num, np.int64)
-        if not (keeps_own and keeps_others):
+        label_of, hits, hits_of_examples = _NO_LABELS, _NO_HITS, _NO_HITS
+        if scores.hits_labels and not (keeps_own and keeps_others):
             labels, draws = scores.places[:num], scores.places[num:].reshape(ids.shape)
+            hits = np.zeros(num, np.int64)
             label_of = find_labels(labels, scores.owners, draws, scores.classes.shape[0], hits)
-        if self.excludes_label and hits.any():
-            raise self.contains_label(targets.labels, int(hits.argmax()))
-        hits_of_examples = hits if targets.owners is None else targets.per_example(hits)
+            if self.excludes_label and hits.any():
+                raise self.contains_label(targets.labels, int(hits.argmax()))
+            hits_of_examples = targets.per_example(hits)
 
         # Logits: what a draw stands for is its weight divided by how often it is expected.
         # In float64: of float32 the logarithm of a small probability would lose digits.
@@ -213,11 +213,9 @@ class SampledLoss(Loss):
             own -= label_count
         elif facts.divides_by_kept:
             if self.mask_other_labels:  # no draw of any label is kept
-                hits = targets.rows(hits_of_examples)
+                hits = targets.rows(hits_of_examples) if hits.size else hits
                 label_count = targets.rows(np.logaddexp.reduceat(label_count, targets.firsts()))
             own -= gains_of_kept(ids.shape[1], hits, label_count)  # as if all draws gained it
-
-        void_unsound(own, drawn, scores.owners)  # a score that is not finite, of any draw, is told
 
         # Terms of the loss, and their derivatives in the scores.
         shares = _ALL_ONE if targets.shares is None else targets.shares
@@ -233,7 +231,7 @@ class SampledLoss(Loss):
         if self.absolute:  # from derivatives in |o| to those in o
             d_own *= np.sign(scores.own)
             d_drawn *= np.sign(scores.drawn)
-        losses = targets.per_example(losses)
+        losses = losses if targets.owners is None else targets.per_example(losses)
         self.require_draws(losses)
         return losses, (scores, d_own, d_drawn)
 
@@ -336,12 +334,7 @@ class SampledSoftmaxLoss(SampledLoss):
         return gradients
 
     def _terms_of(self, draw: Draw, num_classes: int) -> Terms:
-        return Terms(
-            softmax_terms,
-            merge=merge_exponentials,
-            adds_exponentials=True,
-            of_differences=True,
-        )
+        return _SOFTMAX
 
 
 def row_terms(
@@ -377,13 +370,13 @@ def row_terms(
                 terms.kernel(logits, losses[part], of_pairs, *terms.numbers)
             share_out_slopes(pairs, first, logits, losses, d_own, d_drawn)
 
+    if num <= _JOB_CHUNKS * most:
+        work(slice(0, num))
+        return losses, d_own, d_drawn
     # the pairs of an example are all in one job, for they add to the same derivatives
-    jobs = [slice(0, num)]
-    if num > _JOB_CHUNKS * most:
-        ends, each = [*targets.firsts().tolist(), num], -(-num // len(drawn))
-        parts = chunks(len(drawn), max(1, _JOB_CHUNKS * most // each))
-        jobs = [slice(ends[part.start], ends[part.stop]) for part in parts]
-    thread_each(work, jobs)
+    ends, each = [*targets.firsts().tolist(), num], -(-num // len(drawn))
+    parts = chunks(len(drawn), max(1, _JOB_CHUNKS * most // each))
+    thread_each(work, [slice(ends[part.start], ends[part.stop]) for part in parts])
     return losses, d_own, d_drawn
 
 
@@ -468,8 +461,9 @@ def merge_exponentials(logits: FloatArray, merged: FloatArray) -> None:
 def weigh(x: FloatArray) -> None:
     """Replace each of `x`, at most 0, by its exponential; what is too small has no weight."""
     exp_to(x, len(x))
-    for i in range(len(x)):
-        x[i] = x[i] if x[i] > _LEAST else 0.0
+    if x.itemsize == 8:  # float32 has zeros already
+        for i in range(len(x)):
+            x[i] = x[i] if x[i] > _LEAST else 0.0
 
 
 @njit
@@ -478,3 +472,8 @@ def log_ratio(own: float, drawn: float, above: float) -> float:
     if own > drawn:  # a small loss keeps its digits
         return math.log1p(drawn / own)
     return above + math.log(own + drawn)
+
+
+_SOFTMAX = Terms(
+    softmax_terms, merge=merge_exponentials, adds_exponentials=True, of_differences=True
+)

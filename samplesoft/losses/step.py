@@ -12,14 +12,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._jit import njit
+from samplesoft._jit import njit, njit_bare
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.kernels.rows import copy_row, row_dot
+from samplesoft.kernels.rows import (
+    copy_row,
+    divide_by_norms,
+    prefetch_row,
+    row_dot,
+    unit_gradient,
+)
 from samplesoft.kernels.sort_ids import equal_runs
 from samplesoft.kernels.weights import greatest
 from samplesoft.samplers.base import Rows
 
 Floats = NDArray[Any]  # float32 or float64, the same for all arguments of a call
+_AHEAD = 4  # rows, so that a row is there when its turn comes
 
 
 class Pairs(NamedTuple):
@@ -33,7 +40,7 @@ class Pairs(NamedTuple):
     drawn: Rows  # (B, m): scores of the draws
     log_counts: FloatArray  # (B, m) or (1, m): what scores of draws lose
     label_of: IntArray  # (B, m): the pair whose label a draw is, or -1; (1, 1) if all are -1
-    hits: IntArray  # (B,): how many draws of an example are labels of it
+    hits: IntArray  # (B,): how many draws of an example are labels of it; (0,) if all are none
     owners: IntArray  # (P,): example of each
     shares: FloatArray  # (P,): what each weighs in the loss of its example; (0,) if all weigh 1
     keeps_own: bool
@@ -52,11 +59,17 @@ def are_drawable(ids: IntArray, log_counts: FloatArray, n: int) -> bool:
 
 
 @njit
-def list_candidates(labels: IntArray, ids: IntArray, n: int, out: IntArray) -> int:
+def list_candidates(
+    labels: IntArray, ids: IntArray, log_counts: FloatArray, n: int, out: IntArray
+) -> int:
     """Write K labels and drawn classes in one list, and its `equal_runs`; return their number.
 
-    They are rows of one array `out` (5, K + 1): Python takes as long to be handed an array.
+    They are rows of one array `out` (5, K + 1): Python takes as long to be handed an array. The
+    last number of the first row is that of the classes that are a label and drawn as well. Returns
+    -1, and writes nothing, where the draws are not `are_drawable`.
     """
+    if not are_drawable(ids, log_counts, n):
+        return -1
     candidates = out[0, :-1]
     copy_row(candidates, labels)
     copy_row(candidates[len(labels) :], ids.ravel())
@@ -65,7 +78,116 @@ def list_candidates(labels: IntArray, ids: IntArray, n: int, out: IntArray) -> i
     copy_row(out[2], inverse)
     copy_row(out[3], order)
     copy_row(out[4], starts)
+    both = 0
+    for g in range(len(unique)):  # of each class the labels come first
+        both += order[starts[g]] < len(labels) <= order[starts[g + 1] - 1]
+    out[0, -1] = both
     return len(unique)
+
+
+@njit_bare
+def gather(ids: IntArray, rows: Floats, normalize: bool, block: Floats, norms: FloatArray) -> None:
+    """Copy the vectors of some classes, divided by their norms, which are written, if asked for."""
+    for k in range(len(ids)):
+        if k + _AHEAD < len(ids):
+            prefetch_row(rows, ids[k + _AHEAD])
+        copy_row(block[k], rows[ids[k]])
+    if normalize:
+        divide_by_norms(block, norms)
+
+
+@njit
+def score_set(
+    z: Floats,
+    owners: IntArray,
+    rows: Floats,
+    candidates: IntArray,
+    biases: Floats,
+    multiply: bool,
+    block: Floats,
+    norms: FloatArray,
+    own: Floats,
+    drawn: Floats,
+) -> None:
+    """Write the scores of labels (P,), and of one set of draws for all examples (B, m).
+
+    `block` (P + m, d) is filled with the vectors of the candidates, which have norm 1 where there
+    is room for their `norms`. `biases` may be empty. Scores of draws are multiplied here, or else
+    not written.
+    """
+    pairs, m = len(own), drawn.shape[1]
+    gather(candidates, rows, len(norms) > 0, block, norms)
+    for p in range(pairs):
+        own[p] = row_dot(block, p, z, owners[p])
+    if multiply:
+        if m > 0:
+            np.dot(z, np.ascontiguousarray(block[pairs:].T), drawn)  # a copy is quicker
+        complete_scores(owners, candidates, biases, own, drawn)
+
+
+@njit
+def complete_scores(
+    owners: IntArray, candidates: IntArray, biases: Floats, own: Floats, drawn: Floats
+) -> None:
+    """Add biases to scores of labels (P,) and draws (B, m), and make NaN what is not sound.
+
+    Candidates are the labels, and then one set of draws for all, or the sets one after another.
+    """
+    pairs, m = len(own), drawn.shape[1]
+    if len(biases) > 0:
+        for p in range(pairs):
+            own[p] += biases[candidates[p]]
+        first = pairs
+        for b in range(len(drawn)):
+            for k in range(m):
+                drawn[b, k] += biases[candidates[first + k]]
+            first += m if len(candidates) > pairs + m else 0
+    void_unsound(own, drawn, owners)
+
+
+@njit
+def set_gradients(
+    d_own: Floats,
+    d_drawn: Floats,
+    z: Floats,
+    weights: FloatArray,
+    owners: IntArray,
+    block: Floats,
+    norms: FloatArray,
+    order: IntArray,
+    starts: IntArray,
+    of_draws: Floats,
+    dz: Floats,
+    dW: Floats,
+) -> None:
+    """Write the gradients in contexts (B, d) and in classes (k, d), of one set of draws for all.
+
+    From derivatives in scores of labels (P,) and of draws (B, m), weights (B,) of the examples, and
+    the block and its norms as `score_set` has written them. What the draws bring to `dz`, and
+    `of_draws` (m, d), are multiplied here where the latter is empty.
+    """
+    pairs, m = len(d_own), d_drawn.shape[1]
+    column, weighted = np.empty((len(z), 1), z.dtype), np.empty_like(z)
+    for b in range(len(z)):
+        column[b, 0] = weights[b]
+        for f in range(z.shape[1]):
+            weighted[b, f] = column[b, 0] * z[b, f]
+    if len(of_draws) == 0:
+        of_draws = np.empty((m, z.shape[1]), z.dtype)
+        if m > 0:
+            np.dot(d_drawn, block[pairs:], dz)
+            np.dot(d_drawn.T, weighted, of_draws)
+        else:
+            dz[:] = 0.0
+    class_sums(d_own, d_drawn, weighted, owners, of_draws, order, starts, dW)
+    add_labels(d_own, block, np.arange(pairs), owners, column, dz)
+    if len(norms) > 0:
+        # a class may stand in several rows of the block, all of them the same
+        unit, had = np.empty_like(dW), np.empty(len(dW))
+        for g in range(len(dW)):
+            copy_row(unit[g], block[order[starts[g]]])
+            had[g] = norms[order[starts[g]]]
+        unit_gradient(dW, unit, had)
 
 
 @njit
@@ -103,9 +225,13 @@ def add_labels(
     p = 0
     for b in range(len(dz)):
         while p < len(rows) and owners[p] == b:
-            _add(d_own[p], block, rows[p], dz[b])
+            factor, row = d_own[p], rows[p]  # read once: they might lie where `dz` is written
+            for f in range(dz.shape[1]):
+                dz[b, f] += factor * block[row, f]
             p += 1
-        dz[b] *= weights[b, 0]
+        weight = weights[b, 0]
+        for f in range(dz.shape[1]):
+            dz[b, f] *= weight
 
 
 @njit
@@ -127,18 +253,28 @@ def class_sums(
     `kernels.sort_ids.equal_runs` says.
     """
     pairs, m = len(d_own), d_drawn.shape[1]
-    slopes, total = d_drawn.ravel(), np.empty(out.shape[1])
+    slopes, total, one = d_drawn.ravel(), np.empty(out.shape[1]), d_own.dtype.type(1)
     for g in range(len(out)):
-        total[:] = 0.0
-        for place in order[starts[g] : starts[g + 1]]:
+        start, stop = starts[g], starts[g + 1]
+        for i in range(start, stop):
+            place = order[i]
             draw = place - pairs
             if draw < 0:
-                _add(d_own[place], z, owners[place], total)
+                factor, matrix, row = d_own[place], z, owners[place]
             elif len(of_draws) > 0:
-                _add(1.0, of_draws, draw, total)
-            elif slopes[draw] != 0.0:
-                _add(slopes[draw], z, draw // m, total)
-        copy_row(out[g], total)
+                factor, matrix, row = one, of_draws, draw
+            else:
+                factor, matrix, row = slopes[draw], z, draw // m
+            if stop == start + 1:  # nothing to add up
+                for f in range(out.shape[1]):
+                    out[g, f] = factor * matrix[row, f]
+            else:
+                if i == start:
+                    total[:] = 0.0
+                if factor != 0.0:
+                    _add(factor, matrix, row, total)
+        if stop > start + 1:
+            copy_row(out[g], total)
 
 
 @njit
@@ -184,7 +320,7 @@ def find_labels(
 
 
 @njit
-def void_unsound(own: FloatArray, drawn: Floats, owners: IntArray) -> None:
+def void_unsound(own: Floats, drawn: Floats, owners: IntArray) -> None:
     """Make NaN of those of `own` (P,) whose examples have scores `drawn` (B, m) beyond all."""
     p = 0
     for b in range(len(drawn)):
@@ -202,26 +338,25 @@ def pair_logits(pairs: Pairs, start: int, logits: Floats) -> None:
 
     A draw that has no weight for a pair gets -inf. Rows of float32 are less their greatest.
     """
-    wide = np.empty(logits.shape[1])
+    owners, drawn, log_counts = pairs.owners, pairs.drawn, pairs.log_counts
+    label_of, hits, wide = pairs.label_of, pairs.hits, np.empty(logits.shape[1])
     for i in range(len(logits)):
         p = start + i
-        b, row = pairs.owners[p], logits[i]
-        scores = pairs.drawn[b]
-        corrections = pairs.log_counts[b if len(pairs.log_counts) > 1 else 0]
+        b = owners[p]
+        row = b if len(log_counts) > 1 else 0
         wide[0] = pairs.own[p]
-        for k in range(len(scores)):
-            wide[1 + k] = scores[k] - corrections[k]
-        if pairs.once and p > 0 and pairs.owners[p - 1] == b:
+        for k in range(drawn.shape[1]):
+            wide[1 + k] = drawn[b, k] - log_counts[row, k]
+        if pairs.once and p > 0 and owners[p - 1] == b:
             wide[1:] = -np.inf
-        elif pairs.hits[b] > 0:  # seldom, so not in the loop above, which is vector instructions
-            label_of = pairs.label_of[b]
-            for k in range(len(scores)):
-                kept = pairs.keeps_own if label_of[k] == p else pairs.keeps_others
-                if label_of[k] >= 0 and not kept:
+        elif len(hits) > 0 and hits[b] > 0:  # seldom, so not in the loop above, which is vectors
+            for k in range(drawn.shape[1]):
+                kept = pairs.keeps_own if label_of[b, k] == p else pairs.keeps_others
+                if label_of[b, k] >= 0 and not kept:
                     wide[1 + k] = -np.inf
-        shift = greatest(wide) if row.itemsize == 4 else 0.0
+        shift = greatest(wide) if logits.itemsize == 4 else 0.0
         for k in range(len(wide)):
-            row[k] = wide[k] - shift
+            logits[i, k] = wide[k] - shift
 
 
 @njit
@@ -234,22 +369,27 @@ def share_out_slopes(
     are multiplied by what they weigh, `d_own` (P,) written, and sums, made in float64, written to
     `d_drawn` (B, m), or added to those of earlier pairs.
     """
-    owners, width, first = pairs.owners, slopes.shape[1] - 1, start
+    owners, own, shares, width = pairs.owners, pairs.own, pairs.shares, slopes.shape[1] - 1
     total = np.empty(width)  # float64, for labels of an example pull at a draw in turn
-    while first < start + len(slopes):
-        b, last = owners[first], first
-        total[:] = 0.0
-        while last < start + len(slopes) and owners[last] == b:
-            row, share = slopes[last - start], pairs.shares[last] if len(pairs.shares) else 1.0
-            losses[last] *= share if abs(pairs.own[last]) < np.inf else np.nan
-            d_own[last] = share * row[0]
+    for i in range(len(slopes)):
+        p = start + i
+        b, share = owners[p], shares[p] if len(shares) > 0 else 1.0
+        losses[p] *= share if abs(own[p]) < np.inf else np.nan
+        d_own[p] = share * slopes[i, 0]
+        begins = p == 0 or owners[p - 1] != b
+        ends = i + 1 == len(slopes) or owners[p + 1] != b
+        if begins:
             for k in range(width):
-                total[k] += share * row[1 + k]
-            last += 1
-        earlier = first > 0 and owners[first - 1] == b
-        for k in range(width):
-            d_drawn[b, k] = total[k] + (d_drawn[b, k] if earlier else 0.0)
-        first = last
+                total[k] = share * slopes[i, 1 + k]
+        else:
+            if i == 0:
+                for k in range(width):
+                    total[k] = d_drawn[b, k]
+            for k in range(width):
+                total[k] += share * slopes[i, 1 + k]
+        if ends:
+            for k in range(width):
+                d_drawn[b, k] = total[k]
 
 
 @njit
@@ -266,8 +406,8 @@ def gain_of_kept(m: int, hits: int, label_count: float) -> float:
 
 @njit
 def gains_of_kept(m: int, hits: IntArray, label_counts: FloatArray) -> FloatArray:
-    """Return `gain_of_kept` (P,) for each of `hits` (P,) and `label_counts` (P,)."""
-    gains = np.empty(len(hits))
+    """Return `gain_of_kept` (P,) for each of `hits`, (P,) or (0,), and `label_counts` (P,)."""
+    gains = np.empty(len(label_counts))
     for p in range(len(gains)):
-        gains[p] = gain_of_kept(m, hits[p], label_counts[p])
+        gains[p] = gain_of_kept(m, hits[p] if len(hits) > 0 else 0, label_counts[p])
     return gains

@@ -155,7 +155,8 @@ class Shard(SoftmaxLayer):
         self._slots = np.arange(counts.max()) < counts[:, None]
         drawn = np.full(self._slots.shape, ids[0] if len(ids) else 0)  # any of them fills up
         drawn[self._slots] = ids
-        found = self._scores = score_candidates(self._batch, drawn, self.loss.normalize)
+        none = np.zeros(drawn.shape)  # the whole draw has been checked
+        found = self._scores = score_candidates(self._batch, drawn, none, self.loss.normalize)
         return found.own, found.drawn if found.shared else found.drawn[self._slots]
 
     def gradients(self, d_own: Rows, d_drawn: Rows, weights: FloatArray) -> Rows:
@@ -163,6 +164,7 @@ class Shard(SoftmaxLayer):
         if not self._scores.shared:
             flat, d_drawn = d_drawn, np.zeros(self._slots.shape, d_drawn.dtype)
             d_drawn[self._slots] = flat
+        d_drawn = np.ascontiguousarray(d_drawn)
         found = score_gradients(self._batch, self._scores, d_own, d_drawn, weights)
         self._gradient = found.dW
         return found.dh

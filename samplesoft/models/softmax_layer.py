@@ -390,7 +390,8 @@ class SoftmaxLayer:
     def _for_sampler(self, array: Any) -> Any:
         """Return an array where the sampler works, which may be beside the GPU of the loss."""
         assert self.sampler is not None
-        return to_host(array) if self.sampler.device == "cpu" else array
+        here = type(array) is np.ndarray or self.sampler.device != "cpu"
+        return array if here else to_host(array)
 
     def _check_sampler(self, loss: SampledLoss, rows: Rows, allow_other_tau: bool) -> None:
         n, d = rows.shape

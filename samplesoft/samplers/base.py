@@ -67,6 +67,8 @@ class Draw:
         """
         if self.log_inclusion is not None:
             return self.log_inclusion
+        if type(self.log_q) is np.ndarray:  # as in most steps
+            return self.log_q + np.log(self.ids.shape[1])
         log_counts = to_host(self.log_q) + np.log(self.ids.shape[1])
         return backend_of(self.log_q).placed(log_counts)
 

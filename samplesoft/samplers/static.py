@@ -138,14 +138,18 @@ class WeightedSampler(Sampler):
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         # first, for it raises where nothing is left to draw
-        log_left = self._log_left(exclude)[:, None] if np.maximum.reduce(exclude) >= 0 else None
+        excludes = exclude[0] >= 0 if exclude.shape[0] == 1 else np.maximum.reduce(exclude) >= 0
+        log_left = self._log_left(exclude)[:, None] if excludes else None
         if not self.replace:
             self._check_left(m, exclude)
         ids = np.empty((exclude.shape[0], m), np.int64)
-        thread_each(
-            lambda part: self._draw(key, part.start, exclude[part], ids[part]),
-            row_chunks(ids.shape, _CHUNK_DRAWS),
-        )
+        if ids.size <= _CHUNK_DRAWS:
+            self._draw(key, 0, exclude, ids)
+        else:
+            thread_each(
+                lambda part: self._draw(key, part.start, exclude[part], ids[part]),
+                row_chunks(ids.shape, _CHUNK_DRAWS),
+            )
         log_q = self._log_q(ids)
         if log_left is not None:
             log_q -= log_left
