@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from samplesoft._cached import cached_property
 from samplesoft._validation import as_choice, as_flag
 
 _BASES = ("none", "plain", "corrected")
@@ -114,7 +115,7 @@ class Scheme:
         """Whether the label has a mass in S of its own, drawn or not."""
         return self.base != "none"
 
-    @property
+    @cached_property  # asked for in each step
     def corrects_label(self) -> bool:
         """Whether the label's logit is corrected as those of the draws are."""
         return self.base == "corrected"
@@ -124,7 +125,7 @@ class Scheme:
         """Whether draws are made so that none is the label."""
         return self.hits == "absent"
 
-    @property
+    @cached_property  # asked for in each step
     def draws_label(self) -> bool:
         """Whether a draw of the label has weight."""
         return self.hits == "kept"
@@ -148,7 +149,7 @@ class Scheme:
         """Whether the number of draws that S is made of is random."""
         return self.independent or self.hits in ("masked", "counted")
 
-    @property
+    @cached_property  # asked for in each step
     def divides_by_kept(self) -> bool:
         """Whether the draws that are not the label are divided by their number K, not by m."""
         return self.hits == "counted"

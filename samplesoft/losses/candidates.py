@@ -54,7 +54,8 @@ def as_arrays(draw: Draw | None, batch: int) -> tuple[IntArray, FloatArray]:
     """Return the arrays of `check_draw`, of which the numbers are not looked at."""
     if not isinstance(draw, Draw):
         raise no_draw(draw)
-    ids, log_q = draw.ids, draw.log_q
+    ids: Any = draw.ids
+    log_q: Any = draw.log_q
     logs = log_q if draw.log_inclusion is None else draw.log_inclusion
     # as from a sampler; the others are looked at one after another
     usual = type(ids) is type(log_q) is type(logs) is np.ndarray and ids.dtype == _INT
@@ -158,22 +159,35 @@ class Scores:
     all examples, a row for each label and then for each draw, for a product of matrices.
     """
 
-    own: Rows  # (P,): of the labels
+    own: FloatArray  # (P,): of the labels, computed in the type of the vectors
     drawn: Rows  # (B, m): of the draws of each example, which all of its pairs have
     owners: IntArray  # (P,): example of each pair
     block: Rows  # (r, d)
     norms: FloatArray  # (r,): that the vectors had, where the loss normalises; else (0,)
-    label_rows: IntArray  # (P,): where the labels stand in the block
     shared: bool
-    classes: IntArray  # (k,): those that occur, rising
-    places: IntArray  # (P + draws,): of labels, then of draws, among `classes`
-    order: IntArray  # (P + draws,): labels and draws by their classes
-    starts: IntArray  # (k + 1,): where those of each class begin in `order`
-    hits_labels: bool  # some class is a label and drawn as well, be it of another example
+    listed: IntArray  # (5, P + draws + 1): the classes, as `list_candidates` writes them
+    num: int  # of classes that occur
 
-    def draw_rows(self) -> IntArray:
-        """Return the rows (B, m) of the block where the draws of each example stand."""
-        return self.places[len(self.own) :].reshape(self.drawn.shape)
+    @property
+    def classes(self) -> IntArray:
+        """The classes (k,) that occur, rising."""
+        return self.listed[1, : self.num]
+
+    @property
+    def label_places(self) -> IntArray:
+        """Places (P,) of the labels among the classes."""
+        return self.listed[2, : self.own.shape[0]]
+
+    @property
+    def draw_places(self) -> IntArray:
+        """Places of the draws among the classes, (B, m) or (1, m)."""
+        size, m = self.drawn.shape
+        return self.listed[2, self.own.shape[0] : -1].reshape(1 if self.shared else size, m)
+
+    @property
+    def hits_labels(self) -> bool:
+        """Whether some class is a label and drawn as well, be it for another example."""
+        return bool(self.listed[0, -1])
 
 
 def score_candidates(
@@ -184,54 +198,84 @@ def score_candidates(
     The draws, and the logarithms of how often they are expected, of the same shape, must be as
     `check_draw` says. The score of a label is NaN where one of a draw of its example is not finite.
     """
-    z, labels, owners = batch.z, batch.targets.labels, batch.targets.owners
-    rows: Any = batch.class_embeddings
-    (size, d), (sets, m), pairs = z.shape, ids.shape, labels.shape[0]
+    z, labels, rows = batch.z, batch.targets.labels, batch.class_embeddings
+    (size, d), (sets, m), (pairs,), n = z.shape, ids.shape, labels.shape, rows.shape[0]
+    owners = np.arange(pairs) if batch.targets.owners is None else batch.targets.owners
     listed = np.empty((5, pairs + sets * m + 1), np.int64)
-    num = list_candidates(labels, ids, log_counts, rows.shape[0], listed)
-    if num < 0:
-        raise not_drawable(ids, log_counts, rows.shape[0])
-    every = np.arange(pairs)
-    owners = every if owners is None else owners
-    candidates, classes, places = listed[0, :-1], listed[1, :num], listed[2, :-1]
-    runs = classes, places, listed[3, :-1], listed[4, : num + 1], listed[0, -1] > 0
     # One set for all: scores of draws are one product of matrices, for which their vectors stand
     # in order. Else an example reads the rows of its own draws, and a class has one row.
-    shared = sets == 1 < size
+    if sets == 1 < size and not isinstance(rows, DistantRows):
+        block = np.empty((pairs + m, d), z.dtype)
+        norms = np.empty(pairs + m) if normalize else _NO_NORMS
+        own, drawn = np.empty(pairs), np.empty((size, m), z.dtype)
+        if type(rows) is not np.ndarray:
+            rows = np.asarray(rows)  # kernels take no memmap
+        biases = z[0, :0] if batch.biases is None else batch.biases
+        multiply = z.size * m <= ALONE
+        num = score_set(
+            labels,
+            owners,
+            ids,
+            log_counts,
+            z,
+            rows,
+            biases,
+            multiply,
+            listed,
+            block,
+            norms,
+            own,
+            drawn,
+        )
+        if num < 0:
+            raise not_drawable(ids, log_counts, n)
+        if normalize:
+            _require_norms(rows, norms, listed[0, :-1])
+        if not multiply:
+            product(z, block[pairs:].T, drawn)
+            complete_scores(owners, listed[0, :-1], biases, own, drawn)
+        return Scores(own, drawn, owners, block, norms, True, listed, num)
+    num = list_candidates(labels, ids, log_counts, n, listed)
+    if num < 0:
+        raise not_drawable(ids, log_counts, n)
+    return _score_each(batch, ids, normalize, owners, listed, num)
+
+
+def _score_each(
+    batch: Batch, ids: IntArray, normalize: bool, owners: IntArray, listed: IntArray, num: int
+) -> Scores:
+    """Score draws (B, m) of each example, or classes whose vectors others keep."""
+    z, rows, shared = batch.z, batch.class_embeddings, len(ids) < len(batch.z)
+    pairs, d = len(owners), z.shape[1]
     if isinstance(rows, DistantRows):
         own, drawn = rows.scores(batch, ids)
+        own = own.astype(np.float64)
         void_unsound(own, drawn, owners)
-        return Scores(own, drawn, owners, np.empty((0, d)), _NO_NORMS, every, shared, *runs)
-    rows, wanted = np.asarray(rows), candidates if shared else classes  # no memmap for kernels
-    block = np.empty((wanted.shape[0], d), z.dtype)
-    norms = np.empty(wanted.shape[0]) if normalize else _NO_NORMS
-    own, drawn = np.empty(pairs, z.dtype), np.empty((size, m), z.dtype)
-    biases = own[:0] if batch.biases is None else batch.biases
-    multiply, label_rows = z.size * m <= ALONE, every
-    if shared:
-        score_set(z, owners, rows, candidates, biases, multiply, block, norms, own, drawn)
-    else:
-        label_rows = places[:pairs]
-        thread_each(
-            lambda part: gather(classes[part], rows, normalize, block[part], norms[part]),
-            _parts(num, block.size),
-        )
-    if normalize and not np.isfinite(norms).all():
-        unit_rows("class_embeddings", rows[wanted], wanted)  # says which
-    scores = Scores(own, drawn, owners, block, norms, label_rows, shared, *runs)
-    if shared and multiply:
-        return scores
-    if shared:
-        product(z, block[pairs:].T, drawn)
-    else:
-        score_rows(z, owners, block, label_rows[:, None], own[:, None])
-        examples, draw_rows = np.arange(size), scores.draw_rows()
-        thread_each(
-            lambda part: score_rows(z, examples[part], block, draw_rows[part], drawn[part]),
-            _parts(size, drawn.size * d),
-        )
-    complete_scores(owners, candidates, biases, own, drawn)
+        return Scores(own, drawn, owners, np.empty((0, d)), _NO_NORMS, shared, listed, num)
+    rows, classes = np.asarray(rows), listed[1, :num]
+    block, norms = np.empty((num, d), z.dtype), np.empty(num if normalize else 0)
+    thread_each(
+        lambda part: gather(classes[part], rows, normalize, block[part], norms[part]),
+        _parts(num, block.size),
+    )
+    _require_norms(rows, norms, classes)
+    own, drawn = np.empty(pairs), np.empty((z.shape[0], ids.shape[1]), z.dtype)
+    scores = Scores(own, drawn, owners, block, norms, False, listed, num)
+    examples, places = np.arange(z.shape[0]), scores.draw_places
+    score_rows(z, owners, block, scores.label_places[:, None], own[:, None])
+    thread_each(
+        lambda part: score_rows(z, examples[part], block, places[part], drawn[part]),
+        _parts(z.shape[0], drawn.size * d),
+    )
+    biases = z[0, :0] if batch.biases is None else batch.biases
+    complete_scores(owners, listed[0, :-1], biases, own, drawn)
     return scores
+
+
+def _require_norms(rows: Rows, norms: FloatArray, classes: IntArray) -> None:
+    """Raise for norms (k,) that are not finite, of the vectors of some classes."""
+    if not np.isfinite(norms).all():
+        unit_rows("class_embeddings", rows[classes], classes)  # says which
 
 
 def score_gradients(
@@ -242,48 +286,54 @@ def score_gradients(
     From derivatives of what each loses in its `own` (P,) and `drawn` (B, m) scores, and its weight
     (B,).
     """
-    rows: Any = batch.class_embeddings
-    z, pairs, classes = batch.z, d_own.shape[0], scores.classes
+    z, rows, classes = batch.z, batch.class_embeddings, scores.classes
     if isinstance(rows, DistantRows):
         # rows of the gradient stay beside those of the vectors
-        kept = SparseRows(classes, np.empty((classes.shape[0], 0), z.dtype))
+        kept = SparseRows(classes, np.empty((scores.num, 0), z.dtype))
         return Gradients(rows.gradients(batch, d_own, d_drawn, weights), kept, None)
-    block, owners, order, starts = scores.block, scores.owners, scores.order, scores.starts
-    dz, dW = np.empty_like(z), np.empty((classes.shape[0], z.shape[1]), z.dtype)
+    block, owners, listed, norms = scores.block, scores.owners, scores.listed, scores.norms
+    dz, dW = np.empty(z.shape, z.dtype), np.empty((scores.num, z.shape[1]), z.dtype)
     if scores.shared:
-        of_draws, norms = dW[:0], scores.norms  # none yet
+        of_draws = dW[:0]  # none yet
         if z.size * d_drawn.shape[1] > ALONE:
-            product(d_drawn, block[pairs:], dz)
+            product(d_drawn, block[d_own.shape[0] :], dz)
             of_draws = product(d_drawn.T, weights.astype(z.dtype)[:, None] * z)
-        set_gradients(
-            d_own, d_drawn, z, weights, owners, block, norms, order, starts, of_draws, dz, dW
-        )
+        set_gradients(d_own, d_drawn, z, weights, owners, block, norms, listed, of_draws, dz, dW)
     else:
-        # the weight of an example is a factor of all that it adds: it goes into z once, not into
-        # each derivative
-        column = weights.astype(z.dtype)[:, None]
-        weighted, places, work = column * z, scores.draw_rows(), d_drawn.size * z.shape[1]
-        thread_each(
-            lambda part: context_sums(d_drawn[part], block, places[part], dz[part]),
-            _parts(len(z), work),
-        )
-        thread_each(
-            lambda part: class_sums(
-                d_own, d_drawn, weighted, owners, dW[:0], order, starts[part.start :], dW[part]
-            ),
-            _parts(len(classes), work),
-        )
-        add_labels(d_own, block, scores.label_rows, owners, column, dz)
-        if scores.norms.shape[0]:
-            unit_rows_backward(dW, block, scores.norms)
+        _add_each(scores, d_own, d_drawn, z, weights, dz, dW)
     db = None  # a bias is the vector of a feature that is 1 in every context
     if batch.biases is not None:
         column = weights.astype(z.dtype)[:, None]
         d_draws = (d_drawn.T @ column)[:, 0] if scores.shared else (column * d_drawn).ravel()
         of_places = np.concatenate([column[owners, 0] * d_own, d_draws])
-        sums = np.bincount(scores.places, of_places, len(classes))  # in float64
+        sums = np.bincount(listed[2, :-1], of_places, scores.num)  # in float64
         db = SparseRows(classes, sums.astype(z.dtype))
     return Gradients(dz, SparseRows(classes, dW), db)
+
+
+def _add_each(
+    scores: Scores, d_own: Rows, d_drawn: Rows, z: Rows, weights: FloatArray, dz: Rows, dW: Rows
+) -> None:
+    """Write gradients in contexts (B, d) and in classes (k, d), of draws of each example."""
+    block, owners, places = scores.block, scores.owners, scores.draw_places
+    order, starts = scores.listed[3, :-1], scores.listed[4, : scores.num + 1]
+    # the weight of an example is a factor of all that it adds: it goes into z once, not into each
+    # derivative
+    column = weights.astype(z.dtype)[:, None]
+    weighted, work = column * z, d_drawn.size * z.shape[1]
+    thread_each(
+        lambda part: context_sums(d_drawn[part], block, places[part], dz[part]),
+        _parts(len(z), work),
+    )
+    thread_each(
+        lambda part: class_sums(
+            d_own, d_drawn, weighted, owners, dW[:0], order, starts[part.start :], dW[part]
+        ),
+        _parts(scores.num, work),
+    )
+    add_labels(d_own, block, scores.label_places, owners, column, dz)
+    if scores.norms.shape[0]:
+        unit_rows_backward(dW, block, scores.norms)
 
 
 def _parts(size: int, work: int) -> list[slice]:

@@ -194,28 +194,27 @@ class SampledLoss(Loss):
         # which draws are labels: asked only where some are not kept, as where draws exclude them
         label_of, hits, hits_of_examples = _NO_LABELS, _NO_HITS, _NO_HITS
         if scores.hits_labels and not (keeps_own and keeps_others):
-            labels, draws = scores.places[:num], scores.places[num:].reshape(ids.shape)
+            labels, draws = scores.label_places, scores.draw_places
             hits = np.zeros(num, np.int64)
-            label_of = find_labels(labels, scores.owners, draws, scores.classes.shape[0], hits)
+            label_of = find_labels(labels, scores.owners, draws, scores.num, hits)
             if self.excludes_label and hits.any():
                 raise self.contains_label(targets.labels, int(hits.argmax()))
             hits_of_examples = targets.per_example(hits)
 
         # Logits: what a draw stands for is its weight divided by how often it is expected.
         # In float64: of float32 the logarithm of a small probability would lose digits.
-        own = np.add(own, self.offset, dtype=np.float64)
         weights = np.exp(-log_counts) if terms.weighs_draws else None
         if terms.weighs_draws or not facts.corrects_draws:
             log_counts = np.zeros_like(log_counts)
-        if self.offset != 0.0:  # so that scores of draws gain it too
-            log_counts = log_counts - self.offset
+        if self.offset != 0.0:
+            own, log_counts = own + self.offset, log_counts - self.offset  # what draws do not lose
         if facts.corrects_label:
-            own -= label_count
+            own = own - label_count
         elif facts.divides_by_kept:
             if self.mask_other_labels:  # no draw of any label is kept
                 hits = targets.rows(hits_of_examples) if hits.size else hits
                 label_count = targets.rows(np.logaddexp.reduceat(label_count, targets.firsts()))
-            own -= gains_of_kept(ids.shape[1], hits, label_count)  # as if all draws gained it
+            own = own - gains_of_kept(ids.shape[1], hits, label_count)  # as if all draws gained it
 
         # Terms of the loss, and their derivatives in the scores.
         shares = _ALL_ONE if targets.shares is None else targets.shares

@@ -98,24 +98,30 @@ def gather(ids: IntArray, rows: Floats, normalize: bool, block: Floats, norms: F
 
 @njit
 def score_set(
-    z: Floats,
+    labels: IntArray,
     owners: IntArray,
+    ids: IntArray,
+    log_counts: FloatArray,
+    z: Floats,
     rows: Floats,
-    candidates: IntArray,
     biases: Floats,
     multiply: bool,
+    listed: IntArray,
     block: Floats,
     norms: FloatArray,
-    own: Floats,
+    own: FloatArray,
     drawn: Floats,
-) -> None:
-    """Write the scores of labels (P,), and of one set of draws for all examples (B, m).
+) -> int:
+    """Write the scores of labels (P,), and of one set of draws (1, m) for all examples.
 
-    `block` (P + m, d) is filled with the vectors of the candidates, which have norm 1 where there
-    is room for their `norms`. `biases` may be empty. Scores of draws are multiplied here, or else
-    not written.
+    Returns what `list_candidates` does, for `listed`. `block` (P + m, d) is filled with the vectors
+    of the candidates, which have norm 1 where there is room for their `norms`. `biases` may be
+    empty. Scores of draws (B, m) are multiplied here, or else not written.
     """
-    pairs, m = len(own), drawn.shape[1]
+    num = list_candidates(labels, ids, log_counts, len(rows), listed)
+    if num < 0:
+        return num
+    pairs, m, candidates = len(own), drawn.shape[1], listed[0, :-1]
     gather(candidates, rows, len(norms) > 0, block, norms)
     for p in range(pairs):
         own[p] = row_dot(block, p, z, owners[p])
@@ -123,11 +129,12 @@ def score_set(
         if m > 0:
             np.dot(z, np.ascontiguousarray(block[pairs:].T), drawn)  # a copy is quicker
         complete_scores(owners, candidates, biases, own, drawn)
+    return num
 
 
 @njit
 def complete_scores(
-    owners: IntArray, candidates: IntArray, biases: Floats, own: Floats, drawn: Floats
+    owners: IntArray, candidates: IntArray, biases: Floats, own: FloatArray, drawn: Floats
 ) -> None:
     """Add biases to scores of labels (P,) and draws (B, m), and make NaN what is not sound.
 
@@ -136,7 +143,7 @@ def complete_scores(
     pairs, m = len(own), drawn.shape[1]
     if len(biases) > 0:
         for p in range(pairs):
-            own[p] += biases[candidates[p]]
+            own[p] = drawn.dtype.type(own[p]) + biases[candidates[p]]  # in the type of both
         first = pairs
         for b in range(len(drawn)):
             for k in range(m):
@@ -154,8 +161,7 @@ def set_gradients(
     owners: IntArray,
     block: Floats,
     norms: FloatArray,
-    order: IntArray,
-    starts: IntArray,
+    listed: IntArray,
     of_draws: Floats,
     dz: Floats,
     dW: Floats,
@@ -163,10 +169,10 @@ def set_gradients(
     """Write the gradients in contexts (B, d) and in classes (k, d), of one set of draws for all.
 
     From derivatives in scores of labels (P,) and of draws (B, m), weights (B,) of the examples, and
-    the block and its norms as `score_set` has written them. What the draws bring to `dz`, and
-    `of_draws` (m, d), are multiplied here where the latter is empty.
+    the block, its norms and the list as `score_set` has written them. What the draws bring to `dz`,
+    and `of_draws` (m, d), are multiplied here where the latter is empty.
     """
-    pairs, m = len(d_own), d_drawn.shape[1]
+    pairs, m, order, starts = len(d_own), d_drawn.shape[1], listed[3], listed[4]
     column, weighted = np.empty((len(z), 1), z.dtype), np.empty_like(z)
     for b in range(len(z)):
         column[b, 0] = weights[b]
@@ -320,7 +326,7 @@ def find_labels(
 
 
 @njit
-def void_unsound(own: Floats, drawn: Floats, owners: IntArray) -> None:
+def void_unsound(own: FloatArray, drawn: Floats, owners: IntArray) -> None:
     """Make NaN of those of `own` (P,) whose examples have scores `drawn` (B, m) beyond all."""
     p = 0
     for b in range(len(drawn)):

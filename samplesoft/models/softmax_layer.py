@@ -203,7 +203,8 @@ class SoftmaxLayer:
             If so many draws do not fit.
         """
         # checked before the draws: a refused call must not leave its mark on a sampler
-        rows, biases = self.parameters["class_embeddings"], self.parameters.get("biases")
+        rows = self.parameters["class_embeddings"]
+        biases = self.parameters["biases"] if "biases" in self.parameters else None
         batch = self.loss.check_batch(h, rows, labels, biases)
         draw, log_count = self._draw(batch.contexts, batch.targets, rng)
         result = self.loss.forward_batch(batch, draw, label_log_count=log_count, weights=weights)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,11 @@ Hook = Callable[[Rows, IntArray, IntArray], FloatArray]  # of contexts, classes,
 NO_CLASS = -1  # in arrays of classes inside the library: here there is none
 _LEAST = 32  # contexts of a shared set that are not pooled
 _GROUP = 20  # contexts of a large batch that one stands for, in the mean
+
+
+@cache
+def _log_of(count: int) -> float:
+    return float(np.log(count))
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +74,7 @@ class Draw:
         if self.log_inclusion is not None:
             return self.log_inclusion
         if type(self.log_q) is np.ndarray:  # as in most steps
-            return self.log_q + np.log(self.ids.shape[1])
+            return self.log_q + _log_of(self.ids.shape[1])
         log_counts = to_host(self.log_q) + np.log(self.ids.shape[1])
         return backend_of(self.log_q).placed(log_counts)
 

@@ -264,9 +264,10 @@ class UniformSampler(WeightedSampler):
         # without the weights and tables of the parent, for all follows from the number of classes
         Sampler.__init__(self, as_count("num_classes", num_classes))
         self.replace = as_flag("replace", replace)
+        self._log_num = math.log(self.num_classes)
 
     def _log_q(self, ids: IntArray) -> FloatArray:
-        return np.zeros(ids.shape) - math.log(self.num_classes)
+        return np.zeros(ids.shape) - self._log_num
 
     def _log_mass(self, h: Rows, exclude: IntArray) -> FloatArray:
         return np.log(self._drawable(exclude))
