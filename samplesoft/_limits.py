@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 
+Result = TypeVar("Result")
 LARGEST_EXPONENT = 700.0  # exp of it is finite, of minus it not 0; what lies beyond is cut to it
 FAR = 2.0**26  # a logit whose sum with a number about 1 keeps half of the digits of that
 
 
 # as a decorator, for functions whose callers look at the result: less to do than in `quiet`
 quietly = np.errstate(over="ignore", invalid="ignore")
+
+
+@quietly
+def call_quietly(function: Callable[..., Result], *arguments: Any) -> Result:
+    """Return what a function returns, for callers that look at it."""
+    return function(*arguments)
 
 
 def quiet() -> np.errstate:

@@ -292,7 +292,9 @@ def own_arrays(arrays: dict[str, Any]) -> None:
     trained. Arrays on a GPU stay as they are.
     """
     for name, array in arrays.items():
-        if isinstance(array, np.ndarray) and not array.flags.writeable:
+        if type(array) is np.ndarray and array.flags.writeable:
+            continue  # as in most steps
+        if isinstance(array, np.ndarray):
             arrays[name] = writable(array)
 
 

@@ -17,7 +17,7 @@ from scipy import sparse
 from samplesoft._device import backend, cpu
 from samplesoft._device.select import to_host
 from samplesoft._jit import njit
-from samplesoft._limits import quietly
+from samplesoft._limits import call_quietly, quietly
 from samplesoft._temperature import as_tau
 from samplesoft._validation import (
     FloatArray,
@@ -226,6 +226,8 @@ class Loss(ABC):
     device = "cpu"
     is_binary: ClassVar[bool] = False  # a sum of logistic losses of the label and of each draw
     on_tree: ClassVar[bool] = False  # of vectors of the nodes of a tree, and not of the classes
+    # passes compute in kernels, which warn of nothing; from others NumPy's warnings are kept
+    _warns: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -328,7 +330,6 @@ class Loss(ABC):
         z = contexts if self.tau == 1.0 else arrays.times(contexts, self.tau)
         return Batch(contexts, norms, z, rows, targets, offsets)
 
-    @quietly  # what is not finite is refused
     def forward_batch(
         self,
         batch: Batch,
@@ -339,7 +340,11 @@ class Loss(ABC):
     ) -> tuple[Any, Cache]:
         """Compute the loss, as `forward` does, of arguments that `check_batch` has checked."""
         per_example = checked_weights(weights, batch.z.shape[0], self.reduction, batch.z.dtype)
-        losses, saved = self._forward(batch, draw, label_log_count)
+        # what is not finite is refused, without a warning before
+        if self._warns:
+            losses, saved = call_quietly(self._forward, batch, draw, label_log_count)
+        else:
+            losses, saved = self._forward(batch, draw, label_log_count)
         # in float64 whatever the vectors are: float32 sums of long batches lose what training gains
         total = float(losses.dot(per_example))  # finite only where all losses are
         if not -np.inf < total < np.inf:
@@ -354,7 +359,6 @@ class Loss(ABC):
         value = losses * per_example if self.reduction == "none" else total
         return value, Cache(batch, per_example, saved)
 
-    @quietly
     def backward(self, cache: Cache) -> Gradients:
         """Compute the gradient of what `forward` returned, or of its sum.
 
@@ -370,7 +374,10 @@ class Loss(ABC):
             beyond the range of their type is not finite; optimizers refuse it.
         """
         batch, arrays = cache.batch, backend(self.device)
-        gradients = self._backward(batch, cache.saved, cache.weights)
+        if self._warns:
+            gradients = call_quietly(self._backward, batch, cache.saved, cache.weights)
+        else:
+            gradients = self._backward(batch, cache.saved, cache.weights)
         if self.tau == 1.0 and batch.norms is None:
             return gradients
         dh = gradients.dh if self.tau == 1.0 else arrays.times(gradients.dh, self.tau)  # z = tau h
@@ -421,6 +428,13 @@ def _not_finite(losses: FloatArray, dtype: np.dtype[Any]) -> ValueError:
     )
 
 
+@quietly
+def _scaled(weights: FloatArray) -> tuple[FloatArray, float]:
+    """Return weights times a number with which their sum is finite, and that sum."""
+    weights = in_small_unit(weights)
+    return weights, float(weights.sum())
+
+
 def checked_weights(
     weights: ArrayLike | None, batch: int, reduction: str, dtype: np.dtype[Any]
 ) -> FloatArray:
@@ -429,8 +443,7 @@ def checked_weights(
         return np.zeros(batch) + (1.0 / batch if reduction == "mean" else 1.0)
     per_example = cpu.vector("weights", to_host(weights), batch, np.dtype(np.float64))
     if reduction == "mean":
-        per_example = in_small_unit(per_example)  # in which the sum is finite
-        total = float(per_example.sum())
+        per_example, total = _scaled(per_example)
         if not 0.0 < total < np.inf:
             raise ValueError(
                 f"`weights` must have a finite sum greater than 0 for a mean, got {total}; give an "

@@ -7,6 +7,7 @@ cost what the block costs, and never what n classes cost.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import ArrayLike
 
 from samplesoft._device.arrays import DistantRows
 from samplesoft._jit import chunks, num_threads, thread_each
+from samplesoft._limits import call_quietly, quietly
 from samplesoft._validation import FloatArray, IntArray, as_array, require_plain
 from samplesoft.kernels.products import ALONE, product
 from samplesoft.losses.base import Batch, Gradients, SparseRows, Targets
@@ -52,7 +54,7 @@ def check_draw(draw: Draw | None, batch: int, n: int) -> tuple[IntArray, FloatAr
 
 def as_arrays(draw: Draw | None, batch: int) -> tuple[IntArray, FloatArray]:
     """Return the arrays of `check_draw`, of which the numbers are not looked at."""
-    if not isinstance(draw, Draw):
+    if type(draw) is not Draw and not isinstance(draw, Draw):
         raise no_draw(draw)
     ids: Any = draw.ids
     log_q: Any = draw.log_q
@@ -165,13 +167,10 @@ class Scores:
     block: Rows  # (r, d)
     norms: FloatArray  # (r,): that the vectors had, where the loss normalises; else (0,)
     shared: bool
-    listed: IntArray  # (5, P + draws + 1): the classes, as `list_candidates` writes them
+    # (5, P + draws + 1): the classes, as `list_candidates` writes them. Its first row ends with how
+    # many of them are a label and drawn as well, be it for another example.
+    listed: IntArray
     num: int  # of classes that occur
-
-    @property
-    def classes(self) -> IntArray:
-        """The classes (k,) that occur, rising."""
-        return self.listed[1, : self.num]
 
     @property
     def label_places(self) -> IntArray:
@@ -184,10 +183,11 @@ class Scores:
         size, m = self.drawn.shape
         return self.listed[2, self.own.shape[0] : -1].reshape(1 if self.shared else size, m)
 
-    @property
-    def hits_labels(self) -> bool:
-        """Whether some class is a label and drawn as well, be it for another example."""
-        return bool(self.listed[0, -1])
+
+@lru_cache(4)
+def _in_turn(size: int) -> IntArray:
+    """Return ``range(size)``, which nobody changes: batches are mostly as large as the last."""
+    return np.arange(size)
 
 
 def score_candidates(
@@ -200,11 +200,12 @@ def score_candidates(
     """
     z, labels, rows = batch.z, batch.targets.labels, batch.class_embeddings
     (size, d), (sets, m), (pairs,), n = z.shape, ids.shape, labels.shape, rows.shape[0]
-    owners = np.arange(pairs) if batch.targets.owners is None else batch.targets.owners
+    owners = _in_turn(pairs) if batch.targets.owners is None else batch.targets.owners
     listed = np.empty((5, pairs + sets * m + 1), np.int64)
     # One set for all: scores of draws are one product of matrices, for which their vectors stand
     # in order. Else an example reads the rows of its own draws, and a class has one row.
-    if sets == 1 < size and not isinstance(rows, DistantRows):
+    distant = type(rows) is not np.ndarray and isinstance(rows, DistantRows)
+    if sets == 1 < size and not distant:
         block = np.empty((pairs + m, d), z.dtype)
         norms = np.empty(pairs + m) if normalize else _NO_NORMS
         own, drawn = np.empty(pairs), np.empty((size, m), z.dtype)
@@ -232,7 +233,7 @@ def score_candidates(
         if normalize:
             _require_norms(rows, norms, listed[0, :-1])
         if not multiply:
-            product(z, block[pairs:].T, drawn)
+            call_quietly(product, z, block[pairs:].T, drawn)
             complete_scores(owners, listed[0, :-1], biases, own, drawn)
         return Scores(own, drawn, owners, block, norms, True, listed, num)
     num = list_candidates(labels, ids, log_counts, n, listed)
@@ -286,31 +287,49 @@ def score_gradients(
     From derivatives of what each loses in its `own` (P,) and `drawn` (B, m) scores, and its weight
     (B,).
     """
-    z, rows, classes = batch.z, batch.class_embeddings, scores.classes
-    if isinstance(rows, DistantRows):
+    z, rows, classes = batch.z, batch.class_embeddings, scores.listed[1, : scores.num]
+    if type(rows) is not np.ndarray and isinstance(rows, DistantRows):
         # rows of the gradient stay beside those of the vectors
         kept = SparseRows(classes, np.empty((scores.num, 0), z.dtype))
-        return Gradients(rows.gradients(batch, d_own, d_drawn, weights), kept, None)
+        dz = call_quietly(rows.gradients, batch, d_own, d_drawn, weights)
+        return Gradients(dz, kept, None)
     block, owners, listed, norms = scores.block, scores.owners, scores.listed, scores.norms
     dz, dW = np.empty(z.shape, z.dtype), np.empty((scores.num, z.shape[1]), z.dtype)
     if scores.shared:
         of_draws = dW[:0]  # none yet
         if z.size * d_drawn.shape[1] > ALONE:
-            product(d_drawn, block[d_own.shape[0] :], dz)
-            of_draws = product(d_drawn.T, weights.astype(z.dtype)[:, None] * z)
+            call_quietly(product, d_drawn, block[d_own.shape[0] :], dz)
+            of_draws = _of_draws(d_drawn, z, weights)
         set_gradients(d_own, d_drawn, z, weights, owners, block, norms, listed, of_draws, dz, dW)
     else:
         _add_each(scores, d_own, d_drawn, z, weights, dz, dW)
-    db = None  # a bias is the vector of a feature that is 1 in every context
+    db = None
     if batch.biases is not None:
-        column = weights.astype(z.dtype)[:, None]
-        d_draws = (d_drawn.T @ column)[:, 0] if scores.shared else (column * d_drawn).ravel()
-        of_places = np.concatenate([column[owners, 0] * d_own, d_draws])
-        sums = np.bincount(listed[2, :-1], of_places, scores.num)  # in float64
-        db = SparseRows(classes, sums.astype(z.dtype))
+        db = SparseRows(classes, _in_biases(scores, d_own, d_drawn, weights))
     return Gradients(dz, SparseRows(classes, dW), db)
 
 
+@quietly
+def _of_draws(d_drawn: Rows, z: Rows, weights: FloatArray) -> Rows:
+    """Return what one set of draws brings to the vectors of its classes (m, d)."""
+    of_draws: Rows = product(d_drawn.T, weights.astype(z.dtype)[:, None] * z)
+    return of_draws
+
+
+@quietly
+def _in_biases(scores: Scores, d_own: Rows, d_drawn: Rows, weights: FloatArray) -> Rows:
+    """Return the gradient (k,) in biases, each the vector of a feature that is 1 in all contexts.
+
+    The arguments are as in `score_gradients`.
+    """
+    column = weights.astype(d_drawn.dtype)[:, None]
+    d_draws = (d_drawn.T @ column)[:, 0] if scores.shared else (column * d_drawn).ravel()
+    of_places = np.concatenate([column[scores.owners, 0] * d_own, d_draws])
+    sums = np.bincount(scores.listed[2, :-1], of_places, scores.num)  # in float64
+    return sums.astype(d_drawn.dtype)
+
+
+@quietly
 def _add_each(
     scores: Scores, d_own: Rows, d_drawn: Rows, z: Rows, weights: FloatArray, dz: Rows, dW: Rows
 ) -> None:

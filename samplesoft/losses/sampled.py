@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import FunctionType, MethodType
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import ArrayLike
 
 from samplesoft._device.select import as_device
 from samplesoft._jit import chunks, njit, row_chunks, thread_each
+from samplesoft._limits import call_quietly, quietly
 from samplesoft._validation import FloatArray, IntArray, as_choice
 from samplesoft.kernels.exponential import exp_to
 from samplesoft.kernels.weights import greatest, total
@@ -124,6 +126,14 @@ class SampledLoss(Loss):
     with_replacement: ClassVar[bool] = False
     why_no_bias: ClassVar[str] = ""
     offset = 0.0  # added to all scores
+    _warns: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Keep the warnings of a subclass with a pass of its own, which may be NumPy's."""
+        super().__init_subclass__(**options)
+        own = vars(cls)
+        if "_warns" not in own and ("_forward" in own or "_backward" in own):
+            cls._warns = True
 
     def __init__(self, *, scheme: str | None = None, **options: Any) -> None:
         super().__init__(**options)
@@ -193,7 +203,7 @@ class SampledLoss(Loss):
             keeps_own = keeps_others = keeps_own and keeps_others
         # which draws are labels: asked only where some are not kept, as where draws exclude them
         label_of, hits, hits_of_examples = _NO_LABELS, _NO_HITS, _NO_HITS
-        if scores.hits_labels and not (keeps_own and keeps_others):
+        if scores.listed[0, -1] > 0 and not (keeps_own and keeps_others):
             labels, draws = scores.label_places, scores.draw_places
             hits = np.zeros(num, np.int64)
             label_of = find_labels(labels, scores.owners, draws, scores.num, hits)
@@ -203,7 +213,7 @@ class SampledLoss(Loss):
 
         # Logits: what a draw stands for is its weight divided by how often it is expected.
         # In float64: of float32 the logarithm of a small probability would lose digits.
-        weights = np.exp(-log_counts) if terms.weighs_draws else None
+        weights = call_quietly(np.exp, -log_counts) if terms.weighs_draws else None
         if terms.weighs_draws or not facts.corrects_draws:
             log_counts = np.zeros_like(log_counts)
         if self.offset != 0.0:
@@ -230,7 +240,7 @@ class SampledLoss(Loss):
         if self.absolute:  # from derivatives in |o| to those in o
             d_own *= np.sign(scores.own)
             d_drawn *= np.sign(scores.drawn)
-        losses = losses if targets.owners is None else targets.per_example(losses)
+        losses = losses if targets.owners is None else call_quietly(targets.per_example, losses)
         self.require_draws(losses)
         return losses, (scores, d_own, d_drawn)
 
@@ -309,6 +319,7 @@ class SampledSoftmaxLoss(SampledLoss):
         "negatives", "masked", "reject", "candidate", "candidate_masked"
     )
     is_softmax = True
+    _warns = False
 
     def __init__(self, *, scheme: str = "negatives", device: str = "cpu", **options: Any) -> None:
         super().__init__(scheme=scheme, **options)
@@ -356,6 +367,9 @@ def row_terms(
     losses, d_own = np.empty(num), np.empty(num, drawn.dtype)
     d_drawn = drawn if drawn.shape[0] == num else np.empty_like(drawn)
     most = CHUNK_NUMBERS // width or 1  # pairs at a time
+    kernel = terms.kernel
+    if type(kernel) in (FunctionType, MethodType):  # in NumPy, as it is not compiled
+        kernel = quietly(kernel)
 
     def work(job: slice) -> None:
         for first in range(job.start, job.stop, most):
@@ -363,22 +377,23 @@ def row_terms(
             logits = np.empty((part.stop - first, width), dtype)
             pair_logits(pairs, first, logits)
             if weights is None:
-                terms.kernel(logits, losses[part], *terms.numbers)
+                kernel(logits, losses[part], *terms.numbers)
             else:
                 of_pairs = weights[pairs.owners[part] % len(weights)]
-                terms.kernel(logits, losses[part], of_pairs, *terms.numbers)
+                kernel(logits, losses[part], of_pairs, *terms.numbers)
             share_out_slopes(pairs, first, logits, losses, d_own, d_drawn)
 
-    if num <= _JOB_CHUNKS * most:
-        work(slice(0, num))
-        return losses, d_own, d_drawn
     # the pairs of an example are all in one job, for they add to the same derivatives
-    ends, each = [*targets.firsts().tolist(), num], -(-num // len(drawn))
-    parts = chunks(len(drawn), max(1, _JOB_CHUNKS * most // each))
-    thread_each(work, [slice(ends[part.start], ends[part.stop]) for part in parts])
+    jobs = [slice(0, num)]
+    if num > _JOB_CHUNKS * most:
+        ends, each = [*targets.firsts().tolist(), num], -(-num // len(drawn))
+        parts = chunks(len(drawn), max(1, _JOB_CHUNKS * most // each))
+        jobs = [slice(ends[part.start], ends[part.stop]) for part in parts]
+    thread_each(work, jobs)
     return losses, d_own, d_drawn
 
 
+@quietly
 def merged_terms(
     pairs: Pairs, targets: Targets, terms: Terms, merge: Kernel
 ) -> tuple[FloatArray, Rows, Rows]:
