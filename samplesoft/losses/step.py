@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from samplesoft._jit import njit, njit_bare
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels.rows import (
+    add_row,
     copy_row,
     divide_by_norms,
     prefetch_row,
@@ -96,6 +97,109 @@ def gather(ids: IntArray, rows: Floats, normalize: bool, block: Floats, norms: F
         divide_by_norms(block, norms)
 
 
+@njit_bare
+def score_labels(
+    block: Floats,
+    rows: IntArray,
+    z: Floats,
+    owners: IntArray,
+    begin: int,
+    first: int,
+    last: int,
+    own: FloatArray,
+) -> None:
+    """Write the scores of the labels of the pairs [first, last), which contexts `z` own.
+
+    `rows` and `owners` (P,) say where in the block a label is, and whose it is; `begin` is the
+    owner that the first of the contexts is.
+    """
+    for p in range(first, last):
+        own[p] = row_dot(block, rows[p], z, owners[p] - begin)
+
+
+@njit_bare
+def add_labels(
+    d_own: Floats,
+    block: Floats,
+    rows: IntArray,
+    owners: IntArray,
+    begin: int,
+    first: int,
+    last: int,
+    dz: Floats,
+) -> None:
+    """Add what the labels of the pairs [first, last) bring to derivatives in contexts.
+
+    The arguments are as in `score_labels`.
+    """
+    for p in range(first, last):
+        add_row(dz[owners[p] - begin], d_own[p], block[rows[p]])
+
+
+@njit_bare
+def scale_rows(rows: Floats, factors: Floats) -> None:
+    """Multiply each of some rows (B, d) by its factor (B, 1)."""
+    for b in range(len(rows)):
+        factor = factors[b, 0]
+        for f in range(rows.shape[1]):
+            rows[b, f] *= factor
+
+
+@njit
+def score_draws(block: Rows, z: Rows, num: int, width: int, scores: Rows, product: Rows) -> None:
+    """Write the scores of a block of examples, of the draws of each one after another."""
+    for start in range(0, num, width):
+        stop = min(start + width, num)
+        part = product[: len(z) * (stop - start)].reshape((len(z), stop - start))
+        np.dot(z, block[start:stop].T, part)
+        for b in range(len(z)):
+            copy_row(scores[b * num + start :], part[b])
+
+
+@njit_bare
+def are_finite(scores: Rows) -> bool:
+    """Tell whether all scores are finite."""
+    bad = 0
+    for k in range(len(scores)):
+        bad += 0 if abs(scores[k]) < np.inf else 1
+    return bad == 0
+
+
+@njit
+def pull_of_draws(
+    d_drawn: Rows, block: Rows, num: int, width: int, slopes: Rows, product: Rows
+) -> None:
+    """Write what draws bring to the derivatives in a block of contexts times tau."""
+    part = product[: slopes.size].reshape(slopes.shape)
+    slopes[:] = 0.0
+    for start in range(0, num, width):
+        wide = min(width, num - start)
+        d_scores = d_drawn[start // width][: len(slopes) * wide].reshape((len(slopes), wide))
+        np.dot(d_scores, block[start : start + wide], part)
+        for b in range(len(slopes)):
+            add_row(slopes[b], 1.0, part[b])
+
+
+@njit
+def gradient_of_draws(
+    d_drawn: Rows, j: int, size: int, z: Rows, num: int, gradient: Rows, product: Rows
+) -> None:
+    """Write the gradient in the vectors of a block of classes, of which the first are drawn.
+
+    Derivatives in scores stand for blocks of so many examples and of classes one after another; j
+    is the number of that of the classes.
+    """
+    gradient[:] = 0.0
+    if num > 0:
+        part = product[: num * z.shape[1]].reshape((num, z.shape[1]))
+        for start in range(0, len(z), size):
+            stop = min(start + size, len(z))
+            d_scores = d_drawn[start // size, j][: (stop - start) * num]
+            np.dot(d_scores.reshape((stop - start, num)).T, z[start:stop], part)
+            for k in range(num):
+                add_row(gradient[k], 1.0, part[k])
+
+
 @njit
 def score_set(
     labels: IntArray,
@@ -123,8 +227,7 @@ def score_set(
         return num
     pairs, m, candidates = len(own), drawn.shape[1], listed[0, :-1]
     gather(candidates, rows, len(norms) > 0, block, norms)
-    for p in range(pairs):
-        own[p] = row_dot(block, p, z, owners[p])
+    score_labels(block, np.arange(pairs), z, owners, 0, 0, pairs, own)
     if multiply:
         if m > 0:
             np.dot(z, np.ascontiguousarray(block[pairs:].T), drawn)  # a copy is quicker
@@ -186,7 +289,8 @@ def set_gradients(
         else:
             dz[:] = 0.0
     class_sums(d_own, d_drawn, weighted, owners, of_draws, order, starts, dW)
-    add_labels(d_own, block, np.arange(pairs), owners, column, dz)
+    add_labels(d_own, block, np.arange(pairs), owners, 0, 0, pairs, dz)
+    scale_rows(dz, column)
     if len(norms) > 0:
         # a class may stand in several rows of the block, all of them the same
         unit, had = np.empty_like(dW), np.empty(len(dW))
@@ -221,23 +325,6 @@ def context_sums(d_scores: Floats, block: Floats, rows: IntArray, dz: Floats) ->
             if d_scores[b, k] != 0.0:  # draws that are left out cost nothing
                 _add(d_scores[b, k], block, rows[b, k], total)
         copy_row(dz[b], total)
-
-
-@njit
-def add_labels(
-    d_own: Floats, block: Floats, rows: IntArray, owners: IntArray, weights: Floats, dz: Floats
-) -> None:
-    """Add what labels pull at contexts, and multiply each of `dz` (B, d) by its weight (B, 1)."""
-    p = 0
-    for b in range(len(dz)):
-        while p < len(rows) and owners[p] == b:
-            factor, row = d_own[p], rows[p]  # read once: they might lie where `dz` is written
-            for f in range(dz.shape[1]):
-                dz[b, f] += factor * block[row, f]
-            p += 1
-        weight = weights[b, 0]
-        for f in range(dz.shape[1]):
-            dz[b, f] *= weight
 
 
 @njit

@@ -38,8 +38,6 @@ from samplesoft.kernels.rows import (
     add_row,
     copy_row,
     divide_by_norms,
-    prefetch_row,
-    row_dot,
     unit_gradient,
     weighted_rows,
 )
@@ -56,6 +54,15 @@ from samplesoft.losses.sampled import (
     merge_exponentials,
     softmax_terms,
 )
+from samplesoft.losses.step import (
+    add_labels,
+    are_finite,
+    gather,
+    gradient_of_draws,
+    pull_of_draws,
+    score_draws,
+    score_labels,
+)
 from samplesoft.models.linear_softmax import LinearSoftmax
 from samplesoft.models.optimizers import LARGEST, Optimizer, greatest
 from samplesoft.samplers.base import Draw, Rows, Sampler
@@ -68,7 +75,6 @@ _PRODUCT = 1 << 18
 _NUMBERS = 1 << 18  # draws and labels of the steps of a call
 _FEW = 1 << 21  # multiplications of a step below which workers cost more than they save
 _LEFT = 1 << 62  # workers that have come to a meeting, where one will not come to any more
-_AHEAD = 4  # rows, so that a row is there when its turn comes
 Kernel = Callable[..., Any]
 # What steps here stand for; a loss or an optimizer that has a method of its own in place of one of
 # these goes step by step. To losses over all classes, each class is a draw that is made once.
@@ -550,17 +556,6 @@ def _scratch(job: _Job) -> tuple[Rows, Rows, Rows, FloatArray, FloatArray]:
 
 
 @njit_bare
-def _gather(ids: IntArray, rows: Rows, normalize: bool, block: Rows, norms: FloatArray) -> None:
-    """Copy the vectors of a block of classes."""
-    for k in range(len(ids)):
-        if k + _AHEAD < len(ids):
-            prefetch_row(rows, ids[k + _AHEAD])
-        copy_row(block[k], rows[ids[k]])
-    if normalize:
-        divide_by_norms(block, norms)
-
-
-@njit_bare
 def _embed(loss: _Loss, intercept: Rows, contexts: Rows, norms: FloatArray, z: Rows) -> None:
     """Complete the contexts of a block of examples."""
     tau = z.dtype.type(loss.tau)
@@ -573,32 +568,13 @@ def _embed(loss: _Loss, intercept: Rows, contexts: Rows, norms: FloatArray, z: R
             z[b, i] = tau * contexts[b, i]
 
 
-@njit
-def _score(block: Rows, z: Rows, num: int, width: int, scores: Rows, product: Rows) -> None:
-    """Write the scores of a block of examples, of the draws of each one after another."""
-    for start in range(0, num, width):
-        stop = min(start + width, num)
-        part = product[: len(z) * (stop - start)].reshape((len(z), stop - start))
-        np.dot(z, block[start:stop].T, part)
-        for b in range(len(z)):
-            copy_row(scores[b * num + start :], part[b])
-
-
-@njit_bare
-def _is_sound(scores: Rows) -> bool:
-    """Tell whether all scores are finite."""
-    bad = 0
-    for k in range(len(scores)):
-        bad += 0 if abs(scores[k]) < np.inf else 1
-    return bad == 0
-
-
 @njit_bare
 def _score_labels(loss: _Loss, pairs: _Pairs, block: Rows, z: Rows, first: int) -> None:
-    for b in range(len(z)):
-        for p in range(pairs.firsts[first + b], pairs.firsts[first + b + 1]):
-            own = row_dot(block, pairs.labels[p], z, b)
-            pairs.slopes[p] = own + loss.offset - pairs.logs[p]
+    start, stop = pairs.firsts[first], pairs.firsts[first + len(z)]
+    begin = pairs.owners[start]
+    score_labels(block, pairs.labels, z, pairs.owners, begin, start, stop, pairs.slopes)
+    for p in range(start, stop):
+        pairs.slopes[p] = pairs.slopes[p] + loss.offset - pairs.logs[p]
 
 
 @njit_bare
@@ -616,42 +592,16 @@ def _spread(
             out[b * wide + k] = scale * draws[start + k]
 
 
-@njit
-def _go_back(d_drawn: Rows, block: Rows, num: int, width: int, slopes: Rows, product: Rows) -> None:
-    """Write what draws bring to the derivatives in a block of contexts times tau."""
-    part = product[: slopes.size].reshape(slopes.shape)
-    slopes[:] = 0.0
-    for start in range(0, num, width):
-        wide = min(width, num - start)
-        d_scores = d_drawn[start // width][: len(slopes) * wide].reshape((len(slopes), wide))
-        np.dot(d_scores, block[start : start + wide], part)
-        for b in range(len(slopes)):
-            add_row(slopes[b], 1.0, part[b])
-
-
 @njit_bare
 def _go_back_labels(loss: _Loss, pairs: _Pairs, block: Rows, first: int, slopes: Rows) -> None:
     """Add what labels bring, and go on to derivatives in contexts."""
     tau = slopes.dtype.type(loss.tau)
+    start, stop = pairs.firsts[first], pairs.firsts[first + len(slopes)]
+    begin = pairs.owners[start]
+    add_labels(pairs.slopes, block, pairs.labels, pairs.owners, begin, start, stop, slopes)
     for b in range(len(slopes)):
-        for p in range(pairs.firsts[first + b], pairs.firsts[first + b + 1]):
-            add_row(slopes[b], pairs.slopes[p], block[pairs.labels[p]])
         for i in range(slopes.shape[1]):
             slopes[b, i] *= tau
-
-
-@njit
-def _of_draws(d_drawn: Rows, j: int, z: Rows, num: int, gradient: Rows, product: Rows) -> None:
-    """Write the gradient in the vectors of a block of classes, of which the first are drawn."""
-    gradient[:] = 0.0
-    if num > 0:
-        part = product[: num * z.shape[1]].reshape((num, z.shape[1]))
-        for start in range(0, len(z), _EXAMPLES):
-            stop = min(start + _EXAMPLES, len(z))
-            d_scores = d_drawn[start // _EXAMPLES, j][: (stop - start) * num]
-            np.dot(d_scores.reshape((stop - start, num)).T, z[start:stop], part)
-            for k in range(num):
-                add_row(gradient[k], 1.0, part[k])
 
 
 @njit_bare
@@ -900,7 +850,7 @@ def _runner(differentiate: Kernel, update_rows: Kernel) -> Kernel:
             for first in range(worker * width, num_classes, workers * width):
                 last = min(first + width, num_classes)
                 ids, norms = draws.classes[s, first:last], room.block_norms[first:last]
-                _gather(ids, update.classes.rows, loss.normalize, room.block[first:last], norms)
+                gather(ids, update.classes.rows, loss.normalize, room.block[first:last], norms)
             meetings += 1
             meet(arrived, workers, meetings)
             for first in range(begin + worker * _EXAMPLES, end, workers * _EXAMPLES):
@@ -911,12 +861,12 @@ def _runner(differentiate: Kernel, update_rows: Kernel) -> Kernel:
                 bounds = entries.bounds[first : last + 1]
                 weighted_rows(bounds, entries.columns, entries.values, update.inputs.rows, contexts)
                 _embed(loss, update.intercept.rows[0], contexts, norms, z)
-                _score(room.block, z, num, width, scores, product)
+                score_draws(room.block, z, num, width, scores, product)
                 _score_labels(loss, pairs, room.block, z, first)
                 d_drawn = room.d_drawn[own.start // _EXAMPLES]
                 for b in range(first, last):
                     of_draws = scores[(b - first) * num : (b - first + 1) * num]
-                    sound = _is_sound(of_draws)
+                    sound = are_finite(of_draws)
                     job.losses[b] = differentiate(
                         loss,
                         job.numbers,
@@ -934,7 +884,7 @@ def _runner(differentiate: Kernel, update_rows: Kernel) -> Kernel:
                     if not abs(job.losses[b]) < np.inf:
                         job.trouble[1] = 1
                     _spread(pairs, b, job.factors[b], of_draws, width, b - first, d_drawn)
-                _go_back(d_drawn, room.block, num, width, slopes, product)
+                pull_of_draws(d_drawn, room.block, num, width, slopes, product)
                 _go_back_labels(loss, pairs, room.block, first, slopes)
                 if loss.normalize:
                     unit_gradient(slopes, contexts, norms)
@@ -946,7 +896,9 @@ def _runner(differentiate: Kernel, update_rows: Kernel) -> Kernel:
                 last = min(first + width, num_classes)
                 gradient = gradients[: (last - first) * dim].reshape((last - first, dim))
                 z, drawn = room.z[: end - begin], min(last, num) - first
-                _of_draws(room.d_drawn, first // width, z, drawn, gradient, product)
+                gradient_of_draws(
+                    room.d_drawn, first // width, _EXAMPLES, z, drawn, gradient, product
+                )
                 _of_labels(pairs, pairs.firsts[begin], pairs.firsts[end], first, z, gradient)
                 if loss.normalize:
                     unit_gradient(gradient, room.block[first:last], room.block_norms[first:last])
