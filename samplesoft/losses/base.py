@@ -17,7 +17,7 @@ from scipy import sparse
 from samplesoft._device import backend, cpu
 from samplesoft._device.select import to_host
 from samplesoft._jit import njit
-from samplesoft._limits import call_quietly, quietly
+from samplesoft._limits import call_quietly
 from samplesoft._temperature import as_tau
 from samplesoft._validation import (
     FloatArray,
@@ -428,13 +428,6 @@ def _not_finite(losses: FloatArray, dtype: np.dtype[Any]) -> ValueError:
     )
 
 
-@quietly
-def _scaled(weights: FloatArray) -> tuple[FloatArray, float]:
-    """Return weights times a number with which their sum is finite, and that sum."""
-    weights = in_small_unit(weights)
-    return weights, float(weights.sum())
-
-
 def checked_weights(
     weights: ArrayLike | None, batch: int, reduction: str, dtype: np.dtype[Any]
 ) -> FloatArray:
@@ -443,7 +436,8 @@ def checked_weights(
         return np.zeros(batch) + (1.0 / batch if reduction == "mean" else 1.0)
     per_example = cpu.vector("weights", to_host(weights), batch, np.dtype(np.float64))
     if reduction == "mean":
-        per_example, total = _scaled(per_example)
+        per_example = in_small_unit(per_example)  # in which the sum is finite
+        total = float(per_example.sum())
         if not 0.0 < total < np.inf:
             raise ValueError(
                 f"`weights` must have a finite sum greater than 0 for a mean, got {total}; give an "

@@ -27,7 +27,6 @@ from samplesoft.losses.step import (
     context_sums,
     gather,
     list_candidates,
-    scale_rows,
     score_labels,
     score_rows,
     score_set,
@@ -265,7 +264,7 @@ def _score_each(
     own, drawn = np.empty(pairs), np.empty((z.shape[0], ids.shape[1]), z.dtype)
     scores = Scores(own, drawn, owners, block, norms, False, listed, num)
     examples, places = np.arange(z.shape[0]), scores.draw_places
-    score_labels(block, scores.label_places, z, owners, 0, 0, pairs, own)
+    score_labels(block, scores.label_places, z, owners, 0, own)
     thread_each(
         lambda part: score_rows(z, examples[part], block, places[part], drawn[part]),
         _parts(z.shape[0], drawn.size * d),
@@ -352,8 +351,8 @@ def _add_each(
         ),
         _parts(scores.num, work),
     )
-    add_labels(d_own, block, scores.label_places, owners, 0, 0, len(owners), dz)
-    scale_rows(dz, column)
+    add_labels(d_own, block, scores.label_places, owners, 0, dz)
+    dz *= column
     if scores.norms.shape[0]:
         unit_rows_backward(dW, block, scores.norms)
 

@@ -99,50 +99,23 @@ def gather(ids: IntArray, rows: Floats, normalize: bool, block: Floats, norms: F
 
 @njit_bare
 def score_labels(
-    block: Floats,
-    rows: IntArray,
-    z: Floats,
-    owners: IntArray,
-    begin: int,
-    first: int,
-    last: int,
-    own: FloatArray,
+    block: Floats, rows: IntArray, z: Floats, owners: IntArray, begin: int, own: FloatArray
 ) -> None:
-    """Write the scores of the labels of the pairs [first, last), which contexts `z` own.
+    """Write the scores of labels (P,), which are some `rows` (P,) of a block of vectors.
 
-    `rows` and `owners` (P,) say where in the block a label is, and whose it is; `begin` is the
-    owner that the first of the contexts is.
+    Their examples are `owners` (P,), of which `begin` has the first of the contexts `z`.
     """
-    for p in range(first, last):
+    for p in range(len(rows)):
         own[p] = row_dot(block, rows[p], z, owners[p] - begin)
 
 
 @njit_bare
 def add_labels(
-    d_own: Floats,
-    block: Floats,
-    rows: IntArray,
-    owners: IntArray,
-    begin: int,
-    first: int,
-    last: int,
-    dz: Floats,
+    d_own: Floats, block: Floats, rows: IntArray, owners: IntArray, begin: int, dz: Floats
 ) -> None:
-    """Add what the labels of the pairs [first, last) bring to derivatives in contexts.
-
-    The arguments are as in `score_labels`.
-    """
-    for p in range(first, last):
+    """Add what labels (P,) bring to derivatives in contexts; the arguments are as before."""
+    for p in range(len(rows)):
         add_row(dz[owners[p] - begin], d_own[p], block[rows[p]])
-
-
-@njit_bare
-def scale_rows(rows: Floats, factors: Floats) -> None:
-    """Multiply each of some rows (B, d) by its factor (B, 1)."""
-    for b in range(len(rows)):
-        factor = factors[b, 0]
-        for f in range(rows.shape[1]):
-            rows[b, f] *= factor
 
 
 @njit
@@ -227,7 +200,7 @@ def score_set(
         return num
     pairs, m, candidates = len(own), drawn.shape[1], listed[0, :-1]
     gather(candidates, rows, len(norms) > 0, block, norms)
-    score_labels(block, np.arange(pairs), z, owners, 0, 0, pairs, own)
+    score_labels(block, np.arange(pairs), z, owners, 0, own)
     if multiply:
         if m > 0:
             np.dot(z, np.ascontiguousarray(block[pairs:].T), drawn)  # a copy is quicker
@@ -276,11 +249,10 @@ def set_gradients(
     and `of_draws` (m, d), are multiplied here where the latter is empty.
     """
     pairs, m, order, starts = len(d_own), d_drawn.shape[1], listed[3], listed[4]
-    column, weighted = np.empty((len(z), 1), z.dtype), np.empty_like(z)
+    column, weighted = weights.astype(z.dtype), np.empty_like(z)
     for b in range(len(z)):
-        column[b, 0] = weights[b]
         for f in range(z.shape[1]):
-            weighted[b, f] = column[b, 0] * z[b, f]
+            weighted[b, f] = column[b] * z[b, f]
     if len(of_draws) == 0:
         of_draws = np.empty((m, z.shape[1]), z.dtype)
         if m > 0:
@@ -289,8 +261,10 @@ def set_gradients(
         else:
             dz[:] = 0.0
     class_sums(d_own, d_drawn, weighted, owners, of_draws, order, starts, dW)
-    add_labels(d_own, block, np.arange(pairs), owners, 0, 0, pairs, dz)
-    scale_rows(dz, column)
+    add_labels(d_own, block, np.arange(pairs), owners, 0, dz)
+    for b in range(len(z)):
+        for f in range(z.shape[1]):
+            dz[b, f] *= column[b]
     if len(norms) > 0:
         # a class may stand in several rows of the block, all of them the same
         unit, had = np.empty_like(dW), np.empty(len(dW))

@@ -570,11 +570,11 @@ def _embed(loss: _Loss, intercept: Rows, contexts: Rows, norms: FloatArray, z: R
 
 @njit_bare
 def _score_labels(loss: _Loss, pairs: _Pairs, block: Rows, z: Rows, first: int) -> None:
-    start, stop = pairs.firsts[first], pairs.firsts[first + len(z)]
-    begin = pairs.owners[start]
-    score_labels(block, pairs.labels, z, pairs.owners, begin, start, stop, pairs.slopes)
-    for p in range(start, stop):
-        pairs.slopes[p] = pairs.slopes[p] + loss.offset - pairs.logs[p]
+    some = slice(pairs.firsts[first], pairs.firsts[first + len(z)])
+    owners, slopes, logs = pairs.owners[some], pairs.slopes[some], pairs.logs[some]
+    score_labels(block, pairs.labels[some], z, owners, owners[0], slopes)
+    for p in range(len(slopes)):
+        slopes[p] = slopes[p] + loss.offset - logs[p]
 
 
 @njit_bare
@@ -596,9 +596,9 @@ def _spread(
 def _go_back_labels(loss: _Loss, pairs: _Pairs, block: Rows, first: int, slopes: Rows) -> None:
     """Add what labels bring, and go on to derivatives in contexts."""
     tau = slopes.dtype.type(loss.tau)
-    start, stop = pairs.firsts[first], pairs.firsts[first + len(slopes)]
-    begin = pairs.owners[start]
-    add_labels(pairs.slopes, block, pairs.labels, pairs.owners, begin, start, stop, slopes)
+    some = slice(pairs.firsts[first], pairs.firsts[first + len(slopes)])
+    owners = pairs.owners[some]
+    add_labels(pairs.slopes[some], block, pairs.labels[some], owners, owners[0], slopes)
     for b in range(len(slopes)):
         for i in range(slopes.shape[1]):
             slopes[b, i] *= tau
