@@ -339,7 +339,7 @@ class SoftmaxLayer:
                 "got a matrix; take scheme='masked'."
             )
         exclude = self._for_sampler(targets.labels) if loss.excludes_label else None
-        h = self._for_sampler(contexts)
+        h = contexts if loss.device == "cpu" else self._for_sampler(contexts)
 
         def sample(num: int, seed: Seed) -> Draw:
             return sampler.sample(h, num, exclude=exclude, shared=self.shared, rng=seed)
@@ -354,7 +354,9 @@ class SoftmaxLayer:
         """Tell the sampler of labels, but not of those of examples of weight 0, as padding is."""
         if self.sampler is None:
             return
-        labels = self._for_sampler(targets.labels)
+        labels = targets.labels
+        if self.loss.device != "cpu":
+            labels = self._for_sampler(labels)
         if weights is not None:
             counted = targets.rows(np.asarray(to_host(weights))) != 0.0
             if not counted.all():
@@ -391,8 +393,7 @@ class SoftmaxLayer:
     def _for_sampler(self, array: Any) -> Any:
         """Return an array where the sampler works, which may be beside the GPU of the loss."""
         assert self.sampler is not None
-        here = type(array) is np.ndarray or self.sampler.device != "cpu"
-        return array if here else to_host(array)
+        return to_host(array) if self.sampler.device == "cpu" else array
 
     def _check_sampler(self, loss: SampledLoss, rows: Rows, allow_other_tau: bool) -> None:
         n, d = rows.shape

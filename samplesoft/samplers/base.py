@@ -35,6 +35,7 @@ from samplesoft.samplers.k_means import k_means
 Rows = NDArray[Any]  # float32 or float64 vectors, one in each row
 Hook = Callable[[Rows, IntArray, IntArray], FloatArray]  # of contexts, classes, excluded classes
 NO_CLASS = -1  # in arrays of classes inside the library: here there is none
+_NONE = np.array([NO_CLASS])
 _LEAST = 32  # contexts of a shared set that are not pooled
 _GROUP = 20  # contexts of a large batch that one stands for, in the mean
 
@@ -386,7 +387,7 @@ class Sampler(ABC):
         if self.dim is None and shared is True and exclude is None and type(h) is np.ndarray:
             # one set for a batch of which there is nothing to know but that it is one
             if h.ndim == 2 and h.shape[0] and h.dtype.kind == "f" and self.device == "cpu":
-                return h[:1], np.array([NO_CLASS]), None
+                return h[:1], _NONE, None
         if h is None and self.dim is None:
             # the number of contexts, which is all that is asked of them, is that of the labels
             contexts: Rows = np.empty((max(1, sum(as_array("exclude", exclude).shape[:1])), 0))
