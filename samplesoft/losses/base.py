@@ -226,7 +226,7 @@ class Loss(ABC):
     device = "cpu"
     is_binary: ClassVar[bool] = False  # a sum of logistic losses of the label and of each draw
     on_tree: ClassVar[bool] = False  # of vectors of the nodes of a tree, and not of the classes
-    # passes compute in kernels, which warn of nothing; from others NumPy's warnings are kept
+    # False where passes compute in kernels, which never warn; else warnings are kept from callers
     _warns: ClassVar[bool] = True
 
     def __init__(

@@ -129,7 +129,7 @@ class SampledLoss(Loss):
     _warns: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Keep the warnings of a subclass with a pass of its own, which may be NumPy's."""
+        """Mark a subclass with a pass of its own, where NumPy may compute and warn."""
         super().__init_subclass__(**options)
         own = vars(cls)
         if "_warns" not in own and ("_forward" in own or "_backward" in own):

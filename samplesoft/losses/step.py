@@ -113,7 +113,7 @@ def score_labels(
 def add_labels(
     d_own: Floats, block: Floats, rows: IntArray, owners: IntArray, begin: int, dz: Floats
 ) -> None:
-    """Add what labels (P,) bring to derivatives in contexts; the arguments are as before."""
+    """Add what labels (P,) bring to derivatives in contexts; arguments as in `score_labels`."""
     for p in range(len(rows)):
         add_row(dz[owners[p] - begin], d_own[p], block[rows[p]])
 
