@@ -57,6 +57,7 @@ from samplesoft.losses.sampled import (
 from samplesoft.losses.step import (
     add_labels,
     are_finite,
+    gains_of_kept,
     gather,
     gradient_of_draws,
     pull_of_draws,
@@ -199,8 +200,6 @@ def why_step_by_step(model: LinearSoftmax, optimizer: Optimizer | None) -> str |
         return "a model without embeddings has class vectors as long as its inputs"
     if _passes_of(loss) is None or _has_own(Loss, loss):
         return f"{type(loss).__name__} has a forward or a backward pass of its own"
-    if loss.absolute:
-        return "absolute scores are not known there"
     if loss.reduction != "sum":
         return f"reduction={loss.reduction!r} is not the sum of the examples' losses"
     if optimizer is None or _has_own(Optimizer, optimizer) or not is_kernel(optimizer._kernel):
@@ -213,8 +212,6 @@ def why_step_by_step(model: LinearSoftmax, optimizer: Optimizer | None) -> str |
         return f"{type(sampler).__name__} learns from the labels of each step"
     if not model.softmax.shared:
         return "each example has draws of its own"
-    if loss.facts.divides_by_kept:
-        return f"scheme={loss.scheme!r} divides by the draws that each example keeps"
     if type(loss).draw is MultilevelLoss.draw:
         return None
     if not _draws_as_asked(loss):
@@ -319,17 +316,14 @@ def take_steps(
     num_steps, n = -(-x.shape[0] // batch_size), model.num_classes
     if draws is None:
         draws = draws_of_steps(model, num_steps, seeds[0], batch_size)
-    terms, corrects, keeps_own = draws.terms, False, False
+    terms, keeps_own = draws.terms, False
     if isinstance(loss, SampledLoss):
-        corrects, keeps_own = loss.needs_label_count, loss.facts.draws_label
+        keeps_own = loss.facts.draws_label
         if not loss.facts.corrects_draws and not terms.weighs_draws:
             draws = draws._replace(log_counts=np.zeros_like(draws.log_counts))
     x = model.thinned(model.check_inputs(x), np.uint64(seeds[1]), first_entry)
     targets = check_targets(labels, x.shape[0], n, loss.label_reduction)
-    label_logs = np.zeros(1)
-    if corrects and layer.sampler is not None:
-        counts = layer.sampler.log_expected_count
-        label_logs = counts(None, targets.labels[None], layer.num_sampled, shared=True)[0]
+    label_logs = _label_logs(model, targets, draws.ids, batch_size)
     keeps_others, once = not loss.mask_other_labels, loss.label_reduction == "ova"
     rules = _Loss(
         tau=loss.tau,
@@ -343,7 +337,7 @@ def take_steps(
     factors = weights / np.repeat(sizes, sizes)
     job = _arranged(rules, x, targets, draws, label_logs, factors, batch_size, model)
     update = _update_of(optimizer, model, num_steps)
-    run = _runner(_differentiator(terms, rules), _updater(optimizer._kernel))
+    run = _runner(_differentiator(terms, rules, loss.absolute), _updater(optimizer._kernel))
     arrived = np.zeros(1, np.int64)
     work = batch_size * draws.ids.shape[1] * job.room.z.shape[1]
     most = num_threads() if work > _FEW else 1
@@ -366,6 +360,36 @@ def take_steps(
             f"a loss or a gradient is not finite, or too large for {model.dtype}"
         )
     return means
+
+
+def _label_logs(
+    model: LinearSoftmax, targets: Targets, ids: IntArray, batch_size: int
+) -> FloatArray:
+    """Return what the logits of the labels lose (P,), (1,) if that is nothing.
+
+    `ids` (S, m) are the draws of each step of `batch_size` examples.
+    """
+    layer, labels = model.softmax, targets.labels
+    loss: Loss = layer.loss
+    if not isinstance(loss, SampledLoss) or not loss.needs_label_count or layer.sampler is None:
+        return np.zeros(1)
+    expected: FloatArray = layer.sampler.log_expected_count(
+        None, labels[None], layer.num_sampled, shared=True
+    )[0]
+    if not loss.facts.divides_by_kept:
+        return expected
+    # draws of the label are left out, and the others divided by their number
+    hits, m = np.empty(len(labels), np.int64), ids.shape[1]
+    firsts = np.append(targets.firsts()[::batch_size], len(labels))
+    for step, drawn in enumerate(np.sort(ids, axis=1)):
+        some = slice(firsts[step], firsts[step + 1])
+        ends = (np.searchsorted(drawn, labels[some], side) for side in ("left", "right"))
+        hits[some] = np.subtract(*reversed(list(ends)))
+    if loss.mask_other_labels:  # no draw of any label of the example is kept
+        hits = targets.rows(targets.per_example(hits))
+        expected = targets.rows(np.logaddexp.reduceat(expected, targets.firsts()))
+    gains: FloatArray = gains_of_kept(m, hits, expected)
+    return gains
 
 
 def _update_of(optimizer: Optimizer, model: LinearSoftmax, num_steps: int) -> _Update:
@@ -635,17 +659,56 @@ def _named(function: Kernel, *kernels: Kernel) -> Kernel:
     return function
 
 
-def _differentiator(terms: Terms, loss: _Loss) -> Kernel:
+def _differentiator(terms: Terms, loss: _Loss, absolute: bool) -> Kernel:
     """Return the kernel that turns what an example has into derivatives, and returns its loss.
 
     That is scores of the classes drawn, and logits of its labels. `row` and `spare` are for a
     number of each column.
     """
     if terms.merge is None or loss.keeps_own or loss.keeps_others:
-        return _by_rows(terms.kernel, terms.adds_exponentials, terms.weighs_draws)
-    if terms.adds_exponentials:
-        return _by_merged_scores(terms.kernel, terms.merge)
-    return _by_merged_columns(terms.kernel, terms.merge)
+        found = _by_rows(terms.kernel, terms.adds_exponentials, terms.weighs_draws)
+    elif terms.adds_exponentials:
+        found = _by_merged_scores(terms.kernel, terms.merge)
+    else:
+        found = _by_merged_columns(terms.kernel, terms.merge)
+    return _by_absolute(found) if absolute else found
+
+
+@cache
+def _by_absolute(differentiate: Kernel) -> Kernel:
+    """Return a differentiator that takes the absolute values of scores first."""
+
+    def by_absolute(
+        loss: _Loss,
+        numbers: Any,
+        logs: Rows,
+        columns: IntArray,
+        weights: FloatArray,
+        pairs: _Pairs,
+        example: int,
+        scores: Rows,
+        row: FloatArray,
+        spare: FloatArray,
+    ) -> float:
+        first, last = pairs.firsts[example], pairs.firsts[example + 1]
+        signs, signs_of_labels = np.sign(scores), np.empty(last - first)
+        for k in range(len(scores)):
+            scores[k] = abs(scores[k])
+        for p in range(first, last):
+            shift = loss.offset - pairs.logs[p]
+            own = pairs.slopes[p] - shift
+            signs_of_labels[p - first] = np.sign(own)
+            pairs.slopes[p] = abs(own) + shift
+        lost = differentiate(
+            loss, numbers, logs, columns, weights, pairs, example, scores, row, spare
+        )
+        for k in range(len(scores)):
+            scores[k] *= signs[k]
+        for p in range(first, last):
+            pairs.slopes[p] *= signs_of_labels[p - first]
+        return float(lost)
+
+    return njit(_named(by_absolute, differentiate))  # which makes arrays
 
 
 @cache
