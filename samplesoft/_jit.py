@@ -51,6 +51,7 @@ if COMPILES:
     from numba.extending import intrinsic
 
     from samplesoft._kernel_cache import KernelCache
+    from samplesoft._kernel_compiler import Kernel
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Item = TypeVar("Item")
@@ -109,11 +110,12 @@ def _compile(function: Function, fastmath: bool | set[str], **more: bool) -> Fun
     if not COMPILES:
         return _as_python(function)
     # nogil lets threads run side by side; NumPy's error model divides by zero without a check
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": fastmath}
+    options: dict[str, Any] = {"nopython": True, "nogil": True, "error_model": "numpy"}
+    options["fastmath"] = fastmath
     options["no_cfunc_wrapper"] = True  # nobody calls a kernel from C
     options["_nrt"] = True  # or a kernel would follow the bare one that calls it first
     options |= more
-    compiled: Any = numba.njit(**options)(function)
+    compiled: Any = Kernel(function, targetoptions=options)
     compiled._cache = KernelCache(compiled)  # which finds no place where none is writable
     return cast(Function, compiled)
 

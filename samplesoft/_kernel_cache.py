@@ -37,6 +37,8 @@ from numba.core import config
 from numba.core.dispatcher import Dispatcher
 from numba.core.extending import _Intrinsic
 
+from samplesoft._kernel_compiler import LinkedCode, is_for_caller, linked_result
+
 caching: Any = import_module("numba.core.caching")  # whose types are not those of all versions
 types: Any = import_module("numba.core.types")
 
@@ -90,8 +92,15 @@ class KernelCache(caching.FunctionCache):  # type: ignore[misc]
         # a file may hold whatever it likes, and so raise whatever it likes
         try:
             stamp = kernel_stamp(self._kernel)
+            classes = stamp_of(_classes_of(sig))
+            files = self._files(stamp)
+            if is_for_caller():
+                key = self._index_key(sig, target_context.codegen(), linked=True)
+                data = files.load((key, classes))
+                if data is not None:
+                    return linked_result(target_context, **data)
             key = self._index_key(sig, target_context.codegen())
-            data = self._files(stamp).load((key, stamp_of(_classes_of(sig))))
+            data = files.load((key, classes))
             return None if data is None else self._impl.rebuild(target_context, data)
         except Exception:
             return None
@@ -104,10 +113,12 @@ class KernelCache(caching.FunctionCache):  # type: ignore[misc]
         # the disk is full or read-only, the folder is gone, or there is no stamp
         with suppress(Exception):
             stamp = kernel_stamp(self._kernel)
-            key = self._index_key(sig, data.codegen)
+            linked = isinstance(data.library, LinkedCode)
+            key = self._index_key(sig, data.codegen, linked)
             self._impl.locator.ensure_cache_path()
             files = self._files(stamp)
-            files.save((key, stamp_of(_classes_of(sig))), self._impl.reduce(data))
+            saved = _parts_of(data) if linked else self._impl.reduce(data)
+            files.save((key, stamp_of(_classes_of(sig))), saved)
             files.remove_old(self._py_func.__qualname__)
 
     def _implementation(self) -> Any:
@@ -122,10 +133,27 @@ class KernelCache(caching.FunctionCache):  # type: ignore[misc]
         place = self._impl.locator.get_cache_path(), self._impl.filename_base
         return _Files(*place, ("samplesoft", stamp))
 
-    def _index_key(self, sig: Any, codegen: Any) -> Any:
+    def _index_key(self, sig: Any, codegen: Any, linked: bool = False) -> Any:
         settings = tuple(f"{name} {getattr(config, name, None)}" for name in _SETTINGS)
         versions = numba.__version__, llvmlite.__version__
-        return sig, codegen.magic_tuple(), versions, settings
+        key = sig, codegen.magic_tuple(), versions, settings
+        return (*key, "linked") if linked else key
+
+
+def _parts_of(result: Any) -> dict[str, Any]:
+    """Return what `linked_result` takes."""
+    name, _, bitcode = result.library.serialize_using_bitcode()
+    result.fndesc.typemap = result.fndesc.calltypes = (
+        None  # as Numba does: those of some functions have no pickle
+    )
+    return {
+        "name": name,
+        "bitcode": bitcode,
+        "fndesc": result.fndesc,
+        "environment": result.environment,
+        "signature": result.signature,
+        "reload_init": result.reload_init,
+    }
 
 
 class _Files(caching.IndexDataCacheFile):  # type: ignore[misc]

@@ -20,6 +20,7 @@ LAYERS = [
         "_interrupts",
         "_jit",
         "_kernel_cache",
+        "_kernel_compiler",
         "_limits",
         "_memory",
         "_progress",

@@ -190,6 +190,24 @@ def test_what_has_not_changed_is_not_compiled(package):
     assert package.call() == (3.0, True)
 
 
+def test_a_kernel_for_others_is_found_by_those_alone(package):
+    assert package.call() == (3.0, False)
+    step = sys.modules["part_callee"].step
+    assert step(1.0) == 3.0
+    assert list(step.stats.cache_misses.values()) == [2]  # for the other kernel, and as a whole
+    for again in range(2):
+        package.write(
+            caller=SMALL["caller"] + f"\n@njit\ndef more(x):\n    return {again} + step(x)\n"
+        )
+        module = package.load()
+        step = sys.modules["part_callee"].step
+        assert module.more(1.0) == 3.0 + again
+        assert list(step.stats.cache_hits.values()) == [1]
+        assert step(1.0) == 3.0
+        assert list(step.stats.cache_hits.values()) == [2]
+        assert not step.stats.cache_misses
+
+
 def test_fields_of_an_argument_are_part_of_its_kind(make):
     package = make(LARGE)
     module = package.load()

@@ -1,0 +1,143 @@
+"""Kernels compiled by Numba, without what nobody asks of them.
+
+Numba makes machine code of each function that it compiles, and a wrapper for calls from Python.
+Most kernels are called by other kernels alone, into which LLVM links their bitcode: of such a
+kernel there is no more than that here. It is compiled as a whole when Python calls it.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from importlib import import_module
+from inspect import signature
+from typing import Any
+
+# whose types are not those of all versions of Numba
+codegen: Any = import_module("numba.core.codegen")
+compiler: Any = import_module("numba.core.compiler")
+environment: Any = import_module("numba.core.environment")
+registry: Any = import_module("numba.core.registry")
+sigutils: Any = import_module("numba.core.sigutils")
+global_compiler_lock: Any = import_module("numba.core.compiler_lock").global_compiler_lock
+parse_bitcode: Any = import_module("llvmlite.binding").parse_bitcode
+
+# as of Numba 0.62, where those of one function take longer to make than to run
+_PASSES = signature(codegen.CPUCodegen._function_pass_manager).parameters
+_thread = threading.local()
+
+
+def is_for_caller() -> bool:
+    """Tell whether what this thread compiles now is called by another kernel, and not by Python."""
+    return getattr(_thread, "for_caller", False)
+
+
+class _Code(codegen.JITCodeLibrary):  # type: ignore[misc]
+    """The code of a kernel."""
+
+    def _optimize_functions(self, module: Any) -> None:
+        """Do as Numba does, but for declarations, which are most functions of a module."""
+        if "llvm_module" in _PASSES:
+            super()._optimize_functions(module)
+            return
+        module.data_layout = self._codegen._data_layout
+        for function in module.functions:
+            if not function.is_declaration:
+                passes, builder = self._codegen._function_pass_manager()
+                passes.run(function, builder)
+
+    def _finalize_specific(self) -> None:
+        super()._finalize_specific()
+        for variable in self._final_module.global_variables:
+            # constants of a kernel that was linked in, and has no machine code that would set them
+            found = environment.lookup_environment(variable.name)
+            if found is not None:
+                self._codegen.set_env(variable.name, found)
+
+
+class LinkedCode(_Code):
+    """Bitcode to be linked into that of other kernels, without machine code."""
+
+    def _finalize_final_module(self) -> None:
+        self._finalize_dynamic_globals()
+        self._verify_declare_only_symbols()
+        self._finalized = True
+
+
+def linked_result(context: Any, name: str, bitcode: bytes, **parts: Any) -> Any:
+    """Return the result of a compilation for other kernels, as it was saved."""
+    code = LinkedCode(context.codegen(), name)
+    code._final_module = parse_bitcode(bitcode)
+    code._finalize_final_module()
+    return compiler.compile_result(
+        typing_context=context.typing_context,
+        target_context=context,
+        library=code,
+        entry_point=object(),
+        objectmode=False,
+        lifted=(),
+        **parts,
+    )
+
+
+class _Compiler(compiler.Compiler):  # type: ignore[misc]
+    """Numba's compiler, for the code above."""
+
+    def compile_extra(self, function: Any) -> Any:
+        """Compile a function."""
+        state, collects = self.state, gc.isenabled()
+        linked = is_for_caller()
+        kind = LinkedCode if linked else _Code
+        state.library = kind(state.targetctx.codegen(), function.__qualname__)
+        state.library.enable_object_caching()
+        if linked:
+            state.flags.no_cpython_wrapper = state.flags.no_compile = True
+        # of the many objects of a compiler few are garbage that has to be looked for
+        gc.disable()
+        try:
+            return super().compile_extra(function)
+        finally:
+            if collects:
+                gc.enable()
+
+
+class Kernel(registry.CPUDispatcher):  # type: ignore[misc]
+    """A function and what was compiled of it, for kinds of arguments."""
+
+    def __init__(self, py_func: Any, locals: Any = None, targetoptions: Any = None) -> None:
+        super().__init__(py_func, locals or {}, targetoptions or {}, pipeline_class=_Compiler)
+        # results that callers still refer to
+        self._linked: list[Any] = []
+
+    def get_call_template(self, args: Any, kws: Any) -> Any:
+        """Return what a caller that is being compiled has to know."""
+        before = is_for_caller()
+        _thread.for_caller = True
+        try:
+            return super().get_call_template(args, kws)
+        finally:
+            _thread.for_caller = before
+
+    def compile(self, sig: Any) -> Any:
+        """Compile for arguments of some types, for Python as a whole."""
+        with global_compiler_lock:
+            arguments = tuple(sigutils.normalize_signature(sig)[0])
+            found = self.overloads.get(arguments)
+            if found is not None and not is_for_caller() and _is_linked(found):
+                del self.overloads[arguments]
+            return super().compile(sig)
+
+    def add_overload(self, result: Any) -> None:
+        """Add a result: to those that Python may call, unless it is for other kernels."""
+        if not _is_linked(result):
+            super().add_overload(result)
+            return
+        if result.entry_point is None:  # by which callers find it
+            result = result._replace(entry_point=object())
+            self.targetctx.insert_user_function(result.entry_point, result.fndesc, [result.library])
+        self._linked.append(result)
+        self.overloads[tuple(result.signature.args)] = result
+
+
+def _is_linked(result: Any) -> bool:
+    return isinstance(result.library, LinkedCode)
