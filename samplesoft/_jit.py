@@ -38,6 +38,8 @@ from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 
+from samplesoft._progress import report_line
+
 numba: Any = None
 try:
     numba = import_module("numba")
@@ -49,6 +51,8 @@ if COMPILES:
     from numba.core import types
     from numba.core.compiler_lock import global_compiler_lock
     from numba.extending import intrinsic
+
+    events: Any = import_module("numba.core.event")
 
     from samplesoft._kernel_cache import KernelCache
     from samplesoft._kernel_compiler import Kernel
@@ -118,6 +122,31 @@ def _compile(function: Function, fastmath: bool | set[str], **more: bool) -> Fun
     compiled: Any = Kernel(function, targetoptions=options)
     compiled._cache = KernelCache(compiled)  # which finds no place where none is writable
     return cast(Function, compiled)
+
+
+@contextmanager
+def told_of_compiling(wanted: bool) -> Iterator[None]:
+    """Say on stderr, once, that kernels are compiled, if any is in the body of ``with``.
+
+    Those that are on disk are not compiled.
+    """
+    if not (wanted and COMPILES):
+        yield
+        return
+    told = False
+
+    class Listener(events.Listener):  # type: ignore[misc]
+        def on_start(self, event: Any) -> None:
+            nonlocal told
+            if not told:
+                told = True  # first, for threads
+                report_line(True, "compiling kernels, which later runs find on disk")
+
+        def on_end(self, event: Any) -> None:
+            pass
+
+    with events.install_listener("numba:compile", Listener()):
+        yield
 
 
 _in_kernel: ContextVar[bool] = ContextVar("in_kernel", default=False)

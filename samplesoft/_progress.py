@@ -86,10 +86,13 @@ def progress_line(wanted: bool, line: str) -> None:
 
 
 def report_line(wanted: bool, line: str) -> None:
-    """Write a line to stderr, to a terminal too, where it stays."""
-    with suppress(OSError, ValueError):
-        if wanted and sys.stderr is not None:
-            print(line, file=sys.stderr, flush=True)
+    """Write a line to stderr at once, on a terminal above the bars."""
+    if wanted and not _has_lines() and sys.stderr is not None:
+        from tqdm import tqdm
+
+        with suppress(OSError, ValueError):
+            tqdm.write(line, file=sys.stderr)
+    progress_line(wanted, line)
 
 
 class Pace:

@@ -5,10 +5,12 @@ import re
 import sys
 import time
 
+import numpy as np
 import pytest
 from retrieval_files import small_run
 
 from samplesoft import _progress
+from samplesoft._jit import COMPILES, njit, told_of_compiling
 from samplesoft._progress import Pace, progress_bar, progress_line, progress_phase
 from samplesoft.cli import main
 from samplesoft.training import RetrievalTask
@@ -136,3 +138,35 @@ def test_each_part_of_training_shows_that_it_is_alive(
     args = [*small, "--test", small[3], "--out", str(tmp_path / "run"), "--epochs", "1"]
     assert main(args) == 0
     assert any(line.startswith(start) for line in lines(capsys))
+
+
+def new_kernel():
+    @njit
+    def double(x):
+        return x + x
+
+    @njit
+    def four_times(x):
+        return double(double(x))
+
+    return four_times
+
+
+@pytest.mark.skipif(not COMPILES, reason="nothing is compiled")
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_line_says_once_that_kernels_are_compiled(monkeypatch, terminal):
+    stream = io.StringIO()
+    stream.isatty = lambda: terminal
+    monkeypatch.setattr(sys, "stderr", stream)
+    kernel = new_kernel()
+    monkeypatch.setattr(kernel._cache, "load_overload", lambda *_: None)
+    with told_of_compiling(False):
+        kernel(1)
+    assert stream.getvalue() == ""
+    with told_of_compiling(True):
+        kernel(1)  # is compiled already
+        assert stream.getvalue() == ""
+        kernel(1.0)
+        kernel(1j)
+    kernel(np.ones(2))
+    assert stream.getvalue() == "compiling kernels, which later runs find on disk\n"
