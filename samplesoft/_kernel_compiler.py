@@ -80,6 +80,32 @@ def linked_result(context: Any, name: str, bitcode: bytes, **parts: Any) -> Any:
     )
 
 
+class _Flags(compiler.Flags):  # type: ignore[misc]
+    """Options of a compilation, compared in less time: that happens some hundred times in each."""
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, _Flags):
+            return self._given() == other._given()
+        return bool(super().__eq__(other))
+
+    def __hash__(self) -> int:
+        return _HASH  # as Numba's, which is of the names alone
+
+    def copy(self) -> _Flags:
+        """Return what functions inherit that are compiled for this one."""
+        copy = _Flags(self)
+        copy.discard("no_compile")  # or Numba would have its own functions once more
+        copy.discard("no_cpython_wrapper")
+        return copy
+
+    def _given(self) -> dict[str, Any]:
+        options = self.options
+        return {name: value for name, value in self._values.items() if value != options[name].default}
+
+
+_HASH = hash(compiler.Flags())
+
+
 class _Compiler(compiler.Compiler):  # type: ignore[misc]
     """Numba's compiler, for the code above."""
 
@@ -90,6 +116,7 @@ class _Compiler(compiler.Compiler):  # type: ignore[misc]
         kind = LinkedCode if linked else _Code
         state.library = kind(state.targetctx.codegen(), function.__qualname__)
         state.library.enable_object_caching()
+        state.flags = _Flags(state.flags)
         if linked:
             state.flags.no_cpython_wrapper = state.flags.no_compile = True
         # of the many objects of a compiler few are garbage that has to be looked for
