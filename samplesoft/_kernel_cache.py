@@ -94,14 +94,13 @@ class KernelCache(caching.FunctionCache):  # type: ignore[misc]
             stamp = kernel_stamp(self._kernel)
             classes = stamp_of(_classes_of(sig))
             files = self._files(stamp)
-            if is_for_caller():
-                key = self._index_key(sig, target_context.codegen(), linked=True)
-                data = files.load((key, classes))
-                if data is not None:
-                    return linked_result(target_context, **data)
-            key = self._index_key(sig, target_context.codegen())
+            key = self._index_key(sig, target_context.codegen(), is_for_caller())
             data = files.load((key, classes))
-            return None if data is None else self._impl.rebuild(target_context, data)
+            if data is None:
+                return None
+            if is_for_caller():
+                return linked_result(target_context, **data)
+            return self._impl.rebuild(target_context, data)
         except Exception:
             return None
 

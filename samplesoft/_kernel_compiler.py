@@ -2,7 +2,8 @@
 
 Numba makes machine code of each function that it compiles, and a wrapper for calls from Python.
 Most kernels are called by other kernels alone, into which LLVM links their bitcode: of such a
-kernel there is no more than that here. It is compiled as a whole when Python calls it.
+kernel there is no more than that here. When Python calls it, it is compiled as a whole, and other
+kernels go on with the bitcode: what they compute does not depend on who was called first.
 """
 
 from __future__ import annotations
@@ -56,7 +57,26 @@ class _Code(codegen.JITCodeLibrary):  # type: ignore[misc]
 
 
 class LinkedCode(_Code):
-    """Bitcode to be linked into that of other kernels, without machine code."""
+    """Bitcode to be linked into that of other kernels, without machine code.
+
+    LLVM simplifies it, and leaves the rest to when it is part of a whole: it would go through all
+    again there. Sums in any order are done with here, so that no caller has an order of its own.
+    """
+
+    is_sum = False
+
+    def _optimize_final_module(self) -> None:
+        if self.is_sum or "llvm_module" in _PASSES:
+            super()._optimize_final_module()
+            return
+        # the first half of what Numba does
+        passes, builder = self._codegen._module_pass_manager(
+            loop_vectorize=self._codegen._loopvect,
+            slp_vectorize=False,
+            opt=self._codegen._opt_level,
+            cost="cheap",
+        )
+        passes.run(self._final_module, builder)
 
     def _finalize_final_module(self) -> None:
         self._finalize_dynamic_globals()
@@ -99,8 +119,8 @@ class _Flags(compiler.Flags):  # type: ignore[misc]
         return copy
 
     def _given(self) -> dict[str, Any]:
-        options = self.options
-        return {name: value for name, value in self._values.items() if value != options[name].default}
+        default = self.options
+        return {key: value for key, value in self._values.items() if value != default[key].default}
 
 
 _HASH = hash(compiler.Flags())
@@ -118,6 +138,7 @@ class _Compiler(compiler.Compiler):  # type: ignore[misc]
         state.library.enable_object_caching()
         state.flags = _Flags(state.flags)
         if linked:
+            state.library.is_sum = bool(state.flags.fastmath)
             state.flags.no_cpython_wrapper = state.flags.no_compile = True
         # of the many objects of a compiler few are garbage that has to be looked for
         gc.disable()
@@ -131,40 +152,34 @@ class _Compiler(compiler.Compiler):  # type: ignore[misc]
 class Kernel(registry.CPUDispatcher):  # type: ignore[misc]
     """A function and what was compiled of it, for kinds of arguments."""
 
+    overloads: dict[Any, Any]  # results for Python, by the types of arguments
+
     def __init__(self, py_func: Any, locals: Any = None, targetoptions: Any = None) -> None:
         super().__init__(py_func, locals or {}, targetoptions or {}, pipeline_class=_Compiler)
-        # results that callers still refer to
-        self._linked: list[Any] = []
+        self._linked: dict[Any, Any] = {}  # results for other kernels
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
         """Return what a caller that is being compiled has to know."""
-        before = is_for_caller()
-        _thread.for_caller = True
-        try:
-            return super().get_call_template(args, kws)
-        finally:
-            _thread.for_caller = before
-
-    def compile(self, sig: Any) -> Any:
-        """Compile for arguments of some types, for Python as a whole."""
         with global_compiler_lock:
-            arguments = tuple(sigutils.normalize_signature(sig)[0])
-            found = self.overloads.get(arguments)
-            if found is not None and not is_for_caller() and _is_linked(found):
-                del self.overloads[arguments]
-            return super().compile(sig)
+            before, whole = is_for_caller(), self.overloads
+            _thread.for_caller, self.overloads = True, self._linked
+            try:
+                return super().get_call_template(args, kws)
+            finally:
+                _thread.for_caller, self.overloads = before, whole
+
+    def get_overload(self, sig: Any) -> Any:
+        """Return by what a caller finds the code for a signature."""
+        arguments = tuple(sigutils.normalize_signature(sig)[0])
+        found = self._linked.get(arguments)
+        return super().get_overload(sig) if found is None else found.entry_point
 
     def add_overload(self, result: Any) -> None:
         """Add a result: to those that Python may call, unless it is for other kernels."""
-        if not _is_linked(result):
+        if not is_for_caller():
             super().add_overload(result)
             return
         if result.entry_point is None:  # by which callers find it
             result = result._replace(entry_point=object())
             self.targetctx.insert_user_function(result.entry_point, result.fndesc, [result.library])
-        self._linked.append(result)
-        self.overloads[tuple(result.signature.args)] = result
-
-
-def _is_linked(result: Any) -> bool:
-    return isinstance(result.library, LinkedCode)
+        self._linked[tuple(result.signature.args)] = result
