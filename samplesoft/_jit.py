@@ -54,8 +54,7 @@ if COMPILES:
 
     events: Any = import_module("numba.core.event")
 
-    from samplesoft._kernel_cache import KernelCache
-    from samplesoft._kernel_compiler import Kernel
+    from samplesoft._kernel_cache import Kernel, KernelCache
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Item = TypeVar("Item")

@@ -37,10 +37,17 @@ from numba.core import config
 from numba.core.dispatcher import Dispatcher
 from numba.core.extending import _Intrinsic
 
-from samplesoft._kernel_compiler import LinkedCode, is_for_caller, linked_result
-
 caching: Any = import_module("numba.core.caching")  # whose types are not those of all versions
 types: Any = import_module("numba.core.types")
+
+# Versions of Numba on whose inner parts `_kernel_compiler` has been tried. With others kernels
+# are compiled as Numba compiles them, which takes longer and computes the same.
+_TRIED = ((0, 61), (0, 68))
+Kernel: Any = import_module("numba.core.registry").CPUDispatcher
+_own: Any = None
+if _TRIED[0] <= numba.version_info.short <= _TRIED[1]:
+    _own = import_module("samplesoft._kernel_compiler")
+    Kernel = _own.Kernel
 
 _CHECKSUM = 32  # bytes at the end of each file
 _FORGOTTEN = 3600.0  # seconds after which a draft has nobody who goes on with it
@@ -94,12 +101,13 @@ class KernelCache(caching.FunctionCache):  # type: ignore[misc]
             stamp = kernel_stamp(self._kernel)
             classes = stamp_of(_classes_of(sig))
             files = self._files(stamp)
-            key = self._index_key(sig, target_context.codegen(), is_for_caller())
+            linked = _own is not None and _own.is_for_caller()
+            key = self._index_key(sig, target_context.codegen(), linked)
             data = files.load((key, classes))
             if data is None:
                 return None
-            if is_for_caller():
-                return linked_result(target_context, **data)
+            if linked:
+                return _own.linked_result(target_context, **data)
             return self._impl.rebuild(target_context, data)
         except Exception:
             return None
@@ -112,7 +120,7 @@ class KernelCache(caching.FunctionCache):  # type: ignore[misc]
         # the disk is full or read-only, the folder is gone, or there is no stamp
         with suppress(Exception):
             stamp = kernel_stamp(self._kernel)
-            linked = isinstance(data.library, LinkedCode)
+            linked = _own is not None and isinstance(data.library, _own.LinkedCode)
             key = self._index_key(sig, data.codegen, linked)
             self._impl.locator.ensure_cache_path()
             files = self._files(stamp)
@@ -142,9 +150,9 @@ class KernelCache(caching.FunctionCache):  # type: ignore[misc]
 def _parts_of(result: Any) -> dict[str, Any]:
     """Return what `linked_result` takes."""
     name, _, bitcode = result.library.serialize_using_bitcode()
-    result.fndesc.typemap = result.fndesc.calltypes = (
-        None  # as Numba does: those of some functions have no pickle
-    )
+    # as Numba does: those of some functions have no pickle
+    result.fndesc.typemap = None
+    result.fndesc.calltypes = None
     return {
         "name": name,
         "bitcode": bitcode,

@@ -1,6 +1,8 @@
 """Kernels that other kernels call have no more than those need, and are whole when Python calls."""
 
 import gc
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -77,3 +79,35 @@ def test_garbage_is_collected_afterwards_if_it_was_before(collects):
         assert gc.isenabled() == collects
     finally:
         gc.enable()
+
+
+OTHER_VERSION = """
+import numba
+import numpy as np
+
+numba.version_info = numba.version_info._replace(short=(9, 9))
+from samplesoft._jit import njit
+
+
+@njit
+def half(x):
+    return 0.5 * x
+
+
+@njit
+def halves(x):
+    return half(x) + half(x)
+
+
+print(halves(3.0), half(5.0), type(half).__module__, len(half.overloads))
+"""
+
+
+def test_other_versions_of_numba_compile_as_they_do(tmp_path):
+    """Parts of Numba that no version promises are used with those alone that were tried."""
+    script = tmp_path / "other.py"
+    script.write_text(OTHER_VERSION, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert done.stdout.split() == ["3.0", "2.5", "numba.core.registry", "1"]

@@ -312,7 +312,7 @@ def take_steps(
     dropout. Returns the mean loss of each step. A FloatingPointError says that training has
     diverged.
     """
-    loss, layer = model.softmax.loss, model.softmax
+    loss = model.softmax.loss
     num_steps, n = -(-x.shape[0] // batch_size), model.num_classes
     if draws is None:
         draws = draws_of_steps(model, num_steps, seeds[0], batch_size)
