@@ -41,8 +41,9 @@ _GROUP = 20  # contexts of a large batch that one stands for, in the mean
 
 
 @cache
-def _log_of(count: int) -> float:
-    return float(np.log(count))
+def _log_of(count: int) -> np.float64:
+    """Return the logarithm of a count; as a number of NumPy, it makes float64 of float32."""
+    return np.float64(np.log(count))
 
 
 @dataclass(frozen=True, eq=False)

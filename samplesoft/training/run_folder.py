@@ -112,7 +112,7 @@ def train(
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = train(RetrievalTask(X, X, model), Settings(epochs=1), folder)
     ...     at = train(RetrievalTask(X, X, model), Settings(epochs=3), folder, resume=True)
-    >>> progress.epoch, progress.step
+    >>> at.epoch, at.step
     (3, 6)
     """
     # before the lock, which would make a folder that is not there

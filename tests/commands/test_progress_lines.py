@@ -40,6 +40,7 @@ def test_training_prints_each_epoch(tmp_path):
     assert re.fullmatch(SLOW, done.stderr)
     lines = done.stdout.splitlines()
     assert lines[0].startswith("- xc in ")
+    assert re.match(r"- \d+ classes, \d+ examples; sampled-masked, ", lines.pop(1))
     records = [r for r in read_log(tmp_path / "run" / "log.jsonl") if "validation_loss" in r]
     for epoch, (line, record) in enumerate(zip(lines[1:4], records, strict=True), start=1):
         assert line.startswith(f"- epoch {epoch}: train loss {record['train_loss']:.4f}, ")
@@ -79,8 +80,8 @@ def killed(args, **place):
 def test_killed_training_has_printed_each_epoch_that_ended(tmp_path):
     args = [*small_run(tmp_path), "--out", str(tmp_path / "run"), "--epochs", "9"]
     place = {"module": "samplesoft.training", "owner": "RetrievalTask", "name": "take"}
-    first, *lines = killed(args, **place, call=4).splitlines(keepends=True)
-    assert all(line.endswith("\n") for line in (first, *lines))
+    first, resolved, *lines = killed(args, **place, call=4).splitlines(keepends=True)
+    assert all(line.endswith("\n") for line in (first, resolved, *lines))
     assert [re.match(r"- epoch (\d+): ", line)[1] for line in lines] == ["1", "2", "3"]
     assert read_checkpoint(tmp_path / "run" / "checkpoint.npz").values["epoch"] == 3
 
