@@ -16,7 +16,7 @@ from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSetting
 from samplesoft.recommend import SampledSoftmaxRecommender
 from samplesoft.samplers import SAMPLERS, LSHSampler, SamplerInputs, make_sampler
 from samplesoft.sklearn import SampledSoftmaxClassifier
-from samplesoft.training.compiled_steps import is_compiled, take_steps
+from samplesoft.training.compiled_steps import take_steps, why_step_by_step
 
 N, D, B, ZERO = 40, 4, 12, 3
 TAU = 7.0
@@ -167,7 +167,7 @@ def test_a_linear_model_embeds_scores_and_trains_on_them():
     for _, every in model.scores(INPUTS):
         assert (every[:, ZERO] == 0.0).all() and not every[1].any()
     optimizer = make_optimizer("sgd", 0.1)
-    assert is_compiled(model, optimizer)
+    assert why_step_by_step(model, optimizer) is None
     losses = take_steps(model, optimizer, INPUTS, labels, np.ones(5), 5, (5, 0))
     assert np.isfinite(losses).all()
     # such vectors have no gradient: none goes to the inputs, and classes stay

@@ -188,11 +188,6 @@ class _Update(NamedTuple):
     limit: float  # of the numbers of a gradient
 
 
-def is_compiled(model: LinearSoftmax, optimizer: Optimizer | None) -> bool:
-    """Tell whether `take_steps` takes the steps of a model and an optimizer."""
-    return why_step_by_step(model, optimizer) is None
-
-
 def why_step_by_step(model: LinearSoftmax, optimizer: Optimizer | None) -> str | None:
     """Return why `take_steps` cannot take the steps of a model, None where it can."""
     loss, sampler = model.softmax.loss, model.softmax.sampler
