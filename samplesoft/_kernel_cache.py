@@ -142,7 +142,7 @@ class KernelCache(caching.FunctionCache):  # type: ignore[misc]
 
     def _index_key(self, sig: Any, codegen: Any, linked: bool = False) -> Any:
         settings = tuple(f"{name} {getattr(config, name, None)}" for name in _SETTINGS)
-        versions = numba.__version__, llvmlite.__version__
+        versions = numba.__version__, llvmlite.__version__, getattr(_own, "VERSION", None)
         key = sig, codegen.magic_tuple(), versions, settings
         return (*key, "linked") if linked else key
 

@@ -25,6 +25,7 @@ parse_bitcode: Any = import_module("llvmlite.binding").parse_bitcode
 
 # as of Numba 0.62, where those of one function take longer to make than to run
 _PASSES = signature(codegen.CPUCodegen._function_pass_manager).parameters
+VERSION = 1  # of how kernels are compiled here: machine code of another one is not taken from disk
 _thread = threading.local()
 
 

@@ -108,7 +108,8 @@ class Optimizer(ABC):
     def learning_rate(self) -> float:
         """Size of the last step: what has been set, times the factor of `schedule` for that step.
 
-        Before the first step it is that of the first; without a schedule the factor is 1.
+        Before the first step it is that of the first; without a schedule the factor is 1. What is
+        set is the learning rate before the schedule.
         """
         if self.schedule is None:
             return self._learning_rate
@@ -195,7 +196,7 @@ class Optimizer(ABC):
         self.steps += 1
         try:
             return self._numbers()
-        except ValueError:  # of a schedule
+        except BaseException:  # of a schedule
             self.steps -= 1
             raise
 

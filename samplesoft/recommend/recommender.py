@@ -20,8 +20,8 @@ from samplesoft.metrics.sampled import TargetRanks, sampled_metrics, target_rank
 from samplesoft.models.linear import Linear
 from samplesoft.recommend.training import (
     Matrix,
+    RecommenderSettings,
     as_interactions,
-    check_parameters,
     train,
     user_vectors,
 )
@@ -512,7 +512,9 @@ class SampledSoftmaxRecommender:
         self._require_fitted()
         parameters = saved_parameters(asdict(self))
         values = {name: getattr(self, name) for name in _FITTED}
-        values["resolved"] = self.resolved_.stored()
+        resolved = getattr(self, "resolved_", None)  # None of a file of an older version
+        if resolved is not None:
+            values["resolved"] = {"model": asdict(resolved.model), **resolved.stored()}
         arrays = {name: getattr(self, name) for name in _FACTORS}
         arrays |= prefixed({"embedding": self._embedding.parameters}, "/")
         config = {"model": _MODEL, "parameters": parameters}
@@ -546,7 +548,7 @@ class SampledSoftmaxRecommender:
             resolved = values.pop("resolved", None)
             vars(recommender).update(values, **{name: arrays[name] for name in _FACTORS})
             if resolved is not None:  # a file of before has none
-                model = check_parameters(recommender, len(recommender.item_factors))
+                model = RecommenderSettings(**resolved.pop("model"))
                 recommender.resolved_ = Resolved(model, **resolved)
             recommender._embedding = Linear(*recommender.item_factors.shape)
             copy_arrays(path, part_of("embedding", arrays), recommender._embedding.parameters)

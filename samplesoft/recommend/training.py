@@ -89,7 +89,7 @@ _ENTRIES = 1 << 18  # at a time
 
 
 @dataclass(frozen=True)
-class _Settings(LinearSoftmaxSettings):
+class RecommenderSettings(LinearSoftmaxSettings):
     """A linear softmax model, with the weight of negatives in the bilateral loss."""
 
     negative_weight: float = 1.0
@@ -101,7 +101,7 @@ class _Settings(LinearSoftmaxSettings):
         return options
 
 
-def check_parameters(recommender: Any, num_items: int = 2) -> _Settings:
+def check_parameters(recommender: Any, num_items: int = 2) -> RecommenderSettings:
     """Return the settings of the model, or raise TypeError or ValueError for a parameter.
 
     Nothing is drawn where there is only one item.
@@ -129,7 +129,7 @@ def check_parameters(recommender: Any, num_items: int = 2) -> _Settings:
     num_sampled = recommender.num_sampled
     if num_sampled is None:
         num_sampled = min(max(num_items // _SHARE, _FEWEST), _MOST)
-    return _Settings(
+    return RecommenderSettings(
         loss=recommender.loss if draws else "full",
         sampler=recommender.sampler if draws else None,
         num_sampled=num_sampled if draws else None,
@@ -210,7 +210,7 @@ def _resolve(recommender: Any, task: LinearTask, optimizer: Optimizer) -> Resolv
 
 
 def _rounds(
-    recommender: Any, taken: Matrix, settings: _Settings, further: Sequence[Callback]
+    recommender: Any, taken: Matrix, settings: RecommenderSettings, further: Sequence[Callback]
 ) -> _Rounds:
     """Train a model, and choose the weight of its propagation."""
     key = as_key(recommender.random_state, "random_state")

@@ -172,12 +172,12 @@ class Calibrate(Callback):
 
     def __init__(self, apart: IntArray, halfway: int, average: Average | None) -> None:
         self._apart, self._halfway, self._average = apart, halfway, average
+        self._is_calibrated = False
 
     def end_epoch(self, task: Any, optimizer: Any, progress: Progress) -> None:
         """Calibrate, if it is halfway."""
         if progress.epoch + 1 == self._halfway:
-            with averaged(self._average, task.parameters):
-                task.calibrate(*task.data, self._apart)
+            self._calibrate(task)
 
     def after_epoch(self, task: Any, optimizer: Any, progress: Progress) -> None:
         """Learn the examples that were left out so far, once now and in each epoch to come."""
@@ -186,6 +186,16 @@ class Calibrate(Callback):
             task.use(task.data, self._apart, task.batch_size)
             fit(task, optimizer, epochs=1, callbacks=[Refresh()], guard=divergence_told)
             task.use(task.data, np.sort(np.concatenate((before, self._apart))), task.batch_size)
+
+    def end(self, task: Any, optimizer: Any, progress: Progress) -> None:
+        """Calibrate, if a callback has ended training before; the examples are not learned then."""
+        if not self._is_calibrated:
+            self._calibrate(task)
+
+    def _calibrate(self, task: Any) -> None:
+        with averaged(self._average, task.parameters):
+            task.calibrate(*task.data, self._apart)
+        self._is_calibrated = True
 
 
 def train(

@@ -394,9 +394,14 @@ def _update_of(optimizer: Optimizer, model: LinearSoftmax, num_steps: int) -> _U
     for name in ("embedding.weights", "embedding.intercept", "softmax.class_embeddings"):
         rows, *others = (array.reshape(-1, array.shape[-1]) for array in states[name])
         tables.append(_Table(rows, tuple(others)))
-    wide = np.array([optimizer.next_numbers() for _ in range(num_steps)], np.float64)
+    before = optimizer.steps
+    try:
+        wide = np.array([optimizer.next_numbers() for _ in range(num_steps)], np.float64)
+    except BaseException:  # of a schedule
+        optimizer.steps = before
+        raise
     if not (wide <= LARGEST[model.dtype]).all():  # NaN too
-        optimizer.steps -= num_steps
+        optimizer.steps = before
         raise ValueError(
             f"`learning_rate` must be within the range of {model.dtype}, got "
             f"{optimizer.learning_rate}; lower it."

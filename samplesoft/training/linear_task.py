@@ -181,6 +181,16 @@ class LinearTask(Task):
 
         `first` steps of the epoch have been taken, and `last` is at most `end_of_call`.
         """
+        before = self.steps_taken
+        try:
+            losses = self._take(optimizer, first, last)
+        except BaseException:
+            self.steps_taken = before
+            raise
+        self.steps_taken = before + last - first
+        return losses
+
+    def _take(self, optimizer: Any, first: int, last: int) -> list[float]:
         # whole calls are made ready, of which a run that goes on in the midst takes the rest
         size, batches = self._size(), self._batches
         each = steps_at_once(self.model, size)
@@ -210,7 +220,6 @@ class LinearTask(Task):
                     first_entry=made,
                 ).tolist()
             given, made = given + num, made + x.nnz
-        self.steps_taken += last - begin
         return losses
 
     def _size(self) -> int:

@@ -428,3 +428,15 @@ def test_what_was_fitted_is_not_taken_for_what_was_hidden(model, tmp_path):
 def test_hidden_items_that_are_refused(model, hidden, sampled, message):
     with pytest.raises(ValueError, match=message):
         model.evaluate(TAKEN, hidden, 5, sampled=sampled)
+
+
+def test_what_was_done_is_saved_and_a_file_without_it_can_be_saved_again(tmp_path):
+    model = make(max_iter=2).fit(TAKEN)
+    done, model.num_sampled = model.resolved_, 7  # which the next fit goes by
+    model.save(tmp_path / "model.npz")
+    loaded = SampledSoftmaxRecommender.load(tmp_path / "model.npz")
+    assert loaded.resolved_ == done
+    del loaded.resolved_  # as of a file of an older version
+    loaded.save(tmp_path / "old.npz")
+    again = SampledSoftmaxRecommender.load(tmp_path / "old.npz")
+    assert not hasattr(again, "resolved_") and again.loss_curve_ == model.loss_curve_

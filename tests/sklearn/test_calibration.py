@@ -15,6 +15,7 @@ from samplesoft.sklearn.calibration import (
     softmax_log_loss,
 )
 from samplesoft.sklearn.learner import Learner
+from samplesoft.training import Callback
 
 
 def examples(num, n=7, *, several, temperature=1.0, labels_each=2.5, seed=0):
@@ -320,3 +321,13 @@ def test_weights_of_classes_count(how, several):
     )
     assert clf.calibration_.temperature == pytest.approx(found.temperature, rel=1e-6)
     assert abs(clf.calibration_.temperature - plain.temperature) > 1e-3
+
+
+def test_a_callback_that_ends_training_early_leaves_it_calibrated():
+    class Stop(Callback):
+        def after_epoch(self, task, optimizer, progress):
+            progress.stop = True
+
+    X, y = noisy(300)
+    clf = make(max_iter=6).fit(X, y, callbacks=[Stop()])
+    assert clf.n_iter_ == 1 and clf.calibration_.temperature != 1.0
