@@ -159,7 +159,7 @@ def num_rounds(classifier: Any, num_examples: int) -> int:
         return _MOST_ROUNDS
     if num_examples >= _MANY:
         return _FEWEST_ROUNDS
-    steps = -(-num_examples // classifier.batch_size)
+    steps = _steps(num_examples, classifier.batch_size)
     return int(max(_ROUNDS, min(-(-_STEPS // max(steps, 1)), _MOST_ROUNDS)))
 
 

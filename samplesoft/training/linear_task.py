@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from samplesoft._jit import chunks
@@ -63,7 +63,7 @@ class LinearTask(Task):
         Columns v of an input, and classes n.
     settings : LinearSoftmaxSettings
         The model.
-    counts : array_like, shape (n,)
+    counts : ndarray, shape (n,)
         How often each class occurs, for samplers that draw by that.
     seed : int
         The seed.
@@ -89,7 +89,7 @@ class LinearTask(Task):
         num_inputs: int,
         num_classes: int,
         settings: LinearSoftmaxSettings,
-        counts: ArrayLike,
+        counts: NDArray[Any],
         seed: int | np.uint64,
         dtype: Any = np.float32,
     ) -> None:

@@ -265,10 +265,10 @@ def _epoch(
     task.begin_epoch(progress.epoch, progress.index)
     for callback in callbacks:
         callback.begin_epoch(task, optimizer, progress)
+    periods = [every for callback in callbacks for every in callback.every]
     while progress.index < task.num_steps:
         if progress.step >= max_steps:
             return
-        periods = [every for callback in callbacks for every in callback.every]
         ends = [(progress.index // every + 1) * every for every in periods]
         last = min(ends, default=task.num_steps)
         with guard():

@@ -186,8 +186,8 @@ class RetrievalTask(LinearTask):
         sizes = inputs.shape[1], labels.shape[1]
         settings.require_room(*sizes, np.dtype(np.float32))
         # held-out examples count too: a class that occurs in these alone must be drawn as well
-        self._counts = np.bincount(labels.indices, minlength=sizes[1]).astype(np.float64)
-        super().__init__(*sizes, made, self._counts, self._key)
+        counts = np.bincount(labels.indices, minlength=sizes[1]).astype(np.float64)
+        super().__init__(*sizes, made, counts, self._key)
         every = np.ones(inputs.shape[0])
         self.use(Examples(unit_norm(inputs), labels, every), rows, settings.batch_size)
 
@@ -233,7 +233,7 @@ class RetrievalTask(LinearTask):
         """Give the workers, if there are some, their classes."""
         if self._workers is None:
             return optimizer
-        sharded = self.model.shard(self.settings, self._counts, self._workers, optimizer)
+        sharded = self.model.shard(self.settings, self.counts, self._workers, optimizer)
         self.parameters = self.model.parameters
         return sharded
 
@@ -255,7 +255,7 @@ class RetrievalTask(LinearTask):
         given, labels = self._given[self._shown], self._labels[self._shown]
         seed = sub_seed(self._key, *_CHOSEN)
         inputs, drawn = one_label_each(given, labels, self.leave_out, seed)
-        return {"h": self.model.embed(unit_norm(inputs)), "labels": drawn, "counts": self._counts}
+        return {"h": self.model.embed(unit_norm(inputs)), "labels": drawn, "counts": self.counts}
 
     def state(self) -> Arrays:
         """Return what the sampler has learned."""
@@ -298,7 +298,7 @@ class RetrievalTask(LinearTask):
         size = self._labels.shape[0] - self.num_unlabeled
         # users' lists of items are not scored by propensities
         weigh = not self.leave_out and size >= LEAST_EXAMPLES
-        each = propensities(self._counts, size) if weigh else None
+        each = propensities(self.counts, size) if weigh else None
         scores = ranking_scores(ids, wanted, k, propensities=each)
         return {"loss": self._loss(x, wanted), **scores}
 

@@ -30,7 +30,7 @@ from samplesoft.training.checkpoint import (
 )
 from samplesoft.training.lock import locked
 from samplesoft.training.loop import Callback, Progress, fit, require_finite
-from samplesoft.training.schedules import Schedule, make_schedule
+from samplesoft.training.schedules import Schedule
 from samplesoft.training.settings import Settings
 from samplesoft.training.task import Task
 
@@ -137,10 +137,7 @@ def train_in(
     made = make_optimizer(settings.optimizer, settings.learning_rate, **options)
     optimizer = task.start(made)
     config = {"task": task.config(), "training": settings.config()}
-    if schedule is None:
-        total = settings.epochs * task.num_steps
-        schedule = make_schedule(settings.schedule, total, settings.warmup_steps)
-    else:  # which must be given again on resuming
+    if schedule is not None:  # which must be given again on resuming
         config["training"]["schedule"] = "a function"
     watched = Watch(task, Progress())
     files = RunFiles(
@@ -171,7 +168,8 @@ def train_in(
             task,
             optimizer,
             epochs=settings.epochs,
-            schedule=schedule,
+            schedule=settings.schedule if schedule is None else schedule,
+            warmup_steps=settings.warmup_steps,
             callbacks=callbacks,
             progress=progress,
             guard=watched,
