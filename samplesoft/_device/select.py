@@ -71,7 +71,7 @@ def require_cpu(what: str, device: str) -> None:
     if device != "cpu":
         raise ValueError(
             f"`device` must be 'cpu' for {what}, which has no CUDA kernels, got {device!r}; "
-            "README's section on GPUs lists what has some."
+            "docs/gpu.md lists what runs on a GPU."
         )
 
 
