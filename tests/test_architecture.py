@@ -4,6 +4,7 @@ import ast
 import inspect
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,8 @@ LAYERS = [
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 MODULES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
+MOST_WITH_ONE_IMPORTER = 45  # modules
+MOST_EXPORTED_NAMES = 12  # functions and classes of `samplesoft` itself; more stand in its rooms
 
 
 # what a layer may import beside itself, where that is less than all the layers under it
@@ -135,6 +138,24 @@ def test_a_loop_is_found():
     found = set(files_imported(late)) | set(files_imported("from samplesoft.bias import inputs"))
     assert {str(path) for path in found} == {"_device/cpu.py", "bias/inputs.py"}
     assert loops({1: {2}, 2: {3}, 3: {1}, 4: {1}}) == ["1", "2", "3"]
+
+
+def with_one_importer(graph):
+    """Return the modules that one other module imports: paragraphs of that module."""
+    importers = Counter(module for after in graph.values() for module in after)
+    return sorted(str(module) for module, number in importers.items() if number == 1)
+
+
+def test_few_modules_have_one_importer():
+    """A reader who follows one idea should not have to open a file for each of its paragraphs."""
+    graph = {path: {*files_imported((ROOT / path).read_text())} - {path} for path in MODULES}
+    assert len(with_one_importer(graph)) <= MOST_WITH_ONE_IMPORTER
+    assert with_one_importer({"a": {"c"}, "b": {"c", "d"}, "c": {"d"}, "d": {"e"}}) == ["e"]
+
+
+def test_the_package_itself_exports_few_names():
+    exported = [name for name in samplesoft.__all__ if callable(getattr(samplesoft, name))]
+    assert len(exported) <= MOST_EXPORTED_NAMES
 
 
 def test_there_are_modules():
