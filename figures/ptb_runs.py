@@ -91,7 +91,7 @@ def run_all(
 
 def run_folder(runs: Path, settings: LanguageModelSettings) -> Path:
     """Return the folder of a run, the same in all scripts: those that share a run train it once."""
-    text = json.dumps(asdict(settings), sort_keys=True)
+    text = json.dumps(asdict(settings.resolved()), sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     name = "-".join(filter(None, (settings.loss, settings.sampler, digest)))
     return runs / name.replace(":", "-").replace("+", "-")

@@ -133,7 +133,7 @@ class LanguageModelTask(Task):
     def __init__(self, corpus: Corpus, settings: LanguageModelSettings) -> None:
         require_instance("corpus", corpus, Corpus)
         require_instance("settings", settings, LanguageModelSettings)
-        self.corpus, self.settings = corpus, settings
+        self.corpus, self.settings = corpus, settings.resolved()
         self._key = as_key(as_count("seed", settings.seed, 0))
         self._windows = Windows(
             corpus.train, settings.batch_size, settings.num_steps, keep_short=False

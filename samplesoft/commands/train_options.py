@@ -210,6 +210,11 @@ def _of_model(model: Model) -> Options:
             "leave the other labels of an example out of the negatives of a label (the default)",
             switch="either",
         ),
+        "negative_weight": Option(
+            "weight of the log-sum-exp of the draws with --loss bilateral (default 1.2)",
+            parse=positive_float,
+            metavar="N",
+        ),
         "batch_size": Option(
             f"examples in a batch (default {of.batch_size})",
             parse=positive_int,
@@ -334,6 +339,8 @@ def make_settings(values: dict[str, Any], sharded: bool) -> RetrievalSettings:
     """Make settings of options that are given; refuse in words of the command line."""
     loss = values.get("loss", RetrievalSettings.loss)
     sampler = values.get("sampler", RetrievalSettings.sampler)
+    if loss != "bilateral":
+        refuse(values, ["negative_weight"], f"--loss {loss}")
     if LOSSES[loss].draws:
         spec = SAMPLERS[sampler]
         unread = {"nu", "num_features"} - set(spec.reads)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -22,10 +22,12 @@ from samplesoft._validation import (
     as_count,
     as_named_arrays,
     as_nonnegative,
+    as_positive,
     as_real_array,
     own_arrays,
     require_instance,
 )
+from samplesoft.losses.bilateral import BilateralSoftmaxLoss
 from samplesoft.losses.hierarchical import two_level_tree
 from samplesoft.losses.logistic import FullLogisticLoss
 from samplesoft.losses.registry import LOSSES, make_loss
@@ -86,6 +88,9 @@ class LinearSoftmaxSettings(SoftmaxSettings):
         What the loss of an example with several labels is: the mean of their losses, or their
         sum; ``"ova"``, one versus all, is for ``"nce"``, ``"negative-sampling-masked"`` and
         ``"gbce"``. `samplesoft.losses.base.Loss` says which is for what.
+    negative_weight : float, optional
+        What the log-sum-exp of the draws weighs in ``loss="bilateral"``, by default as in
+        `samplesoft.losses.BilateralSoftmaxLoss`; other losses have none.
     mask_other_labels : bool
         Leave the other labels of an example out of the negatives of a label. On held-out parts of
         the training data (3 seeds, ``"unigram"``, 100 draws on Bibtex and 1,000 on Gowalla) it
@@ -106,6 +111,7 @@ class LinearSoftmaxSettings(SoftmaxSettings):
     dropout: float = 0.0
     label_reduction: str = "pal-n"
     mask_other_labels: bool = True
+    negative_weight: float | None = None
 
     _of_loss = (*SoftmaxSettings._of_loss, "label_reduction", "mask_other_labels")
 
@@ -114,7 +120,7 @@ class LinearSoftmaxSettings(SoftmaxSettings):
         if self.embedding_dim is None:
             self._check_direct()
         super().__post_init__()
-        if self.normalize and LOSSES[self.loss].make is FullLogisticLoss:
+        if self._unit_vectors() and LOSSES[self.loss].make is FullLogisticLoss:
             raise ValueError(
                 f"`normalize` must be False with loss={self.loss!r}, got True: scores of vectors "
                 "of norm 1 cannot fall to the -log n of classes that are rare; leave it out."
@@ -123,12 +129,27 @@ class LinearSoftmaxSettings(SoftmaxSettings):
         make_loss(self.loss, **tree, **self._loss_options())  # which checks those of labels
         if self.alpha is not None:
             as_nonnegative("alpha", self.alpha)
+        if self.negative_weight is not None:
+            as_positive("negative_weight", self.negative_weight)
         as_nonnegative("dropout", self.dropout, below=1.0)
         if self.embedding_dim is not None:
             as_count("embedding_dim", self.embedding_dim)
 
     def _normalizes(self) -> bool:
         return normalizes(self.embedding_dim, self.loss)
+
+    def _loss_options(self) -> dict[str, Any]:
+        options = super()._loss_options()
+        if self.negative_weight is not None and LOSSES[self.loss].make is BilateralSoftmaxLoss:
+            options["negative_weight"] = self.negative_weight
+        return options
+
+    def config(self) -> dict[str, Any]:
+        """Return the fields for a file, which has a key for `negative_weight` if that is given."""
+        config = asdict(self)
+        if self.negative_weight is None:  # files of before do not name it
+            del config["negative_weight"]
+        return config
 
     def _check_direct(self) -> None:
         """Raise ValueError unless a model on the inputs themselves can be so."""
@@ -214,7 +235,7 @@ class LinearSoftmax:
     num_inputs, num_classes : int
         Columns v of an input, and classes n.
     settings : LinearSoftmaxSettings
-        Sizes, loss and sampler.
+        Sizes, loss and sampler; the model keeps them as `LinearSoftmaxSettings.resolved`.
     counts : array_like, shape (n,), optional
         How often each class occurs, for samplers that draw by that.
     dtype : dtype
@@ -269,9 +290,10 @@ class LinearSoftmax:
         rng: int | np.random.Generator | None = None,
     ) -> None:
         require_instance("settings", settings, LinearSoftmaxSettings)
-        self.settings, self.dtype = settings, as_float_dtype(dtype)
+        self.settings, self.dtype = settings.resolved(), as_float_dtype(dtype)
         settings.require_room(num_inputs, num_classes, self.dtype)
         self.num_inputs, self.num_classes = int(num_inputs), int(num_classes)
+        settings = self.settings
         key, dim = as_key(rng), settings.embedding_dim
         # inputs at a time, where no gradient is wanted; with few features that occur, without d
         self._rows_at_a_time = 64 if dim is None else 1024

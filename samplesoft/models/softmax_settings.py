@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -32,6 +32,9 @@ from samplesoft.samplers.registry import (
 @dataclass(frozen=True)
 class SoftmaxSettings:
     """A softmax layer, for vectors of norm 1 unless told otherwise.
+
+    The fields are as they were given. None stands for a default in `tau`, `normalize` and `shared`;
+    `resolved` returns the settings with the defaults in place.
 
     Parameters
     ----------
@@ -98,23 +101,21 @@ class SoftmaxSettings:
             as_count(name, getattr(self, name))
         as_positive("nu", self.nu)
         loss = LOSSES[as_choice("loss", self.loss, LOSSES)]
-        # settled values stand in the fields, so that a checkpoint's config holds them
-        normalize = self._normalizes() if self.normalize is None else self.normalize
+        normalize = self._unit_vectors()
         if normalize and loss.on_tree:
             raise ValueError(
                 f"`normalize` must be False with loss={self.loss!r}, got {normalize!r}; leave it "
                 "out."
             )
-        object.__setattr__(self, "normalize", as_flag("normalize", normalize))
-        object.__setattr__(self, "tau", as_tau(self.tau, unit_vectors=normalize))
+        as_tau(self.tau, unit_vectors=normalize)
         if as_count("num_certain", self.num_certain, 0) and not loss.takes_certain:
             able = ", ".join(name for name, spec in LOSSES.items() if spec.takes_certain)
             raise ValueError(
                 f"`num_certain` must be 0 with loss={self.loss!r}, got {self.num_certain}; take "
                 f"one of {able}."
             )
+        shared = self._shares_draws()
         if not loss.draws:
-            object.__setattr__(self, "shared", as_shared(self.shared, False))
             if self.sampler is not None or self.num_sampled is not None:
                 raise ValueError(
                     f"`sampler` and `num_sampled` must be None for loss={self.loss!r}, which draws "
@@ -122,11 +123,6 @@ class SoftmaxSettings:
                 )
             return
         as_count("num_sampled", self.num_sampled, loss.least_draws)
-        if not callable(self.sampler):  # else it is known when it is made, in the layer
-            follows = self._sampler_follows()  # which looks at the sampler, whatever the loss
-            shared = as_shared(self.shared, loss.shares and not follows)
-            # settled here, for it is part of the config of a checkpoint
-            object.__setattr__(self, "shared", shared)
         # a sampler of one's own is known to fit only when the layer has its vectors
         is_object = not isinstance(self.sampler, str)
         if is_object and self.num_certain:
@@ -134,7 +130,7 @@ class SoftmaxSettings:
                 "`num_certain` must be 0 with a sampler of your own, got "
                 f"{self.num_certain}; make it a samplesoft.samplers.CertainSampler."
             )
-        if not is_object and not self.normalize and SAMPLERS[str(self.sampler)].unit_vectors:
+        if not is_object and not normalize and SAMPLERS[str(self.sampler)].unit_vectors:
             raise ValueError(
                 f"`normalize` must be True with sampler={self.sampler!r}, whose kernel needs "
                 "vectors of norm 1, got False; or take a sampler such as 'softmax', 'quadratic' or "
@@ -146,16 +142,51 @@ class SoftmaxSettings:
                 "which never draws labels that are not among its candidates; take a loss such as "
                 "'sampled' or 'sampled-masked'."
             )
-        if self.shared and not loss.shares:
+        if shared and not loss.shares:
             able = repr(loss.masked or "sampled-masked")
             raise ValueError(
                 f"`shared` must be False with loss={self.loss!r}, for one set of draws cannot "
                 f"leave out the label of each example; take loss={able}."
             )
 
+    def resolved(self) -> Self:
+        """Return the settings with the defaults of `tau`, `normalize` and `shared` in place.
+
+        Where `sampler` is a function, `shared` may stay None: the layer decides it, once there is
+        a sampler.
+
+        Examples
+        --------
+        >>> SoftmaxSettings().tau, SoftmaxSettings().resolved().tau
+        (None, 10.0)
+        """
+        unit_vectors = self._unit_vectors()
+        return replace(
+            self,
+            tau=as_tau(self.tau, unit_vectors=unit_vectors),
+            normalize=unit_vectors,
+            shared=self._shares_draws(),
+        )
+
+    def _unit_vectors(self) -> bool:
+        """Return whether vectors are divided by their norms."""
+        if self.normalize is None:
+            return self._normalizes()
+        return as_flag("normalize", self.normalize)
+
     def _normalizes(self) -> bool:
         """Return what `normalize` is by default, for the loss that is given."""
         return not LOSSES[self.loss].on_tree
+
+    def _shares_draws(self) -> bool | None:
+        """Return whether a batch has one set of draws; None where the layer is to decide it."""
+        loss = LOSSES[self.loss]
+        if not loss.draws:
+            return as_shared(self.shared, False)
+        if callable(self.sampler):
+            return self.shared
+        follows = self._sampler_follows()  # which looks at the sampler, whatever the loss
+        return as_shared(self.shared, loss.shares and not follows)
 
     def _sampler_follows(self) -> bool:
         """Return whether draws depend on contexts and class vectors."""
@@ -166,7 +197,13 @@ class SoftmaxSettings:
     def _loss_options(self) -> dict[str, Any]:
         """Return what the settings say of the loss, but for what its name says."""
         said = LOSSES[self.loss].fixed
-        return {name: getattr(self, name) for name in self._of_loss if name not in said}
+        unit_vectors = self._unit_vectors()
+        values = {
+            **vars(self),
+            "tau": as_tau(self.tau, unit_vectors=unit_vectors),
+            "normalize": unit_vectors,
+        }
+        return {name: values[name] for name in self._of_loss if name not in said}
 
     def _offset(self, n: int, d: int) -> dict[str, float]:
         """Return the offset with which what random vectors say of all classes sums to 1.
@@ -177,11 +214,13 @@ class SoftmaxSettings:
         spec = LOSSES[self.loss]
         if not issubclass(spec.make, LogisticLoss):
             return {}
-        assert spec.scheme is not None and self.num_sampled is not None and self.tau is not None
+        assert spec.scheme is not None and self.num_sampled is not None
+        unit_vectors = self._unit_vectors()
+        tau = as_tau(self.tau, unit_vectors=unit_vectors)
         # NCE learns p(j), which sums to 1 over n classes, negative sampling p(j) / (m q(j))
         total = n if spec.scheme.corrects_draws else self.num_sampled
         # log of the mean of exp(tau x) of a normal x of variance 1/d is tau^2 / 2d, and at most tau
-        spread = min(self.tau, self.tau * self.tau / (2.0 * d)) if self.normalize else 0.0
+        spread = min(tau, tau * tau / (2.0 * d)) if unit_vectors else 0.0
         return {"offset": -log(total) - spread}
 
     def make_layer(
@@ -226,14 +265,15 @@ class SoftmaxSettings:
         sampler = None
         if self.sampler is not None:
             # a copy: what is trained keeps its lengths
-            seen = unit_rows("class_embeddings", rows.copy())[0] if self.normalize else rows
+            unit_vectors = self._unit_vectors()
+            seen = unit_rows("class_embeddings", rows.copy())[0] if unit_vectors else rows
             sampler = self.make_sampler(seen, counts, seed)
         layer = SoftmaxLayer(
             rows,
             loss,
             sampler,
             self.num_sampled,
-            shared=self.shared,
+            shared=self._shares_draws(),
             update_every=self.update_every,
         )
         if not isinstance(self.sampler, str):
@@ -248,7 +288,12 @@ class SoftmaxSettings:
     def make_sampler(self, seen: Rows, counts: ArrayLike | None, seed: int) -> Sampler:
         """Make the sampler, of class vectors (n, d) as it sees them, and counts (n,)."""
         inputs = SamplerInputs(
-            seen, counts, tau=self.tau, nu=self.nu, num_features=self.num_features, rng=seed
+            seen,
+            counts,
+            tau=as_tau(self.tau, unit_vectors=self._unit_vectors()),
+            nu=self.nu,
+            num_features=self.num_features,
+            rng=seed,
         )
         if not isinstance(self.sampler, str):
             # two models made from the same settings must not share what their samplers learn

@@ -18,9 +18,9 @@ from samplesoft.losses.vectors import unit_rows
 from samplesoft.metrics.best_classes import best_classes, check_leave_out
 from samplesoft.metrics.sampled import TargetRanks, sampled_metrics, target_ranks
 from samplesoft.models.linear import Linear
+from samplesoft.models.linear_softmax import LinearSoftmaxSettings
 from samplesoft.recommend.training import (
     Matrix,
-    RecommenderSettings,
     as_interactions,
     train,
     user_vectors,
@@ -42,7 +42,7 @@ Lists = tuple[NDArray[np.int32], Rows]
 _MODEL = "SampledSoftmaxRecommender"
 _FACTORS = ("item_factors", "user_factors")
 _COMPARED, _ROUNDING = 1000, 1e-4  # users of whom `evaluate` compares vectors, of norm 1
-_FITTED = ("loss_curve_", "validation_scores_", "propagation_", "step_by_step_")
+_FITTED = ("loss_curve_", "validation_scores_", "propagation_")
 
 
 @dataclass(eq=False, repr=False)
@@ -118,9 +118,8 @@ class SampledSoftmaxRecommender:
         Mean loss that was minimised, each time.
     resolved_ : samplesoft.training.Resolved
         What `fit` did: the loss, draws, rounds, learning rate and kind of steps that the parameters
-        stood for. `verbose` shows it in its first line.
-    step_by_step_ : str or None
-        Why `fit` took steps one by one, None where many of them were one compiled call.
+        stood for. `verbose` shows it in its first line. Its `step_by_step` says why steps were
+        taken one by one; it is None where many of them were one compiled call.
     validation_scores_ : list of float
         nDCG at 20 of what was hidden, each time; none without `early_stopping`.
 
@@ -265,7 +264,6 @@ class SampledSoftmaxRecommender:
         self.loss_curve_ = trained.losses
         self.validation_scores_ = trained.scores
         self.resolved_ = trained.resolved
-        self.step_by_step_ = trained.resolved.step_by_step
         return self
 
     def recommend(
@@ -514,7 +512,7 @@ class SampledSoftmaxRecommender:
         values = {name: getattr(self, name) for name in _FITTED}
         resolved = getattr(self, "resolved_", None)  # None of a file of an older version
         if resolved is not None:
-            values["resolved"] = {"model": asdict(resolved.model), **resolved.stored()}
+            values["resolved"] = {"model": resolved.model.config(), **resolved.stored()}
         arrays = {name: getattr(self, name) for name in _FACTORS}
         arrays |= prefixed({"embedding": self._embedding.parameters}, "/")
         config = {"model": _MODEL, "parameters": parameters}
@@ -545,10 +543,11 @@ class SampledSoftmaxRecommender:
         """
         with reading(path, _MODEL) as (config, values, arrays):
             recommender = cls(**config["parameters"])
-            resolved = values.pop("resolved", None)
-            vars(recommender).update(values, **{name: arrays[name] for name in _FACTORS})
+            resolved = values.get("resolved")
+            vars(recommender).update({name: values[name] for name in _FITTED})
+            vars(recommender).update({name: arrays[name] for name in _FACTORS})
             if resolved is not None:  # a file of before has none
-                model = RecommenderSettings(**resolved.pop("model"))
+                model = LinearSoftmaxSettings(**resolved.pop("model"))
                 recommender.resolved_ = Resolved(model, **resolved)
             recommender._embedding = Linear(*recommender.item_factors.shape)
             copy_arrays(path, part_of("embedding", arrays), recommender._embedding.parameters)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
-from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,8 +28,8 @@ from samplesoft.losses.vectors import unit_rows
 from samplesoft.metrics.best_classes import best_classes
 from samplesoft.metrics.ranking import ranking_scores
 from samplesoft.models.linear import Linear, column_counts
-from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSettings, some_entries
-from samplesoft.models.optimizers import Optimizer, make_optimizer
+from samplesoft.models.linear_softmax import LinearSoftmax, some_entries
+from samplesoft.models.optimizers import make_optimizer
 from samplesoft.samplers.base import Rows
 from samplesoft.training.callbacks import (
     Average,
@@ -51,14 +50,14 @@ from samplesoft.training.linear_task import (
     unit_norm,
 )
 from samplesoft.training.loop import Callback, fit
-from samplesoft.training.resolved import Resolved
+from samplesoft.training.resolved import FitSettings, Resolved, resolve
 from samplesoft.training.schedules import SCHEDULES
 from samplesoft.training.task import sub_seed
 
 Matrix = sparse.csr_array
 
 # parameters
-_AUTO, _BILATERAL = "auto", "bilateral"
+_AUTO = "auto"
 _FEWEST, _MOST, _SHARE = 1000, 4000, 10  # draws, if the caller gives none: a tenth of the items
 _OFFERED = [
     name
@@ -88,24 +87,8 @@ _USERS_AT_A_TIME = 1024
 _ENTRIES = 1 << 18  # at a time
 
 
-@dataclass(frozen=True)
-class RecommenderSettings(LinearSoftmaxSettings):
-    """A linear softmax model, with the weight of negatives in the bilateral loss."""
-
-    negative_weight: float = 1.0
-
-    def _loss_options(self) -> dict[str, Any]:
-        options = super()._loss_options()
-        if self.loss == _BILATERAL:
-            options["negative_weight"] = self.negative_weight
-        return options
-
-
-def check_parameters(recommender: Any, num_items: int = 2) -> RecommenderSettings:
-    """Return the settings of the model, or raise TypeError or ValueError for a parameter.
-
-    Nothing is drawn where there is only one item.
-    """
+def check_parameters(recommender: Any, num_items: int = 2) -> FitSettings:
+    """Return what a recommender's parameters ask of `fit`, or raise TypeError or ValueError."""
     for name in ("max_iter", "batch_size", "n_iter_no_change"):
         as_count(name, getattr(recommender, name))
     for name in ("learning_rate", "negative_weight"):
@@ -125,18 +108,26 @@ def check_parameters(recommender: Any, num_items: int = 2) -> RecommenderSetting
         as_nonnegative("propagation", weight)
     elif weight != _AUTO:
         raise ValueError(f"`propagation` must be a number or 'auto', got {shown(weight)}.")
-    draws = LOSSES[as_choice("loss", recommender.loss, _OFFERED)].draws and num_items > 1
+    as_choice("loss", recommender.loss, _OFFERED)
     num_sampled = recommender.num_sampled
     if num_sampled is None:
         num_sampled = min(max(num_items // _SHARE, _FEWEST), _MOST)
-    return RecommenderSettings(
-        loss=recommender.loss if draws else "full",
-        sampler=recommender.sampler if draws else None,
-        num_sampled=num_sampled if draws else None,
-        shared=recommender.shared if draws else False,
-        tau=recommender.tau,
-        embedding_dim=recommender.embedding_dim,
-        negative_weight=recommender.negative_weight,
+    model = {
+        "loss": recommender.loss,
+        "sampler": recommender.sampler,
+        "num_sampled": num_sampled,
+        "shared": recommender.shared,
+        "tau": recommender.tau,
+        "embedding_dim": recommender.embedding_dim,
+        "negative_weight": recommender.negative_weight,
+    }
+    return FitSettings(
+        model=model,
+        batch_size=recommender.batch_size,
+        epochs=recommender.max_iter,
+        learning_rate=recommender.learning_rate,
+        schedule=recommender.schedule,
+        warmup=recommender.warmup,
     )
 
 
@@ -167,11 +158,11 @@ def train(recommender: Any, taken: Matrix, further: Sequence[Callback]) -> Train
 
     `further` callbacks come after those that it has itself.
     """
-    settings = check_parameters(recommender, taken.shape[1])
+    asked = check_parameters(recommender, taken.shape[1])
     active, num_users = np.flatnonzero(np.diff(taken.indptr)), taken.shape[0]
     if len(active) < num_users:  # users without items are left out, as if they were not there
         taken = taken[active]
-    rounds = _rounds(recommender, taken, settings, further)
+    rounds = _rounds(recommender, taken, asked, further)
     model = rounds.model
     users = user_vectors(model.embedding, taken)  # with what was held out
     items = propagated(model.class_vectors(), users, normalized(taken), rounds.weight)
@@ -191,26 +182,8 @@ def train(recommender: Any, taken: Matrix, further: Sequence[Callback]) -> Train
     )
 
 
-def _resolve(recommender: Any, task: LinearTask, optimizer: Optimizer) -> Resolved:
-    """Return how a model is trained on the users that a task has been given."""
-    num_steps = recommender.max_iter * task.num_steps
-    return Resolved(
-        model=task.model.settings,
-        num_classes=task.model.num_classes,
-        num_examples=len(task.rows),
-        epochs=recommender.max_iter,
-        batch_size=task.batch_size,
-        num_steps=num_steps,
-        optimizer="adagrad",
-        learning_rate=float(recommender.learning_rate),
-        schedule=recommender.schedule,
-        warmup_steps=ceil(recommender.warmup * num_steps),
-        step_by_step=task.why_step_by_step(optimizer),
-    )
-
-
 def _rounds(
-    recommender: Any, taken: Matrix, settings: RecommenderSettings, further: Sequence[Callback]
+    recommender: Any, taken: Matrix, asked: FitSettings, further: Sequence[Callback]
 ) -> _Rounds:
     """Train a model, and choose the weight of its propagation."""
     key = as_key(recommender.random_state, "random_state")
@@ -219,22 +192,24 @@ def _rounds(
         held_out = HeldOut(taken, recommender.validation_fraction, sub_seed(key, _HELD_OUT))
         seen = held_out.left
     num_items = seen.shape[1]
-    settings.require_room(num_items, num_items, np.dtype(np.float32))
+    sizes = np.diff(seen.indptr)
+    rows = np.flatnonzero(sizes)
+    resolved = resolve(asked, num_items, len(rows), several_labels=True)
+    resolved.model.require_room(num_items, num_items, np.dtype(np.float32))
     item_counts = column_counts(seen)
     seed = sub_seed(key, _TRAINING)
-    task = RecommenderTask(num_items, num_items, settings, item_counts, seed)
+    task = RecommenderTask(num_items, num_items, resolved.model, item_counts, seed)
     task.dropout = recommender.dropout
-    optimizer = make_optimizer("adagrad", recommender.learning_rate)
+    optimizer = make_optimizer(resolved.optimizer, resolved.learning_rate)
     model, graph = task.model, normalized(seen)
     # there are no more directions than users and items that somebody has taken
     rank = min(taken.shape[0], int(np.count_nonzero(column_counts(taken))))
     with progress_phase(recommender.verbose, "singular vectors"):
         _begin(model, graph, rank, sub_seed(key, _START))
-    sizes = np.diff(seen.indptr)
-    rows = np.flatnonzero(sizes)
     # the loss of a user is a mean over its items: the weights let each item count as much
     examples = Examples(seen, seen, sizes / sizes[rows].mean())
-    task.use(examples, rows, recommender.batch_size)
+    task.use(examples, rows, resolved.batch_size)
+    resolved = replace(resolved, step_by_step=task.why_step_by_step(optimizer))
     weight = recommender.propagation
     if weight == _AUTO and held_out is None:
         weight = _USUAL_WEIGHT
@@ -256,13 +231,12 @@ def _rounds(
             EarlyStop(recommender.n_iter_no_change),
         ]
     if recommender.verbose:
-        callbacks.append(EpochBar(recommender.max_iter, "ndcg_at_20", score))
-    resolved = _resolve(recommender, task, optimizer)
+        callbacks.append(EpochBar(resolved.epochs, "ndcg_at_20", score))
     report_line(recommender.verbose, f"fit: {resolved}")
     progress = fit(
         task,
         optimizer,
-        epochs=recommender.max_iter,
+        epochs=resolved.epochs,
         schedule=resolved.make_schedule(),
         callbacks=[*callbacks, *further],
         guard=divergence_told,

@@ -44,17 +44,23 @@ from samplesoft.sklearn.labels import (
     infer_codec,
     owners_and_ids,
 )
-from samplesoft.sklearn.learner import Learner, auto_choice, in_order, mean_norm, train
+from samplesoft.sklearn.learner import (
+    Learner,
+    auto_choice,
+    in_order,
+    mean_norm,
+    resolved_for,
+    train,
+)
 from samplesoft.sklearn.parameters import (
     check_parameters,
-    is_full,
-    learning_rate,
-    model_settings,
+    model_fields,
     require_same_model,
     wants_pilot,
 )
 from samplesoft.training.linear_task import Examples
 from samplesoft.training.loop import Callback, require_callbacks
+from samplesoft.training.resolved import scores_all
 from samplesoft.tuning.report import TuneReport
 from samplesoft.tuning.tune import tune
 
@@ -208,10 +214,9 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         Mean loss in nats that was minimised, each time.
     resolved_ : samplesoft.training.Resolved
         What the last `fit` did: the loss, sampler, draws, rounds, learning rate and kind of steps
-        that the parameters stood for. `verbose` shows it in its first line.
-    step_by_step_ : str or None
-        Why the last `fit` took steps one by one; None where many of them were one compiled call,
-        which makes an epoch on sparse inputs some 2.5 times as quick.
+        that the parameters stood for. `verbose` shows it in its first line. Its `step_by_step` says
+        why steps were taken one by one; it is None where many of them were one compiled call, which
+        makes an epoch on sparse inputs some 2.5 times as quick.
     validation_scores_ : list of float
         Precision at 1 of the examples of ``eval_set``, or of those held out for `early_stopping`,
         each time; empty without both.
@@ -438,7 +443,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                 )
             validation = self._checked_eval_set(eval_set, X_val, y_val, codec)
             if go_on:
-                require_same_model(self)
+                require_same_model(self, resolved_for(self, codec, len(counted)).model)
             else:  # the model takes the type and the width of these inputs
                 counts = class_counts(codes, len(codec.classes), sample_weight)
                 seed = self._new_seed()
@@ -560,7 +565,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                     raise ValueError(
                         "`classes` must be those of the first call of partial_fit; leave it out."
                     )
-                require_same_model(self)
+                require_same_model(self, resolved_for(self, codec, X.shape[0]).model)
                 X = X.astype(self.model_.dtype, copy=False)
             of_class = class_weights(self.class_weight, codec, codes, sample_weight)
             weights = example_weights(of_class, codes, sample_weight)
@@ -568,9 +573,10 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             if len(rows):
                 if not self._learner.steps_taken:  # batches before, if any, were left out
                     self._learner.row_norm = mean_norm(X, rows)
-                rate = learning_rate(self, self._learner.row_norm)
+                row_norm = self._learner.row_norm
                 optimizer = self._learner.optimizer
-                optimizer.learning_rate = rate
+                resolved = resolved_for(self, codec, len(rows), row_norm=row_norm)
+                optimizer.learning_rate = resolved.learning_rate
                 batch = Examples(X, codes, weights).all_or(rows)
                 self._learner.learn(optimizer, *batch)
             self.n_iter_ += 1
@@ -939,13 +945,12 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
 
     def _begin(self, X: Any, codec: LabelCodec, counts: FloatArray, seed: int) -> None:
         """Make a model with random parameters."""
-        chosen = getattr(self, "auto_choice_", {})
-        settings = model_settings(self, codec.multilabel, len(codec.classes), chosen)
+        settings = resolved_for(self, codec, X.shape[0]).model
         with progress_phase(bool(self.verbose), "making the model"):
             learner = Learner(codec, X.shape[1], settings, counts, X.dtype, seed, self.optimizer)
         self._take(learner)
         m, n = self.num_sampled, len(codec.classes)
-        if isinstance(m, (int, np.integer)) and m > n and not is_full(self, n):
+        if isinstance(m, (int, np.integer)) and m > n and not scores_all(model_fields(self), n):
             warnings.warn(
                 f"`num_sampled` asks for {m:,} draws, more than the {n:,} classes; lower it, or "
                 "take loss='full', which is as quick then and has no bias.",

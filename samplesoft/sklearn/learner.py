@@ -19,14 +19,7 @@ from samplesoft.models.optimizers import make_optimizer
 from samplesoft.samplers.base import Rows
 from samplesoft.sklearn.calibration import Calibration, LogisticCalibration, SoftmaxCalibration
 from samplesoft.sklearn.labels import LabelCodec, example_weights
-from samplesoft.sklearn.parameters import (
-    half_of,
-    learning_rate,
-    model_settings,
-    num_draws,
-    num_rounds,
-    resolve,
-)
+from samplesoft.sklearn.parameters import fit_settings, model_fields
 from samplesoft.training.callbacks import (
     Average,
     EarlyStop,
@@ -43,7 +36,7 @@ from samplesoft.training.linear_task import (
     held_out_order,
 )
 from samplesoft.training.loop import Callback, Progress, fit
-from samplesoft.training.resolved import Resolved
+from samplesoft.training.resolved import Resolved, half_of, num_draws, resolve
 from samplesoft.training.task import NUM_EXAMPLES
 from samplesoft.tuning.pilot import PILOT, choose, pilot_steps
 
@@ -198,6 +191,16 @@ class Calibrate(Callback):
         self._is_calibrated = True
 
 
+def resolved_for(classifier: Any, codec: LabelCodec, num_examples: int, **known: Any) -> Resolved:
+    """Return what the parameters of a classifier stand for, for some examples and their labels.
+
+    What else is `known` is as for `samplesoft.training.resolved.resolve`.
+    """
+    num_classes = len(codec.classes)
+    asked = fit_settings(classifier, num_classes, getattr(classifier, "auto_choice_", {}))
+    return resolve(asked, num_classes, num_examples, several_labels=codec.multilabel, **known)
+
+
 def train(
     classifier: Any,
     examples: Examples,
@@ -215,7 +218,16 @@ def train(
     """
     learner = classifier._learner
     with learner.using(examples, rows, classifier.batch_size):
-        resolved = resolve(classifier, learner, len(apart))
+        resolved = replace(
+            resolved_for(
+                classifier,
+                learner.codec,
+                len(rows),
+                num_held_back=len(apart),
+                row_norm=learner.row_norm,
+            ),
+            step_by_step=learner.why_step_by_step(learner.optimizer),
+        )
         report_line(bool(classifier.verbose), f"fit: {resolved}")
         learner.optimizer.learning_rate = resolved.learning_rate
         average = Average(learner.parameters) if classifier.average else None
@@ -232,7 +244,6 @@ def train(
             guard=divergence_told,
         )
     classifier.resolved_ = resolved
-    classifier.step_by_step_ = resolved.step_by_step
     classifier.loss_curve_ = [epoch["train_loss"] for epoch in progress.history]
     classifier.validation_scores_ = [] if score is None else score.scores
     classifier.n_iter_ = progress.epoch
@@ -278,14 +289,16 @@ def auto_choice(
     The pilot is a learner of its own.
     """
     X = examples.X
-    settings = model_settings(classifier, codec.multilabel, len(codec.classes), PILOT)
-    settings = replace(settings, **PILOT)
+    num_classes = len(codec.classes)
+    asked = fit_settings(classifier, num_classes, PILOT)
+    resolved = resolve(asked, num_classes, len(rows), several_labels=codec.multilabel)
+    settings = replace(resolved.model, **PILOT)
     learner = Learner(codec, X.shape[1], settings, counts, X.dtype, seed, classifier.optimizer)
     loss = LOSSES[classifier.loss].masked if codec.multilabel else None
     size, verbose = classifier.batch_size, bool(classifier.verbose)
-    steps = pilot_steps(num_rounds(classifier, len(rows)) * -(-len(rows) // size))
+    steps = pilot_steps(resolved.num_steps)
     progress_line(verbose, f"pilot of {steps:,} steps, by which the sampler is chosen")
-    learner.optimizer.learning_rate = learning_rate(classifier, 1.0)
+    learner.optimizer.learning_rate = resolved.learning_rate
     with learner.using(examples, rows, size), progress_phase(verbose, "pilot"):
         fit(
             learner,
@@ -299,7 +312,7 @@ def auto_choice(
         learner.tune_inputs(examples.X[some], examples.labels[some]),
         loss or classifier.loss,
         classifier.sampler,
-        num_draws(classifier, len(codec.classes)),
+        num_draws(model_fields(classifier), num_classes),
         shared=classifier.shared,
         nu=classifier.nu,
         num_features=classifier.num_features,

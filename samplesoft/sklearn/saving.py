@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,7 +33,6 @@ _MODEL = "SampledSoftmaxClassifier"
 _FITTED = (
     "n_iter_",
     "num_unlabeled_",
-    "step_by_step_",
     "loss_curve_",
     "validation_scores_",
     "auto_choice_",
@@ -68,7 +66,7 @@ def write_classifier(path: str | Path, classifier: Any) -> None:
     config = {
         "model": _MODEL,
         "parameters": parameters,
-        "settings": asdict(model.settings),
+        "settings": model.settings.config(),
         "form": codec.form,
         "labels": str(codec.dtype),
         **about_classes,
@@ -120,7 +118,8 @@ def read_classifier(path: str | Path, make: type[_T]) -> tuple[_T, Learner]:
         vars(learner).update({ours: counted[name] for name, ours in _COUNTED.items()})
         if values["calibrated"] is not None:
             learner.calibrated = type(learner.calibration)(*values["calibrated"])
-        fitted = {**values["fitted"], "n_features_in_": about["num_inputs"]}
+        fitted = {name: values["fitted"][name] for name in _FITTED if name in values["fitted"]}
+        fitted["n_features_in_"] = about["num_inputs"]
         if values.get("resolved") is not None:
             fitted["resolved_"] = Resolved(learner.model.settings, **values["resolved"])
         if config["feature_names"] is not None:

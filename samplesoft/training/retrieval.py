@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ from samplesoft.training.linear_task import (
     held_out_order,
     unit_norm,
 )
-from samplesoft.training.resolved import Resolved
+from samplesoft.training.resolved import FitSettings, Resolved, resolve
 from samplesoft.training.settings import Settings
 from samplesoft.training.task import NUM_EXAMPLES, sub_seed
 from samplesoft.training.trained import linear_softmax_config, one_label_each
@@ -88,6 +88,8 @@ class RetrievalSettings(LinearSoftmaxSettings):
         one versus all, with nce or negative-sampling-masked.
     mask_other_labels : bool
         Leave the other labels of an example out of the negatives of a label; the default.
+    negative_weight : float, optional
+        Weight of the log-sum-exp of the draws in the bilateral loss.
     batch_size : int
         Examples in a batch.
     validation : float
@@ -166,6 +168,7 @@ class RetrievalTask(LinearTask):
         workers: Any = None,
     ) -> None:
         require_instance("settings", settings, RetrievalSettings)
+        settings = settings.resolved()
         self._workers, made = workers, settings
         if workers is not None:
             settings.require_shardable()
@@ -202,7 +205,7 @@ class RetrievalTask(LinearTask):
             "model": "retrieval",
             "data": data.hexdigest()[:16],
             "num_labeled": self._labels.shape[0] - self.num_unlabeled,
-            **plain(asdict(self.settings)),
+            **plain(self.settings.config()),
             "linear_softmax": linear_softmax_config(
                 self.model, unit_inputs=True, leave_out=self.leave_out
             ),
@@ -215,19 +218,16 @@ class RetrievalTask(LinearTask):
         reason: str | None = "class vectors lie on workers"
         if self._workers is None:
             reason = self.why_step_by_step(optimizer)
-        return Resolved(
+        asked = FitSettings(
             model=self.settings,
-            num_classes=self.model.num_classes,
-            num_examples=len(self.rows),
-            epochs=settings.epochs,
             batch_size=self.batch_size,
-            num_steps=settings.epochs * self.num_steps,
+            epochs=settings.epochs,
             optimizer=settings.optimizer,
             learning_rate=settings.learning_rate,
             schedule=settings.schedule,
             warmup_steps=settings.warmup_steps,
-            step_by_step=reason,
         )
+        return resolve(asked, self.model.num_classes, len(self.rows), step_by_step=reason)
 
     def start(self, optimizer: Optimizer) -> Any:
         """Give the workers, if there are some, their classes."""

@@ -265,6 +265,10 @@ BAD = {
     "epochs": ([*XC, "--epochs", "0"], "--epochs"),
     "rate": ([*XC, "--learning-rate", "-1"], "--learning-rate"),
     "json": ([*XC, "--json", "{t}/b/c.json"], "--json must name"),
+    "a weight of negatives": (
+        [*XC, "--negative-weight", "2"],
+        "--negative-weight has no effect with --loss sampled-masked",
+    ),
     "shared by full": ([*XC, "--loss", "full", "--shared"], "--shared has no effect with"),
     "penalty of an embedding": (
         [*XC, "--alpha", "1"],

@@ -139,7 +139,7 @@ def test_the_formulas_notice_wrong_losses():
 @pytest.mark.parametrize("name", ["bpr", "warp", "gbce"])
 def test_a_model_learns_by_it(name):
     settings = LinearSoftmaxSettings(loss=name, sampler="uniform", num_sampled=3)
-    assert settings.shared
+    assert settings.resolved().shared
     model, optimizer = LinearSoftmax(6, 6, settings, rng=0), make_optimizer("adagrad", 0.1)
     x, labels = np.eye(6, dtype=np.float32), np.array([1, 2, 3, 4, 5, 0])
     assert (model.top_k(x, 1)[0].ravel() == labels).mean() < 0.5

@@ -229,7 +229,30 @@ def test_the_default_tau_follows_normalize():
     for normalize, tau in ((False, 1.0), (True, 10.0)):
         options = {"normalize": normalize, "sampler": "softmax"}
         assert make_loss("sampled", normalize=normalize).tau == tau
-        assert SoftmaxSettings(**options).tau == LinearSoftmaxSettings(**options).tau == tau
+        for kind in (SoftmaxSettings, LinearSoftmaxSettings):
+            assert kind(**options).resolved().tau == tau
+
+
+def test_settings_hold_what_was_given_and_resolve_the_rest():
+    given = SoftmaxSettings(sampler="uniform", loss="sampled-masked")
+    assert (given.tau, given.normalize, given.shared) == (None, None, None)
+    done = given.resolved()
+    assert (done.tau, done.normalize, done.shared) == (10.0, True, True)
+    assert done.resolved() == done
+    own = LinearSoftmaxSettings(normalize=False, tau=3.0, sampler="unigram", shared=False)
+    assert own.resolved() == own
+    function = LinearSoftmaxSettings(sampler=lambda inputs: UniformSampler(N)).resolved()
+    assert function.shared is None  # which the layer decides
+
+
+def test_a_file_names_the_weight_of_negatives_only_where_it_is_given():
+    """Files of before have no such key, and resume with the same settings."""
+    given = {"loss": "bilateral", "sampler": "uniform"}
+    assert "negative_weight" not in LinearSoftmaxSettings(**given).config()
+    config = LinearSoftmaxSettings(**given, negative_weight=1.5).config()
+    assert LinearSoftmaxSettings(**config).make_loss(N, 4, "mean").negative_weight == 1.5
+    with pytest.raises(ValueError, match="`negative_weight` must be"):
+        LinearSoftmaxSettings(**given, negative_weight=0.0)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -240,13 +263,14 @@ def test_a_set_is_shared_by_default_where_that_loses_little(rows, loss):
         assert layer.shared is not facts.excludes_label
         options = {"loss": loss, "sampler": "uniform"}
         own = SoftmaxSettings(**options, shared=False)
-        assert (SoftmaxSettings(**options).shared, own.shared) == (layer.shared, False)
+        assert own.shared is False and SoftmaxSettings(**options).resolved().shared is layer.shared
         loss = make_loss(loss, tau=TAU, normalize=True)
         assert SoftmaxLayer(rows, loss, made("softmax", rows), M).shared is False
-        assert SoftmaxSettings(loss=options["loss"], sampler="softmax").shared is False
+        softmax = SoftmaxSettings(loss=options["loss"], sampler="softmax")
+        assert softmax.resolved().shared is False
     else:
         options = {"loss": loss, "sampler": None, "num_sampled": None}
-        assert SoftmaxSettings(**options).shared is False
+        assert SoftmaxSettings(**options).resolved().shared is False
 
 
 def test_what_does_not_fit_is_refused_at_once(rows):

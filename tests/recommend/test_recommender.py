@@ -12,6 +12,7 @@ from samplesoft.metrics import ranking_scores
 from samplesoft.recommend import SampledSoftmaxRecommender
 from samplesoft.recommend.training import _HELD_OUT, HeldOut, check_parameters
 from samplesoft.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from samplesoft.training.resolved import resolve
 from samplesoft.training.task import sub_seed
 
 SMALL = {"embedding_dim": 8, "num_sampled": 10, "batch_size": 16, "max_iter": 8, "random_state": 0}
@@ -158,7 +159,8 @@ def test_what_is_hidden_has_no_part_in_training():
 
 @pytest.mark.parametrize(("loss", "weight"), [("bilateral", 1.3), ("sampled-masked", None)])
 def test_the_weight_of_negatives_is_that_of_the_loss(loss, weight):
-    settings = check_parameters(make(loss=loss, negative_weight=1.3))
+    asked = check_parameters(make(loss=loss, negative_weight=1.3))
+    settings = resolve(asked, 8, 8, several_labels=True).model
     layer = settings.make_layer(np.eye(8, dtype=np.float32), None, 0)
     assert getattr(layer.loss, "negative_weight", None) == weight
 
@@ -166,7 +168,7 @@ def test_the_weight_of_negatives_is_that_of_the_loss(loss, weight):
 @pytest.mark.parametrize("loss", ["bpr", "warp", "gbce"])
 def test_losses_that_others_compare_with(loss, tmp_path):
     """They draw uniformly, from one set for a batch, and a file holds them as any other."""
-    settings = check_parameters(make(loss=loss))
+    settings = resolve(check_parameters(make(loss=loss)), 8, 8, several_labels=True).model
     assert (settings.sampler, settings.shared, settings.mask_other_labels) == (
         "uniform",
         True,

@@ -808,17 +808,17 @@ def test_steps_one_by_one_are_said_once_with_the_reason(capfd, tmp_path):
     X, y = sparse.eye_array(60, format="csr"), rng.integers(0, 30, 60)
     options = {"sampler": "unigram", "num_sampled": 5, "max_iter": 2, "random_state": 0}
     fused = SampledSoftmaxClassifier(loss="bpr", verbose=True, **options).fit(X, y)
-    assert fused.step_by_step_ is None
+    assert fused.resolved_.step_by_step is None
     assert "one by one" not in capfd.readouterr().err
     slow = SampledSoftmaxClassifier(verbose=True, **{**options, "sampler": "clusters"}).fit(X, y)
-    assert slow.step_by_step_ == "draws follow the contexts, which change in each step"
+    why = slow.resolved_.step_by_step
+    assert why == "draws follow the contexts, which change in each step"
     lines = lines_of(capfd)
     [line] = [line for line in lines if "one by one" in line]
     assert line == f"fit: {slow.resolved_}" == lines[0]
-    assert line.endswith(f"; steps one by one: {slow.step_by_step_}")
+    assert line.endswith(f"; steps one by one: {why}")
     slow.save(tmp_path / "model.npz")
     loaded = SampledSoftmaxClassifier.load(tmp_path / "model.npz")
-    assert loaded.step_by_step_ == slow.step_by_step_
     assert loaded.resolved_ == slow.resolved_
     dense = SampledSoftmaxClassifier(**options).fit(X.toarray(), y)
-    assert dense.step_by_step_.startswith("inputs are dense, whose products are quicker")
+    assert dense.resolved_.step_by_step.startswith("inputs are dense, whose products are quicker")

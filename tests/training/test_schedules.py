@@ -86,7 +86,7 @@ def test_steps_in_one_call_have_the_rates_of_steps_one_by_one(name, monkeypatch)
     kinds = {"loss": "sampled-masked", "num_sampled": 3, "optimizer": name, "learning_rate": 0.05}
     how = {**kinds, "schedule": "cosine", "warmup": 0.3, "max_iter": 3, "batch_size": 16}
     one = SampledSoftmaxClassifier(8, random_state=0, **how).fit(X, Y)
-    assert one.step_by_step_ is None
+    assert one.resolved_.step_by_step is None
 
     def one_by_one(task, *_):
         task._draws_by_row = True  # with the same draws
