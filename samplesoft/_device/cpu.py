@@ -31,7 +31,6 @@ from samplesoft._validation import writable as writable
 _CHUNK_NUMBERS = 1 << 18  # of a chunk for a thread
 _FEATURES = 1 << 20  # that a thread writes at a time: 0.2 ms of work or more
 _STEPS = 1 << 18  # numbers to step below which threads cost more than they save
-_FIRST = np.zeros(1, np.int64)  # the only row of a table that is one row
 
 float_rows = as_float_rows
 ids = as_ids
@@ -116,20 +115,6 @@ def are_rows(ids: IntArray, num_rows: int) -> bool:
     return _are_rows(ids, num_rows)
 
 
-def can_step(
-    ids: IntArray | None, gradients: NDArray[Any], table: NDArray[Any], limit: float, largest: float
-) -> bool:
-    """Tell whether `ids` (k,), None for the only one, are rows of a table, which can take a step.
-
-    No gradient is greater than `limit` in size and no number in those rows than `largest`, nor NaN.
-    """
-    number = table.dtype.type
-    # one pass; what is wrong is sought only then
-    return _can_step(
-        _FIRST if ids is None else ids, gradients, table, number(limit), number(largest)
-    )
-
-
 def run(kernel: Callable[..., None], num: int, *arguments: Any) -> None:
     """Call a kernel that has `num` things to do."""
     kernel(*arguments)
@@ -148,27 +133,30 @@ def over_rows(kernel: Callable[..., None], *arrays: NDArray[Any]) -> None:
 
 def step_rows(
     rows_kernel: Callable[..., None],
-    ids: IntArray | None,
+    ids: IntArray,
     gradients: NDArray[Any],
     table: NDArray[Any],
     states: tuple[NDArray[Any], ...],
     numbers: tuple[Any, ...],
 ) -> None:
-    """Call a kernel of an optimizer for rows `ids` (k,) of a table (n, d), or for its only row.
+    """Call a kernel of an optimizer for rows `ids` (k,) of a table (n, d).
 
     `gradients` are (k, d); a table and its states change in place.
     """
+    if gradients.size <= _STEPS:  # as in most steps
+        rows_kernel(ids, gradients, table, states, numbers)
+        return
 
     def change(part: slice) -> None:
-        if ids is None:  # one long row, of which threads take parts
+        if single:  # a long row, of which threads take parts
             parts_of = tuple(state[:, part] for state in states)
-            rows_kernel(_FIRST, gradients[:, part], table[:, part], parts_of, numbers)
+            rows_kernel(ids, gradients[:, part], table[:, part], parts_of, numbers)
         else:  # ids rise, each once, so that no two threads write to the same row
             rows_kernel(ids[part], gradients[part], table, states, numbers)
 
-    count = gradients.shape[1] if ids is None else gradients.shape[0]
-    parts = 1 if gradients.size <= _STEPS else num_threads()
-    thread_each(change, chunks(count, max(1, -(-count // parts))))
+    single = ids.shape[0] == 1
+    count = gradients.shape[1] if single else gradients.shape[0]
+    thread_each(change, chunks(count, max(1, -(-count // num_threads()))))
 
 
 def write_features(
@@ -227,9 +215,14 @@ def _are_rows(ids: IntArray, num_rows: int) -> bool:
 
 
 @njit
-def _can_step(
-    ids: IntArray, rows: NDArray[Any], table: NDArray[Any], limit: float, largest: float
+def can_step(
+    ids: IntArray, gradients: NDArray[Any], table: NDArray[Any], limit: Any, largest: Any
 ) -> bool:
+    """Tell whether `ids` (k,) are rows of a table, which can take a step.
+
+    No gradient is greater than `limit` in size and no number in those rows than `largest`, nor NaN.
+    One pass; what is wrong is sought only then.
+    """
     if not _are_rows(ids, len(table)):
         return False
     count = 0
@@ -237,6 +230,6 @@ def _can_step(
         row = table[ids[i]]
         for c in range(len(row)):
             # in this order NaN, which is not <= anything, counts; without a branch it vectorises
-            count += 0 if abs(rows[i, c]) <= limit else 1
+            count += 0 if abs(gradients[i, c]) <= limit else 1
             count += 0 if abs(row[c]) <= largest else 1
     return count == 0

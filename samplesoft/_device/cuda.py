@@ -136,10 +136,9 @@ def are_rows(ids: Any, num_rows: int) -> bool:
 def can_step(ids: Any, gradients: Any, table: Any, limit: float, largest: float) -> bool:
     """Tell whether `ids` are rows of a table, and no number of `gradients` is beyond a limit.
 
-    Ids are None for the only row. Numbers of the table are not read, as they are on the processor.
+    Numbers of the table are not read, as they are on the processor.
     """
-    rise = ids is None or are_rows(ids, table.shape[0])
-    return rise and first_outside(gradients, -limit, limit) is None
+    return are_rows(ids, table.shape[0]) and first_outside(gradients, -limit, limit) is None
 
 
 def step_rows(
@@ -150,11 +149,10 @@ def step_rows(
     states: tuple[Any, ...],
     numbers: tuple[Any, ...],
 ) -> None:
-    """Call a kernel of an optimizer for rows `ids` (k,) of a table (n, d), or for its only row.
+    """Call a kernel of an optimizer for rows `ids` (k,) of a table (n, d).
 
     `gradients` are (k, d); a table and its states change in place.
     """
-    ids = to_device(np.zeros(1, np.int64)) if ids is None else ids
     # without a state the tuple may not be empty, which has no type for the compiler
     held = states or (gradients,)
     step = _step_kernel(rows_kernel, len(held))

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from math import inf, prod, sqrt
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._device import backend, backend_of
+from samplesoft._device import Backend, backend, cpu
 from samplesoft._device.select import device_of, on_device, to_host
 from samplesoft._jit import njit
 from samplesoft._validation import (
@@ -37,22 +38,35 @@ Array = NDArray[Any]
 LARGEST = {np.dtype(t): float(np.finfo(t).max) for t in (np.float32, np.float64)}
 _SMALLEST = 1e-37  # a number of float32 with all its digits
 _INT64 = np.dtype(np.int64)
+_FIRST = np.zeros(1, np.int64)  # the only row of a table that is one row
 _ROOM = 2.0**-10  # a million of the largest squares have a finite sum
 
 
-class Update(NamedTuple):
+def largest_gradient(dtype: np.dtype[Any], squares: bool) -> Any:
+    """Return how large a number of a gradient may be, of which squares may be added up."""
+    limit = LARGEST[dtype]
+    # an infinite sum of squares would end all learning of its entry, without a word
+    return dtype.type(limit**0.5 * _ROOM if squares else limit)
+
+
+# of a type as of the numbers that kernels compare with it, and by whether squares are added up
+_LIMITS = {
+    squares: {dtype: largest_gradient(dtype, squares) for dtype in LARGEST}
+    for squares in (False, True)
+}
+
+
+@dataclass(slots=True, eq=False)
+class Update:
     """A parameter and its gradient, both C-contiguous and of one type, as kernels take them."""
 
     name: str
     parameter: Array
-    ids: IntArray | None  # (k,): the rows that have a gradient; None for all
-    rows: Array  # (k, d): the gradient, or (1, parameter.size) where `ids` is None
-
-    def table(self, array: Array) -> Array:
-        """Return the parameter, or a state of its shape, with the columns of `rows`."""
-        # (-1, 0) has no shape where a row has no numbers
-        num = 1 if self.ids is None else self.parameter.shape[0]
-        return array.reshape(num, self.rows.shape[1])
+    arrays: Backend  # where the parameter lies
+    table: Array  # (n, d): the parameter, or (1, parameter.size) where all of it has a gradient
+    ids: IntArray  # (k,): the rows of the table that have a gradient
+    rows: Array  # (k, d): the gradient
+    states: tuple[Array, ...] = ()  # of the shape of the parameter
 
 
 class Optimizer(ABC):
@@ -153,33 +167,34 @@ class Optimizer(ABC):
         # everything is read and checked before the first number changes, so that an error in the
         # second parameter leaves the first as it was
         updates = []
-        for name, gradient in gradients.items():
+        for name in gradients:
             if name not in parameters:
                 raise ValueError(
                     f"`gradients` has {name!r}, which `parameters` has not; it has "
                     f"{', '.join(map(repr, parameters))}."
                 )
-            updates.append(_as_update(name, parameters[name], gradient, self.squares))
-        # a step without a state has none to check
-        states = [self._state_of(update) if self._state_names else () for update in updates]
+            update = _as_update(name, parameters[name], gradients[name], self.squares)
+            if self._state_names:
+                update.states = self._states_of(update)
+            updates.append(update)
         # Adam's corrections need the number of this step; it is taken back where it is refused
         numbers = self.next_numbers()
+        largest = max(numbers)
         for update in updates:
             # a rate beyond float32 would become infinity on its way into the kernel; NaN fails too
-            if not max(numbers) <= LARGEST[update.parameter.dtype]:
+            if not largest <= LARGEST[update.table.dtype]:
                 self.steps -= 1
                 raise ValueError(
-                    f"`learning_rate` must be within the range of {update.parameter.dtype} for "
+                    f"`learning_rate` must be within the range of {update.table.dtype} for "
                     f"{update.name!r}, got {self.learning_rate}; lower it."
                 )
-        for update, state in zip(updates, states, strict=True):
-            self._state[update.name] = state
+        for update in updates:
+            self._state[update.name] = update.states
+            table = update.table
+            states = tuple([state.reshape(table.shape) for state in update.states])
             # a float64 among the numbers would make all arithmetic of a float32 kernel float64
-            typed = tuple(map(update.parameter.dtype.type, numbers))
-            tables = tuple(map(update.table, state))
-            table = update.table(update.parameter)
-            step_rows = backend_of(update.parameter).step_rows
-            step_rows(self._kernel, update.ids, update.rows, table, tables, typed)
+            typed = tuple(map(table.dtype.type, numbers))
+            update.arrays.step_rows(self._kernel, update.ids, update.rows, table, states, typed)
 
     def with_states(self, parameters: Mapping[str, Array]) -> dict[str, tuple[Array, ...]]:
         """Return each parameter and its states, for callers that take steps with the kernel."""
@@ -200,9 +215,9 @@ class Optimizer(ABC):
             self.steps -= 1
             raise
 
-    def _state_of(self, update: Update) -> tuple[Array, ...]:
-        like = update.parameter
-        arrays = backend_of(like)
+    def _states_of(self, update: Update) -> tuple[Array, ...]:
+        """Return the states of a parameter, which can be written."""
+        like, arrays = update.parameter, update.arrays
         before = self._state.get(update.name)
         if before is None:
             # at the first gradient: the state of parameters that never have one takes no room
@@ -605,6 +620,37 @@ def _as_state(name: str, state: Mapping[str, Array]) -> Array:
 
 def _as_update(name: str, parameter: Any, gradient: Any, squares: bool) -> Update:
     """Return the update of a parameter; the gradient, or its `squares` too, must be finite."""
+    if _is_plain(parameter, gradient):  # as in most steps; all else is looked at part by part
+        ids, rows = gradient
+        update = Update(name, parameter, cpu, parameter, ids, rows)
+    else:
+        update = _converted(name, parameter, gradient)
+    table = update.table
+    limit, largest = _LIMITS[squares][table.dtype], _LIMITS[False][table.dtype]
+    if not update.arrays.can_step(update.ids, update.rows, table, limit, largest):
+        raise _wrong_step(update, gradient, float(limit))
+    return update
+
+
+def _is_plain(parameter: Any, gradient: Any) -> bool:
+    """Tell whether a matrix and rows of its gradient can be computed with as they are."""
+    if type(parameter) is not np.ndarray or type(gradient) is not SparseRows:
+        return False
+    ids, rows = gradient
+    return (
+        type(ids) is type(rows) is np.ndarray
+        and (ids.dtype, ids.ndim) == (_INT64, 1)
+        and parameter.dtype in LARGEST
+        and parameter.ndim == 2
+        and parameter.flags.carray
+        and rows.dtype == parameter.dtype
+        and rows.shape == (ids.shape[0], parameter.shape[1])
+        and ids.flags.c_contiguous & rows.flags.c_contiguous
+    )
+
+
+def _converted(name: str, parameter: Any, gradient: Any) -> Update:
+    """Return the update of a parameter on any device, by a gradient of any form."""
     device = device_of(parameter)
     arrays, there = backend(device), device != "cpu"
     if not there:
@@ -615,8 +661,7 @@ def _as_update(name: str, parameter: Any, gradient: Any, squares: bool) -> Updat
             f"`parameters` must hold C-contiguous arrays of float32 or float64, got "
             f"{parameter.dtype} with strides {parameter.strides} for {name!r}."
         )
-    ids, values, whole = None, gradient, tuple(parameter.shape)
-    shape = whole
+    whole = tuple(parameter.shape)
     if isinstance(gradient, SparseRows):
         some, values = gradient.ids, gradient.rows
         if not (there and on_device(some)):
@@ -624,26 +669,27 @@ def _as_update(name: str, parameter: Any, gradient: Any, squares: bool) -> Updat
         # of any integer type, as one type spares the kernels a version for each
         ids = arrays.typed(f"gradients[{name!r}]", some, _INT64)
         shape = (ids.shape[0], *whole[1:])
+        table = parameter.reshape(whole[0], prod(whole[1:]))
+    else:
+        values, shape = gradient, whole
+        ids = arrays.placed(_FIRST)
+        table = parameter.reshape(1, prod(whole))
     if not (there and on_device(values)):
         _require_floats(name, values)
     # a gradient in float64 for a parameter in float32 is taken, and cast once:
     # what is too large for float32 becomes infinite, and is refused next
     rows = arrays.typed(f"gradients[{name!r}]", values, parameter.dtype)
     if rows.shape != shape:
-        raise _wrong_shape(name, rows.shape, shape, whole, ids)
-    columns = (1, prod(shape)) if ids is None else (ids.shape[0], prod(shape[1:]))
-    update = Update(name, parameter, ids, rows if shape == columns else rows.reshape(columns))
-    table = update.table(parameter)
-    limit, largest = greatest(parameter.dtype, squares), LARGEST[parameter.dtype]
-    if not arrays.can_step(ids, update.rows, table, limit, largest):
-        raise _wrong_step(update, values, table, limit)
-    return update
+        raise _wrong_shape(name, rows.shape, shape, whole, gradient)
+    columns = (ids.shape[0], table.shape[1])
+    rows = rows if shape == columns else rows.reshape(columns)
+    return Update(name, parameter, arrays, table, ids, rows)
 
 
-def _wrong_step(update: Update, values: Any, table: Array, limit: float) -> ValueError:
-    """Return the error for an update of a table that cannot be made; `values` are its gradient."""
-    name, arrays = update.name, backend_of(table)
-    if update.ids is not None and not arrays.are_rows(update.ids, table.shape[0]):
+def _wrong_step(update: Update, gradient: Any, limit: float) -> ValueError:
+    """Return the error for an update that cannot be made, by a gradient as it was given."""
+    name, table, arrays = update.name, update.table, update.arrays
+    if not arrays.are_rows(update.ids, table.shape[0]):
         ids = to_host(update.ids)
         return ValueError(
             f"`gradients` must have ids that ascend, each once, in 0..{table.shape[0] - 1} for "
@@ -652,6 +698,7 @@ def _wrong_step(update: Update, values: Any, table: Array, limit: float) -> Valu
         )
     place = arrays.first_outside(update.rows, -limit, limit)
     if place is not None:
+        values = gradient.rows if isinstance(gradient, SparseRows) else gradient
         worst = to_host(values).flat[place]
         return ValueError(
             f"`gradients` must be finite, and at most {limit:.2g} for a {table.dtype} parameter, "
@@ -699,18 +746,15 @@ def _as_row_ids(name: str, ids: Any, whole: tuple[int, ...]) -> IntArray:
     return array
 
 
-def greatest(dtype: np.dtype[Any], squares: bool) -> float:
-    """Return how large a number of a gradient may be, of which squares may be added up."""
-    limit = LARGEST[dtype]
-    # an infinite sum of squares would end all learning of its entry, without a word
-    return limit**0.5 * _ROOM if squares else limit
-
-
 def _wrong_shape(
-    name: str, got: tuple[int, ...], shape: tuple[int, ...], whole: tuple[int, ...], ids: Any
+    name: str,
+    got: tuple[int, ...],
+    shape: tuple[int, ...],
+    whole: tuple[int, ...],
+    gradient: Any,
 ) -> ValueError:
     """Return the error for a gradient that has not the shape of its parameter."""
-    rows = "" if ids is None else f" and there are {ids.shape[0]} ids"
+    rows = f" and there are {len(gradient.ids)} ids" if isinstance(gradient, SparseRows) else ""
     return ValueError(
         f"`gradients` must have shape {shape} for {name!r}, got {got}; the parameter has shape "
         f"{whole}{rows}."

@@ -65,7 +65,7 @@ from samplesoft.losses.step import (
     score_labels,
 )
 from samplesoft.models.linear_softmax import LinearSoftmax
-from samplesoft.models.optimizers import LARGEST, Optimizer, greatest
+from samplesoft.models.optimizers import LARGEST, Optimizer, largest_gradient
 from samplesoft.samplers.base import Draw, Rows, Sampler
 
 _EXAMPLES = 32  # in a block
@@ -407,7 +407,7 @@ def _update_of(optimizer: Optimizer, model: LinearSoftmax, num_steps: int) -> _U
             f"{optimizer.learning_rate}; lower it."
         )
     numbers = wide.astype(model.dtype)
-    limit = model.dtype.type(greatest(model.dtype, optimizer.squares))
+    limit = largest_gradient(model.dtype, optimizer.squares)
     inputs, intercept, classes = tables
     return _Update(inputs, intercept, np.zeros(1, np.int64), classes, numbers, limit)
 
