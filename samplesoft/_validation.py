@@ -291,7 +291,8 @@ def own_arrays(arrays: dict[str, Any]) -> None:
     A model that `joblib.load` has mapped from a file predicts from there, and is copied once it is
     trained. Arrays on a GPU stay as they are.
     """
-    for name, array in arrays.items():
+    for name in arrays:
+        array = arrays[name]
         if type(array) is np.ndarray and array.flags.writeable:
             continue  # as in most steps
         if isinstance(array, np.ndarray):

@@ -301,34 +301,36 @@ class Loss(ABC):
         return self.forward_batch(batch, draw, label_log_count=label_log_count, weights=weights)
 
     def check_batch(
-        self, h: Any, class_embeddings: ArrayLike, labels: Any, biases: ArrayLike | None
+        self, h: Any, class_embeddings: Any, labels: Any, biases: ArrayLike | None
     ) -> Batch:
         """Check the arguments of `forward`, and normalise contexts; for callers that draw."""
         arrays = backend(self.device)
-        rows = arrays.shaped_rows("class_embeddings", class_embeddings)
-        n, d = rows.shape
         # as in most steps; what is not sound is told below
-        plain = self.device == "cpu" and _are_plain(h, labels, d, rows.dtype)
-        sound = plain and is_sound(h, labels, n)
-        contexts = h if sound else arrays.float_rows("h", h, d, rows.dtype)
-        size = contexts.shape[0]
-        if sound:
-            targets = Targets(labels)
-        elif self.device == "cpu":
-            targets = check_targets(labels, size, n, self.label_reduction)
-        elif sparse.issparse(labels):
-            raise TypeError(
-                "`labels` must hold one label an example with device='cuda', got a matrix; "
-                "compute on the processor, or expand the batch to pairs."
-            )
+        if self.device == "cpu" and _are_sound(h, class_embeddings, labels):
+            contexts, rows, targets = h, class_embeddings, Targets(labels)
         else:
-            targets = Targets(arrays.labels("labels", labels, n, (size,)))
-        offsets = None if biases is None else arrays.vector("biases", biases, n, rows.dtype)
+            rows = arrays.shaped_rows("class_embeddings", class_embeddings)
+            contexts = arrays.float_rows("h", h, rows.shape[1], rows.dtype)
+            targets = self._check_labels(labels, contexts.shape[0], rows.shape[0])
+        offsets = None
+        if biases is not None:
+            offsets = arrays.vector("biases", biases, rows.shape[0], rows.dtype)
         norms = None
         if self.normalize:  # a copy, for the caller's array stays as it is
             contexts, norms = unit_rows("h", arrays.copied(contexts))
         z = contexts if self.tau == 1.0 else arrays.times(contexts, self.tau)
         return Batch(contexts, norms, z, rows, targets, offsets)
+
+    def _check_labels(self, labels: Any, size: int, n: int) -> Targets:
+        """Return the labels of a batch, below n."""
+        if self.device == "cpu":
+            return check_targets(labels, size, n, self.label_reduction)
+        if sparse.issparse(labels):
+            raise TypeError(
+                "`labels` must hold one label an example with device='cuda', got a matrix; "
+                "compute on the processor, or expand the batch to pairs."
+            )
+        return Targets(backend(self.device).labels("labels", labels, n, (size,)))
 
     def forward_batch(
         self,
@@ -396,14 +398,22 @@ class Loss(ABC):
         """Return gradients of the weighted sum of losses; ``dh`` holds that in ``batch.z``."""
 
 
-def _are_plain(h: Any, labels: Any, dim: int, dtype: np.dtype[Any]) -> bool:
-    """Tell whether contexts and labels (B,) are arrays that are computed with as they are."""
-    return (
-        type(h) is type(labels) is np.ndarray
-        and (h.dtype, labels.dtype, h.shape[1:]) == (dtype, _INT, (dim,))
+def _are_sound(h: Any, rows: Any, labels: Any) -> bool:
+    """Tell whether contexts, class vectors and labels (B,) can be computed with as they are.
+
+    Numbers of class vectors are not looked at.
+    """
+    if not type(h) is type(rows) is type(labels) is np.ndarray:
+        return False
+    fits = (
+        h.ndim == rows.ndim == 2
+        and h.shape[1] == rows.shape[1] != 0
         and labels.shape == h.shape[:1] != (0,)
-        and h.flags.c_contiguous & labels.flags.c_contiguous
+        and h.dtype == rows.dtype in (np.float32, np.float64)
+        and labels.dtype == _INT
+        and h.flags.c_contiguous & rows.flags.c_contiguous & labels.flags.c_contiguous
     )
+    return fits and is_sound(h, labels, rows.shape[0])
 
 
 @njit

@@ -136,6 +136,10 @@ class SoftmaxLayer:
             self.parameters["biases"] = self._arrays.copied(vector)
         self.sampler = sampler
         self._sampled = loss if isinstance(loss, SampledLoss) else None
+        # asked once: a call of what does nothing costs each step as much as a small product
+        self._draws_as_asked = getattr(type(loss), "draw", None) is SampledLoss.draw
+        self._refreshes = getattr(type(sampler), "refresh", None) is not Sampler.refresh
+        self._observes = getattr(type(sampler), "observe", None) is not Sampler.observe
         self.num_sampled = 0
         self.shared = False
         self.update_every = as_count("update_every", update_every)
@@ -209,7 +213,8 @@ class SoftmaxLayer:
         draw, log_count = self._draw(batch.contexts, batch.targets, rng)
         result = self.loss.forward_batch(batch, draw, label_log_count=log_count, weights=weights)
         # after the loss, for a draw must not know the labels that it is corrected by
-        self._observe(batch.targets, weights)
+        if self.sampler is not None and self._observes:
+            self._observe(batch.targets, weights)
         return result
 
     def backward(self, cache: Cache) -> tuple[Rows, dict[str, SparseRows]]:
@@ -344,16 +349,18 @@ class SoftmaxLayer:
         def sample(num: int, seed: Seed) -> Draw:
             return sampler.sample(h, num, exclude=exclude, shared=self.shared, rng=seed)
 
-        # a two-pass sampler takes new candidates, by the seed of the step
-        sampler.refresh(rng)
-        draw = loss.draw(sample, self.num_sampled, targets, sampler.num_classes, rng)
+        if self._refreshes:  # a two-pass sampler takes new candidates, by the seed of the step
+            sampler.refresh(rng)
+        if self._draws_as_asked:
+            draw = sample(self.num_sampled, rng)
+        else:
+            draw = loss.draw(sample, self.num_sampled, targets, sampler.num_classes, rng)
         log_count = self._label_log_count(contexts, targets) if loss.needs_label_count else None
         return draw, log_count
 
     def _observe(self, targets: Targets, weights: ArrayLike | None) -> None:
         """Tell the sampler of labels, but not of those of examples of weight 0, as padding is."""
-        if self.sampler is None:
-            return
+        assert self.sampler is not None
         labels = targets.labels
         if self.loss.device != "cpu":
             labels = self._for_sampler(labels)
