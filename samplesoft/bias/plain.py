@@ -1,5 +1,8 @@
 """The exact bias of sampled softmax, of one example: to be read, not to be used.
 
+`samplesoft.check_loss` alone uses a part of it, `mixture`: its losses are wrong in ways that no
+scheme has a name for.
+
 Three classes with logits 0, 1, 2, of which the first is the label. The softmax is p = (0.09, 0.24,
 0.67). One draw among the others, each with the chance 1/2, gives the sum S = e^0 + 2 e^1 or e^0 + 2
 e^2, and the softmax p' = (0.16, 0.84, 0) or (0.06, 0, 0.94). The mean of p' is (0.11, 0.42, 0.47),
@@ -10,7 +13,7 @@ p' less 1 at the label, so that the bias of p' is that of the gradient.
 
 1. The definition: the mean over all outcomes of the draws. There are n^m.
 2. One integral in its place, for draws that are not the label.
-3. Other schemes: what S has for certain, what a draw adds, how likely it is.
+3. Other schemes, as mixtures: what S has for certain, what a draw adds, how likely it is.
 4. Second moments, from one power of u more.
 5. Draws without replacement, by a race of clocks.
 
@@ -37,7 +40,7 @@ def softmax(logits):
 def without(q, label):
     """Return the distribution of a draw given that it is not the label."""
     others = np.where(np.arange(len(q)) == label, 0.0, q)
-    return others / others.sum()
+    return others / (others.sum() or 1.0)
 
 
 def nodes(largest, least):
@@ -87,64 +90,65 @@ def bias_of_negatives(logits, label, q, m):
 # 3. other schemes ---------------------------------------------------------------------------------
 
 
-def bias_of_draws(logits, label, law, weights, m, base, own):
-    """Return the same where S = base + the weights (n,) of m draws by `law` (n,).
+def mixture(products, base, u, step, expm1=np.expm1):
+    """Return the terms exp(-u) - E exp(-u S) (K,) of E log S, and E base / S and E masses / S (n,).
 
-    What the law lacks of 1 are draws that add nothing. The loss is log S - log own.
+    S is `base` plus draws. `products` are pairs (probability, factors), and a factor (law (n,),
+    weights (n,), times) is that of `times` draws: class j by law_j adds w_j, and what the law lacks
+    of 1 are draws that add nothing. The mean of exp(-u S) is a product of factors T, (B3), or a
+    mixture of such; where one draw of j leaves its exponential in the place of a T, it is the part
+    of j, as in (B4).
+
+    T = sum_j law_j exp(-u w_j) is 1 but for its last digits where u is small, and E log S is made
+    of what is left: T - 1 is summed by expm1, which has all of them.
     """
-    e, drawn = softmax(logits), law > 0.0
-    nothing = 1.0 - law.sum() if law.sum() < 1.0 - 1e-12 else 0.0
-    least = 0.0 if nothing else m * weights[drawn].min()
-    u = nodes(base + m * weights.max(), base + least)
-    decay = np.exp(-np.outer(u, weights))
-    transform = decay @ law + nothing
-    rest = np.exp(-u * base) * transform ** (m - 1)
-    mean_p = m * law * weights * ((STEP * u * rest) @ decay)
-    mean_p[label] += base * (STEP * u * rest) @ transform
-    log_sum = STEP * np.sum(np.exp(-u) - rest * transform)
-    return mean_p - e, log_sum - math.log(own) + math.log(e[label])
+    change, of_base, masses = np.zeros_like(u), 0.0, 0.0
+    for probability, factors in products:
+        log_product, parts = -u * base, []
+        for law, weights, times in factors:
+            less = expm1(np.outer(-u, weights))
+            t_less_1 = np.maximum(less @ law, np.nextafter(-1.0, 0.0))
+            log_product = log_product + times * np.log1p(t_less_1)
+            parts.append((times * law * weights, u / (1.0 + t_less_1), 1.0 + less))
+        change += probability * np.expm1(log_product)
+        product_of_all = probability * step * np.exp(log_product)
+        of_base += float(product_of_all @ u) * base
+        for counts, u_over_t, decay in parts:
+            masses = masses + counts * ((product_of_all * u_over_t) @ decay)
+    return step * (np.expm1(-u) - change), of_base, masses
+
+
+def ratios(e, law):
+    """Return e / law, and 0 of what is never drawn."""
+    return np.divide(e, law, out=np.zeros(len(e)), where=law > 0.0)
 
 
 def bias(logits, label, q, m, scheme):
     """Return the bias of a scheme with replacement, of its jackknife, or of `poisson`."""
     e, q = softmax(logits), np.asarray(q, dtype=float)
-    if scheme.startswith("jackknife"):  # (B13)
-        plain = "masked" if scheme.endswith("masked") else "negatives"
-        whole, fewer = (bias(logits, label, q, k, plain) for k in (m, m - 1))
-        return tuple(m * a - (m - 1) * b for a, b in zip(whole, fewer, strict=True))
-    if scheme == "poisson":
-        return bias_of_inclusion(logits, label, q)
+    name, others = scheme.removesuffix("_masked"), np.arange(len(e)) != label
+    base = own = e[label]  # the label's mass in S, and what the loss is less by, as a factor
+    if name == "candidate":
+        base = own = e[label] / (m * q[label])
+    if name == "importance":
+        base = 0.0
+    if scheme in ("negatives", "jackknife", "reject"):
+        q_label, q = q[label], without(q, label)
+    elif scheme not in ("candidate", "importance"):  # a hit has no weight
+        q = np.where(others, q, 0.0)
+    r = ratios(e, q)
+    products = [(1.0, [(q, r / m, m)])]
+    if name == "jackknife":  # (B13)
+        products = [(m, products[0][1]), (1 - m, [(q, r / (m - 1), m - 1)])]
     if scheme == "reject":  # of K draws that are kept, as many as not, (B10)
-        mean = np.array([*-e, math.log(e[label])]) * q[label] ** m  # K = 0: p' is 1 at the label
-        mean[label] += q[label] ** m
-        for k in range(1, m + 1):
-            chance = math.comb(m, k) * (1.0 - q[label]) ** k * q[label] ** (m - k)
-            if chance:
-                mean += chance * np.append(*bias_of_negatives(logits, label, q, k))
-        return mean[:-1], mean[-1]
-    corrects, draws_label = scheme.startswith("candidate"), scheme in ("candidate", "importance")
-    law = without(q, label) if scheme == "negatives" else q.copy()
-    divisors = m * law
-    if not draws_label:  # a hit has no weight
-        law[label] = 0.0
-    weights = np.divide(e, divisors, out=np.zeros(len(e)), where=law > 0.0)
-    own = e[label] / (m * q[label]) if corrects else e[label]
-    base = 0.0 if scheme == "importance" else own
-    return bias_of_draws(logits, label, law, weights, m, base, own)
-
-
-def bias_of_inclusion(logits, label, pi):
-    """Return the bias where each class j is in S with the chance pi_j, for itself: (B26)."""
-    e, pi = softmax(logits), np.where(np.arange(len(pi)) == label, 0.0, pi)
-    w = np.divide(e, pi, out=np.zeros(len(e)), where=pi > 0.0)
-    u = nodes(e[label] + w.sum(), e[label])
-    decay = np.exp(-np.outer(u, w))
-    factors = 1.0 - pi + pi * decay
-    product_of_all = np.exp(-u * e[label]) * factors.prod(axis=1)
-    share = np.divide(decay, factors, out=np.zeros_like(decay), where=factors > 0.0)
-    mean_p = e * ((STEP * u * product_of_all) @ share)
-    mean_p[label] = e[label] * (STEP * u * product_of_all).sum()
-    return mean_p - e, STEP * np.sum(np.exp(-u) - product_of_all)
+        chances = [math.comb(m, k) * (1.0 - q_label) ** k * q_label ** (m - k) for k in range(m + 1)]
+        products = [(p, [(q, r / max(k, 1), k)]) for k, p in enumerate(chances) if p > 0.0]
+    if scheme == "poisson":  # each class j is in S with the chance q_j, for itself: (B26)
+        products = [(1.0, [(np.where(np.arange(len(e)) == j, q, 0.0), r, 1) for j in range(len(e))])]
+    u = nodes(base + max(m * r.max(), r.sum()), base or r[q > 0.0].min())
+    of_log, of_label, mean_p = mixture(products, base, u, STEP)
+    mean_p[label] += of_label
+    return mean_p - e, of_log.sum() - math.log(own) + math.log(e[label])
 
 
 # 4. second moments --------------------------------------------------------------------------------
