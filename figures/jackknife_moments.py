@@ -15,9 +15,7 @@ from numpy.typing import ArrayLike
 from samplesoft._jit import njit, num_threads, thread_each
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray, IntArray, as_choice
-from samplesoft.bias.draw_law import Classes, DrawLaw
 from samplesoft.bias.inputs import check_inputs
-from samplesoft.bias.laplace import _decay_ratio, tangent
 from samplesoft.bias.moments import (
     GradientMoments,
     integrate,
@@ -25,7 +23,11 @@ from samplesoft.bias.moments import (
     nodes_of_draws,
     squared_norms,
 )
-from samplesoft.bias.transform import Atoms, Nodes, class_moments
+from samplesoft.bias.with_replacement.atoms import Atoms, class_moments
+from samplesoft.bias.with_replacement.draws import DrawLaw
+from samplesoft.bias.with_replacement.laplace import _decay_ratio, tangent
+from samplesoft.bias.with_replacement.nodes import Nodes
+from samplesoft.bias.with_replacement.ratios import Classes
 from samplesoft.kernels import panels
 from samplesoft.schemes import select
 

@@ -12,10 +12,10 @@ from scipy.special import logsumexp
 from samplesoft._device.select import to_host
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray, as_choice, as_count, as_proposal, as_real_array
-from samplesoft.bias.draw_law import log_softmax
 from samplesoft.bias.exact import ExactBias
 from samplesoft.bias.inputs import check_inputs, probs_of
-from samplesoft.bias.transform import Row, rounding_unit
+from samplesoft.bias.numerics.quadrature import Row, rounding_unit
+from samplesoft.bias.numerics.summation import log_softmax
 from samplesoft.schemes import SCHEMES, Scheme, select
 
 _STEP = 0.1  # of log x

@@ -18,10 +18,12 @@ from numpy.typing import ArrayLike
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
 from samplesoft.bias.bounds import require_bounds
-from samplesoft.bias.draw_law import DrawLaw, make_classes, make_draw_law
 from samplesoft.bias.inputs import check_inputs
 from samplesoft.bias.moments import centre, check_vectors, numerator_moments
-from samplesoft.bias.transform import compute_decay_rates, evaluate_nodes, make_atoms
+from samplesoft.bias.with_replacement.atoms import make_atoms
+from samplesoft.bias.with_replacement.draws import DrawLaw, make_draw_law
+from samplesoft.bias.with_replacement.nodes import compute_decay_rates, evaluate_nodes
+from samplesoft.bias.with_replacement.ratios import make_classes
 from samplesoft.schemes import DECAY, last_level
 
 _LEFT = math.log(1e-9)  # x times the largest rate at the first node

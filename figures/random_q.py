@@ -24,8 +24,8 @@ from samplesoft._random import as_key
 from samplesoft._validation import FloatArray, as_count, as_positive, as_real_array
 from samplesoft.bias.exact import exact_bias
 from samplesoft.bias.inputs import check_inputs
-from samplesoft.bias.integral import with_replacement_bias
 from samplesoft.bias.negatives import make_negatives
+from samplesoft.bias.with_replacement.integral import with_replacement_bias
 
 _STEP = 0.1  # of log v
 _LEFT, _RIGHT = 20.0, 5.0  # beyond the fastest and the slowest change

@@ -5,9 +5,9 @@
 
 from samplesoft.bias import theorems as theorems
 from samplesoft.bias.chain import metropolis_bias as metropolis_bias
-from samplesoft.bias.sets import tries_bias as tries_bias
-from samplesoft.bias.stratified import stratified_bias as stratified_bias
-from samplesoft.bias.sums import BiasSums as BiasSums
-from samplesoft.bias.sums import ChunkBias as ChunkBias
-from samplesoft.bias.sums import exact_bias_of_chunks as exact_bias_of_chunks
+from samplesoft.bias.chunks.passes import BiasSums as BiasSums
+from samplesoft.bias.chunks.passes import ChunkBias as ChunkBias
+from samplesoft.bias.chunks.passes import exact_bias_of_chunks as exact_bias_of_chunks
 from samplesoft.bias.truncation import truncated_bias as truncated_bias
+from samplesoft.bias.without_replacement.sets import tries_bias as tries_bias
+from samplesoft.bias.without_replacement.stratified import stratified_bias as stratified_bias

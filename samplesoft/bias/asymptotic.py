@@ -11,9 +11,10 @@ from numpy.typing import ArrayLike
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
 from samplesoft.bias.bounds import require_bounds
-from samplesoft.bias.draw_law import make_classes, make_draw_law
 from samplesoft.bias.inputs import Inputs, check_inputs
 from samplesoft.bias.negatives import Negatives, make_negatives
+from samplesoft.bias.with_replacement.draws import make_draw_law
+from samplesoft.bias.with_replacement.ratios import make_classes
 from samplesoft.schemes import Scheme
 
 Scalar = Any  # a float for one example, an ndarray (B,) for a batch

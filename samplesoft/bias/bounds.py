@@ -18,8 +18,8 @@ from numpy.typing import ArrayLike
 from samplesoft._jit import chunks, njit_sum, thread_each
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import LARGEST_COUNT, FloatArray, as_positive
-from samplesoft.bias import successive
-from samplesoft.bias.draw_law import Centres, DrawLaw, LogSum, Sum, make_classes, make_draw_law
+from samplesoft.bias.chunks.dask import rows_of_dask
+from samplesoft.bias.chunks.passes import BiasSums, Known, check_chunk
 from samplesoft.bias.inputs import (
     Example,
     Inputs,
@@ -30,11 +30,16 @@ from samplesoft.bias.inputs import (
     times_power,
     with_room,
 )
-from samplesoft.bias.integral import with_replacement_bias
-from samplesoft.bias.negatives import EPS, NegativeSums
-from samplesoft.bias.successive import set_bias
-from samplesoft.bias.sums import BiasSums, Known, check_chunk, rows_of_dask
-from samplesoft.bias.transform import Atoms, evaluate_nodes, make_atoms, rounding_at
+from samplesoft.bias.negatives import NegativeSums
+from samplesoft.bias.numerics.quadrature import rounding_at
+from samplesoft.bias.numerics.summation import EPS, LogSum, Sum
+from samplesoft.bias.with_replacement.atoms import Atoms, make_atoms
+from samplesoft.bias.with_replacement.draws import DrawLaw, make_draw_law
+from samplesoft.bias.with_replacement.integral import with_replacement_bias
+from samplesoft.bias.with_replacement.nodes import evaluate_nodes
+from samplesoft.bias.with_replacement.ratios import Centres, make_classes
+from samplesoft.bias.without_replacement import successive
+from samplesoft.bias.without_replacement.successive import set_bias
 from samplesoft.kernels.exponential import exp64
 from samplesoft.schemes import Scheme, as_scheme
 

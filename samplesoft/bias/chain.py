@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._validation import FloatArray, as_array, as_count, as_labels, as_proposal
-from samplesoft.bias.draw_law import log_softmax
 from samplesoft.bias.inputs import Inputs, check_inputs
+from samplesoft.bias.numerics.summation import log_softmax
 from samplesoft.kernels.independence import after_steps, make_chain
 
 _NEAR = 0.5  # of a log ratio: below it, 1 - p / q has more digits than q - p

@@ -5,15 +5,11 @@ Read in this order; numbers (B1), (B2), ... are the equations of ``README.md`` b
 1. ``exact.py``: the public function, and the result.
 2. ``inputs.py``: the arguments, checked once, and the classes that are in S for certain; the facts
    of a scheme stand in ``samplesoft/schemes.py``.
-3. ``draw_law.py``: S as a base mass and independent draws, (B1), and the ratios of the classes.
-4. ``transform.py``: the ratios compressed to atoms (on the panels of ``kernels/panels.py`` where
-   classes are many), their Laplace transform at the nodes, and the loop that halves the step.
-5. ``node_weights.py``: what each scheme makes of the nodes, and of the integrals the bias.
-6. ``laplace.py``: the compiled loops of 4 and 5: sums over atoms, and integrals at each atom.
-7. ``integral.py``: all of these for one example, with the flows (B6) of its classes.
+3. ``with_replacement/``: the integral, for draws with replacement; its ``__init__.py`` lists its
+   files in the order to read them.
 
-``jackknife.py`` stands in for the first half of 5, and for all but 1 and 2 ``poisson.py``, and
-``successive.py`` for draws without replacement; ``sums.py`` has 7 for classes in chunks.
+``poisson.py`` stands in for 3 where each class is included for itself, ``without_replacement/`` for
+draws without replacement, and ``chunks/`` for classes in chunks.
 ``plain.py`` has the whole in a hundred lines of NumPy, with fewer digits.
 """
 
@@ -32,7 +28,7 @@ from numpy.typing import ArrayLike
 from samplesoft._executors import as_executor, run_tasks
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
-from samplesoft.bias.draw_law import LARGEST_FLOAT, log_softmax
+from samplesoft.bias.chunks.dask import bias_of_dask
 from samplesoft.bias.inputs import (
     Example,
     Inputs,
@@ -47,12 +43,11 @@ from samplesoft.bias.inputs import (
     times_power,
     with_room,
 )
-from samplesoft.bias.integral import loses_digits, with_replacement_bias
-from samplesoft.bias.negatives import EPS
+from samplesoft.bias.numerics.quadrature import Row
+from samplesoft.bias.numerics.summation import EPS, LARGEST_FLOAT, log_softmax
 from samplesoft.bias.poisson import poisson_bias
-from samplesoft.bias.successive import set_bias
-from samplesoft.bias.sums import bias_of_dask
-from samplesoft.bias.transform import Row
+from samplesoft.bias.with_replacement.integral import loses_digits, with_replacement_bias
+from samplesoft.bias.without_replacement.successive import set_bias
 from samplesoft.schemes import SCHEMES, Scheme
 
 _LARGEST_LOG = 700.0  # of a quotient that is an ordinary number

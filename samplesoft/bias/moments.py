@@ -23,16 +23,9 @@ from samplesoft._jit import chunks, njit, thread_each, thread_map
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._temperature import require_squares
 from samplesoft._validation import FloatArray, IntArray, as_positive, as_real_array
-from samplesoft.bias import poisson, successive
-from samplesoft.bias.draw_law import (
-    Classes,
-    DrawLaw,
-    Sum,
-    classes_of,
-    law_of,
-    make_classes,
-    make_draw_law,
-)
+from samplesoft.bias import poisson
+from samplesoft.bias.chunks.dask import rows_of_dask
+from samplesoft.bias.chunks.passes import BiasSums, ChunkBias, Known, check_chunk
 from samplesoft.bias.exact import bias_of_example
 from samplesoft.bias.inputs import (
     Example,
@@ -43,21 +36,20 @@ from samplesoft.bias.inputs import (
     require_digits,
     require_only_chunks,
 )
-from samplesoft.bias.negatives import EPS
-from samplesoft.bias.node_weights import log_kept
-from samplesoft.bias.sums import BiasSums, ChunkBias, Known, check_chunk, rows_of_dask
-from samplesoft.bias.transform import (
+from samplesoft.bias.numerics.quadrature import (
     STEP,
-    Atoms,
-    Nodes,
     Row,
     estimate_error,
     halving_change,
-    lost_nodes,
-    make_atoms,
-    make_nodes,
     rounding_at,
 )
+from samplesoft.bias.numerics.summation import EPS, Sum
+from samplesoft.bias.with_replacement.atoms import Atoms, make_atoms
+from samplesoft.bias.with_replacement.draws import DrawLaw, law_of, make_draw_law
+from samplesoft.bias.with_replacement.node_weights import log_kept
+from samplesoft.bias.with_replacement.nodes import Nodes, lost_nodes, make_nodes
+from samplesoft.bias.with_replacement.ratios import Classes, classes_of, make_classes
+from samplesoft.bias.without_replacement import successive
 from samplesoft.schemes import Scheme
 
 _CHUNK_NUMBERS = 1 << 20  # nodes times classes at a time

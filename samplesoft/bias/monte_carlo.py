@@ -21,8 +21,8 @@ from samplesoft._executors import as_executor, run_tasks
 from samplesoft._jit import chunks, njit, njit_bare, thread_map
 from samplesoft._random import as_key, mix64, uniform
 from samplesoft._validation import FloatArray, IntArray, as_count
-from samplesoft.bias.draw_law import log_softmax
 from samplesoft.bias.inputs import Inputs, check_inputs, join
+from samplesoft.bias.numerics.summation import log_softmax
 from samplesoft.kernels.alias import alias_draw, build_alias
 from samplesoft.kernels.sort_ids import count_below
 from samplesoft.schemes import Scheme

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samplesoft._validation import FloatArray
-
-EPS = float(np.finfo(np.float64).eps)
+from samplesoft.bias.numerics.summation import EPS
 
 
 @dataclass(frozen=True)

@@ -23,21 +23,10 @@ from numpy.typing import NDArray
 from samplesoft._jit import chunks, njit, num_threads, thread_each, thread_map
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.bias.draw_law import CLASS_CHUNK, log_softmax, relative_ratios, weighted_median
-from samplesoft.bias.laplace import (
-    FLAT,
-    GONE,
-    add_far,
-    far_sums,
-    near_atoms,
-    scaled,
-)
-from samplesoft.bias.node_weights import difference_of_exp, exponent_sizes
-from samplesoft.bias.transform import (
+from samplesoft.bias.numerics.quadrature import (
     ENOUGH,
     STEP,
     Row,
-    class_moments,
     estimate_error,
     halving_change,
     make_grid,
@@ -45,6 +34,19 @@ from samplesoft.bias.transform import (
     rounding_unit,
     sum_error,
 )
+from samplesoft.bias.numerics.summation import log_softmax, weighted_median
+from samplesoft.bias.with_replacement.atoms import class_moments
+from samplesoft.bias.with_replacement.deviations import relative_ratios
+from samplesoft.bias.with_replacement.draws import CLASS_CHUNK
+from samplesoft.bias.with_replacement.laplace import (
+    FLAT,
+    GONE,
+    add_far,
+    far_sums,
+    near_atoms,
+    scaled,
+)
+from samplesoft.bias.with_replacement.node_weights import difference_of_exp, exponent_sizes
 from samplesoft.kernels import panels
 from samplesoft.kernels.exponential import (
     ARTANH,

@@ -22,7 +22,6 @@ from samplesoft._validation import (
     as_real_array,
     require_plain,
 )
-from samplesoft.bias.draw_law import log_softmax
 from samplesoft.bias.inputs import (
     Inputs,
     check_inputs,
@@ -31,7 +30,8 @@ from samplesoft.bias.inputs import (
     times_power,
     with_room,
 )
-from samplesoft.bias.negatives import EPS, Negatives, log_sum_exp, make_negatives
+from samplesoft.bias.negatives import Negatives, log_sum_exp, make_negatives
+from samplesoft.bias.numerics.summation import EPS, log_softmax
 
 COSINE_TOLERANCE = 1e-4  # float32 embeddings are normalised about this well
 TINY = float(np.finfo(np.float64).tiny)

@@ -27,7 +27,7 @@ from scipy.stats import binom
 
 from samplesoft._jit import thread_map
 from samplesoft._validation import FloatArray
-from samplesoft.bias.sets import Sets
+from samplesoft.bias.without_replacement.sets import Sets
 from samplesoft.checking.observe import Problem
 from samplesoft.checking.recipe import Recipe
 

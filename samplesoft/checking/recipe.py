@@ -8,7 +8,13 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.bias.sets import Sets, by_tries, each_once, first_different, independent
+from samplesoft.bias.without_replacement.sets import (
+    Sets,
+    by_tries,
+    each_once,
+    first_different,
+    independent,
+)
 from samplesoft.checking.faults import Counts, Method, Variant
 from samplesoft.checking.observe import Problem
 from samplesoft.schemes import Scheme

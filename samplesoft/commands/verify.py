@@ -15,7 +15,7 @@ from samplesoft._executors import open_scheduler
 from samplesoft._jit import COMPILES, num_threads
 from samplesoft._progress import progress_phase
 from samplesoft._temperature import TAU_OF_OTHER_VECTORS, TAU_OF_UNIT_VECTORS
-from samplesoft.bias.laplace import sums_at_nodes
+from samplesoft.bias.with_replacement.laplace import sums_at_nodes
 from samplesoft.commands.files import flag
 from samplesoft.commands.options import (
     SCHEDULER,
@@ -65,7 +65,7 @@ _OF_VECTORS: Options = {
 _REHEARSAL = """
 import sys, numpy as np
 from samplesoft import monte_carlo_bias
-from samplesoft.bias.laplace import Points, atom_integrals, node_sums
+from samplesoft.bias.with_replacement.laplace import Points, atom_integrals, node_sums
 x, points = np.zeros(1), Points(*np.ones((10, 2)))
 node_sums(x, points, np.ones(2), tilted=False)
 atom_integrals(x, np.ones((1, 6)), None, points, 0.0)

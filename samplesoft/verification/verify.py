@@ -19,8 +19,8 @@ from samplesoft.bias.asymptotic import self_normalized_terms_of
 from samplesoft.bias.bounds import finite_sample_bounds_of, least_num_sampled
 from samplesoft.bias.exact import ExactBias, exact_bias_of, lost_digits
 from samplesoft.bias.inputs import Inputs
-from samplesoft.bias.integral import with_replacement_bias
 from samplesoft.bias.moments import exact_gradient_moments_of
+from samplesoft.bias.with_replacement.integral import with_replacement_bias
 from samplesoft.schemes import Scheme
 from samplesoft.verification.bounds import (
     BLOCKS,

@@ -10,8 +10,10 @@ from mpmath import mp, mpf
 from oracles import frozen, laplace_loops, naive
 
 from samplesoft import exact_bias, monte_carlo_bias
-from samplesoft.bias import integral, poisson, transform
-from samplesoft.bias.laplace import Integrals, NodeSums
+from samplesoft.bias import poisson
+from samplesoft.bias.with_replacement import integral
+from samplesoft.bias.with_replacement import nodes as transform
+from samplesoft.bias.with_replacement.laplace import Integrals, NodeSums
 from samplesoft.kernels import panels
 from samplesoft.schemes import SCHEMES, exact_schemes
 

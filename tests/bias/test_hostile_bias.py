@@ -6,8 +6,9 @@ from mpmath import mp, mpf
 from oracles.hostile_bias import DIGITS, exact, problem
 
 from samplesoft import exact_bias, exact_gradient_moments
-from samplesoft.bias import stratified_bias, successive
+from samplesoft.bias import stratified_bias
 from samplesoft.bias.bounds import finite_sample_bounds
+from samplesoft.bias.without_replacement import successive
 from samplesoft.schemes import SCHEMES, exact_schemes
 
 EVERY = exact_schemes() + exact_schemes(distinct=True)

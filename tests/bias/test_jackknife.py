@@ -9,8 +9,8 @@ from mpmath import mp, mpf
 from oracles import naive
 
 from samplesoft import exact_bias
-from samplesoft.bias import jackknife
-from samplesoft.bias.jackknife import _LossTerms
+from samplesoft.bias.with_replacement import jackknife
+from samplesoft.bias.with_replacement.jackknife import _LossTerms
 
 
 def test_terms_that_cancel_are_in_doubt_although_half_of_them_have_the_same_sum():

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mpmath import mp, mpf
 
-from samplesoft.bias import draw_law as ratios
-from samplesoft.bias import laplace
+from samplesoft.bias.numerics.summation import weighted_median
+from samplesoft.bias.with_replacement import deviations, laplace
 from samplesoft.kernels import panels
 
 SERIES = {
@@ -43,7 +43,7 @@ def test_deviation_keeps_28_digits_before_the_subtraction(gap, size):
             q = float(mpf(q_ref) * mp.exp(mpf(o) - mpf(o_ref)) * (1 + mpf(size * rng.normal())))
         want = exact_deviation(o, o_ref, q, q_ref)
         log_ratio = float(mp.log1p(want))
-        got = ratios.deviation(log_ratio, o, o_ref, q, q_ref)
+        got = deviations.deviation(log_ratio, o, o_ref, q, q_ref)
         assert abs(got - want) <= 4e-16 * abs(want) + 1e-26
 
 
@@ -61,7 +61,7 @@ def test_a_ratio_of_any_size_keeps_its_part_in_the_mean(gap):
     logits, q = np.array([0.0, gap - 600.0]), np.array([1.0, math.exp(-600.0)])
     contrast = np.zeros(2)
     columns = logits, logits - np.log(q), q, q, q
-    mean = ratios.relative_ratios(*columns, (0.0, 1.0, 0.0), contrast)[0][0]
+    mean = deviations.relative_ratios(*columns, (0.0, 1.0, 0.0), contrast)[0][0]
     with mp.workdps(60):
         deviation = mp.exp(mpf(logits[1])) / mpf(q[1]) - 1
         assert abs(mpf(mean) - mpf(q[1]) * deviation) <= 1e-12 * abs(mpf(q[1]) * deviation)
@@ -77,7 +77,7 @@ def test_weighted_median_splits_the_weight(pairs):
     weights = np.array([w for _, w in pairs])
     if not weights.any():
         weights[0] = 1.0
-    median = values[ratios.weighted_median(values, weights)]
+    median = values[weighted_median(values, weights)]
     half = 0.5 * weights.sum() * (1 + 1e-12)
     assert weights[values < median].sum() <= half
     assert weights[values > median].sum() <= half
@@ -89,7 +89,7 @@ def test_weighted_median_of_many_values(seed):
     rng = np.random.default_rng(seed)
     values, weights = rng.normal(size=20_000) ** 3, rng.random(20_000) ** (1 + seed)
     weights[rng.random(20_000) < 0.1] = 0.0
-    median = values[ratios.weighted_median(values, weights)]
+    median = values[weighted_median(values, weights)]
     half = 0.5 * weights.sum() * (1 + 1e-12)
     assert weights[values < median].sum() <= half
     assert weights[values > median].sum() <= half
@@ -97,9 +97,9 @@ def test_weighted_median_of_many_values(seed):
 
 def test_weighted_median_of_values_that_are_next_to_equal():
     values, weights = np.array([0.0, -1.1e-308, 3.0]), np.array([1.0, 0.5, 0.1])
-    assert ratios.weighted_median(values, weights) == 0
-    assert ratios.weighted_median(values[:2], weights[:2]) == 0
-    assert ratios.weighted_median(-values[:2], weights[:2]) == 0
+    assert weighted_median(values, weights) == 0
+    assert weighted_median(values[:2], weights[:2]) == 0
+    assert weighted_median(-values[:2], weights[:2]) == 0
 
 
 def compressed(log_r, weights, contrast):

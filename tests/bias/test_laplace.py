@@ -5,8 +5,8 @@ import pytest
 from mpmath import mp, mpf
 from oracles import laplace_loops
 
-from samplesoft.bias import laplace
-from samplesoft.bias.laplace import Points
+from samplesoft.bias.with_replacement import laplace
+from samplesoft.bias.with_replacement.laplace import Points
 
 R0, R, MEAN = 0.04, 1.0, 1.3  # the least ratio, the reference and the mean
 RATIOS = np.array([0.05, 0.4, 0.999, 1.001, 1.2, 1.31, 4.0, 25.0])

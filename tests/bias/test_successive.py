@@ -16,7 +16,7 @@ from scipy.stats import hypergeom
 from samplesoft import exact_bias, exact_gradient_moments
 from samplesoft.bias import stratified_bias, tries_bias
 from samplesoft.bias.bounds import finite_sample_bounds
-from samplesoft.bias.successive import Race, expect
+from samplesoft.bias.without_replacement.successive import Race, expect
 from samplesoft.samplers import UniformSampler, WeightedSampler
 from samplesoft.samplers.without_replacement import SuccessiveInclusion
 from samplesoft.schemes import SCHEMES, exact_schemes

@@ -285,7 +285,8 @@ def test_interrupt_and_errors_of_the_system(monkeypatch, capsys):
 
 
 _AFTER_REHEARSAL = """
-from samplesoft.bias import laplace, monte_carlo
+from samplesoft.bias import monte_carlo
+from samplesoft.bias.with_replacement import laplace
 from samplesoft.verification.verify import verify
 kernels = laplace.sums_at_nodes, laplace._add_atom_integrals, monte_carlo._run_block
 before = [str(kernel.signatures) for kernel in kernels]

@@ -18,7 +18,7 @@ from multilevel_moments import (
 )
 
 from samplesoft import exact_gradient_moments
-from samplesoft.bias.draw_law import make_draw_law
+from samplesoft.bias.with_replacement.draws import make_draw_law
 from samplesoft.losses import MultilevelLoss
 from samplesoft.models import SoftmaxLayer
 from samplesoft.samplers import UnigramSampler

@@ -9,7 +9,9 @@ import pytest
 
 import samplesoft
 from samplesoft import exact_bias, exact_gradient_moments
-from samplesoft.bias import bounds, laplace, sets, successive, tries_bias
+from samplesoft.bias import bounds, tries_bias
+from samplesoft.bias.with_replacement import laplace
+from samplesoft.bias.without_replacement import sets, successive
 from samplesoft.kernels import rows, weights
 from samplesoft.metrics import best_classes
 from samplesoft.schemes import exact_schemes

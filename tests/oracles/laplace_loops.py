@@ -1,6 +1,6 @@
 """The sums of the Laplace transform one atom after another, with a formula for each range.
 
-An oracle of `samplesoft.bias.laplace`, which leaves out atoms far from where they matter and takes
+An oracle of `with_replacement.laplace`, which leaves out atoms far from where they matter and takes
 the others in blocks.
 """
 
@@ -236,14 +236,14 @@ def rows_of(points):
 
 
 def sums_at_nodes(x, points, reference):
-    """Return what `samplesoft.bias.laplace.node_sums` does, as an array (NUM_SUMS, K)."""
+    """Return what `laplace.node_sums` does, as an array (NUM_SUMS, K)."""
     out = np.empty((len(x), NUM_SUMS))
     node_sums(x, np.stack(points[:3]), rows_of(points), reference, out)
     return out.T
 
 
 def integrals_at_atoms(x, coefficients, tilted, points, log_reference):
-    """Return what `samplesoft.bias.laplace.atom_integrals` does, as an array (3, A)."""
+    """Return what `laplace.atom_integrals` does, as an array (3, A)."""
     out = np.empty((3, len(points.q)))
     tilted = np.zeros((len(x), 5)) if tilted is None else tilted
     atom_integrals(x, coefficients, tilted, rows_of(points), log_reference, out)

@@ -25,11 +25,11 @@ from scipy.special import expit, gammaln
 
 from samplesoft._jit import njit, njit_sum
 from samplesoft._validation import FloatArray
-from samplesoft.bias.draw_law import softmax_apart
 from samplesoft.bias.exact import ExactBias
 from samplesoft.bias.inputs import Inputs, check_inputs
-from samplesoft.bias.successive import set_row
-from samplesoft.bias.transform import Row
+from samplesoft.bias.numerics.quadrature import Row
+from samplesoft.bias.numerics.summation import softmax_apart
+from samplesoft.bias.without_replacement.successive import set_row
 from samplesoft.schemes import Scheme
 
 ComplexArray = NDArray[np.complex128]
@@ -291,14 +291,14 @@ def _points(
 
 
 class _Points:
-    """A law of sets as `samplesoft.bias.successive.expect` asks for it."""
+    """A law of sets as `samplesoft.bias.without_replacement.successive.expect` asks for it."""
 
     def __init__(self, sets: Sets) -> None:
         self._sets = sets
         self.inclusion, self.noise = np.stack([sets.inclusion] * 2), _LEAST
 
     def at(self, decay: FloatArray, past: list[FloatArray]) -> tuple[FloatArray, FloatArray]:
-        """Return what `samplesoft.bias.successive.Race.at` does."""
+        """Return what `samplesoft.bias.without_replacement.successive.Race.at` does."""
         mean, parts = self._sets.means(np.exp(-decay)[None])
         return np.full(2, mean[0].real), np.stack([parts[0].real] * 2)
 
@@ -340,9 +340,9 @@ def tries_bias(
 
     Notes
     -----
-    Given N, classes are independent on two circles, in time and in the number of classes:
-    `samplesoft.bias.sets`. Means given N are smooth in N, and are interpolated from 48; how far
-    those from 24 are off is the estimated error.
+    Given N, classes are independent on two circles, in time and in the number of classes. Means
+    given N are smooth in N, and are interpolated from 48; how far those from 24 are off is the
+    estimated error.
 
     References
     ----------

@@ -14,9 +14,9 @@ import numpy as np
 from samplesoft._jit import njit
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
-from samplesoft.bias.draw_law import DrawLaw
-from samplesoft.bias.negatives import EPS
-from samplesoft.bias.transform import Nodes
+from samplesoft.bias.numerics.summation import EPS
+from samplesoft.bias.with_replacement.draws import DrawLaw
+from samplesoft.bias.with_replacement.nodes import Nodes
 
 
 @dataclass

@@ -16,41 +16,30 @@ import numpy as np
 from samplesoft._jit import chunks, thread_each
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
-from samplesoft.bias.draw_law import (
-    CLASS_CHUNK,
-    DEVIATION_ERROR,
-    DIGITS_OF_KAPPA,
-    Centres,
-    Classes,
-    DrawLaw,
-    deviation,
-    make_classes,
-    make_draw_law,
+from samplesoft.bias.numerics.quadrature import (
+    ENOUGH,
+    STEP,
+    Row,
+    estimate_error,
+    halving_change,
+    refine,
+    rounding_at,
+    sum_error,
 )
-from samplesoft.bias.jackknife import jackknife_weights
-from samplesoft.bias.laplace import atom_integrals
-from samplesoft.bias.node_weights import (
+from samplesoft.bias.with_replacement.atoms import Atoms, make_atoms
+from samplesoft.bias.with_replacement.deviations import DEVIATION_ERROR, deviation
+from samplesoft.bias.with_replacement.draws import CLASS_CHUNK, DrawLaw, make_draw_law
+from samplesoft.bias.with_replacement.jackknife import jackknife_weights
+from samplesoft.bias.with_replacement.laplace import atom_integrals
+from samplesoft.bias.with_replacement.node_weights import (
     NodeWeights,
     assemble,
     assemble_loss,
     make_node_weights,
     none_kept_error,
 )
-from samplesoft.bias.transform import (
-    ENOUGH,
-    STEP,
-    Atoms,
-    Nodes,
-    Row,
-    TiltedNodes,
-    estimate_error,
-    halving_change,
-    make_atoms,
-    make_nodes,
-    refine,
-    rounding_at,
-    sum_error,
-)
+from samplesoft.bias.with_replacement.nodes import Nodes, TiltedNodes, make_nodes
+from samplesoft.bias.with_replacement.ratios import DIGITS_OF_KAPPA, Centres, Classes, make_classes
 from samplesoft.kernels import panels
 from samplesoft.schemes import Scheme
 

@@ -22,10 +22,9 @@ from numpy.typing import NDArray
 
 from samplesoft._jit import chunks, njit, njit_sum, thread_each
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.bias.draw_law import LARGEST_FLOAT, softmax_apart
 from samplesoft.bias.inputs import Example
-from samplesoft.bias.negatives import EPS
-from samplesoft.bias.transform import Row, estimate_error, rounding_at
+from samplesoft.bias.numerics.quadrature import Row, estimate_error, rounding_at
+from samplesoft.bias.numerics.summation import EPS, LARGEST_FLOAT, softmax_apart
 from samplesoft.samplers.without_replacement import SuccessiveInclusion
 from samplesoft.schemes import Scheme
 

@@ -3,7 +3,7 @@
 A draw of class j contributes r_j = e_j / q_j, and T(v) = sum_j q_j exp(-v r_j) is its transform.
 All is written around three centres, so that no difference of nearly equal numbers is formed: the
 least ratio r0 (keeps T from underflowing), the reference R (differences between classes), and the
-mean of r (differences from the limit of many draws); section 4 of README.md here.
+mean of r (differences from the limit of many draws); section 4 of the README of `bias`.
 
 The atoms come sorted by r. At a node v, those with v (r - r0) near 0 are "flat", and one atom
 stands for all of them; of those with large v (r - r0), which are "gone", nothing changes any more.

@@ -16,9 +16,14 @@ from scipy.special import erfc
 
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
-from samplesoft.bias.draw_law import DrawLaw
-from samplesoft.bias.node_weights import NodeWeights, exponent_sizes, log_first_draw
-from samplesoft.bias.transform import ROUNDING, TiltedNodes, sum_error
+from samplesoft.bias.numerics.quadrature import ROUNDING, sum_error
+from samplesoft.bias.with_replacement.draws import DrawLaw
+from samplesoft.bias.with_replacement.node_weights import (
+    NodeWeights,
+    exponent_sizes,
+    log_first_draw,
+)
+from samplesoft.bias.with_replacement.nodes import TiltedNodes
 
 # of the smooth step, in log v: wide beside the nodes, narrow beside the integrand
 _STEP_WIDTH = 0.3

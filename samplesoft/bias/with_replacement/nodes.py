@@ -1,0 +1,230 @@
+"""The Laplace transform of a draw at the nodes of a quadrature, and what follows from it there."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from samplesoft._jit import njit
+from samplesoft._limits import LARGEST_EXPONENT
+from samplesoft._validation import FloatArray, IntArray
+from samplesoft.bias.numerics.quadrature import make_grid
+from samplesoft.bias.numerics.summation import (
+    LARGEST_FLOAT,
+)
+from samplesoft.bias.with_replacement.atoms import Atoms, class_points
+from samplesoft.bias.with_replacement.deviations import (
+    Floats,
+)
+from samplesoft.bias.with_replacement.draws import (
+    DrawLaw,
+)
+from samplesoft.bias.with_replacement.laplace import (
+    CENTRED_LIMIT,
+    NodeSums,
+    Points,
+    Rows,
+    excess_decay,
+    node_sums,
+    scaled,
+)
+from samplesoft.bias.with_replacement.ratios import Centres, Classes
+from samplesoft.kernels import panels
+
+_LARGEST_LOG = math.log(LARGEST_FLOAT)
+_BACK = 3.0  # log of v over that at which a class of noise 1e-14 still has most of its weight
+_NARROW = 1e-3  # panels on which all ratios decay as one, without noise
+_UNSEEN = 3.0  # log of how far below T a panel's weight is beside which its noise is none
+_LOST = -12.0  # log of how far T has fallen since, below which that noise may be seen
+
+
+@dataclass
+class Nodes:
+    """The transform T and what follows from it at the quadrature nodes, all arrays (K,)."""
+
+    x: FloatArray  # log v
+    dx: FloatArray  # weight of dv / v
+    v: FloatArray
+    v_least: FloatArray  # v r0
+    log_transform: FloatArray  # log T, T = sum q exp(-v r)
+    log_transform_least: FloatArray  # log sum q exp(-v (r - r0)), eq. (B18)
+    log_psi_ref: FloatArray  # log of psi_R = exp(-v R) / T
+    above: FloatArray  # T exp(v r0) (1 - psi_R) = sum q (exp(-v (r - r0)) - exp(-v (R - r0)))
+    excess: FloatArray  # log T + v times the mean of r, at least 0, eq. (B20)
+
+
+@dataclass
+class TiltedNodes(Nodes):
+    """Nodes with what the jackknife alone asks for, all arrays (K,).
+
+    "Tilted" is the law of r whose probabilities are q exp(-v r) / T; see section 4 of the README.
+    """
+
+    mean: FloatArray  # v times the tilted mean
+    variance: FloatArray  # v**2 times the second tilted cumulant
+    skew: FloatArray  # v**3 times the third
+    above_least: FloatArray  # v (tilted mean - r0)
+    lead: FloatArray  # v (R - tilted mean)
+    variance_size: FloatArray  # the sums of the sizes of what these three are made of
+    skew_size: FloatArray
+    lead_size: FloatArray
+    gap: FloatArray  # log T + v times the tilted mean, at most 0, eq. (B21)
+    balance: FloatArray  # 2 gap + variance, of third order in v
+
+    @property
+    def tilted(self) -> FloatArray:
+        """`above_least`, `lead`, `variance`, and the sizes of the last two, (K, 5)."""
+        columns = self.above_least, self.lead, self.variance, self.lead_size, self.variance_size
+        return np.stack(columns, axis=1)
+
+
+def compute_decay_rates(law: DrawLaw, classes: Centres) -> tuple[float, float]:
+    """Return the logs of the typical and of the least rate at which E(v) decays."""
+    # a factor psi may take one draw away; of the draws that are kept, one may be left
+    least_count = 1 if law.scheme.divides_by_kept else max(law.num_draws - 1, 1)
+    base = -np.inf if law.scheme.label_is_a_draw else law.log_base
+    typical = math.log(law.num_draws) + float(np.log(law.expected_sum))
+    return typical, math.log(least_count) + float(np.logaddexp(base, classes.log_least))
+
+
+def make_nodes(law: DrawLaw, classes: Centres, atoms: Atoms, step: float) -> Nodes:
+    """Evaluate the transform on nodes that cover every scale of v at which it changes.
+
+    `step` is that of the trapezoid rule.
+    """
+    typical, least = compute_decay_rates(law, classes)
+    largest = max(typical, float(atoms.points.log_r.max()))
+    return evaluate_nodes(law, classes, atoms, *make_grid(largest, least, step))
+
+
+def evaluate_nodes(
+    law: DrawLaw, classes: Centres, atoms: Atoms, x: FloatArray, dx: FloatArray
+) -> Nodes:
+    """Evaluate the transform at given nodes log v, `x` (K,), of weights `dx` (K,).
+
+    They are `TiltedNodes` where the scheme is a jackknife.
+    """
+    tilted = law.scheme.jackknife
+    sums = node_sums(x, atoms.points, classes.log_above_least, tilted)
+    # of classes in chunks only the bias is asked for, which does without
+    on_panels = atoms.panels is not None and atoms.width > _NARROW
+    if isinstance(classes, Classes) and on_panels and len(x) > 0:
+        _replace_noise(law, classes, atoms, x, sums)
+    columns = sums.transform, sums.drop, sums.excess
+    logs = _transform_logs(x, columns, (classes.log_least, *classes.log_above_least))
+    v, v_least, log_t, log_t_least, log_psi_ref, excess, d_mean = logs
+    nodes = Nodes(x, dx, v, v_least, log_t, log_t_least, log_psi_ref, sums.above, excess)
+    return _with_cumulants(classes, nodes, sums, d_mean) if tilted else nodes
+
+
+def _replace_noise(
+    law: DrawLaw, classes: Classes, atoms: Atoms, x: FloatArray, sums: NodeSums
+) -> None:
+    """Put sums over classes in place of a transform that panels leave no digits; README, section 5.
+
+    Weights of their atoms have both signs. Next to what has decayed they leave noise, which is
+    nothing beside 1, but may be more than T, and is divided by where draws are few.
+    """
+    with np.errstate(all="ignore"):
+        v_least = np.exp(x + classes.log_least)
+        log_transform = np.log(np.maximum(sums.transform, 1e-307)) - v_least
+    lost = lost_nodes(x, log_transform)
+    if len(lost):
+        points = _low_classes_as_atoms(law, classes, atoms, float(x[lost].min()))
+        exact = node_sums(x[lost], points, classes.log_above_least, law.scheme.jackknife)
+        for column, values in zip(sums, exact, strict=True):
+            column[lost] = values
+
+
+def lost_nodes(x: FloatArray, log_transform: FloatArray) -> IntArray:
+    """Return the nodes log v, of `x` (K,), at which panels leave log T no digits."""
+    order = np.argsort(x)
+    before = np.interp(x - _BACK, x[order], log_transform[order], left=0.0)
+    return np.flatnonzero(log_transform < before + _LOST)
+
+
+def _low_classes_as_atoms(law: DrawLaw, classes: Classes, atoms: Atoms, x: float) -> Points:
+    """Return the atoms, but the classes themselves in panels whose noise may be seen from log v, x.
+
+    That noise is 1e-14 of the panel's weight times exp(-v r) at its left end, and T is no less
+    than what the least ratio brings.
+    """
+    assert atoms.panels is not None
+    room = math.log(_UNSEEN - math.log(classes.least_drawn)) - x - classes.log_ref
+    last = min(float(np.logaddexp(classes.span[0], room)), classes.span[1])
+    first_high = math.floor(last / atoms.width) + 1
+    low = (law.drawn > 0.0) & (np.floor(classes.log_distances / atoms.width) < first_high)
+    classes_below = class_points(law, classes, low)[0]
+    of_panel = atoms.order // panels.DEGREE  # beyond the last one stands what has no weight
+    known = of_panel < len(atoms.panels)
+    above = known & (atoms.panels[np.where(known, of_panel, 0)] >= first_high)
+    pairs = zip(classes_below, atoms.points, strict=True)  # both are sorted
+    return Points(*(np.concatenate([low, high[above]]) for low, high in pairs))
+
+
+@njit
+def _exp(x: float) -> float:
+    """Return exp(x), infinite where it is too large, as NumPy does: math.exp would raise."""
+    return np.inf if x > _LARGEST_LOG else math.exp(x)
+
+
+@njit
+def _transform_logs(x: FloatArray, columns: Rows, centres: Floats) -> FloatArray:
+    """Return v to `log_psi_ref` of `Nodes`, `excess`, and v (mean - r0), (7, K).
+
+    `columns` are three sums; `centres` the logs of r0, R - r0 and mean - r0.
+    """
+    transform, drop, excess = columns
+    rows = np.empty((7, len(x)))
+    for k in range(len(x)):
+        # v times a ratio, and d = v times its distance from the least ratio r0
+        v_least, d_ref = _exp(x[k] + centres[0]), _exp(x[k] + centres[1])
+        d_mean = scaled(x[k], centres[2])
+        # at least these, which rounding may miss where no weight is left
+        log_t_least = math.log(1e-307 if transform[k] < 1e-307 else transform[k])
+        if drop[k] > -0.5:
+            log_t_least = math.log1p(drop[k])
+        near = math.log1p(0.0 if excess[k] < 0.0 else excess[k])
+        rows[0, k], rows[1, k], rows[3, k] = scaled(x[k], 0.0), v_least, log_t_least
+        rows[2, k] = log_t_least - v_least
+        rows[4, k] = -d_ref - log_t_least
+        rows[5, k] = near if d_mean < CENTRED_LIMIT else log_t_least + d_mean
+        rows[6, k] = d_mean
+    return rows
+
+
+def _with_cumulants(
+    classes: Centres, nodes: Nodes, sums: NodeSums, d_mean: FloatArray
+) -> TiltedNodes:
+    """Return the nodes with the cumulants of r tilted; `d_mean` is v (mean - r0)."""
+    x, log_t_least, p = nodes.x, nodes.log_transform_least, np.maximum(sums.excess, 0.0)
+    with np.errstate(over="ignore", under="ignore"):
+        v_ref = np.exp(np.minimum(x + classes.log_ref, LARGEST_EXPONENT))
+        v_mean = np.exp(np.minimum(x + classes.log_mean, LARGEST_EXPONENT))
+    # cumulants from the centre that the tilted mean is nearer to: the mean of r, or r0
+    h = sums.tangent
+    near = (d_mean < CENTRED_LIMIT) & ((p + h) / (1.0 + p) <= sums.first * np.exp(-log_t_least))
+    total = np.where(near, 1.0 + p, np.exp(log_t_least))
+    first = np.where(near, -(p + h), sums.first) / total
+    second = np.where(near, sums.square, sums.second) / total
+    third = np.where(near, sums.cube, sums.third) / total
+    variance = np.maximum(second - first**2, 0.0)
+    rest = excess_decay(np.log1p(p))  # log (1 + p) - p / (1 + p)
+    gap = np.where(near, rest - h / (1.0 + p), log_t_least + first)
+    from_mean = np.where(near, -first, d_mean - first)  # v (mean - tilted mean)
+    return TiltedNodes(
+        **vars(nodes),
+        mean=np.where(near, v_mean + first, nodes.v_least + first),
+        variance=variance,
+        skew=third - 3.0 * first * second + 2.0 * first**3,
+        above_least=np.where(near, d_mean + first, first),
+        # R - mean is known without cancellation, and so is the distance of the tilted mean
+        lead=-classes.mean_deviation * v_ref + from_mean,
+        variance_size=second + first**2,
+        skew_size=np.abs(third) + np.abs(first) * (3.0 * second + 2.0 * first**2),
+        lead_size=abs(classes.mean_deviation) * v_ref + np.where(near, 0.0, d_mean) + np.abs(first),
+        gap=gap,
+        balance=np.where(near, 2.0 * rest + sums.bend / (1.0 + p) - first**2, 2.0 * gap + variance),
+    )
