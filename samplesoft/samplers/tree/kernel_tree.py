@@ -43,17 +43,14 @@ from samplesoft.samplers.tree.leaf import (
 )
 from samplesoft.samplers.tree.sums import TreeSums, sum_changes, sum_runs
 from samplesoft.samplers.tree.walk import (
-    DRAWN,
-    EXCLUDED,
-    KNOWN,
-    LOG_REACH,
-    UNIFORM,
     Contexts,
+    Paths,
+    TopProducts,
     Tree,
     TreeRules,
-    Ways,
-    known_levels,
-    multiply_top,
+    descend_to_excluded,
+    num_precomputed_levels,
+    precompute_top_products,
     top,
     walk,
 )
@@ -63,7 +60,7 @@ UPDATES_OF_A_CLASS = 16  # after which its leaf is summed anew
 _BLOCK = 1 << 24  # numbers in the features held at a time while building
 _UPDATES = 256  # classes whose changes are computed together
 _KERNEL_PART = 64  # examples that share the features of the leaves which they visit
-_WAYS = 1 << 21  # through the tree that are held at a time
+_PATHS = 1 << 21  # through the tree that are held at a time
 _VISIT = 1000  # cost of a visit beside its inner product, in multiplications
 _WORTH_A_THREAD = 3 << 20  # multiplications below which threads cost more than they save
 
@@ -300,22 +297,33 @@ class KernelTree(Sampler):
         sorted_by: Any = uniforms if is_drawn else to_host(ids)
 
         def follow(part: slice) -> None:
-            # sorted, so that neighbours have much of their ways in common
+            # sorted, so that neighbours have much of their paths in common
             order = np.argsort(sorted_by[part], axis=1)
             ranked = sorted_by[part][np.arange(len(order))[:, None], order]
             room = self._room(order.size)
+            # the order of the passes, and why: see `walk`
             contexts = self._contexts(h[part], phi[part], exclude[part], room)
             if is_drawn:
-                ways = self._walked(contexts, DRAWN, np.zeros_like(order), ranked)
+                paths = self._walked(contexts, np.zeros_like(order), ranked)
             else:
-                ways = self._walked(contexts, KNOWN, ranked // self._rules.leaf_size)
-            leaves = to_host(ways.leaves).reshape(order.shape)
+                paths = self._walked(contexts, ranked // self._rules.leaf_size)
+            leaves = to_host(paths.leaves).reshape(order.shape)
             # in the order of the leaves, whose rows then come into the cache once
             visits = arrays.placed(visits_of(leaves, 0, self._num_leaves))
-            classes = Classes(ids[part], log_q[part], arrays.placed(order))
+            classes = Classes(ids=ids[part], log_q=log_q[part], order=arrays.placed(order))
             for visited in self._leaf_rows(h[part], phi[part], leaves):
-                asked = self._rules, contexts, visited, visits, is_drawn, ways, classes, room
-                arrays.run(finish, visits.shape[0], *asked)
+                arrays.run(
+                    finish,
+                    visits.shape[0],
+                    self._rules,
+                    contexts,
+                    visited,
+                    visits,
+                    is_drawn,
+                    paths,
+                    classes,
+                    room,
+                )
 
         if ids.size:
             # of one part alone: a thread shares nothing that it writes
@@ -331,8 +339,8 @@ class KernelTree(Sampler):
         def reach(part: slice) -> None:
             leaves = np.tile(np.arange(num_leaves), (part.stop - part.start, 1))
             some = Contexts._make(each[part] for each in contexts)
-            numbers = to_host(self._walked(some, KNOWN, leaves).numbers)
-            log_reach[part] = numbers[:, LOG_REACH].reshape(leaves.shape)
+            paths = self._walked(some, leaves)
+            log_reach[part] = to_host(paths.log_reach).reshape(leaves.shape)
 
         def fill(part: slice) -> None:
             leaves = np.arange(part.start, part.stop)[None]
@@ -478,39 +486,61 @@ class KernelTree(Sampler):
 
         `room` is for as many workers as there are contexts, or more.
         """
-        arrays, rules, batch = self._arrays, self._rules, h.shape[0]
-        log_remaining = arrays.placed(np.zeros((batch, 2)))
-        shares = arrays.empty((batch, top(self._num_leaves) + 1, 4), np.float64)
-        contexts = Contexts(phi, exclude, log_remaining, shares)
+        arrays, rules = self._arrays, self._rules
+        batch = h.shape[0]
+        levels = top(self._num_leaves) + 1
+        contexts = Contexts(
+            phi=phi,
+            excluded=exclude,
+            log_remaining=arrays.placed(np.zeros((batch, 2))),
+            branches=arrays.empty((batch, levels, 2), np.float64),
+            left_shares=arrays.empty((batch, levels), np.float64),
+        )
         excluded = to_host(exclude)
         # with nothing excluded shares stay unwritten, for no path asks for them
         if excluded.max() >= 0:
+            products = self._top_products(phi, batch, num_paths=1)
+            masses = arrays.empty(batch, np.float64)
+            arrays.run(descend_to_excluded, batch, self._tree, contexts, products, masses)
             leaves = np.maximum(excluded, 0)[:, None] // rules.leaf_size
-            self._walked(contexts, EXCLUDED, leaves)
             for visited in self._leaf_rows(h, phi, leaves):
                 arrays.run(exclude_classes, batch, self._tree, contexts, visited, room)
         return contexts
 
-    def _walked(
-        self, contexts: Contexts, mode: int, leaves: IntArray, uniforms: Any = None
-    ) -> Ways:
-        """Return sorted ways (B k,) at their leaves, to which uniforms lead if `mode` says so."""
-        arrays, shape, num_leaves = self._arrays, leaves.shape, self._num_leaves
-        numbers = np.empty((leaves.size, 4))
-        if mode == DRAWN:
-            numbers[:, UNIFORM] = uniforms.reshape(-1)
-        ways = Ways(
-            arrays.placed(leaves.reshape(-1)),
-            arrays.empty(leaves.size, np.int64),
-            arrays.placed(numbers),
+    def _walked(self, contexts: Contexts, leaves: IntArray, uniforms: Any = None) -> Paths:
+        """Return sorted paths (B k,) at their leaves, to which uniforms lead where they are given.
+
+        Without uniforms (B, k) they go to `leaves` (B, k).
+        """
+        arrays, num = self._arrays, leaves.size
+        is_drawn = uniforms is not None
+        paths = Paths(
+            leaves=arrays.placed(leaves.reshape(-1)),
+            run_ends=arrays.empty(num, np.int64),
+            uniforms=arrays.placed(uniforms.reshape(-1) if is_drawn else np.empty(num)),
+            log_reach=arrays.empty(num, np.float64),
+            factors=arrays.empty(num, np.float64),
+            masses=arrays.empty(num, np.float64),
         )
-        # a worker for each example, or for each way
-        rows = max(shape[0], arrays.workers(leaves.size))
-        levels = known_levels(num_leaves, *shape) if rows == shape[0] else 0
-        known = arrays.empty((rows, 1 << levels), np.float64)
-        arrays.run(multiply_top, rows, contexts.phi, self._sums.nodes, known)
-        arrays.run(walk, rows, self._tree, contexts, known, mode, ways)
-        return ways
+        batch, num_paths = leaves.shape
+        rows = max(batch, arrays.workers(num))  # a worker for each example, or for each path
+        products = self._top_products(contexts.phi, rows, num_paths)
+        arrays.run(walk, rows, self._tree, contexts, products, is_drawn, paths)
+        return paths
+
+    def _top_products(self, phi: Rows, rows: int, num_paths: int) -> TopProducts:
+        """Return the products of contexts (B, F) with nodes of the upper levels, in some `rows`.
+
+        Each context has `num_paths` paths. Where a row is of one of them, it is of the total alone.
+        """
+        arrays, num_leaves = self._arrays, self._num_leaves
+        batch = phi.shape[0]
+        levels = num_precomputed_levels(num_leaves, batch, num_paths) if rows == batch else 0
+        products = TopProducts(
+            values=arrays.empty((rows, 1 << levels), np.float64), above=top(num_leaves) - levels
+        )
+        arrays.run(precompute_top_products, rows, phi, self._sums.nodes, products)
+        return products
 
     def _parts(self, batch: int, num_leaves: int) -> list[slice]:
         """Return the parts of a batch that are worked on, whose examples visit so many leaves.
@@ -520,7 +550,7 @@ class KernelTree(Sampler):
         """
         visits = batch * num_leaves * self._num_leaves.bit_length()
         parts = num_threads() if visits * (self.feature_dim + _VISIT) > _WORTH_A_THREAD else 1
-        size = min(-(-batch // parts), max(1, _WAYS // num_leaves))
+        size = min(-(-batch // parts), max(1, _PATHS // num_leaves))
         levels = top(self._num_leaves) + 1
         numbers = self.feature_dim + 2 * num_leaves * (self.leaf_size + 2 * levels)
         return self._arrays.split(batch, size if self._weighs_vectors else _KERNEL_PART, numbers)

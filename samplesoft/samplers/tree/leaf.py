@@ -21,13 +21,11 @@ from samplesoft.kernels.products import products as multiply
 from samplesoft.kernels.rows import CACHE, prefetch_row
 from samplesoft.kernels.weights import exp_weights, find
 from samplesoft.samplers.tree.walk import (
-    LOG_REACH,
-    UNIFORM,
     Contexts,
+    Paths,
     Real,
     Tree,
     TreeRules,
-    Ways,
     clip,
     top,
 )
@@ -52,7 +50,7 @@ class Classes(NamedTuple):
 
     ids: IntArray
     log_q: FloatArray
-    order: IntArray  # the places here of ways, which are sorted
+    order: IntArray  # the places here of paths, which are sorted
 
 
 class Room(NamedTuple):
@@ -138,7 +136,7 @@ def log_correction(log_remaining: FloatArray, b: int, excluded_place: int) -> fl
 
     Reached without exclusion, a leaf must be divided by what remains from the root; inside the
     leaf of the excluded class the others have been divided by what remains there already, which
-    the way to the leaf must make up for. `log_remaining` (B, 2) is that of `Contexts`.
+    the path to the leaf must make up for. `log_remaining` (B, 2) is that of `Contexts`.
     """
     # elsewhere: reached without a thought of the excluded class, so divide by what remains
     if excluded_place < 0:
@@ -148,18 +146,22 @@ def log_correction(log_remaining: FloatArray, b: int, excluded_place: int) -> fl
 
 @njit
 def exclude_classes(tree: Tree, contexts: Contexts, visited: LeafRows, room: Room) -> None:
-    """Write how likely all classes are but the one that each example excludes.
+    """Write the probabilities of all classes but the one that each example excludes.
 
-    That is built upwards, from the leaf of the class, of positive terms, so that nothing cancels
-    when it is near 0. Of ``shares`` the first two are read, and the others written.
+    They are built upwards, from the leaf of the class, of positive terms, so that nothing cancels
+    when one is near 0. ``branches``, from `walk.descend_to_excluded`, are read; ``log_remaining``
+    and ``left_shares`` are written.
     """
-    log_remaining, shares = contexts.log_remaining, contexts.shares
-    rules, root = tree.rules, top(len(tree.nodes))
+    log_remaining = contexts.log_remaining
+    rules = tree.rules
+    root = top(len(tree.nodes))
     for b in range(worker(), len(contexts.excluded), num_workers()):
-        excluded, start = contexts.excluded[b], visited.starts[b, 0]
+        excluded = contexts.excluded[b]
+        start = visited.starts[b, 0]
         if excluded < 0 or start < 0:
             continue
-        leaf, place = excluded // rules.leaf_size, excluded % rules.leaf_size
+        leaf = excluded // rules.leaf_size
+        place = excluded % rules.leaf_size
         size = classes_in(leaf, rules)
         # where the class is alone in its leaf nothing remains there
         log_others = -np.inf
@@ -167,21 +169,23 @@ def exclude_classes(tree: Tree, contexts: Contexts, visited: LeafRows, room: Roo
             total, shift = weigh_leaf(rules, visited, b, start, size, place, room)
             log_excluded = log_weight(room.products[worker(), place], rules) - shift
             log_others = log_share_of_others(total, log_excluded)
-        log_remaining[b, 0] = log_remaining[b, 1] = log_others
+        log_remaining[b, 0] = log_others
+        log_remaining[b, 1] = log_others
         if root == 0:  # whose exponential may be 0
             continue
         # with p_c the share towards the class and rho_c its probability below: 1 - rho_v is
         # (1 - p_c) + p_c (1 - rho_c), and the branch is taken with p_c (1 - rho_c) / (1 - rho_v)
         remaining = math.exp(log_others)
         for level in range(1, root + 1):
-            towards, away = shares[b, level, 0], shares[b, level, 1]
-            # beside what they come from, which other lanes may still read; kept where nothing
-            # remains
-            shares[b, level, 2], shares[b, level, 3] = towards, away
+            towards = contexts.branches[b, level, 0]
+            away = contexts.branches[b, level, 1]
+            is_left = (leaf >> (level - 1)) % 2 == 0
+            # kept where nothing remains
+            contexts.left_shares[b, level] = towards if is_left else away
             towards *= remaining
             remaining = towards + away
             if remaining > 0.0:
-                shares[b, level, 2], shares[b, level, 3] = towards / remaining, away / remaining
+                contexts.left_shares[b, level] = (towards if is_left else away) / remaining
         log_remaining[b, 1] = math.log(remaining)
 
 
@@ -192,7 +196,7 @@ def finish(
     visited: LeafRows,
     visits: IntArray,
     is_drawn: bool,
-    ways: Ways,
+    paths: Paths,
     classes: Classes,
     room: Room,
 ) -> None:
@@ -214,24 +218,24 @@ def finish(
                 for row in range(ahead, min(ahead + rules.leaf_size, len(rows))):
                     prefetch_row(rows, row)
         row = b * classes.ids.shape[1]
-        leaf = ways.leaves[row + start]
+        leaf = paths.leaves[row + start]
         size, place = classes_in(leaf, rules), place_in(leaf, contexts.excluded[b], rules)
         total, shift = weigh_leaf(rules, visited, b, here, size, place, room)
-        # once for all ways of the visit
+        # once for all paths of the visit
         log_total = math.log(total)
         correction = log_correction(contexts.log_remaining, b, place)
         for k in range(start, stop):
-            # ways were sorted; each goes back to its place
+            # paths were sorted; each goes back to its place
             i = classes.order[b, k]
             if is_drawn:
-                target = ways.numbers[row + k, UNIFORM] * total
+                target = paths.uniforms[row + k] * total
                 c, _ = find(room.weights, worker(), size, target, 0, 0.0)
                 classes.ids[b, i] = leaf * rules.leaf_size + c
             else:
                 c = classes.ids[b, i] - leaf * rules.leaf_size
             # from the logarithm of the weight, for the weight itself may have underflowed
             log_in_leaf = log_weight(room.products[worker(), c], rules) - shift - log_total
-            log_q = ways.numbers[row + k, LOG_REACH] + correction + log_in_leaf
+            log_q = paths.log_reach[row + k] + correction + log_in_leaf
             classes.log_q[b, i] = log_q if c != place else -np.inf
 
 

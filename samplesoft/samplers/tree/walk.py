@@ -1,11 +1,22 @@
 """Descents of the kernel tree: draws, and the probability of what they can reach.
 
 At a node the mass of each half is clipped from below by its number of classes times a floor, and
-a branch is taken with probability proportional to the clipped masses. Draws, and classes whose
-probability is asked for, go down by one function, `walk`, so that a probability computed later is
-that of the draw. Read `half_shares` first.
+a branch is taken with probability proportional to the clipped masses: see `half_shares`. Where each
+context excludes a class, the passes are, in this order:
 
-All functions serve both devices. On the processor the ways of an example go down together, and a
+1. `descend_to_excluded` goes down to that class and writes the probabilities of both branches at
+   each node above it.
+2. `leaf.exclude_classes` goes back up and writes, for the same nodes, the probability of the left
+   branch given that the class is not drawn.
+3. `walk` sends draws, and classes whose probability is asked for, down to their leaves. One
+   function does both, so that a probability computed later is that of the draw. A draw at a node
+   above the excluded class takes the probability of pass 2.
+4. `leaf.finish` chooses a class in each leaf that was reached.
+
+Where nothing is excluded, passes 1 and 2 are left out. Before 1 and before 3, the products with the
+nodes of the upper levels are computed for all contexts: `precompute_top_products`.
+
+All functions serve both devices. On the processor the paths of an example go down together, and a
 node that many pass is multiplied once; on a GPU each goes by itself.
 """
 
@@ -23,13 +34,11 @@ from samplesoft.kernels.rows import CACHE, prefetch_row, row_dot
 
 Real = NDArray[Any]  # float32 or float64
 
-# a product of shares is turned into a logarithm below it: as a share is at least about 1e-300,
-# float64 cannot underflow before that
-_SMALL = 1e-100
-# the greatest number below 1
-_BELOW_ONE = 1.0 - 2.0**-53
-# what ways go by: their uniforms; their leaves, which are known; or these, for what is excluded
-DRAWN, KNOWN, EXCLUDED = 0, 1, 2
+# A product of shares is turned into a logarithm below it: as a share is at least about 1e-300,
+# float64 cannot underflow before that.
+_LEAST_FACTOR = 1e-100
+_LARGEST_BELOW_ONE = 1.0 - 2.0**-53
+_LARGEST_MASS = 1e150  # so that two masses are added, and divided by one another, without overflow
 
 
 class TreeRules(NamedTuple):
@@ -50,40 +59,51 @@ class Tree(NamedTuple):
 
 
 class Contexts(NamedTuple):
-    """Features of contexts, the class that each excludes, and how likely all the others are."""
+    """Features of contexts, the class that each excludes, and the probabilities of all the others.
+
+    A level counts from the leaves: a node of level l has up to 2**l leaves.
+    """
 
     phi: Real  # (B, F)
     excluded: IntArray  # (B,), -1 for none
-    # (B, 2), of the classes that are not excluded: in the leaf of that which is, and from the root.
-    # Both are 0 where nothing is excluded
+    # (B, 2), of the classes that are not excluded: in the leaf of the excluded class, and from the
+    # root. Both are 0 where nothing is excluded
     log_remaining: FloatArray
-    # (B, depth, 4): on the path to the class, shares of the half towards it and of the other one,
-    # and the same two given that it is not drawn
-    shares: FloatArray
+    # (B, levels, 2): at the node of a level above the excluded class, the probabilities of the half
+    # with the class and of the other half
+    branches: FloatArray
+    # (B, levels): at the same node, the probability of the left half given that the class is not
+    # drawn
+    left_shares: FloatArray
 
 
-class Ways(NamedTuple):
-    """Ways of draws, or to known classes, (B k,); of an example sorted by uniforms or classes.
+class TopProducts(NamedTuple):
+    """Inner products of contexts with the nodes of the upper levels, computed for all at once."""
 
-    Ways that have come to one node are neighbours, and the first of them has what the node has.
+    values: FloatArray  # (R, 2**levels); the first of a row is that of the total
+    above: int  # the level that all these levels are above
+
+
+class Paths(NamedTuple):
+    """Paths of draws, or to known classes, (B k,); of an example sorted by uniforms or by leaves.
+
+    Paths that have come to one node are neighbours, a run. The first path of a run holds what the
+    node has; only `uniforms` are of each path.
     """
 
-    # to which they go; of uniforms, the first in the node, at the end the leaf
-    leaves: IntArray
-    stops: IntArray  # where the ways through the next node begin
-    numbers: FloatArray  # (B k, 4), in these columns:
-
-
-# what is left of a uniform, its place between 0 and 1 in its node or leaf; the log-probability of
-# reaching that, and of nodes a factor beside it, see `enter`; and the node's mass
-UNIFORM, LOG_REACH, FACTOR, MASS = 0, 1, 2, 3
+    leaves: IntArray  # to which paths go; of draws, the first leaf of the node, at last the leaf
+    run_ends: IntArray
+    uniforms: FloatArray  # rescaled: the position of a draw, from 0 to 1, in its node or leaf
+    # the probability of reaching the node is exp(log_reach) * factor: see `push_child`
+    log_reach: FloatArray
+    factors: FloatArray
+    masses: FloatArray  # of the node, before it is clipped
 
 
 @njit
 def clip(mass: float, least: float) -> float:
     """Return a mass as it is used: at least `least`, also where it is NaN, and finite."""
-    # the bound lets two masses be added, and divided by one another, without overflow
-    return min(mass, 1e150) if mass > least else least
+    return min(mass, _LARGEST_MASS) if mass > least else least
 
 
 @njit
@@ -101,20 +121,6 @@ def half_shares(
     return left / (left + right), right / (left + right)
 
 
-@njit_inline
-def enter(
-    numbers: FloatArray, k: int, mass: float, log_reach: float, factor: float, share: float
-) -> None:
-    """Write mass and probability of a node, which has a share of what its parent has.
-
-    A probability is a product, turned into a logarithm where it becomes small, and at the end.
-    """
-    factor *= share
-    if factor < _SMALL:
-        log_reach, factor = log_reach + math.log(factor), 1.0
-    numbers[k, LOG_REACH], numbers[k, FACTOR], numbers[k, MASS] = log_reach, factor, mass
-
-
 @njit
 def top(num_leaves: int) -> int:
     """Return the level of the root: it covers 2**level leaves or fewer."""
@@ -124,127 +130,218 @@ def top(num_leaves: int) -> int:
     return level
 
 
-@njit_inline
-def split(ways: Ways, start: int, stop: int, mode: int, left: float, middle: int) -> int:
-    """Return which is the first way that goes right, of those from `start` to `stop`.
-
-    Uniforms go by the share of the left half, and are stretched, which keeps their order; what goes
-    to a known leaf, by the first leaf of the right half.
-    """
-    first = start
-    if mode != DRAWN:
-        while first < stop and ways.leaves[first] < middle:
-            first += 1
-        return first
-    for k in range(start, stop):
-        u = ways.numbers[k, UNIFORM]
-        is_left = u < left
-        # what is left of the uniform is uniform again, and serves the next node
-        begin, width = (0.0, left) if is_left else (left, 1.0 - left)
-        meet()  # all have read the uniform
-        # what rounds to 1 would enter a part without mass
-        ways.numbers[k, UNIFORM] = min((u - begin) / width, _BELOW_ONE)
-        first += is_left
-    return first
+# products with nodes ------------------------------------------------------------------------------
 
 
 @njit
-def known_levels(num_leaves: int, batch: int, num_ways: int) -> int:
+def num_precomputed_levels(num_leaves: int, batch: int, num_paths: int) -> int:
     """Return how many levels from the root are better multiplied whole than as they are visited.
 
     A row that many examples read in turn costs each of them a third or less of a row that it
     fetches for itself, so that a level pays even if an example visits but a third of it.
     """
     levels = 0
-    while levels < top(num_leaves) and (4 << levels) <= num_ways * min(batch, 8):
+    while levels < top(num_leaves) and (4 << levels) <= num_paths * min(batch, 8):
         levels += 1
     return levels
 
 
 @njit
-def multiply_top(phi: Real, nodes: Real, known: FloatArray) -> None:
-    """Write the products (R, 2**levels) of all nodes in the upper levels and, first, of the total.
+def precompute_top_products(phi: Real, nodes: Real, products: TopProducts) -> None:
+    """Write the products with all nodes in the upper levels and, first, with the total.
 
     One node after another, so that its row is read once for all examples.
     """
-    rows_each = len(known) // len(phi)
+    num_rows, num_nodes = products.values.shape
+    rows_each = num_rows // len(phi)
     # nodes of the upper levels stand in every step-th row: see `sums`
-    step = (1 << top(len(nodes))) // known.shape[1]
-    for place in range(min(known.shape[1], -(-len(nodes) // step))):
-        for r in range(worker(), len(known), num_workers()):
-            known[r, place] = row_dot(nodes, place * step, phi, r // rows_each)
+    step = 1 << products.above
+    for i in range(min(num_nodes, -(-len(nodes) // step))):
+        for r in range(worker(), num_rows, num_workers()):
+            products.values[r, i] = row_dot(nodes, i * step, phi, r // rows_each)
+
+
+@njit_inline
+def node_product(
+    nodes: Real, phi: Real, b: int, products: TopProducts, r: int, level: int, middle: int
+) -> float:
+    """Return the product of context b with the node of a level whose right half starts at `middle`.
+
+    On the processor those of the upper levels are in row r of `products`.
+    """
+    if num_workers() == 1 and level > products.above:
+        return products.values[r, middle >> products.above]
+    return row_dot(nodes, middle, phi, b)
+
+
+@njit_inline
+def prefetch_node(nodes: Real, leaf: int, half: int) -> None:
+    """Prefetch the node above a leaf, with halves of `half` leaves, while another is multiplied."""
+    if nodes.size * nodes.itemsize > CACHE:
+        prefetch_row(nodes, min((leaf & -(2 * half)) + half, len(nodes) - 1))
+
+
+# the excluded class -------------------------------------------------------------------------------
 
 
 @njit
-def walk(tree: Tree, contexts: Contexts, known: FloatArray, mode: int, ways: Ways) -> None:
-    """Send ways (B k,) down the tree, level by level, in as many rows as `known` has.
+def descend_to_excluded(
+    tree: Tree, contexts: Contexts, products: TopProducts, masses: FloatArray
+) -> None:
+    """Write the probabilities of both branches at the nodes above the class each context excludes.
 
-    Uniforms find their leaves. All find how likely they are to be reached; what is excluded, also
-    the shares on its way. `known` (R, 2**levels) is from `multiply_top`.
+    They go to ``contexts.branches``. `masses` (B,) is a workspace.
     """
-    (nodes, rules), phi, shares = tree, contexts.phi, contexts.shares
-    leaves, stops, numbers = ways
-    num_leaves, num_rows, size = len(nodes), len(known), rules.leaf_size
-    num, rows_each = len(leaves) // num_rows, num_rows // len(phi)
-    root = top(num_leaves)
-    below = root - top(known.shape[1])  # the levels whose products are not in `known`
-    alone = num_workers() == 1
-    far = alone and nodes.size * nodes.itemsize > CACHE
-    for r in range(worker(), num_rows, num_workers()):
-        start = r * num
-        stops[start] = start + num
-        numbers[start, LOG_REACH], numbers[start, FACTOR] = 0.0, 1.0
-        numbers[start, MASS] = known[r, 0]
+    nodes, rules = tree
+    num_leaves = len(nodes)
+    batch = len(contexts.excluded)
+    for b in range(worker(), batch, num_workers()):
+        masses[b] = products.values[b, 0]
     # level by level, so that the rows of a level are in the cache for all examples
-    for level in range(root, 0, -1):
+    for level in range(top(num_leaves), 0, -1):
+        half = 1 << (level - 1)
+        for b in range(worker(), batch, num_workers()):
+            if contexts.excluded[b] < 0:
+                continue
+            leaf = contexts.excluded[b] // rules.leaf_size
+            first = leaf & -(2 * half)
+            middle = first + half
+            if middle >= num_leaves:  # a node with one half is passed for nothing
+                contexts.branches[b, level, 0] = 1.0
+                contexts.branches[b, level, 1] = 0.0
+                continue
+            if level <= products.above:
+                following = max(contexts.excluded[min(b + 1, batch - 1)], 0)
+                prefetch_node(nodes, following // rules.leaf_size, half)
+            mass = masses[b]  # before the product, by which all lanes have read it
+            difference = node_product(nodes, contexts.phi, b, products, b, level, middle)
+            left, right = half_shares(mass, difference, first, half, rules)
+            if leaf < middle:
+                masses[b] = 0.5 * (mass + difference)
+                contexts.branches[b, level, 0] = left
+                contexts.branches[b, level, 1] = right
+            else:
+                masses[b] = 0.5 * (mass - difference)
+                contexts.branches[b, level, 0] = right
+                contexts.branches[b, level, 1] = left
+
+
+# draws, and classes that are known ----------------------------------------------------------------
+
+
+@njit_inline
+def run_end(paths: Paths, start: int) -> int:
+    """Return the end of the run of paths that begins at `start`.
+
+    On a GPU each path goes by itself: no loop, and fewer registers.
+    """
+    return paths.run_ends[start] if num_workers() == 1 else start + 1
+
+
+@njit_inline
+def push_child(
+    paths: Paths, start: int, mass: float, log_reach: float, factor: float, share: float
+) -> None:
+    """Write mass and probability of a child, which has a share of what its parent has.
+
+    A probability is a product, turned into a logarithm where it becomes small, and at the end.
+    """
+    factor *= share
+    if factor < _LEAST_FACTOR:
+        log_reach += math.log(factor)
+        factor = 1.0
+    paths.log_reach[start] = log_reach
+    paths.factors[start] = factor
+    paths.masses[start] = mass
+
+
+@njit_inline
+def partition(
+    paths: Paths, start: int, stop: int, is_drawn: bool, left_share: float, middle: int
+) -> int:
+    """Return the first path that goes right, of those from `start` to `stop`.
+
+    Draws go by the share of the left half: their uniforms are stretched, which keeps their order.
+    Paths to known leaves go by the first leaf of the right half.
+    """
+    first = start
+    if not is_drawn:
+        while first < stop and paths.leaves[first] < middle:
+            first += 1
+        return first
+    for k in range(start, stop):
+        u = paths.uniforms[k]
+        is_left = u < left_share
+        # the rest of the uniform is uniform again, and serves the next node
+        begin, width = (0.0, left_share) if is_left else (left_share, 1.0 - left_share)
+        meet()  # all have read the uniform
+        # a uniform that rounds to 1 would enter a part without mass
+        paths.uniforms[k] = min((u - begin) / width, _LARGEST_BELOW_ONE)
+        first += is_left
+    return first
+
+
+@njit
+def walk(
+    tree: Tree, contexts: Contexts, products: TopProducts, is_drawn: bool, paths: Paths
+) -> None:
+    """Send paths (B k,) down the tree, in as many rows as `products` has.
+
+    Uniforms find their leaves, if `is_drawn`; all paths get the log-probability of reaching theirs.
+    """
+    nodes, rules = tree
+    num_leaves = len(nodes)
+    size = rules.leaf_size
+    num_rows = len(products.values)
+    rows_each = num_rows // len(contexts.phi)
+    paths_each = len(paths.leaves) // num_rows
+    for r in range(worker(), num_rows, num_workers()):
+        paths.run_ends[r * paths_each] = (r + 1) * paths_each
+        push_child(paths, r * paths_each, products.values[r, 0], 0.0, 1.0, 1.0)
+    # level by level, so that the rows of a level are in the cache for all examples
+    for level in range(top(num_leaves), 0, -1):
         half = 1 << (level - 1)
         for r in range(worker(), num_rows, num_workers()):
-            b, stop, end = r // rows_each, r * num, (r + 1) * num
+            b = r // rows_each
             excluded = contexts.excluded[b]  # -1 where nothing is
-            while stop < end:
-                # on a device each way goes by itself: no loop, and fewer registers
-                start, stop = stop, stops[stop] if alone else stop + 1
-                first = leaves[start] & -(2 * half)
+            stop = r * paths_each
+            while stop < (r + 1) * paths_each:
+                start = stop
+                stop = run_end(paths, start)
+                first = paths.leaves[start] & -(2 * half)
                 middle = first + half
                 if middle >= num_leaves:  # a node with one half is passed for nothing
-                    if mode == EXCLUDED:
-                        shares[b, level, 0], shares[b, level, 1] = 1.0, 0.0
                     continue
-                log_reach, factor = numbers[start, LOG_REACH], numbers[start, FACTOR]
-                mass = numbers[start, MASS]
-                # rows of the upper levels have been multiplied for all examples at once
-                if alone and level > below:
-                    difference = known[r, middle >> below]
-                else:
-                    if far:  # the row of the next node comes while this one is multiplied
-                        ahead = leaves[min(stop, len(leaves) - 1)] & -(2 * half)
-                        prefetch_row(nodes, min(ahead + half, num_leaves - 1))
-                    difference = row_dot(nodes, middle, phi, b)
+                if level <= products.above:
+                    prefetch_node(nodes, paths.leaves[min(stop, len(paths.leaves) - 1)], half)
+                # before the product, by which all lanes have read them
+                mass = paths.masses[start]
+                log_reach = paths.log_reach[start]
+                factor = paths.factors[start]
+                difference = node_product(nodes, contexts.phi, b, products, r, level, middle)
                 left, right = half_shares(mass, difference, first, half, rules)
-                chosen = left
-                # above an excluded class, the share of the left half given that it is not drawn
-                if mode == DRAWN and first * size <= excluded < (middle + half) * size:
-                    chosen = shares[b, level, 2 if excluded < middle * size else 3]
-                # ways [start, turn) go left and the others right: two nodes side by side, as before
-                turn = split(ways, start, stop, mode, chosen, middle)
-                if mode == EXCLUDED:
-                    shares[b, level, 0] = left if start < turn else right
-                    shares[b, level, 1] = right if start < turn else left
+                left_share = left
+                if is_drawn and first * size <= excluded < (middle + half) * size:
+                    left_share = contexts.left_shares[b, level]
+                # [start, turn) go left and the others right: two runs side by side, as before
+                turn = partition(paths, start, stop, is_drawn, left_share, middle)
                 if turn < stop:
-                    stops[turn] = stop
-                    enter(numbers, turn, 0.5 * (mass - difference), log_reach, factor, right)
-                    if mode == DRAWN:
-                        leaves[turn] = middle
+                    paths.run_ends[turn] = stop
+                    push_child(paths, turn, 0.5 * (mass - difference), log_reach, factor, right)
+                    if is_drawn:
+                        paths.leaves[turn] = middle
                 if start < turn:
-                    stops[start] = turn
-                    enter(numbers, start, 0.5 * (mass + difference), log_reach, factor, left)
+                    paths.run_ends[start] = turn
+                    push_child(paths, start, 0.5 * (mass + difference), log_reach, factor, left)
     for r in range(worker(), num_rows, num_workers()):
-        stop = r * num
-        while stop < (r + 1) * num:
-            start, stop = stop, stops[stop]
-            # each way now gets what only the first in its leaf has carried down
-            leaf, log_reach = leaves[start], numbers[start, LOG_REACH]
-            log_reach += math.log(numbers[start, FACTOR])
+        stop = r * paths_each
+        while stop < (r + 1) * paths_each:
+            start = stop
+            stop = run_end(paths, start)
+            # each path now gets what only the first in its leaf has carried down
+            leaf = paths.leaves[start]
+            log_reach = paths.log_reach[start] + math.log(paths.factors[start])
             meet()  # all have read them
             for k in range(start, stop):
-                leaves[k], numbers[k, LOG_REACH] = leaf, log_reach
+                paths.leaves[k] = leaf
+                paths.log_reach[k] = log_reach
