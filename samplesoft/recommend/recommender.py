@@ -35,7 +35,7 @@ from samplesoft.training.checkpoint import (
     saved_parameters,
     write_checkpoint,
 )
-from samplesoft.training.loop import Callback, require_callbacks
+from samplesoft.training.loop import Callback, require_callbacks, unchanged_on_error
 from samplesoft.training.resolved import Resolved
 
 Lists = tuple[NDArray[np.int32], Rows]
@@ -248,6 +248,8 @@ class SampledSoftmaxRecommender:
             If an argument or a parameter is malformed, or training diverges.
         MemoryError
             If a model of such parameters does not fit.
+        KeyboardInterrupt
+            At Ctrl-C. As after an error, the recommender is then as it was before.
         """
         taken = as_interactions("user_items", user_items)
         if not taken.nnz:
@@ -255,15 +257,15 @@ class SampledSoftmaxRecommender:
                 f"`user_items` must hold items of some users, got a matrix {taken.shape} of zeros."
             )
         require_callbacks(callbacks)
-        with told_of_compiling(bool(self.verbose)):
+        with told_of_compiling(bool(self.verbose)), unchanged_on_error(self):
             trained = train(self, taken, callbacks)
-        self._embedding = trained.embedding
-        self.item_factors = trained.items
-        self.user_factors = trained.users
-        self.propagation_ = trained.weight
-        self.loss_curve_ = trained.losses
-        self.validation_scores_ = trained.scores
-        self.resolved_ = trained.resolved
+            self._embedding = trained.embedding
+            self.item_factors = trained.items
+            self.user_factors = trained.users
+            self.propagation_ = trained.weight
+            self.loss_curve_ = trained.losses
+            self.validation_scores_ = trained.scores
+            self.resolved_ = trained.resolved
         return self
 
     def recommend(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from importlib import import_module
 from pathlib import Path
@@ -59,7 +58,7 @@ from samplesoft.sklearn.parameters import (
     wants_pilot,
 )
 from samplesoft.training.linear_task import Examples
-from samplesoft.training.loop import Callback, require_callbacks
+from samplesoft.training.loop import Callback, require_callbacks, unchanged_on_error
 from samplesoft.training.resolved import scores_all
 from samplesoft.tuning.report import TuneReport
 from samplesoft.tuning.tune import tune
@@ -416,6 +415,10 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         MemoryError
             If a model of such parameters does not fit.
 
+        KeyboardInterrupt
+            At Ctrl-C. As after an error, the estimator is then as it was before; with `warm_start`
+            its parameters are as the last step left them.
+
         Warns
         -----
         UserWarning
@@ -423,7 +426,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         """
         check_parameters(self)
         require_callbacks(callbacks)
-        with told_of_compiling(bool(self.verbose)), self._unchanged_on_error():
+        with told_of_compiling(bool(self.verbose)), unchanged_on_error(self):
             go_on = self.warm_start and hasattr(self, "model_")
             X = self._checked_examples(X, y, reset=not go_on)
             codec = self._learner.codec if go_on else infer_codec(y)
@@ -538,7 +541,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                 "`class_weight` must not be 'balanced' for partial_fit, which sees one batch at a "
                 "time; pass the weights as a dict."
             )
-        with self._unchanged_on_error():
+        with unchanged_on_error(self):
             first = not hasattr(self, "model_")
             X = self._checked_examples(X, y, reset=first)
             sample_weight = check_sample_weight(sample_weight, X.shape[0])
@@ -579,7 +582,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                 optimizer.learning_rate = resolved.learning_rate
                 batch = Examples(X, codes, weights).all_or(rows)
                 self._learner.learn(optimizer, *batch)
-            self.n_iter_ += 1
+            self.n_iter_ = getattr(self, "n_iter_", 0) + 1  # none in a copy made while `fit` ran
         return self
 
     @property
@@ -928,17 +931,6 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         if not len(rows):
             raise ValueError(f"`{name}` must hold a label for at least one example, got none.")
         return Examples(X, codes, np.ones(X.shape[0])).all_or(rows)
-
-    @contextmanager
-    def _unchanged_on_error(self) -> Iterator[None]:
-        """Undo what the body has set if it fails; trained parameters stay changed."""
-        before = dict(vars(self))  # names alone: arrays are not copied
-        try:
-            yield
-        except Exception:
-            self.__dict__.clear()
-            self.__dict__.update(before)
-            raise
 
     def _new_seed(self) -> int:
         return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))

@@ -70,6 +70,12 @@ class Learner(LinearTask):
         self.codec, self.seed, self.optimizer_name = codec, seed, optimizer
         self.examples_seen = self.labels_seen = 0
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy is made from: never the examples, also if a fit is going on."""
+        of_fit = ("data", "rows")
+        state = {name: value for name, value in vars(self).items() if name not in of_fit}
+        return {**state, "_epoch": None, "_batches": []}
+
     def split(self, rows: IntArray, share: float) -> tuple[IntArray, IntArray]:
         """Return the rows to train on, and a share of them that is held out."""
         held = int(np.ceil(share * len(rows)))
@@ -181,9 +187,14 @@ class Calibrate(Callback):
             task.use(task.data, np.sort(np.concatenate((before, self._apart))), task.batch_size)
 
     def end(self, task: Any, optimizer: Any, progress: Progress) -> None:
-        """Calibrate, if a callback has ended training before; the examples are not learned then."""
+        """Calibrate, if a callback has ended training before; the examples are not learned then.
+
+        Where no epoch has followed, an average has not yet seen what was learned of the examples.
+        """
         if not self._is_calibrated:
             self._calibrate(task)
+        elif progress.epoch == self._halfway and self._average is not None:
+            self._average.add(task.parameters)
 
     def _calibrate(self, task: Any) -> None:
         with averaged(self._average, task.parameters):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -163,6 +163,20 @@ def require_callbacks(callbacks: Any) -> None:
                 f"`callbacks` must hold samplesoft.training.Callback, got {shown(callback)}; "
                 "derive its class from that."
             )
+
+
+@contextmanager
+def unchanged_on_error(estimator: Any) -> Iterator[None]:
+    """Undo what the body has set of an estimator, if it fails or is interrupted.
+
+    Arrays are not copied: a model that was trained further stays so.
+    """
+    before = dict(vars(estimator))
+    try:
+        yield
+    except BaseException:
+        estimator.__dict__ = before  # at once: another Ctrl-C finds nothing half undone
+        raise
 
 
 def fit(
