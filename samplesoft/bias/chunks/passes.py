@@ -19,16 +19,17 @@ import numpy as np
 from samplesoft._progress import progress_bar
 from samplesoft._validation import FloatArray, as_count, as_real_array, shown
 from samplesoft.bias.inputs import LEAST_Q
-from samplesoft.bias.numerics.quadrature import Row
+from samplesoft.bias.numerics.quadrature import Row, better_of
 from samplesoft.bias.with_replacement.atoms import Moments
 from samplesoft.bias.with_replacement.draws import DrawLaw, Totals, law_of
 from samplesoft.bias.with_replacement.integral import (
-    Solution,
+    Flows,
+    Integral,
+    Pairs,
     above_excess,
     bias_of_classes,
     loses_digits,
     pair_with_label,
-    solve,
     trivial_bias,
 )
 from samplesoft.bias.with_replacement.node_weights import assemble
@@ -238,25 +239,31 @@ class ChunkBias:
 
     def __init__(self, known: Known) -> None:
         self._known, self.size = known, 0.0
-        law = known.law
-        row = trivial_bias(law)
-        self._solution: Solution | None = None
+        self._flows: Flows | None = None  # None: the bias is trivial
+        self._others = 0.0  # sum of the bias of all classes but the label
+        row = trivial_bias(known.law)
         if row is None:
-            row = self._solve(law)
+            row = self._integrate(known.law)
         self.loss_bias, self.error, self.loss_error = row.loss_bias, row.error, row.loss_error
 
-    def _solve(self, law: DrawLaw) -> Row:
-        atoms = self._known.atoms
-        pairs = (law, self._known.both_centres[1], atoms[1]) if len(atoms) > 1 else None
-
-        def finish(solution: Solution) -> tuple[Any, float]:
-            bias = _bias_of_panels(solution, law)
-            size = float(np.abs(bias).sum())
-            return (solution, float(bias[:-1].sum()), size), size
-
-        row = solve(law, self._known.centres, atoms[0], pairs, finish)
-        self._solution, self._others, self.size = row.bias
-        return row
+    def _integrate(self, law: DrawLaw) -> Row:
+        """Keep the flows of the least error, and return the loss bias and the errors."""
+        atoms, pairs = self._known.atoms, None
+        if len(atoms) > 1:
+            pairs = Pairs(law=law, classes=self._known.both_centres[1], atoms=atoms[1])
+        integral, best = Integral(law, self._known.centres, atoms[0], pairs), None
+        with np.errstate(all="ignore"):  # what is not finite has no error that is, and goes
+            for flows in integral.attempts():
+                bias = _bias_of_panels(flows, law)
+                size = float(np.abs(bias).sum())
+                found = flows, float(bias[:-1].sum()), size
+                row, is_enough = integral.estimate(flows, found, size)
+                best = better_of(best, row)
+                if is_enough:
+                    break
+        assert best is not None
+        self._flows, self._others, self.size = best.bias
+        return best
 
     @classmethod
     def told(cls, known: Known) -> ChunkBias:
@@ -280,11 +287,11 @@ class ChunkBias:
         row = trivial_bias(law)
         if row is not None:
             return row.bias
-        assert self._solution is not None
+        assert self._flows is not None
         classes = classes_of(law, self._known.centres)
         if len(self._known.atoms) > 1:
             law, classes = pair_with_label(law, classes)
-        return bias_of_classes(self._solution, law, classes, self._others)
+        return bias_of_classes(self._flows, law, classes, self._others)
 
     def both(self, start: int, logits: Any, q: Any) -> FloatArray:
         """Return the bias and the softmax, (2, k), of the same classes."""
@@ -299,17 +306,17 @@ class ChunkBias:
         return law_of(self._known.totals, start, *check_chunk(start, logits, q, self._known.totals))
 
 
-def _bias_of_panels(solution: Solution, law: DrawLaw) -> FloatArray:
+def _bias_of_panels(integrals: Flows, law: DrawLaw) -> FloatArray:
     """Return the sums of the bias over the classes of each panel, and that of the label, last."""
-    atoms, points = solution.atoms, solution.atoms.points
+    atoms, points = integrals.atoms, integrals.atoms.points
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         masses = np.sign(points.q) * np.exp(np.log(np.abs(points.q)) + points.log_r)
-    flows = atoms.by_panel(points.q_kappa * solution.values).sum(axis=1)
+    flows = atoms.by_panel(points.q_kappa * integrals.values).sum(axis=1)
     probs = atoms.by_panel(masses).sum(axis=1)
     of_label = math.exp(law.log_label) if law.scheme.label_in_sum else 0.0
     place = len(flows) if law.scheme.label_in_sum else None
     as_classes = replace(law, probs=np.append(probs, of_label), label=place)
-    return assemble(as_classes, np.append(flows, 0.0), solution.total, solution.label_flow, None)
+    return assemble(as_classes, np.append(flows, 0.0), integrals.total, integrals.label_flow, None)
 
 
 def _scheme_with_sums(scheme: str) -> Scheme:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -100,24 +100,17 @@ class Row(NamedTuple):
     inclusion: FloatArray | None = None  # (n,) chances that a set of distinct draws holds a class
 
 
-def refine(attempts: Callable[[float], Iterable[tuple[Row, bool]]], step: float) -> Row:
-    """Return the least errors of `attempts`, with the step halved until one of them is enough.
-
-    `attempts` makes rows out of a step, and says of each whether it is good enough.
-    """
-    best: Row | None = None
-    with np.errstate(all="ignore"):  # a result that is not finite has no error that is, and goes
-        while best is None or step > LEAST_STEP:
-            for row, is_enough in attempts(step):
-                best = row if best is None else _better_of(best, row)
-                if is_enough:
-                    return best
-            step *= 0.5
-    return best
+def halved_steps(step: float) -> Iterator[float]:
+    """Yield the steps of the trapezoid rule to try: `step`, and its halves above `LEAST_STEP`."""
+    yield step
+    while (step := 0.5 * step) > LEAST_STEP:
+        yield step
 
 
-def _better_of(one: Row, other: Row) -> Row:
-    """Return the bias and the loss bias of the smaller errors."""
-    bias = other if other.error < one.error else one
-    loss = other if other.loss_error < one.loss_error else one
+def better_of(best: Row | None, other: Row) -> Row:
+    """Return the bias and the loss bias of the smaller errors, of two attempts or the first."""
+    if best is None:
+        return other
+    bias = other if other.error < best.error else best
+    loss = other if other.loss_error < best.loss_error else best
     return bias._replace(loss_bias=loss.loss_bias, loss_error=loss.loss_error)

@@ -1,13 +1,13 @@
 """The integral of one example with replacement, and the bias of any class from it.
 
-`with_replacement_bias` is the whole in memory; `solve` takes what sums over classes have found, of
-classes in memory or in chunks, and `bias_of_classes` the result.
+`with_replacement_bias` is the whole in memory. `Integral` takes what sums over classes have found, of
+classes in memory or in chunks; its attempts are flows, and `bias_of_classes` makes the bias of them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -20,9 +20,10 @@ from samplesoft.bias.numerics.quadrature import (
     ENOUGH,
     STEP,
     Row,
+    better_of,
     estimate_error,
+    halved_steps,
     halving_change,
-    refine,
     rounding_at,
     sum_error,
 )
@@ -56,15 +57,25 @@ def with_replacement_bias(
         return row
     classes = make_classes(law)
     atoms = make_atoms(law, classes)
-    paired = pair_with_label(law, classes) if scheme.label_is_a_draw else None
-    pairs = None if paired is None else (*paired, above_excess(law, make_atoms(*paired)))
-
-    def finish(solution: Solution) -> tuple[FloatArray, float]:
-        bias = bias_of_classes(solution, *(paired or (law, classes)))
-        return bias, float(np.abs(bias).sum())
-
-    row = solve(law, classes, atoms, pairs, finish)
-    return row._replace(probs=law.probs)
+    drawn_law, drawn_classes, pairs = law, classes, None
+    if scheme.label_is_a_draw:
+        drawn_law, drawn_classes = pair_with_label(law, classes)
+        pairs = Pairs(
+            law=drawn_law,
+            classes=drawn_classes,
+            atoms=above_excess(law, make_atoms(drawn_law, drawn_classes)),
+        )
+    integral = Integral(law, classes, atoms, pairs)
+    best = None
+    with np.errstate(all="ignore"):  # a result that is not finite has no error that is, and goes
+        for flows in integral.attempts():
+            bias = bias_of_classes(flows, drawn_law, drawn_classes)
+            row, is_enough = integral.estimate(flows, bias, float(np.abs(bias).sum()))
+            best = better_of(best, row)
+            if is_enough:
+                break
+    assert best is not None
+    return best
 
 
 def loses_digits(error: Any, size: Any) -> Any:
@@ -85,82 +96,30 @@ def trivial_bias(law: DrawLaw) -> Row | None:
     return None
 
 
-class Solution(NamedTuple):
-    """What makes the bias of any class, beside its own numbers."""
+class Pairs(NamedTuple):
+    """The classes, each drawn together with the label, eq. (B12)."""
 
+    law: DrawLaw
+    classes: Centres
     atoms: Atoms
-    values: FloatArray  # (A,) of the integrals at the atoms
-    total: float  # of the flows of all classes, as the atoms have it
-    label_flow: float
 
 
-Pairs = tuple[DrawLaw, Centres, Atoms]  # of the label and each class, eq. (B12)
+class Flows(NamedTuple):
+    """The flows (B6) over the mass of their atoms, by one set of node weights.
 
-
-def solve(
-    law: DrawLaw,
-    classes: Centres,
-    atoms: Atoms,
-    pairs: Pairs | None,
-    finish: Callable[[Solution], tuple[Any, float]],
-) -> Row:
-    """Integrate with the step halved until the error is small.
-
-    `finish` returns what is to be the bias in the row, and its L1 norm.
+    The sizes are sums of magnitudes, which rounding is in proportion to.
     """
-    units = _make_units(law, classes, atoms)
-
-    def attempts(step: float) -> Iterator[tuple[Row, bool]]:
-        nodes = make_nodes(law, classes, atoms, step)
-        every: Iterable[NodeWeights] = [make_node_weights(law, nodes)]
-        if isinstance(nodes, TiltedNodes):
-            every = jackknife_weights(law, nodes, units.loss)
-        for weights in every:
-            flows = _flows(law, classes, atoms, nodes, weights)
-            if pairs is not None:
-                of_pairs = _flows(*pairs, nodes, weights)
-                flows = of_pairs.instead_of(flows, law.other_mass)
-            yield _finish(law, flows, weights, units, finish)
-
-    return refine(attempts, STEP if not law.scheme.jackknife else 0.5 * STEP)
-
-
-class _Units(NamedTuple):
-    """Relative errors of what is summed."""
-
-    bias: float  # of a term of the bias, by rounding
-    loss: float  # of a term of the loss bias
-    contrasts: float  # of the flows, by the error of the differences r - R
-    deviations: float  # of the loss bias, by that of the differences r - mean
-
-
-def _make_units(law: DrawLaw, classes: Centres, atoms: Atoms) -> _Units:
-    # |log e| + |log q|, for both are logs of probabilities
-    unit = rounding_at(law.largest_product)
-    near, far, near_squares, far_squares, size = classes.errors.tolist()
-    errors = DEVIATION_ERROR * near + unit * far
-    squares = DEVIATION_ERROR**2 * near_squares + unit * unit * far_squares
-    deviation = math.sqrt(max(float(atoms.points.q_zeta2.sum()), 0.0))
-    return _Units(
-        max(unit, rounding_at(law.largest_base_log)),
-        # the loss is a mean over the softmax
-        max(unit, rounding_at(law.largest_log)),
-        errors / size if size > 0.0 else 0.0,
-        math.sqrt(squares) / deviation if deviation > 0.0 else 0.0,
-    )
-
-
-class _Flows(NamedTuple):
-    """e_j * integral of E (psi_j - psi_R) at the atoms, and what `estimate_error` needs."""
 
     atoms: Atoms
-    values: FloatArray  # (A,)
-    total: float
-    coarse: float
-    size: float
-    class_size: float  # of the flows alone, without the terms of the label
+    values: FloatArray  # (A,) integrals of E (psi - psi_R) over kappa at the atoms
+    total: float  # flow of all classes, as the atoms have it
+    label_flow: float  # l of (B8); 0 without a base mass, and where that is a draw
+    coarse: float  # change of the sums under half of the nodes
+    size: float  # of the terms of the flows and of the label's
+    class_size: float  # of the terms of the flows alone
+    weights: NodeWeights
 
-    def instead_of(self, flows: _Flows, other_mass: float) -> _Flows:
+    def instead_of(self, flows: Flows, other_mass: float) -> Flows:
         """Return these, of pairs of a class and the label, in place of `flows`; eq. (B12).
 
         The total that the ratio r_j + r_t of a class is compared with keeps r_j.
@@ -172,9 +131,84 @@ class _Flows(NamedTuple):
         )
 
 
+class Integral:
+    """The integrals (B6) and (B7) of one example, with a step that is halved.
+
+    The units are relative errors of what is summed.
+
+    Parameters
+    ----------
+    law, classes, atoms
+        The draws, the ratios of the classes around their centres, and the atoms of the ratios.
+    pairs : Pairs, optional
+        The same of each class together with the label, where the base mass is a draw of it.
+    """
+
+    def __init__(
+        self, law: DrawLaw, classes: Centres, atoms: Atoms, pairs: Pairs | None = None
+    ) -> None:
+        self.law, self.classes, self.atoms, self.pairs = law, classes, atoms, pairs
+        # |log e| + |log q|, for both are logs of probabilities
+        unit = rounding_at(law.largest_product)
+        near, far, near_squares, far_squares, size = classes.errors.tolist()
+        errors = DEVIATION_ERROR * near + unit * far
+        squares = DEVIATION_ERROR**2 * near_squares + unit * unit * far_squares
+        spread = math.sqrt(max(float(atoms.points.q_zeta2.sum()), 0.0))
+        # of a term of the bias, by rounding
+        self.bias_unit = max(unit, rounding_at(law.largest_base_log))
+        # of a term of the loss bias, which is a mean over the softmax
+        self.loss_unit = max(unit, rounding_at(law.largest_log))
+        # of the flows, by the error of the differences r - R
+        self.contrast_unit = errors / size if size > 0.0 else 0.0
+        # of the loss bias, by that of the differences r - mean
+        self.deviation_unit = math.sqrt(squares) / spread if spread > 0.0 else 0.0
+
+    def attempts(self) -> Iterator[Flows]:
+        """Yield the flows by ever more nodes, and for the jackknife by several weights of each."""
+        law = self.law
+        for step in halved_steps(0.5 * STEP if law.scheme.jackknife else STEP):
+            nodes = make_nodes(law, self.classes, self.atoms, step)
+            every: Iterable[NodeWeights]
+            if isinstance(nodes, TiltedNodes):
+                every = jackknife_weights(law, nodes, self.loss_unit)
+            else:
+                every = (make_node_weights(law, nodes),)
+            for weights in every:
+                flows = _flows(law, self.classes, self.atoms, nodes, weights)
+                if self.pairs is not None:
+                    of_pairs = _flows(*self.pairs, nodes, weights)
+                    flows = of_pairs.instead_of(flows, law.other_mass)
+                yield flows
+
+    def estimate(self, flows: Flows, bias: Any, norm: float) -> tuple[Row, bool]:
+        """Return a bias by `flows` with its errors, and whether a smaller step would not better it.
+
+        `norm` is the L1 norm of `bias`.
+        """
+        law, weights, terms = self.law, flows.weights, flows.weights.loss_terms
+        bias_unit, loss_unit, is_jackknife = self.bias_unit, self.loss_unit, law.scheme.jackknife
+        loss_bias, size = assemble_loss(law, weights)
+        error = estimate_error(flows.coarse, flows.size, norm, bias_unit, is_jackknife)
+        loss_error = sum_error(terms, size, loss_unit, weights.loss_narrow)
+        is_enough = error <= (ENOUGH + 4.0 * bias_unit) * norm
+        # the jackknife's terms cancel, and their size says little
+        enough = ENOUGH * (abs(float(terms.sum())) if is_jackknife else size)
+        is_enough = is_enough and loss_error <= enough + 4.0 * loss_unit * size
+        error += self.contrast_unit * flows.class_size + none_kept_error(law)
+        loss_error += self.deviation_unit * float(np.abs(terms).sum())
+        row = Row(
+            bias=bias,
+            probs=law.probs,
+            loss_bias=loss_bias,
+            error=math.inf if math.isnan(error) else error,
+            loss_error=math.inf if math.isnan(loss_error) else loss_error,
+        )
+        return row, is_enough
+
+
 def _flows(
     law: DrawLaw, classes: Centres, atoms: Atoms, nodes: Nodes, weights: NodeWeights
-) -> _Flows:
+) -> Flows:
     points, log_d_ref = atoms.points, float(classes.log_above_least[0])
     tilted = nodes.tilted if isinstance(nodes, TiltedNodes) else None
     over_nodes = atom_integrals(nodes.x, weights.coefficients, tilted, points, log_d_ref)
@@ -186,51 +220,35 @@ def _flows(
     # once more spread over the others
     coarse += 2.0 * law.other_mass * halving_change(weights.label_terms)
     size += 2.0 * law.other_mass * float(weights.label_sizes.sum())
-    total = float((points.q_kappa * over_nodes.full).sum())
-    return _Flows(atoms, over_nodes.full, total, coarse, size, class_size)
-
-
-def _finish(
-    law: DrawLaw,
-    flows: _Flows,
-    weights: NodeWeights,
-    units: _Units,
-    finish: Callable[[Solution], tuple[Any, float]],
-) -> tuple[Row, bool]:
-    """Return the bias by one set of weights, and whether a smaller step would not better it."""
-    label_flow = float(weights.label_terms.sum())  # 0 without a base mass, and where that is a draw
-    bias, norm = finish(Solution(flows.atoms, flows.values, flows.total, label_flow))
-    loss_bias, size = assemble_loss(law, weights)
-    error = estimate_error(flows.coarse, flows.size, norm, units.bias, law.scheme.jackknife)
-    terms = weights.loss_terms
-    loss_error = sum_error(terms, size, units.loss, weights.loss_narrow)
-    is_enough = error <= (ENOUGH + 4.0 * units.bias) * norm
-    # the jackknife's terms cancel, and their size says little
-    enough = ENOUGH * (abs(float(terms.sum())) if law.scheme.jackknife else size)
-    is_enough = is_enough and loss_error <= enough + 4.0 * units.loss * size
-    error += units.contrasts * flows.class_size + none_kept_error(law)
-    loss_error += units.deviations * float(np.abs(terms).sum())
-    error, loss_error = (math.inf if math.isnan(e) else e for e in (error, loss_error))
-    return Row(bias, law.probs, loss_bias, error, loss_error), is_enough
+    return Flows(
+        atoms=atoms,
+        values=over_nodes.full,
+        total=float((points.q_kappa * over_nodes.full).sum()),
+        label_flow=float(weights.label_terms.sum()),
+        coarse=coarse,
+        size=size,
+        class_size=class_size,
+        weights=weights,
+    )
 
 
 def bias_of_classes(
-    solution: Solution, law: DrawLaw, classes: Classes, others: float | None = None
+    integrals: Flows, law: DrawLaw, classes: Classes, others: float | None = None
 ) -> FloatArray:
     """Return the bias (n,) of the classes of a chunk, or of all.
 
     `others` is the sum of the bias of all classes but the label, of a chunk.
     """
-    atoms, flows, total = solution.atoms, law.drawn * classes.contrast, solution.total
+    atoms, flows, total = integrals.atoms, law.drawn * classes.contrast, integrals.total
     if atoms.panels is None:
         # each class is an atom; behind them may stand that of weightless draws
         active = law.drawn > 0.0
-        integrals = np.empty(len(atoms.order))
-        integrals[atoms.order] = solution.values
-        flows[active] *= integrals[: active.sum()]
+        by_class = np.empty(len(atoms.order))
+        by_class[atoms.order] = integrals.values
+        flows[active] *= by_class[: active.sum()]
     elif len(atoms.panels):
         panel, s = atoms.places(classes)
-        values = atoms.by_panel(solution.values)[:, None]
+        values = atoms.by_panel(integrals.values)[:, None]
         coefficients = values @ panels.to_coefficients()
 
         def work(part: slice) -> None:
@@ -239,7 +257,7 @@ def bias_of_classes(
         thread_each(work, chunks(len(flows), CLASS_CHUNK))
     if others is None and not law.scheme.label_is_a_draw:
         total = float(flows.sum())  # so that the bias adds up to 0
-    return assemble(law, flows, total, solution.label_flow, others)
+    return assemble(law, flows, total, integrals.label_flow, others)
 
 
 def _excess(log_r_label: float) -> float:
