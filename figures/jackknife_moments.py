@@ -24,10 +24,10 @@ from samplesoft.bias.moments import (
     squared_norms,
 )
 from samplesoft.bias.with_replacement.atoms import Atoms, class_moments
-from samplesoft.bias.with_replacement.draws import DrawLaw
+from samplesoft.bias.with_replacement.draws import Draws
 from samplesoft.bias.with_replacement.laplace import _decay_ratio, tangent
 from samplesoft.bias.with_replacement.nodes import Nodes
-from samplesoft.bias.with_replacement.ratios import Classes
+from samplesoft.bias.with_replacement.ratios import Ratios
 from samplesoft.kernels import panels
 from samplesoft.schemes import select
 
@@ -87,13 +87,13 @@ def jackknife_moments(
     return moments_by(inputs, class_embeddings, tau, _square)
 
 
-def _square(law: DrawLaw, centred: FloatArray) -> tuple[float, float]:
+def _square(law: Draws, centred: FloatArray) -> tuple[float, float]:
     """Return E|sum_i p'_i c_i|**2 and its error, or 0 where that is the square of the bias."""
     at = nodes_of_draws(law)
     if at is None:
         return 0.0, 0.0
     with np.errstate(under="ignore", over="ignore"):
-        terms = _jackknife_terms(law, at.classes, at.atoms, at.nodes, centred, at.unit)
+        terms = _jackknife_terms(law, at.ratios, at.atoms, at.nodes, centred, at.unit)
         return integrate(at.nodes.dx, *terms, _NARROW)
 
 
@@ -110,7 +110,7 @@ class _Draws(NamedTuple):
 
 
 def _jackknife_terms(
-    law: DrawLaw, classes: Classes, atoms: Atoms, nodes: Nodes, centred: FloatArray, unit: float
+    law: Draws, ratios: Ratios, atoms: Atoms, nodes: Nodes, centred: FloatArray, unit: float
 ) -> tuple[FloatArray, FloatArray]:
     """Return the integrand of E|sum_i p'_i c_i|**2, eq. (B75), and bounds on its rounding.
 
@@ -123,7 +123,7 @@ def _jackknife_terms(
             f"{len(atoms.points.q):,} atoms; take samplesoft.monte_carlo_bias, or a q with less "
             "spread."
         )
-    draws = _make_draws(law, classes, atoms, centred)
+    draws = _make_draws(law, ratios, atoms, centred)
     gram = draws.vectors @ draws.vectors.T
     theta = nodes.log_transform - np.exp(np.minimum(nodes.x + law.log_base, LARGEST_EXPONENT))
     slowest = nodes.x + draws.log_w[0]
@@ -142,16 +142,16 @@ def _jackknife_terms(
     return terms_and_sizes[0], unit * (1.0 + exponents) * terms_and_sizes[1]
 
 
-def _make_draws(law: DrawLaw, classes: Classes, atoms: Atoms, centred: FloatArray) -> _Draws:
+def _make_draws(law: Draws, ratios: Ratios, atoms: Atoms, centred: FloatArray) -> _Draws:
     active = law.drawn > 0.0
     own = centred[law.label]
-    log_r = classes.log_r[active]
+    log_r = ratios.log_r[active]
     log_w = np.logaddexp(law.log_base, log_r)
     gamma = np.exp(law.log_base - log_w)[:, None] * own
     gamma += np.exp(log_r - log_w)[:, None] * centred[active]
     columns = law.drawn[active][:, None] * np.column_stack([gamma, squared_norms(gamma)])
     if atoms.panels is not None:
-        panel, s = atoms.places(classes)
+        panel, s = atoms.places(ratios)
         columns = _on_panels(panel[active], s[active], columns)
     if law.weightless:
         columns = np.concatenate([columns, law.weightless * np.append(own, own @ own)[None]])

@@ -14,7 +14,7 @@ from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray, as_choice, as_count, as_proposal, as_real_array
 from samplesoft.bias.exact import ExactBias
 from samplesoft.bias.inputs import check_inputs, probs_of
-from samplesoft.bias.numerics.quadrature import Row, rounding_unit
+from samplesoft.bias.numerics.quadrature import ExampleBias, rounding_unit
 from samplesoft.bias.numerics.summation import log_softmax
 from samplesoft.schemes import SCHEMES, Scheme, select
 
@@ -100,7 +100,7 @@ def _law(name: str, value: Any, n: int, scheme: Scheme) -> FloatArray:
 
 def _row(
     logits: FloatArray, label: int, laws: list[FloatArray], numbers: tuple[int, int], scheme: Scheme
-) -> Row:
+) -> ExampleBias:
     """Return the exact bias of one example, eqs. (B34) and (B35)."""
     log_probs = log_softmax(logits)
     probs = np.exp(log_probs)
@@ -139,7 +139,7 @@ def _row(
     unit = max(rounding_unit(log_probs, np.log(total)), _ROUNDING)
     loss_error = abs(float(log_sums[0] - log_sums[1])) ** 1.5
     loss_error += unit * (1.0 + abs(own_count) + loss_size)
-    return Row(means[0] - probs, probs, loss, coarse**1.5 + unit, loss_error)
+    return ExampleBias(means[0] - probs, probs, loss, coarse**1.5 + unit, loss_error)
 
 
 def _exp(exponents: FloatArray) -> FloatArray:

@@ -21,9 +21,9 @@ from samplesoft.bias.bounds import require_bounds
 from samplesoft.bias.inputs import check_inputs
 from samplesoft.bias.moments import centre, check_vectors, numerator_moments
 from samplesoft.bias.with_replacement.atoms import make_atoms
-from samplesoft.bias.with_replacement.draws import DrawLaw, make_draw_law
+from samplesoft.bias.with_replacement.draws import Draws, make_draws
 from samplesoft.bias.with_replacement.nodes import compute_decay_rates, evaluate_nodes
-from samplesoft.bias.with_replacement.ratios import make_classes
+from samplesoft.bias.with_replacement.ratios import make_ratios
 from samplesoft.schemes import DECAY, last_level
 
 _LEFT = math.log(1e-9)  # x times the largest rate at the first node
@@ -118,7 +118,7 @@ def multilevel_moments(
     m, n = inputs.num_sampled, inputs.logits.shape[1]
     vectors, scale = check_vectors(class_embeddings, n, tau)
     last = last_level(m, n)
-    laws = (make_draw_law(*row, m, inputs.scheme) for row in inputs.rows())
+    laws = (make_draws(*row, m, inputs.scheme) for row in inputs.rows())
     rows = ((scale * gradient_levels(law, vectors, last).variance(),) for law in laws)
     (variance,) = inputs.columns(rows)
     others = n - inputs.scheme.excludes_label
@@ -161,7 +161,7 @@ def _blocks(last: int) -> FloatArray:
     return blocks
 
 
-def gradient_levels(law: DrawLaw, vectors: FloatArray, last: int) -> LevelMoments:
+def gradient_levels(law: Draws, vectors: FloatArray, last: int) -> LevelMoments:
     """Return the moments for class vectors (n, d), blocks of ``law.num_draws`` and a last level."""
     kinds = np.count_nonzero(law.drawn) + (law.weightless > 0.0)  # of draws
     if law.other_mass == 0.0 or kinds == 1:  # draws are all alike
@@ -171,7 +171,7 @@ def gradient_levels(law: DrawLaw, vectors: FloatArray, last: int) -> LevelMoment
         return _climb(law, centred, _make_expectations(law, centred, last), last)
 
 
-def _climb(law: DrawLaw, centred: FloatArray, of: _Expectations, last: int) -> LevelMoments:
+def _climb(law: Draws, centred: FloatArray, of: _Expectations, last: int) -> LevelMoments:
     """Go through the levels, each from the moments of half as many draws."""
     m = float(law.num_draws)
     block = of.mean(m)
@@ -195,7 +195,7 @@ def _climb(law: DrawLaw, centred: FloatArray, of: _Expectations, last: int) -> L
     return LevelMoments(*every, block_variance, squared_bias)
 
 
-def _scatter(law: DrawLaw, centred: FloatArray) -> float:
+def _scatter(law: Draws, centred: FloatArray) -> float:
     """Return the variance of r c for one draw."""
     drawn = law.drawn > 0.0
     q, own = law.drawn[drawn], law.probs[law.label] * centred[law.label]
@@ -245,19 +245,19 @@ class _Expectations:
         return weights
 
 
-def _make_expectations(law: DrawLaw, centred: FloatArray, last: int) -> _Expectations:
+def _make_expectations(law: Draws, centred: FloatArray, last: int) -> _Expectations:
     """Evaluate the integrands at nodes that do for all levels."""
-    classes = make_classes(law)
-    atoms = make_atoms(law, classes)
+    ratios = make_ratios(law)
+    atoms = make_atoms(law, ratios)
     most = math.log(law.num_draws) + last * math.log(2.0)
     largest = max(most, float(atoms.points.log_r.max()))
-    slowest = compute_decay_rates(law, classes)[1]
+    slowest = compute_decay_rates(law, ratios)[1]
     grid = make_nested_grid(_LEFT - largest, math.log(_RIGHT) - slowest)
-    nodes = evaluate_nodes(law, classes, atoms, grid.x, grid.dx)
+    nodes = evaluate_nodes(law, ratios, atoms, grid.x, grid.dx)
     v_base = np.exp(np.minimum(nodes.x + law.log_base, LARGEST_EXPONENT))
     log_theta = nodes.log_transform - v_base
     half = 0.5 * law.num_draws  # with half of its least weight no factor overflows
-    change, scatter = numerator_moments(law, classes, nodes, centred, half * log_theta)[:2]
+    change, scatter = numerator_moments(law, ratios, nodes, centred, half * log_theta)[:2]
     square = np.einsum("kd,kd->k", change, change)
     return _Expectations(grid, log_theta, change, square, scatter, half)
 

@@ -13,8 +13,8 @@ from samplesoft._validation import FloatArray
 from samplesoft.bias.bounds import require_bounds
 from samplesoft.bias.inputs import Inputs, check_inputs
 from samplesoft.bias.negatives import Negatives, make_negatives
-from samplesoft.bias.with_replacement.draws import make_draw_law
-from samplesoft.bias.with_replacement.ratios import make_classes
+from samplesoft.bias.with_replacement.draws import make_draws
+from samplesoft.bias.with_replacement.ratios import make_ratios
 from samplesoft.schemes import Scheme
 
 Scalar = Any  # a float for one example, an ndarray (B,) for a batch
@@ -91,22 +91,22 @@ def _example_limit(logits: FloatArray, label: int, q: FloatArray, scheme: Scheme
     In units where Z = 1 it is e_j (mean - r_j) for a class that is drawn, and 0 for the label, each
     less its average under the softmax, where the label counts with the mean of r.
     """
-    law = make_draw_law(logits, label, q, 1, scheme)
-    if law.other_mass == 0.0:
-        return np.zeros_like(law.probs)
-    classes = make_classes(law)
-    reference = float(np.exp(min(classes.log_ref, LARGEST_EXPONENT)))
+    draws = make_draws(logits, label, q, 1, scheme)
+    if draws.other_mass == 0.0:
+        return np.zeros_like(draws.probs)
+    ratios = make_ratios(draws)
+    reference = float(np.exp(min(ratios.log_ref, LARGEST_EXPONENT)))
     with np.errstate(all="ignore"):
         # r - R, from the contrast (r - R) / (r + R) where r is near R
-        kappa = classes.contrast
+        kappa = ratios.contrast
         near = np.abs(kappa) < 0.5
         ratio = 2.0 * kappa / np.where(near, 1.0 - kappa, 1.0) * reference
-        apart = np.exp(np.minimum(classes.log_r, LARGEST_EXPONENT)) - reference
-        flows = law.probs * np.where(near, ratio, apart)
+        apart = np.exp(np.minimum(ratios.log_r, LARGEST_EXPONENT)) - reference
+        flows = draws.probs * np.where(near, ratio, apart)
         flows[label] = 0.0
-        total, mean = float(flows.sum()), classes.mean_deviation * reference
-        limit: FloatArray = law.probs * (total + law.probs[label] * mean) - flows
-        limit[label] = max(law.probs[label] * (total - law.other_mass * mean), 0.0)
+        total, mean = float(flows.sum()), ratios.mean_deviation * reference
+        limit: FloatArray = draws.probs * (total + draws.probs[label] * mean) - flows
+        limit[label] = max(draws.probs[label] * (total - draws.other_mass * mean), 0.0)
     return limit
 
 

@@ -34,10 +34,10 @@ from samplesoft.bias.negatives import NegativeSums
 from samplesoft.bias.numerics.quadrature import rounding_at
 from samplesoft.bias.numerics.summation import EPS, LogSum, Sum
 from samplesoft.bias.with_replacement.atoms import Atoms, make_atoms
-from samplesoft.bias.with_replacement.draws import DrawLaw, make_draw_law
+from samplesoft.bias.with_replacement.draws import Draws, make_draws
 from samplesoft.bias.with_replacement.integral import with_replacement_bias
 from samplesoft.bias.with_replacement.nodes import evaluate_nodes
-from samplesoft.bias.with_replacement.ratios import Centres, make_classes
+from samplesoft.bias.with_replacement.ratios import Ratios, make_ratios
 from samplesoft.bias.without_replacement import successive
 from samplesoft.bias.without_replacement.successive import set_bias
 from samplesoft.kernels.exponential import exp64
@@ -237,7 +237,7 @@ def finite_sample_bounds_of(inputs: Inputs) -> FiniteSampleBounds:
             *inputs.columns(_set_bounds(row, inputs) for row in inputs.rows())
         )
     require_bounds(scheme)
-    rows = [example_bounds(make_draw_law(*row, m, scheme)) for row in inputs.rows()]
+    rows = [example_bounds(make_draws(*row, m, scheme)) for row in inputs.rows()]
     return FiniteSampleBounds(*inputs.columns(rows))
 
 
@@ -331,21 +331,21 @@ def _require_set_or_bounds(scheme: Scheme) -> None:
         require_bounds(scheme)
 
 
-def example_bounds(law: DrawLaw) -> tuple[FloatArray, FloatArray]:
+def example_bounds(draws: Draws) -> tuple[FloatArray, FloatArray]:
     """Return (lower, upper), both (n,), for one example."""
-    sums, others = negative_sums(law), np.arange(len(law.q)) != law.label
-    trivial = trivial_ends(sums, len(law.q))
+    sums, others = negative_sums(draws), np.arange(len(draws.q)) != draws.label
+    trivial = trivial_ends(sums, len(draws.q))
     if trivial is not None:
         return trivial
-    columns = sums.columns(law.logits[others], law.q[others])
+    columns = sums.columns(draws.logits[others], draws.q[others])
     spread = Spread().add(columns).add(sums.masked_column)
     transform = None
-    if is_known(law, sums):
+    if is_known(draws, sums):
         with np.errstate(all="ignore"):
-            classes = make_classes(law)
-            transform = make_transform(law, classes, make_atoms(law, classes), sums.rounding)
-    ends = ClassBounds(law, sums, spread, transform).of(law.label, columns)
-    return sum_to_zero(*ends, Ends().add(*ends), len(law.q))
+            ratios = make_ratios(draws)
+            transform = make_transform(draws, ratios, make_atoms(draws, ratios), sums.rounding)
+    ends = ClassBounds(draws, sums, spread, transform).of(draws.label, columns)
+    return sum_to_zero(*ends, Ends().add(*ends), len(draws.q))
 
 
 def _set_bounds(example: Example, inputs: Inputs) -> tuple[FloatArray, FloatArray]:
@@ -418,10 +418,10 @@ class ClassBounds:
     """The bounds on the bias of any class of one example, before they are cut to sum to 0."""
 
     def __init__(
-        self, law: DrawLaw, sums: NegativeSums, spread: Spread, transform: _Transform | None
+        self, draws: Draws, sums: NegativeSums, spread: Spread, transform: _Transform | None
     ) -> None:
-        self._m, self._sums, self._slack = law.num_draws, sums, _WIDEN * sums.rounding
-        self._gaps = _Gaps(law, sums, spread, self._slack, transform)
+        self._m, self._sums, self._slack = draws.num_draws, sums, _WIDEN * sums.rounding
+        self._gaps = _Gaps(draws, sums, spread, self._slack, transform)
         with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):
             self._at_label = self._gaps.logs(self._m, np.array([sums.log_a]), np.zeros(1))
 
@@ -474,9 +474,9 @@ class Ends:
         return self
 
 
-def negative_sums(law: DrawLaw) -> NegativeSums:
+def negative_sums(draws: Draws) -> NegativeSums:
     """Return what the sums over all classes say of the negatives."""
-    totals, masked = law.totals, not law.scheme.excludes_label
+    totals, masked = draws.totals, not draws.scheme.excludes_label
     q_masked = totals.label_q if masked else 0.0
     mass = float(totals.q_others.value) + q_masked
     with np.errstate(all="ignore"):
@@ -502,21 +502,21 @@ class BoundSums:
 
     def __init__(self, known: Known, spread: Spread | None = None) -> None:
         self._known, self._spread = known, spread
-        self._negatives = negative_sums(known.law)
+        self._negatives = negative_sums(known.draws)
         self._sums: Any = Spread() if spread is None else Ends()
         if spread is not None:
             transform = None
-            if is_known(known.law, self._negatives):
-                about = known.law, known.centres, known.atoms[0], self._negatives.rounding
+            if is_known(known.draws, self._negatives):
+                about = known.draws, known.ratios, known.atoms[0], self._negatives.rounding
                 transform = make_transform(*about)
-            self._bounds = ClassBounds(known.law, self._negatives, spread, transform)
+            self._bounds = ClassBounds(known.draws, self._negatives, spread, transform)
 
     stage = "bounds"
 
     @classmethod
     def after(cls, known: Known) -> Any:
         """Return the next pass, or the bounds where they are trivial."""
-        trivial = trivial_ends(negative_sums(known.law), 1)
+        trivial = trivial_ends(negative_sums(known.draws), 1)
         return cls(known) if trivial is None else _ChunkBounds(None, trivial)
 
     def empty(self) -> BoundSums:
@@ -579,7 +579,7 @@ def _search(example: Example, scheme: Scheme, wanted: float) -> tuple[int, int]:
         return float(np.abs(with_replacement_bias(*example, m, scheme).bias).sum())
 
     def bound(m: int) -> float:
-        lower, upper = example_bounds(make_draw_law(*example, m, scheme))
+        lower, upper = example_bounds(make_draws(*example, m, scheme))
         # the biases sum to 0: twice the sum of either sign is their norm
         return 2.0 * float(min(np.maximum(upper, 0.0).sum(), np.maximum(-lower, 0.0).sum()))
 
@@ -635,14 +635,14 @@ class _Gaps:
 
     def __init__(
         self,
-        law: DrawLaw,
+        draws: Draws,
         sums: NegativeSums,
         spread: Spread,
         slack: float,
         transform: _Transform | None,
     ) -> None:
         self._slack = slack
-        self._m = law.num_draws
+        self._m = draws.num_draws
         # An error of `rounding` in every ratio moves the root of the divergence by at most
         # rounding * sqrt(sum_j qn_j (ratio_j + 1)^2), by the triangle inequality.
         with np.errstate(divide="ignore", over="ignore"):
@@ -774,29 +774,29 @@ class _Transform(NamedTuple):
     step: float  # of log v
 
 
-def is_known(law: DrawLaw, sums: NegativeSums) -> bool:
+def is_known(draws: Draws, sums: NegativeSums) -> bool:
     """Whether ratios are known well enough for their transform to be of use."""
-    return sums.rounding < _DIGITS and law.other_mass > 0.0
+    return sums.rounding < _DIGITS and draws.other_mass > 0.0
 
 
 def make_transform(
-    law: DrawLaw, classes: Centres, atoms: Atoms, rounding: float
+    draws: Draws, ratios: Ratios, atoms: Atoms, rounding: float
 ) -> _Transform | None:
     """Compute the transform of one draw where a bound may need it, None if it has no digits."""
-    log_mean = math.log(law.mean)
+    log_mean = math.log(draws.mean)
     with np.errstate(all="ignore"):
         # until the least sum has decayed
-        slowest = math.log(law.num_draws) + float(np.logaddexp(law.log_base, classes.log_least))
-        last = min(math.log(_GONE) - slowest, LARGEST_EXPONENT - math.log(law.num_draws))
-        x = np.arange(_LEFT - math.log(law.num_draws) - log_mean, last, _STEP)
-        nodes = evaluate_nodes(law, classes, atoms, x, np.zeros_like(x))
+        slowest = math.log(draws.num_draws) + float(np.logaddexp(draws.log_base, ratios.log_least))
+        last = min(math.log(_GONE) - slowest, LARGEST_EXPONENT - math.log(draws.num_draws))
+        x = np.arange(_LEFT - math.log(draws.num_draws) - log_mean, last, _STEP)
+        nodes = evaluate_nodes(draws, ratios, atoms, x, np.zeros_like(x))
         lost = np.exp(-nodes.log_transform_least)
     good = np.isfinite(nodes.excess) & (lost < _LOST)
     if not good.any():
         return None
     v, excess = nodes.v[good], nodes.excess[good]
     relative = 4.0 * rounding + _ROUNDING
-    moved = v * law.mean
+    moved = v * draws.mean
     error = relative * (excess + 2.0 * moved + lost[good] - 1.0)
     with np.errstate(over="ignore", invalid="ignore"):
         p = np.expm1(excess)  # of second order in v, and so is its error
@@ -808,4 +808,4 @@ def make_transform(
     off = 2.0 * rounding * np.abs(log) + _ROUNDING * lost[good]
     ends = log - off, np.minimum(log + off, 0.0)
     excesses = np.maximum(excess - error, 0.0), excess + error
-    return _Transform(v, *excesses, *ends, law.mean, _STEP)
+    return _Transform(v, *excesses, *ends, draws.mean, _STEP)

@@ -43,7 +43,7 @@ from samplesoft.bias.inputs import (
     times_power,
     with_room,
 )
-from samplesoft.bias.numerics.quadrature import Row
+from samplesoft.bias.numerics.quadrature import ExampleBias
 from samplesoft.bias.numerics.summation import EPS, LARGEST_FLOAT, log_softmax
 from samplesoft.bias.poisson import poisson_bias
 from samplesoft.bias.with_replacement.integral import loses_digits, with_replacement_bias
@@ -286,7 +286,7 @@ def exact_bias_of(
     return ExactBias(*inputs.columns(rows))
 
 
-def _rows_of(task: tuple[Inputs, FloatArray | None]) -> list[Row]:
+def _rows_of(task: tuple[Inputs, FloatArray | None]) -> list[ExampleBias]:
     inputs, corrections = task
     if corrections is None:
         return [_of_row(row, inputs) for row in inputs.rows()]
@@ -294,7 +294,7 @@ def _rows_of(task: tuple[Inputs, FloatArray | None]) -> list[Row]:
     return [_corrected_by(correction, row, inputs) for correction, row in pairs]
 
 
-def _corrected_by(correction: FloatArray, example: Example, inputs: Inputs) -> Row:
+def _corrected_by(correction: FloatArray, example: Example, inputs: Inputs) -> ExampleBias:
     """Return the exact bias of one example whose draws are corrected by `correction` (n,).
 
     A weight ``e_j / (m c_j)`` is ``e'_j / (m q_j)`` with ``e'_j = e_j q_j / c_j``: the expectation
@@ -355,7 +355,7 @@ def _corrected_by(correction: FloatArray, example: Example, inputs: Inputs) -> R
     error = row.error + 2.0 * EPS * rounding + 2.0 * unit * reached
     loss_error = row.loss_error + 2.0 * EPS * rounding
     loss_error += unit * (1.0 + abs(log_gain) + abs(shift[label]))
-    return Row(bias, probs, loss_bias, error, loss_error)
+    return ExampleBias(bias, probs, loss_bias, error, loss_error)
 
 
 def _log_quotient(numerators: FloatArray, divisors: FloatArray) -> FloatArray:
@@ -368,7 +368,7 @@ def _log_quotient(numerators: FloatArray, divisors: FloatArray) -> FloatArray:
     return logs
 
 
-def bias_of_example(example: Example, inputs: Inputs) -> Row:
+def bias_of_example(example: Example, inputs: Inputs) -> ExampleBias:
     """Return the exact bias of logits, label and q of one example, without certain classes."""
     if inputs.scheme.distinct:
         return set_bias(example, inputs.num_sampled, inputs.scheme)
@@ -377,7 +377,7 @@ def bias_of_example(example: Example, inputs: Inputs) -> Row:
     return with_replacement_bias(*example, inputs.num_sampled, inputs.scheme)
 
 
-def _of_row(example: Example, inputs: Inputs) -> Row:
+def _of_row(example: Example, inputs: Inputs) -> ExampleBias:
     """Return the exact bias of one example, whose label the certain classes join."""
     if not len(inputs.certain):
         return bias_of_example(example, inputs)

@@ -38,17 +38,17 @@ from samplesoft.bias.inputs import (
 )
 from samplesoft.bias.numerics.quadrature import (
     STEP,
-    Row,
+    ExampleBias,
     estimate_error,
     halving_change,
     rounding_at,
 )
 from samplesoft.bias.numerics.summation import EPS, Sum
 from samplesoft.bias.with_replacement.atoms import Atoms, make_atoms
-from samplesoft.bias.with_replacement.draws import DrawLaw, law_of, make_draw_law
+from samplesoft.bias.with_replacement.draws import Draws, draws_of_chunk, make_draws
 from samplesoft.bias.with_replacement.node_weights import log_kept
 from samplesoft.bias.with_replacement.nodes import Nodes, lost_nodes, make_nodes
-from samplesoft.bias.with_replacement.ratios import Classes, classes_of, make_classes
+from samplesoft.bias.with_replacement.ratios import Ratios, make_ratios, ratios_of_chunk
 from samplesoft.bias.without_replacement import successive
 from samplesoft.schemes import Scheme
 
@@ -186,7 +186,7 @@ def moments_by(
     inputs: Inputs,
     class_embeddings: ArrayLike,
     tau: float,
-    square_of: Callable[[DrawLaw, FloatArray], tuple[float, float]],
+    square_of: Callable[[Draws, FloatArray], tuple[float, float]],
 ) -> GradientMoments:
     """Return the moments of checked arguments.
 
@@ -209,8 +209,8 @@ def moments_by(
         elif inputs.scheme.distinct:
             mse, rounding = _set_square(example, inputs, centred)
         else:
-            law = make_draw_law(*example, inputs.num_sampled, inputs.scheme)
-            mse, rounding = square_of(law, centred)
+            draws = make_draws(*example, inputs.num_sampled, inputs.scheme)
+            mse, rounding = square_of(draws, centred)
         squared_bias, error = _squared_bias(row, rows_of_c)
         squared_bias, mse = scale * squared_bias, scale * max(mse, squared_bias)
         error = scale * (error + rounding) + (joining + 4.0 * EPS) * mse
@@ -231,7 +231,7 @@ def check_vectors(class_embeddings: ArrayLike, n: int, tau: Any) -> tuple[FloatA
     return vectors, scale * scale
 
 
-def _squared_bias(row: Row, vectors: FloatArray) -> tuple[float, float]:
+def _squared_bias(row: ExampleBias, vectors: FloatArray) -> tuple[float, float]:
     """Return the squared norm of the bias of the gradient, and its error, for tau = 1."""
     apart = vectors - vectors[np.argmax(row.probs)]  # a constant is free, for the biases sum to 0
     reach = float(np.sqrt(squared_norms(apart).max()))
@@ -321,45 +321,45 @@ def integrate(
 class DrawNodes(NamedTuple):
     """The law of one draw at the nodes, and the relative error of a term."""
 
-    classes: Classes
+    ratios: Ratios
     atoms: Atoms
     nodes: Nodes
     unit: float
 
 
-def nodes_of_draws(law: DrawLaw) -> DrawNodes | None:
+def nodes_of_draws(draws: Draws) -> DrawNodes | None:
     """Evaluate the law of one draw; None where p' is the same in every outcome."""
-    scheme = law.scheme
-    num_outcomes = np.count_nonzero(law.drawn) + (scheme.random_count and law.label_draw > 0.0)
-    if num_outcomes <= 1 or (law.other_mass == 0.0 and not scheme.draws_label):
+    scheme = draws.scheme
+    num_outcomes = np.count_nonzero(draws.drawn) + (scheme.random_count and draws.label_draw > 0.0)
+    if num_outcomes <= 1 or (draws.other_mass == 0.0 and not scheme.draws_label):
         return None
-    classes = make_classes(law)
-    atoms = make_atoms(law, classes)
+    ratios = make_ratios(draws)
+    atoms = make_atoms(draws, ratios)
     with np.errstate(under="ignore", over="ignore"):
-        nodes = make_nodes(law, classes, atoms, STEP)
-    return DrawNodes(classes, atoms, nodes, _term_unit(law))
+        nodes = make_nodes(draws, ratios, atoms, STEP)
+    return DrawNodes(ratios, atoms, nodes, _term_unit(draws))
 
 
-def _term_unit(law: DrawLaw) -> float:
-    return rounding_at(max(law.largest_product, law.largest_base_log))
+def _term_unit(draws: Draws) -> float:
+    return rounding_at(max(draws.largest_product, draws.largest_base_log))
 
 
-def _draws_square(law: DrawLaw, centred: FloatArray) -> tuple[float, float]:
+def _draws_square(draws: Draws, centred: FloatArray) -> tuple[float, float]:
     """Return E|sum_i p'_i c_i|**2 and its error, or 0 where that is the square of the bias."""
-    at = nodes_of_draws(law)
+    at = nodes_of_draws(draws)
     if at is None:
         return 0.0, 0.0
     with np.errstate(under="ignore", over="ignore"):
-        mse, error = integrate(at.nodes.dx, *_terms(law, at, centred))
-    if law.scheme.divides_by_kept:  # no draw may be left: then p' is 1 on the label
-        none_left = law.label_draw**law.num_draws * float(
-            squared_norms(centred[[law.totals.label]])[0]
+        mse, error = integrate(at.nodes.dx, *_terms(draws, at, centred))
+    if draws.scheme.divides_by_kept:  # no draw may be left: then p' is 1 on the label
+        none_left = draws.label_draw**draws.num_draws * float(
+            squared_norms(centred[[draws.totals.label]])[0]
         )
         return mse + none_left, error + 4.0 * EPS * none_left
     return mse, error
 
 
-def _terms(law: DrawLaw, at: DrawNodes, centred: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _terms(draws: Draws, at: DrawNodes, centred: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return the integrand of E|sum_i p'_i c_i|**2 for class vectors (n, d) of mean 0 under p.
 
     With A = B c_t + sum_k e_k psi_k c_k, it is (B28),
@@ -367,15 +367,15 @@ def _terms(law: DrawLaw, at: DrawNodes, centred: FloatArray) -> tuple[FloatArray
     where K is the number of draws that S is divided by: m, or for some schemes a random one. With
     it come bounds on its rounding.
     """
-    log_first, ratio = _node_weights(law, at.nodes)
-    numerator = numerator_moments(law, at.classes, at.nodes, centred, 0.5 * log_first)
+    log_first, ratio = _node_weights(draws, at.nodes)
+    numerator = numerator_moments(draws, at.ratios, at.nodes, centred, 0.5 * log_first)
     return _square_terms(at.unit, log_first, ratio, numerator)
 
 
-def _node_weights(law: DrawLaw, nodes: Nodes) -> tuple[FloatArray, FloatArray]:
+def _node_weights(draws: Draws, nodes: Nodes) -> tuple[FloatArray, FloatArray]:
     """Return log E[K theta**K] at the nodes, and E[K**2 theta**K] over it, both (K,)."""
-    v_base = np.exp(np.minimum(nodes.x + law.log_base, LARGEST_EXPONENT))
-    return _count_moments(law, nodes.log_transform - v_base)
+    v_base = np.exp(np.minimum(nodes.x + draws.log_base, LARGEST_EXPONENT))
+    return _count_moments(draws, nodes.log_transform - v_base)
 
 
 def _square_terms(
@@ -393,7 +393,7 @@ def _square_terms(
 
 
 def numerator_moments(
-    law: DrawLaw, classes: Classes, nodes: Nodes, centred: FloatArray, log_half: FloatArray
+    draws: Draws, ratios: Ratios, nodes: Nodes, centred: FloatArray, log_half: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
     """Return v A, what a draw adds to its square, and the sizes of the terms of both.
 
@@ -401,14 +401,14 @@ def numerator_moments(
     v**2 (sum_k e_k r_k psi_k |c_k|**2 - |sum_k e_k psi_k c_k|**2). The first is times
     exp(`log_half`), (K,), the second times its square.
     """
-    own, reach = centred[law.totals.label], _reach(centred, law.probs)
-    class_terms = partial(_class_terms, law, classes, nodes, log_half[:, None])
+    own, reach = centred[draws.totals.label], _reach(centred, draws.probs)
+    class_terms = partial(_class_terms, draws, ratios, nodes, log_half[:, None])
     sums = _add_up_classes(class_terms, len(nodes.x), centred, reach)
-    return _with_label(law, nodes, log_half, own, float(reach[law.totals.label]), sums)
+    return _with_label(draws, nodes, log_half, own, float(reach[draws.totals.label]), sums)
 
 
 def _with_label(
-    law: DrawLaw,
+    draws: Draws,
     nodes: Nodes,
     log_half: FloatArray,
     own: FloatArray,
@@ -419,10 +419,10 @@ def _with_label(
     # A, written as changes from psi_R of the label, if it is not drawn, and of the classes: the
     # centred sum is 0
     change, size, square = sums
-    of_label, label_size = _label_change(law, nodes, log_half)
+    of_label, label_size = _label_change(draws, nodes, log_half)
     change = change + np.outer(of_label, own)
     size = size + label_size * own_reach
-    base = np.exp(nodes.x + law.log_base + log_half)
+    base = np.exp(nodes.x + draws.log_base + log_half)
     drawn_part = change - np.outer(base, own)
     drawn_square = squared_norms(drawn_part)
     drawn_size = size + base * np.sqrt(own @ own)
@@ -430,52 +430,52 @@ def _with_label(
     return change, np.maximum(square - drawn_square, 0.0), size, scatter_size
 
 
-def _count_moments(law: DrawLaw, log_theta: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _count_moments(draws: Draws, log_theta: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return log E[K theta**K], and E[K**2 theta**K] over it, both (K,)."""
-    m = law.num_draws
-    if not law.scheme.divides_by_kept:
+    m = draws.num_draws
+    if not draws.scheme.divides_by_kept:
         return math.log(m) + m * log_theta, np.full(len(log_theta), float(m))
-    log_mix = log_kept(law, log_theta)
-    log_one = math.log(law.other_draw) + log_theta
+    log_mix = log_kept(draws, log_theta)
+    log_one = math.log(draws.other_draw) + log_theta
     ratio = 1.0 + (m - 1) * np.exp(log_one - log_mix)
     return math.log(m) + log_one + (m - 1) * log_mix, ratio
 
 
 def _label_change(
-    law: DrawLaw, nodes: Nodes, log_half: FloatArray
+    draws: Draws, nodes: Nodes, log_half: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """Return v times what A has of c_t beside the draws, less e_t psi_R if the label is not drawn.
 
     It is weighted by exp(log_half), and comes with the size of its terms. The plain base mass e_t
     is told from e_t psi_R by `above`.
     """
-    base = np.exp(nodes.x + law.log_base + log_half)
-    if law.scheme.draws_label:
+    base = np.exp(nodes.x + draws.log_base + log_half)
+    if draws.scheme.draws_label:
         return base, base
-    own = nodes.x + law.log_label + log_half
+    own = nodes.x + draws.log_label + log_half
     with np.errstate(divide="ignore"):
         log_above = np.log(np.abs(nodes.above)) - nodes.log_transform_least
     above = np.exp(own + log_above)
     change: FloatArray = np.sign(nodes.above) * above
-    if law.scheme.corrects_label:
+    if draws.scheme.corrects_label:
         return change + base - np.exp(own), above + base + np.exp(own)
     return change, above
 
 
 def _class_terms(
-    law: DrawLaw, classes: Classes, nodes: Nodes, log_half: FloatArray, part: slice
+    draws: Draws, ratios: Ratios, nodes: Nodes, log_half: FloatArray, part: slice
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return v e (psi - psi_R), its size, and v**2 e r psi, all (K, classes of `part`), weighted.
 
     The first is times exp(log_half), the last times its square; `log_half` is (K, 1).
     """
     x = nodes.x[:, None]
-    q = law.drawn[part]
-    kappa = classes.contrast[part]
+    q = draws.drawn[part]
+    kappa = ratios.contrast[part]
     with np.errstate(divide="ignore", invalid="ignore"):
-        log_r = np.where(q > 0.0, classes.log_r[part], -np.inf)
+        log_r = np.where(q > 0.0, ratios.log_r[part], -np.inf)
         log_mass = np.where(q > 0.0, np.log(q), 0.0) + x + log_r + log_half  # of v e
-        log_away = np.logaddexp(log_r, classes.log_ref) + np.log(np.abs(kappa))
+        log_away = np.logaddexp(log_r, ratios.log_ref) + np.log(np.abs(kappa))
     y = np.exp(np.minimum(x + log_r, LARGEST_EXPONENT))
     away = np.sign(kappa) * np.exp(np.minimum(x + log_away, LARGEST_EXPONENT))
     log_psi = -y - nodes.log_transform[:, None]
@@ -539,17 +539,17 @@ class _Means:
         """Add the classes from number `start` on."""
         if np.size(logits):
             totals = self.known.totals
-            law = law_of(totals, start, *check_chunk(start, logits, q, totals))
-            other, bias = self.empty(), self.bias.of_law(law)
+            draws = draws_of_chunk(totals, start, *check_chunk(start, logits, q, totals))
+            other, bias = self.empty(), self.bias.bias_of_draws(draws)
             c = as_real_array("class_embeddings", vectors, (2,))
-            heaviest = int(law.probs.argmax())
-            other.heaviest, other.origin = float(law.log_probs[heaviest]), c[heaviest]
-            apart, rows = c - other.origin, np.stack([law.probs, bias])
+            heaviest = int(draws.probs.argmax())
+            other.heaviest, other.origin = float(draws.log_probs[heaviest]), c[heaviest]
+            apart, rows = c - other.origin, np.stack([draws.probs, bias])
             other.sums = Sum.of(rows @ apart)
             other.weights = Sum.of(np.append(rows.sum(axis=1), np.abs(bias).sum()))
             other.reach = float(np.sqrt(squared_norms(apart).max()))
-            if law.label is not None:
-                other.own = c[law.label]
+            if draws.label is not None:
+                other.own = c[draws.label]
             self.merge(other)
         return self
 
@@ -579,7 +579,7 @@ class _Means:
         totals, facts = self.known.totals, self.known.totals.scheme
         outcomes = totals.num - (not facts.draws_label)
         outcomes += bool(facts.random_count and totals.label_q > 0.0)
-        if self.known.centres is None or outcomes <= 1:
+        if self.known.ratios is None or outcomes <= 1:
             return self.moments(0.0, 0.0)
         return _NodeSums(self)
 
@@ -598,11 +598,11 @@ class _NodeSums:
     takes_vectors, stage = True, "nodes"
 
     def __init__(self, means: _Means) -> None:
-        self.means, self.law = means, means.known.law
+        self.means, self.draws = means, means.known.draws
         with np.errstate(under="ignore", over="ignore"):
-            self.nodes = make_nodes(self.law, means.known.centres, means.known.atoms[0], STEP)
-        self.log_first, self.ratio = _node_weights(self.law, self.nodes)
-        _require_digits(self.law, self.nodes, self.log_first)
+            self.nodes = make_nodes(self.draws, means.known.ratios, means.known.atoms[0], STEP)
+        self.log_first, self.ratio = _node_weights(self.draws, self.nodes)
+        _require_digits(self.draws, self.nodes, self.log_first)
         num = len(self.nodes.x)
         self.change, self.scalars, self.norm = Sum((num, 1)), Sum((3, num)), Sum()
 
@@ -618,9 +618,9 @@ class _NodeSums:
     def add(self, start: int, logits: Any, q: Any, vectors: Any) -> _NodeSums:
         """Add the classes from number `start` on."""
         if np.size(logits):
-            totals = self.law.totals
-            law = law_of(totals, start, *check_chunk(start, logits, q, totals))
-            classes = classes_of(law, self.means.known.centres)
+            totals = self.draws.totals
+            draws = draws_of_chunk(totals, start, *check_chunk(start, logits, q, totals))
+            ratios = ratios_of_chunk(draws, self.means.known.ratios)
             centred = self.centred(np.asarray(vectors, float))
             norms = np.sqrt(squared_norms(centred))
             half, reach = (
@@ -628,11 +628,11 @@ class _NodeSums:
                 np.column_stack([norms, np.ones(len(norms))]),
             )
             with np.errstate(under="ignore", over="ignore"):
-                terms = partial(_class_terms, law, classes, self.nodes, half)
+                terms = partial(_class_terms, draws, ratios, self.nodes, half)
                 change, sizes, square = _add_up_classes(terms, len(half), centred, reach)
             self.change.add(change)
             self.scalars.add(np.stack([*sizes.T, square]))
-            self.norm.add(float((law.probs * norms).sum()))
+            self.norm.add(float((draws.probs * norms).sum()))
         return self
 
     def merge(self, other: _NodeSums) -> _NodeSums:
@@ -644,32 +644,32 @@ class _NodeSums:
 
     def finish(self) -> tuple[float, float, float, float]:
         """Return the moments."""
-        law, own, norm = self.law, self.centred(self.means.own[None])[0], float(self.norm.value)
+        draws, own, norm = self.draws, self.centred(self.means.own[None])[0], float(self.norm.value)
         sizes, weights, square = self.scalars.value
         sums = self.change.value, sizes + norm * weights, square
         own_norm = float(np.sqrt(own @ own))
         with np.errstate(under="ignore", over="ignore"):
             half = 0.5 * self.log_first
-            numerator = _with_label(law, self.nodes, half, own, own_norm + norm, sums)
-            terms = _square_terms(_term_unit(law), self.log_first, self.ratio, numerator)
+            numerator = _with_label(draws, self.nodes, half, own, own_norm + norm, sums)
+            terms = _square_terms(_term_unit(draws), self.log_first, self.ratio, numerator)
             mse, error = integrate(self.nodes.dx, *terms)
         none_left = 0.0
-        if law.scheme.divides_by_kept:
-            none_left = law.label_draw**law.num_draws * own_norm**2
+        if draws.scheme.divides_by_kept:
+            none_left = draws.label_draw**draws.num_draws * own_norm**2
         return self.means.moments(mse + none_left, error + 4.0 * EPS * none_left)
 
 
-def _require_digits(law: DrawLaw, nodes: Nodes, log_first: FloatArray) -> None:
+def _require_digits(draws: Draws, nodes: Nodes, log_first: FloatArray) -> None:
     """Raise ValueError where nodes matter at which panels leave no digits of the transform."""
     lost = lost_nodes(nodes.x, nodes.log_transform)
     # the noise is divided by T, twice where few draws may be left of many
-    times = 1.0 + law.scheme.divides_by_kept
+    times = 1.0 + draws.scheme.divides_by_kept
     weights = (log_first - times * nodes.log_transform)[lost] - log_first.max()
     if (weights > _MATTERS).any():
         raise ValueError(
             f"`num_sampled` must be larger for classes in chunks, as a rule at least 10, got "
-            f"{law.num_draws} with scheme={law.scheme.name!r}; compute the arrays first if they "
-            "fit into memory."
+            f"{draws.num_draws} with scheme={draws.scheme.name!r}; compute the arrays first if "
+            "they fit into memory."
         )
 
 

@@ -25,7 +25,7 @@ from samplesoft._validation import FloatArray, IntArray
 from samplesoft.bias.numerics.quadrature import (
     ENOUGH,
     STEP,
-    Row,
+    ExampleBias,
     better_of,
     estimate_error,
     halved_steps,
@@ -73,7 +73,7 @@ _CLOSE = 0.1  # and up to this one log f + pi y
 _LIKELY = 40.0  # up to it the same sum of a class with pi above 1/2 is taken around exp(-y)
 
 
-def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> Row:
+def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> ExampleBias:
     """Return the exact bias of one example with inclusion probabilities `q`.
 
     E[p'_j] = e_j int exp(-u (a + w_j)) prod_{k != j} (1 - q_k + q_k exp(-u w_k)) du with
@@ -82,7 +82,7 @@ def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> Row:
     law = make_inclusion_law(logits, label, q)
     probs, known, classes, unit = law.probs, law.known, law.classes, law.unit
     if law.others == 0.0:
-        return Row(np.zeros_like(probs), probs, 0.0, 0.0, 0.0)
+        return ExampleBias(np.zeros_like(probs), probs, 0.0, 0.0, 0.0)
     atoms = make_inclusion_atoms(classes)
     loss_unit = max(unit, rounding_unit(law.log_probs))
 
@@ -98,7 +98,7 @@ def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> Row:
             coarse += halving_change(nodes.base_terms)
             size += float(np.abs(nodes.base_terms).sum())
             norm, loss_size = float(np.abs(bias).sum()), float(nodes.loss_sizes.sum())
-            row = Row(
+            row = ExampleBias(
                 bias=bias,
                 probs=probs,
                 loss_bias=float(nodes.loss_terms.sum()),

@@ -18,7 +18,7 @@ from multilevel_moments import (
 )
 
 from samplesoft import exact_gradient_moments
-from samplesoft.bias.with_replacement.draws import make_draw_law
+from samplesoft.bias.with_replacement.draws import make_draws
 from samplesoft.losses import MultilevelLoss
 from samplesoft.models import SoftmaxLayer
 from samplesoft.samplers import UnigramSampler
@@ -68,7 +68,7 @@ def blocks_mean(logits, label, probs, c, ids, m):
 
 
 def levels_of(logits, label, q, m, c, scheme="negatives", last=1):
-    law = make_draw_law(np.asarray(logits), label, np.asarray(q), m, SCHEMES[scheme])
+    law = make_draws(np.asarray(logits), label, np.asarray(q), m, SCHEMES[scheme])
     return gradient_levels(law, c, last)
 
 

@@ -19,9 +19,9 @@ import numpy as np
 from samplesoft._progress import progress_bar
 from samplesoft._validation import FloatArray, as_count, as_real_array, shown
 from samplesoft.bias.inputs import LEAST_Q
-from samplesoft.bias.numerics.quadrature import Row, better_of
-from samplesoft.bias.with_replacement.atoms import Moments
-from samplesoft.bias.with_replacement.draws import DrawLaw, Totals, law_of
+from samplesoft.bias.numerics.quadrature import ExampleBias, better_of
+from samplesoft.bias.with_replacement.atoms import PanelMoments
+from samplesoft.bias.with_replacement.draws import Draws, Totals, draws_of_chunk
 from samplesoft.bias.with_replacement.integral import (
     Flows,
     Integral,
@@ -33,7 +33,7 @@ from samplesoft.bias.with_replacement.integral import (
     trivial_bias,
 )
 from samplesoft.bias.with_replacement.node_weights import assemble
-from samplesoft.bias.with_replacement.ratios import Centres, Deviations, classes_of
+from samplesoft.bias.with_replacement.ratios import Ratios, RatioStatistics, ratios_of_chunk
 from samplesoft.schemes import Scheme, as_scheme
 
 Chunks = Callable[[], Iterable[tuple[Any, Any]]]
@@ -123,9 +123,9 @@ class BiasSums:
         if number == 0:
             one._sums = Totals(totals.scheme, totals.num_draws, totals.label)
         elif number == 1:
-            one._sums = Deviations(known.law)
+            one._sums = RatioStatistics(known.draws)
         else:
-            one._sums = [Moments(centres) for centres in known.both_centres]
+            one._sums = [PanelMoments(ratios) for ratios in known.both_ratios]
         return one
 
     def add(self, start: int, logits: Any, q: Any) -> BiasSums:
@@ -154,13 +154,13 @@ class BiasSums:
         if self._pass == 0:
             self._sums.add(start, o, proposal)
             return self
-        law = law_of(self._known.totals, start, o, proposal)
+        draws = draws_of_chunk(self._known.totals, start, o, proposal)
         if self._pass == 1:
-            self._sums.add(law)
+            self._sums.add(draws)
             return self
-        classes = classes_of(law, self._known.centres)
-        of_pairs = [pair_with_label(law, classes)] if len(self._sums) > 1 else []
-        for sums, pair in zip(self._sums, [(law, classes), *of_pairs], strict=True):
+        ratios = ratios_of_chunk(draws, self._known.ratios)
+        of_pairs = [pair_with_label(draws, ratios)] if len(self._sums) > 1 else []
+        for sums, pair in zip(self._sums, [(draws, ratios), *of_pairs], strict=True):
             sums.add(*pair)
         return self
 
@@ -188,15 +188,15 @@ class BiasSums:
         known = self._known
         if self._pass == 0:
             known = Known(_check_totals(self._sums))
-            return self._then(known) if trivial_bias(known.law) else self._next(1, known)
+            return self._then(known) if trivial_bias(known.draws) else self._next(1, known)
         if self._pass == 1:
-            return self._next(2, known._replace(centres=self._sums.finish()))
+            return self._next(2, known._replace(ratios=self._sums.finish()))
         atoms = [
-            sums.finish(known.law, centres)
-            for sums, centres in zip(self._sums, known.both_centres, strict=True)
+            sums.finish(known.draws, ratios)
+            for sums, ratios in zip(self._sums, known.both_ratios, strict=True)
         ]
         if len(atoms) > 1:
-            above_excess(known.law, atoms[1])
+            above_excess(known.draws, atoms[1])
         return self._then(known._replace(atoms=atoms))
 
 
@@ -204,20 +204,21 @@ class Known(NamedTuple):
     """What the passes have found so far."""
 
     totals: Totals
-    centres: Any = None  # Centres
+    ratios: Any = None  # Centres
     atoms: Any = ()  # Atoms, and those of pairs
 
     @property
-    def law(self) -> DrawLaw:
+    def draws(self) -> Draws:
         """The law of a draw, without any class."""
-        return law_of(self.totals, 0, _NOTHING, _NOTHING)
+        return draws_of_chunk(self.totals, 0, _NOTHING, _NOTHING)
 
     @property
-    def both_centres(self) -> list[Centres]:
+    def both_ratios(self) -> list[Ratios]:
         """The centres of the classes, and those of pairs where there are some."""
         if not self.totals.scheme.label_is_a_draw:
-            return [self.centres]
-        return [self.centres, pair_with_label(self.law, classes_of(self.law, self.centres))[1]]
+            return [self.ratios]
+        none = ratios_of_chunk(self.draws, self.ratios)
+        return [self.ratios, pair_with_label(self.draws, none)[1]]
 
 
 class ChunkBias:
@@ -241,20 +242,20 @@ class ChunkBias:
         self._known, self.size = known, 0.0
         self._flows: Flows | None = None  # None: the bias is trivial
         self._others = 0.0  # sum of the bias of all classes but the label
-        row = trivial_bias(known.law)
+        row = trivial_bias(known.draws)
         if row is None:
-            row = self._integrate(known.law)
+            row = self._integrate(known.draws)
         self.loss_bias, self.error, self.loss_error = row.loss_bias, row.error, row.loss_error
 
-    def _integrate(self, law: DrawLaw) -> Row:
+    def _integrate(self, draws: Draws) -> ExampleBias:
         """Keep the flows of the least error, and return the loss bias and the errors."""
         atoms, pairs = self._known.atoms, None
         if len(atoms) > 1:
-            pairs = Pairs(law=law, classes=self._known.both_centres[1], atoms=atoms[1])
-        integral, best = Integral(law, self._known.centres, atoms[0], pairs), None
+            pairs = Pairs(draws=draws, ratios=self._known.both_ratios[1], atoms=atoms[1])
+        integral, best = Integral(draws, self._known.ratios, atoms[0], pairs), None
         with np.errstate(all="ignore"):  # what is not finite has no error that is, and goes
             for flows in integral.attempts():
-                bias = _bias_of_panels(flows, law)
+                bias = _bias_of_panels(flows, draws)
                 size = float(np.abs(bias).sum())
                 found = flows, float(bias[:-1].sum()), size
                 row, is_enough = integral.estimate(flows, found, size)
@@ -280,42 +281,43 @@ class ChunkBias:
 
     def bias(self, start: int, logits: Any, q: Any) -> FloatArray:
         """Return the bias (k,) of the classes from number `start` on, of `logits` and `q` (k,)."""
-        return self.of_law(self._law(start, logits, q))
+        return self.bias_of_draws(self._draws(start, logits, q))
 
-    def of_law(self, law: DrawLaw) -> FloatArray:
+    def bias_of_draws(self, draws: Draws) -> FloatArray:
         """Return the bias (k,) of the classes of a law, which are of one chunk."""
-        row = trivial_bias(law)
+        row = trivial_bias(draws)
         if row is not None:
             return row.bias
         assert self._flows is not None
-        classes = classes_of(law, self._known.centres)
+        ratios = ratios_of_chunk(draws, self._known.ratios)
         if len(self._known.atoms) > 1:
-            law, classes = pair_with_label(law, classes)
-        return bias_of_classes(self._flows, law, classes, self._others)
+            draws, ratios = pair_with_label(draws, ratios)
+        return bias_of_classes(self._flows, draws, ratios, self._others)
 
     def both(self, start: int, logits: Any, q: Any) -> FloatArray:
         """Return the bias and the softmax, (2, k), of the same classes."""
-        law = self._law(start, logits, q)
-        return np.stack([self.of_law(law), law.probs])
+        draws = self._draws(start, logits, q)
+        return np.stack([self.bias_of_draws(draws), draws.probs])
 
     def probs(self, start: int, logits: Any, q: Any) -> FloatArray:
         """Return the softmax (k,) of the same classes."""
-        return self._law(start, logits, q).probs
+        return self._draws(start, logits, q).probs
 
-    def _law(self, start: int, logits: Any, q: Any) -> DrawLaw:
-        return law_of(self._known.totals, start, *check_chunk(start, logits, q, self._known.totals))
+    def _draws(self, start: int, logits: Any, q: Any) -> Draws:
+        o, proposal = check_chunk(start, logits, q, self._known.totals)
+        return draws_of_chunk(self._known.totals, start, o, proposal)
 
 
-def _bias_of_panels(integrals: Flows, law: DrawLaw) -> FloatArray:
+def _bias_of_panels(integrals: Flows, draws: Draws) -> FloatArray:
     """Return the sums of the bias over the classes of each panel, and that of the label, last."""
     atoms, points = integrals.atoms, integrals.atoms.points
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         masses = np.sign(points.q) * np.exp(np.log(np.abs(points.q)) + points.log_r)
     flows = atoms.by_panel(points.q_kappa * integrals.values).sum(axis=1)
     probs = atoms.by_panel(masses).sum(axis=1)
-    of_label = math.exp(law.log_label) if law.scheme.label_in_sum else 0.0
-    place = len(flows) if law.scheme.label_in_sum else None
-    as_classes = replace(law, probs=np.append(probs, of_label), label=place)
+    of_label = math.exp(draws.log_label) if draws.scheme.label_in_sum else 0.0
+    place = len(flows) if draws.scheme.label_in_sum else None
+    as_classes = replace(draws, probs=np.append(probs, of_label), label=place)
     return assemble(as_classes, np.append(flows, 0.0), integrals.total, integrals.label_flow, None)
 
 

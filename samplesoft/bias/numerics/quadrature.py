@@ -89,7 +89,7 @@ def sum_error(terms: FloatArray, size: float, unit: float, narrow: bool = False)
     return estimate_error(halving_change(terms), size, abs(float(terms.sum())), unit, narrow)
 
 
-class Row(NamedTuple):
+class ExampleBias(NamedTuple):
     """The exact bias of one example."""
 
     bias: FloatArray  # (n,)
@@ -107,7 +107,7 @@ def halved_steps(step: float) -> Iterator[float]:
         yield step
 
 
-def better_of(best: Row | None, other: Row) -> Row:
+def better_of(best: ExampleBias | None, other: ExampleBias) -> ExampleBias:
     """Return the bias and the loss bias of the smaller errors, of two attempts or the first."""
     if best is None:
         return other

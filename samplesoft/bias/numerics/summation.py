@@ -66,6 +66,13 @@ class LogSum:
         self.top = -math.inf  # the largest of the logs
         self.exps = Sum()  # of exp(log - top)
 
+    @classmethod
+    def of(cls, top: float, exps: Any) -> LogSum:
+        """Return exp(`top`) times one number."""
+        total = cls()
+        total.top, total.exps = top, Sum.of(exps)
+        return total
+
     def add_logs(self, logs: FloatArray) -> None:
         """Add the exponentials of `logs` (k,)."""
         if len(logs):

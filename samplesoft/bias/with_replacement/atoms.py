@@ -21,13 +21,13 @@ from samplesoft.bias.with_replacement.deviations import (
 )
 from samplesoft.bias.with_replacement.draws import (
     CLASS_CHUNK,
-    DrawLaw,
+    Draws,
 )
 from samplesoft.bias.with_replacement.laplace import (
     Points,
     Rows,
 )
-from samplesoft.bias.with_replacement.ratios import Centres, Classes
+from samplesoft.bias.with_replacement.ratios import Ratios
 from samplesoft.kernels import panels
 
 _MOMENT_CHUNK = 2048
@@ -46,11 +46,11 @@ class Atoms:
     points: Points  # (A,) sorted by r
     order: IntArray  # (A,) the number of each before: by panel and node, or by class
 
-    def places(self, classes: Classes) -> tuple[IntArray, FloatArray]:
+    def places(self, ratios: Ratios) -> tuple[IntArray, FloatArray]:
         """Return for each class (n,) the number of its panel in `panels`, and its place there."""
         assert self.panels is not None
         first, count = int(self.panels[0]), int(self.panels[-1] - self.panels[0]) + 1
-        panel, s = panels.place(classes.log_distances, self.width, first, count)
+        panel, s = panels.place(ratios.log_distances, self.width, first, count)
         number = np.zeros(count, np.int64)
         number[self.panels - first] = np.arange(len(self.panels))
         return number[panel], s
@@ -63,7 +63,7 @@ class Atoms:
         return out[: len(self.panels) * panels.DEGREE].reshape(-1, panels.DEGREE)
 
 
-def panel_grid(centres: Centres) -> tuple[float, int, int]:
+def panel_grid(centres: Ratios) -> tuple[float, int, int]:
     """Return the width of panels that hold all ratios, the first, and their number."""
     low, high = centres.span
     # ratios that all lie close to R get narrow panels: one on either side of it
@@ -72,29 +72,29 @@ def panel_grid(centres: Centres) -> tuple[float, int, int]:
     return width, first, math.floor(high / width) - first + 1
 
 
-class Moments:
+class PanelMoments:
     """The third sums over classes: the Chebyshev moments of what they weigh, eq. (B22)."""
 
-    def __init__(self, centres: Centres) -> None:
+    def __init__(self, centres: Ratios) -> None:
         require_width(centres.span[1] - centres.span[0])
         self.width, self.first, self.count = panel_grid(centres)
         self.numbers = np.empty(0, np.int64)  # of the panels that hold classes, (P,)
         self.sums = Sum((0, 3, panels.DEGREE))
 
-    def add(self, law: DrawLaw, classes: Classes) -> Moments:
+    def add(self, draws: Draws, ratios: Ratios) -> PanelMoments:
         """Add the classes of a chunk."""
-        numbers, s = panels.place(classes.log_distances, self.width, self.first, self.count)
-        occupied = np.bincount(numbers, law.drawn, self.count) > 0.0
+        numbers, s = panels.place(ratios.log_distances, self.width, self.first, self.count)
+        occupied = np.bincount(numbers, draws.drawn, self.count) > 0.0
         panel = (np.cumsum(occupied) - 1)[numbers]
 
         def weigh(part: slice) -> tuple[IntArray, FloatArray, FloatArray]:
-            return panel[part], s[part], _class_weights(law, classes, part)[0]
+            return panel[part], s[part], _class_weights(draws, ratios, part)[0]
 
         moments = class_moments(weigh, len(s), (int(occupied.sum()), 3))
         self._take(np.flatnonzero(occupied), Sum.of(moments))
         return self
 
-    def merge(self, other: Moments) -> Moments:
+    def merge(self, other: PanelMoments) -> PanelMoments:
         """Add what another has summed."""
         self._take(other.numbers, other.sums)
         return self
@@ -108,39 +108,44 @@ class Moments:
         self.numbers, self.sums = union, self.sums.spread(own, len(union))
         self.sums.merge(sums.spread(more, len(union)))
 
-    def finish(self, law: DrawLaw, centres: Centres) -> Atoms:
+    def finish(self, draws: Draws, centres: Ratios) -> Atoms:
         """Return the nodes of the panels as atoms; `law` may hold any of the classes."""
         # the transpose of interpolation: what a class weighs goes to the nodes of its panel
         at_nodes = self.sums.value @ panels.to_coefficients().T
         weights = np.moveaxis(at_nodes, 1, 0).reshape(3, -1)
         places = self.first + self.numbers[:, None] + panels.node_places()
         t = (places * self.width).ravel()
-        rows = np.tanh(0.5 * t), np.tanh(0.5 * (t - centres.log_mean_distance))
-        points = _sort_points(law, centres, weights, t, *rows)
-        return Atoms(self.width, self.numbers + self.first, *points)
+        kappa = np.tanh(0.5 * t)
+        zeta = np.tanh(0.5 * (t - centres.log_mean_distance))
+        points, order = _sort_points(draws, centres, weights, t, kappa, zeta)
+        return Atoms(width=self.width, panels=self.numbers + self.first, points=points, order=order)
 
 
-def make_atoms(law: DrawLaw, classes: Classes) -> Atoms:
+def make_atoms(draws: Draws, ratios: Ratios) -> Atoms:
     """Compress all classes to Chebyshev atoms where that makes fewer of them, eq. (B22)."""
-    width, _, count = panel_grid(classes)
-    if count * panels.DEGREE > len(law.drawn):
-        return Atoms(width, None, *class_points(law, classes, law.drawn > 0.0))
-    return Moments(classes).add(law, classes).finish(law, classes)
+    width, _, count = panel_grid(ratios)
+    if count * panels.DEGREE > len(draws.drawn):
+        points, order = class_points(draws, ratios, draws.drawn > 0.0)
+        return Atoms(width=width, panels=None, points=points, order=order)
+    return PanelMoments(ratios).add(draws, ratios).finish(draws, ratios)
 
 
-def _class_weights(law: DrawLaw, classes: Classes, part: Any) -> tuple[FloatArray, FloatArray]:
+def _class_weights(draws: Draws, ratios: Ratios, part: Any) -> tuple[FloatArray, FloatArray]:
     """Return the weights (3, k) of some classes, and their zeta (k,)."""
-    of_classes = classes.log_distances[part], law.drawn[part], classes.contrast[part]
-    return panels.class_weights(*of_classes, classes.log_mean_distance, classes.kappa_mean)
+    return panels.class_weights(
+        ratios.log_distances[part],
+        draws.drawn[part],
+        ratios.contrast[part],
+        ratios.log_mean_distance,
+        ratios.kappa_mean,
+    )
 
 
-def class_points(
-    law: DrawLaw, classes: Classes, some: NDArray[np.bool_]
-) -> tuple[Points, IntArray]:
+def class_points(draws: Draws, ratios: Ratios, some: NDArray[np.bool_]) -> tuple[Points, IntArray]:
     """Return each of some classes that are drawn as an atom."""
-    t, kappa = classes.log_distances[some], classes.contrast[some]
-    weights, zeta = _class_weights(law, classes, some)
-    return _sort_points(law, classes, weights, t, kappa, zeta)
+    t, kappa = ratios.log_distances[some], ratios.contrast[some]
+    weights, zeta = _class_weights(draws, ratios, some)
+    return _sort_points(draws, ratios, weights, t, kappa, zeta)
 
 
 def class_moments(
@@ -168,20 +173,20 @@ def class_moments(
 
 
 def _sort_points(
-    law: DrawLaw,
-    classes: Centres,
+    draws: Draws,
+    ratios: Ratios,
     weights: FloatArray,
     t: FloatArray,
     kappa: FloatArray,
     zeta: FloatArray,
 ) -> tuple[Points, IntArray]:
     """Return atoms at r = R exp(t), (A,), whose `weights` are (3, A), and the number of each."""
-    if law.weightless:  # an atom at r = 0, where kappa = zeta = -1
+    if draws.weightless:  # an atom at r = 0, where kappa = zeta = -1
         t = np.append(t, -np.inf)
         kappa, zeta = np.append(kappa, -1.0), np.append(zeta, -1.0)
-        masked = law.weightless * np.array([[1.0], [-1.0], [1.0]])
+        masked = draws.weightless * np.array([[1.0], [-1.0], [1.0]])
         weights = np.concatenate([weights, masked], axis=1)
-    centres = classes.log_ref, classes.log_mean - classes.log_ref, classes.log_least
+    centres = ratios.log_ref, ratios.log_mean - ratios.log_ref, ratios.log_least
     rows = _write_points(weights, (t, kappa, zeta), centres)
     order = rows[4].argsort(kind="stable")
     return Points(*rows.take(order, axis=1)), order

@@ -1,6 +1,6 @@
-"""What one draw is: the law of each scheme.
+"""The distribution of one draw, for each scheme.
 
-`DrawLaw` puts every scheme with replacement into one form, a base mass and independent draws with
+`Draws` puts every scheme with replacement into one form, a base mass and independent draws with
 ratios r, eq. (B1). `Totals` are the sums over classes that it is made of.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 
 
 class Totals:
-    """The first sums over classes: what makes the softmax, the proposal and the reference of them.
+    """The first sums over classes, for the normalisers of the softmax and of q, and the reference.
 
     Classes come in chunks; `add` takes some, and `merge` what another has of others.
     """
@@ -55,15 +55,18 @@ class Totals:
     def add(self, start: int, logits: FloatArray, q: FloatArray) -> Totals:
         """Add the classes from number `start` on, of `logits` and `q` (k,)."""
 
-        def work(part: slice) -> tuple[Any, ...]:
-            o, proposal, place = logits[part], q[part], self.label - start - part.start
-            if 0 <= place < len(o):
-                o = np.concatenate((o[:place], o[place + 1 :]))
-                proposal = np.concatenate((proposal[:place], proposal[place + 1 :]))
-            return len(q[part]), *_totals_of_slice(o, proposal)
+        def work(part: slice) -> Totals:
+            o, proposal, index = logits[part], q[part], self.label - start - part.start
+            if 0 <= index < len(o):
+                o = np.concatenate((o[:index], o[index + 1 :]))
+                proposal = np.concatenate((proposal[:index], proposal[index + 1 :]))
+            found = self.empty()
+            found.num = len(q[part])
+            found.add_others(o, proposal)
+            return found
 
         for found in map_classes(work, len(logits)):
-            self._take(*found)
+            self.merge(found)
         if start <= self.label < start + len(logits):
             self.label_logit = float(logits[self.label - start])
             self.label_q = float(q[self.label - start])
@@ -76,28 +79,44 @@ class Totals:
 
     def merge(self, other: Totals) -> Totals:
         """Add what another has summed, of other classes."""
-        extremes = other.num, other.masses.top, other.least, other.least_product
-        self._take(*extremes, other.masses.exps, other.q_others, other.medians)
+        self.num += other.num
+        self.masses.merge(other.masses)
+        self.q_others.merge(other.q_others)
+        self.least = min(other.least, self.least)
+        self.least_product = min(self.least_product, other.least_product)
+        if len(self.medians):
+            self.medians = np.concatenate([self.medians, other.medians])
+        else:
+            self.medians = other.medians
         if not math.isnan(other.label_logit):
             self.label_logit, self.label_q = other.label_logit, other.label_q
         return self
 
-    def _take(
-        self,
-        num: int,
-        top: float,
-        least: float,
-        least_product: float,
-        exps: Sum,
-        q_others: Sum,
-        medians: FloatArray,
-    ) -> None:
-        self.num += num
-        self.masses.add(top, exps)
-        self.q_others.merge(q_others)
-        self.least = min(least, self.least)
-        self.least_product = min(self.least_product, least_product)
-        self.medians = np.concatenate([self.medians, medians]) if len(self.medians) else medians
+    def empty(self) -> Totals:
+        """Return the same sums without any classes."""
+        return Totals(self.scheme, self.num_draws, self.label)
+
+    def add_others(self, logits: FloatArray, q: FloatArray) -> None:
+        """Write the sums over a slice of classes without the label, the first that are added."""
+        top, drawn = float(logits.max(initial=-np.inf)), q > 0.0
+        with np.errstate(over="ignore", divide="ignore"):
+            exps, log_q = np.exp(logits - top), np.log(q)
+        if drawn.all() and len(drawn):  # the next case at less cost
+            highest, masses = top, exps
+            self.least_product = float((logits + log_q).min())
+        elif drawn.any():
+            self.least_product = float((logits + log_q).min(where=drawn, initial=np.inf))
+            highest = float(logits.max(where=drawn, initial=-np.inf))
+            with np.errstate(over="ignore"):
+                masses = exps if highest == top else np.exp(logits - highest)
+            masses = np.where(drawn, masses, 0.0)
+        if self.least_product < math.inf:
+            middle = weighted_median(logits - log_q, masses)
+            weight = highest + math.log(float(masses.sum()))
+            self.medians = np.array([[weight, logits[middle], q[middle]]])
+        self.least = float(logits.min(initial=np.inf))
+        self.masses = LogSum.of(top, exps.sum())
+        self.q_others = Sum.of(q.sum())
 
 
 def map_classes(work: Callable[[slice], Result], num_classes: int) -> Iterable[Result]:
@@ -107,31 +126,8 @@ def map_classes(work: Callable[[slice], Result], num_classes: int) -> Iterable[R
     return thread_map(work, chunks(num_classes, CLASS_CHUNK))
 
 
-def _totals_of_slice(logits: FloatArray, q: FloatArray) -> tuple[Any, ...]:
-    """Return what `Totals` knows of some classes, from the largest logit on."""
-    top, drawn = float(logits.max(initial=-np.inf)), q > 0.0
-    with np.errstate(over="ignore", divide="ignore"):
-        exps, log_q = np.exp(logits - top), np.log(q)
-    medians, least_product = np.empty((0, 3)), math.inf
-    if drawn.all() and len(drawn):  # of the next case, what costs less
-        highest, masses = top, exps
-        least_product = float((logits + log_q).min())
-    elif drawn.any():
-        least_product = float((logits + log_q).min(where=drawn, initial=np.inf))
-        highest = float(logits.max(where=drawn, initial=-np.inf))
-        with np.errstate(over="ignore"):
-            masses = exps if highest == top else np.exp(logits - highest)
-        masses = np.where(drawn, masses, 0.0)
-    if least_product < math.inf:
-        middle = weighted_median(logits - log_q, masses)
-        weight = highest + math.log(float(masses.sum()))
-        medians = np.array([[weight, logits[middle], q[middle]]])
-    least = float(logits.min(initial=np.inf))
-    return top, least, least_product, Sum.of(exps.sum()), Sum.of(q.sum()), medians
-
-
 @dataclass
-class DrawLaw:
+class Draws:
     """S = base + (1/m) * (sum of m iid ratios r), in units where Z = 1; eq. (B1).
 
     Where a scheme divides by the K draws that are kept, 1/K takes the place of 1/m. The arrays are
@@ -144,8 +140,8 @@ class DrawLaw:
     log_probs: FloatArray  # (n,) log e_j for Z = 1, the full softmax
     probs: FloatArray  # (n,)
     drawn: FloatArray  # (n,) probability in a draw that has a ratio; 0 where it is never drawn
-    label: int | None  # its place in the arrays; None where it is in another chunk
-    q_total: float  # what q was divided by
+    label: int | None  # its index in the arrays; None where it is in another chunk
+    q_total: float  # the divisor of q
     weightless: float  # probability of a draw that adds nothing to S (the masked label)
     log_base: float  # of the base mass; -inf for none
     mean: float  # of r over a draw
@@ -158,7 +154,7 @@ class DrawLaw:
 
     @property
     def scheme(self) -> Scheme:
-        """The facts of the scheme."""
+        """The scheme."""
         return self.totals.scheme
 
     @property
@@ -212,12 +208,12 @@ def _masses(totals: Totals) -> tuple[float, float, float]:
     return top, others, math.exp(totals.label_logit - top)
 
 
-def make_draw_law(logits: FloatArray, label: int, q: FloatArray, m: int, scheme: Scheme) -> DrawLaw:
+def make_draws(logits: FloatArray, label: int, q: FloatArray, m: int, scheme: Scheme) -> Draws:
     """Describe the draws of `scheme` for one example; `q` (n,) need not sum to exactly 1."""
-    return law_of(Totals(scheme, m, label).add(0, logits, q), 0, logits, q)
+    return draws_of_chunk(Totals(scheme, m, label).add(0, logits, q), 0, logits, q)
 
 
-def law_of(totals: Totals, start: int, logits: FloatArray, q: FloatArray) -> DrawLaw:
+def draws_of_chunk(totals: Totals, start: int, logits: FloatArray, q: FloatArray) -> Draws:
     """Describe the draws of the classes from number `start` on, of `logits` and `q` (k,)."""
     scheme, m, label = totals.scheme, totals.num_draws, totals.label - start
     top, exps, of_label = _masses(totals)
@@ -247,6 +243,22 @@ def law_of(totals: Totals, start: int, logits: FloatArray, q: FloatArray) -> Dra
     log_base = log_label if scheme.label_in_sum else -np.inf
     if scheme.corrects_label:
         log_base = log_base - np.log(m) - np.log(label_draw)
-    columns = logits, q, log_probs, probs, drawn, label if has_label else None
-    facts = q_total, weightless, log_base, mean, other_mass, log_label, label_draw, other_draw
-    return DrawLaw(totals, *columns, *facts, top, log_total)
+    return Draws(
+        totals=totals,
+        logits=logits,
+        q=q,
+        log_probs=log_probs,
+        probs=probs,
+        drawn=drawn,
+        label=label if has_label else None,
+        q_total=q_total,
+        weightless=weightless,
+        log_base=log_base,
+        mean=mean,
+        other_mass=other_mass,
+        log_label=log_label,
+        label_draw=label_draw,
+        other_draw=other_draw,
+        top=top,
+        log_total=log_total,
+    )

@@ -1,7 +1,7 @@
 """The integral of one example with replacement, and the bias of any class from it.
 
-`with_replacement_bias` is the whole in memory. `Integral` takes what sums over classes have found, of
-classes in memory or in chunks; its attempts are flows, and `bias_of_classes` makes the bias of them.
+`with_replacement_bias` is the whole in memory. `Integral` takes the results of the sums over
+classes, in memory or in chunks; it yields flows, and `bias_of_classes` makes the bias of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from samplesoft._validation import FloatArray
 from samplesoft.bias.numerics.quadrature import (
     ENOUGH,
     STEP,
-    Row,
+    ExampleBias,
     better_of,
     estimate_error,
     halved_steps,
@@ -29,7 +29,7 @@ from samplesoft.bias.numerics.quadrature import (
 )
 from samplesoft.bias.with_replacement.atoms import Atoms, make_atoms
 from samplesoft.bias.with_replacement.deviations import DEVIATION_ERROR, deviation
-from samplesoft.bias.with_replacement.draws import CLASS_CHUNK, DrawLaw, make_draw_law
+from samplesoft.bias.with_replacement.draws import CLASS_CHUNK, Draws, make_draws
 from samplesoft.bias.with_replacement.jackknife import jackknife_weights
 from samplesoft.bias.with_replacement.laplace import atom_integrals
 from samplesoft.bias.with_replacement.node_weights import (
@@ -40,7 +40,7 @@ from samplesoft.bias.with_replacement.node_weights import (
     none_kept_error,
 )
 from samplesoft.bias.with_replacement.nodes import Nodes, TiltedNodes, make_nodes
-from samplesoft.bias.with_replacement.ratios import DIGITS_OF_KAPPA, Centres, Classes, make_classes
+from samplesoft.bias.with_replacement.ratios import DIGITS_OF_KAPPA, Ratios, make_ratios
 from samplesoft.kernels import panels
 from samplesoft.schemes import Scheme
 
@@ -50,26 +50,26 @@ _LOST = 1e-290  # near the least numbers of float64, all have few digits
 
 def with_replacement_bias(
     logits: FloatArray, label: int, q: FloatArray, m: int, scheme: Scheme
-) -> Row:
+) -> ExampleBias:
     """Return the exact bias of one example; the step is halved until the error is small."""
-    law = make_draw_law(logits, label, q, m, scheme)
-    if (row := trivial_bias(law)) is not None:
+    draws = make_draws(logits, label, q, m, scheme)
+    if (row := trivial_bias(draws)) is not None:
         return row
-    classes = make_classes(law)
-    atoms = make_atoms(law, classes)
-    drawn_law, drawn_classes, pairs = law, classes, None
+    ratios = make_ratios(draws)
+    atoms = make_atoms(draws, ratios)
+    drawn, drawn_ratios, pairs = draws, ratios, None
     if scheme.label_is_a_draw:
-        drawn_law, drawn_classes = pair_with_label(law, classes)
+        drawn, drawn_ratios = pair_with_label(draws, ratios)
         pairs = Pairs(
-            law=drawn_law,
-            classes=drawn_classes,
-            atoms=above_excess(law, make_atoms(drawn_law, drawn_classes)),
+            draws=drawn,
+            ratios=drawn_ratios,
+            atoms=above_excess(draws, make_atoms(drawn, drawn_ratios)),
         )
-    integral = Integral(law, classes, atoms, pairs)
+    integral = Integral(draws, ratios, atoms, pairs)
     best = None
     with np.errstate(all="ignore"):  # a result that is not finite has no error that is, and goes
         for flows in integral.attempts():
-            bias = bias_of_classes(flows, drawn_law, drawn_classes)
+            bias = bias_of_classes(flows, drawn, drawn_ratios)
             row, is_enough = integral.estimate(flows, bias, float(np.abs(bias).sum()))
             best = better_of(best, row)
             if is_enough:
@@ -83,24 +83,24 @@ def loses_digits(error: Any, size: Any) -> Any:
     return np.logical_not(error <= np.maximum(_SURE * size, _LOST))  # NaN too
 
 
-def trivial_bias(law: DrawLaw) -> Row | None:
+def trivial_bias(draws: Draws) -> ExampleBias | None:
     """Return the exact bias where all outcomes are the same, else None."""
-    if law.scheme.divides_by_kept and not law.draws_any:  # the label alone is left: loss 0
-        bias = -law.probs
-        if law.label is not None:
-            bias[law.label] = law.other_mass
-        unit = rounding_at(law.largest_log)
-        return Row(bias, law.probs, law.log_label, 0.0, unit * abs(law.log_label))
-    if not law.scheme.draws_label and law.other_mass == 0.0:
-        return Row(np.zeros_like(law.probs), law.probs, 0.0, 0.0, 0.0)
+    if draws.scheme.divides_by_kept and not draws.draws_any:  # the label alone is left: loss 0
+        bias = -draws.probs
+        if draws.label is not None:
+            bias[draws.label] = draws.other_mass
+        unit = rounding_at(draws.largest_log)
+        return ExampleBias(bias, draws.probs, draws.log_label, 0.0, unit * abs(draws.log_label))
+    if not draws.scheme.draws_label and draws.other_mass == 0.0:
+        return ExampleBias(np.zeros_like(draws.probs), draws.probs, 0.0, 0.0, 0.0)
     return None
 
 
 class Pairs(NamedTuple):
     """The classes, each drawn together with the label, eq. (B12)."""
 
-    law: DrawLaw
-    classes: Centres
+    draws: Draws
+    ratios: Ratios
     atoms: Atoms
 
 
@@ -145,19 +145,19 @@ class Integral:
     """
 
     def __init__(
-        self, law: DrawLaw, classes: Centres, atoms: Atoms, pairs: Pairs | None = None
+        self, draws: Draws, ratios: Ratios, atoms: Atoms, pairs: Pairs | None = None
     ) -> None:
-        self.law, self.classes, self.atoms, self.pairs = law, classes, atoms, pairs
+        self.draws, self.ratios, self.atoms, self.pairs = draws, ratios, atoms, pairs
         # |log e| + |log q|, for both are logs of probabilities
-        unit = rounding_at(law.largest_product)
-        near, far, near_squares, far_squares, size = classes.errors.tolist()
+        unit = rounding_at(draws.largest_product)
+        near, far, near_squares, far_squares, size = ratios.errors.tolist()
         errors = DEVIATION_ERROR * near + unit * far
         squares = DEVIATION_ERROR**2 * near_squares + unit * unit * far_squares
         spread = math.sqrt(max(float(atoms.points.q_zeta2.sum()), 0.0))
         # of a term of the bias, by rounding
-        self.bias_unit = max(unit, rounding_at(law.largest_base_log))
+        self.bias_unit = max(unit, rounding_at(draws.largest_base_log))
         # of a term of the loss bias, which is a mean over the softmax
-        self.loss_unit = max(unit, rounding_at(law.largest_log))
+        self.loss_unit = max(unit, rounding_at(draws.largest_log))
         # of the flows, by the error of the differences r - R
         self.contrast_unit = errors / size if size > 0.0 else 0.0
         # of the loss bias, by that of the differences r - mean
@@ -165,40 +165,40 @@ class Integral:
 
     def attempts(self) -> Iterator[Flows]:
         """Yield the flows by ever more nodes, and for the jackknife by several weights of each."""
-        law = self.law
-        for step in halved_steps(0.5 * STEP if law.scheme.jackknife else STEP):
-            nodes = make_nodes(law, self.classes, self.atoms, step)
+        draws = self.draws
+        for step in halved_steps(0.5 * STEP if draws.scheme.jackknife else STEP):
+            nodes = make_nodes(draws, self.ratios, self.atoms, step)
             every: Iterable[NodeWeights]
             if isinstance(nodes, TiltedNodes):
-                every = jackknife_weights(law, nodes, self.loss_unit)
+                every = jackknife_weights(draws, nodes, self.loss_unit)
             else:
-                every = (make_node_weights(law, nodes),)
+                every = (make_node_weights(draws, nodes),)
             for weights in every:
-                flows = _flows(law, self.classes, self.atoms, nodes, weights)
+                flows = _flows(draws, self.ratios, self.atoms, nodes, weights)
                 if self.pairs is not None:
                     of_pairs = _flows(*self.pairs, nodes, weights)
-                    flows = of_pairs.instead_of(flows, law.other_mass)
+                    flows = of_pairs.instead_of(flows, draws.other_mass)
                 yield flows
 
-    def estimate(self, flows: Flows, bias: Any, norm: float) -> tuple[Row, bool]:
+    def estimate(self, flows: Flows, bias: Any, norm: float) -> tuple[ExampleBias, bool]:
         """Return a bias by `flows` with its errors, and whether a smaller step would not better it.
 
         `norm` is the L1 norm of `bias`.
         """
-        law, weights, terms = self.law, flows.weights, flows.weights.loss_terms
-        bias_unit, loss_unit, is_jackknife = self.bias_unit, self.loss_unit, law.scheme.jackknife
-        loss_bias, size = assemble_loss(law, weights)
+        draws, weights, terms = self.draws, flows.weights, flows.weights.loss_terms
+        bias_unit, loss_unit, is_jackknife = self.bias_unit, self.loss_unit, draws.scheme.jackknife
+        loss_bias, size = assemble_loss(draws, weights)
         error = estimate_error(flows.coarse, flows.size, norm, bias_unit, is_jackknife)
         loss_error = sum_error(terms, size, loss_unit, weights.loss_narrow)
         is_enough = error <= (ENOUGH + 4.0 * bias_unit) * norm
         # the jackknife's terms cancel, and their size says little
         enough = ENOUGH * (abs(float(terms.sum())) if is_jackknife else size)
         is_enough = is_enough and loss_error <= enough + 4.0 * loss_unit * size
-        error += self.contrast_unit * flows.class_size + none_kept_error(law)
+        error += self.contrast_unit * flows.class_size + none_kept_error(draws)
         loss_error += self.deviation_unit * float(np.abs(terms).sum())
-        row = Row(
+        row = ExampleBias(
             bias=bias,
-            probs=law.probs,
+            probs=draws.probs,
             loss_bias=loss_bias,
             error=math.inf if math.isnan(error) else error,
             loss_error=math.inf if math.isnan(loss_error) else loss_error,
@@ -206,10 +206,8 @@ class Integral:
         return row, is_enough
 
 
-def _flows(
-    law: DrawLaw, classes: Centres, atoms: Atoms, nodes: Nodes, weights: NodeWeights
-) -> Flows:
-    points, log_d_ref = atoms.points, float(classes.log_above_least[0])
+def _flows(draws: Draws, ratios: Ratios, atoms: Atoms, nodes: Nodes, weights: NodeWeights) -> Flows:
+    points, log_d_ref = atoms.points, float(ratios.log_above_least[0])
     tilted = nodes.tilted if isinstance(nodes, TiltedNodes) else None
     over_nodes = atom_integrals(nodes.x, weights.coefficients, tilted, points, log_d_ref)
     weight = np.abs(points.q_kappa)
@@ -218,8 +216,8 @@ def _flows(
     size = class_size = float((weight * over_nodes.size).sum())
     # the label's terms reach the bias times the mass of the other classes: at the label, and
     # once more spread over the others
-    coarse += 2.0 * law.other_mass * halving_change(weights.label_terms)
-    size += 2.0 * law.other_mass * float(weights.label_sizes.sum())
+    coarse += 2.0 * draws.other_mass * halving_change(weights.label_terms)
+    size += 2.0 * draws.other_mass * float(weights.label_sizes.sum())
     return Flows(
         atoms=atoms,
         values=over_nodes.full,
@@ -233,21 +231,21 @@ def _flows(
 
 
 def bias_of_classes(
-    integrals: Flows, law: DrawLaw, classes: Classes, others: float | None = None
+    integrals: Flows, draws: Draws, ratios: Ratios, others: float | None = None
 ) -> FloatArray:
     """Return the bias (n,) of the classes of a chunk, or of all.
 
     `others` is the sum of the bias of all classes but the label, of a chunk.
     """
-    atoms, flows, total = integrals.atoms, law.drawn * classes.contrast, integrals.total
+    atoms, flows, total = integrals.atoms, draws.drawn * ratios.contrast, integrals.total
     if atoms.panels is None:
         # each class is an atom; behind them may stand that of weightless draws
-        active = law.drawn > 0.0
+        active = draws.drawn > 0.0
         by_class = np.empty(len(atoms.order))
         by_class[atoms.order] = integrals.values
         flows[active] *= by_class[: active.sum()]
     elif len(atoms.panels):
-        panel, s = atoms.places(classes)
+        panel, s = atoms.places(ratios)
         values = atoms.by_panel(integrals.values)[:, None]
         coefficients = values @ panels.to_coefficients()
 
@@ -255,9 +253,9 @@ def bias_of_classes(
             flows[part] *= panels.evaluate(panel[part], s[part], coefficients)[0]
 
         thread_each(work, chunks(len(flows), CLASS_CHUNK))
-    if others is None and not law.scheme.label_is_a_draw:
+    if others is None and not draws.scheme.label_is_a_draw:
         total = float(flows.sum())  # so that the bias adds up to 0
-    return assemble(law, flows, total, integrals.label_flow, others)
+    return assemble(draws, flows, total, integrals.label_flow, others)
 
 
 def _excess(log_r_label: float) -> float:
@@ -265,36 +263,36 @@ def _excess(log_r_label: float) -> float:
     return max(log_r_label, 0.0)
 
 
-def above_excess(law: DrawLaw, atoms: Atoms) -> Atoms:
+def above_excess(draws: Draws, atoms: Atoms) -> Atoms:
     """Return atoms of pairs whose draws times their ratios are e_j again."""
-    atoms.points.log_r[:] -= _excess(law.log_r_label)
+    atoms.points.log_r[:] -= _excess(draws.log_r_label)
     return atoms
 
 
-def pair_with_label(law: DrawLaw, classes: Classes) -> tuple[DrawLaw, Classes]:
+def pair_with_label(draws: Draws, ratios: Ratios) -> tuple[Draws, Ratios]:
     """Return the classes, each drawn together with the label, eq. (B12).
 
     With the base mass r_t / m, E[p'_j] = e_j int m T**(m-1) exp(-v (r_j + r_t)) dv: the ratio
     of class j is r_j + r_t, while the total that it is compared with keeps r_j.
     """
-    log_r_label = law.log_r_label
-    distance, (o_ref, q_ref, log_ref) = log_r_label - classes.log_ref, classes.reference
-    of_label = law.totals.label_logit, o_ref, law.totals.label_q, q_ref
+    log_r_label = draws.log_r_label
+    distance, (o_ref, q_ref, log_ref) = log_r_label - ratios.log_ref, ratios.reference
+    of_label = draws.totals.label_logit, o_ref, draws.totals.label_q, q_ref
     above_label = deviation(distance, *of_label)
     ratio_label = math.exp(min(distance, LARGEST_EXPONENT))
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        ratio = np.exp(np.minimum(classes.log_r - log_ref, LARGEST_EXPONENT))
-        kappa = classes.contrast
+        ratio = np.exp(np.minimum(ratios.log_r - log_ref, LARGEST_EXPONENT))
+        kappa = ratios.contrast
         # r / R - 1; from kappa it keeps its digits where r is near R
         above = np.where(np.abs(kappa) < 0.5, 2.0 * kappa / (1.0 - kappa), ratio - 1.0)
         # r_j + r_t - R, the smaller ratio added to what the larger has above R
         rise = np.where(ratio < ratio_label, ratio + above_label, above + ratio_label)
         contrast = rise / (ratio + ratio_label + 1.0)
-        log_r = np.logaddexp(classes.log_r, log_r_label)
-        drawn = np.exp(law.log_probs - (log_r - _excess(log_r_label)))
-    if law.label is not None:
-        drawn[law.label] = 0.0
-    low, high = np.logaddexp(classes.span, distance).tolist()
+        log_r = np.logaddexp(ratios.log_r, log_r_label)
+        drawn = np.exp(draws.log_probs - (log_r - _excess(log_r_label)))
+    if draws.label is not None:
+        drawn[draws.label] = 0.0
+    low, high = np.logaddexp(ratios.span, distance).tolist()
     near = max(abs(low), abs(high)) < 2.0 * math.atanh(DIGITS_OF_KAPPA)
-    shifted = replace(classes, log_r=log_r, contrast=contrast, near=near, span=(low, high))
-    return replace(law, drawn=drawn), shifted
+    shifted = replace(ratios, log_r=log_r, contrast=contrast, near=near, span=(low, high))
+    return replace(draws, drawn=drawn), shifted

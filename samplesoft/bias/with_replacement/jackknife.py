@@ -17,7 +17,7 @@ from scipy.special import erfc
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
 from samplesoft.bias.numerics.quadrature import ROUNDING, sum_error
-from samplesoft.bias.with_replacement.draws import DrawLaw
+from samplesoft.bias.with_replacement.draws import Draws
 from samplesoft.bias.with_replacement.node_weights import (
     NodeWeights,
     exponent_sizes,
@@ -33,16 +33,16 @@ _SURE = 1e-11  # relative error at which no other cut is tried
 _SIGNS = np.array([[-1.0], [1.0]])  # of what is taken off a number, and added to its size
 
 
-def jackknife_weights(law: DrawLaw, nodes: TiltedNodes, unit: float) -> Iterator[NodeWeights]:
+def jackknife_weights(draws: Draws, nodes: TiltedNodes, unit: float) -> Iterator[NodeWeights]:
     """Yield the node weights to try, first those that mostly suffice.
 
     `unit` is the relative error of a loss term that is proportional to a ratio.
     """
-    v_base = np.exp(np.minimum(nodes.x + law.log_base, LARGEST_EXPONENT))
-    kernel = _make_kernel(law, v_base - nodes.log_transform)  # s is a sum of numbers above 0
-    loss = _make_loss_terms(law, nodes, kernel, unit)
-    for cut in _choose_cuts(law, nodes, kernel.s):
-        yield _make_jackknife_weights(law, nodes, kernel, cut, loss)
+    v_base = np.exp(np.minimum(nodes.x + draws.log_base, LARGEST_EXPONENT))
+    kernel = _make_kernel(draws, v_base - nodes.log_transform)  # s is a sum of numbers above 0
+    loss = _make_loss_terms(draws, nodes, kernel, unit)
+    for cut in _choose_cuts(draws, nodes, kernel.s):
+        yield _make_jackknife_weights(draws, nodes, kernel, cut, loss)
 
 
 class _Kernel(NamedTuple):
@@ -70,16 +70,21 @@ class _LossTerms(NamedTuple):
     narrow: bool
 
 
-def _make_kernel(law: DrawLaw, s: FloatArray) -> _Kernel:
+def _make_kernel(draws: Draws, s: FloatArray) -> _Kernel:
     """Return the kernel of the jackknife at numbers s (K,), eq. (B14)."""
-    m = float(law.num_draws)
+    m = float(draws.num_draws)
     x = -np.expm1(-s)
-    polynomials = _SIGNS * x, m * x + _SIGNS, 2.0 * m - 1.0 + _SIGNS * (m * m * x)
-    return _Kernel(s, np.exp(-(m - 1.0) * s), *polynomials)
+    return _Kernel(
+        s=s,
+        decay=np.exp(-(m - 1.0) * s),
+        g=_SIGNS * x,
+        slope=m * x + _SIGNS,
+        bend=2.0 * m - 1.0 + _SIGNS * (m * m * x),
+    )
 
 
 def _make_jackknife_weights(
-    law: DrawLaw, nodes: TiltedNodes, kernel: _Kernel, log_cut: float, loss: _LossTerms
+    draws: Draws, nodes: TiltedNodes, kernel: _Kernel, log_cut: float, loss: _LossTerms
 ) -> NodeWeights:
     """Weigh the nodes by parts below v = exp(log_cut), and as the plain difference above.
 
@@ -89,9 +94,9 @@ def _make_jackknife_weights(
     """
     s = kernel.s
     # the kernel's exponential has one draw more than what the psi of a class leaves
-    survive = nodes.dx * np.exp(log_first_draw(nodes, -s) - (law.num_draws - 2) * s)
+    survive = nodes.dx * np.exp(log_first_draw(nodes, -s) - (draws.num_draws - 2) * s)
     step = _smooth_step(nodes.x, log_cut)
-    v_base = np.exp(np.minimum(nodes.x + law.log_base, LARGEST_EXPONENT))
+    v_base = np.exp(np.minimum(nodes.x + draws.log_base, LARGEST_EXPONENT))
     variance = np.stack([nodes.variance, nodes.variance_size])
     skew = np.stack([-nodes.skew, nodes.skew_size])
     first, second = (np.stack([v, np.abs(v)]) for v in (step.first, step.second))
@@ -109,7 +114,14 @@ def _make_jackknife_weights(
     below[:, [0, 3]] += (kernel.bend * (1.0 - step.value)).T
     coefficients = survive[:, None] * below
     label_terms, label_sizes = _bend_label(coefficients, nodes, v_base)
-    return NodeWeights(coefficients, label_terms, label_sizes, *loss)
+    return NodeWeights(
+        coefficients=coefficients,
+        label_terms=label_terms,
+        label_sizes=label_sizes,
+        loss_terms=loss.terms,
+        loss_sizes=loss.sizes,
+        loss_narrow=loss.narrow,
+    )
 
 
 def _bend_label(
@@ -127,14 +139,14 @@ def _bend_label(
         return parts[:, :3].sum(axis=1), parts[:, 3:].sum(axis=1)
 
 
-def _make_loss_terms(law: DrawLaw, nodes: TiltedNodes, kernel: _Kernel, unit: float) -> _LossTerms:
+def _make_loss_terms(draws: Draws, nodes: TiltedNodes, kernel: _Kernel, unit: float) -> _LossTerms:
     """Weigh the nodes by parts, or plainly, or by parts up to a cut: as loses the fewest digits.
 
     `unit` is the relative error of a term that is proportional to a ratio.
     """
     with np.errstate(all="ignore"):  # what is not finite here is cut off
         best, least = None, np.inf
-        for loss in _candidates(law, nodes, kernel, unit):
+        for loss in _candidates(draws, nodes, kernel, unit):
             doubt = _doubt(loss, unit)
             if best is None or doubt < least:
                 best, least = loss, doubt
@@ -145,14 +157,14 @@ def _make_loss_terms(law: DrawLaw, nodes: TiltedNodes, kernel: _Kernel, unit: fl
 
 
 def _candidates(
-    law: DrawLaw, nodes: TiltedNodes, kernel: _Kernel, unit: float
+    draws: Draws, nodes: TiltedNodes, kernel: _Kernel, unit: float
 ) -> Iterator[_LossTerms]:
     """Yield terms of the same sum, first those that mostly suffice."""
-    below, edge = _weigh_by_parts(law, nodes, kernel)
+    below, edge = _weigh_by_parts(draws, nodes, kernel)
     yield below
-    yield _weigh_frullani(law, nodes, kernel, unit)
-    above = _weigh_plainly(law, nodes, kernel, unit)
-    for cut in _choose_cuts(law, nodes, kernel.s):
+    yield _weigh_frullani(draws, nodes, kernel, unit)
+    above = _weigh_plainly(draws, nodes, kernel, unit)
+    for cut in _choose_cuts(draws, nodes, kernel.s):
         step = _smooth_step(nodes.x, cut)
         rest = 1.0 - step.value
         terms = _masked(step.value, below.terms) + _masked(rest, above.terms)
@@ -162,27 +174,27 @@ def _candidates(
         yield _LossTerms(terms, sizes, True)
 
 
-def _weigh_frullani(law: DrawLaw, nodes: TiltedNodes, kernel: _Kernel, unit: float) -> _LossTerms:
+def _weigh_frullani(draws: Draws, nodes: TiltedNodes, kernel: _Kernel, unit: float) -> _LossTerms:
     """Return the terms of g'(s) - g'(v), the difference of (B7) for the jackknife."""
     s = kernel.s
-    less, limit = law.num_draws - 1, _make_kernel(law, nodes.v)
+    less, limit = draws.num_draws - 1, _make_kernel(draws, nodes.v)
     # s = v - excess; where they are close the difference is taken in each factor of g'
     close = less * nodes.excess < 1.0
     excess = np.where(close, nodes.excess, 0.0)
     apart = np.exp(-nodes.v) * np.expm1(excess)  # of x and y
     growth = np.expm1(less * excess)
-    near, near_size = growth * kernel.slope + _SIGNS * (law.num_draws * apart)
+    near, near_size = growth * kernel.slope + _SIGNS * (draws.num_draws * apart)
     far = kernel.decay * kernel.slope[0] - limit.decay * limit.slope[0]
     rounded = kernel.decay * kernel.slope[1] + limit.decay * limit.slope[1]
     moved = kernel.decay * kernel.bend[1] * (s + nodes.gap)
-    exponents = law.num_draws * s
+    exponents = draws.num_draws * s
     far_size = _mixed_size(exponent_sizes(rounded, exponents), moved, unit)
     near_size = exponent_sizes(limit.decay * near_size, exponents)
     terms = np.where(close, limit.decay * near, far)
     return _LossTerms(nodes.dx * terms, nodes.dx * np.where(close, near_size, far_size), False)
 
 
-def _weigh_plainly(law: DrawLaw, nodes: TiltedNodes, kernel: _Kernel, unit: float) -> _LossTerms:
+def _weigh_plainly(draws: Draws, nodes: TiltedNodes, kernel: _Kernel, unit: float) -> _LossTerms:
     """Return the terms of the integral of -g' K, as K ds = (gap / s) dv / v.
 
     Ratios are known by their logarithms. Where s stalls nothing depends on these, and gap / s is -1
@@ -193,17 +205,17 @@ def _weigh_plainly(law: DrawLaw, nodes: TiltedNodes, kernel: _Kernel, unit: floa
     slope = s + nodes.gap
     weight = nodes.dx * kernel.decay
     terms = -weight * kernel.slope[0] * tilt
-    rounded = exponent_sizes(weight * kernel.slope[1] * np.abs(tilt), law.num_draws * s)
+    rounded = exponent_sizes(weight * kernel.slope[1] * np.abs(tilt), draws.num_draws * s)
     moved = kernel.bend[1] * slope * np.abs(tilt)
     moved += kernel.slope[1] * np.minimum(-tilt, (2.0 * slope + nodes.variance_size) / s)
     return _LossTerms(terms, _mixed_size(rounded, weight * moved, unit), True)
 
 
 def _weigh_by_parts(
-    law: DrawLaw, nodes: TiltedNodes, kernel: _Kernel
+    draws: Draws, nodes: TiltedNodes, kernel: _Kernel
 ) -> tuple[_LossTerms, FloatArray]:
     """Return the terms of the integral of g K', eq. (B70), and v g K beside a step's derivative."""
-    slope = np.exp(np.minimum(nodes.x + law.log_base, LARGEST_EXPONENT)) + nodes.mean  # v ds/dv
+    slope = np.exp(np.minimum(nodes.x + draws.log_base, LARGEST_EXPONENT)) + nodes.mean  # v ds/dv
     s = kernel.s
     tilt = nodes.gap / s
     # slope = s + gap, so that the first two orders in v have dropped out of `curve`
@@ -219,7 +231,7 @@ def _weigh_by_parts(
     weight = nodes.dx * kernel.decay
     terms = _LossTerms(
         -weight * (kernel.g[0] / slope) * (curve / slope),
-        exponent_sizes(weight * (kernel.g[1] / slope) * (size / slope), law.num_draws * s),
+        exponent_sizes(weight * (kernel.g[1] / slope) * (size / slope), draws.num_draws * s),
         True,
     )
     return terms, weight * (kernel.g[0] / slope) * tilt
@@ -249,14 +261,14 @@ def _doubt(loss: _LossTerms, unit: float) -> float:
 # --- where one form of the integrand ends and the other begins ----------------------------------
 
 
-def _choose_cuts(law: DrawLaw, nodes: TiltedNodes, s: FloatArray) -> list[float]:
+def _choose_cuts(draws: Draws, nodes: TiltedNodes, s: FloatArray) -> list[float]:
     """Return places log v for a cut, first those that mostly suffice.
 
     They are where s stalls, before everything, where m draws have decayed, and nowhere (inf).
     A stall is a step before v ds/dv has fallen to half of s. With the decay, exp(-m s) m**2 is
     about exp(-10): the plain difference is harmless beyond it.
     """
-    m = law.num_draws
+    m = draws.num_draws
     decayed = float(np.interp((10.0 + 2.0 * np.log(m)) / m, s, nodes.x))
     stalled = nodes.x[-nodes.gap > 0.5 * s][:1] - _STEP_END * _STEP_WIDTH
     if not len(stalled):

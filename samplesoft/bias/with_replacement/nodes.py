@@ -19,7 +19,7 @@ from samplesoft.bias.with_replacement.deviations import (
     Floats,
 )
 from samplesoft.bias.with_replacement.draws import (
-    DrawLaw,
+    Draws,
 )
 from samplesoft.bias.with_replacement.laplace import (
     CENTRED_LIMIT,
@@ -30,7 +30,7 @@ from samplesoft.bias.with_replacement.laplace import (
     node_sums,
     scaled,
 )
-from samplesoft.bias.with_replacement.ratios import Centres, Classes
+from samplesoft.bias.with_replacement.ratios import Ratios
 from samplesoft.kernels import panels
 
 _LARGEST_LOG = math.log(LARGEST_FLOAT)
@@ -80,47 +80,60 @@ class TiltedNodes(Nodes):
         return np.stack(columns, axis=1)
 
 
-def compute_decay_rates(law: DrawLaw, classes: Centres) -> tuple[float, float]:
+def compute_decay_rates(draws: Draws, ratios: Ratios) -> tuple[float, float]:
     """Return the logs of the typical and of the least rate at which E(v) decays."""
     # a factor psi may take one draw away; of the draws that are kept, one may be left
-    least_count = 1 if law.scheme.divides_by_kept else max(law.num_draws - 1, 1)
-    base = -np.inf if law.scheme.label_is_a_draw else law.log_base
-    typical = math.log(law.num_draws) + float(np.log(law.expected_sum))
-    return typical, math.log(least_count) + float(np.logaddexp(base, classes.log_least))
+    least_count = 1 if draws.scheme.divides_by_kept else max(draws.num_draws - 1, 1)
+    base = -np.inf if draws.scheme.label_is_a_draw else draws.log_base
+    typical = math.log(draws.num_draws) + float(np.log(draws.expected_sum))
+    return typical, math.log(least_count) + float(np.logaddexp(base, ratios.log_least))
 
 
-def make_nodes(law: DrawLaw, classes: Centres, atoms: Atoms, step: float) -> Nodes:
+def make_nodes(draws: Draws, ratios: Ratios, atoms: Atoms, step: float) -> Nodes:
     """Evaluate the transform on nodes that cover every scale of v at which it changes.
 
     `step` is that of the trapezoid rule.
     """
-    typical, least = compute_decay_rates(law, classes)
+    typical, least = compute_decay_rates(draws, ratios)
     largest = max(typical, float(atoms.points.log_r.max()))
-    return evaluate_nodes(law, classes, atoms, *make_grid(largest, least, step))
+    x, dx = make_grid(largest, least, step)
+    return evaluate_nodes(draws, ratios, atoms, x, dx)
 
 
 def evaluate_nodes(
-    law: DrawLaw, classes: Centres, atoms: Atoms, x: FloatArray, dx: FloatArray
+    draws: Draws, ratios: Ratios, atoms: Atoms, x: FloatArray, dx: FloatArray
 ) -> Nodes:
     """Evaluate the transform at given nodes log v, `x` (K,), of weights `dx` (K,).
 
     They are `TiltedNodes` where the scheme is a jackknife.
     """
-    tilted = law.scheme.jackknife
-    sums = node_sums(x, atoms.points, classes.log_above_least, tilted)
+    tilted = draws.scheme.jackknife
+    sums = node_sums(x, atoms.points, ratios.log_above_least, tilted)
     # of classes in chunks only the bias is asked for, which does without
     on_panels = atoms.panels is not None and atoms.width > _NARROW
-    if isinstance(classes, Classes) and on_panels and len(x) > 0:
-        _replace_noise(law, classes, atoms, x, sums)
+    if len(ratios.log_r) > 0 and on_panels and len(x) > 0:
+        _replace_noise(draws, ratios, atoms, x, sums)
     columns = sums.transform, sums.drop, sums.excess
-    logs = _transform_logs(x, columns, (classes.log_least, *classes.log_above_least))
-    v, v_least, log_t, log_t_least, log_psi_ref, excess, d_mean = logs
-    nodes = Nodes(x, dx, v, v_least, log_t, log_t_least, log_psi_ref, sums.above, excess)
-    return _with_cumulants(classes, nodes, sums, d_mean) if tilted else nodes
+    centres = ratios.log_least, *ratios.log_above_least
+    v, v_least, log_t, log_t_least, log_psi_ref, excess, d_mean = _transform_logs(
+        x, columns, centres
+    )
+    nodes = Nodes(
+        x=x,
+        dx=dx,
+        v=v,
+        v_least=v_least,
+        log_transform=log_t,
+        log_transform_least=log_t_least,
+        log_psi_ref=log_psi_ref,
+        above=sums.above,
+        excess=excess,
+    )
+    return _with_cumulants(ratios, nodes, sums, d_mean) if tilted else nodes
 
 
 def _replace_noise(
-    law: DrawLaw, classes: Classes, atoms: Atoms, x: FloatArray, sums: NodeSums
+    draws: Draws, ratios: Ratios, atoms: Atoms, x: FloatArray, sums: NodeSums
 ) -> None:
     """Put sums over classes in place of a transform that panels leave no digits; README, section 5.
 
@@ -128,12 +141,12 @@ def _replace_noise(
     nothing beside 1, but may be more than T, and is divided by where draws are few.
     """
     with np.errstate(all="ignore"):
-        v_least = np.exp(x + classes.log_least)
+        v_least = np.exp(x + ratios.log_least)
         log_transform = np.log(np.maximum(sums.transform, 1e-307)) - v_least
     lost = lost_nodes(x, log_transform)
     if len(lost):
-        points = _low_classes_as_atoms(law, classes, atoms, float(x[lost].min()))
-        exact = node_sums(x[lost], points, classes.log_above_least, law.scheme.jackknife)
+        points = _low_classes_as_atoms(draws, ratios, atoms, float(x[lost].min()))
+        exact = node_sums(x[lost], points, ratios.log_above_least, draws.scheme.jackknife)
         for column, values in zip(sums, exact, strict=True):
             column[lost] = values
 
@@ -145,18 +158,18 @@ def lost_nodes(x: FloatArray, log_transform: FloatArray) -> IntArray:
     return np.flatnonzero(log_transform < before + _LOST)
 
 
-def _low_classes_as_atoms(law: DrawLaw, classes: Classes, atoms: Atoms, x: float) -> Points:
+def _low_classes_as_atoms(draws: Draws, ratios: Ratios, atoms: Atoms, x: float) -> Points:
     """Return the atoms, but the classes themselves in panels whose noise may be seen from log v, x.
 
     That noise is 1e-14 of the panel's weight times exp(-v r) at its left end, and T is no less
     than what the least ratio brings.
     """
     assert atoms.panels is not None
-    room = math.log(_UNSEEN - math.log(classes.least_drawn)) - x - classes.log_ref
-    last = min(float(np.logaddexp(classes.span[0], room)), classes.span[1])
+    room = math.log(_UNSEEN - math.log(ratios.least_drawn)) - x - ratios.log_ref
+    last = min(float(np.logaddexp(ratios.span[0], room)), ratios.span[1])
     first_high = math.floor(last / atoms.width) + 1
-    low = (law.drawn > 0.0) & (np.floor(classes.log_distances / atoms.width) < first_high)
-    classes_below = class_points(law, classes, low)[0]
+    low = (draws.drawn > 0.0) & (np.floor(ratios.log_distances / atoms.width) < first_high)
+    classes_below = class_points(draws, ratios, low)[0]
     of_panel = atoms.order // panels.DEGREE  # beyond the last one stands what has no weight
     known = of_panel < len(atoms.panels)
     above = known & (atoms.panels[np.where(known, of_panel, 0)] >= first_high)
@@ -196,13 +209,13 @@ def _transform_logs(x: FloatArray, columns: Rows, centres: Floats) -> FloatArray
 
 
 def _with_cumulants(
-    classes: Centres, nodes: Nodes, sums: NodeSums, d_mean: FloatArray
+    ratios: Ratios, nodes: Nodes, sums: NodeSums, d_mean: FloatArray
 ) -> TiltedNodes:
     """Return the nodes with the cumulants of r tilted; `d_mean` is v (mean - r0)."""
     x, log_t_least, p = nodes.x, nodes.log_transform_least, np.maximum(sums.excess, 0.0)
     with np.errstate(over="ignore", under="ignore"):
-        v_ref = np.exp(np.minimum(x + classes.log_ref, LARGEST_EXPONENT))
-        v_mean = np.exp(np.minimum(x + classes.log_mean, LARGEST_EXPONENT))
+        v_ref = np.exp(np.minimum(x + ratios.log_ref, LARGEST_EXPONENT))
+        v_mean = np.exp(np.minimum(x + ratios.log_mean, LARGEST_EXPONENT))
     # cumulants from the centre that the tilted mean is nearer to: the mean of r, or r0
     h = sums.tangent
     near = (d_mean < CENTRED_LIMIT) & ((p + h) / (1.0 + p) <= sums.first * np.exp(-log_t_least))
@@ -221,10 +234,10 @@ def _with_cumulants(
         skew=third - 3.0 * first * second + 2.0 * first**3,
         above_least=np.where(near, d_mean + first, first),
         # R - mean is known without cancellation, and so is the distance of the tilted mean
-        lead=-classes.mean_deviation * v_ref + from_mean,
+        lead=-ratios.mean_deviation * v_ref + from_mean,
         variance_size=second + first**2,
         skew_size=np.abs(third) + np.abs(first) * (3.0 * second + 2.0 * first**2),
-        lead_size=abs(classes.mean_deviation) * v_ref + np.where(near, 0.0, d_mean) + np.abs(first),
+        lead_size=abs(ratios.mean_deviation) * v_ref + np.where(near, 0.0, d_mean) + np.abs(first),
         gap=gap,
         balance=np.where(near, 2.0 * rest + sums.bend / (1.0 + p) - first**2, 2.0 * gap + variance),
     )

@@ -1,7 +1,7 @@
 """The ratios of the classes, and the three centres that they are measured from.
 
-`Classes` measures the ratios of classes from three centres, which `Deviations` finds by sums over
-all of them.
+`Ratios` measures the ratios of classes from three centres, which `RatioStatistics` finds by sums
+over all of them.
 """
 
 from __future__ import annotations
@@ -22,27 +22,48 @@ from samplesoft.bias.with_replacement.deviations import (
     relative_ratios,
 )
 from samplesoft.bias.with_replacement.draws import (
-    DrawLaw,
+    Draws,
     map_classes,
 )
 from samplesoft.kernels import panels
 
 DIGITS_OF_KAPPA = 0.3  # of kappa: below it, it has more digits than a difference of logs
+_NO_CLASSES = np.empty(0)
 _NO_ENDS = np.array([np.inf, -np.inf, np.inf, -np.inf, np.nan])  # of no ratios
 
 
 @dataclass
-class Centres:
-    """The three centres of the ratios r, R, their mean and the least, and what lies around them."""
+class Ratios:
+    """The ratios r of classes, and the three centres: R, the mean and the least of all ratios.
+
+    The arrays are of all classes, of a chunk, or empty where the centres alone are asked for.
+    """
 
     reference: Floats  # o and q of the class whose ratio is R, and log R
     mean_deviation: float  # mean / R - 1
     log_mean: float  # of the mean of r over a draw
     log_least: float  # log r0, which no ratio lies below
     near: bool  # whether all ratios are near R
-    span: tuple[float, float]  # the least and the greatest of log (r / R)
+    span: tuple[float, float]  # the least and the largest of log (r / R)
     least_drawn: float  # probability of the class of the least ratio
     errors: FloatArray  # (5,) sums of `relative_ratios`
+    log_r: FloatArray  # (n,)
+    contrast: FloatArray  # (n,) kappa = (r - R) / (r + R)
+
+    def of_classes(self, log_r: FloatArray, contrast: FloatArray) -> Ratios:
+        """Return the ratios of other classes (n,) around the same centres."""
+        return Ratios(
+            reference=self.reference,
+            mean_deviation=self.mean_deviation,
+            log_mean=self.log_mean,
+            log_least=self.log_least,
+            near=self.near,
+            span=self.span,
+            least_drawn=self.least_drawn,
+            errors=self.errors,
+            log_r=log_r,
+            contrast=contrast,
+        )
 
     @property
     def log_ref(self) -> float:
@@ -72,14 +93,6 @@ class Centres:
                 above[1] = self.log_ref + np.log(max(parts[0] + self.mean_deviation, 0.0))
         return above
 
-
-@dataclass
-class Classes(Centres):
-    """The ratios r of the classes, (n,), and their centres."""
-
-    log_r: FloatArray
-    contrast: FloatArray  # kappa = (r - R) / (r + R)
-
     @cached_property
     def log_distances(self) -> FloatArray:
         """Log (r / R), (n,); where all ratios are near R, with the digits of kappa."""
@@ -88,7 +101,7 @@ class Classes(Centres):
         return self.log_r - self.log_ref
 
 
-class Deviations:
+class RatioStatistics:
     """The second sums over classes: how far the ratios lie from that of the reference.
 
     It is the softmax-weighted median of the ratios, or of the medians of chunks: measured from
@@ -96,31 +109,33 @@ class Deviations:
     (B9), so nothing cancels there.
     """
 
-    def __init__(self, law: DrawLaw) -> None:
-        weights, logits, q = law.totals.medians.T
+    def __init__(self, draws: Draws) -> None:
+        weights, logits, q = draws.totals.medians.T
         middle = 0
         if len(weights) > 1:
             with np.errstate(under="ignore", over="ignore"):
                 middle = weighted_median(logits - np.log(q), np.exp(weights - weights.max()))
         o_ref, q_ref = float(logits[middle]), float(q[middle])
-        of_label = law.scheme.draws_label and o_ref == law.totals.label_logit
-        log_p = law.log_label if of_label and q_ref == law.totals.label_q else law.log_of(o_ref)
-        drawn = q_ref / law.q_total
+        is_label = draws.scheme.draws_label and o_ref == draws.totals.label_logit
+        is_label = is_label and q_ref == draws.totals.label_q
+        log_p = draws.log_label if is_label else draws.log_of(o_ref)
+        drawn = q_ref / draws.q_total
         self.reference = o_ref, q_ref, float(log_p - math.log(drawn))
-        self.weightless, self.log_law_mean = law.weightless, float(np.log(law.mean))
+        self.weightless = draws.weightless
+        self.log_mean = float(np.log(draws.mean))
         self.sums = Sum((6,))
-        # the least and the greatest of log r and of kappa, and the chance of the least class
+        # the least and the largest of log r and of kappa, and the probability of the least class
         self.ends = _NO_ENDS
 
-    def add(self, law: DrawLaw) -> tuple[FloatArray, FloatArray]:
+    def add(self, draws: Draws) -> tuple[FloatArray, FloatArray]:
         """Add the classes of a chunk, and return their log r and kappa."""
-        log_r, contrast, found = _ratios(law, self.reference)
+        log_r, contrast, found = _measure(draws, self.reference)
         for sums, ends in found:
             self.sums.add(sums)
             self._take(ends)
         return log_r, contrast
 
-    def merge(self, other: Deviations) -> Deviations:
+    def merge(self, other: RatioStatistics) -> RatioStatistics:
         """Add what another has summed."""
         self.sums.merge(other.sums)
         self._take(other.ends)
@@ -135,8 +150,8 @@ class Deviations:
         self.ends[[0, 2]] = np.minimum(self.ends[[0, 2]], ends[[0, 2]])
         self.ends[[1, 3]] = np.maximum(self.ends[[1, 3]], ends[[1, 3]])
 
-    def finish(self) -> Centres:
-        """Return the centres."""
+    def finish(self) -> Ratios:
+        """Return the centres, around the ratios of no classes."""
         sums: FloatArray = self.sums.value
         log_ref = self.reference[2]
         # a draw without weight has r = 0, and so r / R - 1 = -1
@@ -144,49 +159,60 @@ class Deviations:
         if mean_deviation > -0.5:
             log_mean = log_ref + math.log1p(mean_deviation)
         else:  # far below R the sum has cancelled, while the mean itself is known
-            log_mean = self.log_law_mean
-        low, high, *kappas, least_drawn = self.ends.tolist()
-        near = max(abs(kappa) for kappa in kappas) < DIGITS_OF_KAPPA
+            log_mean = self.log_mean
+        low, high, least_kappa, largest_kappa, least_drawn = self.ends.tolist()
+        near = max(abs(least_kappa), abs(largest_kappa)) < DIGITS_OF_KAPPA
         span = low - log_ref, high - log_ref
         if near:
-            span = 2.0 * math.atanh(kappas[0]), 2.0 * math.atanh(kappas[1])
+            span = 2.0 * math.atanh(least_kappa), 2.0 * math.atanh(largest_kappa)
         log_least = -math.inf
         if not self.weightless:
             # r0 is a panel's edge: no Chebyshev atom lies below it, nor any class by its distance
             log_least = log_ref + panels.WIDTH * math.floor(span[0] / panels.WIDTH)
-        facts = mean_deviation, log_mean, log_least, near, span, least_drawn
-        return Centres(self.reference, *facts, sums[1:])
+        return Ratios(
+            reference=self.reference,
+            mean_deviation=mean_deviation,
+            log_mean=log_mean,
+            log_least=log_least,
+            near=near,
+            span=span,
+            least_drawn=least_drawn,
+            errors=sums[1:],
+            log_r=_NO_CLASSES,
+            contrast=_NO_CLASSES,
+        )
 
 
-def _ratios(
-    law: DrawLaw, reference: Floats
+def _measure(
+    draws: Draws, reference: Floats
 ) -> tuple[FloatArray, FloatArray, list[tuple[FloatArray, FloatArray]]]:
     """Return log r and kappa of classes, (n,), and what `relative_ratios` returns of slices."""
     with np.errstate(divide="ignore"):
-        log_r = law.log_probs - np.log(law.drawn)
+        log_r = draws.log_probs - np.log(draws.drawn)
     contrast = np.zeros(len(log_r))
 
     def work(part: slice) -> tuple[FloatArray, FloatArray]:
-        columns = law.logits[part], log_r[part], law.q[part], law.drawn[part], law.probs[part]
-        return relative_ratios(*columns, reference, contrast[part])
+        return relative_ratios(
+            draws.logits[part],
+            log_r[part],
+            draws.q[part],
+            draws.drawn[part],
+            draws.probs[part],
+            reference,
+            contrast[part],
+        )
 
     return log_r, contrast, list(map_classes(work, len(log_r)))
 
 
-def classes_of(law: DrawLaw, centres: Centres) -> Classes:
-    """Find the ratios of the classes of a chunk around centres that are known."""
-    log_r, contrast, _ = _ratios(law, centres.reference)
-    return _with_ratios(centres, log_r, contrast)
+def ratios_of_chunk(draws: Draws, centres: Ratios) -> Ratios:
+    """Return the ratios of the classes of a chunk around centres that are known."""
+    log_r, contrast, _ = _measure(draws, centres.reference)
+    return centres.of_classes(log_r, contrast)
 
 
-def make_classes(law: DrawLaw) -> Classes:
-    """Find the ratios of all classes and their centres."""
-    deviations = Deviations(law)
-    columns = deviations.add(law)
-    return _with_ratios(deviations.finish(), *columns)
-
-
-def _with_ratios(centres: Centres, log_r: FloatArray, contrast: FloatArray) -> Classes:
-    of_law = centres.reference, centres.mean_deviation, centres.log_mean, centres.log_least
-    of_ends = centres.near, centres.span, centres.least_drawn, centres.errors
-    return Classes(*of_law, *of_ends, log_r, contrast)
+def make_ratios(draws: Draws) -> Ratios:
+    """Return the ratios of all classes around their centres."""
+    statistics = RatioStatistics(draws)
+    log_r, contrast = statistics.add(draws)
+    return statistics.finish().of_classes(log_r, contrast)

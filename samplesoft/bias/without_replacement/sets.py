@@ -27,7 +27,7 @@ from samplesoft._jit import njit, njit_sum
 from samplesoft._validation import FloatArray
 from samplesoft.bias.exact import ExactBias
 from samplesoft.bias.inputs import Inputs, check_inputs
-from samplesoft.bias.numerics.quadrature import Row
+from samplesoft.bias.numerics.quadrature import ExampleBias
 from samplesoft.bias.numerics.summation import softmax_apart
 from samplesoft.bias.without_replacement.successive import set_row
 from samplesoft.schemes import Scheme
@@ -368,7 +368,7 @@ def _require_distinct(scheme: Scheme) -> None:
         )
 
 
-def _of_tries(logits: FloatArray, label: int, q: FloatArray, inputs: Inputs) -> Row:
+def _of_tries(logits: FloatArray, label: int, q: FloatArray, inputs: Inputs) -> ExampleBias:
     scheme, m = inputs.scheme, inputs.num_sampled
     kept = np.flatnonzero(~(scheme.excludes_label & (np.arange(len(q)) == label)))
     law = q[kept] / q[kept].sum()
@@ -394,4 +394,4 @@ def _of_tries(logits: FloatArray, label: int, q: FloatArray, inputs: Inputs) -> 
     change = np.abs(fine - coarse)
     error, loss_error = (10.0 * _TAIL + float(x) for x in (change[0].sum(), change[2, 0]))
     probs = softmax_apart(logits, label)[1]
-    return Row(bias, probs, float(loss[0]), error, loss_error, inclusion)
+    return ExampleBias(bias, probs, float(loss[0]), error, loss_error, inclusion)

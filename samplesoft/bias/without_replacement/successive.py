@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from samplesoft._jit import chunks, njit, njit_sum, thread_each
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.bias.inputs import Example
-from samplesoft.bias.numerics.quadrature import Row, estimate_error, rounding_at
+from samplesoft.bias.numerics.quadrature import ExampleBias, estimate_error, rounding_at
 from samplesoft.bias.numerics.summation import EPS, LARGEST_FLOAT, softmax_apart
 from samplesoft.samplers.without_replacement import SuccessiveInclusion
 from samplesoft.schemes import Scheme
@@ -60,7 +60,7 @@ Strata = tuple[Sequence[int], IntArray]
 
 def set_bias(
     example: Example, num_sampled: int, scheme: Scheme, correction: FloatArray | None = None
-) -> Row:
+) -> ExampleBias:
     """Return the exact bias of one example whose draws are a set of distinct classes.
 
     `correction` (n,) takes the place of the inclusion probabilities.
@@ -80,7 +80,7 @@ def _one_stratum(example: Example, num_sampled: int) -> Strata:
 
 def strata_bias(
     example: Example, strata: Strata, scheme: Scheme, correction: FloatArray | None
-) -> Row:
+) -> ExampleBias:
     """Return the same for draws from strata: how many in each, and the stratum of each class (n,).
 
     With replacement a class is divided by how often it is drawn, as the mean.
@@ -201,7 +201,7 @@ def set_row(
     scheme: Scheme,
     drawing: list[tuple[Group, IntArray]],
     correction: FloatArray | None,
-) -> Row:
+) -> ExampleBias:
     """Return the exact bias of one example where groups draw, each from the classes beside it."""
     inclusion = np.zeros((2, len(logits)))
     for group, which in drawing:
@@ -240,7 +240,7 @@ def set_row(
     loss_error += min(error, 2.0) * _range(logits, terms)
     loss_bias = float(sums.log_sum[0]) + shift
     # nor can two distributions be further apart
-    return Row(bias, probs, loss_bias, min(error, 2.0), float(loss_error), inclusion[0])
+    return ExampleBias(bias, probs, loss_bias, min(error, 2.0), float(loss_error), inclusion[0])
 
 
 def _range(logits: FloatArray, terms: Terms) -> float:
@@ -251,7 +251,7 @@ def _range(logits: FloatArray, terms: Terms) -> float:
 
 def _certain_row(
     logits: FloatArray, label: int, scheme: Scheme, every: IntArray, divisors: FloatArray
-) -> Row:
+) -> ExampleBias:
     """Return the exact bias of one example where all classes of `every` are drawn for certain.
 
     p' is the softmax of other logits, ``o_j - log c_j`` with the number c_j of `divisors` (n,), and
@@ -306,7 +306,7 @@ def _certain_row(
         loss_error += EPS * (abs(math.log(of_loss)) + abs(math.log(own[h])))
     if math.isinf(_range(logits, terms)):
         loss_error = math.inf
-    return Row(bias, probs, log_sum + log_ratio, min(error, 2.0), loss_error)
+    return ExampleBias(bias, probs, log_sum + log_ratio, min(error, 2.0), loss_error)
 
 
 def _group(q: FloatArray, count: int, scheme: Scheme) -> Group:
