@@ -148,7 +148,7 @@ def self_normalized_terms(
     is ``S = a + mean of r`` with ``a = e^{o_t}`` and ``r_j = e^{o_j} / q_j``, 0 for a masked draw
     of the label. That is the mean of ``w = a + r``, and p' takes a function phi of the classes to
     the mean of ``w g`` over that of w, with ``g = (a phi_t + r phi(s)) / w`` between the least and
-    the greatest phi. So it is the plain estimator for other weights and functions, and what is
+    the largest phi. So it is the plain estimator for other weights and functions, and what is
     known for bounded functions carries over with ``rho = E[w^2] / E[w]^2 = 1 + Var[r] / Z^2``:
 
     - the leading term of the bias, ``-E[w^2 (g - E p')] / (m Z^2)`` to first order, as in [2]_,

@@ -26,9 +26,9 @@ from samplesoft.bias.inputs import (
     check_inputs,
     check_jacobian,
     is_dask,
+    ldexp_or_inf,
     require_only_chunks,
-    times_power,
-    with_room,
+    scaled_to_avoid_overflow,
 )
 from samplesoft.bias.negatives import NegativeSums
 from samplesoft.bias.numerics.quadrature import rounding_at
@@ -104,11 +104,11 @@ class FiniteSampleBounds:
         >>> lower.round(4), upper.round(4)
         (array([0.0221]), array([0.0221]))
         """
-        jac, excess = with_room(check_jacobian(jacobian, self.lower.shape))
+        jac, excess = scaled_to_avoid_overflow(check_jacobian(jacobian, self.lower.shape))
         lower, upper = np.atleast_2d(self.lower, self.upper)
         every = np.broadcast_to(jac, lower.shape[:1] + jac.shape[-2:])
         rows = [_project(*row) for row in zip(lower, upper, every, strict=True)]
-        ends = times_power(np.array(rows).swapaxes(0, 1), excess)
+        ends = ldexp_or_inf(np.array(rows).swapaxes(0, 1), excess)
         below, above = ends.reshape(2, *self.lower.shape[:-1], jac.shape[-1])
         return np.minimum(below, _LARGEST), np.maximum(above, -_LARGEST)
 
@@ -150,7 +150,7 @@ def finite_sample_bounds(
     in S_j is j. The bounds are on ``E[1/S] - 1/E[S]``:
 
     - the trapezoid rule for ``1/S = int exp(-u S) du``, whose error is proved to be less than 1e-16
-      of it for every law of S, with the Laplace transform of r;
+      of it for every distribution of S, with the Laplace transform of r;
     - ``Var[S] / (E[S]^2 s)`` with s at the ends of the range of S, where that is closer;
     - all cut to ``0 <= bias_t <= 1 - p_t`` and ``-p_j <= bias_j <= 1 - p_j``, and to what the
       others leave, for the biases sum to 0.
@@ -356,7 +356,7 @@ def _set_bounds(example: Example, inputs: Inputs) -> tuple[FloatArray, FloatArra
     """
     logits, label, _ = example
     race, which = successive.draws_of(example, inputs.num_sampled, inputs.scheme)
-    if not isinstance(race, successive.Race):  # nothing is random
+    if not isinstance(race, successive.ExponentialRace):  # nothing is random
         row = set_bias(example, inputs.num_sampled, inputs.scheme)
         return row.bias - row.error, row.bias + row.error
     rule, left_out = race.bound_times()
@@ -395,7 +395,7 @@ class Spread:
 
     def __init__(self) -> None:
         self.square = LogSum()  # of qn (r / Z_t - 1)**2
-        self.ends = -math.inf, math.inf  # the greatest and the least log (r / Z_t)
+        self.ends = -math.inf, math.inf  # the largest and the least log (r / Z_t)
 
     def add(self, columns: FloatArray) -> Spread:
         """Add the columns (4, k) of some negatives."""
@@ -554,8 +554,8 @@ class BoundSums:
         o, proposal = check_chunk(start, logits, q, self._known.totals)
         label = self._known.totals.label - start
         others = np.arange(len(o)) != label
-        place = label if 0 <= label < len(o) else None
-        return self._negatives.columns(o[others], proposal[others]), place
+        index = label if 0 <= label < len(o) else None
+        return self._negatives.columns(o[others], proposal[others]), index
 
 
 class _ChunkBounds(NamedTuple):
@@ -679,7 +679,7 @@ class _Gaps:
         """Return a lower and an upper bound on the gap for each base of S, (k,), eq. (B79).
 
         ``1/s`` is an integral of ``exp(-u s)``, and the trapezoid rule on log u gives the gap up to
-        a factor near 1 that is known, whatever the law of S.
+        a factor near 1 that is known, whatever the distribution of S.
         """
         m, slack, step = self._m, self._slack, transform.step
         u = m * transform.v

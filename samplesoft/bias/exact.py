@@ -37,11 +37,11 @@ from samplesoft.bias.inputs import (
     check_jacobian,
     contract,
     is_dask,
-    join,
+    ldexp_or_inf,
+    merge_certain_into_label,
     require_digits,
     require_only_chunks,
-    times_power,
-    with_room,
+    scaled_to_avoid_overflow,
 )
 from samplesoft.bias.numerics.quadrature import ExampleBias
 from samplesoft.bias.numerics.summation import EPS, LARGEST_FLOAT, log_softmax
@@ -106,8 +106,8 @@ class ExactBias:
         TypeError, ValueError
             If `jacobian` is malformed or not for n classes.
         """
-        jac, excess = with_room(check_jacobian(jacobian, self.bias.shape))
-        return times_power(contract(self.bias, jac), excess)
+        jac, excess = scaled_to_avoid_overflow(check_jacobian(jacobian, self.bias.shape))
+        return ldexp_or_inf(contract(self.bias, jac), excess)
 
 
 def exact_bias(
@@ -297,8 +297,9 @@ def _rows_of(task: tuple[Inputs, FloatArray | None]) -> list[ExampleBias]:
 def _corrected_by(correction: FloatArray, example: Example, inputs: Inputs) -> ExampleBias:
     """Return the exact bias of one example whose draws are corrected by `correction` (n,).
 
-    A weight ``e_j / (m c_j)`` is ``e'_j / (m q_j)`` with ``e'_j = e_j q_j / c_j``: the expectation
-    is that of other logits, and to the bias comes what parts their softmax from p, eq. (B81).
+    A weight ``e_j / (m c_j)`` is ``e'_j / (m q_j)`` with ``e'_j = e_j q_j / c_j``. So the
+    expectation equals that for other logits o', and the bias gains the difference softmax(o') -
+    softmax(o), eq. (B81).
     """
     logits, label, q = example
     scheme, n = inputs.scheme, len(q)
@@ -328,7 +329,7 @@ def _corrected_by(correction: FloatArray, example: Example, inputs: Inputs) -> E
     places = np.searchsorted(kept, np.append(inputs.certain, place))
     row = _of_row((other, int(places[-1]), q[kept]), replace(inputs, certain=places[:-1]))
 
-    # what parts the two softmaxes
+    # difference between the two softmaxes
     log_probs = log_softmax(logits)
     probs = np.exp(log_probs)
     with np.errstate(over="ignore"):
@@ -381,10 +382,10 @@ def _of_row(example: Example, inputs: Inputs) -> ExampleBias:
     """Return the exact bias of one example, whose label the certain classes join."""
     if not len(inputs.certain):
         return bias_of_example(example, inputs)
-    joined = join(*example, inputs.certain)
-    row = bias_of_example(joined[:3], inputs)
-    shift = joined.rounding * float(np.abs(row.bias).sum())
-    row = row._replace(bias=joined.spread(row.bias), probs=joined.spread(row.probs))
+    merged = merge_certain_into_label(*example, inputs.certain)
+    row = bias_of_example(merged[:3], inputs)
+    shift = merged.rounding * float(np.abs(row.bias).sum())
+    row = row._replace(bias=merged.spread(row.bias), probs=merged.spread(row.probs))
     return row._replace(error=row.error + shift, loss_error=row.loss_error + shift)
 
 

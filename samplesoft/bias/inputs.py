@@ -38,8 +38,8 @@ Example = tuple[FloatArray, int, FloatArray]  # logits (n,), the label, and q (n
 class Inputs:
     """Checked arguments: `logits` (B, n), `labels` (B,), `q` (1, n) or (B, n), `certain` (k,).
 
-    A public function that `verify` calls has a twin whose name ends in ``_of`` and which takes it:
-    who asks several questions of the same q checks it once.
+    A public function that `verify` calls has a variant ending in ``_of`` that takes checked
+    `Inputs`, so that a caller with several questions about one q validates it only once.
     """
 
     logits: FloatArray
@@ -104,26 +104,26 @@ def check_inputs(
     the last. TypeError or ValueError if one is malformed, or the proposal misses a class that the
     scheme needs.
     """
-    facts = _known_scheme(scheme, takes_distinct, require)
+    known_scheme = _known_scheme(scheme, takes_distinct, require)
     if not takes_certain:
         require_none_certain("q", q)
     logits, labels = to_host(logits), to_host(labels)
-    m = as_count("num_sampled", num_sampled, facts.least_draws)
+    m = as_count("num_sampled", num_sampled, known_scheme.least_draws)
     o = as_real_array("logits", logits, (1, 2))
     n = o.shape[-1]
     checked = as_labels("labels", labels, n, o.shape[:-1])
-    proposal = _check_proposal(q, h, o, np.atleast_1d(checked), facts)
+    proposal = _check_proposal(q, h, o, np.atleast_1d(checked), known_scheme)
     inputs = Inputs(
         np.atleast_2d(o),
         np.atleast_1d(checked),
         np.atleast_2d(proposal),
         m,
-        facts,
+        known_scheme,
         batched=o.ndim == 2,
-        certain=check_certain(certain, q, n, facts),
+        certain=check_certain(certain, q, n, known_scheme),
     )
     check_support(inputs, takes_missing)
-    if facts.distinct:
+    if known_scheme.distinct:
         _check_room(inputs)
     return inputs
 
@@ -132,9 +132,13 @@ def _known_scheme(
     name: Any, takes_distinct: bool, require: Callable[[Scheme], None] | None
 ) -> Scheme:
     """Return what `as_scheme` does, without a look at all the schemes that are not asked for."""
-    facts = SCHEMES.get(name) if require is None and isinstance(name, str) else None
-    if facts is not None and facts.has_exact_bias and (takes_distinct or not facts.distinct):
-        return facts
+    known_scheme = SCHEMES.get(name) if require is None and isinstance(name, str) else None
+    if (
+        known_scheme is not None
+        and known_scheme.has_exact_bias
+        and (takes_distinct or not known_scheme.distinct)
+    ):
+        return known_scheme
     return as_scheme(name, takes_distinct, require)
 
 
@@ -342,11 +346,12 @@ def require_none_certain(name: str, q: Any) -> None:
         )
 
 
-class Joined(NamedTuple):
+class MergedExample(NamedTuple):
     """One example in which the label and the certain classes are class 0, and the rest follow.
 
-    S has the mass ``e_t + sum of e_j`` in every outcome, and a draw of any of them no weight. So
-    their p' are shares of one p' that never change, eq. (B33), and nothing else knows of them.
+    These classes contribute a constant mass to S, and drawing one adds nothing. Their p' are
+    therefore fixed fractions of one joint p', eq. (B33), and the rest of the code can treat them as
+    a single class.
     """
 
     logits: FloatArray
@@ -375,7 +380,9 @@ class Joined(NamedTuple):
         return float(np.spacing(abs(self.logits[0])))
 
 
-def join(logits: FloatArray, label: int, q: FloatArray, certain: IntArray) -> Joined:
+def merge_certain_into_label(
+    logits: FloatArray, label: int, q: FloatArray, certain: IntArray
+) -> MergedExample:
     """Make the label and the `certain` classes of one example a single class."""
     members = np.append(certain[certain != label], label)
     rest = np.delete(np.arange(len(logits)), members)
@@ -384,7 +391,7 @@ def join(logits: FloatArray, label: int, q: FloatArray, certain: IntArray) -> Jo
         masses = np.exp(logits[members] - top)
     total = masses.sum()
     o = np.append(top + np.log(total), logits[rest])
-    return Joined(o, 0, np.append(q[members].sum(), q[rest]), members, rest, masses / total)
+    return MergedExample(o, 0, np.append(q[members].sum(), q[rest]), members, rest, masses / total)
 
 
 # --- derivatives of the logits -----------------------------------------------------------------
@@ -403,7 +410,7 @@ def check_jacobian(jacobian: ArrayLike, logits_shape: tuple[int, ...]) -> FloatA
     return array
 
 
-def with_room(jacobian: FloatArray) -> tuple[FloatArray, int]:
+def scaled_to_avoid_overflow(jacobian: FloatArray) -> tuple[FloatArray, int]:
     """Return ``jacobian / 2**k`` and k, so that sums over classes of what is at most 1 are finite.
 
     Far from the end of float64 k is 0, and the Jacobian is itself.
@@ -413,7 +420,7 @@ def with_room(jacobian: FloatArray) -> tuple[FloatArray, int]:
     return (np.ldexp(jacobian, -excess) if excess else jacobian), excess
 
 
-def times_power(numbers: FloatArray, exponent: int) -> FloatArray:
+def ldexp_or_inf(numbers: FloatArray, exponent: int) -> FloatArray:
     """Return ``numbers * 2**exponent``, infinite where that is too large."""
     with np.errstate(over="ignore"):
         if abs(exponent) < 1023:  # a factor that is a number: the same product, sooner

@@ -32,7 +32,7 @@ from samplesoft.bias.inputs import (
     Inputs,
     check_inputs,
     is_dask,
-    join,
+    merge_certain_into_label,
     require_digits,
     require_only_chunks,
 )
@@ -190,18 +190,18 @@ def moments_by(
 ) -> GradientMoments:
     """Return the moments of checked arguments.
 
-    `square_of` returns E|sum_i p'_i c_i|**2 and its error for a law of draws and vectors (n, d)
-    whose mean under the softmax is 0.
+    `square_of` returns E|sum_i p'_i c_i|**2 and its error, of draws and of vectors (n, d) whose
+    mean under the softmax is 0.
     """
     vectors, scale = check_vectors(class_embeddings, inputs.logits.shape[1], tau)
     rows = []
     for example in inputs.rows():
         rows_of_c, joining = vectors, 0.0
         if len(inputs.certain):
-            joined = join(*example, inputs.certain)
+            merged = merge_certain_into_label(*example, inputs.certain)
             # a constant is free, and digits of what vectors have in common would be lost in means
-            rows_of_c = joined.mean_rows(vectors - vectors[example[1]])
-            example, joining = joined[:3], joined.rounding
+            rows_of_c = merged.mean_rows(vectors - vectors[example[1]])
+            example, joining = merged[:3], merged.rounding
         row = bias_of_example(example, inputs)
         centred = centre(rows_of_c, row.probs)
         if inputs.scheme.independent:
@@ -319,7 +319,7 @@ def integrate(
 
 
 class DrawNodes(NamedTuple):
-    """The law of one draw at the nodes, and the relative error of a term."""
+    """The distribution of one draw at the nodes, and the relative error of a term."""
 
     ratios: Ratios
     atoms: Atoms
@@ -328,7 +328,7 @@ class DrawNodes(NamedTuple):
 
 
 def nodes_of_draws(draws: Draws) -> DrawNodes | None:
-    """Evaluate the law of one draw; None where p' is the same in every outcome."""
+    """Evaluate the distribution of one draw; None where p' is the same in every outcome."""
     scheme = draws.scheme
     num_outcomes = np.count_nonzero(draws.drawn) + (scheme.random_count and draws.label_draw > 0.0)
     if num_outcomes <= 1 or (draws.other_mass == 0.0 and not scheme.draws_label):
@@ -576,9 +576,9 @@ class _Means:
 
     def finish(self) -> Any:
         """Return the last pass, or the moments where p' is the same in every outcome."""
-        totals, facts = self.known.totals, self.known.totals.scheme
-        outcomes = totals.num - (not facts.draws_label)
-        outcomes += bool(facts.random_count and totals.label_q > 0.0)
+        totals, scheme = self.known.totals, self.known.totals.scheme
+        outcomes = totals.num - (not scheme.draws_label)
+        outcomes += bool(scheme.random_count and totals.label_q > 0.0)
         if self.known.ratios is None or outcomes <= 1:
             return self.moments(0.0, 0.0)
         return _NodeSums(self)
@@ -727,7 +727,7 @@ def _set_square(example: Example, inputs: Inputs, centred: FloatArray) -> tuple[
     race, which = successive.draws_of(example, inputs.num_sampled, inputs.scheme)
     known = np.append(which, label) if inputs.scheme.label_in_sum else which
     largest = float(squared_norms(centred[known]).max())
-    if not isinstance(race, successive.Race) or largest == 0.0:
+    if not isinstance(race, successive.ExponentialRace) or largest == 0.0:
         return 0.0, 0.0
     divisors, coarse = np.ones((2, len(logits)))
     divisors[which], coarse[which] = race.inclusion
@@ -756,7 +756,7 @@ class _SetSums(NamedTuple):
 
 
 def _set_sums(
-    race: successive.Race,
+    race: successive.ExponentialRace,
     terms: successive.Terms,
     vectors: FloatArray,
     own: FloatArray,
@@ -796,7 +796,7 @@ def _add_blocks(columns: Any) -> Any:
 
 
 def _set_terms(
-    race: successive.Race,
+    race: successive.ExponentialRace,
     circles: successive.Circles,
     decay: FloatArray,
     vectors: FloatArray,

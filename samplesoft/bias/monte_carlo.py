@@ -21,7 +21,7 @@ from samplesoft._executors import as_executor, run_tasks
 from samplesoft._jit import chunks, njit, njit_bare, thread_map
 from samplesoft._random import as_key, mix64, uniform
 from samplesoft._validation import FloatArray, IntArray, as_count
-from samplesoft.bias.inputs import Inputs, check_inputs, join
+from samplesoft.bias.inputs import Inputs, check_inputs, merge_certain_into_label
 from samplesoft.bias.numerics.summation import log_softmax
 from samplesoft.kernels.alias import alias_draw, build_alias
 from samplesoft.kernels.sort_ids import count_below
@@ -160,11 +160,11 @@ def _simulate_rows(
         if not len(inputs.certain):
             rows.append(simulate(*row, *how, example_key, executor=executor)[:4])
             continue
-        joined = join(*row, inputs.certain)
+        merged = merge_certain_into_label(*row, inputs.certain)
         bias, stderr, *loss = np.zeros(1), np.zeros(1), 0.0, 0.0  # if nothing is left to draw
-        if len(joined.rest):
-            bias, stderr, *loss = simulate(*joined[:3], *how, example_key, executor=executor)[:4]
-        rows.append((joined.spread(bias), joined.spread(stderr), *loss))
+        if len(merged.rest):
+            bias, stderr, *loss = simulate(*merged[:3], *how, example_key, executor=executor)[:4]
+        rows.append((merged.spread(bias), merged.spread(stderr), *loss))
     return rows
 
 

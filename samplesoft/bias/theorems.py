@@ -27,8 +27,8 @@ from samplesoft.bias.inputs import (
     check_inputs,
     check_jacobian,
     contract,
-    times_power,
-    with_room,
+    ldexp_or_inf,
+    scaled_to_avoid_overflow,
 )
 from samplesoft.bias.negatives import Negatives, log_sum_exp, make_negatives
 from samplesoft.bias.numerics.summation import EPS, log_softmax
@@ -93,7 +93,7 @@ class Theorem1Terms(NamedTuple):
             upper = signed + 2.0 * bound[..., None] * ub2
             # eq. 10; 0 - x, for a bound of 0 is not to be -0
             lower = np.broadcast_to(0.0 - bound[..., None] * lb_sum, upper.shape)
-        return times_power(lower, unit), times_power(upper, unit)
+        return ldexp_or_inf(lower, unit), ldexp_or_inf(upper, unit)
 
     def reaches(self, grad_bound: Scalar, num_sampled: int) -> tuple[Scalar, Scalar, Scalar]:
         """Return how far the bias can be from 0, from ``V g / m`` and from ``-V g / m``, corrected.
@@ -124,7 +124,7 @@ class Theorem1Terms(NamedTuple):
             lead = np.expand_dims(self.variance, -1) * weights / num_sampled
             below = np.fmin(free, np.fmin(along - lead, against + lead))
             above = np.fmin(free, np.fmin(along + lead, against - lead))
-            return -_next(times_power(below, unit)), _next(times_power(above, unit))
+            return -_next(ldexp_or_inf(below, unit)), _next(ldexp_or_inf(above, unit))
 
 
 @dataclass(frozen=True)
@@ -329,8 +329,8 @@ def _bounds_of(inputs: Inputs, jacobian: ArrayLike, corrected: bool = False) -> 
     jac = check_jacobian(jacobian, terms.negative_probs.shape)
     largest = np.max(np.abs(jac), axis=(-2, -1))
     bound = np.broadcast_to(largest, terms.negative_probs.shape[:-1]).copy()[()]
-    small, excess = with_room(jac)
-    g = times_power(contract(terms.negative_probs, small), excess)
+    small, excess = scaled_to_avoid_overflow(jac)
+    g = ldexp_or_inf(contract(terms.negative_probs, small), excess)
     ends = terms.corrected_bounds if corrected else terms.bounds
     return Theorem1Bounds(*ends(g, bound, inputs.num_sampled), g, bound, terms)
 
@@ -348,7 +348,7 @@ def _near_one(
     if bound.min() < 0.0:
         raise ValueError(f"`grad_bound` must be at least 0, got {bound.min()}; it bounds |J|.")
     unit = int(np.frexp(max(sizes))[1])
-    return times_power(weights, -unit), times_power(bound, -unit), unit
+    return ldexp_or_inf(weights, -unit), ldexp_or_inf(bound, -unit), unit
 
 
 def _next(x: FloatArray) -> FloatArray:

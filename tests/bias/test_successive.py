@@ -16,7 +16,7 @@ from scipy.stats import hypergeom
 from samplesoft import exact_bias, exact_gradient_moments
 from samplesoft.bias import stratified_bias, tries_bias
 from samplesoft.bias.bounds import finite_sample_bounds
-from samplesoft.bias.without_replacement.successive import Race, expect
+from samplesoft.bias.without_replacement.successive import ExponentialRace, expect
 from samplesoft.samplers import UniformSampler, WeightedSampler
 from samplesoft.samplers.without_replacement import SuccessiveInclusion
 from samplesoft.schemes import SCHEMES, exact_schemes
@@ -156,7 +156,7 @@ def two_kinds(n, special, m):
 
 @pytest.mark.parametrize(("n", "special", "m"), [(1000, 300, 20), (1000, 30, 400), (20_000, 9, 50)])
 def test_agrees_with_a_closed_form_of_many_classes(n, special, m):
-    race, log_w = Race(np.ones(n), m), np.full(n, -1.0)
+    race, log_w = ExponentialRace(np.ones(n), m), np.full(n, -1.0)
     log_w[:special] = 2.0
     sums = expect([race], [log_w], 0.5)
     counts, chances = two_kinds(n, special, m)
@@ -172,7 +172,7 @@ def test_agrees_with_a_closed_form_of_many_classes(n, special, m):
 def test_inclusion_agrees_with_another_integral(n, m, spread):
     q = np.exp(spread * np.random.default_rng(2).standard_normal(n))
     other = SuccessiveInclusion(np.log(q), m).of_classes(np.arange(n)[None], np.array([-1]))[0]
-    assert np.allclose(Race(q, m).inclusion[0], other, rtol=2e-11)
+    assert np.allclose(ExponentialRace(q, m).inclusion[0], other, rtol=2e-11)
 
 
 def simulated(logits, label, sampler, m, inclusion, num):

@@ -26,11 +26,11 @@ from samplesoft.bias.with_replacement.integral import (
     Flows,
     Integral,
     Pairs,
-    above_excess,
     bias_of_classes,
     loses_digits,
     pair_with_label,
     trivial_bias,
+    unscale_pairs,
 )
 from samplesoft.bias.with_replacement.node_weights import assemble
 from samplesoft.bias.with_replacement.ratios import Ratios, RatioStatistics, ratios_of_chunk
@@ -90,12 +90,12 @@ class BiasSums:
     """
 
     def __init__(self, num_sampled: int, label: int, scheme: str = "negatives") -> None:
-        facts = _scheme_with_sums(scheme)
-        m = as_count("num_sampled", num_sampled, facts.least_draws)
+        known_scheme = _scheme_with_sums(scheme)
+        m = as_count("num_sampled", num_sampled, known_scheme.least_draws)
         label = as_count("label", label, 0)
-        self._known = Known(Totals(facts, m, label))
+        self._known = Known(Totals(known_scheme, m, label))
         self._pass, self._then = 0, cast(Callable[[Known], Any], ChunkBias.told)
-        self._sums: Any = Totals(facts, m, label)
+        self._sums: Any = Totals(known_scheme, m, label)
 
     def then(self, result: Callable[[Known], Any]) -> BiasSums:
         """Let `result` of what is known after the last pass, or its passes, follow on these."""
@@ -104,7 +104,7 @@ class BiasSums:
 
     @property
     def scheme(self) -> Scheme:
-        """The facts of the scheme."""
+        """The scheme."""
         return self._known.totals.scheme
 
     @property
@@ -196,7 +196,7 @@ class BiasSums:
             for sums, ratios in zip(self._sums, known.both_ratios, strict=True)
         ]
         if len(atoms) > 1:
-            above_excess(known.draws, atoms[1])
+            unscale_pairs(known.draws, atoms[1])
         return self._then(known._replace(atoms=atoms))
 
 
@@ -204,12 +204,12 @@ class Known(NamedTuple):
     """What the passes have found so far."""
 
     totals: Totals
-    ratios: Any = None  # Centres
+    ratios: Any = None  # Ratios of no classes: their centres
     atoms: Any = ()  # Atoms, and those of pairs
 
     @property
     def draws(self) -> Draws:
-        """The law of a draw, without any class."""
+        """The distribution of a draw, without any class."""
         return draws_of_chunk(self.totals, 0, _NOTHING, _NOTHING)
 
     @property
@@ -284,7 +284,7 @@ class ChunkBias:
         return self.bias_of_draws(self._draws(start, logits, q))
 
     def bias_of_draws(self, draws: Draws) -> FloatArray:
-        """Return the bias (k,) of the classes of a law, which are of one chunk."""
+        """Return the bias (k,) of the classes of a chunk."""
         row = trivial_bias(draws)
         if row is not None:
             return row.bias
@@ -316,8 +316,8 @@ def _bias_of_panels(integrals: Flows, draws: Draws) -> FloatArray:
     flows = atoms.by_panel(points.q_kappa * integrals.values).sum(axis=1)
     probs = atoms.by_panel(masses).sum(axis=1)
     of_label = math.exp(draws.log_label) if draws.scheme.label_in_sum else 0.0
-    place = len(flows) if draws.scheme.label_in_sum else None
-    as_classes = replace(draws, probs=np.append(probs, of_label), label=place)
+    index = len(flows) if draws.scheme.label_in_sum else None
+    as_classes = replace(draws, probs=np.append(probs, of_label), label=index)
     return assemble(as_classes, np.append(flows, 0.0), integrals.total, integrals.label_flow, None)
 
 
@@ -325,11 +325,11 @@ def _scheme_with_sums(scheme: str) -> Scheme:
     return as_scheme(scheme, require=_require_replacement)
 
 
-def _require_replacement(facts: Scheme) -> None:
-    if facts.independent or facts.distinct:
+def _require_replacement(scheme: Scheme) -> None:
+    if scheme.independent or scheme.distinct:
         raise ValueError(
             f"`scheme` must be one that draws with replacement for classes in chunks, got "
-            f"{facts.name!r}; take samplesoft.exact_bias of arrays in memory."
+            f"{scheme.name!r}; take samplesoft.exact_bias of arrays in memory."
         )
 
 
@@ -346,10 +346,10 @@ def check_chunk(start: int, logits: Any, q: Any, totals: Totals) -> tuple[FloatA
     if 0 <= own < len(o) and not (scheme.draws_label or scheme.corrects_label):
         wrong[own] = proposal[own] < 0.0
     if wrong.any():
-        place = int(wrong.argmax())
+        index = int(wrong.argmax())
         raise ValueError(
             f"`q` must be greater than 0, and at least {LEAST_Q:.2g}, on every class that scheme "
-            f"{scheme.name!r} can draw, got {proposal[place]} at class {start + place}; mix the "
+            f"{scheme.name!r} can draw, got {proposal[index]} at class {start + index}; mix the "
             "proposal with a little of the uniform distribution."
         )
     return o, proposal

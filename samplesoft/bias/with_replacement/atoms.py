@@ -47,7 +47,7 @@ class Atoms:
     order: IntArray  # (A,) the number of each before: by panel and node, or by class
 
     def places(self, ratios: Ratios) -> tuple[IntArray, FloatArray]:
-        """Return for each class (n,) the number of its panel in `panels`, and its place there."""
+        """Return the index in `panels` of each class's panel (n,), and the position there."""
         assert self.panels is not None
         first, count = int(self.panels[0]), int(self.panels[-1] - self.panels[0]) + 1
         panel, s = panels.place(ratios.log_distances, self.width, first, count)
@@ -73,7 +73,7 @@ def panel_grid(centres: Ratios) -> tuple[float, int, int]:
 
 
 class PanelMoments:
-    """The third sums over classes: the Chebyshev moments of what they weigh, eq. (B22)."""
+    """The third sums over classes: the Chebyshev moments of their weights, eq. (B22)."""
 
     def __init__(self, centres: Ratios) -> None:
         require_width(centres.span[1] - centres.span[0])
@@ -109,12 +109,12 @@ class PanelMoments:
         self.sums.merge(sums.spread(more, len(union)))
 
     def finish(self, draws: Draws, centres: Ratios) -> Atoms:
-        """Return the nodes of the panels as atoms; `law` may hold any of the classes."""
-        # the transpose of interpolation: what a class weighs goes to the nodes of its panel
+        """Return the nodes of the panels as atoms; `draws` may hold any of the classes."""
+        # the transpose of interpolation: the weight of a class goes to the nodes of its panel
         at_nodes = self.sums.value @ panels.to_coefficients().T
         weights = np.moveaxis(at_nodes, 1, 0).reshape(3, -1)
-        places = self.first + self.numbers[:, None] + panels.node_places()
-        t = (places * self.width).ravel()
+        positions = self.first + self.numbers[:, None] + panels.node_places()
+        t = (positions * self.width).ravel()
         kappa = np.tanh(0.5 * t)
         zeta = np.tanh(0.5 * (t - centres.log_mean_distance))
         points, order = _sort_points(draws, centres, weights, t, kappa, zeta)
@@ -155,7 +155,7 @@ def class_moments(
 ) -> FloatArray:
     """Return Chebyshev moments (panels, k, DEGREE), with `shape` (panels, k), on all threads.
 
-    `weigh` returns the panels, places in them and weights (k, ...) of a slice of the classes.
+    `weigh` returns the panels, positions in them and weights (k, ...) of a slice of the classes.
     """
     total = np.zeros((*shape, panels.DEGREE))
 

@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 class Totals:
     """The first sums over classes, for the normalisers of the softmax and of q, and the reference.
 
-    Classes come in chunks; `add` takes some, and `merge` what another has of others.
+    Classes come in chunks: `add` adds some, and `merge` the sums over others.
     """
 
     def __init__(self, scheme: Scheme, num_draws: int, label: int) -> None:

@@ -63,7 +63,7 @@ def with_replacement_bias(
         pairs = Pairs(
             draws=drawn,
             ratios=drawn_ratios,
-            atoms=above_excess(draws, make_atoms(drawn, drawn_ratios)),
+            atoms=unscale_pairs(draws, make_atoms(drawn, drawn_ratios)),
         )
     integral = Integral(draws, ratios, atoms, pairs)
     best = None
@@ -119,7 +119,7 @@ class Flows(NamedTuple):
     class_size: float  # of the terms of the flows alone
     weights: NodeWeights
 
-    def instead_of(self, flows: Flows, other_mass: float) -> Flows:
+    def with_total_of(self, flows: Flows, other_mass: float) -> Flows:
         """Return these, of pairs of a class and the label, in place of `flows`; eq. (B12).
 
         The total that the ratio r_j + r_t of a class is compared with keeps r_j.
@@ -138,7 +138,7 @@ class Integral:
 
     Parameters
     ----------
-    law, classes, atoms
+    draws, ratios, atoms
         The draws, the ratios of the classes around their centres, and the atoms of the ratios.
     pairs : Pairs, optional
         The same of each class together with the label, where the base mass is a draw of it.
@@ -177,7 +177,7 @@ class Integral:
                 flows = _flows(draws, self.ratios, self.atoms, nodes, weights)
                 if self.pairs is not None:
                     of_pairs = _flows(*self.pairs, nodes, weights)
-                    flows = of_pairs.instead_of(flows, draws.other_mass)
+                    flows = of_pairs.with_total_of(flows, draws.other_mass)
                 yield flows
 
     def estimate(self, flows: Flows, bias: Any, norm: float) -> tuple[ExampleBias, bool]:
@@ -263,7 +263,7 @@ def _excess(log_r_label: float) -> float:
     return max(log_r_label, 0.0)
 
 
-def above_excess(draws: Draws, atoms: Atoms) -> Atoms:
+def unscale_pairs(draws: Draws, atoms: Atoms) -> Atoms:
     """Return atoms of pairs whose draws times their ratios are e_j again."""
     atoms.points.log_r[:] -= _excess(draws.log_r_label)
     return atoms

@@ -90,8 +90,8 @@ def node_sums(
     cumulants alone are made of are 0.
     """
     plain, moments = np.zeros((4, len(x))), np.zeros((7, len(x)))
-    room, block = np.empty((24, len(points.q) + 1)), np.empty((9, _BLOCK))
-    sums_at_nodes(x, points, log_above_least, plain, moments if tilted else None, room, block)
+    workspace, block = np.empty((24, len(points.q) + 1)), np.empty((9, _BLOCK))
+    sums_at_nodes(x, points, log_above_least, plain, moments if tilted else None, workspace, block)
     return NodeSums(*plain[:2], *moments[:3], *plain[2:], *moments[3:])
 
 
@@ -125,7 +125,7 @@ def sums_at_nodes(
     reference: FloatArray,
     out: FloatArray,
     tilted: FloatArray | None,
-    room: FloatArray,
+    workspace: FloatArray,
     block: FloatArray,
 ) -> None:
     """Add the sums at each node to `out` (4, K), and those of cumulants to `tilted` (7, K).
@@ -138,8 +138,10 @@ def sums_at_nodes(
     zeta, log_sum_mean = points.zeta, points.log_sum_mean
     # rows are q, q kappa, q zeta**2, and q where it is multiplied by d; at flat atoms they are
     # changed below, and changed back; `by` are those of atoms that are gone
-    weights, by, early, early_d, late = room[:4], room[4:8], room[8:12], room[12:16], room[16:20]
-    plain_d, plain_sum, plain_sum_mean, still = room[20], room[21], room[22], room[23]
+    weights, by, early = workspace[:4], workspace[4:8], workspace[8:12]
+    early_d, late = workspace[12:16], workspace[16:20]
+    plain_d, plain_sum = workspace[20], workspace[21]
+    plain_sum_mean, still = workspace[22], workspace[23]
     for i in range(num):
         weights[0, i] = weights[3, i] = by[0, i] = points.q[i]
         weights[1, i], weights[2, i] = points.q_kappa[i], points.q_zeta2[i]
@@ -364,10 +366,10 @@ def _add_atom_integrals(
                 _times(at, log_r, plain_r, reach_r, part, decay)
                 _write_plain(c[0], decay[:length], contrast, d)
             elif tilted is not None:
-                bend = _make_bend(c, tilted[k], decay_ref)
+                parts = _make_derivative_terms(c, tilted[k], decay_ref)
                 copy_row(contrast, decay[:length])
                 rows = log_r[part], kappa[part], log_sum[part]
-                _write_bent(at, bend, decay_ref, rows, d, contrast)
+                _write_with_derivatives(at, parts, decay_ref, rows, d, contrast)
             # one loop over all arrays would not be turned into vector code
             add_row(out[0][part], 1.0, contrast)
             if k % 2 == 0:
@@ -421,15 +423,15 @@ def _write_far_terms(
             if d_ref < 1.0:  # the least ratio is near the reference: (B19), r = r0, kappa = -1
                 value = decay_ref * d_ref * (c[0] * _decay_ratio(-d_ref))
         else:
-            bend = _make_bend(c, tilted[k], decay_ref)
-            ref, ref_size = _bend_far(bend, bend.lead, bend.lead_size)
+            parts = _make_derivative_terms(c, tilted[k], decay_ref)
+            ref, ref_size = _terms_far(parts, parts.lead, parts.lead_size)
             if decay_ref > 0.0:
                 at_gone[0, k], at_gone[2, k] = -decay_ref * ref, decay_ref * ref_size
             if d_ref < 1.0:
-                value, size = _bend_near(bend, -d_ref, _decay_ratio(-d_ref), math.exp(d_ref))
+                value, size = _terms_near(parts, -d_ref, _decay_ratio(-d_ref), math.exp(d_ref))
                 value, size = decay_ref * d_ref * value, decay_ref * d_ref * size
             else:
-                value, size = _bend_far(bend, -bend.mean, bend.mean)
+                value, size = _terms_far(parts, -parts.mean, parts.mean)
                 value, size = value + at_gone[0, k], size + at_gone[2, k]
         if x[k] + log_d_ref >= FLAT:  # else no atom is taken for flat
             at_flat[0, k], at_flat[2, k] = value, size
@@ -448,7 +450,7 @@ def _write_plain(c: float, rate: FloatArray, term: FloatArray, size: FloatArray)
         size[i] = abs(term[i])
 
 
-class _Bend(NamedTuple):
+class _DerivativeTerms(NamedTuple):
     """What (c0 D + c1 v D' + c2 v**2 D'') depends on at a node, v times differences of ratios."""
 
     c0: float
@@ -467,48 +469,55 @@ class _Bend(NamedTuple):
 
 
 @njit
-def _make_bend(c: FloatArray, tilted: FloatArray, decay_ref: float) -> _Bend:
+def _make_derivative_terms(c: FloatArray, tilted: FloatArray, decay_ref: float) -> _DerivativeTerms:
     """Return what is needed at a node, from its rows of `atom_integrals`."""
     lead, lead_size = (tilted[1], tilted[3]) if decay_ref > 0.0 else (0.0, 0.0)
     variance, variance_size = tilted[2], tilted[4]
     square, square_size = lead * lead - variance, abs(lead) * lead_size + variance_size
-    return _Bend(
+    return _DerivativeTerms(
         c[0], c[1], c[2], c[3], c[4], c[5], tilted[0], lead, lead_size, variance, variance_size,
         square, square_size,
     )  # fmt: skip
 
 
 @njit
-def _bend_far(bend: _Bend, ahead: float, ahead_size: float) -> tuple[float, float]:
+def _terms_far(parts: _DerivativeTerms, ahead: float, ahead_size: float) -> tuple[float, float]:
     """Return c0 psi + c1 v psi' + c2 v**2 psi'' over psi, and its size; above eq. (B16).
 
     `ahead` is v (r - tilted mean).
     """
-    value = bend.c0 - bend.c1 * ahead + bend.c2 * (ahead * ahead - bend.variance)
-    size = bend.s0 + bend.s1 * ahead_size
-    return value, size + bend.s2 * (abs(ahead) * ahead_size + bend.variance_size)
+    value = parts.c0 - parts.c1 * ahead + parts.c2 * (ahead * ahead - parts.variance)
+    size = parts.s0 + parts.s1 * ahead_size
+    return value, size + parts.s2 * (abs(ahead) * ahead_size + parts.variance_size)
 
 
 @njit
-def _bend_near(bend: _Bend, away: float, ratio: float, e: float) -> tuple[float, float]:
+def _terms_near(
+    parts: _DerivativeTerms, away: float, ratio: float, e: float
+) -> tuple[float, float]:
     """Return the same of D over -psi_R v (r - R), for away = v (r - R) below 1.
 
     `e` is exp(-away) and `ratio` (1 - e) / away.
     """
-    value = bend.c0 * ratio - bend.c1 * (bend.lead * ratio - e)
-    value += bend.c2 * (bend.square * ratio - (2.0 * bend.lead + away) * e)
-    size = bend.s0 * ratio + bend.s1 * (bend.lead_size * ratio + e)
-    size += bend.s2 * (bend.square_size * ratio + (2.0 * bend.lead_size + abs(away)) * e)
+    value = parts.c0 * ratio - parts.c1 * (parts.lead * ratio - e)
+    value += parts.c2 * (parts.square * ratio - (2.0 * parts.lead + away) * e)
+    size = parts.s0 * ratio + parts.s1 * (parts.lead_size * ratio + e)
+    size += parts.s2 * (parts.square_size * ratio + (2.0 * parts.lead_size + abs(away)) * e)
     return value, size
 
 
 @njit_bare
-def _write_bent(
-    at: float, bend: _Bend, decay_ref: float, rows: Rows, size: FloatArray, term: FloatArray
+def _write_with_derivatives(
+    at: float,
+    parts: _DerivativeTerms,
+    decay_ref: float,
+    rows: Rows,
+    size: FloatArray,
+    term: FloatArray,
 ) -> None:
     """Write the terms of one node in a block, with derivatives of D, over d and exp(-d)."""
     log_r, kappa, log_sum = rows
-    ref, ref_size = _bend_far(bend, bend.lead, bend.lead_size)
+    ref, ref_size = _terms_far(parts, parts.lead, parts.lead_size)
     ref, ref_size = decay_ref * ref, decay_ref * ref_size
     for i in range(len(log_r)):
         d, decay = size[i], term[i]  # until their places are written
@@ -517,8 +526,8 @@ def _write_bent(
         near = -1.0 if away < -1.0 else away
         near = 1.0 if near > 1.0 else near
         ratio = decay_ratio_series(near)
-        value, value_size = _bend_near(bend, near, ratio, 1.0 - near * ratio)
-        far, far_size = _bend_far(bend, d - bend.mean, d + bend.mean)
+        value, value_size = _terms_near(parts, near, ratio, 1.0 - near * ratio)
+        far, far_size = _terms_far(parts, d - parts.mean, d + parts.mean)
         far, far_size = decay * far - ref, decay * far_size + ref_size
         scale = decay_ref * total
         term[i] = -scale * value if near == away else far / kappa[i]

@@ -1,7 +1,7 @@
-"""From nodes to the bias: how much each scheme weighs them, and what it makes of the integrals.
+"""From nodes to the bias: the weights of the nodes in each scheme, and the bias by the integrals.
 
-`make_node_weights` knows the law of the number of draws; `assemble` the base mass. The masses of p'
-add up to 1, eq. (B5), and `assemble` makes use of it, so that no E[p'] is subtracted from.
+`make_node_weights` depends on the distribution of the number of draws, `assemble` on the base mass.
+The masses of p' add up to 1, eq. (B5), and `assemble` uses it: nothing is subtracted from E[p'].
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from samplesoft.bias.with_replacement.nodes import Nodes
 
 @dataclass
 class NodeWeights:
-    """What the functions at the K nodes are multiplied by before they are summed."""
+    """Weights of functions at the K nodes, which are then summed."""
 
     # (K, 6) of D, v D' and v**2 D'' in `atom_integrals`, each times dx / (T exp(v r0)), and the
     # sizes of what the three are made of; only the jackknife has more than the first
@@ -160,7 +160,7 @@ def difference_of_exp(
 
 
 def assemble_loss(draws: Draws, weights: NodeWeights) -> tuple[float, float]:
-    """Return the loss bias E[L'] - L, and the size of what that is made of."""
+    """Return the loss bias E[L'] - L, and the sum of the magnitudes of its terms."""
     loss = float(weights.loss_terms.sum()) + weights.loss_rest
     loss_size = float(weights.loss_sizes.sum()) + weights.loss_rest_size
     if draws.scheme.divides_by_kept:

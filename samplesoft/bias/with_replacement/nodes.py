@@ -57,9 +57,9 @@ class Nodes:
 
 @dataclass
 class TiltedNodes(Nodes):
-    """Nodes with what the jackknife alone asks for, all arrays (K,).
+    """Nodes with the cumulants that the jackknife alone needs, all arrays (K,).
 
-    "Tilted" is the law of r whose probabilities are q exp(-v r) / T; see section 4 of the README.
+    "Tilted" is the distribution of r with probabilities q exp(-v r) / T; README, section 4.
     """
 
     mean: FloatArray  # v times the tilted mean

@@ -291,14 +291,14 @@ def _points(
 
 
 class _Points:
-    """A law of sets as `samplesoft.bias.without_replacement.successive.expect` asks for it."""
+    """A distribution over sets as `successive.expect` asks for it."""
 
     def __init__(self, sets: Sets) -> None:
         self._sets = sets
         self.inclusion, self.noise = np.stack([sets.inclusion] * 2), _LEAST
 
     def at(self, decay: FloatArray, past: list[FloatArray]) -> tuple[FloatArray, FloatArray]:
-        """Return what `samplesoft.bias.without_replacement.successive.Race.at` does."""
+        """Return what `ExponentialRace.at` does."""
         mean, parts = self._sets.means(np.exp(-decay)[None])
         return np.full(2, mean[0].real), np.stack([parts[0].real] * 2)
 

@@ -68,7 +68,9 @@ def set_bias(
     return strata_bias(example, _one_stratum(example, num_sampled), scheme, correction)
 
 
-def draws_of(example: Example, num_sampled: int, scheme: Scheme) -> tuple[Group, IntArray]:
+def draws_of(
+    example: Example, num_sampled: int, scheme: Scheme
+) -> tuple[StratumDistribution, IntArray]:
     """Return what draws the set of one example, and the classes that it draws from."""
     ((group, which),) = _drawing(example, _one_stratum(example, num_sampled), scheme)
     return group, which
@@ -89,14 +91,16 @@ def strata_bias(
     return set_row(logits, label, scheme, _drawing(example, strata, scheme), correction)
 
 
-def _drawing(example: Example, strata: Strata, scheme: Scheme) -> list[tuple[Group, IntArray]]:
+def _drawing(
+    example: Example, strata: Strata, scheme: Scheme
+) -> list[tuple[StratumDistribution, IntArray]]:
     """Return the group that draws in each stratum, and the classes that it draws from."""
     _, label, q = example
     drawn = q > 0.0
     if scheme.excludes_label:
         drawn[label] = False
     counts, stratum = strata
-    drawing: list[tuple[Group, IntArray]] = []
+    drawing: list[tuple[StratumDistribution, IntArray]] = []
     for g, count in enumerate(counts):
         which = np.flatnonzero(drawn & (stratum == g))
         if count and len(which):
@@ -199,7 +203,7 @@ def set_row(
     logits: FloatArray,
     label: int,
     scheme: Scheme,
-    drawing: list[tuple[Group, IntArray]],
+    drawing: list[tuple[StratumDistribution, IntArray]],
     correction: FloatArray | None,
 ) -> ExampleBias:
     """Return the exact bias of one example where groups draw, each from the classes beside it."""
@@ -208,7 +212,7 @@ def set_row(
         inclusion[:, which] = group.inclusion
     divisors = inclusion[0] if correction is None else correction
     every = np.concatenate([*(which for _, which in drawing), np.empty(0, np.int64)])
-    if all(isinstance(group, Certain) for group, _ in drawing):
+    if all(isinstance(group, DrawAll) for group, _ in drawing):
         return _certain_row(logits, label, scheme, every, divisors)._replace(inclusion=inclusion[0])
     weights = weigh(logits, label, scheme, divisors)
     terms, probs = weights.terms(every, inclusion[0, every]), weights.probs
@@ -309,10 +313,10 @@ def _certain_row(
     return ExampleBias(bias, probs, log_sum + log_ratio, min(error, 2.0), loss_error)
 
 
-def _group(q: FloatArray, count: int, scheme: Scheme) -> Group:
+def _group(q: FloatArray, count: int, scheme: Scheme) -> StratumDistribution:
     if not scheme.distinct:
         return Draws(q, count)
-    return Race(q, count) if count < len(q) else Certain(q)
+    return ExponentialRace(q, count) if count < len(q) else DrawAll(q)
 
 
 class Sums(NamedTuple):
@@ -325,7 +329,7 @@ class Sums(NamedTuple):
     log_size: float  # and the size of what it is made of
 
 
-class Race:
+class ExponentialRace:
     """Clocks of rates `q` (N,), above 0, of which the first m < N to ring are the set."""
 
     def __init__(self, q: FloatArray, m: int) -> None:
@@ -498,36 +502,36 @@ class Draws:
         self.noise = (8.0 + m) * EPS
 
     def at(self, decay: FloatArray, past: list[FloatArray]) -> tuple[FloatArray, FloatArray]:
-        """Return what `Race.at` does; a class counts as often as it is drawn."""
+        """Return what `ExponentialRace.at` does; a class counts as often as it is drawn."""
         one = self._q * np.exp(-decay)
         total = float(one.sum())
         return np.full(2, total**self._m), np.stack([self._m * one * total ** (self._m - 1)] * 2)
 
 
-class Certain:
+class DrawAll:
     """The same where all N classes are drawn."""
 
     def __init__(self, q: FloatArray) -> None:
         self.inclusion, self.noise = np.ones((2, len(q))), 8.0 * EPS
 
     def at(self, decay: FloatArray, past: list[FloatArray]) -> tuple[FloatArray, FloatArray]:
-        """Return what `Race.at` does."""
+        """Return what `ExponentialRace.at` does."""
         every = math.exp(-float(decay.sum()))
         return np.full(2, every), np.full((2, len(decay)), every)
 
 
-class Group(Protocol):
-    """What draws, with the methods of `Race`."""
+class StratumDistribution(Protocol):
+    """A distribution over the draws of a stratum; see `ExponentialRace`."""
 
     inclusion: FloatArray
     noise: float
 
     def at(self, decay: FloatArray, past: list[FloatArray]) -> tuple[FloatArray, FloatArray]:
-        """Return what `Race.at` does."""
+        """Return what `ExponentialRace.at` does."""
 
 
 def expect(
-    groups: Sequence[Group],
+    groups: Sequence[StratumDistribution],
     log_w: list[FloatArray],
     log_base: float,
     rule: Rule | None = None,
@@ -545,7 +549,9 @@ def expect(
     return sums._replace(log_sum=sums.log_sum + float(terms.logits[terms.top]))
 
 
-def expect_terms(groups: Sequence[Group], terms: Terms, rule: Rule | None = None) -> Sums:
+def expect_terms(
+    groups: Sequence[StratumDistribution], terms: Terms, rule: Rule | None = None
+) -> Sums:
     """Return the same for the `terms` of the classes of all groups, and that of the base."""
     edges = np.cumsum([0, *(len(group.inclusion[0]) for group in groups)])
     parts = [slice(*pair) for pair in zip(edges[:-1], edges[1:], strict=True)]
