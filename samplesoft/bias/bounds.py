@@ -19,7 +19,7 @@ from samplesoft._jit import chunks, njit_sum, thread_each
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import LARGEST_COUNT, FloatArray, as_positive
 from samplesoft.bias.chunks.dask import rows_of_dask
-from samplesoft.bias.chunks.passes import BiasSums, Known, check_chunk
+from samplesoft.bias.chunks.passes import BiasSums, Known, Pass, check_chunk
 from samplesoft.bias.inputs import (
     Example,
     Inputs,
@@ -221,9 +221,9 @@ def finite_sample_bounds(
         as_scheme(scheme, require=require_bounds)
 
         def make(label: int) -> BiasSums:
-            return BiasSums(num_sampled, label, scheme).then(BoundSums.after)
+            return BiasSums(num_sampled, label, scheme).then(SpreadSums.after)
 
-        return FiniteSampleBounds(*rows_of_dask(logits, labels, q, make, _ChunkBounds.columns)[0])
+        return FiniteSampleBounds(*rows_of_dask(logits, labels, q, make, _bounds_of_chunk)[0])
     return finite_sample_bounds_of(
         check_inputs(logits, labels, q, num_sampled, scheme, h, require=_require_set_or_bounds)
     )
@@ -497,79 +497,123 @@ def sum_to_zero(
     return np.maximum(lower, upper - high - rounding), np.minimum(upper, lower - low + rounding)
 
 
-class BoundSums:
-    """The two passes that bounds take after those of `BiasSums`, over classes in chunks."""
-
-    def __init__(self, known: Known, spread: Spread | None = None) -> None:
-        self._known, self._spread = known, spread
-        self._negatives = negative_sums(known.draws)
-        self._sums: Any = Spread() if spread is None else Ends()
-        if spread is not None:
-            transform = None
-            if is_known(known.draws, self._negatives):
-                about = known.draws, known.ratios, known.atoms[0], self._negatives.rounding
-                transform = make_transform(*about)
-            self._bounds = ClassBounds(known.draws, self._negatives, spread, transform)
+class SpreadSums(Pass):
+    """The pass that bounds take after those of `BiasSums`: the `Spread` of the ratios."""
 
     stage = "bounds"
 
+    def __init__(self, known: Known) -> None:
+        self.known, self.negatives = known, negative_sums(known.draws)
+        self.spread = Spread()
+
     @classmethod
     def after(cls, known: Known) -> Any:
-        """Return the next pass, or the bounds where they are trivial."""
+        """Return the pass, or the bounds where they are trivial."""
         trivial = trivial_ends(negative_sums(known.draws), 1)
-        return cls(known) if trivial is None else _ChunkBounds(None, trivial)
+        return cls(known) if trivial is None else _TrivialBounds(*trivial)
 
-    def empty(self) -> BoundSums:
+    def empty(self) -> SpreadSums:
         """Return the same pass without any classes."""
-        return BoundSums(self._known, self._spread)
+        return SpreadSums(self.known)
 
-    def add(self, start: int, logits: Any, q: Any) -> BoundSums:
+    def add(self, start: int, logits: Any, q: Any) -> SpreadSums:
         """Add the classes from number `start` on."""
         if np.size(logits):
-            columns, label = self._columns(start, logits, q)
-            if self._spread is None:
-                self._sums.add(columns)
-            else:
-                self._sums.add(*self._bounds.of(label, columns))
+            self.spread.add(_columns_of_chunk(self.known, self.negatives, start, logits, q)[0])
         return self
 
-    def merge(self, other: BoundSums) -> BoundSums:
-        """Add what another has summed in the same pass."""
-        self._sums.merge(other._sums)
+    def merge(self, other: SpreadSums) -> SpreadSums:
+        """Add what another has summed."""
+        self.spread.merge(other.spread)
         return self
 
-    def finish(self) -> Any:
-        """Return the next pass, or the bounds of chunks."""
-        if self._spread is None:
-            return BoundSums(self._known, self._sums.add(self._negatives.masked_column))
-        return _ChunkBounds(self, None)
+    def finish(self) -> EndSums:
+        """Return the next pass."""
+        return EndSums(self.known, self.spread.add(self.negatives.masked_column))
+
+
+class EndSums(Pass):
+    """The last pass for bounds: the sums over all classes by which each interval is cut."""
+
+    stage = "bounds"
+
+    def __init__(self, known: Known, spread: Spread) -> None:
+        self.known, self.spread, self.ends = known, spread, Ends()
+        self.negatives = negative_sums(known.draws)
+        transform = None
+        if is_known(known.draws, self.negatives):
+            transform = make_transform(
+                known.draws, known.ratios, known.atoms[0], self.negatives.rounding
+            )
+        self.bounds = ClassBounds(known.draws, self.negatives, spread, transform)
+
+    def empty(self) -> EndSums:
+        """Return the same pass without any classes."""
+        return EndSums(self.known, self.spread)
+
+    def add(self, start: int, logits: Any, q: Any) -> EndSums:
+        """Add the classes from number `start` on."""
+        if np.size(logits):
+            lower, upper = self._bounds_of(start, logits, q)
+            self.ends.add(lower, upper)
+        return self
+
+    def merge(self, other: EndSums) -> EndSums:
+        """Add what another has summed."""
+        self.ends.merge(other.ends)
+        return self
+
+    def finish(self) -> _ChunkBounds:
+        """Return the bounds of chunks."""
+        return _ChunkBounds(self)
 
     def cut(self, start: int, logits: Any, q: Any) -> FloatArray:
         """Return both bounds (2, k) of the classes from number `start` on."""
-        columns, label = self._columns(start, logits, q)
-        lower, upper = self._bounds.of(label, columns)
-        return np.stack(sum_to_zero(lower, upper, self._sums, self._negatives.num))
+        lower, upper = self._bounds_of(start, logits, q)
+        return np.stack(sum_to_zero(lower, upper, self.ends, self.negatives.num))
 
-    def _columns(self, start: int, logits: Any, q: Any) -> tuple[FloatArray, int | None]:
-        o, proposal = check_chunk(start, logits, q, self._known.totals)
-        label = self._known.totals.label - start
-        others = np.arange(len(o)) != label
-        index = label if 0 <= label < len(o) else None
-        return self._negatives.columns(o[others], proposal[others]), index
+    def _bounds_of(self, start: int, logits: Any, q: Any) -> tuple[FloatArray, FloatArray]:
+        columns, label = _columns_of_chunk(self.known, self.negatives, start, logits, q)
+        return self.bounds.of(label, columns)
+
+
+def _columns_of_chunk(
+    known: Known, negatives: NegativeSums, start: int, logits: Any, q: Any
+) -> tuple[FloatArray, int | None]:
+    """Return the columns (4, k) of the negatives of a chunk, and the label's index there."""
+    o, proposal = check_chunk(start, logits, q, known.totals)
+    label = known.totals.label - start
+    others = np.arange(len(o)) != label
+    index = label if 0 <= label < len(o) else None
+    return negatives.columns(o[others], proposal[others]), index
 
 
 class _ChunkBounds(NamedTuple):
-    """The bounds of any class, or those that all have."""
+    """The bounds of any class."""
 
-    passes: BoundSums | None
-    trivial: tuple[FloatArray, FloatArray] | None
+    sums: EndSums
 
     def columns(self, start: int, logits: Any, q: Any) -> FloatArray:
         """Return both bounds (2, k) of the classes from number `start` on."""
-        if self.passes is not None:
-            return self.passes.cut(start, logits, q)
-        assert self.trivial is not None
-        return np.broadcast_to(np.stack(self.trivial), (2, len(logits)))
+        return self.sums.cut(start, logits, q)
+
+
+def _bounds_of_chunk(
+    found: _ChunkBounds | _TrivialBounds, start: int, logits: Any, q: Any
+) -> FloatArray:
+    """Return both bounds (2, k) of the classes of a chunk."""
+    return found.columns(start, logits, q)
+
+
+class _TrivialBounds(NamedTuple):
+    """The bounds (1,) that all classes have."""
+
+    lower: FloatArray
+    upper: FloatArray
+
+    def columns(self, start: int, logits: Any, q: Any) -> FloatArray:
+        """Return both bounds (2, k) of the classes from number `start` on."""
+        return np.broadcast_to(np.stack([self.lower, self.upper]), (2, len(logits)))
 
 
 def _search(example: Example, scheme: Scheme, wanted: float) -> tuple[int, int]:

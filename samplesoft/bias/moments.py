@@ -25,7 +25,7 @@ from samplesoft._temperature import require_squares
 from samplesoft._validation import FloatArray, IntArray, as_positive, as_real_array
 from samplesoft.bias import poisson
 from samplesoft.bias.chunks.dask import rows_of_dask
-from samplesoft.bias.chunks.passes import BiasSums, ChunkBias, Known, check_chunk
+from samplesoft.bias.chunks.passes import BiasSums, ChunkBias, Known, Pass, check_chunk
 from samplesoft.bias.exact import bias_of_example
 from samplesoft.bias.inputs import (
     Example,
@@ -519,7 +519,7 @@ def _of_dask(
     return GradientMoments(*columns)
 
 
-class _Means:
+class _Means(Pass):
     """The fourth sums of classes in chunks: means of their vectors by p, and by the bias."""
 
     takes_vectors, stage = True, "means"
@@ -592,7 +592,7 @@ class _Means:
         return squared_bias, mse - squared_bias, mse, error + rounding + 4.0 * EPS * mse
 
 
-class _NodeSums:
+class _NodeSums(Pass):
     """The fifth sums of classes in chunks: what they give to a vector at each node."""
 
     takes_vectors, stage = True, "nodes"

@@ -10,7 +10,7 @@ import numpy as np
 
 from samplesoft._jit import alone
 from samplesoft._validation import FloatArray, as_labels
-from samplesoft.bias.chunks.passes import BiasSums, ChunkBias
+from samplesoft.bias.chunks.passes import BiasSums, ChunkBias, Pass
 
 _FAN_IN = 16  # passes that are merged at a time
 
@@ -80,8 +80,8 @@ def _row_of_dask(
     if vectors is not None:
         blocks = vectors.rechunk((o.chunks[0], vectors.shape[1])).to_delayed()
         rows = [tuple(block) for block in blocks]
-    while hasattr(sums, "finish"):
-        at, takes = delayed(sums), getattr(sums, "takes_vectors", False)
+    while isinstance(sums, Pass):
+        at, takes = delayed(sums), sums.takes_vectors
         parts = [
             delayed(_added)(at, *pair, *(more if takes else ()))
             for pair, more in zip(pairs, rows, strict=True)

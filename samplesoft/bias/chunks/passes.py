@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
 
@@ -38,10 +39,40 @@ from samplesoft.schemes import Scheme, as_scheme
 
 Chunks = Callable[[], Iterable[tuple[Any, Any]]]
 _NOTHING = np.empty(0)
-_PASSES = "extremes", "deviations", "moments"
 
 
-class BiasSums:
+class Pass(ABC):
+    """One pass over the classes of one example: sums that merge.
+
+    Any number of workers begin with an `empty` one each and `add` their chunks; those of one pass
+    `merge` in any order, and `finish` returns the next pass, or a result, which is no `Pass`.
+    """
+
+    stage: str  # what is summed, for progress bars
+    takes_vectors = False  # whether `add` takes the class vectors of a chunk, too
+
+    @abstractmethod
+    def empty(self) -> Self:
+        """Return the same pass without any classes."""
+
+    @abstractmethod
+    def add(self, *args: Any, **kwargs: Any) -> Self:
+        """Add the classes from number `start` on, and return this one.
+
+        Arguments are `start`, the logits and q (k,) of the classes, and vectors (k, d) if
+        `takes_vectors`.
+        """
+
+    @abstractmethod
+    def merge(self, other: Self) -> Self:
+        """Add what another has summed in the same pass, and return this one."""
+
+    @abstractmethod
+    def finish(self) -> Any:
+        """Return the next pass, or a result."""
+
+
+class BiasSums(Pass):
     """One pass of sums over the classes of one example, for its exact bias.
 
     Chunks may be of any sizes, and are added by any number of these, in any order; those of one
@@ -94,8 +125,8 @@ class BiasSums:
         m = as_count("num_sampled", num_sampled, known_scheme.least_draws)
         label = as_count("label", label, 0)
         self._known = Known(Totals(known_scheme, m, label))
-        self._pass, self._then = 0, cast(Callable[[Known], Any], ChunkBias.told)
-        self._sums: Any = Totals(known_scheme, m, label)
+        self._sums: _Sums = _Extremes(self._known)
+        self._then = cast(Callable[[Known], Any], ChunkBias.told)
 
     def then(self, result: Callable[[Known], Any]) -> BiasSums:
         """Let `result` of what is known after the last pass, or its passes, follow on these."""
@@ -108,24 +139,18 @@ class BiasSums:
         return self._known.totals.scheme
 
     @property
-    def stage(self) -> str:
+    def stage(self) -> str:  # type: ignore[override]
         """What is summed in this pass."""
-        return _PASSES[self._pass]
+        return self._sums.stage
 
     def empty(self) -> BiasSums:
         """Return the same pass without any classes, as another worker begins with."""
-        return self._next(self._pass, self._known)
+        return self._with(type(self._sums), self._known)
 
-    def _next(self, number: int, known: Known) -> BiasSums:
+    def _with(self, sums: type[_Sums], known: Known) -> BiasSums:
+        """Return a pass with new sums, given what earlier passes have found."""
         one = BiasSums.__new__(BiasSums)
-        one._pass, one._known, one._then = number, known, self._then
-        totals = known.totals
-        if number == 0:
-            one._sums = Totals(totals.scheme, totals.num_draws, totals.label)
-        elif number == 1:
-            one._sums = RatioStatistics(known.draws)
-        else:
-            one._sums = [PanelMoments(ratios) for ratios in known.both_ratios]
+        one._known, one._sums, one._then = known, sums(known), self._then
         return one
 
     def add(self, start: int, logits: Any, q: Any) -> BiasSums:
@@ -151,30 +176,16 @@ class BiasSums:
         if not np.size(logits) and not np.size(q):  # an engine may have made such a chunk
             return self
         o, proposal = check_chunk(start, logits, q, self._known.totals)
-        if self._pass == 0:
-            self._sums.add(start, o, proposal)
-            return self
-        draws = draws_of_chunk(self._known.totals, start, o, proposal)
-        if self._pass == 1:
-            self._sums.add(draws)
-            return self
-        ratios = ratios_of_chunk(draws, self._known.ratios)
-        of_pairs = [pair_with_label(draws, ratios)] if len(self._sums) > 1 else []
-        for sums, pair in zip(self._sums, [(draws, ratios), *of_pairs], strict=True):
-            sums.add(*pair)
+        self._sums.add(start, o, proposal)
         return self
 
     def merge(self, other: BiasSums) -> BiasSums:
         """Add what another has summed in the same pass, and return this one."""
-        if self._pass != other._pass:
+        if self.stage != other.stage:
             raise ValueError(
                 f"`other` must be of the same pass, {self.stage!r}, got {other.stage!r}."
             )
-        if self._pass == 2:
-            for sums, more in zip(self._sums, other._sums, strict=True):
-                sums.merge(more)
-        else:
-            self._sums.merge(other._sums)
+        self._sums.merge(other._sums)
         return self
 
     def finish(self) -> Any:
@@ -185,19 +196,8 @@ class BiasSums:
         ValueError
             If the label was in no chunk, or the proposal does not sum to 1 or misses classes.
         """
-        known = self._known
-        if self._pass == 0:
-            known = Known(_check_totals(self._sums))
-            return self._then(known) if trivial_bias(known.draws) else self._next(1, known)
-        if self._pass == 1:
-            return self._next(2, known._replace(ratios=self._sums.finish()))
-        atoms = [
-            sums.finish(known.draws, ratios)
-            for sums, ratios in zip(self._sums, known.both_ratios, strict=True)
-        ]
-        if len(atoms) > 1:
-            unscale_pairs(known.draws, atoms[1])
-        return self._then(known._replace(atoms=atoms))
+        known, following = self._sums.finish()
+        return self._then(known) if following is None else self._with(following, known)
 
 
 class Known(NamedTuple):
@@ -219,6 +219,96 @@ class Known(NamedTuple):
             return [self.ratios]
         none = ratios_of_chunk(self.draws, self.ratios)
         return [self.ratios, pair_with_label(self.draws, none)[1]]
+
+
+class _Sums(ABC):
+    """The sums of one pass of `BiasSums`, whose chunks are checked."""
+
+    stage: str
+
+    @abstractmethod
+    def __init__(self, known: Known) -> None: ...
+
+    @abstractmethod
+    def add(self, start: int, logits: FloatArray, q: FloatArray) -> None:
+        """Add the classes from number `start` on, of `logits` and `q` (k,)."""
+
+    @abstractmethod
+    def merge(self, other: Any) -> None:
+        """Add what another has summed."""
+
+    @abstractmethod
+    def finish(self) -> tuple[Known, type[_Sums] | None]:
+        """Return what is known now, and the sums that follow; None after the last ones."""
+
+
+class _Extremes(_Sums):
+    """The first pass: `Totals`."""
+
+    stage = "extremes"
+
+    def __init__(self, known: Known) -> None:
+        self.totals = known.totals.empty()
+
+    def add(self, start: int, logits: FloatArray, q: FloatArray) -> None:
+        self.totals.add(start, logits, q)
+
+    def merge(self, other: _Extremes) -> None:
+        self.totals.merge(other.totals)
+
+    def finish(self) -> tuple[Known, type[_Sums] | None]:
+        known = Known(_check_totals(self.totals))
+        return known, None if trivial_bias(known.draws) else _Deviations
+
+
+class _Deviations(_Sums):
+    """The second pass: `RatioStatistics`."""
+
+    stage = "deviations"
+
+    def __init__(self, known: Known) -> None:
+        self.known, self.statistics = known, RatioStatistics(known.draws)
+
+    def add(self, start: int, logits: FloatArray, q: FloatArray) -> None:
+        self.statistics.add(draws_of_chunk(self.known.totals, start, logits, q))
+
+    def merge(self, other: _Deviations) -> None:
+        self.statistics.merge(other.statistics)
+
+    def finish(self) -> tuple[Known, type[_Sums] | None]:
+        return self.known._replace(ratios=self.statistics.finish()), _Moments
+
+
+class _Moments(_Sums):
+    """The third pass: `PanelMoments` of the classes, and of pairs with the label, eq. (B12)."""
+
+    stage = "moments"
+
+    def __init__(self, known: Known) -> None:
+        self.known = known
+        self.moments = [PanelMoments(ratios) for ratios in known.both_ratios]
+
+    def add(self, start: int, logits: FloatArray, q: FloatArray) -> None:
+        draws = draws_of_chunk(self.known.totals, start, logits, q)
+        ratios = ratios_of_chunk(draws, self.known.ratios)
+        self.moments[0].add(draws, ratios)
+        if len(self.moments) > 1:
+            of_pairs, ratios_of_pairs = pair_with_label(draws, ratios)
+            self.moments[1].add(of_pairs, ratios_of_pairs)
+
+    def merge(self, other: _Moments) -> None:
+        for own, more in zip(self.moments, other.moments, strict=True):
+            own.merge(more)
+
+    def finish(self) -> tuple[Known, type[_Sums] | None]:
+        draws = self.known.draws
+        atoms = [
+            moments.finish(draws, ratios)
+            for moments, ratios in zip(self.moments, self.known.both_ratios, strict=True)
+        ]
+        if len(atoms) > 1:
+            unscale_pairs(draws, atoms[1])
+        return self.known._replace(atoms=atoms), None
 
 
 class ChunkBias:
@@ -433,9 +523,9 @@ def exact_bias_of_chunks(
 
 
 def run(sums: Any, chunks: Chunks, progress: bool = False) -> Any:
-    """Return the result of `sums` and the passes that follow on it, over `chunks`."""
+    """Return the result of the pass `sums` and those that follow on it, over `chunks`."""
     num: int | None = None
-    while hasattr(sums, "finish"):
+    while isinstance(sums, Pass):
         start = 0
         with progress_bar(progress, desc=sums.stage, unit=" classes", unit_scale=True) as bar:
             for logits, q in chunks():
