@@ -141,10 +141,12 @@ def bias(logits, label, q, m, scheme):
     if name == "jackknife":  # (B13)
         products = [(m, products[0][1]), (1 - m, [(q, r / (m - 1), m - 1)])]
     if scheme == "reject":  # of K draws that are kept, as many as not, (B10)
-        chances = [math.comb(m, k) * (1.0 - q_label) ** k * q_label ** (m - k) for k in range(m + 1)]
-        products = [(p, [(q, r / max(k, 1), k)]) for k, p in enumerate(chances) if p > 0.0]
-    if scheme == "poisson":  # each class j is in S with the chance q_j, for itself: (B26)
-        products = [(1.0, [(np.where(np.arange(len(e)) == j, q, 0.0), r, 1) for j in range(len(e))])]
+        probs = [math.comb(m, k) * (1.0 - q_label) ** k * q_label ** (m - k) for k in range(m + 1)]
+        products = [(p, [(q, r / max(k, 1), k)]) for k, p in enumerate(probs) if p > 0.0]
+    if scheme == "poisson":  # each class j is in S with probability q_j, independently: (B26)
+        products = [
+            (1.0, [(np.where(np.arange(len(e)) == j, q, 0.0), r, 1) for j in range(len(e))])
+        ]
     u = nodes(base + max(m * r.max(), r.sum()), base or r[q > 0.0].min())
     of_log, of_label, mean_p = mixture(products, base, u, STEP)
     mean_p[label] += of_label
