@@ -344,8 +344,8 @@ def example_bounds(draws: Draws) -> tuple[FloatArray, FloatArray]:
         with np.errstate(all="ignore"):
             ratios = make_ratios(draws)
             transform = make_transform(draws, ratios, make_atoms(draws, ratios), sums.rounding)
-    ends = ClassBounds(draws, sums, spread, transform).of(draws.label, columns)
-    return sum_to_zero(*ends, Ends().add(*ends), len(draws.q))
+    lower, upper = ClassBounds(draws, sums, spread, transform).of(draws.label, columns)
+    return sum_to_zero(lower, upper, Ends().add(lower, upper), len(draws.q))
 
 
 def _set_bounds(example: Example, inputs: Inputs) -> tuple[FloatArray, FloatArray]:
@@ -850,6 +850,12 @@ def make_transform(
     # an error in all ratios moves the log by v times the tilted mean, which is less than its size
     log = nodes.log_transform[good]
     off = 2.0 * rounding * np.abs(log) + _ROUNDING * lost[good]
-    ends = log - off, np.minimum(log + off, 0.0)
-    excesses = np.maximum(excess - error, 0.0), excess + error
-    return _Transform(v, *excesses, *ends, draws.mean, _STEP)
+    return _Transform(
+        v=v,
+        excess_low=np.maximum(excess - error, 0.0),
+        excess_high=excess + error,
+        log_low=log - off,
+        log_high=np.minimum(log + off, 0.0),
+        mean=draws.mean,
+        step=_STEP,
+    )

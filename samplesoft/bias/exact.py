@@ -255,7 +255,13 @@ def exact_bias(
         require_only_chunks(h=h, certain=certain, correction=correction, executor=executor)
         return ExactBias(*bias_of_dask(logits, labels, q, num_sampled, scheme))
     inputs = check_inputs(
-        *(logits, labels, q, num_sampled, scheme, h, certain),
+        logits,
+        labels,
+        q,
+        num_sampled,
+        scheme,
+        h,
+        certain,
         takes_certain=True,
         takes_missing=correction is not None,
         takes_distinct=True,

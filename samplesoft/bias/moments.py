@@ -158,7 +158,13 @@ def exact_gradient_moments(
         require_only_chunks(h=h, certain=certain)
         return _of_dask(logits, labels, q, num_sampled, class_embeddings, tau, scheme)
     inputs = check_inputs(
-        *(logits, labels, q, num_sampled, scheme, h, certain),
+        logits,
+        labels,
+        q,
+        num_sampled,
+        scheme,
+        h,
+        certain,
         takes_certain=True,
         require=_require_no_jackknife,
     )
@@ -539,7 +545,8 @@ class _Means(Pass):
         """Add the classes from number `start` on."""
         if np.size(logits):
             totals = self.known.totals
-            draws = draws_of_chunk(totals, start, *check_chunk(start, logits, q, totals))
+            o, proposal = check_chunk(start, logits, q, totals)
+            draws = draws_of_chunk(totals, start, o, proposal)
             other, bias = self.empty(), self.bias.bias_of_draws(draws)
             c = as_real_array("class_embeddings", vectors, (2,))
             heaviest = int(draws.probs.argmax())
@@ -619,14 +626,13 @@ class _NodeSums(Pass):
         """Add the classes from number `start` on."""
         if np.size(logits):
             totals = self.draws.totals
-            draws = draws_of_chunk(totals, start, *check_chunk(start, logits, q, totals))
+            o, proposal = check_chunk(start, logits, q, totals)
+            draws = draws_of_chunk(totals, start, o, proposal)
             ratios = ratios_of_chunk(draws, self.means.known.ratios)
             centred = self.centred(np.asarray(vectors, float))
             norms = np.sqrt(squared_norms(centred))
-            half, reach = (
-                0.5 * self.log_first[:, None],
-                np.column_stack([norms, np.ones(len(norms))]),
-            )
+            half = 0.5 * self.log_first[:, None]
+            reach = np.column_stack([norms, np.ones(len(norms))])
             with np.errstate(under="ignore", over="ignore"):
                 terms = partial(_class_terms, draws, ratios, self.nodes, half)
                 change, sizes, square = _add_up_classes(terms, len(half), centred, reach)

@@ -152,19 +152,23 @@ def _simulate_rows(
 ) -> list[tuple[Any, ...]]:
     """Return what there is of each of some examples, the first of which has a number in `task`."""
     inputs, first = task
-    how = inputs.num_sampled, inputs.scheme, num_trials
+    m, scheme = inputs.num_sampled, inputs.scheme
     rows: list[tuple[Any, ...]] = []
     for i, row in enumerate(inputs.rows(), first):
         # a compiled function returns a plain int, which would not be taken for a uint64 again
         example_key = np.uint64(mix64(key, np.uint64(i)))
         if not len(inputs.certain):
-            rows.append(simulate(*row, *how, example_key, executor=executor)[:4])
+            found = simulate(*row, m, scheme, num_trials, example_key, executor=executor)
+            rows.append(found[:4])
             continue
         merged = merge_certain_into_label(*row, inputs.certain)
-        bias, stderr, *loss = np.zeros(1), np.zeros(1), 0.0, 0.0  # if nothing is left to draw
-        if len(merged.rest):
-            bias, stderr, *loss = simulate(*merged[:3], *how, example_key, executor=executor)[:4]
-        rows.append((merged.spread(bias), merged.spread(stderr), *loss))
+        bias, stderr, loss_bias, loss_stderr = np.zeros(1), np.zeros(1), 0.0, 0.0
+        if len(merged.rest):  # else nothing is left to draw
+            example = merged.logits, merged.label, merged.q
+            bias, stderr, loss_bias, loss_stderr = simulate(
+                *example, m, scheme, num_trials, example_key, executor=executor
+            )[:4]
+        rows.append((merged.spread(bias), merged.spread(stderr), loss_bias, loss_stderr))
     return rows
 
 

@@ -253,8 +253,10 @@ def make_included(
     at_reference = float(logits[reference]), float(pi[reference]), float(log_w[reference])
 
     def work(part: slice) -> None:
-        columns = logits[part], log_w[part], pi[part], pi[part], pi[part]
-        relative_ratios(*columns, at_reference, contrast[part])
+        of_part = pi[part]  # probability of a draw and, for sums that are not used, p
+        relative_ratios(
+            logits[part], log_w[part], of_part, of_part, of_part, at_reference, contrast[part]
+        )
 
     thread_each(work, chunks(len(pi), CLASS_CHUNK))
     return Included(log_w, pi, decay, contrast, float(log_w[reference]), float(pi[reference]))

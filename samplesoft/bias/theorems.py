@@ -331,8 +331,9 @@ def _bounds_of(inputs: Inputs, jacobian: ArrayLike, corrected: bool = False) -> 
     bound = np.broadcast_to(largest, terms.negative_probs.shape[:-1]).copy()[()]
     small, excess = scaled_to_avoid_overflow(jac)
     g = ldexp_or_inf(contract(terms.negative_probs, small), excess)
-    ends = terms.corrected_bounds if corrected else terms.bounds
-    return Theorem1Bounds(*ends(g, bound, inputs.num_sampled), g, bound, terms)
+    bounds = terms.corrected_bounds if corrected else terms.bounds
+    lower, upper = bounds(g, bound, inputs.num_sampled)
+    return Theorem1Bounds(lower, upper, g, bound, terms)
 
 
 def _near_one(

@@ -176,7 +176,8 @@ class Integral:
             for weights in every:
                 flows = _flows(draws, self.ratios, self.atoms, nodes, weights)
                 if self.pairs is not None:
-                    of_pairs = _flows(*self.pairs, nodes, weights)
+                    pairs = self.pairs
+                    of_pairs = _flows(pairs.draws, pairs.ratios, pairs.atoms, nodes, weights)
                     flows = of_pairs.with_total_of(flows, draws.other_mass)
                 yield flows
 
@@ -276,9 +277,9 @@ def pair_with_label(draws: Draws, ratios: Ratios) -> tuple[Draws, Ratios]:
     of class j is r_j + r_t, while the total that it is compared with keeps r_j.
     """
     log_r_label = draws.log_r_label
-    distance, (o_ref, q_ref, log_ref) = log_r_label - ratios.log_ref, ratios.reference
-    of_label = draws.totals.label_logit, o_ref, draws.totals.label_q, q_ref
-    above_label = deviation(distance, *of_label)
+    o_ref, q_ref, log_ref = ratios.reference
+    distance = log_r_label - log_ref
+    above_label = deviation(distance, draws.totals.label_logit, o_ref, draws.totals.label_q, q_ref)
     ratio_label = math.exp(min(distance, LARGEST_EXPONENT))
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         ratio = np.exp(np.minimum(ratios.log_r - log_ref, LARGEST_EXPONENT))

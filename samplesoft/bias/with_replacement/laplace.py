@@ -92,7 +92,19 @@ def node_sums(
     plain, moments = np.zeros((4, len(x))), np.zeros((7, len(x)))
     workspace, block = np.empty((24, len(points.q) + 1)), np.empty((9, _BLOCK))
     sums_at_nodes(x, points, log_above_least, plain, moments if tilted else None, workspace, block)
-    return NodeSums(*plain[:2], *moments[:3], *plain[2:], *moments[3:])
+    return NodeSums(
+        transform=plain[0],
+        drop=plain[1],
+        first=moments[0],
+        second=moments[1],
+        third=moments[2],
+        above=plain[2],
+        excess=plain[3],
+        tangent=moments[3],
+        bend=moments[4],
+        square=moments[5],
+        cube=moments[6],
+    )
 
 
 def atom_integrals(
@@ -109,10 +121,17 @@ def atom_integrals(
     r0), v (R - mean) and v**2 variance, of r tilted by exp(-v r), and the sizes of the last two;
     None where c1 = c2 = 0, as of all schemes but the jackknife. `log_d_ref` is log (R - r0).
     """
-    integrals, reference = np.zeros((3, len(points.q))), np.array([log_d_ref])
-    rooms = np.empty((12, len(x) + 1)), np.empty((6, len(points.q))), np.empty((3, _BLOCK))
-    _add_atom_integrals(x, coefficients, tilted, points, reference, integrals, *rooms)
-    return Integrals(*integrals)
+    num = len(points.q)
+    integrals, reference = np.zeros((3, num)), np.array([log_d_ref])
+    of_nodes, of_atoms, block = (
+        np.empty((12, len(x) + 1)),
+        np.empty((6, num)),
+        np.empty((3, _BLOCK)),
+    )
+    _add_atom_integrals(
+        x, coefficients, tilted, points, reference, integrals, of_nodes, of_atoms, block
+    )
+    return Integrals(full=integrals[0], half=integrals[1], size=integrals[2])
 
 
 # --- sums over atoms --------------------------------------------------------------------------

@@ -85,18 +85,18 @@ def stratified_bias(
     [ 0.075  0.203 -0.207  0.007 -0.078] -0.783
     """
     missing = correction is not None
-    inputs = check_inputs(
-        *(logits, labels, q, 1, scheme), takes_missing=missing, require=_require_sum
-    )
-    facts = inputs.scheme
+    inputs = check_inputs(logits, labels, q, 1, scheme, takes_missing=missing, require=_require_sum)
     require_digits(inputs)
-    places, counts = _check_strata(strata, num_sampled, inputs)
-    _require_divisors(places, counts, inputs, missing)
+    stratum_ids, counts = _check_strata(strata, num_sampled, inputs)
+    _require_divisors(stratum_ids, counts, inputs, missing)
     rows: Iterable[FloatArray | None] = repeat(None, len(inputs.logits))
     if correction is not None:
         rows = np.broadcast_to(check_correction(correction, inputs), inputs.logits.shape)
     pairs = zip(inputs.rows(), rows, strict=True)
-    found = (strata_bias(row, (counts, places), facts, divisors) for row, divisors in pairs)
+    found = (
+        strata_bias(example, (counts, stratum_ids), inputs.scheme, divisors)
+        for example, divisors in pairs
+    )
     return ExactBias(*inputs.columns(found))
 
 
