@@ -16,13 +16,10 @@ from samplesoft._jit import njit, num_threads, thread_each
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray, IntArray, as_choice
 from samplesoft.bias.inputs import check_inputs
-from samplesoft.bias.moments import (
-    GradientMoments,
-    integrate,
-    moments_by,
-    nodes_of_draws,
-    squared_norms,
-)
+from samplesoft.bias.moments import GradientMoments
+from samplesoft.bias.moments.draws import nodes_of_draws
+from samplesoft.bias.moments.gradient import moments_by
+from samplesoft.bias.moments.squares import integrate, squared_norms
 from samplesoft.bias.with_replacement.atoms import Atoms, class_moments
 from samplesoft.bias.with_replacement.draws import Draws
 from samplesoft.bias.with_replacement.laplace import _decay_ratio, tangent

@@ -17,9 +17,11 @@ from numpy.typing import ArrayLike
 
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
-from samplesoft.bias.bounds import require_bounds
+from samplesoft.bias.bounds.finite import require_bounds
 from samplesoft.bias.inputs import check_inputs
-from samplesoft.bias.moments import centre, check_vectors, numerator_moments
+from samplesoft.bias.moments.draws import numerator_moments
+from samplesoft.bias.moments.gradient import check_vectors
+from samplesoft.bias.moments.squares import centre
 from samplesoft.bias.with_replacement.atoms import make_atoms
 from samplesoft.bias.with_replacement.draws import Draws, make_draws
 from samplesoft.bias.with_replacement.nodes import compute_decay_rates, evaluate_nodes

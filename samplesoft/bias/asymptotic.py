@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
-from samplesoft.bias.bounds import require_bounds
+from samplesoft.bias.bounds.finite import require_bounds
 from samplesoft.bias.inputs import Inputs, check_inputs
 from samplesoft.bias.negatives import Negatives, make_negatives
 from samplesoft.bias.with_replacement.draws import make_draws

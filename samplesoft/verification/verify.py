@@ -16,10 +16,11 @@ from samplesoft._progress import progress_bar
 from samplesoft._random import as_key, mix64
 from samplesoft._validation import FloatArray, require_mapping
 from samplesoft.bias.asymptotic import self_normalized_terms_of
-from samplesoft.bias.bounds import finite_sample_bounds_of, least_num_sampled
+from samplesoft.bias.bounds.finite import finite_sample_bounds_of
+from samplesoft.bias.bounds.num_sampled import least_num_sampled
 from samplesoft.bias.exact import ExactBias, exact_bias_of, lost_digits
 from samplesoft.bias.inputs import Inputs
-from samplesoft.bias.moments import exact_gradient_moments_of
+from samplesoft.bias.moments.gradient import exact_gradient_moments_of
 from samplesoft.bias.with_replacement.integral import with_replacement_bias
 from samplesoft.schemes import Scheme
 from samplesoft.verification.bounds import (

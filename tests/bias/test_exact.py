@@ -9,7 +9,7 @@ from oracles import naive
 
 from samplesoft import asymptotic_bias, exact_bias, finite_sample_bounds
 from samplesoft.bias.asymptotic import asymptotic_bias_of
-from samplesoft.bias.bounds import finite_sample_bounds_of
+from samplesoft.bias.bounds.finite import finite_sample_bounds_of
 from samplesoft.bias.exact import exact_bias_of
 from samplesoft.bias.inputs import check_inputs
 from samplesoft.bias.theorems import theorem1_bounds

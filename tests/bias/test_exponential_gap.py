@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mpmath import mp, mpf
 
 from samplesoft import exact_bias, finite_sample_bounds
-from samplesoft.bias import bounds
+from samplesoft.bias.bounds import finite, gaps
 
 
 def trapezoid(points, chances, step, shift):
@@ -38,7 +38,7 @@ def trapezoid(points, chances, step, shift):
 def test_the_error_of_the_rule_is_bounded_for_every_law(logs, powers, step, shift):
     chances = 10.0 ** np.array(powers[: len(logs)])
     gap, error = trapezoid(np.exp(logs), chances, step, shift)
-    assert abs(error) <= bounds.trapezoid_error(step) * gap * (1.0 + 1e-9) + 1e-25
+    assert abs(error) <= gaps.trapezoid_error(step) * gap * (1.0 + 1e-9) + 1e-25
 
 
 def test_the_bound_on_the_error_is_not_idle():
@@ -46,7 +46,7 @@ def test_the_bound_on_the_error_is_not_idle():
     worst = 0.0
     for shift in np.arange(0.0, 1.0, 0.1):
         gap, error = trapezoid([1.0, 3.0], [0.5, 0.5], 1.5, shift)
-        worst = max(worst, abs(error) / gap / bounds.trapezoid_error(1.5))
+        worst = max(worst, abs(error) / gap / gaps.trapezoid_error(1.5))
     assert 0.01 < worst <= 1.0
 
 
@@ -89,7 +89,7 @@ def test_are_close_with_long_tails(scheme):
 def test_without_a_part_of_what_is_left_out_they_fail(part, monkeypatch):
     """Few nodes and a coarse step: a label of hardly any mass, a step of 1, a late first node."""
     outside, inside = 0, 0
-    whole, left_out = bounds.make_transform, getattr(bounds, part)
+    whole, left_out = gaps.make_transform, getattr(gaps, part)
 
     def twin(*args):
         transform = whole(*args)
@@ -110,8 +110,8 @@ def test_without_a_part_of_what_is_left_out_they_fail(part, monkeypatch):
     def none(*args):
         return 0.0 if wrong else left_out(*args)
 
-    monkeypatch.setattr(bounds, "make_transform", twin)
-    monkeypatch.setattr(bounds, part, none)
+    monkeypatch.setattr(finite, "make_transform", twin)
+    monkeypatch.setattr(gaps, part, none)
     for seed in range(20):
         rng = np.random.default_rng(seed)
         logits, q = 2.0 * rng.normal(size=6), rng.dirichlet(np.ones(6))

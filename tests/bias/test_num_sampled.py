@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samplesoft import exact_bias, finite_sample_bounds, num_sampled_for
-from samplesoft.bias.bounds import least_num_sampled
+from samplesoft.bias.bounds.num_sampled import least_num_sampled
 
 CASES = settings(max_examples=40, deadline=None)
 LOGITS, Q = np.array([0.5, -1.0, 2.0, 0.0]), np.array([0.4, 0.3, 0.2, 0.1])

@@ -10,6 +10,7 @@ import pytest
 import samplesoft
 from samplesoft import exact_bias, exact_gradient_moments
 from samplesoft.bias import bounds, tries_bias
+from samplesoft.bias.bounds import gaps
 from samplesoft.bias.with_replacement import laplace
 from samplesoft.bias.without_replacement import sets, successive
 from samplesoft.kernels import rows, weights
@@ -76,7 +77,7 @@ def kernels(n):
         "total": (laplace._total, [x[0]]),
         "decays": (lambda a, b, c, d, e, f: laplace._sum_decays((a, b, c), d, e, f), list(x)),
         "moments": (laplace._sum_moments, list(x[:3])),
-        "exponentials": (bounds._exponential_sums, [few, *x[1:4], np.zeros((2, 9))]),
+        "exponentials": (gaps._exponential_sums, [few, *x[1:4], np.zeros((2, 9))]),
         "sets": (
             lambda a, p, e, w, v, m, o: sets._means(a, p, e, w, True, v, m, o),
             [*sets_of, np.zeros(2, complex), np.zeros((2, 9), complex)],

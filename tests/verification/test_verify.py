@@ -13,7 +13,7 @@ import pytest
 
 import samplesoft
 from samplesoft._report import Table
-from samplesoft.bias.bounds import finite_sample_bounds_of
+from samplesoft.bias.bounds.finite import finite_sample_bounds_of
 from samplesoft.bias.exact import exact_bias_of
 from samplesoft.bias.inputs import check_inputs
 from samplesoft.bias.theorems import theorem1_bounds, theorem1_terms_of

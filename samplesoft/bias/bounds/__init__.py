@@ -1,0 +1,15 @@
+"""Bounds on the bias that hold for every number of draws, and how many draws a bias needs.
+
+Section 14 of ``samplesoft/bias/README.md`` proves the bounds. Read in this order:
+
+- `finite`: the public function, and the bounds of one example.
+- `classes`: the bounds of any class, before they are cut to sum to 0.
+- `gaps`: how far the mean of 1/S lies above 1 over the mean of S.
+- `num_sampled`: the search for a number of draws.
+- `chunks`: classes in chunks, section 23.
+"""
+
+from samplesoft.bias.bounds.finite import FiniteSampleBounds as FiniteSampleBounds
+from samplesoft.bias.bounds.finite import finite_sample_bounds as finite_sample_bounds
+from samplesoft.bias.bounds.num_sampled import NumSampled as NumSampled
+from samplesoft.bias.bounds.num_sampled import num_sampled_for as num_sampled_for

@@ -1,0 +1,107 @@
+"""Bounds on the bias of any class of one example, and sums over classes that they need."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from samplesoft._validation import FloatArray
+from samplesoft.bias.bounds.gaps import Gaps, Spread, TransformBounds, log_part
+from samplesoft.bias.negatives import NegativeSums
+from samplesoft.bias.numerics.summation import EPS, Sum
+from samplesoft.bias.with_replacement.draws import Draws
+
+TINY = float(np.finfo(np.float64).tiny)
+_WIDEN = 8.0  # how many rounded logs a bound multiplies, at most
+_UNKNOWN = 1e-3  # logits that differ by 1e12 and more: their difference is not known
+
+
+def trivial_ends(sums: NegativeSums, num: int) -> tuple[FloatArray, FloatArray] | None:
+    """Return the bounds (num,) where the bias is 0, or where nothing is known; else None."""
+    if sums.num - 1 + (sums.q_masked > 0.0) == 1:
+        return np.zeros(num), np.zeros(num)
+    return (np.full(num, -1.0), np.ones(num)) if sums.rounding > _UNKNOWN else None
+
+
+class ClassBounds:
+    """The bounds on the bias of any class of one example, before they are cut to sum to 0."""
+
+    def __init__(
+        self, draws: Draws, sums: NegativeSums, spread: Spread, transform: TransformBounds | None
+    ) -> None:
+        self._m, self._sums, self._slack = draws.num_draws, sums, _WIDEN * sums.rounding
+        self._gaps = Gaps(draws, sums, spread, self._slack, transform)
+        with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):
+            self._at_label = self._gaps.logs(self._m, np.array([sums.log_a]), np.zeros(1))
+
+    def of(self, label: int | None, columns: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return bounds (k,) of negatives of `columns` (4, k), with the label's at its place."""
+        m, slack, sums = self._m, self._slack, self._sums
+        log_a, log_zt, log_m = sums.log_a, sums.log_zt, math.log(m)
+        log_p, _, log_ratio, log_deviation = columns
+        with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):
+            # the label and one draw of class j
+            log_own = np.logaddexp(log_a, log_zt + log_ratio - log_m)
+            log_mu = np.logaddexp(log_own, log_zt + log_part(m - 1, m))
+            common = log_p + log_zt - log_m - log_mu
+            first = -np.sign(log_ratio) * np.exp(common + log_deviation)
+            size = np.exp(common + np.logaddexp(log_ratio, 0.0))
+            at_others = self._gaps.logs(m - 1, log_own, log_mu)
+            ends = []
+            for sign, label_gap, gap in zip((-1.0, 1.0), self._at_label, at_others, strict=True):
+                widen = 1.0 + sign * slack
+                of_label = float(np.exp(log_a + label_gap[0])) * widen + sign * TINY
+                second = np.exp(log_p + gap)
+                end = first + sign * (slack * size + TINY) + second * widen
+                ends.append((of_label, end))
+            floor = np.append(-np.exp(log_p) * (1.0 + slack) - TINY, 0.0)
+            of_label = float(np.exp(log_zt)) * (1.0 + slack) + TINY
+            ceiling = np.append(slack - np.expm1(log_p), of_label)
+        lower = np.maximum(np.append(ends[0][1], ends[0][0]), floor)
+        upper = np.minimum(np.append(ends[1][1], ends[1][0]), ceiling)
+        if label is None:
+            return lower[:-1], upper[:-1]
+        order = np.insert(np.arange(len(log_p)), label, len(log_p))
+        return lower[order], upper[order]
+
+
+class Ends:
+    """What the bounds of all classes add up to: sums that merge."""
+
+    def __init__(self) -> None:
+        self.totals = Sum((3,))  # of lower ends, of upper ones, and of the larger size of either
+
+    def add(self, lower: FloatArray, upper: FloatArray) -> Ends:
+        """Add the bounds (k,) of some classes."""
+        sizes = np.maximum(-lower, upper)
+        self.totals.add(np.array([lower.sum(), upper.sum(), sizes.sum()]))
+        return self
+
+    def merge(self, other: Ends) -> Ends:
+        """Add what another has summed."""
+        self.totals.merge(other.totals)
+        return self
+
+
+def negative_sums(draws: Draws) -> NegativeSums:
+    """Return what the sums over all classes say of the negatives."""
+    totals, masked = draws.totals, not draws.scheme.excludes_label
+    q_masked = totals.label_q if masked else 0.0
+    mass = float(totals.q_others.value) + q_masked
+    with np.errstate(all="ignore"):
+        delta = float(np.clip(totals.label_logit - totals.top, -1e300, 1e300))
+    reach = math.log(mass) + totals.top - totals.least_product
+    return NegativeSums(totals.num, totals.top, totals.exps, mass, delta, q_masked, reach)
+
+
+def sum_to_zero(
+    lower: FloatArray, upper: FloatArray, every: Ends, n: int
+) -> tuple[FloatArray, FloatArray]:
+    """Cut each interval to what the others leave to it, for the biases sum to 0.
+
+    `every` has the sums over all n classes.
+    """
+    low, high, size = every.totals.value.tolist()
+    rounding = EPS * (n + 8) * size
+    return np.maximum(lower, upper - high - rounding), np.minimum(upper, lower - low + rounding)

@@ -1,0 +1,227 @@
+"""Second moments of classes in chunks: two more passes, over the classes and their vectors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from samplesoft._temperature import require_squares
+from samplesoft._validation import FloatArray, as_positive, as_real_array
+from samplesoft.bias.chunks.dask import rows_of_dask
+from samplesoft.bias.chunks.passes import BiasSums, ChunkBias, Known, Pass, check_chunk
+from samplesoft.bias.moments.draws import (
+    require_no_jackknife,
+    square_terms,
+    square_weights,
+    term_unit,
+    terms_of_classes,
+    with_label,
+)
+from samplesoft.bias.moments.squares import (
+    add_up_classes,
+    integrate,
+    square_with_error,
+    squared_norms,
+)
+from samplesoft.bias.numerics.quadrature import (
+    STEP,
+)
+from samplesoft.bias.numerics.summation import EPS, Sum
+from samplesoft.bias.with_replacement.draws import Draws, draws_of_chunk
+from samplesoft.bias.with_replacement.nodes import Nodes, lost_nodes, make_nodes
+from samplesoft.bias.with_replacement.ratios import ratios_of_chunk
+
+_MATTERS = -45.0  # of log weights, above which a node adds digits
+
+
+# Classes in chunks
+
+
+def moments_of_dask(
+    logits: Any,
+    labels: Any,
+    q: Any,
+    num_sampled: int,
+    class_embeddings: Any,
+    tau: float,
+    scheme: str,
+) -> Iterable[Any]:
+    """Return the columns of `GradientMoments`, of Dask arrays."""
+    da: Any = import_module("dask.array")
+    vectors, scale = da.asarray(class_embeddings, dtype=float), as_positive("tau", tau)
+    require_squares(np.ones(1), scale)
+    if vectors.ndim != 2 or len(vectors) != logits.shape[-1]:
+        raise ValueError(
+            f"`class_embeddings` must have one row for each of the {logits.shape[-1]} classes of "
+            f"`logits`, got shape {vectors.shape}."
+        )
+
+    def make(label: int) -> BiasSums:
+        sums = BiasSums(num_sampled, label, scheme)
+        require_no_jackknife(sums.scheme)
+        return sums.then(_Means)
+
+    _, rows = rows_of_dask(logits, labels, q, make, ChunkBias.both, vectors)
+    columns = [scale * scale * np.array(column) for column in zip(*rows, strict=True)]
+    if logits.ndim == 1:
+        return [float(column[0]) for column in columns]
+    return columns
+
+
+class _Means(Pass):
+    """The fourth sums of classes in chunks: means of their vectors by p, and by the bias."""
+
+    takes_vectors, stage = True, "means"
+
+    def __init__(self, known: Known) -> None:
+        self.known, self.bias = known, ChunkBias(known)
+        self.heaviest, self.origin = -math.inf, np.zeros(0)  # a class that vectors start from
+        self.own = np.zeros(0)  # the label's vector
+        self.reach = 0.0  # no vector is farther from the origin
+        self.weights, self.sums = Sum((3,)), Sum()  # of p, the bias and its size; of vectors (2, d)
+
+    def empty(self) -> _Means:
+        """Return the same pass without any classes."""
+        return _Means(self.known)
+
+    def add(self, start: int, logits: Any, q: Any, vectors: Any) -> _Means:
+        """Add the classes from number `start` on."""
+        if np.size(logits):
+            totals = self.known.totals
+            o, proposal = check_chunk(start, logits, q, totals)
+            draws = draws_of_chunk(totals, start, o, proposal)
+            other, bias = self.empty(), self.bias.bias_of_draws(draws)
+            c = as_real_array("class_embeddings", vectors, (2,))
+            heaviest = int(draws.probs.argmax())
+            other.heaviest, other.origin = float(draws.log_probs[heaviest]), c[heaviest]
+            apart, rows = c - other.origin, np.stack([draws.probs, bias])
+            other.sums = Sum.of(rows @ apart)
+            other.weights = Sum.of(np.append(rows.sum(axis=1), np.abs(bias).sum()))
+            other.reach = float(np.sqrt(squared_norms(apart).max()))
+            if draws.label is not None:
+                other.own = c[draws.label]
+            self.merge(other)
+        return self
+
+    def merge(self, other: _Means) -> _Means:
+        """Add what another has summed in the same pass."""
+        if not len(other.origin):
+            return self
+        if not len(self.origin):
+            vars(self).update(vars(other))
+            return self
+        heavier = max(self, other, key=lambda one: one.heaviest)
+        total, reach = Sum(self.sums.value.shape), 0.0
+        for one in (self, other):
+            away = one.origin - heavier.origin
+            total.merge(one.sums)
+            total.add(np.outer(one.weights.value[:2], away))
+            reach = max(reach, one.reach + float(np.sqrt(away @ away)))
+        self.weights = self.weights.times(1.0)
+        self.weights.merge(other.weights)
+        self.own = self.own if len(self.own) else other.own
+        self.sums, self.reach = total, reach
+        self.origin, self.heaviest = heavier.origin, heavier.heaviest
+        return self
+
+    def finish(self) -> Any:
+        """Return the last pass, or the moments where p' is the same in every outcome."""
+        totals, scheme = self.known.totals, self.known.totals.scheme
+        outcomes = totals.num - (not scheme.draws_label)
+        outcomes += bool(scheme.random_count and totals.label_q > 0.0)
+        if self.known.ratios is None or outcomes <= 1:
+            return self.moments(0.0, 0.0)
+        return _NodeSums(self)
+
+    def moments(self, mse: float, rounding: float) -> tuple[float, float, float, float]:
+        """Return the moments for tau = 1, of E|sum_i p'_i c_i|**2 and its error."""
+        size = float(self.weights.value[2])
+        off = (self.bias.error + EPS * (self.known.totals.num + 8) * size) * self.reach
+        squared_bias, error = square_with_error(self.sums.value[1], off)
+        mse = max(mse, squared_bias)
+        return squared_bias, mse - squared_bias, mse, error + rounding + 4.0 * EPS * mse
+
+
+class _NodeSums(Pass):
+    """The fifth sums of classes in chunks: what they give to a vector at each node."""
+
+    takes_vectors, stage = True, "nodes"
+
+    def __init__(self, means: _Means) -> None:
+        self.means, self.draws = means, means.known.draws
+        with np.errstate(under="ignore", over="ignore"):
+            self.nodes = make_nodes(self.draws, means.known.ratios, means.known.atoms[0], STEP)
+        self.log_first, self.ratio = square_weights(self.draws, self.nodes)
+        _require_digits(self.draws, self.nodes, self.log_first)
+        num = len(self.nodes.x)
+        self.change, self.scalars, self.norm = Sum((num, 1)), Sum((3, num)), Sum()
+
+    def empty(self) -> _NodeSums:
+        """Return the same pass without any classes."""
+        return _NodeSums(self.means)
+
+    def centred(self, vectors: FloatArray) -> FloatArray:
+        """Return vectors (k, d) less the mean of all under the softmax."""
+        centred: FloatArray = vectors - self.means.origin - self.means.sums.value[0]
+        return centred
+
+    def add(self, start: int, logits: Any, q: Any, vectors: Any) -> _NodeSums:
+        """Add the classes from number `start` on."""
+        if np.size(logits):
+            totals = self.draws.totals
+            o, proposal = check_chunk(start, logits, q, totals)
+            draws = draws_of_chunk(totals, start, o, proposal)
+            ratios = ratios_of_chunk(draws, self.means.known.ratios)
+            centred = self.centred(np.asarray(vectors, float))
+            norms = np.sqrt(squared_norms(centred))
+            half = 0.5 * self.log_first[:, None]
+            reach = np.column_stack([norms, np.ones(len(norms))])
+            with np.errstate(under="ignore", over="ignore"):
+                terms = partial(terms_of_classes, draws, ratios, self.nodes, half)
+                change, sizes, square = add_up_classes(terms, len(half), centred, reach)
+            self.change.add(change)
+            self.scalars.add(np.stack([*sizes.T, square]))
+            self.norm.add(float((draws.probs * norms).sum()))
+        return self
+
+    def merge(self, other: _NodeSums) -> _NodeSums:
+        """Add what another has summed in the same pass."""
+        self.change.merge(other.change)
+        self.scalars.merge(other.scalars)
+        self.norm.merge(other.norm)
+        return self
+
+    def finish(self) -> tuple[float, float, float, float]:
+        """Return the moments."""
+        draws, own, norm = self.draws, self.centred(self.means.own[None])[0], float(self.norm.value)
+        sizes, weights, square = self.scalars.value
+        sums = self.change.value, sizes + norm * weights, square
+        own_norm = float(np.sqrt(own @ own))
+        with np.errstate(under="ignore", over="ignore"):
+            half = 0.5 * self.log_first
+            numerator = with_label(draws, self.nodes, half, own, own_norm + norm, sums)
+            terms = square_terms(term_unit(draws), self.log_first, self.ratio, numerator)
+            mse, error = integrate(self.nodes.dx, *terms)
+        none_left = 0.0
+        if draws.scheme.divides_by_kept:
+            none_left = draws.label_draw**draws.num_draws * own_norm**2
+        return self.means.moments(mse + none_left, error + 4.0 * EPS * none_left)
+
+
+def _require_digits(draws: Draws, nodes: Nodes, log_first: FloatArray) -> None:
+    """Raise ValueError where nodes matter at which panels leave no digits of the transform."""
+    lost = lost_nodes(nodes.x, nodes.log_transform)
+    # the noise is divided by T, twice where few draws may be left of many
+    times = 1.0 + draws.scheme.divides_by_kept
+    weights = (log_first - times * nodes.log_transform)[lost] - log_first.max()
+    if (weights > _MATTERS).any():
+        raise ValueError(
+            f"`num_sampled` must be larger for classes in chunks, as a rule at least 10, got "
+            f"{draws.num_draws} with scheme={draws.scheme.name!r}; compute the arrays first if "
+            "they fit into memory."
+        )

@@ -1,0 +1,213 @@
+"""Second moments of draws with replacement: section 9 of ``samplesoft/bias/README.md``."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from samplesoft._limits import LARGEST_EXPONENT
+from samplesoft._validation import FloatArray
+from samplesoft.bias.moments.squares import (
+    add_up_classes,
+    integrate,
+    reach_of,
+    square_and_error,
+    squared_norms,
+)
+from samplesoft.bias.numerics.quadrature import (
+    STEP,
+    rounding_at,
+)
+from samplesoft.bias.numerics.summation import EPS
+from samplesoft.bias.with_replacement.atoms import Atoms, make_atoms
+from samplesoft.bias.with_replacement.draws import Draws
+from samplesoft.bias.with_replacement.node_weights import log_kept
+from samplesoft.bias.with_replacement.nodes import Nodes, make_nodes
+from samplesoft.bias.with_replacement.ratios import Ratios, make_ratios
+from samplesoft.schemes import Scheme
+
+_MOST_EXPONENT = 1e4  # what falls by more is 0
+
+
+def require_no_jackknife(scheme: Scheme) -> None:
+    """Raise ValueError for a jackknife."""
+    if scheme.jackknife:
+        raise ValueError(
+            f"`scheme` must be one without the jackknife, got {scheme.name!r}; the module "
+            "figures/jackknife_moments.py of the repository has its moments."
+        )
+
+
+# Independent draws
+
+
+class DrawNodes(NamedTuple):
+    """The distribution of one draw at the nodes, and the relative error of a term."""
+
+    ratios: Ratios
+    atoms: Atoms
+    nodes: Nodes
+    unit: float
+
+
+def nodes_of_draws(draws: Draws) -> DrawNodes | None:
+    """Evaluate the distribution of one draw; None where p' is the same in every outcome."""
+    scheme = draws.scheme
+    num_outcomes = np.count_nonzero(draws.drawn) + (scheme.random_count and draws.label_draw > 0.0)
+    if num_outcomes <= 1 or (draws.other_mass == 0.0 and not scheme.draws_label):
+        return None
+    ratios = make_ratios(draws)
+    atoms = make_atoms(draws, ratios)
+    with np.errstate(under="ignore", over="ignore"):
+        nodes = make_nodes(draws, ratios, atoms, STEP)
+    return DrawNodes(ratios, atoms, nodes, term_unit(draws))
+
+
+def term_unit(draws: Draws) -> float:
+    """Return the relative error of a term."""
+    return rounding_at(max(draws.largest_product, draws.largest_base_log))
+
+
+def draws_square(draws: Draws, centred: FloatArray) -> tuple[float, float]:
+    """Return E|sum_i p'_i c_i|**2 and its error, or 0 where that is the square of the bias."""
+    at = nodes_of_draws(draws)
+    if at is None:
+        return 0.0, 0.0
+    with np.errstate(under="ignore", over="ignore"):
+        mse, error = integrate(at.nodes.dx, *_terms(draws, at, centred))
+    if draws.scheme.divides_by_kept:  # no draw may be left: then p' is 1 on the label
+        none_left = draws.label_draw**draws.num_draws * float(
+            squared_norms(centred[[draws.totals.label]])[0]
+        )
+        return mse + none_left, error + 4.0 * EPS * none_left
+    return mse, error
+
+
+def _terms(draws: Draws, at: DrawNodes, centred: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return the integrand of E|sum_i p'_i c_i|**2 for class vectors (n, d) of mean 0 under p.
+
+    With A = B c_t + sum_k e_k psi_k c_k, it is (B28),
+    v E[theta**K (K**2 |A|**2 + K (sum_k e_k r_k psi_k |c_k|**2 - |sum_k e_k psi_k c_k|**2))],
+    where K is the number of draws that S is divided by: m, or for some schemes a random one. With
+    it come bounds on its rounding.
+    """
+    log_first, ratio = square_weights(draws, at.nodes)
+    numerator = numerator_moments(draws, at.ratios, at.nodes, centred, 0.5 * log_first)
+    return square_terms(at.unit, log_first, ratio, numerator)
+
+
+def square_weights(draws: Draws, nodes: Nodes) -> tuple[FloatArray, FloatArray]:
+    """Return log E[K theta**K] at the nodes, and E[K**2 theta**K] over it, both (K,)."""
+    v_base = np.exp(np.minimum(nodes.x + draws.log_base, LARGEST_EXPONENT))
+    return _count_moments(draws, nodes.log_transform - v_base)
+
+
+def square_terms(
+    unit: float,
+    log_first: FloatArray,
+    ratio: FloatArray,
+    numerator: tuple[FloatArray, FloatArray, FloatArray, FloatArray],
+) -> tuple[FloatArray, FloatArray]:
+    """Return the terms of the mean square at the nodes (K,), and their errors."""
+    # half of the weight of each node is in A; in the exponents, no factor overflows
+    change, scatter, size, scatter_size = numerator
+    # an exponent is known to its relative rounding, and so is what it is the log of
+    units = unit * (1.0 + np.minimum(np.abs(log_first), _MOST_EXPONENT))
+    square, error = square_and_error(change, size, units)
+    return ratio * square + scatter, ratio * error + units * scatter_size
+
+
+def numerator_moments(
+    draws: Draws, ratios: Ratios, nodes: Nodes, centred: FloatArray, log_half: FloatArray
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """Return v A, what a draw adds to its square, and the sizes of the terms of both.
+
+    A is that of `_terms`, (K, d). What a draw adds is the scatter, (K,),
+    v**2 (sum_k e_k r_k psi_k |c_k|**2 - |sum_k e_k psi_k c_k|**2). The first is times
+    exp(`log_half`), (K,), the second times its square.
+    """
+    own, reach = centred[draws.totals.label], reach_of(centred, draws.probs)
+    class_terms = partial(terms_of_classes, draws, ratios, nodes, log_half[:, None])
+    sums = add_up_classes(class_terms, len(nodes.x), centred, reach)
+    return with_label(draws, nodes, log_half, own, float(reach[draws.totals.label]), sums)
+
+
+def with_label(
+    draws: Draws,
+    nodes: Nodes,
+    log_half: FloatArray,
+    own: FloatArray,
+    own_reach: float,
+    sums: tuple[FloatArray, FloatArray, FloatArray],
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """Return `numerator_moments` of the `sums` over classes and the label's vector `own` (d,)."""
+    # A, written as changes from psi_R of the label, if it is not drawn, and of the classes: the
+    # centred sum is 0
+    change, size, square = sums
+    of_label, label_size = _label_change(draws, nodes, log_half)
+    change = change + np.outer(of_label, own)
+    size = size + label_size * own_reach
+    base = np.exp(nodes.x + draws.log_base + log_half)
+    drawn_part = change - np.outer(base, own)
+    drawn_square = squared_norms(drawn_part)
+    drawn_size = size + base * np.sqrt(own @ own)
+    scatter_size = square + drawn_square + 2.0 * np.sqrt(drawn_square) * drawn_size
+    return change, np.maximum(square - drawn_square, 0.0), size, scatter_size
+
+
+def _count_moments(draws: Draws, log_theta: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return log E[K theta**K], and E[K**2 theta**K] over it, both (K,)."""
+    m = draws.num_draws
+    if not draws.scheme.divides_by_kept:
+        return math.log(m) + m * log_theta, np.full(len(log_theta), float(m))
+    log_mix = log_kept(draws, log_theta)
+    log_one = math.log(draws.other_draw) + log_theta
+    ratio = 1.0 + (m - 1) * np.exp(log_one - log_mix)
+    return math.log(m) + log_one + (m - 1) * log_mix, ratio
+
+
+def _label_change(
+    draws: Draws, nodes: Nodes, log_half: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Return v times what A has of c_t beside the draws, less e_t psi_R if the label is not drawn.
+
+    It is weighted by exp(log_half), and comes with the size of its terms. The plain base mass e_t
+    is told from e_t psi_R by `above`.
+    """
+    base = np.exp(nodes.x + draws.log_base + log_half)
+    if draws.scheme.draws_label:
+        return base, base
+    own = nodes.x + draws.log_label + log_half
+    with np.errstate(divide="ignore"):
+        log_above = np.log(np.abs(nodes.above)) - nodes.log_transform_least
+    above = np.exp(own + log_above)
+    change: FloatArray = np.sign(nodes.above) * above
+    if draws.scheme.corrects_label:
+        return change + base - np.exp(own), above + base + np.exp(own)
+    return change, above
+
+
+def terms_of_classes(
+    draws: Draws, ratios: Ratios, nodes: Nodes, log_half: FloatArray, part: slice
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return v e (psi - psi_R), its size, and v**2 e r psi, all (K, classes of `part`), weighted.
+
+    The first is times exp(log_half), the last times its square; `log_half` is (K, 1).
+    """
+    x = nodes.x[:, None]
+    q = draws.drawn[part]
+    kappa = ratios.contrast[part]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        log_r = np.where(q > 0.0, ratios.log_r[part], -np.inf)
+        log_mass = np.where(q > 0.0, np.log(q), 0.0) + x + log_r + log_half  # of v e
+        log_away = np.logaddexp(log_r, ratios.log_ref) + np.log(np.abs(kappa))
+    y = np.exp(np.minimum(x + log_r, LARGEST_EXPONENT))
+    away = np.sign(kappa) * np.exp(np.minimum(x + log_away, LARGEST_EXPONENT))
+    log_psi = -y - nodes.log_transform[:, None]
+    psi_ref = np.exp(nodes.log_psi_ref[:, None] + log_mass)
+    far = np.exp(log_psi + log_mass) - psi_ref
+    rise = np.where(away > -1.0, psi_ref * np.expm1(-np.maximum(away, -1.0)), far)
+    return rise, np.abs(rise), np.exp(log_mass + x + log_r + log_psi + log_half)
