@@ -126,7 +126,7 @@ class Linear:
                 y = product(x, weights)
         else:
             # the transpose of x is never made: the backward pass sorts its entries by column
-            y = _product(x, weights)
+            y = sparse_product(x, weights)
         y += self.parameters["intercept"]
         check_products(y)
         return y, x
@@ -150,8 +150,11 @@ class Linear:
         return None, {"weights": of_weights, "intercept": dy.sum(axis=0)}
 
 
-def _product(x: sparse.csr_array, weights: NDArray[Any]) -> NDArray[Any]:
-    """Return sparse rows (B, v) times weights (v, d), at a cost that does not depend on v."""
+def sparse_product(x: sparse.csr_array, weights: NDArray[Any]) -> NDArray[Any]:
+    """Return sparse rows (B, v) times weights (v, d), at a cost that does not depend on v.
+
+    Rows are divided among threads; each is a sum in the order of its entries, as SciPy's is.
+    """
     y = np.empty((x.shape[0], weights.shape[1]), weights.dtype)
 
     def multiply(part: slice) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +26,7 @@ from samplesoft.losses.registry import LOSSES
 from samplesoft.losses.vectors import unit_rows
 from samplesoft.metrics.best_classes import best_classes
 from samplesoft.metrics.ranking import ranking_scores
-from samplesoft.models.linear import Linear, column_counts
+from samplesoft.models.linear import Linear, column_counts, sparse_product
 from samplesoft.models.linear_softmax import LinearSoftmax, some_entries
 from samplesoft.models.optimizers import make_optimizer
 from samplesoft.samplers.base import Rows
@@ -165,7 +164,10 @@ def train(recommender: Any, taken: Matrix, further: Sequence[Callback]) -> Train
     rounds = _rounds(recommender, taken, asked, further)
     model = rounds.model
     users = user_vectors(model.embedding, taken)  # with what was held out
-    items = propagated(model.class_vectors(), users, normalized(taken), rounds.weight)
+    items = model.class_vectors()
+    if rounds.weight:
+        of_users = sparse_product(transposed(normalized(taken)), users)
+        items = propagated(items, of_users, rounds.weight)
     if len(active) < num_users:
         of_active = users
         of_none = user_vectors(model.embedding, Matrix((1, taken.shape[1])))
@@ -202,6 +204,7 @@ def _rounds(
     task.dropout = recommender.dropout
     optimizer = make_optimizer(resolved.optimizer, resolved.learning_rate)
     model, graph = task.model, normalized(seen)
+    back = transposed(graph)
     # there are no more directions than users and items that somebody has taken
     rank = min(taken.shape[0], int(np.count_nonzero(column_counts(taken))))
     with progress_phase(recommender.verbose, "singular vectors"):
@@ -214,17 +217,19 @@ def _rounds(
     if weight == _AUTO and held_out is None:
         weight = _USUAL_WEIGHT
 
-    def ndcg(weight: float) -> float:
+    def ndcg(weights: Sequence[float]) -> list[float]:
+        """Return nDCG at 20 of what is held out, for weights of the propagation."""
         assert held_out is not None
-        users = user_vectors(model.embedding, seen)
-        return held_out.score(users, propagated(model.class_vectors(), users, graph, weight))
+        users, items = user_vectors(model.embedding, seen), model.class_vectors()
+        of_users = sparse_product(back, users) if any(weights) else np.zeros_like(items)
+        return [held_out.score(users, propagated(items, of_users, weight)) for weight in weights]
 
     average = Average(task.parameters)
     score = None
     callbacks: list[Callback] = [Refresh(), average]
     if held_out is not None:
         score_weight = _EPOCH_WEIGHT if weight == _AUTO else weight
-        score = Score(partial(ndcg, score_weight), average=average)
+        score = Score(lambda: ndcg([score_weight])[0], average=average)
         callbacks += [
             score,
             KeepBest(average),
@@ -245,7 +250,7 @@ def _rounds(
     scores = [] if score is None else score.scores
     if weight == _AUTO:
         with progress_phase(recommender.verbose, "weight of the propagation"):
-            weight = max(_WEIGHTS, key=ndcg)
+            weight = _WEIGHTS[int(np.argmax(ndcg(_WEIGHTS)))]
     return _Rounds(model=model, weight=weight, losses=losses, scores=scores, resolved=resolved)
 
 
@@ -377,12 +382,12 @@ def item_directions(graph: sparse.csr_array, dim: int, seed: int, rank: int | No
     rank = min(graph.shape) if rank is None else rank
     wanted = min(dim, rank)
     width = min(wanted + _OVERSAMPLING, rank)
-    back = graph.T  # whose products are sums in the same order as those of a CSR matrix
+    back = transposed(graph)
     basis = 2.0 * uniform_block(np.uint64(seed), graph.shape[1], width) - 1.0
     basis = basis.astype(np.float32)
     for _ in range(_PRODUCTS):
-        basis, _ = np.linalg.qr(back @ (graph @ basis))
-    small = graph @ basis
+        basis, _ = np.linalg.qr(sparse_product(back, sparse_product(graph, basis)))
+    small = sparse_product(graph, basis)
     _, vectors = np.linalg.eigh(small.T @ small)  # rising; (width, width), so that squares do
     directions: Rows = basis @ vectors[:, ::-1][:, :wanted]
     return directions
@@ -430,12 +435,18 @@ def user_vectors(embedding: Linear, histories: Any) -> Rows:
     return users
 
 
-def propagated(items: Rows, users: Rows, graph: sparse.csr_array, weight: float) -> Rows:
+def transposed(graph: Matrix) -> Matrix:
+    """Return N' (items, users) in rows, for `sparse_product` with the vectors of users."""
+    return sparse.csr_array(graph.T)
+
+
+def propagated(items: Rows, of_users: Rows, weight: float) -> Rows:
     """Return item vectors C + weight N'H: each has the vectors of its users added.
 
-    For `items` C (items, d), `users` H (users, d), and the normalised `graph` N (users, items).
+    For `items` C (items, d), and `of_users` N'H (items, d): for each item the sum of the vectors H
+    of its users, weighted by the normalised graph N (users, items).
     """
     if weight == 0.0:
         return items
-    vectors: Rows = items + np.float32(weight) * (graph.T @ users)
+    vectors: Rows = items + np.float32(weight) * of_users
     return vectors

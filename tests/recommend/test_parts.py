@@ -5,7 +5,7 @@ import pytest
 from oracles import naive_recommend as naive
 from scipy import sparse
 
-from samplesoft.models.linear import Linear
+from samplesoft.models.linear import Linear, sparse_product
 from samplesoft.recommend.recommender import best_items
 from samplesoft.recommend.training import (
     as_interactions,
@@ -14,6 +14,7 @@ from samplesoft.recommend.training import (
     normalized,
     propagated,
     thinned,
+    transposed,
     user_vectors,
 )
 
@@ -35,10 +36,12 @@ def test_propagation_adds_the_vectors_of_users():
     graph = normalized(as_interactions("x", sparse.csr_array(WEIGHTED)))
     wanted = naive.graph(WEIGHTED)
     np.testing.assert_allclose(graph.toarray(), wanted, rtol=1e-6)
-    found = propagated(items, users, graph, 0.3)
+    of_users = sparse_product(transposed(graph), users)
+    np.testing.assert_array_equal(of_users, graph.T @ users)  # as SciPy adds up, on one thread
+    found = propagated(items, of_users, 0.3)
     np.testing.assert_allclose(found, items + 0.3 * wanted.T @ users, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(found[3], items[3])  # nobody has taken it
-    assert propagated(items, users, graph, 0.0) is items
+    assert propagated(items, of_users, 0.0) is items
 
 
 def test_weights_of_any_size_make_the_same_graph():

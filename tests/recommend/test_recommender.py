@@ -185,8 +185,9 @@ def test_losses_that_others_compare_with(loss, tmp_path):
 
 @pytest.mark.parametrize(("items", "draws"), [(30, 1000), (25_000, 2500), (10**6, 4000)])
 def test_more_items_are_given_more_draws(items, draws):
-    assert check_parameters(make(num_sampled=None), items).num_sampled == draws
-    assert check_parameters(make(num_sampled=7), items).num_sampled == 7
+    for given, found in ((None, draws), (7, 7)):
+        asked = check_parameters(make(num_sampled=given), items)
+        assert resolve(asked, items, 100, several_labels=True).model.num_sampled == found
 
 
 def test_early_stopping_keeps_the_best():
