@@ -14,6 +14,7 @@ TWINS = sorted(PACKAGE.rglob("plain.py"))
 NUMBERS = {"numpy", "math", "fractions", "itertools"}  # beside what is for types alone
 OF_TYPES = {"__future__", "typing", "collections.abc"}
 MOST_LINES = 200
+USERS = {"samplesoft.bias.plain": ["checking/exact.py"]}  # of mixtures, which no fast code has
 each_twin = pytest.mark.parametrize("path", TWINS, ids=[p.parent.name for p in TWINS])
 
 
@@ -59,8 +60,8 @@ def test_a_twin_is_no_part_of_the_interface(path):
     }
     assert held and not held & set(getattr(room, "__all__", ()))
     users = [
-        other
+        str(other.relative_to(PACKAGE))
         for other in PACKAGE.rglob("*.py")
         if other != path and f"{name}.plain" in imported(other.read_text(encoding="utf-8"))
     ]
-    assert users == [] and f"{name}.plain" in sys.modules
+    assert users == USERS.get(f"{name}.plain", []) and f"{name}.plain" in sys.modules

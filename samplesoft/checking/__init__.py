@@ -1,18 +1,22 @@
-"""What a sampled loss estimates: any implementation, held against the exact means of all schemes.
+"""What a sampled loss estimates: any implementation, compared with the exact means of all schemes.
+
+Three ideas: an `estimators.Estimator` is how a loss is computed from its draws, as a function of a
+problem. A `faults.Fault` makes wrong estimators of a right one. A `candidates.Candidate` is an
+estimator, right or wrong, with its exact means on the problem at hand and the verdict on it.
 
 =============== ===================================================================
-file            what is in it
+file            contents
 =============== ===================================================================
-`check`         `check_loss`: the calls, and which hypotheses their means allow
-`observe`       small problems on which hypotheses differ most, and extreme ones; calls of the loss
-                on them, checked, and the means of what it returned
-`faults`        how draws are meant to become a loss, and the usual mistakes: a new one is an
-                entry of `FAULTS`
-`recipe`        a scheme with a mistake: law of the draws, their weights, the label's
-`exact`         from one transform: the exact mean of the loss and of its gradient under a recipe,
-                its moments, and how widely single calls spread
-`hypotheses`    all schemes with no mistake, one and two; losses of the batch; mistakes with an
-                unknown number or proposal
+`check`         `check_loss`: the calls, the tests, and the candidates that these allow
+`observe`       small problems on which candidates differ most, and extreme ones; calls of the loss
+                on them, checked, and the means of its results
+`estimators`    `Estimator`, the random sum S of a loss, and the estimators that are known
+`faults`        the usual mistakes: a new one is an entry of `FAULTS`
+`candidates`    families of candidates, from simple ones on: a new one is an entry of `FAMILIES`
+`batches`       candidates whose negatives are the labels of the batch
+`exact`         the exact mean of a loss and of its gradient, by the integral of
+                `samplesoft.bias.plain`
+`spread`        how widely single calls spread, and the moments of a loss
 `report`        the result, as a table, JSON, a page and a plot
 =============== ===================================================================
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import cache
@@ -16,23 +16,22 @@ from scipy.special import stdtrit
 from samplesoft._progress import progress_bar
 from samplesoft._random import as_key
 from samplesoft._validation import FloatArray, as_choice, as_count, as_flag, as_positive
-from samplesoft.checking.exact import Spread, expectation, squares, with_rare_sets
-from samplesoft.checking.faults import FAULTS, METHODS
-from samplesoft.checking.hypotheses import (
-    Batches,
-    Hypothesis,
-    all_hypotheses,
-    distinct_hypotheses,
-    distinct_mistakes,
+from samplesoft.checking.batches import Batches
+from samplesoft.checking.candidates import (
+    FAMILIES,
+    Candidate,
+    Look,
     draws_that_are_tried,
     fitted,
-    named_hypotheses,
+    full_candidate,
+    known_candidates,
+    named_candidates,
     of_gradients,
     of_other_proposals,
-    of_other_temperatures,
-    pairs,
-    smoothed,
 )
+from samplesoft.checking.estimators import ESTIMATORS, full_sum
+from samplesoft.checking.exact import expectation
+from samplesoft.checking.faults import FAULTS
 from samplesoft.checking.observe import (
     DRAWS,
     Observed,
@@ -42,15 +41,15 @@ from samplesoft.checking.observe import (
     extreme_problems,
     make_problem,
 )
-from samplesoft.checking.recipe import full_of
 from samplesoft.checking.report import LossReport
+from samplesoft.checking.spread import Spread, squares, with_rare_sets
 
 Name = tuple[str, str | None]  # of a scheme and a mistake
-ALPHA = 1e-4  # chance that a right hypothesis is excluded, over all looks
-_AT_LEAST = {True: 2048, False: 8192}  # before a verdict, with a gradient and without
-_MOST_SKEWNESS = 0.3  # of a mean that is tested: eleven or so of the rare draws behind it
-_AS_NEAR = 2.0  # standard errors, which say little about which of two hypotheses is right
-_LEAST_SPREAD = 0.5  # of what is predicted; a lower one comes of draws that have not been seen
+ALPHA = 1e-4  # probability that a right candidate is excluded, over all looks
+_MIN_CALLS = {True: 2048, False: 8192}  # before a verdict, with a gradient and without
+_MAX_SKEWNESS = 0.3  # of a mean that is tested: eleven or so of the rare draws behind it
+_AS_NEAR = 2.0  # standard errors, which say little about which of two candidates is right
+_MIN_SPREAD = 0.5  # of the predicted one; a lower one comes of draws that have not been seen
 
 
 def check_loss(
@@ -192,7 +191,7 @@ def check_loss(
             f"{type(loss).__name__}."
         )
     m, most, key = as_count("num_sampled", num_sampled), as_count("calls", calls), as_key(rng)
-    # 1. four examples on which schemes differ, 2. what each hypothesis has there, exactly
+    # 1. four examples on which schemes differ, 2. what the loss returns there
     tau, biases = as_positive("tau", tau), as_flag("biases", biases)
     asked = proposal, m, tau, biases, key, as_flag("weights", weights)
     problem = make_problem(*asked)
@@ -206,45 +205,44 @@ def check_loss(
     if observer.divides_by_norms:
         problem = make_problem(*asked, unit=True)
         observer = observe(problem, most)
-    hypotheses = all_hypotheses(observer)
     with progress_bar(as_flag("progress", progress), unit="call", desc="check") as bar:
         if observer.is_random:  # 3. the means of many calls
-            scores = _look(observer, hypotheses, bar)
+            scores = test_until_decided(observer, bar)
         else:
             observer.more(2)
-            scores = _of_no_draws(observer, hypotheses)
+            scores = classify_deterministic(observer)
         # 4. the verdict: what is allowed first, and of that what has fewest mistakes
         scores = _in_order(scores)
         ordinary: tuple[str, ...] = ()
         # 5. what is right is tried where mistakes show that are too small otherwise
         for extreme, calls_of_extreme in extreme_problems(proposal, problem, m, key):
-            left = _left(scores, extreme)
+            left = surviving_names(scores, extreme)
             right = _right_of(left)
             if not left or not (right or ordinary):
                 break
             other = observe(extreme, min(most, calls_of_extreme))
             other.looks = observer.looks
-            found = _on_extreme(other, left, right or ordinary)
+            found = test_on_extreme(other, left, right or ordinary)
             if right and found and not _allows(found, right=True) and observer.is_random:
                 # what is less simple was not tried, for something simpler seemed to fit
-                again = _in_order(_look(observer, hypotheses, bar, left))
-                left_again = _left(again, extreme)
-                there = _on_extreme(other, left_again, _right_of(left_again))
+                again = _in_order(test_until_decided(observer, bar, left))
+                left_again = surviving_names(again, extreme)
+                there = test_on_extreme(other, left_again, _right_of(left_again))
                 if _allows(there, right=True):
                     scores, found = again, there
-            if _allows(found, right=bool(_right_of(_left(scores, extreme)))):
-                scores = _in_order(_less(scores, found))
+            if _allows(found, right=bool(_right_of(surviving_names(scores, extreme)))):
+                scores = _in_order(exclude_refuted(scores, found))
             elif found:
                 ordinary = ordinary or right
                 observer, scores = other, found
     best, observed, problem = scores[0], observer.means(), observer.problem
     loss_bias = gradient_bias = None
     if best.expected is not None:
-        full = expectation([full_of(problem)])
+        full = expectation([full_sum(problem)])
         loss_bias = float((best.expected.losses - full.losses).mean())
-        away = best.expected.slopes - full.slopes
+        away = best.expected.d_logits - full.d_logits
         gradient_bias = float(np.abs(away).sum(axis=1).mean())
-    # hypotheses with the same means are named together
+    # candidates with the same means are named together
     allowed = [one.name for s in scores if s.allowed for one in (s, *s.same)]
     of_losses: list[str] = []
     if observer.gradients and not best.allowed:
@@ -276,109 +274,89 @@ def check_loss(
     )
 
 
-def _allows(scores: list[Hypothesis], right: bool) -> bool:
-    """Whether a hypothesis is allowed, or a right one."""
+def _allows(scores: list[Candidate], right: bool) -> bool:
+    """Whether a candidate is allowed, or a right one."""
     return any(s.allowed and (s.fault is None or not right) for s in scores)
 
 
-def _left(scores: list[Hypothesis], problem: Problem) -> set[Name]:
+def surviving_names(scores: list[Candidate], problem: Problem) -> set[Name]:
     """Return the names of what is allowed, and can be tried on another problem."""
     names = {one.name for s in scores if s.allowed for one in (s, *s.same)}
     draws = draws_that_are_tried(problem)
-    return {name for name in names if METHODS[name[0]].draws in draws}
+    return {name for name in names if ESTIMATORS[name[0]].draws in draws}
 
 
-def _look(
-    observer: Observer,
-    hypotheses: list[Hypothesis],
-    bar: Any,
-    excluded: AbstractSet[Name] = frozenset(),
-) -> list[Hypothesis]:
-    """Call the loss until one hypothesis is left, or often enough, and return the scores of all.
+def test_until_decided(
+    observer: Observer, bar: Any, excluded: AbstractSet[Name] = frozenset()
+) -> list[Candidate]:
+    """Call the loss until one candidate is left, or often enough, and return all with their scores.
 
-    What is `excluded`, elsewhere, is not left.
+    Names that were `excluded`, elsewhere, are not left.
     """
-    scores: list[Hypothesis] = []
+    scores: list[Candidate] = []
 
     @cache
-    def of_squares(one: Hypothesis) -> tuple[FloatArray, Spread] | None:
-        return squares(one.recipes, observer.centre) if one.recipes else None
-
-    def allows(right: bool) -> bool:
-        return _allows(scores, right)
-
-    def add(ones: Iterable[Hypothesis]) -> None:
-        for one in ones:
-            by_means = score(one, observed)
-            if excluded >= {each.name for each in (one, *one.same)}:
-                by_means = replace(by_means, allowed=False)
-            if by_means.allowed:
-                expected = of_squares(one)
-                by_means = with_squares(by_means, expected, observed, observer.centre)
-            scores.append(by_means)
+    def of_squares(one: Candidate) -> tuple[FloatArray, Spread] | None:
+        return squares(one.sums, observer.centre) if one.sums else None
 
     for _ in range(observer.looks):
         for _ in range(observer.next_calls):
             observer.more(1)
             bar.update()
         observed, scores = observer.means(), []
-        add(one for one in hypotheses if one.scheme != "full")
-        if observed.calls < min(_AT_LEAST[observer.gradients > 0], observer.most):
-            continue
-        # what is less simple, or takes longer, is tried where nothing simpler fits
-        if not allows(right=True):
-            add(distinct_hypotheses(observer))
-        if not allows(right=False):
-            add(of_gradients(observer, list(scores)))
-        if not allows(right=False):
-            add([replace(_full(hypotheses), scheme="unbiased", recipes=())])
-        if not allows(right=False):
-            add(distinct_mistakes(observer))
-        if not allows(right=False):
-            add(chain(of_other_proposals(observer), fitted(observer, observed)))
-        if not allows(right=False):
-            add(of_other_temperatures(observer, observed))
-        if not allows(right=False):  # the right means with another spread
-            scores += [of_means_alone(s, observed) for s in scores if s.sd_ratio and not s.fault]
-        if not allows(right=False):
-            add(smoothed(observer, observed))
-        if not allows(right=False):
-            add(pairs(observer))
-        if sum(s.allowed for s in scores) <= 1 or not observer.next_calls:
+        is_enough = observed.calls >= min(_MIN_CALLS[observer.gradients > 0], observer.most)
+        for family in FAMILIES if is_enough else FAMILIES[:1]:
+            simpler = {
+                "never": False,
+                "right": _allows(scores, True),
+                "any": _allows(scores, False),
+            }
+            if simpler[family.unless]:
+                continue
+            for one in family.make(Look(observer, observed, scores)):
+                tested = score(one, observed)
+                if excluded >= {each.name for each in (one, *one.same)}:
+                    tested = replace(tested, allowed=False)
+                if tested.allowed:
+                    tested = with_squares(tested, of_squares(one), observed, observer.centre)
+                scores.append(tested)
+        if is_enough and (sum(s.allowed for s in scores) <= 1 or not observer.next_calls):
             break
     return scores
 
 
 def _right_of(names: set[Name]) -> tuple[str, ...]:
     """Return the schemes that are among some names as they should be."""
-    return tuple(scheme for scheme in METHODS if (scheme, None) in names)
+    return tuple(scheme for scheme in ESTIMATORS if (scheme, None) in names)
 
 
-def _on_extreme(observer: Observer, left: set[Name], schemes: tuple[str, ...]) -> list[Hypothesis]:
+def test_on_extreme(
+    observer: Observer, left: set[Name], schemes: tuple[str, ...]
+) -> list[Candidate]:
     """Return the scores of what is left on an extreme problem; empty if that has no closed form.
 
     Where the loss follows none of it there, other proposals and mistakes with a number are tried
     too, of some schemes.
     """
-    hypotheses = named_hypotheses(observer, left)
-    if not (hypotheses and schemes):
+    candidates = named_candidates(observer, left)
+    if not (candidates and schemes):
         return []
     observer.more(observer.most - observer.calls if observer.is_random else 2)
     observed = observer.means()
     test = score if observer.is_random else exact_score
     if observer.is_random:
-        hypotheses = [
-            replace(one, spread=with_rare_sets(one.spread, one.recipes, observer.centre))
-            for one in hypotheses
+        candidates = [
+            replace(one, spread=with_rare_sets(one.spread, one.sums, observer.centre))
+            for one in candidates
         ]
-    scores = [test(one, observed) for one in hypotheses]
+    scores = [test(one, observed) for one in candidates]
     if not any(s.allowed for s in scores):
         others = chain(of_other_proposals(observer, schemes), fitted(observer, observed, schemes))
         scores += [test(one, observed) for one in others]
     return _in_order(scores)
 
 
-def _less(scores: list[Hypothesis], found: list[Hypothesis]) -> list[Hypothesis]:
+def exclude_refuted(scores: list[Candidate], found: list[Candidate]) -> list[Candidate]:
     """Return scores in which what was excluded elsewhere, however it is made, is excluded too."""
     less = []
     for s in scores:
@@ -390,20 +368,20 @@ def _less(scores: list[Hypothesis], found: list[Hypothesis]) -> list[Hypothesis]
     return less
 
 
-def _in_order(scores: list[Hypothesis]) -> list[Hypothesis]:
+def _in_order(scores: list[Candidate]) -> list[Candidate]:
     """Return what is allowed first, of that what has fewest mistakes, and then what is nearest.
 
-    Of what is about as near as the first, the usual goes before: see `METHODS` and `FAULTS`.
+    Of what is about as near as the first, the usual goes before: see `ESTIMATORS` and `FAULTS`.
     """
 
-    def by_fit(one: Hypothesis) -> tuple[bool, int, float]:
+    def by_fit(one: Candidate) -> tuple[bool, int, float]:
         mistakes = len(one.faults)
         return not one.allowed, mistakes if one.allowed else max(mistakes, 1), one.z
 
-    def by_use(one: Hypothesis) -> list[int]:
+    def by_use(one: Candidate) -> list[int]:
         return [*(faults.index(name) for name in one.faults), schemes.index(one.scheme)]
 
-    faults, schemes, rest = list(FAULTS), list(METHODS), sorted(scores, key=by_fit)
+    faults, schemes, rest = list(FAULTS), list(ESTIMATORS), sorted(scores, key=by_fit)
     if not rest or not rest[0].allowed:
         return rest
     *simplest, z = by_fit(rest[0])
@@ -411,14 +389,14 @@ def _in_order(scores: list[Hypothesis]) -> list[Hypothesis]:
     return sorted(first, key=by_use) + rest[len(first) :]
 
 
-def _of_no_draws(observer: Observer, hypotheses: list[Hypothesis]) -> list[Hypothesis]:
+def classify_deterministic(observer: Observer) -> list[Candidate]:
     """Return the scores of a loss that is the same for all seeds; ValueError if it should not be.
 
     It can be the full softmax, or have the labels of the batch as its negatives.
     """
-    observed, full = observer.means(), _full(hypotheses)
+    observed, of_full = observer.means(), known_candidates(observer)
+    full = full_candidate(of_full)
     of_losses = observed.part(slice(len(observer.problem.labels)))
-    of_full = [one for one in hypotheses if one.scheme == "full"]
     for part, candidates in ((observed, of_full), (of_losses, [full])):
         scores = [exact_score(one, part) for one in candidates]
         if not any(s.allowed for s in scores) and part is observed:
@@ -453,11 +431,6 @@ def _of_no_draws(observer: Observer, hypotheses: list[Hypothesis]) -> list[Hypot
     )
 
 
-def _full(hypotheses: list[Hypothesis]) -> Hypothesis:
-    """Return the full softmax as it should be."""
-    return next(one for one in hypotheses if one.name == ("full", None))
-
-
 # the test ----------------------------------------------------------------------------------------
 
 
@@ -469,15 +442,15 @@ def z_limit(observed: Observed) -> float:
     return float(-stdtrit(observed.calls - 1, ALPHA / (2.0 * observed.looks * tests)))
 
 
-def score(one: Hypothesis, observed: Observed) -> Hypothesis:
-    """Return a hypothesis with how far it is from what was observed, of the losses at least."""
+def score(one: Candidate, observed: Observed) -> Candidate:
+    """Return a candidate with its distance from what was observed, of the losses at least."""
     size, limit = len(observed.means), z_limit(observed)
     width = one.spread if size == len(one.means) else None
     z, allowed = _distance(one.means[:size], one.digits, width, observed, limit)
     return replace(one, z=z, allowed=allowed)
 
 
-def exact_score(one: Hypothesis, observed: Observed) -> Hypothesis:
+def exact_score(one: Candidate, observed: Observed) -> Candidate:
     """Return the score where nothing is random, with how far single values are off as its `z`."""
     found = score(one, observed)
     off = np.sqrt(((one.means[: len(observed.means)] - observed.means) ** 2).mean())
@@ -485,12 +458,12 @@ def exact_score(one: Hypothesis, observed: Observed) -> Hypothesis:
 
 
 def with_squares(
-    one: Hypothesis,
+    one: Candidate,
     expected: tuple[FloatArray, Spread] | None,
     observed: Observed,
     centre: FloatArray,
-) -> Hypothesis:
-    """Return a hypothesis whose means are allowed, excluded where single losses spread otherwise.
+) -> Candidate:
+    """Return a candidate whose means are allowed, excluded where single losses spread otherwise.
 
     `expected` are the means of squares of losses less `centre` (E,), and their spread.
     """
@@ -498,19 +471,12 @@ def with_squares(
         return one
     means, width = expected
     z, allowed = _distance(means, one.digits, width, observed.squares, z_limit(observed))
-    # variances of single losses: as observed, and as the hypothesis has them
+    # variances of single losses: as observed, and as the candidate has them
     seen = observed.squares.means - (observed.means[: len(centre)] - centre) ** 2
     due = means - (one.means[: len(centre)] - centre) ** 2
     with np.errstate(divide="ignore", invalid="ignore"):  # where all draws are left out: none
         ratio = float(np.sqrt((seen / due).mean()))
     return replace(one, z=max(z, one.z), allowed=allowed, sd_ratio=ratio)
-
-
-def of_means_alone(one: Hypothesis, observed: Observed) -> Hypothesis:
-    """Return the score of a hypothesis by its means, where single losses spread otherwise."""
-    words = f"their standard deviation is {one.sd_ratio:.3g} times that of independent draws"
-    dependent = replace(one, fault="dependent_draws", same=(), number=words, sd_ratio=None)
-    return replace(dependent, z=score(one, observed).z, allowed=True)
 
 
 def _distance(
@@ -519,7 +485,7 @@ def _distance(
     """Return the greatest ``|z|``, and whether all are within their limits."""
     stderrs, skewness = observed.stderrs, np.abs(observed.skewness)
     if spread is not None:
-        least = _LEAST_SPREAD * spread.deviations / np.sqrt(observed.sets * observed.calls)
+        least = _MIN_SPREAD * spread.deviations / np.sqrt(observed.sets * observed.calls)
         stderrs = np.maximum(stderrs, least)
         skewness = np.maximum(skewness, spread.skewness / np.sqrt(observed.sets))
     skewness = skewness / np.sqrt(observed.calls)  # of a mean
@@ -528,7 +494,7 @@ def _distance(
     apart = np.maximum(np.abs(observed.means - means) - rounding, 0.0)
     z = np.where(apart > 0.0, np.inf, 0.0)
     np.divide(apart, stderrs, out=z, where=stderrs > rounding * 1e-3)
-    z[skewness > _MOST_SKEWNESS] = 0.0  # nobody knows how far such a mean may be off
+    z[skewness > _MAX_SKEWNESS] = 0.0  # nobody knows how far such a mean may be off
     # of means that are a little skewed, by the expansion of Cornish and Fisher for Student's t
     limits = limit + skewness * (2.0 * limit**2 + 1.0) / 6.0
     return float(z.max()), bool((z <= limits).all())

@@ -1,427 +1,362 @@
-"""How draws are meant to become a loss, `METHODS`, and the usual mistakes, `FAULTS`."""
+"""The usual mistakes: functions from an estimator as it should be to one with the mistake.
+
+A new one is an entry of `FAULTS`: what it is and what to do about it, in words; `where` it can be
+made; and the `ways` to make it, each ``lambda right: replace(right, field=...)`` with a field of
+`Estimator`. That is all: it is then tried alone and with each of the others, and reports name it.
+Two mistakes that replace the same field are about one step of the loss, and are not tried together.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
-from samplesoft._cached import cached_property
-from samplesoft._validation import FloatArray, IntArray
-from samplesoft.schemes import SCHEMES, Scheme
+from samplesoft._validation import FloatArray
+from samplesoft.checking.estimators import Drawn, Estimator, Expected, Weighting
+from samplesoft.checking.observe import REPLICAS
+
+AND = " + "  # between the names of two mistakes
 
 
 @dataclass(frozen=True)
-class Method:
-    """A scheme under its name, and what becomes of label and draws.
-
-    ``aim`` says in a few words what the loss estimates. A `logistic` one adds up a logistic loss
-    for each draw, others are the logarithm of a sum. Its `draws` are ``repeated``, ``distinct``
-    (without replacement), repeated of which each class counts ``once``, or ``independent``
-    inclusion; empty where they are labels, or there is no closed form.
-    """
-
-    name: str
-    scheme: Scheme | None
-    aim: str
-    logistic: bool = False
-    draws: str = "repeated"
-
-    @cached_property
-    def facts(self) -> frozenset[str]:
-        """Return what holds of the method, by which a `Fault` says where it can be made at all."""
-        scheme = self.scheme
-        if scheme is None:
-            return frozenset()
-        repeated, corrects = self.draws == "repeated", scheme.corrects_draws
-        plain = not (scheme.jackknife or scheme.divides_by_kept)
-        facts = {
-            "corrects draws": corrects,
-            "corrects distinct draws": corrects and plain and self.draws == "distinct",
-            "knows the number of draws": corrects and repeated,
-            "divides by m": corrects and repeated and not scheme.divides_by_kept,
-            "corrects the label": corrects and scheme.corrects_label,
-            # no draw can be the label, so that others are likelier than q says
-            "excludes the label": scheme.excludes_label and repeated,
-            "draws the label": not scheme.excludes_label and repeated and plain,
-            "masks hits": scheme.hits == "masked",
-            "adds draws": repeated and plain,
-            # of logistic losses the label is one more draw
-            "is a sum": repeated and plain and not self.logistic,
-            "has a label in the sum": scheme.label_in_sum and not self.logistic,
-        }
-        return frozenset(fact for fact, holds in facts.items() if holds)
-
-
-_SOFTMAX = "the full softmax loss, with a bias of O(1/m)"
-# label and draws corrected alike; the log is that of the label's expected count
-_CANDIDATE = "the full softmax loss plus log(m q) of the label, a constant, with a bias of O(1/m)"
-_ODDS = "the log of the odds against the label plus log(m q) of it, a constant, for many draws"
-_JACKKNIFE = "the full softmax loss, with a bias of O(1/m**2)"
-_NCE = "noise-contrastive estimation"
-_NEGATIVE_SAMPLING = "negative sampling, which has no softmax as its limit"
-_SUMS = ("negatives", "masked", "candidate", "candidate_masked")
-_BATCH = f"{_SOFTMAX}, m the other labels of a batch"
-
-
-def _aim(scheme: Scheme) -> str:
-    if scheme.jackknife:
-        return _JACKKNIFE
-    if scheme.corrects_label:
-        return _ODDS if scheme.hits == "masked" else _CANDIDATE
-    return _SOFTMAX
-
-
-def _methods() -> Iterator[Method]:
-    """Yield what a loss may be meant to be; of two with the same means the first is named."""
-    yield Method("full", None, "the full softmax loss, of which it is no estimate: it is the same")
-    for name, scheme in SCHEMES.items():
-        # "kept" is a mistake, unless nothing is corrected
-        if name != "kept":
-            kinds = {"distinct": scheme.distinct, "independent": scheme.independent}
-            draws = next((kind for kind, holds in kinds.items() if holds), "repeated")
-            yield Method(name, scheme, _aim(scheme), draws=draws)
-    logistic = []
-    for name, scheme_name in (("nce", "candidate"), ("nce_masked", "candidate_masked")):
-        logistic.append(Method(name, SCHEMES[scheme_name], _NCE, logistic=True))
-    for end, scheme_name in (("", "negatives"), ("_masked", "masked"), ("_kept", "kept")):
-        scheme = SCHEMES[scheme_name].without_correction()
-        name = f"negative_sampling{end}"
-        logistic.append(Method(name, scheme, _NEGATIVE_SAMPLING, logistic=True))
-    yield from logistic
-    for name in _SUMS:
-        yield Method(f"{name}_once", SCHEMES[name], _aim(SCHEMES[name]), draws="once")
-    yield Method("distinct_reject", SCHEMES["reject"], _SOFTMAX, draws="distinct")
-    for one in logistic:
-        yield replace(one, name=f"distinct_{one.name}", draws="distinct")
-    unbiased = "the full softmax loss without bias, from random draws"
-    yield Method("unbiased", None, unbiased, draws="")
-    yield Method("in_batch", None, _BATCH, draws="")
-    yield Method("in_batch_candidate", None, _ODDS, draws="")
-    yield Method("in_batch_candidate_kept", None, _CANDIDATE, draws="")
-    yield Method("mixed", None, f"{_BATCH} and draws beside", draws="")
-    yield Method("mixed_candidate", None, _ODDS, draws="")
-
-
-METHODS: dict[str, Method] = {method.name: method for method in _methods()}
-
-
-class Counts(NamedTuple):
-    """What corrections are made of, as logarithms (E, n) and numbers.
-
-    `law` is that of one draw as it is made, `q` that of the proposal, which differs where the label
-    is excluded, and `inclusion` the chance that the draws hold a class; `draws` is log m, or 0
-    where draws are divided by the number that is kept. `labels` (E,) are those of the examples.
-    """
-
-    law: FloatArray
-    q: FloatArray
-    inclusion: FloatArray
-    draws: float
-    labels: IntArray
-    right: bool = True  # whether the right correction is that of repeated draws
-
-
-# How often a class is expected, as a logarithm (E, n) and that of a number: right, or not.
-Expected = Callable[[Counts], tuple[FloatArray, float]]
-
-
-def _right(counts: Counts) -> tuple[FloatArray, float]:
-    return (counts.law, counts.draws) if counts.right else (counts.inclusion, 0.0)
-
-
-def _shifted(by: int) -> Expected:
-    def expected(counts: Counts) -> tuple[FloatArray, float]:
-        q = np.roll(counts.q, by, axis=1)
-        # that of uniform draws is the same, and of what has q = 0 the loss would be infinite
-        if np.array_equal(q, counts.q) or (np.isneginf(q) & (counts.law > -np.inf)).any():
-            q = np.full_like(q, np.nan)  # cannot be made
-        return q, counts.draws
-
-    return expected
-
-
-def _off_by(change: int) -> Expected:
-    def expected(counts: Counts) -> tuple[FloatArray, float]:
-        m = round(float(np.exp(counts.draws))) + change
-        return counts.law, float(np.log(m)) if m > 0 else np.nan
-
-    return expected
-
-
-def _conditioned(counts: Counts) -> tuple[FloatArray, float]:
-    own = counts.q[np.arange(len(counts.labels)), counts.labels]
-    return counts.q - np.log(-np.expm1(own))[:, None], counts.draws
-
-
-# What is taken off a logit, by the logarithm of how often a class is expected.
-Link = Callable[[FloatArray, float], FloatArray]
-
-
-def _log_count(logs: FloatArray, draws: float) -> FloatArray:
-    return logs + draws
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One way to make a mistake; a field that is not given is as it should be.
+class Fitted:
+    """A way to make a mistake that has a number which nobody gave; the best one is looked for.
 
     Attributes
     ----------
-    expected : callable
-        How often a class is expected.
-    link : callable
-        What is taken off the logits of draws, and of the label where a scheme corrects it.
-    tempered : bool
-        The correction is multiplied by `tau`, as the scores are.
-    label_times : float
-        How often the correction is taken off the label's logit, where the scheme corrects it.
-    label_weight : float
-        How often the label itself is in the sum.
-    label_biases : int
-        How often the bias of the label is in its logit.
-    hits : str or None
-        ``"kept"``: draws of the label have weight though the scheme leaves them out;
-        ``"next"``, ``"previous"``, ``"first"``: the label of another row is left out in their
-        place; ``"any"``: labels of other rows are left out too.
-    kind : str or None
-        What becomes of the draws in place of their plain sum: ``"twice"``, the first is in it
-        twice; ``"one hit less"``, of several draws of the label one is left out, the others not.
-    once : bool
-        Each class counts once, however often it was drawn.
-    more_draws : int
-        Draws beyond those that the correction reckons with.
-    drops_count : bool
-        Draws are divided neither by m nor by the number that is kept.
-    detached : bool
-        The gradient is that of the label's logit alone.
-    loss_share, slope_share : bool
-        The loss, or the gradient in h, is divided by the size of the batch.
+    way : callable
+        The estimator with the mistake, by the right one and the number.
+    grid : ndarray
+        Numbers that are tried first.
+    words : callable
+        The number in words.
     """
 
-    expected: Expected = _right
-    link: Link = _log_count
-    tempered: bool = False
-    label_times: float = 1.0
-    label_weight: float = 1.0
-    label_biases: int = 1
-    hits: str | None = None
-    kind: str | None = None
-    once: bool = False
-    more_draws: int = 0
-    drops_count: bool = False
-    detached: bool = False
-    loss_share: bool = False
-    slope_share: bool = False
+    way: Callable[[Estimator, float], Estimator]
+    grid: FloatArray
+    words: Callable[[float], str]
 
-    def beside(self, other: Variant) -> Variant | None:
-        """Return both mistakes in one; None where they are about the same thing."""
-        changes = [
-            {f.name: value for f in fields(Variant) if (value := getattr(v, f.name)) != f.default}
-            for v in (self, other)
-        ]
-        return None if changes[0].keys() & changes[1] else Variant(**changes[0] | changes[1])
+
+def _anywhere(right: Estimator) -> bool:
+    return True
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A mistake: what it is, what to do about it, the ways to make it, and where it can be made.
+    """A mistake.
 
-    It can be made in methods of which all the `facts` hold. One without variants has a number that
-    `hypotheses.fitted` finds, or is one of labels of the batch.
+    Attributes
+    ----------
+    words, remedy : str
+        What it is, and what to do about it.
+    where : callable
+        Whether it can be made in an estimator.
+    ways : tuple of callable
+        Functions from the right estimator to the wrong one. Without any of these and of `fitted`,
+        the mistake is not one of an estimator alone: see `samplesoft.checking.candidates`.
+    fitted : tuple of Fitted
+        Ways with an unknown number.
+    in_gradients : bool
+        Whether it is in how the gradients of examples are added up. Its means follow from those of
+        the right estimator, and it is tried after others.
     """
 
     words: str
     remedy: str
-    variants: tuple[Variant, ...] = ()
-    facts: tuple[str, ...] = ()
+    where: Callable[[Estimator], bool] = _anywhere
+    ways: tuple[Callable[[Estimator], Estimator], ...] = ()
+    fitted: tuple[Fitted, ...] = ()
+    in_gradients: bool = False
 
-    def applies(self, method: Method) -> bool:
-        """Return whether it can be made."""
-        return method.facts.issuperset(self.facts)
+    def made_in(self, right: Estimator) -> list[Estimator]:
+        """Return the estimators with the mistake; none where it cannot be made."""
+        return [way(right) for way in self.ways] if self.where(right) else []
 
 
-RIGHT = Variant()
+def changes(right: Estimator, wrong: Estimator) -> dict[str, Any]:
+    """Return the fields that a mistake replaced, with their values."""
+    values = {f.name: (getattr(wrong, f.name), getattr(right, f.name)) for f in fields(right)}
+    return {name: value for name, (value, before) in values.items() if value != before}
 
 
-# The order is that of the report where hypotheses fit equally well: what is met most often first.
+def combined(right: Estimator, one: Estimator, other: Estimator) -> Estimator | None:
+    """Return the estimator with both of two mistakes; None where they are about the same step."""
+    first, second = changes(right, one), changes(right, other)
+    return None if first.keys() & second else replace(right, **first | second)
+
+
+# counts that are not the expected ones ------------------------------------------------------------
+
+
+def _of_neighbours(by: int) -> Expected:
+    """Return log(m q) with q of the class at a distance."""
+
+    def expected(drawn: Drawn) -> tuple[FloatArray, float]:
+        log_q = np.roll(drawn.proposal, by, axis=1)
+        # uniform q do not change, and where q is 0 the loss would be infinite: cannot be made
+        is_same = np.array_equal(log_q, drawn.proposal)
+        if is_same or (np.isneginf(log_q) & (drawn.one_draw > -np.inf)).any():
+            log_q = np.full_like(log_q, np.nan)
+        return log_q, drawn.log_num
+
+    return expected
+
+
+def _of_other_number(change: int) -> Expected:
+    """Return log(m q) with another m; NaN if that is 0."""
+
+    def expected(drawn: Drawn) -> tuple[FloatArray, float]:
+        m = round(float(np.exp(drawn.log_num))) + change
+        return drawn.one_draw, float(np.log(m)) if m > 0 else np.nan
+
+    return expected
+
+
+def _given_not_the_label(drawn: Drawn) -> tuple[FloatArray, float]:
+    """Return log(m q / (1 - q_t))."""
+    of_label = drawn.proposal[np.arange(len(drawn.labels)), drawn.labels]
+    return drawn.proposal - np.log(-np.expm1(of_label))[:, None], drawn.log_num
+
+
+def _at_least(log_least: float) -> Expected:
+    """Return log(m q) with q clipped from below."""
+    return lambda drawn: (np.maximum(drawn.one_draw, log_least), drawn.log_num)
+
+
+def _plus(log_added: float) -> Expected:
+    """Return log(m (q + a number))."""
+    return lambda drawn: (np.logaddexp(drawn.one_draw, log_added), drawn.log_num)
+
+
+# numbers that nobody gave
+_LOG_LEAST = np.log(10.0) * np.linspace(-9.0, -0.5, 18)  # of q
+_PENALTIES = np.exp(np.linspace(np.log(0.02), np.log(40.0), 9))  # subtracted from logits of hits
+_LOGITS = np.linspace(-30.0, 6.0, 19)  # of hits
+
+
+# The order is that of the report where several fit equally well: the most frequent first.
 FAULTS: dict[str, Fault] = {
     "log_q_added": Fault(
         "log q is added, not subtracted",
         "Subtract log(m q) from the logits of draws: what is drawn often must weigh less.",
-        (
-            Variant(link=lambda logs, draws: -(logs + draws)),
-            Variant(link=lambda logs, draws: -logs),
-            Variant(link=lambda logs, draws: -logs + draws),
+        where=lambda right: right.corrects_draws,
+        ways=(
+            lambda right: replace(right, link=lambda log_q, log_m: -(log_q + log_m)),
+            lambda right: replace(right, link=lambda log_q, log_m: -log_q),
+            lambda right: replace(right, link=lambda log_q, log_m: -log_q + log_m),
         ),
-        ("corrects draws",),
     ),
     "uncorrected": Fault(
         "logits are not corrected for how they were drawn",
         "Subtract log(m q) from the logit of each draw.",
-        (Variant(link=lambda logs, draws: np.zeros_like(logs), drops_count=True),),
-        ("corrects draws",),
+        where=lambda right: right.corrects_draws,
+        ways=(
+            lambda right: replace(
+                right, link=lambda log_q, log_m: np.zeros_like(log_q), divides_by_number=False
+            ),
+        ),
     ),
     "log_m_left_out": Fault(
         "log m is left out of the correction",
         "Subtract log q + log m, the log of the expected number of draws, not log q alone.",
-        (Variant(lambda counts: (counts.law, 0.0), drops_count=True),),
-        ("knows the number of draws",),
+        where=lambda right: right.corrects_repeated,
+        ways=(
+            lambda right: replace(
+                right, expected=lambda drawn: (drawn.one_draw, 0.0), divides_by_number=False
+            ),
+        ),
     ),
     "logarithm_missed": Fault(
         "q or m q is subtracted, without its logarithm",
         "Subtract log(m q); a sampler may return the expected counts m q themselves.",
-        (
-            Variant(link=lambda logs, draws: np.exp(logs + draws), drops_count=True),
-            Variant(link=lambda logs, draws: np.exp(logs), drops_count=True),
+        where=lambda right: right.corrects_draws,
+        ways=(
+            lambda right: replace(
+                right, link=lambda log_q, log_m: np.exp(log_q + log_m), divides_by_number=False
+            ),
+            lambda right: replace(
+                right, link=lambda log_q, log_m: np.exp(log_q), divides_by_number=False
+            ),
         ),
-        ("corrects draws",),
     ),
     "other_logarithm": Fault(
         "a logarithm to base 10 or 2 is subtracted",
         "Take the natural logarithm of m q.",
-        (
-            Variant(link=lambda logs, draws: (logs + draws) / np.log(10.0)),
-            Variant(link=lambda logs, draws: (logs + draws) / np.log(2.0)),
+        where=lambda right: right.corrects_draws,
+        ways=(
+            lambda right: replace(right, link=lambda log_q, log_m: (log_q + log_m) / np.log(10.0)),
+            lambda right: replace(right, link=lambda log_q, log_m: (log_q + log_m) / np.log(2.0)),
         ),
-        ("corrects draws",),
     ),
     "q_shifted": Fault(
         "q of other classes is subtracted, shifted by one",
         "Look at how ids and q are numbered: a class for padding or 'unknown' may be in one only.",
-        (Variant(_shifted(1)), Variant(_shifted(-1))),
-        ("corrects draws",),
+        where=lambda right: right.corrects_draws,
+        ways=(
+            lambda right: replace(right, expected=_of_neighbours(1)),
+            lambda right: replace(right, expected=_of_neighbours(-1)),
+        ),
     ),
     "q_not_conditioned": Fault(
         "the label is excluded from the draws, but q is not divided by 1 - q of the label",
         "Subtract log(m q / (1 - q_t)) where no draw can be the label.",
-        (Variant(lambda counts: (counts.q, counts.draws)),),
-        ("excludes the label", "corrects draws"),
+        where=lambda right: right.corrects_repeated and right.excludes_label,
+        ways=(
+            lambda right: replace(right, expected=lambda drawn: (drawn.proposal, drawn.log_num)),
+        ),
     ),
     "q_renormalised": Fault(
         "q is divided by 1 - q of the label, though the label is drawn like any other class",
         "Subtract log(m q), with q as it is drawn from; hits are left out after that.",
-        (Variant(_conditioned),),
-        ("draws the label", "corrects draws"),
+        where=lambda right: right.corrects_draws and right.adds_draws and not right.excludes_label,
+        ways=(lambda right: replace(right, expected=_given_not_the_label),),
     ),
     "inclusion_of_repeated": Fault(
         "draws may repeat a class, but are corrected by the chance that a set holds it",
         "Subtract log(m q) where draws may repeat; 1 - (1 - q)^m is for sets without repeats.",
-        (Variant(lambda counts: (counts.inclusion, 0.0)),),
-        ("divides by m",),
+        where=lambda right: right.corrects_repeated and not right.divides_by_kept,
+        ways=(lambda right: replace(right, expected=lambda drawn: (drawn.inclusion, 0.0)),),
     ),
     "distinct_as_repeated": Fault(
         "draws are without replacement, but are corrected by log(m q)",
         "Subtract the log of the chance that a class is in the set, which a sampler without "
         "replacement gives.",
-        (Variant(lambda counts: (counts.law, counts.draws)),),
-        ("corrects distinct draws",),
+        where=lambda right: right.corrects_distinct,
+        ways=(
+            lambda right: replace(right, expected=lambda drawn: (drawn.one_draw, drawn.log_num)),
+        ),
     ),
     "temperature_after": Fault(
         "the correction is multiplied by the inverse temperature",
         "Multiply h . c by tau first, then subtract log(m q).",
-        (Variant(tempered=True),),
-        ("corrects draws",),
+        where=lambda right: right.corrects_draws,
+        ways=(lambda right: replace(right, correction_times_tau=True),),
     ),
     "hits_kept": Fault(
         "draws of the label are not left out",
         "Give draws that are the label of their example the logit -inf.",
-        (Variant(hits="kept"),),
-        ("masks hits",),
+        where=lambda right: right.masks_hits,
+        ways=(lambda right: replace(right, hits="kept"),),
     ),
     "label_uncorrected": Fault(
         "the label's logit is not corrected as those of the draws are",
         "Subtract log(m q_t) from the label's logit too, or leave out draws of the label.",
-        (Variant(label_times=0.0),),
-        ("corrects the label",),
+        where=lambda right: right.corrects_label,
+        ways=(lambda right: replace(right, label_correction=0.0),),
     ),
     "label_corrected_twice": Fault(
         "the label's logit is corrected twice",
         "Subtract log(m q_t) from the label's logit once.",
-        (Variant(label_times=2.0),),
-        ("corrects the label",),
+        where=lambda right: right.corrects_label,
+        ways=(lambda right: replace(right, label_correction=2.0),),
     ),
     "label_twice": Fault(
         "the label is in the sum twice",
         "Put the label's own logit into the sum once, beside those of the draws.",
-        (Variant(label_weight=2.0),),
-        ("has a label in the sum",),
+        where=lambda right: right.has_label_in_sum,
+        ways=(lambda right: replace(right, label_weight=2.0),),
     ),
     "label_left_out": Fault(
         "the label's own logit is not in the sum",
         "Put the label's own logit into the sum, beside those of the draws.",
-        (Variant(label_weight=0.0),),
-        ("has a label in the sum",),
+        where=lambda right: right.has_label_in_sum,
+        ways=(lambda right: replace(right, label_weight=0.0),),
     ),
     "label_bias_twice": Fault(
         "the bias of the label is in its logit twice",
         "Add the bias of a class to its logit once, before the label's is taken off.",
-        (Variant(label_biases=2), Variant(label_biases=3)),
+        ways=(
+            lambda right: replace(right, label_biases=2),
+            lambda right: replace(right, label_biases=3),
+        ),
     ),
     "one_hit_left_out": Fault(
         "of several draws of the label only one is left out",
         "Give each draw of the label the logit -inf: a map from classes to places holds one place.",
-        (Variant(hits="kept", kind="one hit less"),),
-        ("masks hits", "is a sum"),
+        where=lambda right: right.masks_hits and right.is_sum,
+        ways=(lambda right: replace(right, hits="kept", reduction="one hit less"),),
     ),
     "hits_of_other_rows": Fault(
         "draws of another example's label are left out, and the example's own are not",
         "Compare each example's draws with its own label.",
-        tuple(Variant(hits=row) for row in ("next", "previous", "first")),
-        ("masks hits",),
+        where=lambda right: right.masks_hits,
+        ways=(
+            lambda right: replace(right, hits="next"),
+            lambda right: replace(right, hits="previous"),
+            lambda right: replace(right, hits="first"),
+        ),
     ),
     "hits_of_any_row": Fault(
         "draws of any example's label are left out, not of the example's own alone",
         "Compare each example's draws with its own label: those of others are draws like any.",
-        (Variant(hits="any"),),
-        ("masks hits",),
+        where=lambda right: right.masks_hits,
+        ways=(lambda right: replace(right, hits="any"),),
     ),
     "counted_twice": Fault(
         "one draw is in the sum twice",
         "Look for a draw that is joined to the others once more.",
-        (Variant(kind="twice"),),
-        ("is a sum",),
+        where=lambda right: right.is_sum,
+        ways=(lambda right: replace(right, reduction="twice"),),
     ),
     "duplicates_dropped": Fault(
         "a class that is drawn several times counts once",
         "Keep repeated draws: log(m q) is the log of how often a class is drawn.",
-        (Variant(once=True),),
-        ("adds draws",),
+        where=lambda right: right.adds_draws,
+        ways=(lambda right: replace(right, draws="once"),),
     ),
     "m_off_by_one": Fault(
         "the number of draws and the m of the correction differ by one",
         "Take for m the number of draws that are in the sum, without the label.",
-        (Variant(_off_by(1)), Variant(_off_by(-1)), Variant(more_draws=1), Variant(more_draws=-1)),
-        ("divides by m",),
+        where=lambda right: right.corrects_repeated and not right.divides_by_kept,
+        ways=(
+            lambda right: replace(right, expected=_of_other_number(1)),
+            lambda right: replace(right, expected=_of_other_number(-1)),
+            lambda right: replace(right, more_draws=1),
+            lambda right: replace(right, more_draws=-1),
+        ),
     ),
     "detached_negatives": Fault(
         "the gradient leaves out the draws",
         "Let the gradient flow through the logits of the draws too.",
-        (Variant(detached=True),),
-        ("has a label in the sum",),
+        where=lambda right: right.has_label_in_sum,
+        ways=(lambda right: replace(right, detached=True),),
     ),
     "divided_by_batch": Fault(
         "losses or gradients are divided by the size of the batch",
         "Return the loss of each example, and the gradient of their sum, not of their mean.",
-        (
-            Variant(slope_share=True),
-            Variant(loss_share=True, slope_share=True),
-            Variant(loss_share=True),
+        ways=(
+            lambda right: replace(right, gradient_over_batch=True),
+            lambda right: replace(right, loss_over_batch=True, gradient_over_batch=True),
+            lambda right: replace(right, loss_over_batch=True),
         ),
     ),
     "weights_of_first": Fault(
         "gradients are multiplied by the weight of the first example, not each by its own",
         "Multiply the gradient of each example by its weight before it is added to the others.",
+        ways=(
+            lambda right: replace(right, weighting=Weighting("own", "first", "first")),
+            lambda right: replace(right, weighting=Weighting("own", "own", "first")),
+        ),
+        in_gradients=True,
     ),
     "weights_ignored": Fault(
         "losses or gradients are not multiplied by the weights of their examples",
         "Multiply the gradient of each example by its weight before it is added to the others.",
+        ways=(
+            lambda right: replace(right, weighting=Weighting("none", "none", "none")),
+            lambda right: replace(right, weighting=Weighting("own", "none", "none")),
+            lambda right: replace(right, weighting=Weighting("own", "own", "none")),
+        ),
+        in_gradients=True,
     ),
     "labels_counted_once": Fault(
         "in the gradient of the class vectors a label that several examples share counts once",
         "Add up the rows of equal labels, as numpy.add.at does and `dW[labels] -= h` does not.",
+        ways=(lambda right: replace(right, weighting=Weighting(share_of_labels=1.0 / REPLICAS)),),
+        in_gradients=True,
     ),
     "dependent_draws": Fault(
         "draws of an example are not independent: the means are right, but single losses spread "
@@ -449,14 +384,43 @@ FAULTS: dict[str, Fault] = {
     "finite_mask": Fault(
         "draws of the label are masked by a finite number, which leaks",
         "Give draws that are the label of their example the logit -inf.",
+        where=lambda right: right.masks_hits and right.is_sum,
+        fitted=(
+            Fitted(
+                way=lambda right, number: replace(right, hit_penalty=number),
+                grid=_PENALTIES,
+                words=lambda number: f"their logits less {number:.2g}",
+            ),
+            Fitted(
+                way=lambda right, number: replace(right, hit_constant=number),
+                grid=_LOGITS,
+                words=lambda number: f"the logit {number:.2g}",
+            ),
+        ),
     ),
     "q_clipped": Fault(
         "q is clipped from below before its logarithm is taken",
         "Subtract log(m q) as it is: q of what has been drawn is above 0.",
+        where=lambda right: right.corrects_repeated and right.is_sum,
+        fitted=(
+            Fitted(
+                way=lambda right, log_least: replace(right, expected=_at_least(log_least)),
+                grid=_LOG_LEAST,
+                words=lambda log_least: f"q is at least {np.exp(log_least):.2g}",
+            ),
+        ),
     ),
     "epsilon_in_log": Fault(
         "a number is added to q before its logarithm is taken",
         "Subtract log(m q) as it is: q of what has been drawn is above 0.",
+        where=lambda right: right.corrects_repeated and right.is_sum,
+        fitted=(
+            Fitted(
+                way=lambda right, log_added: replace(right, expected=_plus(log_added)),
+                grid=_LOG_LEAST,
+                words=lambda log_added: f"log(q + {np.exp(log_added):.2g})",
+            ),
+        ),
     ),
     "probability_capped": Fault(
         "a number is added to the probability, or it is clipped, before its logarithm is taken",

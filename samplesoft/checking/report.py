@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from samplesoft._report import Column, Paragraph, Part, Report, Table, plain, titled_figure
-from samplesoft.checking.faults import FAULTS, METHODS
-from samplesoft.checking.hypotheses import Hypothesis
+from samplesoft.checking.candidates import Candidate
+from samplesoft.checking.estimators import ESTIMATORS
+from samplesoft.checking.faults import FAULTS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,13 +32,13 @@ class LossReport(Report):
     Attributes
     ----------
     scheme, fault : str or None
-        Names in `samplesoft.checking.faults.METHODS` and `samplesoft.checking.faults.FAULTS` of
-        the hypothesis that fits, of several that with the fewest mistakes, and then the nearest;
+        Names in `samplesoft.checking.estimators.ESTIMATORS` and `samplesoft.checking.faults.FAULTS`
+        of the candidate that fits, of several that with the fewest mistakes, and then the nearest;
         `fault` is None where the scheme is as it should be, ``"one + other"`` where two mistakes
         were made, and both are None where no hypothesis fits.
     consistent : tuple of (str, str or None)
         All hypotheses, scheme and fault, that the means allow.
-    scores : tuple of Hypothesis
+    scores : tuple of Candidate
         All hypotheses, those that are allowed first, then by their distance.
     limit : float
         The ``|z|`` above which a hypothesis is excluded: a right one with a chance below 1e-4. 0
@@ -79,7 +80,7 @@ class LossReport(Report):
     scheme: str | None
     fault: str | None
     consistent: tuple[tuple[str, str | None], ...]
-    scores: tuple[Hypothesis, ...]
+    scores: tuple[Candidate, ...]
     limit: float
     loss_bias: float | None
     gradient_bias: float | None
@@ -165,15 +166,15 @@ class LossReport(Report):
         evidence = f"Its {means} are the exact ones ({distance}{found})."
         # without mistakes that have no effect here
         same = [one.title for one in best.same if self.fault or one.scheme != self.scheme]
-        # by the order of `METHODS`, of which the first name is the usual one
+        # by the order of `ESTIMATORS`, of which the first name is the usual one
         allowed = {s.name for s in self.scores if s.allowed}
         others = [title for title in self._left if title != best.title]  # one in other words
         beside = [f"The same is: {'; '.join(same)}."] if same else []
         if others:
             beside.append(f"These means do not tell it from: {'; '.join(others)}.")
         if self.fault is None:
-            names = " or ".join(f"`{name}`" for name in METHODS if (name, None) in allowed)
-            lines = [f"The loss is right: {names}, {METHODS[self.scheme].aim}.", evidence]
+            names = " or ".join(f"`{name}`" for name in ESTIMATORS if (name, None) in allowed)
+            lines = [f"The loss is right: {names}, {ESTIMATORS[self.scheme].aim}.", evidence]
             if self.undecided:
                 lines[0] = (
                     f"Not decided after {calls}: the loss may be right ({names}), but mistakes fit "
@@ -301,9 +302,9 @@ class LossReport(Report):
         return figure
 
 
-def nearest(scores: tuple[Hypothesis, ...], num: int) -> list[Hypothesis]:
+def nearest(scores: tuple[Candidate, ...], num: int) -> list[Candidate]:
     """Return the first scores, one for each scheme and fault."""
-    first: dict[tuple[str, str | None], Hypothesis] = {}
+    first: dict[tuple[str, str | None], Candidate] = {}
     for s in scores:
         first.setdefault(s.name, s)
     return list(first.values())[:num]

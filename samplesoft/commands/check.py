@@ -17,7 +17,7 @@ import numpy as np
 
 from samplesoft._validation import as_choice
 from samplesoft.checking.check import check_loss
-from samplesoft.checking.faults import METHODS
+from samplesoft.checking.estimators import ESTIMATORS
 from samplesoft.checking.observe import NAMED, frames_of_user
 from samplesoft.commands.files import check_files
 from samplesoft.commands.options import (
@@ -43,9 +43,9 @@ _OPTIONS: Options = {
         required=True,
     ),
     "scheme": Option(
-        f"the scheme that it is meant to follow: {', '.join(METHODS)}",
+        f"the scheme that it is meant to follow: {', '.join(ESTIMATORS)}",
         metavar="NAME",
-        choices=METHODS,
+        choices=ESTIMATORS,
     ),
     "seed": Option(
         "of the problems (default 0)",

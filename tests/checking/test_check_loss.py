@@ -12,20 +12,15 @@ from checking.twins import log_uniform, make
 
 from samplesoft import check_loss, exact_bias
 from samplesoft._random import as_key
-from samplesoft.checking import hypotheses
+from samplesoft.checking import batches as of_batches
+from samplesoft.checking import candidates
+from samplesoft.checking.batches import Batches
 from samplesoft.checking.check import exact_score
-from samplesoft.checking.exact import (
-    Spread,
-    expectation,
-    moments,
-    smoothing_of,
-    squares,
-    with_rare_sets,
-)
-from samplesoft.checking.faults import FAULTS, METHODS, RIGHT
-from samplesoft.checking.hypotheses import Batches
+from samplesoft.checking.estimators import ESTIMATORS, full_sum
+from samplesoft.checking.exact import expectation, smoothing_of
+from samplesoft.checking.faults import FAULTS
 from samplesoft.checking.observe import Observer, extreme_problems, make_problem
-from samplesoft.checking.recipe import full_of, make_recipes
+from samplesoft.checking.spread import Spread, moments, squares, with_rare_sets
 from samplesoft.losses import InBatchLoss, make_loss
 from samplesoft.models import SoftmaxLayer
 from samplesoft.samplers import LogUniformSampler, SoftmaxSampler, UniformSampler, WeightedSampler
@@ -34,37 +29,34 @@ from samplesoft.schemes import exact_schemes
 SOME = np.array([0.5, 0.2, 0.2, 0.1])
 SOME_CALLS = 1 << 13  # the least with a verdict on losses without a gradient
 PROBLEM = make_problem(SOME, 3, 1.3, True, np.uint64(0))
-DRAWN = [  # the recipes of `distinct_reject` are two
-    name
-    for name, method in METHODS.items()
-    if method.draws and name not in ("full", "distinct_reject")
+DRAWN = [  # the sums of `distinct_reject` are two
+    name for name, one in ESTIMATORS.items() if one.has_draws and name != "distinct_reject"
 ]
 
 
-def recipes_of(name, variant):
-    m = 2 if "distinct" in name else 3
-    return make_recipes(PROBLEM, METHODS[name], variant, m, batch=8)
+def sums_of(name, fault=None, way=0):
+    """Return the sums of an estimator, with one way to make a fault; none where it cannot be."""
+    one, m = ESTIMATORS[name], 2 if "distinct" in name else 3
+    if fault is not None:
+        one = FAULTS[fault].made_in(one)[way]
+    return one(PROBLEM, m, batch=8)
 
 
 def mistakes():
-    """Yield each way of each fault on a method of each kind of draws, in turn."""
+    """Yield each way of each fault on an estimator of each kind of draws, in turn."""
     turn, kinds = itertools.count(), ("repeated", "independent", "distinct", "once")
     for fault, one in FAULTS.items():
-        for draws, variant in itertools.product(kinds, one.variants):
-            names = [x for x in DRAWN if METHODS[x].draws == draws and one.applies(METHODS[x])]
-            names = [name for name in names if recipes_of(name, variant)]
+        for draws, way in itertools.product(kinds, range(0 if one.in_gradients else len(one.ways))):
+            names = [x for x in DRAWN if ESTIMATORS[x].draws == draws and one.where(ESTIMATORS[x])]
+            names = [name for name in names if sums_of(name, fault, way)]
             if names:
-                yield names[next(turn) % len(names)], fault, variant
+                yield names[next(turn) % len(names)], fault, way
 
 
-CASES = [*((name, None, RIGHT) for name in DRAWN), *mistakes()]
+CASES = [*((name, None, 0) for name in DRAWN), *mistakes()]
 
 
 # exact means, by going through all draws ---------------------------------------------------------
-
-
-def draws_of(method, variant):
-    return "once" if variant.once else method.draws
 
 
 def outcomes(draws, q, m):
@@ -94,76 +86,76 @@ def drawn_from(problem, e, excludes):
     return q / q.sum()
 
 
-def losses_of(recipe, e, ids, own, draws):
+def losses_of(one, e, ids, own, draws):
     """Return losses (K,), where `own` is the label's logit and `draws` (n,) those of draws."""
     x = np.where(ids < 0, -np.inf, draws[ids])
-    if recipe.kind == "one hit less":
-        hits = ids == recipe.labels[e]
+    if one.reduction == "one hit less":
+        hits = ids == one.labels[e]
         x[hits & (hits.cumsum(axis=1) == 1)] = -np.inf
-    if recipe.kind == "twice":
+    if one.reduction == "twice":
         x = np.hstack([x, x[:, :1]])
-    if recipe.kind == "logistic":
+    if one.reduction == "logistic":
         return np.logaddexp(0.0, -own) + np.logaddexp(0.0, x).sum(axis=1)
-    base = own + recipe.base[e] - recipe.own[e]  # other labels than one, or none
-    if recipe.kind == "kept":
+    base = own + one.base[e] - one.own[e]  # other labels than one, or none
+    if one.reduction == "kept":
         kept = (x > -np.inf).sum(axis=1, keepdims=True)
         x = x - np.log(np.maximum(kept, 1))
 
     def log_sums(values):
         return np.logaddexp.reduce(values, axis=1, initial=base) - own
 
-    if recipe.kind == "jackknife":
+    if one.reduction == "jackknife":
         m = x.shape[1]
         less = [log_sums(np.delete(x, i, axis=1) + np.log(m / (m - 1))) for i in range(m)]
         return m * log_sums(x) - (m - 1) * np.mean(less, axis=0)
     return log_sums(x)
 
 
-@pytest.mark.parametrize(("name", "fault", "variant"), CASES)
-def test_exact_means_are_those_over_all_draws(name, fault, variant):
-    method = METHODS[name]
-    recipes = recipes_of(name, variant)
-    (recipe,), found = recipes, expectation(recipes)
-    sizes = recipe.num_draws if recipe.sets is None else 2 if "distinct" in name else 3
+@pytest.mark.parametrize(("name", "fault", "way"), CASES)
+def test_exact_means_are_those_over_all_draws(name, fault, way):
+    sums = sums_of(name, fault, way)
+    (one,), found = sums, expectation(sums)
+    draws_of = "once" if fault == "duplicates_dropped" else ESTIMATORS[name].draws
+    sizes = one.num_draws if one.sets is None else 2 if "distinct" in name else 3
     for e, label in enumerate(PROBLEM.labels[:2]):
-        law = drawn_from(PROBLEM, e, method.scheme.excludes_label and name != "poisson")
-        chances, ids = outcomes(draws_of(method, variant), law, sizes)
+        law = drawn_from(PROBLEM, e, ESTIMATORS[name].excludes_label and name != "poisson")
+        chances, ids = outcomes(draws_of, law, sizes)
         if name == "poisson":
             ids = np.where(ids == label, -1, ids)
         assert chances.sum() == pytest.approx(1.0)
 
         def mean(own, draws, e=e, chances=chances, ids=ids):
-            return chances @ losses_of(recipe, e, ids, own, draws)
+            return chances @ losses_of(one, e, ids, own, draws)
 
-        own, draws = recipe.own[e], recipe.draws[e]
-        digits = 1e-10 if recipe.sets is None else 1e-7
-        assert found.losses[e] == pytest.approx(recipe.loss_scale * mean(own, draws), rel=digits)
+        own, draws = one.own[e], one.logits[e]
+        digits = 1e-10 if one.sets is None else 1e-7
+        assert found.losses[e] == pytest.approx(one.loss_factor * mean(own, draws), rel=digits)
         for j in range(PROBLEM.num_classes):  # a class's logit moves those of its draws too
             step = 1e-5 * np.eye(PROBLEM.num_classes)[j]
-            follows = (draws > -np.inf) & (not recipe.detached)
+            follows = (draws > -np.inf) & (not one.detached)
             ends = [
                 mean(own + s * step[label], np.where(follows, draws + s * step, draws))
                 for s in (1.0, -1.0)
             ]
-            slope = recipe.slope_scale * (ends[0] - ends[1]) / 2e-5
-            assert found.slopes[e, j] == pytest.approx(slope, abs=1e-7 if recipe.sets else 2e-8)
+            slope = one.gradient_factor * (ends[0] - ends[1]) / 2e-5
+            assert found.d_logits[e, j] == pytest.approx(slope, abs=1e-7 if one.sets else 2e-8)
 
 
 @pytest.mark.parametrize("name", ["negatives", "masked", "candidate", "candidate_masked"])
 @pytest.mark.parametrize("follow", [False, True])
 def test_exact_means_of_label_smoothing(name, follow):
     """What smoothing adds is linear in the logits: the label's less the mean of all candidates'."""
-    (recipe,), n = recipes_of(name, RIGHT), PROBLEM.num_classes
+    (one,), n = sums_of(name), PROBLEM.num_classes
     hits = np.linspace(-2.0, -1.0, len(PROBLEM.labels))  # logits of draws of the label
-    times, x = recipe.num_draws * recipe.law, recipe.with_hits(hits).draws
-    found = smoothing_of(recipe, times, x, follow)
+    times, x = one.num_draws * one.probs, one.with_hits(hits).logits
+    found = smoothing_of(one, times, x, follow)
     for e, label in enumerate(PROBLEM.labels):
-        law = drawn_from(PROBLEM, e, METHODS[name].scheme.excludes_label)
-        chances, ids = outcomes("repeated", law, recipe.num_draws)
+        law = drawn_from(PROBLEM, e, ESTIMATORS[name].excludes_label)
+        chances, ids = outcomes("repeated", law, one.num_draws)
 
         def added(logits, e=e, label=label, chances=chances, ids=ids):
             moved = logits - PROBLEM.logits[e]
-            own, x = recipe.own[e] + moved[label], recipe.draws[e] + moved
+            own, x = one.own[e] + moved[label], one.logits[e] + moved
             x[label] = hits[e] + (moved[label] if follow else 0.0)
             candidates = np.column_stack([np.full(len(ids), own), x[ids]])
             return own - chances @ candidates.mean(axis=1)
@@ -171,37 +163,37 @@ def test_exact_means_of_label_smoothing(name, follow):
         o = PROBLEM.logits[e]
         assert found.losses[e] == pytest.approx(added(o), abs=1e-12)
         slopes = [added(o + step) - added(o) for step in np.eye(n)]
-        np.testing.assert_allclose(found.slopes[e], slopes, atol=1e-12)
+        np.testing.assert_allclose(found.d_logits[e], slopes, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", DRAWN)
 def test_mistakes_that_are_tried_are_none_that_change_nothing(name):
     """Else a right loss might be called wrong."""
-    right = expectation(recipes_of(name, RIGHT))
+    right = expectation(sums_of(name))
     # where the label is corrected as well, what is a factor of all may be left out
     factors = {"log_m_left_out", "m_off_by_one", "q_renormalised"}
-    free = factors if METHODS[name].scheme.corrects_label else set()
+    free = factors if ESTIMATORS[name].corrects_label else set()
     for fault, one in FAULTS.items():
-        for variant in one.variants if one.applies(METHODS[name]) else ():
-            recipes = recipes_of(name, variant)
-            if recipes:
-                wrong = expectation(recipes)
+        for way in () if one.in_gradients else range(len(one.made_in(ESTIMATORS[name]))):
+            sums = sums_of(name, fault, way)
+            if sums:
+                wrong = expectation(sums)
                 same = np.allclose(wrong.losses, right.losses, rtol=1e-6)
-                same &= np.allclose(wrong.slopes, right.slopes, atol=1e-6)
+                same &= np.allclose(wrong.d_logits, right.d_logits, atol=1e-6)
                 assert not same or fault in free, fault
 
 
-BY_TRIES = [n for n in METHODS if "distinct" in n and "negative_" not in n and "reject" not in n]
+BY_TRIES = [n for n in ESTIMATORS if "distinct" in n and "negative_" not in n and "reject" not in n]
 
 
 @pytest.mark.parametrize("name", BY_TRIES)
 def test_exact_means_of_draws_that_are_corrected_by_tries(name):
     """How many tries a sequence takes is a sum of geometric numbers."""
-    method, m, most = METHODS[name], 2, 200
-    found = expectation(make_recipes(PROBLEM, method, RIGHT, m, batch=8, tries=True))
+    right, m, most = ESTIMATORS[name], 2, 200
+    found = expectation(replace(right, by_tries=True)(PROBLEM, m, batch=8))
     o, labels = PROBLEM.logits, PROBLEM.labels
     for e, label in enumerate(labels[:2]):
-        q, mean = drawn_from(PROBLEM, e, method.scheme.excludes_label), 0.0
+        q, mean = drawn_from(PROBLEM, e, right.excludes_label), 0.0
         tries = np.arange(m, most)
         with np.errstate(divide="ignore"):
             counts = -np.expm1(tries[:, None] * np.log1p(-q))
@@ -209,13 +201,13 @@ def test_exact_means_of_draws_that_are_corrected_by_tries(name):
         for first, second in itertools.permutations(np.flatnonzero(q), m):
             chances = q[first] * q[second] * q[first] ** (tries - m)
             x = (o[e] - logs)[:, [first, second]]
-            if method.scheme.hits == "masked":
+            if right.masks_hits:
                 x[:, np.array([first, second]) == label] = -np.inf
-            own = o[e, label] - (logs[:, label] if method.scheme.corrects_label else 0.0)
-            if method.logistic:
+            own = o[e, label] - (logs[:, label] if right.corrects_label else 0.0)
+            if right.reduction == "logistic":
                 values = np.logaddexp(0.0, -own) + np.logaddexp(0.0, x).sum(axis=1)
             else:
-                base = own if method.scheme.label_in_sum else -np.inf
+                base = own if right.label_weight else -np.inf
                 values = np.logaddexp(base, np.logaddexp.reduce(x, axis=1)) - own
             mean += chances @ values
         assert found.losses[e] == pytest.approx(mean, abs=1e-4)
@@ -224,9 +216,9 @@ def test_exact_means_of_draws_that_are_corrected_by_tries(name):
 @pytest.mark.parametrize("m", [1, 2])
 def test_exact_means_of_sets_from_which_the_label_is_thrown_away(m):
     """Others weigh by their chance to be in the set, given whether the label is."""
-    recipes = make_recipes(PROBLEM, METHODS["distinct_reject"], RIGHT, m, batch=8)
-    found, about = expectation(recipes), np.full(4, 0.7)
-    known = squares(recipes, about)
+    sums = ESTIMATORS["distinct_reject"](PROBLEM, m, batch=8)
+    found, about = expectation(sums), np.full(4, 0.7)
+    known = squares(sums, about)
     for e, label in enumerate(PROBLEM.labels):
         o, losses, slopes = PROBLEM.logits[e], 0.0, 0.0
         chances, ids = outcomes("distinct", SOME, m)
@@ -244,28 +236,28 @@ def test_exact_means_of_sets_from_which_the_label_is_thrown_away(m):
             slopes = slopes + p @ (masses / sums[:, None])
             of_squares += p @ (each - 0.7) ** 2
         assert found.losses[e] == pytest.approx(losses, rel=1e-7)
-        np.testing.assert_allclose(found.slopes[e], slopes - np.eye(4)[label], atol=1e-7)
+        np.testing.assert_allclose(found.d_logits[e], slopes - np.eye(4)[label], atol=1e-7)
         if known is not None:
             assert known[0][e] == pytest.approx(of_squares, rel=1e-6)
 
 
 @pytest.mark.parametrize("name", DRAWN)
 def test_exact_moments_are_those_over_all_draws(name):
-    method, m, about = METHODS[name], 2 if "distinct" in name else 4, 0.7
-    recipes = make_recipes(PROBLEM, method, RIGHT, m, batch=8)
-    recipe, known = recipes[0], squares(recipes, np.full(4, about))
+    right, m, about = ESTIMATORS[name], 2 if "distinct" in name else 4, 0.7
+    sums = right(PROBLEM, m, batch=8)
+    one, known = sums[0], squares(sums, np.full(4, about))
     if name.startswith("jackknife"):
         assert known is None
         return
     for e in range(4):
-        law = drawn_from(PROBLEM, e, method.scheme.excludes_label and name != "poisson")
-        chances, ids = outcomes(method.draws, law, m)
+        law = drawn_from(PROBLEM, e, right.excludes_label and name != "poisson")
+        chances, ids = outcomes(right.draws, law, m)
         if name == "poisson":
             ids = np.where(ids == PROBLEM.labels[e], -1, ids)
-        x = losses_of(recipe, e, ids, recipe.own[e], recipe.draws[e]) - about
+        x = losses_of(one, e, ids, one.own[e], one.logits[e]) - about
         powers = [chances @ x**k for k in range(7)]
-        digits = 1e-7 if recipe.sets is None else 1e-5
-        np.testing.assert_allclose(moments(recipe, e, about), powers, rtol=1e-6, atol=digits)
+        digits = 1e-7 if one.sets is None else 1e-5
+        np.testing.assert_allclose(moments(one, e, about), powers, rtol=1e-6, atol=digits)
         if known is None:
             continue
         of_squares = x**2 - powers[2]
@@ -284,14 +276,14 @@ def test_the_spread_of_a_label_far_behind_is_that_over_all_draws(name):
     """Draws that are all hits leave it alone: one by one they say nothing of that."""
     ordinary = make_problem(SOME, 3, 1.0, False, np.uint64(0))
     problem, _ = next(extreme_problems(SOME, ordinary, num_sampled=3, key=np.uint64(0)))
-    recipes = make_recipes(problem, METHODS[name], RIGHT, 3, batch=8)
-    (recipe,), e = recipes, 1
-    none, centre = Spread(np.zeros(4), np.zeros(4)), expectation(recipes).losses
-    chances, ids = outcomes(METHODS[name].draws, problem.q[e], 3)
-    x = losses_of(recipe, e, ids, recipe.own[e], recipe.draws[e])
+    sums = ESTIMATORS[name](problem, 3, batch=8)
+    (one,), e = sums, 1
+    none, centre = Spread(np.zeros(4), np.zeros(4)), expectation(sums).losses
+    chances, ids = outcomes(ESTIMATORS[name].draws, problem.q[e], 3)
+    x = losses_of(one, e, ids, one.own[e], one.logits[e])
     x = x - chances @ x
     deviation = np.sqrt(chances @ x**2)
-    width = with_rare_sets(none, recipes, centre)
+    width = with_rare_sets(none, sums, centre)
     assert width.deviations[e] == pytest.approx(deviation, rel=1e-4)
     skewness = abs(chances @ x**3) / deviation**3
     assert width.skewness[e] == pytest.approx(skewness, rel=1e-3, abs=1e-3)
@@ -556,7 +548,7 @@ def test_negatives_of_the_batch(loss, scheme, fault):
 @pytest.mark.parametrize(("mask", "fault"), [(True, None), (False, "hits_kept")])
 def test_negatives_of_the_batch_of_very_many_classes(mask, fault, monkeypatch):
     """Labels that are drawn from all of them are hardly ever equal."""
-    monkeypatch.setattr(hypotheses, "_BATCHES", 2)
+    monkeypatch.setattr(of_batches, "_BATCHES", 2)
     right, distinct = in_batch(lambda log_q, m: log_q + np.log(m), mask=mask), []
 
     def loss(class_embeddings, h, labels, *given):
@@ -969,8 +961,8 @@ def test_the_remedies_of_candidates_lead_to_two_right_losses():
 def test_what_a_corrected_label_leads_to(name):
     """With many draws: the full loss, or the odds against the label, and log(m q) of it."""
     m, rows = 10**6, np.arange(len(PROBLEM.labels))
-    means = expectation(make_recipes(PROBLEM, METHODS[name], RIGHT, m, batch=8)).losses
-    full, own = expectation([full_of(PROBLEM)]).losses, PROBLEM.q[rows, PROBLEM.labels]
+    means = expectation(ESTIMATORS[name](PROBLEM, m, batch=8)).losses
+    full, own = expectation([full_sum(PROBLEM)]).losses, PROBLEM.q[rows, PROBLEM.labels]
     limit = full if name == "candidate" else np.log(np.expm1(full))
     np.testing.assert_allclose(means, limit + np.log(m * own), atol=1e-5)
 
@@ -1269,10 +1261,8 @@ def test_right_losses_are_not_called_wrong_where_draws_are_rare(scheme, m, share
     """Of one call in a hundred comes most of a mean, which few calls do not show."""
     q = np.array([0.9, 0.06, 0.02, 0.012, 0.008])
     monkeypatch.setattr(twins, "log_uniform", lambda n: q)
-    monkeypatch.setattr(
-        hypotheses, "_SINGLE", [()]
-    )  # which take their time, and call nothing wrong
-    monkeypatch.setattr(hypotheses, "_KEPT", {})
+    monkeypatch.setattr(candidates, "_SINGLE", [])  # which take their time, and call nothing wrong
+    monkeypatch.setattr(candidates, "_KEPT", {})
     for seed in range(2):
         report = check_loss(make(scheme, shared=shared), q, m, rng=seed, calls=4096)
         assert (scheme, None) in report.consistent, report
@@ -1525,14 +1515,14 @@ def test_the_report(tmp_path):
 def test_means_without_replacement_are_those_of_the_exact_bias(name):
     """Two computations that share no line."""
     m = 3
-    recipes = make_recipes(PROBLEM, METHODS[name], RIGHT, m, batch=8)
-    if not recipes:  # the label is excluded, and no class is left out
+    sums = ESTIMATORS[name](PROBLEM, m, batch=8)
+    if not sums:  # the label is excluded, and no class is left out
         assert name == "distinct"
         return
-    found, full = expectation(recipes), expectation([full_of(PROBLEM)])
+    found, full = expectation(sums), expectation([full_sum(PROBLEM)])
     exact = exact_bias(PROBLEM.logits, PROBLEM.labels, PROBLEM.q, m, scheme=name)
     np.testing.assert_allclose(found.losses - full.losses, exact.loss_bias, atol=1e-6)
-    np.testing.assert_allclose(found.slopes - full.slopes, exact.bias, atol=1e-6)
+    np.testing.assert_allclose(found.d_logits - full.d_logits, exact.bias, atol=1e-6)
 
 
 @pytest.mark.slow

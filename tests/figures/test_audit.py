@@ -15,7 +15,8 @@ from scipy.special import log_softmax
 from scripts import read_rows
 
 from samplesoft import exact_bias
-from samplesoft.checking.faults import FAULTS, METHODS
+from samplesoft.checking.estimators import ESTIMATORS
+from samplesoft.checking.faults import FAULTS
 from samplesoft.data import Embeddings
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +37,7 @@ def test_committed_numbers():
             f"{one.package}=={row['version']}" in re.sub(r"\[\w+\]|-cpu", "", requirement)
             for requirement in ENVIRONMENTS[one.environment]
         )
-        assert row["scheme"] in ("", *METHODS)
+        assert row["scheme"] in ("", *ESTIMATORS)
         assert set(filter(None, row["mistake"].split(" + "))) <= set(FAULTS)
         assert (row["l1_bias"] == "") == (not one.law and one.scheme != "full")
     picture = (ROOT / "figures" / "audit.png").read_bytes()

@@ -1,0 +1,204 @@
+"""Losses whose negatives are the labels of the batch: nothing is random, single values compare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from samplesoft._validation import FloatArray
+from samplesoft.checking.candidates import (
+    LOG_FACTORS,
+    Candidate,
+    Part,
+    all_of_one_kind,
+    nearest,
+    observed_parts,
+    with_smoothing,
+)
+from samplesoft.checking.estimators import ESTIMATORS, Estimator, SampledSum, sum_without_draws
+from samplesoft.checking.exact import expectation, smoothing_of
+from samplesoft.checking.faults import AND, FAULTS, combined
+from samplesoft.checking.observe import Observed, Observer, Problem
+
+_BATCHES = 12
+_IN_BATCH = {
+    "masked": "in_batch",
+    "candidate_masked": "in_batch_candidate",
+    "candidate": "in_batch_candidate_kept",
+}
+
+
+class _Known(NamedTuple):
+    """A way to use the labels of the batch: a scheme, mistakes in it, and the m of the correction.
+
+    That is 1, or the number of ``"others"`` in the batch, of ``"all"`` in it, or the ``"given"``
+    one. `estimator` has the mistakes that are about a step of the loss.
+    """
+
+    scheme: str
+    fault: str | None
+    estimator: Estimator
+    num: str | int = "others"
+
+
+def _with(scheme: str, *faults: str) -> Estimator:
+    """Return a scheme with the first way to make each of one or two mistakes."""
+    right = ESTIMATORS[scheme]
+    first, *rest = (FAULTS[name].made_in(right)[0] for name in faults)
+    both = combined(right, first, rest[0]) if rest else first
+    assert both is not None  # about different steps of the loss
+    return both
+
+
+def _known() -> Iterator[_Known]:
+    for scheme in _IN_BATCH:
+        yield _Known(scheme, None, ESTIMATORS[scheme])
+    masked, hits_kept = ESTIMATORS["masked"], _with("masked", "hits_kept")
+    yield _Known("masked", "uncorrected", _with("masked", "uncorrected"))
+    added = _with("masked", "log_q_added")
+    yield _Known("masked", "log_q_added", added)
+    yield _Known("candidate_masked", "log_q_added", _with("candidate_masked", "log_q_added"))
+    yield _Known("masked", "log_q_added", added, 1)
+    for way in FAULTS["hits_of_other_rows"].made_in(masked):
+        yield _Known("masked", "hits_of_other_rows", way)
+    yield _Known("masked", "log_m_left_out", masked, 1)
+    yield _Known("masked", "in_batch_count", masked, "all")
+    yield _Known("masked", "in_batch_count", masked, "given")
+    yield _Known("masked", "hits_kept", hits_kept)
+    uncorrected = _with("masked", "uncorrected", "hits_kept")
+    yield _Known("masked", f"uncorrected{AND}hits_kept", uncorrected)
+    added = _with("masked", "log_q_added", "hits_kept")
+    yield _Known("masked", f"log_q_added{AND}hits_kept", added)
+    yield _Known("masked", f"log_m_left_out{AND}hits_kept", hits_kept, 1)
+    yield _Known("masked", f"log_q_added{AND}hits_kept", added, 1)
+    yield _Known("candidate", "log_q_added", _with("candidate", "log_q_added"))
+
+
+_KNOWN = tuple(_known())
+
+
+class Batches:
+    """The losses of some batches of random labels, and those of each way to use these.
+
+    Nothing is random then, so single values are compared. Gradients come with them, if asked for.
+    """
+
+    def __init__(self, observer: Observer, gradients: int) -> None:
+        rng, problem, self._observer = np.random.default_rng(0), observer.problem, observer
+        drawn = np.sort(problem.by_frequency)
+        self._gradients, self._size = gradients, observer.batch
+        observed: list[FloatArray] = []
+        noise: list[FloatArray] = []
+        self._batches: list[tuple[Problem, FloatArray]] = []
+        for _ in range(_BATCHES):
+            # labels of as many classes as examples, so that batches hold hits; losses are compared
+            # one by one
+            rows = rng.integers(0, len(problem.labels), self._size)
+            labels = rng.choice(rng.choice(drawn, self._size), self._size)
+            here = problem.of_rows(rows, labels)
+            parts = observer.results_of(here, 0)
+            observed += [part.ravel() for part in parts[: 1 + gradients]]
+            moved = observer.rounding_of_parts(here)
+            noise += [
+                np.full(part.size, of_part)
+                for part, of_part in zip(parts[: 1 + gradients], moved, strict=False)
+            ]
+            counts = np.bincount(labels, minlength=problem.num_classes)
+            times = np.tile(counts.astype(float), (self._size, 1))  # of the others in the batch
+            times[np.arange(self._size), labels] -= 1.0
+            self._batches.append((here, times))
+        results = np.concatenate(observed)
+        rounding = observer.rounding * (np.abs(problem.logits).max() + np.abs(results).max())
+        nothing = np.zeros_like(results)  # values, not means: no errors but those of rounding
+        self.observed = Observed(
+            means=results,
+            stderrs=nothing,
+            rounding=np.maximum(nothing + rounding, np.concatenate(noise)),
+            sizes=nothing + 1.0,
+            calls=_BATCHES,
+            skewness=nothing,
+        )
+
+    def known(self) -> Iterator[Candidate]:
+        """Yield ways that have no number which nobody gave."""
+        m, problem = self._size - 1, self._observer.problem
+        numbers = {"others": m, "all": self._size, "given": self._observer.num_sampled, 1: 1}
+        seen = set()
+        for one in _KNOWN:
+            count, expected, number = numbers[one.num], None, ""
+            key = one.scheme, one.estimator, count
+            if key in seen:  # each once, if it is one of the other counts
+                continue
+            seen.add(key)
+            if one.fault is None:  # the mean over batches
+                expected = expectation(one.estimator(problem, m, self._size))
+            if one.fault is None or one.num == 1:
+                number = f"m is B - 1 = {m} in a batch of {self._size}, whatever `num_sampled` says"
+            elif one.fault == "in_batch_count":
+                number = f"corrected for m = {count}, where B - 1 = {m} others are in the batch"
+            means = self._means(one.estimator, count)
+            name = _IN_BATCH[one.scheme]
+            yield Candidate(name, one.fault, means=means, expected=expected, number=number)
+
+    def fitted(self) -> Iterator[Candidate]:
+        """Yield the best of ways that have a number: another temperature, and label smoothing."""
+        tau = self._observer.problem.tau
+        for scheme, name in _IN_BATCH.items():
+            yield nearest(partial(self._at_tau, scheme), np.log(tau) + LOG_FACTORS, self.observed)
+            # hits are no candidates, or have a constant logit; where they are kept, their own
+            masks = [None] if scheme == "candidate" else [None, self._logit_of_hits(scheme)]
+            for mask in masks:
+                parts = self._smoothed(scheme, mask)
+                yield with_smoothing(parts, self._gradients, self.observed, name, mask)
+
+    def _logit_of_hits(self, scheme: str) -> float:
+        """Return the best one for label smoothing, which is linear in it and in its fraction."""
+        of_masks = (self._smoothed(scheme, mask) for mask in (0.0, 1.0))
+        (plain, less), (_, more) = (observed_parts(parts, self._gradients) for parts in of_masks)
+        # the fraction times what smoothing adds with hits at 0, and the fraction times their logit
+        columns = np.column_stack([less, more - less])
+        fraction, times_logit = np.linalg.lstsq(columns, self.observed.means - plain)[0]
+        return float(times_logit / fraction) if fraction else 0.0
+
+    def _smoothed(self, scheme: str, mask: float | None) -> list[Part]:
+        """Return for each batch the means of a scheme there, and what label smoothing adds."""
+        parts, follow = [], scheme == "candidate"
+        tau = self._observer.problem.tau
+        for here, times, one in self._sums(ESTIMATORS[scheme], self._size - 1, tau):
+            x, of_others = np.where(times > 0.0, one.logits, 0.0), times.copy()
+            if not follow:
+                hits = np.arange(len(x)), here.labels
+                x[hits] = mask or 0.0
+                of_others[hits] = times[hits] * (mask is not None)
+            added = smoothing_of(one, of_others, x, follow)
+            parts.append(Part(expectation([one]), added, here))
+        return parts
+
+    def _at_tau(self, scheme: str, log_tau: float) -> Candidate:
+        tau = float(np.exp(log_tau))
+        means = self._means(ESTIMATORS[scheme], self._size - 1, tau)
+        number = f"tau is {tau:.6g}"
+        return Candidate(_IN_BATCH[scheme], "other_temperature", means=means, number=number)
+
+    def _means(self, estimator: Estimator, m: int, tau: float | None = None) -> FloatArray:
+        found = self._sums(estimator, m, tau or self._observer.problem.tau)
+        return np.concatenate(
+            [expectation([one]).observed(here, self._gradients) for here, _, one in found]
+        )
+
+    def _sums(
+        self, estimator: Estimator, m: int, tau: float
+    ) -> Iterator[tuple[Problem, FloatArray, SampledSum]]:
+        """Yield for each batch its problem, how often each class is beside a label, and the sum."""
+        for given, times in self._batches:
+            here = given.at_tau(tau)
+            with np.errstate(divide="ignore"):
+                drawn = all_of_one_kind(here, np.log(here.q), float(np.log(m)))
+            own, base, x = estimator.logits(here, drawn)
+            with np.errstate(divide="ignore"):
+                certain = x + np.log(times)
+            yield here, times, replace(sum_without_draws(here.labels, own, base, certain), logits=x)

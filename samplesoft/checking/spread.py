@@ -1,0 +1,232 @@
+r"""How widely single losses and gradients spread under a hypothesis, and the moments of a loss.
+
+A mean of calls is tested in its standard error, and a mean of squares as well. Their own spread is
+known in two ways: to first order in what single draws add (`spread`), and exactly, where the mean
+of exp(-s log S) has the integral of `samplesoft.checking.exact` with powers of log u (`squares`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import factorial
+from typing import NamedTuple
+
+import numpy as np
+from scipy.linalg import toeplitz
+
+from samplesoft._validation import FloatArray
+from samplesoft.bias.without_replacement.sets import Sets
+from samplesoft.checking.estimators import SampledSum
+from samplesoft.checking.exact import ALL_DIGITS, OF_MOMENTS, integral
+from samplesoft.checking.observe import Problem
+
+
+class Spread(NamedTuple):
+    """Standard deviation and skewness (K,) of the results for one set of draws."""
+
+    deviations: FloatArray
+    skewness: FloatArray
+
+
+_MIN_REST = 1e-3  # of the sum
+_NEARLY_ONE = 1.0 - 2.0**-53
+
+
+def spread(
+    sums: Sequence[SampledSum], losses: FloatArray, problem: Problem, gradients: int
+) -> Spread:
+    """Return the spread of losses and gradients; `losses` (E,) are the mean losses.
+
+    It is linearised in what single draws add; of losses without a mistake `squares` is exact.
+    """
+    one = max(sums, key=lambda each: float(np.mean(each.weight)))
+    rows, labels, x = np.arange(len(one.probs)), one.labels, one.logits
+    probs, m = one.probs, one.num_draws * np.ones((len(one.probs), 1))
+    if one.reduction == "kept":  # draws without weight are as if they had not been made
+        probs = np.where(x > -np.inf, probs, 0.0)
+        kept = probs.sum(axis=1, keepdims=True)
+        probs = probs / kept
+        m = m * kept
+        x = x - np.log(m)
+    if one.reduction == "one hit less":  # of k draws of the label, k - 1 have weight
+        hits = probs[rows, labels]
+        probs = probs.copy()
+        probs[rows, labels] = hits + np.expm1(m[:, 0] * np.log1p(-hits)) / m[:, 0]
+    log_rest = np.zeros(len(x))  # of logistic losses log(1 + exp(x)): the rest of each sum is 1
+    if one.reduction != "logistic":
+        log_sum = losses / one.loss_factor + one.own
+        with np.errstate(divide="ignore", invalid="ignore"):
+            # of one draw: probabilities of sets sum to the size of the set
+            log_size = np.log(probs.sum(axis=1))
+            log_all = np.logaddexp.reduce(np.log(probs) + x, axis=1)
+            log_drawn = np.where(log_size > -np.inf, log_all - log_size, -np.inf)
+        rest = 1.0 - np.exp(np.minimum(log_drawn - log_sum, 0.0))
+        log_rest = log_sum + np.log(np.maximum(rest, _MIN_REST))
+        log_rest = np.maximum(log_rest, one.certain_mass)
+    # the change of log S by one draw more than the rest of the sum, to first order in the draws
+    parts = [one.loss_factor * np.logaddexp(0.0, x - log_rest[:, None])[:, :, None]]
+    if gradients:
+        of_sum = np.exp(-np.logaddexp(0.0, log_rest[:, None] - x))[:, :, None]
+        factor = problem.tau * one.gradient_factor
+        of_classes = (problem.class_embeddings, problem.views)[:gradients]
+        parts += [factor * of_sum * (c - c[labels][:, None]) for c in of_classes]
+    probs = probs[:, None]
+    of_squares = of_cubes = m[:, None] * probs
+    middle, times, rest_of_squares = probs, np.ones_like(probs), np.zeros(len(x))
+    if one.sets is not None:  # each class is there or not
+        of_squares = probs * (1.0 - probs)
+        of_cubes = of_squares * (1.0 - 2.0 * probs)
+        total = np.maximum(of_squares.sum(axis=2, keepdims=True), _MIN_REST)
+        middle = of_squares / total  # of so many as if independent (Hajek)
+        if one.sets[0].is_independent:
+            middle = np.zeros_like(probs)
+        elif not one.sets[0].has_last:
+            middle, times, rest_of_squares = _of_counts(probs)
+    spreads = []
+    for part in parts:
+        mean = middle @ part
+        away = part - np.swapaxes(times, 1, 2) * mean
+        square = away * away
+        variance = (of_squares @ square)[:, 0] + rest_of_squares[:, None] * mean[:, 0] ** 2
+        spreads.append((variance, np.abs(of_cubes @ (square * away))[:, 0]))
+    if gradients > 1:  # means over examples, which are taken for independent
+        variance, third = spreads.pop()
+        for times in (problem.h, np.ones((len(x), 1)) / problem.tau)[: gradients - 1]:
+            scale = (problem.weights[:, None] * np.abs(times) / len(x))[:, None]
+            powers = (v[:, :, None] * scale**k for v, k in ((variance, 2), (third, 3)))
+            spreads.append(tuple(power.sum(axis=0) for power in powers))
+    variances, thirds = (
+        np.concatenate([v.ravel() for v in vs]) for vs in zip(*spreads, strict=True)
+    )
+    return Spread(np.sqrt(variances), thirds / np.where(variances > 0.0, variances, 1.0) ** 1.5)
+
+
+def _of_counts(probs: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return how the presence of classes follows from counts of draws whose total is fixed.
+
+    `probs` (E, 1, n) are the probabilities p that a class was drawn at least once. If counts N of
+    draws were Poisson, of the rates -log(1 - p), presence I would have the covariance
+    rate (1 - p) with them. A fixed total takes from sum a I its regression b on sum N, with
+    ``b = middle @ a``, and leaves of each class a - b times, and b^2 times the rest of its count.
+    """
+    rates = -np.log1p(-np.minimum(probs, _NEARLY_ONE))
+    covariance = rates * (1.0 - probs)
+    variance = probs * (1.0 - probs)
+    middle = covariance / rates.sum(axis=2, keepdims=True)
+    times = np.divide(covariance, variance, out=np.ones_like(probs), where=variance > 0.0)
+    return middle, times, (rates - times * covariance).sum(axis=2)[:, 0]
+
+
+# exact moments of single losses ------------------------------------------------------------------
+
+_MAX_TERMS = 1 << 14  # of a transform at one u
+_DIGITS = 1e-6  # relative, of what is left where fourth moments cancel
+_MIN_VARIANCE = 3e-4  # below, the sixth moment has no digits
+_MIN_VARIANCE_OF_SETS = 3e-3
+_CIRCLE = np.exp(2j * np.pi * (np.arange(32) + 0.5) / 32)
+_FACTORIALS = np.array([factorial(k) for k in range(7)], float)
+# 1 / Gamma(1 + s) as a series in s: Abramowitz and Stegun, 6.1.34
+_INVERSE_GAMMA = np.array(
+    [
+        1.0,
+        0.5772156649015329,
+        -0.6558780715202538,
+        -0.0420026350340952,
+        0.1665386113822915,
+        -0.0421977345555443,
+    ]
+)
+
+
+def squares(sums: Sequence[SampledSum], centre: FloatArray) -> tuple[FloatArray, Spread] | None:
+    """Return the means of squares of losses less `centre` (E,), and their spread; None if unknown.
+
+    The spread is that of one set of draws.
+    """
+    powers = _powers(sums, centre)
+    if powers is None:
+        return None
+    second, fourth, sixth = powers[:, [2, 4, 6]].T
+    if second.min() < (_MIN_VARIANCE if sums[0].sets is None else _MIN_VARIANCE_OF_SETS):
+        return None
+    # of the square X^2: its variance and third central moment from E X^4 and E X^6
+    variance = np.maximum(fourth - second**2, 0.0)
+    third = np.abs(sixth - 3.0 * fourth * second + 2.0 * second**3)
+    skewness = third / np.maximum(variance, _DIGITS * second**2) ** 1.5
+    return second, Spread(np.sqrt(variance), skewness)
+
+
+def with_rare_sets(
+    width: Spread | None, sums: Sequence[SampledSum], centre: FloatArray
+) -> Spread | None:
+    """Return a spread, if there is one, whose part of the losses is exact where it can be.
+
+    A label far behind has another loss where all draws are hits: draws one by one do not show that.
+    """
+    powers = None if width is None else _powers(sums, centre)
+    if width is None or powers is None:
+        return width
+    mean, second, third = powers[:, 1:4].T
+    variance = second - mean**2
+    has_digits = variance > _MIN_VARIANCE * np.maximum(second, 1.0)
+    variance = np.where(has_digits, variance, 1.0)
+    skewness = np.abs(third - 3.0 * mean * second + 2.0 * mean**3) / variance**1.5
+    deviations, skewnesses = width.deviations.copy(), width.skewness.copy()
+    for whole, exact in ((deviations, np.sqrt(variance)), (skewnesses, skewness)):
+        part = whole[: len(centre)]
+        np.maximum(part, exact, out=part, where=has_digits)
+    return Spread(deviations, skewnesses)
+
+
+def _powers(sums: Sequence[SampledSum], centre: FloatArray) -> FloatArray | None:
+    """Return `moments` (E, 7) of a loss that has one of some sums; None if unknown."""
+    first = sums[0]
+    terms = first.probs.size * (first.num_draws if first.reduction == "kept" else 1)
+    is_known = first.reduction in ("sum", "kept", "logistic") and first.loss_factor == 1.0
+    if not is_known or terms > _MAX_TERMS:
+        return None
+    rows = []
+    for e, c in enumerate(centre):
+        powers = [moments(one, e, float(c)) for one in sums]
+        weights = [np.broadcast_to(one.weight, len(centre))[e] for one in sums]
+        rows.append(np.dot(weights, powers))
+    return np.array(rows)
+
+
+def moments(one: SampledSum, e: int, centre: float) -> FloatArray:
+    """Return E (loss - centre)^k for k from 0 to 6, of a sum without a mistake."""
+    if one.reduction == "logistic":
+        # E exp(t loss) as a series in t: that of one draw to the power m, times that of the label
+        of_draw = np.logaddexp(0.0, one.logits[e])
+        of_label = np.logaddexp(0.0, -one.own[e]) - centre
+        if one.sets is not None:
+            return _of_sums(one.sets[e], of_draw, of_label)
+        mean = one.probs[e] @ of_draw
+        away = [one.probs[e] @ (of_draw - mean) ** k for k in range(7)]
+        shift = one.num_draws * mean + of_label
+        # products of series, cut off after t^6, are those of triangular matrices
+        draw, label = (
+            toeplitz(s / _FACTORIALS, np.zeros(7)) for s in (away, shift ** np.arange(7))
+        )
+        whole = np.linalg.matrix_power(draw, one.num_draws) @ label
+        powers: FloatArray = whole[:, 0] * _FACTORIALS
+        return powers
+    # E S^-s has the Mellin integral of u^(s-1) E exp(-u S); its powers of s are moments of log S
+    terms = integral(one, e, centre, ALL_DIGITS if one.sets is None else OF_MOMENTS)
+    inner = [(terms.of_log * terms.log_u**k).sum() / _FACTORIALS[k] for k in range(6)]
+    series = toeplitz(_INVERSE_GAMMA, np.zeros(6)) @ inner
+    signs = (-1.0) ** np.arange(6)
+    return np.append(1.0, signs * _FACTORIALS[1:] * series)
+
+
+def _of_sums(sets: Sets, terms: FloatArray, constant: float) -> FloatArray:
+    """Return E (constant + a sum of terms over the set)^k for k from 0 to 6."""
+    inclusion = sets.inclusion
+    mean = constant + inclusion @ terms
+    size = np.sqrt(mean**2 + inclusion @ terms**2)
+    # E exp(t X) on a circle about 0, of which the powers' means are coefficients
+    t = _CIRCLE / size
+    half = sets.means(np.exp(np.outer(t, terms)))[0] * np.exp(t * constant)
+    values = 0.5 * (half + half[::-1].conj())  # values at conj(t) are the conjugates: the average
+    powers: FloatArray = np.array([(values * t**-k).mean().real for k in range(7)]) * _FACTORIALS
+    return powers
