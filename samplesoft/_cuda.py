@@ -84,7 +84,8 @@ def first_found(launch: Callable[..., None], search: Any, num: int, *arguments: 
     """Return the place of the first offender that a kernel of `checks_cuda` finds."""
     context = cuda.current_context()
     if getattr(_OF_THREAD, "context", None) is not context:
-        _OF_THREAD.context, _OF_THREAD.found = context, to_device(np.array([_NONE_FOUND]))
+        _OF_THREAD.found = to_device(np.array([_NONE_FOUND]))
+        _OF_THREAD.context = context
     found = _OF_THREAD.found
     launch(search, num, *arguments, found)
     place = int(found.copy_to_host()[0])
@@ -127,7 +128,8 @@ if SIMULATED:
         boards = thread._manager.__dict__.setdefault("boards", ({}, {}))
         thread.exchanges = getattr(thread, "exchanges", 0) + 1  # Numba's own have none at first
         # two boards in turn: who is quick writes on one while others still read the other
-        board, own = boards[thread.exchanges % 2], thread.threadIdx.x
+        board = boards[thread.exchanges % 2]
+        own = thread.threadIdx.x
         board[own] = value
         thread.syncthreads()
         first = own - own % WARP_SIZE

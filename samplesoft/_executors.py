@@ -34,7 +34,8 @@ Result = TypeVar("Result")
 SCHEDULERS = ("threads", "processes")
 _WHERE = "--scheduler must be threads, processes or"
 _SECONDS = 10  # in which an address must answer
-_AHEAD, _LEAST_AHEAD = 4, 32  # tasks handed out ahead: for each worker, and in all
+_AHEAD = 4  # tasks handed out ahead, for each worker
+_LEAST_AHEAD = 32  # tasks handed out ahead, in all
 _DEATHS = 3  # in a row, after which a task is given up; Dask has the same number
 _ROOM = 10  # bytes that a task works in, for each byte that it is sent
 _PACKAGES = ("numpy", "numba", "scipy", "dask", "distributed", "cloudpickle")
@@ -80,7 +81,8 @@ def run_tasks(
                 refuses = True
         return item, None
 
-    left, deaths = iter(items), 0
+    left = iter(items)
+    deaths = 0
     waiting: deque[tuple[Item, Future[Result] | None]] = deque()
     try:
         for first in islice(left, 1):

@@ -47,7 +47,9 @@ class FileInUse(PermissionError):
             f"be written is in {str(draft)!r}: rename it once that program has ended, before "
             "anything else is saved there."
         )
-        self.path, self.draft, self.reason = path, draft, reason
+        self.path = path
+        self.draft = draft
+        self.reason = reason
 
 
 @contextmanager
@@ -152,7 +154,8 @@ def _new_draft(path: Path) -> Path:
     if len(os.fsencode(path.name)) > _LONGEST_NAME:
         stem = sha256(os.fsencode(path.name)).hexdigest()[:32]
     suffix = path.suffix if len(os.fsencode(path.suffix)) <= _LONGEST_NAME else ""
-    before, after = f".{stem}.", f".draft{suffix}"
+    before = f".{stem}."
+    after = f".draft{suffix}"
     for left in path.parent.glob(f"{glob.escape(before)}*{glob.escape(after)}"):
         writer = left.name.removeprefix(before).removesuffix(after)
         if left.name not in _worked_on and is_left(left, writer):
@@ -199,7 +202,9 @@ if sys.platform == "win32":
     import ctypes
     from ctypes import wintypes
 
-    _SYNCHRONIZE, _TIMEOUT, _NO_SUCH_PROCESS = 0x00100000, 0x102, 87
+    _SYNCHRONIZE = 0x00100000
+    _TIMEOUT = 0x102
+    _NO_SUCH_PROCESS = 87
 
     def _is_running(process: int) -> bool:
         """Tell whether this may be the number of a process that lives."""

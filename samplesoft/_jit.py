@@ -288,7 +288,8 @@ def together(function: Callable[[int, int], object], workers: int) -> None:
 
 def _together(function: Callable[[int, int], object], workers: int) -> bool:
     """Do as `together` on new threads; return False where not even one could be started."""
-    number, gate = 0, threading.Event()
+    number = 0
+    gate = threading.Event()
 
     def work(worker: int) -> None:
         gate.wait()
@@ -370,7 +371,8 @@ class _Task(Generic[Item, Result]):
     def __init__(self, function: Callable[[Item], Result], item: Item) -> None:
         # with the caller's context, of which np.errstate is a part
         self._call: Any = (copy_context().run, function, item)
-        self._unbegun, self._future = threading.Lock(), Future[Result]()
+        self._unbegun = threading.Lock()
+        self._future = Future[Result]()
 
     def begin(self) -> None:
         """Make the call, unless another thread has begun it."""
@@ -413,7 +415,8 @@ class _Pool:
     """
 
     def __init__(self) -> None:
-        self._size, self._growing = 0, threading.Lock()
+        self._size = 0
+        self._growing = threading.Lock()
         self._tasks: SimpleQueue[_Task[Any, Any]] = SimpleQueue()
 
     def hand_out(self, tasks: list[Any], threads: int) -> None:
@@ -433,7 +436,8 @@ class _Pool:
             del task  # and with it its arrays, while this thread waits for the next
 
 
-_thread, _numbers = threading.local(), count()
+_thread = threading.local()
+_numbers = count()
 _meeting = threading.Lock()
 _pool = _Pool()
 _COMPILING = 60.0  # seconds that a fork waits for another thread that compiles
@@ -452,7 +456,8 @@ def _after_fork_in_parent() -> None:
 def _after_fork_in_child() -> None:
     """Make anew what threads of the parent may hold, none of which is here."""
     global _meeting, _pool
-    _meeting, _pool = threading.Lock(), _Pool()
+    _meeting = threading.Lock()
+    _pool = _Pool()
     if _thread.holds_compiler:
         global_compiler_lock._lock.release()
     elif COMPILES:

@@ -74,8 +74,10 @@ class KernelCache(caching.FunctionCache):  # type: ignore[misc]
     """The cache of one kernel, for Numba's dispatcher; its folder is looked for when needed."""
 
     def __init__(self, kernel: Any) -> None:
-        self._kernel, self._py_func = kernel, kernel.py_func
-        self._name, self._found = repr(kernel.py_func), False
+        self._kernel = kernel
+        self._py_func = kernel.py_func
+        self._name = repr(kernel.py_func)
+        self._found = False
         self._impl: Any = None
         self.enable()
 
@@ -234,7 +236,8 @@ class _Files(caching.IndexDataCacheFile):  # type: ignore[misc]
 
 def _loads(data: bytes) -> Any:
     """Return what was pickled, when it is as it was written."""
-    body, checksum = data[:-_CHECKSUM], data[-_CHECKSUM:]
+    body = data[:-_CHECKSUM]
+    checksum = data[-_CHECKSUM:]
     if sha256(body).digest() != checksum:
         raise ValueError("a file of the cache is damaged")
     return pickle.loads(body)

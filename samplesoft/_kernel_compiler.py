@@ -132,7 +132,8 @@ class _Compiler(compiler.Compiler):  # type: ignore[misc]
 
     def compile_extra(self, function: Any) -> Any:
         """Compile a function."""
-        state, collects = self.state, gc.isenabled()
+        state = self.state
+        collects = gc.isenabled()
         linked = is_for_caller()
         kind = LinkedCode if linked else _Code
         state.library = kind(state.targetctx.codegen(), function.__qualname__)
@@ -162,12 +163,15 @@ class Kernel(registry.CPUDispatcher):  # type: ignore[misc]
     def get_call_template(self, args: Any, kws: Any) -> Any:
         """Return what a caller that is being compiled has to know."""
         with global_compiler_lock:
-            before, whole = is_for_caller(), self.overloads
-            _thread.for_caller, self.overloads = True, self._linked
+            before = is_for_caller()
+            whole = self.overloads
+            _thread.for_caller = True
+            self.overloads = self._linked
             try:
                 return super().get_call_template(args, kws)
             finally:
-                _thread.for_caller, self.overloads = before, whole
+                _thread.for_caller = before
+                self.overloads = whole
 
     def get_overload(self, sig: Any) -> Any:
         """Return by what a caller finds the code for a signature."""

@@ -27,6 +27,7 @@ def quiet() -> np.errstate:
 
     Whoever has asked for errors in their place, as training does to see that it diverges, has them.
     """
-    asked, kinds = dict(np.geterr()), ("over", "invalid")
+    asked = dict(np.geterr())
+    kinds = ("over", "invalid")
     kept: dict[str, Any] = {k: "raise" if asked[k] == "raise" else "ignore" for k in kinds}
     return np.errstate(**kept)

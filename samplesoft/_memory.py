@@ -50,7 +50,8 @@ def available_bytes(root: Path = _ROOT) -> int | None:
 
 def _left(folder: Path, group: _Group) -> list[int]:
     """Return what is left to a control group, or nothing where it has no limit."""
-    limit, usage = _read(folder / group.limit).strip(), _read(folder / group.usage).strip()
+    limit = _read(folder / group.limit).strip()
+    usage = _read(folder / group.usage).strip()
     if not limit.isdigit():  # such as max, or that of the root, which has no file
         return []
     cache = dict(_pairs(_read(folder / "memory.stat"))).get(group.cache, 0)
@@ -67,10 +68,12 @@ def _folders(root: Path, group: _Group) -> Iterator[Path]:
             own = path
     if own is None:
         return
-    top, mounted = "/", root / group.mounted
+    top = "/"
+    mounted = root / group.mounted
     for line in _read(root / "proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
-        fields, of_system = before.split(), after.split()
+        fields = before.split()
+        of_system = after.split()
         if len(fields) < 5 or of_system[:1] != [group.kind]:
             continue
         if group.kind == "cgroup" and "memory" not in of_system[-1].split(","):

@@ -16,7 +16,10 @@ from contextlib import suppress
 from typing import Any
 
 # seconds to the first line; from one to the next, as many times over; and at most after those
-_FIRST, _PAUSE, _STEADY, _LONGEST = 1.0, 2.0, 60, 60.0
+_FIRST = 1.0
+_PAUSE = 2.0
+_STEADY = 60
+_LONGEST = 60.0
 
 
 def progress_bar(wanted: bool, *, each: bool = False, **options: Any) -> Any:
@@ -99,7 +102,9 @@ class Pace:
     """The time since some work began, and how long the rest takes if it goes on so."""
 
     def __init__(self, total: int | None = None, done: int = 0) -> None:
-        self._start, self._total, self._before = time.perf_counter(), total, done
+        self._start = time.perf_counter()
+        self._total = total
+        self._before = done
 
     def times(self, done: int) -> str:
         """Return both in words, when `done` of the total are done."""
@@ -124,9 +129,14 @@ class _Lines:
         unit: str = "",
         **_: Any,
     ) -> None:
-        self._each, self._desc, self._unit = each, desc, unit
-        self._done, self._total, self._postfix = initial, total, ""
-        self._pace, self._closed = Pace(total, initial), threading.Event()
+        self._each = each
+        self._desc = desc
+        self._unit = unit
+        self._done = initial
+        self._total = total
+        self._postfix = ""
+        self._pace = Pace(total, initial)
+        self._closed = threading.Event()
 
     def __enter__(self) -> _Lines:
         _start(self._write_sometimes)
@@ -146,13 +156,15 @@ class _Lines:
         self._postfix = ", ".join(f"{name} {value}" for name, value in figures.items())
 
     def _line(self) -> str:
-        done, of_total = self._done, "" if self._total is None else f" of {self._total:,}"
+        done = self._done
+        of_total = "" if self._total is None else f" of {self._total:,}"
         counted = f"{self._unit} {done:,}{of_total}" if self._unit else ""
         parts = (counted, self._postfix, self._pace.times(done))
         return f"{self._desc}: {', '.join(filter(None, parts))}"
 
     def _write_sometimes(self) -> None:
-        pause, written = _FIRST, 0
+        pause = _FIRST
+        written = 0
         while not self._closed.wait(pause):
             progress_line(True, self._line())
             written += 1

@@ -47,7 +47,8 @@ def uniform_block(key: np.uint64, batch: int, num: int) -> FloatArray:
 @njit
 def uniform_run(key: np.uint64, first: int, num: int) -> FloatArray:
     """Return uniforms (num,) of row 0 of a `uniform_block`, from a place on."""
-    values, row = np.empty(num), mix64(key, np.uint64(0))
+    values = np.empty(num)
+    row = mix64(key, np.uint64(0))
     for k in range(num):
         values[k] = uniform(row, np.uint64(first + k))
     return values
@@ -59,7 +60,8 @@ def seed_key(low: int, high: int) -> int:
 
     NumPy takes as long for them as a hundred draws do. Words are hashed, then each with the others.
     """
-    pool, factor = [low, high, 0, 0], 0x43B0D7E5
+    pool = [low, high, 0, 0]
+    factor = 0x43B0D7E5
     for source in range(-1, 4):
         for k in range(4):
             if source != k:

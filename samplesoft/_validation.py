@@ -85,7 +85,8 @@ def exact_integers(values: Sequence[Any]) -> NDArray[Any]:
     array([                  5, 9223372036854775809], dtype=uint64)
     """
     numbers = list(map(int, values))
-    least, largest = min(numbers, default=0), max(numbers, default=0)
+    least = min(numbers, default=0)
+    largest = max(numbers, default=0)
     for dtype in (np.int64, np.uint64):
         limits = np.iinfo(dtype)
         if limits.min <= least and largest <= limits.max:

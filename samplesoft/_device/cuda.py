@@ -298,14 +298,16 @@ def _multiply(values: Any, factor: float, out: Any) -> None:
 
 @kernel
 def _take_rows(rows: Any, places: Any, out: Any) -> None:
-    i, f = thread_index() // out.shape[1], thread_index() % out.shape[1]
+    i = thread_index() // out.shape[1]
+    f = thread_index() % out.shape[1]
     if i < out.shape[0]:
         out[i, f] = rows[places[i], f]
 
 
 @kernel
 def _put_rows(rows: Any, places: Any, out: Any) -> None:
-    i, f = thread_index() // rows.shape[1], thread_index() % rows.shape[1]
+    i = thread_index() // rows.shape[1]
+    f = thread_index() % rows.shape[1]
     if i < rows.shape[0]:
         out[places[i], f] = rows[i, f]
 
@@ -332,16 +334,19 @@ def _find_not_rising(ids: Any, stop: int, found: Any) -> None:
 
 @kernel
 def _sum_columns(rows: Any, out: Any) -> None:
-    part, f = thread_index() // rows.shape[1], thread_index() % rows.shape[1]
+    part = thread_index() // rows.shape[1]
+    f = thread_index() % rows.shape[1]
     if part >= out.shape[0]:
         return
     # a thread for each column of a part: 64 of them, for one alone would wait for memory
     each = -(-rows.shape[0] // out.shape[0])
-    total, size = 0.0, 0.0
+    total = 0.0
+    size = 0.0
     for i in range(part * each, min((part + 1) * each, rows.shape[0])):
         total += float(rows[i, f])
         size += abs(float(rows[i, f]))
-    out[part, 0, f], out[part, 1, f] = total, size
+    out[part, 0, f] = total
+    out[part, 1, f] = size
 
 
 @cache
@@ -350,8 +355,10 @@ def _step_kernel(function: Callable[..., None], num_states: int) -> Any:
     body = for_device(function)
 
     def step(ids: Any, gradients: Any, parameters: Any, states: Any, numbers: Any) -> None:
-        place, width = thread_index(), gradients.shape[1]
-        i, c = place // width, place % width
+        place = thread_index()
+        width = gradients.shape[1]
+        i = place // width
+        c = place % width
         if i < ids.shape[0]:
             # the processor's kernel does one number, so that the formulas stand once
             one = ids[i : i + 1], gradients[i : i + 1, c : c + 1], parameters[:, c : c + 1]

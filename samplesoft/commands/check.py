@@ -116,7 +116,8 @@ def run(options: argparse.Namespace) -> int:
     # What the user's code prints goes to stderr: the report alone is on stdout. What it says
     # numpy.seterr is about itself, and not about the exact means.
     with redirect_stdout(sys.stderr), np.errstate():
-        loss, proposal = _named("module:function", options.loss, options), _proposal(options)
+        loss = _named("module:function", options.loss, options)
+        proposal = _proposal(options)
         check_files(options)  # once more, as modules have been loaded
         values = given(options, check_loss) | {"loss": loss, "proposal": proposal}
     with redirect_stdout(sys.stderr):

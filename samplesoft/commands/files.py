@@ -188,7 +188,8 @@ class _Place(NamedTuple):
 
 
 def _place(path: str) -> _Place:
-    existing, rest = Path(os.path.realpath(path)), list[str]()
+    existing = Path(os.path.realpath(path))
+    rest = list[str]()
     while not os.path.exists(existing) and existing != existing.parent:
         rest.insert(0, existing.name)
         existing = existing.parent
@@ -203,13 +204,15 @@ def _identity(path: str | Path) -> tuple[int, int]:
 
 def _is_same(one: str, other: str) -> bool:
     """Tell whether two paths lead to one file, which need not exist."""
-    first, second = _place(one), _place(other)
+    first = _place(one)
+    second = _place(other)
     return first.identity == second.identity and _begins(first, second, len(second.rest))
 
 
 def _is_inside(path: str, file: str) -> bool:
     """Tell whether `path` lies in what is to be a file."""
-    outer, inner = _place(file), _place(path)
+    outer = _place(file)
+    inner = _place(path)
     if outer.identity != inner.identity or not outer.rest:
         return False
     return _begins(outer, inner, len(outer.rest))
@@ -217,7 +220,8 @@ def _is_inside(path: str, file: str) -> bool:
 
 def _begins(first: _Place, second: _Place, length: int) -> bool:
     """Tell whether the whole rest of the first is that of the second up to a length."""
-    names, others = first.rest, second.rest[:length]
+    names = first.rest
+    others = second.rest[:length]
     if names == others or len(names) != len(others):
         return names == others
     if [*map(_folded, names)] != [*map(_folded, others)]:

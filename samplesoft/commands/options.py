@@ -42,7 +42,8 @@ def integer_of(least: int) -> Callable[[str], Any]:
     return number_of(f"an integer of at least {least}", lambda value: value >= least, int)
 
 
-positive_int, seed = integer_of(1), integer_of(0)
+positive_int = integer_of(1)
+seed = integer_of(0)
 positive_float = number_of("a finite number above 0", lambda value: 0.0 < value < float("inf"))
 rate = number_of("a number from 0 to below 1", lambda value: 0.0 <= value < 1.0)
 address = number_of("the address of a scheduler", bool, str)

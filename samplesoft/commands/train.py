@@ -206,7 +206,9 @@ def _words(name: str) -> str:
 
 
 def _report(results: dict[str, Any], at: Progress, headline: str) -> str:
-    rows, best, test = results["epochs"], results["validation"], results.get("test", {})
+    rows = results["epochs"]
+    best = results["validation"]
+    test = results.get("test", {})
     reached = f", test {test[headline]:.4f}" if test else ""
     lists = ", ".join(f"{_words(name)} {test[name]:.4f}" for name in test if name != "loss")
     return "\n".join(

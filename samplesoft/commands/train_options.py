@@ -75,7 +75,8 @@ def _classification(
     files: dict[str, str], settings: RetrievalSettings, workers: Any
 ) -> RetrievalTask:
     parts = {name: load_xml_repository(path) for name, path in files.items()}
-    train, test = parts["train"], parts.get("test")
+    train = parts["train"]
+    test = parts.get("test")
     if test is not None:
         for name, of_train, of_test in zip(("features", "labels"), train, test, strict=True):
             if of_train.shape[1] != of_test.shape[1]:
@@ -376,7 +377,8 @@ def training_settings(options: argparse.Namespace) -> Settings:
     values = {**DEFAULTS, **given(options, Settings)}
     if "learning_rate" not in values:
         # others must be given
-        rates, optimizer = RATES_OF_INPUTS if options.no_embedding else RATES, values["optimizer"]
+        rates = RATES_OF_INPUTS if options.no_embedding else RATES
+        optimizer = values["optimizer"]
         if optimizer not in rates:
             raise ValueError(
                 f"--learning-rate must be given with --optimizer {optimizer}, which has no default."

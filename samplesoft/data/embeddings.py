@@ -183,7 +183,8 @@ def load_logits(path: str | Path, labels: str | Path) -> tuple[FloatArray, IntAr
     """
     logits = np.atleast_2d(as_real_array(f"logits in {path}", _load_array(path), (1, 2)))
     if str(labels).endswith(".npy"):
-        name, values = f"labels in {labels}", np.atleast_1d(_load_array(labels))
+        name = f"labels in {labels}"
+        values = np.atleast_1d(_load_array(labels))
     else:
         name = "labels"
         try:

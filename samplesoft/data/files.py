@@ -65,7 +65,8 @@ def open_lines(path: str | Path, longest_line: int, remedy: str) -> Iterator[Ite
 
     def lines(stream: TextIO) -> Iterator[str]:
         nonlocal number
-        begun, size = [], 0  # pieces of a line whose end has not come
+        begun = []  # pieces of a line whose end has not come
+        size = 0  # characters in them
         for piece in pieces(path, stream):
             begun.append(piece)
             ended = piece[-1] == "\n"
@@ -77,7 +78,9 @@ def open_lines(path: str | Path, longest_line: int, remedy: str) -> Iterator[Ite
                 )
             if ended:
                 yield piece if len(begun) == 1 else "".join(begun)
-                number, begun, size = number + 1, [], 0
+                number += 1
+                begun = []
+                size = 0
         if begun:
             yield "".join(begun)
 
@@ -94,11 +97,13 @@ def pieces(path: str | Path, stream: TextIO) -> Iterator[str]:
     Raises MemoryError when less than a quarter is left of the memory that was there at first: what
     has been read is still to be turned into arrays.
     """
-    first, read = available_bytes(), 0
+    first = available_bytes()
+    read = 0
     while piece := stream.readline(_PIECE):
         read += len(piece)
         if read >= _ASKED:
-            left, read = available_bytes(), 0
+            left = available_bytes()
+            read = 0
             if first is not None and left is not None and left < first / 4:
                 raise MemoryError(
                     f"what has been read of {str(path)!r} leaves {human_bytes(left)} of the "

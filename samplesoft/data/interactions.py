@@ -56,7 +56,9 @@ def load_interactions(path: str | Path, *, longest_line: int = LONGEST_LINE) -> 
     ...     load_interactions(path).toarray().tolist()
     [[0.0, 1.0, 1.0], [0.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
     """
-    users, items, num_users = array("q"), array("q"), 0  # 8 bytes a number, not 28
+    users = array("q")  # 8 bytes a number, not 28
+    items = array("q")
+    num_users = 0
     seen: set[int] = set()
     with open_lines(path, longest_line, _REMEDY) as lines:
         for line in lines:

@@ -149,7 +149,8 @@ def _ppmi(text: IntArray, n: int) -> Any:
     """Return the (n, n) CSR matrix of positive, smoothed mutual information."""
     from scipy.sparse import coo_array
 
-    before, after = text[:-1], text[1:]
+    before = text[:-1]
+    after = text[1:]
     # to CSR and back adds up the pairs that occur more than once
     joint = coo_array((np.ones(len(after)), (before, after)), shape=(n, n)).tocsr().tocoo()
     rows, columns = joint.coords

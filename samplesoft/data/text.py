@@ -13,7 +13,8 @@ from typing import Any
 from samplesoft._validation import as_count, shown
 from samplesoft.data.files import open_text, pieces
 
-EOS, UNK = "<eos>", "<unk>"
+EOS = "<eos>"
+UNK = "<unk>"
 LONGEST_WORD = 10**6  # characters
 STDLIB_TOKENS = 2_000_000
 
@@ -58,7 +59,8 @@ def read_tokens(path: str | Path) -> list[str]:
     ['the', 'cat', 'sat', '<eos>', 'the', 'end', '<eos>']
     """
     tokens: list[str] = []
-    lines, ended = 0, True
+    lines = 0
+    ended = True
     begun = ""  # the start of a word that goes on in the next piece
     with open_text(path) as stream:
         for piece in pieces(path, stream):

@@ -81,8 +81,11 @@ def load_xml_repository(path: str | Path, *, longest_line: int = LONGEST_LINE) -
     >>> inputs.toarray().tolist(), labels.toarray().tolist()
     ([[1.5, 0.0, 1.0], [0.0, 2.0, 0.0]], [[1.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 0.0]])
     """
-    features, values, labels = array("q"), array("f"), array("q")  # a few bytes a number
-    feature_starts, label_starts = array("q", [0]), array("q", [0])
+    features = array("q")  # a few bytes a number
+    values = array("f")
+    labels = array("q")
+    feature_starts = array("q", [0])
+    label_starts = array("q", [0])
     with open_lines(path, longest_line, _REMEDY) as lines:
         num, width, num_labels = _sizes(next(lines, ""))
         for line in lines:
@@ -159,5 +162,6 @@ def _matrix(
 ) -> sparse.csr_array:
     """Return a matrix whose indices have 32 bits if they can, which some libraries insist on."""
     kind = np.int32 if max(len(columns), width) <= np.iinfo(np.int32).max else np.int64
-    indices, indptr = np.array(columns, kind), np.array(starts, kind)
+    indices = np.array(columns, kind)
+    indptr = np.array(starts, kind)
     return sparse.csr_array((values, indices, indptr), shape=(len(starts) - 1, width))

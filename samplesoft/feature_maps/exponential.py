@@ -195,7 +195,8 @@ class RandomMaclaurinFeatures(FeatureMap):
 
     def _write(self, X: NDArray[Any], out: NDArray[Any]) -> None:
         for part in row_chunks((len(out), self.num_features), _PRODUCTS):
-            rows, features = X[part], out[part]
+            rows = X[part]
+            features = out[part]
             products = np.empty_like(features)
             with np.errstate(over="ignore", invalid="ignore"):
                 # one factor of each degree at a time, over those features that still need one

@@ -133,16 +133,30 @@ def _held(matrix: FloatArray, device: str) -> Any:
 def _pass_of_two(x: NDArray[Any], signs: NDArray[Any] | None, y: NDArray[Any]) -> None:
     """Do two levels of butterflies on ``signs * x`` (p,), into `y` (p,); None for no signs."""
     n = len(x) // 4
-    a, b, c, d = x[:n], x[n : 2 * n], x[2 * n : 3 * n], x[3 * n :]
+    a = x[:n]
+    b = x[n : 2 * n]
+    c = x[2 * n : 3 * n]
+    d = x[3 * n :]
     # compiled twice: without signs Numba leaves these branches out
     if signs is not None:
-        e, f, g, h = signs[:n], signs[n : 2 * n], signs[2 * n : 3 * n], signs[3 * n :]
+        e = signs[:n]
+        f = signs[n : 2 * n]
+        g = signs[2 * n : 3 * n]
+        h = signs[3 * n :]
     for i in range(n):
-        first, second, third, fourth = a[i], b[i], c[i], d[i]
+        first = a[i]
+        second = b[i]
+        third = c[i]
+        fourth = d[i]
         if signs is not None:
-            first, second, third, fourth = first * e[i], second * f[i], third * g[i], fourth * h[i]
-        p, q = first + third, second + fourth
-        r, s = first - third, second - fourth
+            first = first * e[i]
+            second = second * f[i]
+            third = third * g[i]
+            fourth = fourth * h[i]
+        p = first + third
+        q = second + fourth
+        r = first - third
+        s = second - fourth
         y[4 * i] = p + q
         y[4 * i + 1] = p - q
         y[4 * i + 2] = r + s
@@ -153,7 +167,8 @@ def _pass_of_two(x: NDArray[Any], signs: NDArray[Any] | None, y: NDArray[Any]) -
 def _pass_of_one(x: NDArray[Any], y: NDArray[Any]) -> None:
     """Do one level of butterflies on `x` (p,), into `y` (p,)."""
     n = len(x) // 2
-    a, b = x[:n], x[n:]
+    a = x[:n]
+    b = x[n:]
     for i in range(n):
         y[2 * i] = a[i] + b[i]
         y[2 * i + 1] = a[i] - b[i]

@@ -103,7 +103,8 @@ def hadamard(x):
     if len(x) == 1:
         return np.array(x, dtype=float)
     half = len(x) // 2
-    top, bottom = hadamard(x[:half]), hadamard(x[half:])
+    top = hadamard(x[:half])
+    bottom = hadamard(x[half:])
     return np.concatenate([top + bottom, top - bottom])
 
 

@@ -66,7 +66,8 @@ def product_rows(X: NDArray[Any], root: float, out: NDArray[Any]) -> None:
     ``sqrt(2) r x_i x_j``; `out` has d (d + 1) / 2 + 1 columns.
     """
     number = out.dtype.type  # factors of the type of the rows, or float32 would become float64
-    diagonal, other = number(root), number(root * 2.0**0.5)
+    diagonal = number(root)
+    other = number(root * 2.0**0.5)
     dim = X.shape[1]
     for n in range(X.shape[0]):
         start = 0

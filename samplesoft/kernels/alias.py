@@ -21,15 +21,20 @@ def build_alias(q: FloatArray) -> tuple[np.ndarray, np.ndarray]:
     """
     n = len(q)
     scaled = np.empty(n)  # columns of mean 1: below it there is room for another class
-    thresholds, alias = np.empty(n, np.uint64), np.empty(n, np.int32)
-    total, heaviest = 0.0, 0
+    thresholds = np.empty(n, np.uint64)
+    alias = np.empty(n, np.int32)
+    total = 0.0
+    heaviest = 0
     for j in range(n):
         total += q[j]
         heaviest = j if q[j] > q[heaviest] else heaviest
     stack = np.empty(n, np.int32)  # light columns grow from the left, heavy ones from the right
-    light, heavy = 0, n
+    light = 0
+    heavy = n
     for j in range(n):
-        scaled[j], thresholds[j], alias[j] = q[j] / total * n, _FULL, j
+        scaled[j] = q[j] / total * n
+        thresholds[j] = _FULL
+        alias[j] = j
         if scaled[j] < 1.0:
             stack[light] = j
             light += 1

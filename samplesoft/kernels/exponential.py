@@ -27,7 +27,9 @@ _LOG2_E_32 = np.float32(1.44269504)
 _LN2_HIGH_32 = np.float32(0.693359375)  # with trailing zeros, so that its multiples are exact
 _LN2_LOW_32 = np.float32(-2.12194440e-4)
 _LOWEST_32 = np.float32(-87.0)  # below it the result is 0, and never a slow denormal number
-_ZERO, _HALF, _ONE = np.float32(0.0), np.float32(0.5), np.float32(1.0)
+_ZERO = np.float32(0.0)
+_HALF = np.float32(0.5)
+_ONE = np.float32(1.0)
 
 _LN2 = 0.6931471805599453
 _ROOT_HALF = 0x3FE6A09E667F3BCD  # the bits of sqrt(1/2)

@@ -51,17 +51,23 @@ def _eigenvalues(
     log_p: FloatArray, log_q: FloatArray, below: FloatArray, above: FloatArray, columns: FloatArray
 ) -> None:
     """Write the columns of a `Chain`; `below` and `above` (n,) are sums of q up to s and after."""
-    stay, accept, log_mass = 0.0, 1.0, log_p[0]
-    columns[0, 0], columns[1, 0], columns[2, 0] = -1e300, 1.0, 0.0
+    stay = 0.0
+    accept = 1.0
+    log_mass = log_p[0]
+    columns[0, 0] = -1e300
+    columns[1, 0] = 1.0
+    columns[2, 0] = 0.0
     for s in range(1, len(log_p)):
         fall = min((log_p[s - 1] - log_q[s - 1]) - (log_p[s] - log_q[s]), 0.0)
-        ratio, rest = math.exp(fall), -math.expm1(fall)
+        ratio = math.exp(fall)
+        rest = -math.expm1(fall)
         # both, for the one that is near 1 has not the digits of the other
         stay = stay * ratio + rest * below[s - 1]
         accept = accept * ratio + rest * above[s - 1]
         columns[0, s] = math.log1p(-accept) if accept < 0.5 else max(np.log(stay), -1e300)
         rise = log_p[s] - log_mass
-        columns[1, s], columns[2, s] = 1.0 / (1.0 + np.exp(-rise)), 1.0 / (1.0 + np.exp(rise))
+        columns[1, s] = 1.0 / (1.0 + np.exp(-rise))
+        columns[2, s] = 1.0 / (1.0 + np.exp(rise))
         log_mass += np.logaddexp(0.0, rise)
 
 
@@ -76,9 +82,13 @@ def after_steps(chain: Chain, start: FloatArray, steps: int, centred: bool = Fal
     sums = np.cumsum(start[order])
     out = np.empty(len(order))
     # lambda^T; P gamma or its like; the mean of lambda^T over what is after s, and the part of it
-    power, factor, mean, after = 1.0, 0.0, 0.0, 0.0
+    power = 1.0
+    factor = 0.0
+    mean = 0.0
+    after = 0.0
     for s in range(len(order) - 1, -1, -1):
-        next_power, power = power, math.exp(steps * log_stay[s])
+        next_power = power
+        power = math.exp(steps * log_stay[s])
         rise = 0.0 if s == len(order) - 1 else log_stay[s + 1]
         if s < len(order) - 1:
             after = others[s + 1] * (after + start[order[s + 1]] * factor)

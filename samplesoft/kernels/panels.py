@@ -28,7 +28,8 @@ def place(
 
     Panel i is ``[first + i, first + i + 1) * width``; what lies beyond the ends is put there.
     """
-    panel, s = np.empty(len(t), np.int32), np.empty(len(t))
+    panel = np.empty(len(t), np.int32)
+    s = np.empty(len(t))
     for j in range(len(t)):
         at = np.floor(t[j] / width) - first
         at = 0.0 if at < 0.0 else at  # unlike min and max, without a branch for NaN
@@ -69,7 +70,8 @@ def add_moments(panel: IntArray, s: FloatArray, weights: FloatArray, moments: Fl
 @njit
 def evaluate(panel: IntArray, s: FloatArray, coefficients: FloatArray) -> FloatArray:
     """Return functions (k, n) at classes, of `coefficients` (panels, k, DEGREE), eq. (B23)."""
-    values, out = np.empty(DEGREE), np.empty((coefficients.shape[1], len(s)))
+    values = np.empty(DEGREE)
+    out = np.empty((coefficients.shape[1], len(s)))
     for j in range(len(s)):
         _write_polynomials(s[j], values)
         for k in range(len(out)):
@@ -87,7 +89,8 @@ def class_weights(
     t: FloatArray, q: FloatArray, kappa: FloatArray, t_mean: float, kappa_mean: float
 ) -> tuple[FloatArray, FloatArray]:
     """Return the weights q, q kappa and q zeta**2, (3, n), and zeta = (r - mean) / (r + mean)."""
-    weights, zeta = np.empty((3, len(t))), np.empty(len(t))
+    weights = np.empty((3, len(t)))
+    zeta = np.empty(len(t))
     # the addition theorem of tanh, which keeps the digits of kappa - kappa_mean; without branches
     for i in range(len(t)):
         product = kappa[i] * kappa_mean

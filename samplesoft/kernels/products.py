@@ -26,7 +26,8 @@ Real = NDArray[Any]  # float32 or float64
 _EIGHT = 8
 # Multiplications: up to so many BLAS works alone (OpenBLAS on AVX-512, on others a quarter), and of
 # more than the others its threads are worth a wait.
-ALONE, _MANY = 1_000_000, 1 << 25
+ALONE = 1_000_000
+_MANY = 1 << 25
 
 
 def product(a: Real, b: Real, out: Any = None) -> Any:
@@ -35,7 +36,8 @@ def product(a: Real, b: Real, out: Any = None) -> Any:
     Its threads wait for each other: where something else has a core, a product of a tenth of a
     millisecond takes ten with two threads.
     """
-    (height, depth), width = a.shape, b.shape[1]
+    height, depth = a.shape
+    width = b.shape[1]
     work = height * depth * width
     if work >= _MANY:
         return np.matmul(a, b, out=out)
@@ -105,7 +107,8 @@ def _vectors(num: int) -> Any:
 
 
 def _generate(num: int, context: Any, builder: Any, signature: Any, values: Any) -> Any:
-    kinds, word = signature.args, context.get_value_type(types.intp)
+    kinds = signature.args
+    word = context.get_value_type(types.intp)
     vector = ir.VectorType(context.get_value_type(kinds[0].dtype), _EIGHT)
     matrix, i, last, queries, b, c, out, row, at = (
         context.make_array(kind)(context, builder, value)
@@ -126,7 +129,8 @@ def _generate(num: int, context: Any, builder: Any, signature: Any, values: Any)
     def mask(places: list[int]) -> Any:
         return ir.Constant(ir.VectorType(ir.IntType(32), _EIGHT), places)
 
-    align, end = kinds[0].dtype.bitwidth // 8, builder.sub(last, number(1))
+    align = kinds[0].dtype.bitwidth // 8
+    end = builder.sub(last, number(1))
     nexts = [builder.add(i, number(r)) for r in range(_EIGHT)]
     rows = [builder.select(builder.icmp_signed("<", r, end), r, end) for r in nexts]
     zeros = ir.Constant(vector, [0.0] * _EIGHT)

@@ -168,7 +168,8 @@ def weighted_rows(
         for k in range(starts[g], starts[g + 1]):
             if k + _AHEAD < starts[g + 1]:
                 prefetch_row(matrix, rows[k + _AHEAD])
-            row, factor = matrix[rows[k]], values[k]
+            row = matrix[rows[k]]
+            factor = values[k]
             for i in range(len(total)):
                 total[i] += factor * row[i]
 
@@ -189,7 +190,8 @@ def _hint(typing: Any, array: Any, row: Any, column: Any) -> Any:
         ]
         made = context.make_array(kind)(context, builder, arguments[0])
         place = _cgutils.get_item_pointer(context, builder, kind, made, indices)
-        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        byte = ir.IntType(8).as_pointer()
+        word = ir.IntType(32)
         function = _cgutils.get_or_insert_function(
             builder.module,
             ir.FunctionType(ir.VoidType(), [byte, word, word, word]),

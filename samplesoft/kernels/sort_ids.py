@@ -31,7 +31,8 @@ def equal_runs(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntArray, Int
 @njit_bare
 def count_below(rising: NDArray[Any], x: float) -> int:
     """Return how many of the numbers, which rise, are below x."""
-    low, high = 0, len(rising)
+    low = 0
+    high = len(rising)
     while low < high:
         middle = (low + high) >> 1
         if rising[middle] < x:
@@ -49,7 +50,8 @@ def _by_counting(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntArray, I
     num = 0
     for j in range(n):
         num += place[j] > 0
-    unique, starts = np.empty(num, np.int64), np.zeros(num + 1, np.int64)
+    unique = np.empty(num, np.int64)
+    starts = np.zeros(num + 1, np.int64)
     num = 0
     for j in range(n):
         if place[j] > 0:
@@ -57,7 +59,8 @@ def _by_counting(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntArray, I
             starts[num + 1] = starts[num] + place[j]
             place[j] = num
             num += 1
-    inverse, order = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
+    inverse = np.empty(len(ids), np.int64)
+    order = np.empty(len(ids), np.int64)
     ends = starts[:-1].copy()
     # places of equal ids rise: sums over them are the same on every run
     for k in range(len(ids)):
@@ -70,7 +73,8 @@ def _by_counting(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntArray, I
 @njit
 def _by_sorting(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
     # digit after digit, from the last: places with the same digit keep their order
-    order, other = np.arange(len(ids)), np.empty(len(ids), np.int64)
+    order = np.arange(len(ids))
+    other = np.empty(len(ids), np.int64)
     ends = np.empty(_DIGIT + 1, np.int64)
     shift = 0
     while shift == 0 or (n - 1) >> shift > 0:
@@ -85,7 +89,8 @@ def _by_sorting(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntArray, In
             ends[digit] += 1
         order, other = other, order
         shift += _BITS
-    unique, inverse = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
+    unique = np.empty(len(ids), np.int64)
+    inverse = np.empty(len(ids), np.int64)
     starts = np.empty(len(ids) + 1, np.int64)
     num = 0
     for k in range(len(order)):

@@ -17,7 +17,8 @@ _Finish = Callable[..., None]  # such as `feature_maps.fourier.write_cos_sin`
 _SIDE = 2 if SIMULATED else 16  # threads along a side of a tile; a power of two
 _ROWS_EACH = 2 if SIMULATED else 4  # that a thread computes
 _COLUMNS_EACH = 2 if SIMULATED else 8
-_ROWS, _COLUMNS = _SIDE * _ROWS_EACH, _SIDE * _COLUMNS_EACH  # of a tile
+_ROWS = _SIDE * _ROWS_EACH  # of a tile
+_COLUMNS = _SIDE * _COLUMNS_EACH  # of a tile
 _DEPTH = 2 if SIMULATED else 16  # columns of both matrices that a block holds at a time
 _PADDED = _ROWS + 1  # lanes that write a column are in banks of their own
 _THREADS = _SIDE * _SIDE
@@ -41,10 +42,13 @@ def _multiply_kernel(function: _Finish) -> Any:
         right = cuda.shared.array((_DEPTH, _COLUMNS), x.dtype)
         sums = cuda.local.array((_ROWS_EACH, _COLUMNS_EACH), x.dtype)
         num, depth = x.shape
-        zero, columns = x.dtype.type(0), y.shape[1]
-        thread, row_tiles = cuda.threadIdx.x, -(-num // _ROWS)
+        zero = x.dtype.type(0)
+        columns = y.shape[1]
+        thread = cuda.threadIdx.x
+        row_tiles = -(-num // _ROWS)
         # that these are at least 0, as an `and` shows the compiler, spares it wrapped indices
-        row, column = (thread // _SIDE) & (_SIDE - 1), thread & (_SIDE - 1)
+        row = (thread // _SIDE) & (_SIDE - 1)
+        column = thread & (_SIDE - 1)
         first_row = cuda.blockIdx.x % row_tiles * _ROWS
         first_column = cuda.blockIdx.x // row_tiles * _COLUMNS
         j = first_column + thread % _COLUMNS  # the column that this thread reads
@@ -53,7 +57,8 @@ def _multiply_kernel(function: _Finish) -> Any:
                 sums[r, c] = zero
         for start in range(0, depth, _DEPTH):
             for number in range(thread, _ROWS * _DEPTH, cuda.blockDim.x):
-                k, i = number % _DEPTH, number // _DEPTH
+                k = number % _DEPTH
+                i = number // _DEPTH
                 inside = first_row + i < num and start + k < depth
                 left[k, i] = x[first_row + i, start + k] if inside else zero
             for number in range(thread, _COLUMNS * _DEPTH, cuda.blockDim.x):
@@ -68,7 +73,8 @@ def _multiply_kernel(function: _Finish) -> Any:
             cuda.syncthreads()
         for r in range(_ROWS_EACH):
             for c in range(_COLUMNS_EACH):
-                i, j = first_row + row + r * _SIDE, first_column + column + c * _SIDE
+                i = first_row + row + r * _SIDE
+                j = first_column + column + c * _SIDE
                 if i < num and j < columns:
                     finish(out, i, j, sums[r, c], parameters)
 

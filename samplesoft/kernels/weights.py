@@ -26,7 +26,8 @@ def greatest(x: Real) -> float:
         d = x[i + 3] if x[i + 3] > d else d
     for i in range(whole, len(x)):
         a = x[i] if x[i] > a else a
-    a, c = a if a > b else b, c if c > d else d
+    a = a if a > b else b
+    c = c if c > d else d
     return float(a if a > c else c)
 
 
@@ -61,7 +62,8 @@ def exp_weights(
         d = logits[row, i + 3] if logits[row, i + 3] > d else d
     for i in range(whole, size):
         a = logits[row, i] if logits[row, i] > a else a
-    a, c = a if a > b else b, c if c > d else d
+    a = a if a > b else b
+    c = c if c > d else d
     top = float(a if a > c else c)
     shift = kind(top if top > -np.inf else 0.0)
     # compiled for one type, without the branch of the other
@@ -92,11 +94,13 @@ def find(
     Also returns the total `below` that place. Of places without a weight none is returned, even
     where `target` rounds to the sum of all.
     """
-    chosen, under = start, below
+    chosen = start
+    under = below
     for c in range(start, size):
         # a class without weight must not be drawn, even by a uniform of 0
         if weights[row, c] > 0.0:
-            chosen, under = c, below
+            chosen = c
+            under = below
             below += weights[row, c]
             if below > target:
                 break

@@ -85,10 +85,12 @@ def top_k_classes(
     (array([[1, 2]]), array([[3., 2.]]))
     """
     rows = check_class_embeddings(class_embeddings)
-    n, d = int(rows.shape[0]), rows.shape[1]
+    n = int(rows.shape[0])
+    d = rows.shape[1]
     contexts = as_float_rows("h", h, d, rows.dtype)
     size = check_k(k, n)
-    normalize, absolute = as_flag("normalize", normalize), as_flag("absolute", absolute)
+    normalize = as_flag("normalize", normalize)
+    absolute = as_flag("absolute", absolute)
     offsets = None if biases is None else cpu.vector("biases", biases, n, rows.dtype)
     without = check_leave_out(leave_out, (len(contexts), n))
     if normalize:
@@ -136,17 +138,31 @@ def best_classes(
     distant: Any = rows
     if isinstance(distant, DistantRows):
         return distant.best(z, k, normalize=normalize, absolute=absolute, leave_out=leave_out)
-    size = _tile(z.shape)
+    height, width = _tile(z.shape)
     # empty arrays, not None, for what is not given: compiled code has one type for both
     biases = np.empty(0, z.dtype) if offsets is None else offsets
     nowhere = np.empty(0, np.bool_) if absent is None else absent
-    ids, best = np.empty((len(z), k), np.int64), np.empty((len(z), k), z.dtype)
+    ids = np.empty((len(z), k), np.int64)
+    best = np.empty((len(z), k), z.dtype)
     for part in chunks(len(z), _CONTEXTS):
-        starts, unwanted = np.zeros(part.stop - part.start + 1, np.int64), np.empty(0, np.int64)
+        starts = np.zeros(part.stop - part.start + 1, np.int64)
+        unwanted = np.empty(0, np.int64)
         if leave_out is not None:
             some = leave_out[part]
-            starts, unwanted = some.indptr.astype(np.int64), some.indices.astype(np.int64)
-        task = _Task(z[part], rows, normalize, biases, absolute, starts, unwanted, nowhere, *size)
+            starts = some.indptr.astype(np.int64)
+            unwanted = some.indices.astype(np.int64)
+        task = _Task(
+            z=z[part],
+            rows=rows,
+            normalize=normalize,
+            offsets=biases,
+            absolute=absolute,
+            starts=starts,
+            unwanted=unwanted,
+            absent=nowhere,
+            height=height,
+            width=width,
+        )
         ids[part], best[part] = _best(task, k)
     return ids, best
 
@@ -172,14 +188,16 @@ def check_leave_out(leave_out: Any, shape: tuple[int, ...], name: str = "leave_o
 
 def _best(task: _Task, k: int) -> tuple[IntArray, Rows]:
     """Let threads search parts of the classes, and join what they have found."""
-    batch, n = len(task.z), len(task.rows)
+    batch = len(task.z)
+    n = len(task.rows)
     classes = chunks(n, _CLASSES)
     # few parts of the classes would leave threads idle: then contexts are parted too
     contexts = chunks(batch, _SOME if len(classes) < _FEW else batch)
     left = iter([(c, b) for c in classes for b in contexts])  # `next` of a list's is atomic
 
     def search(_: int) -> tuple[int, Rows, IntArray]:
-        best, ids = np.full((batch, k), -np.inf, task.z.dtype), np.full((batch, k), n)
+        best = np.full((batch, k), -np.inf, task.z.dtype)
+        ids = np.full((batch, k), n)
         for c, b in left:  # which threads share: each has its classes in their order
             bad = _keep_best(task, c.start, c.stop, b.start, b.stop, best, ids)
             if bad >= 0:
@@ -189,9 +207,11 @@ def _best(task: _Task, k: int) -> tuple[IntArray, Rows]:
     bad, bests, numbers = zip(*thread_map(search, range(num_threads())), strict=True)
     if min(bad) < n:  # the first of all threads, so that the message is always the same
         _refuse(task.rows, min(bad), task.normalize)
-    best, ids = np.concatenate(bests, axis=1), np.concatenate(numbers, axis=1)
+    best = np.concatenate(bests, axis=1)
+    ids = np.concatenate(numbers, axis=1)
     order = np.lexsort((ids, -best), axis=1)[:, :k]  # by falling score, then by class
-    best, ids = np.take_along_axis(best, order, 1), np.take_along_axis(ids, order, 1)
+    best = np.take_along_axis(best, order, 1)
+    ids = np.take_along_axis(ids, order, 1)
     ids[ids == n] = -1
     return ids, best
 
@@ -237,8 +257,10 @@ def _keep_best(
     scores the first is better. NaN counts as infinite, so that it is seen. The return value is the
     first class whose vector is not finite or cannot be normalised, at which the search ends, or -1.
     """
-    width, dim = task.width, task.rows.shape[1]
-    block, norms = np.empty((width, dim), task.rows.dtype), np.empty(width)
+    width = task.width
+    dim = task.rows.shape[1]
+    block = np.empty((width, dim), task.rows.dtype)
+    norms = np.empty(width)
     few = min(task.height, stop - begin) <= _FEW_CONTEXTS
     buffer = np.empty(task.height * width, task.rows.dtype)
     for start in range(first, end, width):
@@ -253,18 +275,21 @@ def _keep_best(
             for j in range(count):
                 if not (norms[j] < np.inf):  # so that NaN is refused too
                     return start + j
-            vectors, norms[:count] = unit, 1.0
+            vectors = unit
+            norms[:count] = 1.0
         for low in range(begin, stop, task.height):
             contexts = task.z[low : min(low + task.height, stop)]
             if len(contexts) <= _FEW_CONTEXTS:
-                stride, scores = width, buffer.reshape((task.height, width))
+                stride = width
+                scores = buffer.reshape((task.height, width))
                 _multiply_few(contexts, vectors, scores)
                 if task.normalize:  # by 1 where the vectors have been
                     for i in range(len(contexts)):
                         for j in range(count):
                             scores[i, j] /= norms[j]
             else:
-                stride, scores = count, buffer[: len(contexts) * count].reshape((-1, count))
+                stride = count
+                scores = buffer[: len(contexts) * count].reshape((-1, count))
                 np.dot(contexts, vectors.T, scores)
             # a vector that is not finite has no finite score: others need no look of their own
             if low == begin and not _is_finite(buffer[:count]):
@@ -272,7 +297,8 @@ def _keep_best(
                     if not _is_finite(vectors[j]):
                         return start + j
             for i in range(len(contexts)):
-                b, of_context = low + i, buffer[i * stride : i * stride + count]
+                b = low + i
+                of_context = buffer[i * stride : i * stride + count]
                 if len(task.offsets) > 0:
                     of_context += task.offsets[start : start + count]
                 if task.absolute:
@@ -329,7 +355,8 @@ def _some_above(scores: Rows, bound: float) -> bool:
 @njit
 def _let_in(task: _Task, b: int, first: int, scores: Rows, best: Rows, ids: IntArray) -> None:
     """Let those of the classes from `first` on that are wanted into the k best of context b."""
-    unwanted, absent = task.unwanted[task.starts[b] : task.starts[b + 1]], task.absent
+    unwanted = task.unwanted[task.starts[b] : task.starts[b + 1]]
+    absent = task.absent
     for j in range(len(scores)):
         if not (scores[j] <= best[0]):
             class_id = first + j
@@ -344,16 +371,19 @@ def _let_in(task: _Task, b: int, first: int, scores: Rows, best: Rows, ids: IntA
 
 @njit
 def _replace_worst(best: Rows, ids: IntArray, score: float, class_id: int) -> None:
-    place, k = 0, len(best)  # the root, which is the worst, goes: sift the new one down
+    k = len(best)
+    place = 0  # the root, which is the worst, goes: sift the new one down
     while 2 * place + 1 < k:
         child = 2 * place + 1
         if child + 1 < k and _worse(best[child + 1], ids[child + 1], best[child], ids[child]):
             child += 1
         if not _worse(best[child], ids[child], score, class_id):
             break
-        best[place], ids[place] = best[child], ids[child]
+        best[place] = best[child]
+        ids[place] = ids[child]
         place = child
-    best[place], ids[place] = score, class_id
+    best[place] = score
+    ids[place] = class_id
 
 
 @njit

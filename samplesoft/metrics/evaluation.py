@@ -112,7 +112,8 @@ def evaluate(
     """
     rows = check_class_embeddings(class_embeddings)
     contexts = as_float_rows("h", h, rows.shape[1], rows.dtype)
-    normalize, absolute = as_flag("normalize", normalize), as_flag("absolute", absolute)
+    normalize = as_flag("normalize", normalize)
+    absolute = as_flag("absolute", absolute)
     if normalize:  # here, so that messages name the row of h, not of a part of it
         contexts, _ = unit_rows("h", contexts.copy())
     targets = check_targets(labels, len(contexts), rows.shape[0])
@@ -123,14 +124,16 @@ def evaluate(
     if targets.owners is not None:  # not all sparse matrices can be sliced
         sliceable = as_csr("labels", labels)
     owners = targets.rows(np.arange(len(contexts)))  # the example of each label
-    total, in_place = 0.0, np.zeros(max(sizes, default=0))  # labels in each place of the lists
+    total = 0.0
+    in_place = np.zeros(max(sizes, default=0))  # labels in each place of the lists
     for part in chunks(len(contexts), as_count("batch_size", batch_size)):
         value, _ = loss.forward(contexts[part], rows, sliceable[part], biases=biases)
         total += value
         if not sizes:
             continue
         pairs = slice(*np.searchsorted(owners, [part.start, part.stop]))
-        of_part, labels_of_part = owners[pairs] - part.start, targets.labels[pairs]
+        of_part = owners[pairs] - part.start
+        labels_of_part = targets.labels[pairs]
         in_place += labels_in_places(
             lambda some, size: top_k_classes(some, rows, size, biases=biases, **model),
             contexts[part],
@@ -178,7 +181,8 @@ def _places_in_lists(
     pair, place = np.nonzero(ids[owners] == labels[:, None])
     of_pair = scores[owners[pair]]
     own = np.take_along_axis(of_pair, place[:, None], axis=1)
-    num_better, num_equal = (of_pair > own).sum(axis=1), (of_pair == own).sum(axis=1)
+    num_better = (of_pair > own).sum(axis=1)
+    num_equal = (of_pair == own).sum(axis=1)
     in_place = np.zeros(length)
     for first, size in zip(num_better.tolist(), num_equal.tolist(), strict=True):
         in_place[first : first + size] += 1.0 / size

@@ -93,13 +93,15 @@ def ranking_scores(
     if not len(rows):
         raise ValueError("`labels` must hold a label for some example, got none.")
     of_rows = [labels.indices[labels.indptr[b] : labels.indptr[b + 1]] for b in rows]
-    lists, counts = lists[rows], counts[rows]
+    lists = lists[rows]
+    counts = counts[rows]
     hits = np.array([np.isin(ids, wanted) for ids, wanted in zip(lists, of_rows, strict=True)])
     discounts = 1.0 / np.log2(np.arange(2, lists.shape[1] + 2))
     ideal = np.cumsum(discounts)  # of lists of labels alone, by their length
     scores = {}
     if each is not None:  # of the labels in the lists, and of those that gain most, in their order
-        gained, most = np.where(hits, each[lists], 0.0), np.zeros(lists.shape)
+        gained = np.where(hits, each[lists], 0.0)
+        most = np.zeros(lists.shape)
         for b, wanted in enumerate(of_rows):
             rarest = np.sort(each[wanted])[::-1][: lists.shape[1]]
             most[b, : len(rarest)] = rarest
@@ -171,7 +173,8 @@ def propensities(
     if times.min() < 0.0:
         raise ValueError(f"`counts` must be at least 0, got {times.min()}; count the labels again.")
     size = as_count("num_examples", num_examples, LEAST_EXAMPLES)
-    a, b = as_positive("a", a), as_positive("b", b)
+    a = as_positive("a", a)
+    b = as_positive("b", b)
     with np.errstate(over="ignore", under="ignore"):  # c and the power of each count at once
         fall = (np.log(size) - 1.0) * ((b + 1.0) / (times + b)) ** a
     result: FloatArray = 1.0 / (1.0 + fall)

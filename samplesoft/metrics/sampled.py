@@ -41,7 +41,9 @@ from samplesoft.samplers.base import Rows
 
 _METRICS = ("recall", "precision", "ndcg", "mrr")
 _NUMBERS = 1 << 22  # probabilities that are made at a time
-_LEFT_OUT, _RELEVANT = -1.0, -2.0  # in place of the mass of a negative
+# in place of the mass of a negative
+_LEFT_OUT = -1.0
+_RELEVANT = -2.0
 
 
 class TargetRanks:
@@ -94,7 +96,8 @@ class TargetRanks:
         num_tied: ArrayLike | None = None,
         tied: ArrayLike | None = None,
     ) -> None:
-        places, of = _as_ranks(ranks), "candidates"
+        places = _as_ranks(ranks)
+        of = "candidates"
         count = as_labels("num_candidates", num_candidates, LARGEST_COUNT, places.shape, of=of)
         owners = np.arange(len(places))
         if examples is not None:
@@ -103,7 +106,9 @@ class TargetRanks:
         if num_tied is not None:
             equal = as_labels("num_tied", num_tied, LARGEST_COUNT, places.shape, of="candidates")
         order = np.lexsort((places, owners))
-        self.ranks, self.num_candidates, self.examples = places[order], count[order], owners[order]
+        self.ranks = places[order]
+        self.num_candidates = count[order]
+        self.examples = owners[order]
         self.num_tied = equal[order]
         self.uniform = better is None
         self._first = np.flatnonzero(np.diff(self.examples, prepend=-1))
@@ -112,11 +117,13 @@ class TargetRanks:
         above = self.ranks - 1 - self._place
         self._above = above
         self._negatives = self.num_candidates - np.repeat(self._numbers, self._numbers)
-        self.better, self.tied = above.astype(np.float64), self.num_tied.astype(np.float64)
+        self.better = above.astype(np.float64)
+        self.tied = self.num_tied.astype(np.float64)
         self.worse = 1.0 * (self._negatives - above - self.num_tied)
         wrong = (self.worse < 0.0) | (self._steps(self.num_candidates) != 0)
         # relevant items of equal score share the negatives that are better, and those of a tie
-        rises, tied_before = self._steps(above), np.append(0, self.num_tied[:-1])
+        rises = self._steps(above)
+        tied_before = np.append(0, self.num_tied[:-1])
         same_tie = (rises == 0) & (self._steps(self.num_tied) == 0)
         self._in_tie_before = (self._place > 0) & same_tie & (self.num_tied > 0)
         wrong |= (self._place > 0) & ~same_tie & (rises < tied_before)
@@ -150,7 +157,8 @@ class TargetRanks:
 
     def _draws(self, num_sampled: Any, replacement: Any) -> tuple[int, bool]:
         """Return the number of draws, for which there must be negatives, and if these leave."""
-        draws, again = as_count("num_sampled", num_sampled), as_flag("replacement", replacement)
+        draws = as_count("num_sampled", num_sampled)
+        again = as_flag("replacement", replacement)
         least = int(self._negatives.min())
         if least < (1 if again else draws):
             raise ValueError(
@@ -228,7 +236,8 @@ def rank_metric(name: str, k: int, ranks: ArrayLike) -> FloatArray:
     >>> rank_metric("ndcg", 3, [1, 2, 3, 4]).round(3)
     array([1.   , 0.631, 0.5  , 0.   ])
     """
-    places, size = _as_ranks(ranks), as_count("k", k)
+    places = _as_ranks(ranks)
+    size = as_count("k", k)
     costs = {"recall": 1.0, "precision": size, "ndcg": np.log2(1.0 + places), "mrr": places}
     gains: FloatArray = (places <= size) / costs[as_choice("name", name, _METRICS)]
     return gains
@@ -272,7 +281,8 @@ def target_ranks(
     """
     rows = as_float_rows("scores", scores)
     relevant = check_leave_out(as_csr("labels", labels), rows.shape, "labels")
-    absent, n = check_leave_out(leave_out, rows.shape), rows.shape[1]
+    absent = check_leave_out(leave_out, rows.shape)
+    n = rows.shape[1]
     masses = in_small_unit(as_counts("q", np.ones(n) if q is None else q, n))
     masses = np.tile(masses, (len(rows), 1))
     if absent is not None:
@@ -365,19 +375,23 @@ def sampled_metrics(
     sizes = sorted({as_count("k", size) for size in np.atleast_1d(as_array("k", k))})
     if not sizes:
         raise ValueError("`k` must hold lengths of lists, got none.")
-    first, numbers, place = targets._first, targets._numbers, targets._place
+    first = targets._first
+    numbers = targets._numbers
+    place = targets._place
     columns = [(size, name) for size in sizes for name in _METRICS]
     longest = np.arange(1, min(sizes[-1], draws + int(numbers.max())) + 1)
     table = np.array([rank_metric(name, size, longest) for size, name in columns])
     tables = np.stack([table, table])  # of the best item of an example, and of the others
     tables[1, 3::4] = 0.0
     # what a sum over the relevant items is divided by
-    ideal, ones = np.cumsum(1.0 / np.log2(1.0 + longest)), np.ones(len(first))
+    ideal = np.cumsum(1.0 / np.log2(1.0 + longest))
+    ones = np.ones(len(first))
     most = [ideal[np.minimum(numbers, size) - 1] for size in sizes]
     scale = np.array([row for each in most for row in (numbers, ones, each, ones)])
     gains = np.array([rank_metric(name, size, targets.ranks) for size, name in columns])
     gains[3::4] *= place == 0
-    ends, whole = np.append(first, len(place)), targets.better + targets.tied + targets.worse
+    ends = np.append(first, len(place))
+    whole = targets.better + targets.tied + targets.worse
     groups = targets._tie_sizes()
     with_ties = np.flatnonzero((groups > 0) & (targets.num_tied > 0))
     if len(with_ties):
@@ -531,7 +545,8 @@ def correct_metric(
     np.float64(-0.02)
     """
     exact = as_real_array("metric", metric, (1,))
-    size, weight = len(exact), as_share("gamma", gamma)
+    size = len(exact)
+    weight = as_share("gamma", gamma)
     targets = TargetRanks(np.arange(1, size + 1), size)
     draws, removed = targets._draws(num_sampled, replacement)
     chances = in_small_unit(as_counts("prior", np.ones(size) if prior is None else prior, size))
@@ -541,7 +556,8 @@ def correct_metric(
         values = exact[np.arange(draws + 1) * (size - 1) // draws]
     else:
         require_room("num_sampled", draws, 64.0 * (draws + 2) ** 2)
-        triangle, seen = np.empty((0, draws + 2)), np.zeros(draws + 1)
+        triangle = np.empty((0, draws + 2))
+        seen = np.zeros(draws + 1)
         for part in parts:
             laws = _laws(targets, part, draws, removed)
             seen += chances[part] @ laws
@@ -552,7 +568,8 @@ def correct_metric(
         kept = s > np.finfo(np.float64).eps * size
         factor = np.divide(s, (1.0 - weight) * s**2 + weight, out=np.zeros_like(s), where=kept)
         values = unit * (right.T @ (factor * (left.T @ triangle[:, -1])))
-    bias, variance = np.empty(size), np.empty(size)
+    bias = np.empty(size)
+    variance = np.empty(size)
     for part in parts:
         laws = _laws(targets, part, draws, removed)
         mean = laws @ values
@@ -612,8 +629,10 @@ def estimate_rank_distribution(
     np.float64(5.0)
     """
     number = in_small_unit(as_counts("counts", counts, remedy="count the sampled ranks"))
-    number, bound = number / number.sum(), as_positive("tol", tol)
-    size, m = as_count("num_candidates", num_candidates), len(number) - 1
+    number = number / number.sum()
+    bound = as_positive("tol", tol)
+    size = as_count("num_candidates", num_candidates)
+    m = len(number) - 1
     most = m if as_flag("replacement", replacement) else size - 1
     if size < 2 or not 1 <= m <= most:
         raise ValueError(
@@ -623,7 +642,8 @@ def estimate_rank_distribution(
     targets = TargetRanks(np.arange(1, size + 1), size)
     draws, removed = targets._draws(m, replacement)
     require_room("num_candidates", size, 8.0 * size * (draws + 1))
-    laws, found = _laws(targets, slice(None), draws, removed), np.full(size, 1.0 / size)
+    laws = _laws(targets, slice(None), draws, removed)
+    found = np.full(size, 1.0 / size)
     for _ in range(5000):
         ratio = np.divide(number, found @ laws, out=np.zeros_like(number), where=number > 0.0)
         slope = laws @ ratio  # of the likelihood, towards each rank; 1 on average
@@ -673,11 +693,18 @@ def _rank(
     relevant items are `_RELEVANT`, and `_LEFT_OUT` of items that are no candidates. The shares are
     NaN where there is no mass. Relevant items of equal score come in their order, before negatives.
     """
-    ranks, num_tied = np.empty(len(items), np.int64), np.zeros(len(items), np.int64)
-    better, tied = np.empty(len(items)), np.empty(len(items))
+    ranks = np.empty(len(items), np.int64)
+    num_tied = np.zeros(len(items), np.int64)
+    better = np.empty(len(items))
+    tied = np.empty(len(items))
     for p in range(len(items)):
-        row, mass, i = scores[examples[p]], masses[examples[p]], items[p]
-        rank, above, equal, total = 1, 0.0, 0.0, 0.0
+        row = scores[examples[p]]
+        mass = masses[examples[p]]
+        i = items[p]
+        rank = 1
+        above = 0.0
+        equal = 0.0
+        total = 0.0
         for c in range(len(row)):
             if mass[c] != _LEFT_OUT:
                 is_negative = mass[c] != _RELEVANT
@@ -692,7 +719,9 @@ def _rank(
                     equal += mass[c]
                 elif row[c] == row[i] and c < i:
                     rank += 1
-        ranks[p], better[p], tied[p] = rank, above / total, equal / total
+        ranks[p] = rank
+        better[p] = above / total
+        tied[p] = equal / total
     return ranks, num_tied, better, tied
 
 
@@ -756,15 +785,18 @@ def _moments(
     that tie; both are at its first item, and 0 at the others.
     """
     _, columns, length = tables.shape
-    means, variances = np.zeros((columns, len(ends) - 1)), np.zeros((columns, len(ends) - 1))
+    means = np.zeros((columns, len(ends) - 1))
+    variances = np.zeros((columns, len(ends) - 1))
     law = np.empty(draws + 1)
     for e in range(len(ends) - 1):
         depth = min(ends[e + 1] - ends[e], length)  # items after these are in no list
         # mean and variance of what items from j on bring, if b draws are better than item j
-        later, spread = np.zeros((columns, length)), np.zeros((columns, length))
+        later = np.zeros((columns, length))
+        spread = np.zeros((columns, length))
         j = depth
         while j >= 0:  # 0 for no item
-            here, around = np.zeros((columns, length)), np.zeros((columns, length))
+            here = np.zeros((columns, length))
+            around = np.zeros((columns, length))
             start = j  # the first item of the tie of item j
             while start > 0 and groups[ends[e] + start - 1] == 0:
                 start -= 1
@@ -786,7 +818,8 @@ def _moments(
                         for d in range(inside):
                             gap = later[c, b + d] - mean
                             square += law[d] * (spread[c, b + d] + gap * gap)
-                        here[c, b], around[c, b] = mean, square
+                        here[c, b] = mean
+                        around[c, b] = square
                 if j > 0 and not is_tied:
                     here[:, b] += tables[min(j - 1, 1), :, j + b - 1]
             if is_tied:
@@ -795,9 +828,11 @@ def _moments(
                     here, around, start, j, groups[p], ties[p], worse[p], draws, removed, tables
                 )
                 j = start
-            later, spread = here, around
+            later = here
+            spread = around
             j -= 1
-        means[:, e], variances[:, e] = later[:, 0], spread[:, 0]
+        means[:, e] = later[:, 0]
+        variances[:, e] = spread[:, 0]
     return means, variances
 
 
@@ -835,7 +870,8 @@ def _moments_of_tie(
         if left == 1:  # the most frequent case, in a tenth of the time
             _before_last_of_tie(value, spread, tables[min(item - 1, 1)], item)
             continue
-        new_value, new_spread = np.zeros(value.shape), np.zeros(value.shape)
+        new_value = np.zeros(value.shape)
+        new_spread = np.zeros(value.shape)
         for t in range(draws + 1):
             # that x of t draws come before the first of the items that are left
             probability[0] = left / (t + left)
@@ -854,9 +890,12 @@ def _moments_of_tie(
                         gain = tables[min(item - 1, 1), c, item + b + x - 1]
                         gap = gain + value[c, b + x, t - x] - mean
                         square += probability[x] * (spread[c, b + x, t - x] + gap * gap)
-                    new_value[c, b, t], new_spread[c, b, t] = mean, square
-        value, spread = new_value, new_spread
-    here, around = np.zeros((columns, length)), np.zeros((columns, length))
+                    new_value[c, b, t] = mean
+                    new_spread[c, b, t] = square
+        value = new_value
+        spread = new_spread
+    here = np.zeros((columns, length))
+    around = np.zeros((columns, length))
     law = np.empty(draws + 1)
     for b in range(min(length - start, draws) + 1):
         _fill_law(draws - b, tied, worse, removed, law)
@@ -868,7 +907,8 @@ def _moments_of_tie(
             for t in range(draws - b + 1):
                 gap = value[c, b, t] - mean
                 square += law[t] * (spread[c, b, t] + gap * gap)
-            here[c, b], around[c, b] = mean, square
+            here[c, b] = mean
+            around[c, b] = square
     return here, around
 
 
@@ -885,7 +925,9 @@ def _before_last_of_tie(value: FloatArray, spread: FloatArray, table: Rows, item
         first = item + b - 1  # the index of its gain in the first place
         for c in range(columns):
             # mean of the gains in the first places, and the sum of squares about it, as it grows
-            center, squares, inside = 0.0, 0.0, 0
+            center = 0.0
+            squares = 0.0
+            inside = 0
             for t in range(num):
                 if first + t < length:
                     inside += 1
@@ -907,7 +949,8 @@ def _fill_law_with_ties(
     Of t draws that tie with it, 0, 1, ..., t stand before it with equal probability.
     """
     law[:] = 0.0
-    of_better, of_tied = np.empty(draws + 1), np.empty(draws + 1)
+    of_better = np.empty(draws + 1)
+    of_tied = np.empty(draws + 1)
     _fill_law(draws, better, tied + worse, removed, of_better)
     for b in range(draws + 1):
         if of_better[b] > 0.0:
@@ -925,9 +968,13 @@ def _fill_law(draws: int, better: float, worse: float, removed: bool, law: Float
     The parts have masses, or numbers where draws are `removed`. All is 0 if no draws are possible.
     """
     law[: draws + 1] = 0.0
-    low, high, less = draws if worse <= 0.0 else 0, 0 if better <= 0.0 else draws, 0.0
+    low = draws if worse <= 0.0 else 0
+    high = 0 if better <= 0.0 else draws
+    less = 0.0
     if removed:
-        low, high, less = max(0, draws - int(worse)), min(draws, int(better)), 1.0
+        low = max(0, draws - int(worse))
+        high = min(draws, int(better))
+        less = 1.0
     if low > high:
         return
     # By ratios from near the mode, then divided by their sum: all terms are positive, so that each
@@ -945,5 +992,6 @@ def _fill_law(draws: int, better: float, worse: float, removed: bool, law: Float
 @njit
 def _ratio(b: int, draws: int, better: float, worse: float, less: float) -> float:
     """Return the probability of b + 1 divided by that of b."""
-    up, down = (draws - b) * (better - less * b), (b + 1) * (worse - less * (draws - b - 1))
+    up = (draws - b) * (better - less * b)
+    down = (b + 1) * (worse - less * (draws - b - 1))
     return up / down

@@ -249,7 +249,10 @@ class Sampler(ABC):
         m = as_count("num_sampled", num_sampled)
         return self._of_classes(
             lambda rows, classes, excluded: self._log_expected_count(rows, classes, m, excluded),
-            *(h, ids, exclude, shared),
+            h,
+            ids,
+            exclude,
+            shared,
         )
 
     def probs(
@@ -440,7 +443,8 @@ class Sampler(ABC):
         sums = np.add.reduceat(rows[order], starts)  # of each group: its direction
         lengths = np.sqrt((sums**2).sum(axis=1))
         lost = lengths <= 1e-6 * counts * mean_norms  # contexts that cancel: take one of them
-        sums[lost], lengths[lost] = rows[order[starts[lost]]], norms[order[starts[lost]]]
+        sums[lost] = rows[order[starts[lost]]]
+        lengths[lost] = norms[order[starts[lost]]]
         factors = np.divide(mean_norms, lengths, out=np.zeros_like(lengths), where=lengths > 0.0)
         pooled = sums * (factors * largest)[:, None]
         return self._arrays.float_rows("h", pooled.astype(h.dtype)), counts / batch
@@ -486,7 +490,8 @@ class Sampler(ABC):
         """
         arrays = self._arrays
         # two streams: which context each draw is from, and the draws of the contexts
-        choices, draws = np.uint64(mix64(key, np.uint64(0))), np.uint64(mix64(key, np.uint64(1)))
+        choices = np.uint64(mix64(key, np.uint64(0)))
+        draws = np.uint64(mix64(key, np.uint64(1)))
         ends = np.cumsum(shares[:-1])
         chosen = np.searchsorted(ends, uniform_block(choices, 1, m)[0], side="right")
         contexts, slots, counts = np.unique(chosen, return_inverse=True, return_counts=True)
@@ -495,7 +500,8 @@ class Sampler(ABC):
             np.cumsum(counts) - counts, counts
         )
         # as many for each chosen context as the one chosen most often needs; the others keep some
-        some, nothing = arrays.take_rows(h, contexts), self._check_excluded(None, len(contexts))
+        some = arrays.take_rows(h, contexts)
+        nothing = self._check_excluded(None, len(contexts))
         drawn = self._sample(some, int(counts.max()), nothing, draws).ids
         ids = to_host(drawn)[slots, turns][None]
         nothing = self._check_excluded(None, h.shape[0])

@@ -140,7 +140,8 @@ class BigramSampler(Sampler):
         starts = np.append(matrix.indptr.astype(np.int64), len(values) + n)
         ids = np.concatenate([matrix.indices.astype(np.int64), np.arange(n)])
         values = np.concatenate([values, unigram])
-        below, above = np.empty_like(values), np.empty_like(values)
+        below = np.empty_like(values)
+        above = np.empty_like(values)
         # by numbers of observations, whatever the unit is: the least count is taken for one
         totals = np.asarray(matrix.sum(axis=1)).reshape(-1) / matrix.data.min()
         seen = np.column_stack([totals, np.diff(matrix.indptr)])
@@ -242,14 +243,16 @@ class BigramSampler(Sampler):
         """
         states = self._check_contexts(h)
         drawn = as_ids("ids", ids, self.num_classes, len(states))
-        o, share = as_real_array("scores", scores, (2,)), as_share("rate", rate)
+        o = as_real_array("scores", scores, (2,))
+        share = as_share("rate", rate)
         if o.shape != drawn.shape:
             raise ValueError(
                 f"`scores` must have the shape of `ids`, {drawn.shape}, got {o.shape}; give one "
                 "logit for each class."
             )
         order = np.argsort(drawn, axis=1, kind="stable")
-        drawn, o = np.take_along_axis(drawn, order, axis=1), np.take_along_axis(o, order, axis=1)
+        drawn = np.take_along_axis(drawn, order, axis=1)
+        o = np.take_along_axis(o, order, axis=1)
         _move(self._table, states, drawn, o, share)
         self._sum(np.unique(states))
 
@@ -271,7 +274,8 @@ class BigramSampler(Sampler):
         return states, counts / len(h)
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
-        ids, log_q = np.empty((len(h), m), np.int64), np.empty((len(h), m))
+        ids = np.empty((len(h), m), np.int64)
+        log_q = np.empty((len(h), m))
         uniforms = uniform_block(key, len(h), m)
 
         def draw(part: slice) -> None:
@@ -328,7 +332,8 @@ def effective_sample_size(scores: ArrayLike, log_q: ArrayLike) -> FloatArray:
     >>> effective_sample_size([[0.0, 0.0, 0.0], [9.0, 0.0, 0.0]], [[-1.0, -1.0, -1.0]]).round(3)
     array([3., 1.])
     """
-    o, logs = as_real_array("scores", scores, (2,)), as_real_array("log_q", log_q, (2,))
+    o = as_real_array("scores", scores, (2,))
+    logs = as_real_array("log_q", log_q, (2,))
     if 0 in o.shape or logs.shape not in (o.shape, (1, o.shape[1])):
         raise ValueError(
             f"`log_q` must have the shape of `scores`, (B, m), or (1, m), got {logs.shape} for "
@@ -408,14 +413,17 @@ def sample_until(
     ((2, 48), array([36.4, 20.2]))
     """
     as_sampler("sampler", sampler)
-    block, most, key = as_count("block", block), as_count("most", most), as_key(rng)
+    block = as_count("block", block)
+    most = as_count("most", most)
+    key = as_key(rng)
     if as_positive("least", least) > most:
         raise ValueError(
             f"`least` must be at most `most`, {most}, which so many draws of the softmax itself "
             f"are worth, got {least}; raise `most`."
         )
     blocks: list[tuple[IntArray, FloatArray, FloatArray]] = []
-    drawn, worth = 0, 0.0
+    drawn = 0
+    worth = 0.0
     while drawn < most and worth < least:
         seed = int(mix64(key, np.uint64(len(blocks))))
         m = min(block, most - drawn)
@@ -433,7 +441,8 @@ def sample_until(
             )
         blocks.append((draw.ids, draw.log_q, scores))
         ids, log_q, logits = map(np.hstack, zip(*blocks, strict=True))
-        drawn, worth = drawn + m, effective_sample_size(logits, log_q).min()
+        drawn += m
+        worth = effective_sample_size(logits, log_q).min()
     return Draw(ids, log_q)
 
 
@@ -456,9 +465,12 @@ def _add_up(
 @njit
 def _move(table: _Table, states: IntArray, ids: IntArray, scores: FloatArray, rate: float) -> None:
     """Move counts of classes (B, k), which rise in a row, towards the softmax of their scores."""
-    counts, places = table.counts, np.empty(ids.shape[1], np.int64)
+    counts = table.counts
+    places = np.empty(ids.shape[1], np.int64)
     for b in range(len(states)):
-        greatest, mass, total = -np.inf, 0.0, 0.0
+        greatest = -np.inf
+        mass = 0.0
+        total = 0.0
         for k in range(len(places)):
             again = k > 0 and ids[b, k] == ids[b, k - 1]
             places[k] = -1 if again else _find(table, states[b], ids[b, k])
@@ -476,7 +488,8 @@ def _move(table: _Table, states: IntArray, ids: IntArray, scores: FloatArray, ra
 @njit
 def _find(table: _Table, s: int, j: int) -> int:
     """Return the place of class j in the row of a state, or -1."""
-    low, high = table.starts[s], table.starts[s + 1]
+    low = table.starts[s]
+    high = table.starts[s + 1]
     while low < high:
         middle = (low + high) // 2
         if table.ids[middle] < j:
@@ -489,7 +502,8 @@ def _find(table: _Table, s: int, j: int) -> int:
 @njit
 def _masses(table: _Table, s: int, excluded: int) -> tuple[float, float, int]:
     """Return the sum of a row, that without the excluded class, and the place of that class."""
-    first, last = table.starts[s], table.starts[s + 1]
+    first = table.starts[s]
+    last = table.starts[s + 1]
     if first == last:
         return 0.0, 0.0, -1
     total = table.below[last - 1]
@@ -518,7 +532,8 @@ def _parts(table: _Table, s: int, excluded: int) -> tuple[float, float, float, f
 def _pick(table: _Table, s: int, excluded: int, u: float) -> int:
     """Return the class of a row in which a uniform falls, other than the excluded one."""
     _, rest, place = _masses(table, s, excluded)
-    first, last = table.starts[s], table.starts[s + 1]
+    first = table.starts[s]
+    last = table.starts[s + 1]
     target = u * rest
     if place >= 0:
         before = table.below[place - 1] if place > first else 0.0
@@ -527,7 +542,8 @@ def _pick(table: _Table, s: int, excluded: int, u: float) -> int:
         else:
             target += table.below[place] - before
             first = place + 1
-    low, high = first, last - 1  # the last one takes what rounding leaves
+    low = first
+    high = last - 1  # the last one takes what rounding leaves
     while low < high:
         middle = (low + high) // 2
         if table.below[middle] > target:

@@ -112,7 +112,8 @@ class CertainSampler(Sampler):
         if not len(self.certain):
             raise ValueError("`certain` must hold a class, got none; take `tail` itself.")
         super().__init__(n, tail.dim)
-        self.tail, self.tau = tail, tail.tau
+        self.tail = tail
+        self.tau = tail.tau
         # as the tail draws; who needs draws with replacement asks for it
         self.replace = getattr(tail, "replace", True)
         # classes of the tail, and where each class is among them
@@ -142,7 +143,8 @@ class CertainSampler(Sampler):
         left_out = self._left_out(exclude)
         drawn = self.tail._sample(self.tail._check_contexts(h), m, left_out, key)
         draw = self._beside(drawn)
-        ids, log_counts = draw.ids, draw.log_expected_count
+        ids = draw.ids
+        log_counts = draw.log_expected_count
         # where a certain class is excluded, the first draw of the tail comes twice, each for half
         rows, heads = np.nonzero(ids[:, : len(self.certain)] == exclude[:, None])
         first = len(self.certain)  # of the tail
@@ -165,12 +167,14 @@ class CertainSampler(Sampler):
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
         # certain classes have no place in the tail: it is asked of its class 0 instead
-        contexts, asked = self.tail._check_contexts(h), np.maximum(self._places[ids], 0)
+        contexts = self.tail._check_contexts(h)
+        asked = np.maximum(self._places[ids], 0)
         log_q = self.tail._log_prob(contexts, asked, self._left_out(exclude))
         return np.where(self._places[ids] < 0, -np.inf, log_q)
 
     def _log_expected_count(self, h: Rows, ids: IntArray, m: int, exclude: IntArray) -> FloatArray:
-        contexts, asked = self.tail._check_contexts(h), np.maximum(self._places[ids], 0)
+        contexts = self.tail._check_contexts(h)
+        asked = np.maximum(self._places[ids], 0)
         counts = self.tail._log_expected_count(contexts, asked, m, self._left_out(exclude))
         counts = np.where(self._places[ids] < 0, 0.0, counts)  # once in every draw
         # the tail knows of its own excluded classes, but not of a certain one
@@ -263,7 +267,9 @@ class MixtureSampler(Sampler):
                 f"`weight` must be less than 1, got {weight}; use `first` without a mixture."
             )
         super().__init__(shared["num_classes"], shared["dim"])
-        self.first, self.second, self.tau = first, second, shared["tau"]
+        self.first = first
+        self.second = second
+        self.tau = shared["tau"]
 
     def refresh(self, rng: int | np.random.Generator | None = None) -> None:
         """Let both samplers draw anew what serves many draws."""
@@ -483,7 +489,8 @@ class TwoPassSampler(Sampler):
         excluded, bare = self._excluded_places(exclude)
         # those without a candidate left draw here too, so that the others keep their draws
         draw = self._softmax._sample(h, m, excluded, key)
-        ids, log_q = self.candidate_ids[draw.ids], draw.log_q
+        ids = self.candidate_ids[draw.ids]
+        log_q = draw.log_q
         if bare.any():
             q = self._of_one_pass()
             ids[bare] = invert(q, uniform_block(key, len(h), m)[bare])

@@ -109,7 +109,8 @@ class DenseSampler(Sampler):
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         # by row and number, so that parts of any size draw the same
         uniforms = uniform_block(key, len(h), m)
-        ids, log_q = np.empty((len(h), m), np.int64), np.empty((len(h), m))
+        ids = np.empty((len(h), m), np.int64)
+        log_q = np.empty((len(h), m))
         for part in row_chunks((len(h), self.num_classes), _WEIGHTS):
             q = self._probs(h[part], exclude[part])
             for row, p in enumerate(q, part.start):
@@ -128,7 +129,8 @@ class DenseSampler(Sampler):
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
         # of the user: the only place where what a hook returns is checked
         raw = np.asarray(self.weights(h))
-        each, one = (len(h), self.num_classes), (self.num_classes,)
+        each = (len(h), self.num_classes)
+        one = (self.num_classes,)
         if raw.dtype.kind not in "buif" or raw.shape not in (each, one):
             raise ValueError(
                 f"`weights` must return real numbers of shape {each} or {one} for {len(h)} "

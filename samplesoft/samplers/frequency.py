@@ -85,7 +85,8 @@ class LogUniformSampler(WeightedSampler):
         if checked is not None:
             order = _by_falling(checked)
             if (order[1:] < order[:-1]).any():  # else classes are ranks
-                self._order, self._ranks = order, np.argsort(order)
+                self._order = order
+                self._ranks = np.argsort(order)
 
     def _rank(self, classes: IntArray) -> IntArray:
         """Return the ranks of classes; where there is none, `NO_CLASS`, it stays."""
@@ -358,7 +359,9 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
         if len(ids) == 0:
             return
         classes, places = np.unique(ids, return_inverse=True)
-        gaps, seen, last = self._gaps[classes], self._seen[classes], self._last[classes]
+        gaps = self._gaps[classes]
+        seen = self._seen[classes]
+        last = self._last[classes]
         _follow(places, self._time, self.rate, gaps, seen, last)
         now = self._time + len(ids)
         blocks, missing = self._missing(now, classes)
@@ -375,7 +378,8 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
             setattr(self, name, writable(getattr(self, name)))
             getattr(self, name)[classes] = values
         self._time = now
-        self._due, self._due_in_block = writable(self._due), writable(self._due_in_block)
+        self._due = writable(self._due)
+        self._due_in_block = writable(self._due_in_block)
         self._due.reshape(-1)[changed] = due
         np.minimum.at(self._due_in_block, changed // _BLOCK, due)
         self._due_in_block[blocks] = self._due[blocks].min(axis=1)
@@ -435,7 +439,9 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
                 f"{seen.shape}, {last.shape} and {time.shape}."
             )
         self._count(np.arange(self.num_classes), counts)
-        self._gaps, self._seen, self._last = gaps, seen.copy(), last.copy()
+        self._gaps = gaps
+        self._seen = seen.copy()
+        self._last = last.copy()
         self._time = int(time[0])
         self._schedule_all()
 
@@ -446,7 +452,8 @@ def _follow(
 ) -> None:
     """Move the mean gaps of classes by observations (k,) after a time."""
     for i in range(len(ids)):
-        j, now = ids[i], time + i + 1
+        j = ids[i]
+        now = time + i + 1
         seen[j] += 1
         weight = max(rate, 1.0 / (seen[j] + 1))  # of the first gaps, and the initial one, a mean
         gaps[j] += weight * (now - last[j] - gaps[j])

@@ -256,7 +256,8 @@ class LazyGumbel:
         self._rows: Rows = as_float_rows("class_embeddings", class_embeddings).copy()
         n = len(self._rows)
         size = math.isqrt(n - 1) + 1 if num_head is None else as_count("num_head", num_head)
-        self.num_head, self.tau = min(size, n), as_tau(tau, unit_vectors=False)
+        self.num_head = min(size, n)
+        self.tau = as_tau(tau, unit_vectors=False)
         self._cells: _Cells | None = None
         if num_clusters is not None:
             self._cells = _divide(self._rows, min(n, as_count("num_clusters", num_clusters)))
@@ -295,7 +296,8 @@ class LazyGumbel:
             If an argument is malformed, a logit is not finite, or one that is seen of the tail is
             above `tail_bound`.
         """
-        m, key = as_count("num_sampled", num_sampled), as_key(rng)
+        m = as_count("num_sampled", num_sampled)
+        key = as_key(rng)
         queries, ids, scores, bounds = self._head(h, head)
         batch, k = ids.shape
         if tail_bound is not None:
@@ -306,7 +308,8 @@ class LazyGumbel:
         # less the greatest, where that is so large that it would swallow Gumbel numbers
         shifts = _large(scores)
         scores -= shifts[:, None]
-        drawn, logits = np.empty((batch, m), np.int64), np.empty((batch, m))
+        drawn = np.empty((batch, m), np.int64)
+        logits = np.empty((batch, m))
         for b, bound in enumerate(bounds):
             shift = shifts[b]
             seen = _race(
@@ -363,13 +366,15 @@ class LazyGumbel:
         TypeError, ValueError
             If an argument is malformed, or a logit is not finite.
         """
-        count, key = as_count("num_tail", num_tail), as_key(rng)
+        count = as_count("num_tail", num_tail)
+        key = as_key(rng)
         queries, ids, scores, _ = self._head(h, head)
         return self._estimate(queries, ids, scores, np.zeros(len(ids)), count, key)
 
     def _head(self, h: Any, head: Any) -> tuple[Rows, IntArray, FloatArray, FloatArray]:
         """Return queries tau h, sorted heads (B, k), their logits, and bounds on all others."""
-        rows, k = self._rows, self.num_head
+        rows = self._rows
+        k = self.num_head
         queries = times_tau(as_float_rows("h", h, rows.shape[1], rows.dtype), self.tau)
         ids = np.empty((len(queries), k), np.int64)
         if head is not None:
@@ -377,7 +382,8 @@ class LazyGumbel:
             if not ids.shape[1] or not np.diff(ids).all():
                 what = f"a class twice, or none, in shape {ids.shape}; take numpy.unique of a row"
                 raise ValueError(f"`head` must hold distinct classes, got {what}.")
-        scores, bounds = np.empty(ids.shape), np.empty(len(queries))
+        scores = np.empty(ids.shape)
+        bounds = np.empty(len(queries))
         for b, query in enumerate(queries):
             with quiet():
                 if head is None:
@@ -400,7 +406,8 @@ class LazyGumbel:
         bounds = self._cells.centers @ query + self._cells.reach * np.linalg.norm(query)
         turn = np.argsort(-bounds)
         bounds = np.append(bounds[turn], -np.inf)
-        ids, logits = np.empty(n, np.int64), np.empty(n)
+        ids = np.empty(n, np.int64)
+        logits = np.empty(n)
         num, seen = _scan(
             self._rows, queries, b, self._cells, turn, bounds, self.num_head, ids, logits
         )
@@ -454,7 +461,8 @@ def _divide(rows: Rows, num: int) -> _Cells:
     labels = k_means(rows, num, np.uint64(0))  # draws are from the same law, whatever the cells
     order = np.argsort(labels, kind="stable")
     starts = np.append(np.flatnonzero(np.diff(labels[order], prepend=-1)), len(rows))
-    centers, reach = np.empty((len(starts) - 1, rows.shape[1])), np.empty(len(starts) - 1)
+    centers = np.empty((len(starts) - 1, rows.shape[1]))
+    reach = np.empty(len(starts) - 1)
     # rounding of a product is below d eps / 2 |q| |c|: four times that, for centers and norms too
     slack = 2.0 * (rows.shape[1] + 2) * float(np.finfo(rows.dtype).eps)
     with quiet():
@@ -482,7 +490,9 @@ def _scan(
 
     It ends where a draw is to look at no more than k classes of the tail; `bounds` fall.
     """
-    seen, greatest, total = 0, -np.inf, 0.0
+    seen = 0
+    greatest = -np.inf
+    total = 0.0
     for c in range(len(turn)):
         # a draw looks at (n - k) e^bound / Z of them in the mean; Z is of what is seen
         if seen >= k and bounds[c] - greatest <= math.log(k * total / (len(rows) - k)):
@@ -534,17 +544,24 @@ def _race(
     `head` (k,) are sorted classes with logits `scores` (k,); `bound` is one on all other logits.
     All of these are less `shift`.
     """
-    size, seen = len(rows) - len(head), -np.inf
+    size = len(rows) - len(head)
+    seen = -np.inf
     for k in range(len(ids)):
-        stream, best = mix64(mix64(key, np.uint64(b)), np.uint64(k)), -np.inf
+        stream = mix64(mix64(key, np.uint64(b)), np.uint64(k))
+        best = -np.inf
         for i in range(len(head)):
             value = scores[i] - math.log(-math.log(_uniform(stream, np.uint64(i))))
             if value > best:
-                best, ids[k], logits[k] = value, head[i], scores[i]
+                best = value
+                ids[k] = head[i]
+                logits[k] = scores[i]
         # a Gumbel number is minus the log of an exponential one, a clock: a class of the tail may
         # win if its clock rings before this time, which it does with the chance `share`
         time = np.exp(bound - best)
-        share, place, skipped, at = -math.expm1(-time), -1, 0, len(head)
+        share = -math.expm1(-time)
+        place = -1
+        skipped = 0
+        at = len(head)
         while True:
             # as each rings in time with the same chance, those that do not between two that do are
             # geometric in number: log(1 - share) is -time
@@ -560,5 +577,7 @@ def _race(
             clock = -math.log1p(-share * _uniform(stream, np.uint64(at + 1)))
             at += 2
             if logit - math.log(clock) > best:
-                best, ids[k], logits[k] = logit - math.log(clock), place + skipped, logit
+                best = logit - math.log(clock)
+                ids[k] = place + skipped
+                logits[k] = logit
     return seen

@@ -45,7 +45,8 @@ def k_means(rows: Rows, num: int, key: np.uint64) -> IntArray:
 
 def _near_zero(rows: Rows) -> Rows:
     """Return rows, each less the same number in coordinates that are far from 0 in all of them."""
-    least, greatest = rows.min(axis=0), rows.max(axis=0)
+    least = rows.min(axis=0)
+    greatest = rows.max(axis=0)
     middle = least + (greatest - least) / 2
     # a mean of rows is rounded to their type; nothing else is, for numbers so alike have an exact
     # difference
@@ -69,11 +70,13 @@ def _write_nearest(rows: Rows, centers: Rows, labels: IntArray) -> None:
     # from 0 these terms are large and nearly cancel: at a distance of 1e4 none of the seven digits
     # of float32 is left of distances about 1. Differences are as exact as the vectors.
     for i in range(len(rows)):
-        nearest, least = 0, np.inf
+        nearest = 0
+        least = np.inf
         for c in range(len(centers)):
             distance = squared_distance(rows, i, centers, c)
             if distance < least:
-                nearest, least = c, distance
+                nearest = c
+                least = distance
         labels[i] = nearest
 
 

@@ -97,9 +97,14 @@ class KernelSampler(Sampler):
         scale = as_tau(tau, unit_vectors=False)
         # draws by a kernel follow no softmax, so that there is no tau to compare with the loss
         self.tau = scale if as_choice("leaf", leaf, ("softmax", "kernel")) == "softmax" else None
-        dim, device, least = None, "cpu", 1e-9  # of a function, which says nothing of itself
+        # of a function, which says nothing of itself
+        dim = None
+        device = "cpu"
+        least = 1e-9
         if isinstance(feature_map, FeatureMap):
-            dim, device, least = feature_map.dim, feature_map.device, feature_map.floor
+            dim = feature_map.dim
+            device = feature_map.device
+            least = feature_map.floor
             # exact features: the tree takes the kernel of vectors, cheaper than that of features
             if leaf == "kernel" and feature_map.closed_form:
                 leaf, scale = feature_map.closed_form

@@ -308,7 +308,8 @@ class LSHSampler(Sampler):
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         mixture = self._mixture(h, exclude)
-        ids, log_q = np.empty((len(h), m), np.int64), np.empty((len(h), m))
+        ids = np.empty((len(h), m), np.int64)
+        log_q = np.empty((len(h), m))
 
         def draw(part: slice) -> None:
             own = _Mixture(*(array[part] for array in mixture))  # type: ignore[arg-type]
@@ -367,7 +368,8 @@ def _weigh(tables: _Tables, share: float, mixture: _Mixture) -> None:
     own, _, each, ends = mixture
     last = own.shape[1] - 1
     for b in range(len(own)):
-        total, of_all = 0.0, share
+        total = 0.0
+        of_all = share
         for t in range(last + 1):
             _, size, skip = _bucket(tables, mixture, b, t)
             mass = (1.0 - share) / last if t < last else of_all
@@ -384,8 +386,10 @@ def _bucket(tables: _Tables, mixture: _Mixture, b: int, t: int) -> tuple[int, in
 
     The third number is 1 where it holds the excluded class, else 0.
     """
-    code, excluded = mixture.codes[b, t], mixture.exclude[b]
-    begin, end = tables.starts[t, code], tables.starts[t, code + 1]
+    code = mixture.codes[b, t]
+    excluded = mixture.exclude[b]
+    begin = tables.starts[t, code]
+    end = tables.starts[t, code + 1]
     skip = 1 if excluded >= 0 and tables.codes[excluded, t] == code else 0
     return begin, end - begin, skip
 
@@ -394,7 +398,8 @@ def _bucket(tables: _Tables, mixture: _Mixture, b: int, t: int) -> tuple[int, in
 def _draw(tables: _Tables, mixture: _Mixture, key: np.uint64, first: int, ids: IntArray) -> None:
     """Draw classes (B, m) for contexts, which are numbered from `first` on."""
     for b in range(len(ids)):
-        stream, ends = mix64(key, np.uint64(first + b)), mixture.ends[b]
+        stream = mix64(key, np.uint64(first + b))
+        ends = mixture.ends[b]
         for k in range(ids.shape[1]):
             # on the right: a bucket without mass begins where the next one does
             target = uniform(stream, np.uint64(2 * k)) * ends[-1]
@@ -410,10 +415,12 @@ def _draw(tables: _Tables, mixture: _Mixture, key: np.uint64, first: int, ids: I
 @njit_sum
 def _write_log_q(tables: _Tables, mixture: _Mixture, ids: IntArray, log_q: FloatArray) -> None:
     """Write log-probabilities (B, k) of classes."""
-    codes, (own, exclude, each, ends) = tables.codes, mixture
+    codes = tables.codes
+    own, exclude, each, ends = mixture
     for b in range(len(ids)):
         for k in range(ids.shape[1]):
-            i, mass = ids[b, k], 0.0
+            i = ids[b, k]
+            mass = 0.0
             for t in range(codes.shape[1]):
                 mass += each[b, t] if codes[i, t] == own[b, t] else 0.0
             log_q[b, k] = -math.inf if i == exclude[b] else math.log(mass / ends[b, -1])

@@ -141,7 +141,8 @@ class SamplerInputs:
         return int(self.logits.shape[1]) if self.logits is not None else len(self.counts)
 
     def _require_same_sizes(self) -> None:
-        rows, h = self.class_embeddings, self.h
+        rows = self.class_embeddings
+        h = self.h
         if self.logits is not None:
             batch, n = self.logits.shape
             for name, vectors, wanted in (("h", h, batch), ("class_embeddings", rows, n)):

@@ -38,7 +38,9 @@ class _FirstPass(NamedTuple):
 
     def of(self, rows: slice) -> _FirstPass:
         """Return the same for some contexts."""
-        queries, masses, exclude = self.queries[rows], self.masses[rows], self.exclude[rows]
+        queries = self.queries[rows]
+        masses = self.masses[rows]
+        exclude = self.exclude[rows]
         return self._replace(queries=queries, masses=masses, exclude=exclude)
 
 
@@ -139,7 +141,8 @@ class SoftmaxSampler(Sampler):
         """Compute all logits of contexts (B, d), and keep the mass of each block."""
         assert self.tau is not None
         queries = times_tau(h, self.tau)
-        masses, shifts = np.empty((len(h), len(self._blocks))), np.zeros(len(h))
+        masses = np.empty((len(h), len(self._blocks)))
+        shifts = np.zeros(len(h))
         # blocks at a time, for products that stay in the cache until they are summed
         step = max(1, _LOGITS // (min(len(h), _CONTEXTS) * self.block_size))
         parts = [
@@ -208,12 +211,17 @@ def _visit_blocks(
     # compiled twice: Numba leaves out the branches of the other case
     blocks, num_classes, queries, masses, exclude = first_pass
     num_blocks, _, width = blocks.shape
-    shares, weights = np.empty((1, num_blocks)), np.empty((1, width))
+    shares = np.empty((1, num_blocks))
+    weights = np.empty((1, width))
     logits = np.empty(width, blocks.dtype)
     for b in range(len(queries)):
         shares[0] = masses[b]
         total, heaviest = exp_weights(shares, shares, 0, num_blocks, -1)
-        block, below, here, within, greatest = 0, 0.0, -1, 0.0, 0.0
+        block = 0
+        below = 0.0
+        here = -1
+        within = 0.0
+        greatest = 0.0
         for k in order[b]:
             if uniforms is not None:
                 target = uniforms[b, k] * total

@@ -355,7 +355,8 @@ def _distinct_rows(
     Draws from the table that repeat a class are dropped. Where that takes long, exponential
     clocks in the classes that are left decide: they have no memory, so the law is the same.
     """
-    n, num = len(tables.log_weights), ids.shape[1]
+    n = len(tables.log_weights)
+    num = ids.shape[1]
     tries = n + 4 * num  # about what the clocks would cost
     members = _new_set(num + 1)
     for b in range(len(ids)):

@@ -33,7 +33,9 @@ def visits_of(at: IntArray, first: int, num: int) -> IntArray:
             if k == at.shape[1] or at[b, k] != at[b, k - 1]:
                 cell = at[b, begin] - first
                 row = starts[cell]
-                visits[row, 0], visits[row, 1], visits[row, 2] = b, begin, k
+                visits[row, 0] = b
+                visits[row, 1] = begin
+                visits[row, 2] = k
                 starts[cell] += 1
                 begin = k
     return visits

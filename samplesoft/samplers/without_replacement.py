@@ -109,7 +109,8 @@ class SuccessiveInclusion:
         groups = np.split(order, np.flatnonzero(np.diff(exclude[order])) + 1)
 
         def fill(rows: IntArray) -> None:  # examples that exclude the same class share its terms
-            excluded, classes = int(exclude[rows[0]]), ids[rows]
+            excluded = int(exclude[rows[0]])
+            classes = ids[rows]
             group = self._plain[classes] if excluded < 0 else self._without(classes, excluded)
             probs[rows] = group
 
@@ -137,14 +138,16 @@ class SuccessiveInclusion:
 
     def _make_atoms(self) -> _Atoms:
         """Choose atoms: the nodes of the crowded panels of log w, then each other class."""
-        log_w, positive = self._log_w, self._positive
+        log_w = self._log_w
+        positive = self._positive
         least = float(np.min(log_w, where=positive, initial=0.0))
         first = int(np.floor(least / _WIDTH))
         panel, s = panels.place(log_w, _WIDTH, first, 1 - first)
         crowded = np.bincount(panel, positive, 1 - first) >= _CROWD
         self._shared = positive & crowded[panel]
         self._lone = np.flatnonzero(positive & ~self._shared)
-        self._panel, self._s = (np.cumsum(crowded) - 1)[panel], s
+        self._panel = (np.cumsum(crowded) - 1)[panel]
+        self._s = s
         shared = self._panel[self._shared], s[self._shared]
         moments = np.zeros((int(crowded.sum()), 1, panels.DEGREE))
         panels.add_moments(*shared, np.ones((1, len(shared[0]))), moments)
@@ -158,7 +161,8 @@ class SuccessiveInclusion:
         """Return (k,) the probabilities of classes `ids` from those of the atoms."""
         nodes = len(atoms) - len(self._lone)
         coefficients = atoms[:nodes].reshape(-1, 1, panels.DEGREE) @ panels.to_coefficients()
-        shared, probs = self._shared[ids], np.zeros(len(ids))
+        shared = self._shared[ids]
+        probs = np.zeros(len(ids))
         on_panels = self._panel[ids[shared]], self._s[ids[shared]]
         probs[shared] = panels.evaluate(*on_panels, coefficients)[0]
         lone = self._positive[ids] & ~shared
@@ -176,7 +180,8 @@ def _clock(log_rate: float, log_t: float) -> tuple[float, float, float]:
 @njit
 def _log_factor(silent: float, rung: float, z: complex) -> tuple[float, float]:
     """Return log modulus and argument of 1 - p + p z, to full precision where p is small."""
-    real, imag = (z.real - 1.0) * rung, z.imag * rung
+    real = (z.real - 1.0) * rung
+    imag = z.imag * rung
     if abs(real) < 0.5 and abs(imag) < 0.5:
         size = 0.5 * math.log1p(2.0 * real + real * real + imag * imag)
         return size, math.atan2(imag, 1.0 + real)
@@ -206,7 +211,10 @@ def _saddle(log_t: float, atoms: _Atoms, power: float) -> tuple[float, float, fl
     third result is the variance of N in the law tilted by exp(x N).
     """
     log_rates, counts = atoms
-    low, high, x, variance = -_FARTHEST, _FARTHEST, 0.0, 0.0
+    low = -_FARTHEST
+    high = _FARTHEST
+    x = 0.0
+    variance = 0.0
     while high - low > 1e-6:
         mean = variance = 0.0
         tilt = math.exp(x)
@@ -226,7 +234,8 @@ def _saddle(log_t: float, atoms: _Atoms, power: float) -> tuple[float, float, fl
         x += gap / variance if abs(gap) < 2.0 * variance else math.copysign(2.0, gap)
         if not low < x < high:
             x = 0.5 * (low + high)
-    value, z = -power * x, complex(math.exp(x), 0.0)
+    value = -power * x
+    z = complex(math.exp(x), 0.0)
     for a in range(len(counts)):
         _, silent, rung = _clock(log_rates[a], log_t)
         value += counts[a] * _log_factor(silent, rung, z)[0]
@@ -257,7 +266,8 @@ def _time_panels(atoms: _Atoms, m: int) -> FloatArray:
     # so early that none of them has rung, so late that all have
     first = -atoms.log_rates.max() - math.log(atoms.counts.sum()) + 3.0 * _LOG_TINY
     last = -atoms.log_rates.min() + 8.0
-    low, high = first, last
+    low = first
+    high = last
     while high - low > 1e-3:
         middle = 0.5 * (low + high)
         if _pace(middle, atoms)[0] < m:
@@ -299,7 +309,9 @@ def _contours(
         for i in range(min(points // 2 + 1, _POINTS)):
             angle = 2.0 * math.pi * i / points
             z[k, i] = complex(math.exp(x) * math.cos(angle), math.exp(x) * math.sin(angle))
-            size, phase = -(m - 1) * x, -(m - 1) * angle  # of z^-(m-1) G(z), as logarithms
+            # of z^-(m-1) G(z), as logarithms
+            size = -(m - 1) * x
+            phase = -(m - 1) * angle
             for a in range(len(counts)):
                 _, silent, rung = _clock(log_rates[a], log_t[k])
                 log_modulus, argument = _log_factor(silent, rung, z[k, i])
@@ -342,7 +354,10 @@ def _first_rings(log_rates: FloatArray, excluded: float, quadrature: _Quadrature
     num = len(log_rates)
     out = np.empty(num)
     terms = np.empty((2, _POINTS), np.complex128)
-    silent, rung, density, chance = np.empty(num), np.empty(num), np.empty(num), np.empty(num)
+    silent = np.empty(num)
+    rung = np.empty(num)
+    density = np.empty(num)
+    chance = np.empty(num)
     for i in range(num):
         out[i] = _clock(log_rates[i], start)[2]  # before, all that ring are among the first
     for k in range(len(log_t)):
@@ -354,10 +369,13 @@ def _first_rings(log_rates: FloatArray, excluded: float, quadrature: _Quadrature
             density[i] = weights[k] * age * silent[i]
             chance[i] = 0.0 if late else 1.0
         for j in range(used):
-            x, y = terms[0, j].real, terms[0, j].imag
-            a, b = terms[1, j].real, terms[1, j].imag
+            x = terms[0, j].real
+            y = terms[0, j].imag
+            a = terms[1, j].real
+            b = terms[1, j].imag
             for i in range(num):  # the innermost loop, for it runs in vectors
-                real, imag = silent[i] + rung[i] * x, rung[i] * y
+                real = silent[i] + rung[i] * x
+                imag = rung[i] * y
                 chance[i] += (a * real + b * imag) / (real * real + imag * imag)
         for i in range(num):
             out[i] += density[i] * chance[i]

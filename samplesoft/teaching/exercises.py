@@ -19,7 +19,11 @@ from samplesoft._validation import FloatArray, as_real_array
 from samplesoft.bias.exact import exact_bias
 
 # colours that differ for all eyes, from Okabe and Ito
-BLACK, ORANGE, BLUE, GREEN, RED = "#000000", "#E69F00", "#0072B2", "#009E73", "#D55E00"
+BLACK = "#000000"
+ORANGE = "#E69F00"
+BLUE = "#0072B2"
+GREEN = "#009E73"
+RED = "#D55E00"
 
 _NEAR = 5e-3  # of the size of an answer: three digits will do, and often two
 _SAME = 1e-6  # as near to a usual mistake, it is one, though it may round to the right answer
@@ -149,7 +153,8 @@ def _rounds_to(answer: ArrayLike, right: FloatArray) -> bool:
 
 
 def _correction() -> Exercise:
-    m, q = 20, 1 / 500
+    m = 20
+    q = 1 / 500
     return Exercise(
         -np.log(m * q),
         {
@@ -199,14 +204,17 @@ _DRAWN_BY = np.array([5.0, 1.0, 3.0, 1.0, 2.0, 1.0, 4.0, 3.0, 2.0, 1.0])
 
 
 def _spike() -> Exercise:
-    o, q, t = _PICTURE, _DRAWN_BY / _DRAWN_BY.sum(), 7
+    o = _PICTURE
+    q = _DRAWN_BY / _DRAWN_BY.sum()
+    t = 7
     others = np.arange(len(o)) != t
 
     def spike(m: int, added: int = 0) -> float:  # as the notebook adds the logarithm
         logits = o + added * np.log(np.where(others, m * q / q[others].sum(), 1.0))
         return float(exact_bias(logits, t, q, m).expected_probs[t]) - 1
 
-    p, full = spike(3) + 1, np.exp(o[t]) / np.exp(o).sum()
+    p = spike(3) + 1
+    full = np.exp(o[t]) / np.exp(o).sum()
     return Exercise(
         p - 1,
         {
@@ -225,7 +233,9 @@ def _spike() -> Exercise:
 
 
 def _scored() -> Exercise:
-    n, m, times = 50_000, 100, 2  # as many steps
+    n = 50_000
+    m = 100
+    times = 2  # as many steps
     return Exercise(
         n / (m + 1) / times,
         {
@@ -246,7 +256,8 @@ def _unit(x: FloatArray) -> FloatArray:
 def _table() -> tuple[FloatArray, FloatArray, FloatArray, int]:
     """Return of notebook 2, section 3: exp(logits), softmax, `near`, and the likeliest class."""
     rng = np.random.default_rng(2)
-    classes, h = _unit(rng.normal(size=(100, 16))), _unit(rng.normal(size=16))
+    classes = _unit(rng.normal(size=(100, 16)))
+    h = _unit(rng.normal(size=16))
     e = np.exp(8.0 * classes @ h)
     near = e * np.exp(0.3 * rng.normal(size=100))
     return e, e / e.sum(), near / near.sum(), int(e.argmax())
@@ -270,7 +281,9 @@ def _masked() -> Exercise:
 def _loss_limit() -> Exercise:
     e, p, near, label = _table()
     others = np.arange(len(e)) != label
-    ratios, mean, whole = e[others] / near[others], e[others].sum(), e.sum()
+    ratios = e[others] / near[others]
+    mean = e[others].sum()
+    whole = e.sum()
     m = 10**9
     limit = m * float(exact_bias(np.log(e), label, near, m).loss_bias)
     unconditioned = near[others] @ (ratios - mean) ** 2
@@ -306,7 +319,8 @@ def _twice() -> Exercise:
 
 
 def _left() -> Exercise:
-    mass, difference = 5.0, 1.0
+    mass = 5.0
+    difference = 1.0
     return Exercise(
         [(mass + difference) / 2, (mass - difference) / 2],
         {
@@ -321,7 +335,8 @@ def _left() -> Exercise:
 
 
 def _bucket() -> Exercise:
-    d, features = 64, 256
+    d = 64
+    features = 256
     best = 2 * features / (d * np.log(2))
     return Exercise(
         best,
@@ -335,7 +350,9 @@ def _bucket() -> Exercise:
 
 
 def _net() -> Exercise:
-    n, weight, e = 500, 0.25, 2.0
+    n = 500
+    weight = 0.25
+    e = 2.0
     return Exercise(
         n * e / weight,
         {

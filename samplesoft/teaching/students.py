@@ -51,8 +51,10 @@ def write_student_version(target: str | Path, notebooks: str | Path = "notebooks
     >>> write_student_version("student")  # doctest: +SKIP
     PosixPath('student')
     """
-    target, source = Path(target), Path(notebooks)
-    figures, assignment = source.absolute().parent / "figures", source / "assignment"
+    target = Path(target)
+    source = Path(notebooks)
+    figures = source.absolute().parent / "figures"
+    assignment = source / "assignment"
     paths = sorted(source.glob("*.ipynb"))
     if not paths:
         raise FileNotFoundError(

@@ -17,18 +17,25 @@ from samplesoft.models import SoftmaxLayer, make_optimizer
 from samplesoft.samplers.base import Rows, Sampler
 from samplesoft.samplers.registry import SamplerInputs, make_sampler
 
-_CALLS, _MOST_CALLS = 5, 20  # of which the quickest counts, after one that compiles
-_SECONDS_ENOUGH, _SECONDS = 0.05, 1.0  # after which five calls are enough, and after which one is
+_CALLS = 5  # of which the quickest counts, after one that compiles
+_MOST_CALLS = 20
+_SECONDS_ENOUGH = 0.05  # seconds after which `_CALLS` calls are enough
+_SECONDS = 1.0  # seconds after which one call is enough
 _DRAWS = 8  # over which the error of a gradient is averaged
 NUMBERS = 4_000_000  # of logits in the examples of the bias
 # Examples of the bias: at first so many that hard contexts, a tenth of all, are hardly ever missed
 # (0.9^64 = 0.1%), and more where the mean is too near the limit to tell on which side it is.
-LEAST, _FIRST, MOST = 4, 64, 256
+LEAST = 4
+_FIRST = 64
+MOST = 256
 _SURE = 2.0  # standard errors
 _RATE = 1e-9  # steps are to cost time and change nothing
 # Where sampling pays: numbers in class vectors that are copied to time more classes; how many
 # numbers of classes are timed; and logs of their ratios, and slopes, below which noise rules.
-_GROWTH, _TRIES, _NEAR, _FLAT = 8_000_000, 4, 0.1, 0.5
+_GROWTH = 8_000_000
+_TRIES = 4
+_NEAR = 0.1
+_FLAT = 0.5
 
 
 @dataclass(frozen=True)
@@ -140,13 +147,15 @@ def measured(
         def draw(seed: int, m: int = m) -> None:
             sampler.sample(work.h, m, exclude=exclude, shared=shared, rng=seed)
 
-        seconds = _least_seconds(draw), _step_seconds(layer, work)
-        yield Setting(name, shared, m, bias, bias_stderr, float(error), *seconds)
+        draw_seconds = _least_seconds(draw)
+        step_seconds = _step_seconds(layer, work)
+        yield Setting(name, shared, m, bias, bias_stderr, float(error), draw_seconds, step_seconds)
 
 
 def _mean_bias(work: Workload, q: FloatArray, m: int, scheme: str) -> tuple[float, float]:
     """Return the mean over examples of the L1 norm of the bias, and its standard error."""
-    labels, norms = work.examples[1], np.empty(0)
+    labels = work.examples[1]
+    norms = np.empty(0)
     while True:
         more = slice(len(norms), min(max(2 * len(norms), _FIRST), len(labels)))
         proposal = q if len(q) == 1 else q[more]
@@ -184,12 +193,15 @@ def crossover(setting: Setting, full: Setting, work: Workload, inputs: SamplerIn
     Steps of both are timed with some of the class vectors, or with copies of them; None where those
     would have to be more than can be timed.
     """
-    (n, d), m = work.rows.shape, setting.num_sampled or 1
+    n, d = work.rows.shape
+    m = setting.num_sampled or 1
     loss = "sampled-masked" if setting.shared or work.masked else "sampled"
     # A full step takes time in proportion to the classes, and a constant; a sampled one nearly the
     # same with any number. So the first guess is near, and a secant does the rest.
-    at, ahead = n, np.log(full.step_seconds / setting.step_seconds)
-    guess, most = at * np.exp(-ahead), max(n, _GROWTH // d)
+    at = n
+    ahead = np.log(full.step_seconds / setting.step_seconds)
+    guess = at * np.exp(-ahead)
+    most = max(n, _GROWTH // d)
     for _ in range(_TRIES):
         size = round(float(np.clip(guess, m // 2 + 2, most)))
         if abs(np.log(size / at)) < _NEAR:  # a slope between the two would be noise
@@ -202,7 +214,9 @@ def crossover(setting: Setting, full: Setting, work: Workload, inputs: SamplerIn
         sampled = _step_seconds(part.layer(loss, sampler, m, setting.shared), part)
         now = np.log(_step_seconds(part.layer("full", None, None, False), part) / sampled)
         slope = (now - ahead) / np.log(size / at)
-        at, ahead, guess = size, now, size * np.exp(-now / max(slope, _FLAT))
+        at = size
+        ahead = now
+        guess = size * np.exp(-now / max(slope, _FLAT))
     return round(float(guess)) if guess <= most and ahead > -_FLAT else None
 
 

@@ -42,7 +42,9 @@ LOSSES_OF_AUTO = ("sampled", "sampled-masked")  # whose bias `tune` measures
 CANDIDATES = ("unigram", "clusters")
 DRAWS = (100, 300, 1000)  # fewer leave more noise than training bears
 LARGEST_BIAS = 0.02  # it grows while a model learns, by more than twice after a pilot
-_LEAST, _MOST, _SHARE = 100, 1000, 10  # steps, and the share of those of the run
+_LEAST = 100  # steps
+_MOST = 1000  # steps
+_SHARE = 10  # one step of so many of the run
 
 
 def is_auto(*values: Any) -> bool:

@@ -94,7 +94,8 @@ class TuneReport(Report):
     @property
     def verdict(self) -> str:
         """What to take, and why, in a sentence or two."""
-        best, full = self.best, self.full
+        best = self.best
+        full = self.full
         if self.seconds is None:
             why = f"the quickest with an L1 bias of at most {self.largest_bias:g}"
         else:
@@ -181,7 +182,8 @@ class TuneReport(Report):
                     label=f"{name}, shared" if shared else name,
                 )
         # what is right of this line is slower than the full softmax, which has no bias
-        at, above = 1e3 * self.full.step_seconds, axes.get_xaxis_transform()
+        at = 1e3 * self.full.step_seconds
+        above = axes.get_xaxis_transform()
         axes.axvline(at, color="black", linewidth=1.2)
         axes.text(at, 1.01, "full softmax", fontsize=8.5, ha="center", transform=above)
         if self.best in named:  # a circle around what is to be taken

@@ -159,17 +159,28 @@ def tune(
             )
         sizes.sort()  # few draws are quick: what follows need not be measured if it is slower
         ways = ways[::-1]  # what is quick comes first, and spares what is slow
-    key, workers = as_key(rng), as_executor(executor)
+    key = as_key(rng)
+    workers = as_executor(executor)
     # a sample of contexts for the bias; others, with repetition, make the batch that is timed
     order = np.random.default_rng(int(key)).permutation(len(contexts))
     most = min(max(NUMBERS // len(rows), LEAST), MOST)
-    some, chosen = order[:most], np.resize(order, size)
+    some = order[:most]
+    chosen = np.resize(order, size)
     examples = contexts[some], ids[some]
     logits = tau * contexts[some].astype(np.float64) @ rows.T.astype(np.float64)
     bias = largest_bias if limit is None else None
     masked = as_flag("masked", masked)
     work = Workload(
-        *(rows, contexts[chosen], ids[chosen], tau, unit, masked, logits, examples, bias, workers)
+        rows=rows,
+        h=contexts[chosen],
+        labels=ids[chosen],
+        tau=tau,
+        unit=unit,
+        masked=masked,
+        logits=logits,
+        examples=examples,
+        largest_bias=bias,
+        executor=workers,
     )
     features: dict[str, Any] = {"nu": nu, "num_features": num_features}
     inputs = SamplerInputs(rows, counts, tau=tau, **features, rng=int(key), h=contexts)
@@ -178,7 +189,8 @@ def tune(
     reasons = {name: _why_not(SAMPLERS[name], inputs, unit) for name in names}
     left_out = {name: why for name, why in reasons.items() if why}
     todo = [name for name in names if name not in left_out]
-    total, shown = len(ways) * len(todo) * len(sizes), as_flag("progress", progress)
+    total = len(ways) * len(todo) * len(sizes)
+    shown = as_flag("progress", progress)
     with progress_bar(shown, total=total, unit="setting", desc="tune") as bar:
         for name in todo:  # one sampler serves all its settings: making one may take longest
             sampler = make_sampler(name, inputs)

@@ -91,10 +91,12 @@ def figures_of(
         }
     if theory is not None:
         # eqs. 10 and 11 of Rawat et al. (2019), without their terms o(1/m)
-        terms, g = theory.terms, theory.g
+        terms = theory.terms
+        g = theory.g
         printed = Theorem1Bounds(*terms.bounds(g, scale, m), g, scale, terms)
         low, high = widened(printed, slack)
-        outside, limit = (bias < low) | (bias > high), theory.limit / m
+        outside = (bias < low) | (bias > high)
+        limit = theory.limit / m
         figures |= {
             "printed_max": np.maximum(np.abs(printed.lower), np.abs(printed.upper)).max(axis=1),
             "outside_printed": outside.sum(axis=1),

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from samplesoft.verification.report import VerificationReport, VerificationRow
 
 # Okabe and Ito's colours, which colour-blind readers can distinguish
-_EXACT, _PRINTED, _TRIALS, _BAND = "#0072B2", "#D55E00", "#000000", "#A6CEE3"
+_EXACT = "#0072B2"
+_PRINTED = "#D55E00"
+_TRIALS = "#000000"
+_BAND = "#A6CEE3"
 _COLUMNS = 3
 _NO_BIAS = 1e-13  # below, a bias is rounding
 _QUANTILE = 1.96  # of 95% of a normal distribution

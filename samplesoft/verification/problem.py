@@ -134,7 +134,8 @@ def check_proposals(proposals: Mapping[str, Any], problem: Problem) -> dict[str,
             "`proposals` must map at least one name to probabilities, got "
             f"{type(proposals).__name__}; write for example {{'uniform': numpy.full(n, 1 / n)}}."
         )
-    checked, none = {}, np.empty(0, np.int64)
+    checked = {}
+    none = np.empty(0, np.int64)
     batch, n = problem.logits.shape
     for name, value in proposals.items():
         title = f"proposals[{name!r}]"
@@ -166,14 +167,17 @@ def warn_unless_products(problem: Problem) -> None:
     vectors in float32. The biases are taken from the example with the shortest context, so that one
     example by itself fits always.
     """
-    logits, h, class_embeddings = problem.logits, problem.h, problem.class_embeddings
+    logits = problem.logits
+    h = problem.h
+    class_embeddings = problem.class_embeddings
     if h is None or class_embeddings is None:
         return
     with quiet():  # numbers whose products overflow say nothing
         norms = np.linalg.norm(h, axis=1)
         base = int(norms.argmin())
         # differences of examples, in which the biases of classes cancel
-        y, x = logits - logits[base], (h - h[base]) @ class_embeddings.T
+        y = logits - logits[base]
+        x = (h - h[base]) @ class_embeddings.T
         # d products and their sum, the norms before, and what was added
         unit = _FLOAT32 * (h.shape[1] + 4) * problem.tau * np.linalg.norm(class_embeddings, axis=1)
         slack = (norms[:, None] + norms[base]) * unit
@@ -183,12 +187,15 @@ def warn_unless_products(problem: Problem) -> None:
         # a median stands for the constant, so that one wrong logit does not move the others
         off = np.abs(off - np.median(off, axis=1, keepdims=True))
         row, column = np.unravel_index(np.argmax(off - slack), off.shape)
-        size, allowed = float(off[row, column]), float(slack[row, column])
+        size = float(off[row, column])
+        allowed = float(slack[row, column])
         if not size > allowed:
             return
         y -= y.mean(axis=1, keepdims=True)
         x -= x.mean(axis=1, keepdims=True)
-        yy, xy, xx = np.vdot(y, y), np.vdot(y, x), np.vdot(x, x)
+        yy = np.vdot(y, y)
+        xy = np.vdot(y, x)
+        xx = np.vdot(x, x)
         # what the best tau leaves is next to nothing
         fits = xy > 0.0 and yy - xy / xx * xy <= _SAME * yy
     remedy = "pass the vectors and the tau that the logits were made of, or leave the vectors out"

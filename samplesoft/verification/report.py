@@ -448,7 +448,8 @@ def _of_draws(report: VerificationReport) -> str:
     biased = {name: m for name, m in needed.items() if m > 1}
     if not biased:
         return ""
-    best, worst = min(biased, key=biased.__getitem__), max(biased, key=biased.__getitem__)
+    best = min(biased, key=biased.__getitem__)
+    worst = max(biased, key=biased.__getitem__)
     if biased[best] == biased[worst]:
         return f"A bias of {WANTED_BIAS:g} takes {biased[best]:,} draws of {best}."
     return (

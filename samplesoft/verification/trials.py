@@ -84,10 +84,14 @@ def compare(
 
     `jacobian` (n, d) holds the derivatives of the logits in h.
     """
-    logits, label = inputs.logits[example], int(inputs.labels[example])
+    logits = inputs.logits[example]
+    label = int(inputs.labels[example])
     q = inputs.q[example if len(inputs.q) > 1 else 0]
-    m, scheme = inputs.num_sampled, inputs.scheme
-    p, bias, error = exact.probs[example], exact.bias[example], float(exact.error[example])
+    m = inputs.num_sampled
+    scheme = inputs.scheme
+    p = exact.probs[example]
+    bias = exact.bias[example]
+    error = float(exact.error[example])
     tails = predict_tails(p, label, q, m, scheme)
     bins = bin_classes(label, tails, num_trials)
     # the norm of an estimate is biased upwards; these two are linear in it and are not
@@ -223,11 +227,13 @@ def predict_tails(p: FloatArray, label: int, q: FloatArray, m: int, scheme: Sche
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         parts = np.minimum(atoms * moments ** (1.0 / orders), 1.0)
         # moments of 1/S over its mean; the third is bounded by its parts, which may cancel
-        second, third = inverse[1] / inverse[0] ** 2, inverse[2] / inverse[0] ** 3
+        second = inverse[1] / inverse[0] ** 2
+        third = inverse[2] / inverse[0] ** 3
         variance = max(second - 1.0, 0.0)
         cube = abs(third - 3.0 * second + 2.0) + variance**1.5
     if not math.isfinite(cube):  # no base mass: S can be as small as a single draw
-        variance, cube = 1.0, 1e6
+        variance = 1.0
+        cube = 1e6
     shares[:, used] = parts[:, atom_of]
     added = rates * np.stack([shares[1] ** 2, shares[2] ** 3])
     common = np.array([variance, cube])
@@ -315,12 +321,14 @@ def _moments_of_loss(
     fixed_number = not scheme.independent and total > 0.0
     mean = tails.rates @ tails.share / total if fixed_number else 0.0
     effects = np.abs(tails.share - mean)
-    second, third = tails.rates @ effects**2, tails.rates @ effects**3
+    second = tails.rates @ effects**2
+    third = tails.rates @ effects**3
     if scheme.random_count:
         # all draws are then of the label, and S is its own mass
         none = float(q[label]) ** m  # a trial of the label's draws only: loss 0
         if scheme.independent:
             none = float(np.prod(1.0 - np.minimum(np.delete(q, label), 1.0)))
         size = -math.log(max(float(p[label]), 1e-300))
-        second, third = second + none * size**2, third + none * size**3
+        second = second + none * size**2
+        third = third + none * size**3
     return np.array([[second], [third]])

@@ -259,8 +259,11 @@ def _figures_of_blocks(
     problem: Problem, inputs: Inputs, exact: ExactBias, theory: Theory | None
 ) -> dict[str, Figures]:
     """Return the fields of a row for each example; ratios are norms still, not yet divided."""
-    m, bias, error = inputs.num_sampled, exact.bias, exact.error
-    jacobian, ends = problem.jacobian, None
+    m = inputs.num_sampled
+    bias = exact.bias
+    error = exact.error
+    jacobian = problem.jacobian
+    ends = None
     # their proofs need a sum of e_t and a mean of independent draws
     has_bounds = _has_bounds_for_every_m(problem.scheme)
     if has_bounds:

@@ -135,7 +135,8 @@ def exclude_classes(tree: Cells, contexts: Contexts, room: Room) -> None:
     cells, rows, log_sizes, ranges, levels = tree
     queries, path, remaining = contexts
     logits, weights, _ = room
-    row, depth = worker(), len(levels) - 1
+    row = worker()
+    depth = len(levels) - 1
     for b in range(worker(), len(path), num_workers()):
         # the class itself keeps nothing
         change = -np.inf
@@ -145,7 +146,8 @@ def exclude_classes(tree: Cells, contexts: Contexts, room: Room) -> None:
         if b + num_workers() < len(path):
             ask_for(rows, ranges, path[b + num_workers(), depth - 1])
         for level in range(depth - 1, -1, -1):
-            first, last = ranges[path[b, level], 0], ranges[path[b, level], 1]
+            first = ranges[path[b, level], 0]
+            last = ranges[path[b, level], 1]
             is_leaf = level == depth - 1
             children = rows if is_leaf else cells
             score(children, log_sizes, is_leaf, first, last, queries, b, -1, logits, row)
@@ -193,7 +195,8 @@ def step(
     queries, path, remaining = contexts
     u, at, shares, log_q = paths
     logits, weights, sums = room
-    is_leaf, are_known = level == len(levels) - 2, known.size > 0
+    is_leaf = level == len(levels) - 2
+    are_known = known.size > 0
     children = rows if is_leaf else cells
     # several visits at a time: the processor works on the next while one waits for its numbers
     together = len(logits) if num_workers() == 1 else 1
@@ -205,30 +208,40 @@ def step(
                 ask_for(rows, ranges, cell)
         i = v
         while i < end:
-            b, other, row = visits[i, 0], -1, worker() + i - v
+            b = visits[i, 0]
+            other = -1
+            row = worker() + i - v
             cell = at[b, visits[i, 1]]
             # two contexts at a time where they meet, for half of the reading
             if i + 1 < end and at[visits[i + 1, 0], visits[i + 1, 1]] == cell:
                 other = visits[i + 1, 0]
-            first, last = ranges[cell, 0], ranges[cell, 1]
+            first = ranges[cell, 0]
+            last = ranges[cell, 1]
             score(children, log_sizes, is_leaf, first, last, queries, b, other, logits, row)
             i += 1 if other < 0 else 2
         for i in range(v, end):
-            b, row = visits[i, 0], worker() + i - v
+            b = visits[i, 0]
+            row = worker() + i - v
             cell = at[b, visits[i, 1]]
-            first, num = ranges[cell, 0], ranges[cell, 1] - ranges[cell, 0]
+            first = ranges[cell, 0]
+            num = ranges[cell, 1] - ranges[cell, 0]
             # a logarithm of what is kept is added: without its class a cell keeps the rest
             place = path[b, level + 1] - first
             if 0 <= place < num and place % num_lanes() == lane():
                 logits[row, place] += remaining[b, level + 1]
             sums[row, 0], sums[row, 1] = weigh(logits, weights, row, num)
         for i in range(v, end):
-            b, row = visits[i, 0], worker() + i - v
+            b = visits[i, 0]
+            row = worker() + i - v
             cell = at[b, visits[i, 1]]
-            first, num = ranges[cell, 0], ranges[cell, 1] - ranges[cell, 0]
-            total, greatest = sums[row, 0], sums[row, 1]
+            first = ranges[cell, 0]
+            num = ranges[cell, 1] - ranges[cell, 0]
+            total = sums[row, 0]
+            greatest = sums[row, 1]
             # uniforms rise, so the search goes on where the last one ended
-            child, below, left = 0, 0.0, 0.0
+            child = 0
+            below = 0.0
+            left = 0.0
             for k in range(visits[i, 1], visits[i, 2]):
                 if are_known:
                     child = known[b, k] - first
@@ -238,14 +251,20 @@ def step(
                     if not is_leaf:  # stretched over the child, what is left serves the next cell
                         left = min((target - below) / weights[row, child], _BELOW_ONE)
                 # by the weight that was drawn from, not the logit: q is what happened
-                share, log_share = weights[row, child] / total if total > 0.0 else 0.0, 0.0
+                share = weights[row, child] / total if total > 0.0 else 0.0
+                log_share = 0.0
                 if not share > _SMALL:
-                    share, log_share = 1.0, -np.inf  # of the excluded class, alone in its leaf
+                    # of the excluded class, alone in its leaf
+                    share = 1.0
+                    log_share = -np.inf
                     if total > 0.0:
-                        share, log_share = 1.0 / total, logits[row, child] - greatest
+                        share = 1.0 / total
+                        log_share = logits[row, child] - greatest
                 share *= shares[b, k]
                 meet()  # all have read what is replaced now
-                u[b, k], at[b, k], shares[b, k] = left, first + child, share
+                u[b, k] = left
+                at[b, k] = first + child
+                shares[b, k] = share
                 if log_share != 0.0:
                     log_q[b, k] += log_share
 
@@ -257,11 +276,16 @@ def sum_up(tree: Cells, children: Real, sizes: IntArray, which: IntArray, sums: 
     These are cells, each of which counts by its size and adds the variance within it, by the law of
     total variance; or classes (n, d), and `sizes` is empty. Each worker has two rows of `sums`.
     """
-    cells, ranges = tree.cells, tree.ranges
-    dim, are_classes = cells.shape[1] // 2, len(sizes) == 0
+    cells = tree.cells
+    ranges = tree.ranges
+    dim = cells.shape[1] // 2
+    are_classes = len(sizes) == 0
     for i in range(worker(), len(which), num_workers()):
-        cell, mean, square = which[i], sums[2 * worker()], sums[2 * worker() + 1]
-        first, last = ranges[cell, 0], ranges[cell, 1]
+        cell = which[i]
+        mean = sums[2 * worker()]
+        square = sums[2 * worker() + 1]
+        first = ranges[cell, 0]
+        last = ranges[cell, 1]
         for f in range(lane(), dim, num_lanes()):
             mean[f] = square[f] = 0.0
         for j in range(first, last):
@@ -277,4 +301,5 @@ def sum_up(tree: Cells, children: Real, sizes: IntArray, which: IntArray, sums: 
                 for f in range(lane(), dim, num_lanes()):
                     square[f] += share * children[j, dim + f]
         for f in range(lane(), dim, num_lanes()):
-            cells[cell, f], cells[cell, dim + f] = mean[f], square[f]
+            cells[cell, f] = mean[f]
+            cells[cell, dim + f] = square[f]

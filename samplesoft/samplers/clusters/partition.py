@@ -28,7 +28,8 @@ def make_partition(
     Returns the classes (n,), those of a leaf side by side, and for each level from the top where
     its cells begin among them.
     """
-    parts, starts = [np.arange(len(rows))], list[IntArray]()
+    parts = [np.arange(len(rows))]
+    starts = list[IntArray]()
     for level, wanted in enumerate(_levels(len(rows), leaf_size)):
         cells: list[IntArray] = []
         desc = f"clustering, level {level + 1}"
@@ -58,7 +59,8 @@ def _levels(num_classes: int, leaf_size: int) -> list[Callable[[int], int]]:
 
     if num_classes <= _LARGEST * leaf_size:
         return [lambda size: 1]
-    num, top = leaves(num_classes), round(6.0 * num_classes ** (1 / 3))
+    num = leaves(num_classes)
+    top = round(6.0 * num_classes ** (1 / 3))
     if num <= top:
         return [leaves]
     if num <= _FEW * top:

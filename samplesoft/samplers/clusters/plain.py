@@ -96,18 +96,21 @@ def draw(u, h, vectors, levels, tau, lib=math):
 
     What is left of u in the share that it falls into is uniform again, and serves the next level.
     """
-    cell, below = list(range(len(vectors))), list(levels)
+    cell = list(range(len(vectors)))
+    below = list(levels)
     while True:
         parts = inside(cell, below.pop(0)) if below else cell
         if isinstance(parts[0], int):
             masses = [class_mass(h, vectors, c, tau, lib) for c in parts]
         else:
             masses = [estimated_mass(h, vectors, part, tau, lib) for part in parts]
-        total, passed = lib.fsum(masses), 0
+        total = lib.fsum(masses)
+        passed = 0
         for part, x in zip(parts, masses, strict=True):
             share = x / total
             if u < passed + share or part is parts[-1]:
-                u, cell = (u - passed) / share, part
+                u = (u - passed) / share
+                cell = part
                 break
             passed += share
         if isinstance(cell, int):

@@ -180,7 +180,8 @@ class ClusterSampler(Sampler):
         draw together, as in training that starts from random vectors, it falls, though new cells
         would be far better: there call `cluster` once an epoch, whatever it says.
         """
-        before, now = self._spread_when_clustered, self._spread()
+        before = self._spread_when_clustered
+        now = self._spread()
         return now / before if before > 0.0 else 1.0 if now == 0.0 else np.inf
 
     def cluster(self, *, progress: bool = False) -> None:
@@ -196,12 +197,14 @@ class ClusterSampler(Sampler):
     def _spread(self) -> float:
         """Return the mean squared distance of a class vector to the mean of its leaf."""
         leaves = slice(*self._levels[-2:])
-        cells, sizes = to_host(self._tree.cells[leaves]), self._sizes[leaves]
+        cells = to_host(self._tree.cells[leaves])
+        sizes = self._sizes[leaves]
         variances = cells[:, cells.shape[1] // 2 :].sum(axis=1, dtype=np.float64)
         return float(sizes @ variances / sizes.sum())
 
     def _begin(self, rows: Rows, progress: bool = False) -> None:
-        self._changed, self._due = 0, self.num_classes  # vectors so far, and when to divide anew
+        self._changed = 0  # vectors so far
+        self._due = self.num_classes  # number of changed vectors at which classes are divided again
         self._divide(to_host(rows), progress)
 
     def _divide(self, rows: Rows, progress: bool = False) -> None:
@@ -225,23 +228,32 @@ class ClusterSampler(Sampler):
             counts = np.diff(children, axis=1)[:, 0]
             self._parents[here:below] = np.repeat(np.arange(above, here), counts)
             ranges[above:here] = children
-        self._sizes, self._leaf_starts = ends - firsts, starts[-1]
+        self._sizes = ends - firsts
+        self._leaf_starts = starts[-1]
         ranges = np.concatenate([ranges, [[0, levels[1]]]])
         widest = int(np.diff(ranges, axis=1).max())
         self._width = whole_eights(widest)
-        cells, sizes = np.empty((len(firsts), 2 * dim), rows.dtype), np.log(self._sizes)
-        tree = (cells, rows[self._order], sizes.astype(rows.dtype), ranges, levels)
-        self._tree = Cells(*map(self._arrays.placed, tree))
+        placed = self._arrays.placed
+        self._tree = Cells(
+            cells=placed(np.empty((len(firsts), 2 * dim), rows.dtype)),
+            rows=placed(rows[self._order]),
+            log_sizes=placed(np.log(self._sizes).astype(rows.dtype)),
+            ranges=placed(ranges),
+            levels=placed(levels),
+        )
         self._sum_up(np.arange(levels[-2], levels[-1]))
         self._spread_when_clustered = self._spread()
 
     def _sum_up(self, which: IntArray) -> None:
         """Sum up leaves (k,), and the cells above them."""
-        tree, arrays = self._tree, self._arrays
-        children, sizes = tree.rows, arrays.placed(self._sizes[:0])  # of classes, none is asked for
+        tree = self._tree
+        arrays = self._arrays
+        children = tree.rows
+        sizes = arrays.placed(self._sizes[:0])  # of classes, none is asked for
 
         def sum_up_some(part: slice) -> None:
-            num, some = part.stop - part.start, arrays.placed(which[part])
+            num = part.stop - part.start
+            some = arrays.placed(which[part])
             room = arrays.empty((2 * arrays.workers(num), tree.rows.shape[1]), np.float64)
             arrays.run(sum_up, num, tree, children, sizes, some, room)
 
@@ -250,7 +262,8 @@ class ClusterSampler(Sampler):
             arrays.each(sum_up_some, chunks(len(which), max(_CELLS, len(which) // _TASKS)))
             above = self._parents[which]  # rising, as the cells are
             which = above[np.append(True, above[1:] > above[:-1])] if above[0] >= 0 else above[:0]
-            children, sizes = tree.cells, arrays.placed(self._sizes)
+            children = tree.cells
+            sizes = arrays.placed(self._sizes)
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         places, log_q = self._followed(h, exclude, uniform_block(key, h.shape[0], m), None)
@@ -264,9 +277,12 @@ class ClusterSampler(Sampler):
         self, h: Rows, exclude: IntArray, uniforms: FloatArray, places: IntArray | None
     ) -> tuple[IntArray, FloatArray]:
         """Return the places (B, k) that uniforms draw, or known ones, and log-probabilities."""
-        placed, shape = self._arrays.placed, uniforms.shape
-        drawn, log_q = np.empty(shape, np.int64), np.empty(shape)
-        queries, excluded = self._queries(to_host(h)), to_host(exclude)
+        placed = self._arrays.placed
+        shape = uniforms.shape
+        drawn = np.empty(shape, np.int64)
+        log_q = np.empty(shape)
+        queries = self._queries(to_host(h))
+        excluded = to_host(exclude)
         sorted_by: Any = uniforms if places is None else places
 
         def follow(part: slice) -> None:
@@ -281,10 +297,15 @@ class ClusterSampler(Sampler):
                 if places is not None
                 else np.empty((len(self._levels), 0, 0), np.int64)
             )
-            zeros = np.zeros(order.shape)
-            paths = Paths(*map(placed, (u, np.full_like(order, _TOP), zeros + 1.0, zeros)))
+            paths = Paths(
+                uniforms=placed(u),
+                at=placed(np.full_like(order, _TOP)),
+                shares=placed(np.ones(order.shape)),
+                log_q=placed(np.zeros(order.shape)),
+            )
             self._descend(contexts, known, paths)
-            at, logs = to_host(paths.at), np.log(to_host(paths.shares)) + to_host(paths.log_q)
+            at = to_host(paths.at)
+            logs = np.log(to_host(paths.shares)) + to_host(paths.log_q)
             # what was added up on the way to an excluded class is of no use
             logs[at == to_host(contexts.path)[:, -1:]] = -np.inf
             np.put_along_axis(drawn[part], order, at, axis=1)
@@ -297,7 +318,8 @@ class ClusterSampler(Sampler):
         return drawn, placed(log_q)
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
-        batch, n = h.shape[0], self.num_classes
+        batch = h.shape[0]
+        n = self.num_classes
         probs = np.empty((batch, n))
         # classes at a time for which one context has room
         for part in self._arrays.split(n, n, 2 * self._width):
@@ -307,11 +329,14 @@ class ClusterSampler(Sampler):
 
     def _log_mass(self, h: Rows, exclude: IntArray) -> FloatArray:
         """Return the logarithms (B,) of the estimated masses of the cells at the top, added up."""
-        queries, top = self._queries(to_host(h)), slice(self._levels[1])
+        queries = self._queries(to_host(h))
+        top = slice(self._levels[1])
         contexts = self._without(queries, to_host(exclude))
-        cells, log_sizes = to_host(self._tree.cells[top]), to_host(self._tree.log_sizes[top])
+        cells = to_host(self._tree.cells[top])
+        log_sizes = to_host(self._tree.log_sizes[top])
         logits = product(queries, cells.T) + log_sizes
-        path, remaining = to_host(contexts.path)[:, 0], to_host(contexts.remaining)[:, 0]
+        path = to_host(contexts.path)[:, 0]
+        remaining = to_host(contexts.remaining)[:, 0]
         without = np.flatnonzero(path >= 0)
         logits[without, path[without]] += remaining[without]
         greatest = logits.max(axis=1, keepdims=True)
@@ -320,7 +345,8 @@ class ClusterSampler(Sampler):
         return log_mass
 
     def _prepare(self, ids: Any, rows: Rows) -> Callable[[], None]:
-        tree, arrays = self._tree, self._arrays
+        tree = self._tree
+        arrays = self._arrays
         self._tree = tree._replace(
             rows=arrays.writable(tree.rows), cells=arrays.writable(tree.cells)
         )
@@ -376,7 +402,8 @@ class ClusterSampler(Sampler):
 
     def _without(self, queries: Rows, exclude: IntArray) -> Contexts:
         """Return contexts with what is left out for each."""
-        placed, excludes = self._arrays.placed, exclude != NO_CLASS
+        placed = self._arrays.placed
+        excludes = exclude != NO_CLASS
         path = np.full((len(queries), len(self._levels)), -1)
         contexts = Contexts(placed(queries), placed(path), placed(np.empty(path.shape)))
         # where no path has a place, nobody asks what remains
@@ -384,7 +411,8 @@ class ClusterSampler(Sampler):
             ways = self._ways(self._places[exclude[excludes]].astype(np.int64))
             path[excludes] = np.stack(ways, axis=1)
             contexts = contexts._replace(path=placed(path))
-            num, room = len(path), self._room(len(path))
+            num = len(path)
+            room = self._room(len(path))
             self._arrays.run(exclude_classes, num, self._tree, contexts, room)
         return contexts
 
@@ -395,7 +423,8 @@ class ClusterSampler(Sampler):
             return
         # each path is a visit of its own, and has a warp
         b, k = np.indices(paths.at.shape).reshape(2, -1)
-        visits, num = self._arrays.placed(np.stack([b, k, k + 1], axis=1)), paths.at.size
+        visits = self._arrays.placed(np.stack([b, k, k + 1], axis=1))
+        num = paths.at.size
         room = self._room(num)
         for level, children in enumerate(known, start=-1):
             children = self._arrays.placed(children)
@@ -416,9 +445,12 @@ class ClusterSampler(Sampler):
 
     def _room(self, num: int) -> Room:
         """Return room for the workers that weigh the children of `num` cells, in a row for each."""
-        empty, num_rows, dtype = self._arrays.empty, min(num, _TOGETHER), self._tree.rows.dtype
+        empty = self._arrays.empty
+        num_rows = min(num, _TOGETHER)
+        dtype = self._tree.rows.dtype
         # on a device in float64, whatever the vectors are: weights are only read there
         if self.device != "cpu":
-            num_rows, dtype = num, np.dtype(np.float64)
+            num_rows = num
+            dtype = np.dtype(np.float64)
         logits, weights = (empty((num_rows, self._width), dtype) for _ in range(2))
         return Room(logits, weights, empty((num_rows, 2), np.float64))

@@ -41,7 +41,8 @@ class Features:
 
     def _checked(self, rows: Rows) -> Rows:
         assert self._transform is not None
-        num, there = rows.shape[0], on_device(rows)
+        num = rows.shape[0]
+        there = on_device(rows)
         with np.errstate(over="ignore"):
             features: Any = self._transform(rows)
             if there and not on_device(features):

@@ -168,7 +168,8 @@ class KernelTree(Sampler):
         self.leaf = as_choice("leaf", leaf, LEAVES)
         # so that the ratio of two masses stays a number, whatever is asked for
         self.floor = min(max(as_positive("floor", floor), SMALLEST_FLOOR), 1.0 / SMALLEST_FLOOR)
-        self.scale, progress = as_positive("scale", scale), as_flag("progress", progress)
+        self.scale = as_positive("scale", scale)
+        progress = as_flag("progress", progress)
         self.tau = self.scale if self.leaf == "softmax" else None
         if not (transform is None or callable(transform)):
             raise TypeError(
@@ -250,7 +251,8 @@ class KernelTree(Sampler):
 
     def _build(self, progress: bool) -> None:
         self._sums, self._sizes = self._built(self._rows, progress)
-        self._peak, self._num_updates = self._sizes.max(), 0
+        self._peak = self._sizes.max()
+        self._num_updates = 0
 
     def _fit_again(self) -> bool:
         """Return whether there is memory for as many sums again."""
@@ -259,7 +261,8 @@ class KernelTree(Sampler):
 
     def _built(self, rows: Rows, progress: bool = False) -> tuple[TreeSums, Rows]:
         """Return the sums of the features of `rows` (n, d), and the largest of each class (n,)."""
-        num, size = self._rules.num_classes, self._rules.leaf_size
+        num = self._rules.num_classes
+        size = self._rules.leaf_size
         sizes = np.empty(num, rows.dtype)
         leaf_sums = self._arrays.empty((self._num_leaves, self.feature_dim), rows.dtype)
         parts = self._leaf_chunks(self._num_leaves)
@@ -292,7 +295,9 @@ class KernelTree(Sampler):
         self, h: Rows, exclude: IntArray, ids: IntArray, uniforms: FloatArray | None = None
     ) -> FloatArray:
         """Return log-probabilities of `ids` (B, k), which uniforms draw where they are given."""
-        phi, arrays, is_drawn = self._features(h), self._arrays, uniforms is not None
+        phi = self._features(h)
+        arrays = self._arrays
+        is_drawn = uniforms is not None
         log_q: FloatArray = arrays.empty(ids.shape, np.float64)
         sorted_by: Any = uniforms if is_drawn else to_host(ids)
 
@@ -331,7 +336,9 @@ class KernelTree(Sampler):
         return log_q
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
-        phi, arrays, num_leaves = self._features(h), self._arrays, self._num_leaves
+        phi = self._features(h)
+        arrays = self._arrays
+        num_leaves = self._num_leaves
         log_reach = np.empty((h.shape[0], num_leaves))
         probs: FloatArray = arrays.empty((h.shape[0], self._rules.num_classes), np.float64)
         contexts = self._contexts(h, phi, exclude, self._room(h.shape[0]))
@@ -346,8 +353,18 @@ class KernelTree(Sampler):
             leaves = np.arange(part.start, part.stop)[None]
             num = h.shape[0] * leaves.size
             visited = next(self._leaf_rows(h, phi, leaves))  # all come with one part
-            asked = contexts, visited, part.start, reached, self._room(num), probs
-            arrays.run(probs_in_leaves, num, self._rules, *asked)
+            room = self._room(num)
+            arrays.run(
+                probs_in_leaves,
+                num,
+                self._rules,
+                contexts,
+                visited,
+                part.start,
+                reached,
+                room,
+                probs,
+            )
 
         # two passes: through the tree by examples, and inside the leaves by leaves
         arrays.each(reach, self._parts(h.shape[0], num_leaves))
@@ -357,7 +374,8 @@ class KernelTree(Sampler):
 
     def _log_mass(self, h: Rows, exclude: IntArray) -> FloatArray:
         """Return the logarithms (B,) of the mass at the root, clipped as in all nodes."""
-        phi, rules = to_host(self._features(h)), self._rules
+        phi = to_host(self._features(h))
+        rules = self._rules
         contexts = self._contexts(h, phi, exclude, self._room(h.shape[0]))
         mass = phi.astype(np.float64) @ to_host(self._sums.nodes[0])
         least = rules.floor * rules.num_classes
@@ -366,8 +384,10 @@ class KernelTree(Sampler):
         return log_mass
 
     def _prepare(self, ids: Any, rows: Rows) -> Callable[[], None]:
-        arrays, leaf_size = self._arrays, self._rules.leaf_size
-        self._rows, self._sizes = arrays.writable(self._rows), writable(self._sizes)
+        arrays = self._arrays
+        leaf_size = self._rules.leaf_size
+        self._rows = arrays.writable(self._rows)
+        self._sizes = writable(self._sizes)
         ids, rows = last_of_each(ids, rows)
         if 2 * len(ids) >= self._rules.num_classes and self._fit_again():
             return self._prepare_rebuild(ids, rows)  # features of new and old rows would cost more
@@ -382,12 +402,14 @@ class KernelTree(Sampler):
         totals = np.zeros((len(parts), self.feature_dim))
 
         def read(i: int) -> None:
-            part, some = slice(*parts[i]), slice(*ends[list(parts[i])])
+            part = slice(*parts[i])
+            some = slice(*ends[list(parts[i])])
             num = some.stop - some.start
             # in one call: BLAS may round the same row otherwise in a batch of another size
             before = arrays.take_rows(self._rows, ids[some])
             features = self._features(arrays.joined(rows[some], before))
-            new, old = features[:num], features[num:]
+            new = features[:num]
+            old = features[num:]
             sizes[some] = largest_in_rows(new)
             # in float64, before the difference is rounded to the type of the features
             totals[i] = arrays.column_sums(new)[0] - arrays.column_sums(old)[0]
@@ -418,8 +440,11 @@ class KernelTree(Sampler):
         sums, sizes = self._built(all_rows)
 
         def commit() -> None:
-            self._rows, self._sums, self._sizes = all_rows, sums, sizes
-            self._peak, self._num_updates = sizes.max(), 0
+            self._rows = all_rows
+            self._sums = sums
+            self._sizes = sizes
+            self._peak = sizes.max()
+            self._num_updates = 0
 
         return commit
 
@@ -430,7 +455,8 @@ class KernelTree(Sampler):
         errors when such numbers leave again, as they do when classes (k,) get features that are at
         most `sizes` (k,).
         """
-        peak, digits = float(max(self._peak, sizes.max())), np.finfo(sizes.dtype).nmant // 2
+        peak = float(max(self._peak, sizes.max()))
+        digits = np.finfo(sizes.dtype).nmant // 2
         least = peak / 2.0**digits
         # nearly always the new features say so by themselves, which spares a pass over all classes
         if sizes.max() >= least:
@@ -454,7 +480,8 @@ class KernelTree(Sampler):
         # by their number and not by which classes they were: a class that is updated all the time
         # rounds nodes on its path only, and leaves in turn reach all of them
         each = UPDATES_OF_A_CLASS * self._rules.leaf_size
-        first, last = self._num_updates // each, (self._num_updates + num) // each
+        first = self._num_updates // each
+        last = (self._num_updates + num) // each
         return np.sort(np.arange(first, last) % self._num_leaves)
 
     def _features_in(self, leaves: IntArray) -> Rows:
@@ -469,7 +496,8 @@ class KernelTree(Sampler):
 
         Features come for some leaves at a time, the others beginning at -1.
         """
-        size, placed = self._rules.leaf_size, self._arrays.placed
+        size = self._rules.leaf_size
+        placed = self._arrays.placed
         if self._weighs_vectors:
             yield LeafRows(h, self._rows, placed(leaves * size))
             return
@@ -486,7 +514,8 @@ class KernelTree(Sampler):
 
         `room` is for as many workers as there are contexts, or more.
         """
-        arrays, rules = self._arrays, self._rules
+        arrays = self._arrays
+        rules = self._rules
         batch = h.shape[0]
         levels = top(self._num_leaves) + 1
         contexts = Contexts(
@@ -512,7 +541,8 @@ class KernelTree(Sampler):
 
         Without uniforms (B, k) they go to `leaves` (B, k).
         """
-        arrays, num = self._arrays, leaves.size
+        arrays = self._arrays
+        num = leaves.size
         is_drawn = uniforms is not None
         paths = Paths(
             leaves=arrays.placed(leaves.reshape(-1)),
@@ -533,7 +563,8 @@ class KernelTree(Sampler):
 
         Each context has `num_paths` paths. Where a row is of one of them, it is of the total alone.
         """
-        arrays, num_leaves = self._arrays, self._num_leaves
+        arrays = self._arrays
+        num_leaves = self._num_leaves
         batch = phi.shape[0]
         levels = num_precomputed_levels(num_leaves, batch, num_paths) if rows == batch else 0
         products = TopProducts(

@@ -32,7 +32,9 @@ from samplesoft.samplers.tree.walk import (
 
 # A class is weighed by its inner product x with the query: by max(x, scale), by exp(scale x), or
 # by scale x**2 + 1.
-KERNEL, SOFTMAX, QUADRATIC = 0, 1, 2
+KERNEL = 0
+SOFTMAX = 1
+QUADRATIC = 2
 LEAVES = {"kernel": KERNEL, "softmax": SOFTMAX, "quadratic": QUADRATIC}
 _LARGEST = 1e300  # of a logit: what has overflowed is as likely as this, and no difference is NaN
 
@@ -125,7 +127,8 @@ def log_share_of_others(total: float, log_excluded: float) -> float:
     others = math.log(total)
     # log(total + excluded) by its greater part, so that no exponential overflows, and a class that
     # is nearly everything leaves the others all their digits
-    high, low = max(others, log_excluded), min(others, log_excluded)
+    high = max(others, log_excluded)
+    low = min(others, log_excluded)
     both = high if low == -np.inf else high + math.log1p(math.exp(low - high))
     return others - both
 
@@ -205,10 +208,13 @@ def finish(
     `visits` (V, 3) to the leaves are in their order, from `samplers.visits`: a context, and the
     first and the last of its paths that have reached the leaf. What is excluded gets -inf.
     """
-    rows, starts = visited.rows, visited.starts
+    rows = visited.rows
+    starts = visited.starts
     far = rows.size * rows.itemsize > CACHE
     for v in range(worker(), len(visits), num_workers()):
-        b, start, stop = visits[v, 0], visits[v, 1], visits[v, 2]
+        b = visits[v, 0]
+        start = visits[v, 1]
+        stop = visits[v, 2]
         here = starts[b, start]
         if here < 0:
             continue
@@ -219,7 +225,8 @@ def finish(
                     prefetch_row(rows, row)
         row = b * classes.ids.shape[1]
         leaf = paths.leaves[row + start]
-        size, place = classes_in(leaf, rules), place_in(leaf, contexts.excluded[b], rules)
+        size = classes_in(leaf, rules)
+        place = place_in(leaf, contexts.excluded[b], rules)
         total, shift = weigh_leaf(rules, visited, b, here, size, place, room)
         # once for all paths of the visit
         log_total = math.log(total)
@@ -253,10 +260,13 @@ def probs_in_leaves(
 
     The leaves from `first_leaf` on have their rows where the ``starts`` (1, k) of `visited` say.
     """
-    num, row = visited.starts.shape[1], worker()
+    num = visited.starts.shape[1]
+    row = worker()
     for i in range(worker(), len(probs) * num, num_workers()):
-        b, leaf = i // num, first_leaf + i % num
-        first, size = leaf * rules.leaf_size, classes_in(leaf, rules)
+        b = i // num
+        leaf = first_leaf + i % num
+        first = leaf * rules.leaf_size
+        size = classes_in(leaf, rules)
         place = place_in(leaf, contexts.excluded[b], rules)
         if size == 1 and place == 0:  # the excluded class alone
             probs[b, first] = 0.0

@@ -181,18 +181,23 @@ def draw(u: Number, q: Sequence[Number], leaf_size: int) -> int:
     the tree. (Shares are computed from `q` (n,) here, which has the same as the masses.)
     """
     n = len(q)
-    first, leaves = 0, num_leaves(n, leaf_size)
+    first = 0
+    leaves = num_leaves(n, leaf_size)
     while leaves > 1:
         left = leaves_on_the_left(leaves)
         of_left = sum(q[c] for c in classes_of(first, first + left, n, leaf_size))
         of_both = sum(q[c] for c in classes_of(first, first + leaves, n, leaf_size))
         share = of_left / of_both
         if u < share or share == 1:
-            u, leaves = u / share, left
+            u /= share
+            leaves = left
         else:
-            u, first, leaves = (u - share) / (1 - share), first + left, leaves - left
+            u = (u - share) / (1 - share)
+            first += left
+            leaves -= left
     here = classes_of(first, first + 1, n, leaf_size)
-    target, passed = u * sum(q[c] for c in here), 0
+    target = u * sum(q[c] for c in here)
+    passed = 0
     for c in here:
         passed += q[c]
         if target < passed:

@@ -37,7 +37,8 @@ class TreeSums:
         # sums of absolute values bound every node: if they are finite, so are all sums on the way
         self._limits = np.zeros(leaf_sums.shape[1])
         self.total, self._limits = self._grown(leaf_sums)
-        num, arrays = leaf_sums.shape[0], self._arrays
+        num = leaf_sums.shape[0]
+        arrays = self._arrays
 
         def make(columns: tuple[int, int]) -> None:
             for level in range(top(num)):  # leaves upwards
@@ -113,7 +114,8 @@ def sum_runs(x: NDArray[Any], starts: IntArray, sums: NDArray[Any]) -> None:
     """Write the sums (k, F) of the rows of `x` from each start (k,) up to the next, or the end."""
     for i in range(worker(), len(starts), num_workers()):
         # read once: in the loop it might have changed with what is written, and none is vectorised
-        start, stop = starts[i], starts[i + 1] if i + 1 < len(starts) else len(x)
+        start = starts[i]
+        stop = starts[i + 1] if i + 1 < len(starts) else len(x)
         for f in range(lane(), x.shape[1], num_lanes()):
             sums[i, f] = x[start, f]
         for j in range(start + 1, stop):
@@ -127,7 +129,8 @@ def sum_changes(
 ) -> None:
     """Do as `sum_runs` with ``new - old``."""
     for i in range(worker(), len(starts), num_workers()):
-        start, stop = starts[i], starts[i + 1] if i + 1 < len(starts) else len(new)
+        start = starts[i]
+        stop = starts[i + 1] if i + 1 < len(starts) else len(new)
         for f in range(lane(), new.shape[1], num_lanes()):
             change[i, f] = new[start, f] - old[start, f]
         for j in range(start + 1, stop):
@@ -162,8 +165,10 @@ def make_differences(nodes: NDArray[Any], half: int, columns: tuple[int, int]) -
         middle = low + half
         if middle < len(nodes):
             for f in range(columns[0] + lane(), columns[1], num_lanes()):
-                left, right = nodes[low, f], nodes[middle, f]
-                nodes[low, f], nodes[middle, f] = left + right, left - right
+                left = nodes[low, f]
+                right = nodes[middle, f]
+                nodes[low, f] = left + right
+                nodes[middle, f] = left - right
 
 
 @njit
@@ -180,7 +185,10 @@ def steps_up(leaves: IntArray, num_leaves: int) -> tuple[IntArray, IntArray]:
     starts = np.zeros(levels + 1, np.int64)
     place = leaves.copy()  # of the left-most leaf of the block that each sum has come to
     change = np.arange(len(leaves))  # the row where that sum is
-    num, level, step, half = len(leaves), 0, 0, 1
+    num = len(leaves)
+    level = 0
+    step = 0
+    half = 1
     # upwards: changes that meet in a node are summed first, so that it is touched once
     while half < num_leaves:
         kept = i = 0
@@ -192,7 +200,8 @@ def steps_up(leaves: IntArray, num_leaves: int) -> tuple[IntArray, IntArray]:
             steps[step, 1] = change[i]
             steps[step, 2] = change[i + 1] if pair else -1
             steps[step, 3] = place[i] != low
-            place[kept], change[kept] = low, change[i]
+            place[kept] = low
+            change[kept] = change[i]
             step += 1
             kept += 1
             i += 2 if pair else 1
@@ -214,12 +223,16 @@ def add_steps(
 
     `change` (k, F) is used up; all in columns [first, last).
     """
-    first, last = columns[0] + lane(), columns[1]
+    first = columns[0] + lane()
+    last = columns[1]
     block = nodes[:, columns[0] : columns[1]]
     for i in range(worker(), len(steps), num_workers()):
         if i + 1 < len(steps) and steps[i + 1, 0] >= 0:  # comes while this row is added to
             prefetch_row(block, steps[i + 1, 0])
-        middle, here, there, is_right = steps[i, 0], steps[i, 1], steps[i, 2], steps[i, 3]
+        middle = steps[i, 0]
+        here = steps[i, 1]
+        there = steps[i, 2]
+        is_right = steps[i, 3]
         # left minus right: the change of one half adds, that of the other subtracts
         if there >= 0:
             for f in range(first, last, num_lanes()):

@@ -170,7 +170,7 @@ def node_product(
     On the processor those of the upper levels are in row r of `products`.
     """
     if num_workers() == 1 and level > products.above:
-        return products.values[r, middle >> products.above]
+        return float(products.values[r, middle >> products.above])
     return row_dot(nodes, middle, phi, b)
 
 
