@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from samplesoft._validation import FloatArray
+from samplesoft.verification.row import VerificationRow
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from samplesoft.verification.report import VerificationReport, VerificationRow
 
 # Okabe and Ito's colours, which colour-blind readers can distinguish
 _EXACT = "#0072B2"
@@ -28,23 +28,40 @@ _LINE_OF_PRINTED: Style = {"color": _PRINTED, "linestyle": "--", "linewidth": 1.
 _DOTS: Style = {"color": _TRIALS, "linestyle": "none", "markersize": 4}
 
 
-def draw_report(report: VerificationReport) -> Figure:
-    """Draw the largest bias against m, a panel for each sampler."""
+def draw_rows(
+    rows: Sequence[VerificationRow], *, trials: str, has_theorem: bool, has_bounds: bool
+) -> Figure:
+    """Draw the largest bias against m, a panel for each sampler.
+
+    Parameters
+    ----------
+    rows : sequence of VerificationRow
+        The rows of a report, of which those of its first block of parameters are shown.
+    trials : str
+        How many trials a point of Monte Carlo is made of, for the legend.
+    has_theorem, has_bounds : bool
+        Whether rows tell of Theorem 1, and of the finite-m bounds.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        The figure.
+    """
     from matplotlib.figure import Figure
 
-    rows = [row for row in report.rows if row.wrt == report.rows[0].wrt]
-    names = list(dict.fromkeys(row.sampler for row in rows))
+    shown = [row for row in rows if row.wrt == rows[0].wrt]
+    names = list(dict.fromkeys(row.sampler for row in shown))
     columns = min(_COLUMNS, len(names))
     lines = -(-len(names) // columns)
     size = max(3.7 * columns, 8.5), 2.7 * lines + 1.3
     figure = Figure(figsize=size, layout="constrained")
-    unit = "probability" if rows[0].wrt == "logits" else "units of the gradient"
-    title = f"Largest |bias| of the gradient in the {rows[0].wrt} ({unit}) against the number of"
+    unit = "probability" if shown[0].wrt == "logits" else "units of the gradient"
+    title = f"Largest |bias| of the gradient in the {shown[0].wrt} ({unit}) against the number of"
     figure.suptitle(f"{title} draws m", fontsize=11, fontweight="bold", wrap=True)
     axes = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True).ravel()
-    seen = [row.max_bias for row in rows if row.max_bias > _NO_BIAS]
+    seen = [row.max_bias for row in shown if row.max_bias > _NO_BIAS]
     floor = min(seen, default=_NO_BIAS) / 8.0
-    ceiling = 4.0 * max([*seen, *(row.printed_max or 0.0 for row in rows), 8.0 * floor])
+    ceiling = 4.0 * max([*seen, *(row.printed_max or 0.0 for row in shown), 8.0 * floor])
     for k, (axis, name) in enumerate(zip(axes, names, strict=False)):
         axis.grid(True, color="0.9", linewidth=0.6)
         axis.set_axisbelow(True)
@@ -52,16 +69,16 @@ def draw_report(report: VerificationReport) -> Figure:
         if k + columns >= len(names):  # nothing is below it
             axis.tick_params(labelbottom=True)
             axis.set_xlabel("m (draws)", fontsize=9)
-        curve = [row for row in rows if row.sampler == name]
+        curve = [row for row in shown if row.sampler == name]
         # the largest values alone look as if the printed theorem held; it most often fails in h
-        outside = sum(row.outside_printed or 0 for row in report.rows if row.sampler == name)
+        outside = sum(row.outside_printed or 0 for row in rows if row.sampler == name)
         fails = f": Theorem 1 fails in {outside:,} coordinates" if outside else ""
         axis.set_title(f"{name}{fails}", fontsize=9)
         axis.set(xscale="log", yscale="log", ylim=(floor, ceiling))
         _draw_curve(axis, curve, floor)
     for axis in axes[len(names) :]:
         axis.set_visible(False)
-    _add_legend(figure, report)
+    _add_legend(figure, trials, has_theorem, has_bounds)
     return figure
 
 
@@ -99,14 +116,14 @@ def _draw_trials(axis: Any, m: Any, curve: list[VerificationRow]) -> None:
     axis.plot(m[~shown], (mean + reach)[~shown], marker="v", **_DOTS)
 
 
-def _add_legend(figure: Figure, report: VerificationReport) -> None:
+def _add_legend(figure: Figure, trials: str, has_theorem: bool, has_bounds: bool) -> None:
     from matplotlib.lines import Line2D
 
-    trials = f"Monte Carlo, 95% ({report.num_trials:,} trials x {report.num_examples})"
-    entries: dict[str, Style] = {"exact": _LINE_OF_EXACT, trials: {"marker": "o", **_DOTS}}
-    if report.has_theorem:
+    entries: dict[str, Style] = {"exact": _LINE_OF_EXACT}
+    entries[f"Monte Carlo, 95% ({trials})"] = {"marker": "o", **_DOTS}
+    if has_theorem:
         entries["Theorem 1 as printed: largest value that LB, UB allow"] = _LINE_OF_PRINTED
-    if report.has_bounds:
+    if has_bounds:
         text = "finite-m bounds, most often behind the exact values"
         entries[text] = {"color": _BAND, "linewidth": 8}
     handles = [Line2D([], [], **style) for style in entries.values()]
