@@ -313,7 +313,7 @@ def _divide_logs(log_p: FloatArray, q: FloatArray) -> FloatArray:
 
 
 def _poisson_table(rate: float) -> tuple[int, FloatArray]:
-    """Return the first value and the cdf from there on of a Poisson law, tails below 1e-20 cut."""
+    """Return the first value and the cdf of a Poisson distribution, tails below 1e-20 cut."""
     if rate == 0.0:
         return 0, np.zeros(0)
     width = int(10.0 * np.sqrt(rate)) + 30

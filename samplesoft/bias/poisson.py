@@ -79,22 +79,22 @@ def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> ExampleBias:
     E[p'_j] = e_j int exp(-u (a + w_j)) prod_{k != j} (1 - q_k + q_k exp(-u w_k)) du with
     w = e / q, and a the mass of the label and of other classes with q = 1, eq. (B26).
     """
-    law = make_inclusion_law(logits, label, q)
-    probs, known, classes, unit = law.probs, law.known, law.classes, law.unit
-    if law.others == 0.0:
+    draws = make_inclusion_draws(logits, label, q)
+    probs, known, classes, unit = draws.probs, draws.known, draws.classes, draws.unit
+    if draws.others == 0.0:
         return ExampleBias(np.zeros_like(probs), probs, 0.0, 0.0, 0.0)
     atoms = make_inclusion_atoms(classes)
-    loss_unit = max(unit, rounding_unit(law.log_probs))
+    loss_unit = max(unit, rounding_unit(draws.log_probs))
 
     best = None
     with np.errstate(all="ignore"):  # a result that is not finite has no error that is, and goes
         for step in halved_steps(STEP):
-            nodes = make_nodes(classes, atoms, law.log_base, step)
+            nodes = make_nodes(classes, atoms, draws.log_base, step)
             flows, total, size, coarse = _integrate_flows(classes, atoms, nodes.x, nodes.weights)
             base_flow = float(nodes.base_terms.sum())
             bias = flows - probs * (total + base_flow)  # (B9)
             # at the base without its own flow cancelling
-            bias[known] = law.shares * base_flow * law.others - probs[known] * total
+            bias[known] = draws.shares * base_flow * draws.others - probs[known] * total
             coarse += halving_change(nodes.base_terms)
             size += float(np.abs(nodes.base_terms).sum())
             norm, loss_size = float(np.abs(bias).sum()), float(nodes.loss_sizes.sum())
@@ -113,7 +113,7 @@ def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> ExampleBias:
     return best
 
 
-class InclusionLaw(NamedTuple):
+class InclusionDraws(NamedTuple):
     """One example: the classes that are in or out by chance, and the base mass of all others."""
 
     log_probs: FloatArray  # (n,) of the softmax
@@ -126,7 +126,7 @@ class InclusionLaw(NamedTuple):
     unit: float  # relative error of a term
 
 
-def make_inclusion_law(logits: FloatArray, label: int, q: FloatArray) -> InclusionLaw:
+def make_inclusion_draws(logits: FloatArray, label: int, q: FloatArray) -> InclusionDraws:
     """Tell the classes that are in for certain from those that are in by chance."""
     pi = np.minimum(q, 1.0)
     known = pi == 1.0
@@ -139,7 +139,7 @@ def make_inclusion_law(logits: FloatArray, label: int, q: FloatArray) -> Inclusi
     unit = rounding_unit(log_probs[drawn], np.log(pi[drawn]))
     unit = max(unit, rounding_unit(log_probs[known]))
     others, shares = float(probs[~known].sum()), np.exp(log_probs[known] - log_base)
-    return InclusionLaw(log_probs, probs, known, classes, others, log_base, shares, unit)
+    return InclusionDraws(log_probs, probs, known, classes, others, log_base, shares, unit)
 
 
 class InclusionNodes(NamedTuple):
@@ -564,7 +564,7 @@ def _add_terms(
     e: FloatArray,
     out: tuple[FloatArray, FloatArray, FloatArray, FloatArray],
 ) -> None:
-    """Add the terms of one node to the integrals of a block; `y` and `e` are room to work in."""
+    """Add the terms of one node to the integrals of a block; `y` and `e` are workspace."""
     e_ref, drop_ref = math.exp(-y_ref), math.expm1(-y_ref)
     log_w, pi, kappa, deviation = points.log_w, points.pi, points.kappa, points.deviation
     full_a, full_b, half_a, half_b = out

@@ -76,7 +76,7 @@ def truncated_bias(logits: ArrayLike, labels: Any, ids: Any) -> ExactBias:
         gaps = np.maximum(rows - np.where(inside, tops[0][:, None], tops[1][:, None]), -1e300)
         weights = np.exp(gaps)
         sums = [weights.sum(axis=1, where=part) for part in (inside, ~inside)]
-        # log of mass / p(A): -inf where no class is outside; of others the greatest adds 1 to a sum
+        # log of mass / p(A): -inf where no class is outside; of others the largest adds 1 to a sum
         odds = tops[1] - tops[0] + np.log(np.maximum(sums[1], 1.0) / sums[0])
     shares = weights / np.where(inside, sums[0][:, None], sums[1][:, None])
     mass = expit(odds)[:, None]

@@ -36,7 +36,7 @@ class ClassBounds:
             self._at_label = self._gaps.logs(self._m, np.array([sums.log_a]), np.zeros(1))
 
     def of(self, label: int | None, columns: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return bounds (k,) of negatives of `columns` (4, k), with the label's at its place."""
+        """Return bounds (k,) of negatives of `columns` (4, k), with the label's at its index."""
         m, slack, sums = self._m, self._slack, self._sums
         log_a, log_zt, log_m = sums.log_a, sums.log_zt, math.log(m)
         log_p, _, log_ratio, log_deviation = columns

@@ -265,7 +265,7 @@ def example_bounds(draws: Draws) -> tuple[FloatArray, FloatArray]:
 def _set_bounds(example: Example, inputs: Inputs) -> tuple[FloatArray, FloatArray]:
     """Return (lower, upper), both (n,), for one example of draws without replacement.
 
-    E[p'] is known but for what the nodes in t leave out, a chance, and a relative error of all
+    E[p'] is known but for what the nodes in t leave out, a probability, and a relative error of all
     else. A divisor pi_k that is off by a part of itself moves the p' of the sets that hold k.
     """
     logits, label, _ = example

@@ -28,22 +28,22 @@ from samplesoft.bias.numerics.quadrature import (
 
 def inclusion_square(example: Example, centred: FloatArray) -> tuple[float, float]:
     """Return E|sum_i p'_i c_i|**2 and its error, eq. (B78), or 0 where all p' are the same."""
-    law = poisson.make_inclusion_law(*example)
-    if law.others == 0.0:
+    draws = poisson.make_inclusion_draws(*example)
+    if draws.others == 0.0:
         return 0.0, 0.0
-    reach, classes, known = reach_of(centred, law.probs), law.classes, law.known
+    reach, classes, known = reach_of(centred, draws.probs), draws.classes, draws.known
     with np.errstate(under="ignore", over="ignore", divide="ignore"):
         atoms = poisson.make_inclusion_atoms(classes)
-        x, weights = poisson.make_nodes(classes, atoms, law.log_base, STEP)[:2]
+        x, weights = poisson.make_nodes(classes, atoms, draws.log_base, STEP)[:2]
         x, weights = x[weights > 0.0], weights[weights > 0.0]
         class_terms = partial(_inclusion_terms, classes, x)
         change, size, scatter = add_up_classes(class_terms, len(x), centred, reach)
-        u_base = np.exp(np.minimum(x + law.log_base, LARGEST_EXPONENT))
+        u_base = np.exp(np.minimum(x + draws.log_base, LARGEST_EXPONENT))
         of_base = u_base * poisson.base_contrast(x, classes)
-        change += np.outer(of_base, law.shares @ centred[known])
-        size += np.abs(of_base) * (law.shares @ reach[known])
+        change += np.outer(of_base, draws.shares @ centred[known])
+        size += np.abs(of_base) * (draws.shares @ reach[known])
         half = np.sqrt(weights)  # at either factor of the square, so that none overflows
-        units = law.unit * (1.0 + np.abs(np.log(weights)))
+        units = draws.unit * (1.0 + np.abs(np.log(weights)))
         square, errors = square_and_error(half[:, None] * change, half * size, units)
         scatter *= weights
         return integrate(np.ones(len(x)), square + scatter, errors + units * scatter)

@@ -168,7 +168,7 @@ def _write_bits(
             number = time[k]
             for j in range(len(q)):
                 log_odds = log_r[number] + successive.log_growth(q[j] * t[number]) - less[j]
-                share[j], silent[j] = successive.chances(log_odds)
+                share[j], silent[j] = successive.probabilities_of(log_odds)
         for j in range(len(q)):
             w, rate = decay[j], q[j]
             u, v = silent[j] + share[j] * x[k], share[j] * y[k]

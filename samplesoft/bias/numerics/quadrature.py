@@ -97,7 +97,7 @@ class ExampleBias(NamedTuple):
     loss_bias: float
     error: float  # estimated, of the bias in the L1 norm
     loss_error: float  # estimated, of the loss bias
-    inclusion: FloatArray | None = None  # (n,) chances that a set of distinct draws holds a class
+    inclusion: FloatArray | None = None  # (n,) probability that a set of draws holds a class
 
 
 def halved_steps(step: float) -> Iterator[float]:

@@ -1,9 +1,10 @@
 r"""Sets of classes: draws without replacement, and draws of which each class counts once.
 
-Give class j an exponential clock of rate q_j. At time t it has rung with chance 1 - exp(-q_j t),
-whatever the others did. The set of the first m different classes is that at the time of the m-th
-ring, and the set of m draws with replacement that of a Poisson process which has m points: both are
-coefficients of a power series, and the mean of a product over the set is
+Give class j an exponential clock of rate q_j. By time t it has rung with probability
+1 - exp(-q_j t), whatever the others did. The set of the first m different classes is the set of
+those that have rung at the time of the m-th ring, and the set of m draws with replacement that of a
+Poisson process with m points: both are coefficients of a power series, and the mean of a product
+over the set is
 
     int dt exp(-t) [z^m] sum_l z q_l v_l prod_{j != l} (1 + z (exp(q_j t) - 1) v_j)    and
     m! [x^m] prod_j (1 + (exp(q_j x) - 1) v_j).
@@ -36,7 +37,7 @@ ComplexArray = NDArray[np.complex128]
 
 _LEAST = 1e-10  # weight of points that are left out
 _NOTHING = 1e-290  # square of a factor of points that add nothing
-_TAIL = 1e-9  # chance of numbers of tries that are left out
+_TAIL = 1e-9  # probability of the numbers of tries that are left out
 _NUMBERS = 12  # of tries, between which means are interpolated
 _MOST_TRIES = 1 << 9
 _MOST_FACTORS = 1 << 18  # of all points, for one number of tries
@@ -46,7 +47,7 @@ _FINE_NUMBERS = 24, 48
 
 @dataclass(frozen=True, eq=False)
 class Sets:
-    """A law of sets of classes, as N points at each of which classes are independent.
+    """A distribution over sets of classes, as N points at each of which classes are independent.
 
     Attributes
     ----------
@@ -85,11 +86,11 @@ class Sets:
     def inclusion(self) -> FloatArray:
         """Chances (n,) that the set contains each class."""
         parts = self.means(np.ones((1, len(self.absent))))[1]
-        chances: FloatArray = np.clip(parts[0].real, 0.0, 1.0)
-        return chances
+        probabilities: FloatArray = np.clip(parts[0].real, 0.0, 1.0)
+        return probabilities
 
     def given(self, label: int, held: bool) -> tuple[float, Sets]:
-        """Return the chance that the set holds a class, or that it does not, and its law then."""
+        """Return the probability that the set holds a class or not, and its distribution then."""
         factors = {name: getattr(self, name).copy() for name in ("absent", "present", "last")}
         for name in ("absent",) if held else ("present", "last"):
             factors[name][label] = 0.0
@@ -140,7 +141,7 @@ def _total(terms: ComplexArray) -> complex:
     return total
 
 
-# laws of sets, of probabilities that come as the bytes of (n,) ------------------------------------
+# distributions over sets, of probabilities that come as the bytes of (n,) ----------------------
 
 
 @lru_cache(maxsize=32)
@@ -153,7 +154,7 @@ def each_once(q: bytes, m: int) -> Sets:
 
 @lru_cache(maxsize=32)
 def independent(q: bytes, m: int) -> Sets:
-    """Return the set that holds each class with the chance that m draws with replacement do."""
+    """Return the set that holds each class with its probability in m draws with replacement."""
     absent = np.exp(m * np.log1p(-np.frombuffer(q)))[:, None] + 0.0j
     return Sets(absent, 1.0 - absent, np.zeros_like(absent), np.ones(1, np.complex128), False)
 
@@ -161,23 +162,23 @@ def independent(q: bytes, m: int) -> Sets:
 @lru_cache(maxsize=32)
 def first_different(q: bytes, m: int) -> Sets:
     """Return the set of the first m different classes: of draws without replacement."""
-    law = np.frombuffer(q)
+    probs = np.frombuffer(q)
     # from when m rings are out of the question to when the m likeliest classes have rung
-    start, end = (gammaln(m + 1.0) - 40.0) / m, np.log((45.0 + np.log(m)) / np.sort(law)[-m])
+    start, end = (gammaln(m + 1.0) - 40.0) / m, np.log((45.0 + np.log(m)) / np.sort(probs)[-m])
     step = min(0.35, 0.7 / np.sqrt(m))
     times = np.exp(np.arange(start, end, step))
-    log_z, chances = _tilted(law, times, m)
-    half = _half_circle((chances * (1.0 - chances)).sum(axis=1).max())
+    log_z, probabilities = _tilted(probs, times, m)
+    half = _half_circle((probabilities * (1.0 - probabilities)).sum(axis=1).max())
     t, z = np.repeat(times, len(half)), np.outer(np.exp(log_z), half).ravel()
-    return _points(law, t + 0.0j, z, np.log(t * step / len(half)) - m * np.log(z), True)[1]
+    return _points(probs, t + 0.0j, z, np.log(t * step / len(half)) - m * np.log(z), True)[1]
 
 
 class _Tries(NamedTuple):
-    """The law of the number of tries, from m on."""
+    """The distribution of the number of tries, from m on."""
 
     least: int  # m
-    chances: list[float]
-    given: Callable[[int], tuple[float, Sets]]  # of a number: its chance, and the sets
+    probabilities: list[float]
+    given: Callable[[int], tuple[float, Sets]]  # of a number: its probability, and the sets
 
     def interpolated(self, most: int) -> tuple[tuple[int, float, Sets], ...]:
         """Return numbers of tries, weights of these, and sets given that so many were made.
@@ -193,35 +194,35 @@ class _Tries(NamedTuple):
         angles = np.pi * (np.arange(most) + 0.5) / most  # Chebyshev's points, rounded
         ends = np.log(numbers[[0, -1]])
         logs = ends.mean() + 0.5 * np.ptp(ends) * np.cos(angles)
-        places = np.unique(np.rint(np.exp(logs)).astype(int))
-        places = numbers if len(numbers) <= most else places
-        away = np.log(numbers)[:, None] - np.log(places)
-        away = away[:, None, :] / (np.log(places)[:, None] - np.log(places) + np.eye(len(places)))
-        away[:, np.arange(len(places)), np.arange(len(places))] = 1.0
+        nodes = np.unique(np.rint(np.exp(logs)).astype(int))
+        nodes = numbers if len(numbers) <= most else nodes
+        away = np.log(numbers)[:, None] - np.log(nodes)
+        away = away[:, None, :] / (np.log(nodes)[:, None] - np.log(nodes) + np.eye(len(nodes)))
+        away[:, np.arange(len(nodes)), np.arange(len(nodes))] = 1.0
         weights = rest @ away.prod(axis=2)  # of Lagrange's interpolation
-        others = ((int(k), float(w), given(k)[1]) for k, w in zip(places, weights, strict=True))
+        others = ((int(k), float(w), given(k)[1]) for k, w in zip(nodes, weights, strict=True))
         return (first, *others)
 
 
 @lru_cache(maxsize=32)
 def by_tries(q: bytes, m: int) -> tuple[tuple[int, float, Sets], ...]:
     """Return numbers of tries, their weights, and sets, as `_Tries.interpolated`; few, or none."""
-    tries = _law_of_tries(np.frombuffer(q), m, _MOST_FACTORS)
+    tries = _distribution_of_tries(np.frombuffer(q), m, _MOST_FACTORS)
     return () if tries is None else tries.interpolated(_NUMBERS)
 
 
-def _law_of_tries(law: FloatArray, m: int, most_factors: int) -> _Tries | None:
-    """Return the law of the number of tries; None where numbers or sums are too large."""
+def _distribution_of_tries(probs: FloatArray, m: int, most_factors: int) -> _Tries | None:
+    """Return the distribution of the number of tries; None where numbers or sums are too large."""
     # what is left by the m - 1 likeliest classes is drawn at last
-    if np.log(_TAIL) / np.log1p(-np.sort(law)[: len(law) - m + 1].sum() + _TAIL) > _MOST_TRIES:
+    if np.log(_TAIL) / np.log1p(-np.sort(probs)[: len(probs) - m + 1].sum() + _TAIL) > _MOST_TRIES:
         return None
     # of times, that in which so many tries are likeliest; a class that came came lam / p times
     times = np.exp(np.linspace(np.log(0.01 * m), np.log(8.0 * _MOST_TRIES), 512))
-    log_z, chances = _tilted(law, times, max(m - 1.0, 0.3))
-    lam = np.outer(times, law)
-    comes = chances * lam / np.where(lam > 0.0, -np.expm1(-lam), 1.0)
+    log_z, probabilities = _tilted(probs, times, max(m - 1.0, 0.3))
+    lam = np.outer(times, probs)
+    comes = probabilities * lam / np.where(lam > 0.0, -np.expm1(-lam), 1.0)
     means, variances = comes.sum(axis=1), (comes * (1.0 + lam - comes)).sum(axis=1)
-    of_different = (chances * (1.0 - chances)).sum(axis=1)
+    of_different = (probabilities * (1.0 - probabilities)).sum(axis=1)
 
     def given(tries: int) -> tuple[float, Sets]:
         at = int(np.abs(means - (tries - 1.0)).argmin())
@@ -229,14 +230,14 @@ def _law_of_tries(law: FloatArray, m: int, most_factors: int) -> _Tries | None:
         circle = np.exp(log_z[at]) * np.concatenate([half, half.conj()])
         x, z = np.repeat(times[at] * arc, len(circle)), np.tile(circle, len(arc))
         log_weights = gammaln(tries) + times[at] - (tries - 1.0) * np.log(x) - m * np.log(z)
-        return _points(law, x, z, log_weights - np.log(len(x)), True)
+        return _points(probs, x, z, log_weights - np.log(len(x)), True)
 
     found: list[float] = []
     while sum(found) < 1.0 - _TAIL:
-        chance, sets = given(m + len(found))
+        probability, sets = given(m + len(found))
         if m + len(found) > _MOST_TRIES or sets.absent.size > most_factors:
             return None
-        found.append(chance)
+        found.append(probability)
     return _Tries(m, found, given)
 
 
@@ -248,9 +249,9 @@ def _half_circle(variance: float) -> ComplexArray:
     return half
 
 
-def _tilted(law: FloatArray, times: FloatArray, count: float) -> tuple[FloatArray, FloatArray]:
-    """Return log z (T,) at which `count` classes are there in the mean; chances of each (T, n)."""
-    x = np.outer(times, law)
+def _tilted(probs: FloatArray, times: FloatArray, count: float) -> tuple[FloatArray, FloatArray]:
+    """Return log z (T,) for `count` classes on average, and their probabilities (T, n)."""
+    x = np.outer(times, probs)
     with np.errstate(divide="ignore"):
         log_odds = np.log(-np.expm1(-x)) + x
     possible = log_odds > -np.inf
@@ -264,17 +265,17 @@ def _tilted(law: FloatArray, times: FloatArray, count: float) -> tuple[FloatArra
 
 
 def _points(
-    law: FloatArray, x: ComplexArray, z: ComplexArray, log_weights: ComplexArray, has_last: bool
+    probs: FloatArray, x: ComplexArray, z: ComplexArray, log_weights: ComplexArray, has_last: bool
 ) -> tuple[float, Sets]:
-    """Return the sum of a law from points in time and in z (N,), and the law divided by it."""
+    """Return the sum of a distribution from points in time and z (N,), and it divided by that."""
     radius, right = np.abs(x)[:, None], x.real[:, None] >= 0.0
-    gone, sign = np.exp(-radius * law), np.where(right, 1.0, -1.0)
+    gone, sign = np.exp(-radius * probs), np.where(right, 1.0, -1.0)
     # factors are at most 1 beside the largest of their sums
-    whole = gone - np.abs(z)[:, None] * np.expm1(-radius * law)
+    whole = gone - np.abs(z)[:, None] * np.expm1(-radius * probs)
     # (exp(q x) - 1) exp(-q |x|), with all digits
-    come = np.exp(law * (np.where(right, x[:, None], 0.0) - radius))
-    come = -sign * come * np.expm1(-sign * law * x[:, None])
-    last = z[:, None] * law * gone / whole if has_last else np.zeros_like(come)
+    come = np.exp(probs * (np.where(right, x[:, None], 0.0) - radius))
+    come = -sign * come * np.expm1(-sign * probs * x[:, None])
+    last = z[:, None] * probs * gone / whole if has_last else np.zeros_like(come)
     weights = np.exp(log_weights + np.log(whole).sum(axis=1))
     sizes = np.abs(weights) * (np.abs(last).sum(axis=1) if has_last else 1.0)
     kept = sizes > _LEAST * sizes.max()
@@ -283,7 +284,7 @@ def _points(
         np.ascontiguousarray(f[kept].T) + 0.0j for f in (absent, present, last)
     )
     sets = Sets(absent, present, last, weights[kept], has_last)
-    total = float(sets.means(np.ones((1, len(law))))[0][0].real)
+    total = float(sets.means(np.ones((1, len(probs))))[0][0].real)
     return total, replace(sets, weights=sets.weights / total)
 
 
@@ -371,18 +372,18 @@ def _require_distinct(scheme: Scheme) -> None:
 def _of_tries(logits: FloatArray, label: int, q: FloatArray, inputs: Inputs) -> ExampleBias:
     scheme, m = inputs.scheme, inputs.num_sampled
     kept = np.flatnonzero(~(scheme.excludes_label & (np.arange(len(q)) == label)))
-    law = q[kept] / q[kept].sum()
-    tries = _law_of_tries(law, m, _MORE_FACTORS)
+    probs = q[kept] / q[kept].sum()
+    tries = _distribution_of_tries(probs, m, _MORE_FACTORS)
     if tries is None:
         raise ValueError(
             f"`num_sampled` and `q` must not need over {_MOST_TRIES} tries, nor have very many "
-            f"classes, got {m} of {len(law)} classes; take exact_bias with what is near, "
+            f"classes, got {m} of {len(probs)} classes; take exact_bias with what is near, "
             "correction=1 - (1 - q)**N, N the mean number of tries."
         )
 
     def given(number: int, sets: Sets) -> FloatArray:
         correction = np.ones(len(q))
-        correction[kept] = m * law if number == m else -np.expm1(number * np.log1p(-law))
+        correction[kept] = m * probs if number == m else -np.expm1(number * np.log1p(-probs))
         row = set_row(logits, label, scheme, [(_Points(sets), kept)], correction)
         return np.array([row.bias, row.inclusion, np.full(len(q), row.loss_bias)])
 

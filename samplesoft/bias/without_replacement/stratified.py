@@ -87,14 +87,14 @@ def stratified_bias(
     missing = correction is not None
     inputs = check_inputs(logits, labels, q, 1, scheme, takes_missing=missing, require=_require_sum)
     require_digits(inputs)
-    stratum_ids, counts = _check_strata(strata, num_sampled, inputs)
-    _require_divisors(stratum_ids, counts, inputs, missing)
+    stratum, counts = _check_strata(strata, num_sampled, inputs)
+    _require_divisors(stratum, counts, inputs, missing)
     rows: Iterable[FloatArray | None] = repeat(None, len(inputs.logits))
     if correction is not None:
         rows = np.broadcast_to(check_correction(correction, inputs), inputs.logits.shape)
     pairs = zip(inputs.rows(), rows, strict=True)
     found = (
-        strata_bias(example, (counts, stratum_ids), inputs.scheme, divisors)
+        strata_bias(example, (counts, stratum), inputs.scheme, divisors)
         for example, divisors in pairs
     )
     return ExactBias(*inputs.columns(found))
@@ -108,7 +108,9 @@ def _require_sum(scheme: Scheme) -> None:
         )
 
 
-def _require_divisors(places: IntArray, counts: list[int], inputs: Inputs, corrected: bool) -> None:
+def _require_divisors(
+    stratum: IntArray, counts: list[int], inputs: Inputs, corrected: bool
+) -> None:
     """Raise where S would be empty, or the label be divided by a probability of 0."""
     if not inputs.scheme.label_in_sum and not any(counts):
         raise ValueError(
@@ -118,23 +120,23 @@ def _require_divisors(places: IntArray, counts: list[int], inputs: Inputs, corre
     if corrected or not inputs.scheme.corrects_label:
         return
     for row, label in enumerate(inputs.labels):
-        if not counts[places[label]]:
+        if not counts[stratum[label]]:
             raise ValueError(
                 f"`num_sampled` must be above 0 in the stratum of a label that is corrected, got 0 "
-                f"for stratum {places[label]} (example {row}); draw from it, give `correction`, or "
-                "take a scheme that does not correct the label."
+                f"for stratum {stratum[label]} (example {row}); draw from it, give `correction`, "
+                "or take a scheme that does not correct the label."
             )
 
 
 def _check_strata(strata: Any, num_sampled: Any, inputs: Inputs) -> tuple[IntArray, list[int]]:
     """Return the stratum of each class (n,), and the number of draws in each (G,)."""
     n = inputs.logits.shape[1]
-    places = as_ids("strata", strata, n)
-    if len(places) != n:
+    stratum = as_ids("strata", strata, n)
+    if len(stratum) != n:
         raise ValueError(
-            f"`strata` must have shape ({n},), one number for each class, got ({len(places)},)."
+            f"`strata` must have shape ({n},), one number for each class, got ({len(stratum)},)."
         )
-    num = int(places.max()) + 1
+    num = int(stratum.max()) + 1
     given = [num_sampled] * num if np.ndim(num_sampled) == 0 else list(num_sampled)
     if len(given) != num:
         raise ValueError(
@@ -145,7 +147,7 @@ def _check_strata(strata: Any, num_sampled: Any, inputs: Inputs) -> tuple[IntArr
     for row, (_, label, q) in enumerate(inputs.rows()):
         drawn = q > 0.0
         drawn[label] &= not inputs.scheme.excludes_label
-        held = np.bincount(places[drawn], minlength=num)
+        held = np.bincount(stratum[drawn], minlength=num)
         # of no classes there may be no draws
         needed = np.array(counts) if inputs.scheme.distinct else np.minimum(counts, 1)
         few = np.flatnonzero(held < needed)
@@ -154,4 +156,4 @@ def _check_strata(strata: Any, num_sampled: Any, inputs: Inputs) -> tuple[IntArr
                 f"`num_sampled` must be at most the number of classes that can be drawn, got "
                 f"{counts[few[0]]} for stratum {few[0]}, which has {held[few[0]]} (example {row})."
             )
-    return places, counts
+    return stratum, counts

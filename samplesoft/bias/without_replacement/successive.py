@@ -349,7 +349,7 @@ class ExponentialRace:
         self._always = int(np.searchsorted(-self.q, -_GROWN / self.t[-1]))
         self._chance, self.exponent = np.ones(2), 0.0  # the largest that a term has had
         self._chance, rings = self.at(np.zeros(len(q)), [])
-        # of a chance, which should be 1
+        # of a probability, which should be 1
         self.noise = 8.0 * EPS + 2.0 * abs(float(self._chance[0]) - 1.0)
         self.by_nodes = rings[0].copy()
         rare = rings[0] < _SEEN  # to which t beyond the nodes may add as much
@@ -422,7 +422,7 @@ class ExponentialRace:
     def bound_times(self) -> tuple[float, float]:
         """Bound the relative error of the nodes in t for any one set, and what they leave out.
 
-        The first is (B86), the second the chance of rings beyond the ends, by Chernoff's bound.
+        The first is (B86); the second bounds the probability of rings beyond the ends (Chernoff).
         """
         step, sides = float(self.scale[0, 0]), self._m + 1
         angle = math.atan(2.0 * math.pi / (step * sides))  # where (B86) is least
@@ -738,8 +738,8 @@ def log_growth(age: float) -> float:
 
 
 @njit
-def chances(log_odds: float) -> tuple[float, float]:
-    """Return the chances, by its log odds, that a clock has rung, and that it has not."""
+def probabilities_of(log_odds: float) -> tuple[float, float]:
+    """Return the probabilities, by its log odds, that a clock has rung, and that it has not."""
     rung = 1.0 / (1.0 + math.exp(-log_odds))
     return rung, math.exp(-log_odds) * rung if log_odds > 0.0 else 1.0 - rung
 
@@ -748,7 +748,7 @@ def chances(log_odds: float) -> tuple[float, float]:
 def _saddle(q: FloatArray, t: float, m: float, log_r: float) -> tuple[float, float, float]:
     """Return log r of the circle at `t`, a bound of the log density of the next ring, and a step.
 
-    The step in log t follows the law of the number of rings. `log_r` is a guess.
+    The step in log t follows the distribution of the number of rings. `log_r` is a guess.
     """
     low, high, variance, hazard, slope, free = -1e300, 1e300, 0.0, 0.0, 0.0, 0.0
     value = 0.0
@@ -951,7 +951,7 @@ def _circles(
         for j in range(len(q)):
             age = q[j] * t[k]
             log_odds = centre + log_growth(age) - decay[j]
-            share[j], silent[j] = chances(log_odds)
+            share[j], silent[j] = probabilities_of(log_odds)
             variance += share[j] * silent[j]
             if log_odds > 0.0:  # log (silent + r rung), silent = exp(-age)
                 height += centre + math.log(-math.expm1(-age)) - decay[j]
@@ -1052,7 +1052,7 @@ def _heavy_rings(
         while points < _POINTS and x[points] * x[points] + y[points] * y[points] > 0.5:
             points += 1
         for j in range(len(q)):
-            p, silent = chances(log_r[k] + log_growth(q[j] * t[k]) - decay[j])
+            p, silent = probabilities_of(log_r[k] + log_growth(q[j] * t[k]) - decay[j])
             total = 0.0
             for s in range(points):
                 u, v = silent + p * x[s], p * y[s]
