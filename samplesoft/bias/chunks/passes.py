@@ -307,7 +307,7 @@ class _Moments(_Sums):
             for moments, ratios in zip(self.moments, self.known.both_ratios, strict=True)
         ]
         if len(atoms) > 1:
-            unscale_pairs(draws, atoms[1])
+            atoms[1] = unscale_pairs(draws, atoms[1])
         return self.known._replace(atoms=atoms), None
 
 

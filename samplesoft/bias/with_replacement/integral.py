@@ -265,9 +265,9 @@ def _excess(log_r_label: float) -> float:
 
 
 def unscale_pairs(draws: Draws, atoms: Atoms) -> Atoms:
-    """Return atoms of pairs whose draws times their ratios are e_j again."""
-    atoms.points.log_r[:] -= _excess(draws.log_r_label)
-    return atoms
+    """Undo the scaling of `pair_with_label`, so that draw probability times ratio is e_j again."""
+    log_r = atoms.points.log_r - _excess(draws.log_r_label)
+    return replace(atoms, points=atoms.points._replace(log_r=log_r))
 
 
 def pair_with_label(draws: Draws, ratios: Ratios) -> tuple[Draws, Ratios]:
