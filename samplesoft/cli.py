@@ -41,9 +41,13 @@ def _run(argv: Sequence[str] | None) -> int:
         options = build_parser(arguments).parse_args(arguments)
     except SystemExit as exit_:  # argparse has printed the reason
         return int(exit_.code or 0)
+    # of the imports of commands, and not of the program: to load Numba takes a second
+    from samplesoft._jit import told_of_compiling
+
     try:
         check_files(options)
-        return int(options.run(options))
+        with told_of_compiling(True):
+            return int(options.run(options))
     # training that diverged is a result, and no wrong input
     except FloatingPointError as error:
         _complain(f"samplesoft {options.command}: failed: {error}")

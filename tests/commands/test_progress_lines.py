@@ -11,12 +11,15 @@ import numpy as np
 import pytest
 from retrieval_files import small_run
 
+from samplesoft._jit import COMPILES
 from samplesoft.training import read_checkpoint, read_log
 
 pytestmark = pytest.mark.slow
 SAMPLESOFT = [sys.executable, "-m", "samplesoft"]
 TIME = r"[\d.]+ (s|min)"
-SLOW = rf"(.+: (.+, )?{TIME}(, about {TIME} left)?\n)*"  # on stderr, where a part takes seconds
+COMPILING = "compiling kernels, which later runs find on disk\n"
+# on stderr, where a part takes seconds or a kernel is not on disk
+SLOW = rf"((.+: (.+, )?{TIME}(, about {TIME} left)?\n)|{COMPILING})*"
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +52,19 @@ def test_training_prints_each_epoch(tmp_path):
         assert re.search(rf", precision@1 [\d.]+, {TIME}{left}$", line)
     assert lines[4] == ""
     assert lines[5].startswith("epoch  train loss")
+
+
+@pytest.mark.skipif(not COMPILES, reason="nothing is compiled")
+@pytest.mark.parametrize("command", ["train", "verify"])
+def test_commands_say_once_that_kernels_are_compiled(command, tmp_path, logits):
+    args = small_run(tmp_path) if command == "train" else logits
+    args = [*args, "--out", str(tmp_path / "run"), "--epochs", "1"] if command == "train" else args
+    without_kernels = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "kernels")}
+    done = subprocess.run(
+        [*SAMPLESOFT, *args], capture_output=True, text=True, check=True, env=without_kernels
+    )
+    assert done.stderr.count(COMPILING) == 1
+    assert re.fullmatch(SLOW, done.stderr)
 
 
 KILL = """
