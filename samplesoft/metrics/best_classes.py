@@ -275,8 +275,8 @@ def _keep_best(
             for j in range(count):
                 if not (norms[j] < np.inf):  # so that NaN is refused too
                     return start + j
+                norms[j] = 1.0
             vectors = unit
-            norms[:count] = 1.0
         for low in range(begin, stop, task.height):
             contexts = task.z[low : min(low + task.height, stop)]
             if len(contexts) <= _FEW_CONTEXTS:
@@ -299,10 +299,13 @@ def _keep_best(
             for i in range(len(contexts)):
                 b = low + i
                 of_context = buffer[i * stride : i * stride + count]
+                # loops, because arithmetic of whole arrays takes ten times as long to compile
                 if len(task.offsets) > 0:
-                    of_context += task.offsets[start : start + count]
+                    for j in range(count):
+                        of_context[j] += task.offsets[start + j]
                 if task.absolute:
-                    np.abs(of_context, of_context)
+                    for j in range(count):
+                        of_context[j] = abs(of_context[j])
                 if _some_above(of_context, best[b, 0]):
                     _let_in(task, b, start, of_context, best[b], ids[b])
     return -1
