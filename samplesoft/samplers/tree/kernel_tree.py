@@ -36,9 +36,9 @@ from samplesoft.samplers.tree.leaf import (
     SOFTMAX,
     Classes,
     LeafRows,
-    Room,
+    Workspace,
+    draw_in_leaves,
     exclude_classes,
-    finish,
     probs_in_leaves,
 )
 from samplesoft.samplers.tree.sums import TreeSums, sum_changes, sum_runs
@@ -57,12 +57,12 @@ from samplesoft.samplers.tree.walk import (
 from samplesoft.samplers.visits import visits_of
 
 UPDATES_OF_A_CLASS = 16  # after which its leaf is summed anew
-_BLOCK = 1 << 24  # numbers in the features held at a time while building
-_UPDATES = 256  # classes whose changes are computed together
-_KERNEL_PART = 64  # examples that share the features of the leaves which they visit
-_PATHS = 1 << 21  # through the tree that are held at a time
-_VISIT = 1000  # cost of a visit beside its inner product, in multiplications
-_WORTH_A_THREAD = 3 << 20  # multiplications below which threads cost more than they save
+_BLOCK_NUMBERS = 1 << 24  # numbers in the features held at a time while building
+_UPDATES_TOGETHER = 256  # classes whose changes are computed together
+_KERNEL_EXAMPLES = 64  # examples that share the features of the leaves which they visit
+_MOST_PATHS = 1 << 21  # through the tree that are held at a time
+_VISIT_COST = 1000  # cost of a visit beside its inner product, in multiplications
+_THREAD_COST = 3 << 20  # multiplications below which threads cost more than they save
 
 SMALLEST_FLOOR = 1e-150  # so that the ratio of two masses is a number above 0
 
@@ -285,13 +285,13 @@ class KernelTree(Sampler):
         # on the processor, whose numbers these are: some microseconds for a batch
         uniforms = uniform_block(key, h.shape[0], m)
         ids: IntArray = self._arrays.empty(uniforms.shape, np.int64)
-        return Draw(ids, self._followed(h, exclude, ids, uniforms))
+        return Draw(ids, self._descend(h, exclude, ids, uniforms))
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
         # of a type that can be written, which the same kernel draws into
-        return self._followed(h, exclude, self._arrays.copied(ids))
+        return self._descend(h, exclude, self._arrays.copied(ids))
 
-    def _followed(
+    def _descend(
         self, h: Rows, exclude: IntArray, ids: IntArray, uniforms: FloatArray | None = None
     ) -> FloatArray:
         """Return log-probabilities of `ids` (B, k), which uniforms draw where they are given."""
@@ -305,20 +305,20 @@ class KernelTree(Sampler):
             # sorted, so that neighbours have much of their paths in common
             order = np.argsort(sorted_by[part], axis=1)
             ranked = sorted_by[part][np.arange(len(order))[:, None], order]
-            room = self._room(order.size)
+            workspace = self._workspace(order.size)
             # the order of the passes, and why: see `walk`
-            contexts = self._contexts(h[part], phi[part], exclude[part], room)
+            contexts = self._contexts(h[part], phi[part], exclude[part], workspace)
             if is_drawn:
-                paths = self._walked(contexts, np.zeros_like(order), ranked)
+                paths = self._walk_down(contexts, np.zeros_like(order), ranked)
             else:
-                paths = self._walked(contexts, ranked // self._rules.leaf_size)
+                paths = self._walk_down(contexts, ranked // self._rules.leaf_size)
             leaves = to_host(paths.leaves).reshape(order.shape)
             # in the order of the leaves, whose rows then come into the cache once
             visits = arrays.placed(visits_of(leaves, 0, self._num_leaves))
             classes = Classes(ids=ids[part], log_q=log_q[part], order=arrays.placed(order))
             for visited in self._leaf_rows(h[part], phi[part], leaves):
                 arrays.run(
-                    finish,
+                    draw_in_leaves,
                     visits.shape[0],
                     self._rules,
                     contexts,
@@ -327,7 +327,7 @@ class KernelTree(Sampler):
                     is_drawn,
                     paths,
                     classes,
-                    room,
+                    workspace,
                 )
 
         if ids.size:
@@ -341,19 +341,19 @@ class KernelTree(Sampler):
         num_leaves = self._num_leaves
         log_reach = np.empty((h.shape[0], num_leaves))
         probs: FloatArray = arrays.empty((h.shape[0], self._rules.num_classes), np.float64)
-        contexts = self._contexts(h, phi, exclude, self._room(h.shape[0]))
+        contexts = self._contexts(h, phi, exclude, self._workspace(h.shape[0]))
 
         def reach(part: slice) -> None:
             leaves = np.tile(np.arange(num_leaves), (part.stop - part.start, 1))
             some = Contexts._make(each[part] for each in contexts)
-            paths = self._walked(some, leaves)
+            paths = self._walk_down(some, leaves)
             log_reach[part] = to_host(paths.log_reach).reshape(leaves.shape)
 
         def fill(part: slice) -> None:
             leaves = np.arange(part.start, part.stop)[None]
             num = h.shape[0] * leaves.size
             visited = next(self._leaf_rows(h, phi, leaves))  # all come with one part
-            room = self._room(num)
+            workspace = self._workspace(num)
             arrays.run(
                 probs_in_leaves,
                 num,
@@ -362,7 +362,7 @@ class KernelTree(Sampler):
                 visited,
                 part.start,
                 reached,
-                room,
+                workspace,
                 probs,
             )
 
@@ -376,7 +376,7 @@ class KernelTree(Sampler):
         """Return the logarithms (B,) of the mass at the root, clipped as in all nodes."""
         phi = to_host(self._features(h))
         rules = self._rules
-        contexts = self._contexts(h, phi, exclude, self._room(h.shape[0]))
+        contexts = self._contexts(h, phi, exclude, self._workspace(h.shape[0]))
         mass = phi.astype(np.float64) @ to_host(self._sums.nodes[0])
         least = rules.floor * rules.num_classes
         clipped = np.where(mass > least, np.minimum(mass, 1e150), least)  # NaN too
@@ -396,7 +396,7 @@ class KernelTree(Sampler):
         change = arrays.empty((len(leaves), self.feature_dim), rows.dtype)
         sizes = np.empty(len(ids), rows.dtype)
         # leaves are never cut: a part ends with its last leaf, and so may be larger by one
-        at_a_time = min(_UPDATES, _BLOCK // (2 * self.feature_dim) - leaf_size + 1)
+        at_a_time = min(_UPDATES_TOGETHER, _BLOCK_NUMBERS // (2 * self.feature_dim) - leaf_size + 1)
         edges = np.searchsorted(starts, np.arange(0, len(ids), max(1, at_a_time)))
         parts = list(pairwise(np.unique([*edges, len(leaves)])))
         totals = np.zeros((len(parts), self.feature_dim))
@@ -419,7 +419,7 @@ class KernelTree(Sampler):
         arrays.each(read, range(len(parts)))
         # in the order of the parts, so that the total does not depend on threads
         add = self._sums.prepare(leaves, change, totals.sum(axis=0))
-        if self._outgrown(ids, sizes) and self._fit_again():
+        if self._precision_lost(ids, sizes) and self._fit_again():
             return self._prepare_rebuild(ids, rows)
         # errors are those of the tree before this update; sums of changes commute
         renew = self._prepare_renewal(len(ids))
@@ -448,7 +448,7 @@ class KernelTree(Sampler):
 
         return commit
 
-    def _outgrown(self, ids: IntArray, sizes: Rows) -> bool:
+    def _precision_lost(self, ids: IntArray, sizes: Rows) -> bool:
         """Return whether the largest features so far have cost those of now half their digits.
 
         Sums are rounded in proportion to the largest numbers that they have held, and keep those
@@ -509,10 +509,10 @@ class KernelTree(Sampler):
             starts = placed(np.where(here, (slots - part.start) * size, -1))
             yield LeafRows(phi, self._features_in(visited[part]), starts)
 
-    def _contexts(self, h: Rows, phi: Rows, exclude: IntArray, room: Room) -> Contexts:
+    def _contexts(self, h: Rows, phi: Rows, exclude: IntArray, workspace: Workspace) -> Contexts:
         """Return contexts with the classes (B,) that they exclude, and what remains without.
 
-        `room` is for as many workers as there are contexts, or more.
+        `workspace` is for as many workers as there are contexts, or more.
         """
         arrays = self._arrays
         rules = self._rules
@@ -533,10 +533,10 @@ class KernelTree(Sampler):
             arrays.run(descend_to_excluded, batch, self._tree, contexts, products, masses)
             leaves = np.maximum(excluded, 0)[:, None] // rules.leaf_size
             for visited in self._leaf_rows(h, phi, leaves):
-                arrays.run(exclude_classes, batch, self._tree, contexts, visited, room)
+                arrays.run(exclude_classes, batch, self._tree, contexts, visited, workspace)
         return contexts
 
-    def _walked(self, contexts: Contexts, leaves: IntArray, uniforms: Any = None) -> Paths:
+    def _walk_down(self, contexts: Contexts, leaves: IntArray, uniforms: Any = None) -> Paths:
         """Return sorted paths (B k,) at their leaves, to which uniforms lead where they are given.
 
         Without uniforms (B, k) they go to `leaves` (B, k).
@@ -580,22 +580,24 @@ class KernelTree(Sampler):
         depend on threads, nor do those parts.
         """
         visits = batch * num_leaves * self._num_leaves.bit_length()
-        parts = num_threads() if visits * (self.feature_dim + _VISIT) > _WORTH_A_THREAD else 1
-        size = min(-(-batch // parts), max(1, _PATHS // num_leaves))
+        parts = num_threads() if visits * (self.feature_dim + _VISIT_COST) > _THREAD_COST else 1
+        size = min(-(-batch // parts), max(1, _MOST_PATHS // num_leaves))
         levels = top(self._num_leaves) + 1
         numbers = self.feature_dim + 2 * num_leaves * (self.leaf_size + 2 * levels)
-        return self._arrays.split(batch, size if self._weighs_vectors else _KERNEL_PART, numbers)
+        return self._arrays.split(
+            batch, size if self._weighs_vectors else _KERNEL_EXAMPLES, numbers
+        )
 
     def _leaf_chunks(self, num: int, batch: int = 0) -> list[slice]:
-        """Return parts of `num` leaves whose features, and room for a batch, are held at a time."""
+        """Return parts of `num` leaves, whose features are held at a time with those of a batch."""
         numbers = max(self.feature_dim, self._arrays.workers(2 * batch))
-        return chunks(num, max(1, _BLOCK // (self._rules.leaf_size * numbers)))
+        return chunks(num, max(1, _BLOCK_NUMBERS // (self._rules.leaf_size * numbers)))
 
-    def _room(self, num: int) -> Room:
-        """Return room for the workers that weigh the classes of `num` leaves."""
+    def _workspace(self, num: int) -> Workspace:
+        """Return a workspace for the workers that weigh the classes of `num` leaves."""
         arrays = self._arrays
         shape = arrays.workers(num), whole_eights(self._rules.leaf_size)
-        return Room(arrays.empty(shape, np.float64), arrays.empty(shape, np.float64))
+        return Workspace(arrays.empty(shape, np.float64), arrays.empty(shape, np.float64))
 
     def _sum_leaves(self, features: Rows, out: Rows) -> None:
         """Write the sums (k, F) of the features of k leaves, one leaf after another."""
@@ -608,5 +610,5 @@ def predicted_bytes(
 ) -> int:
     """Return the bytes that the tree and its building take."""
     sums = -(-num_classes // leaf_size) * feature_dim
-    block = min(num_classes * feature_dim, max(_BLOCK, leaf_size * feature_dim))
+    block = min(num_classes * feature_dim, max(_BLOCK_NUMBERS, leaf_size * feature_dim))
     return (sums + num_classes * dim + 2 * block) * itemsize

@@ -36,7 +36,8 @@ KERNEL = 0
 SOFTMAX = 1
 QUADRATIC = 2
 LEAVES = {"kernel": KERNEL, "softmax": SOFTMAX, "quadratic": QUADRATIC}
-_LARGEST = 1e300  # of a logit: what has overflowed is as likely as this, and no difference is NaN
+# A logit that has overflowed counts as this one, so that no difference of logits is NaN.
+_LARGEST_LOGIT = 1e300
 
 
 class LeafRows(NamedTuple):
@@ -55,8 +56,8 @@ class Classes(NamedTuple):
     order: IntArray  # the places here of paths, which are sorted
 
 
-class Room(NamedTuple):
-    """Where the classes of a leaf are weighed, a row (leaf_size,) of each for every worker."""
+class Workspace(NamedTuple):
+    """Arrays in which classes of a leaf are weighed, with a row (leaf_size,) for each worker."""
 
     products: FloatArray
     weights: FloatArray
@@ -68,7 +69,7 @@ def log_weight(product: float, rules: TreeRules) -> float:
     if rules.kind == SOFTMAX:
         logit = rules.scale * product
         # a comparison with NaN is false: such a logit is the least there is
-        return min(logit, _LARGEST) if logit > -_LARGEST else -_LARGEST
+        return min(logit, _LARGEST_LOGIT) if logit > -_LARGEST_LOGIT else -_LARGEST_LOGIT
     return math.log(linear_weight(product, rules))
 
 
@@ -82,28 +83,34 @@ def linear_weight(product: float, rules: TreeRules) -> float:
 
 
 @njit
-def classes_in(leaf: int, rules: TreeRules) -> int:
+def num_classes_in(leaf: int, rules: TreeRules) -> int:
     """Return how many classes a leaf holds."""
     return min(rules.leaf_size, rules.num_classes - leaf * rules.leaf_size)
 
 
 @njit
-def place_in(leaf: int, excluded: int, rules: TreeRules) -> int:
+def index_in_leaf(leaf: int, excluded: int, rules: TreeRules) -> int:
     """Return the place of the excluded class in a leaf, or -1 where it is in another or none."""
     place = excluded - leaf * rules.leaf_size
-    return place if 0 <= place < classes_in(leaf, rules) else -1
+    return place if 0 <= place < num_classes_in(leaf, rules) else -1
 
 
 @njit_inline
 def weigh_leaf(
-    rules: TreeRules, visited: LeafRows, b: int, start: int, size: int, without: int, room: Room
+    rules: TreeRules,
+    visited: LeafRows,
+    b: int,
+    start: int,
+    size: int,
+    without: int,
+    workspace: Workspace,
 ) -> tuple[float, float]:
     """Write inner products of query b and `size` rows from `start` on, and weights up to a factor.
 
-    They go to the worker's row of the room; the class at the place `without` weighs 0. Returns the
-    sum of the weights and the logarithm of the factor that makes them true.
+    They go to the worker's row of the workspace; the class at index `without` weighs 0. The result
+    is the sum of the weights, and the logarithm of the factor that makes them true.
     """
-    products, weights = room
+    products, weights = workspace
     row = worker()
     multiply(visited.rows, start, start + size, visited.queries, b, -1, products, row)
     if rules.kind == SOFTMAX:
@@ -122,7 +129,7 @@ def weigh_leaf(
 
 
 @njit
-def log_share_of_others(total: float, log_excluded: float) -> float:
+def log_prob_not_excluded(total: float, log_excluded: float) -> float:
     """Return the log-probability of all classes but one, from their weight and its log-weight."""
     others = math.log(total)
     # log(total + excluded) by its greater part, so that no exponential overflows, and a class that
@@ -148,7 +155,9 @@ def log_correction(log_remaining: FloatArray, b: int, excluded_place: int) -> fl
 
 
 @njit
-def exclude_classes(tree: Tree, contexts: Contexts, visited: LeafRows, room: Room) -> None:
+def exclude_classes(
+    tree: Tree, contexts: Contexts, visited: LeafRows, workspace: Workspace
+) -> None:
     """Write the probabilities of all classes but the one that each example excludes.
 
     They are built upwards, from the leaf of the class, of positive terms, so that nothing cancels
@@ -165,13 +174,13 @@ def exclude_classes(tree: Tree, contexts: Contexts, visited: LeafRows, room: Roo
             continue
         leaf = excluded // rules.leaf_size
         place = excluded % rules.leaf_size
-        size = classes_in(leaf, rules)
+        size = num_classes_in(leaf, rules)
         # where the class is alone in its leaf nothing remains there
         log_others = -np.inf
         if size > 1:
-            total, shift = weigh_leaf(rules, visited, b, start, size, place, room)
-            log_excluded = log_weight(room.products[worker(), place], rules) - shift
-            log_others = log_share_of_others(total, log_excluded)
+            total, shift = weigh_leaf(rules, visited, b, start, size, place, workspace)
+            log_excluded = log_weight(workspace.products[worker(), place], rules) - shift
+            log_others = log_prob_not_excluded(total, log_excluded)
         log_remaining[b, 0] = log_others
         log_remaining[b, 1] = log_others
         if root == 0:  # whose exponential may be 0
@@ -193,7 +202,7 @@ def exclude_classes(tree: Tree, contexts: Contexts, visited: LeafRows, room: Roo
 
 
 @njit
-def finish(
+def draw_in_leaves(
     rules: TreeRules,
     contexts: Contexts,
     visited: LeafRows,
@@ -201,7 +210,7 @@ def finish(
     is_drawn: bool,
     paths: Paths,
     classes: Classes,
-    room: Room,
+    workspace: Workspace,
 ) -> None:
     """Draw a class in each leaf that was reached, or take a known one; write its log-probability.
 
@@ -225,9 +234,9 @@ def finish(
                     prefetch_row(rows, row)
         row = b * classes.ids.shape[1]
         leaf = paths.leaves[row + start]
-        size = classes_in(leaf, rules)
-        place = place_in(leaf, contexts.excluded[b], rules)
-        total, shift = weigh_leaf(rules, visited, b, here, size, place, room)
+        size = num_classes_in(leaf, rules)
+        place = index_in_leaf(leaf, contexts.excluded[b], rules)
+        total, shift = weigh_leaf(rules, visited, b, here, size, place, workspace)
         # once for all paths of the visit
         log_total = math.log(total)
         correction = log_correction(contexts.log_remaining, b, place)
@@ -236,12 +245,12 @@ def finish(
             i = classes.order[b, k]
             if is_drawn:
                 target = paths.uniforms[row + k] * total
-                c, _ = find(room.weights, worker(), size, target, 0, 0.0)
+                c, _ = find(workspace.weights, worker(), size, target, 0, 0.0)
                 classes.ids[b, i] = leaf * rules.leaf_size + c
             else:
                 c = classes.ids[b, i] - leaf * rules.leaf_size
             # from the logarithm of the weight, for the weight itself may have underflowed
-            log_in_leaf = log_weight(room.products[worker(), c], rules) - shift - log_total
+            log_in_leaf = log_weight(workspace.products[worker(), c], rules) - shift - log_total
             log_q = paths.log_reach[row + k] + correction + log_in_leaf
             classes.log_q[b, i] = log_q if c != place else -np.inf
 
@@ -253,7 +262,7 @@ def probs_in_leaves(
     visited: LeafRows,
     first_leaf: int,
     log_reach: FloatArray,
-    room: Room,
+    workspace: Workspace,
     probs: FloatArray,
 ) -> None:
     """Write probabilities (B, n) of the classes in leaves, reached by `log_reach` (B, L).
@@ -266,16 +275,16 @@ def probs_in_leaves(
         b = i // num
         leaf = first_leaf + i % num
         first = leaf * rules.leaf_size
-        size = classes_in(leaf, rules)
-        place = place_in(leaf, contexts.excluded[b], rules)
+        size = num_classes_in(leaf, rules)
+        place = index_in_leaf(leaf, contexts.excluded[b], rules)
         if size == 1 and place == 0:  # the excluded class alone
             probs[b, first] = 0.0
             continue
         start = visited.starts[0, leaf - first_leaf]
-        total, shift = weigh_leaf(rules, visited, b, start, size, place, room)
+        total, shift = weigh_leaf(rules, visited, b, start, size, place, workspace)
         # what the classes of the leaf have in common
         log_scale = log_reach[b, leaf] + log_correction(contexts.log_remaining, b, place)
         log_scale -= math.log(total)
         for c in range(lane(), size, num_lanes()):
-            log_own = log_weight(room.products[row, c], rules) - shift
+            log_own = log_weight(workspace.products[row, c], rules) - shift
             probs[b, first + c] = math.exp(log_scale + log_own) if c != place else 0.0

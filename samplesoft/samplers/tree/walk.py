@@ -11,7 +11,7 @@ context excludes a class, the passes are, in this order:
 3. `walk` sends draws, and classes whose probability is asked for, down to their leaves. One
    function does both, so that a probability computed later is that of the draw. A draw at a node
    above the excluded class takes the probability of pass 2.
-4. `leaf.finish` chooses a class in each leaf that was reached.
+4. `leaf.draw_in_leaves` chooses a class in each leaf that was reached.
 
 Where nothing is excluded, passes 1 and 2 are left out. Before 1 and before 3, the products with the
 nodes of the upper levels are computed for all contexts: `precompute_top_products`.

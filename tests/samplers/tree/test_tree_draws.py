@@ -124,8 +124,8 @@ def test_draws_are_the_same_at_any_number_of_threads(threads, monkeypatch, dtype
         finish(*arguments)
 
     monkeypatch.setattr(module, "finish", spy)
-    monkeypatch.setattr(module, "_WORTH_A_THREAD", 0)
-    monkeypatch.setattr(module, "_BLOCK", 1 << 16)
+    monkeypatch.setattr(module, "_THREAD_COST", 0)
+    monkeypatch.setattr(module, "_BLOCK_NUMBERS", 1 << 16)
     for count in (1, 2, 5):
         threads(count)
         kernel_tree = KernelTree(rows, lifted if transform else None, leaf_size=3)

@@ -159,7 +159,8 @@ def test_a_failed_update_changes_nothing(name, leaf_size):
 
 
 def test_features_that_are_infinite_change_nothing(monkeypatch):
-    monkeypatch.setattr(module, "_BLOCK", 8)  # so that chunks before the bad one have been through
+    # so that chunks before the bad one have been through
+    monkeypatch.setattr(module, "_BLOCK_NUMBERS", 8)
     rng = np.random.default_rng(2)
     h = np.ones((1, 3))
     for bad in (np.inf, np.nan):
@@ -177,7 +178,7 @@ def test_features_that_are_infinite_change_nothing(monkeypatch):
 
 
 def test_a_transform_that_fails_changes_nothing(monkeypatch):
-    monkeypatch.setattr(module, "_BLOCK", 8)
+    monkeypatch.setattr(module, "_BLOCK_NUMBERS", 8)
 
     def transform(rows):
         if rows.max() > 3.0:
@@ -346,7 +347,7 @@ def work(leaf):
 
 @pytest.mark.parametrize("leaf", LEAVES)
 def test_the_transform_is_asked_for_few_rows_at_a_time(monkeypatch, leaf):
-    monkeypatch.setattr(module, "_BLOCK", 60)  # 12 rows of 5 features
+    monkeypatch.setattr(module, "_BLOCK_NUMBERS", 60)  # 12 rows of 5 features
     largest = {}
     for name, recorder, _ in work(leaf):
         largest[name] = max(largest.get(name, 0), recorder.largest)
@@ -358,7 +359,7 @@ def test_the_transform_is_asked_for_few_rows_at_a_time(monkeypatch, leaf):
 @pytest.mark.parametrize("block", [1, 60, 500])
 def test_results_do_not_depend_on_the_chunks(monkeypatch, block, leaf):
     whole = [result for _, _, result in work(leaf)]
-    monkeypatch.setattr(module, "_BLOCK", block)
+    monkeypatch.setattr(module, "_BLOCK_NUMBERS", block)
     parts = [result for _, _, result in work(leaf)]
     for one, other in zip(whole, parts, strict=True):
         np.testing.assert_array_equal(one, other)
