@@ -33,11 +33,11 @@ Result = TypeVar("Result")
 
 SCHEDULERS = ("threads", "processes")
 _WHERE = "--scheduler must be threads, processes or"
-_SECONDS = 10  # in which an address must answer
-_AHEAD = 4  # tasks handed out ahead, for each worker
-_LEAST_AHEAD = 32  # tasks handed out ahead, in all
-_DEATHS = 3  # in a row, after which a task is given up; Dask has the same number
-_ROOM = 10  # bytes that a task works in, for each byte that it is sent
+_CONNECT_SECONDS = 10  # in which an address must answer
+_TASKS_AHEAD_PER_WORKER = 4  # tasks handed out ahead, for each worker
+_LEAST_TASKS_AHEAD = 32  # tasks handed out ahead, in all
+_MOST_DEATHS = 3  # in a row, after which a task is given up; Dask has the same number
+_BYTES_PER_BYTE_SENT = 10  # bytes that a task works in, for each byte that it is sent
 _PACKAGES = ("numpy", "numba", "scipy", "dask", "distributed", "cloudpickle")
 
 
@@ -95,7 +95,7 @@ def run_tasks(
                 result = call_alone(function, item) if future is None else future.result()
             except BrokenExecutor:
                 deaths += 1
-                if deaths > _DEATHS:
+                if deaths > _MOST_DEATHS:
                     raise
                 # at once all that the pool had: one by one they would keep one worker busy
                 waiting = deque(
@@ -145,7 +145,7 @@ def _window(executor: Executor) -> int:
     client = _client_of(executor)
     of_pool = getattr(executor, "_max_workers", None) or os.cpu_count() or 1
     workers: int = of_pool if client is None else sum(client.nthreads().values())
-    return max(_AHEAD * workers, _LEAST_AHEAD)
+    return max(_TASKS_AHEAD_PER_WORKER * workers, _LEAST_TASKS_AHEAD)
 
 
 def _require_room(function: Any, item: Any, executor: Executor) -> None:
@@ -168,7 +168,7 @@ def _require_room(function: Any, item: Any, executor: Executor) -> None:
         if worker["memory_limit"]:  # 0 for none
             what = f"a task on each thread of `executor`'s worker {address}: its arrays"
             remedy = "start workers with more memory or fewer threads, or take fewer classes"
-            needed = _ROOM * size * worker["nthreads"]
+            needed = _BYTES_PER_BYTE_SENT * size * worker["nthreads"]
             require_bytes(what, needed, remedy, worker["memory_limit"])
 
 
@@ -269,8 +269,9 @@ def connected(address: str, what: str, **options: Any) -> Any:
 
     async def ask() -> None:
         how = distributed.Security().get_connection_args("client")
-        async with asyncio.timeout(_SECONDS):  # for what answers, but not as a scheduler does
-            (await distributed.comm.connect(address, timeout=_SECONDS, **how)).abort()
+        # for what answers, but not as a scheduler does
+        async with asyncio.timeout(_CONNECT_SECONDS):
+            (await distributed.comm.connect(address, timeout=_CONNECT_SECONDS, **how)).abort()
 
     # before there is a client, which would try for longer, and once more when it is closed
     try:
@@ -278,10 +279,10 @@ def connected(address: str, what: str, **options: Any) -> Any:
     except Exception as error:  # of the network, of the address, or of what else answers there
         raise ValueError(
             f"{what} the address of a scheduler of Dask that answers in "
-            f"{_SECONDS} s, such as tcp://10.0.0.1:8786, got {address!r} "
+            f"{_CONNECT_SECONDS} s, such as tcp://10.0.0.1:8786, got {address!r} "
             f"({str(error) or 'silence'})."
         ) from error
-    return distributed.Client(address, timeout=_SECONDS, **options)
+    return distributed.Client(address, timeout=_CONNECT_SECONDS, **options)
 
 
 class Processes(Executor):

@@ -24,7 +24,7 @@ _PAUSES = (0.01, 0.02, 0.05, *[0.1] * 14)
 _BUSY = {errno.EBUSY, errno.ETXTBSY}  # of network file systems
 _BUSY_ON_WINDOWS = {5, 32, 33, 1224}  # denied, shared, locked, mapped into memory
 _LONGEST_NAME = 180  # bytes; file systems take 255, and a draft has some more than its target
-_DAY = 86_400.0  # seconds
+_DAY_SECONDS = 86_400.0  # seconds
 _worked_on: set[str] = set()  # names of drafts of this process
 
 
@@ -186,7 +186,7 @@ def is_left(draft: Path, writer: str) -> bool:
         return False
     if host and host.partition("-")[0] != _host():  # one cannot ask for processes elsewhere
         try:
-            return time.time() - draft.stat().st_mtime > _DAY
+            return time.time() - draft.stat().st_mtime > _DAY_SECONDS
         except OSError:
             return False
     # this process knows its own drafts; others had its number before

@@ -440,12 +440,14 @@ _thread = threading.local()
 _numbers = count()
 _meeting = threading.Lock()
 _pool = _Pool()
-_COMPILING = 60.0  # seconds that a fork waits for another thread that compiles
+_COMPILING_SECONDS = 60.0  # seconds that a fork waits for another thread that compiles
 
 
 def _before_fork() -> None:
     """Wait until no other thread compiles, so that the child has a compiler that it can use."""
-    _thread.holds_compiler = COMPILES and global_compiler_lock._lock.acquire(timeout=_COMPILING)
+    _thread.holds_compiler = COMPILES and global_compiler_lock._lock.acquire(
+        timeout=_COMPILING_SECONDS
+    )
 
 
 def _after_fork_in_parent() -> None:

@@ -49,8 +49,8 @@ if _TRIED[0] <= numba.version_info.short <= _TRIED[1]:
     _own = import_module("samplesoft._kernel_compiler")
     Kernel = _own.Kernel
 
-_CHECKSUM = 32  # bytes at the end of each file
-_FORGOTTEN = 3600.0  # seconds after which a draft has nobody who goes on with it
+_CHECKSUM_BYTES = 32  # bytes at the end of each file
+_FORGOTTEN_SECONDS = 3600.0  # seconds after which a draft has nobody who goes on with it
 # whose functions have no more to say than their names: Numba has code of its own for them
 _KNOWN = {*sys.stdlib_module_names, "llvmlite", "numba", "numpy", "scipy"}
 # settings of Numba on which machine code depends, beside the processor
@@ -204,7 +204,7 @@ class _Files(caching.IndexDataCacheFile):  # type: ignore[misc]
             # another process may be reading: it has the file open, or goes without
             with suppress(OSError):
                 if ".tmp." in path.name:
-                    is_old = time.time() - path.stat().st_mtime > _FORGOTTEN
+                    is_old = time.time() - path.stat().st_mtime > _FORGOTTEN_SECONDS
                 else:
                     is_old = not path.name.startswith(own)
                 if is_old:
@@ -236,8 +236,8 @@ class _Files(caching.IndexDataCacheFile):  # type: ignore[misc]
 
 def _loads(data: bytes) -> Any:
     """Return what was pickled, when it is as it was written."""
-    body = data[:-_CHECKSUM]
-    checksum = data[-_CHECKSUM:]
+    body = data[:-_CHECKSUM_BYTES]
+    checksum = data[-_CHECKSUM_BYTES:]
     if sha256(body).digest() != checksum:
         raise ValueError("a file of the cache is damaged")
     return pickle.loads(body)

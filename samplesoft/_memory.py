@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _ROOT = Path("/")
-_SMALL = 1 << 28  # bytes that are there, without a look
+_SMALL_BYTES = 1 << 28  # bytes that are there, without a look
 
 
 class _Group(NamedTuple):
@@ -165,6 +165,6 @@ def require_bytes(what: str, needed: float, remedy: str, available: float | None
 def require_room(name: str, value: int, size: float) -> None:
     """Raise MemoryError where an argument asks for `size` bytes, and there are not so many."""
     # below, a look into /proc costs more than it saves
-    if size >= _SMALL:
+    if size >= _SMALL_BYTES:
         what = f"`{name}` must leave room in the memory, got {value}: its arrays"
         require_bytes(what, size, "lower it")

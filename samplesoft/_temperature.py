@@ -13,7 +13,7 @@ from samplesoft._validation import as_positive
 
 TAU_OF_UNIT_VECTORS = 10.0  # dot products of unit vectors span [-1, 1], too little for a softmax
 TAU_OF_OTHER_VECTORS = 1.0  # the model has chosen the lengths, and the logits are dot products
-_LEAST = 1e-150  # what has a square in float64
+_LEAST_SIZE = 1e-150  # what has a square in float64
 
 
 def as_tau(value: float | None, unit_vectors: bool) -> float:
@@ -53,15 +53,17 @@ def times_tau(rows: NDArray[Any], tau: float) -> NDArray[Any]:
 
 def require_squares(class_embeddings: NDArray[Any], tau: float) -> None:
     """Raise ValueError where ``tau c``, in whose squares moments are measured, has none."""
-    if not _LEAST <= tau <= 1.0 / _LEAST:
+    if not _LEAST_SIZE <= tau <= 1.0 / _LEAST_SIZE:
         raise ValueError(
-            f"`tau` must lie from {_LEAST:g} to {1.0 / _LEAST:g}, for its square is needed, got "
+            f"`tau` must lie from {_LEAST_SIZE:g} to {1.0 / _LEAST_SIZE:g}, for its square is "
+            "needed, got "
             f"{tau:g}; scale the class vectors."
         )
     largest = tau * float(np.abs(class_embeddings).max())
-    if not (largest == 0.0 or _LEAST <= largest <= 1.0 / _LEAST):
+    if not (largest == 0.0 or _LEAST_SIZE <= largest <= 1.0 / _LEAST_SIZE):
         raise ValueError(
-            f"`class_embeddings` times tau must lie from {_LEAST:g} to {1.0 / _LEAST:g} in size, "
+            f"`class_embeddings` times tau must lie from {_LEAST_SIZE:g} to "
+            f"{1.0 / _LEAST_SIZE:g} in size, "
             f"for their squares are needed, got {largest:g}; scale them."
         )
 

@@ -17,7 +17,7 @@ _INTEGERS = (int, np.integer)
 # Characters of a text that NumPy may pad others to, a kilobyte for each: beside one label of 20,000
 # characters ten thousand short ones would take 800 MB.
 LONGEST_PADDED = 256
-_AT_A_TIME = 1 << 18  # numbers that are looked at
+_NUMBERS_AT_A_TIME = 1 << 18  # numbers that are looked at
 SUM_TOLERANCE = 1e-4  # float32 proposals over many classes sum to one only about this well
 
 
@@ -244,9 +244,9 @@ def require_finite(name: str, array: NDArray[Any], dtype: np.dtype[Any] | None =
 
 def is_finite(array: NDArray[Any]) -> bool:
     """Tell whether all numbers are finite, without an array of as many flags."""
-    if array.size <= _AT_A_TIME:
+    if array.size <= _NUMBERS_AT_A_TIME:
         return bool(np.isfinite(array).all())
-    rows = max(1, _AT_A_TIME // (array.size // len(array)))
+    rows = max(1, _NUMBERS_AT_A_TIME // (array.size // len(array)))
     starts = range(0, len(array), rows)
     return all(np.isfinite(array[start : start + rows]).all() for start in starts)
 

@@ -227,7 +227,7 @@ def test_a_worker_of_dask_that_is_killed_costs_what_it_had(local_cluster, tmp_pa
 
 @pytest.mark.slow
 def test_a_task_that_kills_every_worker_is_given_up(processes, monkeypatch):
-    monkeypatch.setattr(_executors, "_DEATHS", 1)
+    monkeypatch.setattr(_executors, "_MOST_DEATHS", 1)
     with pytest.raises(ChildProcessError, match="short of memory: take fewer"):
         list(run_tasks(kill, range(3), processes))
     assert [*run_tasks(abs, [-1], processes)] == [1]
@@ -384,7 +384,7 @@ def test_addresses_that_are_none(command, capsys):
 @pytest.mark.slow
 def test_addresses_that_do_not_answer(monkeypatch, capsys):
     pytest.importorskip("distributed", reason="needs pip install 'samplesoft[dask]'")
-    monkeypatch.setattr(_executors, "_SECONDS", 0.3)
+    monkeypatch.setattr(_executors, "_CONNECT_SECONDS", 0.3)
     assert main(["verify", "--scheduler", "tcp://127.0.0.1:1"]) == 2
     assert "answers in 0.3 s" in capsys.readouterr().err
 

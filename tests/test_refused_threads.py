@@ -262,7 +262,7 @@ class TestForks:
     def _forks(self, threads, monkeypatch):
         threads(3)
         monkeypatch.setattr("samplesoft._progress._has_lines", lambda: False)
-        monkeypatch.setattr(_jit, "_COMPILING", 0.1, raising=False)
+        monkeypatch.setattr(_jit, "_COMPILING_SECONDS", 0.1, raising=False)
         list(thread_map(abs, range(3)))
 
     @pytest.mark.parametrize("name", locks())
@@ -275,7 +275,7 @@ class TestForks:
     def test_a_fork_waits_for_a_compiler_at_work(self, monkeypatch):
         from numba.core.compiler_lock import global_compiler_lock
 
-        monkeypatch.setattr(_jit, "_COMPILING", 20.0)
+        monkeypatch.setattr(_jit, "_COMPILING_SECONDS", 20.0)
         has = threading.Event()
 
         def compile_something():

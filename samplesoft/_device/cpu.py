@@ -29,8 +29,8 @@ from samplesoft._validation import (
 from samplesoft._validation import writable as writable
 
 _CHUNK_NUMBERS = 1 << 18  # of a chunk for a thread
-_FEATURES = 1 << 20  # that a thread writes at a time: 0.2 ms of work or more
-_STEPS = 1 << 18  # numbers to step below which threads cost more than they save
+_TASK_FEATURES = 1 << 20  # that a thread writes at a time: 0.2 ms of work or more
+_FEW_STEPS = 1 << 18  # numbers to step below which threads cost more than they save
 
 float_rows = as_float_rows
 ids = as_ids
@@ -143,7 +143,7 @@ def step_rows(
 
     `gradients` are (k, d); a table and its states change in place.
     """
-    if gradients.size <= _STEPS:  # as in most steps
+    if gradients.size <= _FEW_STEPS:  # as in most steps
         rows_kernel(ids, gradients, table, states, numbers)
         return
 
@@ -169,7 +169,7 @@ def write_features(
 
     ``of_rows(X, out)`` writes those of some rows; a device asks `of_products` instead.
     """
-    thread_each(lambda part: of_rows(X[part], out[part]), row_chunks(out.shape, _FEATURES))
+    thread_each(lambda part: of_rows(X[part], out[part]), row_chunks(out.shape, _TASK_FEATURES))
 
 
 def split(num: int, size: int, numbers: int) -> list[slice]:

@@ -19,7 +19,7 @@ from samplesoft._files import tried
 from samplesoft._memory import require_bytes
 from samplesoft.data.files import missing
 
-_HEADER = 1 << 14  # bytes; NumPy refuses a header of more than 10,000
+_HEADER_BYTES = 1 << 14  # bytes; NumPy refuses a header of more than 10,000
 _READERS: dict[tuple[int, int], Callable[..., Any]] = {
     (1, 0): npy.read_array_header_1_0,
     (2, 0): npy.read_array_header_2_0,
@@ -94,7 +94,7 @@ def read_array(path: str | Path, stream: BinaryIO) -> NDArray[Any]:
 
 def _size(stream: Any, num_bytes: int) -> int:
     """Return the bytes of the array in a stream of `num_bytes`, whose header must fit."""
-    first = io.BytesIO(stream.read(_HEADER))  # no more, whatever length a header claims
+    first = io.BytesIO(stream.read(_HEADER_BYTES))  # no more, whatever length a header claims
     version = npy.read_magic(first)
     if version not in _READERS:
         raise ValueError(f"its format has version {version}, which plain arrays do not need")

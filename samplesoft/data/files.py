@@ -15,8 +15,8 @@ from samplesoft._validation import as_count
 # A user of a million items of eight digits makes a line of 9 million characters; the longest of
 # the Penn Treebank, Bibtex and Gowalla have 520, 1,765 and 4,309.
 LONGEST_LINE = 1 << 24
-_PIECE = 1 << 20  # characters that are read at a time
-_ASKED = 1 << 24  # characters between two looks at the memory
+_PIECE_CHARACTERS = 1 << 20  # characters that are read at a time
+_CHARACTERS_BETWEEN_LOOKS = 1 << 24  # characters between two looks at the memory
 _MOST_DIGITS = 25
 _OPENED_BY = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma"}  # some Pythons lack one of them
 
@@ -99,9 +99,9 @@ def pieces(path: str | Path, stream: TextIO) -> Iterator[str]:
     """
     first = available_bytes()
     read = 0
-    while piece := stream.readline(_PIECE):
+    while piece := stream.readline(_PIECE_CHARACTERS):
         read += len(piece)
-        if read >= _ASKED:
+        if read >= _CHARACTERS_BETWEEN_LOOKS:
             left = available_bytes()
             read = 0
             if first is not None and left is not None and left < first / 4:

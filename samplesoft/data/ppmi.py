@@ -19,8 +19,8 @@ NORM_QUANTILE = 0.99  # a few very long class vectors would otherwise flatten al
 DENSE_SVD = 512  # classes; below, LAPACK takes milliseconds
 OVERSAMPLING = 32  # with these, twelve iterations fix singular values to three digits and more
 ITERATIONS = 12
-_BLOCKS = 6  # arrays (n, rank) at a time
-_PAIR = 64  # bytes of a pair of words
+_BLOCK_ARRAYS = 6  # arrays (n, rank) at a time
+_PAIR_BYTES = 64  # bytes of a pair of words
 
 
 def examples_from_corpus(
@@ -135,8 +135,10 @@ def ppmi_svd(ids: ArrayLike, num_classes: int, dim: int) -> tuple[FloatArray, Fl
             f"`ids` must be 1-D and hold at least 2 words, got shape {text.shape}; give a longer "
             "text."
         )
-    require_room("num_classes", n, _BLOCKS * 8.0 * n * (rank + OVERSAMPLING))
-    require_bytes("the pairs of words in `ids`", _PAIR * float(len(text)), "give a shorter text")
+    require_room("num_classes", n, _BLOCK_ARRAYS * 8.0 * n * (rank + OVERSAMPLING))
+    require_bytes(
+        "the pairs of words in `ids`", _PAIR_BYTES * float(len(text)), "give a shorter text"
+    )
     matrix = _ppmi(text, n)
     left, values, right = _truncated_svd(matrix, rank)
     root = np.sqrt(values)  # both sides get as much of them [Levy et al., section 3.3]

@@ -26,7 +26,7 @@ from samplesoft.feature_maps.frequencies import (
     random_signs,
 )
 
-_PRODUCTS = 1 << 22  # numbers held beside the result
+_PRODUCTS_AT_A_TIME = 1 << 22  # numbers held beside the result
 
 
 class PositiveRandomFeatures(FeatureMap):
@@ -194,7 +194,7 @@ class RandomMaclaurinFeatures(FeatureMap):
             self._factors.append((size[0], Dense(random_signs(size, generator))))
 
     def _write(self, X: NDArray[Any], out: NDArray[Any]) -> None:
-        for part in row_chunks((len(out), self.num_features), _PRODUCTS):
+        for part in row_chunks((len(out), self.num_features), _PRODUCTS_AT_A_TIME):
             rows = X[part]
             features = out[part]
             products = np.empty_like(features)

@@ -14,7 +14,7 @@ from samplesoft.feature_maps.base import ROW, FeatureMap, shrink
 from samplesoft.feature_maps.frequencies import KINDS, draw_frequencies, generator_of
 from samplesoft.kernels.sincos import TERMS, cos_sin, cos_sin_rows
 
-_ROUNDING = 2.0**-7  # turns by which the rounding of a typical angle may move it
+_ROUNDING_TURNS = 2.0**-7  # turns by which the rounding of a typical angle may move it
 
 
 class RandomFourierFeatures(FeatureMap):
@@ -84,10 +84,10 @@ class RandomFourierFeatures(FeatureMap):
         generator = generator_of(rng, self.num_features, self.dim)
         # angles are kept in turns, w x / (2 pi): taking off whole turns then loses no digits
         turns = self.nu**0.5 / (2.0 * np.pi)
-        # squared norms at which angles of typical size are rounded by more than _ROUNDING; at most
+        # squared norms at which typical angles are rounded by more than _ROUNDING_TURNS; at most
         # 1e300, for a square must be finite
         self._limits = {
-            np.dtype(t): min(_ROUNDING / float(np.finfo(t).eps) / turns, 1e150) ** 2
+            np.dtype(t): min(_ROUNDING_TURNS / float(np.finfo(t).eps) / turns, 1e150) ** 2
             for t in (np.float32, np.float64)
         }
         size = self.dim, self.num_features

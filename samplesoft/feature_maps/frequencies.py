@@ -13,8 +13,8 @@ from samplesoft._memory import require_room
 from samplesoft._random import as_key
 from samplesoft._validation import FloatArray
 
-_COLUMNS = 64  # of a dense matrix, multiplied at a time
-_SMALL = 1 << 18  # multiplications up to which BLAS stays on the calling thread
+_COLUMNS_AT_A_TIME = 64  # of a dense matrix, multiplied at a time
+_SMALL_PRODUCT = 1 << 18  # multiplications up to which BLAS stays on the calling thread
 _LEAST_BLOCK = 64  # shorter rows of a Hadamard product are too far from Gaussian
 _TYPES = [np.dtype(t) for t in (np.float32, np.float64)]
 KINDS = ("iid", "orthogonal", "structured")
@@ -25,8 +25,8 @@ class Dense:
 
     def __init__(self, matrix: FloatArray) -> None:
         num, dim = matrix.shape
-        whole = num - num % _COLUMNS
-        tiles = matrix[:whole].reshape(-1, _COLUMNS, dim).transpose(0, 2, 1)
+        whole = num - num % _COLUMNS_AT_A_TIME
+        tiles = matrix[:whole].reshape(-1, _COLUMNS_AT_A_TIME, dim).transpose(0, 2, 1)
         # a tile of columns stays in the cache while all rows pass it
         with np.errstate(over="ignore"):  # maps refuse rows of float32 then
             self._parts = {
@@ -42,7 +42,7 @@ class Dense:
 
         Those would wait for work in a busy loop, and slow down the threads of this library.
         """
-        rows = max(1, _SMALL // (X.shape[1] * _COLUMNS))
+        rows = max(1, _SMALL_PRODUCT // (X.shape[1] * _COLUMNS_AT_A_TIME))
         whole = len(X) - len(X) % rows
         start = 0
         for tiles in self._parts[X.dtype]:

@@ -134,7 +134,7 @@ def largest_in_rows(rows: Real, largest: Real) -> None:
         largest[i] = max_of_lanes(size)
 
 
-_AHEAD = 4  # rows, so that a row is there when its turn comes
+_ROWS_AHEAD = 4  # rows, so that a row is there when its turn comes
 
 
 # Not `into[:] = row`: the message of its check of lengths takes two seconds to compile.
@@ -166,15 +166,15 @@ def weighted_rows(
         total = out[g]
         total[:] = 0.0
         for k in range(starts[g], starts[g + 1]):
-            if k + _AHEAD < starts[g + 1]:
-                prefetch_row(matrix, rows[k + _AHEAD])
+            if k + _ROWS_AHEAD < starts[g + 1]:
+                prefetch_row(matrix, rows[k + _ROWS_AHEAD])
             row = matrix[rows[k]]
             factor = values[k]
             for i in range(len(total)):
                 total[i] += factor * row[i]
 
 
-_LINE = 64  # bytes
+_LINE_BYTES = 64  # bytes
 CACHE = 1 << 23  # bytes of an array up to which there is nothing to gain
 
 
@@ -217,5 +217,5 @@ def prefetch_row(array: NDArray[Any], row: int) -> None:
 @njit_bare
 def prefetch(array: NDArray[Any], row: int, first: int, last: int) -> None:
     """Ask for some columns of a row of a matrix."""
-    for column in range(first, last, _LINE // array.itemsize):
+    for column in range(first, last, _LINE_BYTES // array.itemsize):
         _prefetch(array, row, column)

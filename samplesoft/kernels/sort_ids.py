@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 from samplesoft._jit import njit, njit_bare
 from samplesoft._validation import IntArray
 
-_BITS = 9  # of a digit that ids are sorted by
-_DIGIT = 1 << _BITS
-_CROWD = 16  # classes for each id up to which counting all of them beats sorting the ids
+_DIGIT_BITS = 9  # of a digit that ids are sorted by
+_DIGIT_VALUES = 1 << _DIGIT_BITS
+_MOST_CLASSES_PER_ID = (
+    16  # classes for each id up to which counting all of them beats sorting the ids
+)
 
 
 @njit
@@ -23,7 +25,7 @@ def equal_runs(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntArray, Int
     the places in `ids` (K,), sorted by id and within a run rising; and where each run starts among
     the latter, (k + 1,).
     """
-    if n <= _CROWD * len(ids):
+    if n <= _MOST_CLASSES_PER_ID * len(ids):
         return _by_counting(ids, n)
     return _by_sorting(ids, n)
 
@@ -75,20 +77,20 @@ def _by_sorting(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntArray, In
     # digit after digit, from the last: places with the same digit keep their order
     order = np.arange(len(ids))
     other = np.empty(len(ids), np.int64)
-    ends = np.empty(_DIGIT + 1, np.int64)
+    ends = np.empty(_DIGIT_VALUES + 1, np.int64)
     shift = 0
     while shift == 0 or (n - 1) >> shift > 0:
         ends[:] = 0
         for i in ids:
-            ends[1 + (i >> shift & _DIGIT - 1)] += 1
-        for d in range(_DIGIT):
+            ends[1 + (i >> shift & _DIGIT_VALUES - 1)] += 1
+        for d in range(_DIGIT_VALUES):
             ends[d + 1] += ends[d]
         for k in range(len(order)):
-            digit = ids[order[k]] >> shift & _DIGIT - 1
+            digit = ids[order[k]] >> shift & _DIGIT_VALUES - 1
             other[ends[digit]] = order[k]
             ends[digit] += 1
         order, other = other, order
-        shift += _BITS
+        shift += _DIGIT_BITS
     unique = np.empty(len(ids), np.int64)
     inverse = np.empty(len(ids), np.int64)
     starts = np.empty(len(ids) + 1, np.int64)

@@ -40,7 +40,7 @@ from samplesoft.metrics.best_classes import check_leave_out
 from samplesoft.samplers.base import Rows
 
 _METRICS = ("recall", "precision", "ndcg", "mrr")
-_NUMBERS = 1 << 22  # probabilities that are made at a time
+_PROBABILITIES_AT_A_TIME = 1 << 22  # probabilities that are made at a time
 # in place of the mass of a negative
 _LEFT_OUT = -1.0
 _RELEVANT = -2.0
@@ -551,7 +551,7 @@ def correct_metric(
     draws, removed = targets._draws(num_sampled, replacement)
     chances = in_small_unit(as_counts("prior", np.ones(size) if prior is None else prior, size))
     chances = chances / chances.sum()
-    parts = row_chunks((size, draws + 1), _NUMBERS)
+    parts = row_chunks((size, draws + 1), _PROBABILITIES_AT_A_TIME)
     if as_choice("method", method, ("bias-variance", "rank")) == "rank":
         values = exact[np.arange(draws + 1) * (size - 1) // draws]
     else:

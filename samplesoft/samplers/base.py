@@ -36,8 +36,8 @@ Rows = NDArray[Any]  # float32 or float64 vectors, one in each row
 Hook = Callable[[Rows, IntArray, IntArray], FloatArray]  # of contexts, classes, excluded classes
 NO_CLASS = -1  # in arrays of classes inside the library: here there is none
 _NONE = np.array([NO_CLASS])
-_LEAST = 32  # contexts of a shared set that are not pooled
-_GROUP = 20  # contexts of a large batch that one stands for, in the mean
+_MOST_UNPOOLED_CONTEXTS = 32  # contexts of a shared set that are not pooled
+_CONTEXTS_PER_GROUP = 20  # contexts of a large batch that one stands for, in the mean
 
 
 @cache
@@ -421,7 +421,7 @@ class Sampler(ABC):
         batch = h.shape[0]
         if self.dim is None:
             return self._arrays.take_rows(h, np.zeros(1, np.int64)), np.ones(1)
-        if batch <= _LEAST:
+        if batch <= _MOST_UNPOOLED_CONTEXTS:
             return h, np.full(batch, 1.0 / batch)
         rows: Rows = to_host(h).astype(np.float64)
         largest = np.abs(rows).max()
@@ -434,7 +434,11 @@ class Sampler(ABC):
         if spread > 0.0:
             apart /= spread
         # a seed of its own, for what is drawn from must not depend on the seed of the draws
-        groups = k_means(apart.astype(np.float32), max(_LEAST, batch // _GROUP), np.uint64(0))
+        groups = k_means(
+            apart.astype(np.float32),
+            max(_MOST_UNPOOLED_CONTEXTS, batch // _CONTEXTS_PER_GROUP),
+            np.uint64(0),
+        )
         order = np.argsort(groups, kind="stable")
         _, starts, counts = np.unique(groups[order], return_index=True, return_counts=True)
         norms = np.sqrt((rows**2).sum(axis=1))

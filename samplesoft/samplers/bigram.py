@@ -27,8 +27,8 @@ from samplesoft._validation import (
 from samplesoft.samplers.base import Draw, Rows, Sampler, as_sampler
 from samplesoft.samplers.frequency import unigram_weights
 
-_DRAWS = 1 << 14  # in one task of a thread
-_WIDEST = 1e100  # ratio of counts: products of two such stay within float64
+_TASK_DRAWS = 1 << 14  # in one task of a thread
+_LARGEST_COUNT_RATIO = 1e100  # ratio of counts: products of two such stay within float64
 
 
 class _Table(NamedTuple):
@@ -129,9 +129,10 @@ class BigramSampler(Sampler):
         self.num_states, n = matrix.shape
         super().__init__(n)
         values = in_small_unit(matrix.data)
-        if values.max() > _WIDEST * values.min():
+        if values.max() > _LARGEST_COUNT_RATIO * values.min():
             raise ValueError(
-                f"`counts` must be at most {_WIDEST:g} times the least above 0, got numbers from "
+                f"`counts` must be at most {_LARGEST_COUNT_RATIO:g} times the least above 0, "
+                "got numbers from "
                 f"{matrix.data.min()} to {matrix.data.max()}; set the smallest to 0."
             )
         matrix.data = values
@@ -282,7 +283,7 @@ class BigramSampler(Sampler):
             _draw(self._table, h[part], exclude[part], uniforms[part], ids[part])
             _write_log_q(self._table, h[part], exclude[part], ids[part], log_q[part])
 
-        thread_each(draw, row_chunks(ids.shape, _DRAWS))
+        thread_each(draw, row_chunks(ids.shape, _TASK_DRAWS))
         return Draw(ids, log_q)
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:

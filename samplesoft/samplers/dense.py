@@ -23,7 +23,7 @@ from samplesoft._validation import (
 )
 from samplesoft.samplers.base import Draw, Rows, Sampler
 
-_WEIGHTS = 1 << 22  # numbers held at a time, beside what `weights` itself needs
+_WEIGHTS_AT_A_TIME = 1 << 22  # numbers held at a time, beside what `weights` itself needs
 
 
 class DenseSampler(Sampler):
@@ -111,7 +111,7 @@ class DenseSampler(Sampler):
         uniforms = uniform_block(key, len(h), m)
         ids = np.empty((len(h), m), np.int64)
         log_q = np.empty((len(h), m))
-        for part in row_chunks((len(h), self.num_classes), _WEIGHTS):
+        for part in row_chunks((len(h), self.num_classes), _WEIGHTS_AT_A_TIME):
             q = self._probs(h[part], exclude[part])
             for row, p in enumerate(q, part.start):
                 ids[row] = invert(p, uniforms[row])
@@ -120,7 +120,7 @@ class DenseSampler(Sampler):
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
         log_q = np.empty(ids.shape)
-        for part in row_chunks((len(h), self.num_classes), _WEIGHTS):
+        for part in row_chunks((len(h), self.num_classes), _WEIGHTS_AT_A_TIME):
             q = self._probs(h[part], exclude[part])
             with np.errstate(divide="ignore"):
                 log_q[part] = np.log(np.take_along_axis(q, ids[part], axis=1))

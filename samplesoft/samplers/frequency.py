@@ -32,11 +32,13 @@ from samplesoft.samplers.static import WeightedSampler
 from samplesoft.samplers.tree.kernel_tree import SMALLEST_FLOOR, KernelTree
 
 _MOST_LABELS = 1 << 62  # that a sampler may follow
-_LONG = 16.0  # mean gaps: chance leaves one open for so long once in exp(16), 9 million, times
+_LONG_GAPS = 16.0  # mean gaps: chance leaves one open for so long once in exp(16), 9 million, times
 _LEAST_COUNT = 5e-324  # that is above 0
-_EXPONENT = 900  # of two: the weight of one observation in a tree at most
-_LONGEST = 1e300  # mean gap of a class before it is observed
-_BLOCK = 1024  # classes of which it is known together when the next open gap has to be looked at
+_LARGEST_EXPONENT = 900  # of two: the weight of one observation in a tree at most
+_LONGEST_GAP = 1e300  # mean gap of a class before it is observed
+_BLOCK_CLASSES = (
+    1024  # classes of which it is known together when the next open gap has to be looked at
+)
 
 
 class LogUniformSampler(WeightedSampler):
@@ -203,7 +205,7 @@ class LearnedUnigramSampler(Sampler):
             )
         # a power of two, so that whole counts stay exact; the power of an observation, which counts
         # 1, must be finite in it, however small the first counts are
-        least = 2.0 ** -min(int(_EXPONENT / self.power), _EXPONENT)
+        least = 2.0 ** -min(int(_LARGEST_EXPONENT / self.power), _LARGEST_EXPONENT)
         self._unit = max(2.0 ** (np.frexp(self._counts.max())[1] - 1), least)
         self._tree = KernelTree(self._weights(self._counts)[:, None], floor=SMALLEST_FLOOR)
 
@@ -327,7 +329,8 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
     array([[0.001, 0.5  , 0.5  ]])
     """
 
-    _due: IntArray  # (blocks, _BLOCK): the time when the open gap of a class may count for more
+    # (blocks, _BLOCK_CLASSES): the time when the open gap of a class may count for more
+    _due: IntArray
     _due_in_block: IntArray  # (blocks,): no later than the first of a block
 
     def __init__(
@@ -347,7 +350,7 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
             self._unit = 0.5  # of the greatest, as before: what is drawn from stays as it is
             self._total = float(self._counts.sum())
         with np.errstate(over="ignore"):
-            gaps = np.minimum(self._total / self._counts, _LONGEST)
+            gaps = np.minimum(self._total / self._counts, _LONGEST_GAP)
         self._gaps: FloatArray = gaps  # means of those that have ended
         self._seen, self._last = np.zeros((2, self.num_classes), np.int64)  # how often, and when
         self._time = 0  # labels so far
@@ -381,7 +384,7 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
         self._due = writable(self._due)
         self._due_in_block = writable(self._due_in_block)
         self._due.reshape(-1)[changed] = due
-        np.minimum.at(self._due_in_block, changed // _BLOCK, due)
+        np.minimum.at(self._due_in_block, changed // _BLOCK_CLASSES, due)
         self._due_in_block[blocks] = self._due[blocks].min(axis=1)
 
     def _missing(self, now: int, observed: IntArray) -> tuple[IntArray, IntArray]:
@@ -392,7 +395,9 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
         # of a block it is known when the first of its classes is due, or that none is before
         blocks = np.flatnonzero(self._due_in_block <= now)
         places, within = np.nonzero(self._due[blocks] <= now)
-        missing = np.setdiff1d(blocks[places] * _BLOCK + within, observed, assume_unique=True)
+        missing = np.setdiff1d(
+            blocks[places] * _BLOCK_CLASSES + within, observed, assume_unique=True
+        )
         return blocks, missing
 
     def _schedule_all(self) -> None:
@@ -400,8 +405,8 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
         means, due = _with_open_gaps(self._gaps, self._seen, self._last, self._time, self.rate)
         # as of a state of an earlier version, in which open gaps do not count
         due[means != self._gaps] = self._time + 1
-        num_blocks = -(-self.num_classes // _BLOCK)
-        self._due = np.full((num_blocks, _BLOCK), _MOST_LABELS)
+        num_blocks = -(-self.num_classes // _BLOCK_CLASSES)
+        self._due = np.full((num_blocks, _BLOCK_CLASSES), _MOST_LABELS)
         self._due.reshape(-1)[: self.num_classes] = due
         self._due_in_block = self._due.min(axis=1)
 
@@ -470,11 +475,11 @@ def _with_open_gaps(
     weight = np.maximum(rate, 1.0 / (seen + 2.0))  # which a gap would have that ended now
     with np.errstate(over="ignore"):  # of a class that is hardly ever expected
         lengths = (now - last) / gaps
-        growth = np.where(lengths > _LONG, 1.0 + weight * (lengths - 1.0), 1.0)
+        growth = np.where(lengths > _LONG_GAPS, 1.0 + weight * (lengths - 1.0), 1.0)
         mantissa, exponent = np.frexp(growth)
         growth = np.ldexp(np.floor(16.0 * mantissa) / 16.0, exponent)
         more = growth + np.ldexp(1.0 / 16.0, exponent)
-        lengths = np.maximum(_LONG, 1.0 + (more - 1.0) / weight)
+        lengths = np.maximum(_LONG_GAPS, 1.0 + (more - 1.0) / weight)
         # a label early, whatever rounding does: there is nothing to change then
         later = np.minimum(last + np.floor(lengths * gaps) - 1.0, float(_MOST_LABELS))
     return gaps * growth, np.maximum(later.astype(np.int64), now + 1)

@@ -33,7 +33,7 @@ from samplesoft.samplers.k_means import k_means, require_distances
 
 Rng = int | np.random.Generator | None
 _S12 = np.uint64(12)
-_TAIL = np.uint64(1 << 63)  # of a stream, a number that no context has
+_TAIL_STREAM = np.uint64(1 << 63)  # of a stream, a number that no context has
 
 
 @dataclass(frozen=True, eq=False)
@@ -330,7 +330,7 @@ class LazyGumbel:
                     f"`tail_bound` must be at least each logit outside the head, got {bound} for "
                     f"context {b}, where one is {seen + shift}; raise it, or leave it out."
                 )
-        tail = np.uint64(mix64(key, _TAIL))
+        tail = np.uint64(mix64(key, _TAIL_STREAM))
         log_z = self._estimate(queries, ids, scores, shifts, k, tail)
         return Draw(drawn, logits - log_z[:, None])
 

@@ -14,9 +14,9 @@ from samplesoft.kernels.rows import squared_distance
 
 Rows = NDArray[Any]  # float32 or float64
 _ROUNDS = 8  # of Lloyd's algorithm
-_SAMPLE = 64  # rows for each center that centers are moved by
-_PART = 4096  # rows in a task of a thread
-_FAR = 16.0  # widths of a coordinate from 0, from where it is moved there
+_ROWS_PER_CENTER = 64  # rows for each center that centers are moved by
+_TASK_ROWS = 4096  # rows in a task of a thread
+_FAR_WIDTHS = 16.0  # widths of a coordinate from 0, from where it is moved there
 
 
 def require_distances(largest: float, dtype: np.dtype[Any]) -> None:
@@ -36,7 +36,7 @@ def k_means(rows: Rows, num: int, key: np.uint64) -> IntArray:
     """
     rows = _near_zero(rows)
     chosen = np.argsort(uniform_block(key, 1, len(rows))[0], kind="stable")
-    sample = rows[chosen[: _SAMPLE * num]]  # more rows hardly move a center
+    sample = rows[chosen[: _ROWS_PER_CENTER * num]]  # more rows hardly move a center
     centers = sample[:num].copy()
     for _ in range(_ROUNDS):
         _move_centers(sample, _nearest(sample, centers), centers)
@@ -50,7 +50,7 @@ def _near_zero(rows: Rows) -> Rows:
     middle = least + (greatest - least) / 2
     # a mean of rows is rounded to their type; nothing else is, for numbers so alike have an exact
     # difference
-    far = np.abs(middle) > _FAR * (greatest - least)
+    far = np.abs(middle) > _FAR_WIDTHS * (greatest - least)
     near: Rows = rows - np.where(far, middle, 0).astype(rows.dtype) if far.any() else rows
     return near
 
@@ -58,7 +58,8 @@ def _near_zero(rows: Rows) -> Rows:
 def _nearest(rows: Rows, centers: Rows) -> IntArray:
     labels = np.empty(len(rows), np.int64)
     thread_each(
-        lambda part: _write_nearest(rows[part], centers, labels[part]), chunks(len(rows), _PART)
+        lambda part: _write_nearest(rows[part], centers, labels[part]),
+        chunks(len(rows), _TASK_ROWS),
     )
     return labels
 

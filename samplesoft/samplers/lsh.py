@@ -28,7 +28,7 @@ Codes = NDArray[np.uint16]
 Places = NDArray[np.int32]
 _MOST_BITS = 16  # of a code
 _LEAST_SHARE = 1e-100  # of which even a class of 10**15 has a probability in float64
-_WORK = 1 << 20  # steps of a task of a thread, or so
+_TASK_STEPS = 1 << 20  # steps of a task of a thread, or so
 
 
 class _Tables(NamedTuple):
@@ -286,7 +286,7 @@ class LSHSampler(Sampler):
             room = np.empty((1, whole_eights(len(directions))), rows.dtype)
             _hash(directions, self.num_bits, rows[part], room, codes[part])
 
-        thread_each(write, row_chunks((len(rows), directions.size), _WORK))
+        thread_each(write, row_chunks((len(rows), directions.size), _TASK_STEPS))
         return codes
 
     def _sorted(self, codes: Codes) -> _Tables:
@@ -316,7 +316,7 @@ class LSHSampler(Sampler):
             _draw(self._tables, own, key, part.start, ids[part])
             _write_log_q(self._tables, own, ids[part], log_q[part])
 
-        thread_each(draw, row_chunks((len(h), m * self.num_tables), _WORK))
+        thread_each(draw, row_chunks((len(h), m * self.num_tables), _TASK_STEPS))
         return Draw(ids, log_q)
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:

@@ -45,8 +45,8 @@ from samplesoft.samplers.metropolis import MetropolisSampler
 from samplesoft.samplers.softmax import SoftmaxSampler
 from samplesoft.samplers.static import UniformSampler
 
-_LOST = 0.1  # nats of a log-likelihood: what ranks in another order cost may be as much
-_LEAST = 1e-300  # a softmax may underflow, and a class without mass has no importance weight
+_LOST_NATS = 0.1  # nats of a log-likelihood: what ranks in another order cost may be as much
+_LEAST_MASS = 1e-300  # a softmax may underflow, and a class without mass has no importance weight
 _WHAT = {
     "class_embeddings": "class vectors (n, d)",
     "counts": "class counts (n,)",
@@ -489,7 +489,7 @@ def warn_of_ranks(sampler: Sampler, counts: FloatArray) -> None:
     # draws. Ranks of few examples are off by chance; but those of other data that agree in the main
     # are better than none.
     lost = float(shares @ (np.log(ranked) - given))
-    if lost > _LOST and float(shares @ given) < -np.log(n):
+    if lost > _LOST_NATS and float(shares @ given) < -np.log(n):
         warnings.warn(
             "the LogUniformSampler takes the number of a class for its rank by frequency, which "
             f"the counts contradict: class {int(np.argmax(counts))} is the most frequent of {n}. "
@@ -581,5 +581,5 @@ def _probabilities(name: str, inputs: SamplerInputs) -> FloatArray:
             f"weights from {values.min()} to {values.max()} with a sum of {totals.min()}; correct "
             "its `weights`."
         )
-    q: FloatArray = np.maximum(values / totals, _LEAST)
+    q: FloatArray = np.maximum(values / totals, _LEAST_MASS)
     return q

@@ -20,9 +20,9 @@ from samplesoft.kernels.weights import exp_weights, find
 from samplesoft.samplers.base import Draw, Rows, Sampler
 
 Real = NDArray[Any]  # float32 or float64
-_CONTEXTS = 32  # rows of one matrix product
-_LOGITS = 1 << 17  # numbers in its result: they stay in the cache while they are summed
-_DRAWS = 1 << 9  # draws in one task of a thread
+_PRODUCT_ROWS = 32  # rows of one matrix product
+_PRODUCT_LOGITS = 1 << 17  # numbers in its result: they stay in the cache while they are summed
+_TASK_DRAWS = 1 << 9  # draws in one task of a thread
 
 
 class _FirstPass(NamedTuple):
@@ -124,7 +124,7 @@ class SoftmaxSampler(Sampler):
             order = np.argsort(ids[part] if u is None else u, axis=1)
             _visit_blocks(first_pass.of(part), u, order, ids[part], log_q[part])
 
-        thread_each(visit, row_chunks(ids.shape, _DRAWS))
+        thread_each(visit, row_chunks(ids.shape, _TASK_DRAWS))
         return log_q
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
@@ -144,11 +144,11 @@ class SoftmaxSampler(Sampler):
         masses = np.empty((len(h), len(self._blocks)))
         shifts = np.zeros(len(h))
         # blocks at a time, for products that stay in the cache until they are summed
-        step = max(1, _LOGITS // (min(len(h), _CONTEXTS) * self.block_size))
+        step = max(1, _PRODUCT_LOGITS // (min(len(h), _PRODUCT_ROWS) * self.block_size))
         parts = [
             (contexts, blocks)
             for blocks in chunks(len(self._blocks), step)
-            for contexts in chunks(len(h), _CONTEXTS)
+            for contexts in chunks(len(h), _PRODUCT_ROWS)
         ]
 
         def add_up(part: tuple[slice, slice]) -> None:

@@ -26,7 +26,7 @@ from samplesoft.samplers.without_replacement import SuccessiveInclusion
 Table = tuple[NDArray[np.uint64], NDArray[np.int32]]  # from build_alias
 _CHUNK_DRAWS = 1 << 16
 _EXACT_RATIO = 1e-300  # below, a ratio of weights loses digits that a difference of logs keeps
-_EMPTY = -1  # a place of a hash set that holds no class
+_EMPTY_SLOT = -1  # a place of a hash set that holds no class
 _ONE = np.uint64(1)
 
 
@@ -332,7 +332,7 @@ def _new_set(size: int) -> IntArray:
     # at most half full: a search then ends after two or three steps
     while places < 2 * size:
         places *= 2
-    return np.full(places, _EMPTY)
+    return np.full(places, _EMPTY_SLOT)
 
 
 @njit
@@ -341,7 +341,7 @@ def _place(members: IntArray, value: np.int64) -> np.int64:
     # of all ones, for the number of places is a power of two
     last = np.int64(len(members) - 1)
     place = np.int64(mix64(np.uint64(value), _ONE)) & last
-    while members[place] != _EMPTY and members[place] != value:
+    while members[place] != _EMPTY_SLOT and members[place] != value:
         place = np.int64(place + 1) & last
     return place
 
@@ -362,7 +362,7 @@ def _distinct_rows(
     for b in range(len(ids)):
         row = np.uint64(mix64(key, np.uint64(first + b)))
         thresholds, alias = tables.others if exclude[b] == tables.top else tables.every
-        members[:] = _EMPTY
+        members[:] = _EMPTY_SLOT
         if exclude[b] >= 0:
             members[_place(members, exclude[b])] = exclude[b]
         taken = 0
@@ -371,7 +371,7 @@ def _distinct_rows(
                 break
             drawn = alias_draw(mix64(row, np.uint64(k)), thresholds, alias)
             place = _place(members, drawn)
-            if members[place] == _EMPTY:
+            if members[place] == _EMPTY_SLOT:
                 members[place] = drawn
                 ids[b, taken] = drawn
                 taken += 1
@@ -385,9 +385,9 @@ def _first_clocks(
     key: np.uint64, log_weights: FloatArray, members: IntArray, ids: IntArray
 ) -> None:
     """Fill `ids` with the classes outside `members` whose clocks ring first, in their order."""
-    kept = [(-math.inf, np.int64(_EMPTY)) for _ in range(len(ids))]  # a heap, the latest first
+    kept = [(-math.inf, np.int64(_EMPTY_SLOT)) for _ in range(len(ids))]  # a heap, the latest first
     for j in range(len(log_weights)):
-        if log_weights[j] > -math.inf and members[_place(members, np.int64(j))] == _EMPTY:
+        if log_weights[j] > -math.inf and members[_place(members, np.int64(j))] == _EMPTY_SLOT:
             # an exponential time of rate w is -log(1 - u) / w; in logs no weight underflows
             log_time = math.log(-math.log1p(-uniform(key, np.uint64(j)))) - log_weights[j]
             if -log_time > kept[0][0]:
@@ -408,7 +408,7 @@ def _uniform_distinct_rows(
     members = _new_set(num)
     for b in range(len(ids)):
         row = np.uint64(mix64(key, np.uint64(first + b)))
-        members[:] = _EMPTY
+        members[:] = _EMPTY_SLOT
         excluded = exclude[b]
         left = n - 1 if excluded >= 0 else n
         for k in range(num):
@@ -416,7 +416,7 @@ def _uniform_distinct_rows(
             bound = left - num + k
             drawn = np.int64(uniform(row, np.uint64(2 * k)) * (bound + 1))
             place = _place(members, drawn)
-            if members[place] != _EMPTY:
+            if members[place] != _EMPTY_SLOT:
                 drawn = np.int64(bound)
                 place = _place(members, drawn)
             members[place] = drawn

@@ -25,14 +25,16 @@ ComplexArray = NDArray[np.complex128]
 
 # At a late time t, 1 - exp(-w t) is steep in log w. But that none of many classes has rung by then
 # is so unlikely that such times add nothing: the two numbers keep a relative error of 1e-11.
-_WIDTH = 0.2  # of a panel in log w
-_CROWD = 32  # a panel of so many classes or more is replaced by its Chebyshev nodes
-_TIMES = np.polynomial.legendre.leggauss(16)
+_PANEL_WIDTH = 0.2  # of a panel in log w
+_CROWD_CLASSES = 32  # a panel of so many classes or more is replaced by its Chebyshev nodes
+_TIME_NODES = np.polynomial.legendre.leggauss(16)
 _TIME_CHUNK = 8
-_POINTS = 56  # of a half circle; at most 54 matter, where the variance of N is 17
+_CIRCLE_POINTS = 56  # of a half circle; at most 54 matter, where the variance of N is 17
 _LOG_TINY = -34.0  # smaller parts are left out
-_STEP = 1.5  # of a panel in log t over the time in which the law changes: 16 nodes suffice
-_FARTHEST = 300.0  # of a saddle point, in log |z|: squares neither underflow nor overflow
+_PANEL_LOG_TIME = (
+    1.5  # of a panel in log t over the time in which the law changes: 16 nodes suffice
+)
+_FARTHEST_LOG_POINT = 300.0  # of a saddle point, in log |z|: squares neither underflow nor overflow
 
 
 class _Atoms(NamedTuple):
@@ -48,8 +50,8 @@ class _Quadrature(NamedTuple):
     start: float  # log t, before which fewer than m clocks have rung
     log_t: FloatArray  # (K,)
     weights: FloatArray  # (K,)
-    z: ComplexArray  # (S, K, _POINTS): circles, for each shift; see `_contours`
-    values: ComplexArray  # (S, K, _POINTS): their terms
+    z: ComplexArray  # (S, K, _CIRCLE_POINTS): circles, for each shift; see `_contours`
+    values: ComplexArray  # (S, K, _CIRCLE_POINTS): their terms
 
 
 class SuccessiveInclusion:
@@ -89,9 +91,9 @@ class SuccessiveInclusion:
         self._atoms = atoms = self._make_atoms()
         edges = _time_panels(atoms, m)
         half = 0.5 * np.diff(edges)[:, None]
-        log_t = (edges[:-1, None] + half * (1.0 + _TIMES[0])).ravel()
+        log_t = (edges[:-1, None] + half * (1.0 + _TIME_NODES[0])).ravel()
         shifts = min(self._spare, 2)  # the second serves examples that exclude a class
-        z = np.zeros((shifts, len(log_t), _POINTS), np.complex128)
+        z = np.zeros((shifts, len(log_t), _CIRCLE_POINTS), np.complex128)
         values = np.zeros_like(z)
 
         def fill_contours(part: slice) -> None:
@@ -99,7 +101,7 @@ class SuccessiveInclusion:
                 _contours(log_t[part], atoms, m, shift, z[shift, part], values[shift, part])
 
         thread_each(fill_contours, chunks(len(log_t), _TIME_CHUNK))
-        weights = (half * _TIMES[1]).ravel()
+        weights = (half * _TIME_NODES[1]).ravel()
         self._quadrature = _Quadrature(float(edges[0]), log_t, weights, z, values)
 
     def of_classes(self, ids: IntArray, exclude: IntArray) -> FloatArray:
@@ -141,9 +143,9 @@ class SuccessiveInclusion:
         log_w = self._log_w
         positive = self._positive
         least = float(np.min(log_w, where=positive, initial=0.0))
-        first = int(np.floor(least / _WIDTH))
-        panel, s = panels.place(log_w, _WIDTH, first, 1 - first)
-        crowded = np.bincount(panel, positive, 1 - first) >= _CROWD
+        first = int(np.floor(least / _PANEL_WIDTH))
+        panel, s = panels.place(log_w, _PANEL_WIDTH, first, 1 - first)
+        crowded = np.bincount(panel, positive, 1 - first) >= _CROWD_CLASSES
         self._shared = positive & crowded[panel]
         self._lone = np.flatnonzero(positive & ~self._shared)
         self._panel = (np.cumsum(crowded) - 1)[panel]
@@ -152,7 +154,7 @@ class SuccessiveInclusion:
         moments = np.zeros((int(crowded.sum()), 1, panels.DEGREE))
         panels.add_moments(*shared, np.ones((1, len(shared[0]))), moments)
         places = first + np.flatnonzero(crowded)[:, None] + panels.node_places()
-        log_rates = np.append((places * _WIDTH).ravel(), log_w[self._lone])
+        log_rates = np.append((places * _PANEL_WIDTH).ravel(), log_w[self._lone])
         # how many classes a node stands for: its Lagrange polynomial summed over them
         counts = (moments[:, 0] @ panels.to_coefficients().T).ravel()
         return _Atoms(log_rates, np.append(counts, np.ones(len(self._lone))))
@@ -211,8 +213,8 @@ def _saddle(log_t: float, atoms: _Atoms, power: float) -> tuple[float, float, fl
     third result is the variance of N in the law tilted by exp(x N).
     """
     log_rates, counts = atoms
-    low = -_FARTHEST
-    high = _FARTHEST
+    low = -_FARTHEST_LOG_POINT
+    high = _FARTHEST_LOG_POINT
     x = 0.0
     variance = 0.0
     while high - low > 1e-6:
@@ -277,9 +279,9 @@ def _time_panels(atoms: _Atoms, m: int) -> FloatArray:
     last = _tail_end(low, last, atoms, m)
     edges = [_tail_end(low, first, atoms, m)]
     while edges[-1] < last:
-        step = _STEP / _pace(edges[-1], atoms)[1]
+        step = _PANEL_LOG_TIME / _pace(edges[-1], atoms)[1]
         # the pace may quicken ahead
-        step = min(step, _STEP / _pace(edges[-1] + step, atoms)[1])
+        step = min(step, _PANEL_LOG_TIME / _pace(edges[-1] + step, atoms)[1])
         edges.append(edges[-1] + step)
     return np.array(edges)
 
@@ -291,9 +293,9 @@ def _contours(
     """Lay a circle for each time and evaluate the generating function of P(N <= m - 1) on it.
 
     Times are `log_t` (K,). Besides the clock of `_first_rings`, so many as `shift` will be left
-    out that have rung. Written are points of the upper half circles, `z` (K, _POINTS), of modulus
-    below 1 where N is more likely above m than below, and their terms, `values` (K, _POINTS),
-    which are 0 from where they no longer matter.
+    out that have rung. Written are the `_CIRCLE_POINTS` points of each upper half circle, `z`
+    (K, P), of modulus below 1 where N is more likely above m than below, and their terms, `values`
+    (K, P), which are 0 from where they no longer matter.
     """
     log_rates, counts = atoms
     for k in range(len(log_t)):
@@ -302,11 +304,11 @@ def _contours(
         # the sum over N has a pole at 1: fewer points do at a distance, at the cost of one digit
         distance = max(abs(x), 2.4 / math.sqrt(variance + 2.0))
         z[k, 0] = math.exp(x)
-        if x < 1.0 - _FARTHEST:  # the chance is nothing
+        if x < 1.0 - _FARTHEST_LOG_POINT:  # the chance is nothing
             continue
         x = math.copysign(distance, x)
         points = int(8.0 * math.sqrt(variance) + 12.0 - _LOG_TINY / distance) | 1  # odd: never -1
-        for i in range(min(points // 2 + 1, _POINTS)):
+        for i in range(min(points // 2 + 1, _CIRCLE_POINTS)):
             angle = 2.0 * math.pi * i / points
             z[k, i] = complex(math.exp(x) * math.cos(angle), math.exp(x) * math.sin(angle))
             # of z^-(m-1) G(z), as logarithms
@@ -327,20 +329,20 @@ def _contours(
 def _left_out(
     log_rate: float, log_t: float, z: ComplexArray, values: ComplexArray, out: ComplexArray
 ) -> int:
-    """Leave out a clock: write its circle and terms into `out` (2, _POINTS), return their number.
+    """Leave out a clock: write its circle and terms into `out` (2, P), and return their number.
 
-    `z` and `values` (S, _POINTS) are those with no shift and, if any, with a shift of 1.
+    `z` and `values` (S, P) are those with no shift and, if any, with a shift of 1.
     """
     _, silent, rung = _clock(log_rate, log_t)
     # has it rung in the law tilted by the circle? where that is a toss-up, either circle serves,
     # but the first may have ended
     shift = 1 if 3.0 * rung * abs(z[0, 0]) > silent else 0
-    for i in range(_POINTS):
+    for i in range(_CIRCLE_POINTS):
         out[0, i] = z[shift, i]
         if values[shift, i] == 0.0:
             return i
         out[1, i] = values[shift, i] / (silent + rung * z[shift, i])
-    return _POINTS
+    return _CIRCLE_POINTS
 
 
 @njit
@@ -353,7 +355,7 @@ def _first_rings(log_rates: FloatArray, excluded: float, quadrature: _Quadrature
     start, log_t, weights, z, values = quadrature
     num = len(log_rates)
     out = np.empty(num)
-    terms = np.empty((2, _POINTS), np.complex128)
+    terms = np.empty((2, _CIRCLE_POINTS), np.complex128)
     silent = np.empty(num)
     rung = np.empty(num)
     density = np.empty(num)

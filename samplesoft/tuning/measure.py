@@ -20,16 +20,16 @@ from samplesoft.samplers.registry import SamplerInputs, make_sampler
 _CALLS = 5  # of which the quickest counts, after one that compiles
 _MOST_CALLS = 20
 _SECONDS_ENOUGH = 0.05  # seconds after which `_CALLS` calls are enough
-_SECONDS = 1.0  # seconds after which one call is enough
+_MOST_SECONDS = 1.0  # seconds after which one call is enough
 _DRAWS = 8  # over which the error of a gradient is averaged
 NUMBERS = 4_000_000  # of logits in the examples of the bias
 # Examples of the bias: at first so many that hard contexts, a tenth of all, are hardly ever missed
 # (0.9^64 = 0.1%), and more where the mean is too near the limit to tell on which side it is.
 LEAST = 4
-_FIRST = 64
+_FIRST_EXAMPLES = 64
 MOST = 256
-_SURE = 2.0  # standard errors
-_RATE = 1e-9  # steps are to cost time and change nothing
+_SURE_STDERRS = 2.0  # standard errors
+_LEARNING_RATE = 1e-9  # steps are to cost time and change nothing
 # Where sampling pays: numbers in class vectors that are copied to time more classes; how many
 # numbers of classes are timed; and logs of their ratios, and slopes, below which noise rules.
 _GROWTH = 8_000_000
@@ -72,7 +72,7 @@ class Setting:
     @property
     def most_bias(self) -> float:
         """What the bias hardly exceeds: the mean and two standard errors."""
-        return self.bias + _SURE * self.bias_stderr
+        return self.bias + _SURE_STDERRS * self.bias_stderr
 
     @property
     def title(self) -> str:
@@ -157,7 +157,7 @@ def _mean_bias(work: Workload, q: FloatArray, m: int, scheme: str) -> tuple[floa
     labels = work.examples[1]
     norms = np.empty(0)
     while True:
-        more = slice(len(norms), min(max(2 * len(norms), _FIRST), len(labels)))
+        more = slice(len(norms), min(max(2 * len(norms), _FIRST_EXAMPLES), len(labels)))
         proposal = q if len(q) == 1 else q[more]
         exact = exact_bias(
             work.logits[more], labels[more], proposal, m, scheme=scheme, executor=work.executor
@@ -165,7 +165,7 @@ def _mean_bias(work: Workload, q: FloatArray, m: int, scheme: str) -> tuple[floa
         norms = np.append(norms, np.abs(exact.bias).sum(axis=1))
         mean = float(norms.mean())
         stderr = float(norms.std(ddof=1) / np.sqrt(len(norms))) if len(norms) > 1 else np.inf
-        clear = work.largest_bias is None or abs(mean - work.largest_bias) > _SURE * stderr
+        clear = work.largest_bias is None or abs(mean - work.largest_bias) > _SURE_STDERRS * stderr
         if clear or len(norms) == len(labels):
             return mean, stderr
 
@@ -176,7 +176,7 @@ def _gradient(layer: SoftmaxLayer, work: Workload, seed: int) -> FloatArray:
 
 
 def _step_seconds(layer: SoftmaxLayer, work: Workload) -> float:
-    optimizer = make_optimizer("adagrad", _RATE)
+    optimizer = make_optimizer("adagrad", _LEARNING_RATE)
 
     def step(seed: int) -> None:
         _, cache = layer.forward(work.h, work.labels, rng=seed)
@@ -228,7 +228,7 @@ def _least_seconds(function: Callable[[int], Any]) -> float:
     times: list[float] = []
     for k in range(_MOST_CALLS + 1):
         spent = sum(times[1:])
-        if spent > _SECONDS_ENOUGH and k > _CALLS or spent > _SECONDS:
+        if spent > _SECONDS_ENOUGH and k > _CALLS or spent > _MOST_SECONDS:
             break
         start = perf_counter()
         function(k)

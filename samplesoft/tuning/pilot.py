@@ -42,9 +42,9 @@ LOSSES_OF_AUTO = ("sampled", "sampled-masked")  # whose bias `tune` measures
 CANDIDATES = ("unigram", "clusters")
 DRAWS = (100, 300, 1000)  # fewer leave more noise than training bears
 LARGEST_BIAS = 0.02  # it grows while a model learns, by more than twice after a pilot
-_LEAST = 100  # steps
-_MOST = 1000  # steps
-_SHARE = 10  # one step of so many of the run
+_LEAST_STEPS = 100  # steps
+_MOST_STEPS = 1000  # steps
+_STEPS_PER_PILOT_STEP = 10  # one step of so many of the run
 
 
 def is_auto(*values: Any) -> bool:
@@ -68,7 +68,7 @@ def check_auto(sampler: Any, loss: str | None) -> None:
 
 def pilot_steps(total: int) -> int:
     """Return how many steps a pilot takes before a run of `total` steps."""
-    return min(total, max(_LEAST, min(total // _SHARE, _MOST)))
+    return min(total, max(_LEAST_STEPS, min(total // _STEPS_PER_PILOT_STEP, _MOST_STEPS)))
 
 
 def choose(

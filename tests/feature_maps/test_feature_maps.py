@@ -415,8 +415,8 @@ def test_neither_chunks_nor_threads_matter(name, threads, monkeypatch):
     X = unit_rows(50, DIM, 0).astype(np.float32)
     phi = make_feature_map(name, DIM, 20, rng=0)
     expected = phi.transform(X)
-    monkeypatch.setattr("samplesoft._device.cpu._FEATURES", 100)
-    monkeypatch.setattr("samplesoft.feature_maps.exponential._PRODUCTS", 100)
+    monkeypatch.setattr("samplesoft._device.cpu._TASK_FEATURES", 100)
+    monkeypatch.setattr("samplesoft.feature_maps.exponential._PRODUCTS_AT_A_TIME", 100)
     results = []
     for count in (1, 3):
         threads(count)

@@ -433,7 +433,7 @@ def test_a_cluster_gives_the_bits_of_this_process(local_cluster):
 
 
 def test_bad_clusters_are_told_before_work_starts(local_cluster, monkeypatch):
-    monkeypatch.setattr("samplesoft._executors._SECONDS", 0.5)
+    monkeypatch.setattr("samplesoft._executors._CONNECT_SECONDS", 0.5)
     with pytest.raises(ValueError, match=r"answers in 0\.5 s, .* got 'tcp://127\.0\.0\.1:9'"):
         sharded("uniform", loss_of(), M, "tcp://127.0.0.1:9")
     with pytest.raises(TypeError, match="`workers` must be Client, got list"):

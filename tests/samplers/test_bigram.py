@@ -121,7 +121,7 @@ def test_one_class_one_state_and_many_threads(sampler, monkeypatch):
     assert not draw.ids.any() and not draw.log_q.any()
     states = np.arange(400) % 4
     at_once = sampler.sample(states, 300, rng=5)
-    monkeypatch.setattr("samplesoft.samplers.bigram._DRAWS", 1000)
+    monkeypatch.setattr("samplesoft.samplers.bigram._TASK_DRAWS", 1000)
     in_parts = sampler.sample(states, 300, rng=5)
     np.testing.assert_array_equal(at_once.ids, in_parts.ids)
     np.testing.assert_array_equal(at_once.log_q, in_parts.log_q)

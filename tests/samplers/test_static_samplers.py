@@ -245,8 +245,9 @@ def test_nodes_in_place_of_many_like_classes_leave_inclusion_as_it_is(monkeypatc
     alone = [-0.1, -0.2, -0.3, -9.0]  # also in the panels beside those of many
     log_weights = np.concatenate([np.linspace(0.0, 0.01, 80), np.linspace(-3.2, -3.0, 40), alone])
     found = []
-    for crowd in (without_replacement._CROWD, 10**9):  # with nodes, and with single classes alone
-        monkeypatch.setattr(without_replacement, "_CROWD", crowd)
+    # with nodes, and with single classes alone
+    for crowd in (without_replacement._CROWD_CLASSES, 10**9):
+        monkeypatch.setattr(without_replacement, "_CROWD_CLASSES", crowd)
         sampler = WeightedSampler(np.exp(log_weights), replace=False)
         found.append([sampler.inclusion_probs(m) for m in (1, 10, 90)])
     np.testing.assert_allclose(found[0], found[1], rtol=1e-10)

@@ -319,7 +319,7 @@ def same(first, second):
 @pytest.mark.parametrize("sampler", ["rff+softmax-leaf", "unigram", "quadratic", "softmax"])
 def test_the_same_seed_gives_the_same_model_at_any_number_of_threads(sampler, threads, monkeypatch):
     monkeypatch.setattr("samplesoft.samplers.static._CHUNK_DRAWS", 50)
-    monkeypatch.setattr("samplesoft.samplers.softmax._DRAWS", 50)
+    monkeypatch.setattr("samplesoft.samplers.softmax._TASK_DRAWS", 50)
     X, y = blobs(centers=30)
     X, models = sparse.csr_array(X), []
     for count in (1, 2, 5):

@@ -190,7 +190,7 @@ def test_what_workers_cannot_do_is_refused(options, words, tmp_path, capsys):
 def test_addresses_that_are_none(kind, where, files, tmp_path, monkeypatch, capsys):
     if where not in _executors.SCHEDULERS:
         pytest.importorskip("distributed", reason="needs pip install 'samplesoft[dask]'")
-    monkeypatch.setattr(_executors, "_SECONDS", 0.3)
+    monkeypatch.setattr(_executors, "_CONNECT_SECONDS", 0.3)
     data = ["--train", str(files / f"{kind}-train.txt"), "--out", str(tmp_path / "run")]
     assert main(["train", kind, *data, "--scheduler", where]) == 2
     error = capsys.readouterr().err

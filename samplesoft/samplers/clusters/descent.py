@@ -28,8 +28,8 @@ from samplesoft.kernels.weights import exp_weights, find
 from samplesoft.samplers.visits import visits_of
 
 Real = NDArray[Any]  # float32 or float64
-_BELOW_ONE = 1.0 - 2.0**-53
-_SMALL = 1e-60  # a product of five shares, as of the deepest cells, stays within float64
+_LARGEST_BELOW_ONE = 1.0 - 2.0**-53
+_LEAST_PRODUCT = 1e-60  # a product of five shares, as of the deepest cells, stays within float64
 
 
 class Cells(NamedTuple):
@@ -249,11 +249,11 @@ def step(
                     target = u[b, k] * total
                     child, below = find(weights, row, num, target, child, below)
                     if not is_leaf:  # stretched over the child, what is left serves the next cell
-                        left = min((target - below) / weights[row, child], _BELOW_ONE)
+                        left = min((target - below) / weights[row, child], _LARGEST_BELOW_ONE)
                 # by the weight that was drawn from, not the logit: q is what happened
                 share = weights[row, child] / total if total > 0.0 else 0.0
                 log_share = 0.0
-                if not share > _SMALL:
+                if not share > _LEAST_PRODUCT:
                     # of the excluded class, alone in its leaf
                     share = 1.0
                     log_share = -np.inf

@@ -13,8 +13,8 @@ from samplesoft._validation import IntArray
 from samplesoft.samplers.base import Rows
 from samplesoft.samplers.k_means import k_means
 
-_LARGEST = 4  # times the mean size of the cells in a cell
-_FEW = 32  # leaves in a cell that needs no cells between
+_LARGEST_SIZE_RATIO = 4  # times the mean size of the cells in a cell
+_FEW_LEAVES = 32  # leaves in a cell that needs no cells between
 
 
 def make_partition(
@@ -57,13 +57,13 @@ def _levels(num_classes: int, leaf_size: int) -> list[Callable[[int], int]]:
     def leaves(size: int) -> int:
         return -(-size // leaf_size)
 
-    if num_classes <= _LARGEST * leaf_size:
+    if num_classes <= _LARGEST_SIZE_RATIO * leaf_size:
         return [lambda size: 1]
     num = leaves(num_classes)
     top = round(6.0 * num_classes ** (1 / 3))
     if num <= top:
         return [leaves]
-    if num <= _FEW * top:
+    if num <= _FEW_LEAVES * top:
         return [lambda size: top, leaves]
     return [lambda size: top, lambda size: round(leaves(size) ** 0.5), leaves]
 
@@ -76,7 +76,7 @@ def _divide(rows: Rows, ids: IntArray, num: int, key: np.uint64) -> list[IntArra
     labels = k_means(rows[ids], num, key)
     order = np.argsort(labels, kind="stable")
     edges = np.flatnonzero(np.diff(labels[order])) + 1
-    largest = _LARGEST * (len(ids) // num)
+    largest = _LARGEST_SIZE_RATIO * (len(ids) // num)
     cells = []
     for cell in np.split(ids[order], edges):
         if len(cell) > largest:  # as of equal vectors

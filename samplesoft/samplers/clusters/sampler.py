@@ -32,12 +32,12 @@ from samplesoft.samplers.clusters.descent import (
 from samplesoft.samplers.clusters.partition import make_partition
 from samplesoft.samplers.k_means import require_distances
 
-_TOP = -1  # the cell over all, and its level
-_DRAWS = 1 << 20  # that are held at a time, by a thread
-_FEWEST = 64  # contexts of a part
-_TOGETHER = 16  # visits, see `step`
-_CELLS = 256  # that a task of a thread sums up, at least
-_TASKS = 16  # or so for a long loop
+_TOP_CELL = -1  # the cell over all, and its level
+_THREAD_DRAWS = 1 << 20  # that are held at a time, by a thread
+_FEWEST_CONTEXTS = 64  # contexts of a part
+_VISITS_TOGETHER = 16  # visits, see `step`
+_TASK_CELLS = 256  # that a task of a thread sums up, at least
+_LOOP_TASKS = 16  # or so for a long loop
 
 
 class ClusterSampler(Sampler):
@@ -259,7 +259,9 @@ class ClusterSampler(Sampler):
 
         # up to the top, level by level; cells of a level come together and rise
         while len(which):
-            arrays.each(sum_up_some, chunks(len(which), max(_CELLS, len(which) // _TASKS)))
+            arrays.each(
+                sum_up_some, chunks(len(which), max(_TASK_CELLS, len(which) // _LOOP_TASKS))
+            )
             above = self._parents[which]  # rising, as the cells are
             which = above[np.append(True, above[1:] > above[:-1])] if above[0] >= 0 else above[:0]
             children = tree.cells
@@ -299,7 +301,7 @@ class ClusterSampler(Sampler):
             )
             paths = Paths(
                 uniforms=placed(u),
-                at=placed(np.full_like(order, _TOP)),
+                at=placed(np.full_like(order, _TOP_CELL)),
                 shares=placed(np.ones(order.shape)),
                 log_q=placed(np.zeros(order.shape)),
             )
@@ -313,7 +315,7 @@ class ClusterSampler(Sampler):
 
         batch, k = shape
         # those that meet in a leaf share the reading of it: as few parts as there are threads
-        size = max(1, min(_DRAWS // k, max(_FEWEST, -(-batch // num_threads()))))
+        size = max(1, min(_THREAD_DRAWS // k, max(_FEWEST_CONTEXTS, -(-batch // num_threads()))))
         self._arrays.each(follow, self._arrays.split(batch, size, 2 * k * self._width))
         return drawn, placed(log_q)
 
@@ -419,7 +421,7 @@ class ClusterSampler(Sampler):
     def _descend(self, contexts: Contexts, known: IntArray, paths: Paths) -> None:
         """Take paths from the top to classes."""
         if self.device == "cpu":
-            walk(self._tree, contexts, known, paths, self._room(_TOGETHER))
+            walk(self._tree, contexts, known, paths, self._room(_VISITS_TOGETHER))
             return
         # each path is a visit of its own, and has a warp
         b, k = np.indices(paths.at.shape).reshape(2, -1)
@@ -446,7 +448,7 @@ class ClusterSampler(Sampler):
     def _room(self, num: int) -> Room:
         """Return room for the workers that weigh the children of `num` cells, in a row for each."""
         empty = self._arrays.empty
-        num_rows = min(num, _TOGETHER)
+        num_rows = min(num, _VISITS_TOGETHER)
         dtype = self._tree.rows.dtype
         # on a device in float64, whatever the vectors are: weights are only read there
         if self.device != "cpu":
