@@ -337,7 +337,7 @@ import numpy as np
 from scipy import sparse
 import samplesoft.sklearn
 import samplesoft.training.compiled_steps as compiled_steps
-from samplesoft.metrics.best_classes import top_k_classes
+from samplesoft.search import top_k_classes
 from samplesoft.samplers import UnigramSampler
 
 compiled_steps._FEW = 0  # for threads that meet

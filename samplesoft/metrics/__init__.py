@@ -9,7 +9,6 @@ variance, from the `target_ranks` among all; `correct_metric` and `estimate_rank
 the other way.
 """
 
-from samplesoft.metrics.best_classes import top_k_classes
 from samplesoft.metrics.evaluation import Evaluation, evaluate
 from samplesoft.metrics.ranking import propensities, ranking_scores
 from samplesoft.metrics.sampled import (
@@ -21,6 +20,7 @@ from samplesoft.metrics.sampled import (
     sampled_rank_law,
     target_ranks,
 )
+from samplesoft.search import top_k_classes
 
 __all__ = [
     "Evaluation",

@@ -22,8 +22,8 @@ from samplesoft._validation import (
 from samplesoft.losses.base import check_targets
 from samplesoft.losses.full import FullSoftmaxLoss
 from samplesoft.losses.vectors import check_class_embeddings, unit_rows
-from samplesoft.metrics.best_classes import check_k, top_k_classes
 from samplesoft.samplers.base import Rows
+from samplesoft.search import check_k, top_k_classes
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,8 @@ from samplesoft._validation import (
     require_instance,
     shown,
 )
-from samplesoft.metrics.best_classes import check_leave_out
 from samplesoft.samplers.base import Rows
+from samplesoft.search import check_leave_out
 
 _METRICS = ("recall", "precision", "ndcg", "mrr")
 _PROBABILITIES_AT_A_TIME = 1 << 22  # probabilities that are made at a time

@@ -29,9 +29,9 @@ from samplesoft._validation import (
 from samplesoft.kernels.products import product
 from samplesoft.losses.base import Cache, checked_weights
 from samplesoft.losses.full import FullSoftmaxLoss
-from samplesoft.metrics.best_classes import check_k
 from samplesoft.models.linear import Gradient, as_float_dtype, uniform_weights
 from samplesoft.samplers.base import Rows
+from samplesoft.search import check_k
 
 _PLACES = 32  # that cutoffs are chosen from
 

@@ -17,10 +17,10 @@ from samplesoft.kernels.sort_ids import count_below
 from samplesoft.kernels.weights import exp_weights
 from samplesoft.losses.hierarchical import ClassTree, HierarchicalLoss, Room, room_of
 from samplesoft.losses.vectors import require_finite_rows
-from samplesoft.metrics.best_classes import check_k, check_leave_out
 from samplesoft.metrics.evaluation import Evaluation, evaluation_of, labels_in_places
 from samplesoft.models.softmax_layer import SoftmaxLayer
 from samplesoft.samplers.base import Rows
+from samplesoft.search import check_k, check_leave_out
 
 _NUMBERS = 1 << 22  # log-probabilities at a time
 

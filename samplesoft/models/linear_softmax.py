@@ -32,7 +32,6 @@ from samplesoft.losses.hierarchical import two_level_tree
 from samplesoft.losses.logistic import FullLogisticLoss
 from samplesoft.losses.registry import LOSSES, make_loss
 from samplesoft.losses.vectors import unit_rows
-from samplesoft.metrics.best_classes import check_k, check_leave_out, top_k_classes
 from samplesoft.models.feature_layer import FeatureLayer, with_intercept
 from samplesoft.models.hierarchical import HierarchicalSoftmax
 from samplesoft.models.linear import (
@@ -50,6 +49,7 @@ from samplesoft.models.softmax_layer import SoftmaxLayer
 from samplesoft.models.softmax_settings import SoftmaxSettings
 from samplesoft.samplers.base import Rows
 from samplesoft.samplers.registry import SAMPLERS
+from samplesoft.search import check_k, check_leave_out, top_k_classes
 
 _ENTRIES = 1 << 17  # counted at a time
 _SCORES = 1 << 24  # scores at a time, where all classes are scored

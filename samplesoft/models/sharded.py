@@ -43,13 +43,13 @@ from samplesoft.losses.candidates import score_candidates, score_gradients
 from samplesoft.losses.full import FullSoftmaxLoss, LabelPlaces
 from samplesoft.losses.sampled import SampledLoss
 from samplesoft.losses.vectors import unit_rows
-from samplesoft.metrics.best_classes import best_classes, top_k_classes
 from samplesoft.models.optimizers import Optimizer
 from samplesoft.models.softmax_layer import SoftmaxLayer
 from samplesoft.samplers.base import NO_CLASS, Draw, Rows, Sampler
 from samplesoft.samplers.frequency import unigram_weights
 from samplesoft.samplers.registry import SAMPLERS, SamplerInputs, make_sampler
 from samplesoft.samplers.static import UniformSampler, WeightedSampler
+from samplesoft.search import best_classes, top_k_classes
 
 # those whose masses say how often each shard is drawn from
 _TREES = "rff", "rff:orthogonal", "rff:structured", "rff+softmax-leaf", "positive", "quadratic"

@@ -25,10 +25,10 @@ from samplesoft._validation import (
     writable,
 )
 from samplesoft.losses.base import SparseRows, checked_weights
-from samplesoft.metrics.best_classes import check_k, top_k_classes
 from samplesoft.metrics.evaluation import Evaluation, evaluation_of, labels_in_places
 from samplesoft.models.linear import as_float_dtype, uniform_weights
 from samplesoft.samplers.base import Rows
+from samplesoft.search import check_k, top_k_classes
 
 _NUMBERS = 1 << 20  # of class vectors, or of scores, that are computed at a time
 

@@ -15,7 +15,6 @@ from samplesoft._jit import row_chunks, told_of_compiling
 from samplesoft._memory import require_bytes
 from samplesoft._validation import IntArray, as_array, as_count, as_csr, as_flag, as_ids
 from samplesoft.losses.vectors import unit_rows
-from samplesoft.metrics.best_classes import best_classes, check_leave_out
 from samplesoft.metrics.sampled import TargetRanks, sampled_metrics, target_ranks
 from samplesoft.models.linear import Linear
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings
@@ -26,6 +25,7 @@ from samplesoft.recommend.training import (
     user_vectors,
 )
 from samplesoft.samplers.base import Rows
+from samplesoft.search import best_classes, check_leave_out
 from samplesoft.training.checkpoint import (
     Checkpoint,
     copy_arrays,

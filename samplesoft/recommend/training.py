@@ -24,12 +24,12 @@ from samplesoft._validation import (
 )
 from samplesoft.losses.registry import LOSSES
 from samplesoft.losses.vectors import unit_rows
-from samplesoft.metrics.best_classes import best_classes
 from samplesoft.metrics.ranking import ranking_scores
 from samplesoft.models.linear import Linear, column_counts, sparse_product
 from samplesoft.models.linear_softmax import LinearSoftmax, some_entries
 from samplesoft.models.optimizers import make_optimizer
 from samplesoft.samplers.base import Rows
+from samplesoft.search import best_classes
 from samplesoft.training.callbacks import (
     Average,
     EarlyStop,

@@ -11,8 +11,8 @@ from oracles import naive_losses_full as naive
 from scipy import sparse
 
 from samplesoft.losses import full
-from samplesoft.metrics.best_classes import top_k_classes
 from samplesoft.metrics.evaluation import Evaluation, evaluate
+from samplesoft.search import top_k_classes
 
 MODELS = [
     {},

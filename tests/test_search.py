@@ -10,8 +10,8 @@ from oracles import naive_losses_full as naive
 from oracles import naive_recommend
 from scipy import sparse
 
-from samplesoft.metrics import best_classes as module
-from samplesoft.metrics.best_classes import best_classes, top_k_classes
+from samplesoft import search as module
+from samplesoft.search import best_classes, top_k_classes
 
 MODELS = [
     {},
