@@ -9,7 +9,11 @@ kernels go on with the bitcode: what they compute does not depend on who was cal
 from __future__ import annotations
 
 import gc
+import os
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from importlib import import_module
 from inspect import signature
 from typing import Any
@@ -27,6 +31,29 @@ parse_bitcode: Any = import_module("llvmlite.binding").parse_bitcode
 _PASSES = signature(codegen.CPUCodegen._function_pass_manager).parameters
 VERSION = 1  # of how kernels are compiled here: machine code of another one is not taken from disk
 _thread = threading.local()
+# threads that have changed what all threads see, until they have compiled, and how that is undone
+_changes: list[tuple[int, Callable[[], None]]] = []
+
+
+@contextmanager
+def _undone_by(undo: Callable[[], None]) -> Iterator[None]:
+    """Undo a change of the body after it, and in a child forked while another thread is in it."""
+    _changes.append((threading.get_ident(), undo))
+    try:
+        yield
+    finally:
+        _changes.pop()
+        undo()
+
+
+def _after_fork_in_child() -> None:
+    """Undo what threads have changed that are not here to do so."""
+    while _changes and _changes[-1][0] != threading.get_ident():
+        _changes.pop()[1]()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def is_for_caller() -> bool:
@@ -133,7 +160,6 @@ class _Compiler(compiler.Compiler):  # type: ignore[misc]
     def compile_extra(self, function: Any) -> Any:
         """Compile a function."""
         state = self.state
-        collects = gc.isenabled()
         linked = is_for_caller()
         kind = LinkedCode if linked else _Code
         state.library = kind(state.targetctx.codegen(), function.__qualname__)
@@ -143,12 +169,9 @@ class _Compiler(compiler.Compiler):  # type: ignore[misc]
             state.library.is_sum = bool(state.flags.fastmath)
             state.flags.no_cpython_wrapper = state.flags.no_compile = True
         # of the many objects of a compiler few are garbage that has to be looked for
-        gc.disable()
-        try:
+        with _undone_by(gc.enable) if gc.isenabled() else nullcontext():
+            gc.disable()
             return super().compile_extra(function)
-        finally:
-            if collects:
-                gc.enable()
 
 
 class Kernel(registry.CPUDispatcher):  # type: ignore[misc]
@@ -164,14 +187,13 @@ class Kernel(registry.CPUDispatcher):  # type: ignore[misc]
         """Return what a caller that is being compiled has to know."""
         with global_compiler_lock:
             before = is_for_caller()
-            whole = self.overloads
-            _thread.for_caller = True
-            self.overloads = self._linked
-            try:
-                return super().get_call_template(args, kws)
-            finally:
-                _thread.for_caller = before
-                self.overloads = whole
+            with _undone_by(partial(setattr, self, "overloads", self.overloads)):
+                _thread.for_caller = True
+                self.overloads = self._linked
+                try:
+                    return super().get_call_template(args, kws)
+                finally:
+                    _thread.for_caller = before
 
     def get_overload(self, sig: Any) -> Any:
         """Return by what a caller finds the code for a signature."""

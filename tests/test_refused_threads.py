@@ -4,6 +4,7 @@ The work is done all the same, with the same bits, and what comes after does not
 """
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -292,6 +293,51 @@ class TestForks:
         assert len(ends) == 1
         thread.join()
         all_kinds_of_work()
+
+    @pytest.mark.skipif(not COMPILES, reason="nothing is compiled")
+    def test_a_fork_in_the_midst_of_a_compilation(self, monkeypatch):
+        """What a compilation has changed for a while is undone: its thread is not in the child."""
+        from numba.core.compiler import Compiler
+
+        from samplesoft._kernel_cache import Kernel
+
+        if not Kernel.__module__.startswith("samplesoft"):
+            pytest.skip("kernels are compiled as Numba does it")
+        compiles, may_end, waits = threading.Event(), threading.Event(), False
+        compile_extra = Compiler.compile_extra
+
+        def slowly(self, function):
+            if waits and function.__name__ == "inner":
+                compiles.set()
+                may_end.wait(20.0)
+            return compile_extra(self, function)
+
+        monkeypatch.setattr(Compiler, "compile_extra", slowly)
+
+        @_jit.njit
+        def inner(x):
+            return 2 * x
+
+        @_jit.njit
+        def outer(x):
+            return inner(x) + 1
+
+        for kernel in (inner, outer):
+            kernel._cache.disable()
+        assert inner(1) == 2
+        whole, waits = inner.overloads, True
+        thread = threading.Thread(target=outer, args=(1,))
+        thread.start()
+        assert compiles.wait(20.0) and not gc.isenabled() and inner.overloads is not whole
+
+        def child():
+            assert gc.isenabled() and inner.overloads is whole
+            all_kinds_of_work()
+
+        assert in_a_forked_child(child)
+        may_end.set()
+        thread.join()
+        assert gc.isenabled() and inner.overloads is whole and outer(2) == 5
 
     def test_a_property_that_another_thread_works_out(self):
         asked, may_end = threading.Event(), threading.Event()
