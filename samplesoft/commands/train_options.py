@@ -232,7 +232,8 @@ def _of_model(model: Model) -> Options:
         "seed": Option(f"seed of everything random (default {of.seed})", parse=seed, metavar="N"),
         "no_embedding": Option(
             "class vectors on the inputs themselves, for labels of bags of words; draws are by "
-            "counts (--sampler unigram) or uniform, and the learning rate is 2 for adagrad",
+            "counts (--sampler unigram) or uniform, and the learning rate is 2 for adagrad and 0.2 "
+            "for adam",
             switch="on",
         ),
     }

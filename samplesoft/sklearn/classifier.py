@@ -151,9 +151,9 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     optimizer : str
         A key of `samplesoft.models.optimizers.OPTIMIZERS`.
     learning_rate : float, optional
-        Of the optimizer; by default 0.1, 0.01 for ``"adam"``, or where `embedding_dim` is None 2,
-        divided by the mean norm of the rows of `X` in the first call if that is above 1. These suit
-        Adagrad and Adam.
+        Of the optimizer; by default 0.1, 0.003 for ``"adam"``. Where `embedding_dim` is None 2, 0.2
+        for ``"adam"``, divided by the mean norm of the rows of `X` in the first call if that is
+        above 1. These suit Adagrad and Adam.
     schedule : {"constant", "linear", "cosine"}
         How the learning rate changes in a `fit`: it stays, or falls to 0 at the end of `max_iter`.
         `partial_fit`, which has no end, takes it as it is.

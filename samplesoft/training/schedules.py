@@ -15,8 +15,9 @@ from samplesoft._validation import as_choice, as_count
 Schedule = Callable[[int], float]  # the factor of a step, counted from 1
 
 # by the optimizer; others have none that suits most data
-RATES = {"adagrad": 0.1, "adam": 0.01}
-RATES_OF_INPUTS = {"adagrad": 2.0}  # for class vectors on the inputs themselves, of norm 1
+RATES = {"adagrad": 0.1, "adam": 0.003}
+# for class vectors on the inputs themselves, of norm 1
+RATES_OF_INPUTS = {"adagrad": 2.0, "adam": 0.2}
 
 
 def default_learning_rate(optimizer: str, *, on_inputs: bool, row_norm: float = 1.0) -> float:

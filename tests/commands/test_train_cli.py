@@ -73,7 +73,7 @@ def test_what_a_run_writes_and_prints(files, tmp_path, capsys):
     [
         (["--sampler", "unigram", "--num-sampled", "6"], 10.0, "adagrad", 0.1),
         (["--loss", "full", "--no-normalize"], 1.0, "adagrad", 0.1),
-        (["--loss", "full", "--optimizer", "adam", "--tau", "3"], 3.0, "adam", 0.01),
+        (["--loss", "full", "--optimizer", "adam", "--tau", "3"], 3.0, "adam", 0.003),
         (["--loss", "full", "--learning-rate", "0.5"], 10.0, "adagrad", 0.5),
         (["--loss", "full-logistic"], 1.0, "adagrad", 0.1),
     ],

@@ -79,6 +79,8 @@ def test_learning_rates_by_what_is_trained():
     assert resolved(embedding_dim=None).learning_rate == 2.0
     assert resolved(embedding_dim=None, row_norm=4.0).learning_rate == 0.5
     assert resolved(learning_rate=0.3, row_norm=4.0).learning_rate == 0.3
+    adam = [resolved(optimizer="adam", embedding_dim=dim).learning_rate for dim in (8, None)]
+    assert adam == [0.003, 0.2]  # as docs/benchmarks.md has them
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 5])
