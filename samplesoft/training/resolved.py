@@ -70,7 +70,7 @@ class Resolved:
     Parameters
     ----------
     model : LinearSoftmaxSettings
-        The model: its loss, sampler, draws and vectors.
+        The model: its loss, sampler, draws and vectors, as `LinearSoftmaxSettings.resolved`.
     num_classes : int
         Classes n.
     num_examples : int
@@ -94,7 +94,7 @@ class Resolved:
 
     Examples
     --------
-    >>> model = LinearSoftmaxSettings(sampler="unigram", num_sampled=300)
+    >>> model = LinearSoftmaxSettings(sampler="unigram", num_sampled=300).resolved()
     >>> print(Resolved(model, 10_000, 5_000, 5, 128, 200, "adagrad", 0.1, "constant", 0, None))
     10,000 classes, 5,000 examples; sampled-masked, 300 draws by unigram for a batch; vectors of 64,
     of norm 1, tau 10; at most 5 epochs of batches of 128; adagrad at 0.1; compiled steps
