@@ -8,6 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from samplesoft._validation import FloatArray
 from samplesoft.checking.candidates import (
@@ -17,10 +18,11 @@ from samplesoft.checking.candidates import (
     all_of_one_kind,
     nearest,
     observed_parts,
+    with_scaled_gradient,
     with_smoothing,
 )
 from samplesoft.checking.estimators import ESTIMATORS, Estimator, SampledSum, sum_without_draws
-from samplesoft.checking.exact import expectation, smoothing_of
+from samplesoft.checking.exact import Means, expectation, smoothing_of
 from samplesoft.checking.faults import AND, FAULTS, combined
 from samplesoft.checking.observe import Observed, Observer, Problem
 
@@ -79,6 +81,31 @@ def _known() -> Iterator[_Known]:
 
 
 _KNOWN = tuple(_known())
+_TWO_WAY = {
+    "logits are not corrected, hits are kept": _with("masked", "uncorrected", "hits_kept"),
+    "logits are not corrected, hits are left out": _with("masked", "uncorrected"),
+    "log q of the class is subtracted, hits are kept": ESTIMATORS["candidate"],
+    "log q of the class is subtracted, hits are left out": ESTIMATORS["candidate_masked"],
+    "log(m q) is subtracted but from the label's, hits are kept": _with("masked", "hits_kept"),
+    "log(m q) is subtracted but from the label's, hits are left out": ESTIMATORS["masked"],
+}
+
+
+def _both_sides(here: Problem, one: SampledSum) -> tuple[Problem, Means]:
+    """Return the sum of the cross entropies of rows and of columns, and its gradient."""
+    size = len(here.labels)
+    x = one.logits[:, here.labels]  # contexts (B,) by labels of the batch (B,)
+    np.fill_diagonal(x, one.base)
+    of_rows = np.logaddexp.reduce(x, axis=1)
+    of_columns = np.logaddexp.reduce(x, axis=0)
+    losses = of_rows + of_columns - 2.0 * one.own
+    # the loss of an example has a gradient in the contexts of others, by its own weight
+    relative = here.weights / here.weights[:, None]
+    softmax_of_columns = np.exp(x - of_columns) - np.eye(size)
+    d_x = np.exp(x - of_rows[:, None]) - np.eye(size) + relative * softmax_of_columns
+    d_logits = np.zeros_like(one.logits)
+    np.add.at(d_logits, (np.arange(size)[:, None], here.labels), d_x)
+    return here, Means(losses, d_logits)
 
 
 class Batches:
@@ -87,11 +114,13 @@ class Batches:
     Nothing is random then, so single values are compared. Gradients come with them, if asked for.
     """
 
-    def __init__(self, observer: Observer, gradients: int) -> None:
+    def __init__(self, observer: Observer, gradients: int, size: int | None = None) -> None:
         rng, problem, self._observer = np.random.default_rng(0), observer.problem, observer
         drawn = np.sort(problem.by_frequency)
-        self._gradients, self._size = gradients, observer.batch
+        self._gradients = gradients
+        self._size = observer.batch if size is None else size
         observed: list[FloatArray] = []
+        is_gradient: list[NDArray[np.bool_]] = []
         noise: list[FloatArray] = []
         self._batches: list[tuple[Problem, FloatArray]] = []
         for _ in range(_BATCHES):
@@ -102,6 +131,9 @@ class Batches:
             here = problem.of_rows(rows, labels)
             parts = observer.results_of(here, 0)
             observed += [part.ravel() for part in parts[: 1 + gradients]]
+            is_gradient += [
+                np.full(part.size, k > 0) for k, part in enumerate(parts[: 1 + gradients])
+            ]
             moved = observer.rounding_of_parts(here)
             noise += [
                 np.full(part.size, of_part)
@@ -112,6 +144,7 @@ class Batches:
             times[np.arange(self._size), labels] -= 1.0
             self._batches.append((here, times))
         results = np.concatenate(observed)
+        self._is_gradient = np.concatenate(is_gradient)
         rounding = observer.rounding * (np.abs(problem.logits).max() + np.abs(results).max())
         nothing = np.zeros_like(results)  # values, not means: no errors but those of rounding
         self.observed = Observed(
@@ -143,6 +176,41 @@ class Batches:
             means = self._means(one.estimator, count)
             name = _IN_BATCH[one.scheme]
             yield Candidate(name, one.fault, means=means, expected=expected, number=number)
+
+    def scaled(self) -> Iterator[Candidate]:
+        """Yield those without a mistake whose gradient is a constant times that of the losses."""
+        for one in self._right():
+            scaled = with_scaled_gradient(one, self.observed, self._is_gradient)
+            if scaled is None:
+                continue
+            if scaled.factor == 1.0 / self._size:  # by the size of the batch, or a constant
+                smaller = Batches(self._observer, self._gradients, self._size // 2)
+                there = next(each for each in smaller._right() if each.name == one.name)
+                other = with_scaled_gradient(there, smaller.observed, smaller._is_gradient)
+                if other is not None and other.factor == 1.0 / smaller._size:
+                    scaled = replace(scaled, fault="divided_by_batch", number=one.number)
+                else:
+                    scaled = replace(scaled, number=f"{scaled.number}, in smaller batches too")
+            yield scaled
+
+    def _right(self) -> Iterator[Candidate]:
+        yield from (one for one in self.known() if one.fault is None)
+        yield from self.two_way()
+
+    def two_way(self) -> Iterator[Candidate]:
+        """Yield losses of which one half is over the classes of the batch, one over its contexts.
+
+        As in two towers: of the matrix of logits, contexts by labels of the batch, the cross
+        entropy of rows and that of columns, added up or averaged.
+        """
+        m, problem, name = self._size - 1, self._observer.problem, "in_batch_symmetric"
+        for words, estimator in _TWO_WAY.items():
+            sides = [
+                _both_sides(here, one) for here, _, one in self._sums(estimator, m, problem.tau)
+            ]
+            means = np.concatenate([side.observed(here, self._gradients) for here, side in sides])
+            yield Candidate(name, None, means=0.5 * means, number=f"the mean of both; {words}")
+            yield Candidate(name, None, means=means, number=f"the sum of both; {words}")
 
     def fitted(self) -> Iterator[Candidate]:
         """Yield the best of ways that have a number: another temperature, and label smoothing."""

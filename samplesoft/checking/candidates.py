@@ -14,6 +14,7 @@ from itertools import chain, combinations, product
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 from scipy.special import expit
 
@@ -73,6 +74,8 @@ class Candidate:
     sd_ratio : float or None
         Standard deviation of single losses, as a multiple of the candidate's; None where that is
         not tested.
+    factor : float
+        Multiple of the gradient of the losses that the gradient is.
     """
 
     scheme: str
@@ -87,6 +90,7 @@ class Candidate:
     z: float = np.inf
     allowed: bool = False
     sd_ratio: float | None = None
+    factor: float = 1.0
 
     @property
     def name(self) -> tuple[str, str | None]:
@@ -133,10 +137,13 @@ def _of_sums(
 
 # estimators without a mistake, with one and with two ---------------------------------------------
 
-# faults of an estimator that have no unknown number
-_SINGLE = [(name,) for name, fault in FAULTS.items() if fault.ways and not fault.in_gradients]
 # without replacement those are tried that are made most often, for their means take a while
 _COMMON = ("log_q_added", "uncorrected", "distinct_as_repeated", "hits_kept", "label_uncorrected")
+
+
+def _single() -> list[tuple[str]]:
+    """Return the mistakes of an estimator that have no unknown number, each alone."""
+    return [(name,) for name, fault in FAULTS.items() if fault.ways and not fault.in_gradients]
 
 
 def known_candidates(observer: Observer) -> list[Candidate]:
@@ -145,11 +152,11 @@ def known_candidates(observer: Observer) -> list[Candidate]:
     Of a loss that draws nothing only the full softmax is asked for.
     """
     if not observer.is_random:
-        return _merged(_candidates(observer, [(), *_SINGLE], [ESTIMATORS["full"]]))
+        return _merged(_candidates(observer, [(), *_single()], [ESTIMATORS["full"]]))
     rights = estimators("all", "repeated", "independent")
 
     def make() -> list[Candidate]:
-        return [*_merged(_candidates(observer, [(), *_SINGLE], rights)), *_mixed(observer)]
+        return [*_merged(_candidates(observer, [(), *_single()], rights)), *_mixed(observer)]
 
     return _kept(observer, "known", make)
 
@@ -168,7 +175,7 @@ def distinct_candidates(observer: Observer) -> list[Candidate]:
 def distinct_mistakes(observer: Observer) -> list[Candidate]:
     """Return the same with a mistake."""
     rights = estimators("distinct", "once")
-    return _kept(observer, "mistakes", lambda: _merged(_candidates(observer, _SINGLE, rights)))
+    return _kept(observer, "mistakes", lambda: _merged(_candidates(observer, _single(), rights)))
 
 
 def draws_that_are_tried(problem: Problem) -> tuple[str, ...]:
@@ -184,7 +191,7 @@ def named_candidates(
 
     Those without stand for others with the same means; mistakes with a number are left out.
     """
-    known = {name for (name,) in _SINGLE}
+    known = {name for (name,) in _single()}
     right_first = sorted(names, key=lambda name: (name[1] is not None, str(name)))
     mistakes = [(scheme, tuple(fault.split(AND)) if fault else ()) for scheme, fault in right_first]
     return _merged(
@@ -198,7 +205,7 @@ def named_candidates(
 
 def pairs(observer: Observer) -> list[Candidate]:
     """Return estimators with two mistakes."""
-    single = [name for (name,) in _SINGLE]
+    single = [name for (name,) in _single()]
     families = (
         (combinations(single, 2), estimators("all", "repeated", "independent")),
         (combinations(_COMMON, 2), estimators("distinct")),
@@ -215,7 +222,7 @@ def _kept(observer: Observer, family: str, make: Callable[[], list[Candidate]]) 
     problem = observer.problem
     arrays = problem.class_embeddings, problem.logits, problem.labels, problem.q, problem.weights
     sizes = problem.tau, observer.num_sampled, observer.batch, observer.gradients
-    key = (family, *(array.tobytes() for array in arrays), *sizes)
+    key = (family, *(array.tobytes() for array in arrays), *sizes, *FAULTS)
     if key not in _KEPT:
         if len(_KEPT) >= _MAX_KEPT:
             _KEPT.clear()
@@ -359,6 +366,73 @@ def of_gradients(observer: Observer, tested: Iterable[Candidate]) -> Iterator[Ca
                 yield replace(one, fault=name, means=means, spread=None, sums=sums, same=())
 
 
+def with_scaled_gradient(
+    one: Candidate, observed: Observed, is_gradient: NDArray[np.bool_]
+) -> Candidate | None:
+    """Return a candidate whose gradients (where K are so) are the best constant times its own.
+
+    None where there are none, or the best constant is 1.
+    """
+    if not is_gradient.any():
+        return None
+    unit = _unit(observed)[is_gradient]
+    due = one.means[is_gradient] / unit
+    size = float(due @ due)
+    if not 0.0 < size < np.inf:
+        return None
+    # least squares, in units of the standard errors
+    factor = float(due @ (observed.means[is_gradient] / unit)) / size
+    error = 4.0 / np.sqrt(size)
+    if abs(factor - 1.0) <= error:
+        return None
+    factor = _simple_fraction(factor, error)
+    factors = np.where(is_gradient, factor, 1.0)
+    width = one.spread
+    if width is not None:
+        width = width._replace(deviations=width.deviations * np.abs(factors))
+    return replace(
+        one,
+        fault="gradient_scaled",
+        means=one.means * factors,
+        spread=width,
+        number=f"the gradient is {_times(factor)} theirs",
+        factor=factor,
+        same=(),
+    )
+
+
+def _simple_fraction(value: float, error: float) -> float:
+    """Return a whole number, or 1 over one, if no other is as near to a value; or the value."""
+    inverse = abs(value) < 1.0
+    whole = round(1.0 / value if inverse else value) if value else 0
+    if whole == 0:
+        return value
+    nearest_one = 1.0 / whole if inverse else float(whole)
+    gap = 1.0 / (whole * whole) if inverse else 1.0
+    is_it = abs(value - nearest_one) <= error and 2.0 * error < gap
+    return nearest_one if is_it else value
+
+
+def _times(factor: float) -> str:
+    """Return a factor in words."""
+    inverse = 1.0 / factor if factor else 0.0
+    if inverse == round(inverse) and abs(inverse) > 1.0:
+        return f"{'-' if inverse < 0.0 else ''}1/{abs(round(inverse))} of"
+    return f"{factor:.4g} times"
+
+
+def scaled_gradients(
+    observer: Observer, observed: Observed, tested: Iterable[Candidate]
+) -> Iterator[Candidate]:
+    """Yield candidates without a mistake whose gradient is a constant times that of the losses."""
+    is_gradient = np.arange(len(observed.means)) >= len(observer.problem.labels)
+    for one in tested:
+        if one.fault is None and one.expected is not None:
+            scaled = with_scaled_gradient(one, observed, is_gradient)
+            if scaled is not None:
+                yield scaled
+
+
 # another proposal, another temperature -----------------------------------------------------------
 
 
@@ -373,33 +447,34 @@ def of_other_proposals(
     observer: Observer, schemes: Container[str] = ESTIMATORS
 ) -> Iterator[Candidate]:
     """Yield estimators with draws by a proposal that was not given."""
-    problem, fault = observer.problem, "other_proposal"
-    for words, q in _other_proposals(problem):
+    problem = observer.problem
+    for fault, words, q in _other_proposals(problem):
         of_both = (_right_sums(observer, one) for one in (replace(problem, q=q), problem))
         for (right, drawn), (_, meant) in zip(*of_both, strict=True):
             if right.name not in schemes:
                 continue
             # the sampler differs, or loss and sampler both do
             number = f"draws and correction by {words}"
-            yield _of_sums(observer, right.name, fault, [drawn], number)
+            if np.isfinite(drawn.own).all():  # not where the label is a class with q = 0
+                yield _of_sums(observer, right.name, fault, [drawn], number)
             number = f"draws by {words}, corrected by what was given"
             other = replace(meant, probs=drawn.probs, sets=drawn.sets)
             yield _of_sums(observer, right.name, fault, [other], number)
 
 
-def _other_proposals(problem: Problem) -> Iterator[tuple[str, FloatArray]]:
-    """Yield proposals in words, and their probabilities (E, n), that are not the problem's."""
+def _other_proposals(problem: Problem) -> Iterator[tuple[str, str, FloatArray]]:
+    """Yield mistakes, proposals in words, and their probabilities (E, n) if not the problem's."""
     for name, of_size in NAMED.items():
         q = np.broadcast_to(of_size(problem.num_classes), problem.q.shape)
         if not np.allclose(q, problem.q):
-            yield repr(name), q
+            yield "other_proposal", repr(name), q
     drawn = np.sort(problem.by_frequency)
     for words, left_out in (("last", drawn[-1]), ("first", drawn[0])):
-        if left_out not in problem.labels and len(drawn) > 2:
+        if len(drawn) > 2:
             q = problem.q.copy()
             q[:, left_out] = 0.0
             q /= q.sum(axis=1, keepdims=True)
-            yield f"what was given without the {words} class", q
+            yield "class_never_drawn", f"what was given without the {words} class", q
 
 
 LOG_FACTORS = np.linspace(-4.0, 4.0, 17)  # of other temperatures
@@ -440,15 +515,17 @@ def fitted(
     observer: Observer, observed: Observed, schemes: Container[str] = ESTIMATORS
 ) -> Iterator[Candidate]:
     """Yield the best of each way to make a mistake that has a number, for what was observed."""
-    for right, one in _right_sums(observer, observer.problem):
+    problem, sizes = observer.problem, (observer.num_sampled, observer.batch)
+    for right in estimators("repeated", "independent") if observer.is_random else estimators("all"):
         if right.name not in schemes:
             continue
-        if right.is_sum:
+        for one in right(problem, *sizes) if right.is_sum else ():
             yield from _capped(observer, observed, right.name, one)
         for name, fault in FAULTS.items():
             for fit in fault.fitted if fault.where(right) else ():
-                of_number = partial(_with_number, observer, right, name, fit)
-                yield nearest(of_number, fit.grid, observed)
+                if fit.way(right, float(fit.grid[0]))(problem, *sizes):  # it can be made
+                    of_number = partial(_with_number, observer, right, name, fit)
+                    yield nearest(of_number, fit.grid, observed)
 
 
 def _with_number(
@@ -637,6 +714,10 @@ FAMILIES = (
     Family(_random_candidates, unless="never"),
     Family(lambda look: distinct_candidates(look.observer), unless="right"),
     Family(lambda look: of_gradients(look.observer, list(look.tested)), unless="any"),
+    Family(
+        lambda look: scaled_gradients(look.observer, look.observed, list(look.tested)),
+        unless="any",
+    ),
     Family(_unbiased, unless="any"),
     Family(lambda look: distinct_mistakes(look.observer), unless="any"),
     Family(

@@ -28,12 +28,15 @@ from samplesoft.checking.candidates import (
     named_candidates,
     of_gradients,
     of_other_proposals,
+    scaled_gradients,
 )
 from samplesoft.checking.estimators import ESTIMATORS, full_sum
 from samplesoft.checking.exact import expectation
 from samplesoft.checking.faults import FAULTS
 from samplesoft.checking.observe import (
     DRAWS,
+    REPLICAS,
+    ROUNDINGS,
     Observed,
     Observer,
     Problem,
@@ -62,6 +65,7 @@ def check_loss(
     biases: bool = False,
     weights: bool = False,
     calls: int = 1 << 15,
+    rounding: str | None = None,
     progress: bool = False,
     rng: int | np.random.Generator | None = 0,
 ) -> LossReport:
@@ -101,6 +105,10 @@ def check_loss(
     calls : int
         Calls after which no more are made, though hypotheses are left that the means allow; a
         power of two. With few, wrong hypotheses are left too: the report says how many.
+    rounding : {"float16", "bfloat16"}, optional
+        A type in which part of the loss is computed, whatever type its results have, such as
+        products under autocast. It is measured where draws follow `seed` and do not change with
+        the inputs a little; otherwise say it here.
     progress : bool
         Show on stderr how many calls were made.
     rng : int, numpy.random.Generator or None
@@ -147,10 +155,20 @@ def check_loss(
     differences are those of rounding, of float16 and bfloat16 too, wherever in the loss it is.
 
     Classes of which q is 0, such as padding, are never drawn and never the label. The full softmax
-    is that of the others, or of all.
+    is that of the others, or of all. A first or last class that is never drawn though its q is
+    above 0 is a mistake, `class_never_drawn`.
 
     A loss that stays the same for longer vectors divides them by their norms, and is called with
-    vectors of norm 1 (cosines), without extreme problems.
+    vectors of norm 1 (cosines), without extreme problems. Where `proposal` looks at contexts, that
+    is asked of class vectors alone. A margin of the label, as in CosFace and ArcFace, is found:
+    `label_margin`.
+
+    A gradient that is a constant times that of the losses is named with the constant,
+    `gradient_scaled`. One that is 1 / B times it in a batch of B is `divided_by_batch`, where in
+    batches of half the size it is twice as large.
+
+    Two-way losses of a batch, the mean of the cross entropies of rows and of columns, are
+    `in_batch_symmetric`: one half is over contexts, so that they estimate no full softmax.
 
     A loss that is the same for every seed is compared with the full softmax, and with losses whose
     negatives are the labels of the batch (in-batch negatives), on batches of random labels.
@@ -196,10 +214,11 @@ def check_loss(
     asked = proposal, m, tau, biases, key, as_flag("weights", weights)
     problem = make_problem(*asked)
     draws, start = as_choice("draws", draws, DRAWS), time.perf_counter()
+    unit = 0.0 if rounding is None else ROUNDINGS[as_choice("rounding", rounding, ROUNDINGS)]
 
     def observe(problem: Problem, most: int) -> Observer:
         drawn = loss if draws == "own" else drawing(loss, problem, draws == "given-negatives")
-        return Observer(drawn, problem, m, key, most)
+        return Observer(drawn, problem, m, key, most, unit)
 
     observer = observe(problem, most)
     if observer.divides_by_norms:
@@ -235,6 +254,7 @@ def check_loss(
             elif found:
                 ordinary = ordinary or right
                 observer, scores = other, found
+    scores[0] = with_batch_checked(observer, scores[0])
     best, observed, problem = scores[0], observer.means(), observer.problem
     loss_bias = gradient_bias = None
     if best.expected is not None:
@@ -262,6 +282,7 @@ def check_loss(
         of_losses=tuple(of_losses),
         with_gradient=observer.gradients > 0,
         divides_by_norms=problem.unit,
+        in_half_precision=observer.in_half_precision,
         is_random=observer.is_random,
         follows_seed=observer.follows_seed,
         num_sampled=m,
@@ -368,6 +389,28 @@ def exclude_refuted(scores: list[Candidate], found: list[Candidate]) -> list[Can
     return less
 
 
+def with_batch_checked(observer: Observer, best: Candidate) -> Candidate:
+    """Return a candidate whose gradient is a constant, or 1 / B, times that of the losses.
+
+    One batch does not tell which: in one of half the size 1 / B is twice as large.
+    """
+    if not (best.allowed and best.sums and observer.gradients):
+        return best  # that is known of negatives of the batch: see `Batches.scaled`
+    of_batch = best.fault == "divided_by_batch" and best.sums[0].loss_factor == 1.0
+    of_constant = best.fault == "gradient_scaled" and best.factor == 1.0 / observer.batch
+    if not (of_batch or of_constant):
+        return best
+    examples, d = observer.problem.h.shape
+    dh = slice(examples, examples * (1 + d))
+    direction = best.means[dh]
+    there = observer.gradient_in_batches_of(REPLICAS // 2)
+    ratio = float(direction @ there.ravel()) / float(direction @ observer.means().means[dh])
+    if ratio > np.sqrt(2.0):
+        return replace(best, fault="divided_by_batch")
+    number = f"the gradient is 1/{observer.batch} of theirs, in smaller batches too"
+    return replace(best, fault="gradient_scaled", number=number)
+
+
 def _in_order(scores: list[Candidate]) -> list[Candidate]:
     """Return what is allowed first, of that what has fewest mistakes, and then what is nearest.
 
@@ -394,17 +437,21 @@ def classify_deterministic(observer: Observer) -> list[Candidate]:
 
     It can be the full softmax, or have the labels of the batch as its negatives.
     """
-    observed, of_full = observer.means(), known_candidates(observer)
-    full = full_candidate(of_full)
+    observed, known = observer.means(), known_candidates(observer)
+    full = full_candidate(known)
     of_losses = observed.part(slice(len(observer.problem.labels)))
-    for part, candidates in ((observed, of_full), (of_losses, [full])):
+    for part, candidates in ((observed, known), (of_losses, [full])):
         scores = [exact_score(one, part) for one in candidates]
         if not any(s.allowed for s in scores) and part is observed:
             scores += [exact_score(one, part) for one in of_gradients(observer, [full])]
+        if not any(s.allowed for s in scores) and part is observed:
+            scaled = scaled_gradients(observer, part, [full])
+            of_full = chain(scaled, fitted(observer, part))
+            scores += [exact_score(one, part) for one in of_full]
         if not any(s.allowed for s in scores):
             gradients = observer.gradients if part is observed else 0
             batches = Batches(observer, gradients)
-            for ways in (batches.known, batches.fitted):
+            for ways in (batches.known, batches.two_way, batches.scaled, batches.fitted):
                 if not any(s.allowed for s in scores):
                     scores += [exact_score(one, batches.observed) for one in ways()]
         allowed = [s.scheme for s in scores if s.allowed]

@@ -116,6 +116,9 @@ class Estimator:
         How often the label itself is in the sum.
     label_biases : int
         How often the bias of the label is in its logit.
+    label_margin, label_angle : float
+        The label's logit is tau times its score less a margin, or, where the score is a cosine,
+        tau times the cosine of an angle that is larger by this (radians).
     hits : str
         What becomes of accidental hits, draws of the label: ``"absent"``, ``"masked"``,
         ``"counted"`` or ``"kept"`` as in `samplesoft.schemes.Scheme`. Or the label of another row
@@ -149,6 +152,8 @@ class Estimator:
     label_correction: float = 0.0
     label_weight: float = 1.0
     label_biases: int = 1
+    label_margin: float = 0.0
+    label_angle: float = 0.0
     hits: str = "masked"
     hit_penalty: float | None = None
     hit_constant: float | None = None
@@ -223,12 +228,22 @@ class Estimator:
         """
         if not self.draws or (self.label_biases > 1 and problem.biases is None):
             return []
+        if self.label_angle and not problem.unit:
+            return []
         loss_factor = 1.0 / batch if self.loss_over_batch else 1.0
         gradient_factor = 1.0 / batch if self.gradient_over_batch else 1.0
         if self.draws == "all":
             full = full_sum(problem, self.of_all)
-            full = replace(full, loss_factor=loss_factor, gradient_factor=gradient_factor)
-            return [replace(full, own=full.own + self._more_bias(problem))]
+            label, label_slope = self._with_margin(problem, full.own)
+            full = replace(
+                full,
+                base=label,
+                own=label + self._more_bias(problem),
+                label_slope=label_slope,
+                loss_factor=loss_factor,
+                gradient_factor=gradient_factor,
+            )
+            return [full]
         m, num_draws = num_sampled, num_sampled + self.more_draws
         least = 2 if self.reduction == "jackknife" else 1
         if min(m, num_draws) < least or (self.correction_times_tau and problem.tau == 1.0):
@@ -278,6 +293,7 @@ class Estimator:
                     base=base,
                     own=own,
                     num_draws=count,
+                    label_slope=self._with_margin(problem, base)[1],
                     loss_factor=loss_factor,
                     gradient_factor=gradient_factor,
                     hits_fixed=self.hit_constant is not None,
@@ -295,7 +311,7 @@ class Estimator:
         """
         labels, rows = problem.labels, np.arange(len(problem.labels))
         x = problem.logits.copy()
-        base = x[rows, labels]
+        base, _ = self._with_margin(problem, x[rows, labels])
         own = base + self._more_bias(problem)
         if self.corrects_draws:
             correction = self.link(*self.expected(drawn))
@@ -323,6 +339,17 @@ class Estimator:
         if self.hit_penalty is not None:
             return unmasked - self.hit_penalty
         return -np.inf if self.hit_constant is None else self.hit_constant
+
+    def _with_margin(
+        self, problem: Problem, logits: FloatArray
+    ) -> tuple[FloatArray, FloatArray | float]:
+        """Return logits (E,) of the labels with a margin, and derivatives in those without."""
+        if self.label_angle:
+            biases = 0.0 if problem.biases is None else problem.biases[problem.labels]
+            angles = np.arccos(np.clip((logits - biases) / problem.tau, -1.0, 1.0))
+            slope = np.sin(angles + self.label_angle) / np.sin(angles)
+            return problem.tau * np.cos(angles + self.label_angle) + biases, slope
+        return logits - problem.tau * self.label_margin, 1.0
 
     def _more_bias(self, problem: Problem) -> FloatArray | float:
         """Return biases of the labels (E,) beyond one for each."""
@@ -393,6 +420,8 @@ class SampledSum:
         Log of the label's own mass in S, and the label's logit in the loss.
     num_draws : int
         Number of draws; 1 set; 0 where S has the label and `certain` classes alone.
+    label_slope : ndarray, shape (E,), or float
+        Derivative of `base` and `own` in the label's logit.
     loss_factor, gradient_factor : float
         Factors of loss and gradient.
     certain : ndarray, shape (E, n), or None
@@ -414,6 +443,7 @@ class SampledSum:
     base: FloatArray
     own: FloatArray
     num_draws: int
+    label_slope: FloatArray | float = 1.0
     loss_factor: float = 1.0
     gradient_factor: float = 1.0
     certain: FloatArray | None = None
@@ -478,6 +508,10 @@ _JACKKNIFE = "the full softmax loss, with a bias of O(1/m**2)"
 _NCE = "noise-contrastive estimation"
 _NEGATIVE_SAMPLING = "negative sampling, which has no softmax as its limit"
 _BATCH = f"{_SOFTMAX}, m the other labels of a batch"
+_TWO_WAY = (
+    "a two-way loss, half of it over the classes of a batch and half over its contexts, which "
+    "estimates no full softmax"
+)
 _ONCE = ("negatives", "masked", "candidate", "candidate_masked")
 
 
@@ -536,6 +570,7 @@ def _known() -> Iterator[Estimator]:
     yield _without_draws("in_batch", _BATCH)
     yield _without_draws("in_batch_candidate", _ODDS)
     yield _without_draws("in_batch_candidate_kept", _CANDIDATE)
+    yield _without_draws("in_batch_symmetric", _TWO_WAY)
     yield _without_draws("mixed", f"{_BATCH} and draws beside")
     yield _without_draws("mixed_candidate", _ODDS)
 

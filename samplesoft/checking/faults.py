@@ -135,6 +135,7 @@ def _plus(log_added: float) -> Expected:
 _LOG_LEAST = np.log(10.0) * np.linspace(-9.0, -0.5, 18)  # of q
 _PENALTIES = np.exp(np.linspace(np.log(0.02), np.log(40.0), 9))  # subtracted from logits of hits
 _LOGITS = np.linspace(-30.0, 6.0, 19)  # of hits
+_MARGINS = np.linspace(0.05, 1.25, 9)  # of cosines, and of angles
 
 
 # The order is that of the report where several fit equally well: the most frequent first.
@@ -358,6 +359,11 @@ FAULTS: dict[str, Fault] = {
         ways=(lambda right: replace(right, weighting=Weighting(share_of_labels=1.0 / REPLICAS)),),
         in_gradients=True,
     ),
+    "gradient_scaled": Fault(
+        "the gradient is a constant times that of the losses",
+        "Return the gradient of the sum of the losses. Look for a mean over two halves of the "
+        "loss, or over the workers of a group.",
+    ),
     "dependent_draws": Fault(
         "draws of an example are not independent: the means are right, but single losses spread "
         "otherwise",
@@ -376,6 +382,11 @@ FAULTS: dict[str, Fault] = {
         "draws are by another proposal than the one that was given",
         "Give `check_loss` the proposal of the loss; where only the draws are by another, correct "
         "by that one.",
+    ),
+    "class_never_drawn": Fault(
+        "the first or the last class is never drawn, though its q is above 0",
+        "Draw from the whole range: the upper end of randint is often exclusive. If a class is "
+        "left out on purpose, as padding is, give `check_loss` a proposal with q = 0 there.",
     ),
     "other_temperature": Fault(
         "the inverse temperature is another than `tau`",
@@ -419,6 +430,24 @@ FAULTS: dict[str, Fault] = {
                 way=lambda right, log_added: replace(right, expected=_plus(log_added)),
                 grid=_LOG_LEAST,
                 words=lambda log_added: f"log(q + {np.exp(log_added):.2g})",
+            ),
+        ),
+    ),
+    "label_margin": Fault(
+        "a margin is taken off the label's logit, as in CosFace and ArcFace",
+        "Set the margin to 0 to have the rest of the loss checked: with one it estimates no "
+        "softmax loss of the logits.",
+        where=lambda right: right.draws == "all" or right.has_label_in_sum,
+        fitted=(
+            Fitted(
+                way=lambda right, margin: replace(right, label_margin=margin),
+                grid=_MARGINS,
+                words=lambda margin: f"tau (h . c - {margin:.3g})",
+            ),
+            Fitted(
+                way=lambda right, angle: replace(right, label_angle=angle),
+                grid=_MARGINS,
+                words=lambda angle: f"tau cos(angle + {angle:.3g})",
             ),
         ),
     ),

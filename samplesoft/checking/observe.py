@@ -414,6 +414,7 @@ _FIRST = 64  # calls before the first look; twice as many before each next one
 _SEEDS = 500  # with the same results, before a loss is said to draw nothing
 _ARGUMENTS = "class_embeddings, h, labels, num_sampled, seed"
 _PILOTS = 32  # calls for the centre of squares
+_CALLS_OF_OTHER_SIZE = 128  # whose gradients are told from twice as large ones
 _COARSEST = 1e-6  # unit of the last place, of types in which a loss is computed throughout
 _ROUNDING = 64.0  # units of the last place of a type, that a loss may be off by
 # of the rounding that is measured: lines, points on each, how far apart they are (relative; numbers
@@ -427,6 +428,10 @@ _MOST_ROUNDING = 2.0**-6  # of numbers that are made of some of size 1: four uni
 _LEAST_ROUNDING = 1e-9  # below, the type of the results says more
 _FEW_DIGITS = 1e-5  # above, numbers are not those of float32
 _HALF_OF_LEAST = 2.0**-25  # of the least number of float16 above 0
+# units of the last place of types in which a part of a loss may be computed; results that are off
+# by more, relative to what they are made of, are those of half precision
+ROUNDINGS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
+_HALF_PRECISION = 1e-4
 # a loss that divides by norms may add 1e-6 to them: how much it changes for longer vectors (nats),
 # and what it may be off by for those of norm 1
 _STAYS, _ROUNDING_OF_UNIT = 1e-3, 2e-6
@@ -477,7 +482,8 @@ class Observer:
     """Calls a loss with one seed after another, and keeps sums of what it returns.
 
     A batch has each example several times over; rows that are neighbours are different examples.
-    The loss is called `most` times at most.
+    The loss is called `most` times at most. Part of it is computed in numbers that have a `unit` of
+    the last place, or 0 if nobody said so.
     """
 
     def __init__(
@@ -487,7 +493,9 @@ class Observer:
         num_sampled: int,
         key: np.uint64,
         most: int,
+        unit: float = 0.0,
     ) -> None:
+        self._least_rounding = unit
         self._loss, self.problem, self.num_sampled = loss, problem, num_sampled
         self.most = most
         self.looks = 1 + ((most - 1) // _FIRST).bit_length() + _EXTREMES
@@ -574,11 +582,24 @@ class Observer:
         # each by a factor of its own: one factor for all might be a temperature's
         factors = np.random.default_rng(0).uniform(0.5, 2.0, self.problem.num_classes + self.batch)
         of_classes, of_contexts = np.split(factors[:, None], [self.problem.num_classes])
+        if np.ptp(self.problem.q, axis=0).any():  # longer contexts may have other draws
+            of_contexts = np.ones_like(of_contexts)
         rows, h = self.problem.class_embeddings * of_classes, self._whole.h * of_contexts
         changed = replace(self._whole, class_embeddings=rows, h=h)
         before, after = (self.results_of(each, 0)[0] for each in (self._whole, changed))
         stays = _STAYS + self.noise[: len(self.centre)].max(initial=0.0)
         return self.follows_seed and bool((np.abs(before - after) <= stays).all())
+
+    def gradient_in_batches_of(self, copies: int) -> FloatArray:
+        """Return the mean gradient (E, d) in h of batches with each example so many times."""
+        order = np.tile(np.arange(len(self.problem.labels)), copies)
+        here = self.problem.of_rows(order, self.problem.labels[order])
+        calls = _CALLS_OF_OTHER_SIZE if self.is_random else 1
+        found = [self.results_of(here, seed)[1] for seed in range(calls)]
+        mean: FloatArray = (
+            np.mean(found, axis=0).reshape(copies, *self.problem.h.shape).mean(axis=0)
+        )
+        return mean
 
     def names_of(self, where: NDArray[np.bool_]) -> list[str]:
         """Return names of what is marked in (K,): of ``losses``, ``dh``, ``dW`` and ``db``."""
@@ -621,6 +642,12 @@ class Observer:
             return [0.0] * (1 + self.gradients)
         _, allowed = self._rounding_along(self._step, problem)
         return [float(part.max()) for part in np.split(allowed, ends)]
+
+    @property
+    def in_half_precision(self) -> bool:
+        """Whether results are rounded as numbers of few digits are, by measurement or as given."""
+        scales = self._scales()
+        return bool((self._allowed() > _HALF_PRECISION * scales)[scales > 0.0].any())
 
     def _allowed(self) -> FloatArray:
         """Return how far rounding may move the means (K,)."""
@@ -727,7 +754,9 @@ class Observer:
                 f"{len(results)}."
             )
         losses, *slopes = results
-        self.gradients, self.rounding = len(slopes), _ROUNDING_OF_UNIT if problem.unit else 0.0
+        self.gradients = len(slopes)
+        of_norms = _ROUNDING_OF_UNIT if problem.unit else 0.0
+        self.rounding = max(self._least_rounding, of_norms)
         parts = [self._checked("losses", losses, labels.shape) / weights]
         for (name, shape), value in zip(shapes.items(), slopes, strict=False):
             part = self._checked(name, value, shape)

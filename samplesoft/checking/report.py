@@ -55,6 +55,8 @@ class LossReport(Report):
         Whether the loss gave gradients.
     divides_by_norms : bool
         Whether the loss is one of cosines, which vectors of norm 1 were made for.
+    in_half_precision : bool
+        Whether its results are rounded as float16 or bfloat16 are, whatever type they have.
     is_random : bool
         Whether other seeds gave other losses.
     follows_seed : bool
@@ -88,6 +90,7 @@ class LossReport(Report):
     of_losses: tuple[str, ...]
     with_gradient: bool
     divides_by_norms: bool
+    in_half_precision: bool
     is_random: bool
     follows_seed: bool
     num_sampled: int
@@ -163,7 +166,8 @@ class LossReport(Report):
             return lines
         found = f"; {best.number}" if best.number else ""
         means = "means" if self.is_random else "values"  # of batches
-        evidence = f"Its {means} are the exact ones ({distance}{found})."
+        within = " within rounding of half precision" if self.in_half_precision else ""
+        evidence = f"Its {means} are the exact ones{within} ({distance}{found})."
         # without mistakes that have no effect here
         same = [one.title for one in best.same if self.fault or one.scheme != self.scheme]
         # by the order of `ESTIMATORS`, of which the first name is the usual one
@@ -185,6 +189,10 @@ class LossReport(Report):
         if right is not None and right.z > best.z and self.is_random:
             evidence += f" As it should be, |z| would be {right.z:.3g}."
         evidence += self._repeated if self.fault == "dependent_draws" else ""
+        if self.fault == "gradient_scaled":
+            aim = ESTIMATORS[self.scheme].aim
+            first = f"The losses are right: `{self.scheme}`, {aim}; {best.number.split(', ')[0]}."
+            return [first, evidence, " ".join([self.remedy, *beside])]
         return [f"The loss is wrong: {best.title}.", evidence, " ".join([self.remedy, *beside])]
 
     @property

@@ -18,7 +18,7 @@ import numpy as np
 from samplesoft._validation import as_choice
 from samplesoft.checking.check import check_loss
 from samplesoft.checking.estimators import ESTIMATORS
-from samplesoft.checking.observe import NAMED, frames_of_user
+from samplesoft.checking.observe import NAMED, ROUNDINGS, frames_of_user
 from samplesoft.commands.files import check_files
 from samplesoft.commands.options import (
     Option,
@@ -74,6 +74,12 @@ _OPTIONS: Options = {
         "the loss takes weights (B,) of the examples as its last argument, and multiplies losses "
         "and gradients by them",
         switch="either",
+    ),
+    "rounding": Option(
+        "type in which part of the loss is computed, where it cannot be measured: "
+        f"{', '.join(ROUNDINGS)}",
+        metavar="TYPE",
+        choices=ROUNDINGS,
     ),
     "calls": Option(
         f"calls at most, a power of two (default {_CALLS}); with few, wrong hypotheses may be left "

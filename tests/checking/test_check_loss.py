@@ -141,6 +141,44 @@ def test_exact_means_are_those_over_all_draws(name, fault, way):
             assert found.d_logits[e, j] == pytest.approx(slope, abs=1e-7 if one.sets else 2e-8)
 
 
+@pytest.mark.parametrize("name", ["masked", "candidate_masked"])
+@pytest.mark.parametrize(
+    ("fault", "way"), [("finite_mask", 0), ("finite_mask", 1), ("label_margin", 0)]
+)
+def test_exact_means_of_mistakes_with_a_number(name, fault, way):
+    wrong = FAULTS[fault].fitted[way].way(ESTIMATORS[name], 0.4)
+    (one,) = sums = wrong(PROBLEM, 3, batch=8)
+    found = expectation(sums)
+    for e, label in enumerate(PROBLEM.labels[:2]):
+        chances, ids = outcomes("repeated", drawn_from(PROBLEM, e, False), 3)
+        own, draws = one.own[e], one.logits[e]
+        hits_follow = np.arange(len(draws)) != label if wrong.hit_constant else np.full(4, True)
+
+        def mean(step, e=e, own=own, draws=draws, follow=hits_follow, chances=chances, ids=ids):
+            x = np.where(follow & (draws > -np.inf), draws + step, draws)
+            return chances @ losses_of(one, e, ids, own + step[PROBLEM.labels[e]], x)
+
+        assert found.losses[e] == pytest.approx(mean(np.zeros(4)), rel=1e-10)
+        slopes = [(mean(step) - mean(-step)) / 2e-5 for step in 1e-5 * np.eye(4)]
+        np.testing.assert_allclose(found.d_logits[e], slopes, atol=2e-8)
+        right = expectation(sums_of(name)).losses[e]
+        assert abs(found.losses[e] - right) > 1e-3  # WRONG has an effect
+
+
+def test_the_gradient_of_a_margin_of_angles():
+    problem = make_problem(SOME, 3, 5.0, False, np.uint64(0), unit=True)
+    full = replace(ESTIMATORS["full"], label_angle=0.5)
+    found = expectation(full(problem, 3, batch=8))
+
+    def losses(logits):
+        return expectation(full(replace(problem, logits=logits), 3, batch=8)).losses
+
+    for j in range(problem.num_classes):
+        step = 1e-6 * np.eye(problem.num_classes)[j]
+        slope = (losses(problem.logits + step) - losses(problem.logits - step)) / 2e-6
+        np.testing.assert_allclose(found.d_logits[:, j], slope, atol=1e-7)
+
+
 @pytest.mark.parametrize("name", ["negatives", "masked", "candidate", "candidate_masked"])
 @pytest.mark.parametrize("follow", [False, True])
 def test_exact_means_of_label_smoothing(name, follow):
@@ -793,8 +831,8 @@ def test_a_range_that_is_off_by_one_is_never_called_right(first, past, m, seed):
     report = check_loss(loss, np.full(300, 1 / 300), m, rng=seed)
     assert not report.ok and "may be right" not in report.verdict, report
     # to leave out one class, or the label, is almost the same
-    assert report.fault in (None, "other_proposal", "q_not_conditioned")
-    if report.fault == "other_proposal":
+    assert report.fault in (None, "class_never_drawn", "q_not_conditioned")
+    if report.fault == "class_never_drawn":
         end = "first" if first else "last"
         assert f"without the {end} class, corrected by what was given" in report.verdict
 
@@ -914,9 +952,45 @@ def rounded(where, to, wrong=False, gradient=False):
 @pytest.mark.parametrize("where", ["inputs", "logits", "results"])
 def test_rounding_is_no_mistake_and_hides_none(where, to, wrong, gradient):
     report = check_loss(rounded(where, to, wrong, gradient), "uniform", 10)
+    assert report.in_half_precision and "within rounding of half precision" in report.verdict
     assert report.fault == ("hits_kept" if wrong else None), report
     assert report.scheme in (("masked",) if wrong else ("masked", "negatives", "reject")), report
     assert report.ok == (not wrong)
+
+
+def in_half(to, wrong=False):
+    """Return a masked loss in float32, but for products of vectors, from draws of its own."""
+    kept = np.random.default_rng(0)
+
+    def loss(class_embeddings, h, labels, num_sampled, seed):
+        n, rows = len(class_embeddings), np.arange(len(h))
+        given = (np.asarray(to(x), np.float32) for x in (h, class_embeddings.T))
+        o = np.asarray(to(np.matmul(*given)), np.float32)
+        ids = kept.integers(0, n, (len(h), num_sampled))  # which do not follow the seed
+        own, x = o[rows, labels], np.take_along_axis(o, ids, axis=1)
+        x = x - np.float32(np.log(num_sampled / n))
+        if not wrong:
+            x[ids == labels[:, None]] = -np.inf
+        return np.logaddexp(own, np.logaddexp.reduce(x, axis=1)) - own
+
+    return loss
+
+
+@pytest.mark.thorough(but=1)
+@pytest.mark.slow
+@pytest.mark.parametrize(("to", "name"), [(to_float16, "float16"), (to_bfloat16, "bfloat16")])
+def test_rounding_that_is_given_where_it_cannot_be_measured(to, name):
+    options = {"rounding": name, "calls": SOME_CALLS}
+    report = check_loss(in_half(to), "uniform", 10, **options)
+    assert ("masked", None) in report.consistent and report.fault is None, report
+    assert report.in_half_precision and "within rounding of half precision" in report.verdict
+    report = check_loss(in_half(to, wrong=True), "uniform", 10, **options)
+    assert ("masked", None) not in report.consistent and not report.ok, report
+
+
+def test_a_rounding_that_nobody_knows():
+    with pytest.raises(ValueError, match="`rounding` must be one of"):
+        check_loss(make("masked"), "uniform", 10, rounding="float8")
 
 
 @pytest.mark.thorough(but=3)
@@ -1169,19 +1243,191 @@ def test_a_gradient_that_is_not_that_of_the_losses():
 
     def of_labels(class_embeddings, h, labels, num_sampled, seed):
         value, cache = own.forward(h, class_embeddings, labels)
-        return value, -own.backward(cache).dh
+        return value, own.backward(cache).dh[::-1]
 
     with pytest.raises(ValueError, match="losses of `in_batch` with a gradient that is not theirs"):
         check_loss(of_labels, log_uniform, 10)
     right = make("masked")
 
     def of_draws(*given):
-        losses, slopes = right(*given)
-        return losses, slopes / 10
+        losses, dh = right(*given)
+        return losses, dh[::-1]
 
     report = check_loss(of_draws, log_uniform, 10)
     assert report.scheme is None and "masked" in report.of_losses
     assert "the gradient is not theirs" in report.verdict
+
+
+def with_gradient_times(loss, factor):
+    """Return a loss with a gradient times a number, or a function of the size of the batch."""
+
+    def scaled(class_embeddings, h, *given):
+        losses, dh = loss(class_embeddings, h, *given)
+        return losses, dh * (factor(len(h)) if callable(factor) else factor)
+
+    return scaled
+
+
+def in_batch_with_gradient(class_embeddings, h, labels, num_sampled, seed):
+    own = InBatchLoss(WeightedSampler(log_uniform(20)), reduction="none")
+    losses, cache = own.forward(h, class_embeddings, labels)
+    return losses, own.backward(cache).dh
+
+
+def full_with_gradient(class_embeddings, h, labels, num_sampled, seed):
+    o, rows = h @ class_embeddings.T, np.arange(len(h))
+    log_sum = np.logaddexp.reduce(o, axis=1)
+    d_logits = np.exp(o - log_sum[:, None])
+    d_logits[rows, labels] -= 1.0
+    return log_sum - o[rows, labels], d_logits @ class_embeddings
+
+
+FACTORS = [(0.5, "1/2 of theirs"), (-1.0, "-1 times theirs"), (0.3, "0.3 times theirs")]
+FACTORS += [(1.0 / 64.0, "1/64 of theirs"), (lambda size: 1.0 / size, None)]
+
+
+@pytest.mark.parametrize(("factor", "words"), FACTORS)
+@pytest.mark.parametrize("name", ["full", "in_batch"])
+def test_a_gradient_that_is_a_constant_times_theirs(name, factor, words):
+    loss = {"full": full_with_gradient, "in_batch": in_batch_with_gradient}[name]
+    report = check_loss(with_gradient_times(loss, factor), log_uniform(20), 10)
+    fault = "divided_by_batch" if words is None else "gradient_scaled"
+    assert (report.scheme, report.fault) == (name, fault), report
+    if words is not None:
+        assert report.verdict.startswith(f"The losses are right: `{name}`")
+        assert report.verdict.splitlines()[0].endswith(f"the gradient is {words}.")
+    assert ("in smaller batches too" in report.verdict) == (factor == 1.0 / 64.0)
+
+
+@pytest.mark.thorough(but=1)
+@pytest.mark.slow
+@pytest.mark.parametrize(("factor", "words"), [FACTORS[0], *FACTORS[2:]])
+def test_a_gradient_of_draws_that_is_a_constant_times_theirs(factor, words):
+    report = check_loss(with_gradient_times(make("masked"), factor), log_uniform(20), 10)
+    fault = "divided_by_batch" if words is None else "gradient_scaled"
+    assert (report.scheme, report.fault) == ("masked", fault), report
+    assert words is None or words in report.verdict or factor == 0.3
+
+
+def two_way(correct=0.0, mask=False, factor=0.5, weighted=False):
+    """Return the cross entropies of rows and of columns of the logits of a batch."""
+
+    def loss(class_embeddings, h, labels, num_sampled, seed, weights=1.0):
+        x = h @ class_embeddings[labels].T
+        x -= correct * np.log(log_uniform(len(class_embeddings)))[labels]
+        others = ~np.eye(len(h), dtype=bool)
+        if mask:
+            x[(labels == labels[:, None]) & others] = -np.inf
+        rows, columns = (np.logaddexp.reduce(x, axis=k, keepdims=True) for k in (1, 0))
+        losses = factor * weights * (rows[:, 0] + columns[0] - 2.0 * np.diag(x))
+        of_rows = (np.exp(x - rows) - ~others) * np.reshape(weights, (-1, 1))
+        of_columns = (np.exp(x - columns) - ~others) * weights
+        d_x = factor * (of_rows + of_columns)
+        dW = np.zeros_like(class_embeddings)
+        np.add.at(dW, labels, d_x.T @ h)
+        return losses, d_x @ class_embeddings[labels], dW
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "the mean of both; logits are not corrected, hits are kept"),
+        ({"mask": True, "factor": 1.0}, "the sum of both; logits are not corrected, hits are left"),
+        ({"correct": 1.0}, "the mean of both; log q of the class is subtracted, hits are kept"),
+        ({"weighted": True}, "the mean of both; logits are not corrected, hits are kept"),
+    ],
+)
+def test_two_way_losses_of_a_batch(options, words):
+    """Half of them is over the contexts of the batch, so that they are no softmax of classes."""
+    weighted = options.get("weighted", False)
+    report = check_loss(two_way(**options), log_uniform, 10, weights=weighted)
+    assert (report.scheme, report.fault) == ("in_batch_symmetric", None), report
+    assert words in report.verdict and "half over its contexts" in report.verdict
+    assert report.loss_bias is None and report.ok
+
+
+def test_one_half_of_a_two_way_loss_is_no_two_way_loss():
+    """WRONG: columns weigh more than rows."""
+
+    def loss(class_embeddings, h, labels, *_):
+        x = h @ class_embeddings[labels].T
+        rows, columns = (np.logaddexp.reduce(x, axis=k) - np.diag(x) for k in (1, 0))
+        return 0.4 * rows + 0.6 * columns
+
+    report = check_loss(loss, log_uniform, 10)
+    assert report.scheme is None, report
+
+
+def with_margin(kind, number, sampled, tau=16.0):
+    """Return a loss of cosines with a margin, as in CosFace and ArcFace, and its gradient."""
+
+    def loss(class_embeddings, h, labels, num_sampled, seed):
+        norms = np.linalg.norm(h, axis=1, keepdims=True)
+        unit_h = h / norms
+        unit = class_embeddings / np.linalg.norm(class_embeddings, axis=1, keepdims=True)
+        rows, n = np.arange(len(h)), len(unit)
+        o = tau * unit_h @ unit.T
+        angle = np.arccos(o[rows, labels] / tau)
+        own, slope = o[rows, labels] - tau * number, 1.0
+        if kind == "ArcFace":
+            own = tau * np.cos(angle + number)
+            slope = np.sin(angle + number) / np.sin(angle)
+        ids = np.tile(np.arange(n), (len(h), 1))
+        if sampled:
+            ids = np.random.default_rng(seed).integers(0, n, (len(h), num_sampled))
+        x = np.take_along_axis(o, ids, axis=1) - (np.log(num_sampled / n) if sampled else 0.0)
+        x[ids == labels[:, None]] = -np.inf
+        log_sum = np.logaddexp(own, np.logaddexp.reduce(x, axis=1))
+        d_logits = np.zeros_like(o)
+        np.add.at(d_logits, (rows[:, None], ids), np.exp(x - log_sum[:, None]))
+        d_logits[rows, labels] += slope * (np.exp(own - log_sum) - 1.0)
+        dh = tau * d_logits @ unit
+        return log_sum - own, (dh - (dh * unit_h).sum(axis=1, keepdims=True) * unit_h) / norms
+
+    return loss
+
+
+MARGINS = [("CosFace", 0.35, "tau (h . c - 0.35)"), ("ArcFace", 0.5, "tau cos(angle + 0.5)")]
+
+
+@pytest.mark.parametrize(("kind", "number", "words"), MARGINS)
+def test_margins_of_the_label(kind, number, words):
+    report = check_loss(with_margin(kind, number, False), log_uniform(20), 10, tau=16.0)
+    assert (report.scheme, report.fault) == ("full", "label_margin"), report
+    assert words in report.verdict and report.divides_by_norms
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "number", "words"), MARGINS)
+def test_margins_of_the_label_beside_draws(kind, number, words):
+    report = check_loss(with_margin(kind, number, True), "uniform", 10, tau=16.0)
+    assert (report.scheme, report.fault) == ("masked", "label_margin"), report
+    assert words.split(" ")[1].rstrip("(") in report.verdict
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+@pytest.mark.parametrize("of_lengths", [True, False])
+def test_cosines_with_draws_that_look_at_the_context(of_lengths):
+    """Longer contexts may have other draws, though the logits are the same."""
+    vectors = np.random.default_rng(1).standard_normal((12, 8))
+    sampler = SoftmaxSampler(vectors, tau=0.7)
+
+    def loss(class_embeddings, h, labels, num_sampled, seed):
+        unit_h, unit = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (h, class_embeddings))
+        draw = sampler.sample(h if of_lengths else unit_h, num_sampled, rng=seed)
+        o = 5.0 * unit_h @ unit.T
+        x = np.take_along_axis(o, draw.ids, axis=1) - draw.log_q - np.log(num_sampled)
+        x[draw.ids == labels[:, None]] = -np.inf
+        own = o[np.arange(len(h)), labels]
+        return np.logaddexp(own, np.logaddexp.reduce(x, axis=1)) - own
+
+    report = check_loss(loss, sampler, 6, tau=5.0, calls=SOME_CALLS)
+    assert ("masked", None) in report.consistent and report.fault is None, report
+    assert report.divides_by_norms
 
 
 @pytest.mark.thorough(but=1)
@@ -1227,6 +1473,7 @@ def test_draws_that_hardly_differ_are_draws(q, monkeypatch):
 def test_every_mistake_has_a_twin():
     others = {"distinct_as_repeated", "dependent_draws", "in_batch_count", "other_proposal"}
     others |= {"corrected_apart", "other_temperature", "probability_capped", *IN_GRADIENTS[1:]}
+    others |= {"gradient_scaled", "class_never_drawn", "label_margin"}
     assert {fault for _, fault, _ in COMMON} | others == set(FAULTS)
 
 
@@ -1261,7 +1508,7 @@ def test_right_losses_are_not_called_wrong_where_draws_are_rare(scheme, m, share
     """Of one call in a hundred comes most of a mean, which few calls do not show."""
     q = np.array([0.9, 0.06, 0.02, 0.012, 0.008])
     monkeypatch.setattr(twins, "log_uniform", lambda n: q)
-    monkeypatch.setattr(candidates, "_SINGLE", [])  # which take their time, and call nothing wrong
+    monkeypatch.setattr(candidates, "_single", list)  # which take their time, and call nothing wrong
     monkeypatch.setattr(candidates, "_KEPT", {})
     for seed in range(2):
         report = check_loss(make(scheme, shared=shared), q, m, rng=seed, calls=4096)
