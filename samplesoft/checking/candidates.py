@@ -721,7 +721,10 @@ FAMILIES = (
     Family(_unbiased, unless="any"),
     Family(lambda look: distinct_mistakes(look.observer), unless="any"),
     Family(
-        lambda look: chain(of_other_proposals(look.observer), fitted(look.observer, look.observed)),
+        lambda look: chain(
+            of_other_proposals(look.observer),
+            _merged(fitted(look.observer, look.observed)),
+        ),
         unless="any",
     ),
     Family(lambda look: of_other_temperatures(look.observer, look.observed), unless="any"),

@@ -117,8 +117,8 @@ class Estimator:
     label_biases : int
         How often the bias of the label is in its logit.
     label_margin, label_angle : float
-        The label's logit is tau times its score less a margin, or, where the score is a cosine,
-        tau times the cosine of an angle that is larger by this (radians).
+        Of cosines: the label's logit is tau times its cosine less a margin, or tau times the
+        cosine of an angle that is larger by this (radians).
     hits : str
         What becomes of accidental hits, draws of the label: ``"absent"``, ``"masked"``,
         ``"counted"`` or ``"kept"`` as in `samplesoft.schemes.Scheme`. Or the label of another row
@@ -228,8 +228,8 @@ class Estimator:
         """
         if not self.draws or (self.label_biases > 1 and problem.biases is None):
             return []
-        if self.label_angle and not problem.unit:
-            return []
+        if (self.label_margin or self.label_angle) and not problem.unit:
+            return []  # margins are those of cosines
         loss_factor = 1.0 / batch if self.loss_over_batch else 1.0
         gradient_factor = 1.0 / batch if self.gradient_over_batch else 1.0
         if self.draws == "all":

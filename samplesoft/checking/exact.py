@@ -179,13 +179,14 @@ def integral(one: SampledSum, e: int, centre: float, digits: Digits) -> Terms:
         return Terms(log_u, of_log, of_base, weights * (measure @ parts.real))
     products = _products(one, e, weights)
     minus_1 = np.expm1 if digits.all_digits else _fast_expm1
-    of_log, of_base, of_draws = [], 0.0, np.zeros_like(weights)
+    terms: list[FloatArray] = []
+    of_base, of_draws = 0.0, np.zeros_like(weights)
     for part in np.array_split(u, 1 + len(u) * len(weights) // _BLOCK):
         found = mixture(products, base, part, digits.step, minus_1)  # type: ignore[no-untyped-call]
-        of_log.append(found[0])
+        terms.append(found[0])
         of_base += found[1]
         of_draws += found[2]
-    return Terms(log_u, np.concatenate(of_log), of_base, of_draws)
+    return Terms(log_u, np.concatenate(terms), of_base, of_draws)
 
 
 def _fast_expm1(x: FloatArray) -> FloatArray:
