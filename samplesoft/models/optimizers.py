@@ -166,7 +166,7 @@ class Optimizer(ABC):
         require_mapping("gradients", gradients)
         # everything is read and checked before the first number changes, so that an error in the
         # second parameter leaves the first as it was
-        updates = []
+        updates: dict[str, Update] = {}
         for name in gradients:
             if name not in parameters:
                 raise ValueError(
@@ -176,22 +176,25 @@ class Optimizer(ABC):
             update = _as_update(name, parameters[name], gradients[name], self.squares)
             if self._state_names:
                 update.states = self._states_of(update)
-            updates.append(update)
+            updates[name] = update
         # Adam's corrections need the number of this step; it is taken back where it is refused
         numbers = self.next_numbers()
         largest = max(numbers)
-        for update in updates:
+        for name in updates:
+            dtype = updates[name].table.dtype
             # a rate beyond float32 would become infinity on its way into the kernel; NaN fails too
-            if not largest <= LARGEST[update.table.dtype]:
+            if not largest <= LARGEST[dtype]:
                 self.steps -= 1
                 raise ValueError(
-                    f"`learning_rate` must be within the range of {update.table.dtype} for "
-                    f"{update.name!r}, got {self.learning_rate}; lower it."
+                    f"`learning_rate` must be within the range of {dtype} for {name!r}, got "
+                    f"{self.learning_rate}; lower it."
                 )
-        for update in updates:
-            self._state[update.name] = update.states
-            table = update.table
-            states = tuple([state.reshape(table.shape) for state in update.states])
+        for name in updates:
+            update = updates[name]
+            table, states = update.table, update.states
+            self._state[name] = states
+            if self._state_names:
+                states = tuple([state.reshape(table.shape) for state in states])
             # a float64 among the numbers would make all arithmetic of a float32 kernel float64
             typed = tuple(map(table.dtype.type, numbers))
             update.arrays.step_rows(self._kernel, update.ids, update.rows, table, states, typed)
@@ -620,9 +623,28 @@ def _as_state(name: str, state: Mapping[str, Array]) -> Array:
 
 def _as_update(name: str, parameter: Any, gradient: Any, squares: bool) -> Update:
     """Return the update of a parameter; the gradient, or its `squares` too, must be finite."""
-    if _is_plain(parameter, gradient):  # as in most steps; all else is looked at part by part
-        ids, rows = gradient
-        update = Update(name, parameter, cpu, parameter, ids, rows)
+    # as in most steps, a matrix and rows of its gradient, which are computed with as they are
+    if (
+        type(gradient) is SparseRows
+        and type(parameter) is type(gradient.ids) is type(gradient.rows) is np.ndarray
+        and parameter.dtype in LARGEST
+        and parameter.ndim == 2
+        and parameter.flags.carray
+        and gradient.ids.dtype == _INT64
+        and gradient.ids.ndim == 1
+        and gradient.ids.flags.c_contiguous
+        and gradient.rows.dtype == parameter.dtype
+        and gradient.rows.shape == (gradient.ids.shape[0], parameter.shape[1])
+        and gradient.rows.flags.c_contiguous
+    ):
+        update = Update(
+            name=name,
+            parameter=parameter,
+            arrays=cpu,
+            table=parameter,
+            ids=gradient.ids,
+            rows=gradient.rows,
+        )
     else:
         update = _converted(name, parameter, gradient)
     table = update.table
@@ -630,23 +652,6 @@ def _as_update(name: str, parameter: Any, gradient: Any, squares: bool) -> Updat
     if not update.arrays.can_step(update.ids, update.rows, table, limit, largest):
         raise _wrong_step(update, gradient, float(limit))
     return update
-
-
-def _is_plain(parameter: Any, gradient: Any) -> bool:
-    """Tell whether a matrix and rows of its gradient can be computed with as they are."""
-    if type(parameter) is not np.ndarray or type(gradient) is not SparseRows:
-        return False
-    ids, rows = gradient
-    return (
-        type(ids) is type(rows) is np.ndarray
-        and (ids.dtype, ids.ndim) == (_INT64, 1)
-        and parameter.dtype in LARGEST
-        and parameter.ndim == 2
-        and parameter.flags.carray
-        and rows.dtype == parameter.dtype
-        and rows.shape == (ids.shape[0], parameter.shape[1])
-        and ids.flags.c_contiguous & rows.flags.c_contiguous
-    )
 
 
 def _converted(name: str, parameter: Any, gradient: Any) -> Update:
@@ -683,7 +688,7 @@ def _converted(name: str, parameter: Any, gradient: Any) -> Update:
         raise _wrong_shape(name, rows.shape, shape, whole, gradient)
     columns = (ids.shape[0], table.shape[1])
     rows = rows if shape == columns else rows.reshape(columns)
-    return Update(name, parameter, arrays, table, ids, rows)
+    return Update(name=name, parameter=parameter, arrays=arrays, table=table, ids=ids, rows=rows)
 
 
 def _wrong_step(update: Update, gradient: Any, limit: float) -> ValueError:
