@@ -107,12 +107,15 @@ class LinearTask(Task):
         self._epoch: int | None = None  # the one that `_batches` are of
         self._batches: list[IntArray] = []
         self._draws_by_row = False
+        self._asked_for: Any = None  # the optimizer that the reason below is for
+        self._step_by_step: str | None = None
 
     def use(self, data: Examples, rows: IntArray, batch_size: int) -> None:
         """Set the examples of the next epochs."""
         self.model.own_parameters()
         self.parameters = self.model.parameters
         self.data, self.rows, self.batch_size = data, rows, batch_size
+        self._asked_for = None
 
     @contextmanager
     def using(self, data: Examples, rows: IntArray, batch_size: int) -> Iterator[None]:
@@ -122,6 +125,7 @@ class LinearTask(Task):
             yield
         finally:
             del self.data, self.rows
+            self._asked_for = None
             self._epoch, self._batches = None, []
 
     @property
@@ -147,10 +151,12 @@ class LinearTask(Task):
 
     def end_of_call(self, optimizer: Any, epoch: int, index: int) -> int | None:
         """Return the step before which a call of `take` ends; None where steps go one by one."""
-        reason = self.why_step_by_step(optimizer)
-        # dense inputs get the draws that the same inputs get as a sparse matrix, in one call
-        self._draws_by_row = reason == DENSE
-        if reason is not None:
+        if self._asked_for is not optimizer:  # once for a fit
+            self._step_by_step = self.why_step_by_step(optimizer)
+            self._asked_for = optimizer
+            # dense inputs get the draws that the same inputs get as a sparse matrix, in one call
+            self._draws_by_row = self._step_by_step == DENSE
+        if self._step_by_step is not None:
             return None
         each = steps_at_once(self.model, self._size())
         return min((index // each + 1) * each, len(self._batches))
