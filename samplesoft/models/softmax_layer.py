@@ -346,14 +346,15 @@ class SoftmaxLayer:
         exclude = self._for_sampler(targets.labels) if loss.excludes_label else None
         h = contexts if loss.device == "cpu" else self._for_sampler(contexts)
 
-        def sample(num: int, seed: Seed) -> Draw:
-            return sampler.sample(h, num, exclude=exclude, shared=self.shared, rng=seed)
-
         if self._refreshes:  # a two-pass sampler takes new candidates, by the seed of the step
             sampler.refresh(rng)
         if self._draws_as_asked:
-            draw = sample(self.num_sampled, rng)
+            draw = sampler.sample(h, self.num_sampled, exclude=exclude, shared=self.shared, rng=rng)
         else:
+
+            def sample(num: int, seed: Seed) -> Draw:
+                return sampler.sample(h, num, exclude=exclude, shared=self.shared, rng=seed)
+
             draw = loss.draw(sample, self.num_sampled, targets, sampler.num_classes, rng)
         log_count = self._label_log_count(contexts, targets) if loss.needs_label_count else None
         return draw, log_count
