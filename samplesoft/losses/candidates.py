@@ -252,7 +252,7 @@ def _score_each(
     if isinstance(rows, DistantRows):
         own, drawn = rows.scores(batch, ids)
         own = own.astype(np.float64)
-        void_unsound(own, drawn, owners)
+        void_unsound(own, drawn, owners, 0, 0)
         return Scores(own, drawn, owners, np.empty((0, d)), _NO_NORMS, shared, listed, num)
     rows, classes = np.asarray(rows), listed[1, :num]
     block, norms = np.empty((num, d), z.dtype), np.empty(num if normalize else 0)
@@ -264,7 +264,7 @@ def _score_each(
     own, drawn = np.empty(pairs), np.empty((z.shape[0], ids.shape[1]), z.dtype)
     scores = Scores(own, drawn, owners, block, norms, False, listed, num)
     examples, places = np.arange(z.shape[0]), scores.draw_places
-    score_labels(block, scores.label_places, z, owners, 0, own)
+    score_labels(block, scores.label_places, z, owners, 0, 0, pairs, own)
     thread_each(
         lambda part: score_rows(z, examples[part], block, places[part], drawn[part]),
         _parts(z.shape[0], drawn.size * d),
@@ -351,7 +351,7 @@ def _add_each(
         ),
         _parts(scores.num, work),
     )
-    add_labels(d_own, block, scores.label_places, owners, 0, dz)
+    add_labels(d_own, block, scores.label_places, owners, 0, 0, len(owners), dz)
     dz *= column
     if scores.norms.shape[0]:
         unit_rows_backward(dW, block, scores.norms)

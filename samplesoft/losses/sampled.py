@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from types import FunctionType, MethodType
+from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._device.select import as_device
-from samplesoft._jit import chunks, njit, row_chunks, thread_each
-from samplesoft._limits import call_quietly, quietly
+from samplesoft._jit import chunks, njit, thread_each
+from samplesoft._limits import call_quietly
 from samplesoft._validation import FloatArray, IntArray, as_choice
 from samplesoft.kernels.exponential import exp_to
 from samplesoft.kernels.weights import greatest, total
@@ -29,13 +29,8 @@ from samplesoft.losses.candidates import (
     score_candidates,
     score_gradients,
 )
-from samplesoft.losses.step import (
-    Pairs,
-    find_labels,
-    gains_of_kept,
-    pair_logits,
-    share_out_slopes,
-)
+from samplesoft.losses.differentiate import by_merged, by_rows
+from samplesoft.losses.step import Pairs, find_hits, gains_of_kept
 from samplesoft.samplers.base import Draw, Rows
 from samplesoft.schemes import Scheme, select
 
@@ -45,7 +40,9 @@ Sample = Callable[[int, Seed], Draw]  # so many draws for the contexts of a batc
 
 CHUNK_NUMBERS = 1 << 14  # logits that a thread computes at a time: they stay in its cache
 _JOB_CHUNKS = 8  # chunks that a thread takes at once: fewer are done before it is awake
-_NO_LABELS, _NO_HITS, _ALL_ONE = np.full((1, 1), -1), np.empty(0, np.int64), np.empty(0)
+_NO_WEIGHTS = np.empty((0, 0))
+_ALL_ONE = np.empty(0)
+_FLOAT = np.dtype(np.float64)
 _LEAST = 5e-324  # what `exp_to` gives for all that is too small
 
 
@@ -183,7 +180,7 @@ class SampledLoss(Loss):
     def _forward(
         self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
     ) -> tuple[FloatArray, Any]:
-        targets, facts, num = batch.targets, self.facts, batch.targets.labels.shape[0]
+        targets, facts = batch.targets, self.facts
         ids, log_counts = as_arrays(draw, batch.z.shape[0])
 
         # Scores of the labels (P,) and of the draws (B, m), and which draws are labels.
@@ -202,18 +199,23 @@ class SampledLoss(Loss):
         if once:  # all labels of an example are its own
             keeps_own = keeps_others = keeps_own and keeps_others
         # which draws are labels: asked only where some are not kept, as where draws exclude them
-        label_of, hits, hits_of_examples = _NO_LABELS, _NO_HITS, _NO_HITS
+        hit_starts = hit_stops = hit_columns = hits = no_hits(own.shape[0])
         if scores.listed[0, -1] > 0 and not (keeps_own and keeps_others):
-            labels, draws = scores.label_places, scores.draw_places
-            hits = np.zeros(num, np.int64)
-            label_of = find_labels(labels, scores.owners, draws, scores.num, hits)
+            hit_starts, hit_stops, hit_columns = find_hits(
+                scores.label_places,
+                scores.owners,
+                scores.listed[3, :-1],
+                scores.listed[4],
+                drawn.shape[1],
+                scores.shared,
+            )
+            hits = hit_stops - hit_starts
             if self.excludes_label and hits.any():
                 raise self.contains_label(targets.labels, int(hits.argmax()))
-            hits_of_examples = targets.per_example(hits)
 
         # Logits: what a draw stands for is its weight divided by how often it is expected.
         # In float64: of float32 the logarithm of a small probability would lose digits.
-        weights = call_quietly(np.exp, -log_counts) if terms.weighs_draws else None
+        weights = call_quietly(np.exp, -log_counts) if terms.weighs_draws else _NO_WEIGHTS
         if terms.weighs_draws or not facts.corrects_draws:
             log_counts = np.zeros_like(log_counts)
         if self.offset != 0.0:
@@ -222,21 +224,26 @@ class SampledLoss(Loss):
             own = own - label_count
         elif facts.divides_by_kept:
             if self.mask_other_labels:  # no draw of any label is kept
-                hits = targets.rows(hits_of_examples) if hits.size else hits
+                hits = targets.rows(targets.per_example(hits))
                 label_count = targets.rows(np.logaddexp.reduceat(label_count, targets.firsts()))
             own = own - gains_of_kept(ids.shape[1], hits, label_count)  # as if all draws gained it
 
         # Terms of the loss, and their derivatives in the scores.
-        shares = _ALL_ONE if targets.shares is None else targets.shares
-        rules = keeps_own, keeps_others, once
-        marks = label_of, hits_of_examples
-        pairs = Pairs(own, drawn, log_counts, *marks, scores.owners, shares, *rules)
-        # where an example has several labels, one logit may stand for most of its draws
-        if targets.owners is None or terms.merge is None:
-            narrow = drawn.dtype if terms.of_differences else np.dtype(np.float64)
-            losses, d_own, d_drawn = row_terms(pairs, targets, terms, narrow, weights)
-        else:
-            losses, d_own, d_drawn = merged_terms(pairs, targets, terms, terms.merge)
+        pairs = Pairs(
+            own=own,
+            drawn=drawn,
+            log_counts=log_counts,
+            owners=scores.owners,
+            begin=0,
+            shares=_ALL_ONE if targets.shares is None else targets.shares,
+            hit_starts=hit_starts,
+            hit_stops=hit_stops,
+            hit_columns=hit_columns,
+            keeps_own=keeps_own,
+            keeps_others=keeps_others,
+            once=once,
+        )
+        losses, d_own, d_drawn = differentiated(pairs, targets, terms, weights)
         if self.absolute:  # from derivatives in |o| to those in o
             d_own *= np.sign(scores.own)
             d_drawn *= np.sign(scores.drawn)
@@ -347,80 +354,50 @@ class SampledSoftmaxLoss(SampledLoss):
         return _SOFTMAX
 
 
-def row_terms(
-    pairs: Pairs,
-    targets: Targets,
-    terms: Terms,
-    dtype: np.dtype[Any],
-    weights: FloatArray | None = None,
+def differentiated(
+    pairs: Pairs, targets: Targets, terms: Terms, weights: FloatArray
 ) -> tuple[FloatArray, Rows, Rows]:
-    """Compute `terms` of a row of logits of a type for each pair: of its label, and of each draw.
+    """Return losses of all pairs and their derivatives, as `losses.differentiate` writes them.
 
-    They are given `weights`, (B, m) or (1, m) for all, of the draws of each pair, if there are any.
-
-    Returns losses (P,), times `shares`, and the
-    derivatives of what each example loses in scores of labels (P,) and of draws (B, m); where each
-    has one label, these take the place of the scores. The loss of a pair whose label has no finite
-    logit is NaN.
+    Derivatives in the scores of draws take the place of these where each example has one label. The
+    loss of a pair whose label has no finite logit is NaN.
     """
-    drawn, num, width = pairs.drawn, pairs.own.shape[0], 1 + pairs.drawn.shape[1]
+    drawn, num = pairs.drawn, pairs.own.shape[0]
+    width, dtype = 1 + drawn.shape[1], _FLOAT
     losses, d_own = np.empty(num), np.empty(num, drawn.dtype)
-    d_drawn = drawn if drawn.shape[0] == num else np.empty_like(drawn)
+    if targets.owners is None or terms.merge is None:
+        differentiate = by_rows(terms.kernel, terms.weighs_draws)
+        d_drawn = drawn if targets.owners is None else np.empty_like(drawn)
+        if terms.of_differences:
+            dtype = drawn.dtype
+    else:  # where an example has several labels, one logit may stand for most of its draws
+        differentiate = by_merged(terms.kernel, terms.merge, pairs.keeps_own or pairs.keeps_others)
+        d_drawn = np.empty(drawn.shape)
     most = CHUNK_NUMBERS // width or 1  # pairs at a time
-    kernel = terms.kernel
-    if type(kernel) in (FunctionType, MethodType):  # in NumPy, as it is not compiled
-        kernel = quietly(kernel)
+    room = max(min(most, num) * width, 3 * (1 + width))
+    if num <= _JOB_CHUNKS * most:
+        logits = np.empty(room, dtype)
+        differentiate(pairs, 0, num, terms.numbers, weights, logits, losses, d_own, d_drawn)
+    else:
+        firsts = [*targets.firsts().tolist(), num]
 
-    def work(job: slice) -> None:
-        for first in range(job.start, job.stop, most):
-            part = slice(first, first + most if first + most < job.stop else job.stop)
-            logits = np.empty((part.stop - first, width), dtype)
-            pair_logits(pairs, first, logits)
-            if weights is None:
-                kernel(logits, losses[part], *terms.numbers)
-            else:
-                of_pairs = weights[pairs.owners[part] % len(weights)]
-                kernel(logits, losses[part], of_pairs, *terms.numbers)
-            share_out_slopes(pairs, first, logits, losses, d_own, d_drawn)
+        def work(examples: slice) -> None:
+            first, last = firsts[examples.start], firsts[examples.stop]
+            logits = np.empty(room, dtype)
+            differentiate(
+                pairs, first, last, terms.numbers, weights, logits, losses, d_own, d_drawn
+            )
 
-    # the pairs of an example are all in one job, for they add to the same derivatives
-    jobs = [slice(0, num)]
-    if num > _JOB_CHUNKS * most:
-        ends, each = [*targets.firsts().tolist(), num], -(-num // len(drawn))
-        parts = chunks(len(drawn), max(1, _JOB_CHUNKS * most // each))
-        jobs = [slice(ends[part.start], ends[part.stop]) for part in parts]
-    thread_each(work, jobs)
-    return losses, d_own, d_drawn
+        # fewer pairs are done before a thread is awake
+        pairs_each = -(-num // len(drawn))
+        thread_each(work, chunks(len(drawn), max(1, _JOB_CHUNKS * most // pairs_each)))
+    return losses, d_own, d_drawn if d_drawn.dtype == drawn.dtype else d_drawn.astype(drawn.dtype)
 
 
-@quietly
-def merged_terms(
-    pairs: Pairs, targets: Targets, terms: Terms, merge: Kernel
-) -> tuple[FloatArray, Rows, Rows]:
-    """Compute as `row_terms`, where one logit can stand for all draws that are no label's.
-
-    A row then has few numbers: the label's logit, those of the draws that are labels of the
-    example, which its pairs may treat differently, and the merged one.
-    """
-    drawn, label_of = pairs.drawn, pairs.label_of
-    logits = drawn - pairs.log_counts
-    # column c has the c-th draw of a label of each example, as far as there is one
-    examples, draws = np.nonzero(label_of >= 0)
-    column = np.arange(len(examples)) - np.searchsorted(examples, examples)
-    few = np.full((len(drawn), column.max(initial=-1) + 2), -np.inf)
-    whose = np.full(few.shape, -1)
-    few[examples, column] = logits[examples, draws]
-    whose[examples, column] = label_of[examples, draws]
-    logits[examples, draws] = -np.inf
-    thread_each(  # which leaves derivatives of the merged logit in place of logits
-        lambda part: merge(logits[part], few[part, -1]), row_chunks(logits.shape, CHUNK_NUMBERS)
-    )
-    none_expected = np.zeros((1, few.shape[1]))  # for that is in the logits already
-    short = pairs._replace(drawn=few, log_counts=none_expected, label_of=whose)
-    losses, d_own, d_few = row_terms(short, targets, terms, few.dtype)
-    d_drawn = np.multiply(logits, d_few[:, -1:], out=np.empty_like(drawn), casting="same_kind")
-    d_drawn[examples, draws] = d_few[examples, column]
-    return losses, d_own.astype(drawn.dtype), d_drawn
+@lru_cache(4)
+def no_hits(size: int) -> IntArray:
+    """Return zeros, which nobody changes: batches are mostly as large as the last."""
+    return np.zeros(size, np.int64)
 
 
 @njit

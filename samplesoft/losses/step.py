@@ -22,7 +22,7 @@ from samplesoft.kernels.rows import (
     row_dot,
     unit_gradient,
 )
-from samplesoft.kernels.sort_ids import equal_runs
+from samplesoft.kernels.sort_ids import count_below, equal_runs
 from samplesoft.kernels.weights import greatest
 from samplesoft.samplers.base import Rows
 
@@ -34,16 +34,19 @@ class Pairs(NamedTuple):
     """The P pairs of an example and a label, all of which have its m draws.
 
     A draw of its own label has weight for a pair where `keeps_own`, one of another label of its
-    example where `keeps_others`, and one of no label always.
+    example where `keeps_others`, and one of no label always. The columns of the draws of the label
+    of pair p are ``hit_columns[hit_starts[p]:hit_stops[p]]``.
     """
 
     own: FloatArray  # (P,): logits of the labels
     drawn: Rows  # (B, m): scores of the draws
     log_counts: FloatArray  # (B, m) or (1, m): what scores of draws lose
-    label_of: IntArray  # (B, m): the pair whose label a draw is, or -1; (1, 1) if all are -1
-    hits: IntArray  # (B,): how many draws of an example are labels of it; (0,) if all are none
-    owners: IntArray  # (P,): example of each
+    owners: IntArray  # (P,): example of each, rising, counted from `begin`
+    begin: int
     shares: FloatArray  # (P,): what each weighs in the loss of its example; (0,) if all weigh 1
+    hit_starts: IntArray  # (P,)
+    hit_stops: IntArray
+    hit_columns: IntArray
     keeps_own: bool
     keeps_others: bool
     once: bool  # draws have weight for the first pair of an example alone
@@ -99,22 +102,36 @@ def gather(ids: IntArray, rows: Floats, normalize: bool, block: Floats, norms: F
 
 @njit_bare
 def score_labels(
-    block: Floats, rows: IntArray, z: Floats, owners: IntArray, begin: int, own: FloatArray
+    block: Floats,
+    rows: IntArray,
+    z: Floats,
+    owners: IntArray,
+    begin: int,
+    first: int,
+    last: int,
+    own: FloatArray,
 ) -> None:
-    """Write the scores of labels (P,), which are some `rows` (P,) of a block of vectors.
+    """Write the scores (P,) of the labels of pairs [first, last), some `rows` (P,) of a block.
 
     Their examples are `owners` (P,), of which `begin` has the first of the contexts `z`.
     """
-    for p in range(len(rows)):
+    for p in range(first, last):
         own[p] = row_dot(block, rows[p], z, owners[p] - begin)
 
 
 @njit_bare
 def add_labels(
-    d_own: Floats, block: Floats, rows: IntArray, owners: IntArray, begin: int, dz: Floats
+    d_own: Floats,
+    block: Floats,
+    rows: IntArray,
+    owners: IntArray,
+    begin: int,
+    first: int,
+    last: int,
+    dz: Floats,
 ) -> None:
-    """Add what labels (P,) bring to derivatives in contexts; arguments as in `score_labels`."""
-    for p in range(len(rows)):
+    """Add what labels bring to derivatives in contexts; arguments as in `score_labels`."""
+    for p in range(first, last):
         add_row(dz[owners[p] - begin], d_own[p], block[rows[p]])
 
 
@@ -127,15 +144,6 @@ def score_draws(block: Rows, z: Rows, num: int, width: int, scores: Rows, produc
         np.dot(z, block[start:stop].T, part)
         for b in range(len(z)):
             copy_row(scores[b * num + start :], part[b])
-
-
-@njit_bare
-def are_finite(scores: Rows) -> bool:
-    """Tell whether all scores are finite."""
-    bad = 0
-    for k in range(len(scores)):
-        bad += 0 if abs(scores[k]) < np.inf else 1
-    return bad == 0
 
 
 @njit
@@ -200,7 +208,7 @@ def score_set(
         return num
     pairs, m, candidates = len(own), drawn.shape[1], listed[0, :-1]
     gather(candidates, rows, len(norms) > 0, block, norms)
-    score_labels(block, np.arange(pairs), z, owners, 0, own)
+    score_labels(block, np.arange(pairs), z, owners, 0, 0, pairs, own)
     if multiply:
         if m > 0:
             np.dot(z, np.ascontiguousarray(block[pairs:].T), drawn)  # a copy is quicker
@@ -225,7 +233,7 @@ def complete_scores(
             for k in range(m):
                 drawn[b, k] += biases[candidates[first + k]]
             first += m if len(candidates) > pairs + m else 0
-    void_unsound(own, drawn, owners)
+    void_unsound(own, drawn, owners, 0, 0)
 
 
 @njit
@@ -261,7 +269,7 @@ def set_gradients(
         else:
             dz[:] = 0.0
     class_sums(d_own, d_drawn, weighted, owners, of_draws, order, starts, dW)
-    add_labels(d_own, block, np.arange(pairs), owners, 0, dz)
+    add_labels(d_own, block, np.arange(pairs), owners, 0, 0, pairs, dz)
     for b in range(len(z)):
         for f in range(z.shape[1]):
             dz[b, f] *= column[b]
@@ -345,56 +353,46 @@ def class_sums(
 
 
 @njit
-def find_labels(
-    label_places: IntArray, owners: IntArray, draw_places: IntArray, num: int, hits: IntArray
-) -> IntArray:
-    """Return which of the pairs of its example each draw is the label of.
+def find_hits(
+    label_places: IntArray,
+    owners: IntArray,
+    order: IntArray,
+    starts: IntArray,
+    num_draws: int,
+    shared: bool,
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Return which draws are the label of each pair: starts (P,), stops (P,) and columns.
 
-    `label_places` (P,) and `draw_places`, (B, m) or (1, m) for all, are classes in ``range(num)``,
-    `owners` (P,) the examples of the labels, rising; each has one. Returns the places (B, m) of the
-    pairs, or -1, in place of them a single -1 where no draw is a label, and adds to `hits` (P,) how
-    many draws are the label of a pair. The labels of an example differ.
+    `label_places` (P,) are classes, of which class g stands at ``order[starts[g]:starts[g + 1]]``
+    of the labels and then the draws, so many of each example, or one set for all.
     """
-    size = owners[-1] + 1
-    found = 1  # hits, counted before their places where that is quicker
-    if len(draw_places) == 1:
-        is_label = np.zeros(num, np.bool_)
-        is_label[label_places] = True
-        found = is_label[draw_places[0]].sum()
-    elif len(owners) == size:  # one label each: comparisons, which are vector instructions
-        found = 0
-        for b in range(size):
-            found += (draw_places[b] == label_places[b]).sum()
-    if found == 0:  # as a rule of many classes: nothing to write for each draw
-        return np.full((1, 1), -1)
-    label_of = np.empty((size, draw_places.shape[1]), np.int64)
-    mark = np.full(num, -1)  # which pair of an example a class is the label of
-    first = 0
-    for b in range(size):
-        classes = draw_places[b if len(draw_places) > 1 else 0]
-        last = first
-        while last < len(owners) and owners[last] == b:
-            mark[label_places[last]] = last
-            last += 1
-        for k in range(len(classes)):
-            p = mark[classes[k]]
-            label_of[b, k] = p
-            if p >= 0:
-                hits[p] += 1
-        mark[label_places[first:last]] = -1  # only what was written, not all of `mark`
-        first = last
-    return label_of
+    pairs = len(label_places)
+    first, last = np.empty(pairs, np.int64), np.empty(pairs, np.int64)
+    columns = np.empty(len(order), np.int64)
+    for p in range(pairs):
+        begin, end = starts[label_places[p]], starts[label_places[p] + 1]
+        least = pairs + (0 if shared else owners[p] * num_draws)  # place of the first draw
+        i = begin + count_below(order[begin:end], least)
+        first[p] = i
+        while i < end and order[i] < least + num_draws:
+            columns[i] = order[i] - least
+            i += 1
+        last[p] = i
+    return first, last, columns
 
 
-@njit
-def void_unsound(own: FloatArray, drawn: Floats, owners: IntArray) -> None:
-    """Make NaN of those of `own` (P,) whose examples have scores `drawn` (B, m) beyond all."""
-    p = 0
+@njit_bare
+def void_unsound(own: FloatArray, drawn: Floats, owners: IntArray, begin: int, first: int) -> None:
+    """Make NaN of those of `own` (P,) whose examples have scores `drawn` (B, m) beyond all.
+
+    Of examples from `begin` on, whose pairs, of `owners` (P,), begin with the first.
+    """
+    p = first
     for b in range(len(drawn)):
         bad = 0
         for k in range(drawn.shape[1]):
             bad += 0 if abs(drawn[b, k]) < np.inf else 1
-        while p < len(own) and owners[p] == b:
+        while p < len(own) and owners[p] - begin == b:
             own[p] = own[p] if bad == 0 else np.nan
             p += 1
 
@@ -406,24 +404,37 @@ def pair_logits(pairs: Pairs, start: int, logits: Floats) -> None:
     A draw that has no weight for a pair gets -inf. Rows of float32 are less their greatest.
     """
     owners, drawn, log_counts = pairs.owners, pairs.drawn, pairs.log_counts
-    label_of, hits, wide = pairs.label_of, pairs.hits, np.empty(logits.shape[1])
+    wide = np.empty(logits.shape[1])
     for i in range(len(logits)):
         p = start + i
-        b = owners[p]
+        b = owners[p] - pairs.begin
         row = b if len(log_counts) > 1 else 0
         wide[0] = pairs.own[p]
         for k in range(drawn.shape[1]):
             wide[1 + k] = drawn[b, k] - log_counts[row, k]
-        if pairs.once and p > 0 and owners[p - 1] == b:
+        if pairs.once and p > 0 and owners[p - 1] == owners[p]:
             wide[1:] = -np.inf
-        elif len(hits) > 0 and hits[b] > 0:  # seldom, so not in the loop above, which is vectors
-            for k in range(drawn.shape[1]):
-                kept = pairs.keeps_own if label_of[b, k] == p else pairs.keeps_others
-                if label_of[b, k] >= 0 and not kept:
-                    wide[1 + k] = -np.inf
+        else:
+            leave_out(pairs, p, wide)
         shift = greatest(wide) if logits.itemsize == 4 else 0.0
         for k in range(len(wide)):
             logits[i, k] = wide[k] - shift
+
+
+@njit_bare
+def leave_out(pairs: Pairs, p: int, row: FloatArray) -> None:
+    """Make -inf of those logits of draws that have no weight for a pair; row[0] is the label's."""
+    owners = pairs.owners
+    first, last = p, p + 1
+    if not pairs.keeps_others:  # then those of all labels of the example are asked for
+        while first > 0 and owners[first - 1] == owners[p]:
+            first -= 1
+        while last < len(owners) and owners[last] == owners[p]:
+            last += 1
+    for q in range(first, last):
+        if q != p or not pairs.keeps_own:
+            for i in range(pairs.hit_starts[q], pairs.hit_stops[q]):
+                row[1 + pairs.hit_columns[i]] = -np.inf
 
 
 @njit
@@ -440,11 +451,11 @@ def share_out_slopes(
     total = np.empty(width)  # float64, for labels of an example pull at a draw in turn
     for i in range(len(slopes)):
         p = start + i
-        b, share = owners[p], shares[p] if len(shares) > 0 else 1.0
+        b, share = owners[p] - pairs.begin, shares[p] if len(shares) > 0 else 1.0
         losses[p] *= share if abs(own[p]) < np.inf else np.nan
         d_own[p] = share * slopes[i, 0]
-        begins = p == 0 or owners[p - 1] != b
-        ends = i + 1 == len(slopes) or owners[p + 1] != b
+        begins = p == 0 or owners[p - 1] != owners[p]
+        ends = i + 1 == len(slopes) or owners[p + 1] != owners[p]
         if begins:
             for k in range(width):
                 total[k] = share * slopes[i, 1 + k]

@@ -14,7 +14,6 @@ the same whichever worker takes it, so that results do not depend on how many th
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from math import exp, log
@@ -44,10 +43,12 @@ from samplesoft.kernels.rows import (
 from samplesoft.kernels.sort_ids import equal_runs
 from samplesoft.losses.base import Loss, Targets, check_targets
 from samplesoft.losses.candidates import check_draw, require_replacement
+from samplesoft.losses.differentiate import by_merged, by_rows, named
 from samplesoft.losses.full import FullSoftmaxLoss
 from samplesoft.losses.logistic import FullLogisticLoss, logistic_terms, merge_softplus
 from samplesoft.losses.multilevel import MultilevelLoss
 from samplesoft.losses.sampled import (
+    CHUNK_NUMBERS,
     SampledLoss,
     SampledSoftmaxLoss,
     Terms,
@@ -55,14 +56,15 @@ from samplesoft.losses.sampled import (
     softmax_terms,
 )
 from samplesoft.losses.step import (
+    Pairs,
     add_labels,
-    are_finite,
     gains_of_kept,
     gather,
     gradient_of_draws,
     pull_of_draws,
     score_draws,
     score_labels,
+    void_unsound,
 )
 from samplesoft.models.linear_softmax import LinearSoftmax
 from samplesoft.models.optimizers import LARGEST, Optimizer, largest_gradient
@@ -95,10 +97,10 @@ class _Loss(NamedTuple):
 
     tau: float
     normalize: bool
+    absolute: bool
     keeps_own: bool  # draws of the label itself have weight
     keeps_others: bool  # and those of another label of the example
     once: bool  # draws have weight for the first label of an example alone
-    offset: float
 
 
 class _Table(NamedTuple):
@@ -118,7 +120,7 @@ class _Draws(NamedTuple):
     # Columns of the rows of logits: each class drawn, or each draw, where those of a class are not
     # one logit.
     columns: IntArray  # (S, m): the place of each draw among the classes; (S, 0) where not needed
-    logs: Rows  # (S, m): log expected counts
+    logs: Rows  # (S, m): log expected counts, which scores lose
     weights: FloatArray  # (S, m): 1 over expected counts; (S, 0) where the loss does not ask
 
 
@@ -131,7 +133,19 @@ class _Pairs(NamedTuple):
     labels: IntArray  # (P,): places of the labels among the classes of the step
     by_place: IntArray  # (P,): the pairs of a step by these places, from its first pair on
     owners: IntArray  # (P,): examples, counted in the step
-    slopes: FloatArray  # (P,): logits, and later derivatives in them
+    slopes: FloatArray  # (P,): logits, and later derivatives in the scores
+
+
+class _Hits(NamedTuple):
+    """Which draws are the label of a pair, and what its step makes of it."""
+
+    # Columns of the rows of logits, of one class of a step after another: (S m,); or where each
+    # class drawn is one, the same for all steps: (m,).
+    columns: IntArray
+    starts: IntArray  # (P,): where those of the label begin
+    stops: IntArray  # (P,)
+    scores: FloatArray  # (P,)
+    losses: FloatArray  # (P,)
 
 
 class _Entries(NamedTuple):
@@ -169,6 +183,7 @@ class _Job(NamedTuple):
     factors: FloatArray  # (N,): weights of the losses of the examples
     draws: _Draws
     pairs: _Pairs
+    hits: _Hits
     entries: _Entries
     room: _Room
     losses: FloatArray  # (N,)
@@ -323,20 +338,30 @@ def take_steps(
     rules = _Loss(
         tau=loss.tau,
         normalize=loss.normalize,
+        absolute=loss.absolute,
         keeps_own=keeps_own and (keeps_others or not once),
         keeps_others=keeps_others and (keeps_own or not once),
         once=once,
-        offset=getattr(loss, "offset", 0.0),
     )
+    # what is added to all scores, draws and labels do not lose
+    offset = getattr(loss, "offset", 0.0)
+    draws, label_logs = draws._replace(log_counts=draws.log_counts - offset), label_logs - offset
     sizes = np.minimum(batch_size, x.shape[0] - batch_size * np.arange(num_steps))
     factors = weights / np.repeat(sizes, sizes)
     job = _arranged(rules, x, targets, draws, label_logs, factors, batch_size, model)
     update = _update_of(optimizer, model, num_steps)
-    run = _runner(_differentiator(terms, rules, loss.absolute), _updater(optimizer._kernel))
+    if terms.merge is None:
+        differentiate = by_rows(terms.kernel, terms.weighs_draws)
+    else:
+        differentiate = by_merged(terms.kernel, terms.merge, rules.keeps_own or rules.keeps_others)
+    plain = terms.merge is not None and terms.adds_exponentials and not rules.absolute
+    run = _runner(differentiate, _updater(optimizer._kernel), plain)
     arrived = np.zeros(1, np.int64)
     work = batch_size * draws.ids.shape[1] * job.room.z.shape[1]
     most = num_threads() if work > _FEW else 1
-    scratches = [_scratch(job) for _ in range(most)]  # before they meet: there may be no memory
+    scratches = [
+        _scratch(job, terms) for _ in range(most)
+    ]  # before they meet: there may be no memory
 
     def take_part(worker: int, workers: int) -> None:
         try:
@@ -470,20 +495,6 @@ def _arranged(
         block_norms=np.empty(most),
         d_drawn=np.empty((*blocks, _EXAMPLES * width), dtype),
     )
-    losses, trouble = np.zeros(x.shape[0]), np.zeros(2, np.int64)
-    job = _Job(
-        loss=loss,
-        numbers=terms.numbers,
-        size=size,
-        width=width,
-        factors=factors,
-        draws=draws,
-        pairs=of_pairs,
-        entries=of_entries,
-        room=room,
-        losses=losses,
-        trouble=trouble,
-    )
     thread_each(
         lambda part: _arrange(
             draws,
@@ -500,7 +511,42 @@ def _arranged(
         ),
         chunks(steps, -(-steps // num_threads())),
     )
-    return job
+    return _Job(
+        loss=loss,
+        numbers=terms.numbers,
+        size=size,
+        width=width,
+        factors=factors,
+        draws=draws,
+        pairs=of_pairs,
+        hits=_hits(draws, of_pairs, size),
+        entries=of_entries,
+        room=room,
+        losses=np.zeros(x.shape[0]),
+        trouble=np.zeros(2, np.int64),
+    )
+
+
+def _hits(draws: _Draws, pairs: _Pairs, size: int) -> _Hits:
+    """Return which draws are the labels of pairs, of steps of so many examples."""
+    if draws.columns.shape[1] == 0:  # a class drawn is one column
+        columns = np.arange(draws.logs.shape[1])
+        ends = np.append(pairs.firsts[:-1:size], pairs.firsts[-1])
+        starts = pairs.labels
+        stops = starts + (starts < np.repeat(draws.num_drawn, np.diff(ends)))
+    else:
+        orders = np.argsort(draws.columns, axis=1, kind="stable")
+        columns = orders.ravel()
+        starts, stops = np.empty_like(pairs.labels), np.empty_like(pairs.labels)
+        for s, order in enumerate(orders):
+            begin, end = s * size, min((s + 1) * size, len(pairs.firsts) - 1)
+            some = slice(pairs.firsts[begin], pairs.firsts[end])
+            classes = draws.columns[s][order]
+            before = s * len(order)
+            starts[some] = before + np.searchsorted(classes, pairs.labels[some], "left")
+            stops[some] = before + np.searchsorted(classes, pairs.labels[some], "right")
+    num = len(starts)
+    return _Hits(columns, starts, stops, np.empty(num), np.empty(num))
 
 
 @njit
@@ -570,13 +616,32 @@ def _arrange(
             entries.by_feature[i] = entries.values[low + order[i - low]]
 
 
-def _scratch(job: _Job) -> tuple[Rows, Rows, Rows, FloatArray, FloatArray]:
-    """Make room for what no other worker reads: scores, gradients, a product, and rows."""
+class _Scratch(NamedTuple):
+    """Room of a worker, for what no other one reads."""
+
+    scores: Rows  # of a block of examples
+    gradients: Rows  # of a block of rows
+    product: Rows
+    drawn: Rows  # scores of each draw of a block of examples, in the type of their logits
+    d_drawn: Rows
+    logits: FloatArray
+
+
+def _scratch(job: _Job, terms: Terms) -> _Scratch:
+    """Make room for a worker."""
     (most, dim), dtype = job.room.block.shape, job.room.block.dtype
     wide = max(job.width, _EXAMPLES, _FEATURES)
-    sizes = _EXAMPLES * most, wide * dim, max(wide * dim, _EXAMPLES * job.width)
-    scores, gradients, product = (np.empty(size, dtype) for size in sizes)
-    return scores, gradients, product, np.empty(2 + most), np.empty(most)
+    # a loss that merges exponentials needs no more digits than scores have
+    kind = dtype if terms.merge is not None and terms.adds_exponentials else np.float64
+    num_logits = max(job.draws.logs.shape[1], most)
+    return _Scratch(
+        scores=np.empty(_EXAMPLES * most, dtype),
+        gradients=np.empty(wide * dim, dtype),
+        product=np.empty(max(wide * dim, _EXAMPLES * job.width), dtype),
+        drawn=np.empty(_EXAMPLES * num_logits, kind),
+        d_drawn=np.empty(_EXAMPLES * num_logits, kind),
+        logits=np.empty(max(CHUNK_NUMBERS, 3 * (2 + num_logits))),
+    )
 
 
 @njit_bare
@@ -593,39 +658,63 @@ def _embed(loss: _Loss, intercept: Rows, contexts: Rows, norms: FloatArray, z: R
 
 
 @njit_bare
-def _score_labels(loss: _Loss, pairs: _Pairs, block: Rows, z: Rows, first: int) -> None:
-    some = slice(pairs.firsts[first], pairs.firsts[first + len(z)])
-    owners, slopes, logs = pairs.owners[some], pairs.slopes[some], pairs.logs[some]
-    score_labels(block, pairs.labels[some], z, owners, owners[0], slopes)
-    for p in range(len(slopes)):
-        slopes[p] = slopes[p] + loss.offset - logs[p]
+def _scores_of_draws(loss: _Loss, columns: IntArray, scores: Rows, num: int, drawn: Rows) -> None:
+    """Write the scores of draws, from those of `num` classes of one example after another."""
+    for b in range(len(drawn)):
+        for k in range(drawn.shape[1]):
+            drawn[b, k] = scores[b * num + (columns[k] if len(columns) > 0 else k)]
+        if loss.absolute:
+            for k in range(drawn.shape[1]):
+                drawn[b, k] = abs(drawn[b, k])
+
+
+@njit_bare
+def _slopes_of_classes(
+    loss: _Loss, columns: IntArray, d_drawn: Rows, num: int, scores: Rows
+) -> None:
+    """Turn the scores of the classes drawn into derivatives in them."""
+    for b in range(len(d_drawn)):
+        if loss.absolute:  # from derivatives in |o| to those in o
+            for k in range(d_drawn.shape[1]):
+                place = columns[k] if len(columns) > 0 else k
+                d_drawn[b, k] *= np.sign(scores[b * num + place])
+        if len(columns) == 0:
+            for k in range(num):
+                scores[b * num + k] = d_drawn[b, k]
+        else:
+            for k in range(num):
+                scores[b * num + k] = 0.0
+            for k in range(len(columns)):
+                scores[b * num + columns[k]] += d_drawn[b, k]
 
 
 @njit_bare
 def _spread(
-    pairs: _Pairs, example: int, factor: float, draws: Rows, width: int, b: int, d_drawn: Rows
+    factors: FloatArray,
+    first: int,
+    last: int,
+    scores: Rows,
+    num: int,
+    width: int,
+    d_drawn: Rows,
 ) -> None:
-    """Weigh the derivatives of an example, and put those of its draws where blocks find them."""
-    for p in range(pairs.firsts[example], pairs.firsts[example + 1]):
-        pairs.slopes[p] *= factor
-    scale = draws.dtype.type(factor)
-    for start in range(0, len(draws), width):
-        wide = min(width, len(draws) - start)
-        out = d_drawn[start // width]
-        for k in range(wide):
-            out[b * wide + k] = scale * draws[start + k]
+    """Weigh derivatives of examples in scores of `num` classes; put them where blocks find them."""
+    for b in range(last - first):
+        factor = scores.dtype.type(factors[first + b])
+        for start in range(0, num, width):
+            wide = min(width, num - start)
+            out = d_drawn[start // width]
+            for k in range(wide):
+                out[b * wide + k] = factor * scores[b * num + start + k]
 
 
 @njit_bare
-def _go_back_labels(loss: _Loss, pairs: _Pairs, block: Rows, first: int, slopes: Rows) -> None:
-    """Add what labels bring, and go on to derivatives in contexts."""
-    tau = slopes.dtype.type(loss.tau)
-    some = slice(pairs.firsts[first], pairs.firsts[first + len(slopes)])
-    owners = pairs.owners[some]
-    add_labels(pairs.slopes[some], block, pairs.labels[some], owners, owners[0], slopes)
+def _times_tau(tau: float, slopes: Rows) -> None:
+    """Go on from derivatives in contexts times tau to those in contexts."""
+    typed = slopes.dtype.type(tau)
     for b in range(len(slopes)):
         for i in range(slopes.shape[1]):
-            slopes[b, i] *= tau
+            slopes[b, i] *= typed
 
 
 @njit_bare
@@ -644,233 +733,7 @@ def _of_labels(pairs: _Pairs, i: int, stop: int, first: int, z: Rows, gradient: 
         i += 1
 
 
-# kernels of a loss and of an optimizer ------------------------------------------------------------
-
-
-def _named(function: Kernel, *kernels: Kernel) -> Kernel:
-    """Name a function by what it is compiled for, so that on disk each has a place of its own."""
-    names = [function.__name__]
-    for kernel in kernels:
-        code: Any = getattr(kernel, "py_func", kernel)
-        module = str(code.__module__)  # None of what was made by exec
-        others = [] if module.startswith("samplesoft.") else [module]
-        names += [*others, code.__name__]
-    function.__name__ = function.__qualname__ = re.sub(r"\W+", "_", "_".join(names))
-    return function
-
-
-def _differentiator(terms: Terms, loss: _Loss, absolute: bool) -> Kernel:
-    """Return the kernel that turns what an example has into derivatives, and returns its loss.
-
-    That is scores of the classes drawn, and logits of its labels. `row` and `spare` are for a
-    number of each column.
-    """
-    if terms.merge is None or loss.keeps_own or loss.keeps_others:
-        found = _by_rows(terms.kernel, terms.adds_exponentials, terms.weighs_draws)
-    elif terms.adds_exponentials:
-        found = _by_merged_scores(terms.kernel, terms.merge)
-    else:
-        found = _by_merged_columns(terms.kernel, terms.merge)
-    return _by_absolute(found) if absolute else found
-
-
-@cache
-def _by_absolute(differentiate: Kernel) -> Kernel:
-    """Return a differentiator that takes the absolute values of scores first."""
-
-    def by_absolute(
-        loss: _Loss,
-        numbers: Any,
-        logs: Rows,
-        columns: IntArray,
-        weights: FloatArray,
-        pairs: _Pairs,
-        example: int,
-        scores: Rows,
-        row: FloatArray,
-        spare: FloatArray,
-    ) -> float:
-        first, last = pairs.firsts[example], pairs.firsts[example + 1]
-        signs, signs_of_labels = np.sign(scores), np.empty(last - first)
-        for k in range(len(scores)):
-            scores[k] = abs(scores[k])
-        for p in range(first, last):
-            shift = loss.offset - pairs.logs[p]
-            own = pairs.slopes[p] - shift
-            signs_of_labels[p - first] = np.sign(own)
-            pairs.slopes[p] = abs(own) + shift
-        lost = differentiate(
-            loss, numbers, logs, columns, weights, pairs, example, scores, row, spare
-        )
-        for k in range(len(scores)):
-            scores[k] *= signs[k]
-        for p in range(first, last):
-            pairs.slopes[p] *= signs_of_labels[p - first]
-        return float(lost)
-
-    return njit(_named(by_absolute, differentiate))  # which makes arrays
-
-
-@cache
-def _by_merged_scores(kernel: Kernel, merge: Kernel) -> Kernel:
-    """Return a differentiator where one logit stands for all draws, in place of their scores."""
-    with_merged = _with_merged(kernel)
-
-    def by_merged_scores(
-        loss: _Loss,
-        numbers: Any,
-        logs: Rows,
-        columns: IntArray,
-        weights: FloatArray,
-        pairs: _Pairs,
-        example: int,
-        scores: Rows,
-        row: FloatArray,
-        spare: FloatArray,
-    ) -> float:
-        offset = scores.dtype.type(loss.offset)
-        for k in range(len(scores)):
-            scores[k] += offset - logs[k]
-        for p in range(pairs.firsts[example], pairs.firsts[example + 1]):
-            if pairs.labels[p] < len(scores):
-                scores[pairs.labels[p]] = -np.inf
-        merge(scores.reshape((1, len(scores))), row[:1])
-        lost, slope = with_merged(loss, numbers, pairs, example, row)
-        typed = scores.dtype.type(slope)
-        for k in range(len(scores)):
-            scores[k] *= typed
-        return float(lost)
-
-    return njit_bare(_named(by_merged_scores, kernel, merge))
-
-
-@cache
-def _by_merged_columns(kernel: Kernel, merge: Kernel) -> Kernel:
-    """Return a differentiator where one logit stands for all draws, each on its own."""
-    with_merged = _with_merged(kernel)
-
-    def by_merged_columns(
-        loss: _Loss,
-        numbers: Any,
-        logs: Rows,
-        columns: IntArray,
-        weights: FloatArray,
-        pairs: _Pairs,
-        example: int,
-        scores: Rows,
-        row: FloatArray,
-        spare: FloatArray,
-    ) -> float:
-        logits = spare[: len(columns)]
-        for k in range(len(columns)):
-            logits[k] = scores[columns[k]] + loss.offset - logs[k]
-        for k in range(len(scores)):
-            scores[k] = 0.0
-        for p in range(pairs.firsts[example], pairs.firsts[example + 1]):
-            _leave_out(pairs.labels[p], len(scores), columns, logits)
-        merge(logits.reshape((1, len(logits))), row[:1])
-        lost, slope = with_merged(loss, numbers, pairs, example, row)
-        for k in range(len(columns)):
-            scores[columns[k]] += slope * logits[k]
-        return float(lost)
-
-    return njit_bare(_named(by_merged_columns, kernel, merge))
-
-
-@cache
-def _with_merged(kernel: Kernel) -> Kernel:
-    """Return a kernel that gives the loss of an example, and its derivative in the merged logit."""
-
-    def with_merged(
-        loss: _Loss, numbers: Any, pairs: _Pairs, example: int, row: FloatArray
-    ) -> tuple[float, float]:
-        merged, lost, slope = row[0], 0.0, 0.0
-        pair = row[1:3].reshape((1, 2))
-        first = pairs.firsts[example]
-        for p in range(first, pairs.firsts[example + 1]):
-            pair[0, 0] = pairs.slopes[p]
-            pair[0, 1] = -np.inf if loss.once and p > first else merged
-            kernel(pair, row[:1], *numbers)
-            lost += pairs.shares[p] * row[0]
-            pairs.slopes[p] = pairs.shares[p] * pair[0, 0]
-            slope += pairs.shares[p] * pair[0, 1]
-        return float(lost), float(slope)
-
-    return njit_bare(_named(with_merged, kernel))
-
-
-@cache
-def _by_rows(kernel: Kernel, adds_exponentials: bool, weighs_draws: bool) -> Kernel:
-    """Return a differentiator with a row of all draws for each label."""
-    call = _weighed(kernel) if weighs_draws else _unweighed(kernel)
-
-    def by_rows(
-        loss: _Loss,
-        numbers: Any,
-        logs: Rows,
-        columns: IntArray,
-        weights: FloatArray,
-        pairs: _Pairs,
-        example: int,
-        scores: Rows,
-        row: FloatArray,
-        spare: FloatArray,
-    ) -> float:
-        first, last, lost = pairs.firsts[example], pairs.firsts[example + 1], 0.0
-        width = len(scores) if adds_exponentials else len(columns)
-        logits, of_pair = spare[:width], row[1 : 2 + width]
-        for k in range(width):
-            score = scores[k] if adds_exponentials else scores[columns[k]]
-            logits[k] = score + loss.offset - logs[k]
-        for k in range(len(scores)):
-            scores[k] = 0.0
-        for p in range(first, last):
-            of_pair[0] = pairs.slopes[p]
-            for k in range(width):
-                of_pair[1 + k] = -np.inf if loss.once and p > first else logits[k]
-            for other in range(first, last):
-                if loss.keeps_own if other == p else loss.keeps_others:
-                    continue
-                if not adds_exponentials:
-                    _leave_out(pairs.labels[other], len(scores), columns, of_pair[1:])
-                elif pairs.labels[other] < len(scores):
-                    of_pair[1 + pairs.labels[other]] = -np.inf
-            call(of_pair.reshape((1, 1 + width)), row[:1], weights, numbers)
-            lost += pairs.shares[p] * row[0]
-            pairs.slopes[p] = pairs.shares[p] * of_pair[0]
-            for k in range(width):
-                place = k if adds_exponentials else columns[k]
-                scores[place] += pairs.shares[p] * of_pair[1 + k]
-        return float(lost)
-
-    # two kernels of this name would have one place on disk
-    by_rows.__name__ = "by_rows_of_classes" if adds_exponentials else "by_rows_of_draws"
-    return njit_bare(_named(by_rows, call))
-
-
-@cache
-def _unweighed(kernel: Kernel) -> Kernel:
-    def unweighed(logits: FloatArray, lost: FloatArray, weights: FloatArray, numbers: Any) -> None:
-        kernel(logits, lost, *numbers)
-
-    return njit_bare(_named(unweighed, kernel))
-
-
-@cache
-def _weighed(kernel: Kernel) -> Kernel:
-    def weighed(logits: FloatArray, lost: FloatArray, weights: FloatArray, numbers: Any) -> None:
-        kernel(logits, lost, weights.reshape((1, len(weights))), *numbers)
-
-    return njit_bare(_named(weighed, kernel))
-
-
-@njit_bare
-def _leave_out(label: int, num: int, columns: IntArray, logits: FloatArray) -> None:
-    """Give draws of a label no weight, where it is among the `num` classes drawn."""
-    if label < num:
-        for k in range(len(columns)):
-            if columns[k] == label:
-                logits[k] = -np.inf
+# the kernel of an optimizer, and the runner -------------------------------------------------------
 
 
 @cache
@@ -888,24 +751,29 @@ def _updater(rows_kernel: Kernel) -> Kernel:
             rows_kernel(ids, gradient, table.rows, table.states, numbers)
         return bad
 
-    return njit_bare(_named(update_rows, rows_kernel))
+    return njit_bare(named(update_rows, rows_kernel))
 
 
 @cache
-def _runner(differentiate: Kernel, update_rows: Kernel) -> Kernel:
-    """Return the kernel that takes steps by a loss and an optimizer; it is compiled when called."""
+def _runner(differentiate: Kernel, update_rows: Kernel, plain: bool) -> Kernel:
+    """Return the kernel that takes steps by a loss and an optimizer; it is compiled when called.
+
+    It is `plain` where the scores of the classes drawn are the logits of draws, but for what these
+    lose.
+    """
 
     def run(
         job: _Job,
         update: _Update,
-        scratch: tuple[Rows, Rows, Rows, FloatArray, FloatArray],
+        scratch: _Scratch,
         arrived: IntArray,
         worker: int,
         workers: int,
     ) -> None:
         """Take all the steps, as one of some workers that do so together."""
-        loss, draws, pairs, entries, room = job.loss, job.draws, job.pairs, job.entries, job.room
-        scores, gradients, product, row, spare = scratch
+        loss, draws, pairs, hits = job.loss, job.draws, job.pairs, job.hits
+        entries, room = job.entries, job.room
+        gradients, product = scratch.gradients, scratch.product
         dim, width, meetings, bad = room.z.shape[1], job.width, 0, 0
         for s in range(len(draws.num_drawn)):
             begin, end = s * job.size, min((s + 1) * job.size, len(job.factors))
@@ -918,37 +786,91 @@ def _runner(differentiate: Kernel, update_rows: Kernel) -> Kernel:
             meet(arrived, workers, meetings)
             for first in range(begin + worker * _EXAMPLES, end, workers * _EXAMPLES):
                 last = min(first + _EXAMPLES, end)
-                own = slice(first - begin, last - begin)
-                z, slopes = room.z[own], room.slopes[own]
-                contexts, norms = room.contexts[own], room.norms[own]
+                block = slice(first - begin, last - begin)
+                z, slopes = room.z[block], room.slopes[block]
+                contexts, norms = room.contexts[block], room.norms[block]
                 bounds = entries.bounds[first : last + 1]
                 weighted_rows(bounds, entries.columns, entries.values, update.inputs.rows, contexts)
                 _embed(loss, update.intercept.rows[0], contexts, norms, z)
-                score_draws(room.block, z, num, width, scores, product)
-                _score_labels(loss, pairs, room.block, z, first)
-                d_drawn = room.d_drawn[own.start // _EXAMPLES]
+                score_draws(room.block, z, num, width, scratch.scores, scratch.product)
+                # from scores of draws and labels to derivatives, which take their place
+                columns = draws.columns[s]
+                num_logits = len(columns) if len(columns) > 0 else num
+                shape, size = (len(z), num_logits), len(z) * num_logits
+                d_drawn = scratch.d_drawn[:size].reshape(shape)
+                if plain:
+                    drawn = scratch.scores[:size].reshape(shape)
+                else:
+                    drawn = scratch.drawn[:size].reshape(shape)
+                    _scores_of_draws(loss, columns, scratch.scores, num, drawn)
+                begin_pairs, end_pairs = pairs.firsts[first], pairs.firsts[last]
+                here = first - begin
+                score_labels(
+                    room.block,
+                    pairs.labels,
+                    z,
+                    pairs.owners,
+                    here,
+                    begin_pairs,
+                    end_pairs,
+                    hits.scores,
+                )
+                for p in range(begin_pairs, end_pairs):
+                    score = abs(hits.scores[p]) if loss.absolute else hits.scores[p]
+                    pairs.slopes[p] = score - pairs.logs[p]
+                void_unsound(pairs.slopes, drawn, pairs.owners, here, begin_pairs)
+                of_block = Pairs(
+                    own=pairs.slopes,
+                    drawn=drawn,
+                    log_counts=draws.logs[s : s + 1],
+                    owners=pairs.owners,
+                    begin=here,
+                    shares=pairs.shares,
+                    hit_starts=hits.starts,
+                    hit_stops=hits.stops,
+                    hit_columns=hits.columns,
+                    keeps_own=loss.keeps_own,
+                    keeps_others=loss.keeps_others,
+                    once=loss.once,
+                )
+                differentiate(
+                    of_block,
+                    begin_pairs,
+                    end_pairs,
+                    job.numbers,
+                    draws.weights[s : s + 1],
+                    scratch.logits,
+                    hits.losses,
+                    pairs.slopes,
+                    d_drawn,
+                )
+                blocks = room.d_drawn[here // _EXAMPLES]
                 for b in range(first, last):
-                    of_draws = scores[(b - first) * num : (b - first + 1) * num]
-                    sound = are_finite(of_draws)
-                    job.losses[b] = differentiate(
-                        loss,
-                        job.numbers,
-                        draws.logs[s],
-                        draws.columns[s],
-                        draws.weights[s],
-                        pairs,
-                        b,
-                        of_draws,
-                        row,
-                        spare,
-                    )
-                    if not sound:  # a score of a draw beyond all numbers has no weight, and is told
-                        job.losses[b] = np.nan
-                    if not abs(job.losses[b]) < np.inf:
+                    lost = 0.0
+                    for p in range(pairs.firsts[b], pairs.firsts[b + 1]):
+                        lost += hits.losses[p]
+                        sign = np.sign(hits.scores[p]) if loss.absolute else 1.0
+                        pairs.slopes[p] *= job.factors[b] * sign
+                    job.losses[b] = lost
+                    if not abs(lost) < np.inf:
                         job.trouble[1] = 1
-                    _spread(pairs, b, job.factors[b], of_draws, width, b - first, d_drawn)
-                pull_of_draws(d_drawn, room.block, num, width, slopes, product)
-                _go_back_labels(loss, pairs, room.block, first, slopes)
+                if plain:
+                    _spread(job.factors, first, last, scratch.d_drawn, num, width, blocks)
+                else:
+                    _slopes_of_classes(loss, columns, d_drawn, num, scratch.scores)
+                    _spread(job.factors, first, last, scratch.scores, num, width, blocks)
+                pull_of_draws(blocks, room.block, num, width, slopes, scratch.product)
+                add_labels(
+                    pairs.slopes,
+                    room.block,
+                    pairs.labels,
+                    pairs.owners,
+                    here,
+                    begin_pairs,
+                    end_pairs,
+                    slopes,
+                )
+                _times_tau(loss.tau, slopes)
                 if loss.normalize:
                     unit_gradient(slopes, contexts, norms)
             meetings += 1
@@ -958,9 +880,9 @@ def _runner(differentiate: Kernel, update_rows: Kernel) -> Kernel:
             for first in range(worker * width, num_classes, workers * width):
                 last = min(first + width, num_classes)
                 gradient = gradients[: (last - first) * dim].reshape((last - first, dim))
-                z, drawn = room.z[: end - begin], min(last, num) - first
+                z, num_here = room.z[: end - begin], min(last, num) - first
                 gradient_of_draws(
-                    room.d_drawn, first // width, _EXAMPLES, z, drawn, gradient, product
+                    room.d_drawn, first // width, _EXAMPLES, z, num_here, gradient, product
                 )
                 _of_labels(pairs, pairs.firsts[begin], pairs.firsts[end], first, z, gradient)
                 if loss.normalize:
@@ -986,4 +908,6 @@ def _runner(differentiate: Kernel, update_rows: Kernel) -> Kernel:
             meetings += 1
             meet(arrived, workers, meetings)
 
-    return njit_bare(_named(run, differentiate, update_rows))
+    if not plain:
+        run.__name__ = "run_of_draws"
+    return njit_bare(named(run, differentiate, update_rows))

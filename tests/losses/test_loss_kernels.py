@@ -9,14 +9,16 @@ from mpmath import mp
 from scipy.special import logsumexp, softmax
 
 from samplesoft.kernels.exponential import log1p_to
+from samplesoft.kernels.sort_ids import equal_runs
 from samplesoft.kernels.weights import greatest, total
 from samplesoft.losses.bilateral import bilateral_terms
+from samplesoft.losses.differentiate import by_merged, by_rows
 from samplesoft.losses.logistic import logistic_terms, merge_softplus
 from samplesoft.losses.sampled import merge_exponentials, softmax_terms, weigh
 from samplesoft.losses.step import (
     Pairs,
     are_drawable,
-    find_labels,
+    find_hits,
     pair_logits,
     share_out_slopes,
     void_unsound,
@@ -133,12 +135,26 @@ def test_corrections_and_hits(dtype, shared, keeps_own, keeps_others, once):
         np.array([[1, 2, 1, 0]]) if shared else np.array([[1, 2, 1, 0], [2, 2, 2, 2], [0, 1, 0, 1]])
     )
     log_counts = rng.normal(size=ids.shape)
-    hits = np.zeros(4, np.int64)
-    label_of = find_labels(labels, owners, ids, 4, hits)
-    assert hits.tolist() == ([2, 1, 1, 0] if shared else [2, 4, 0, 0])
-    rules = bool(keeps_own), bool(keeps_others), bool(once)
-    of_examples = np.array([hits[owners == b].sum() for b in range(3)])
-    pairs = Pairs(own, drawn, log_counts, label_of, of_examples, owners, np.ones(4), *rules)
+    places = np.concatenate([labels, ids.ravel()])
+    _, _, order, starts = equal_runs(places, 4)
+    first, last, columns = find_hits(labels, owners, order, starts, 4, shared)
+    for p in range(4):
+        wanted = np.flatnonzero(ids[0 if shared else owners[p]] == labels[p])
+        assert columns[first[p] : last[p]].tolist() == wanted.tolist()
+    pairs = Pairs(
+        own=own,
+        drawn=drawn,
+        log_counts=log_counts,
+        owners=owners,
+        begin=0,
+        shares=np.ones(4),
+        hit_starts=first,
+        hit_stops=last,
+        hit_columns=columns,
+        keeps_own=bool(keeps_own),
+        keeps_others=bool(keeps_others),
+        once=bool(once),
+    )
     logits = np.empty((4, 5))
     pair_logits(pairs, 0, logits)
     every = np.broadcast_to(ids, (3, 4))[owners]
@@ -178,12 +194,29 @@ def test_rows_without_weight_merge_to_nothing(merge):
     np.testing.assert_array_equal(slopes, [[0.0, 0.0], [1.0, 0.0]])
 
 
+def pairs_without_hits(**arrays):
+    none = np.zeros(len(arrays["own"]), np.int64)
+    return Pairs(
+        **arrays,
+        begin=0,
+        hit_starts=none,
+        hit_stops=none,
+        hit_columns=none,
+        keeps_own=False,
+        keeps_others=True,
+        once=False,
+    )
+
+
 def test_slopes_of_pairs_become_those_of_examples():
-    slopes, shares = np.arange(12.0).reshape(4, 3), np.array([1.0, 0.25, 0.75, 1.0])
-    owners, no_hits = np.array([0, 1, 1, 2]), np.zeros(3, np.int64)
-    own, drawn = np.array([0.0, np.nan, 0.0, INF]), np.zeros((3, 2))
-    marks = np.full((1, 2), -1), no_hits, owners, shares, False, True, False
-    pairs = Pairs(own, drawn, np.zeros((1, 2)), *marks)
+    slopes = np.arange(12.0).reshape(4, 3)
+    pairs = pairs_without_hits(
+        own=np.array([0.0, np.nan, 0.0, INF]),
+        drawn=np.zeros((3, 2)),
+        log_counts=np.zeros((1, 2)),
+        owners=np.array([0, 1, 1, 2]),
+        shares=np.array([1.0, 0.25, 0.75, 1.0]),
+    )
     losses, d_own, d_drawn = np.ones(4), np.empty(4), np.full((3, 2), np.nan)
     for part in (slice(0, 2), slice(2, 4)):  # pairs of an example may come in turn
         share_out_slopes(pairs, part.start, slopes[part], losses, d_own, d_drawn)
@@ -192,18 +225,68 @@ def test_slopes_of_pairs_become_those_of_examples():
     np.testing.assert_array_equal(d_drawn, [[1.0, 2.0], [6.25, 7.25], [10.0, 11.0]])
 
 
+@pytest.mark.parametrize("plain", [False, True], ids=["compiled", "NumPy"])
+@pytest.mark.parametrize("once", [False, True])
+@pytest.mark.parametrize(
+    ("keeps_own", "keeps_others"), [*itertools.product([False, True], repeat=2)]
+)
+@pytest.mark.parametrize(
+    ("terms", "merge", "numbers"),
+    [(softmax_terms, merge_exponentials, ()), (logistic_terms, merge_softplus, (1.0,))],
+)
+def test_merged_draws_differentiate_as_rows_do(
+    terms, merge, numbers, keeps_own, keeps_others, once, plain
+):
+    """Of examples with one label, several, and draws all of which are labels."""
+    rng = np.random.default_rng(0)
+    owners, labels = np.array([0, 1, 1, 1, 2, 2]), np.array([1, 0, 2, 4, 3, 1])
+    ids = np.array([[1, 2, 1, 0, 3], [5, 2, 0, 2, 4], [3, 3, 1, 1, 3]])
+    _, _, order, starts = equal_runs(np.concatenate([labels, ids.ravel()]), 6)
+    first, last, columns = find_hits(labels, owners, order, starts, 5, False)
+    pairs = Pairs(
+        own=rng.normal(size=6),
+        drawn=rng.normal(size=(3, 5)),
+        log_counts=rng.normal(size=(3, 5)),
+        owners=owners,
+        begin=0,
+        shares=rng.random(6),
+        hit_starts=first,
+        hit_stops=last,
+        hit_columns=columns,
+        keeps_own=keeps_own,
+        keeps_others=keeps_others,
+        once=once,
+    )
+    found = []
+    if plain:
+        terms, merge = terms.py_func, merge.py_func
+    apart = keeps_own or keeps_others
+    for function in (by_rows(terms, False), by_merged(terms, merge, apart)):
+        losses, d_own, d_drawn = np.empty(6), np.empty(6), np.empty((3, 5))
+        room, no_weights = np.empty(4 * 6), np.empty((0, 0))
+        function(pairs, 0, 6, numbers, no_weights, room, losses, d_own, d_drawn)
+        found.append(np.concatenate([losses, d_own, d_drawn.ravel()]))
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-13, atol=1e-15)
+
+
 def test_rows_of_float32_keep_the_digits_of_their_differences():
     """Of log-probabilities near -700, float32 alone would keep four."""
     drawn, log_counts = np.float32([[1.0, 1.5, 2.0]]), np.full((1, 3), -700.0)
-    marks = np.full((1, 3), -1), np.zeros(1, np.int64), np.zeros(1, np.int64), np.ones(1)
+    pairs = pairs_without_hits(
+        own=np.ones(1),
+        drawn=drawn,
+        log_counts=log_counts,
+        owners=np.zeros(1, np.int64),
+        shares=np.ones(1),
+    )
     logits = np.empty((1, 4), np.float32)
-    pair_logits(Pairs(np.ones(1), drawn, log_counts, *marks, False, True, False), 0, logits)
+    pair_logits(pairs, 0, logits)
     np.testing.assert_array_equal(logits, [[-701.0, -1.0, -0.5, 0.0]])
 
 
 def test_scores_that_are_not_finite_void_the_pairs_of_their_example():
     own, owners = np.ones(4), np.array([0, 1, 1, 2])
-    void_unsound(own, np.array([[1.0, 2.0], [-INF, 0.0], [0.0, np.nan]]), owners)
+    void_unsound(own, np.array([[1.0, 2.0], [-INF, 0.0], [0.0, np.nan]]), owners, 0, 0)
     np.testing.assert_array_equal(own, [1.0, np.nan, np.nan, np.nan])
 
 
