@@ -249,6 +249,7 @@ class Estimator:
         if min(m, num_draws) < least or (self.correction_times_tau and problem.tau == 1.0):
             return []
         labels, rows = problem.labels, np.arange(len(problem.labels))
+        _, label_slope = self._with_margin(problem, problem.logits[rows, labels])
         with np.errstate(divide="ignore"):  # of classes that are never drawn
             log_q = np.log(problem.q)
         log_law, excludes = log_q, self.excludes_label and self.draws != "independent"
@@ -293,7 +294,7 @@ class Estimator:
                     base=base,
                     own=own,
                     num_draws=count,
-                    label_slope=self._with_margin(problem, base)[1],
+                    label_slope=label_slope,
                     loss_factor=loss_factor,
                     gradient_factor=gradient_factor,
                     hits_fixed=self.hit_constant is not None,

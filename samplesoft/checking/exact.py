@@ -7,9 +7,9 @@ With S the random sum of a loss, E log S and the mean parts of classes in S are 
     E (w_j N_j / S) = -int dL / d log w_j du / u,
 
 where class j is drawn N_j times, each with the mass w_j: its part in S is the gradient of log S in
-its logit. For sets of classes L(u) is that of `samplesoft.bias.sets`. In x = log u all integrands
-are smooth and decay exponentially, or faster, to both sides, so that sums over equal steps have all
-digits.
+its logit. For sets of classes L(u) is that of `samplesoft.bias.without_replacement.sets`. In
+x = log u all integrands are smooth and decay exponentially, or faster, to both sides, so that sums
+over equal steps have all digits.
 """
 
 from __future__ import annotations

@@ -167,13 +167,14 @@ def test_exact_means_of_mistakes_with_a_number(name, fault, way):
         assert abs(found.losses[e] - right) > 1e-3  # WRONG has an effect
 
 
-def test_the_gradient_of_a_margin_of_angles():
+@pytest.mark.parametrize("name", ["full", "masked", "candidate"])
+def test_the_gradient_of_a_margin_of_angles(name):
     problem = make_problem(SOME, 3, 5.0, False, np.uint64(0), unit=True)
-    full = replace(ESTIMATORS["full"], label_angle=0.5)
-    found = expectation(full(problem, 3, batch=8))
+    wrong = replace(ESTIMATORS[name], label_angle=0.5)
+    found = expectation(wrong(problem, 3, batch=8))
 
     def losses(logits):
-        return expectation(full(replace(problem, logits=logits), 3, batch=8)).losses
+        return expectation(wrong(replace(problem, logits=logits), 3, batch=8)).losses
 
     for j in range(problem.num_classes):
         step = 1e-6 * np.eye(problem.num_classes)[j]
