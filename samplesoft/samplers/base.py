@@ -369,7 +369,7 @@ class Sampler(ABC):
         contexts, excluded, shares = self._check(h, exclude, shared)
         if shares is None:
             classes = self._arrays.ids("ids", ids, self.num_classes, contexts.shape[0])
-            return hook(contexts, classes, excluded)
+            return hook(contexts, self._arrays.writable(classes), excluded)
         classes = self._arrays.ids("ids", ids, self.num_classes, 1)
         # the mean of probabilities, not of their logarithms: each context is asked of each class
         repeated = self._arrays.placed(np.repeat(to_host(classes), contexts.shape[0], axis=0))
@@ -485,7 +485,8 @@ class Sampler(ABC):
                 "`exclude` must leave a class to draw, got the only one of 1 class; "
                 "leave `exclude` out."
             )
-        return labels
+        # kernels would be compiled once more for an array that can only be read
+        return self._arrays.writable(labels)
 
     def _sample_mean(self, h: Rows, shares: FloatArray, m: int, key: np.uint64) -> Draw:
         """Draw (1, m) from the mean over contexts (R, d) by shares (R,), each from one of them.

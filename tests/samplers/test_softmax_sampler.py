@@ -7,6 +7,7 @@ import pytest
 from oracles.naive_draws import softmax
 from oracles.naive_samplers import chi_square
 
+from samplesoft._jit import COMPILES
 from samplesoft.samplers import SoftmaxSampler
 from samplesoft.samplers import softmax as module
 
@@ -33,6 +34,20 @@ def test_probabilities_are_the_softmax(block_size, exclude):
     sampler = SoftmaxSampler(VECTORS, tau=2.5, block_size=block_size)
     wanted = oracle(H, VECTORS, 2.5, exclude)
     np.testing.assert_allclose(sampler.probs(H, exclude=exclude), wanted, rtol=1e-13)
+
+
+@pytest.mark.skipif(not COMPILES, reason="nothing is compiled")
+def test_classes_that_can_only_be_read_have_no_kernel_compiled_once_more():
+    sampler = SoftmaxSampler(VECTORS, tau=2.5)
+    exclude = np.array([0, 36, 4, 20])
+    ids = sampler.sample(H, 3, exclude=exclude, rng=0).ids
+    expected = sampler.log_prob(H, ids, exclude=exclude)
+    compiled = len(module._visit_blocks.signatures)
+    for array in (exclude, ids):
+        array.flags.writeable = False
+    np.testing.assert_array_equal(sampler.sample(H, 3, exclude=exclude, rng=0).ids, ids)
+    np.testing.assert_array_equal(sampler.log_prob(H, ids, exclude=exclude), expected)
+    assert len(module._visit_blocks.signatures) == compiled
 
 
 def test_float32_follows_the_softmax_to_its_rounding():
