@@ -23,13 +23,16 @@ codegen: Any = import_module("numba.core.codegen")
 compiler: Any = import_module("numba.core.compiler")
 environment: Any = import_module("numba.core.environment")
 registry: Any = import_module("numba.core.registry")
+types: Any = import_module("numba.core.types")
 sigutils: Any = import_module("numba.core.sigutils")
 global_compiler_lock: Any = import_module("numba.core.compiler_lock").global_compiler_lock
 parse_bitcode: Any = import_module("llvmlite.binding").parse_bitcode
 
 # as of Numba 0.62, where those of one function take longer to make than to run
 _PASSES = signature(codegen.CPUCodegen._function_pass_manager).parameters
-VERSION = 1  # of how kernels are compiled here: machine code of another one is not taken from disk
+VERSION = 2  # of how kernels are compiled here: machine code of another one is not taken from disk
+_WRAPPER = "_ZN7cpython"  # the start of the name of a function that unpacks arguments from Python
+_MANY = 48  # blocks of such a function, as for more than five arrays
 _thread = threading.local()
 # threads that have changed what all threads see, until they have compiled, and how that is undone
 _changes: list[tuple[int, Callable[[], None]]] = []
@@ -64,16 +67,44 @@ def is_for_caller() -> bool:
 class _Code(codegen.JITCodeLibrary):  # type: ignore[misc]
     """The code of a kernel."""
 
+    # Sums in any order are compiled by Numba's own passes, whose order decides on their last bits.
+    is_sum = False
+
+    def add_ir_module(self, module: Any) -> None:
+        """Add generated code, of which what unpacks many arguments from Python stays as it is.
+
+        Of the runner of training steps that was a quarter of what LLVM had to optimise, for a
+        microsecond in each call, which takes many steps.
+        """
+        for function in module.functions:
+            if function.name.startswith(_WRAPPER) and len(function.blocks) > _MANY:
+                function.attributes.add("noinline")
+                function.attributes.add("optnone")
+        super().add_ir_module(module)
+
     def _optimize_functions(self, module: Any) -> None:
-        """Do as Numba does, but for declarations, which are most functions of a module."""
+        """Leave functions to the passes over the whole, which go through all of them again."""
         if "llvm_module" in _PASSES:
             super()._optimize_functions(module)
             return
         module.data_layout = self._codegen._data_layout
+        if self.is_sum:
+            self._run_function_passes(module)
+
+    def _run_function_passes(self, module: Any) -> None:
+        """Do as Numba does, but for declarations, which are most functions of a module."""
         for function in module.functions:
             if not function.is_declaration:
                 passes, builder = self._codegen._function_pass_manager()
                 passes.run(function, builder)
+
+    def _optimize_final_module(self) -> None:
+        """Do the second half of what Numba does; the first is for code that counts references."""
+        if self.is_sum or "llvm_module" in _PASSES:
+            super()._optimize_final_module()
+            return
+        passes, builder = self._codegen._module_pass_manager()
+        passes.run(self._final_module, builder)
 
     def _finalize_specific(self) -> None:
         super()._finalize_specific()
@@ -91,7 +122,10 @@ class LinkedCode(_Code):
     again there. Sums in any order are done with here, so that no caller has an order of its own.
     """
 
-    is_sum = False
+    def _optimize_functions(self, module: Any) -> None:
+        super()._optimize_functions(module)
+        if not self.is_sum and "llvm_module" not in _PASSES:
+            self._run_function_passes(module)
 
     def _optimize_final_module(self) -> None:
         if self.is_sum or "llvm_module" in _PASSES:
@@ -154,6 +188,69 @@ class _Flags(compiler.Flags):  # type: ignore[misc]
 _HASH = hash(compiler.Flags())
 
 
+def _num_registered(context: Any) -> int:
+    """Return how many functions, attributes and types a context finds in registries."""
+    return sum(
+        len(getattr(registry, name))
+        for registry, loader in context._registries.items()
+        for name in loader.registry_items
+    )
+
+
+_num_known: dict[int, int] = {}  # of the two contexts of Numba, when they looked last
+_signatures: dict[Any, Any] = {}  # of Numba's own operators, by the types of their arguments
+
+
+@contextmanager
+def _quicker() -> Iterator[None]:
+    """Spare Numba, in the body of ``with``, questions to which it has had an answer before.
+
+    With each function that it compiles it looks through all registries for new functions, and for
+    each operation through all overloads of an operator, as those of strings and of sets.
+    """
+    typing, target = registry.cpu_target.typing_context, registry.cpu_target.target_context
+    if "refresh" in vars(target):  # around a kernel that another kernel calls
+        yield
+        return
+    find = typing.resolve_function_type
+
+    def refresh(context: Any, whole: Any) -> None:
+        num = _num_registered(context)
+        if _num_known.get(id(context)) != num:
+            _num_known[id(context)] = num  # before, for this comes back here
+            _signatures.clear()
+            whole()
+
+    def resolve(function: Any, arguments: Any, keywords: Any) -> Any:
+        key = function, tuple(arguments)
+        is_plain = not keywords and all(isinstance(one, types.Type) for one in arguments)
+        found = _signatures.get(key) if is_plain else None
+        if found is None:
+            found = find(function, arguments, keywords)
+            if is_plain and _is_own(typing, function, found):
+                _signatures[key] = found
+        return found
+
+    def undo() -> None:
+        for context in (typing, target):
+            vars(context).pop("refresh", None)
+        vars(typing).pop("resolve_function_type", None)
+
+    with _undone_by(undo):
+        typing.refresh = partial(refresh, typing, typing.refresh)
+        target.refresh = partial(refresh, target, target.refresh)
+        typing.resolve_function_type = resolve
+        yield
+
+
+def _is_own(typing: Any, function: Any, found: Any) -> bool:
+    """Tell whether a signature is of code that Numba generates, and not of a compiled function."""
+    kind = function if isinstance(function, types.Type) else typing._lookup_global(function)
+    if found is None or not isinstance(kind, types.Function):
+        return False
+    return bool(kind._impl_keys.get(found.args) == kind.typing_key)
+
+
 class _Compiler(compiler.Compiler):  # type: ignore[misc]
     """Numba's compiler, for the code above."""
 
@@ -165,8 +262,8 @@ class _Compiler(compiler.Compiler):  # type: ignore[misc]
         state.library = kind(state.targetctx.codegen(), function.__qualname__)
         state.library.enable_object_caching()
         state.flags = _Flags(state.flags)
+        state.library.is_sum = bool(state.flags.fastmath)
         if linked:
-            state.library.is_sum = bool(state.flags.fastmath)
             state.flags.no_cpython_wrapper = state.flags.no_compile = True
         # of the many objects of a compiler few are garbage that has to be looked for
         with _undone_by(gc.enable) if gc.isenabled() else nullcontext():
@@ -182,6 +279,11 @@ class Kernel(registry.CPUDispatcher):  # type: ignore[misc]
     def __init__(self, py_func: Any, locals: Any = None, targetoptions: Any = None) -> None:
         super().__init__(py_func, locals or {}, targetoptions or {}, pipeline_class=_Compiler)
         self._linked: dict[Any, Any] = {}  # results for other kernels
+
+    def compile(self, sig: Any) -> Any:
+        """Compile the function for a signature, or find it on disk."""
+        with global_compiler_lock, _quicker():
+            return super().compile(sig)
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
         """Return what a caller that is being compiled has to know."""

@@ -12,6 +12,10 @@ from samplesoft._jit import COMPILES, njit, njit_sum
 if not COMPILES:
     pytest.skip("nothing is compiled", allow_module_level=True)
 
+from numba.core.errors import TypingError
+from numba.core.registry import cpu_target
+from numba.extending import overload
+
 from samplesoft._kernel_compiler import LinkedCode
 
 
@@ -111,3 +115,58 @@ def test_other_versions_of_numba_compile_as_they_do(tmp_path):
         [sys.executable, str(script)], capture_output=True, text=True, check=True, cwd=tmp_path
     )
     assert done.stdout.split() == ["3.0", "2.5", "numba.core.registry", "1"]
+
+
+def test_what_is_registered_between_two_kernels_is_found():
+    def halve(x):
+        raise NotImplementedError
+
+    @njit
+    def half(x):
+        return halve(x + x)
+
+    half._cache.disable()
+    for kernel in kernels():
+        kernel(*[np.ones(2)] * kernel.py_func.__code__.co_argcount)
+    with pytest.raises(TypingError):
+        half(3.0)
+    contexts = cpu_target.typing_context, cpu_target.target_context
+    assert not any("refresh" in vars(context) for context in contexts)  # Numba's own again
+
+    @overload(halve)
+    def _halve(x):
+        return lambda x: x / 2.0
+
+    @njit
+    def half_again(x):
+        return halve(x + x)
+
+    half_again._cache.disable()
+    assert half_again(3.0) == 3.0
+
+
+def test_operations_have_the_types_of_their_own_arguments():
+    @njit
+    def add(x, y):
+        return x + y, x < y, -x, x // 2
+
+    add._cache.disable()
+    for x, y in ((1, 2), (1.5, 2), (np.uint64(3), np.uint64(1)), (np.float32(0.5), 1), (True, 2)):
+        found = add(x, y)
+        assert found[:2] == (x + y, x < y)
+    assert isinstance(add(1, 2)[0], int)
+    assert isinstance(add(1.0, 2)[0], float)
+
+
+def test_a_kernel_of_many_arrays_unpacks_them_as_one_of_few_does():
+    @njit
+    def sums(one, others):
+        total = one[0]
+        for other in others:
+            total += other.sum()
+        return total
+
+    sums._cache.disable()
+    x = np.arange(6.0)
+    assert sums(x + 2.0, (x, x + 1.0, x, x, x, x, x, x)) == 2.0 + 8 * 15.0 + 6.0
+    assert sys.getrefcount(x) == 2  # none is left behind
