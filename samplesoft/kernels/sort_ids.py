@@ -75,12 +75,15 @@ def _by_counting(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntArray, I
 @njit
 def _by_sorting(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
     # digit after digit, from the last: places with the same digit keep their order
-    order = np.arange(len(ids))
+    order = np.empty(len(ids), np.int64)
+    for k in range(len(ids)):
+        order[k] = k
     other = np.empty(len(ids), np.int64)
     ends = np.empty(_DIGIT_VALUES + 1, np.int64)
     shift = 0
     while shift == 0 or (n - 1) >> shift > 0:
-        ends[:] = 0
+        for d in range(len(ends)):
+            ends[d] = 0
         for i in ids:
             ends[1 + (i >> shift & _DIGIT_VALUES - 1)] += 1
         for d in range(_DIGIT_VALUES):

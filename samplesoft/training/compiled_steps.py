@@ -20,6 +20,7 @@ from math import exp, log
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from samplesoft._jit import (
     chunks,
@@ -495,8 +496,9 @@ def _arranged(
         block_norms=np.empty(most),
         d_drawn=np.empty((*blocks, _EXAMPLES * width), dtype),
     )
-    thread_each(
-        lambda part: _arrange(
+
+    def arrange(part: slice) -> None:
+        _arrange(
             draws,
             of_pairs,
             of_entries,
@@ -506,11 +508,12 @@ def _arranged(
             targets.labels,
             ids,
             drawn.log_counts,
-            model.num_classes,
             x.shape[1],
-        ),
-        chunks(steps, -(-steps // num_threads())),
-    )
+            np.zeros(model.num_classes, np.int32),
+            np.empty(m),
+        )
+
+    thread_each(arrange, chunks(steps, -(-steps // num_threads())))
     return _Job(
         loss=loss,
         numbers=terms.numbers,
@@ -560,14 +563,16 @@ def _arrange(
     labels: IntArray,
     ids: IntArray,
     log_counts: FloatArray,
-    n: int,
     v: int,
+    mark: NDArray[np.int32],
+    times: FloatArray,
 ) -> None:
-    """Fill in steps [first, last)."""
-    mark = np.zeros(n, np.int32)  # one more than the place of a class of the step
-    owner = np.empty(entries.bounds[-1], np.int64)
+    """Fill in steps [first, last).
+
+    `mark` (n,), zeros before and after, has one more than the place of each class of a step, and
+    `times` (m,) how often a class is drawn.
+    """
     adds_exponentials, weighs_draws = draws.columns.shape[1] == 0, draws.weights.shape[1] > 0
-    times = np.empty(ids.shape[1])
     for s in range(first, last):
         drawn, counts = ids[s if len(ids) > 1 else 0], log_counts[s if len(log_counts) > 1 else 0]
         begin, end = s * size, min((s + 1) * size, len(pairs.firsts) - 1)
@@ -608,11 +613,12 @@ def _arrange(
         copy_row(entries.features[low:], unique)
         for k in range(len(starts)):
             entries.starts[low + s + k] = low + starts[k]
+        examples = np.empty(high - low, np.int64)
         for b in range(begin, end):
             for i in range(entries.bounds[b], entries.bounds[b + 1]):
-                owner[i] = b - begin
+                examples[i - low] = b - begin
         for i in range(low, high):
-            entries.owners[i] = owner[low + order[i - low]]
+            entries.owners[i] = examples[order[i - low]]
             entries.by_feature[i] = entries.values[low + order[i - low]]
 
 
