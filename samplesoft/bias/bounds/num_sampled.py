@@ -12,10 +12,7 @@ from numpy.typing import ArrayLike
 
 from samplesoft._validation import LARGEST_COUNT, as_positive
 from samplesoft.bias.bounds.finite import example_bounds, require_bounds
-from samplesoft.bias.inputs import (
-    Example,
-    check_inputs,
-)
+from samplesoft.bias.inputs import Example, check_inputs
 from samplesoft.bias.with_replacement.draws import make_draws
 from samplesoft.bias.with_replacement.integral import with_replacement_bias
 from samplesoft.schemes import Scheme

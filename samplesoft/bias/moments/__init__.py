@@ -6,8 +6,8 @@ Read in this order:
 
 - `gradient`: the public function.
 - `squares`: integrals of squares over nodes, and their errors.
-- `draws`: draws with replacement; the jackknife is in ``figures/jackknife_moments.py``.
-- `inclusion`: classes that are included independently of each other.
+- `draws`: draws with replacement, and classes that are included independently of each other;
+  the jackknife is in ``figures/jackknife_moments.py``.
 - `sets`: draws without replacement, section 22, with nodes in two times and on a circle.
 - `chunks`: classes in chunks, section 23.
 """

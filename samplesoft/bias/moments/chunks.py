@@ -28,9 +28,7 @@ from samplesoft.bias.moments.squares import (
     square_with_error,
     squared_norms,
 )
-from samplesoft.bias.numerics.quadrature import (
-    STEP,
-)
+from samplesoft.bias.numerics.quadrature import STEP
 from samplesoft.bias.numerics.summation import EPS, Sum
 from samplesoft.bias.with_replacement.draws import Draws, draws_of_chunk
 from samplesoft.bias.with_replacement.nodes import Nodes, lost_nodes, make_nodes

@@ -21,13 +21,10 @@ from samplesoft.bias.inputs import (
     require_only_chunks,
 )
 from samplesoft.bias.moments.chunks import moments_of_dask
-from samplesoft.bias.moments.draws import draws_square, require_no_jackknife
-from samplesoft.bias.moments.inclusion import inclusion_square
+from samplesoft.bias.moments.draws import draws_square, inclusion_square, require_no_jackknife
 from samplesoft.bias.moments.sets import set_square
 from samplesoft.bias.moments.squares import centre, square_with_error, squared_norms
-from samplesoft.bias.numerics.quadrature import (
-    ExampleBias,
-)
+from samplesoft.bias.numerics.quadrature import ExampleBias
 from samplesoft.bias.numerics.summation import EPS
 from samplesoft.bias.with_replacement.draws import Draws, make_draws
 

@@ -10,15 +10,9 @@ import numpy as np
 from samplesoft._jit import chunks, njit, thread_each
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.bias.inputs import (
-    Example,
-    Inputs,
-)
+from samplesoft.bias.inputs import Example, Inputs
 from samplesoft.bias.moments.squares import LEAST_SQUARE, reach_of, squared_norms
-from samplesoft.bias.numerics.quadrature import (
-    estimate_error,
-    rounding_at,
-)
+from samplesoft.bias.numerics.quadrature import estimate_error, rounding_at
 from samplesoft.bias.without_replacement import successive
 
 _SET_CLASSES = 2048  # at a time

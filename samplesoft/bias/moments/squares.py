@@ -8,9 +8,7 @@ import numpy as np
 
 from samplesoft._jit import chunks, thread_map
 from samplesoft._validation import FloatArray
-from samplesoft.bias.numerics.quadrature import (
-    halving_change,
-)
+from samplesoft.bias.numerics.quadrature import halving_change
 
 _CHUNK_NUMBERS = 1 << 20  # nodes times classes at a time
 LARGEST_LOG = 150.0 * np.log(10.0)  # of log y: its square is finite

@@ -9,9 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from samplesoft._validation import FloatArray
-from samplesoft.bias.numerics.summation import (
-    EPS,
-)
+from samplesoft.bias.numerics.summation import EPS
 
 STEP = 0.2  # the trapezoid error falls as exp(-pi**2 / STEP), below rounding here
 LEAST_STEP = 0.02

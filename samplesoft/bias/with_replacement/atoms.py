@@ -13,20 +13,10 @@ from numpy.typing import NDArray
 from samplesoft._jit import chunks, njit, thread_map
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.bias.numerics.quadrature import require_width
-from samplesoft.bias.numerics.summation import (
-    Sum,
-)
-from samplesoft.bias.with_replacement.deviations import (
-    Floats,
-)
-from samplesoft.bias.with_replacement.draws import (
-    CLASS_CHUNK,
-    Draws,
-)
-from samplesoft.bias.with_replacement.laplace import (
-    Points,
-    Rows,
-)
+from samplesoft.bias.numerics.summation import Sum
+from samplesoft.bias.with_replacement.deviations import Floats
+from samplesoft.bias.with_replacement.draws import CLASS_CHUNK, Draws
+from samplesoft.bias.with_replacement.laplace import Points, Rows
 from samplesoft.bias.with_replacement.ratios import Ratios
 from samplesoft.kernels import panels
 

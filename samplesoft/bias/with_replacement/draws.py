@@ -15,11 +15,7 @@ import numpy as np
 
 from samplesoft._jit import chunks, thread_map
 from samplesoft._validation import FloatArray
-from samplesoft.bias.numerics.summation import (
-    LogSum,
-    Sum,
-    weighted_median,
-)
+from samplesoft.bias.numerics.summation import LogSum, Sum, weighted_median
 from samplesoft.schemes import Scheme
 
 CLASS_CHUNK = 1 << 16

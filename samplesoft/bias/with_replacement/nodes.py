@@ -11,16 +11,10 @@ from samplesoft._jit import njit
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.bias.numerics.quadrature import make_grid
-from samplesoft.bias.numerics.summation import (
-    LARGEST_FLOAT,
-)
+from samplesoft.bias.numerics.summation import LARGEST_FLOAT
 from samplesoft.bias.with_replacement.atoms import Atoms, class_points
-from samplesoft.bias.with_replacement.deviations import (
-    Floats,
-)
-from samplesoft.bias.with_replacement.draws import (
-    Draws,
-)
+from samplesoft.bias.with_replacement.deviations import Floats
+from samplesoft.bias.with_replacement.draws import Draws
 from samplesoft.bias.with_replacement.laplace import (
     CENTRED_LIMIT,
     NodeSums,

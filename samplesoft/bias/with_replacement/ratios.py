@@ -13,18 +13,9 @@ import numpy as np
 
 from samplesoft._cached import cached_property
 from samplesoft._validation import FloatArray
-from samplesoft.bias.numerics.summation import (
-    Sum,
-    weighted_median,
-)
-from samplesoft.bias.with_replacement.deviations import (
-    Floats,
-    relative_ratios,
-)
-from samplesoft.bias.with_replacement.draws import (
-    Draws,
-    map_classes,
-)
+from samplesoft.bias.numerics.summation import Sum, weighted_median
+from samplesoft.bias.with_replacement.deviations import Floats, relative_ratios
+from samplesoft.bias.with_replacement.draws import Draws, map_classes
 from samplesoft.kernels import panels
 
 DIGITS_OF_KAPPA = 0.3  # of kappa: below it, it has more digits than a difference of logs
