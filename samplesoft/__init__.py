@@ -29,10 +29,10 @@ if TYPE_CHECKING:  # what type checkers and editors read; `_HOMES` says the same
     from samplesoft._device.select import to_host as to_host
     from samplesoft.bias.asymptotic import asymptotic_bias as asymptotic_bias
     from samplesoft.bias.asymptotic import self_normalized_terms as self_normalized_terms
-    from samplesoft.bias.bounds import finite_sample_bounds as finite_sample_bounds
-    from samplesoft.bias.bounds import num_sampled_for as num_sampled_for
+    from samplesoft.bias.bounds.finite import finite_sample_bounds as finite_sample_bounds
+    from samplesoft.bias.bounds.num_sampled import num_sampled_for as num_sampled_for
     from samplesoft.bias.exact import exact_bias as exact_bias
-    from samplesoft.bias.moments import exact_gradient_moments as exact_gradient_moments
+    from samplesoft.bias.moments.gradient import exact_gradient_moments as exact_gradient_moments
     from samplesoft.bias.monte_carlo import monte_carlo_bias as monte_carlo_bias
     from samplesoft.checking.check import check_loss as check_loss
     from samplesoft.tuning.tune import tune as tune
@@ -62,10 +62,10 @@ _HOMES = {
     "to_host": "_device.select",
     "asymptotic_bias": "bias.asymptotic",
     "self_normalized_terms": "bias.asymptotic",
-    "finite_sample_bounds": "bias.bounds",
-    "num_sampled_for": "bias.bounds",
+    "finite_sample_bounds": "bias.bounds.finite",
+    "num_sampled_for": "bias.bounds.num_sampled",
     "exact_bias": "bias.exact",
-    "exact_gradient_moments": "bias.moments",
+    "exact_gradient_moments": "bias.moments.gradient",
     "monte_carlo_bias": "bias.monte_carlo",
     "check_loss": "checking.check",
     "tune": "tuning.tune",

@@ -133,7 +133,8 @@ class FeatureLayer(SoftmaxLayer):
         value, cache = self.loss.forward_batch(
             batch, draw, label_log_count=log_count, weights=weights
         )
-        self._observe(targets, weights)
+        if self.sampler is not None:
+            self._observe(targets, weights)
         return value, FeatureCache(cache, classes, features, block)
 
     def backward(  # type: ignore[override]

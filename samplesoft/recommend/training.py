@@ -204,7 +204,6 @@ def _rounds(
     task.dropout = recommender.dropout
     optimizer = make_optimizer(resolved.optimizer, resolved.learning_rate)
     model, graph = task.model, normalized(seen)
-    back = transposed(graph)
     # there are no more directions than users and items that somebody has taken
     rank = min(taken.shape[0], int(np.count_nonzero(column_counts(taken))))
     with progress_phase(recommender.verbose, "singular vectors"):
@@ -221,7 +220,9 @@ def _rounds(
         """Return nDCG at 20 of what is held out, for weights of the propagation."""
         assert held_out is not None
         users, items = user_vectors(model.embedding, seen), model.class_vectors()
-        of_users = sparse_product(back, users) if any(weights) else np.zeros_like(items)
+        of_users = np.zeros_like(items)
+        if any(weights):  # the transpose, as large as the graph, is not kept
+            of_users = sparse_product(transposed(graph), users)
         return [held_out.score(users, propagated(items, of_users, weight)) for weight in weights]
 
     average = Average(task.parameters)

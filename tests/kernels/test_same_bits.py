@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 import samplesoft
-from samplesoft import exact_bias, exact_gradient_moments
+from samplesoft import exact_bias, exact_gradient_moments, search
 from samplesoft.bias import bounds, tries_bias
 from samplesoft.bias.bounds import gaps
 from samplesoft.bias.with_replacement import laplace
 from samplesoft.bias.without_replacement import sets, successive
 from samplesoft.kernels import rows, weights
-from samplesoft.metrics import best_classes
 from samplesoft.schemes import exact_schemes
 
 ROOT = Path(samplesoft.__file__).parent
@@ -86,7 +85,7 @@ def kernels(n):
         "norms": (rows.divide_by_norms, [x, np.zeros(6)]),
         "unit_gradient": (rows.unit_gradient, [x, x[::-1], np.ones(6)]),
         "weights": (weights.total, [x[0]]),
-        "square": (lambda a: best_classes._square(a, 3), [x]),
+        "square": (lambda a: search._square(a, 3), [x]),
     }
 
 

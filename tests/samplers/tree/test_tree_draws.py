@@ -117,13 +117,13 @@ def test_the_ends_of_the_uniforms_reach_no_excluded_class(monkeypatch, leaf_size
 def test_draws_are_the_same_at_any_number_of_threads(threads, monkeypatch, dtype, transform):
     rows, h = real_numbers(300, dtype, batch=257, dim=4 if transform else 40)
     exclude = np.arange(257)
-    seen, names, finish = [], set(), module.finish
+    seen, names, draw_in_leaves = [], set(), module.draw_in_leaves
 
     def spy(*arguments):
         names.add(threading.current_thread().name.split("_")[0])
-        finish(*arguments)
+        draw_in_leaves(*arguments)
 
-    monkeypatch.setattr(module, "finish", spy)
+    monkeypatch.setattr(module, "draw_in_leaves", spy)
     monkeypatch.setattr(module, "_THREAD_COST", 0)
     monkeypatch.setattr(module, "_BLOCK_NUMBERS", 1 << 16)
     for count in (1, 2, 5):
