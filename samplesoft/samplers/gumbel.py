@@ -236,13 +236,15 @@ class LazyGumbel:
     >>> lazy.log_partition([1.0], 100, rng=0).round(2)  # log 10
     array([2.28])
 
-    The same law with clusters, of 1,000 classes in four groups:
+    The same distribution with clusters, of 1,000 classes in four groups. Which classes are drawn
+    depends on the last bits of scores, and so on the processor:
 
     >>> groups = np.arange(1000) % 4
     >>> lazy = LazyGumbel(np.eye(4)[groups], num_clusters=4)
     >>> draw = lazy.sample(np.log([1.0, 2.0, 5.0, 2.0]), 10_000, rng=0)
-    >>> np.bincount(groups[draw.ids[0]]) / 10_000
-    array([0.099 , 0.1984, 0.5038, 0.1988])
+    >>> shares = np.bincount(groups[draw.ids[0]]) / 10_000
+    >>> bool(np.abs(shares - [0.1, 0.2, 0.5, 0.2]).max() < 0.02)
+    True
     """
 
     def __init__(
