@@ -55,7 +55,7 @@ def test_training_prints_each_epoch(tmp_path):
 
 
 @pytest.mark.skipif(not COMPILES, reason="nothing is compiled")
-@pytest.mark.parametrize("command", ["train", "verify"])
+@pytest.mark.parametrize("command", [pytest.param("train", marks=pytest.mark.thorough), "verify"])
 def test_commands_say_once_that_kernels_are_compiled(command, tmp_path, logits):
     args = small_run(tmp_path) if command == "train" else logits
     args = [*args, "--out", str(tmp_path / "run"), "--epochs", "1"] if command == "train" else args

@@ -190,7 +190,7 @@ class TestOnDevice:
             lambda: TwoPassSampler(sampler, np.eye(3), num_candidates=2),
             lambda: make_loss("full", device="cuda"),
         ):
-            with pytest.raises(ValueError, match="`device` must be 'cpu' for .*README"):
+            with pytest.raises(ValueError, match="`device` must be 'cpu' for .*docs/gpu.md"):
                 make()
         with pytest.raises(TypeError, match="array on the GPU with device='cuda', got ndarray"):
             KernelTree(W, lambda rows: np.ones((3, 2)), device="cuda")
