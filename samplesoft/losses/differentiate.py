@@ -103,31 +103,14 @@ def _rows(kernel: Kernel, weighs_draws: bool) -> Kernel:
             stop = min(start + most, last)
             rows = logits[: (stop - start) * width].reshape((stop - start, width))
             pair_logits(pairs, start, rows)
-            kernel(rows, losses[start:stop], *numbers)
+            if weighs_draws:  # decided when it is compiled
+                of_pairs = weights[(pairs.owners[start:stop] - pairs.begin) % len(weights)]
+                kernel(rows, losses[start:stop], of_pairs, *numbers)
+            else:
+                kernel(rows, losses[start:stop], *numbers)
             share_out_slopes(pairs, start, rows, losses, d_own, d_drawn)
 
-    def by_weighed_rows(
-        pairs: Pairs,
-        first: int,
-        last: int,
-        numbers: Any,
-        weights: FloatArray,
-        logits: Floats,
-        losses: FloatArray,
-        d_own: Floats,
-        d_drawn: Floats,
-    ) -> None:
-        width = 1 + pairs.drawn.shape[1]
-        most = len(logits) // width
-        for start in range(first, last, most):
-            stop = min(start + most, last)
-            rows = logits[: (stop - start) * width].reshape((stop - start, width))
-            pair_logits(pairs, start, rows)
-            of_pairs = weights[(pairs.owners[start:stop] - pairs.begin) % len(weights)]
-            kernel(rows, losses[start:stop], of_pairs, *numbers)
-            share_out_slopes(pairs, start, rows, losses, d_own, d_drawn)
-
-    return by_weighed_rows if weighs_draws else by_rows
+    return by_rows
 
 
 def _merged(kernel: Kernel, merge: Kernel, apart: bool) -> Kernel:
