@@ -133,7 +133,7 @@ class FeatureLayer(SoftmaxLayer):
         value, cache = self.loss.forward_batch(
             batch, draw, label_log_count=log_count, weights=weights
         )
-        if self.sampler is not None:
+        if self._observes:
             self._observe(targets, weights)
         return value, FeatureCache(cache, classes, features, block)
 

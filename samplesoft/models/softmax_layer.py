@@ -136,10 +136,6 @@ class SoftmaxLayer:
             self.parameters["biases"] = self._arrays.copied(vector)
         self.sampler = sampler
         self._sampled = loss if isinstance(loss, SampledLoss) else None
-        # asked once: a call of what does nothing costs each step as much as a small product
-        self._draws_as_asked = getattr(type(loss), "draw", None) is SampledLoss.draw
-        self._refreshes = getattr(type(sampler), "refresh", None) is not Sampler.refresh
-        self._observes = getattr(type(sampler), "observe", None) is not Sampler.observe
         self.num_sampled = 0
         self.shared = False
         self.update_every = as_count("update_every", update_every)
@@ -161,6 +157,10 @@ class SoftmaxLayer:
                 f"`sampler` and `num_sampled` must be None for {type(loss).__name__}, which draws "
                 "nothing; leave them out, or take a sampled loss."
             )
+        # asked once: a call of what does nothing costs each step as much as a small product
+        self._draws_as_asked = getattr(type(loss), "draw", None) is SampledLoss.draw
+        self._refreshes = _overrides(self.sampler, "refresh")
+        self._observes = _overrides(self.sampler, "observe")
 
     @property
     def _arrays(self) -> Backend:
@@ -213,7 +213,7 @@ class SoftmaxLayer:
         draw, log_count = self._draw(batch.contexts, batch.targets, rng)
         result = self.loss.forward_batch(batch, draw, label_log_count=log_count, weights=weights)
         # after the loss, for a draw must not know the labels that it is corrected by
-        if self.sampler is not None and self._observes:
+        if self._observes:
             self._observe(batch.targets, weights)
         return result
 
@@ -437,3 +437,10 @@ class SoftmaxLayer:
                 f"{type(loss).__name__}, got a {type(self.sampler).__name__}; take a "
                 "SampledSoftmaxLoss with scheme='masked' or 'negatives'."
             )
+
+
+def _overrides(sampler: Sampler | None, method: str) -> bool:
+    """Tell whether there is a sampler whose method does something."""
+    if sampler is None:
+        return False
+    return getattr(type(sampler), method, None) is not getattr(Sampler, method)
