@@ -360,9 +360,8 @@ def take_steps(
     arrived = np.zeros(1, np.int64)
     work = batch_size * draws.ids.shape[1] * job.room.z.shape[1]
     most = num_threads() if work > _FEW else 1
-    scratches = [
-        _scratch(job, terms) for _ in range(most)
-    ]  # before they meet: there may be no memory
+    # before they meet: there may be no memory
+    scratches = [_scratch(job, terms) for _ in range(most)]
 
     def take_part(worker: int, workers: int) -> None:
         try:
