@@ -269,6 +269,16 @@ def show_part(text: str) -> None:
         show(f"- {text}\n")
 
 
+def show_row(text: str) -> None:
+    """Print a row of a report as soon as it is known, unless a terminal has progress bars.
+
+    On stderr, as the report repeats it: a log of a killed run keeps the rows that it had.
+    """
+    if sys.stderr is not None and not sys.stderr.isatty():
+        with suppress(OSError, ValueError):  # closed, or nobody reads it
+            print(f"- {text}", file=sys.stderr, flush=True)
+
+
 def show_report(text: str) -> None:
     """Print the report, below the lines of `show_part` if there are some."""
     show(text if _on_terminal() else f"\n{text}")

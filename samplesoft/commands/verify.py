@@ -32,6 +32,7 @@ from samplesoft.commands.options import (
     positive_int,
     seed,
     show_part,
+    show_row,
 )
 from samplesoft.commands.source import add_source, check_source, load_source
 from samplesoft.samplers.registry import SAMPLERS, SamplerInputs, dense_proposals
@@ -212,7 +213,7 @@ def _run(options: argparse.Namespace, executor: Executor | None) -> int:
         scheme=options.scheme,
         num_trials=options.trials,
         rng=options.seed,
-        progress=show_part,
+        progress=show_row,
         settings=settings,
         executor=executor,
     )

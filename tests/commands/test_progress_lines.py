@@ -19,7 +19,8 @@ SAMPLESOFT = [sys.executable, "-m", "samplesoft"]
 TIME = r"[\d.]+ (s|min)"
 COMPILING = "compiling kernels, which later runs find on disk\n"
 # on stderr, where a part takes seconds or a kernel is not on disk
-SLOW = rf"((.+: (.+, )?{TIME}(, about {TIME} left)?\n)|{COMPILING})*"
+ROW = r"- \S+, m = \d+: L1 bias \S+ in logits, .*\n"
+SLOW = rf"((.+: (.+, )?{TIME}(, about {TIME} left)?\n)|{COMPILING}|{ROW})*"
 
 
 @pytest.fixture(autouse=True)
@@ -86,17 +87,18 @@ sys.exit(main(sys.argv[1:]))
 
 
 def killed(args, **place):
-    """Return what a process has printed that is killed in a call of a function."""
+    """Return stdout and stderr of a process that is killed in a call of a function."""
     command = [sys.executable, "-c", KILL.format(**place), *args]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL
-    return done.stdout
+    return done.stdout, done.stderr
 
 
 def test_killed_training_has_printed_each_epoch_that_ended(tmp_path):
     args = [*small_run(tmp_path), "--out", str(tmp_path / "run"), "--epochs", "9"]
     place = {"module": "samplesoft.training", "owner": "RetrievalTask", "name": "take"}
-    first, resolved, *lines = killed(args, **place, call=4).splitlines(keepends=True)
+    printed, _ = killed(args, **place, call=4)
+    first, resolved, *lines = printed.splitlines(keepends=True)
     assert all(line.endswith("\n") for line in (first, resolved, *lines))
     assert [re.match(r"- epoch (\d+): ", line)[1] for line in lines] == ["1", "2", "3"]
     assert read_checkpoint(tmp_path / "run" / "checkpoint.npz").values["epoch"] == 3
@@ -104,8 +106,10 @@ def test_killed_training_has_printed_each_epoch_that_ended(tmp_path):
 
 def test_killed_verification_has_printed_each_part_that_ended(logits):
     place = {"module": "samplesoft.verification", "owner": "verify", "name": "compare"}
-    first, *lines = killed(logits, **place, call=9).splitlines(keepends=True)
-    assert first.startswith("- input: logits of ")
+    printed, progress = killed(logits, **place, call=9)
+    assert printed.startswith("- input: logits of ")
+    assert len(printed.splitlines()) == 1
+    lines = re.findall(ROW, progress)
     assert len(lines) == 2  # of 3 examples each
     for m, line in enumerate(lines, start=2):
         assert re.fullmatch(rf"- uniform, m = {m}: L1 bias \S+ in logits, .*\n", line)

@@ -342,6 +342,8 @@ def test_the_summary_is_one_table_of_seven_columns(report):
     text = report.to_text().splitlines()
     assert max(map(len, text)) <= 80
     assert text[-1] == "All figures: --details, or to_text(details=True)."
+    rows = len({(row.sampler, row.num_sampled) for row in report.rows})
+    assert len(text) <= rows + 27  # 45 lines for 18 rows: one screen
     assert len(text) < 40
     assert len(sentences_of(report)) == 3
     assert "--details" not in report.to_text(details=True)
