@@ -32,6 +32,7 @@ from samplesoft.data.interactions import padded
 from samplesoft.losses.base import LABEL_REDUCTIONS
 from samplesoft.losses.registry import LOSSES
 from samplesoft.models.optimizers import OPTIMIZERS
+from samplesoft.models.sharded import require_shardable
 from samplesoft.samplers.registry import SAMPLERS
 from samplesoft.training import BEST, CHECKPOINT, LOG
 from samplesoft.training.lock import LOCK
@@ -357,7 +358,7 @@ def make_settings(values: dict[str, Any], sharded: bool) -> RetrievalSettings:
     try:
         settings = RetrievalSettings(**values)
         if sharded:
-            settings.require_shardable()
+            require_shardable(settings)
         return settings
     except ValueError as error:  # which names arguments of Python
         names = "|".join(field.name for field in fields(RetrievalSettings))

@@ -43,8 +43,6 @@ from samplesoft.models.linear import (
     some_rows,
     uniform_weights,
 )
-from samplesoft.models.optimizers import Optimizer
-from samplesoft.models.sharded import SHARDED, ShardedOptimizer, ShardedSoftmaxLayer
 from samplesoft.models.softmax_layer import SoftmaxLayer
 from samplesoft.models.softmax_settings import SoftmaxSettings
 from samplesoft.samplers.base import Rows
@@ -171,29 +169,6 @@ class LinearSoftmaxSettings(SoftmaxSettings):
                 f"take one of {able}."
             )
 
-    def require_shardable(self) -> None:
-        """Raise ValueError unless the class vectors can lie on several workers.
-
-        Raises
-        ------
-        ValueError
-            If the loss, the sampler or another setting is for one process alone.
-        """
-        there = "for class vectors on workers"
-        if self.embedding_dim is None:
-            raise ValueError(
-                f"`embedding_dim` must be a number {there}, got None: those on the inputs "
-                "themselves stay in memory."
-            )
-        if not LOSSES[self.loss].draws:
-            able = ", ".join(name for name, spec in LOSSES.items() if spec.shares)
-            raise ValueError(f"`loss` must be one of {able} {there}, got {self.loss!r}.")
-        if self.sampler not in SHARDED:
-            able = ", ".join(SHARDED)
-            raise ValueError(f"`sampler` must be one of {able} {there}, got {self.sampler!r}.")
-        if self.num_certain:
-            raise ValueError(f"`num_certain` must be 0 {there}, got {self.num_certain}.")
-
     def require_room(self, num_inputs: int, num_classes: int, dtype: np.dtype[Any]) -> None:
         """Raise MemoryError if the parameters of a model would not fit.
 
@@ -253,6 +228,8 @@ class LinearSoftmax:
         What makes contexts of inputs, in a model with an `embedding_dim`.
     softmax : SoftmaxLayer
         Loss, sampler and class vectors.
+    sampler_seed : int
+        Seed of the sampler, in a model with an `embedding_dim`.
 
     Raises
     ------
@@ -301,11 +278,11 @@ class LinearSoftmax:
             self.softmax = self._layer_on_inputs(counts, int(key))
             return
         streams = [np.uint64(mix64(key, k)) for k in (_EMBEDDING, _CLASSES, _SAMPLER)]
-        self._sampler_seed = int(streams[2])
+        self.sampler_seed = int(streams[2])
         self.embedding = Linear(num_inputs, dim, dtype=self.dtype, rng=int(streams[0]))
         # in +-1 / sqrt(d) a vector has a norm of about 0.58, whatever d
         rows = uniform_weights((num_classes, dim), dim**-0.5, self.dtype, streams[1])
-        self.softmax = settings.make_layer(rows, counts, self._sampler_seed, reduction="sum")
+        self.softmax = settings.make_layer(rows, counts, self.sampler_seed, reduction="sum")
 
     def _layer_on_inputs(self, counts: ArrayLike | None, seed: int) -> FeatureLayer:
         """Return the layer of a model without an embedding."""
@@ -325,31 +302,6 @@ class LinearSoftmax:
             alpha=_PENALTY / n if settings.alpha is None else settings.alpha,
             dtype=self.dtype,
         )
-
-    def shard(
-        self, settings: LinearSoftmaxSettings, counts: ArrayLike, workers: Any, optimizer: Optimizer
-    ) -> ShardedOptimizer:
-        """Let workers keep the class vectors, and their sampler; return what takes the steps then.
-
-        `settings` are those of the model, but for its sampler.
-        """
-        layer = ShardedSoftmaxLayer(
-            np.asarray(self.softmax.class_embeddings),
-            self.softmax.loss,
-            settings.sampler,
-            self.softmax.num_sampled,
-            optimizer=optimizer,
-            workers=workers,
-            counts=counts,
-            shared=settings.shared,
-            update_every=settings.update_every,
-            rng=self._sampler_seed,
-            nu=settings.nu,
-            num_features=settings.num_features,
-        )
-        layer.shards.go_on = "resume if there is a checkpoint, with any number of workers"
-        self.softmax = layer
-        return ShardedOptimizer(layer, "softmax.class_embeddings")
 
     @property
     def parameters(self) -> dict[str, Any]:

@@ -41,8 +41,10 @@ from samplesoft._validation import (
 from samplesoft.losses.base import Batch, Loss, SparseRows, Targets
 from samplesoft.losses.candidates import score_candidates, score_gradients
 from samplesoft.losses.full import FullSoftmaxLoss, LabelPlaces
+from samplesoft.losses.registry import LOSSES
 from samplesoft.losses.sampled import SampledLoss
 from samplesoft.losses.vectors import unit_rows
+from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSettings
 from samplesoft.models.optimizers import Optimizer
 from samplesoft.models.softmax_layer import SoftmaxLayer
 from samplesoft.samplers.base import NO_CLASS, Draw, Rows, Sampler
@@ -779,3 +781,88 @@ class ShardedOptimizer:
         ]
         layer.shards.ask("load_optimizer", [({"steps": state["steps"], **p},) for p in parts])
         layer.steps = layer.optimizer.steps
+
+
+def require_shardable(settings: LinearSoftmaxSettings) -> None:
+    """Raise ValueError unless the class vectors of a model can lie on several workers.
+
+    Parameters
+    ----------
+    settings : LinearSoftmaxSettings
+        Of the model.
+
+    Raises
+    ------
+    ValueError
+        If the loss, the sampler or another setting is for one process alone.
+    """
+    there = "for class vectors on workers"
+    loss, sampler = settings.loss, settings.sampler
+    if settings.embedding_dim is None:
+        raise ValueError(
+            f"`embedding_dim` must be a number {there}, got None: those on the inputs "
+            "themselves stay in memory."
+        )
+    if not LOSSES[loss].draws:
+        able = ", ".join(name for name, spec in LOSSES.items() if spec.shares)
+        raise ValueError(f"`loss` must be one of {able} {there}, got {loss!r}.")
+    if sampler not in SHARDED:
+        able = ", ".join(SHARDED)
+        raise ValueError(f"`sampler` must be one of {able} {there}, got {sampler!r}.")
+    if settings.num_certain:
+        raise ValueError(f"`num_certain` must be 0 {there}, got {settings.num_certain}.")
+
+
+def shard(
+    model: LinearSoftmax,
+    settings: LinearSoftmaxSettings,
+    *,
+    counts: ArrayLike,
+    workers: Any,
+    optimizer: Optimizer,
+) -> ShardedOptimizer:
+    """Let workers keep the class vectors of a model, and their sampler.
+
+    Parameters
+    ----------
+    model : LinearSoftmax
+        Its `softmax` becomes a `ShardedSoftmaxLayer` with the class vectors that it has.
+    settings : LinearSoftmaxSettings
+        Those of the model, but for its sampler, which the workers make.
+    counts : array_like, shape (n,)
+        How often each class occurs.
+    workers : int, distributed.Client or str
+        As for a `ShardedSoftmaxLayer`.
+    optimizer : Optimizer
+        Of which each shard takes a copy.
+
+    Returns
+    -------
+    ShardedOptimizer
+        The optimizer that takes the steps of the model from now on.
+
+    Raises
+    ------
+    MemoryError
+        If a worker has not the memory for its shard.
+    TypeError, ValueError
+        If an argument is malformed, or `require_shardable` refuses the settings.
+    """
+    require_shardable(settings)
+    layer = ShardedSoftmaxLayer(
+        np.asarray(model.softmax.class_embeddings),
+        model.softmax.loss,
+        settings.sampler,
+        model.softmax.num_sampled,
+        optimizer=optimizer,
+        workers=workers,
+        counts=counts,
+        shared=settings.shared,
+        update_every=settings.update_every,
+        rng=model.sampler_seed,
+        nu=settings.nu,
+        num_features=settings.num_features,
+    )
+    layer.shards.go_on = "resume if there is a checkpoint, with any number of workers"
+    model.softmax = layer
+    return ShardedOptimizer(layer, "softmax.class_embeddings")

@@ -27,6 +27,7 @@ from samplesoft.metrics.ranking import LEAST_EXAMPLES, propensities, ranking_sco
 from samplesoft.models.linear import Gradient
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings, some_entries
 from samplesoft.models.optimizers import Optimizer, make_optimizer
+from samplesoft.models.sharded import require_shardable, shard
 from samplesoft.samplers.static import UniformSampler
 from samplesoft.training.checkpoint import Arrays, plain
 from samplesoft.training.linear_task import (
@@ -171,7 +172,7 @@ class RetrievalTask(LinearTask):
         settings = settings.resolved()
         self._workers, made = workers, settings
         if workers is not None:
-            settings.require_shardable()
+            require_shardable(settings)
             # the workers make the sampler; until they have the vectors a cheap one stands for it
             made = replace(settings, sampler=lambda given: UniformSampler(len(given.counts)))
         self.settings, self.leave_out = settings, as_flag("leave_out", leave_out)
@@ -233,7 +234,13 @@ class RetrievalTask(LinearTask):
         """Give the workers, if there are some, their classes."""
         if self._workers is None:
             return optimizer
-        sharded = self.model.shard(self.settings, self.counts, self._workers, optimizer)
+        sharded = shard(
+            self.model,
+            self.settings,
+            counts=self.counts,
+            workers=self._workers,
+            optimizer=optimizer,
+        )
         self.parameters = self.model.parameters
         return sharded
 
