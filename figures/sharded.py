@@ -31,9 +31,9 @@ from distributed import Client, LocalCluster
 from tables import write_csv
 from tqdm import tqdm
 
+from samplesoft.distributed.layer import ShardedSoftmaxLayer
 from samplesoft.losses import SampledSoftmaxLoss
 from samplesoft.models import SoftmaxLayer, make_optimizer
-from samplesoft.models.sharded import ShardedSoftmaxLayer
 from samplesoft.samplers import SamplerInputs, make_sampler
 
 DIM, BATCH, DRAWS = 64, 1024, 100

@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; `_HOMES` says the same
     from samplesoft import bias as bias
     from samplesoft import checking as checking
     from samplesoft import data as data
+    from samplesoft import distributed as distributed
     from samplesoft import feature_maps as feature_maps
     from samplesoft import losses as losses
     from samplesoft import metrics as metrics
@@ -44,6 +45,7 @@ _MODULES = (
     "bias",
     "checking",
     "data",
+    "distributed",
     "feature_maps",
     "losses",
     "metrics",

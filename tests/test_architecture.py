@@ -39,6 +39,7 @@ LAYERS = [
     {"search"},
     {"metrics"},
     {"models"},
+    {"distributed"},
     {"training"},
     {"bias"},
     {"verification"},

@@ -7,11 +7,12 @@ from scipy import sparse
 
 import samplesoft
 from samplesoft._temperature import have_norm_1
+from samplesoft.distributed import ShardedSoftmaxLayer
 from samplesoft.kernels.rows import unit_gradient
 from samplesoft.losses.registry import LOSSES, make_loss
 from samplesoft.losses.vectors import unit_rows
 from samplesoft.metrics import evaluate, top_k_classes
-from samplesoft.models import ShardedSoftmaxLayer, SoftmaxLayer, make_optimizer
+from samplesoft.models import SoftmaxLayer, make_optimizer
 from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSettings
 from samplesoft.recommend import SampledSoftmaxRecommender
 from samplesoft.samplers import SAMPLERS, LSHSampler, SamplerInputs, make_sampler

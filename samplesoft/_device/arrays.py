@@ -12,7 +12,7 @@ from samplesoft._validation import FloatArray, IntArray
 
 
 class DistantRows:
-    """Rows (n, d) that others keep, who are asked for results: see `models.sharded.ShardedRows`.
+    """Rows (n, d) that others keep, who are asked for results: see `distributed.rows.ShardedRows`.
 
     Attributes
     ----------

@@ -29,10 +29,10 @@ from samplesoft.commands.options import (
 )
 from samplesoft.data import load_interactions, load_xml_repository
 from samplesoft.data.interactions import padded
+from samplesoft.distributed.linear_softmax import require_shardable
 from samplesoft.losses.base import LABEL_REDUCTIONS
 from samplesoft.losses.registry import LOSSES
 from samplesoft.models.optimizers import OPTIMIZERS
-from samplesoft.models.sharded import require_shardable
 from samplesoft.samplers.registry import SAMPLERS
 from samplesoft.training import BEST, CHECKPOINT, LOG
 from samplesoft.training.lock import LOCK

@@ -13,7 +13,6 @@ from samplesoft.models.optimizers import (
     Optimizer,
     make_optimizer,
 )
-from samplesoft.models.sharded import ShardedSoftmaxLayer
 from samplesoft.models.softmax_layer import SoftmaxLayer
 from samplesoft.models.softmax_settings import SoftmaxSettings
 from samplesoft.models.spherical import SphericalSoftmax
@@ -30,7 +29,6 @@ __all__ = [
     "LinearSoftmaxSettings",
     "Momentum",
     "Optimizer",
-    "ShardedSoftmaxLayer",
     "SoftmaxLayer",
     "SoftmaxSettings",
     "SphericalSoftmax",

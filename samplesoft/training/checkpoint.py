@@ -29,7 +29,7 @@ from samplesoft._files import (
 )
 from samplesoft._validation import require_instance, shown
 from samplesoft.data.arrays import Archive, open_arrays
-from samplesoft.models.sharded import ShardedSoftmaxLayer
+from samplesoft.distributed.layer import ShardedSoftmaxLayer
 
 FORMAT = 2
 SHARDS = "shards.npz"  # the list of the files of a sharded layer

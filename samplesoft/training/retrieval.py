@@ -21,13 +21,13 @@ from samplesoft._validation import (
     require_instance,
     without_repeats,
 )
+from samplesoft.distributed.linear_softmax import require_shardable, shard
 from samplesoft.losses.full import FullSoftmaxLoss
 from samplesoft.losses.registry import LOSSES
 from samplesoft.metrics.ranking import LEAST_EXAMPLES, propensities, ranking_scores
 from samplesoft.models.linear import Gradient
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings, some_entries
 from samplesoft.models.optimizers import Optimizer, make_optimizer
-from samplesoft.models.sharded import require_shardable, shard
 from samplesoft.samplers.static import UniformSampler
 from samplesoft.training.checkpoint import Arrays, plain
 from samplesoft.training.linear_task import (
@@ -132,7 +132,8 @@ class RetrievalTask(LinearTask):
         Whether inputs are items that a user has taken and labels the same items: in validation a
         fifth of them is to be found from the other items, which are left out of the lists.
     workers : optional
-        That keep the class vectors in training, as for a `samplesoft.models.ShardedSoftmaxLayer`.
+        That keep the class vectors in training, as for a
+        `samplesoft.distributed.ShardedSoftmaxLayer`.
 
     Attributes
     ----------

@@ -253,9 +253,9 @@ def test_writers_that_share_a_path(kind, tmp_path):
 
 def test_shards_of_two_writers_are_not_mixed(tmp_path):
     """One writes all between two shards of the other; what the list names is of one of them."""
+    from samplesoft.distributed.layer import ShardedSoftmaxLayer
     from samplesoft.losses import SampledSoftmaxLoss
     from samplesoft.models import SGD
-    from samplesoft.models.sharded import ShardedSoftmaxLayer
     from samplesoft.training import checkpoint, read_shards, write_shards
 
     layers = [

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from scipy import sparse, stats
 
+from samplesoft.distributed import ShardedSoftmaxLayer
 from samplesoft.losses import SampledSoftmaxLoss, make_loss
 from samplesoft.losses.vectors import unit_rows
 from samplesoft.metrics import top_k_classes
-from samplesoft.models import ShardedSoftmaxLayer, SoftmaxLayer, make_optimizer
+from samplesoft.models import SoftmaxLayer, make_optimizer
 from samplesoft.samplers import SamplerInputs, make_sampler
 from samplesoft.training import checkpoint, read_shards, write_shards
 
@@ -466,7 +467,7 @@ def test_a_worker_may_be_lost_while_its_shard_is_made(local_cluster, monkeypatch
 
 @pytest.mark.slow
 def test_a_lost_worker_is_an_error_that_names_the_checkpoint(tmp_path, monkeypatch):
-    monkeypatch.setattr("samplesoft.models.sharded._PATIENCE", 0.5)
+    monkeypatch.setattr("samplesoft.distributed.transport._PATIENCE", 0.5)
     distributed = pytest.importorskip("distributed", reason="needs the extra `dask`")
     how = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0"}
     with distributed.LocalCluster(**how) as cluster, distributed.Client(cluster) as client:
