@@ -128,6 +128,7 @@ PAGES = {
     "samplesoft/bias/plain.py": "theory/plain-bias.md",
     "samplesoft/feature_maps/plain.py": "theory/plain-feature-maps.md",
     "samplesoft/losses/plain.py": "theory/plain-losses.md",
+    "samplesoft/optimizers/plain.py": "theory/plain-optimizers.md",
     "samplesoft/samplers/clusters/plain.py": "theory/plain-clusters.md",
     "samplesoft/samplers/tree/plain.py": "theory/plain-tree.md",
 }

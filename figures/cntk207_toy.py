@@ -36,7 +36,7 @@ from tqdm import tqdm
 
 from samplesoft._files import replaced
 from samplesoft._jit import num_threads
-from samplesoft.models.optimizers import Momentum
+from samplesoft.optimizers import Momentum
 
 # minibatch: cross entropy that the tutorial prints, of its one run on uniform data
 PRINTED = {

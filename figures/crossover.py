@@ -38,7 +38,8 @@ from tqdm import tqdm
 from samplesoft import exact_bias
 from samplesoft._jit import num_threads
 from samplesoft.losses import make_loss
-from samplesoft.models import SoftmaxLayer, make_optimizer
+from samplesoft.models import SoftmaxLayer
+from samplesoft.optimizers import make_optimizer
 from samplesoft.samplers import ClusterSampler, Sampler, UniformSampler, UnigramSampler
 
 SIZES = (50, 100, 300, 1000, 3000, 10_000, 30_000, 100_000, 1_000_000, 10_000_000)

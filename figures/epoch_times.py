@@ -29,8 +29,8 @@ from tqdm import tqdm
 from samplesoft._files import replaced
 from samplesoft._jit import num_threads
 from samplesoft.losses import make_loss
-from samplesoft.models.optimizers import make_optimizer
 from samplesoft.models.softmax_layer import SoftmaxLayer
+from samplesoft.optimizers.registry import make_optimizer
 from samplesoft.samplers import SamplerInputs, make_sampler
 
 BLOCK = 20  # steps, one update of the sampler among them

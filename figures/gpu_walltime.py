@@ -35,7 +35,8 @@ from samplesoft._device.select import as_device
 from samplesoft._files import replaced
 from samplesoft.feature_maps import PositiveRandomFeatures, RandomFourierFeatures
 from samplesoft.losses import SampledSoftmaxLoss
-from samplesoft.models import SoftmaxLayer, make_optimizer
+from samplesoft.models import SoftmaxLayer
+from samplesoft.optimizers import make_optimizer
 from samplesoft.samplers import ClusterSampler, RFSoftmaxSampler, Sampler
 
 DIM, NUM_SAMPLED, TAU, NU = 64, 10, 11.1, 4.0

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from samplesoft.data import read_tokens
-from samplesoft.models import Linear, SoftmaxSettings, make_optimizer
+from samplesoft.models import Linear, SoftmaxSettings
+from samplesoft.optimizers import make_optimizer
 
 _TOKEN = re.compile(r"[A-Za-z_][A-Za-z_0-9]*|[0-9]+|[^\sA-Za-z_0-9]")
 BATCH = 256

@@ -33,7 +33,8 @@ from tqdm import tqdm
 
 from samplesoft.distributed.layer import ShardedSoftmaxLayer
 from samplesoft.losses import SampledSoftmaxLoss
-from samplesoft.models import SoftmaxLayer, make_optimizer
+from samplesoft.models import SoftmaxLayer
+from samplesoft.optimizers import make_optimizer
 from samplesoft.samplers import SamplerInputs, make_sampler
 
 DIM, BATCH, DRAWS = 64, 1024, 100

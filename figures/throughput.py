@@ -29,7 +29,8 @@ from tqdm import tqdm
 from samplesoft._files import replaced
 from samplesoft._jit import num_threads
 from samplesoft.losses import make_loss
-from samplesoft.models import SoftmaxLayer, make_optimizer
+from samplesoft.models import SoftmaxLayer
+from samplesoft.optimizers import make_optimizer
 from samplesoft.samplers import (
     ClusterSampler,
     RFSoftmaxSampler,

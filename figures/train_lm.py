@@ -23,7 +23,7 @@ from language_model.task import LanguageModelSettings, LanguageModelTask
 from language_model.text import VOCABULARY_SIZE, read_corpus
 
 from samplesoft.losses.registry import LOSSES
-from samplesoft.models import OPTIMIZERS
+from samplesoft.optimizers import OPTIMIZERS
 from samplesoft.training import BEST, Settings, load_parameters, train
 
 # with vectors of norm 1 the first gradients are so large that sgd saturates the LSTM

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; `_HOMES` says the same
     from samplesoft import losses as losses
     from samplesoft import metrics as metrics
     from samplesoft import models as models
+    from samplesoft import optimizers as optimizers
     from samplesoft import recommend as recommend
     from samplesoft import samplers as samplers
     from samplesoft import schemes as schemes
@@ -50,6 +51,7 @@ _MODULES = (
     "losses",
     "metrics",
     "models",
+    "optimizers",
     "recommend",
     "samplers",
     "schemes",

@@ -131,7 +131,7 @@ def launch_everything(dtype):
     from samplesoft.losses import SampledSoftmaxLoss
     from samplesoft.losses.base import SparseRows
     from samplesoft.models import SoftmaxLayer
-    from samplesoft.models.optimizers import OPTIMIZERS, make_optimizer
+    from samplesoft.optimizers.registry import OPTIMIZERS, make_optimizer
     from samplesoft.samplers import ClusterSampler, RFSoftmaxSampler, UniformSampler
     from samplesoft.samplers.tree.kernel_tree import KernelTree
 

@@ -38,6 +38,7 @@ LAYERS = [
     {"losses"},
     {"search"},
     {"metrics"},
+    {"optimizers"},
     {"models"},
     {"distributed"},
     {"training"},

@@ -21,13 +21,12 @@ from samplesoft.feature_maps import (
 from samplesoft.losses import FullSoftmaxLoss, SparseRows, make_loss
 from samplesoft.metrics import evaluate, ranking_scores, top_k_classes
 from samplesoft.models import (
-    OPTIMIZERS,
     Linear,
     LinearSoftmax,
     LinearSoftmaxSettings,
     SoftmaxLayer,
-    make_optimizer,
 )
+from samplesoft.optimizers import OPTIMIZERS, make_optimizer
 from samplesoft.samplers import (
     Draw,
     LearnedUnigramSampler,

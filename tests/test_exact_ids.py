@@ -10,7 +10,7 @@ from samplesoft._validation import as_array, as_ids, as_labels, exact_integers
 from samplesoft.data import Embeddings, load_logits, ppmi_svd
 from samplesoft.losses import SampledSoftmaxLoss, SparseRows
 from samplesoft.metrics import ranking_scores
-from samplesoft.models import SGD
+from samplesoft.optimizers import SGD
 from samplesoft.recommend import SampledSoftmaxRecommender
 from samplesoft.samplers import StreamingUnigramSampler, UnigramSampler
 

@@ -11,7 +11,8 @@ from samplesoft.bias.exact import exact_bias
 from samplesoft.losses import LOSSES, make_loss
 from samplesoft.losses.base import SparseRows
 from samplesoft.metrics import evaluate, target_ranks
-from samplesoft.models import OPTIMIZERS, Linear, SoftmaxLayer, make_optimizer
+from samplesoft.models import Linear, SoftmaxLayer
+from samplesoft.optimizers import OPTIMIZERS, make_optimizer
 from samplesoft.recommend import SampledSoftmaxRecommender
 from samplesoft.samplers import SAMPLERS, Draw, SamplerInputs, gumbel_top_k, make_sampler
 from samplesoft.search import top_k_classes

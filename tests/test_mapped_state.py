@@ -15,7 +15,6 @@ from samplesoft.feature_maps import FEATURE_MAPS, make_feature_map
 from samplesoft.losses import LOSSES, make_loss, two_level_tree
 from samplesoft.losses.base import SparseRows
 from samplesoft.models import (
-    OPTIMIZERS,
     AdaptiveSoftmax,
     HierarchicalSoftmax,
     Linear,
@@ -23,8 +22,8 @@ from samplesoft.models import (
     LinearSoftmaxSettings,
     SoftmaxLayer,
     SphericalSoftmax,
-    make_optimizer,
 )
+from samplesoft.optimizers import OPTIMIZERS, make_optimizer
 from samplesoft.recommend import SampledSoftmaxRecommender
 from samplesoft.samplers import (
     SAMPLERS,

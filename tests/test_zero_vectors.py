@@ -12,8 +12,9 @@ from samplesoft.kernels.rows import unit_gradient
 from samplesoft.losses.registry import LOSSES, make_loss
 from samplesoft.losses.vectors import unit_rows
 from samplesoft.metrics import evaluate, top_k_classes
-from samplesoft.models import SoftmaxLayer, make_optimizer
+from samplesoft.models import SoftmaxLayer
 from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSettings
+from samplesoft.optimizers import make_optimizer
 from samplesoft.recommend import SampledSoftmaxRecommender
 from samplesoft.samplers import SAMPLERS, LSHSampler, SamplerInputs, make_sampler
 from samplesoft.sklearn import SampledSoftmaxClassifier

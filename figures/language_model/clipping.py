@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from samplesoft._jit import chunks, njit, njit_sum, thread_each, thread_map
 from samplesoft._validation import as_positive, require_mapping
 from samplesoft.losses.base import SparseRows
-from samplesoft.models.optimizers import check_changeable
+from samplesoft.optimizers.updates import check_changeable
 
 Array = NDArray[Any]
 Given = TypeVar("Given", bound=Mapping[str, Array | SparseRows])

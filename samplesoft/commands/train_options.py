@@ -32,7 +32,7 @@ from samplesoft.data.interactions import padded
 from samplesoft.distributed.linear_softmax import require_shardable
 from samplesoft.losses.base import LABEL_REDUCTIONS
 from samplesoft.losses.registry import LOSSES
-from samplesoft.models.optimizers import OPTIMIZERS
+from samplesoft.optimizers.registry import OPTIMIZERS
 from samplesoft.samplers.registry import SAMPLERS
 from samplesoft.training import BEST, CHECKPOINT, LOG
 from samplesoft.training.lock import LOCK

@@ -22,8 +22,8 @@ from samplesoft.distributed.transport import DaskShards, Shards
 from samplesoft.distributed.worker import CLASS_VECTORS, SHARDED
 from samplesoft.losses.base import Loss
 from samplesoft.losses.sampled import SampledLoss
-from samplesoft.models.optimizers import Optimizer
 from samplesoft.models.softmax_layer import SoftmaxLayer
+from samplesoft.optimizers.base import Optimizer
 from samplesoft.samplers.frequency import unigram_weights
 from samplesoft.samplers.registry import SAMPLERS, SamplerInputs
 from samplesoft.search import top_k_classes
@@ -98,7 +98,7 @@ class ShardedSoftmaxLayer(SoftmaxLayer):
     --------
     >>> import numpy as np
     >>> from samplesoft.losses import SampledSoftmaxLoss
-    >>> from samplesoft.models import make_optimizer
+    >>> from samplesoft.optimizers import make_optimizer
     >>> rng = np.random.default_rng(0)
     >>> rows, h, labels = rng.normal(size=(50, 4)), rng.normal(size=(8, 4)), np.arange(8)
     >>> sgd = make_optimizer("sgd", 2.0)

@@ -11,7 +11,7 @@ from samplesoft.distributed.layer import ShardedSoftmaxLayer
 from samplesoft.distributed.worker import CLASS_VECTORS, SHARDED
 from samplesoft.losses.registry import LOSSES
 from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSettings
-from samplesoft.models.optimizers import Optimizer
+from samplesoft.optimizers.base import Optimizer
 
 
 class ShardedOptimizer:

@@ -18,8 +18,8 @@ from samplesoft.losses.candidates import score_candidates, score_gradients
 from samplesoft.losses.full import FullSoftmaxLoss, LabelPlaces
 from samplesoft.losses.sampled import SampledLoss
 from samplesoft.losses.vectors import unit_rows
-from samplesoft.models.optimizers import Optimizer
 from samplesoft.models.softmax_layer import SoftmaxLayer
+from samplesoft.optimizers.base import Optimizer
 from samplesoft.samplers.base import Rows, Sampler
 from samplesoft.samplers.registry import SAMPLERS, SamplerInputs, make_sampler
 from samplesoft.samplers.static import UniformSampler, WeightedSampler

@@ -240,7 +240,7 @@ class LinearSoftmax:
 
     Examples
     --------
-    >>> from samplesoft.models import make_optimizer
+    >>> from samplesoft.optimizers import make_optimizer
     >>> settings = LinearSoftmaxSettings(loss="full", sampler=None, num_sampled=None)
     >>> model, optimizer = LinearSoftmax(4, 4, settings, rng=0), make_optimizer("adagrad", 0.1)
     >>> x, labels = sparse.csr_array(np.eye(4, dtype=np.float32)), np.array([1, 2, 3, 0])

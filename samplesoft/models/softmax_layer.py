@@ -90,7 +90,7 @@ class SoftmaxLayer:
     --------
     >>> import numpy as np
     >>> from samplesoft.losses import SampledSoftmaxLoss
-    >>> from samplesoft.models import make_optimizer
+    >>> from samplesoft.optimizers import make_optimizer
     >>> from samplesoft.samplers import UniformSampler
     >>> rng = np.random.default_rng(0)
     >>> layer = SoftmaxLayer(rng.normal(size=(6, 2)), SampledSoftmaxLoss(), UniformSampler(6), 3)

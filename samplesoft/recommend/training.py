@@ -27,7 +27,7 @@ from samplesoft.losses.vectors import unit_rows
 from samplesoft.metrics.ranking import ranking_scores
 from samplesoft.models.linear import Linear, column_counts, sparse_product
 from samplesoft.models.linear_softmax import LinearSoftmax, some_entries
-from samplesoft.models.optimizers import make_optimizer
+from samplesoft.optimizers.registry import make_optimizer
 from samplesoft.samplers.base import Rows
 from samplesoft.search import best_classes
 from samplesoft.training.callbacks import (

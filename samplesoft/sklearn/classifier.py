@@ -149,7 +149,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     batch_size : int
         Examples in a step.
     optimizer : str
-        A key of `samplesoft.models.optimizers.OPTIMIZERS`.
+        A key of `samplesoft.optimizers.OPTIMIZERS`.
     learning_rate : float, optional
         Of the optimizer; by default 0.1, 0.003 for ``"adam"``. Where `embedding_dim` is None 2, 0.2
         for ``"adam"``, divided by the mean norm of the rows of `X` in the first call if that is

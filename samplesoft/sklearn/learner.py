@@ -15,7 +15,7 @@ from samplesoft._validation import FloatArray, IntArray, in_small_unit
 from samplesoft.losses.logistic import FullLogisticLoss
 from samplesoft.losses.registry import LOSSES
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings
-from samplesoft.models.optimizers import make_optimizer
+from samplesoft.optimizers.registry import make_optimizer
 from samplesoft.samplers.base import Rows
 from samplesoft.sklearn.calibration import Calibration, LogisticCalibration, SoftmaxCalibration
 from samplesoft.sklearn.labels import LabelCodec, example_weights

@@ -9,7 +9,7 @@ from typing import Any
 from samplesoft._validation import as_choice, as_count, as_flag, as_nonnegative, as_positive
 from samplesoft.losses.registry import LOSSES
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings
-from samplesoft.models.optimizers import OPTIMIZERS
+from samplesoft.optimizers.registry import OPTIMIZERS
 from samplesoft.training.resolved import NUM_SAMPLED, FitSettings, resolve, scores_all
 from samplesoft.training.schedules import SCHEDULES
 from samplesoft.tuning.pilot import PILOT, check_auto, is_auto

@@ -415,7 +415,7 @@ def read_shards(folder: str | Path) -> StoredShards:
     --------
     >>> import tempfile
     >>> from samplesoft.losses import SampledSoftmaxLoss
-    >>> from samplesoft.models import SGD
+    >>> from samplesoft.optimizers import SGD
     >>> settings = SampledSoftmaxLoss(), "uniform", 2
     >>> layer = ShardedSoftmaxLayer(np.eye(6), *settings, optimizer=SGD(0.1), workers=3)
     >>> with tempfile.TemporaryDirectory() as folder:

@@ -68,7 +68,8 @@ from samplesoft.losses.step import (
     void_unsound,
 )
 from samplesoft.models.linear_softmax import LinearSoftmax
-from samplesoft.models.optimizers import LARGEST, Optimizer, largest_gradient
+from samplesoft.optimizers.base import Optimizer
+from samplesoft.optimizers.updates import LARGEST, largest_gradient
 from samplesoft.samplers.base import Draw, Rows, Sampler
 
 _EXAMPLES = 32  # in a block

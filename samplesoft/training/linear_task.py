@@ -15,7 +15,7 @@ from samplesoft._random import RowKey
 from samplesoft._validation import FloatArray, IntArray, as_csr, require_finite
 from samplesoft.models.linear import Gradient
 from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSettings
-from samplesoft.models.optimizers import Optimizer
+from samplesoft.optimizers.base import Optimizer
 from samplesoft.training.compiled_steps import (
     draws_of_steps,
     steps_at_once,

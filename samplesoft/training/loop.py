@@ -197,7 +197,7 @@ def fit(
     ----------
     task : Task
         Model and data; its parameters are changed.
-    optimizer : samplesoft.models.optimizers.Optimizer
+    optimizer : samplesoft.optimizers.Optimizer
         What takes the steps, with its learning rate.
     epochs : int
         Passes over the data in all, those that are done counted.
@@ -227,7 +227,7 @@ def fit(
 
     Examples
     --------
-    >>> from samplesoft.models import SGD
+    >>> from samplesoft.optimizers import SGD
     >>> class Parabola(Task):
     ...     def __init__(self):
     ...         self.parameters, self.num_steps, self.num_examples = {"x": np.ones(1)}, 10, 1

@@ -37,7 +37,7 @@ class FitSettings:
     epochs : int, optional
         How often it goes over the examples, at most.
     optimizer : str
-        A key of `samplesoft.models.OPTIMIZERS`.
+        A key of `samplesoft.optimizers.OPTIMIZERS`.
     learning_rate : float, optional
         Of the optimizer, before the schedule.
     schedule : str

@@ -27,7 +27,8 @@ from samplesoft.losses.registry import LOSSES
 from samplesoft.metrics.ranking import LEAST_EXAMPLES, propensities, ranking_scores
 from samplesoft.models.linear import Gradient
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings, some_entries
-from samplesoft.models.optimizers import Optimizer, make_optimizer
+from samplesoft.optimizers.base import Optimizer
+from samplesoft.optimizers.registry import make_optimizer
 from samplesoft.samplers.static import UniformSampler
 from samplesoft.training.checkpoint import Arrays, plain
 from samplesoft.training.linear_task import (

@@ -16,7 +16,7 @@ from samplesoft._files import FileInUse, discard, prefixed, put, read_json, trie
 from samplesoft._progress import progress_bar, progress_phase
 from samplesoft._validation import shown
 from samplesoft.data.files import missing
-from samplesoft.models.optimizers import make_optimizer
+from samplesoft.optimizers.registry import make_optimizer
 from samplesoft.training.callbacks import EarlyStop
 from samplesoft.training.checkpoint import (
     Arrays,

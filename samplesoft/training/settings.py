@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from samplesoft._validation import as_choice, as_count, as_positive
-from samplesoft.models.optimizers import OPTIMIZERS, make_optimizer
+from samplesoft.optimizers.registry import OPTIMIZERS, make_optimizer
 from samplesoft.training.checkpoint import plain
 from samplesoft.training.schedules import ENDLESS, SCHEDULES
 
@@ -21,7 +21,7 @@ class Settings:
     epochs : int
         Passes over the training data; a run may be resumed with more.
     optimizer : str
-        What takes the steps; see `samplesoft.models.OPTIMIZERS`.
+        What takes the steps; see `samplesoft.optimizers.OPTIMIZERS`.
     learning_rate : float
         Of the optimizer, before the schedule.
     optimizer_options : mapping

@@ -9,7 +9,7 @@ import numpy as np
 
 from samplesoft._random import mix64
 from samplesoft.models.linear import Gradient
-from samplesoft.models.optimizers import Optimizer
+from samplesoft.optimizers.base import Optimizer
 from samplesoft.training.checkpoint import Arrays
 
 NUM_EXAMPLES = 300  # contexts that a task puts into a checkpoint

@@ -13,7 +13,8 @@ import numpy as np
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.bias.exact import exact_bias
 from samplesoft.losses import make_loss
-from samplesoft.models import SoftmaxLayer, make_optimizer
+from samplesoft.models import SoftmaxLayer
+from samplesoft.optimizers import make_optimizer
 from samplesoft.samplers.base import Rows, Sampler
 from samplesoft.samplers.registry import SamplerInputs, make_sampler
 

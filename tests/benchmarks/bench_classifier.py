@@ -13,8 +13,9 @@ import numpy as np
 from scipy import sparse
 
 from samplesoft._memory import human_bytes
-from samplesoft.models import LinearSoftmaxSettings, make_optimizer
+from samplesoft.models import LinearSoftmaxSettings
 from samplesoft.models.linear_softmax import LinearSoftmax
+from samplesoft.optimizers import make_optimizer
 from samplesoft.sklearn import SampledSoftmaxClassifier
 from samplesoft.training.compiled_steps import take_steps
 

@@ -13,7 +13,7 @@ from bench_bias import pair
 
 from samplesoft._jit import num_threads
 from samplesoft.losses.base import SparseRows
-from samplesoft.models.optimizers import make_optimizer
+from samplesoft.optimizers.registry import make_optimizer
 
 PEERS = {
     "sgd": ("SGD", "SGD", {}),

@@ -18,7 +18,8 @@ from functools import partial
 import numpy as np
 
 from samplesoft.losses import SampledSoftmaxLoss
-from samplesoft.models import SoftmaxLayer, make_optimizer
+from samplesoft.models import SoftmaxLayer
+from samplesoft.optimizers import make_optimizer
 from samplesoft.samplers import LogUniformSampler, Sampler, UniformSampler
 
 DIM, BATCH, RATE = 64, 128, 0.1

@@ -17,14 +17,24 @@ from scipy import sparse
 from sklearn.pipeline import make_pipeline
 
 import samplesoft
-from samplesoft import data, feature_maps, losses, metrics, models, samplers, schemes, training
+from samplesoft import (
+    data,
+    feature_maps,
+    losses,
+    metrics,
+    models,
+    optimizers,
+    samplers,
+    schemes,
+    training,
+)
 from samplesoft.bias import metropolis_bias, theorems, truncated_bias
 from samplesoft.sklearn import SampledSoftmaxClassifier, predict_topk
 
 Call = tuple[Callable[..., Any], dict[str, Any]]
 
-PACKAGES = ("", "data", "feature_maps", "losses", "metrics", "models", "samplers", "training")
-PACKAGES += ("sklearn",)
+PACKAGES = ("", "data", "feature_maps", "losses", "metrics", "models", "optimizers", "samplers")
+PACKAGES += ("training", "sklearn")
 
 NOT_CALLED = {
     "holds what a function has computed": (
@@ -236,10 +246,10 @@ MADE: dict[str, Call] = {
     "sampled_rank_law": _call(metrics.sampled_rank_law, **_sampled),
     "target_ranks": _call(metrics.target_ranks, scores=LOGITS, labels=Y[: len(LOGITS)], q=Q),
     "top_k_classes": _call(metrics.top_k_classes, **_scores, k=2),
-    "SGD": _call(models.SGD, learning_rate=0.1),
-    "Momentum": _call(models.Momentum, learning_rate=0.1, momentum=0.9, nesterov=True),
-    "Adagrad": _call(models.Adagrad, learning_rate=0.1, epsilon=1e-8, initial_accumulator=0.1),
-    "Adam": _call(models.Adam, learning_rate=0.1, beta1=0.9, beta2=0.99, epsilon=1e-8),
+    "SGD": _call(optimizers.SGD, learning_rate=0.1),
+    "Momentum": _call(optimizers.Momentum, learning_rate=0.1, momentum=0.9, nesterov=True),
+    "Adagrad": _call(optimizers.Adagrad, learning_rate=0.1, epsilon=1e-8, initial_accumulator=0.1),
+    "Adam": _call(optimizers.Adam, learning_rate=0.1, beta1=0.9, beta2=0.99, epsilon=1e-8),
     "Linear": _call(models.Linear, num_inputs=5, embedding_dim=D, dtype=np.float64, rng=0),
     "SoftmaxSettings": _call(models.SoftmaxSettings, **_settings),
     "LinearSoftmaxSettings": _call(models.LinearSoftmaxSettings, **_linear),
@@ -260,7 +270,7 @@ MADE: dict[str, Call] = {
         **{"reduction": "mean", "dtype": np.float64, "rng": 0},
     ),
     "make_optimizer": _call(
-        models.make_optimizer, name="adam", learning_rate=0.1, beta1=0.9, epsilon=1e-8
+        optimizers.make_optimizer, name="adam", learning_rate=0.1, beta1=0.9, epsilon=1e-8
     ),
     "CertainSampler": _call(
         samplers.CertainSampler, tail=samplers.UniformSampler(N - 2), certain=[0, 3]

@@ -6,7 +6,7 @@ import pytest
 from samplesoft._device.select import to_host
 from samplesoft.losses import SampledSoftmaxLoss
 from samplesoft.models import SoftmaxLayer
-from samplesoft.models.optimizers import OPTIMIZERS, make_optimizer
+from samplesoft.optimizers.registry import OPTIMIZERS, make_optimizer
 from samplesoft.samplers import (
     SAMPLERS,
     LogUniformSampler,

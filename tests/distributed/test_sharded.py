@@ -14,7 +14,8 @@ from samplesoft.distributed import ShardedSoftmaxLayer
 from samplesoft.losses import SampledSoftmaxLoss, make_loss
 from samplesoft.losses.vectors import unit_rows
 from samplesoft.metrics import top_k_classes
-from samplesoft.models import SoftmaxLayer, make_optimizer
+from samplesoft.models import SoftmaxLayer
+from samplesoft.optimizers import make_optimizer
 from samplesoft.samplers import SamplerInputs, make_sampler
 from samplesoft.training import checkpoint, read_shards, write_shards
 

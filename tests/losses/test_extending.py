@@ -7,7 +7,8 @@ from oracles import naive_losses
 from oracles.loss_cases import check_value_and_gradients, make_case
 
 from samplesoft.losses import LOSSES, LossSpec, SampledLoss, make_loss
-from samplesoft.models import LinearSoftmax, LinearSoftmaxSettings, make_optimizer
+from samplesoft.models import LinearSoftmax, LinearSoftmaxSettings
+from samplesoft.optimizers import make_optimizer
 from samplesoft.schemes import SCHEMES
 
 

@@ -7,7 +7,8 @@ import pytest
 from scipy import stats
 
 from samplesoft.losses import FullSoftmaxLoss, SampledSoftmaxLoss, make_loss
-from samplesoft.models import SoftmaxLayer, make_optimizer
+from samplesoft.models import SoftmaxLayer
+from samplesoft.optimizers import make_optimizer
 from samplesoft.samplers import UniformSampler, WeightedSampler
 
 UNBIASED = ["multilevel", "multilevel-masked"]

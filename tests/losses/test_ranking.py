@@ -8,7 +8,8 @@ from scipy import sparse
 from samplesoft.losses import BPRLoss, WARPLoss, make_loss
 from samplesoft.losses.ranking import bpr_terms, warp_terms
 from samplesoft.losses.sampled import Terms
-from samplesoft.models import LinearSoftmax, LinearSoftmaxSettings, make_optimizer
+from samplesoft.models import LinearSoftmax, LinearSoftmaxSettings
+from samplesoft.optimizers import make_optimizer
 from samplesoft.samplers.base import Draw
 
 HARMONIC = np.array([1.0 + 1 / 2 + 1 / 3 + 1 / 4, 1.0 + 1 / 2, 1.0, 1.0])  # n = 5: ranks 4, 2, 1, 1

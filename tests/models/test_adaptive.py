@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
-from samplesoft.models import AdaptiveSoftmax, make_optimizer
+from samplesoft.models import AdaptiveSoftmax
+from samplesoft.optimizers import make_optimizer
 
 COUNTS = np.array([3, 100, 1, 50, 2, 9, 8, 1, 1, 30, 4])
 CUTOFFS = {"two tails": [3, 6], "three tails": [2, 4, 9], "one tail": [1], "default": None}

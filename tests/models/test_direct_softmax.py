@@ -5,8 +5,9 @@ import pytest
 from scipy import sparse
 
 from samplesoft.losses.registry import LOSSES, make_loss
-from samplesoft.models import LinearSoftmax, LinearSoftmaxSettings, make_optimizer
+from samplesoft.models import LinearSoftmax, LinearSoftmaxSettings
 from samplesoft.models.softmax_layer import SoftmaxLayer
+from samplesoft.optimizers import make_optimizer
 from samplesoft.samplers import SoftmaxSampler, UniformSampler, make_sampler
 from samplesoft.samplers.registry import SamplerInputs
 

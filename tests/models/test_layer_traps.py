@@ -17,7 +17,8 @@ from samplesoft.losses import (
 )
 from samplesoft.losses.base import check_targets
 from samplesoft.metrics import evaluate
-from samplesoft.models import SoftmaxLayer, make_optimizer
+from samplesoft.models import SoftmaxLayer
+from samplesoft.optimizers import make_optimizer
 from samplesoft.samplers import LearnedUnigramSampler, SoftmaxSampler, UniformSampler
 from samplesoft.samplers.base import Draw
 from samplesoft.samplers.static import WeightedSampler

@@ -5,7 +5,8 @@ import pytest
 from scipy import sparse
 
 from samplesoft.losses.base import SparseRows
-from samplesoft.models import Linear, LinearSoftmax, LinearSoftmaxSettings, make_optimizer
+from samplesoft.models import Linear, LinearSoftmax, LinearSoftmaxSettings
+from samplesoft.optimizers import make_optimizer
 
 FULL = {"loss": "full", "sampler": None, "num_sampled": None}
 

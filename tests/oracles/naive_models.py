@@ -89,3 +89,9 @@ def differences(function, array, step=1e-5):
         array[place] = kept
         slopes[place] = (above - below) / (2.0 * step)
     return slopes
+
+
+def norm(numbers):
+    """Euclidean norm, without overflow and underflow."""
+    largest = max((abs(float(x)) for x in numbers), default=0.0)
+    return largest and largest * math.sqrt(sum((float(x) / largest) ** 2 for x in numbers))

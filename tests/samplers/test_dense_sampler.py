@@ -5,7 +5,8 @@ import pytest
 from oracles.naive_samplers import chi_square, conditional
 
 from samplesoft.losses import SampledSoftmaxLoss
-from samplesoft.models import SoftmaxLayer, make_optimizer
+from samplesoft.models import SoftmaxLayer
+from samplesoft.optimizers import make_optimizer
 from samplesoft.samplers import DenseSampler, UniformSampler
 from samplesoft.samplers import dense as module
 from samplesoft.samplers.base import as_sampler

@@ -25,7 +25,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from samplesoft._temperature import tau_of_classes
 from samplesoft.losses import LOSSES
-from samplesoft.models import OPTIMIZERS
+from samplesoft.optimizers import OPTIMIZERS
 from samplesoft.samplers import SAMPLERS, ClusterSampler
 from samplesoft.sklearn import SampledSoftmaxClassifier
 from samplesoft.sklearn.learner import Learner

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from samplesoft.models import SGD
+from samplesoft.optimizers import SGD
 from samplesoft.training import Callback, Task, fit
 from samplesoft.training.callbacks import Average, EarlyStop, KeepBest, Score
 

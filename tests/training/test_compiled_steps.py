@@ -11,8 +11,9 @@ from samplesoft._jit import njit
 from samplesoft.losses.registry import LOSSES
 from samplesoft.losses.sampled import SampledLoss, SampledSoftmaxLoss, Terms
 from samplesoft.losses.sums import one_vs_each_terms
-from samplesoft.models import SGD, LinearSoftmaxSettings, make_optimizer
+from samplesoft.models import LinearSoftmaxSettings
 from samplesoft.models.linear_softmax import LinearSoftmax
+from samplesoft.optimizers import SGD, make_optimizer
 from samplesoft.samplers import WeightedSampler
 from samplesoft.samplers.base import Draw
 from samplesoft.schemes import SCHEMES

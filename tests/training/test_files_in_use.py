@@ -255,7 +255,7 @@ def test_shards_of_two_writers_are_not_mixed(tmp_path):
     """One writes all between two shards of the other; what the list names is of one of them."""
     from samplesoft.distributed.layer import ShardedSoftmaxLayer
     from samplesoft.losses import SampledSoftmaxLoss
-    from samplesoft.models import SGD
+    from samplesoft.optimizers import SGD
     from samplesoft.training import checkpoint, read_shards, write_shards
 
     layers = [

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from samplesoft.models import OPTIMIZERS, SGD, make_optimizer
+from samplesoft.optimizers import OPTIMIZERS, SGD, make_optimizer
 from samplesoft.recommend import SampledSoftmaxRecommender
 from samplesoft.sklearn import SampledSoftmaxClassifier
 from samplesoft.training import SCHEDULES, Callback, Settings, fit, make_schedule, read_log, train

@@ -12,7 +12,7 @@ from samplesoft.cli import main
 from samplesoft.commands import train as command
 from samplesoft.data import load_interactions, load_xml_repository
 from samplesoft.distributed.worker import Shard
-from samplesoft.models.optimizers import make_optimizer
+from samplesoft.optimizers.registry import make_optimizer
 from samplesoft.training import (
     RetrievalSettings,
     RetrievalTask,

@@ -1,0 +1,99 @@
+"""Adam: steps by decaying means of gradients and of their squares."""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Any
+
+from samplesoft._jit import njit
+from samplesoft._validation import IntArray, as_nonnegative
+from samplesoft.optimizers.base import Optimizer, as_epsilon
+from samplesoft.optimizers.updates import Array
+
+
+@njit
+def adam_rows(
+    ids: IntArray, gradients: Array, parameters: Array, states: Any, numbers: Any
+) -> None:
+    """Step by the mean of gradients over the root of the mean of their squares.
+
+    `new_first` and `new_second` are what a new gradient weighs in the means, 1 - beta; `rate` and
+    `correction` hold the corrections of the bias of the first mean and of the root of the second.
+    """
+    rate, new_first, new_second = numbers[0], numbers[1], numbers[2]
+    correction, epsilon = numbers[3], numbers[4]
+    for i in range(len(ids)):
+        gradient, row = gradients[i], parameters[ids[i]]
+        mean, square = states[0][ids[i]], states[1][ids[i]]
+        for c in range(len(row)):
+            g = gradient[c]
+            # in this order, and not as a step towards g, a beta of 0 leaves nothing of the old
+            mean[c] = (mean[c] - new_first * mean[c]) + new_first * g
+            square[c] = (square[c] - new_second * square[c]) + new_second * g * g
+            row[c] -= rate * mean[c] / (correction * sqrt(square[c]) + epsilon)
+
+
+class Adam(Optimizer):
+    r"""Adam: steps by the mean of gradients, relative to the root of the mean of their squares.
+
+    .. math::
+        m \leftarrow \beta_1 m + (1 - \beta_1) g, \qquad
+        v \leftarrow \beta_2 v + (1 - \beta_2) g^2, \qquad
+        w \leftarrow w - \eta \hat m / (\sqrt{\hat v} + \epsilon)
+
+    with :math:`\hat m = m / (1 - \beta_1^t)` and :math:`\hat v = v / (1 - \beta_2^t)` after t
+    steps.
+
+    Parameters
+    ----------
+    learning_rate : float
+        Size of a step :math:`\eta`; finite and at least 0.
+    beta1, beta2 : float
+        What remains of the means after a step; at least 0 and less than 1.
+    epsilon : float
+        What keeps steps by small gradients finite, :math:`\epsilon`; at least 1e-37.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed.
+
+    Notes
+    -----
+    With `SparseRows`, the means of a row change only when the row has a gradient, and t counts all
+    steps. As in the paper, :math:`\epsilon` is added after the correction of :math:`v`;
+    ``torch.optim.SparseAdam`` adds it before.
+
+    References
+    ----------
+    .. [1] D. P. Kingma and J. Ba, "Adam: A Method for Stochastic Optimization", ICLR 2015,
+       algorithm 1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> parameters, optimizer = {"w": np.zeros(2)}, Adam(0.1)
+    >>> for _ in range(3):
+    ...     optimizer.step(parameters, {"w": np.array([100.0, -0.1])})
+    >>> parameters["w"].round(6)
+    array([-0.3,  0.3])
+    """
+
+    _kernel = staticmethod(adam_rows)
+    _state_names = ("first_moment", "second_moment")
+    squares = True
+
+    def __init__(
+        self, learning_rate: float, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8
+    ) -> None:
+        super().__init__(learning_rate)
+        self.beta1 = as_nonnegative("beta1", beta1, below=1.0)
+        self.beta2 = as_nonnegative("beta2", beta2, below=1.0)
+        self.epsilon = as_epsilon("epsilon", epsilon)
+
+    def _numbers(self) -> tuple[float, ...]:
+        # both corrections of the bias are computed once for a step, not for each number: the last
+        # lines of algorithm 1, with epsilon added to the corrected root
+        rate = self.learning_rate / (1.0 - self.beta1**self.steps)
+        correction = 1.0 / sqrt(1.0 - self.beta2**self.steps)
+        return rate, 1.0 - self.beta1, 1.0 - self.beta2, correction, self.epsilon
