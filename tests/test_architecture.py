@@ -26,11 +26,10 @@ LAYERS = [
         "_memory",
         "_progress",
         "_random",
-        "_report",
         "_temperature",
         "_validation",
     },
-    {"schemes"},
+    {"schemes", "reports"},
     {"kernels"},
     {"_device"},
     {"feature_maps", "data"},
@@ -304,7 +303,9 @@ def test_random_numbers_have_one_name():
 def test_public_modules_are_reached_from_the_package():
     found = {path.parts[0].removesuffix(".py") for path in MODULES}
     public = {name for name in found if not name.startswith("_")}
-    assert public - {"cli", "commands", "kernels", "search", "sklearn"} <= set(samplesoft.__all__)
+    assert public - {"cli", "commands", "kernels", "reports", "search", "sklearn"} <= set(
+        samplesoft.__all__
+    )
 
 
 def test_type_checkers_and_python_see_the_same_names():

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from samplesoft._report import Column, Paragraph, Part, Report, Table, plain, titled_figure
 from samplesoft.checking.candidates import Candidate
 from samplesoft.checking.estimators import ESTIMATORS
 from samplesoft.checking.faults import FAULTS
+from samplesoft.reports.figures import titled_figure
+from samplesoft.reports.parts import Column, Paragraph, Part, Table
+from samplesoft.reports.report import Report
+from samplesoft.reports.values import plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -14,9 +14,10 @@ from inspect import signature
 from typing import Any, TextIO
 
 from samplesoft._files import write_text
-from samplesoft._report import FIGURE_FORMATS, Report, figure_path
 from samplesoft._validation import LARGEST_COUNT
 from samplesoft.commands.files import OutputFile, flag, write_json
+from samplesoft.reports.figures import FIGURE_FORMATS, figure_path
+from samplesoft.reports.report import Report
 
 
 def number_of(

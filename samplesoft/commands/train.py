@@ -12,7 +12,6 @@ from samplesoft._executors import open_cluster
 from samplesoft._files import part, read_json
 from samplesoft._interrupts import advise
 from samplesoft._progress import Pace, progress_phase
-from samplesoft._report import Column, Table
 from samplesoft.commands.files import InputFile, check_files, write_json
 from samplesoft.commands.options import show_part, show_report
 from samplesoft.commands.train_options import (
@@ -24,6 +23,7 @@ from samplesoft.commands.train_options import (
     make_task,
     training_settings,
 )
+from samplesoft.reports.parts import Column, Table
 from samplesoft.training import (
     BEST,
     CHECKPOINT,

@@ -7,7 +7,10 @@ from itertools import product
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from samplesoft._report import Column, Paragraph, Part, Report, Table, plain, titled_figure
+from samplesoft.reports.figures import titled_figure
+from samplesoft.reports.parts import Column, Paragraph, Part, Table
+from samplesoft.reports.report import Report
+from samplesoft.reports.values import plain
 from samplesoft.tuning.measure import Setting
 
 if TYPE_CHECKING:

@@ -10,19 +10,9 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from samplesoft._report import (
-    Column,
-    Heading,
-    Items,
-    Paragraph,
-    Part,
-    Report,
-    Settings,
-    Table,
-    csv_table,
-    described,
-    plain,
-)
+from samplesoft.reports.parts import Column, Heading, Items, Paragraph, Part, Settings, Table
+from samplesoft.reports.report import Report
+from samplesoft.reports.values import csv_table, described, plain
 from samplesoft.verification.plots import draw_rows
 from samplesoft.verification.row import VerificationRow as VerificationRow  # public here too
 

@@ -13,9 +13,9 @@ from retrieval_files import small_run, write_files
 from run_files import assert_same_end
 
 import samplesoft.commands.train as train_command
-from samplesoft._report import described
 from samplesoft.cli import main
 from samplesoft.commands.train_options import _OF_RUN, MODELS, _of_model
+from samplesoft.reports.values import described
 from samplesoft.samplers.registry import SAMPLERS as SAMPLER_NAMES
 from samplesoft.training import (
     RetrievalSettings,

@@ -19,9 +19,9 @@ from scipy.sparse import csr_array
 
 from samplesoft import _files
 from samplesoft._files import FileInUse, replaced, write_text
-from samplesoft._report import save_figure, titled_figure
 from samplesoft.cli import main
 from samplesoft.recommend import SampledSoftmaxRecommender
+from samplesoft.reports.figures import save_figure, titled_figure
 from samplesoft.sklearn import SampledSoftmaxClassifier
 from samplesoft.training import (
     Checkpoint,

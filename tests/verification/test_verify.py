@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import samplesoft
-from samplesoft._report import Table
 from samplesoft.bias.bounds.finite import finite_sample_bounds_of
 from samplesoft.bias.exact import exact_bias_of
 from samplesoft.bias.inputs import check_inputs
 from samplesoft.bias.theorems import theorem1_bounds, theorem1_terms_of
+from samplesoft.reports.parts import Table
 from samplesoft.schemes import SCHEMES, exact_schemes
 from samplesoft.verification import bounds, trials
 from samplesoft.verification import verify as verify_module

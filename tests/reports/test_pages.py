@@ -10,16 +10,9 @@ from html_reader import Reader
 from matplotlib.figure import Figure
 
 from samplesoft import check_loss, tune, verify
-from samplesoft._report import (
-    Column,
-    Heading,
-    Items,
-    Paragraph,
-    Report,
-    Settings,
-    Table,
-    save_figure,
-)
+from samplesoft.reports.figures import save_figure
+from samplesoft.reports.parts import Column, Heading, Items, Paragraph, Settings, Table
+from samplesoft.reports.report import Report
 
 NASTY = "<b>a</b> & \"b\" <script>alert('c')</script> | `d`"
 INF = float("inf")

@@ -1,0 +1,75 @@
+"""Figures of reports; Matplotlib is loaded when one is drawn."""
+
+from __future__ import annotations
+
+import io
+import textwrap
+from base64 import b64encode
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from samplesoft._files import replaced
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FIGURE_FORMATS = (".png", ".pdf", ".svg")
+
+_DPI = 130
+_NO_METADATA: dict[str, dict[str, Any]] = {  # so that equal figures have equal bytes
+    ".png": {"Software": None},
+    ".pdf": {"CreationDate": None},
+    ".svg": {"Date": None, "Creator": None, "Format": None, "Type": None},
+}
+
+
+def figure_path(name: str, path: str | Path) -> Path:
+    """Return a path with one of the `FIGURE_FORMATS`; `name` is that of the argument."""
+    if Path(path).suffix.lower() not in FIGURE_FORMATS:
+        raise ValueError(
+            f"{name} must end in {', '.join(FIGURE_FORMATS)}, got {str(path)!r}; rename it, for "
+            "example report.png."
+        )
+    return Path(path)
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure to a path with one of the `FIGURE_FORMATS`, whole or not at all."""
+    with replaced(path) as draft:
+        _save(figure, draft, path.suffix.lower())
+
+
+def titled_figure(verdict: str, size: tuple[float, float]) -> tuple[Figure, Any]:
+    """Return a figure of so many inches with a verdict above it, and its axes."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    title = textwrap.fill(verdict.replace("`", ""), 105)
+    figure.suptitle(title, fontsize=9.5, x=0.01, ha="left")
+    axes = figure.subplots()
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def image(figure: Figure, title: str) -> str:
+    """Return a figure as an image of a page, as wide as its place; `title` says what it is.
+
+    It has at least a pixel for each of its points, as letters of 8 points must be readable.
+    """
+    file = io.BytesIO()
+    _save(figure, file, ".svg")
+    content = b64encode(file.getvalue()).decode()
+    return (
+        f'<img alt="{escape(title)}" style="min-width: {72.0 * figure.get_figwidth():g}px" '
+        f'src="data:image/svg+xml;base64,{content}">'
+    )
+
+
+def _save(figure: Figure, file: Any, ending: str) -> None:
+    # half a second, which a report without a figure does not need
+    import matplotlib
+
+    with matplotlib.rc_context({"svg.hashsalt": "samplesoft"}):  # ids are else random
+        figure.savefig(file, format=ending[1:], dpi=_DPI, metadata=_NO_METADATA[ending])

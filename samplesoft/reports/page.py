@@ -1,0 +1,59 @@
+"""A report as one HTML page, which needs no other file and no network."""
+
+from __future__ import annotations
+
+import platform
+from base64 import b64encode
+from collections.abc import Sequence
+from hashlib import sha256
+from html import escape
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from samplesoft import __version__
+
+
+def page(title: str, parts: Sequence[str]) -> str:
+    """Return a page of parts that are HTML, whose tables a click on a title sorts.
+
+    The browser is told to load nothing, and to run no other script.
+    """
+    here = Path(__file__)
+    style, script = (here.with_suffix(end).read_text(encoding="utf-8") for end in (".css", ".js"))
+    # the policy names the one script that may run by its hash
+    digest = b64encode(sha256(script.encode()).digest()).decode()
+    content = "\n".join(parts)
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; \
+style-src 'unsafe-inline'; script-src 'sha256-{digest}'">
+<title>{escape(title)} - samplesoft</title>
+<style>{style}</style>
+</head>
+<body>
+<main>
+<h1>{escape(title)}</h1>
+{content}
+</main>
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def versions() -> dict[str, Any]:
+    """Return what results may depend on: versions, the platform, and the number of threads."""
+    import numba
+
+    libraries = ("NumPy", "Numba", "SciPy")
+    return {
+        "samplesoft": __version__,
+        "Python": platform.python_version(),
+        **{name: import_module(name.lower()).__version__ for name in libraries},
+        "platform": platform.platform(),
+        "threads": numba.get_num_threads(),
+    }
