@@ -10,17 +10,16 @@ import numpy as np
 from samplesoft.checking.candidates import Candidate
 from samplesoft.checking.estimators import ESTIMATORS
 from samplesoft.checking.faults import FAULTS
-from samplesoft.reports.figures import titled_figure
+from samplesoft.reports.figures import COLOURS, GRID, titled_figure
 from samplesoft.reports.parts import Column, Paragraph, Part, Table
 from samplesoft.reports.report import Report
-from samplesoft.reports.values import plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 _SHOWN = 12  # lines of the table
-_ALLOWED, _EXCLUDED = "#0072B2", "#D55E00"
+_ALLOWED, _EXCLUDED = COLOURS[:2]
 _DRAWN = 20
 _LEAST, _MOST = 0.1, 1e6  # of |z| on the axis
 _LEAST_OFF = 1e-4  # of differences there
@@ -221,20 +220,12 @@ class LossReport(Report):
             "whether draws follow the whole of `seed`."
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain dicts, lists, numbers and strings.
-
-        Returns
-        -------
-        dict
-            Ready for ``json.dumps(..., allow_nan=False)``; a ``|z|`` that is not finite is None.
-        """
+    def _values(self) -> dict[str, Any]:
         names = ("verdict", "ok", "undecided", "remedy", "faults", *self.__dataclass_fields__)
-        values = {name: plain(getattr(self, name)) for name in names if name != "scores"}
+        values = {name: getattr(self, name) for name in names if name != "scores"}
         names = ("scheme", "fault", "z", "sd_ratio", "allowed")
         values["hypotheses"] = [
-            {name: plain(getattr(s, name)) for name in names} | {"fitted": s.number}
-            for s in self.scores
+            {name: getattr(s, name) for name in names} | {"fitted": s.number} for s in self.scores
         ]
         return values
 
@@ -309,7 +300,7 @@ class LossReport(Report):
             if self.is_random
             else "what single values are off by, root mean square"
         )
-        axes.grid(True, axis="x", color="0.92", linewidth=0.7)
+        axes.grid(True, axis="x", **GRID)
         return figure
 
 

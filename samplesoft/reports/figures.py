@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FIGURE_FORMATS = (".png", ".pdf", ".svg")
+# Okabe and Ito's colours, which colour-blind readers can distinguish
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#999999")
+GRID: dict[str, Any] = {"color": "0.92", "linewidth": 0.7}
 
 _DPI = 130
 _NO_METADATA: dict[str, dict[str, Any]] = {  # so that equal figures have equal bytes

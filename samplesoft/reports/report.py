@@ -12,21 +12,22 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from samplesoft.reports.figures import figure_path, image, save_figure
 from samplesoft.reports.page import page, versions
 from samplesoft.reports.parts import Heading, Paragraph, Part, Settings
+from samplesoft.reports.values import plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 class Report(ABC):
-    """A result for programs and for readers; a new one has numbers, parts and a figure."""
+    """A result for programs and for readers; a new one has values, parts and a figure."""
 
     _title: ClassVar[str]  # of the page
     _figure_title: ClassVar[str]
     _setting_names: ClassVar[tuple[str, ...]] = ()  # fields that are settings
 
     @abstractmethod
-    def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain dicts, lists, numbers and strings."""
+    def _values(self) -> dict[str, Any]:
+        """Return what programs read, by name: numbers and arrays of NumPy too, dicts and lists."""
 
     @abstractmethod
     def _parts(self) -> list[Part]:
@@ -43,6 +44,16 @@ class Report(ABC):
     def _details(self) -> list[Part]:
         """Return what only those read who want all of it."""
         return []
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain dicts, lists, numbers and strings.
+
+        Returns
+        -------
+        dict
+            Ready for ``json.dumps(..., allow_nan=False)``; numbers that are not finite are None.
+        """
+        return dict(plain(self._values()))
 
     def to_json(self) -> str:
         """Return `to_dict` as JSON.

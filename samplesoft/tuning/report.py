@@ -7,17 +7,15 @@ from itertools import product
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from samplesoft.reports.figures import titled_figure
+from samplesoft.reports.figures import COLOURS, GRID, titled_figure
 from samplesoft.reports.parts import Column, Paragraph, Part, Table
 from samplesoft.reports.report import Report
-from samplesoft.reports.values import plain
 from samplesoft.tuning.measure import Setting
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#999999")
 _LEAST_BIAS = 1e-6  # drawn for settings without any
 
 
@@ -119,23 +117,16 @@ class TuneReport(Report):
             f"{1e3 * full.step_seconds:.1f} ms, {ratio:.3g} times as long."
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain dicts, lists, numbers and strings.
-
-        Returns
-        -------
-        dict
-            Ready for ``json.dumps(..., allow_nan=False)``.
-        """
+    def _values(self) -> dict[str, Any]:
         front = self.front
         return {
             "verdict": self.verdict,
-            "best": plain(asdict(self.best)),
+            "best": asdict(self.best),
             **self._settings(),
             "crossover": self.crossover,
             "where_it_pays": self.where_it_pays,
             "left_out": self.left_out,
-            "settings": [plain(asdict(one)) | {"front": one in front} for one in self.settings],
+            "settings": [asdict(one) | {"front": one in front} for one in self.settings],
         }
 
     def _parts(self) -> list[Part]:
@@ -179,7 +170,7 @@ class TuneReport(Report):
                     [1e3 * s.step_seconds for s in points],
                     [s.bias for s in points],
                     "s--" if shared else "o-",
-                    color=_COLOURS[k % len(_COLOURS)],
+                    color=COLOURS[k % len(COLOURS)],
                     markersize=5,
                     linewidth=1.0,
                     label=f"{name}, shared" if shared else name,
@@ -200,6 +191,6 @@ class TuneReport(Report):
             xlabel=f"step of a batch of {self.batch:,} (milliseconds)",
             ylabel="exact L1 bias of the gradient in the logits",
         )
-        axes.grid(True, which="major", color="0.92", linewidth=0.7)
+        axes.grid(True, which="major", **GRID)
         axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
         return figure

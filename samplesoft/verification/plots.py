@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from samplesoft._validation import FloatArray
+from samplesoft.reports.figures import COLOURS
 from samplesoft.verification.row import VerificationRow
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which colour-blind readers can distinguish
-_EXACT = "#0072B2"
-_PRINTED = "#D55E00"
+_EXACT, _PRINTED = COLOURS[:2]
 _TRIALS = "#000000"
 _BAND = "#A6CEE3"
 _COLUMNS = 3

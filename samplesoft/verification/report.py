@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from samplesoft.reports.parts import Column, Heading, Items, Paragraph, Part, Settings, Table
 from samplesoft.reports.report import Report
-from samplesoft.reports.values import csv_table, described, plain
+from samplesoft.reports.values import csv_table, described
 from samplesoft.verification.plots import draw_rows
 from samplesoft.verification.row import VerificationRow as VerificationRow  # public here too
 
@@ -96,20 +96,13 @@ class VerificationReport(Report):
         """What was found, in three sentences or fewer."""
         return " ".join(filter(None, (_of_trials(self), _of_bounds(self), _of_draws(self))))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain dicts, lists, numbers and strings.
-
-        Returns
-        -------
-        dict
-            Ready for ``json.dumps(..., allow_nan=False)``; numbers that are not finite are None.
-        """
+    def _values(self) -> dict[str, Any]:
         findings = {
             name: getattr(self, name) for name in ("agrees", "bounds_hold", "ok", "verdict")
         }
         values = asdict(self) | findings
         rows = values.pop("rows")  # the longest part comes last
-        return dict(plain(values | {"rows": rows}))
+        return values | {"rows": rows}
 
     def to_csv(self) -> str:
         """Return all fields of all rows, to 8 significant digits.

@@ -35,7 +35,7 @@ class Small(Report):
     def __init__(self, order=ORDER):
         self.order = order
 
-    def to_dict(self):
+    def _values(self):
         return {}
 
     def _parts(self):
