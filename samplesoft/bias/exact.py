@@ -47,7 +47,7 @@ from samplesoft.bias.numerics.quadrature import ExampleBias
 from samplesoft.bias.numerics.summation import EPS, LARGEST_FLOAT, log_softmax
 from samplesoft.bias.poisson import poisson_bias
 from samplesoft.bias.with_replacement.integral import loses_digits, with_replacement_bias
-from samplesoft.bias.without_replacement.successive import set_bias
+from samplesoft.bias.without_replacement.set_bias import set_bias
 from samplesoft.schemes import SCHEMES, Scheme
 
 _LARGEST_LOG = 700.0  # of a quotient that is an ordinary number

@@ -8,7 +8,8 @@ from oracles.hostile_bias import DIGITS, exact, problem
 from samplesoft import exact_bias, exact_gradient_moments
 from samplesoft.bias import stratified_bias
 from samplesoft.bias.bounds import finite_sample_bounds
-from samplesoft.bias.without_replacement import successive
+from samplesoft.bias.moments import sets
+from samplesoft.bias.without_replacement import expectations, terms
 from samplesoft.schemes import SCHEMES, exact_schemes
 
 EVERY = exact_schemes() + exact_schemes(distinct=True)
@@ -137,14 +138,15 @@ GAPS = [1e2, 1e5, 1e100, 1e308]
 @pytest.fixture
 def few_nodes(monkeypatch):
     """More nodes than three scales of a sum need are an error, and no hang."""
-    count, right = [0], successive.changes
+    count, right = [0], terms.changes
 
     def changes(log_decay):
         count[0] += 1
         assert count[0] < 4000
         return right(log_decay)
 
-    monkeypatch.setattr(successive, "changes", changes)
+    for module in terms, expectations, sets:
+        monkeypatch.setattr(module, "changes", changes)
     return count
 
 

@@ -12,7 +12,7 @@ from samplesoft import exact_bias, exact_gradient_moments, search
 from samplesoft.bias import bounds, tries_bias
 from samplesoft.bias.bounds import gaps
 from samplesoft.bias.with_replacement import laplace
-from samplesoft.bias.without_replacement import sets, successive
+from samplesoft.bias.without_replacement import race, race_kernels, sets
 from samplesoft.kernels import rows, weights
 from samplesoft.schemes import exact_schemes
 
@@ -59,7 +59,7 @@ def offset(array, by):
 
 
 def add_light(q, w, t, r, orders, sums):
-    successive._add_light(q, w, t, r, np.zeros(len(q), np.bool_), orders, sums)
+    race_kernels.add_light(q, w, t, r, np.zeros(len(q), np.bool_), orders, sums)
 
 
 def kernels(n):
@@ -72,7 +72,7 @@ def kernels(n):
     sets_of = [*parts, np.ones(n, complex), RNG.random((2, 9)) + 0j]
     return {
         "add_light": (add_light, [q, x[0], t, r, tiles, np.zeros((2, 7, 28))]),
-        "mean_rung": (lambda q: successive._mean_rung(q, 3.0), [q]),
+        "mean_rung": (lambda q: race._mean_rung(q, 3.0), [q]),
         "total": (laplace._total, [x[0]]),
         "decays": (lambda a, b, c, d, e, f: laplace._sum_decays((a, b, c), d, e, f), list(x)),
         "moments": (laplace._sum_moments, list(x[:3])),

@@ -42,8 +42,10 @@ from samplesoft.bias.numerics.summation import EPS
 from samplesoft.bias.with_replacement.atoms import make_atoms
 from samplesoft.bias.with_replacement.draws import Draws, make_draws
 from samplesoft.bias.with_replacement.ratios import make_ratios
-from samplesoft.bias.without_replacement import successive
-from samplesoft.bias.without_replacement.successive import set_bias
+from samplesoft.bias.without_replacement.expectations import expect_terms
+from samplesoft.bias.without_replacement.race import ExponentialRace
+from samplesoft.bias.without_replacement.set_bias import draws_of, set_bias
+from samplesoft.bias.without_replacement.terms import even_steps, weigh
 from samplesoft.schemes import Scheme, as_scheme
 
 _LARGEST = float(np.finfo(np.float64).max)
@@ -269,17 +271,17 @@ def _set_bounds(example: Example, inputs: Inputs) -> tuple[FloatArray, FloatArra
     else. A divisor pi_k that is off by a part of itself moves the p' of the sets that hold k.
     """
     logits, label, _ = example
-    race, which = successive.draws_of(example, inputs.num_sampled, inputs.scheme)
-    if not isinstance(race, successive.ExponentialRace):  # nothing is random
+    race, which = draws_of(example, inputs.num_sampled, inputs.scheme)
+    if not isinstance(race, ExponentialRace):  # nothing is random
         row = set_bias(example, inputs.num_sampled, inputs.scheme)
         return row.bias - row.error, row.bias + row.error
     rule, left_out = race.bound_times()
     inclusion, expected, gap = np.ones(len(logits)), np.zeros(len(logits)), np.zeros(len(logits))
     inclusion[which] = race.inclusion[0]
     gap[which] = np.abs(race.inclusion[0] - race.by_nodes) + left_out
-    weights = successive.weigh(logits, label, inputs.scheme, inclusion)
+    weights = weigh(logits, label, inputs.scheme, inclusion)
     terms = weights.terms(which, race.inclusion[0])
-    sums = successive.expect_terms([race], terms, successive.even_steps)
+    sums = expect_terms([race], terms, even_steps)
     expected[which] = sums.shares[0]
     expected[label] += sums.base[0]
     unit = TRANSFORM_ROUNDING + _SET_ROUNDING * (

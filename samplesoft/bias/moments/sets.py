@@ -13,7 +13,17 @@ from samplesoft._validation import FloatArray, IntArray
 from samplesoft.bias.inputs import Example, Inputs
 from samplesoft.bias.moments.squares import LEAST_SQUARE, reach_of, squared_norms
 from samplesoft.bias.numerics.quadrature import estimate_error, rounding_at
-from samplesoft.bias.without_replacement import successive
+from samplesoft.bias.without_replacement.race import Circles, ExponentialRace
+from samplesoft.bias.without_replacement.race_kernels import log_growth, probabilities_of
+from samplesoft.bias.without_replacement.set_bias import draws_of
+from samplesoft.bias.without_replacement.terms import (
+    Terms,
+    changes,
+    nodes_of,
+    scales_of_sum,
+    steps,
+    weigh,
+)
 
 _SET_CLASSES = 2048  # at a time
 _SET_LEFT_OUT = 1e-18  # by the ends of the nodes in t, and of the circles
@@ -26,14 +36,14 @@ _SET_GONE = 1e-19
 def set_square(example: Example, inputs: Inputs, centred: FloatArray) -> tuple[float, float]:
     """Return E|sum_i p'_i c_i|**2 and its error, eq. (B85), or 0 where all classes are drawn."""
     logits, label, _ = example
-    race, which = successive.draws_of(example, inputs.num_sampled, inputs.scheme)
+    race, which = draws_of(example, inputs.num_sampled, inputs.scheme)
     known = np.append(which, label) if inputs.scheme.label_in_sum else which
     largest = float(squared_norms(centred[known]).max())
-    if not isinstance(race, successive.ExponentialRace) or largest == 0.0:
+    if not isinstance(race, ExponentialRace) or largest == 0.0:
         return 0.0, 0.0
     divisors, coarse = np.ones((2, len(logits)))
     divisors[which], coarse[which] = race.inclusion
-    weights = successive.weigh(logits, label, inputs.scheme, divisors)
+    weights = weigh(logits, label, inputs.scheme, divisors)
     terms = weights.terms(which[race.order], race.inclusion[0][race.order])
     unit = rounding_at(terms.largest_log)
     units = unit + np.minimum(np.abs(coarse / divisors - 1.0), 1.0) ** 1.5
@@ -58,8 +68,8 @@ class _SetSums(NamedTuple):
 
 
 def _set_sums(
-    race: successive.ExponentialRace,
-    terms: successive.Terms,
+    race: ExponentialRace,
+    terms: Terms,
     vectors: FloatArray,
     own: FloatArray,
     largest: float,
@@ -71,9 +81,9 @@ def _set_sums(
     squares = _add_blocks(vectors * vectors)
     sums, size, survival, left = np.zeros((3, 3)), 0.0, 1.0, 2
     past: list[FloatArray] = []
-    scales = successive.scales_of_sum(terms)
-    for node in successive.nodes_of(terms, *scales, successive.steps):
-        if successive.changes(node.log_decay):
+    scales = scales_of_sum(terms)
+    for node in nodes_of(terms, *scales, steps):
+        if changes(node.log_decay):
             decay = np.exp(np.minimum(node.log_decay, LARGEST_EXPONENT))
             circles = race.circles(decay[:-1], past)
             survival, base = 0.0, math.exp(-decay[-1])
@@ -98,8 +108,8 @@ def _add_blocks(columns: Any) -> Any:
 
 
 def _set_terms(
-    race: successive.ExponentialRace,
-    circles: successive.Circles,
+    race: ExponentialRace,
+    circles: Circles,
     decay: FloatArray,
     vectors: FloatArray,
     squares: FloatArray,
@@ -161,8 +171,8 @@ def _write_bits(
         if time[k] != number:
             number = time[k]
             for j in range(len(q)):
-                log_odds = log_r[number] + successive.log_growth(q[j] * t[number]) - less[j]
-                share[j], silent[j] = successive.probabilities_of(log_odds)
+                log_odds = log_r[number] + log_growth(q[j] * t[number]) - less[j]
+                share[j], silent[j] = probabilities_of(log_odds)
         for j in range(len(q)):
             w, rate = decay[j], q[j]
             u, v = silent[j] + share[j] * x[k], share[j] * y[k]

@@ -30,7 +30,7 @@ from samplesoft.bias.exact import ExactBias
 from samplesoft.bias.inputs import Inputs, check_inputs
 from samplesoft.bias.numerics.quadrature import ExampleBias
 from samplesoft.bias.numerics.summation import softmax_apart
-from samplesoft.bias.without_replacement.successive import set_row
+from samplesoft.bias.without_replacement.set_bias import set_row
 from samplesoft.schemes import Scheme
 
 ComplexArray = NDArray[np.complex128]
@@ -292,7 +292,7 @@ def _points(
 
 
 class _Points:
-    """A distribution over sets as `successive.expect` asks for it."""
+    """A distribution over sets as `expect_terms` asks for it."""
 
     def __init__(self, sets: Sets) -> None:
         self._sets = sets

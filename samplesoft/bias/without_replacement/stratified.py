@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from samplesoft._validation import FloatArray, IntArray, as_count, as_ids
 from samplesoft.bias.exact import ExactBias
 from samplesoft.bias.inputs import Inputs, check_correction, check_inputs, require_digits
-from samplesoft.bias.without_replacement.successive import strata_bias
+from samplesoft.bias.without_replacement.set_bias import strata_bias
 from samplesoft.schemes import Scheme
 
 
