@@ -59,7 +59,7 @@ def offset(array, by):
 
 
 def add_light(q, w, t, r, orders, sums):
-    race_kernels.add_light(q, w, t, r, np.zeros(len(q), np.bool_), orders, sums)
+    race_kernels.add_light_powers(q, w, t, r, np.zeros(len(q), np.bool_), orders, sums)
 
 
 def kernels(n):

@@ -80,12 +80,12 @@ def _set_sums(
     """
     squares = _add_blocks(vectors * vectors)
     sums, size, survival, left = np.zeros((3, 3)), 0.0, 1.0, 2
-    past: list[FloatArray] = []
+    saddles: list[FloatArray] = []
     scales = scales_of_sum(terms)
     for node in nodes_of(terms, *scales, steps):
         if changes(node.log_decay):
             decay = np.exp(np.minimum(node.log_decay, LARGEST_EXPONENT))
-            circles = race.circles(decay[:-1], past)
+            circles = race.circles(decay[:-1], saddles)
             survival, base = 0.0, math.exp(-decay[-1])
             if circles is not None and base > 0.0:
                 found = _set_terms(race, circles, decay[:-1], vectors, squares, decay[-1] * own)

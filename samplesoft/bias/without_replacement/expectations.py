@@ -19,8 +19,8 @@ from samplesoft.bias.without_replacement.terms import (
     steps,
 )
 
-_MAX_LOG_DECAY = 690.0  # of u w: exp(-u w) has long been 0
-_NOTHING = 1e-20
+_LARGEST_LOG_DECAY = 690.0  # log of u w: exp of it is finite, and exp(-u w) is 0
+_LEAST_SURVIVAL = 1e-20  # E exp(-u S), below which no node in u follows
 
 
 class Sums(NamedTuple):
@@ -28,7 +28,7 @@ class Sums(NamedTuple):
 
     shares: FloatArray  # (3, N) E[w_k I_k / S]
     base: FloatArray  # (3,) E[base / S]
-    log_sum: FloatArray  # (3,) E[log S], S measured from the largest logit of its terms
+    log_sum: FloatArray  # (3,) E[log S], S measured from the logit of `Terms.top`
     log_noise: float  # rounding error of that
     log_size: float  # and the size of what it is made of
 
@@ -39,8 +39,8 @@ class StratumDistribution(Protocol):
     inclusion: FloatArray
     noise: float
 
-    def at(self, decay: FloatArray, past: list[FloatArray]) -> tuple[FloatArray, FloatArray]:
-        """Return what `ExponentialRace.at` does."""
+    def expect(self, decay: FloatArray, saddles: list[FloatArray]) -> tuple[FloatArray, FloatArray]:
+        """Return what `ExponentialRace.expect` does."""
 
 
 class Draws:
@@ -51,8 +51,8 @@ class Draws:
         self.inclusion = np.stack([m * self._q] * 2)  # how often they are drawn, as the mean
         self.noise = (8.0 + m) * EPS
 
-    def at(self, decay: FloatArray, past: list[FloatArray]) -> tuple[FloatArray, FloatArray]:
-        """Return what `ExponentialRace.at` does; a class counts as often as it is drawn."""
+    def expect(self, decay: FloatArray, saddles: list[FloatArray]) -> tuple[FloatArray, FloatArray]:
+        """Return what `ExponentialRace.expect` does; a class counts as often as it is drawn."""
         one = self._q * np.exp(-decay)
         total = float(one.sum())
         return np.full(2, total**self._m), np.stack([self._m * one * total ** (self._m - 1)] * 2)
@@ -64,8 +64,8 @@ class DrawAll:
     def __init__(self, q: FloatArray) -> None:
         self.inclusion, self.noise = np.ones((2, len(q))), 8.0 * EPS
 
-    def at(self, decay: FloatArray, past: list[FloatArray]) -> tuple[FloatArray, FloatArray]:
-        """Return what `ExponentialRace.at` does."""
+    def expect(self, decay: FloatArray, saddles: list[FloatArray]) -> tuple[FloatArray, FloatArray]:
+        """Return what `ExponentialRace.expect` does."""
         every = math.exp(-float(decay.sum()))
         return np.full(2, every), np.full((2, len(decay)), every)
 
@@ -73,21 +73,28 @@ class DrawAll:
 def expect_terms(
     groups: Sequence[StratumDistribution], terms: Terms, rule: Rule | None = None
 ) -> Sums:
-    """Return the same for the `terms` of the classes of all groups, and that of the base."""
+    """Return expectations where S is the sum of a base and of the draws of independent groups.
+
+    `terms` are those of the classes of all groups, and that of the base; `rule` is `steps`, the
+    default, or `even_steps`.
+    """
     edges = np.cumsum([0, *(len(group.inclusion[0]) for group in groups)])
     parts = [slice(*pair) for pair in zip(edges[:-1], edges[1:], strict=True)]
     reference, log_scale = scales_of_sum(terms)
     shares, base, log_sum = np.zeros((3, edges[-1])), np.zeros(3), np.full(3, reference)
     log_noise, noise = abs(reference) * EPS, sum(group.noise for group in groups)
     log_size = abs(reference)
-    past: list[list[FloatArray]] = [[] for _ in groups]
+    saddles: list[list[FloatArray]] = [[] for _ in groups]
     survival, left = np.ones(2), 2
     for node in nodes_of(terms, reference, log_scale, rule or steps):
-        rings, of_base, (weight, even, _) = np.zeros((2, edges[-1])), np.zeros(2), node.weights
+        members, of_base = np.zeros((2, edges[-1])), np.zeros(2)
+        weight, even, _ = node.weights
         if changes(node.log_decay):
-            decay = np.exp(np.minimum(node.log_decay, _MAX_LOG_DECAY))
-            pairs = zip(groups, parts, past, strict=True)
-            found = [group.at(decay[part], before) for group, part, before in pairs]
+            decay = np.exp(np.minimum(node.log_decay, _LARGEST_LOG_DECAY))
+            found = [
+                group.expect(decay[part], before)
+                for group, part, before in zip(groups, parts, saddles, strict=True)
+            ]
             survival = np.full(2, math.exp(-decay[-1]))
             for one, _ in found:
                 survival = survival * one
@@ -95,18 +102,18 @@ def expect_terms(
                 rest = np.full(2, math.exp(-decay[-1]))
                 for h, (one, _) in enumerate(found):
                     rest *= one if h != g else 1.0
-                rings[:, part] = found[g][1] * rest[:, None]
-            rings *= decay[:-1]
+                members[:, part] = found[g][1] * rest[:, None]
+            members *= decay[:-1]
             of_base = decay[-1] * survival
-        fall = math.exp(-math.exp(min(node.log_mean, _MAX_LOG_DECAY))) - survival
+        fall = math.exp(-math.exp(min(node.log_mean, _LARGEST_LOG_DECAY))) - survival
         log_noise += weight * noise * survival[0]
         log_size += weight * abs(float(fall[0]))
-        for total, one in (shares, rings), (base, of_base), (log_sum, fall):
+        for total, one in (shares, members), (base, of_base), (log_sum, fall):
             total[0] += weight * one[0]
             total[1] += even * one[0]
             total[2] += weight * one[1]
         # one node more than the last, for half of the nodes
-        left = left - 1 if survival[0] < _NOTHING and node.log_mean > 4.0 else 2
+        left = left - 1 if survival[0] < _LEAST_SURVIVAL and node.log_mean > 4.0 else 2
         if not left:
             break
     return Sums(shares, base, log_sum, log_noise, log_size)

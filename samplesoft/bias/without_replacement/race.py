@@ -23,29 +23,29 @@ from samplesoft._jit import chunks, njit, njit_sum, thread_each
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.bias.numerics.summation import EPS
 from samplesoft.bias.without_replacement.race_kernels import (
-    FARTHEST,
-    GROWN,
-    LARGEST,
-    POINTS,
-    POWERS,
-    TILE,
-    TINY,
-    add_light,
-    heavy_rings,
+    HALF_CIRCLE_POINTS,
+    LOG_LEFT_OUT,
+    MAX_EXP_AGE,
+    MAX_EXPONENT,
+    MAX_LOG_R_SHIFT,
+    NUM_POWERS,
+    TILE_CLASSES,
+    add_heavy_members,
+    add_light_members,
+    add_light_powers,
+    find_saddles,
     integrate_circles,
-    light_rings,
-    recentre,
 )
 from samplesoft.samplers.without_replacement import SuccessiveInclusion
 
-_PROBABLE = -12.0  # and of what decides the step
-_TIME_STEP = 0.17  # in log t, at most
-_CLASS_CHUNK = 1 << 14
-_TIME_CHUNK = 4
-_HEAVY_CHUNK = 256
-_MOST_GUESSES = 1000
-_LONGEST = 0.5
-_SEEN = 1e-9  # inclusion probabilities below it are taken from `SuccessiveInclusion`
+_LOG_PROBABLE_DENSITY = -12.0  # of a time that decides the step
+_MAX_LOG_T_STEP = 0.17
+_CHUNK_CLASSES = 1 << 14
+_CHUNK_TIMES = 4
+_CHUNK_HEAVY_CLASSES = 256
+_MAX_GUESSES_OF_CIRCLES = 1000
+_MAX_LOG_R_STEP = 0.5  # of an extrapolation
+_LEAST_PROB_BY_NODES = 1e-9  # rarer classes have theirs from `SuccessiveInclusion`
 
 
 class ExponentialRace:
@@ -65,77 +65,114 @@ class ExponentialRace:
         self.scale = np.stack([np.full(len(self.t), step), np.zeros(len(self.t))])
         self.scale[1, ::2] = 2.0 * step
         # what has rung for certain is never light
-        self._always = int(np.searchsorted(-self.q, -GROWN / self.t[-1]))
-        self._chance, self.exponent = np.ones(2), 0.0  # the largest that a term has had
-        self._chance, rings = self.at(np.zeros(len(q)), [])
-        # of a probability, which should be 1
-        self.noise = 8.0 * EPS + 2.0 * abs(float(self._chance[0]) - 1.0)
-        self.by_nodes = rings[0].copy()
-        rare = rings[0] < _SEEN  # to which t beyond the nodes may add as much
+        self._always = int(np.searchsorted(-self.q, -MAX_EXP_AGE / self.t[-1]))
+        self.exponent = 0.0  # the largest that a term has had
+        self._total = np.ones(2)
+        # the probability of all sets, which should be 1
+        self._total, members = self.expect(np.zeros(len(q)), [])
+        self.noise = 8.0 * EPS + 2.0 * abs(float(self._total[0]) - 1.0)
+        self.by_nodes = members[0].copy()
+        rare = members[0] < _LEAST_PROB_BY_NODES  # to which t beyond the nodes may add as much
         if rare.any():
             ids = np.flatnonzero(rare)[None]
-            rings[:, rare] = SuccessiveInclusion(np.log(q), m).of_classes(ids, np.array([-1]))
-        self.inclusion = rings  # (2, N), by all nodes in t, and by half of them
+            members[:, rare] = SuccessiveInclusion(np.log(q), m).of_classes(ids, np.array([-1]))
+        self.inclusion = members  # (2, N), by all nodes in t, and by half of them
 
-    def at(self, decay: FloatArray, past: list[FloatArray]) -> tuple[FloatArray, FloatArray]:
+    def expect(self, decay: FloatArray, saddles: list[FloatArray]) -> tuple[FloatArray, FloatArray]:
         """Return E[exp(-sum of `decay` (N,) over the set)], and its parts by the classes in it.
 
-        They are (2,) and (2, N), by all nodes in t and by half of them. `past` is a list to begin
-        with, in which saddle points are kept for calls that follow at equal distances.
+        They are (2,) and (2, N), by all nodes in t and by half of them. `saddles` is an empty list
+        at first; the saddle points of a call are kept there for the next, at equal distances in
+        log u.
         """
-        circles = self.circles(decay[self.order], past)
+        circles = self.circles(decay[self.order], saddles)
         if circles is None:
             return np.zeros(2), np.zeros((2, len(decay)))
-        q, t, powers, scale = self.q, self.t, circles.powers, self.scale
-        heavy, rings = powers.heavy, np.zeros((2, len(q)))
-        own = np.zeros((2, len(powers.few[0])))
+        classes = circles.classes
+        members = np.zeros((2, len(self.q)))
+        heavy_members = np.zeros((2, len(classes.heavy_q)))
 
-        def ring(part: slice) -> None:
-            here = q[part], circles.weights[part], t, powers.r, heavy[part]
-            orders = powers.orders[_tiles(part)]
-            light_rings(*here, orders, circles.series, scale, rings[:, part])
+        def add_light(part: slice) -> None:
+            add_light_members(
+                self.q[part],
+                circles.weights[part],
+                self.t,
+                classes.r,
+                classes.heavy[part],
+                classes.orders[_tiles(part)],
+                circles.series,
+                self.scale,
+                members[:, part],
+            )
 
-        def ring_heavy(part: slice) -> None:
-            here = powers.few[0][part], powers.few[1][part], t, circles.log_r
-            heavy_rings(*here, circles.values, scale, own[:, part])
+        def add_heavy(part: slice) -> None:
+            add_heavy_members(
+                classes.heavy_q[part],
+                classes.heavy_decay[part],
+                self.t,
+                circles.log_r,
+                circles.values,
+                self.scale,
+                heavy_members[:, part],
+            )
 
-        thread_each(ring, chunks(len(q), _CLASS_CHUNK))
-        thread_each(ring_heavy, chunks(len(own[0]), _HEAVY_CHUNK))
-        rings[:, heavy] = own
-        rings[:, self.order] = rings / self._chance[:, None]
-        return scale @ circles.density / self._chance, rings
+        thread_each(add_light, chunks(len(self.q), _CHUNK_CLASSES))
+        thread_each(add_heavy, chunks(len(classes.heavy_q), _CHUNK_HEAVY_CLASSES))
+        members[:, classes.heavy] = heavy_members
+        members[:, self.order] = members / self._total[:, None]
+        return self.scale @ circles.density / self._total, members
 
-    def circles(self, decay: FloatArray, past: list[FloatArray]) -> Circles | None:
+    def circles(self, decay: FloatArray, saddles: list[FloatArray]) -> Circles | None:
         """Return the circles for a `decay` (N,) of the classes in `order`, or None if all is gone.
 
         The decay of the m-th class to decay is left out of log r: without it, r changes little.
         """
-        log_r = _extrapolate(past) if past else self._log_r
-        q, m, t = self.q, self._m, self.t
+        log_r = _extrapolate(saddles) if saddles else self._log_r
+        m, num_times = self._m, len(self.t)
         level = float(np.partition(decay, m - 1)[m - 1])
         circles = None
-        if level <= LARGEST:
-            weights = np.exp(np.minimum(level - decay, LARGEST))
-            powers = self._powers(weights, decay - level, log_r)
-            for _ in range(_MOST_GUESSES):
-                if np.abs(powers.shift).max() <= FARTHEST:
+        if level <= MAX_EXPONENT:
+            weights = np.exp(np.minimum(level - decay, MAX_EXPONENT))
+            classes = self._light_and_heavy(weights, decay - level, log_r)
+            for _ in range(_MAX_GUESSES_OF_CIRCLES):
+                if np.abs(classes.shift).max() <= MAX_LOG_R_SHIFT:
                     break
-                powers = self._powers(weights, decay - level, powers.log_r + powers.shift)
+                log_r = classes.log_r + classes.shift
+                classes = self._light_and_heavy(weights, decay - level, log_r)
             # terms of the circle at each time, and the sums of them that light classes need
-            values = np.zeros((len(t), 6, POINTS))
-            series, density = np.zeros((2, len(t), POWERS + 1)), np.empty(len(t))
+            values = np.zeros((num_times, 6, HALF_CIRCLE_POINTS))
+            series = np.zeros((2, num_times, NUM_POWERS + 1))
+            density = np.empty(num_times)
 
             def integrate(part: slice) -> None:
-                at = t[part], powers.log_r[part], powers.shift[part], powers.sums[:, part]
-                to = values[part], series[:, part]
-                density[part] = integrate_circles(*powers.few, m, level, len(q), *at, *to)
+                density[part] = integrate_circles(
+                    classes.heavy_q,
+                    classes.heavy_decay,
+                    m,
+                    level,
+                    len(self.q),
+                    self.t[part],
+                    classes.log_r[part],
+                    classes.shift[part],
+                    classes.sums[:, part],
+                    values[part],
+                    series[:, part],
+                )
 
-            thread_each(integrate, chunks(len(t), _TIME_CHUNK))
-            log_r = powers.log_r + powers.shift
+            thread_each(integrate, chunks(num_times, _CHUNK_TIMES))
+            log_r = classes.log_r + classes.shift
             largest = np.abs(log_r + level)[density > 0.0].max(initial=0.0)
             self.exponent = max(self.exponent, m * float(largest))
-            circles = Circles(weights, decay - level, log_r, values, series, density, powers)
-        past[:] = [*past[-2:], log_r]
+            circles = Circles(
+                weights=weights,
+                decay=decay - level,
+                log_r=log_r,
+                values=values,
+                series=series,
+                density=density,
+                classes=classes,
+            )
+        saddles[:] = [*saddles[-2:], log_r]
         return circles
 
     def bound_times(self) -> tuple[float, float]:
@@ -158,30 +195,43 @@ class ExponentialRace:
             left_out += math.exp(min(float(log_factors.sum()) - number * log_r, 0.0))
         return rule, (1.0 + step * (sides + 1)) * left_out
 
-    def _powers(self, weights: FloatArray, decay: FloatArray, log_r: FloatArray) -> _Powers:
+    def _light_and_heavy(
+        self, weights: FloatArray, decay: FloatArray, log_r: FloatArray
+    ) -> _Classes:
         """Tell light classes from heavy ones on circles of radius exp(log_r), (T,), and sum."""
         q, t = self.q, self.t
-        r = np.exp(np.clip(log_r, -LARGEST, LARGEST))
+        r = np.exp(np.clip(log_r, -MAX_EXPONENT, MAX_EXPONENT))
         heavy = np.zeros(len(q), np.bool_)
         heavy[: self._always] = True
-        orders = np.zeros(-(-len(q) // TILE), np.int64)
-        parts = list(chunks(len(q), _CLASS_CHUNK))
-        sums = np.zeros((len(parts), 2, len(t), POWERS + 1))
+        orders = np.zeros(-(-len(q) // TILE_CLASSES), np.int64)
+        parts = list(chunks(len(q), _CHUNK_CLASSES))
+        sums = np.zeros((len(parts), 2, len(t), NUM_POWERS + 1))
 
         def add(number: int) -> None:
             part = parts[number]
-            here = q[part], weights[part], t, r
-            add_light(*here, heavy[part], orders[_tiles(part)], sums[number])
+            tiles = orders[_tiles(part)]
+            add_light_powers(q[part], weights[part], t, r, heavy[part], tiles, sums[number])
 
         thread_each(add, range(len(parts)))
-        total, few, shift = sums.sum(axis=0), (q[heavy], decay[heavy]), np.empty(len(t))
+        total, shift = sums.sum(axis=0), np.empty(len(t))
+        heavy_q, heavy_decay = q[heavy], decay[heavy]
 
-        def centre(part: slice) -> None:
-            at = t[part], log_r[part], total[:, part]
-            recentre(*few, self._m, *at, shift[part])
+        def find(part: slice) -> None:
+            find_saddles(
+                heavy_q, heavy_decay, self._m, t[part], log_r[part], total[:, part], shift[part]
+            )
 
-        thread_each(centre, chunks(len(t), _TIME_CHUNK))
-        return _Powers(log_r, r, shift, total, heavy, orders, few)
+        thread_each(find, chunks(len(t), _CHUNK_TIMES))
+        return _Classes(
+            log_r=log_r,
+            r=r,
+            shift=shift,
+            sums=total,
+            heavy=heavy,
+            orders=orders,
+            heavy_q=heavy_q,
+            heavy_decay=heavy_decay,
+        )
 
 
 class Circles(NamedTuple):
@@ -193,11 +243,11 @@ class Circles(NamedTuple):
     values: FloatArray  # (T, 6, points) see `integrate_circles`
     series: FloatArray  # (2, T, powers)
     density: FloatArray  # (T,) of the next ring in log t, with the weights of the set
-    powers: _Powers
+    classes: _Classes
 
 
-class _Powers(NamedTuple):
-    """Circles at times t, (T,), and what light classes add to their terms."""
+class _Classes(NamedTuple):
+    """Light classes, as sums of powers of their odds at times t, (T,), and the heavy ones."""
 
     log_r: FloatArray  # (T,) at which the odds are taken
     r: FloatArray  # (T,)
@@ -205,23 +255,24 @@ class _Powers(NamedTuple):
     sums: FloatArray  # (2, T, powers) of powers of the odds, plain and times q
     heavy: NDArray[np.bool_]  # (N,)
     orders: IntArray  # (tiles,) how many powers matter
-    few: tuple[FloatArray, FloatArray]  # q and decay of the heavy classes
+    heavy_q: FloatArray  # (H,)
+    heavy_decay: FloatArray  # (H,)
 
 
 def _tiles(part: slice) -> slice:
-    return slice(part.start // TILE, -(-part.stop // TILE))
+    return slice(part.start // TILE_CLASSES, -(-part.stop // TILE_CLASSES))
 
 
-def _extrapolate(past: list[FloatArray]) -> FloatArray:
-    """Return what follows the last three of `past`, which stand at equal distances.
+def _extrapolate(saddles: list[FloatArray]) -> FloatArray:
+    """Return what follows the last three of `saddles`, which stand at equal distances.
 
     Where few classes can be in the set, saddle points are flat, and any radius is as good: a step
-    is no longer than `_LONGEST`, or extrapolation would run away.
+    is no longer than `_MAX_LOG_R_STEP`, or extrapolation would run away.
     """
-    if len(past) < 3:
-        return past[-1]
-    step = 2.0 * past[-1] - 3.0 * past[-2] + past[-3]
-    return past[-1] + np.clip(step, -_LONGEST, _LONGEST)
+    if len(saddles) < 3:
+        return saddles[-1]
+    step = 2.0 * saddles[-1] - 3.0 * saddles[-2] + saddles[-3]
+    return saddles[-1] + np.clip(step, -_MAX_LOG_R_STEP, _MAX_LOG_R_STEP)
 
 
 # --- the nodes in t ------------------------------------------------------------------------------
@@ -236,18 +287,18 @@ def _time_grid(q: FloatArray, m: int) -> tuple[FloatArray, FloatArray, float]:
             low = middle
         else:
             high = middle
-    step = _TIME_STEP
+    step = _MAX_LOG_T_STEP
     while True:
         nodes = {0: _saddle(q, math.exp(low), m, 0.0)}
         for side in -1, 1:
             k = 0
-            while nodes[k][1] > TINY:
+            while nodes[k][1] > LOG_LEFT_OUT:
                 ahead = nodes[k][0]
                 if k:
                     ahead += min(max(ahead - nodes[k - side][0], -3.0), 3.0)
                 k += side
                 nodes[k] = _saddle(q, math.exp(low + k * step), m, ahead)
-        shortest = min(node[2] for node in nodes.values() if node[1] > _PROBABLE)
+        shortest = min(node[2] for node in nodes.values() if node[1] > _LOG_PROBABLE_DENSITY)
         if shortest >= 0.75 * step:
             break
         step = shortest
@@ -271,16 +322,18 @@ def _saddle(q: FloatArray, t: float, m: float, log_r: float) -> tuple[float, flo
 
     The step in log t follows the distribution of the number of rings. `log_r` is a guess.
     """
-    low, high, variance, hazard, slope, free = -1e300, 1e300, 0.0, 0.0, 0.0, 0.0
+    low, high = -1e300, 1e300
+    variance = hazard = 0.0
+    mean_rate = untilted_variance = 0.0  # of the number of rings, its mean in log t
     value = 0.0
     for _ in range(200):
-        r = math.exp(min(log_r, LARGEST))
-        mean = variance = hazard = slope = free = 0.0
+        r = math.exp(min(log_r, MAX_EXPONENT))
+        mean = variance = hazard = mean_rate = untilted_variance = 0.0
         value = -m * log_r
         for j in range(len(q)):
             age = q[j] * t
             silent = math.exp(-age)
-            if age < GROWN:
+            if age < MAX_EXP_AGE:
                 odds = r * math.expm1(age)
                 value += math.log1p(odds) - age
                 share = odds / (1.0 + odds)
@@ -292,8 +345,8 @@ def _saddle(q: FloatArray, t: float, m: float, log_r: float) -> tuple[float, flo
             mean += share
             variance += share * (1.0 - share)
             hazard += age * (1.0 - share)
-            slope += age * silent
-            free += silent * (1.0 - silent)
+            mean_rate += age * silent
+            untilted_variance += silent * (1.0 - silent)
         if mean > m:
             high = log_r
         else:
@@ -305,4 +358,5 @@ def _saddle(q: FloatArray, t: float, m: float, log_r: float) -> tuple[float, flo
         if not low < log_r < high:
             log_r = 0.5 * (low + high)
     density = value + (math.log(hazard) if hazard > 0.0 else -1e300)
-    return log_r, density, 1.0 / math.sqrt(35.0 + 6.0 * slope * slope / (free + 1.0))
+    rate = 6.0 * mean_rate * mean_rate / (untilted_variance + 1.0)
+    return log_r, density, 1.0 / math.sqrt(35.0 + rate)

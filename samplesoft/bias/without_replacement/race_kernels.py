@@ -10,21 +10,21 @@ from numpy.typing import NDArray
 from samplesoft._jit import njit, njit_sum
 from samplesoft._validation import FloatArray, IntArray
 
-_LIGHT = 0.15  # odds, below which a class is light
-POWERS = 27  # of odds up to 0.2: the next one is 1e-19 of them
-FARTHEST = 0.28  # from log r to where the odds were summed, and they are 0.2 at most
-TINY = -44.0  # log of what is left out
-GROWN = 30.0  # q t: above it exp(q t) is not formed
-_SMALL = 0.03  # q t: below it exp(q t) - 1 is a series
-TILE = 256
-POINTS = 40  # of a half circle; at most 32 matter, where the variance of the number is 22
-LARGEST = 690.0  # of an exponent
+_MAX_LIGHT_ODDS = 0.15  # of a class that is light
+NUM_POWERS = 27  # of odds up to 0.2: the next one is 1e-19 of them
+MAX_LOG_R_SHIFT = 0.28  # from where the odds were summed: they are 0.2 at most there
+LOG_LEFT_OUT = -44.0  # log of what is left out
+MAX_EXP_AGE = 30.0  # q t, the age of a clock, above which exp(q t) is not formed
+_MAX_SERIES_AGE = 0.03  # below it exp(q t) - 1 is a series
+TILE_CLASSES = 256  # that have one number of powers
+HALF_CIRCLE_POINTS = 40  # at most 32 matter, where the variance of the number of rings is 22
+MAX_EXPONENT = 690.0  # exp of it is finite
 
 
 @njit
 def log_growth(age: float) -> float:
     """Return log (exp(age) - 1), the log odds that a clock has rung at that age."""
-    if age < GROWN:
+    if age < MAX_EXP_AGE:
         return math.log(math.expm1(age))
     return age + math.log1p(-math.exp(-age))
 
@@ -41,7 +41,7 @@ def _odds(
     q: FloatArray, weights: FloatArray, start: int, size: int, t: float, r: float, out: FloatArray
 ) -> None:
     """Write the odds r (exp(q t) - 1) w of a tile, whose first class has the largest q."""
-    if q[start] * t < _SMALL:
+    if q[start] * t < _MAX_SERIES_AGE:
         for i in range(size):
             x = q[start + i] * t
             tail = 1.0 / 24.0 + x * (1.0 / 120.0 + x * (1.0 / 720.0 + x / 5040.0))
@@ -49,7 +49,7 @@ def _odds(
             out[i] = r * growth * weights[start + i]
     else:
         for i in range(size):
-            age = min(q[start + i] * t, 2.0 * GROWN)  # of those above no use is made
+            age = min(q[start + i] * t, 2.0 * MAX_EXP_AGE)  # of those above no use is made
             out[i] = r * math.expm1(age) * weights[start + i]
 
 
@@ -58,11 +58,11 @@ def _powers_of(largest: float) -> int:
     """Return how many powers of odds up to `largest` matter."""
     if largest <= 0.0:
         return 1
-    return min(POWERS, 1 + int(TINY / math.log(largest)))
+    return min(NUM_POWERS, 1 + int(LOG_LEFT_OUT / math.log(largest)))
 
 
 @njit
-def add_light(
+def add_light_powers(
     q: FloatArray,
     weights: FloatArray,
     t: FloatArray,
@@ -75,10 +75,10 @@ def add_light(
 
     The others are marked as heavy.
     """
-    odds, highest = np.empty((len(t), TILE)), np.empty(TILE)
-    power, times_q = np.empty(TILE), np.empty(TILE)
-    for start in range(0, len(q), TILE):
-        size = min(TILE, len(q) - start)
+    odds, highest = np.empty((len(t), TILE_CLASSES)), np.empty(TILE_CLASSES)
+    power, times_q = np.empty(TILE_CLASSES), np.empty(TILE_CLASSES)
+    for start in range(0, len(q), TILE_CLASSES):
+        size = min(TILE_CLASSES, len(q) - start)
         highest[:size] = 0.0
         for k in range(len(t)):
             _odds(q, weights, start, size, t[k], r[k], odds[k])
@@ -86,7 +86,7 @@ def add_light(
                 highest[i] = max(highest[i], odds[k, i])
         largest = 0.0
         for i in range(size):
-            if heavy[start + i] or not highest[i] <= _LIGHT:
+            if heavy[start + i] or not highest[i] <= _MAX_LIGHT_ODDS:
                 heavy[start + i] = True
                 times_q[i] = 0.0
                 for k in range(len(t)):
@@ -94,7 +94,7 @@ def add_light(
             else:
                 times_q[i] = q[start + i]
                 largest = max(largest, highest[i])
-        orders[start // TILE] = top = _powers_of(largest)
+        orders[start // TILE_CLASSES] = top = _powers_of(largest)
         for k in range(len(t)):
             for i in range(size):
                 power[i] = 1.0
@@ -119,7 +119,7 @@ def _sums_of(values: FloatArray, weights: FloatArray, size: int) -> tuple[float,
 
 
 @njit
-def recentre(
+def find_saddles(
     q: FloatArray,
     decay: FloatArray,
     m: int,
@@ -140,7 +140,7 @@ def recentre(
         for _ in range(100):
             mean = variance = 0.0
             rho, power = math.exp(x), 1.0
-            for i in range(1, POWERS + 1):
+            for i in range(1, NUM_POWERS + 1):
                 power *= -rho
                 mean -= power * sums[0, k, i]
                 variance -= i * power * sums[0, k, i]
@@ -156,7 +156,7 @@ def recentre(
             else:
                 high = x
             x += gap / variance if abs(gap) < variance else math.copysign(1.0, gap)
-            if abs(x) > 2.0 * FARTHEST:  # beyond what the powers are good for
+            if abs(x) > 2.0 * MAX_LOG_R_SHIFT:  # beyond what the powers are good for
                 break
             if not low < x < high:
                 x = 0.5 * (low + high)
@@ -190,7 +190,7 @@ def integrate_circles(
         # the height of the saddle point, and the variance of the number of rings there
         height = -m * (centre + level) - t[k] * sums[1, k, 0]
         variance, power = 0.0, 1.0
-        for i in range(1, POWERS + 1):
+        for i in range(1, NUM_POWERS + 1):
             power *= -rho
             variance -= i * power * sums[0, k, i]
             height -= power * sums[0, k, i] / i
@@ -204,19 +204,19 @@ def integrate_circles(
                 height += math.log1p(math.exp(-log_odds))
             else:
                 height += math.log1p(math.exp(log_odds)) - age
-        if height < -LARGEST:
+        if height < -MAX_EXPONENT:
             continue
         full = min(num_classes + 1, int(10.0 * math.sqrt(variance) + 14.0)) | 1
         step = 2.0 * math.pi / full
         points = 1
-        while points <= full // 2 and variance * (1.0 - math.cos(points * step)) < -TINY:
+        while points <= full // 2 and variance * (1.0 - math.cos(points * step)) < -LOG_LEFT_OUT:
             points += 1
         x, y, real, imag, rate, rate_y = values[k]
         for s in range(points):
             x[s], y[s] = math.cos(s * step), math.sin(s * step)
             # the light classes: log of the product, and the hazard
             a = b = c = d = 0.0
-            for i in range(POWERS, 0, -1):
+            for i in range(NUM_POWERS, 0, -1):
                 sign = rho**i if i % 2 else -(rho**i)
                 a, b = a + sign * sums[0, k, i] / i, b
                 a, b = a * x[s] - b * y[s], a * y[s] + b * x[s]
@@ -241,7 +241,7 @@ def integrate_circles(
             a, b = u * rate[s] - v * rate_y[s], u * rate_y[s] + v * rate[s]
             density[k] += a
             scale = 1.0
-            for i in range(1, POWERS + 1):
+            for i in range(1, NUM_POWERS + 1):
                 u, v = u * x[s] - v * y[s], u * y[s] + v * x[s]
                 a, b = a * x[s] - b * y[s], a * y[s] + b * x[s]
                 scale *= rho
@@ -252,7 +252,7 @@ def integrate_circles(
 
 
 @njit
-def light_rings(
+def add_light_members(
     q: FloatArray,
     weights: FloatArray,
     t: FloatArray,
@@ -261,41 +261,41 @@ def light_rings(
     orders: IntArray,
     series: FloatArray,
     scale: FloatArray,
-    rings: FloatArray,
+    members: FloatArray,
 ) -> None:
-    """Write what light classes in the set have, `rings` (2, n), by the weights `scale` (2, T)."""
-    odds, value = np.empty(TILE), np.empty(TILE)
-    for start in range(0, len(q), TILE):
-        size = min(TILE, len(q) - start)
+    """Add what sets with each light class have to `members` (2, n), by weights `scale` (2, T)."""
+    odds, value = np.empty(TILE_CLASSES), np.empty(TILE_CLASSES)
+    for start in range(0, len(q), TILE_CLASSES):
+        size = min(TILE_CLASSES, len(q) - start)
         for k in range(len(t)):
             _odds(q, weights, start, size, t[k], r[k], odds)
             for i in range(size):
                 odds[i] = 0.0 if heavy[start + i] else odds[i]
                 value[i] = 0.0
-            for j in range(orders[start // TILE], 0, -1):
+            for j in range(orders[start // TILE_CLASSES], 0, -1):
                 c, d = series[0, k, j], series[1, k, j]
                 for i in range(size):
                     value[i] = (value[i] + c - d * q[start + i]) * odds[i]
             for i in range(size):
-                rings[0, start + i] += scale[0, k] * value[i]
-                rings[1, start + i] += scale[1, k] * value[i]
+                members[0, start + i] += scale[0, k] * value[i]
+                members[1, start + i] += scale[1, k] * value[i]
 
 
 @njit
-def heavy_rings(
+def add_heavy_members(
     q: FloatArray,
     decay: FloatArray,
     t: FloatArray,
     log_r: FloatArray,
     values: FloatArray,
     scale: FloatArray,
-    rings: FloatArray,
+    members: FloatArray,
 ) -> None:
-    """Write what heavy classes in the set have, `rings` (2, n), by the weights `scale` (2, T)."""
+    """Add what sets with each heavy class have to `members` (2, n), by weights `scale` (2, T)."""
     for k in range(len(t)):
         x, y, real, imag, rate, rate_y = values[k]
         points = 0
-        while points < POINTS and x[points] * x[points] + y[points] * y[points] > 0.5:
+        while points < HALF_CIRCLE_POINTS and x[points] * x[points] + y[points] * y[points] > 0.5:
             points += 1
         for j in range(len(q)):
             p, silent = probabilities_of(log_r[k] + log_growth(q[j] * t[k]) - decay[j])
@@ -311,5 +311,5 @@ def heavy_rings(
                 )
                 c, d = a * c - b * d, a * d + b * c
                 total += real[s] * c - imag[s] * d
-            rings[0, j] += scale[0, k] * total
-            rings[1, j] += scale[1, k] * total
+            members[0, j] += scale[0, k] * total
+            members[1, j] += scale[1, k] * total

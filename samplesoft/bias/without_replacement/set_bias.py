@@ -21,7 +21,7 @@ from samplesoft.bias.without_replacement.race import ExponentialRace
 from samplesoft.bias.without_replacement.terms import Terms, weigh
 from samplesoft.schemes import Scheme
 
-_FEW_DIGITS = 1e-290  # a probability below may have fewer digits than floats have
+_LEAST_PROB_OF_ALL_DIGITS = 1e-290  # below it floats have fewer digits
 
 Strata = tuple[Sequence[int], IntArray]
 
@@ -155,7 +155,7 @@ def _certain_row(
         apart = np.where(there, (own[h] - own) / own, -1.0)
         parts = probs * apart
         # the least floats have few digits, and a tiny divisor may leave much of them
-        tiny = (probs < _FEW_DIGITS) & np.isfinite(apart)
+        tiny = (probs < _LEAST_PROB_OF_ALL_DIGITS) & np.isfinite(apart)
         parts[tiny] = np.sign(apart[tiny]) * np.exp(log_probs[tiny] + np.log(np.abs(apart[tiny])))
         gain = float(parts.sum())
     log_own = np.where(there, np.log(np.where(there, own, 1.0)), np.inf)

@@ -35,14 +35,14 @@ from samplesoft.schemes import Scheme
 
 ComplexArray = NDArray[np.complex128]
 
-_LEAST = 1e-10  # weight of points that are left out
-_NOTHING = 1e-290  # square of a factor of points that add nothing
-_TAIL = 1e-9  # probability of the numbers of tries that are left out
-_NUMBERS = 12  # of tries, between which means are interpolated
-_MOST_TRIES = 1 << 9
-_MOST_FACTORS = 1 << 18  # of all points, for one number of tries
-_MORE_FACTORS = 1 << 23  # where nothing else is computed
-_FINE_NUMBERS = 24, 48
+_LEAST_WEIGHT = 1e-10  # of a point, relative to the largest
+_LEAST_SQUARE = 1e-290  # of a factor: points below it add nothing
+_TAIL_PROB = 1e-9  # of the numbers of tries that are left out
+_NUM_TRIES_NODES = 12  # numbers of tries, between which means are interpolated
+_MAX_TRIES = 1 << 9
+_MAX_FACTORS = 1 << 18  # of all classes and points, for one number of tries
+_MAX_FACTORS_OF_BIAS = 1 << 23  # where nothing else is computed
+_NUM_TRIES_NODES_OF_BIAS = 24, 48
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +120,8 @@ def _means(
                 factor = absent[j, i] + present[j, i] * value
                 products[i] *= factor
                 size = factor.real**2 + factor.imag**2
-                inverse[j, i] = value * np.conj(factor) * (1.0 / size if size > _NOTHING else 0.0)
+                over_size = 1.0 / size if size > _LEAST_SQUARE else 0.0
+                inverse[j, i] = value * np.conj(factor) * over_size
                 totals[i] += last[j, i] * inverse[j, i]
         for i in range(num):
             terms[i] = products[i] * totals[i]
@@ -207,17 +208,18 @@ class _Tries(NamedTuple):
 @lru_cache(maxsize=32)
 def by_tries(q: bytes, m: int) -> tuple[tuple[int, float, Sets], ...]:
     """Return numbers of tries, their weights, and sets, as `_Tries.interpolated`; few, or none."""
-    tries = _distribution_of_tries(np.frombuffer(q), m, _MOST_FACTORS)
-    return () if tries is None else tries.interpolated(_NUMBERS)
+    tries = _distribution_of_tries(np.frombuffer(q), m, _MAX_FACTORS)
+    return () if tries is None else tries.interpolated(_NUM_TRIES_NODES)
 
 
 def _distribution_of_tries(probs: FloatArray, m: int, most_factors: int) -> _Tries | None:
     """Return the distribution of the number of tries; None where numbers or sums are too large."""
     # what is left by the m - 1 likeliest classes is drawn at last
-    if np.log(_TAIL) / np.log1p(-np.sort(probs)[: len(probs) - m + 1].sum() + _TAIL) > _MOST_TRIES:
+    last = np.sort(probs)[: len(probs) - m + 1].sum()
+    if np.log(_TAIL_PROB) / np.log1p(-last + _TAIL_PROB) > _MAX_TRIES:
         return None
-    # of times, that in which so many tries are likeliest; a class that came came lam / p times
-    times = np.exp(np.linspace(np.log(0.01 * m), np.log(8.0 * _MOST_TRIES), 512))
+    # of times, that in which so many tries are likeliest; a class that came, came lam / p times
+    times = np.exp(np.linspace(np.log(0.01 * m), np.log(8.0 * _MAX_TRIES), 512))
     log_z, probabilities = _tilted(probs, times, max(m - 1.0, 0.3))
     lam = np.outer(times, probs)
     comes = probabilities * lam / np.where(lam > 0.0, -np.expm1(-lam), 1.0)
@@ -233,9 +235,9 @@ def _distribution_of_tries(probs: FloatArray, m: int, most_factors: int) -> _Tri
         return _points(probs, x, z, log_weights - np.log(len(x)), True)
 
     found: list[float] = []
-    while sum(found) < 1.0 - _TAIL:
+    while sum(found) < 1.0 - _TAIL_PROB:
         probability, sets = given(m + len(found))
-        if m + len(found) > _MOST_TRIES or sets.absent.size > most_factors:
+        if m + len(found) > _MAX_TRIES or sets.absent.size > most_factors:
             return None
         found.append(probability)
     return _Tries(m, found, given)
@@ -278,7 +280,7 @@ def _points(
     last = z[:, None] * probs * gone / whole if has_last else np.zeros_like(come)
     weights = np.exp(log_weights + np.log(whole).sum(axis=1))
     sizes = np.abs(weights) * (np.abs(last).sum(axis=1) if has_last else 1.0)
-    kept = sizes > _LEAST * sizes.max()
+    kept = sizes > _LEAST_WEIGHT * sizes.max()
     absent, present = gone / whole, z[:, None] * come / whole
     absent, present, last = (
         np.ascontiguousarray(f[kept].T) + 0.0j for f in (absent, present, last)
@@ -296,10 +298,10 @@ class _Points:
 
     def __init__(self, sets: Sets) -> None:
         self._sets = sets
-        self.inclusion, self.noise = np.stack([sets.inclusion] * 2), _LEAST
+        self.inclusion, self.noise = np.stack([sets.inclusion] * 2), _LEAST_WEIGHT
 
-    def at(self, decay: FloatArray, past: list[FloatArray]) -> tuple[FloatArray, FloatArray]:
-        """Return what `ExponentialRace.at` does."""
+    def expect(self, decay: FloatArray, saddles: list[FloatArray]) -> tuple[FloatArray, FloatArray]:
+        """Return what `ExponentialRace.expect` does."""
         mean, parts = self._sets.means(np.exp(-decay)[None])
         return np.full(2, mean[0].real), np.stack([parts[0].real] * 2)
 
@@ -373,10 +375,10 @@ def _of_tries(logits: FloatArray, label: int, q: FloatArray, inputs: Inputs) -> 
     scheme, m = inputs.scheme, inputs.num_sampled
     kept = np.flatnonzero(~(scheme.excludes_label & (np.arange(len(q)) == label)))
     probs = q[kept] / q[kept].sum()
-    tries = _distribution_of_tries(probs, m, _MORE_FACTORS)
+    tries = _distribution_of_tries(probs, m, _MAX_FACTORS_OF_BIAS)
     if tries is None:
         raise ValueError(
-            f"`num_sampled` and `q` must not need over {_MOST_TRIES} tries, nor have very many "
+            f"`num_sampled` and `q` must not need over {_MAX_TRIES} tries, nor have very many "
             f"classes, got {m} of {len(probs)} classes; take exact_bias with what is near, "
             "correction=1 - (1 - q)**N, N the mean number of tries."
         )
@@ -389,10 +391,10 @@ def _of_tries(logits: FloatArray, label: int, q: FloatArray, inputs: Inputs) -> 
 
     coarse, fine = (
         np.sum([p * given(number, sets) for number, p, sets in tries.interpolated(most)], axis=0)
-        for most in _FINE_NUMBERS
+        for most in _NUM_TRIES_NODES_OF_BIAS
     )
     bias, inclusion, loss = fine
     change = np.abs(fine - coarse)
-    error, loss_error = (10.0 * _TAIL + float(x) for x in (change[0].sum(), change[2, 0]))
+    error, loss_error = (10.0 * _TAIL_PROB + float(x) for x in (change[0].sum(), change[2, 0]))
     probs = softmax_apart(logits, label)[1]
     return ExampleBias(bias, probs, float(loss[0]), error, loss_error, inclusion)

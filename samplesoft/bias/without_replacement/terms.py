@@ -17,16 +17,16 @@ from samplesoft._validation import FloatArray, IntArray
 from samplesoft.bias.numerics.summation import LARGEST_FLOAT, softmax_apart
 from samplesoft.schemes import Scheme
 
-_STEP = 0.2  # in log u: the error falls as exp(-pi**2 / step)
-_LEFT = -3.6  # log u = z - exp(-z) has fallen by 40 here
-_FIRST_EVEN = -44.0  # log u of the first node at equal distances
-_BEFORE = 1.5  # from z = 0 to where the largest sums begin to count
-_FLAT = -42.0  # log of u w: below it exp(-u w) is 1
-_GONE = 6.7  # and above it 0
-_SETTLED = 40.0  # from where nodes stand at equal distances, and have the same weights
-_APART = 60.0  # nats, beyond which of two terms one does not matter
-_COUNTED = 1e14  # nats: of a longer stretch nodes are not counted
-_RARE = 1e-22  # how often a term is in the sum, from where on it moves no digit of a distribution
+_LOG_U_STEP = 0.2  # the error falls as exp(-pi**2 / step)
+_FIRST_Z = -3.6  # log u = z - exp(-z) has fallen by 40 here
+_FIRST_EVEN_LOG_U = -44.0  # log u of the first node at equal distances
+_LOG_U_TO_LARGEST_TERM = 1.5  # from z = 0 to where the largest sums begin to count
+_LOG_DECAY_OF_ONE = -42.0  # log of u w, below which exp(-u w) is 1
+_LOG_DECAY_OF_ZERO = 6.7  # log of u w, above which exp(-u w) is 0
+_EVEN_FROM_LOG_U = 40.0  # from there nodes stand at equal distances, and have the same weights
+_APART_NATS = 60.0  # beyond which of two terms one does not matter
+_MAX_COUNTED_NATS = 1e14  # of a longer stretch nodes are not counted
+_RARE_COUNT = 1e-22  # mean count of a term in the sum, below which it moves no digit of p'
 
 
 class Terms(NamedTuple):
@@ -57,7 +57,7 @@ class Terms(NamedTuple):
         From one that is hardly ever in the sum, all others could be at the same distance.
         """
         there = self.log_divisors < np.inf
-        seen = there & (self.often > _RARE)
+        seen = there & (self.often > _RARE_COUNT)
         return int(np.where(seen if seen.any() else there, self.logits, -np.inf).argmax())
 
     @property
@@ -78,7 +78,7 @@ class Terms(NamedTuple):
         logits, divisors = self.logits[kept], np.abs(self.log_divisors[kept])
         order = np.argsort(self.logs[kept])
         logits, logs = logits[order], self.logs[kept][order]
-        starts = np.flatnonzero(np.append(True, np.diff(logs) > _APART))
+        starts = np.flatnonzero(np.append(True, np.diff(logs) > _APART_NATS))
         with np.errstate(over="ignore"):
             spans = np.maximum.reduceat(logits, starts) - np.minimum.reduceat(logits, starts)
         return float(spans.max() + divisors.max())
@@ -120,12 +120,12 @@ def weigh(logits: FloatArray, label: int, scheme: Scheme, divisors: FloatArray) 
 
 
 def scales_of_sum(terms: Terms) -> tuple[float, float]:
-    """Return log E[S], and where the nodes in log u begin, less `_LEFT`."""
+    """Return log E[S], and where the nodes in log u begin, less `_FIRST_Z`."""
     logs = terms.logs
-    some = (terms.often > _RARE) & (logs > -np.inf)
+    some = (terms.often > _RARE_COUNT) & (logs > -np.inf)
     top = float(logs[some].max())
     reference = top + math.log(float((terms.often[some] * np.exp(logs[some] - top)).sum()))
-    return reference, max(top, reference) + _BEFORE
+    return reference, max(top, reference) + _LOG_U_TO_LARGEST_TERM
 
 
 class Node(NamedTuple):
@@ -141,16 +141,16 @@ Rule = Callable[[int], tuple[float, FloatArray]]
 
 def steps(number: int) -> tuple[float, FloatArray]:
     """Return log u of a node (B24) of that number, less where they begin, and weights (3,)."""
-    z = _LEFT + number * _STEP
+    z = _FIRST_Z + number * _LOG_U_STEP
     early = math.exp(-z)
-    weight = _STEP * (1.0 + early)
+    weight = _LOG_U_STEP * (1.0 + early)
     even = 2.0 * weight if number % 2 == 0 else 0.0
     return z - early, np.array([weight, even, weight])
 
 
 def even_steps(number: int) -> tuple[float, FloatArray]:
     """Return the same at equal distances, whose error (B79) is proved."""
-    return number * _STEP + _FIRST_EVEN, np.array([_STEP, 0.0, _STEP])
+    return number * _LOG_U_STEP + _FIRST_EVEN_LOG_U, np.array([_LOG_U_STEP, 0.0, _LOG_U_STEP])
 
 
 def nodes_of(terms: Terms, reference: float, log_scale: float, rule: Rule) -> Iterator[Node]:
@@ -170,24 +170,24 @@ def nodes_of(terms: Terms, reference: float, log_scale: float, rule: Rule) -> It
         log_mean = float(log_decay[near_mean]) + above_that
         yield Node(log_decay, log_mean, weights)
         number += 1
-        ahead, mean_is_ahead = log_decay <= _FLAT, log_mean <= _FLAT
+        ahead, mean_is_ahead = log_decay <= _LOG_DECAY_OF_ONE, log_mean <= _LOG_DECAY_OF_ONE
         ahead &= log_decay > -np.inf
-        if x < _SETTLED or changes(np.append(log_decay, log_mean)) or not ahead.any():
+        if x < _EVEN_FROM_LOG_U or changes(np.append(log_decay, log_mean)) or not ahead.any():
             continue
         next_log = max(float(log_decay[ahead].max()), log_mean if mean_is_ahead else -np.inf)
-        distance = min(_FLAT - next_log, LARGEST_FLOAT)
-        if distance <= 2.0 * _STEP:
+        distance = min(_LOG_DECAY_OF_ONE - next_log, LARGEST_FLOAT)
+        if distance <= 2.0 * _LOG_U_STEP:
             continue
         skipped = distance
-        if distance < _COUNTED:  # as many pairs of nodes as there are
-            skipped = 2.0 * _STEP * math.floor(0.5 * distance / _STEP)
+        if distance < _MAX_COUNTED_NATS:  # as many pairs of nodes as there are
+            skipped = 2.0 * _LOG_U_STEP * math.floor(0.5 * distance / _LOG_U_STEP)
         both = weights + rule(number)[1]
-        yield Node(log_decay, log_mean, both * (0.5 / _STEP) * skipped)
+        yield Node(log_decay, log_mean, both * (0.5 / _LOG_U_STEP) * skipped)
         logs, start = _from_next(terms, log_decay, ahead), x
         next_log = float(logs[ahead].max())
         if mean_is_ahead:
             next_log = max(next_log, float(logs[near_mean]) + above_that)
-        logs += _FLAT - (distance - skipped) - next_log
+        logs += _LOG_DECAY_OF_ONE - (distance - skipped) - next_log
 
 
 def _from_next(terms: Terms, log_decay: FloatArray, ahead: NDArray[np.bool_]) -> FloatArray:
@@ -201,4 +201,4 @@ def _from_next(terms: Terms, log_decay: FloatArray, ahead: NDArray[np.bool_]) ->
 
 def changes(log_decay: FloatArray) -> bool:
     """Whether exp(-u S) changes with u; between scales of S that are far apart it does not."""
-    return bool(((log_decay > _FLAT) & (log_decay < _GONE)).any())
+    return bool(((log_decay > _LOG_DECAY_OF_ONE) & (log_decay < _LOG_DECAY_OF_ZERO)).any())
