@@ -8,11 +8,16 @@ estimator, right or wrong, with its exact means on the problem at hand and the v
 file            contents
 =============== ===================================================================
 `check`         `check_loss`: the calls, the tests, and the candidates that these allow
-`observe`       small problems on which candidates differ most, and extreme ones; calls of the loss
-                on them, checked, and the means of its results
+`problems`      small problems on which candidates differ most, and extreme ones
+`calls`         calls of the user's loss and proposal, and whose error it is if one fails
+`observe`       what the loss returns on a problem: checked, its means, and how far rounding may
+                move them
 `estimators`    `Estimator`, the random sum S of a loss, and the estimators that are known
 `faults`        the usual mistakes: a new one is an entry of `FAULTS`
-`candidates`    families of candidates, from simple ones on: a new one is an entry of `FAMILIES`
+`candidates`    `Candidate`: an estimator, right or wrong, with its exact means
+`known`         candidates that are known before any call: with no mistake, with one and with two
+`fitted`        candidates for what was observed: with a number that is fitted, and others like it
+`families`      the families of candidates, from simple ones on: a new one is an entry of `FAMILIES`
 `batches`       candidates whose negatives are the labels of the batch
 `exact`         the exact mean of a loss and of its gradient, by the integral of
                 `samplesoft.bias.plain`

@@ -11,20 +11,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samplesoft._validation import FloatArray
-from samplesoft.checking.candidates import (
+from samplesoft.checking.candidates import Candidate
+from samplesoft.checking.estimators import ESTIMATORS, Estimator, SampledSum, sum_without_draws
+from samplesoft.checking.exact import Means, expectation, smoothing_of
+from samplesoft.checking.faults import AND, FAULTS, combined
+from samplesoft.checking.fitted import (
     LOG_FACTORS,
-    Candidate,
     Part,
-    all_of_one_kind,
     nearest,
     observed_parts,
     with_scaled_gradient,
     with_smoothing,
 )
-from samplesoft.checking.estimators import ESTIMATORS, Estimator, SampledSum, sum_without_draws
-from samplesoft.checking.exact import Means, expectation, smoothing_of
-from samplesoft.checking.faults import AND, FAULTS, combined
-from samplesoft.checking.observe import Observed, Observer, Problem
+from samplesoft.checking.known import all_of_one_kind
+from samplesoft.checking.observe import Observed, Observer
+from samplesoft.checking.problems import Problem
 
 _BATCHES = 12
 _IN_BATCH = {

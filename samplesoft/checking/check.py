@@ -17,33 +17,26 @@ from samplesoft._progress import progress_bar
 from samplesoft._random import as_key
 from samplesoft._validation import FloatArray, as_choice, as_count, as_flag, as_positive
 from samplesoft.checking.batches import Batches
-from samplesoft.checking.candidates import (
-    FAMILIES,
-    Candidate,
-    Look,
-    draws_that_are_tried,
+from samplesoft.checking.calls import DRAWS, drawing
+from samplesoft.checking.candidates import Candidate
+from samplesoft.checking.estimators import ESTIMATORS, full_sum
+from samplesoft.checking.exact import expectation
+from samplesoft.checking.families import FAMILIES, Look
+from samplesoft.checking.faults import FAULTS
+from samplesoft.checking.fitted import (
     fitted,
-    full_candidate,
-    known_candidates,
-    named_candidates,
     of_gradients,
     of_other_proposals,
     scaled_gradients,
 )
-from samplesoft.checking.estimators import ESTIMATORS, full_sum
-from samplesoft.checking.exact import expectation
-from samplesoft.checking.faults import FAULTS
-from samplesoft.checking.observe import (
-    DRAWS,
-    REPLICAS,
-    ROUNDINGS,
-    Observed,
-    Observer,
-    Problem,
-    drawing,
-    extreme_problems,
-    make_problem,
+from samplesoft.checking.known import (
+    draws_that_are_tried,
+    full_candidate,
+    known_candidates,
+    named_candidates,
 )
+from samplesoft.checking.observe import ROUNDINGS, Observed, Observer
+from samplesoft.checking.problems import REPLICAS, Problem, extreme_problems, make_problem
 from samplesoft.checking.report import LossReport
 from samplesoft.checking.spread import Spread, squares, with_rare_sets
 
@@ -217,7 +210,10 @@ def check_loss(
     unit = 0.0 if rounding is None else ROUNDINGS[as_choice("rounding", rounding, ROUNDINGS)]
 
     def observe(problem: Problem, most: int) -> Observer:
-        drawn = loss if draws == "own" else drawing(loss, problem, draws == "given-negatives")
+        drawn = loss
+        if draws != "own":
+            exclude = draws == "given-negatives"
+            drawn = drawing(loss, problem.q, problem.labels, problem.tau, exclude)
         return Observer(drawn, problem, m, key, most, unit)
 
     observer = observe(problem, most)

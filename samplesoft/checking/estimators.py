@@ -16,7 +16,7 @@ from samplesoft.bias.without_replacement.sets import (
     first_different,
     independent,
 )
-from samplesoft.checking.observe import Problem
+from samplesoft.checking.problems import Problem
 from samplesoft.schemes import SCHEMES, Scheme
 
 BY_TRIES = "corrected by the number of tries, as in TensorFlow"

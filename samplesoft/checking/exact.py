@@ -24,7 +24,7 @@ from samplesoft._jit import thread_map
 from samplesoft._validation import FloatArray
 from samplesoft.bias.plain import mixture
 from samplesoft.checking.estimators import OWN, SampledSum, Weighting
-from samplesoft.checking.observe import Problem
+from samplesoft.checking.problems import Problem
 
 
 class Digits(NamedTuple):

@@ -16,7 +16,7 @@ import numpy as np
 
 from samplesoft._validation import FloatArray
 from samplesoft.checking.estimators import Drawn, Estimator, Expected, Weighting
-from samplesoft.checking.observe import REPLICAS
+from samplesoft.checking.problems import REPLICAS
 
 AND = " + "  # between the names of two mistakes
 
@@ -56,7 +56,7 @@ class Fault:
         Whether it can be made in an estimator.
     ways : tuple of callable
         Functions from the right estimator to the wrong one. Without any of these and of `fitted`,
-        the mistake is not one of an estimator alone: see `samplesoft.checking.candidates`.
+        the mistake is not one of an estimator alone: see `samplesoft.checking.known`.
     fitted : tuple of Fitted
         Ways with an unknown number.
     in_gradients : bool

@@ -18,7 +18,7 @@ from samplesoft._validation import FloatArray
 from samplesoft.bias.without_replacement.sets import Sets
 from samplesoft.checking.estimators import SampledSum
 from samplesoft.checking.exact import ALL_DIGITS, OF_MOMENTS, integral
-from samplesoft.checking.observe import Problem
+from samplesoft.checking.problems import Problem
 
 
 class Spread(NamedTuple):

@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 
 from samplesoft._validation import as_choice
+from samplesoft.checking.calls import frames_of_user
 from samplesoft.checking.check import check_loss
 from samplesoft.checking.estimators import ESTIMATORS
-from samplesoft.checking.observe import NAMED, ROUNDINGS, frames_of_user
+from samplesoft.checking.observe import ROUNDINGS
+from samplesoft.checking.problems import NAMED
 from samplesoft.commands.files import check_files
 from samplesoft.commands.options import (
     Option,

@@ -13,13 +13,14 @@ from checking.twins import log_uniform, make
 from samplesoft import check_loss, exact_bias
 from samplesoft._random import as_key
 from samplesoft.checking import batches as of_batches
-from samplesoft.checking import candidates
+from samplesoft.checking import known
 from samplesoft.checking.batches import Batches
 from samplesoft.checking.check import exact_score
 from samplesoft.checking.estimators import ESTIMATORS, full_sum
 from samplesoft.checking.exact import expectation, smoothing_of
 from samplesoft.checking.faults import FAULTS
-from samplesoft.checking.observe import Observer, extreme_problems, make_problem
+from samplesoft.checking.observe import Observer
+from samplesoft.checking.problems import extreme_problems, make_problem
 from samplesoft.checking.spread import Spread, moments, squares, with_rare_sets
 from samplesoft.losses import InBatchLoss, make_loss
 from samplesoft.models import SoftmaxLayer
@@ -1511,10 +1512,8 @@ def test_right_losses_are_not_called_wrong_where_draws_are_rare(scheme, m, share
     """Of one call in a hundred comes most of a mean, which few calls do not show."""
     q = np.array([0.9, 0.06, 0.02, 0.012, 0.008])
     monkeypatch.setattr(twins, "log_uniform", lambda n: q)
-    monkeypatch.setattr(
-        candidates, "_single", list
-    )  # which take their time, and call nothing wrong
-    monkeypatch.setattr(candidates, "_KEPT", {})
+    monkeypatch.setattr(known, "_single", list)  # which take their time, and call nothing wrong
+    monkeypatch.setattr(known, "_KEPT", {})
     for seed in range(2):
         report = check_loss(make(scheme, shared=shared), q, m, rng=seed, calls=4096)
         assert (scheme, None) in report.consistent, report

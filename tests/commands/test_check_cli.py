@@ -180,7 +180,7 @@ def test_an_error_of_samplesoft_itself_is_no_verdict(monkeypatch, capsys):
     def broken(*given):
         raise RuntimeError("a mistake")
 
-    monkeypatch.setattr("samplesoft.checking.candidates.known_candidates", broken)
+    monkeypatch.setattr("samplesoft.checking.families.known_candidates", broken)
     assert run("right") == 2
     said = capsys.readouterr().err
     assert "in samplesoft itself" in said and "Traceback" in said
