@@ -87,7 +87,7 @@ def drawing(
                 f"{scores.shape} of their sum in the scores, got a {type(returned).__name__} of "
                 f"{len(returned)}{'' if shape is None else f' with a gradient {shape}'}."
             )
-        losses, slopes = returned
-        return losses, tau * np.asarray(slopes) @ c
+        losses, d_scores = returned
+        return losses, tau * np.asarray(d_scores) @ c
 
     return drawn

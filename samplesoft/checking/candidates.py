@@ -44,7 +44,7 @@ class Candidate:
     same : tuple of Candidate
         Others with the same means.
     z : float
-        The greatest distance of a mean from the observed one, in standard errors; of a loss that
+        The largest distance of a mean from the observed one, in standard errors; of a loss that
         is the same for every seed the root mean square of the errors of single values.
     allowed : bool
         Whether all are within the limit.

@@ -259,8 +259,9 @@ def nearest(
     if not observed.stderrs.any():
         for _ in range(_POLISHES):
             away, more = (of_number(x).means - observed.means for x in (number, number + _NUDGE))
-            slope = (more - away) / _NUDGE
-            number -= float(away @ slope) / max(float(slope @ slope), _NUDGE)
+            derivative = (more - away) / _NUDGE
+            square = float(derivative @ derivative)
+            number -= float(away @ derivative) / max(square, _NUDGE)
     return of_number(number)
 
 
@@ -312,8 +313,8 @@ def with_smoothing(
     plain, added = observed_parts(parts, gradients)
     # it is linear: least squares for the fraction, in units of the standard errors
     unit: FloatArray = _unit(observed)
-    slope: FloatArray = added / unit
-    fraction = float(((observed.means - plain) / unit * slope).sum() / (slope**2).sum())
+    direction: FloatArray = added / unit
+    fraction = float(((observed.means - plain) / unit * direction).sum() / (direction**2).sum())
     fraction = min(max(fraction, 0.0), _MAX_SMOOTHING)
     expected = None
     if len(parts) == 1:

@@ -293,9 +293,9 @@ class Observer:
                 points.append(self.results_of(here, line))
             lines.append([np.array(values) for values in zip(*points, strict=True)])
         deviations, allowed = [], []
-        ways = comb(2 * _POINTS - 2, _POINTS - 1)  # sum of squares of the coefficients
+        size = comb(2 * _POINTS - 2, _POINTS - 1)  # sum of squares of the coefficients
         for values in map(np.array, zip(*lines, strict=True)):  # lines, points and an array
-            part = np.abs(np.diff(values, _POINTS - 1, axis=1)[:, 0]) / np.sqrt(ways)
+            part = np.abs(np.diff(values, _POINTS - 1, axis=1)[:, 0]) / np.sqrt(size)
             units = _units(values).max(axis=1)
             if part.shape[1] == self.batch:  # with copies of the examples
                 shape = -1, len(self.problem.labels), *part.shape[2:]
@@ -357,12 +357,12 @@ class Observer:
                 f"biases, (losses, dh, dW, db), got a {type(returned).__name__} of "
                 f"{len(results)}."
             )
-        losses, *slopes = results
-        self.gradients = len(slopes)
+        losses, *gradients = results
+        self.gradients = len(gradients)
         of_norms = _ROUNDING_OF_UNIT if problem.unit else 0.0
         self.rounding = max(self._least_rounding, of_norms)
         parts = [self._checked("losses", losses, labels.shape) / weights]
-        for (name, shape), value in zip(shapes.items(), slopes, strict=False):
+        for (name, shape), value in zip(shapes.items(), gradients, strict=False):
             part = self._checked(name, value, shape)
             of_rows = part / weights[:, None] if name == "dh" else problem.views.T @ part / len(h)
             parts.append(of_rows)

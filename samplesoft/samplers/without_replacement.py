@@ -31,9 +31,8 @@ _TIME_NODES = np.polynomial.legendre.leggauss(16)
 _TIME_CHUNK = 8
 _CIRCLE_POINTS = 56  # of a half circle; at most 54 matter, where the variance of N is 17
 _LOG_TINY = -34.0  # smaller parts are left out
-_PANEL_LOG_TIME = (
-    1.5  # of a panel in log t over the time in which the law changes: 16 nodes suffice
-)
+# width of a panel in log t, over that in which the distribution changes: 16 nodes suffice
+_PANEL_LOG_TIME = 1.5
 _FARTHEST_LOG_POINT = 300.0  # of a saddle point, in log |z|: squares neither underflow nor overflow
 
 
@@ -45,7 +44,7 @@ class _Atoms(NamedTuple):
 
 
 class _Quadrature(NamedTuple):
-    """Nodes of the integral over t, with the law of N at each."""
+    """Nodes of the integral over t, with the distribution of N at each."""
 
     start: float  # log t, before which fewer than m clocks have rung
     log_t: FloatArray  # (K,)
@@ -67,9 +66,9 @@ class SuccessiveInclusion:
     N(t) is a sum of independent indicators. Its distribution function is a contour integral of
     its generating function over a circle near the saddle point, where nothing cancels; clock i,
     and that of an excluded class, leave the product by one division each. The integral in log t
-    is Gauss-Legendre on panels as wide as the law of N(t) allows. Classes of nearly equal weight,
-    many in one panel of log w, are replaced by the Chebyshev nodes of the panel, so that n classes
-    cost O(n) once.
+    is Gauss-Legendre on panels as wide as the distribution of N(t) allows. Classes of nearly equal
+    weight, many in one panel of log w, are replaced by the Chebyshev nodes of the panel, so that n
+    classes cost O(n) once.
 
     The relative error of pi was at most 3e-12, compared with enumeration for weights that span up
     to 1e600, and compared with the sum over single classes where the nodes had the hardest case.
@@ -193,15 +192,15 @@ def _log_factor(silent: float, rung: float, z: complex) -> tuple[float, float]:
 
 @njit
 def _pace(log_t: float, atoms: _Atoms) -> tuple[float, float]:
-    """Return the mean of N(t), and how fast its law changes in log t."""
+    """Return the mean of N(t), and how fast its distribution changes in log t."""
     log_rates, counts = atoms
-    mean = variance = slope = 0.0  # of N(t); the slope is that of the mean in log t
+    mean = variance = mean_rate = 0.0  # of N(t), and the derivative of its mean in log t
     for a in range(len(counts)):
         age, silent, rung = _clock(log_rates[a], log_t)
         mean += counts[a] * rung
         variance += counts[a] * rung * silent
-        slope += counts[a] * age * silent
-    rate = 0.2 + 2.0 * min(slope, 1.0) + 0.2 * slope * slope / (variance + 1.0)
+        mean_rate += counts[a] * age * silent
+    rate = 0.2 + 2.0 * min(mean_rate, 1.0) + 0.2 * mean_rate * mean_rate / (variance + 1.0)
     return mean, math.sqrt(rate)
 
 
@@ -210,7 +209,7 @@ def _saddle(log_t: float, atoms: _Atoms, power: float) -> tuple[float, float, fl
     """Find the x where log G(exp(x)) - power x is least.
 
     The value there bounds the log of P(N <= power) or of P(N >= power), whichever is smaller. The
-    third result is the variance of N in the law tilted by exp(x N).
+    third result is the variance of N in the distribution tilted by exp(x N).
     """
     log_rates, counts = atoms
     low = -_FARTHEST_LOG_POINT
@@ -261,7 +260,7 @@ def _tail_end(middle: float, end: float, atoms: _Atoms, m: int) -> float:
 
 @njit
 def _time_panels(atoms: _Atoms, m: int) -> FloatArray:
-    """Return edges in log t of panels on which polynomials follow the law of N(t).
+    """Return edges in log t of panels on which polynomials follow the distribution of N(t).
 
     Before the first edge fewer than m of the clocks have rung, after the last one more than m.
     """
@@ -304,7 +303,7 @@ def _contours(
         # the sum over N has a pole at 1: fewer points do at a distance, at the cost of one digit
         distance = max(abs(x), 2.4 / math.sqrt(variance + 2.0))
         z[k, 0] = math.exp(x)
-        if x < 1.0 - _FARTHEST_LOG_POINT:  # the chance is nothing
+        if x < 1.0 - _FARTHEST_LOG_POINT:  # the probability is nothing
             continue
         x = math.copysign(distance, x)
         points = int(8.0 * math.sqrt(variance) + 12.0 - _LOG_TINY / distance) | 1  # odd: never -1
@@ -334,8 +333,8 @@ def _left_out(
     `z` and `values` (S, P) are those with no shift and, if any, with a shift of 1.
     """
     _, silent, rung = _clock(log_rate, log_t)
-    # has it rung in the law tilted by the circle? where that is a toss-up, either circle serves,
-    # but the first may have ended
+    # has it rung in the distribution tilted by the circle? where that is a toss-up, either circle
+    # serves, but the first may have ended
     shift = 1 if 3.0 * rung * abs(z[0, 0]) > silent else 0
     for i in range(_CIRCLE_POINTS):
         out[0, i] = z[shift, i]
@@ -359,7 +358,7 @@ def _first_rings(log_rates: FloatArray, excluded: float, quadrature: _Quadrature
     silent = np.empty(num)
     rung = np.empty(num)
     density = np.empty(num)
-    chance = np.empty(num)
+    at_most = np.empty(num)
     for i in range(num):
         out[i] = _clock(log_rates[i], start)[2]  # before, all that ring are among the first
     for k in range(len(log_t)):
@@ -369,7 +368,7 @@ def _first_rings(log_rates: FloatArray, excluded: float, quadrature: _Quadrature
         for i in range(num):
             age, silent[i], rung[i] = _clock(log_rates[i], log_t[k])
             density[i] = weights[k] * age * silent[i]
-            chance[i] = 0.0 if late else 1.0
+            at_most[i] = 0.0 if late else 1.0
         for j in range(used):
             x = terms[0, j].real
             y = terms[0, j].imag
@@ -378,9 +377,9 @@ def _first_rings(log_rates: FloatArray, excluded: float, quadrature: _Quadrature
             for i in range(num):  # the innermost loop, for it runs in vectors
                 real = silent[i] + rung[i] * x
                 imag = rung[i] * y
-                chance[i] += (a * real + b * imag) / (real * real + imag * imag)
+                at_most[i] += (a * real + b * imag) / (real * real + imag * imag)
         for i in range(num):
-            out[i] += density[i] * chance[i]
+            out[i] += density[i] * at_most[i]
     for i in range(num):
         out[i] = min(out[i], 1.0)
     return out

@@ -302,9 +302,9 @@ def _time_grid(q: FloatArray, m: int) -> tuple[FloatArray, FloatArray, float]:
         if shortest >= 0.75 * step:
             break
         step = shortest
-    places = sorted(nodes)
-    t = np.exp(low + step * np.array(places))
-    return t, np.array([nodes[k][0] for k in places]), step
+    indices = sorted(nodes)
+    t = np.exp(low + step * np.array(indices))
+    return t, np.array([nodes[k][0] for k in indices]), step
 
 
 @njit_sum

@@ -31,7 +31,7 @@ def set_bias(
 ) -> ExampleBias:
     """Return the exact bias of one example whose draws are a set of distinct classes.
 
-    `correction` (n,) takes the place of the inclusion probabilities.
+    `correction` (n,) are divisors of draws in place of the inclusion probabilities.
     """
     return strata_bias(example, _one_stratum(example, num_sampled), scheme, correction)
 

@@ -84,7 +84,7 @@ class Sets:
 
     @property
     def inclusion(self) -> FloatArray:
-        """Chances (n,) that the set contains each class."""
+        """Probabilities (n,) that the set contains each class."""
         parts = self.means(np.ones((1, len(self.absent))))[1]
         probabilities: FloatArray = np.clip(parts[0].real, 0.0, 1.0)
         return probabilities
