@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from typing import Any
 
@@ -204,8 +204,10 @@ def check_loss(
     m, most, key = as_count("num_sampled", num_sampled), as_count("calls", calls), as_key(rng)
     # 1. four examples on which schemes differ, 2. what the loss returns there
     tau, biases = as_positive("tau", tau), as_flag("biases", biases)
-    asked = proposal, m, tau, biases, key, as_flag("weights", weights)
-    problem = make_problem(*asked)
+    make = partial(
+        make_problem, proposal, m, tau, biases, key, with_weights=as_flag("weights", weights)
+    )
+    problem = make()
     draws, start = as_choice("draws", draws, DRAWS), time.perf_counter()
     unit = 0.0 if rounding is None else ROUNDINGS[as_choice("rounding", rounding, ROUNDINGS)]
 
@@ -218,7 +220,7 @@ def check_loss(
 
     observer = observe(problem, most)
     if observer.divides_by_norms:
-        problem = make_problem(*asked, unit=True)
+        problem = make(unit=True)
         observer = observe(problem, most)
     with progress_bar(as_flag("progress", progress), unit="call", desc="check") as bar:
         if observer.is_random:  # 3. the means of many calls

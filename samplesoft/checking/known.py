@@ -99,14 +99,16 @@ def named_candidates(
 def pairs(observer: Observer) -> list[Candidate]:
     """Return estimators with two mistakes."""
     single = [name for (name,) in _single()]
-    families = (
-        (combinations(single, 2), estimators("all", "repeated", "independent")),
-        (combinations(_COMMON, 2), estimators("distinct")),
-    )
+    repeated = estimators("all", "repeated", "independent")
     return _kept(
         observer,
         "pairs",
-        lambda: merged(chain(*(_candidates(observer, *family) for family in families))),
+        lambda: merged(
+            chain(
+                _candidates(observer, combinations(single, 2), repeated),
+                _candidates(observer, combinations(_COMMON, 2), estimators("distinct")),
+            )
+        ),
     )
 
 
