@@ -382,11 +382,11 @@ import json, os, signal, sys, threading, time
 import numpy as np
 from scipy import sparse
 import samplesoft.sklearn
-import samplesoft.training.compiled_steps as compiled_steps
+import samplesoft.training.fused.steps as fused_steps
 from samplesoft.search import top_k_classes
 from samplesoft.samplers import UnigramSampler
 
-compiled_steps._FEW = 0  # for threads that meet
+fused_steps._FEW = 0  # for threads that meet
 SAMPLER = UnigramSampler(np.arange(1.0, 2000.0))
 
 def work():

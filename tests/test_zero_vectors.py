@@ -18,7 +18,7 @@ from samplesoft.optimizers import make_optimizer
 from samplesoft.recommend import SampledSoftmaxRecommender
 from samplesoft.samplers import SAMPLERS, LSHSampler, SamplerInputs, make_sampler
 from samplesoft.sklearn import SampledSoftmaxClassifier
-from samplesoft.training.compiled_steps import take_steps, why_step_by_step
+from samplesoft.training.fused import take_steps, why_step_by_step
 
 N, D, B, ZERO = 40, 4, 12, 3
 TAU = 7.0

@@ -15,7 +15,7 @@ d_drawn)``, to do it for the pairs [first, last), which are whole examples:
 `by_rows` gives each pair a row of logits of its label and of all draws. `by_merged` has one logit
 stand for all draws of an example, so that several labels cost no more than one. Either is compiled
 for a kernel when they first come together, by a `samplesoft.models.SoftmaxLayer` for a batch or by
-`samplesoft.training.compiled_steps` for a block of examples of many steps; for terms in NumPy the
+`samplesoft.training.fused` for a block of examples of many steps; for terms in NumPy the
 same function runs as Python.
 """
 

@@ -16,7 +16,7 @@ from samplesoft._validation import FloatArray, IntArray, as_csr, require_finite
 from samplesoft.models.linear import Gradient
 from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSettings
 from samplesoft.optimizers.base import Optimizer
-from samplesoft.training.compiled_steps import (
+from samplesoft.training.fused import (
     draws_of_steps,
     steps_at_once,
     take_steps,

@@ -17,7 +17,7 @@ from samplesoft.models import LinearSoftmaxSettings
 from samplesoft.models.linear_softmax import LinearSoftmax
 from samplesoft.optimizers import make_optimizer
 from samplesoft.sklearn import SampledSoftmaxClassifier
-from samplesoft.training.compiled_steps import take_steps
+from samplesoft.training.fused import take_steps
 
 BATCH, INPUTS = 64, 100_000
 

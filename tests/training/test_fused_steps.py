@@ -17,13 +17,13 @@ from samplesoft.optimizers import SGD, make_optimizer
 from samplesoft.samplers import WeightedSampler
 from samplesoft.samplers.base import Draw
 from samplesoft.schemes import SCHEMES
-from samplesoft.training.compiled_steps import (
-    _runner,
+from samplesoft.training.fused import (
     draws_of_steps,
     steps_at_once,
     take_steps,
     why_step_by_step,
 )
+from samplesoft.training.fused.runner import make_runner
 
 N, V, CLASSES, BATCH = 150, 40, 23, 64  # three steps, the last one short
 
@@ -176,7 +176,7 @@ def test_settings(options, dtype):
 
 
 def test_threads_change_no_bit(monkeypatch):
-    monkeypatch.setattr("samplesoft.training.compiled_steps._FEW", 0)
+    monkeypatch.setattr("samplesoft.training.fused.steps._FEW", 0)
     x, labels, weights = problem(True, np.float32)
     before = numba.get_num_threads()
     models = []
@@ -195,7 +195,7 @@ def test_threads_change_no_bit(monkeypatch):
 @pytest.mark.parametrize("left", [0, 1, 2])
 def test_threads_that_are_refused_change_no_bit(left, threads, monkeypatch):
     """As in a container with a limit; and the next call finds nobody who waits for the last one."""
-    monkeypatch.setattr("samplesoft.training.compiled_steps._FEW", 0)
+    monkeypatch.setattr("samplesoft.training.fused.steps._FEW", 0)
     x, labels, weights = problem(True, np.float32)
     threads(4)
     real, started, models = threading.Thread.start, [], []
@@ -339,9 +339,9 @@ def test_kernels_of_one_pair_are_made_once():
     model, optimizer = make("sampled-masked", np.float64)
     x, labels, weights = problem(False, np.float64)
     take_steps(model, optimizer, x, labels, weights, BATCH, (5, 0))
-    before = _runner.cache_info()
+    before = make_runner.cache_info()
     take_steps(model, optimizer, x, labels, weights, BATCH, (5, 0))
-    assert _runner.cache_info().misses == before.misses
+    assert make_runner.cache_info().misses == before.misses
 
 
 class Clipped(SGD):
@@ -465,7 +465,7 @@ class Raising(Hinge):
 
 
 def test_a_kernel_that_raises_leaves_nobody_waiting(threads, monkeypatch):
-    monkeypatch.setattr("samplesoft.training.compiled_steps._FEW", 0)
+    monkeypatch.setattr("samplesoft.training.fused.steps._FEW", 0)
     threads(4)
     x, labels, weights = problem(False, np.float64)
     model, optimizer = make("sampled-masked", np.float64)
@@ -477,7 +477,7 @@ def test_a_kernel_that_raises_leaves_nobody_waiting(threads, monkeypatch):
 @pytest.mark.parametrize("number", [1, 4])
 def test_a_step_whose_loss_is_not_finite_changes_nothing(number, threads, monkeypatch):
     """As by the public path, where a draw is left for each label is asked before the step."""
-    monkeypatch.setattr("samplesoft.training.compiled_steps._FEW", 0)
+    monkeypatch.setattr("samplesoft.training.fused.steps._FEW", 0)
     threads(number)
     x, _, weights = problem(False, np.float64)
     labels = np.zeros((N, CLASSES))

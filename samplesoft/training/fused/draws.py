@@ -1,0 +1,101 @@
+"""The classes that are drawn for a block of steps, all before the first of them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from samplesoft._validation import FloatArray, IntArray
+from samplesoft.losses.base import Loss, Targets
+from samplesoft.losses.candidates import check_draw, require_replacement
+from samplesoft.losses.sampled import SampledLoss, Terms
+from samplesoft.losses.step import gains_of_kept
+from samplesoft.models.linear_softmax import LinearSoftmax
+from samplesoft.samplers.base import Draw
+from samplesoft.training.fused.eligible import FULL_LOSSES, draws_as_asked, passes_of
+
+_NUMBERS = 1 << 18  # draws and labels of the steps of a call
+
+
+def steps_at_once(model: LinearSoftmax, batch_size: int) -> int:
+    """Return for how many steps draws are made at a time."""
+    loss = model.softmax.loss
+    if isinstance(loss, SampledLoss) and not draws_as_asked(loss):
+        return 1  # it decides on their number in each step
+    drawn = model.softmax.num_sampled or model.num_classes
+    return max(1, min(_NUMBERS // (drawn + batch_size), 512))
+
+
+class DrawsOfSteps(NamedTuple):
+    """Classes for each step, and what their scores lose; in one row all classes, for each step."""
+
+    ids: IntArray  # (S, m) or (1, n)
+    log_counts: FloatArray
+    terms: Terms  # of the loss, for these draws
+
+    def of(self, steps: slice) -> DrawsOfSteps:
+        """Return those of some steps."""
+        if len(self.ids) == 1:
+            return self
+        return self._replace(ids=self.ids[steps], log_counts=self.log_counts[steps])
+
+
+def draws_of_steps(
+    model: LinearSoftmax, num_steps: int, seed: int, batch_size: int = 1
+) -> DrawsOfSteps:
+    """Draw for some steps at once: a set of classes for each."""
+    layer, n = model.softmax, model.num_classes
+    loss: Loss = layer.loss
+    if not isinstance(loss, SampledLoss):
+        # all classes, each once, stand for draws where there are none
+        passes = passes_of(loss)
+        assert passes is not None
+        return DrawsOfSteps(np.arange(n)[None], np.zeros((1, n)), FULL_LOSSES[passes])
+    sampler = layer.sampler
+    assert sampler is not None
+    each = np.zeros((num_steps, 1))  # a set for each step, of which no context is a part
+
+    def sample(num: int, rng: Any) -> Draw:
+        return sampler.sample(each, num, rng=rng)
+
+    # labels of a batch are asked for by none that is compiled, but for their number
+    targets = Targets(np.zeros(batch_size, np.int64))
+    drawn = loss.draw(sample, layer.num_sampled, targets, n, seed)
+    if loss.with_replacement:
+        require_replacement(drawn, type(loss).__name__)
+    ids, log_counts = check_draw(drawn, num_steps, n)
+    terms = loss._terms_of(drawn, n)
+    if terms.weighs_draws:  # each of which has a weight of its own
+        terms = terms._replace(adds_exponentials=False, merge=None)
+    return DrawsOfSteps(ids, log_counts, terms)
+
+
+def label_logs_of(
+    model: LinearSoftmax, targets: Targets, ids: IntArray, batch_size: int
+) -> FloatArray:
+    """Return what the logits of the labels lose (P,), (1,) if that is nothing.
+
+    `ids` (S, m) are the draws of each step of `batch_size` examples.
+    """
+    layer, labels = model.softmax, targets.labels
+    loss: Loss = layer.loss
+    if not isinstance(loss, SampledLoss) or not loss.needs_label_count or layer.sampler is None:
+        return np.zeros(1)
+    expected: FloatArray = layer.sampler.log_expected_count(
+        None, labels[None], layer.num_sampled, shared=True
+    )[0]
+    if not loss.facts.divides_by_kept:
+        return expected
+    # draws of the label are left out, and the others divided by their number
+    hits, m = np.empty(len(labels), np.int64), ids.shape[1]
+    firsts = np.append(targets.firsts()[::batch_size], len(labels))
+    for step, drawn in enumerate(np.sort(ids, axis=1)):
+        some = slice(firsts[step], firsts[step + 1])
+        ends = (np.searchsorted(drawn, labels[some], side) for side in ("left", "right"))
+        hits[some] = np.subtract(*reversed(list(ends)))
+    if loss.mask_other_labels:  # no draw of any label of the example is kept
+        hits = targets.rows(targets.per_example(hits))
+        expected = targets.rows(np.logaddexp.reduceat(expected, targets.firsts()))
+    gains: FloatArray = gains_of_kept(m, hits, expected)
+    return gains
