@@ -32,7 +32,7 @@ from samplesoft.metrics import (
     estimate_rank_distribution,
     rank_metric,
     sampled_metrics,
-    sampled_rank_law,
+    sampled_rank_distribution,
     target_ranks,
 )
 from samplesoft.recommend import SampledSoftmaxRecommender
@@ -97,11 +97,11 @@ def estimates(targets: TargetRanks, sets: int) -> list[Row]:
             variance = found.variance[f"sampled_recall@{K}"]
             rows.append(result(NAIVE, draws, found.expected[f"sampled_recall@{K}"], variance))
     metric = rank_metric("recall", K, np.arange(1, size + 1))
-    law = sampled_rank_law(targets, m)
+    distribution = sampled_rank_distribution(targets, m)
     for estimator, options in ((RANK, {"method": "rank"}), (BIAS, {"gamma": GAMMA})):
         values = correct_metric(metric, m, **options).values
-        mean = law @ values
-        variance = np.mean(law @ values**2 - mean**2) / number
+        mean = distribution @ values
+        variance = np.mean(distribution @ values**2 - mean**2) / number
         rows.append(result(estimator, m, np.mean(mean), variance))
     rng = np.random.default_rng(0)
     for _ in range(sets):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from samplesoft import asymptotic_bias, exact_bias
-from samplesoft.metrics import TargetRanks, correct_metric, rank_metric, sampled_rank_law
+from samplesoft.metrics import TargetRanks, correct_metric, rank_metric, sampled_rank_distribution
 
 
 def read(path):
@@ -152,14 +152,15 @@ def test_independent_inclusion():
 def test_correction_of_sampled_metrics_solves_its_equations():
     """The normal equations, and a metric that is linear in the rank, which needs no correction."""
     n, m, gamma = 12, 4, 0.3
-    law = sampled_rank_law(TargetRanks(np.arange(1, n + 1), n), m)
+    distribution = sampled_rank_distribution(TargetRanks(np.arange(1, n + 1), n), m)
     metric, p = rank_metric("ndcg", 3, np.arange(1, n + 1)), np.full(n, 1 / n)
-    c = np.linalg.solve(
-        (1 - gamma) * law.T @ (p[:, None] * law) + gamma * np.diag(law.T @ p), law.T @ (p * metric)
-    )
+    squares = distribution.T @ (p[:, None] * distribution)
+    ridge = np.diag(distribution.T @ p)
+    c = np.linalg.solve((1 - gamma) * squares + gamma * ridge, distribution.T @ (p * metric))
     np.testing.assert_allclose(correct_metric(metric, m, gamma=gamma).values, c, rtol=1e-9)
-    assert np.linalg.matrix_rank(law) == m + 1  # all polynomials of degree m are means
-    np.testing.assert_allclose(law @ (1 - np.arange(m + 1) / m), 1 - np.arange(n) / (n - 1))
+    assert np.linalg.matrix_rank(distribution) == m + 1  # all polynomials of degree m are means
+    linear = 1 - np.arange(m + 1) / m
+    np.testing.assert_allclose(distribution @ linear, 1 - np.arange(n) / (n - 1))
 
 
 @pytest.mark.parametrize("seed", range(20))

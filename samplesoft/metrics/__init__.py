@@ -9,17 +9,12 @@ variance, from the `target_ranks` among all; `correct_metric` and `estimate_rank
 the other way.
 """
 
+from samplesoft.metrics.corrections import correct_metric, estimate_rank_distribution
 from samplesoft.metrics.evaluation import Evaluation, evaluate
-from samplesoft.metrics.ranking import propensities, ranking_scores
-from samplesoft.metrics.sampled import (
-    TargetRanks,
-    correct_metric,
-    estimate_rank_distribution,
-    rank_metric,
-    sampled_metrics,
-    sampled_rank_law,
-    target_ranks,
-)
+from samplesoft.metrics.rank_distribution import sampled_rank_distribution
+from samplesoft.metrics.ranking import propensities, rank_metric, ranking_scores
+from samplesoft.metrics.sampled import sampled_metrics
+from samplesoft.metrics.target_ranks import TargetRanks, target_ranks
 from samplesoft.search import top_k_classes
 
 __all__ = [
@@ -32,7 +27,7 @@ __all__ = [
     "rank_metric",
     "ranking_scores",
     "sampled_metrics",
-    "sampled_rank_law",
+    "sampled_rank_distribution",
     "target_ranks",
     "top_k_classes",
 ]

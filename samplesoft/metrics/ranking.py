@@ -13,14 +13,52 @@ from samplesoft._validation import (
     FloatArray,
     IntArray,
     as_array,
+    as_choice,
     as_count,
     as_csr,
     as_ids,
     as_positive,
     as_real_array,
 )
+from samplesoft.metrics.target_ranks import as_ranks
 
+METRICS = ("recall", "precision", "ndcg", "mrr")  # of one relevant item, by its rank
 LEAST_EXAMPLES = 3  # so that C of `propensities` is above 0
+
+
+def rank_metric(name: str, k: int, ranks: ArrayLike) -> FloatArray:
+    """Compute a metric of one relevant item by its rank.
+
+    Parameters
+    ----------
+    name : str
+        ``"recall"``, 1 for ranks up to k; ``"precision"``, 1 / k; ``"ndcg"``, 1 / log2(1 + rank);
+        ``"mrr"``, 1 / rank. All are 0 beyond k.
+    k : int
+        Length of the list.
+    ranks : array_like of int, shape (P,)
+        Ranks, counted from 1.
+
+    Returns
+    -------
+    ndarray of float64, shape (P,)
+        The metric at each rank.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed.
+
+    Examples
+    --------
+    >>> rank_metric("ndcg", 3, [1, 2, 3, 4]).round(3)
+    array([1.   , 0.631, 0.5  , 0.   ])
+    """
+    places = as_ranks(ranks)
+    size = as_count("k", k)
+    costs = {"recall": 1.0, "precision": size, "ndcg": np.log2(1.0 + places), "mrr": places}
+    gains: FloatArray = (places <= size) / costs[as_choice("name", name, METRICS)]
+    return gains
 
 
 def ranking_scores(

@@ -15,7 +15,8 @@ from samplesoft._jit import row_chunks, told_of_compiling
 from samplesoft._memory import require_bytes
 from samplesoft._validation import IntArray, as_array, as_count, as_csr, as_flag, as_ids
 from samplesoft.losses.vectors import unit_rows
-from samplesoft.metrics.sampled import TargetRanks, sampled_metrics, target_ranks
+from samplesoft.metrics.sampled import sampled_metrics
+from samplesoft.metrics.target_ranks import TargetRanks, target_ranks
 from samplesoft.models.linear import Linear
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings
 from samplesoft.recommend.training import (

@@ -243,7 +243,7 @@ MADE: dict[str, Call] = {
     ),
     "rank_metric": _call(metrics.rank_metric, name="ndcg", k=2, ranks=[1, 3]),
     "sampled_metrics": _call(metrics.sampled_metrics, **_sampled, k=[1, 2]),
-    "sampled_rank_law": _call(metrics.sampled_rank_law, **_sampled),
+    "sampled_rank_distribution": _call(metrics.sampled_rank_distribution, **_sampled),
     "target_ranks": _call(metrics.target_ranks, scores=LOGITS, labels=Y[: len(LOGITS)], q=Q),
     "top_k_classes": _call(metrics.top_k_classes, **_scores, k=2),
     "SGD": _call(optimizers.SGD, learning_rate=0.1),

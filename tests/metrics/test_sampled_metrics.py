@@ -17,7 +17,7 @@ from samplesoft.metrics import (
     rank_metric,
     ranking_scores,
     sampled_metrics,
-    sampled_rank_law,
+    sampled_rank_distribution,
     target_ranks,
     top_k_classes,
 )
@@ -175,36 +175,40 @@ def binomial(above, below, m, b):
     "rank, m, near", [(20, 100, 0), (200_001, 10_000, 2000), (999_990, 500, 499)]
 )
 @pytest.mark.parametrize("replacement", [False, True])
-def test_laws_of_a_million_items_have_their_digits(rank, m, near, replacement):
-    law = sampled_rank_law(TargetRanks([rank], 10**6), m, replacement=replacement)[0]
+def test_distributions_of_a_million_items_have_their_digits(rank, m, near, replacement):
+    distribution = sampled_rank_distribution(
+        TargetRanks([rank], 10**6), m, replacement=replacement
+    )[0]
     exact = binomial if replacement else hypergeometric
     with mpmath.workdps(40):
         for b in {near, max(near - 60, 0), min(near + 60, m)}:
             wanted = exact(rank - 1, 10**6 - rank, m, b)
-            assert abs(law[b] - wanted) <= 1e-12 * wanted
-    assert law.sum() == pytest.approx(1.0, abs=1e-14)
+            assert abs(distribution[b] - wanted) <= 1e-12 * wanted
+    assert distribution.sum() == pytest.approx(1.0, abs=1e-14)
 
 
 @pytest.mark.parametrize("p", [0.0, 1e-300, 1e-20, 1 - 1e-16, 1.0])
 def test_chances_near_none_and_near_all(p):
     targets = TargetRanks([5], 9, better=[p])
-    law = sampled_rank_law(targets, 3, replacement=True)[0]
+    distribution = sampled_rank_distribution(targets, 3, replacement=True)[0]
     q = 1.0 - p
     several = p * (3 - 3 * p + p * p)  # 1 - q^3
-    np.testing.assert_allclose(law, [q**3, 3 * p * q * q, 3 * p * p * q, p**3], rtol=1e-12, atol=0)
+    np.testing.assert_allclose(
+        distribution, [q**3, 3 * p * q * q, 3 * p * p * q, p**3], rtol=1e-12, atol=0
+    )
     found = sampled_metrics(targets, 3, 1, replacement=True)
     assert found.expected["sampled_recall@1"] == pytest.approx(q**3, rel=1e-12)
     assert found.variance["sampled_recall@1"] == pytest.approx(q**3 * several, rel=1e-12, abs=0)
 
 
 def test_two_candidates_one_draw_and_more_draws_than_candidates():
-    assert sampled_rank_law(TargetRanks([1, 2], 2), 1).tolist() == [[1.0, 0.0], [0.0, 1.0]]
+    assert sampled_rank_distribution(TargetRanks([1, 2], 2), 1).tolist() == [[1.0, 0.0], [0.0, 1.0]]
     found = sampled_metrics(TargetRanks([2], 3), 5, 10, replacement=True)
     assert found.expected["sampled_recall@10"] == 1.0 and found.full["recall@10"] == 1.0
     assert found.expected["sampled_auc"] == found.full["auc"] == 0.5
 
 
-def test_a_simulation_agrees_and_the_wrong_law_does_not():
+def test_a_simulation_agrees_and_the_wrong_distribution_does_not():
     """2,000 draws of 12 among 30 for three examples, one with two relevant items."""
     rng, ranks, owners = np.random.default_rng(5), [3, 9, 14, 20], [0, 1, 1, 2]
     targets = TargetRanks(ranks, 31, owners)
@@ -270,11 +274,11 @@ def test_equal_scores_say_nothing_whatever_the_number_of_the_item(item, q):
     for k in (1, 3):
         assert found.full[f"recall@{k}"] == pytest.approx(k / 10, rel=1e-14)
         assert found.expected[f"sampled_recall@{k}"] == pytest.approx(k / 5, rel=1e-14)
-    law = sampled_rank_law(targets, 4, replacement=True)
-    np.testing.assert_allclose(law, np.full((1, 5), 0.2), rtol=1e-14)
+    distribution = sampled_rank_distribution(targets, 4, replacement=True)
+    np.testing.assert_allclose(distribution, np.full((1, 5), 0.2), rtol=1e-14)
 
 
-def test_a_law_with_ties_is_that_of_every_draw_and_order():
+def test_a_distribution_with_ties_is_that_of_every_draw_and_order():
     scores = [2.0, 2.0, 3.0, 2.0, 1.0, 2.0]
     targets = target_ranks([scores], csr_array([[1.0, 0, 0, 0, 0, 0]]))
     ranks = np.zeros(4)
@@ -282,8 +286,8 @@ def test_a_law_with_ties_is_that_of_every_draw_and_order():
         lists = list(orders(scores, [0, *drawn]))
         for order in lists:
             ranks[order.index(0)] += 1 / len(lists) / 10
-    law = sampled_rank_law(targets, 3)[0]
-    np.testing.assert_allclose(law, ranks, rtol=1e-13)
+    distribution = sampled_rank_distribution(targets, 3)[0]
+    np.testing.assert_allclose(distribution, ranks, rtol=1e-13)
 
 
 @pytest.mark.parametrize(
@@ -302,9 +306,9 @@ def test_rows_without_a_label_are_left_out_and_items_come_in_any_order():
     assert mixed.ranks.tolist() == [7, 2, 4] and mixed.examples.tolist() == [0, 1, 1]
 
 
-def objective(values, law, metric, prior, gamma):
-    mean = law @ values
-    spread = law @ values**2 - mean**2
+def objective(values, distribution, metric, prior, gamma):
+    mean = distribution @ values
+    spread = distribution @ values**2 - mean**2
     return prior @ ((mean - metric) ** 2 + gamma * spread)
 
 
@@ -318,29 +322,31 @@ def test_corrections_solve_their_equations(name, gamma, replacement):
     found = correct_metric(metric, m, gamma=gamma, prior=prior, replacement=replacement)
     exact = binomial if replacement else hypergeometric
     with mpmath.workdps(40):
-        law = mpmath.matrix(n, m + 1)
+        distribution = mpmath.matrix(n, m + 1)
         for r, b in product(range(n), range(m + 1)):
-            law[r, b] = exact(r, n - 1 - r, m, b)
+            distribution[r, b] = exact(r, n - 1 - r, m, b)
         left = mpmath.matrix(m + 1, m + 1)
         right = mpmath.matrix(m + 1, 1)
         for i in range(m + 1):
-            right[i] = mpmath.fsum(prior[r] * law[r, i] * metric[r] for r in range(n))
-            left[i, i] += gamma * mpmath.fsum(prior[r] * law[r, i] for r in range(n))
+            right[i] = mpmath.fsum(prior[r] * distribution[r, i] * metric[r] for r in range(n))
+            left[i, i] += gamma * mpmath.fsum(prior[r] * distribution[r, i] for r in range(n))
             for j in range(m + 1):
                 left[i, j] += (1 - mpmath.mpf(gamma)) * mpmath.fsum(
-                    prior[r] * law[r, i] * law[r, j] for r in range(n)
+                    prior[r] * distribution[r, i] * distribution[r, j] for r in range(n)
                 )
         solution = np.array([float(x) for x in mpmath.lu_solve(left, right)])
-        laws = np.array([[float(law[r, b]) for b in range(m + 1)] for r in range(n)])
+        distributions = np.array(
+            [[float(distribution[r, b]) for b in range(m + 1)] for r in range(n)]
+        )
     np.testing.assert_allclose(found.values, solution, atol=1e-12)
-    np.testing.assert_allclose(found.bias, laws @ solution - metric, atol=1e-12)
-    centred = solution - (laws @ solution)[:, None]
-    np.testing.assert_allclose(found.variance, (laws * centred**2).sum(axis=1), atol=1e-12)
-    least = objective(found.values, laws, metric, prior, gamma)
+    np.testing.assert_allclose(found.bias, distributions @ solution - metric, atol=1e-12)
+    centred = solution - (distributions @ solution)[:, None]
+    np.testing.assert_allclose(found.variance, (distributions * centred**2).sum(axis=1), atol=1e-12)
+    least = objective(found.values, distributions, metric, prior, gamma)
     for step in np.eye(m + 1):  # WRONG: any other values
-        assert objective(found.values + 0.01 * step, laws, metric, prior, gamma) > least
+        assert objective(found.values + 0.01 * step, distributions, metric, prior, gamma) > least
     other = correct_metric(metric, m, gamma=gamma, replacement=replacement)
-    assert objective(other.values, laws, metric, prior, gamma) > least
+    assert objective(other.values, distributions, metric, prior, gamma) > least
 
 
 def test_the_least_bias_is_none_where_the_draws_tell_all():
@@ -377,20 +383,22 @@ def test_values_of_sampled_ranks_that_the_prior_rules_out_are_zero():
 def test_the_likelihood_of_the_estimate_is_the_greatest(replacement):
     n, m, rng = 30, 8, np.random.default_rng(1)
     true = rng.dirichlet(np.full(n, 0.3))
-    laws = sampled_rank_law(TargetRanks(np.arange(1, n + 1), n), m, replacement=replacement)
-    counts = rng.multinomial(500, true @ laws)
+    distributions = sampled_rank_distribution(
+        TargetRanks(np.arange(1, n + 1), n), m, replacement=replacement
+    )
+    counts = rng.multinomial(500, true @ distributions)
     found = estimate_rank_distribution(counts, n, replacement=replacement, tol=1e-6)
     assert found.sum() == pytest.approx(1.0, abs=1e-12) and found.min() >= 0.0
 
     def likelihood(p):
-        return counts @ np.log(p @ laws) / counts.sum()
+        return counts @ np.log(p @ distributions) / counts.sum()
 
     for _ in range(200):
         other = rng.dirichlet(np.full(n, 0.2))
         for share in (1.0, 0.1, 0.001):
             assert likelihood((1 - share) * found + share * other) < likelihood(found) + 1e-6
     assert likelihood(true) < likelihood(found)
-    # WRONG: the other law
+    # WRONG: the other distribution
     other = estimate_rank_distribution(counts, n, replacement=not replacement, tol=1e-6)
     assert likelihood(other) < likelihood(found)
 
@@ -456,7 +464,7 @@ LABEL, ROW = csr_array([[0.0, 1.0, 0.0]]), [[1.0, 2.0, 3.0]]
             "`replacement` must be",
         ),
         (
-            lambda: sampled_rank_law(TargetRanks([1], 5, better=[0.1]), 2),
+            lambda: sampled_rank_distribution(TargetRanks([1], 5, better=[0.1]), 2),
             "`replacement` must be True for draws by a `q`",
         ),
         (lambda: rank_metric("auc", 1, [1]), "`name` must be one of recall, precision, ndcg, mrr"),
