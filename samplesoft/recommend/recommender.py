@@ -126,57 +126,20 @@ class SampledSoftmaxRecommender:
 
     Notes
     -----
-    Recall and nDCG at 20 of a fifth of the training interactions, hidden for that, with vectors of
-    128: of 6,000 users of Gowalla (40,981 items) after some rounds, at the best weight of
-    propagation, with the time of one processor, and of 3,000 of Bibtex's texts, whose items are
-    words (1,836), after 20 rounds. A row's weight is that of negatives:
+    **How many draws.** As many as cost no more than the rest of a step: of some ten thousand items
+    4,000 draws are as good as the full softmax in a third of its time; of few items, few draws, or
+    the full softmax. Losses, draws and dimensions are measured in docs/benchmarks.md, section
+    "Losses and draws of the recommender".
 
-    ===================================  ==================================  =============
-    loss                                 Gowalla                             words
-    ===================================  ==================================  =============
-    bilateral, 1,000 draws, weight 1.2   0.221 / 0.147, 24 rounds in 34 s    0.356 / 0.416
-    the same, longer                     0.223 / 0.148, 40 rounds in 58 s
-    bilateral, 4,000 draws, weight 1.2   0.223 / 0.148, 12 rounds in 39 s    0.343 / 0.404
-    bilateral, 4,000 draws, weight 1.1   0.223 / 0.148, 12 rounds in 36 s    0.364 / 0.423
-    the same, longer                     0.225 / 0.150, 20 rounds in 62 s
-    bilateral, 8,000 draws, weight 1.2   0.219 / 0.146, 8 rounds in 41 s
-    full softmax                         0.221 / 0.149, 8 rounds in 144 s    0.367 / 0.425
-    the same, longer                     0.224 / 0.150, 12 rounds in 218 s
-    ===================================  ==================================  =============
-
-    On Gowalla 4,000 draws are as good as the full softmax after 12 rounds, in less than a third of
-    its time, and better than 1,000 in equal time; the full one was still rising, and was not
-    trained for longer. Of the words 1,000 draws of weight 1.1 have 0.364 / 0.424, in half the time
-    of 4,000: few items need few draws. Of so few, the full softmax takes no more time: 5 s.
-
-    With vectors of 256 and a weight of 1.1, on Gowalla 20 rounds of 4,000 draws come to
-    0.229 / 0.153 in 107 s, 30 to 0.232 / 0.155 in 150 s, and 40 of 1,000 draws to 0.226 / 0.152 in
-    107 s; without propagation 15 rounds of 4,000 have an nDCG of 0.150 in 76 s. Of the words 30
-    rounds of 1,000 draws have 0.369 / 0.427, of weight 1.2 0.346 / 0.406.
-
-    **Steps over the graph.** One step on the items is all: a second one, or one on the users,
-    raises nDCG on Gowalla at no weight that was tried, and powers of the degrees other than -1/2,
-    of users from -1/4 to -1 and of items from -0.2 to -0.7, by 0.1% at most. What RP3beta knows
-    beyond the model is of high rank: its scores of all items, added to those of vectors of 256,
-    raise nDCG from 0.146 to 0.152, and 512 singular vectors of the graph beside these, untrained,
-    to 0.149. Vectors of 512 that are trained gain about as much, 0.148 to 0.150 after 15 rounds.
+    **Steps over the graph.** One step on the items is all: a second one, or one on the users, or
+    other powers of the degrees than -1/2 bring nothing more.
 
     **The weight of negatives.** Of texts, where frequent words are right for all, it should be low;
-    on Gowalla, of few draws, high: it makes up for hard negatives that were not drawn. With 4,000
-    draws 1.1 does there what 1.2 does.
+    of user histories and few draws, high: it makes up for hard negatives that were not drawn. With
+    4,000 draws 1.1 does there what 1.2 does.
 
-    **Losses that others compare with.** On the test data of Gowalla, with vectors of 64 after 8
-    rounds, on one thread, ``"bilateral"`` and ``"sampled-masked"`` come to a recall and an nDCG of
-    0.180 / 0.150 in 18 s. With 1,000 draws ``"sampled-masked"`` comes to 0.173 / 0.144 in 12 s,
-    ``"warp"`` to 0.165 / 0.135 in 23 s and ``"bpr"`` to 0.162 / 0.134 in 42 s; ``"gbce"``, with
-    4,000, to 0.152 / 0.128 in 29 s, with a `tau` of 7 to 0.162 / 0.137. The first two take their
-    steps in compiled code, the others do not.
-
-    **Others.** Of a few thousand items a ridge regression on items, EASE, is trained in a second
-    and about as good: 0.357 / 0.415 of those words, split in another way, where the defaults have
-    0.359 / 0.415. Random walks of three steps, RP3beta, which are not trained at all, come near on
-    the test data of Gowalla: 0.186 / 0.155, the defaults 0.192 / 0.159.
-    See ``figures/recommenders.py``.
+    **Other models.** Of a few thousand items a ridge regression on items, EASE, is trained in a
+    second and about as good. ``figures/recommenders.py`` compares with others.
 
     References
     ----------

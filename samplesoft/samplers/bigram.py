@@ -78,18 +78,15 @@ class BigramSampler(Sampler):
     **q is exact**, and so is exclusion: a label is left out of both parts of the mixture, whose
     masses without it are sums of positive numbers. A draw costs O(log n).
 
-    **When to take it.** Where the state is known and vectors are dear, or not trained yet. In a
-    log-bilinear model of the Penn Treebank (10,000 words, perplexity 199, 100 held-out examples,
-    m = 100) the L1 norm of the bias is 0.71 with uniform draws, 0.061 with the unigram, 0.032 with
-    bigrams and 0.007 with `ClusterSampler`; 100 draws are worth 18 of the softmax itself by the
-    unigram, 31 by bigrams, and 71 by clusters (`effective_sample_size`).
+    **When to use it.** Where the state is known and vectors are dear, or not trained yet. On text
+    the bias is half of that with the unigram, and five times that with `ClusterSampler`: measured
+    in docs/benchmarks.md, section "Bigrams".
 
     [1]_ adapts the bigrams to the model while it is trained, as `adapt` does here. Counts are good
     from the start, and of a trained model little is left to gain.
 
-    **Shares of the bigrams** need no held-out text. By expectation maximisation on some, the
-    perplexity of q is 208.7 on the test text of the Penn Treebank with one share for all states,
-    and 200.6 with one for each range of c(s) between powers of two; with the shares above, 200.3.
+    **Shares of the bigrams** need no held-out text: expectation maximisation on some came to no
+    lower perplexity of q than the shares above.
 
     References
     ----------
@@ -216,14 +213,10 @@ class BigramSampler(Sampler):
         drawn by the unigram. Draws that were made before keep their ``log_q``, which is that of
         the sampler at the time.
 
-        **What it brings** is little. For a trained log-bilinear model of the Penn Treebank
-        (perplexity 173, 400 held-out examples, m = 100) a pass over the text at a rate of 0.01
-        takes the L1 norm of the bias from 0.0395 to 0.0386, and what 100 draws are worth from 41
-        of the softmax to 44. At 0.1 the bias is 0.0389. With counts of a tenth of the text they are
-        0.0815 and 31, and after 300,000 examples at 0.03 0.0803 and 36. Counts of the text that a
-        model learns already say what it does in the mean after a word; and the classes that never
-        followed it, which adapt to nothing, have 30% of the model's mass and 62% of the sum of
-        p^2 / q, with which the bias grows.
+        **What it brings** is little, a fiftieth of the bias of a trained model of text: counts of
+        the text that a model learns already say what it does on average after a word, and the
+        classes that never followed it, which adapt to nothing, make most of the bias. Measured in
+        docs/benchmarks.md, section "Bigrams".
 
         References
         ----------

@@ -97,13 +97,12 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         estimation; ``"importance"`` for draws without a term for the label; ``"gbce"``, ``"bpr"``
         and ``"warp"``, which recommenders are compared with, and which are meant for uniform draws;
         ``"full"``; ``"full-logistic"``, a logistic regression of each class; or ``"hierarchical"``,
-        a softmax over cells of classes of similar frequency and one over the classes of a cell
-        (32,282 identifiers, in the first place and among the best five: 0.176 / 0.355 in 34 s,
-        where the default has 0.194 / 0.386 in 23 s). Negative sampling learns how much more often a
-        class is the label than a draw: with draws by counts it puts rare classes too far up, the
-        more so the more classes. Where draws cannot leave out the label, as examples share them or
-        have several labels, a name without ``-masked`` stands for the one with it. ``"full"`` has
-        no bias, and takes twice as long with 600 classes, 6 times with 10,000; see Notes.
+        a softmax over cells of classes of similar frequency and one over the classes of a cell.
+        Negative sampling learns how much more often a class is the label than a draw: with draws by
+        counts it puts rare classes too far up, the more so the more classes. Where draws cannot
+        leave out the label, as examples share them or have several labels, a name without
+        ``-masked`` stands for the one with it. ``"full"`` has no bias, and takes twice as long with
+        600 classes, 6 times with 10,000.
     sampler : str, callable or sampler
         A key of `samplesoft.samplers.SAMPLERS`; not used by ``loss="full"``. Samplers that draw by
         counts, such as the default, go by those of the data that `fit` is given. ``"auto"``
@@ -137,9 +136,8 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     label_reduction : {"pal-n", "pal", "ova"}
         What the loss of an example with several labels is: the mean of their losses; their sum;
         or one versus all, for ``loss="nce"`` and ``"negative-sampling-masked"``. In theory the mean
-        is for recall and the sum for precision; on Bibtex the mean had the better precision at 1
-        (0.635 to 0.624, means of three seeds) and the sum that at 5 (0.281 to 0.279). See
-        `samplesoft.losses.base.Loss`.
+        is for recall and the sum for precision; measured, the mean had the better precision at 1.
+        See `samplesoft.losses.base.Loss`.
     mask_other_labels : bool
         Leave the other labels of an example out of the negatives of a label.
     max_iter : int, optional
@@ -229,69 +227,23 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
 
     Notes
     -----
-    What a choice of loss and sampler costs, and brings: code in the installed Python packages,
-    seconds of one core and accuracy on held-out examples with vectors of 64, in steps of 64 taken
-    one by one: lines by their module (594 classes, 3 rounds over 162,000), and tokens around an
-    identifier by the identifier (9,442 classes, 2 rounds over 180,000, and 38,205 classes, 2 rounds
-    over 270,000; ``tests/benchmarks/bench_defaults.py``). One set of draws for a batch, but of
-    clusters one for each example:
+    **When to use it.** For more than some hundred classes, with sparse or dense inputs, one label
+    or several; up to 100 classes it takes the full softmax, as there is nothing to gain from
+    draws. More draws are the first thing to spend time on. Losses, samplers and draws are measured
+    in docs/benchmarks.md, section "Losses and samplers of the classifier", and peers such as
+    fastText, label trees and one classifier for each label by ``figures/classifier_frontier.py``.
 
-    ==================================================  ============  =============  ==============
-    loss, sampler, draws                                594 classes   9,442 classes  38,205 classes
-    ==================================================  ============  =============  ==============
-    ``"sampled-masked"``, ``"unigram"``, 100            8 s, 0.387    11 s, 0.325    17 s, 0.296
-    ``"sampled-masked"``, ``"unigram"``, 1000           16 s, 0.385   19 s, 0.328    20 s, 0.304
-    ``"sampled-masked"``, ``"uniform"``, 100            8 s, 0.383    9 s, 0.289     15 s, 0.233
-    ``"sampled-masked"``, ``"clusters"``, 100           28 s, 0.386   50 s, 0.330    89 s, 0.307
-    ``"nce"``, ``"unigram"``, 100                       10 s, 0.383   12 s, 0.307    15 s, 0.285
-    ``"negative-sampling-masked"``, ``"unigram"``, 100  10 s, 0.388   10 s, 0.281    14 s, 0.226
-    ``"full"``                                          14 s, 0.386   61 s, 0.327
-    ==================================================  ============  =============  ==============
+    **Without a bottleneck.** Bags of words with several of some hundred labels are better off with
+    an `embedding_dim` of None; with one label each they were not (docs/benchmarks.md, section "The
+    classifier without a bottleneck"). ``"full-logistic"`` is a logistic regression of each label,
+    as scikit-learn's one-vs-rest; an example with many labels has more to say in it than in a
+    softmax, unless `sample_weight` takes that back. Choose `alpha` by a grid search.
 
-    The defaults were chosen on Bibtex, such lines and identifiers, and digits, beside vectors of
-    64, steps of 64 and 20 rounds: ``figures/classifier_frontier.py`` has them beside fastText,
-    label trees and one classifier for each label. More draws are the first thing to spend time on.
-
-    Bags of words with several of some hundred labels are better off without a bottleneck; with one
-    label each they were not. Tf-idf of Bibtex (159 labels, several each; precision at 1, 3 and 5,
-    mean over fifths of the training data), and of docstrings by their module (893 classes;
-    accuracy), 10 rounds, or 4 where all of the 893 are scored:
-
-    ================================================  =====================  =======
-    model                                             Bibtex                 modules
-    ================================================  =====================  =======
-    vectors of 64                                     0.597 / 0.363 / 0.266  0.753
-    ``embedding_dim=None``                            0.639 / 0.391 / 0.287  0.700
-    ``embedding_dim=None, loss="full"``               0.640 / 0.395 / 0.288
-    ``embedding_dim=None, loss="full-logistic"``      0.628 / 0.388 / 0.287  0.737
-    the last with ``alpha=5e-5``                      0.637 / 0.399 / 0.292
-    ``alpha=4e-5``, `sample_weight` 1 / sqrt(labels)  0.645 / 0.398 / 0.290
-    ================================================  =====================  =======
-
-    ``"full-logistic"`` is a logistic regression of each label, as scikit-learn's one-vs-rest; an
-    example with many labels has more to say in it than in a softmax, unless `sample_weight` takes
-    that back. Choose `alpha` by a grid search. ``figures/linear_models.py`` has peers.
-
-    A model is surer of what it has learned than of what it has not seen. So `fit` looks for the
-    temperature of least log loss on examples that are new to the model; a few of them move it
-    little from that of training. Halfway is late enough: of Bibtex, lines and identifiers what is
-    best after 10 of 20 rounds is within 5% of what is best after all. What calibrates is then
-    learned too, and accuracy stays as it was: the precision at 1 on Bibtex is 0.597 with and 0.593
-    without, in the mean of ten seeds. Where examples have several labels, `labels_each` is fitted
-    too: of labels with a probability of 0.07 on Bibtex a share of 0.075 is right, and with the mean
-    number of labels in its place 0.093. Log loss on held-out examples, mean of three seeds (digits:
-    24), of Bibtex the sum over the labels, and in the last column the least by any calibration:
-
-    =============================  ========  ============================  ========  ======
-    data                           classes   ``tau=10, calibrate=False``   defaults  least
-    =============================  ========  ============================  ========  ======
-    digits, 20 rounds                    10  0.136                         0.133     0.130
-    Bibtex, 20 rounds                   159  7.531                         7.401     7.395
-    lines of code, 3 rounds             594  3.140                         3.135     3.134
-    identifiers, 2 rounds             9,442  4.711                         4.500     4.493
-    identifiers, 2 rounds            38,205  5.391                         5.016     4.978
-    synthetic texts, 3 rounds        47,446  6.741                         5.407     5.394
-    =============================  ========  ============================  ========  ======
+    **Calibration.** A model is surer of the examples that it has learned than of new ones. So `fit`
+    looks for the temperature of least log loss on examples that are new to the model; a few of them
+    move it little from that of training. They are learned too in the second half of the rounds, so
+    that accuracy stays as it was. Where examples have several labels, `labels_each` is fitted too.
+    Measured in docs/benchmarks.md, section "Calibration of the classifier".
 
     With ``"auto"`` `fit` trains a pilot, a model that is thrown away, for a tenth of its steps (at
     least 100, at most 1000) with 100 draws by counts. On its vectors `samplesoft.tune` measures

@@ -4,23 +4,7 @@ Vectors at random say little of the bias, so that the pilot, a model of its own 
 learns for a while with draws that cost little. The run then starts from scratch with what was
 chosen, as if the user had named it.
 
-What was measured, and why the limits are as they are:
-
-==============================  =============  ==========  =========================
-data, and draws by counts       after a pilot  at the end  chosen
-==============================  =============  ==========  =========================
-Gowalla, 1,000 shared           bias 0.026     bias 0.103  clusters, 100 for each
-Penn Treebank, 1,000 shared     bias 0.013     bias 0.013  unigram, 1,000 shared
-Bibtex, 100 shared              bias 0.026     bias 0.037  full
-identifiers, 1,000 shared       bias 0.020     bias 0.011  unigram, 1,000 shared
-==============================  =============  ==========  =========================
-
-On Gowalla that is the default of ``train items``, with a recall at 20 of 0.162 after 8 epochs
-(full: 0.166; 1,000 shared: 0.153). On the Penn Treebank three epochs of a small model come to a
-perplexity of 133.4 in a quarter of the time of the default's 129.8 (full: 130.8); on Bibtex to a
-precision at 1 of 0.616, in half of the time of the default's 0.620. Of identifiers (9,442 classes)
-the classifier has an accuracy of 0.316 in twice the time of the default's 0.308 (clusters: 0.320 in
-five times of it).
+The limits below are measured in docs/benchmarks.md, section "What ``"auto"`` chooses".
 """
 
 from __future__ import annotations
