@@ -40,9 +40,8 @@ class SoftmaxSettings:
     ----------
     loss : str
         A key of `samplesoft.losses.LOSSES`. ``"nce"`` and ``"negative-sampling"`` get an `offset`
-        with which random vectors start at probabilities that sum to 1: with ``"nce"`` and draws by
-        counts, a part of the Penn Treebank comes to a perplexity of 407 in two epochs, and without
-        one to 4.6 million (``"sampled-masked"``: 359). ``"gbce"`` gets that of negative sampling.
+        with which random vectors start at probabilities that sum to 1; without one, training may
+        not get anywhere. ``"gbce"`` gets that of negative sampling.
     tau : float, optional
         Inverse temperature; by default 10 if `normalize`, else 1.
     normalize : bool, optional
@@ -50,10 +49,9 @@ class SoftmaxSettings:
     sampler : str, sampler, callable or None
         A key of `samplesoft.samplers.SAMPLERS`; or a sampler, any object with the methods of
         `samplesoft.samplers.Sampler`, of which a layer takes a copy; or a function that
-        makes one from a `SamplerInputs`; None for a loss that draws nothing. The default
-        takes a small language model of the Penn Treebank where the full softmax takes it, to a
-        perplexity of 119.9 and 120.0 after ten epochs, in half of its time; with ``"rff"``, the
-        sampler of [1]_, it is 122.6.
+        makes one from a `SamplerInputs`; None for a loss that draws nothing. The default takes a
+        small language model where the full softmax takes it, in half of its time, and further than
+        ``"rff"``, the sampler of [1]_.
     num_sampled : int or None
         Draws for each example, or for the batch if `shared`; None where there is no sampler.
     num_certain : int
@@ -66,9 +64,7 @@ class SoftmaxSettings:
         Draw one set for all examples of a batch, from the mean of their distributions: quicker,
         but draws follow no example. By default True where there is nothing to follow, with a
         sampler such as ``"unigram"``, for a loss whose draws may contain the label, such as
-        ``"sampled-masked"``; else False, and each example has draws of its own. (Items of
-        Gowalla, 100 draws by clusters, 8 epochs of batches of 64: a recall at 20 of 0.167 in
-        118 s, and of 0.141 in 72 s with a set for each batch.)
+        ``"sampled-masked"``; else False, and each example has draws of its own.
     update_every : int
         Steps from one update of the sampler to the next.
 
@@ -76,6 +72,10 @@ class SoftmaxSettings:
     ------
     TypeError, ValueError
         If a value is malformed, or the loss and the sampler do not go together.
+
+    Notes
+    -----
+    Defaults are measured in docs/benchmarks.md, section "Defaults of softmax layers".
 
     References
     ----------

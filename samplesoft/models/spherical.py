@@ -102,27 +102,14 @@ class SphericalSoftmax:
     :math:`M = 2 H^\top \mathrm{diag}(r) H` and :math:`g = 2 \beta H^\top r`. So W is held as
     :math:`V U + 1 \omega^\top`, and a step changes U, :math:`\omega` and B rows of V. Where U comes
     near to a singular matrix, V is written anew. That takes about as long as a full-softmax step,
-    and memory for a second V; there were five in the 4,686 steps below, most of them early.
+    and memory for a second V; it happens seldom, and mostly in early steps.
 
-    Milliseconds of a step of float32 vectors, with batches of 128 and one thread, beside those of
-    `FullSoftmaxLoss` and `SGD`:
-
-    =========  =======  =============  =======  =============
-    classes    d = 64   full softmax   d = 256  full softmax
-    =========  =======  =============  =======  =============
-    10,000     0.6      10             8.7      34
-    100,000    0.6      96             8.9      350
-    1,000,000  0.6      950            8.4      4,500
-    =========  =======  =============  =======  =============
-
-    Take it where n is far above d, plain gradient descent will do, and so will another model than
-    the softmax, for it is no estimate of that. On text it is less accurate: the next of 10,000
-    words of the Penn Treebank, from the mean of four vectors of 64 and a 1, after two epochs of
-    300,000 words, had a perplexity of 453 and was among the ten best words in 36.8 % of cases
-    (spherical: 454 and 36.7), and with the full softmax 424 and 37.6, each with the best of three
-    or four learning rates; but a run took 6 seconds in place of 60. Best rates are near 10 or 30,
-    for gradients are small, and an epsilon of 0.1 or 0.01 was worse than 1. In a sampled softmax
-    one can have the softmax itself, and any optimizer.
+    **When to use it.** Where n is far above d, plain gradient descent will do, and so will another
+    model than the softmax, for it is no estimate of that. A step takes 0.6 ms at d = 64 for any
+    number of classes, and a full-softmax step a second for a million of them; on text the model is
+    less accurate than a softmax. Both are measured in docs/benchmarks.md, section "Spherical
+    softmax". Learning rates are far above those of a softmax, near 10 or 30, for gradients are
+    small. In a sampled softmax one can have the softmax itself, and any optimizer.
 
     References
     ----------
