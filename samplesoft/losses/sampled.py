@@ -422,7 +422,7 @@ def softmax_terms(logits: FloatArray, losses: FloatArray) -> None:
         scale = 1.0 / (own + drawn)
         for k in range(1, len(row)):
             row[k] *= scale
-        row[0] = -drawn / (own + drawn)  # p - 1 without the rounding of a p near 1
+        row[0] = label_derivative(own, drawn)
 
 
 @njit
@@ -455,6 +455,15 @@ def weigh(x: FloatArray) -> None:
     if x.itemsize == 8:  # float32 has zeros already
         for i in range(len(x)):
             x[i] = x[i] if x[i] > _LEAST else 0.0
+
+
+@njit
+def label_derivative(own: float, drawn: float) -> float:
+    """Return the derivative ``p - 1`` in the label's logit, for ``p = own / (own + drawn)``.
+
+    A p near 1 is rounded, so that p - 1 has no digits; ``-drawn / (own + drawn)`` has them all.
+    """
+    return -drawn / (own + drawn)
 
 
 @njit
