@@ -131,6 +131,7 @@ PAGES = {
     "samplesoft/optimizers/plain.py": "theory/plain-optimizers.md",
     "samplesoft/samplers/clusters/plain.py": "theory/plain-clusters.md",
     "samplesoft/samplers/tree/plain.py": "theory/plain-tree.md",
+    "samplesoft/training/fused/plain.py": "theory/plain-steps.md",
 }
 
 

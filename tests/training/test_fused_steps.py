@@ -19,6 +19,7 @@ from samplesoft.samplers.base import Draw
 from samplesoft.schemes import SCHEMES
 from samplesoft.training.fused import (
     draws_of_steps,
+    plain,
     steps_at_once,
     take_steps,
     why_step_by_step,
@@ -176,7 +177,7 @@ def test_settings(options, dtype):
 
 
 def test_threads_change_no_bit(monkeypatch):
-    monkeypatch.setattr("samplesoft.training.fused.steps._FEW", 0)
+    monkeypatch.setattr("samplesoft.training.fused.steps._ONE_WORKER", 0)
     x, labels, weights = problem(True, np.float32)
     before = numba.get_num_threads()
     models = []
@@ -195,7 +196,7 @@ def test_threads_change_no_bit(monkeypatch):
 @pytest.mark.parametrize("left", [0, 1, 2])
 def test_threads_that_are_refused_change_no_bit(left, threads, monkeypatch):
     """As in a container with a limit; and the next call finds nobody who waits for the last one."""
-    monkeypatch.setattr("samplesoft.training.fused.steps._FEW", 0)
+    monkeypatch.setattr("samplesoft.training.fused.steps._ONE_WORKER", 0)
     x, labels, weights = problem(True, np.float32)
     threads(4)
     real, started, models = threading.Thread.start, [], []
@@ -465,7 +466,7 @@ class Raising(Hinge):
 
 
 def test_a_kernel_that_raises_leaves_nobody_waiting(threads, monkeypatch):
-    monkeypatch.setattr("samplesoft.training.fused.steps._FEW", 0)
+    monkeypatch.setattr("samplesoft.training.fused.steps._ONE_WORKER", 0)
     threads(4)
     x, labels, weights = problem(False, np.float64)
     model, optimizer = make("sampled-masked", np.float64)
@@ -477,7 +478,7 @@ def test_a_kernel_that_raises_leaves_nobody_waiting(threads, monkeypatch):
 @pytest.mark.parametrize("number", [1, 4])
 def test_a_step_whose_loss_is_not_finite_changes_nothing(number, threads, monkeypatch):
     """As by the public path, where a draw is left for each label is asked before the step."""
-    monkeypatch.setattr("samplesoft.training.fused.steps._FEW", 0)
+    monkeypatch.setattr("samplesoft.training.fused.steps._ONE_WORKER", 0)
     threads(number)
     x, _, weights = problem(False, np.float64)
     labels = np.zeros((N, CLASSES))
@@ -493,3 +494,40 @@ def test_a_step_whose_loss_is_not_finite_changes_nothing(number, threads, monkey
         take_steps(model, optimizer, x, sparse.csr_array(labels), weights, BATCH, (5, 0))
     for name, array in before.items():
         assert np.array_equal(model.parameters[name], array)
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", "sgd"])
+def test_steps_are_those_of_the_plain_twin(optimizer):
+    """Which takes them one example at a time, by nothing of the package."""
+    x, labels, weights = problem(False, np.float64)
+    model, trained = make("sampled-masked", np.float64, optimizer)
+    model.own_parameters()
+    names = {
+        "inputs": "embedding.weights",
+        "intercept": "embedding.intercept",
+        "classes": "softmax.class_embeddings",
+    }
+    parameters = {name: model.parameters[key].reshape(-1, 16).copy() for name, key in names.items()}
+
+    def descend(name, row, gradient):
+        parameters[name][row] -= 0.1 * gradient
+
+    update = plain.adagrad(parameters, 0.1) if optimizer == "adagrad" else descend
+    draws = draws_of_steps(model, 3, 5)
+    assert np.isin(labels, draws.ids).any()  # accidental hits are among them
+    wanted = plain.train(
+        parameters,
+        x.toarray(),
+        labels,
+        weights,
+        draws.ids,
+        draws.log_counts,
+        BATCH,
+        model.softmax.loss.tau,
+        update,
+    )
+    found = take_steps(model, trained, x, labels, weights, BATCH, (5, 0), draws=draws)
+    np.testing.assert_allclose(found, wanted, rtol=1e-12)
+    for name, key in names.items():
+        rows = model.parameters[key].reshape(-1, 16)
+        np.testing.assert_allclose(rows, parameters[name], rtol=1e-8, atol=1e-10)

@@ -1,15 +1,15 @@
 """Many steps of a linear softmax model in one compiled call: scores, losses, updates.
 
 The draws of a static sampler do not depend on what is learned, so those of many steps are made at
-once, by any such sampler, and brought into order with the labels and the entries of the inputs
-(`layout`). Then the steps are taken by a runner, which is compiled for the kernel of a loss and
-that of an optimizer when they first come together (`runner`). So a new loss with a kernel, or a
-new optimizer, needs nothing here. `why_step_by_step` says what such a call cannot do.
+once. A compiled function then takes the steps, each as `plain` writes it:
 
-Workers go through a step side by side and meet three times in it: when the vectors of its classes
-have been gathered, when the derivatives of its examples are known, and when rows have been updated.
-They share out blocks of classes, of examples and of features. A block does
-the same whichever worker takes it, so that results do not depend on how many there are.
+- `eligible`: which models can be trained so, and why not the others;
+- `draws`: the classes drawn for each step;
+- `layout`: the arrays of a block of steps, in which each step finds its classes and features;
+- `runner`: the compiled function, stage after stage. It is compiled for the kernel of a loss and
+  that of an optimizer when these first come together, so that a new loss with a kernel, or a new
+  optimizer, needs nothing here;
+- `steps`: the call, from checked arguments to trained parameters.
 """
 
 from samplesoft.training.fused.draws import draws_of_steps, steps_at_once

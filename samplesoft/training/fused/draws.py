@@ -15,7 +15,8 @@ from samplesoft.models.linear_softmax import LinearSoftmax
 from samplesoft.samplers.base import Draw
 from samplesoft.training.fused.eligible import FULL_LOSSES, draws_as_asked, passes_of
 
-_NUMBERS = 1 << 18  # draws and labels of the steps of a call
+_CALL_DRAWS = 1 << 18  # draws and examples of the steps of a call
+_CALL_STEPS = 512
 
 
 def steps_at_once(model: LinearSoftmax, batch_size: int) -> int:
@@ -23,15 +24,15 @@ def steps_at_once(model: LinearSoftmax, batch_size: int) -> int:
     loss = model.softmax.loss
     if isinstance(loss, SampledLoss) and not draws_as_asked(loss):
         return 1  # it decides on their number in each step
-    drawn = model.softmax.num_sampled or model.num_classes
-    return max(1, min(_NUMBERS // (drawn + batch_size), 512))
+    num_draws = model.softmax.num_sampled or model.num_classes
+    return max(1, min(_CALL_DRAWS // (num_draws + batch_size), _CALL_STEPS))
 
 
 class DrawsOfSteps(NamedTuple):
-    """Classes for each step, and what their scores lose; in one row all classes, for each step."""
+    """A set of drawn classes for each step; or all classes in one row, for each step."""
 
     ids: IntArray  # (S, m) or (1, n)
-    log_counts: FloatArray
+    log_counts: FloatArray  # of the same shape: log expected counts, which scores lose
     terms: Terms  # of the loss, for these draws
 
     def of(self, steps: slice) -> DrawsOfSteps:
@@ -45,10 +46,11 @@ def draws_of_steps(
     model: LinearSoftmax, num_steps: int, seed: int, batch_size: int = 1
 ) -> DrawsOfSteps:
     """Draw for some steps at once: a set of classes for each."""
-    layer, n = model.softmax, model.num_classes
+    layer = model.softmax
+    n = model.num_classes
     loss: Loss = layer.loss
     if not isinstance(loss, SampledLoss):
-        # all classes, each once, stand for draws where there are none
+        # a loss over all classes: each class is a draw that is made once
         passes = passes_of(loss)
         assert passes is not None
         return DrawsOfSteps(np.arange(n)[None], np.zeros((1, n)), FULL_LOSSES[passes])
@@ -59,7 +61,7 @@ def draws_of_steps(
     def sample(num: int, rng: Any) -> Draw:
         return sampler.sample(each, num, rng=rng)
 
-    # labels of a batch are asked for by none that is compiled, but for their number
+    # the losses that are compiled ask for the number of labels in a batch alone
     targets = Targets(np.zeros(batch_size, np.int64))
     drawn = loss.draw(sample, layer.num_sampled, targets, n, seed)
     if loss.with_replacement:
@@ -71,14 +73,15 @@ def draws_of_steps(
     return DrawsOfSteps(ids, log_counts, terms)
 
 
-def label_logs_of(
+def label_log_counts(
     model: LinearSoftmax, targets: Targets, ids: IntArray, batch_size: int
 ) -> FloatArray:
-    """Return what the logits of the labels lose (P,), (1,) if that is nothing.
+    """Return what the scores of the labels lose (P,), or (1,) zeros if that is nothing.
 
     `ids` (S, m) are the draws of each step of `batch_size` examples.
     """
-    layer, labels = model.softmax, targets.labels
+    layer = model.softmax
+    labels = targets.labels
     loss: Loss = layer.loss
     if not isinstance(loss, SampledLoss) or not loss.needs_label_count or layer.sampler is None:
         return np.zeros(1)
@@ -88,14 +91,15 @@ def label_logs_of(
     if not loss.facts.divides_by_kept:
         return expected
     # draws of the label are left out, and the others divided by their number
-    hits, m = np.empty(len(labels), np.int64), ids.shape[1]
-    firsts = np.append(targets.firsts()[::batch_size], len(labels))
+    num_hits = np.empty(len(labels), np.int64)
+    first_pairs = np.append(targets.firsts()[::batch_size], len(labels))  # of steps
     for step, drawn in enumerate(np.sort(ids, axis=1)):
-        some = slice(firsts[step], firsts[step + 1])
-        ends = (np.searchsorted(drawn, labels[some], side) for side in ("left", "right"))
-        hits[some] = np.subtract(*reversed(list(ends)))
+        of_step = slice(first_pairs[step], first_pairs[step + 1])
+        starts = np.searchsorted(drawn, labels[of_step], "left")
+        stops = np.searchsorted(drawn, labels[of_step], "right")
+        num_hits[of_step] = stops - starts
     if loss.mask_other_labels:  # no draw of any label of the example is kept
-        hits = targets.rows(targets.per_example(hits))
+        num_hits = targets.rows(targets.per_example(num_hits))
         expected = targets.rows(np.logaddexp.reduceat(expected, targets.firsts()))
-    gains: FloatArray = gains_of_kept(m, hits, expected)
+    gains: FloatArray = gains_of_kept(ids.shape[1], num_hits, expected)
     return gains

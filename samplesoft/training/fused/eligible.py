@@ -22,13 +22,14 @@ from samplesoft.models.linear_softmax import LinearSoftmax
 from samplesoft.optimizers.base import Optimizer
 from samplesoft.samplers.base import Draw, Sampler
 
-# What steps here stand for; a loss or an optimizer that has a method of its own in place of one of
-# these goes step by step. To losses over all classes, each class is a draw that is made once.
-_OWN: dict[Any, tuple[str, ...]] = {
+# The methods that a compiled step replaces: a loss or an optimizer with one of its own goes step by
+# step.
+_REPLACED: dict[Any, tuple[str, ...]] = {
     Loss: ("forward", "forward_batch", "backward", "check_batch"),
     Optimizer: ("step", "with_states", "next_numbers"),
 }
-_SAMPLED: tuple[type[Loss], ...] = (SampledLoss, SampledSoftmaxLoss)
+_SAMPLED_LOSSES: tuple[type[Loss], ...] = (SampledLoss, SampledSoftmaxLoss)
+# to losses over all classes, each class is a draw that is made once
 FULL_LOSSES: dict[type[Loss], Terms] = {
     FullSoftmaxLoss: Terms(softmax_terms, merge=merge_exponentials, adds_exponentials=True),
     FullLogisticLoss: Terms(logistic_terms, (1.0,), merge=merge_softplus),
@@ -67,7 +68,7 @@ def why_step_by_step(model: LinearSoftmax, optimizer: Optimizer | None) -> str |
 
 def passes_of(loss: Loss) -> type[Loss] | None:
     """Return the class whose forward and backward pass a loss has, if it is known here."""
-    for known in (*_SAMPLED, *FULL_LOSSES):
+    for known in (*_SAMPLED_LOSSES, *FULL_LOSSES):
         one = type(loss)._forward, type(loss)._backward
         if one == (known._forward, known._backward):
             return known
@@ -75,7 +76,8 @@ def passes_of(loss: Loss) -> type[Loss] | None:
 
 
 def _has_own(base: Any, thing: Any) -> bool:
-    return any(getattr(type(thing), name) is not getattr(base, name) for name in _OWN[base])
+    """Tell whether a loss or an optimizer has a method of its own in place of one of `base`."""
+    return any(getattr(type(thing), name) is not getattr(base, name) for name in _REPLACED[base])
 
 
 def draws_as_asked(loss: SampledLoss) -> bool:

@@ -1,4 +1,9 @@
-"""A block of steps in arrays: examples in order, and what each step touches."""
+"""A block of steps in arrays: its examples in order, and the classes and features of each step.
+
+Everything that is known before the first step is found here, once: which classes a step needs, and
+in which of its rows a label, a draw or an entry of the inputs has its class or its feature. A step
+then reads and writes rows by these indices, and each row that it changes it changes once.
+"""
 
 from __future__ import annotations
 
@@ -13,288 +18,329 @@ from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels.rows import copy_row
 from samplesoft.kernels.sort_ids import equal_runs
 from samplesoft.losses.base import Targets
+from samplesoft.losses.sampled import Terms
 from samplesoft.models.linear_softmax import LinearSoftmax
 from samplesoft.samplers.base import Rows
 from samplesoft.training.fused.draws import DrawsOfSteps
 
-BLOCK_EXAMPLES = 32  # in a block
+BLOCK_EXAMPLES = 32
+_LEAST_BLOCK_CLASSES = 8
 # Multiplications of a product: up to so many BLAS takes one thread and no copies, and is as quick
 # as with any more. Threads of its own would wait for each other in products as small as these.
-_PRODUCT = 1 << 18
+_BLOCK_PRODUCTS = 1 << 18
+
+# N examples of all S steps, at most B in a step; P pairs of an example and a label; E entries of
+# the inputs; m draws and at most K classes in a step; vectors of d numbers.
+# Kernels take as few of these records as they need: each array passed costs time to compile.
 
 
-class LossRules(NamedTuple):
-    """What is to be computed of the scores of an example, beside the terms of the loss."""
+class LossSettings(NamedTuple):
+    """How scores come from vectors, and which draws have weight, as in `losses.step.Pairs`."""
 
     tau: float
     normalize: bool
     absolute: bool
-    keeps_own: bool  # draws of the label itself have weight
-    keeps_others: bool  # and those of another label of the example
-    once: bool  # draws have weight for the first label of an example alone
+    keeps_own: bool
+    keeps_others: bool
+    once: bool
 
 
-# Kernels take as few of these as they need: each array that is passed costs time to compile.
 class StepClasses(NamedTuple):
     """The classes of each step: those drawn, each once, and then the labels not among them."""
 
-    classes: IntArray  # (S, K)
+    ids: IntArray  # (S, K)
     num_drawn: IntArray  # (S,)
     num_classes: IntArray  # (S,)
-    # Columns of the rows of logits: each class drawn, or each draw, where those of a class are not
-    # one logit.
-    columns: IntArray  # (S, m): the place of each draw among the classes; (S, 0) where not needed
-    logs: Rows  # (S, m): log expected counts, which scores lose
+    # Columns of the logits are the classes drawn; or the draws, where a loss does not add up their
+    # exponentials, so that two draws of a class are not one logit.
+    class_of_draw: IntArray  # (S, m): index of each draw's class in `ids`; (S, 0) for the former
+    log_counts: Rows  # (S, m): log expected counts of the columns, which scores lose
     weights: FloatArray  # (S, m): 1 over expected counts; (S, 0) where the loss does not ask
 
 
 class StepPairs(NamedTuple):
     """Pairs of an example and a label, of one example after another."""
 
-    firsts: IntArray  # (N + 1,): first pair of each example
-    shares: FloatArray  # (P,): weights in the loss of their example
-    logs: FloatArray  # (P,): log expected counts that their logits lose
-    labels: IntArray  # (P,): places of the labels among the classes of the step
-    by_place: IntArray  # (P,): the pairs of a step by these places, from its first pair on
-    owners: IntArray  # (P,): examples, counted in the step
-    slopes: FloatArray  # (P,): logits, and later derivatives in the scores
+    offsets: IntArray  # (N + 1,): first pair of each example
+    weights: FloatArray  # (P,): in the loss of their example
+    log_counts: FloatArray  # (P,): log expected counts that the labels' scores lose
+    classes: IntArray  # (P,): index of the label in the `ids` of the step
+    by_class: IntArray  # (P,): pairs of a step in the order of these, from its first pair on
+    example_ids: IntArray  # (P,): counted in the step
 
 
-class Hits(NamedTuple):
-    """Which draws are the label of a pair, and what its step makes of it."""
+class AccidentalHits(NamedTuple):
+    """The columns of the logits that are the label of a pair: ``columns[starts[p]:stops[p]]``."""
 
-    # Columns of the rows of logits, of one class of a step after another: (S m,); or where each
-    # class drawn is one, the same for all steps: (m,).
-    columns: IntArray
-    starts: IntArray  # (P,): where those of the label begin
+    columns: IntArray  # (S m,), of one step after another; (m,) where they are classes
+    starts: IntArray  # (P,)
     stops: IntArray  # (P,)
-    scores: FloatArray  # (P,)
-    losses: FloatArray  # (P,)
 
 
-class Entries(NamedTuple):
+class InputEntries(NamedTuple):
     """Entries of the inputs, by example, and again for each step by feature."""
 
-    bounds: IntArray  # (N + 1,): first entry of each example
-    columns: IntArray  # (E,)
+    offsets: IntArray  # (N + 1,): first entry of each example
+    features: IntArray  # (E,)
     values: Rows  # (E,)
-    features: IntArray  # (E,): those of a step stand from the place of its first entry on
-    num_features: IntArray  # (S,)
-    starts: IntArray  # (E + S,): where the entries of each begin
-    owners: IntArray  # (E,): examples, counted in the step
-    by_feature: Rows  # (E,): values
+    # of a step from the index of its first entry on
+    unique_features: IntArray  # (E,)
+    num_unique: IntArray  # (S,)
+    feature_offsets: IntArray  # (E + S,): first entry of each unique feature
+    example_ids: IntArray  # (E,): by feature, counted in the step
+    values_by_feature: Rows  # (E,)
 
 
 class Workspace(NamedTuple):
     """What workers write in a step, for others to read."""
 
     contexts: Rows  # (B, d), of norm 1 where the loss normalises
-    norms: FloatArray  # (B,)
+    context_norms: FloatArray  # (B,)
     z: Rows  # (B, d): contexts times tau
-    slopes: Rows  # (B, d): derivatives in embedded inputs
-    block: Rows  # (K, d): vectors of the classes, of norm 1 too
-    block_norms: FloatArray  # (K,)
-    d_drawn: Rows  # (blocks of examples, blocks of classes, 32 * width)
+    d_embedded: Rows  # (B, d): gradients in embedded inputs
+    class_vectors: Rows  # (K, d), of norm 1 too
+    class_norms: FloatArray  # (K,)
+    d_drawn: Rows  # (blocks of examples, blocks of classes, 32 * width): in scores of classes drawn
+    label_scores: FloatArray  # (P,)
+    d_labels: FloatArray  # (P,): logits of the labels, and later derivatives in their scores
+    pair_losses: FloatArray  # (P,)
 
 
-class Job(NamedTuple):
-    """Some steps: their examples in order, what each step touches, and room for what it finds."""
+class StepBlock(NamedTuple):
+    """Some steps: their examples in order, what each step touches, and a workspace."""
 
-    loss: LossRules
-    numbers: tuple[Any, ...]  # that the kernel of the loss takes
-    size: int  # examples of a step, of which the last may have fewer
+    loss: LossSettings
+    loss_parameters: tuple[Any, ...]  # of its kernel
+    batch_size: int  # examples of a step, of which the last may have fewer
     width: int  # classes in a block
-    factors: FloatArray  # (N,): weights of the losses of the examples
-    draws: StepClasses
+    example_weights: FloatArray  # (N,)
+    classes: StepClasses
     pairs: StepPairs
-    hits: Hits
-    entries: Entries
-    room: Workspace
+    hits: AccidentalHits
+    entries: InputEntries
+    workspace: Workspace
     losses: FloatArray  # (N,)
     # (2,): whether a gradient has a number beyond the limit, and whether a loss is not finite; the
-    # second is written before a meeting and read after it, so that all workers end together
-    trouble: IntArray
+    # second is written before a barrier and read after it, so that all workers end together
+    diverged: IntArray
 
 
-def arranged(
-    loss: LossRules,
+def arrange(
+    loss: LossSettings,
     x: Any,
     targets: Targets,
-    drawn: DrawsOfSteps,
-    label_logs: FloatArray,
-    factors: FloatArray,
-    size: int,
+    draws: DrawsOfSteps,
+    label_log_counts: FloatArray,
+    example_weights: FloatArray,
+    batch_size: int,
     model: LinearSoftmax,
-) -> Job:
-    """Bring the classes and the features of each step together, and make room."""
-    ids, terms = drawn.ids, drawn.terms
-    pairs, m, entries, dtype = len(targets.labels), ids.shape[1], x.nnz, x.dtype
-    steps, batch = -(-x.shape[0] // size), min(size, x.shape[0])
-    dim = model.softmax.class_embeddings.shape[1]
-    width = max(_PRODUCT // (BLOCK_EXAMPLES * dim), 8)
-    firsts = np.append(targets.firsts(), pairs)
-    most = m + int(np.diff(np.append(firsts[:-1:size], pairs)).max())  # classes of a step
-    blocks = -(-batch // BLOCK_EXAMPLES), -(-most // width)
-    contexts, z, slopes = np.empty((3, batch, dim), dtype)
-    num_drawn, num_classes, num_features = np.empty((3, steps), np.int64)
-    features, owners = np.empty((2, entries), np.int64)
-    draws = StepClasses(
-        classes=np.empty((steps, most), np.int64),
-        num_drawn=num_drawn,
-        num_classes=num_classes,
-        columns=np.empty((steps, 0 if terms.adds_exponentials else m), np.int64),
-        logs=np.empty((steps, m), dtype),
-        weights=np.empty((steps, m if terms.weighs_draws else 0)),
-    )
-    of_pairs = StepPairs(
-        firsts=firsts,
-        shares=np.ones(pairs) if targets.shares is None else targets.shares,
-        logs=np.broadcast_to(label_logs, pairs).copy(),
-        labels=np.empty(pairs, np.int64),
-        by_place=np.empty(pairs, np.int64),
-        owners=np.repeat(np.arange(x.shape[0]) % size, np.diff(firsts)),
-        slopes=np.empty(pairs),
-    )
-    of_entries = Entries(
-        bounds=x.indptr.astype(np.int64),
-        columns=x.indices[:entries].astype(np.int64),
-        values=x.data[:entries],
-        features=features,
-        num_features=num_features,
-        starts=np.empty(entries + steps, np.int64),
-        owners=owners,
-        by_feature=np.empty(entries, dtype),
-    )
-    room = Workspace(
-        contexts=contexts,
-        norms=np.empty(batch),
-        z=z,
-        slopes=slopes,
-        block=np.empty((most, dim), dtype),
-        block_norms=np.empty(most),
-        d_drawn=np.empty((*blocks, BLOCK_EXAMPLES * width), dtype),
-    )
+) -> StepBlock:
+    """Bring the classes and the features of each step together, and make a workspace."""
+    num_examples, dim = x.shape[0], model.softmax.class_embeddings.shape[1]
+    num_steps = -(-num_examples // batch_size)
+    num_pairs, num_draws = len(targets.labels), draws.ids.shape[1]
+    pairs = _empty_pairs(targets, label_log_counts, num_examples, batch_size)
+    pairs_of_steps = np.diff(np.append(pairs.offsets[:-1:batch_size], num_pairs))
+    most_classes = num_draws + int(pairs_of_steps.max())  # of a step
+    classes = _empty_classes(draws.terms, num_steps, num_draws, most_classes, x.dtype)
+    entries = _empty_entries(x, num_steps)
 
-    def arrange(part: slice) -> None:
-        _arrange(
-            draws,
-            of_pairs,
-            of_entries,
-            size,
+    def arrange_part(part: slice) -> None:
+        _arrange_steps(
+            classes,
+            pairs,
+            entries,
+            batch_size,
             part.start,
             part.stop,
             targets.labels,
-            ids,
-            drawn.log_counts,
+            draws.ids,
+            draws.log_counts,
             x.shape[1],
             np.zeros(model.num_classes, np.int32),
-            np.empty(m),
+            np.empty(num_draws),
         )
 
-    thread_each(arrange, chunks(steps, -(-steps // num_threads())))
-    return Job(
+    thread_each(arrange_part, chunks(num_steps, -(-num_steps // num_threads())))
+    width = max(_BLOCK_PRODUCTS // (BLOCK_EXAMPLES * dim), _LEAST_BLOCK_CLASSES)
+    batch = min(batch_size, num_examples)
+    return StepBlock(
         loss=loss,
-        numbers=terms.numbers,
-        size=size,
+        loss_parameters=draws.terms.numbers,
+        batch_size=batch_size,
         width=width,
-        factors=factors,
-        draws=draws,
-        pairs=of_pairs,
-        hits=_hits(draws, of_pairs, size),
-        entries=of_entries,
-        room=room,
-        losses=np.zeros(x.shape[0]),
-        trouble=np.zeros(2, np.int64),
+        example_weights=example_weights,
+        classes=classes,
+        pairs=pairs,
+        hits=_find_hits(classes, pairs, batch_size),
+        entries=entries,
+        workspace=_workspace(batch, most_classes, num_pairs, dim, width, x.dtype),
+        losses=np.zeros(num_examples),
+        diverged=np.zeros(2, np.int64),
     )
 
 
-def _hits(draws: StepClasses, pairs: StepPairs, size: int) -> Hits:
-    """Return which draws are the labels of pairs, of steps of so many examples."""
-    if draws.columns.shape[1] == 0:  # a class drawn is one column
-        columns = np.arange(draws.logs.shape[1])
-        ends = np.append(pairs.firsts[:-1:size], pairs.firsts[-1])
-        starts = pairs.labels
-        stops = starts + (starts < np.repeat(draws.num_drawn, np.diff(ends)))
-    else:
-        orders = np.argsort(draws.columns, axis=1, kind="stable")
-        columns = orders.ravel()
-        starts, stops = np.empty_like(pairs.labels), np.empty_like(pairs.labels)
-        for s, order in enumerate(orders):
-            begin, end = s * size, min((s + 1) * size, len(pairs.firsts) - 1)
-            some = slice(pairs.firsts[begin], pairs.firsts[end])
-            classes = draws.columns[s][order]
-            before = s * len(order)
-            starts[some] = before + np.searchsorted(classes, pairs.labels[some], "left")
-            stops[some] = before + np.searchsorted(classes, pairs.labels[some], "right")
-    num = len(starts)
-    return Hits(columns, starts, stops, np.empty(num), np.empty(num))
+def _empty_classes(
+    terms: Terms, num_steps: int, num_draws: int, most_classes: int, dtype: Any
+) -> StepClasses:
+    return StepClasses(
+        ids=np.empty((num_steps, most_classes), np.int64),
+        num_drawn=np.empty(num_steps, np.int64),
+        num_classes=np.empty(num_steps, np.int64),
+        class_of_draw=np.empty((num_steps, 0 if terms.adds_exponentials else num_draws), np.int64),
+        log_counts=np.empty((num_steps, num_draws), dtype),
+        weights=np.empty((num_steps, num_draws if terms.weighs_draws else 0)),
+    )
+
+
+def _empty_pairs(
+    targets: Targets, log_counts: FloatArray, num_examples: int, batch_size: int
+) -> StepPairs:
+    num_pairs = len(targets.labels)
+    offsets = np.append(targets.firsts(), num_pairs)
+    return StepPairs(
+        offsets=offsets,
+        weights=np.ones(num_pairs) if targets.shares is None else targets.shares,
+        log_counts=np.broadcast_to(log_counts, num_pairs).copy(),
+        classes=np.empty(num_pairs, np.int64),
+        by_class=np.empty(num_pairs, np.int64),
+        example_ids=np.repeat(np.arange(num_examples) % batch_size, np.diff(offsets)),
+    )
+
+
+def _empty_entries(x: Any, num_steps: int) -> InputEntries:
+    return InputEntries(
+        offsets=x.indptr.astype(np.int64),
+        features=x.indices[: x.nnz].astype(np.int64),
+        values=x.data[: x.nnz],
+        unique_features=np.empty(x.nnz, np.int64),
+        num_unique=np.empty(num_steps, np.int64),
+        feature_offsets=np.empty(x.nnz + num_steps, np.int64),
+        example_ids=np.empty(x.nnz, np.int64),
+        values_by_feature=np.empty(x.nnz, x.dtype),
+    )
+
+
+def _workspace(
+    batch: int, most_classes: int, num_pairs: int, dim: int, width: int, dtype: Any
+) -> Workspace:
+    blocks = -(-batch // BLOCK_EXAMPLES), -(-most_classes // width)
+    contexts, z, d_embedded = np.empty((3, batch, dim), dtype)
+    return Workspace(
+        contexts=contexts,
+        context_norms=np.empty(batch),
+        z=z,
+        d_embedded=d_embedded,
+        class_vectors=np.empty((most_classes, dim), dtype),
+        class_norms=np.empty(most_classes),
+        d_drawn=np.empty((*blocks, BLOCK_EXAMPLES * width), dtype),
+        label_scores=np.empty(num_pairs),
+        d_labels=np.empty(num_pairs),
+        pair_losses=np.empty(num_pairs),
+    )
+
+
+def _find_hits(classes: StepClasses, pairs: StepPairs, batch_size: int) -> AccidentalHits:
+    """Return which columns of the logits of each step are the labels of its pairs."""
+    first_pairs = np.append(pairs.offsets[:-1:batch_size], pairs.offsets[-1])  # of steps
+    if classes.class_of_draw.shape[1] == 0:  # a class drawn is one column
+        num_drawn = np.repeat(classes.num_drawn, np.diff(first_pairs))
+        return AccidentalHits(
+            columns=np.arange(classes.log_counts.shape[1]),
+            starts=pairs.classes,
+            stops=pairs.classes + (pairs.classes < num_drawn),
+        )
+    by_class = np.argsort(classes.class_of_draw, axis=1, kind="stable")
+    starts = np.empty_like(pairs.classes)
+    stops = np.empty_like(pairs.classes)
+    for s, order in enumerate(by_class):
+        of_step = slice(first_pairs[s], first_pairs[s + 1])
+        drawn = classes.class_of_draw[s][order]
+        before = s * len(order)
+        starts[of_step] = before + np.searchsorted(drawn, pairs.classes[of_step], "left")
+        stops[of_step] = before + np.searchsorted(drawn, pairs.classes[of_step], "right")
+    return AccidentalHits(by_class.ravel(), starts, stops)
 
 
 @njit
-def _arrange(
-    draws: StepClasses,
+def _arrange_steps(
+    classes: StepClasses,
     pairs: StepPairs,
-    entries: Entries,
-    size: int,
-    first: int,
-    last: int,
+    entries: InputEntries,
+    batch_size: int,
+    first_step: int,
+    last_step: int,
     labels: IntArray,
     ids: IntArray,
     log_counts: FloatArray,
-    v: int,
+    num_features: int,
     mark: NDArray[np.int32],
     times: FloatArray,
 ) -> None:
-    """Fill in steps [first, last).
+    """Fill in steps [first_step, last_step).
 
-    `mark` (n,), zeros before and after, has one more than the place of each class of a step, and
-    `times` (m,) how often a class is drawn.
+    `mark` (n,), zeros before and after, is 1 + the index of each class of a step, and `times` (m,)
+    how often a class is drawn.
     """
-    adds_exponentials, weighs_draws = draws.columns.shape[1] == 0, draws.weights.shape[1] > 0
-    for s in range(first, last):
-        drawn, counts = ids[s if len(ids) > 1 else 0], log_counts[s if len(log_counts) > 1 else 0]
-        begin, end = s * size, min((s + 1) * size, len(pairs.firsts) - 1)
-        classes, num = draws.classes[s], 0
+    adds_exponentials = classes.class_of_draw.shape[1] == 0
+    weighs_draws = classes.weights.shape[1] > 0
+    for s in range(first_step, last_step):
+        begin = s * batch_size
+        end = min(begin + batch_size, len(pairs.offsets) - 1)
+
+        # classes drawn, each once, with the columns of the logits
+        drawn = ids[s if len(ids) > 1 else 0]
+        log_count = log_counts[s if len(log_counts) > 1 else 0]
+        listed = classes.ids[s]
+        num = 0
         for k in range(len(drawn)):
             if mark[drawn[k]] == 0:
-                classes[num], times[num] = drawn[k], 0.0
+                listed[num] = drawn[k]
+                times[num] = 0.0
                 if adds_exponentials:
-                    draws.logs[s, num] = counts[k]
+                    classes.log_counts[s, num] = log_count[k]
                 num += 1
                 mark[drawn[k]] = num
             times[mark[drawn[k]] - 1] += 1.0
             if not adds_exponentials:
-                draws.columns[s, k] = mark[drawn[k]] - 1
-                draws.logs[s, k] = 0.0 if weighs_draws else counts[k]
+                classes.class_of_draw[s, k] = mark[drawn[k]] - 1
+                classes.log_counts[s, k] = 0.0 if weighs_draws else log_count[k]
             if weighs_draws:
-                draws.weights[s, k] = exp(-counts[k])
-        draws.num_drawn[s] = num
+                classes.weights[s, k] = exp(-log_count[k])
+        classes.num_drawn[s] = num
         if adds_exponentials:
+            # t draws of one class: t exp(o - log count) = exp(o - (log count - log t))
             for k in range(num):
-                draws.logs[s, k] -= log(times[k])
-        low, high = pairs.firsts[begin], pairs.firsts[end]
+                classes.log_counts[s, k] -= log(times[k])
+
+        # labels, those that are not drawn as further classes
+        low = pairs.offsets[begin]
+        high = pairs.offsets[end]
         for p in range(low, high):
             if mark[labels[p]] == 0:
-                classes[num] = labels[p]
+                listed[num] = labels[p]
                 num += 1
                 mark[labels[p]] = num
-            pairs.labels[p] = mark[labels[p]] - 1
-        draws.num_classes[s] = num
-        _, _, order, _ = equal_runs(pairs.labels[low:high], draws.num_classes[s])
+            pairs.classes[p] = mark[labels[p]] - 1
+        classes.num_classes[s] = num
+        _, _, order, _ = equal_runs(pairs.classes[low:high], num)
         for p in range(low, high):
-            pairs.by_place[p] = low + order[p - low]
+            pairs.by_class[p] = low + order[p - low]
         for k in range(num):
-            mark[classes[k]] = 0
-        low, high = entries.bounds[begin], entries.bounds[end]
-        unique, _, order, starts = equal_runs(entries.columns[low:high], v)
-        entries.num_features[s] = len(unique)
-        copy_row(entries.features[low:], unique)
+            mark[listed[k]] = 0
+
+        # entries of the inputs by feature
+        low = entries.offsets[begin]
+        high = entries.offsets[end]
+        unique, _, order, starts = equal_runs(entries.features[low:high], num_features)
+        entries.num_unique[s] = len(unique)
+        copy_row(entries.unique_features[low:], unique)
         for k in range(len(starts)):
-            entries.starts[low + s + k] = low + starts[k]
-        examples = np.empty(high - low, np.int64)
+            entries.feature_offsets[low + s + k] = low + starts[k]
+        example_of_entry = np.empty(high - low, np.int64)
         for b in range(begin, end):
-            for i in range(entries.bounds[b], entries.bounds[b + 1]):
-                examples[i - low] = b - begin
+            for i in range(entries.offsets[b], entries.offsets[b + 1]):
+                example_of_entry[i - low] = b - begin
         for i in range(low, high):
-            entries.owners[i] = examples[order[i - low]]
-            entries.by_feature[i] = entries.values[low + order[i - low]]
+            entries.example_ids[i] = example_of_entry[order[i - low]]
+            entries.values_by_feature[i] = entries.values[low + order[i - low]]

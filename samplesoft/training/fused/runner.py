@@ -1,4 +1,17 @@
-"""The compiled function that takes the steps of a block."""
+"""The compiled function that takes the steps of a block, stage after stage.
+
+A step has five stages. Workers share out the blocks of a stage and wait for each other at three
+barriers:
+
+1. class vectors are gathered, a block of classes at a time - barrier;
+2. examples are embedded, scored and differentiated, a block of them at a time - barrier;
+3. gradients of classes are added up, and their rows updated, a block of classes at a time;
+4. gradients of features likewise, a block of features at a time;
+5. the gradient of the intercept likewise, by one worker - barrier.
+
+A block does the same whichever worker takes it, and each sum stands in one block, so that results
+do not depend on how many workers there are.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +37,11 @@ from samplesoft.losses.step import (
     void_unsound,
 )
 from samplesoft.samplers.base import Rows
-from samplesoft.training.fused.layout import BLOCK_EXAMPLES, Job, LossRules, StepPairs
+from samplesoft.training.fused.layout import BLOCK_EXAMPLES, LossSettings, StepBlock, StepPairs
 
 _BLOCK_FEATURES = 64
+_GRADIENT = 0  # index in `StepBlock.diverged`
+_LOSS = 1
 Kernel = Callable[..., Any]
 
 
@@ -37,19 +52,19 @@ class TrainedRows(NamedTuple):
     states: tuple[Rows, ...]
 
 
-class Update(NamedTuple):
-    """What is trained, and how."""
+class Updates(NamedTuple):
+    """What is trained, and by what an optimizer's kernel changes it in each step."""
 
     inputs: TrainedRows
     intercept: TrainedRows
-    row: IntArray  # (1,): that of the intercept, 0
+    intercept_id: IntArray  # (1,): its only row, 0
     classes: TrainedRows
-    numbers: Rows  # (S, k): what the optimizer's kernel takes, for each step
-    limit: float  # of the numbers of a gradient
+    hyper_parameters: Rows  # (S, k)
+    largest_gradient: float  # absolute value
 
 
-class Scratch(NamedTuple):
-    """Room of a worker, for what no other one reads."""
+class WorkerWorkspace(NamedTuple):
+    """What one worker writes and reads, for one block at a time."""
 
     scores: Rows  # of a block of examples
     gradients: Rows  # of a block of rows
@@ -59,31 +74,47 @@ class Scratch(NamedTuple):
     logits: FloatArray
 
 
-def scratch_of(job: Job, terms: Terms) -> Scratch:
-    """Make room for a worker."""
-    (most, dim), dtype = job.room.block.shape, job.room.block.dtype
-    wide = max(job.width, BLOCK_EXAMPLES, _BLOCK_FEATURES)
+def worker_workspace(steps: StepBlock, terms: Terms) -> WorkerWorkspace:
+    """Return the workspace of a worker."""
+    most_classes, dim = steps.workspace.class_vectors.shape
+    dtype = steps.workspace.class_vectors.dtype
+    most_rows = max(steps.width, BLOCK_EXAMPLES, _BLOCK_FEATURES)
     # a loss that merges exponentials needs no more digits than scores have
-    kind = dtype if terms.merge is not None and terms.adds_exponentials else np.float64
-    num_logits = max(job.draws.logs.shape[1], most)
-    return Scratch(
-        scores=np.empty(BLOCK_EXAMPLES * most, dtype),
-        gradients=np.empty(wide * dim, dtype),
-        product=np.empty(max(wide * dim, BLOCK_EXAMPLES * job.width), dtype),
-        drawn=np.empty(BLOCK_EXAMPLES * num_logits, kind),
-        d_drawn=np.empty(BLOCK_EXAMPLES * num_logits, kind),
+    merges = terms.merge is not None and terms.adds_exponentials
+    logit_dtype = dtype if merges else np.float64
+    num_logits = max(steps.classes.log_counts.shape[1], most_classes)
+    return WorkerWorkspace(
+        scores=np.empty(BLOCK_EXAMPLES * most_classes, dtype),
+        gradients=np.empty(most_rows * dim, dtype),
+        product=np.empty(max(most_rows * dim, BLOCK_EXAMPLES * steps.width), dtype),
+        drawn=np.empty(BLOCK_EXAMPLES * num_logits, logit_dtype),
+        d_drawn=np.empty(BLOCK_EXAMPLES * num_logits, logit_dtype),
         logits=np.empty(max(CHUNK_NUMBERS, 3 * (2 + num_logits))),
     )
 
 
+# stages of a block of examples, in their order ----------------------------------------------------
+
+
 @njit_bare
-def _embed(loss: LossRules, intercept: Rows, contexts: Rows, norms: FloatArray, z: Rows) -> None:
-    """Complete the contexts of a block of examples."""
-    tau = z.dtype.type(loss.tau)
+def _embed(
+    loss: LossSettings,
+    offsets: IntArray,
+    features: IntArray,
+    values: Rows,
+    inputs: Rows,
+    intercept: Rows,
+    contexts: Rows,
+    norms: FloatArray,
+    z: Rows,
+) -> None:
+    """Write the contexts of a block of examples, and these times tau."""
+    weighted_rows(offsets, features, values, inputs, contexts)
     for b in range(len(z)):
         add_row(contexts[b], 1.0, intercept)
     if loss.normalize:
         divide_by_norms(contexts, norms)
+    tau = z.dtype.type(loss.tau)
     for b in range(len(z)):
         for i in range(z.shape[1]):
             z[b, i] = tau * contexts[b, i]
@@ -91,259 +122,396 @@ def _embed(loss: LossRules, intercept: Rows, contexts: Rows, norms: FloatArray, 
 
 @njit_bare
 def _scores_of_draws(
-    loss: LossRules, columns: IntArray, scores: Rows, num: int, drawn: Rows
+    loss: LossSettings, class_of_draw: IntArray, scores: Rows, num_drawn: int, drawn: Rows
 ) -> None:
-    """Write the scores of draws, from those of `num` classes of one example after another."""
+    """Write the scores of draws, from those of the classes drawn of one example after another."""
     for b in range(len(drawn)):
         for k in range(drawn.shape[1]):
-            drawn[b, k] = scores[b * num + (columns[k] if len(columns) > 0 else k)]
+            drawn[b, k] = scores[
+                b * num_drawn + (class_of_draw[k] if len(class_of_draw) > 0 else k)
+            ]
         if loss.absolute:
             for k in range(drawn.shape[1]):
                 drawn[b, k] = abs(drawn[b, k])
 
 
 @njit_bare
-def _slopes_of_classes(
-    loss: LossRules, columns: IntArray, d_drawn: Rows, num: int, scores: Rows
+def _label_logits(
+    loss: LossSettings,
+    label_scores: FloatArray,
+    log_counts: FloatArray,
+    begin: int,
+    end: int,
+    logits: FloatArray,
+) -> None:
+    """Write the logits of the labels of pairs [begin, end)."""
+    for p in range(begin, end):
+        score = abs(label_scores[p]) if loss.absolute else label_scores[p]
+        logits[p] = score - log_counts[p]
+
+
+@njit_bare
+def _sum_losses(
+    loss: LossSettings,
+    offsets: IntArray,
+    example_weights: FloatArray,
+    first: int,
+    last: int,
+    pair_losses: FloatArray,
+    label_scores: FloatArray,
+    d_labels: FloatArray,
+    losses: FloatArray,
+    diverged: IntArray,
+) -> None:
+    """Write the losses of examples [first, last), and weigh the derivatives of their labels."""
+    for b in range(first, last):
+        total = 0.0
+        for p in range(offsets[b], offsets[b + 1]):
+            total += pair_losses[p]
+            sign = np.sign(label_scores[p]) if loss.absolute else 1.0
+            d_labels[p] *= example_weights[b] * sign
+        losses[b] = total
+        if not abs(total) < np.inf:
+            diverged[_LOSS] = 1
+
+
+@njit_bare
+def _derivatives_of_classes(
+    loss: LossSettings, class_of_draw: IntArray, d_drawn: Rows, num_drawn: int, scores: Rows
 ) -> None:
     """Turn the scores of the classes drawn into derivatives in them."""
     for b in range(len(d_drawn)):
         if loss.absolute:  # from derivatives in |o| to those in o
             for k in range(d_drawn.shape[1]):
-                place = columns[k] if len(columns) > 0 else k
-                d_drawn[b, k] *= np.sign(scores[b * num + place])
-        if len(columns) == 0:
-            for k in range(num):
-                scores[b * num + k] = d_drawn[b, k]
+                column = class_of_draw[k] if len(class_of_draw) > 0 else k
+                d_drawn[b, k] *= np.sign(scores[b * num_drawn + column])
+        if len(class_of_draw) == 0:
+            for k in range(num_drawn):
+                scores[b * num_drawn + k] = d_drawn[b, k]
         else:
-            for k in range(num):
-                scores[b * num + k] = 0.0
-            for k in range(len(columns)):
-                scores[b * num + columns[k]] += d_drawn[b, k]
+            for k in range(num_drawn):
+                scores[b * num_drawn + k] = 0.0
+            for k in range(len(class_of_draw)):
+                scores[b * num_drawn + class_of_draw[k]] += d_drawn[b, k]
 
 
 @njit_bare
-def _spread(
-    factors: FloatArray,
+def _weigh_and_store(
+    example_weights: FloatArray,
     first: int,
     last: int,
-    scores: Rows,
-    num: int,
+    d_scores: Rows,
+    num_drawn: int,
     width: int,
-    d_drawn: Rows,
+    stored: Rows,
 ) -> None:
-    """Weigh derivatives of examples in scores of `num` classes; put them where blocks find them."""
+    """Weigh derivatives in scores, and store them by blocks of classes, as stage 3 reads them."""
     for b in range(last - first):
-        factor = scores.dtype.type(factors[first + b])
-        for start in range(0, num, width):
-            wide = min(width, num - start)
-            out = d_drawn[start // width]
-            for k in range(wide):
-                out[b * wide + k] = factor * scores[b * num + start + k]
+        weight = d_scores.dtype.type(example_weights[first + b])
+        for start in range(0, num_drawn, width):
+            num = min(width, num_drawn - start)
+            out = stored[start // width]
+            for k in range(num):
+                out[b * num + k] = weight * d_scores[b * num_drawn + start + k]
 
 
 @njit_bare
-def _times_tau(tau: float, slopes: Rows) -> None:
-    """Go on from derivatives in contexts times tau to those in contexts."""
-    typed = slopes.dtype.type(tau)
-    for b in range(len(slopes)):
-        for i in range(slopes.shape[1]):
-            slopes[b, i] *= typed
+def _context_gradients(
+    loss: LossSettings, contexts: Rows, norms: FloatArray, d_embedded: Rows
+) -> None:
+    """Turn derivatives in contexts times tau into those in embedded inputs."""
+    tau = d_embedded.dtype.type(loss.tau)
+    for b in range(len(d_embedded)):
+        for i in range(d_embedded.shape[1]):
+            d_embedded[b, i] *= tau
+    if loss.normalize:
+        unit_gradient(d_embedded, contexts, norms)
+
+
+# stages of a block of rows ------------------------------------------------------------------------
 
 
 @njit_bare
-def _of_labels(pairs: StepPairs, i: int, stop: int, first: int, z: Rows, gradient: Rows) -> None:
-    """Add what the labels of the pairs [i, stop) bring to those of the classes from `first` on."""
-    end = stop
-    while i < stop:  # a search for the first label of the block
-        middle = (i + stop) // 2
-        if pairs.labels[pairs.by_place[middle]] < first:
-            i = middle + 1
+def _add_label_gradients(
+    pairs: StepPairs,
+    d_labels: FloatArray,
+    begin: int,
+    end: int,
+    first: int,
+    z: Rows,
+    gradient: Rows,
+) -> None:
+    """Add what labels bring to the gradients of a block of classes, from the class `first` on.
+
+    Pairs of the step are [begin, end).
+    """
+    low = begin
+    high = end
+    while low < high:  # a binary search for the first label of the block
+        middle = (low + high) // 2
+        if pairs.classes[pairs.by_class[middle]] < first:
+            low = middle + 1
         else:
-            stop = middle
-    while i < end and pairs.labels[pairs.by_place[i]] < first + len(gradient):
-        p = pairs.by_place[i]
-        add_row(gradient[pairs.labels[p] - first], pairs.slopes[p], z[pairs.owners[p]])
-        i += 1
+            high = middle
+    while low < end and pairs.classes[pairs.by_class[low]] < first + len(gradient):
+        p = pairs.by_class[low]
+        add_row(gradient[pairs.classes[p] - first], d_labels[p], z[pairs.example_ids[p]])
+        low += 1
 
 
-# the kernel of an optimizer, and the runner -------------------------------------------------------
+@njit_bare
+def _sum_rows(rows: Rows, gradient: Rows) -> None:
+    """Write the sum of rows to the first row of a gradient: that of the intercept."""
+    gradient[:] = 0.0
+    for b in range(len(rows)):
+        add_row(gradient[0], 1.0, rows[b])
 
 
 @cache
 def make_updater(rows_kernel: Kernel) -> Kernel:
-    """Return a kernel that changes rows, and returns how many numbers of a gradient are refused."""
+    """Return a kernel that updates rows, or none of them, and counts the numbers it refuses."""
 
     def update_rows(
-        ids: IntArray, gradient: Rows, table: TrainedRows, numbers: Rows, limit: float
+        ids: IntArray,
+        gradient: Rows,
+        trained: TrainedRows,
+        hyper_parameters: Rows,
+        largest_gradient: float,
     ) -> int:
-        bad = 0
+        num_refused = 0
         for row in gradient:
             for i in range(len(row)):
-                bad += 0 if abs(row[i]) <= limit else 1  # NaN too
-        if bad == 0:
-            rows_kernel(ids, gradient, table.rows, table.states, numbers)
-        return bad
+                num_refused += 0 if abs(row[i]) <= largest_gradient else 1  # NaN too
+        if num_refused == 0:
+            rows_kernel(ids, gradient, trained.rows, trained.states, hyper_parameters)
+        return num_refused
 
     return njit_bare(named(update_rows, rows_kernel))
 
 
+# the runner ---------------------------------------------------------------------------------------
+
+
 @cache
-def make_runner(differentiate: Kernel, update_rows: Kernel, plain: bool) -> Kernel:
+def make_runner(differentiate: Kernel, update_rows: Kernel, draws_are_classes: bool) -> Kernel:
     """Return the kernel that takes steps by a loss and an optimizer; it is compiled when called.
 
-    It is `plain` where the scores of the classes drawn are the logits of draws, but for what these
-    lose.
+    Where `draws_are_classes`, the scores of the classes drawn are those of the draws; else they are
+    copied for each draw, and derivatives added up again.
     """
 
     def run(
-        job: Job,
-        update: Update,
-        scratch: Scratch,
+        steps: StepBlock,
+        updates: Updates,
+        local: WorkerWorkspace,
         arrived: IntArray,
         worker: int,
         workers: int,
     ) -> None:
-        """Take all the steps, as one of some workers that do so together."""
-        loss, draws, pairs, hits = job.loss, job.draws, job.pairs, job.hits
-        entries, room = job.entries, job.room
-        gradients, product = scratch.gradients, scratch.product
-        dim, width, meetings, bad = room.z.shape[1], job.width, 0, 0
-        for s in range(len(draws.num_drawn)):
-            begin, end = s * job.size, min((s + 1) * job.size, len(job.factors))
-            num, num_classes, numbers = draws.num_drawn[s], draws.num_classes[s], update.numbers[s]
+        """Take all the steps, as one of some workers that do so side by side."""
+        loss, classes, pairs, hits = steps.loss, steps.classes, steps.pairs, steps.hits
+        entries, shared = steps.entries, steps.workspace
+        dim = shared.z.shape[1]
+        width = steps.width
+        limit = updates.largest_gradient
+        num_barriers = 0
+        num_refused = 0
+        for s in range(len(classes.num_drawn)):
+            begin = s * steps.batch_size
+            end = min(begin + steps.batch_size, len(steps.example_weights))
+            num_drawn = classes.num_drawn[s]
+            num_classes = classes.num_classes[s]
+            class_of_draw = classes.class_of_draw[s]
+            hyper_parameters = updates.hyper_parameters[s]
+
+            # 1. class vectors
             for first in range(worker * width, num_classes, workers * width):
                 last = min(first + width, num_classes)
-                ids, norms = draws.classes[s, first:last], room.block_norms[first:last]
-                gather(ids, update.classes.rows, loss.normalize, room.block[first:last], norms)
-            meetings += 1
-            meet(arrived, workers, meetings)
+                gather(
+                    classes.ids[s, first:last],
+                    updates.classes.rows,
+                    loss.normalize,
+                    shared.class_vectors[first:last],
+                    shared.class_norms[first:last],
+                )
+            num_barriers += 1
+            meet(arrived, workers, num_barriers)
+
+            # 2. losses, derivatives in scores, and gradients of contexts
             for first in range(begin + worker * BLOCK_EXAMPLES, end, workers * BLOCK_EXAMPLES):
                 last = min(first + BLOCK_EXAMPLES, end)
-                block = slice(first - begin, last - begin)
-                z, slopes = room.z[block], room.slopes[block]
-                contexts, norms = room.contexts[block], room.norms[block]
-                bounds = entries.bounds[first : last + 1]
-                weighted_rows(bounds, entries.columns, entries.values, update.inputs.rows, contexts)
-                _embed(loss, update.intercept.rows[0], contexts, norms, z)
-                score_draws(room.block, z, num, width, scratch.scores, scratch.product)
-                # from scores of draws and labels to derivatives, which take their place
-                columns = draws.columns[s]
-                num_logits = len(columns) if len(columns) > 0 else num
-                shape, size = (len(z), num_logits), len(z) * num_logits
-                d_drawn = scratch.d_drawn[:size].reshape(shape)
-                if plain:
-                    drawn = scratch.scores[:size].reshape(shape)
-                else:
-                    drawn = scratch.drawn[:size].reshape(shape)
-                    _scores_of_draws(loss, columns, scratch.scores, num, drawn)
-                begin_pairs, end_pairs = pairs.firsts[first], pairs.firsts[last]
                 here = first - begin
-                score_labels(
-                    room.block,
-                    pairs.labels,
+                of_block = slice(here, last - begin)
+                z = shared.z[of_block]
+                d_embedded = shared.d_embedded[of_block]
+                contexts = shared.contexts[of_block]
+                norms = shared.context_norms[of_block]
+                begin_pairs = pairs.offsets[first]
+                end_pairs = pairs.offsets[last]
+                stored = shared.d_drawn[here // BLOCK_EXAMPLES]
+                _embed(
+                    loss,
+                    entries.offsets[first : last + 1],
+                    entries.features,
+                    entries.values,
+                    updates.inputs.rows,
+                    updates.intercept.rows[0],
+                    contexts,
+                    norms,
                     z,
-                    pairs.owners,
+                )
+
+                score_draws(shared.class_vectors, z, num_drawn, width, local.scores, local.product)
+                num_logits = len(class_of_draw) if len(class_of_draw) > 0 else num_drawn
+                shape = (len(z), num_logits)
+                size = len(z) * num_logits
+                d_drawn = local.d_drawn[:size].reshape(shape)
+                if draws_are_classes:  # decided when it is compiled
+                    drawn = local.scores[:size].reshape(shape)
+                else:
+                    drawn = local.drawn[:size].reshape(shape)
+                    _scores_of_draws(loss, class_of_draw, local.scores, num_drawn, drawn)
+                score_labels(
+                    shared.class_vectors,
+                    pairs.classes,
+                    z,
+                    pairs.example_ids,
                     here,
                     begin_pairs,
                     end_pairs,
-                    hits.scores,
+                    shared.label_scores,
                 )
-                for p in range(begin_pairs, end_pairs):
-                    score = abs(hits.scores[p]) if loss.absolute else hits.scores[p]
-                    pairs.slopes[p] = score - pairs.logs[p]
-                void_unsound(pairs.slopes, drawn, pairs.owners, here, begin_pairs)
-                of_block = Pairs(
-                    own=pairs.slopes,
-                    drawn=drawn,
-                    log_counts=draws.logs[s : s + 1],
-                    owners=pairs.owners,
-                    begin=here,
-                    shares=pairs.shares,
-                    hit_starts=hits.starts,
-                    hit_stops=hits.stops,
-                    hit_columns=hits.columns,
-                    keeps_own=loss.keeps_own,
-                    keeps_others=loss.keeps_others,
-                    once=loss.once,
-                )
-                differentiate(
-                    of_block,
+                _label_logits(
+                    loss,
+                    shared.label_scores,
+                    pairs.log_counts,
                     begin_pairs,
                     end_pairs,
-                    job.numbers,
-                    draws.weights[s : s + 1],
-                    scratch.logits,
-                    hits.losses,
-                    pairs.slopes,
+                    shared.d_labels,
+                )
+                void_unsound(shared.d_labels, drawn, pairs.example_ids, here, begin_pairs)
+
+                differentiate(
+                    Pairs(
+                        own=shared.d_labels,
+                        drawn=drawn,
+                        log_counts=classes.log_counts[s : s + 1],
+                        owners=pairs.example_ids,
+                        begin=here,
+                        shares=pairs.weights,
+                        hit_starts=hits.starts,
+                        hit_stops=hits.stops,
+                        hit_columns=hits.columns,
+                        keeps_own=loss.keeps_own,
+                        keeps_others=loss.keeps_others,
+                        once=loss.once,
+                    ),
+                    begin_pairs,
+                    end_pairs,
+                    steps.loss_parameters,
+                    classes.weights[s : s + 1],
+                    local.logits,
+                    shared.pair_losses,
+                    shared.d_labels,  # in place of the logits
                     d_drawn,
                 )
-                blocks = room.d_drawn[here // BLOCK_EXAMPLES]
-                for b in range(first, last):
-                    lost = 0.0
-                    for p in range(pairs.firsts[b], pairs.firsts[b + 1]):
-                        lost += hits.losses[p]
-                        sign = np.sign(hits.scores[p]) if loss.absolute else 1.0
-                        pairs.slopes[p] *= job.factors[b] * sign
-                    job.losses[b] = lost
-                    if not abs(lost) < np.inf:
-                        job.trouble[1] = 1
-                if plain:
-                    _spread(job.factors, first, last, scratch.d_drawn, num, width, blocks)
+                _sum_losses(
+                    loss,
+                    pairs.offsets,
+                    steps.example_weights,
+                    first,
+                    last,
+                    shared.pair_losses,
+                    shared.label_scores,
+                    shared.d_labels,
+                    steps.losses,
+                    steps.diverged,
+                )
+                if draws_are_classes:
+                    d_scores = local.d_drawn
                 else:
-                    _slopes_of_classes(loss, columns, d_drawn, num, scratch.scores)
-                    _spread(job.factors, first, last, scratch.scores, num, width, blocks)
-                pull_of_draws(blocks, room.block, num, width, slopes, scratch.product)
+                    d_scores = local.scores
+                    _derivatives_of_classes(loss, class_of_draw, d_drawn, num_drawn, d_scores)
+                _weigh_and_store(
+                    steps.example_weights, first, last, d_scores, num_drawn, width, stored
+                )
+
+                pull_of_draws(
+                    stored, shared.class_vectors, num_drawn, width, d_embedded, local.product
+                )
                 add_labels(
-                    pairs.slopes,
-                    room.block,
-                    pairs.labels,
-                    pairs.owners,
+                    shared.d_labels,
+                    shared.class_vectors,
+                    pairs.classes,
+                    pairs.example_ids,
                     here,
                     begin_pairs,
                     end_pairs,
-                    slopes,
+                    d_embedded,
                 )
-                _times_tau(loss.tau, slopes)
-                if loss.normalize:
-                    unit_gradient(slopes, contexts, norms)
-            meetings += 1
-            meet(arrived, workers, meetings)
-            if job.trouble[1] != 0:  # nothing changes by a loss that is not finite
+                _context_gradients(loss, contexts, norms, d_embedded)
+            num_barriers += 1
+            meet(arrived, workers, num_barriers)
+            if steps.diverged[_LOSS] != 0:  # nothing changes by a loss that is not finite
                 return
+
+            # 3. gradients of classes
             for first in range(worker * width, num_classes, workers * width):
                 last = min(first + width, num_classes)
-                gradient = gradients[: (last - first) * dim].reshape((last - first, dim))
-                z, num_here = room.z[: end - begin], min(last, num) - first
+                gradient = local.gradients[: (last - first) * dim].reshape((last - first, dim))
+                z = shared.z[: end - begin]
                 gradient_of_draws(
-                    room.d_drawn, first // width, BLOCK_EXAMPLES, z, num_here, gradient, product
+                    shared.d_drawn,
+                    first // width,
+                    BLOCK_EXAMPLES,
+                    z,
+                    min(last, num_drawn) - first,
+                    gradient,
+                    local.product,
                 )
-                _of_labels(pairs, pairs.firsts[begin], pairs.firsts[end], first, z, gradient)
+                _add_label_gradients(
+                    pairs,
+                    shared.d_labels,
+                    pairs.offsets[begin],
+                    pairs.offsets[end],
+                    first,
+                    z,
+                    gradient,
+                )
                 if loss.normalize:
-                    unit_gradient(gradient, room.block[first:last], room.block_norms[first:last])
-                ids = draws.classes[s, first:last]
-                bad += update_rows(ids, gradient, update.classes, numbers, update.limit)
-            low = entries.bounds[begin]
-            for first in range(
-                worker * _BLOCK_FEATURES, entries.num_features[s], workers * _BLOCK_FEATURES
-            ):
-                last = min(first + _BLOCK_FEATURES, entries.num_features[s])
-                gradient = gradients[: (last - first) * dim].reshape((last - first, dim))
-                starts = entries.starts[low + s + first : low + s + last + 1]
-                weighted_rows(starts, entries.owners, entries.by_feature, room.slopes, gradient)
-                ids = entries.features[low + first : low + last]
-                bad += update_rows(ids, gradient, update.inputs, numbers, update.limit)
-            if worker == workers - 1:  # which has the fewest blocks
-                gradient = gradients[:dim].reshape((1, dim))
-                gradient[:] = 0.0
-                for b in range(end - begin):
-                    add_row(gradient[0], 1.0, room.slopes[b])
-                bad += update_rows(update.row, gradient, update.intercept, numbers, update.limit)
-            if bad > 0:  # all write the same
-                job.trouble[0] = 1
-            meetings += 1
-            meet(arrived, workers, meetings)
+                    vectors = shared.class_vectors[first:last]
+                    unit_gradient(gradient, vectors, shared.class_norms[first:last])
+                ids = classes.ids[s, first:last]
+                num_refused += update_rows(ids, gradient, updates.classes, hyper_parameters, limit)
 
-    if not plain:
+            # 4. gradients of features
+            low = entries.offsets[begin]
+            num_unique = entries.num_unique[s]
+            for first in range(worker * _BLOCK_FEATURES, num_unique, workers * _BLOCK_FEATURES):
+                last = min(first + _BLOCK_FEATURES, num_unique)
+                gradient = local.gradients[: (last - first) * dim].reshape((last - first, dim))
+                weighted_rows(
+                    entries.feature_offsets[low + s + first : low + s + last + 1],
+                    entries.example_ids,
+                    entries.values_by_feature,
+                    shared.d_embedded,
+                    gradient,
+                )
+                ids = entries.unique_features[low + first : low + last]
+                num_refused += update_rows(ids, gradient, updates.inputs, hyper_parameters, limit)
+
+            # 5. gradient of the intercept, by the worker with the fewest blocks
+            if worker == workers - 1:
+                gradient = local.gradients[:dim].reshape((1, dim))
+                _sum_rows(shared.d_embedded[: end - begin], gradient)
+                num_refused += update_rows(
+                    updates.intercept_id, gradient, updates.intercept, hyper_parameters, limit
+                )
+            if num_refused > 0:  # all write the same
+                steps.diverged[_GRADIENT] = 1
+            num_barriers += 1
+            meet(arrived, workers, num_barriers)
+
+    if not draws_are_classes:
         run.__name__ = "run_of_draws"
     return njit_bare(named(run, differentiate, update_rows))

@@ -10,24 +10,24 @@ import numpy as np
 from samplesoft._jit import num_threads, together
 from samplesoft._limits import quiet
 from samplesoft._validation import FloatArray
-from samplesoft.losses.base import check_targets
+from samplesoft.losses.base import Loss, check_targets
 from samplesoft.losses.differentiate import by_merged, by_rows
-from samplesoft.losses.sampled import SampledLoss
+from samplesoft.losses.sampled import SampledLoss, Terms
 from samplesoft.models.linear_softmax import LinearSoftmax
 from samplesoft.optimizers.base import Optimizer
 from samplesoft.optimizers.updates import LARGEST, largest_gradient
-from samplesoft.training.fused.draws import DrawsOfSteps, draws_of_steps, label_logs_of
-from samplesoft.training.fused.layout import LossRules, arranged
+from samplesoft.training.fused.draws import DrawsOfSteps, draws_of_steps, label_log_counts
+from samplesoft.training.fused.layout import LossSettings, StepBlock, arrange
 from samplesoft.training.fused.runner import (
     TrainedRows,
-    Update,
+    Updates,
     make_runner,
     make_updater,
-    scratch_of,
+    worker_workspace,
 )
 
-_FEW = 1 << 21  # multiplications of a step below which workers cost more than they save
-_LEFT = 1 << 62  # workers that have come to a meeting, where one will not come to any more
+_ONE_WORKER = 1 << 21  # multiplications of a step below which workers cost more than they save
+_NOBODY_COMES = 1 << 62  # workers that have come to a barrier, where one will come to no more
 
 
 def take_steps(
@@ -42,92 +42,147 @@ def take_steps(
     draws: DrawsOfSteps | None = None,
     first_entry: int = 0,
 ) -> FloatArray:
-    """Take steps of `batch_size` examples on inputs (N, v), a CSR matrix.
+    """Take steps of `batch_size` examples, the last one maybe of fewer.
 
-    `seeds` are those of the draws and of dropout. `draws` are made already, or are made here;
-    before the inputs may stand some others, of `first_entry` entries, which share the seed of
-    dropout. Returns the mean loss of each step. A FloatingPointError says that training has
-    diverged.
+    Parameters
+    ----------
+    model : LinearSoftmax
+        Trained in place; one for which `why_step_by_step` returns None.
+    optimizer : Optimizer
+        Of the same model; it counts the steps.
+    x : scipy.sparse CSR matrix, shape (N, v)
+        Inputs.
+    labels : array_like of int, shape (N,), or scipy.sparse CSR matrix, shape (N, n)
+        Labels of the examples.
+    weights : ndarray of float64, shape (N,)
+        Weights of the examples in the mean loss of their step.
+    batch_size : int
+        Examples B of a step.
+    seeds : sequence of two ints
+        Those of the draws and of dropout.
+    draws : DrawsOfSteps, optional
+        Draws made already; by default they are made here.
+    first_entry : int
+        Number of entries of other inputs before these, which share the seed of dropout.
+
+    Returns
+    -------
+    ndarray of float64, shape (S,)
+        The weighted mean loss of each step.
+
+    Raises
+    ------
+    FloatingPointError
+        If a loss or a gradient is not finite: training has diverged.
+    TypeError, ValueError
+        If inputs, labels or the learning rate are malformed, or the loss needs draws that no label
+        of an example leaves.
     """
     loss = model.softmax.loss
-    num_steps, n = -(-x.shape[0] // batch_size), model.num_classes
+    num_steps = -(-x.shape[0] // batch_size)
     if draws is None:
         draws = draws_of_steps(model, num_steps, seeds[0], batch_size)
-    terms, keeps_own = draws.terms, False
-    if isinstance(loss, SampledLoss):
-        keeps_own = loss.facts.draws_label
-        if not loss.facts.corrects_draws and not terms.weighs_draws:
-            draws = draws._replace(log_counts=np.zeros_like(draws.log_counts))
+    terms = draws.terms
+    corrects_draws = not isinstance(loss, SampledLoss) or loss.facts.corrects_draws
+    if not corrects_draws and not terms.weighs_draws:
+        draws = draws._replace(log_counts=np.zeros_like(draws.log_counts))
     x = model.thinned(model.check_inputs(x), np.uint64(seeds[1]), first_entry)
-    targets = check_targets(labels, x.shape[0], n, loss.label_reduction)
-    label_logs = label_logs_of(model, targets, draws.ids, batch_size)
-    keeps_others, once = not loss.mask_other_labels, loss.label_reduction == "ova"
-    rules = LossRules(
-        tau=loss.tau,
-        normalize=loss.normalize,
-        absolute=loss.absolute,
-        keeps_own=keeps_own and (keeps_others or not once),
-        keeps_others=keeps_others and (keeps_own or not once),
-        once=once,
-    )
-    # what is added to all scores, draws and labels do not lose
+    targets = check_targets(labels, x.shape[0], model.num_classes, loss.label_reduction)
+    label_counts = label_log_counts(model, targets, draws.ids, batch_size)
+    # an offset is added to all scores, of which draws and labels lose so much less
     offset = getattr(loss, "offset", 0.0)
-    draws, label_logs = draws._replace(log_counts=draws.log_counts - offset), label_logs - offset
+    draws = draws._replace(log_counts=draws.log_counts - offset)
     sizes = np.minimum(batch_size, x.shape[0] - batch_size * np.arange(num_steps))
-    factors = weights / np.repeat(sizes, sizes)
-    job = arranged(rules, x, targets, draws, label_logs, factors, batch_size, model)
-    update = _update_of(optimizer, model, num_steps)
+    example_weights = weights / np.repeat(sizes, sizes)
+    settings = _settings_of(loss)
+    steps = arrange(
+        settings, x, targets, draws, label_counts - offset, example_weights, batch_size, model
+    )
+    updates = _updates_of(optimizer, model, num_steps)
     if terms.merge is None:
         differentiate = by_rows(terms.kernel, terms.weighs_draws)
     else:
-        differentiate = by_merged(terms.kernel, terms.merge, rules.keeps_own or rules.keeps_others)
-    plain = terms.merge is not None and terms.adds_exponentials and not rules.absolute
-    run = make_runner(differentiate, make_updater(optimizer._kernel), plain)
-    arrived = np.zeros(1, np.int64)
-    work = batch_size * draws.ids.shape[1] * job.room.z.shape[1]
-    most = num_threads() if work > _FEW else 1
-    # before they meet: there may be no memory
-    scratches = [scratch_of(job, terms) for _ in range(most)]
-
-    def take_part(worker: int, workers: int) -> None:
-        try:
-            run(job, update, scratches[worker], arrived, worker, workers)
-        except BaseException:  # of a kernel that raises: nobody waits for this worker any more
-            arrived[0] = _LEFT
-            raise
-
-    with quiet():
-        together(take_part, most)
+        keeps_hits = settings.keeps_own or settings.keeps_others
+        differentiate = by_merged(terms.kernel, terms.merge, keeps_hits)
+    merges = terms.merge is not None and terms.adds_exponentials
+    run = make_runner(
+        differentiate, make_updater(optimizer._kernel), merges and not settings.absolute
+    )
+    _run_on_threads(run, steps, updates, terms, draws.ids.shape[1])
     if isinstance(loss, SampledLoss):
-        loss.require_draws(job.losses)
-    means = np.add.reduceat(job.losses * factors, batch_size * np.arange(num_steps))
-    if job.trouble.any() or not np.isfinite(means).all():
+        loss.require_draws(steps.losses)
+    first_examples = batch_size * np.arange(num_steps)
+    means: FloatArray = np.add.reduceat(steps.losses * example_weights, first_examples)
+    if steps.diverged.any() or not np.isfinite(means).all():
         raise FloatingPointError(
             f"a loss or a gradient is not finite, or too large for {model.dtype}"
         )
     return means
 
 
-def _update_of(optimizer: Optimizer, model: LinearSoftmax, num_steps: int) -> Update:
-    """Return parameters with their states, and what an optimizer does with them in each step."""
+def _settings_of(loss: Loss) -> LossSettings:
+    """Return how scores are made, and which draws have weight for which labels."""
+    draws_label = isinstance(loss, SampledLoss) and loss.facts.draws_label
+    keeps_others = not loss.mask_other_labels
+    # each label alone against the draws, which then have weight once: all hits are kept, or none
+    once = loss.label_reduction == "ova"
+    return LossSettings(
+        tau=loss.tau,
+        normalize=loss.normalize,
+        absolute=loss.absolute,
+        keeps_own=draws_label and (keeps_others or not once),
+        keeps_others=keeps_others and (draws_label or not once),
+        once=once,
+    )
+
+
+def _run_on_threads(
+    run: Any, steps: StepBlock, updates: Updates, terms: Terms, num_draws: int
+) -> None:
+    """Take the steps on as many threads as their work is worth."""
+    arrived = np.zeros(1, np.int64)
+    work = steps.batch_size * num_draws * steps.workspace.z.shape[1]
+    most = num_threads() if work > _ONE_WORKER else 1
+    # before any worker waits for another: there may be no memory
+    workspaces = [worker_workspace(steps, terms) for _ in range(most)]
+
+    def take_part(worker: int, workers: int) -> None:
+        try:
+            run(steps, updates, workspaces[worker], arrived, worker, workers)
+        except BaseException:  # of a kernel that raises: nobody waits for this worker any more
+            arrived[0] = _NOBODY_COMES
+            raise
+
+    with quiet():
+        together(take_part, most)
+
+
+def _updates_of(optimizer: Optimizer, model: LinearSoftmax, num_steps: int) -> Updates:
+    """Return parameters with their states, and the optimizer's hyper-parameters of each step."""
     model.own_parameters()
-    states, tables = optimizer.with_states(model.parameters), []
-    for name in ("embedding.weights", "embedding.intercept", "softmax.class_embeddings"):
-        rows, *others = (array.reshape(-1, array.shape[-1]) for array in states[name])
-        tables.append(TrainedRows(rows, tuple(others)))
-    before = optimizer.steps
+    of_names = optimizer.with_states(model.parameters)
+
+    def trained(name: str) -> TrainedRows:
+        rows, *states = (array.reshape(-1, array.shape[-1]) for array in of_names[name])
+        return TrainedRows(rows, tuple(states))
+
+    steps_before = optimizer.steps
     try:
-        wide = np.array([optimizer.next_numbers() for _ in range(num_steps)], np.float64)
+        of_steps = np.array([optimizer.next_numbers() for _ in range(num_steps)], np.float64)
     except BaseException:  # of a schedule
-        optimizer.steps = before
+        optimizer.steps = steps_before
         raise
-    if not (wide <= LARGEST[model.dtype]).all():  # NaN too
-        optimizer.steps = before
+    if not (of_steps <= LARGEST[model.dtype]).all():  # NaN too
+        optimizer.steps = steps_before
         raise ValueError(
             f"`learning_rate` must be within the range of {model.dtype}, got "
             f"{optimizer.learning_rate}; lower it."
         )
-    numbers = wide.astype(model.dtype)
-    limit = largest_gradient(model.dtype, optimizer.squares)
-    inputs, intercept, classes = tables
-    return Update(inputs, intercept, np.zeros(1, np.int64), classes, numbers, limit)
+    return Updates(
+        inputs=trained("embedding.weights"),
+        intercept=trained("embedding.intercept"),
+        intercept_id=np.zeros(1, np.int64),
+        classes=trained("softmax.class_embeddings"),
+        hyper_parameters=of_steps.astype(model.dtype),
+        largest_gradient=largest_gradient(model.dtype, optimizer.squares),
+    )
