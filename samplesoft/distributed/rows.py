@@ -41,8 +41,8 @@ class ShardedRows(DistantRows):
     def take(self, ids: IntArray, axis: int = 0) -> Rows:
         """Return a copy of some rows (k, d)."""
         where, rows = self.shard_of(ids), np.empty((len(ids), self.shape[1]), self.dtype)
-        firsts = self.shards.bounds
-        asked = [(ids[where == s] - firsts[s],) for s in range(self.shards.num)]
+        offsets = self.shards.bounds
+        asked = [(ids[where == s] - offsets[s],) for s in range(self.shards.num)]
         for s, some in enumerate(self.shards.ask("take", asked)):
             rows[where == s] = some
         return rows
@@ -58,7 +58,7 @@ class ShardedRows(DistantRows):
     def scores(self, batch: Batch, ids: IntArray) -> tuple[Rows, Rows]:
         """Return the scores of the labels (P,) and draws (B, m), each from its shard."""
         labels, where = batch.targets.labels, self.shard_of(ids)
-        owners, of_labels = batch.targets.rows(np.arange(len(batch.z))), self.shard_of(labels)
+        example_ids, of_labels = batch.targets.rows(np.arange(len(batch.z))), self.shard_of(labels)
         shared = len(ids) < len(batch.z)
         places: list[tuple[Any, Any]] = [
             (of_labels == s, (slice(None), where[0] == s) if shared else where == s)
@@ -68,7 +68,9 @@ class ShardedRows(DistantRows):
         asked = []
         for s, (lo, _) in enumerate(self.shards.ranges):
             pairs, here = of_labels == s, where == s
-            asked.append((h, labels[pairs] - lo, owners[pairs], here.sum(axis=1), ids[here] - lo))
+            asked.append(
+                (h, labels[pairs] - lo, example_ids[pairs], here.sum(axis=1), ids[here] - lo)
+            )
         own = np.empty(len(labels), self.dtype)
         drawn = np.empty((len(batch.z), ids.shape[1]), self.dtype)
         for (pairs, draws), answer in zip(places, self.shards.ask("scores", asked), strict=True):
@@ -106,8 +108,8 @@ class ShardedRows(DistantRows):
             for lo, hi in self.shards.ranges
         ]
         lists = self.shards.ask("best", asked)
-        firsts = self.shards.bounds
-        ids = np.hstack([np.where(i < 0, i, i + firsts[s]) for s, (i, _) in enumerate(lists)])
+        offsets = self.shards.bounds
+        ids = np.hstack([np.where(i < 0, i, i + offsets[s]) for s, (i, _) in enumerate(lists)])
         scores = np.hstack([scores for _, scores in lists])
         # stable: of equal scores those of the first shard are first, and so the first class
         order = np.argsort(-scores, axis=1, kind="stable")[:, :k]

@@ -119,12 +119,17 @@ class Shard(SoftmaxLayer):
         return self.sampler._log_prob(self._h, ids, self._exclude)
 
     def scores(
-        self, h: Rows | None, labels: IntArray, owners: IntArray, counts: IntArray, ids: IntArray
+        self,
+        h: Rows | None,
+        labels: IntArray,
+        example_ids: IntArray,
+        counts: IntArray,
+        ids: IntArray,
     ) -> tuple[Rows, Rows]:
         """Return the scores of labels of some examples, and of so many draws of each, or of all."""
         h = self._h if h is None else h
         z = h if self.loss.tau == 1.0 else times_tau(h, self.loss.tau)
-        self._batch = Batch(h, None, z, self.class_embeddings, Targets(labels, owners), None)
+        self._batch = Batch(h, None, z, self.class_embeddings, Targets(labels, example_ids), None)
         self._slots = np.arange(counts.max()) < counts[:, None]
         drawn = np.full(self._slots.shape, ids[0] if len(ids) else 0)  # any of them fills up
         drawn[self._slots] = ids
@@ -161,10 +166,12 @@ class Shard(SoftmaxLayer):
         """Return rows (k, d)."""
         return self.class_embeddings.take(ids, axis=0)
 
-    def exponentials(self, z: Rows, labels: IntArray, owners: IntArray) -> tuple[Rows, FloatArray]:
+    def exponentials(
+        self, z: Rows, labels: IntArray, example_ids: IntArray
+    ) -> tuple[Rows, FloatArray]:
         """Return the greatest score (B,), and the sum relative to it, without some labels."""
         loss = FullSoftmaxLoss(normalize=self.loss.normalize, absolute=self.loss.absolute)
-        targets = Targets(labels, owners)
+        targets = Targets(labels, example_ids)
         batch = Batch(z, None, z, self.class_embeddings, targets, None)
         return loss._other_classes(batch, LabelPlaces(targets))
 

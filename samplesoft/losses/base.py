@@ -89,21 +89,23 @@ class Targets:
     """The P (example, label) pairs of a batch, in the order of the examples."""
 
     labels: IntArray
-    owners: IntArray | None = None  # (P,): example of each pair, rising; None where each has one
+    example_ids: IntArray | None = (
+        None  # (P,): example of each pair, rising; None where each has one
+    )
     shares: FloatArray | None = None  # (P,): weights in the loss of an example
     starts: IntArray | None = None  # (B,): first pair of each example
 
     def rows(self, values: Any) -> Any:
         """Return the row of each pair, for `values` with one row for each example."""
-        return values if self.owners is None else values[self.owners]
+        return values if self.example_ids is None else values[self.example_ids]
 
     def per_example(self, values: Any) -> Any:
         """Return the sums over the pairs of each example, for `values` with one row for each."""
-        if self.owners is None:
+        if self.example_ids is None:
             return values
-        return np.add.reduceat(values, self.firsts(), axis=0)
+        return np.add.reduceat(values, self.offsets(), axis=0)
 
-    def firsts(self) -> IntArray:
+    def offsets(self) -> IntArray:
         """Return the place (B,) of the first pair of each example."""
         return np.arange(len(self.labels)) if self.starts is None else self.starts
 
@@ -502,14 +504,14 @@ def check_targets(labels: Any, batch: int, num_classes: int, reduction: str = "p
             "`labels` must hold ones with label_reduction='ova', for which a class is a label or "
             f"is none, got {values[values != 1.0][0]}; take 'pal' for labels of other weights."
         )
-    owners = np.repeat(np.arange(batch), counts)
+    example_ids = np.repeat(np.arange(batch), counts)
     starts, places = matrix.indptr[:-1].astype(np.int64), matrix.indices.astype(np.int64)
     if reduction != "pal-n":
-        return Targets(places, owners, values, starts)
+        return Targets(places, example_ids, values, starts)
     # by the greatest first: a sum of weights near the end of the range would be infinite
-    values = values / np.maximum.reduceat(values, matrix.indptr[:-1])[owners]
+    values = values / np.maximum.reduceat(values, matrix.indptr[:-1])[example_ids]
     totals = np.add.reduceat(values, matrix.indptr[:-1])
-    return Targets(places, owners, values / totals[owners], starts)
+    return Targets(places, example_ids, values / totals[example_ids], starts)
 
 
 def _require_one_kind(labels: Any) -> None:

@@ -164,7 +164,7 @@ class Scores:
 
     own: FloatArray  # (P,): of the labels, computed in the type of the vectors
     drawn: Rows  # (B, m): of the draws of each example, which all of its pairs have
-    owners: IntArray  # (P,): example of each pair
+    example_ids: IntArray  # (P,): example of each pair
     block: Rows  # (r, d)
     norms: FloatArray  # (r,): that the vectors had, where the loss normalises; else (0,)
     shared: bool
@@ -201,7 +201,9 @@ def score_candidates(
     """
     z, labels, rows = batch.z, batch.targets.labels, batch.class_embeddings
     (size, d), (sets, m), (pairs,), n = z.shape, ids.shape, labels.shape, rows.shape[0]
-    owners = _in_turn(pairs) if batch.targets.owners is None else batch.targets.owners
+    example_ids = (
+        _in_turn(pairs) if batch.targets.example_ids is None else batch.targets.example_ids
+    )
     listed = np.empty((5, pairs + sets * m + 1), np.int64)
     # One set for all: scores of draws are one product of matrices, for which their vectors stand
     # in order. Else an example reads the rows of its own draws, and a class has one row.
@@ -216,7 +218,7 @@ def score_candidates(
         multiply = z.size * m <= ALONE
         num = score_set(
             labels,
-            owners,
+            example_ids,
             ids,
             log_counts,
             z,
@@ -235,25 +237,25 @@ def score_candidates(
             _require_norms(rows, norms, listed[0, :-1])
         if not multiply:
             call_quietly(product, z, block[pairs:].T, drawn)
-            complete_scores(owners, listed[0, :-1], biases, own, drawn)
-        return Scores(own, drawn, owners, block, norms, True, listed, num)
+            complete_scores(example_ids, listed[0, :-1], biases, own, drawn)
+        return Scores(own, drawn, example_ids, block, norms, True, listed, num)
     num = list_candidates(labels, ids, log_counts, n, listed)
     if num < 0:
         raise not_drawable(ids, log_counts, n)
-    return _score_each(batch, ids, normalize, owners, listed, num)
+    return _score_each(batch, ids, normalize, example_ids, listed, num)
 
 
 def _score_each(
-    batch: Batch, ids: IntArray, normalize: bool, owners: IntArray, listed: IntArray, num: int
+    batch: Batch, ids: IntArray, normalize: bool, example_ids: IntArray, listed: IntArray, num: int
 ) -> Scores:
     """Score draws (B, m) of each example, or classes whose vectors others keep."""
     z, rows, shared = batch.z, batch.class_embeddings, len(ids) < len(batch.z)
-    pairs, d = len(owners), z.shape[1]
+    pairs, d = len(example_ids), z.shape[1]
     if isinstance(rows, DistantRows):
         own, drawn = rows.scores(batch, ids)
         own = own.astype(np.float64)
-        void_unsound(own, drawn, owners, 0, 0)
-        return Scores(own, drawn, owners, np.empty((0, d)), _NO_NORMS, shared, listed, num)
+        void_unsound(own, drawn, example_ids, 0, 0)
+        return Scores(own, drawn, example_ids, np.empty((0, d)), _NO_NORMS, shared, listed, num)
     rows, classes = np.asarray(rows), listed[1, :num]
     block, norms = np.empty((num, d), z.dtype), np.empty(num if normalize else 0)
     thread_each(
@@ -262,15 +264,15 @@ def _score_each(
     )
     _require_norms(rows, norms, classes)
     own, drawn = np.empty(pairs), np.empty((z.shape[0], ids.shape[1]), z.dtype)
-    scores = Scores(own, drawn, owners, block, norms, False, listed, num)
+    scores = Scores(own, drawn, example_ids, block, norms, False, listed, num)
     examples, places = np.arange(z.shape[0]), scores.draw_places
-    score_labels(block, scores.label_places, z, owners, 0, 0, pairs, own)
+    score_labels(block, scores.label_places, z, example_ids, 0, 0, pairs, own)
     thread_each(
         lambda part: score_rows(z, examples[part], block, places[part], drawn[part]),
         _parts(z.shape[0], drawn.size * d),
     )
     biases = z[0, :0] if batch.biases is None else batch.biases
-    complete_scores(owners, listed[0, :-1], biases, own, drawn)
+    complete_scores(example_ids, listed[0, :-1], biases, own, drawn)
     return scores
 
 
@@ -294,14 +296,21 @@ def score_gradients(
         kept = SparseRows(classes, np.empty((scores.num, 0), z.dtype))
         dz = call_quietly(rows.gradients, batch, d_own, d_drawn, weights)
         return Gradients(dz, kept, None)
-    block, owners, listed, norms = scores.block, scores.owners, scores.listed, scores.norms
+    block, example_ids, listed, norms = (
+        scores.block,
+        scores.example_ids,
+        scores.listed,
+        scores.norms,
+    )
     dz, dW = np.empty(z.shape, z.dtype), np.empty((scores.num, z.shape[1]), z.dtype)
     if scores.shared:
         of_draws = dW[:0]  # none yet
         if z.size * d_drawn.shape[1] > ALONE:
             call_quietly(product, d_drawn, block[d_own.shape[0] :], dz)
             of_draws = _of_draws(d_drawn, z, weights)
-        set_gradients(d_own, d_drawn, z, weights, owners, block, norms, listed, of_draws, dz, dW)
+        set_gradients(
+            d_own, d_drawn, z, weights, example_ids, block, norms, listed, of_draws, dz, dW
+        )
     else:
         _add_each(scores, d_own, d_drawn, z, weights, dz, dW)
     db = None
@@ -325,7 +334,7 @@ def _in_biases(scores: Scores, d_own: Rows, d_drawn: Rows, weights: FloatArray) 
     """
     column = weights.astype(d_drawn.dtype)[:, None]
     d_draws = (d_drawn.T @ column)[:, 0] if scores.shared else (column * d_drawn).ravel()
-    of_places = np.concatenate([column[scores.owners, 0] * d_own, d_draws])
+    of_places = np.concatenate([column[scores.example_ids, 0] * d_own, d_draws])
     sums = np.bincount(scores.listed[2, :-1], of_places, scores.num)  # in float64
     return sums.astype(d_drawn.dtype)
 
@@ -335,7 +344,7 @@ def _add_each(
     scores: Scores, d_own: Rows, d_drawn: Rows, z: Rows, weights: FloatArray, dz: Rows, dW: Rows
 ) -> None:
     """Write gradients in contexts (B, d) and in classes (k, d), of draws of each example."""
-    block, owners, places = scores.block, scores.owners, scores.draw_places
+    block, example_ids, places = scores.block, scores.example_ids, scores.draw_places
     order, starts = scores.listed[3, :-1], scores.listed[4, : scores.num + 1]
     # the weight of an example is a factor of all that it adds: it goes into z once, not into each
     # derivative
@@ -347,11 +356,11 @@ def _add_each(
     )
     thread_each(
         lambda part: class_sums(
-            d_own, d_drawn, weighted, owners, dW[:0], order, starts[part.start :], dW[part]
+            d_own, d_drawn, weighted, example_ids, dW[:0], order, starts[part.start :], dW[part]
         ),
         _parts(scores.num, work),
     )
-    add_labels(d_own, block, scores.label_places, owners, 0, 0, len(owners), dz)
+    add_labels(d_own, block, scores.label_places, example_ids, 0, 0, len(example_ids), dz)
     dz *= column
     if scores.norms.shape[0]:
         unit_rows_backward(dW, block, scores.norms)

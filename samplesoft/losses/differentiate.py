@@ -104,7 +104,7 @@ def _rows(kernel: Kernel, weighs_draws: bool) -> Kernel:
             rows = logits[: (stop - start) * width].reshape((stop - start, width))
             pair_logits(pairs, start, rows)
             if weighs_draws:  # decided when it is compiled
-                of_pairs = weights[(pairs.owners[start:stop] - pairs.begin) % len(weights)]
+                of_pairs = weights[(pairs.example_ids[start:stop] - pairs.begin) % len(weights)]
                 kernel(rows, losses[start:stop], of_pairs, *numbers)
             else:
                 kernel(rows, losses[start:stop], *numbers)
@@ -125,7 +125,7 @@ def _merged(kernel: Kernel, merge: Kernel, apart: bool) -> Kernel:
         d_own: Floats,
         d_drawn: Floats,
     ) -> None:
-        own, owners, shares = pairs.own, pairs.owners, pairs.shares
+        own, example_ids, shares = pairs.own, pairs.example_ids, pairs.shares
         starts, stops, columns = pairs.hit_starts, pairs.hit_stops, pairs.hit_columns
         width, of_all = d_drawn.shape[1], len(pairs.log_counts) == 1
         # room for logits of draws that are apart, for derivatives in these and in the merged logit,
@@ -134,11 +134,11 @@ def _merged(kernel: Kernel, merge: Kernel, apart: bool) -> Kernel:
         of_pair = logits[2 * width + 1 : 3 * width + 3]
         end = first
         while end < last:
-            begin, b, num = end, owners[end] - pairs.begin, 0
+            begin, b, num = end, example_ids[end] - pairs.begin, 0
             row = d_drawn[b]
             for k in range(width):
                 row[k] = pairs.drawn[b, k] - pairs.log_counts[0 if of_all else b, k]
-            while end < last and owners[end] == owners[begin]:
+            while end < last and example_ids[end] == example_ids[begin]:
                 for i in range(starts[end], stops[end]):
                     if apart:
                         few[num] = row[columns[i]]

@@ -137,10 +137,10 @@ class _Saved(NamedTuple):
 
 def _best_pairs(targets: Targets, scores: FloatArray) -> IntArray:
     """Return the pair (B,) of each example whose label has the greatest score."""
-    if targets.owners is None:
+    if targets.example_ids is None:
         return np.arange(len(scores))
-    order = np.lexsort((-scores, targets.owners))  # by example, the greatest score first
-    best: IntArray = order[targets.firsts()]
+    order = np.lexsort((-scores, targets.example_ids))  # by example, the greatest score first
+    best: IntArray = order[targets.offsets()]
     return best
 
 
@@ -152,12 +152,14 @@ class LabelPlaces:
         # by class, so that the labels of a block are one slice
         self._pairs = pairs[np.argsort(targets.labels[pairs], kind="stable")]
         self._labels = targets.labels[self._pairs]
-        self._owners = self._pairs if targets.owners is None else targets.owners[self._pairs]
+        self._example_ids = (
+            self._pairs if targets.example_ids is None else targets.example_ids[self._pairs]
+        )
 
     def of(self, part: slice) -> tuple[IntArray, IntArray, IntArray]:
         """Return the pairs whose label is in the block, its place there, and its example."""
         here = slice(*np.searchsorted(self._labels, [part.start, part.stop]))
-        return self._pairs[here], self._labels[here] - part.start, self._owners[here]
+        return self._pairs[here], self._labels[here] - part.start, self._example_ids[here]
 
 
 class Block(NamedTuple):
@@ -251,9 +253,9 @@ def own_scores(loss: Loss, batch: Batch, draw: Draw | None) -> tuple[FloatArray,
     rows, places = batch.class_embeddings.take(labels, axis=0), np.arange(len(labels))
     if loss.normalize:
         rows, _ = unit_rows("class_embeddings", rows, labels)
-    owners = batch.targets.rows(np.arange(len(batch.z)))
+    example_ids = batch.targets.rows(np.arange(len(batch.z)))
     scores = np.empty(len(labels), batch.z.dtype)
-    score_rows(batch.z, owners, rows, places[:, None], scores[:, None])
+    score_rows(batch.z, example_ids, rows, places[:, None], scores[:, None])
     if batch.biases is not None:
         scores += batch.biases[labels]
     own = scores.astype(np.float64)

@@ -349,7 +349,7 @@ class HierarchicalLoss(Loss):
             raise TypeError("`draw` must be None for HierarchicalLoss, which draws nothing.")
         tree, targets, z, rows = self.tree, batch.targets, batch.z, batch.class_embeddings
         labels, size = targets.labels, len(z)
-        owners = targets.rows(np.arange(size))
+        example_ids = targets.rows(np.arange(size))
         shares = np.ones(len(labels)) if targets.shares is None else targets.shares
         ends = np.cumsum(tree.below_top[labels])
         starts = ends - tree.below_top[labels]
@@ -357,12 +357,12 @@ class HierarchicalLoss(Loss):
         top = product(z, rows[: tree.num_top].T)
         d_top, losses = np.zeros_like(top), np.empty(len(labels))
         ids, slopes = np.empty(ends[-1], np.int64), np.empty(ends[-1], z.dtype)
-        firsts = np.append(targets.firsts(), len(labels))
+        offsets = np.append(targets.offsets(), len(labels))
 
         def work(part: slice) -> None:
             _go_down(
                 *(tree.parents, tree.children, rows, z, top, d_top),
-                *(labels, owners, shares, starts, firsts[part.start], firsts[part.stop]),
+                *(labels, example_ids, shares, starts, offsets[part.start], offsets[part.stop]),
                 *(ids, slopes, losses, room_of(tree, z)),
             )
 
@@ -374,14 +374,14 @@ class HierarchicalLoss(Loss):
         z, rows, num = batch.z, batch.class_embeddings, d_top.shape[1]
         column = weights.astype(z.dtype)[:, None]
         weighted, below = column * z, np.empty_like(z)
-        firsts = np.append(batch.targets.firsts(), len(starts) - 1)
-        weighted_rows(starts[firsts], ids, slopes, rows, below)
+        offsets = np.append(batch.targets.offsets(), len(starts) - 1)
+        weighted_rows(starts[offsets], ids, slopes, rows, below)
         dz = column * (product(d_top, rows[:num]) + below)
         classes, _, order, begins = equal_runs(ids, len(rows))
-        owners = np.repeat(np.arange(len(z)), np.diff(starts[firsts]))
+        example_ids = np.repeat(np.arange(len(z)), np.diff(starts[offsets]))
         dW = np.empty((num + len(classes), z.shape[1]), z.dtype)
         product(d_top.T, weighted, dW[:num])
-        weighted_rows(begins, owners[order], slopes[order], weighted, dW[num:])
+        weighted_rows(begins, example_ids[order], slopes[order], weighted, dW[num:])
         return Gradients(dz, SparseRows(np.append(np.arange(num), classes), dW), None)
 
 
@@ -446,7 +446,7 @@ def _go_down(
     top: Rows,
     d_top: Rows,
     labels: IntArray,
-    owners: IntArray,
+    example_ids: IntArray,
     shares: FloatArray,
     starts: IntArray,
     first: int,
@@ -463,7 +463,7 @@ def _go_down(
     """
     logits, weights = room
     for p in range(first, last):
-        b, node, at, lost = owners[p], labels[p], starts[p], 0.0
+        b, node, at, lost = example_ids[p], labels[p], starts[p], 0.0
         while parents[node] >= 0:
             begin, end = children[parents[node], 0], children[parents[node], 1]
             products(rows, begin, end, z, b, -1, logits, 0)

@@ -148,7 +148,7 @@ class InBatchLoss(Loss):
                     f"`class_embeddings`, got a {type(sampler).__name__} over "
                     f"{sampler.num_classes}; make one of as many counts."
                 )
-        if batch.targets.owners is not None:
+        if batch.targets.example_ids is not None:
             raise ValueError(
                 "`labels` must hold one label of each example for in-batch negatives, got a "
                 "matrix; take scheme 'masked' of SampledSoftmaxLoss."

@@ -173,7 +173,7 @@ def _with_all(
     ids: IntArray, log_q: FloatArray, n: int, targets: Targets, without_labels: bool
 ) -> tuple[IntArray, FloatArray]:
     """Return draws with all n classes after them, but for the label of each example if asked to."""
-    size, batch = len(ids), len(targets.firsts())
+    size, batch = len(ids), len(targets.offsets())
     require_bytes(
         f"all {n} classes of a batch of {batch}, which the last level of a multilevel loss takes,",
         (16.0 * size + 8.0 * batch) * (n + ids.shape[1]),

@@ -203,7 +203,7 @@ class SampledLoss(Loss):
         if scores.listed[0, -1] > 0 and not (keeps_own and keeps_others):
             hit_starts, hit_stops, hit_columns = find_hits(
                 scores.label_places,
-                scores.owners,
+                scores.example_ids,
                 scores.listed[3, :-1],
                 scores.listed[4],
                 drawn.shape[1],
@@ -225,7 +225,7 @@ class SampledLoss(Loss):
         elif facts.divides_by_kept:
             if self.mask_other_labels:  # no draw of any label is kept
                 hits = targets.rows(targets.per_example(hits))
-                label_count = targets.rows(np.logaddexp.reduceat(label_count, targets.firsts()))
+                label_count = targets.rows(np.logaddexp.reduceat(label_count, targets.offsets()))
             own = own - gains_of_kept(ids.shape[1], hits, label_count)  # as if all draws gained it
 
         # Terms of the loss, and their derivatives in the scores.
@@ -233,7 +233,7 @@ class SampledLoss(Loss):
             own=own,
             drawn=drawn,
             log_counts=log_counts,
-            owners=scores.owners,
+            example_ids=scores.example_ids,
             begin=0,
             shares=_ALL_ONE if targets.shares is None else targets.shares,
             hit_starts=hit_starts,
@@ -247,7 +247,9 @@ class SampledLoss(Loss):
         if self.absolute:  # from derivatives in |o| to those in o
             d_own *= np.sign(scores.own)
             d_drawn *= np.sign(scores.drawn)
-        losses = losses if targets.owners is None else call_quietly(targets.per_example, losses)
+        losses = (
+            losses if targets.example_ids is None else call_quietly(targets.per_example, losses)
+        )
         self.require_draws(losses)
         return losses, (scores, d_own, d_drawn)
 
@@ -365,9 +367,9 @@ def differentiated(
     drawn, num = pairs.drawn, pairs.own.shape[0]
     width, dtype = 1 + drawn.shape[1], _FLOAT
     losses, d_own = np.empty(num), np.empty(num, drawn.dtype)
-    if targets.owners is None or terms.merge is None:
+    if targets.example_ids is None or terms.merge is None:
         differentiate = by_rows(terms.kernel, terms.weighs_draws)
-        d_drawn = drawn if targets.owners is None else np.empty_like(drawn)
+        d_drawn = drawn if targets.example_ids is None else np.empty_like(drawn)
         if terms.of_differences:
             dtype = drawn.dtype
     else:  # where an example has several labels, one logit may stand for most of its draws
@@ -379,10 +381,10 @@ def differentiated(
         logits = np.empty(room, dtype)
         differentiate(pairs, 0, num, terms.numbers, weights, logits, losses, d_own, d_drawn)
     else:
-        firsts = [*targets.firsts().tolist(), num]
+        offsets = [*targets.offsets().tolist(), num]
 
         def work(examples: slice) -> None:
-            first, last = firsts[examples.start], firsts[examples.stop]
+            first, last = offsets[examples.start], offsets[examples.stop]
             logits = np.empty(room, dtype)
             differentiate(
                 pairs, first, last, terms.numbers, weights, logits, losses, d_own, d_drawn

@@ -41,7 +41,7 @@ class Pairs(NamedTuple):
     own: FloatArray  # (P,): logits of the labels
     drawn: Rows  # (B, m): scores of the draws
     log_counts: FloatArray  # (B, m) or (1, m): what scores of draws lose
-    owners: IntArray  # (P,): example of each, rising, counted from `begin`
+    example_ids: IntArray  # (P,): example of each, rising, counted from `begin`
     begin: int
     shares: FloatArray  # (P,): what each weighs in the loss of its example; (0,) if all weigh 1
     hit_starts: IntArray  # (P,)
@@ -105,7 +105,7 @@ def score_labels(
     block: Floats,
     rows: IntArray,
     z: Floats,
-    owners: IntArray,
+    example_ids: IntArray,
     begin: int,
     first: int,
     last: int,
@@ -113,10 +113,10 @@ def score_labels(
 ) -> None:
     """Write the scores (P,) of the labels of pairs [first, last), some `rows` (P,) of a block.
 
-    Their examples are `owners` (P,), of which `begin` has the first of the contexts `z`.
+    Their examples are `example_ids` (P,), of which `begin` has the first of the contexts `z`.
     """
     for p in range(first, last):
-        own[p] = row_dot(block, rows[p], z, owners[p] - begin)
+        own[p] = row_dot(block, rows[p], z, example_ids[p] - begin)
 
 
 @njit_bare
@@ -124,7 +124,7 @@ def add_labels(
     d_own: Floats,
     block: Floats,
     rows: IntArray,
-    owners: IntArray,
+    example_ids: IntArray,
     begin: int,
     first: int,
     last: int,
@@ -132,7 +132,7 @@ def add_labels(
 ) -> None:
     """Add what labels bring to derivatives in contexts; arguments as in `score_labels`."""
     for p in range(first, last):
-        add_row(dz[owners[p] - begin], d_own[p], block[rows[p]])
+        add_row(dz[example_ids[p] - begin], d_own[p], block[rows[p]])
 
 
 @njit
@@ -184,7 +184,7 @@ def gradient_of_draws(
 @njit
 def score_set(
     labels: IntArray,
-    owners: IntArray,
+    example_ids: IntArray,
     ids: IntArray,
     log_counts: FloatArray,
     z: Floats,
@@ -208,17 +208,17 @@ def score_set(
         return num
     pairs, m, candidates = len(own), drawn.shape[1], listed[0, :-1]
     gather(candidates, rows, len(norms) > 0, block, norms)
-    score_labels(block, np.arange(pairs), z, owners, 0, 0, pairs, own)
+    score_labels(block, np.arange(pairs), z, example_ids, 0, 0, pairs, own)
     if multiply:
         if m > 0:
             np.dot(z, np.ascontiguousarray(block[pairs:].T), drawn)  # a copy is quicker
-        complete_scores(owners, candidates, biases, own, drawn)
+        complete_scores(example_ids, candidates, biases, own, drawn)
     return num
 
 
 @njit
 def complete_scores(
-    owners: IntArray, candidates: IntArray, biases: Floats, own: FloatArray, drawn: Floats
+    example_ids: IntArray, candidates: IntArray, biases: Floats, own: FloatArray, drawn: Floats
 ) -> None:
     """Add biases to scores of labels (P,) and draws (B, m), and make NaN what is not sound.
 
@@ -233,7 +233,7 @@ def complete_scores(
             for k in range(m):
                 drawn[b, k] += biases[candidates[first + k]]
             first += m if len(candidates) > pairs + m else 0
-    void_unsound(own, drawn, owners, 0, 0)
+    void_unsound(own, drawn, example_ids, 0, 0)
 
 
 @njit
@@ -242,7 +242,7 @@ def set_gradients(
     d_drawn: Floats,
     z: Floats,
     weights: FloatArray,
-    owners: IntArray,
+    example_ids: IntArray,
     block: Floats,
     norms: FloatArray,
     listed: IntArray,
@@ -268,8 +268,8 @@ def set_gradients(
             np.dot(d_drawn.T, weighted, of_draws)
         else:
             dz[:] = 0.0
-    class_sums(d_own, d_drawn, weighted, owners, of_draws, order, starts, dW)
-    add_labels(d_own, block, np.arange(pairs), owners, 0, 0, pairs, dz)
+    class_sums(d_own, d_drawn, weighted, example_ids, of_draws, order, starts, dW)
+    add_labels(d_own, block, np.arange(pairs), example_ids, 0, 0, pairs, dz)
     for b in range(len(z)):
         for f in range(z.shape[1]):
             dz[b, f] *= column[b]
@@ -289,12 +289,16 @@ def _add(factor: float, matrix: Floats, i: int, total: Floats) -> None:
 
 
 @njit
-def score_rows(z: Floats, owners: IntArray, block: Floats, rows: IntArray, scores: Floats) -> None:
-    """Write ``scores[i, k] = z[owners[i]] . block[rows[i, k]]``, for `rows` (N, k)."""
+def score_rows(
+    z: Floats, example_ids: IntArray, block: Floats, rows: IntArray, scores: Floats
+) -> None:
+    """Write ``scores[i, k] = z[example_ids[i]] . block[rows[i, k]]``, for `rows` (N, k)."""
     for i in range(len(rows)):
-        owner = owners[i]  # read once: the compiler cannot know that scores are no owners
+        example = example_ids[
+            i
+        ]  # read once: the compiler cannot know that scores do not alias the ids
         for k in range(rows.shape[1]):
-            scores[i, k] = row_dot(block, rows[i, k], z, owner)
+            scores[i, k] = row_dot(block, rows[i, k], z, example)
 
 
 @njit
@@ -314,7 +318,7 @@ def class_sums(
     d_own: Floats,
     d_drawn: Floats,
     z: Floats,
-    owners: IntArray,
+    example_ids: IntArray,
     of_draws: Floats,
     order: IntArray,
     starts: IntArray,
@@ -322,7 +326,7 @@ def class_sums(
 ) -> None:
     """Write the sums (k, d) over k classes of derivatives times contexts, each in float64.
 
-    Derivatives are of the labels (P,), of which `owners` (P,) are the examples, and of the draws
+    Derivatives are of the labels (P,), of which `example_ids` (P,) are the examples, and of the draws
     (B, m), whose sums `of_draws` (m, d) over the examples are given if these share them. Class g
     has those at ``order[starts[g]:starts[g + 1]]`` of the labels and then the draws, as
     `kernels.sort_ids.equal_runs` says.
@@ -335,7 +339,7 @@ def class_sums(
             place = order[i]
             draw = place - pairs
             if draw < 0:
-                factor, matrix, row = d_own[place], z, owners[place]
+                factor, matrix, row = d_own[place], z, example_ids[place]
             elif len(of_draws) > 0:
                 factor, matrix, row = one, of_draws, draw
             else:
@@ -355,7 +359,7 @@ def class_sums(
 @njit
 def find_hits(
     label_places: IntArray,
-    owners: IntArray,
+    example_ids: IntArray,
     order: IntArray,
     starts: IntArray,
     num_draws: int,
@@ -371,7 +375,7 @@ def find_hits(
     columns = np.empty(len(order), np.int64)
     for p in range(pairs):
         begin, end = starts[label_places[p]], starts[label_places[p] + 1]
-        least = pairs + (0 if shared else owners[p] * num_draws)  # place of the first draw
+        least = pairs + (0 if shared else example_ids[p] * num_draws)  # place of the first draw
         i = begin + count_below(order[begin:end], least)
         first[p] = i
         while i < end and order[i] < least + num_draws:
@@ -382,17 +386,19 @@ def find_hits(
 
 
 @njit_bare
-def void_unsound(own: FloatArray, drawn: Floats, owners: IntArray, begin: int, first: int) -> None:
+def void_unsound(
+    own: FloatArray, drawn: Floats, example_ids: IntArray, begin: int, first: int
+) -> None:
     """Make NaN of those of `own` (P,) whose examples have scores `drawn` (B, m) beyond all.
 
-    Of examples from `begin` on, whose pairs, of `owners` (P,), begin with the first.
+    Of examples from `begin` on, whose pairs, of `example_ids` (P,), begin with the first.
     """
     p = first
     for b in range(len(drawn)):
         bad = 0
         for k in range(drawn.shape[1]):
             bad += 0 if abs(drawn[b, k]) < np.inf else 1
-        while p < len(own) and owners[p] - begin == b:
+        while p < len(own) and example_ids[p] - begin == b:
             own[p] = own[p] if bad == 0 else np.nan
             p += 1
 
@@ -403,16 +409,16 @@ def pair_logits(pairs: Pairs, start: int, logits: Floats) -> None:
 
     A draw that has no weight for a pair gets -inf. Rows of float32 are less their greatest.
     """
-    owners, drawn, log_counts = pairs.owners, pairs.drawn, pairs.log_counts
+    example_ids, drawn, log_counts = pairs.example_ids, pairs.drawn, pairs.log_counts
     wide = np.empty(logits.shape[1])
     for i in range(len(logits)):
         p = start + i
-        b = owners[p] - pairs.begin
+        b = example_ids[p] - pairs.begin
         row = b if len(log_counts) > 1 else 0
         wide[0] = pairs.own[p]
         for k in range(drawn.shape[1]):
             wide[1 + k] = drawn[b, k] - log_counts[row, k]
-        if pairs.once and p > 0 and owners[p - 1] == owners[p]:
+        if pairs.once and p > 0 and example_ids[p - 1] == example_ids[p]:
             wide[1:] = -np.inf
         else:
             leave_out(pairs, p, wide)
@@ -424,12 +430,12 @@ def pair_logits(pairs: Pairs, start: int, logits: Floats) -> None:
 @njit_bare
 def leave_out(pairs: Pairs, p: int, row: FloatArray) -> None:
     """Make -inf of those logits of draws that have no weight for a pair; row[0] is the label's."""
-    owners = pairs.owners
+    example_ids = pairs.example_ids
     first, last = p, p + 1
     if not pairs.keeps_others:  # then those of all labels of the example are asked for
-        while first > 0 and owners[first - 1] == owners[p]:
+        while first > 0 and example_ids[first - 1] == example_ids[p]:
             first -= 1
-        while last < len(owners) and owners[last] == owners[p]:
+        while last < len(example_ids) and example_ids[last] == example_ids[p]:
             last += 1
     for q in range(first, last):
         if q != p or not pairs.keeps_own:
@@ -447,15 +453,20 @@ def share_out_slopes(
     are multiplied by what they weigh, `d_own` (P,) written, and sums, made in float64, written to
     `d_drawn` (B, m), or added to those of earlier pairs.
     """
-    owners, own, shares, width = pairs.owners, pairs.own, pairs.shares, slopes.shape[1] - 1
+    example_ids, own, shares, width = (
+        pairs.example_ids,
+        pairs.own,
+        pairs.shares,
+        slopes.shape[1] - 1,
+    )
     total = np.empty(width)  # float64, for labels of an example pull at a draw in turn
     for i in range(len(slopes)):
         p = start + i
-        b, share = owners[p] - pairs.begin, shares[p] if len(shares) > 0 else 1.0
+        b, share = example_ids[p] - pairs.begin, shares[p] if len(shares) > 0 else 1.0
         losses[p] *= share if abs(own[p]) < np.inf else np.nan
         d_own[p] = share * slopes[i, 0]
-        begins = p == 0 or owners[p - 1] != owners[p]
-        ends = i + 1 == len(slopes) or owners[p + 1] != owners[p]
+        begins = p == 0 or example_ids[p - 1] != example_ids[p]
+        ends = i + 1 == len(slopes) or example_ids[p + 1] != example_ids[p]
         if begins:
             for k in range(width):
                 total[k] = share * slopes[i, 1 + k]

@@ -211,7 +211,7 @@ class DoubleSumLoss(SampledLoss):
             If an argument is malformed, or the loss is not finite.
         """
         batch = self.check_batch(h, class_embeddings, labels, biases)
-        if batch.targets.owners is not None:
+        if batch.targets.example_ids is not None:
             raise TypeError(
                 "`labels` must hold one label an example for DoubleSumLoss, got a matrix; make an "
                 "example, with a number in `log_sums`, of each pair of example and label."

@@ -121,9 +121,9 @@ def evaluate(
     model: dict[str, Any] = {"tau": tau, "normalize": normalize, "absolute": absolute}
     loss = FullSoftmaxLoss(**model, reduction="sum")
     sliceable: Any = targets.labels
-    if targets.owners is not None:  # not all sparse matrices can be sliced
+    if targets.example_ids is not None:  # not all sparse matrices can be sliced
         sliceable = as_csr("labels", labels)
-    owners = targets.rows(np.arange(len(contexts)))  # the example of each label
+    example_ids = targets.rows(np.arange(len(contexts)))  # the example of each label
     total = 0.0
     in_place = np.zeros(max(sizes, default=0))  # labels in each place of the lists
     for part in chunks(len(contexts), as_count("batch_size", batch_size)):
@@ -131,8 +131,8 @@ def evaluate(
         total += value
         if not sizes:
             continue
-        pairs = slice(*np.searchsorted(owners, [part.start, part.stop]))
-        of_part = owners[pairs] - part.start
+        pairs = slice(*np.searchsorted(example_ids, [part.start, part.stop]))
+        of_part = example_ids[pairs] - part.start
         labels_of_part = targets.labels[pairs]
         in_place += labels_in_places(
             lambda some, size: top_k_classes(some, rows, size, biases=biases, **model),
@@ -142,13 +142,13 @@ def evaluate(
             len(in_place),
             rows.shape[0],
         )
-    return evaluation_of(total / len(contexts), in_place, sizes, len(owners), len(contexts))
+    return evaluation_of(total / len(contexts), in_place, sizes, len(example_ids), len(contexts))
 
 
 def labels_in_places(
     top_k: Callable[[Rows, int], tuple[IntArray, FloatArray]],
     contexts: Rows,
-    owners: IntArray,
+    example_ids: IntArray,
     labels: IntArray,
     length: int,
     num_classes: int,
@@ -156,7 +156,7 @@ def labels_in_places(
     """Return the expected number of labels in each place of the lists, shape (length,).
 
     ``top_k(contexts, k)`` returns best classes (B, k) and their scores, which fall; label p is of
-    the example ``owners[p]``. Classes of equal score stand in random order, so that a label is as
+    the example ``example_ids[p]``. Classes of equal score stand in random order, so that a label is as
     likely in one of their places as in another.
     """
     # one class more than is asked for shows whether a tie goes on beyond the end of the list
@@ -164,10 +164,10 @@ def labels_in_places(
     cut_off = np.zeros(len(ids), np.bool_)
     if length < num_classes:
         cut_off = scores[:, length - 1] == scores[:, length]
-    whole = ~cut_off[owners]
-    in_place = _places_in_lists(ids, scores, owners[whole], labels[whole], length)
+    whole = ~cut_off[example_ids]
+    in_place = _places_in_lists(ids, scores, example_ids[whole], labels[whole], length)
     for b in np.flatnonzero(cut_off):  # all classes, for those of the tie are counted
-        of_context = labels[owners == b]
+        of_context = labels[example_ids == b]
         ids, scores = top_k(contexts[b : b + 1], num_classes)
         first_context = np.zeros(len(of_context), np.int64)
         in_place += _places_in_lists(ids, scores, first_context, of_context, length)
@@ -175,11 +175,11 @@ def labels_in_places(
 
 
 def _places_in_lists(
-    ids: IntArray, scores: FloatArray, owners: IntArray, labels: IntArray, length: int
+    ids: IntArray, scores: FloatArray, example_ids: IntArray, labels: IntArray, length: int
 ) -> FloatArray:
     """Return the expected number of labels in each place of lists that cut no tie off."""
-    pair, place = np.nonzero(ids[owners] == labels[:, None])
-    of_pair = scores[owners[pair]]
+    pair, place = np.nonzero(ids[example_ids] == labels[:, None])
+    of_pair = scores[example_ids[pair]]
     own = np.take_along_axis(of_pair, place[:, None], axis=1)
     num_better = (of_pair > own).sum(axis=1)
     num_equal = (of_pair == own).sum(axis=1)

@@ -84,16 +84,18 @@ class TargetRanks:
         places = as_ranks(ranks)
         of = "candidates"
         count = as_labels("num_candidates", num_candidates, LARGEST_COUNT, places.shape, of=of)
-        owners = np.arange(len(places))
+        example_ids = np.arange(len(places))
         if examples is not None:
-            owners = as_labels("examples", examples, LARGEST_COUNT, places.shape, of="examples")
+            example_ids = as_labels(
+                "examples", examples, LARGEST_COUNT, places.shape, of="examples"
+            )
         equal = np.zeros(len(places), np.int64)
         if num_tied is not None:
             equal = as_labels("num_tied", num_tied, LARGEST_COUNT, places.shape, of="candidates")
-        order = np.lexsort((places, owners))
+        order = np.lexsort((places, example_ids))
         self.ranks = places[order]
         self.num_candidates = count[order]
-        self.examples = owners[order]
+        self.examples = example_ids[order]
         self.num_tied = equal[order]
         self.uniform = better is None
         self._first = np.flatnonzero(np.diff(self.examples, prepend=-1))

@@ -237,7 +237,7 @@ def with_intercept(x: Any, num_features: int) -> tuple[Rows, IntArray]:
 
 def _renumbered(labels: Any, targets: Targets, classes: IntArray) -> Any:
     """Return labels by their places among `classes` (k,), rising."""
-    if targets.owners is None:
+    if targets.example_ids is None:
         return np.searchsorted(classes, targets.labels)
     matrix = as_csr("labels", labels)
     places = np.searchsorted(classes, matrix.indices)

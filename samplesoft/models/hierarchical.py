@@ -162,12 +162,12 @@ class HierarchicalSoftmax(SoftmaxLayer):
         whole = HierarchicalLoss(self.tree, tau=self.loss.tau)
         value, cache = whole.forward(h, self.class_embeddings, labels)
         targets, size = cache.batch.targets, len(cache.batch.z)
-        classes, owners = self.tree.classes[targets.labels], targets.rows(np.arange(size))
+        classes, example_ids = self.tree.classes[targets.labels], targets.rows(np.arange(size))
         in_place = np.zeros(0)
         if k:
             contexts = np.asarray(h)
             in_place = labels_in_places(
-                self.top_k, contexts, owners, classes, max(k), len(self.class_embeddings)
+                self.top_k, contexts, example_ids, classes, max(k), len(self.class_embeddings)
             )
         return evaluation_of(value, in_place, k, len(classes), size)
 

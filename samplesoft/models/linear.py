@@ -176,9 +176,9 @@ def _transposed_product(x: sparse.csr_array, dy: NDArray[Any], num_inputs: int) 
     ids, rows = np.empty(occurring, np.int64), np.empty((occurring, dy.shape[1]), dy.dtype)
     # each time all entries are looked through, so that there are not many times
     before = (np.cumsum(counts) - counts) // max(_SORTED, x.nnz // _PASSES)
-    firsts = np.unique(before, return_index=True)[1]
+    offsets = np.unique(before, return_index=True)[1]
     done = 0
-    for first, last in zip(firsts, [*firsts[1:], num_inputs], strict=True):
+    for first, last in zip(offsets, [*offsets[1:], num_inputs], strict=True):
         places = [
             part.start + np.flatnonzero((first <= x.indices[part]) & (x.indices[part] < last))
             for part in parts
@@ -203,16 +203,16 @@ def _of_entries(
     """Return ``x.T @ dy`` for entries at some places, which are all of some columns, and rise."""
     # sorting brings the entries of a column together; each column is then one sum
     ids, _, order, starts = equal_runs(x.indices[places].astype(np.int64), num_inputs)
-    owners: IntArray
+    example_ids: IntArray
     if isinstance(places, slice):  # all; the example of each
-        owners = np.repeat(np.arange(len(dy)), np.diff(x.indptr))
+        example_ids = np.repeat(np.arange(len(dy)), np.diff(x.indptr))
     else:
-        owners = np.searchsorted(x.indptr, places, side="right") - 1
-    owners, values = owners[order], x.data[places][order]
+        example_ids = np.searchsorted(x.indptr, places, side="right") - 1
+    example_ids, values = example_ids[order], x.data[places][order]
     rows = np.empty((len(ids), dy.shape[1]), dy.dtype)
 
     def add(part: slice) -> None:
-        weighted_rows(starts[part.start : part.stop + 1], owners, values, dy, rows[part])
+        weighted_rows(starts[part.start : part.stop + 1], example_ids, values, dy, rows[part])
 
     thread_each(add, row_chunks(rows.shape, _CHUNK_NUMBERS))
     return SparseRows(ids, rows)

@@ -338,7 +338,7 @@ class SoftmaxLayer:
         loss, sampler = self._sampled, self.sampler
         if loss is None or sampler is None:
             return None, None
-        if loss.excludes_label and targets.owners is not None:
+        if loss.excludes_label and targets.example_ids is not None:
             raise ValueError(
                 f"`labels` must hold one label an example with scheme={loss.scheme!r}, "
                 "got a matrix; take scheme='masked'."
@@ -376,15 +376,15 @@ class SoftmaxLayer:
         assert self.sampler is not None
         h, labels = self._for_sampler(contexts), self._for_sampler(targets.labels)
         counts_of, m = self.sampler.log_expected_count, self.num_sampled
-        if targets.owners is None or self.shared:
+        if targets.example_ids is None or self.shared:
             # of a shared set all labels at once, in one row; else each label for its own context
             ids = labels.reshape((1, -1) if self.shared else (-1, 1))
             return counts_of(h, ids, m, shared=self.shared).reshape(-1)
         # the sampler is asked once for each context: those with fewer labels repeat their last
-        firsts = targets.firsts()
-        last = np.append(firsts[1:], len(labels)) - 1
-        width = int((last - firsts).max()) + 1
-        places = np.minimum(firsts[:, None] + np.arange(width), last[:, None])
+        offsets = targets.offsets()
+        last = np.append(offsets[1:], len(labels)) - 1
+        width = int((last - offsets).max()) + 1
+        places = np.minimum(offsets[:, None] + np.arange(width), last[:, None])
         log_counts = np.empty(len(labels))
         log_counts[places] = counts_of(h, labels[places], m)
         return log_counts

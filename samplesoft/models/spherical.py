@@ -275,8 +275,8 @@ class SphericalSoftmax:
         (contexts, targets, rows, slope, shares, pulls), steps = cache
         dh = shares[:, None] * slope - pulls[:, None] * rows
         order = np.argsort(targets, kind="stable")
-        ids, firsts = np.unique(targets[order], return_index=True)
-        of_labels = np.add.reduceat(-(pulls[:, None] * contexts)[order], firsts, axis=0)
+        ids, offsets = np.unique(targets[order], return_index=True)
+        of_labels = np.add.reduceat(-(pulls[:, None] * contexts)[order], offsets, axis=0)
         matrix = 2.0 * contexts.T @ (shares[:, None] * contexts)
         offset = 2.0 * self._shift * (shares @ contexts)
         gradient = FactoredGradient(matrix, offset, SparseRows(ids, of_labels), steps)
@@ -410,9 +410,9 @@ class SphericalSoftmax:
         value = value if self.reduction == "mean" else value / len(targets)
         in_place = np.zeros(0)
         if sizes:
-            contexts, owners = np.asarray(h), np.arange(len(targets))
+            contexts, example_ids = np.asarray(h), np.arange(len(targets))
             in_place = labels_in_places(
-                self.top_k, contexts, owners, targets, max(sizes), self.num_classes
+                self.top_k, contexts, example_ids, targets, max(sizes), self.num_classes
             )
         return evaluation_of(value, in_place, sizes, len(targets), len(targets))
 

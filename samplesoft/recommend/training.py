@@ -45,7 +45,7 @@ from samplesoft.training.linear_task import (
     divergence_told,
     entry_chunks,
     held_out_order,
-    owners_of,
+    example_ids_of,
     unit_norm,
 )
 from samplesoft.training.loop import Callback, fit
@@ -340,13 +340,13 @@ def hide(user_items: Matrix, share: float, seed: int) -> tuple[Matrix, IntArray,
     chosen[users] = True
     hidden, random = np.empty(user_items.nnz, bool), np.random.default_rng(seed)
     for part in entry_chunks(user_items):
-        owners, some = owners_of(user_items, part)
-        places = random.random(len(owners))
-        first = np.lexsort((places, owners))  # of each user, the items in a random order
+        example_ids, some = example_ids_of(user_items, part)
+        places = random.random(len(example_ids))
+        first = np.lexsort((places, example_ids))  # of each user, the items in a random order
         sizes = np.diff(user_items.indptr[part.start : part.stop + 1])
-        rank = np.empty(len(owners), np.int64)
-        rank[first] = np.arange(len(owners)) - (np.cumsum(sizes) - sizes)[owners]
-        hidden[some] = chosen[part][owners] & (rank < np.maximum(1, sizes // 5)[owners])
+        rank = np.empty(len(example_ids), np.int64)
+        rank[first] = np.arange(len(example_ids)) - (np.cumsum(sizes) - sizes)[example_ids]
+        hidden[some] = chosen[part][example_ids] & (rank < np.maximum(1, sizes // 5)[example_ids])
     return some_entries(user_items, ~hidden), users, some_entries(user_items, hidden)[users]
 
 
@@ -361,14 +361,14 @@ def normalized(user_items: Matrix) -> Matrix:
         return np.maximum(found, np.finfo(np.float64).tiny)  # of which a degree is not 0
 
     for part in parts:
-        owners, some = owners_of(user_items, part)
-        of_users[part] = np.bincount(owners, weights(some), part.stop - part.start)
+        example_ids, some = example_ids_of(user_items, part)
+        of_users[part] = np.bincount(example_ids, weights(some), part.stop - part.start)
         # one after another, as if all were added up at once
         np.add.at(of_items, user_items.indices[some], weights(some))
     for part in parts:
-        owners, some = owners_of(user_items, part)
-        of_owners, items = np.sqrt(of_users[part][owners]), user_items.indices[some]
-        values[some] = weights(some) / of_owners / np.sqrt(of_items[items])
+        example_ids, some = example_ids_of(user_items, part)
+        of_examples, items = np.sqrt(of_users[part][example_ids]), user_items.indices[some]
+        values[some] = weights(some) / of_examples / np.sqrt(of_items[items])
     return sparse.csr_array((values, user_items.indices, user_items.indptr), user_items.shape)
 
 

@@ -41,7 +41,7 @@ from samplesoft.sklearn.labels import (
     class_weights,
     example_weights,
     infer_codec,
-    owners_and_ids,
+    examples_and_ids,
 )
 from samplesoft.sklearn.learner import (
     Learner,
@@ -383,7 +383,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             X = self._checked_examples(X, y, reset=not go_on)
             codec = self._learner.codec if go_on else infer_codec(y)
             codes = codec.encode(y)
-            labelled = np.unique(owners_and_ids(codes)[0])
+            labelled = np.unique(examples_and_ids(codes)[0])
             if not len(labelled):
                 raise ValueError("`y` must hold a label for at least one example, got none.")
             sample_weight = check_sample_weight(sample_weight, X.shape[0])
@@ -879,7 +879,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                 f"`{name}` must be inputs and labels as those of the training data: {reason}; "
                 f"{remedy}"
             ) from error
-        rows = np.unique(owners_and_ids(codes)[0])
+        rows = np.unique(examples_and_ids(codes)[0])
         if not len(rows):
             raise ValueError(f"`{name}` must hold a label for at least one example, got none.")
         return Examples(X, codes, np.ones(X.shape[0])).all_or(rows)

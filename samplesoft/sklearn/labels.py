@@ -290,7 +290,7 @@ def _of_ones(matrix: sparse.csr_array) -> sparse.csr_array:
     return sparse.csr_array((ones, matrix.indices, matrix.indptr), matrix.shape)
 
 
-def owners_and_ids(codes: Any) -> tuple[IntArray, IntArray]:
+def examples_and_ids(codes: Any) -> tuple[IntArray, IntArray]:
     """Return the example and the class of each label (P,), of codes."""
     if isinstance(codes, np.ndarray):
         return np.arange(len(codes)), codes
@@ -299,8 +299,8 @@ def owners_and_ids(codes: Any) -> tuple[IntArray, IntArray]:
 
 def class_counts(codes: Any, num_classes: int, sample_weight: FloatArray) -> FloatArray:
     """Return how often each class occurs, (n,); an example counts as often as its weight says."""
-    owners, ids = owners_and_ids(codes)
-    counts = np.bincount(ids, sample_weight[owners], num_classes).astype(np.float64)
+    example_ids, ids = examples_and_ids(codes)
+    counts = np.bincount(ids, sample_weight[example_ids], num_classes).astype(np.float64)
     if not np.isfinite(counts).all():
         raise ValueError(
             "`sample_weight` must have a finite sum over the examples of each class, got "
@@ -369,10 +369,10 @@ def example_weights(of_class: FloatArray, codes: Any, sample_weight: FloatArray)
     Of several labels it is the mean. A weight that gradients of float32 would not stand is an
     error.
     """
-    owners, ids = owners_and_ids(codes)
+    example_ids, ids = examples_and_ids(codes)
     num = len(sample_weight)
-    weights = np.bincount(owners, of_class[ids], num) / np.maximum(
-        np.bincount(owners, None, num), 1
+    weights = np.bincount(example_ids, of_class[ids], num) / np.maximum(
+        np.bincount(example_ids, None, num), 1
     )
     weights *= sample_weight
     if weights.max() > _HEAVIEST:

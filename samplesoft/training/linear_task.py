@@ -347,14 +347,14 @@ def unit_norm(matrix: Any) -> sparse.csr_array:
     """Divide the rows of a CSR matrix (N, v) by their norms, as float32; empty ones stay empty."""
     found = np.empty(len(matrix.data), np.float32)
     for part in entry_chunks(matrix):
-        owners, some = owners_of(matrix, part)
+        example_ids, some = example_ids_of(matrix, part)
         values = matrix.data[some].astype(np.float64)
         largest = np.zeros(part.stop - part.start)
-        np.maximum.at(largest, owners, np.abs(values))
+        np.maximum.at(largest, example_ids, np.abs(values))
         # by the largest first: squares of large or tiny numbers would leave float64
-        values /= np.where(largest > 0.0, largest, 1.0)[owners]
-        norms = np.sqrt(np.bincount(owners, values**2, minlength=len(largest)))
-        values /= np.where(norms > 0.0, norms, 1.0)[owners]
+        values /= np.where(largest > 0.0, largest, 1.0)[example_ids]
+        norms = np.sqrt(np.bincount(example_ids, values**2, minlength=len(largest)))
+        values /= np.where(norms > 0.0, norms, 1.0)[example_ids]
         found[some] = values
     return sparse.csr_array((found, matrix.indices, matrix.indptr), matrix.shape)
 
@@ -365,7 +365,7 @@ def entry_chunks(matrix: Any) -> list[slice]:
     return [slice(*ends) for ends in zip(starts, [*starts[1:], matrix.shape[0]], strict=True)]
 
 
-def owners_of(matrix: Any, rows: slice) -> tuple[IntArray, slice]:
+def example_ids_of(matrix: Any, rows: slice) -> tuple[IntArray, slice]:
     """Return the row of each entry of some rows, counted from the first, and which entries."""
     ends = matrix.indptr[rows.start : rows.stop + 1]
     return np.repeat(np.arange(len(ends) - 1), np.diff(ends)), slice(int(ends[0]), int(ends[-1]))

@@ -358,6 +358,6 @@ def one_label_each(inputs: Any, labels: Any, leave_out: bool, seed: int) -> tupl
     drawn = labels.indices[order[labels.indptr[:-1]]].astype(np.int64)
     if leave_out:
         # the item that is to be found must not be among those it is found from
-        owners = np.repeat(np.arange(size), np.diff(inputs.indptr))
-        inputs = some_entries(inputs, inputs.indices != drawn[owners])
+        example_ids = np.repeat(np.arange(size), np.diff(inputs.indptr))
+        inputs = some_entries(inputs, inputs.indices != drawn[example_ids])
     return inputs, drawn

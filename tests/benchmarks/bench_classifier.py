@@ -54,9 +54,9 @@ def compiled_steps(dim, num_sampled, batch, steps=50, num_classes=30_000, words=
     """Print the time of a step of a compiled call, beside what it is made of."""
     rng = np.random.default_rng(0)
     size = batch * steps
-    owners = np.arange(0, size * words + 1, words)
+    example_ids = np.arange(0, size * words + 1, words)
     columns = np.minimum(rng.zipf(1.2, size * words) - 1, INPUTS - 1)
-    x = sparse.csr_array((np.ones(size * words, np.float32), columns, owners), (size, INPUTS))
+    x = sparse.csr_array((np.ones(size * words, np.float32), columns, example_ids), (size, INPUTS))
     x.sum_duplicates()
     y = np.minimum(rng.zipf(1.2, size) - 1, num_classes - 1)
     settings = LinearSoftmaxSettings(sampler="unigram", num_sampled=num_sampled, embedding_dim=dim)

@@ -222,8 +222,8 @@ def test_no_two_contexts_or_shards_draw_from_one_stream():
     agree = np.zeros((4, 4))
     for seed in range(tries):
         ids = layer.sampler.sample(h, 5, rng=seed).ids
-        firsts = [next(iter(row[row // 30 == s] % 30), -1 - s) for row in ids for s in range(2)]
-        agree += np.equal.outer(firsts, firsts)
+        offsets = [next(iter(row[row // 30 == s] % 30), -1 - s) for row in ids for s in range(2)]
+        agree += np.equal.outer(offsets, offsets)
     rates = agree[np.triu_indices(4, 1)] / tries
     assert (rates < 1 / 30 + 5 * np.sqrt(1 / 30 / tries)).all() and (rates > 0).all()
 

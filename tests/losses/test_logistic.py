@@ -18,7 +18,7 @@ LOGISTIC = [name for name, spec in LOSSES.items() if issubclass(spec.make, Logis
 def found(loss, labels, biases=None):
     """Return the value and all gradients of three examples."""
     case = make_case(loss, shared=loss.needs_label_count or not loss.excludes_label, seed=3)
-    owners, classes = labels.nonzero() if sparse.issparse(labels) else (None, labels)
+    example_ids, classes = labels.nonzero() if sparse.issparse(labels) else (None, labels)
     counts = np.log(case.q[0] * case.ids.shape[1])[classes] if loss.needs_label_count else None
     if loss.excludes_label:
         labels = case.labels

@@ -130,22 +130,22 @@ def test_a_masked_draw_has_exactly_no_part_in_logistic_regression():
 def test_corrections_and_hits(dtype, shared, keeps_own, keeps_others, once):
     rng = np.random.default_rng(0)
     own, drawn = rng.normal(size=4), rng.normal(size=(3, 4)).astype(dtype)
-    owners, labels = np.array([0, 1, 1, 2]), np.array([1, 2, 0, 3])
+    example_ids, labels = np.array([0, 1, 1, 2]), np.array([1, 2, 0, 3])
     ids = (
         np.array([[1, 2, 1, 0]]) if shared else np.array([[1, 2, 1, 0], [2, 2, 2, 2], [0, 1, 0, 1]])
     )
     log_counts = rng.normal(size=ids.shape)
     places = np.concatenate([labels, ids.ravel()])
     _, _, order, starts = equal_runs(places, 4)
-    first, last, columns = find_hits(labels, owners, order, starts, 4, shared)
+    first, last, columns = find_hits(labels, example_ids, order, starts, 4, shared)
     for p in range(4):
-        wanted = np.flatnonzero(ids[0 if shared else owners[p]] == labels[p])
+        wanted = np.flatnonzero(ids[0 if shared else example_ids[p]] == labels[p])
         assert columns[first[p] : last[p]].tolist() == wanted.tolist()
     pairs = Pairs(
         own=own,
         drawn=drawn,
         log_counts=log_counts,
-        owners=owners,
+        example_ids=example_ids,
         begin=0,
         shares=np.ones(4),
         hit_starts=first,
@@ -157,11 +157,11 @@ def test_corrections_and_hits(dtype, shared, keeps_own, keeps_others, once):
     )
     logits = np.empty((4, 5))
     pair_logits(pairs, 0, logits)
-    every = np.broadcast_to(ids, (3, 4))[owners]
-    wanted = (drawn.astype(float) - log_counts)[owners]
+    every = np.broadcast_to(ids, (3, 4))[example_ids]
+    wanted = (drawn.astype(float) - log_counts)[example_ids]
     for p, k in np.ndindex(4, 4):
         is_own = every[p, k] == labels[p]
-        is_other = not is_own and every[p, k] in labels[owners == owners[p]]
+        is_other = not is_own and every[p, k] in labels[example_ids == example_ids[p]]
         if is_own and not keeps_own or is_other and not keeps_others or once and p == 2:
             wanted[p, k] = -INF
     np.testing.assert_array_equal(logits, np.column_stack([own, wanted]))
@@ -214,7 +214,7 @@ def test_slopes_of_pairs_become_those_of_examples():
         own=np.array([0.0, np.nan, 0.0, INF]),
         drawn=np.zeros((3, 2)),
         log_counts=np.zeros((1, 2)),
-        owners=np.array([0, 1, 1, 2]),
+        example_ids=np.array([0, 1, 1, 2]),
         shares=np.array([1.0, 0.25, 0.75, 1.0]),
     )
     losses, d_own, d_drawn = np.ones(4), np.empty(4), np.full((3, 2), np.nan)
@@ -239,15 +239,15 @@ def test_merged_draws_differentiate_as_rows_do(
 ):
     """Of examples with one label, several, and draws all of which are labels."""
     rng = np.random.default_rng(0)
-    owners, labels = np.array([0, 1, 1, 1, 2, 2]), np.array([1, 0, 2, 4, 3, 1])
+    example_ids, labels = np.array([0, 1, 1, 1, 2, 2]), np.array([1, 0, 2, 4, 3, 1])
     ids = np.array([[1, 2, 1, 0, 3], [5, 2, 0, 2, 4], [3, 3, 1, 1, 3]])
     _, _, order, starts = equal_runs(np.concatenate([labels, ids.ravel()]), 6)
-    first, last, columns = find_hits(labels, owners, order, starts, 5, False)
+    first, last, columns = find_hits(labels, example_ids, order, starts, 5, False)
     pairs = Pairs(
         own=rng.normal(size=6),
         drawn=rng.normal(size=(3, 5)),
         log_counts=rng.normal(size=(3, 5)),
-        owners=owners,
+        example_ids=example_ids,
         begin=0,
         shares=rng.random(6),
         hit_starts=first,
@@ -276,7 +276,7 @@ def test_rows_of_float32_keep_the_digits_of_their_differences():
         own=np.ones(1),
         drawn=drawn,
         log_counts=log_counts,
-        owners=np.zeros(1, np.int64),
+        example_ids=np.zeros(1, np.int64),
         shares=np.ones(1),
     )
     logits = np.empty((1, 4), np.float32)
@@ -285,8 +285,8 @@ def test_rows_of_float32_keep_the_digits_of_their_differences():
 
 
 def test_scores_that_are_not_finite_void_the_pairs_of_their_example():
-    own, owners = np.ones(4), np.array([0, 1, 1, 2])
-    void_unsound(own, np.array([[1.0, 2.0], [-INF, 0.0], [0.0, np.nan]]), owners, 0, 0)
+    own, example_ids = np.ones(4), np.array([0, 1, 1, 2])
+    void_unsound(own, np.array([[1.0, 2.0], [-INF, 0.0], [0.0, np.nan]]), example_ids, 0, 0)
     np.testing.assert_array_equal(own, [1.0, np.nan, np.nan, np.nan])
 
 

@@ -269,18 +269,18 @@ def test_several_labels_are_the_weighted_mean_of_one(name, shared):
         case.q[:] = np.random.default_rng(1).dirichlet(np.ones(9), size=len(case.q))
         pool = [4, 5, 6, 7, 8] if loss.excludes_label else [0, 1, 2, 3, 4, 8]
         case.ids[:] = np.random.default_rng(2).choice(pool, size=case.ids.shape)
-    owners = np.repeat(np.arange(3), [2, 3, 2])
+    example_ids = np.repeat(np.arange(3), [2, 3, 2])
     flat = np.concatenate(labels)
-    matrix = sparse.csr_array((np.concatenate(shares), (owners, flat)), shape=(3, 9))
+    matrix = sparse.csr_array((np.concatenate(shares), (example_ids, flat)), shape=(3, 9))
     share = np.concatenate([np.array(s) / sum(s) for s in shares])
     pairs = Case(
-        case.h[owners],
+        case.h[example_ids],
         case.class_embeddings,
         flat,
-        case.q if shared else case.q[owners],
-        case.ids if shared or case.ids is None else case.ids[owners],
+        case.q if shared else case.q[example_ids],
+        case.ids if shared or case.ids is None else case.ids[example_ids],
         case.biases,
-        case.weights[owners] * share,
+        case.weights[example_ids] * share,
     )
     wanted, wanted_cache = pairs.forward(loss)
     value, cache = loss.forward(
@@ -294,7 +294,7 @@ def test_several_labels_are_the_weighted_mean_of_one(name, shared):
     )
     assert value == pytest.approx(wanted, rel=1e-13)
     one, other = loss.backward(cache), loss.backward(wanted_cache)
-    sums = np.stack([other.dh[owners == b].sum(axis=0) for b in range(3)])
+    sums = np.stack([other.dh[example_ids == b].sum(axis=0) for b in range(3)])
     np.testing.assert_allclose(one.dh, sums, rtol=1e-11, atol=1e-14)
     np.testing.assert_allclose(dense(one.dW, 9), dense(other.dW, 9), rtol=1e-11, atol=1e-14)
     np.testing.assert_allclose(dense(one.db, 9), dense(other.db, 9), rtol=1e-11, atol=1e-14)

@@ -21,7 +21,7 @@ def vectors(seed=0):
 def test_pairs_come_example_by_example():
     targets = check_targets(sparse.csr_array(DENSE), 3, 5)
     assert targets.labels.tolist() == [1, 3, 0, 0, 1, 2, 4]
-    assert targets.owners.tolist() == [0, 0, 1, 2, 2, 2, 2]
+    assert targets.example_ids.tolist() == [0, 0, 1, 2, 2, 2, 2]
     np.testing.assert_allclose(targets.shares, [0.25, 0.75, 1.0, 0.25, 0.25, 0.25, 0.25])
 
 

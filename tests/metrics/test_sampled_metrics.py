@@ -210,8 +210,8 @@ def test_two_candidates_one_draw_and_more_draws_than_candidates():
 
 def test_a_simulation_agrees_and_the_wrong_distribution_does_not():
     """2,000 draws of 12 among 30 for three examples, one with two relevant items."""
-    rng, ranks, owners = np.random.default_rng(5), [3, 9, 14, 20], [0, 1, 1, 2]
-    targets = TargetRanks(ranks, 31, owners)
+    rng, ranks, example_ids = np.random.default_rng(5), [3, 9, 14, 20], [0, 1, 1, 2]
+    targets = TargetRanks(ranks, 31, example_ids)
     scores = -np.arange(31.0)
     relevant = [[2], [8, 13], [19]]
     total = []
@@ -244,7 +244,7 @@ def test_a_simulation_agrees_and_the_wrong_distribution_does_not():
         )
         > 0.3
     )
-    assert worst(sampled_metrics(TargetRanks(np.add(ranks, 1), 31, owners), 12, 5)) > 6
+    assert worst(sampled_metrics(TargetRanks(np.add(ranks, 1), 31, example_ids), 12, 5)) > 6
 
 
 def test_ties_are_counted_and_what_is_left_out_is_no_candidate():

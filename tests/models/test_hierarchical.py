@@ -369,10 +369,10 @@ def test_options_that_a_tree_does_not_have():
 
 def test_given_cells_are_those_of_the_tree():
     tree = two_level_tree(COUNTS, [5, 0, 5, 0, 5, 0, 12, 0, 5, 0, 12, 0, 5])
-    firsts, n = [0, 1, 6], len(COUNTS)  # a class of each cell
+    offsets, n = [0, 1, 6], len(COUNTS)  # a class of each cell
     layer = HierarchicalSoftmax(np.zeros((tree.num_nodes, 2)), tree)
     logs = layer.log_probs([[0.0, 0.0]])[0]
-    np.testing.assert_allclose(np.exp(-logs[firsts]), 3.0 * np.array([5, 6, 2]))
+    np.testing.assert_allclose(np.exp(-logs[offsets]), 3.0 * np.array([5, 6, 2]))
     assert tree.num_nodes == n + 3
     for cells in ([0, 1], np.full(n, n), np.full(n, 0.5)):
         with pytest.raises((TypeError, ValueError), match="`cells`"):

@@ -111,7 +111,7 @@ CARRIERS = {
 }
 several = pytest.mark.parametrize("carry", [CARRIERS["list"], CARRIERS["objects"], Nullable])
 carriers = pytest.mark.parametrize("carry", CARRIERS.values(), ids=CARRIERS)
-firsts = pytest.mark.parametrize("first", FIRST)
+offsets = pytest.mark.parametrize("first", FIRST)
 # a table of one column, as scikit-learn's own classifiers take it
 pytestmark = pytest.mark.filterwarnings("ignore:A column-vector y was passed")
 
@@ -132,7 +132,7 @@ def dtype_of(first):
     return np.dtype(np.int64 if first < 2**63 else np.uint64 if first < 2**64 else object)
 
 
-@firsts
+@offsets
 @carriers
 def test_fit_and_score(carry, first):
     ids = ids_of(first)
@@ -145,7 +145,7 @@ def test_fit_and_score(carry, first):
     assert clf.score(X, carry(labels_of([ids[0], ids[2], ids[1]]))) == pytest.approx(1 / 3)
 
 
-@firsts
+@offsets
 @carriers
 def test_all_that_takes_labels(carry, first):
     ids = ids_of(first)
@@ -163,7 +163,7 @@ def test_all_that_takes_labels(carry, first):
         other.partial_fit(X, unseen)
 
 
-@firsts
+@offsets
 @several
 def test_lists_of_labels(carry, first):
     ids = ids_of(first)
@@ -182,7 +182,7 @@ def test_lists_of_labels(carry, first):
     assert set(best.ravel().tolist()) == {ids[2]}
 
 
-@firsts
+@offsets
 def test_weights_of_classes(first, tmp_path):
     ids = ids_of(first)
     plain = make(class_weight={1: 3.0, 2: 0.5}).fit(X, Y)
@@ -203,7 +203,7 @@ def test_weights_of_classes(first, tmp_path):
     np.testing.assert_array_equal(whole.predict_proba(X), plain.predict_proba(X))
 
 
-@firsts
+@offsets
 @pytest.mark.parametrize("copy", ["save", "pickle"])
 def test_copies_keep_the_type(first, copy, tmp_path, capsys):
     ids = ids_of(first)

@@ -92,7 +92,7 @@ def label_log_counts(
         return expected
     # draws of the label are left out, and the others divided by their number
     num_hits = np.empty(len(labels), np.int64)
-    first_pairs = np.append(targets.firsts()[::batch_size], len(labels))  # of steps
+    first_pairs = np.append(targets.offsets()[::batch_size], len(labels))  # of steps
     for step, drawn in enumerate(np.sort(ids, axis=1)):
         of_step = slice(first_pairs[step], first_pairs[step + 1])
         starts = np.searchsorted(drawn, labels[of_step], "left")
@@ -100,6 +100,6 @@ def label_log_counts(
         num_hits[of_step] = stops - starts
     if loss.mask_other_labels:  # no draw of any label of the example is kept
         num_hits = targets.rows(targets.per_example(num_hits))
-        expected = targets.rows(np.logaddexp.reduceat(expected, targets.firsts()))
+        expected = targets.rows(np.logaddexp.reduceat(expected, targets.offsets()))
     gains: FloatArray = gains_of_kept(ids.shape[1], num_hits, expected)
     return gains

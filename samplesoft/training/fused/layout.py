@@ -197,7 +197,7 @@ def _empty_pairs(
     targets: Targets, log_counts: FloatArray, num_examples: int, batch_size: int
 ) -> StepPairs:
     num_pairs = len(targets.labels)
-    offsets = np.append(targets.firsts(), num_pairs)
+    offsets = np.append(targets.offsets(), num_pairs)
     return StepPairs(
         offsets=offsets,
         weights=np.ones(num_pairs) if targets.shares is None else targets.shares,

@@ -396,7 +396,7 @@ def make_runner(differentiate: Kernel, update_rows: Kernel, draws_are_classes: b
                         own=shared.d_labels,
                         drawn=drawn,
                         log_counts=classes.log_counts[s : s + 1],
-                        owners=pairs.example_ids,
+                        example_ids=pairs.example_ids,
                         begin=here,
                         shares=pairs.weights,
                         hit_starts=hits.starts,
