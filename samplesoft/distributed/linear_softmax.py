@@ -99,7 +99,7 @@ def require_shardable(settings: LinearSoftmaxSettings) -> None:
             "themselves stay in memory."
         )
     if not LOSSES[loss].draws:
-        able = ", ".join(name for name, spec in LOSSES.items() if spec.shares)
+        able = ", ".join(name for name, spec in LOSSES.items() if spec.shares_draws)
         raise ValueError(f"`loss` must be one of {able} {there}, got {loss!r}.")
     if sampler not in SHARDED:
         able = ", ".join(SHARDED)

@@ -92,7 +92,7 @@ class Targets:
     example_ids: IntArray | None = (
         None  # (P,): example of each pair, rising; None where each has one
     )
-    shares: FloatArray | None = None  # (P,): weights in the loss of an example
+    label_weights: FloatArray | None = None  # (P,): weights in the loss of an example
     starts: IntArray | None = None  # (B,): first pair of each example
 
     def rows(self, values: Any) -> Any:

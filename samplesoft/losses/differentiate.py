@@ -125,7 +125,7 @@ def _merged(kernel: Kernel, merge: Kernel, apart: bool) -> Kernel:
         d_own: Floats,
         d_drawn: Floats,
     ) -> None:
-        own, example_ids, shares = pairs.own, pairs.example_ids, pairs.shares
+        own, example_ids, label_weights = pairs.own, pairs.example_ids, pairs.label_weights
         starts, stops, columns = pairs.hit_starts, pairs.hit_stops, pairs.hit_columns
         width, of_all = d_drawn.shape[1], len(pairs.log_counts) == 1
         # room for logits of draws that are apart, for derivatives in these and in the merged logit,
@@ -162,11 +162,11 @@ def _merged(kernel: Kernel, merge: Kernel, apart: bool) -> Kernel:
                     for i in range(1, num + 2):
                         of_pair[i] = -np.inf
                 kernel(of_pair[: num + 2].reshape((1, num + 2)), losses[p : p + 1], *numbers)
-                share = shares[p] if len(shares) > 0 else 1.0
-                losses[p] *= share if abs(own[p]) < np.inf else np.nan
-                d_own[p] = share * of_pair[0]
+                label_weight = label_weights[p] if len(label_weights) > 0 else 1.0
+                losses[p] *= label_weight if abs(own[p]) < np.inf else np.nan
+                d_own[p] = label_weight * of_pair[0]
                 for i in range(num + 1):
-                    slopes[i] += share * of_pair[1 + i]
+                    slopes[i] += label_weight * of_pair[1 + i]
             slope = row.dtype.type(slopes[num])
             for k in range(width):
                 row[k] *= slope

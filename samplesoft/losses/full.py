@@ -76,29 +76,31 @@ class FullSoftmaxLoss(Loss):
     ) -> tuple[FloatArray, _Saved]:
         targets = batch.targets
         own, signs = own_scores(self, batch, draw)
-        shares = np.ones(len(own)) if targets.shares is None else targets.shares
+        label_weights = (
+            np.ones(len(own)) if targets.label_weights is None else targets.label_weights
+        )
         if self.mask_other_labels:
-            return self._without_labels(batch, own, shares, signs)
+            return self._without_labels(batch, own, label_weights, signs)
         # Pair l loses log(sum) - o_l = to_best + behind_l, where the best label stands between.
         pivots = _best_pairs(targets, own)
         # The best label stays out of the sum, so that log(1 + rest / best) keeps its digits
         # where the rest is small.
         top, total = self._other_classes(batch, LabelPlaces(targets, pivots))
-        best, sums = own[pivots], targets.per_example(shares)
+        best, sums = own[pivots], targets.per_example(label_weights)
         with np.errstate(all="ignore"):  # what is not finite here, `Loss.forward` explains
             to_best = np.logaddexp(0.0, top - best + np.log(total))
             behind = targets.rows(best) - own
-            losses = sums * to_best + targets.per_example(shares * behind)
-            d_labels = targets.rows(sums) * np.exp(-behind - targets.rows(to_best)) - shares
+            losses = sums * to_best + targets.per_example(label_weights * behind)
+            d_labels = targets.rows(sums) * np.exp(-behind - targets.rows(to_best)) - label_weights
             # of the best label p - 1, for p near 1 too
-            d_labels[pivots] = sums * np.expm1(-to_best) + (sums - shares[pivots])
+            d_labels[pivots] = sums * np.expm1(-to_best) + (sums - label_weights[pivots])
             # of other classes exp(o - top) times the scale; top is at least each of them
             top = np.maximum(top, best.astype(top.dtype))
             scale = sums * np.exp(top - best - to_best)
         return losses, _Saved(top, scale, d_labels * signs)
 
     def _without_labels(
-        self, batch: Batch, own: FloatArray, shares: FloatArray, signs: Any
+        self, batch: Batch, own: FloatArray, label_weights: FloatArray, signs: Any
     ) -> tuple[FloatArray, _Saved]:
         """Compute as `_forward` the softmax of each label and of the classes that are no label."""
         targets = batch.targets
@@ -107,10 +109,11 @@ class FullSoftmaxLoss(Loss):
         with np.errstate(all="ignore"):
             behind = targets.rows(top + np.log(total)) - own
             lost = np.logaddexp(0.0, behind)
-            missed = shares * np.exp(behind - lost)  # how far the label's probability is below 1
+            # how far the label's probability is below 1
+            missed = label_weights * np.exp(behind - lost)
             missed[behind == -np.inf] = 0.0
             scale = np.where(total > 0.0, targets.per_example(missed) / total, 0.0)
-        return targets.per_example(shares * lost), _Saved(top, scale, -missed * signs)
+        return targets.per_example(label_weights * lost), _Saved(top, scale, -missed * signs)
 
     def _other_classes(self, batch: Batch, excluded: LabelPlaces) -> tuple[Rows, FloatArray]:
         """Return the greatest score (B,) of the other classes, and their sum relative to it."""

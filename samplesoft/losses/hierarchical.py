@@ -255,9 +255,9 @@ def two_level_tree(counts: ArrayLike, cells: Any = None) -> ClassTree:
         num = as_count("cells", math.isqrt(n) if cells is None else cells)
         order = np.argsort(-frequencies, kind="stable")
         roots = np.sqrt(frequencies[order])
-        shares = 0.5 / n + 0.5 * roots / roots.sum()
+        fractions = 0.5 / n + 0.5 * roots / roots.sum()
         chosen = np.empty(n, np.int64)
-        chosen[order] = np.minimum(num * (np.cumsum(shares) - 0.5 * shares), num - 1)
+        chosen[order] = np.minimum(num * (np.cumsum(fractions) - 0.5 * fractions), num - 1)
     else:
         chosen = as_labels("cells", cells, n, (n,))
     _, chosen = np.unique(chosen, return_inverse=True)
@@ -350,7 +350,9 @@ class HierarchicalLoss(Loss):
         tree, targets, z, rows = self.tree, batch.targets, batch.z, batch.class_embeddings
         labels, size = targets.labels, len(z)
         example_ids = targets.rows(np.arange(size))
-        shares = np.ones(len(labels)) if targets.shares is None else targets.shares
+        label_weights = (
+            np.ones(len(labels)) if targets.label_weights is None else targets.label_weights
+        )
         ends = np.cumsum(tree.below_top[labels])
         starts = ends - tree.below_top[labels]
         # the children of the root are scored by all: by one product
@@ -362,7 +364,14 @@ class HierarchicalLoss(Loss):
         def work(part: slice) -> None:
             _go_down(
                 *(tree.parents, tree.children, rows, z, top, d_top),
-                *(labels, example_ids, shares, starts, offsets[part.start], offsets[part.stop]),
+                *(
+                    labels,
+                    example_ids,
+                    label_weights,
+                    starts,
+                    offsets[part.start],
+                    offsets[part.stop],
+                ),
                 *(ids, slopes, losses, room_of(tree, z)),
             )
 
@@ -447,7 +456,7 @@ def _go_down(
     d_top: Rows,
     labels: IntArray,
     example_ids: IntArray,
-    shares: FloatArray,
+    label_weights: FloatArray,
     starts: IntArray,
     first: int,
     last: int,
@@ -469,12 +478,12 @@ def _go_down(
             products(rows, begin, end, z, b, -1, logits, 0)
             lost += _differentiate(logits, weights, end - begin, node - begin)
             for i in range(end - begin):
-                ids[at + i], slopes[at + i] = begin + i, shares[p] * weights[0, i]
+                ids[at + i], slopes[at + i] = begin + i, label_weights[p] * weights[0, i]
             at += end - begin
             node = parents[node]
         for i in range(top.shape[1]):
             logits[0, i] = top[b, i]
         lost += _differentiate(logits, weights, top.shape[1], node)
         for i in range(top.shape[1]):
-            d_top[b, i] += shares[p] * weights[0, i]
-        losses[p] = shares[p] * lost
+            d_top[b, i] += label_weights[p] * weights[0, i]
+        losses[p] = label_weights[p] * lost

@@ -94,7 +94,7 @@ class LossSpec:
         return self.scheme is not None and self.scheme.excludes_label
 
     @property
-    def shares(self) -> bool:
+    def shares_draws(self) -> bool:
         """Whether one set of draws may serve a whole batch."""
         return self.draws and not self.excludes_label
 

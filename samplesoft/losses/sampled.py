@@ -235,7 +235,7 @@ class SampledLoss(Loss):
             log_counts=log_counts,
             example_ids=scores.example_ids,
             begin=0,
-            shares=_ALL_ONE if targets.shares is None else targets.shares,
+            label_weights=_ALL_ONE if targets.label_weights is None else targets.label_weights,
             hit_starts=hit_starts,
             hit_stops=hit_stops,
             hit_columns=hit_columns,

@@ -43,7 +43,7 @@ class Pairs(NamedTuple):
     log_counts: FloatArray  # (B, m) or (1, m): what scores of draws lose
     example_ids: IntArray  # (P,): example of each, rising, counted from `begin`
     begin: int
-    shares: FloatArray  # (P,): what each weighs in the loss of its example; (0,) if all weigh 1
+    label_weights: FloatArray  # (P,): weight in the loss of its example; (0,) if all are 1
     hit_starts: IntArray  # (P,)
     hit_stops: IntArray
     hit_columns: IntArray
@@ -326,8 +326,8 @@ def class_sums(
 ) -> None:
     """Write the sums (k, d) over k classes of derivatives times contexts, each in float64.
 
-    Derivatives are of the labels (P,), of which `example_ids` (P,) are the examples, and of the draws
-    (B, m), whose sums `of_draws` (m, d) over the examples are given if these share them. Class g
+    Derivatives are of the labels (P,), whose examples are `example_ids` (P,), and of the draws
+    (B, m). Their sums `of_draws` (m, d) over the examples are given if these share the draws. Class g
     has those at ``order[starts[g]:starts[g + 1]]`` of the labels and then the draws, as
     `kernels.sort_ids.equal_runs` says.
     """
@@ -453,29 +453,30 @@ def share_out_slopes(
     are multiplied by what they weigh, `d_own` (P,) written, and sums, made in float64, written to
     `d_drawn` (B, m), or added to those of earlier pairs.
     """
-    example_ids, own, shares, width = (
+    example_ids, own, label_weights, width = (
         pairs.example_ids,
         pairs.own,
-        pairs.shares,
+        pairs.label_weights,
         slopes.shape[1] - 1,
     )
     total = np.empty(width)  # float64, for labels of an example pull at a draw in turn
     for i in range(len(slopes)):
         p = start + i
-        b, share = example_ids[p] - pairs.begin, shares[p] if len(shares) > 0 else 1.0
-        losses[p] *= share if abs(own[p]) < np.inf else np.nan
-        d_own[p] = share * slopes[i, 0]
+        b = example_ids[p] - pairs.begin
+        label_weight = label_weights[p] if len(label_weights) > 0 else 1.0
+        losses[p] *= label_weight if abs(own[p]) < np.inf else np.nan
+        d_own[p] = label_weight * slopes[i, 0]
         begins = p == 0 or example_ids[p - 1] != example_ids[p]
         ends = i + 1 == len(slopes) or example_ids[p + 1] != example_ids[p]
         if begins:
             for k in range(width):
-                total[k] = share * slopes[i, 1 + k]
+                total[k] = label_weight * slopes[i, 1 + k]
         else:
             if i == 0:
                 for k in range(width):
                     total[k] = d_drawn[b, k]
             for k in range(width):
-                total[k] += share * slopes[i, 1 + k]
+                total[k] += label_weight * slopes[i, 1 + k]
         if ends:
             for k in range(width):
                 d_drawn[b, k] = total[k]

@@ -155,9 +155,9 @@ def labels_in_places(
 ) -> FloatArray:
     """Return the expected number of labels in each place of the lists, shape (length,).
 
-    ``top_k(contexts, k)`` returns best classes (B, k) and their scores, which fall; label p is of
-    the example ``example_ids[p]``. Classes of equal score stand in random order, so that a label is as
-    likely in one of their places as in another.
+    ``top_k(contexts, k)`` returns the best classes (B, k) and their scores, in falling order. Label
+    p belongs to the example ``example_ids[p]``. Classes of equal score stand in random order, so
+    that a label is equally likely at each of their positions.
     """
     # one class more than is asked for shows whether a tie goes on beyond the end of the list
     ids, scores = top_k(contexts, min(length + 1, num_classes))

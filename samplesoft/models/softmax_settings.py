@@ -142,7 +142,7 @@ class SoftmaxSettings:
                 "which never draws labels that are not among its candidates; take a loss such as "
                 "'sampled' or 'sampled-masked'."
             )
-        if shared and not loss.shares:
+        if shared and not loss.shares_draws:
             able = repr(loss.masked or "sampled-masked")
             raise ValueError(
                 f"`shared` must be False with loss={self.loss!r}, for one set of draws cannot "
@@ -186,7 +186,7 @@ class SoftmaxSettings:
         if callable(self.sampler):
             return self.shared
         follows = self._sampler_follows()  # which looks at the sampler, whatever the loss
-        return as_shared(self.shared, loss.shares and not follows)
+        return as_shared(self.shared, loss.shares_draws and not follows)
 
     def _sampler_follows(self) -> bool:
         """Return whether draws depend on contexts and class vectors."""

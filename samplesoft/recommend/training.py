@@ -44,8 +44,8 @@ from samplesoft.training.linear_task import (
     as_weights,
     divergence_told,
     entry_chunks,
-    held_out_order,
     example_ids_of,
+    held_out_order,
     unit_norm,
 )
 from samplesoft.training.loop import Callback, fit

@@ -40,8 +40,8 @@ from samplesoft.sklearn.labels import (
     class_counts,
     class_weights,
     example_weights,
-    infer_codec,
     examples_and_ids,
+    infer_codec,
 )
 from samplesoft.sklearn.learner import (
     Learner,

@@ -286,7 +286,7 @@ def num_draws(asked: Mapping[str, Any], num_classes: int) -> Any:
         return asked["num_sampled"]
     sampler = asked["sampler"]
     named = isinstance(sampler, str) and sampler in SAMPLERS
-    alone = asked.get("shared") is False or not LOSSES[asked["loss"]].shares
+    alone = asked.get("shared") is False or not LOSSES[asked["loss"]].shares_draws
     if alone or not named or SAMPLERS[sampler].follows_vectors:
         return NUM_SAMPLED
     return max(NUM_SAMPLED, min(num_classes // _CLASSES_PER_DRAW, _MAX_SAMPLED))

@@ -22,7 +22,9 @@ DIM = 8
 THREADS = (1, 2, 8)
 TOLERANCE = {"float64": 1e-8, "float32": 1e-2}  # relative, and of a class that is not lost in sums
 SHARED = [
-    name for name, spec in LOSSES.items() if spec.shares and spec.make.draw is SampledLoss.draw
+    name
+    for name, spec in LOSSES.items()
+    if spec.shares_draws and spec.make.draw is SampledLoss.draw
 ]
 
 

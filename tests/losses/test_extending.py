@@ -60,7 +60,7 @@ def test_the_formula_notices_a_wrong_loss():
 
 def test_its_facts_follow_from_its_scheme():
     spec = LOSSES["hinge"]
-    assert spec.draws and spec.shares and spec.several_labels and not spec.cuda
+    assert spec.draws and spec.shares_draws and spec.several_labels and not spec.cuda
     assert spec.bias_scheme is None and spec.why_no_bias
 
 

@@ -147,7 +147,7 @@ def test_corrections_and_hits(dtype, shared, keeps_own, keeps_others, once):
         log_counts=log_counts,
         example_ids=example_ids,
         begin=0,
-        shares=np.ones(4),
+        label_weights=np.ones(4),
         hit_starts=first,
         hit_stops=last,
         hit_columns=columns,
@@ -215,7 +215,7 @@ def test_slopes_of_pairs_become_those_of_examples():
         drawn=np.zeros((3, 2)),
         log_counts=np.zeros((1, 2)),
         example_ids=np.array([0, 1, 1, 2]),
-        shares=np.array([1.0, 0.25, 0.75, 1.0]),
+        label_weights=np.array([1.0, 0.25, 0.75, 1.0]),
     )
     losses, d_own, d_drawn = np.ones(4), np.empty(4), np.full((3, 2), np.nan)
     for part in (slice(0, 2), slice(2, 4)):  # pairs of an example may come in turn
@@ -249,7 +249,7 @@ def test_merged_draws_differentiate_as_rows_do(
         log_counts=rng.normal(size=(3, 5)),
         example_ids=example_ids,
         begin=0,
-        shares=rng.random(6),
+        label_weights=rng.random(6),
         hit_starts=first,
         hit_stops=last,
         hit_columns=columns,
@@ -277,7 +277,7 @@ def test_rows_of_float32_keep_the_digits_of_their_differences():
         drawn=drawn,
         log_counts=log_counts,
         example_ids=np.zeros(1, np.int64),
-        shares=np.ones(1),
+        label_weights=np.ones(1),
     )
     logits = np.empty((1, 4), np.float32)
     pair_logits(pairs, 0, logits)

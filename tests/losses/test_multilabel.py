@@ -22,14 +22,14 @@ def test_pairs_come_example_by_example():
     targets = check_targets(sparse.csr_array(DENSE), 3, 5)
     assert targets.labels.tolist() == [1, 3, 0, 0, 1, 2, 4]
     assert targets.example_ids.tolist() == [0, 0, 1, 2, 2, 2, 2]
-    np.testing.assert_allclose(targets.shares, [0.25, 0.75, 1.0, 0.25, 0.25, 0.25, 0.25])
+    np.testing.assert_allclose(targets.label_weights, [0.25, 0.75, 1.0, 0.25, 0.25, 0.25, 0.25])
 
 
 @pytest.mark.parametrize("dtype", [bool, np.int8, np.uint64, np.float32, np.float64])
 def test_any_type_of_weights(dtype):
     targets = check_targets(sparse.csr_array((DENSE > 0).astype(dtype)), 3, 5)
-    np.testing.assert_allclose(targets.shares, [0.5, 0.5, 1.0, 0.25, 0.25, 0.25, 0.25])
-    assert targets.shares.dtype == np.float64
+    np.testing.assert_allclose(targets.label_weights, [0.5, 0.5, 1.0, 0.25, 0.25, 0.25, 0.25])
+    assert targets.label_weights.dtype == np.float64
 
 
 @pytest.mark.parametrize("form", ["csr_matrix", "csc_array", "coo_array", "lil_array", "dok_array"])
@@ -43,7 +43,7 @@ def test_zeros_repeats_and_order_in_storage():
     matrix = sparse.csr_array((data, indices, [0, 4]), shape=(1, 5))
     targets = check_targets(matrix, 1, 5)
     assert targets.labels.tolist() == [2, 4]
-    np.testing.assert_allclose(targets.shares, [0.2, 0.8])
+    np.testing.assert_allclose(targets.label_weights, [0.2, 0.8])
     assert matrix.indices.tolist() == [4, 2, 0, 4], "the matrix of the caller has changed"
     assert matrix.data.tolist() == [3.0, 1.0, 0.0, 1.0]
 

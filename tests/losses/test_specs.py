@@ -41,7 +41,7 @@ def test_either_an_exact_bias_or_a_reason(spec):
 @pytest.mark.parametrize("name", [name for name in NAMES if LOSSES[name].masked])
 def test_the_masked_loss_is_the_same_on_draws_without_the_label(name):
     masked = LOSSES[name].masked
-    assert LOSSES[name].excludes_label and LOSSES[masked].shares
+    assert LOSSES[name].excludes_label and LOSSES[masked].shares_draws
     case = make_case(make_loss(name))
     assert case.forward(make_loss(name))[0] == case.forward(make_loss(masked))[0]
 

@@ -108,7 +108,7 @@ def test_a_mean_depends_on_ratios_of_weights_alone(size):
 def test_shares_of_labels_are_those_of_small_floats(unit):
     values = (np.array([4, 2, 1]) * unit).astype(type(unit))
     parts = values, np.array([1, 1, 2]), np.array([0, 3])
-    shares = check_targets(sparse.csr_array(parts, shape=(1, 4)), 1, 4).shares
+    shares = check_targets(sparse.csr_array(parts, shape=(1, 4)), 1, 4).label_weights
     np.testing.assert_allclose(shares, [6 / 7, 1 / 7])
 
 

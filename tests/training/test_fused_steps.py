@@ -98,14 +98,14 @@ def both_ways(made, x, labels, weights):
 LOSS_NAMES = [
     name
     for name, spec in LOSSES.items()
-    if (spec.shares or not spec.draws)
+    if (spec.shares_draws or not spec.draws)
     and "multilevel" not in name  # which decides on its draws: below
     and why_step_by_step(make(name, np.float64)[0], make_optimizer("sgd", 0.1)) is None
 ]
 
 
 def test_every_loss_with_a_kernel_is_compiled():
-    shared = {name for name, spec in LOSSES.items() if spec.shares or not spec.draws}
+    shared = {name for name, spec in LOSSES.items() if spec.shares_draws or not spec.draws}
     sgd = make_optimizer("sgd", 0.1)
     assert why_step_by_step(make("multilevel-masked", np.float64)[0], sgd) is None
     assert shared - {*LOSS_NAMES, "multilevel-masked"} == {"hierarchical"}

@@ -200,7 +200,7 @@ def _empty_pairs(
     offsets = np.append(targets.offsets(), num_pairs)
     return StepPairs(
         offsets=offsets,
-        weights=np.ones(num_pairs) if targets.shares is None else targets.shares,
+        weights=np.ones(num_pairs) if targets.label_weights is None else targets.label_weights,
         log_counts=np.broadcast_to(log_counts, num_pairs).copy(),
         classes=np.empty(num_pairs, np.int64),
         by_class=np.empty(num_pairs, np.int64),

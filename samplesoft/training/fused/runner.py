@@ -398,7 +398,7 @@ def make_runner(differentiate: Kernel, update_rows: Kernel, draws_are_classes: b
                         log_counts=classes.log_counts[s : s + 1],
                         example_ids=pairs.example_ids,
                         begin=here,
-                        shares=pairs.weights,
+                        label_weights=pairs.weights,
                         hit_starts=hits.starts,
                         hit_stops=hits.stops,
                         hit_columns=hits.columns,
