@@ -13,7 +13,7 @@ from scipy.special import hyp1f1, i0
 
 from samplesoft._device.rows import squared_norms
 from samplesoft._limits import LARGEST_EXPONENT
-from samplesoft._memory import require_room
+from samplesoft._memory import require_memory
 from samplesoft._validation import FloatArray, as_float_rows
 from samplesoft.feature_maps import (
     FeatureMap,
@@ -106,7 +106,7 @@ def covariance(phi: FeatureMap, x: ArrayLike, Y: ArrayLike) -> FloatArray | None
     if len(one) != 1:
         raise ValueError(f"`x` must be one vector of length {phi.dim}, got {len(one)} rows.")
     # a few arrays of M * M numbers
-    require_room("Y", len(rows), 32.0 * len(rows) ** 2)
+    require_memory("Y", len(rows), 32.0 * len(rows) ** 2)
     if isinstance(phi, QuadraticFeatures):
         return np.zeros((len(rows), len(rows)))
     if getattr(phi, "frequencies", "") != "iid":

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from samplesoft._files import prefixed
-from samplesoft._memory import require_room
+from samplesoft._memory import require_memory
 from samplesoft._random import as_key
 from samplesoft._validation import FloatArray, IntArray, as_choice, as_count, require_instance
 from samplesoft.losses.registry import LOSSES, make_loss
@@ -129,7 +129,7 @@ class ToyTask(Task):
         self.settings = settings
         self._key = as_key(settings.seed)
         n, d = settings.num_classes, settings.embedding_dim
-        require_room("num_classes", n, 8.0 * n * (3 * d + 4))
+        require_memory("num_classes", n, 8.0 * n * (3 * d + 4))
         generator = np.random.default_rng(sub_seed(self._key, _PROJECTION))
         self.projection = (generator.standard_normal((n, d)) / np.sqrt(d)).astype(np.float32)
         data = WEIGHTS[settings.data](n)

@@ -86,7 +86,7 @@ def run_tasks(
     waiting: deque[tuple[Item, Future[Result] | None]] = deque()
     try:
         for first in islice(left, 1):
-            _require_room(function, first, executor)
+            _require_memory(function, first, executor)
             waiting.append(hand_out(first))
         waiting.extend(map(hand_out, islice(left, _window(executor))))
         while waiting:
@@ -148,7 +148,7 @@ def _window(executor: Executor) -> int:
     return max(_TASKS_AHEAD_PER_WORKER * workers, _LEAST_TASKS_AHEAD)
 
 
-def _require_room(function: Any, item: Any, executor: Executor) -> None:
+def _require_memory(function: Any, item: Any, executor: Executor) -> None:
     """Raise where a task cannot be sent to another process, or workers of Dask cannot hold it."""
     client = _client_of(executor)
     if client is None and not _has_processes(executor):

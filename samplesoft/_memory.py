@@ -121,7 +121,7 @@ def human_bytes(size: float) -> str:
     return f"{size:.4g} TB"
 
 
-def require_memory(
+def require_fitting_option(
     what: str,
     option: str,
     value: int,
@@ -162,7 +162,7 @@ def require_bytes(what: str, needed: float, remedy: str, available: float | None
         )
 
 
-def require_room(name: str, value: int, size: float) -> None:
+def require_memory(name: str, value: int, size: float) -> None:
     """Raise MemoryError where an argument asks for `size` bytes, and there are not so many."""
     # below, a look into /proc costs more than it saves
     if size >= _SMALL_BYTES:

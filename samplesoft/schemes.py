@@ -1,8 +1,8 @@
 """Schemes: how the drawn classes become a sum S in place of the partition function.
 
 The exact bias, Monte Carlo, the losses, `verify` and the command line all ask a `Scheme` for its
-facts; none of them knows a scheme by its name. A new one that these facts describe is an entry in
-`SCHEMES`.
+properties; none of them knows a scheme by its name. A new scheme that these properties describe is
+an entry in `SCHEMES`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _EXACT = {
 
 @dataclass(frozen=True)
 class Scheme:
-    """The facts of a scheme.
+    """The properties of a scheme.
 
     With ``e = exp(o)``, t the label, q the proposal and m the number of draws, the loss of one
     example is ``log S`` minus the label's logit, and S is a base mass for the label plus a weight
@@ -61,7 +61,7 @@ class Scheme:
     Raises
     ------
     TypeError, ValueError
-        If a fact is malformed, or no code computes what two facts together say.
+        If a property is malformed, or no code computes the combination of two properties.
 
     Examples
     --------
@@ -88,7 +88,7 @@ class Scheme:
             as_flag(name, getattr(self, name))
         as_choice("base", self.base, _BASES)
         as_choice("hits", self.hits, _HITS)
-        # facts that contradict each other; what merely has no formula is `has_exact_bias`
+        # properties that contradict each other; what merely has no formula is `has_exact_bias`
         if self.corrects_label and self.excludes_label:
             raise ValueError(
                 "`hits` must not be 'absent' where `base` is 'corrected', for the expected number "

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from samplesoft._jit import njit, row_chunks, thread_each
 from samplesoft._limits import quiet
-from samplesoft._memory import require_room
+from samplesoft._memory import require_memory
 from samplesoft._random import as_key, uniform_block
 from samplesoft._validation import (
     IntArray,
@@ -117,7 +117,7 @@ class Embedding:
         columns = as_count("embedding_dim", embedding_dim)
         shape = as_count("num_embeddings", num_embeddings), columns
         scale, kind, key = as_init_scale(init_scale, columns), as_float_dtype(dtype), as_key(rng)
-        require_room("num_embeddings", shape[0], kind.itemsize * shape[0] * columns)
+        require_memory("num_embeddings", shape[0], kind.itemsize * shape[0] * columns)
         self.parameters = {"weights": uniform_weights(shape, scale, kind, key)}
 
     def forward(self, x: ArrayLike) -> tuple[NDArray[Any], IntArray]:

@@ -19,7 +19,7 @@ from language_model.layers import (
 from language_model.step_products import column_pieces, products, row_parts
 from samplesoft._jit import njit, thread_each
 from samplesoft._limits import quiet
-from samplesoft._memory import require_room
+from samplesoft._memory import require_memory
 from samplesoft._random import as_key, mix64
 from samplesoft._validation import as_count, as_flag, as_nonnegative
 from samplesoft.models.linear import as_float_dtype, check_products, uniform_weights
@@ -117,7 +117,7 @@ class LSTM:
         scale = as_init_scale(init_scale, self.hidden_size)
         key, width = as_key(rng), 4 * self.hidden_size
         numbers = width * (self.input_size + 2 * self.num_layers * self.hidden_size)
-        require_room("hidden_size", self.hidden_size, self.dtype.itemsize * numbers)
+        require_memory("hidden_size", self.hidden_size, self.dtype.itemsize * numbers)
         self.parameters: Parameters = {}
         for layer in range(self.num_layers):
             size = self.hidden_size if layer else self.input_size

@@ -124,7 +124,7 @@ def check_inputs(
     )
     check_support(inputs, takes_missing)
     if known_scheme.distinct:
-        _check_room(inputs)
+        _check_memory(inputs)
     return inputs
 
 
@@ -142,7 +142,7 @@ def _known_scheme(
     return as_scheme(name, takes_distinct, require)
 
 
-def _check_room(inputs: Inputs) -> None:
+def _check_memory(inputs: Inputs) -> None:
     """Raise where there are fewer classes than draws without replacement."""
     for row, (_, label, q) in enumerate(inputs.rows()):
         held = int((q > 0.0).sum()) - (inputs.scheme.excludes_label and bool(q[label] > 0.0))

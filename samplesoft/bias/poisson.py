@@ -436,9 +436,9 @@ def log_products(
         for start in range(flat, gone, _BLOCK):
             part = slice(start, min(start + _BLOCK, gone))
             length = part.stop - part.start
-            room = y[:length], f[:length], z[:length]
-            _write_factors(x[k], log_w[part], pi[part], *room)
-            logs, surplus = _add_logs(counts[part], pi[part], *room)
+            workspace = y[:length], f[:length], z[:length]
+            _write_factors(x[k], log_w[part], pi[part], *workspace)
+            logs, surplus = _add_logs(counts[part], pi[part], *workspace)
             total += logs
             excess += surplus
         out[k, 0] = total
@@ -519,7 +519,7 @@ def atom_integrals(
     """
     log_w, pi, kappa = points.log_w, points.pi, points.kappa
     num = len(x)
-    y_room, decay = np.empty(_BLOCK), np.empty(_BLOCK)
+    y_workspace, decay = np.empty(_BLOCK), np.empty(_BLOCK)
     y_refs, weigh = np.empty(num), np.empty(num)
     # what a node brings where y is nearly 0, to A over y / kappa and to B over y; where exp(-y) is
     # 0, to A over y / (kappa (1 - pi))
@@ -549,7 +549,7 @@ def atom_integrals(
             here = _take(points, part)
             # each row by itself, for the compiler has no vector code for a block of several
             rows = out[0][part], out[1][part], out[2][part], out[3][part]
-            _add_terms(x[k], weigh[k], half, y_refs[k], here, y_room, decay, rows)
+            _add_terms(x[k], weigh[k], half, y_refs[k], here, y_workspace, decay, rows)
     add_far(x[num - 1], early, num, log_w, flat_scales, slice(0, flat), out)
 
 

@@ -49,7 +49,7 @@ class Archive:
                 raise ValueError(f"{name!r} is encrypted, or compressed as NumPy does not")
             with self._zip.open(member) as stream:
                 total += _size(stream, member.file_size)
-        _require_room(self._path, total)
+        _require_memory(self._path, total)
         arrays = {}
         for name, member in members.items():
             with self._zip.open(member) as stream:
@@ -86,7 +86,7 @@ def read_array(path: str | Path, stream: BinaryIO) -> NDArray[Any]:
     """Return the array of an ``.npy`` file."""
     size = stream.seek(0, 2)
     stream.seek(0)
-    _require_room(path, _size(stream, size))
+    _require_memory(path, _size(stream, size))
     stream.seek(0)
     array: NDArray[Any] = npy.read_array(stream, allow_pickle=False)
     return array
@@ -110,5 +110,5 @@ def _size(stream: Any, num_bytes: int) -> int:
     return size
 
 
-def _require_room(path: str | Path, size: int) -> None:
+def _require_memory(path: str | Path, size: int) -> None:
     require_bytes(f"the arrays of {str(path)!r}", size, "give a smaller file, or free memory")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._memory import require_bytes, require_room
+from samplesoft._memory import require_bytes, require_memory
 from samplesoft._validation import FloatArray, IntArray, as_array, as_count, as_labels
 from samplesoft.data.embeddings import Embeddings, choose
 from samplesoft.data.text import UNK, as_words, count_words
@@ -135,7 +135,7 @@ def ppmi_svd(ids: ArrayLike, num_classes: int, dim: int) -> tuple[FloatArray, Fl
             f"`ids` must be 1-D and hold at least 2 words, got shape {text.shape}; give a longer "
             "text."
         )
-    require_room("num_classes", n, _BLOCK_ARRAYS * 8.0 * n * (rank + OVERSAMPLING))
+    require_memory("num_classes", n, _BLOCK_ARRAYS * 8.0 * n * (rank + OVERSAMPLING))
     require_bytes(
         "the pairs of words in `ids`", _PAIR_BYTES * float(len(text)), "give a shorter text"
     )

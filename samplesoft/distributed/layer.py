@@ -157,7 +157,7 @@ class ShardedSoftmaxLayer(SoftmaxLayer):
         # vectors and two copies while they come, states, and what a sampler copies
         copies = 3 + len(optimizer._state_names) + 2 * spec.follows_vectors
         size = int(np.diff(shards.bounds).max()) * d * dtype.itemsize
-        shards.require_room(f"shards of {n:,} classes", copies * size)
+        shards.require_memory(f"shards of {n:,} classes", copies * size)
         for s, (lo, hi) in enumerate(shards.ranges):
             rows, state = whole.part(lo, hi) if stored else (whole[lo:hi], None)
             rows = cpu.float_rows(CLASS_VECTORS, np.asarray(rows))

@@ -50,7 +50,7 @@ class Shards:
         """First class of each shard, and of the next."""
         return list(pairwise(self.bounds.tolist()))
 
-    def require_room(self, what: str, needed: int) -> None:
+    def require_memory(self, what: str, needed: int) -> None:
         """Raise MemoryError if a worker has less memory than a shard needs."""
 
     def start(self, s: int, *arguments: Any) -> None:
@@ -114,24 +114,24 @@ class DaskShards(Shards):
         self._losses = (OSError, RuntimeError, CancelledError, distributed.KilledWorker)
         known = client.scheduler_info(n_workers=-1)["workers"]
         self._workers = sorted(known)
-        self._facts = [known[address] for address in self._workers]
+        self._resources = [known[address] for address in self._workers]
         super().__init__(len(self._workers))
 
-    def require_room(self, what: str, needed: int) -> None:
+    def require_memory(self, what: str, needed: int) -> None:
         """Raise MemoryError if a worker has less memory than a shard needs."""
-        for address, facts in zip(self._workers, self._facts, strict=True):
-            if 0 < facts["memory_limit"] < needed:
+        for address, resources in zip(self._workers, self._resources, strict=True):
+            if 0 < resources["memory_limit"] < needed:
                 raise MemoryError(
                     f"{what} need {human_bytes(needed)} on each of {self.num} workers, and "
-                    f"{address} may take {human_bytes(facts['memory_limit'])}; take more workers, "
-                    "or float32."
+                    f"{address} may take {human_bytes(resources['memory_limit'])}; take more "
+                    "workers, or float32."
                 )
 
     def start(self, s: int, rows: Rows, *arguments: Any) -> None:
         """Make shard s on its worker, to which the rows go without a way through the scheduler."""
         place: dict[str, Any] = {"workers": [self._workers[s]]}
         placed = self._client.scatter(rows, direct=True, hash=False, **place)
-        arguments = (*arguments, self._facts[s]["nthreads"])
+        arguments = (*arguments, self._resources[s]["nthreads"])
         made = self._client.submit(Shard, placed, *arguments, actor=True, pure=False, **place)
         self._shards.append(made)
 

@@ -81,7 +81,7 @@ class Shard(SoftmaxLayer):
             self._use_threads()
             seen = unit_rows(CLASS_VECTORS, rows.copy())[0] if loss.normalize else rows
             made = make_sampler(sampler, SamplerInputs(seen, tau=loss.tau, **options))
-        super().__init__(rows, loss, made, loss.facts.least_draws, update_every=update_every)
+        super().__init__(rows, loss, made, loss.properties.least_draws, update_every=update_every)
 
     def answer(self, question: str, *arguments: Any) -> Any:
         """Return what a method returns."""

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from samplesoft._device import backend
 from samplesoft._jit import chunks, njit
-from samplesoft._memory import require_room
+from samplesoft._memory import require_memory
 from samplesoft._random import as_key
 from samplesoft._validation import FloatArray
 
@@ -80,7 +80,7 @@ def random_signs(shape: tuple[int, ...], rng: np.random.Generator) -> FloatArray
 
 def generator_of(rng: int | np.random.Generator | None, num: int, dim: int) -> np.random.Generator:
     """Return what draws `num` frequencies of length `dim`; MemoryError where they do not fit."""
-    require_room("num_features", num, 12.0 * num * dim)  # in both types
+    require_memory("num_features", num, 12.0 * num * dim)  # in both types
     return np.random.default_rng(int(as_key(rng)))
 
 

@@ -32,7 +32,7 @@ from samplesoft.kernels.weights import exp_weights
 from samplesoft.losses.base import Batch, Gradients, Loss, SparseRows
 from samplesoft.samplers.base import Draw, Rows
 
-Room = tuple[Rows, Rows]  # (1, widest) each: logits of siblings, and their weights
+Workspace = tuple[Rows, Rows]  # (1, widest) each: logits of siblings, and their weights
 _ROOT = -1
 
 
@@ -363,16 +363,22 @@ class HierarchicalLoss(Loss):
 
         def work(part: slice) -> None:
             _go_down(
-                *(tree.parents, tree.children, rows, z, top, d_top),
-                *(
-                    labels,
-                    example_ids,
-                    label_weights,
-                    starts,
-                    offsets[part.start],
-                    offsets[part.stop],
-                ),
-                *(ids, slopes, losses, room_of(tree, z)),
+                tree.parents,
+                tree.children,
+                rows,
+                z,
+                top,
+                d_top,
+                labels,
+                example_ids,
+                label_weights,
+                starts,
+                offsets[part.start],
+                offsets[part.stop],
+                ids,
+                slopes,
+                losses,
+                workspace_of(tree, z),
             )
 
         thread_each(work, chunks(size, max(8, -(-size // (2 * num_threads())))))
@@ -394,8 +400,8 @@ class HierarchicalLoss(Loss):
         return Gradients(dz, SparseRows(np.append(np.arange(num), classes), dW), None)
 
 
-def room_of(tree: ClassTree, z: Rows) -> Room:
-    """Return room for a worker that scores contexts like `z`."""
+def workspace_of(tree: ClassTree, z: Rows) -> Workspace:
+    """Return the workspace of a worker that scores contexts like `z`."""
     logits, weights = np.empty((2, 1, whole_eights(tree.widest)), z.dtype)
     return logits, weights
 
@@ -463,14 +469,14 @@ def _go_down(
     ids: IntArray,
     slopes: Rows,
     losses: FloatArray,
-    room: Room,
+    workspace: Workspace,
 ) -> None:
     """Write losses of the pairs [first, last), and derivatives in the scores on their paths.
 
     Those of the children of the root are added to `d_top` (B, k); of the others each pair has its
     own from `starts` (P,) on, of the nodes `ids`.
     """
-    logits, weights = room
+    logits, weights = workspace
     for p in range(first, last):
         b, node, at, lost = example_ids[p], labels[p], starts[p], 0.0
         while parents[node] >= 0:

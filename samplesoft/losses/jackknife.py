@@ -67,9 +67,9 @@ class JackknifeLoss(SampledLoss):
     with_replacement = True
 
     def _terms_of(self, draw: Draw, num_classes: int) -> Terms:
-        if draw.ids.shape[1] < self.facts.least_draws:
+        if draw.ids.shape[1] < self.properties.least_draws:
             raise ValueError(
-                f"`draw` must hold at least {self.facts.least_draws} draws for the jackknife, "
+                f"`draw` must hold at least {self.properties.least_draws} draws for the jackknife, "
                 f"which leaves out one, got {draw.ids.shape[1]}; raise num_sampled."
             )
         return Terms(jackknife_terms)

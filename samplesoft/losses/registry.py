@@ -27,7 +27,7 @@ from samplesoft.schemes import Scheme
 
 @dataclass(frozen=True)
 class LossSpec:
-    """A loss under a name; most facts follow from its class and from its scheme.
+    """A loss under a name; most properties follow from its class and from its scheme.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class LossSpec:
     ('jackknife', 'it is no estimate of the full softmax loss')
     """
 
-    # Facts are not given twice: what follows from class and scheme is a property.
+    # What follows from class and scheme is computed, not given twice.
     make: type[Loss]
     fixed: Mapping[str, Any] = field(default_factory=dict)
     masked: str | None = None

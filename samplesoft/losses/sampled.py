@@ -136,11 +136,11 @@ class SampledLoss(Loss):
         super().__init__(**options)
         name = self.default_scheme() if scheme is None else scheme
         self.scheme = as_choice("scheme", name, self.schemes)
-        self.facts = facts = self.schemes[self.scheme]
-        self.excludes_label = facts.excludes_label
-        self.needs_label_count = facts.needs_label_count
-        has_bias = self.is_softmax and facts.has_exact_bias and not self.why_no_bias
-        self.bias_scheme = facts.name if has_bias else None
+        self.properties = properties = self.schemes[self.scheme]
+        self.excludes_label = properties.excludes_label
+        self.needs_label_count = properties.needs_label_count
+        has_bias = self.is_softmax and properties.has_exact_bias and not self.why_no_bias
+        self.bias_scheme = properties.name if has_bias else None
 
     @classmethod
     def default_scheme(cls) -> str:
@@ -150,7 +150,7 @@ class SampledLoss(Loss):
     @property
     def takes_certain(self) -> bool:
         """Whether classes may be in every draw for certain."""
-        return self.facts.loss_takes_certain and not self.with_replacement
+        return self.properties.loss_takes_certain and not self.with_replacement
 
     def draw(
         self, sample: Sample, num_sampled: int, targets: Targets, num_classes: int, rng: Seed
@@ -180,7 +180,7 @@ class SampledLoss(Loss):
     def _forward(
         self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
     ) -> tuple[FloatArray, Any]:
-        targets, facts = batch.targets, self.facts
+        targets, properties = batch.targets, self.properties
         ids, log_counts = as_arrays(draw, batch.z.shape[0])
 
         # Scores of the labels (P,) and of the draws (B, m), and which draws are labels.
@@ -191,11 +191,11 @@ class SampledLoss(Loss):
             require_replacement(draw, type(self).__name__)
         terms = self._terms_of(draw, batch.class_embeddings.shape[0])
         if self.needs_label_count:
-            label_count = check_label_count(label_log_count, targets, facts)
+            label_count = check_label_count(label_log_count, targets, properties)
         if self.absolute:
             own, drawn = np.abs(own), np.abs(drawn)  # copies: derivatives take the place of `drawn`
         once = self.label_reduction == "ova"
-        keeps_own, keeps_others = facts.draws_label, not self.mask_other_labels
+        keeps_own, keeps_others = properties.draws_label, not self.mask_other_labels
         if once:  # all labels of an example are its own
             keeps_own = keeps_others = keeps_own and keeps_others
         # which draws are labels: asked only where some are not kept, as where draws exclude them
@@ -216,13 +216,13 @@ class SampledLoss(Loss):
         # Logits: what a draw stands for is its weight divided by how often it is expected.
         # In float64: of float32 the logarithm of a small probability would lose digits.
         weights = call_quietly(np.exp, -log_counts) if terms.weighs_draws else _NO_WEIGHTS
-        if terms.weighs_draws or not facts.corrects_draws:
+        if terms.weighs_draws or not properties.corrects_draws:
             log_counts = np.zeros_like(log_counts)
         if self.offset != 0.0:
             own, log_counts = own + self.offset, log_counts - self.offset  # what draws do not lose
-        if facts.corrects_label:
+        if properties.corrects_label:
             own = own - label_count
-        elif facts.divides_by_kept:
+        elif properties.divides_by_kept:
             if self.mask_other_labels:  # no draw of any label is kept
                 hits = targets.rows(targets.per_example(hits))
                 label_count = targets.rows(np.logaddexp.reduceat(label_count, targets.offsets()))
@@ -376,16 +376,16 @@ def differentiated(
         differentiate = by_merged(terms.kernel, terms.merge, pairs.keeps_own or pairs.keeps_others)
         d_drawn = np.empty(drawn.shape)
     most = CHUNK_NUMBERS // width or 1  # pairs at a time
-    room = max(min(most, num) * width, 3 * (1 + width))
+    size = max(min(most, num) * width, 3 * (1 + width))
     if num <= _JOB_CHUNKS * most:
-        logits = np.empty(room, dtype)
+        logits = np.empty(size, dtype)
         differentiate(pairs, 0, num, terms.numbers, weights, logits, losses, d_own, d_drawn)
     else:
         offsets = [*targets.offsets().tolist(), num]
 
         def work(examples: slice) -> None:
             first, last = offsets[examples.start], offsets[examples.stop]
-            logits = np.empty(room, dtype)
+            logits = np.empty(size, dtype)
             differentiate(
                 pairs, first, last, terms.numbers, weights, logits, losses, d_own, d_drawn
             )

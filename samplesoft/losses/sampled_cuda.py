@@ -100,12 +100,12 @@ class CudaPasses:
         draws = Draws(
             ids=ids,
             log_q=log_q,
-            log_m=math.log(ids.shape[1]) if loss.facts.corrects_draws else 0.0,
+            log_m=math.log(ids.shape[1]) if loss.properties.corrects_draws else 0.0,
             labels=labels,
             label_log_counts=self._label_log_counts(batch, label_log_count),
-            corrects_label=loss.facts.corrects_label,
-            divides_by_kept=loss.facts.divides_by_kept,
-            keeps_hits=loss.facts.draws_label,
+            corrects_label=loss.properties.corrects_label,
+            divides_by_kept=loss.properties.divides_by_kept,
+            keeps_hits=loss.properties.draws_label,
             absolute=loss.absolute,
         )
         saved = self._score_candidates(batch, ids)
@@ -160,10 +160,10 @@ class CudaPasses:
             return empty(0, np.float64)
         if on_device(value) and tuple(value.shape) == (batch.z.shape[0],):
             counts = contiguous("label_log_count", value, np.float64)
-            if self._loss.facts.divides_by_kept or first_not_finite(counts) is None:
+            if self._loss.properties.divides_by_kept or first_not_finite(counts) is None:
                 return counts
         targets = Targets(to_host(batch.targets.labels))
-        return to_device(check_label_count(to_host(value), targets, self._loss.facts))
+        return to_device(check_label_count(to_host(value), targets, self._loss.properties))
 
 
 def _check_draw(draw: Draw | None, batch: int, n: int) -> tuple[Any, Any]:

@@ -327,8 +327,8 @@ def class_sums(
     """Write the sums (k, d) over k classes of derivatives times contexts, each in float64.
 
     Derivatives are of the labels (P,), whose examples are `example_ids` (P,), and of the draws
-    (B, m). Their sums `of_draws` (m, d) over the examples are given if these share the draws. Class g
-    has those at ``order[starts[g]:starts[g + 1]]`` of the labels and then the draws, as
+    (B, m). Their sums `of_draws` (m, d) over the examples are given if these share the draws. Class
+    g has those at ``order[starts[g]:starts[g + 1]]`` of the labels and then the draws, as
     `kernels.sort_ids.equal_runs` says.
     """
     pairs, m = len(d_own), d_drawn.shape[1]

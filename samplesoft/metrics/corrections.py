@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._jit import row_chunks
-from samplesoft._memory import require_room
+from samplesoft._memory import require_memory
 from samplesoft._validation import (
     FloatArray,
     as_choice,
@@ -138,7 +138,7 @@ def correct_metric(
     if as_choice("method", method, ("bias-variance", "rank")) == "rank":
         values = exact[np.arange(draws + 1) * (size - 1) // draws]
     else:
-        require_room("num_sampled", draws, 64.0 * (draws + 2) ** 2)
+        require_memory("num_sampled", draws, 64.0 * (draws + 2) ** 2)
         triangle = np.empty((0, draws + 2))
         seen = np.zeros(draws + 1)
         for part in parts:
@@ -226,7 +226,7 @@ def estimate_rank_distribution(
         )
     targets = TargetRanks(np.arange(1, size + 1), size)
     draws, removed = targets._draws(m, replacement)
-    require_room("num_candidates", size, 8.0 * size * (draws + 1))
+    require_memory("num_candidates", size, 8.0 * size * (draws + 1))
     distributions = rank_distributions(targets, slice(None), draws, removed)
     found = np.full(size, 1.0 / size)
     for _ in range(5000):

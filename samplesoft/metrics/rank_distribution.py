@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from samplesoft._jit import njit
-from samplesoft._memory import require_room
+from samplesoft._memory import require_memory
 from samplesoft._validation import FloatArray, require_instance
 from samplesoft.metrics.target_ranks import TargetRanks
 
@@ -43,7 +43,7 @@ def sampled_rank_distribution(
     """
     require_instance("targets", targets, TargetRanks)
     draws, removed = targets._draws(num_sampled, replacement)
-    require_room("num_sampled", draws, 8.0 * len(targets.ranks) * (draws + 1))
+    require_memory("num_sampled", draws, 8.0 * len(targets.ranks) * (draws + 1))
     return rank_distributions(targets, slice(None), draws, removed)
 
 

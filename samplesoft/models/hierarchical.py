@@ -15,7 +15,7 @@ from samplesoft._validation import FloatArray, IntArray, as_float_rows
 from samplesoft.kernels.products import product, products
 from samplesoft.kernels.sort_ids import count_below
 from samplesoft.kernels.weights import exp_weights
-from samplesoft.losses.hierarchical import ClassTree, HierarchicalLoss, Room, room_of
+from samplesoft.losses.hierarchical import ClassTree, HierarchicalLoss, Workspace, workspace_of
 from samplesoft.losses.vectors import require_finite_rows
 from samplesoft.metrics.evaluation import Evaluation, evaluation_of, labels_in_places
 from samplesoft.models.softmax_layer import SoftmaxLayer
@@ -146,12 +146,12 @@ class HierarchicalSoftmax(SoftmaxLayer):
         ids, logs = np.empty((len(z), k), np.int64), np.empty((len(z), k))
 
         def work(part: slice) -> None:
-            room = room_of(tree, z)
+            workspace = workspace_of(tree, z)
             for b in range(part.start, part.stop):
                 without = unwanted[bounds[b] : bounds[b + 1]]
                 _search(
                     *(tree.children, tree.classes, self.class_embeddings, z, b),
-                    *(without, ids[b], logs[b], room),
+                    *(without, ids[b], logs[b], workspace),
                 )
 
         thread_each(work, chunks(len(z), max(1, -(-len(z) // (4 * num_threads())))))
@@ -213,13 +213,13 @@ def _search(
     unwanted: IntArray,
     ids: IntArray,
     logs: FloatArray,
-    room: Room,
+    workspace: Workspace,
 ) -> None:
     """Write the most likely classes of a context, but for those unwanted, which rise.
 
     A class is as likely as the nodes above it at most: those are opened from the most likely on.
     """
-    logits, weights = room
+    logits, weights = workspace
     # by how unlikely they are; of equal ones nodes are opened before classes are taken
     heap, found = [(0.0, -1, -1)], 0
     while found < len(ids) and len(heap) > 0:

@@ -10,7 +10,7 @@ from scipy import sparse
 
 from samplesoft._jit import chunks, row_chunks, thread_each
 from samplesoft._limits import quiet
-from samplesoft._memory import require_room
+from samplesoft._memory import require_memory
 from samplesoft._random import as_key, mix64, uniform_block
 from samplesoft._validation import (
     IntArray,
@@ -91,7 +91,7 @@ class Linear:
         key, kind = as_key(rng), as_float_dtype(dtype)
         embedding_dim = as_count("embedding_dim", embedding_dim)
         shape = as_count("num_inputs", num_inputs), embedding_dim
-        require_room("num_inputs", shape[0], kind.itemsize * shape[0] * shape[1])
+        require_memory("num_inputs", shape[0], kind.itemsize * shape[0] * shape[1])
         scale, stream = embedding_dim**-0.5, np.uint64(mix64(key, np.uint64(1)))
         self.parameters = {
             # the key is hashed once more, or every seed would have other weights than before

@@ -166,7 +166,7 @@ class LinearSoftmaxSettings(SoftmaxSettings):
                 f"take one of {able}."
             )
 
-    def require_room(self, num_inputs: int, num_classes: int, dtype: np.dtype[Any]) -> None:
+    def require_memory(self, num_inputs: int, num_classes: int, dtype: np.dtype[Any]) -> None:
         """Raise MemoryError if the parameters of a model would not fit.
 
         Parameters
@@ -265,7 +265,7 @@ class LinearSoftmax:
     ) -> None:
         require_instance("settings", settings, LinearSoftmaxSettings)
         self.settings, self.dtype = settings.resolved(), as_float_dtype(dtype)
-        settings.require_room(num_inputs, num_classes, self.dtype)
+        settings.require_memory(num_inputs, num_classes, self.dtype)
         self.num_inputs, self.num_classes = int(num_inputs), int(num_classes)
         settings = self.settings
         key, dim = as_key(rng), settings.embedding_dim

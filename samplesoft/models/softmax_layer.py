@@ -151,7 +151,7 @@ class SoftmaxLayer:
                     f"`shared` must be False with scheme={loss.scheme!r}, for one set cannot leave "
                     "out the label of each example; take a loss with scheme='masked'."
                 )
-            self.num_sampled = as_count("num_sampled", num_sampled, loss.facts.least_draws)
+            self.num_sampled = as_count("num_sampled", num_sampled, loss.properties.least_draws)
         elif sampler is not None or num_sampled is not None:
             raise ValueError(
                 f"`sampler` and `num_sampled` must be None for {type(loss).__name__}, which draws "

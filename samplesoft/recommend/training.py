@@ -197,7 +197,7 @@ def _rounds(
     sizes = np.diff(seen.indptr)
     rows = np.flatnonzero(sizes)
     resolved = resolve(asked, num_items, len(rows), several_labels=True)
-    resolved.model.require_room(num_items, num_items, np.dtype(np.float32))
+    resolved.model.require_memory(num_items, num_items, np.dtype(np.float32))
     item_counts = column_counts(seen)
     seed = sub_seed(key, _TRAINING)
     task = RecommenderTask(num_items, num_items, resolved.model, item_counts, seed)

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from samplesoft._device import Backend, backend, backend_of
 from samplesoft._device.select import as_device, require_copyable, to_host
-from samplesoft._memory import require_room
+from samplesoft._memory import require_memory
 from samplesoft._random import as_key, mix64, uniform_block
 from samplesoft._validation import (
     FloatArray,
@@ -189,7 +189,7 @@ class Sampler(ABC):
         # one key for the call: all draws are functions of it, the row and the number of the draw
         key = as_key(rng)
         # ids and log_q, 8 bytes each, before either is made
-        require_room("num_sampled", m, 16.0 * m * contexts.shape[0])
+        require_memory("num_sampled", m, 16.0 * m * contexts.shape[0])
         if shares is None:
             return self._sample(contexts, m, excluded, key)
         return self._sample_mean(contexts, shares, m, key)
@@ -279,7 +279,7 @@ class Sampler(ABC):
         """
         contexts, excluded, shares = self._check(h, exclude, shared)
         batch = contexts.shape[0]
-        require_room("h", batch, 8.0 * batch * self.num_classes)
+        require_memory("h", batch, 8.0 * batch * self.num_classes)
         probs = self._probs(contexts, excluded)
         return probs if shares is None else self._arrays.placed(shares[None] @ to_host(probs))
 

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from samplesoft._device.select import require_cpu
 from samplesoft._files import part, prefixed
-from samplesoft._memory import require_room
+from samplesoft._memory import require_memory
 from samplesoft._random import as_key, mix64, uniform_block
 from samplesoft._temperature import as_tau
 from samplesoft._validation import (
@@ -158,7 +158,7 @@ class CertainSampler(Sampler):
 
     def _beside(self, drawn: Draw) -> Draw:
         """Return the certain classes beside draws of the tail; MemoryError if they do not fit."""
-        require_room("certain", len(self.certain), 24.0 * len(drawn.ids) * len(self.certain))
+        require_memory("certain", len(self.certain), 24.0 * len(drawn.ids) * len(self.certain))
         before = ((0, 0), (len(self.certain), 0))  # columns for the certain classes
         ids = np.pad(self._rest[drawn.ids], before)
         ids[:, : len(self.certain)] = self.certain
@@ -461,7 +461,7 @@ class TwoPassSampler(Sampler):
         super().__init__(len(self._rows), self._rows.shape[1], self._rows.dtype)
         self.candidates = candidates
         self.num_candidates = as_count("num_candidates", num_candidates)
-        require_room("num_candidates", self.num_candidates, 16.0 * self.num_candidates)
+        require_memory("num_candidates", self.num_candidates, 16.0 * self.num_candidates)
         self.tau = as_tau(tau, unit_vectors=False)
         self.refresh(rng)
 

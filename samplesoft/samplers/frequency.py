@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from samplesoft._device.select import to_host
 from samplesoft._jit import njit
-from samplesoft._memory import require_room
+from samplesoft._memory import require_memory
 from samplesoft._validation import (
     FloatArray,
     IntArray,
@@ -78,7 +78,7 @@ class LogUniformSampler(WeightedSampler):
         self, num_classes: int, *, counts: ArrayLike | None = None, replace: bool = True
     ) -> None:
         n = as_count("num_classes", num_classes)
-        require_room("num_classes", n, 40.0 * n)  # an alias table is made of them
+        require_memory("num_classes", n, 40.0 * n)  # an alias table is made of them
         checked = None if counts is None else as_counts("counts", to_host(counts), n)
         # the sum of all is log(n + 1), by which the base class divides
         super().__init__(log_uniform_weights(n), replace=replace)
@@ -192,7 +192,7 @@ class LearnedUnigramSampler(Sampler):
     def __init__(self, num_classes: int, *, power: float = 1.0, initial: ArrayLike = 1.0) -> None:
         super().__init__(as_count("num_classes", num_classes))
         self.power = as_positive("power", power)
-        require_room("num_classes", self.num_classes, 40.0 * self.num_classes)  # and a tree
+        require_memory("num_classes", self.num_classes, 40.0 * self.num_classes)  # and a tree
         # one count for all classes, or one for each
         every = as_array("initial", initial)
         if every.ndim == 0:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from samplesoft._jit import njit, njit_sum, row_chunks, thread_each
-from samplesoft._memory import require_bytes, require_room
+from samplesoft._memory import require_bytes, require_memory
 from samplesoft._random import as_key, mix64, uniform
 from samplesoft._validation import (
     FloatArray,
@@ -263,7 +263,7 @@ class LSHSampler(Sampler):
         num = self.num_tables if num_tables is None else as_count("num_tables", num_tables)
         contexts = self._check_contexts(h).astype(np.float64)
         rows = self._check_class_rows(class_embeddings).astype(np.float64)
-        require_room("h", len(contexts), 32.0 * len(contexts) * len(rows))
+        require_memory("h", len(contexts), 32.0 * len(contexts) * len(rows))
         for vectors in (contexts, rows):
             divide_by_norms(vectors, np.empty(len(vectors)))
         cosines = product(contexts, rows.T)

@@ -190,7 +190,7 @@ class RetrievalTask(LinearTask):
         # their contexts go into checkpoints, for `verify --checkpoint`
         self._shown = held_out[:NUM_EXAMPLES]
         sizes = inputs.shape[1], labels.shape[1]
-        settings.require_room(*sizes, np.dtype(np.float32))
+        settings.require_memory(*sizes, np.dtype(np.float32))
         # held-out examples count too: a class that occurs in these alone must be drawn as well
         counts = np.bincount(labels.indices, minlength=sizes[1]).astype(np.float64)
         super().__init__(*sizes, made, counts, self._key)

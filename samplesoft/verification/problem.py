@@ -92,15 +92,15 @@ def check_problem(
     scale = as_positive("tau", tau)
     # moments are squares of tau c
     require_squares(np.ones(1) if classes is None else classes, scale)
-    facts = as_scheme(scheme)
+    rules = as_scheme(scheme)
     values = list(num_sampled) if isinstance(num_sampled, Iterable) else [num_sampled]
-    counts = sorted(as_count("num_sampled", value, facts.least_draws) for value in values)
+    counts = sorted(as_count("num_sampled", value, rules.least_draws) for value in values)
     if not counts or len(set(counts)) < len(counts):
         raise ValueError(
             f"`num_sampled` must hold one or more different numbers of draws, got {values}."
         )
     trials = as_count("num_trials", num_trials, 2)
-    return Problem(o, t, contexts, classes, scale, blocks, facts, counts, trials)
+    return Problem(o, t, contexts, classes, scale, blocks, rules, counts, trials)
 
 
 def _check_vectors(

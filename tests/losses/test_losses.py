@@ -150,7 +150,7 @@ def test_one_class(name):
         wanted = float(oracle_value(name, loss, case))
     assert value == pytest.approx(wanted, rel=1e-13, abs=1e-15)
     if loss.is_softmax:  # over the label alone
-        np.testing.assert_allclose(dW, 0.0, atol=1e-15 if loss.facts.draws_label else 0.0)
+        np.testing.assert_allclose(dW, 0.0, atol=1e-15 if loss.properties.draws_label else 0.0)
 
 
 @pytest.mark.parametrize("name", SAMPLED)
@@ -191,7 +191,7 @@ def test_every_draw_of_the_label_is_left_out(name):
     # of a loss of one draw the rest have no part
     assert score_gradient[4] > 0.0 or (name == "warp" and score_gradient[4] == 0.0)
     single = loss.is_softmax or loss.is_binary  # the label has one term, not one a draw
-    if single and loss.facts.label_in_sum and not loss.facts.jackknife:
+    if single and loss.properties.label_in_sum and not loss.properties.jackknife:
         assert score_gradient[label] > -1.0
 
 

@@ -257,10 +257,10 @@ def test_a_file_names_the_weight_of_negatives_only_where_it_is_given():
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_set_is_shared_by_default_where_that_loses_little(rows, loss):
-    facts = LOSSES[loss]
-    if facts.draws:  # of the label too, by a sampler that follows no context
+    properties = LOSSES[loss]
+    if properties.draws:  # of the label too, by a sampler that follows no context
         layer = SoftmaxLayer(rows, make_loss(loss), UniformSampler(N), M)
-        assert layer.shared is not facts.excludes_label
+        assert layer.shared is not properties.excludes_label
         options = {"loss": loss, "sampler": "uniform"}
         own = SoftmaxSettings(**options, shared=False)
         assert own.shared is False and SoftmaxSettings(**options).resolved().shared is layer.shared

@@ -15,7 +15,7 @@ from samplesoft._device import backend
 from samplesoft._device.rows import largest_in_rows, last_of_each
 from samplesoft._device.select import as_device, to_host
 from samplesoft._jit import chunks, num_threads
-from samplesoft._memory import require_memory
+from samplesoft._memory import require_fitting_option
 from samplesoft._progress import progress_bar
 from samplesoft._random import uniform_block
 from samplesoft._validation import (
@@ -182,7 +182,7 @@ class KernelTree(Sampler):
             # node sums take n F / leaf_size numbers, the vectors n d: half of that
             leaf_size = 1 << max(4, round(log2(2 * self.feature_dim / dim)))
         self.leaf_size = min(as_count("leaf_size", leaf_size), self.num_classes)
-        require_memory(
+        require_fitting_option(
             f"the tree over {self.num_classes:,} classes with {self.feature_dim:,} features",
             "leaf_size",
             self.leaf_size,

@@ -88,7 +88,7 @@ def label_log_counts(
     expected: FloatArray = layer.sampler.log_expected_count(
         None, labels[None], layer.num_sampled, shared=True
     )[0]
-    if not loss.facts.divides_by_kept:
+    if not loss.properties.divides_by_kept:
         return expected
     # draws of the label are left out, and the others divided by their number
     num_hits = np.empty(len(labels), np.int64)

@@ -83,7 +83,7 @@ def take_steps(
     if draws is None:
         draws = draws_of_steps(model, num_steps, seeds[0], batch_size)
     terms = draws.terms
-    corrects_draws = not isinstance(loss, SampledLoss) or loss.facts.corrects_draws
+    corrects_draws = not isinstance(loss, SampledLoss) or loss.properties.corrects_draws
     if not corrects_draws and not terms.weighs_draws:
         draws = draws._replace(log_counts=np.zeros_like(draws.log_counts))
     x = model.thinned(model.check_inputs(x), np.uint64(seeds[1]), first_entry)
@@ -122,7 +122,7 @@ def take_steps(
 
 def _settings_of(loss: Loss) -> LossSettings:
     """Return how scores are made, and which draws have weight for which labels."""
-    draws_label = isinstance(loss, SampledLoss) and loss.facts.draws_label
+    draws_label = isinstance(loss, SampledLoss) and loss.properties.draws_label
     keeps_others = not loss.mask_other_labels
     # each label alone against the draws, which then have weight once: all hits are kept, or none
     once = loss.label_reduction == "ova"
