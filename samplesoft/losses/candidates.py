@@ -27,11 +27,11 @@ from samplesoft.losses.step import (
     context_sums,
     gather,
     list_candidates,
+    nan_where_not_finite,
     score_labels,
     score_rows,
     score_set,
     set_gradients,
-    void_unsound,
 )
 from samplesoft.losses.vectors import unit_rows, unit_rows_backward
 from samplesoft.samplers.base import Draw, Rows
@@ -254,7 +254,7 @@ def _score_each(
     if isinstance(rows, DistantRows):
         own, drawn = rows.scores(batch, ids)
         own = own.astype(np.float64)
-        void_unsound(own, drawn, example_ids, 0, 0)
+        nan_where_not_finite(own, drawn, example_ids, 0, 0)
         return Scores(own, drawn, example_ids, np.empty((0, d)), _NO_NORMS, shared, listed, num)
     rows, classes = np.asarray(rows), listed[1, :num]
     block, norms = np.empty((num, d), z.dtype), np.empty(num if normalize else 0)

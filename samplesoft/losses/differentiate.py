@@ -32,7 +32,7 @@ import numpy as np
 from samplesoft._jit import njit, njit_bare
 from samplesoft._limits import quietly
 from samplesoft._validation import FloatArray
-from samplesoft.losses.step import Floats, Pairs, pair_logits, share_out_slopes
+from samplesoft.losses.step import Floats, Pairs, pair_logits, scatter_logit_gradients
 
 Kernel = Callable[..., Any]
 
@@ -108,7 +108,7 @@ def _rows(kernel: Kernel, weighs_draws: bool) -> Kernel:
                 kernel(rows, losses[start:stop], of_pairs, *numbers)
             else:
                 kernel(rows, losses[start:stop], *numbers)
-            share_out_slopes(pairs, start, rows, losses, d_own, d_drawn)
+            scatter_logit_gradients(pairs, start, rows, losses, d_own, d_drawn)
 
     return by_rows
 

@@ -30,7 +30,7 @@ from samplesoft.losses.candidates import (
     score_gradients,
 )
 from samplesoft.losses.differentiate import by_merged, by_rows
-from samplesoft.losses.step import Pairs, find_hits, gains_of_kept
+from samplesoft.losses.step import Pairs, find_hits, reject_corrections
 from samplesoft.samplers.base import Draw, Rows
 from samplesoft.schemes import Scheme, select
 
@@ -226,7 +226,8 @@ class SampledLoss(Loss):
             if self.mask_other_labels:  # no draw of any label is kept
                 hits = targets.rows(targets.per_example(hits))
                 label_count = targets.rows(np.logaddexp.reduceat(label_count, targets.offsets()))
-            own = own - gains_of_kept(ids.shape[1], hits, label_count)  # as if all draws gained it
+            # a softmax is the same as if the logits of all draws gained it
+            own = own - reject_corrections(ids.shape[1], hits, label_count)
 
         # Terms of the loss, and their derivatives in the scores.
         pairs = Pairs(

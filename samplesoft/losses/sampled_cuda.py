@@ -42,7 +42,7 @@ from samplesoft.kernels.lanes_cuda import warp_dot
 from samplesoft.losses.base import Batch, Gradients, SparseRows, Targets
 from samplesoft.losses.candidates import check_draw, check_label_count, no_draw, require_shapes
 from samplesoft.losses.sampled import label_derivative, log_ratio
-from samplesoft.losses.step import gain_of_kept
+from samplesoft.losses.step import reject_correction
 from samplesoft.samplers.base import Draw
 
 
@@ -263,7 +263,7 @@ def softmax_rows(scores: Any, draws: Any, losses: Any, num_hits: Any) -> None:
     not_finite = warp_sum(not_finite)
     log_count = draws.log_m
     if draws.divides_by_kept:
-        log_count -= gain_of_kept(m, hits, draws.label_log_counts[b])
+        log_count -= reject_correction(m, hits, draws.label_log_counts[b])
     label_score = float(scores[b, 0])
     label_logit = abs(label_score) if draws.absolute else label_score
     if draws.corrects_label:

@@ -130,7 +130,7 @@ def add_labels(
     last: int,
     dz: Floats,
 ) -> None:
-    """Add what labels bring to derivatives in contexts; arguments as in `score_labels`."""
+    """Add the part of the gradients of contexts that comes from labels; see `score_labels`."""
     for p in range(first, last):
         add_row(dz[example_ids[p] - begin], d_own[p], block[rows[p]])
 
@@ -147,28 +147,28 @@ def score_draws(block: Rows, z: Rows, num: int, width: int, scores: Rows, produc
 
 
 @njit
-def pull_of_draws(
-    d_drawn: Rows, block: Rows, num: int, width: int, slopes: Rows, product: Rows
+def context_gradients_of_draws(
+    d_drawn: Rows, block: Rows, num: int, width: int, dz: Rows, product: Rows
 ) -> None:
-    """Write what draws bring to the derivatives in a block of contexts times tau."""
-    part = product[: slopes.size].reshape(slopes.shape)
-    slopes[:] = 0.0
+    """Write the part of the gradients of a block of contexts, times tau, that comes from draws."""
+    part = product[: dz.size].reshape(dz.shape)
+    dz[:] = 0.0
     for start in range(0, num, width):
         wide = min(width, num - start)
-        d_scores = d_drawn[start // width][: len(slopes) * wide].reshape((len(slopes), wide))
+        d_scores = d_drawn[start // width][: len(dz) * wide].reshape((len(dz), wide))
         np.dot(d_scores, block[start : start + wide], part)
-        for b in range(len(slopes)):
-            add_row(slopes[b], 1.0, part[b])
+        for b in range(len(dz)):
+            add_row(dz[b], 1.0, part[b])
 
 
 @njit
-def gradient_of_draws(
+def class_gradients_of_draws(
     d_drawn: Rows, j: int, size: int, z: Rows, num: int, gradient: Rows, product: Rows
 ) -> None:
-    """Write the gradient in the vectors of a block of classes, of which the first are drawn.
+    """Write the gradients of a block of classes, of which the first `num` are drawn.
 
-    Derivatives in scores stand for blocks of so many examples and of classes one after another; j
-    is the number of that of the classes.
+    `d_drawn` holds derivatives in scores by blocks of `size` examples and by blocks of classes, of
+    which this is block j.
     """
     gradient[:] = 0.0
     if num > 0:
@@ -233,7 +233,7 @@ def complete_scores(
             for k in range(m):
                 drawn[b, k] += biases[candidates[first + k]]
             first += m if len(candidates) > pairs + m else 0
-    void_unsound(own, drawn, example_ids, 0, 0)
+    nan_where_not_finite(own, drawn, example_ids, 0, 0)
 
 
 @njit
@@ -332,7 +332,7 @@ def class_sums(
     `kernels.sort_ids.equal_runs` says.
     """
     pairs, m = len(d_own), d_drawn.shape[1]
-    slopes, total, one = d_drawn.ravel(), np.empty(out.shape[1]), d_own.dtype.type(1)
+    d_draws, total, one = d_drawn.ravel(), np.empty(out.shape[1]), d_own.dtype.type(1)
     for g in range(len(out)):
         start, stop = starts[g], starts[g + 1]
         for i in range(start, stop):
@@ -343,7 +343,7 @@ def class_sums(
             elif len(of_draws) > 0:
                 factor, matrix, row = one, of_draws, draw
             else:
-                factor, matrix, row = slopes[draw], z, draw // m
+                factor, matrix, row = d_draws[draw], z, draw // m
             if stop == start + 1:  # nothing to add up
                 for f in range(out.shape[1]):
                     out[g, f] = factor * matrix[row, f]
@@ -386,7 +386,7 @@ def find_hits(
 
 
 @njit_bare
-def void_unsound(
+def nan_where_not_finite(
     own: FloatArray, drawn: Floats, example_ids: IntArray, begin: int, first: int
 ) -> None:
     """Make NaN of those of `own` (P,) whose examples have scores `drawn` (B, m) beyond all.
@@ -407,7 +407,7 @@ def void_unsound(
 def pair_logits(pairs: Pairs, start: int, logits: Floats) -> None:
     """Write logits (N, 1 + m) of pairs from `start` on: of the label, then of each draw.
 
-    A draw that has no weight for a pair gets -inf. Rows of float32 are less their greatest.
+    A draw that has no weight for a pair gets -inf. Rows of float32 are less their maximum.
     """
     example_ids, drawn, log_counts = pairs.example_ids, pairs.drawn, pairs.log_counts
     wide = np.empty(logits.shape[1])
@@ -444,12 +444,12 @@ def leave_out(pairs: Pairs, p: int, row: FloatArray) -> None:
 
 
 @njit
-def share_out_slopes(
-    pairs: Pairs, start: int, slopes: Floats, losses: FloatArray, d_own: Floats, d_drawn: Floats
+def scatter_logit_gradients(
+    pairs: Pairs, start: int, d_logits: Floats, losses: FloatArray, d_own: Floats, d_drawn: Floats
 ) -> None:
-    """Write the derivatives of what each example loses, from those of N pairs from `start` on.
+    """Write the derivatives of the losses of examples, from those of N pairs from `start` on.
 
-    `slopes` (N, 1 + m) are derivatives of the `losses` (P,) of the pairs in their logits. Losses
+    `d_logits` (N, 1 + m) are derivatives of the `losses` (P,) of the pairs in their logits. Losses
     are multiplied by what they weigh, `d_own` (P,) written, and sums, made in float64, written to
     `d_drawn` (B, m), or added to those of earlier pairs.
     """
@@ -457,37 +457,37 @@ def share_out_slopes(
         pairs.example_ids,
         pairs.own,
         pairs.label_weights,
-        slopes.shape[1] - 1,
+        d_logits.shape[1] - 1,
     )
     total = np.empty(width)  # float64, for labels of an example pull at a draw in turn
-    for i in range(len(slopes)):
+    for i in range(len(d_logits)):
         p = start + i
         b = example_ids[p] - pairs.begin
         label_weight = label_weights[p] if len(label_weights) > 0 else 1.0
         losses[p] *= label_weight if abs(own[p]) < np.inf else np.nan
-        d_own[p] = label_weight * slopes[i, 0]
+        d_own[p] = label_weight * d_logits[i, 0]
         begins = p == 0 or example_ids[p - 1] != example_ids[p]
-        ends = i + 1 == len(slopes) or example_ids[p + 1] != example_ids[p]
+        ends = i + 1 == len(d_logits) or example_ids[p + 1] != example_ids[p]
         if begins:
             for k in range(width):
-                total[k] = label_weight * slopes[i, 1 + k]
+                total[k] = label_weight * d_logits[i, 1 + k]
         else:
             if i == 0:
                 for k in range(width):
                     total[k] = d_drawn[b, k]
             for k in range(width):
-                total[k] += label_weight * slopes[i, 1 + k]
+                total[k] += label_weight * d_logits[i, 1 + k]
         if ends:
             for k in range(width):
                 d_drawn[b, k] = total[k]
 
 
 @njit
-def gain_of_kept(m: int, hits: int, label_count: float) -> float:
-    """Return what the logits of draws gain where `hits` of the m are of the label, and left out.
+def reject_correction(m: int, hits: int, label_count: float) -> float:
+    """Return the correction of the draws' logits where `hits` of the m are the label, and left out.
 
-    The draws that are left are divided by their number, not by m, and their law is q given that
-    it is not the label. A softmax is the same where the label's logit loses it.
+    The draws that are left are divided by their number, not by m, and their distribution is q given
+    that the class is not the label. A softmax is the same where the label's logit loses as much.
     """
     # expm1: a label that is hardly ever drawn leaves nearly all of the m draws expected
     expected = -m * math.expm1(min(label_count - math.log(m), 0.0))
@@ -495,9 +495,9 @@ def gain_of_kept(m: int, hits: int, label_count: float) -> float:
 
 
 @njit
-def gains_of_kept(m: int, hits: IntArray, label_counts: FloatArray) -> FloatArray:
-    """Return `gain_of_kept` (P,) for each of `hits`, (P,) or (0,), and `label_counts` (P,)."""
+def reject_corrections(m: int, hits: IntArray, label_counts: FloatArray) -> FloatArray:
+    """Return `reject_correction` (P,) for each of `hits`, (P,) or (0,), and `label_counts` (P,)."""
     gains = np.empty(len(label_counts))
     for p in range(len(gains)):
-        gains[p] = gain_of_kept(m, hits[p] if len(hits) > 0 else 0, label_counts[p])
+        gains[p] = reject_correction(m, hits[p] if len(hits) > 0 else 0, label_counts[p])
     return gains

@@ -19,9 +19,9 @@ from samplesoft.losses.step import (
     Pairs,
     are_drawable,
     find_hits,
+    nan_where_not_finite,
     pair_logits,
-    share_out_slopes,
-    void_unsound,
+    scatter_logit_gradients,
 )
 
 INF = np.inf
@@ -219,7 +219,7 @@ def test_slopes_of_pairs_become_those_of_examples():
     )
     losses, d_own, d_drawn = np.ones(4), np.empty(4), np.full((3, 2), np.nan)
     for part in (slice(0, 2), slice(2, 4)):  # pairs of an example may come in turn
-        share_out_slopes(pairs, part.start, slopes[part], losses, d_own, d_drawn)
+        scatter_logit_gradients(pairs, part.start, slopes[part], losses, d_own, d_drawn)
     np.testing.assert_array_equal(losses, [1.0, np.nan, 0.75, np.nan])
     np.testing.assert_array_equal(d_own, [0.0, 0.75, 4.5, 9.0])
     np.testing.assert_array_equal(d_drawn, [[1.0, 2.0], [6.25, 7.25], [10.0, 11.0]])
@@ -286,7 +286,7 @@ def test_rows_of_float32_keep_the_digits_of_their_differences():
 
 def test_scores_that_are_not_finite_void_the_pairs_of_their_example():
     own, example_ids = np.ones(4), np.array([0, 1, 1, 2])
-    void_unsound(own, np.array([[1.0, 2.0], [-INF, 0.0], [0.0, np.nan]]), example_ids, 0, 0)
+    nan_where_not_finite(own, np.array([[1.0, 2.0], [-INF, 0.0], [0.0, np.nan]]), example_ids, 0, 0)
     np.testing.assert_array_equal(own, [1.0, np.nan, np.nan, np.nan])
 
 

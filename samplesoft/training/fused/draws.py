@@ -10,7 +10,7 @@ from samplesoft._validation import FloatArray, IntArray
 from samplesoft.losses.base import Loss, Targets
 from samplesoft.losses.candidates import check_draw, require_replacement
 from samplesoft.losses.sampled import SampledLoss, Terms
-from samplesoft.losses.step import gains_of_kept
+from samplesoft.losses.step import reject_corrections
 from samplesoft.models.linear_softmax import LinearSoftmax
 from samplesoft.samplers.base import Draw
 from samplesoft.training.fused.eligible import FULL_LOSSES, draws_as_asked, passes_of
@@ -101,5 +101,5 @@ def label_log_counts(
     if loss.mask_other_labels:  # no draw of any label of the example is kept
         num_hits = targets.rows(targets.per_example(num_hits))
         expected = targets.rows(np.logaddexp.reduceat(expected, targets.offsets()))
-    gains: FloatArray = gains_of_kept(ids.shape[1], num_hits, expected)
+    gains: FloatArray = reject_corrections(ids.shape[1], num_hits, expected)
     return gains

@@ -29,12 +29,12 @@ from samplesoft.losses.sampled import CHUNK_NUMBERS, Terms
 from samplesoft.losses.step import (
     Pairs,
     add_labels,
+    class_gradients_of_draws,
+    context_gradients_of_draws,
     gather,
-    gradient_of_draws,
-    pull_of_draws,
+    nan_where_not_finite,
     score_draws,
     score_labels,
-    void_unsound,
 )
 from samplesoft.samplers.base import Rows
 from samplesoft.training.fused.layout import BLOCK_EXAMPLES, LossSettings, StepBlock, StepPairs
@@ -389,7 +389,7 @@ def make_runner(differentiate: Kernel, update_rows: Kernel, draws_are_classes: b
                     end_pairs,
                     shared.d_labels,
                 )
-                void_unsound(shared.d_labels, drawn, pairs.example_ids, here, begin_pairs)
+                nan_where_not_finite(shared.d_labels, drawn, pairs.example_ids, here, begin_pairs)
 
                 differentiate(
                     Pairs(
@@ -436,7 +436,7 @@ def make_runner(differentiate: Kernel, update_rows: Kernel, draws_are_classes: b
                     steps.example_weights, first, last, d_scores, num_drawn, width, stored
                 )
 
-                pull_of_draws(
+                context_gradients_of_draws(
                     stored, shared.class_vectors, num_drawn, width, d_embedded, local.product
                 )
                 add_labels(
@@ -460,7 +460,7 @@ def make_runner(differentiate: Kernel, update_rows: Kernel, draws_are_classes: b
                 last = min(first + width, num_classes)
                 gradient = local.gradients[: (last - first) * dim].reshape((last - first, dim))
                 z = shared.z[: end - begin]
-                gradient_of_draws(
+                class_gradients_of_draws(
                     shared.d_drawn,
                     first // width,
                     BLOCK_EXAMPLES,
