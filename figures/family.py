@@ -1,18 +1,19 @@
-"""The family in one picture: ways around the softmax, by what they reach in how many seconds.
+"""Twenty methods for many classes in one figure: the results by the seconds of training.
 
-Writes ``family.csv`` and ``family.png`` beside this script. One encoder for all, log-bilinear, of
-the words before; two tasks: the Penn Treebank (10,000 words, 4 words before, vectors of 64), and
-the names in the Python packages that are installed (100,000 names, 6 tokens before), of which a
-method is to find the one that follows. Each method goes over the examples in the same order, with
-Adagrad, 100 draws an example or 1,000 for a batch of 256 where draws do not look at it, and is
-asked for the perplexity of held-out words by its own probabilities, or how often the name is among
-its best 10. Seconds are of training steps alone. Three seeds, of the parameters, of the order and
-of the draws; bars are from the least to the greatest. The names are those of the packages that are
-installed, so that all their rows must come of one set of packages. About two hours on two cores::
+Writes ``family.csv`` and ``family.png`` beside this script. All methods share one log-bilinear
+encoder of the previous words. There are two tasks: the Penn Treebank (10,000 words, 4 previous
+words, vectors of 64), and the names in the installed Python packages (100,000 names, 6 previous
+tokens), where a method must find the name that follows. Each method visits the examples in the same
+order, with Adagrad. It makes 100 draws for each example, or 1,000 for a batch of 256 if draws do not
+depend on the context. The results are the perplexity of held-out words by the method's own
+probabilities, and how often the name is among its best 10. Seconds are of training steps alone.
+There are three seeds, of the parameters, the order and the draws; bars run from the smallest to the
+largest result. All rows of the names must come from one set of installed packages. About two hours
+on two cores::
 
     python figures/family.py --corpus ptb
 
-An interrupted script goes on with what is missing in the CSV.
+An interrupted script continues with the rows that are missing in the CSV.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Any
 import numpy as np
 from log_bilinear import BATCH, Corpus, LogBilinear, packages, penn_treebank, softmax_layer
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 from scipy import sparse
 from tables import write_csv
 from tqdm import tqdm
@@ -162,9 +164,38 @@ METHODS: dict[str, Maker] = {
     "quadratic": by_settings(sampler="quadratic", loss="sampled-absolute", update_every=20, **OWN),
 }
 RATES = {"full, not normalised": 0.1}
-# Okabe and Ito's colours, safe for the colour-blind; each is there once with each line
-PALETTE = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#999999")
-MARKERS, LINES = "os^vDPX*", ("-", "--", ":")
+FAMILIES: dict[str, tuple[str, ...]] = {  # a row of panels for each
+    "full softmax and other models": (
+        "full softmax",
+        "full, not normalised",
+        "two levels",
+        "Huffman tree",
+        "adaptive",
+        "Taylor",
+    ),
+    "draws that ignore the context": (
+        "in-batch",
+        "uniform",
+        "unigram",
+        "NCE, unigram",
+        "one-vs-each, unigram",
+        "multilevel, unigram",
+    ),
+    "draws by bigrams, candidates, tables": (
+        "bigrams",
+        "hard negatives",
+        "two-pass",
+        "hash tables",
+    ),
+    "draws close to the softmax": ("clusters", "random features", "exact draws", "quadratic"),
+}
+# Okabe and Ito's colours, safe for the colour-blind; each is in a family once
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#000000")
+MARKERS = "osD^vX"
+OTHERS = "#CCCCCC"  # colour of the methods of other families
+NAME_WIDTH = 5.5  # of a letter, in points
+NAME_HEIGHT = 11.0  # between two names, in points
+SPACE_FOR_NAMES = 8.0  # factor of the seconds at the right end of a panel
 
 
 def main() -> None:
@@ -198,7 +229,7 @@ def main() -> None:
                     rows += [{"task": task, "method": name, "seed": seed, **row} for row in found]
                     write_csv(path, rows, FIELDS, digits=5)
     with replaced(path.with_suffix(".png")) as draft:
-        draw(rows).savefig(draft, dpi=130)
+        draw(rows).savefig(draft, dpi=100)
 
 
 def train(name: str, corpus: Corpus, seed: int, share: float) -> list[dict[str, Any]]:
@@ -219,40 +250,88 @@ def train(name: str, corpus: Corpus, seed: int, share: float) -> list[dict[str, 
 
 
 def draw(rows: list[dict[str, Any]]) -> Figure:
-    """Plot what a method reaches against its seconds, a panel for each task."""
-    figure = Figure(figsize=(13, 6.2), layout="constrained")
-    panels = {
+    """Plot the results against the seconds of training: a row for each family, a column a task.
+
+    The methods of other families are grey lines, so that all panels of a task show all of them.
+    """
+    tasks = {
         "words": ("perplexity", "Penn Treebank, 10,000 words", "perplexity of held-out words"),
         "names": ("in_top_10", "100,000 names of packages", "held-out name among the best 10"),
     }
-    for axes, (task, (field, title, label)) in zip(
-        figure.subplots(1, 2), panels.items(), strict=True
-    ):
-        for index, name in enumerate(METHODS):
-            own = [row for row in rows if row["task"] == task and row["method"] == name]
-            points = []
-            for part in dict.fromkeys(row["part"] for row in own):
-                found = [(float(r["seconds"]), float(r[field])) for r in own if r["part"] == part]
-                x, y = np.transpose(found)
-                points.append((x.mean(), y.mean(), y.mean() - y.min(), y.max() - y.mean()))
-            if points:
-                x, y, below, above = np.transpose(points)
-                style = {"color": PALETTE[index % 8], "marker": MARKERS[index % 8]}
-                style |= {"linestyle": LINES[index // 8 % 3], "linewidth": 1, "markersize": 6}
-                axes.errorbar(x, y, (below, above), capsize=2, label=name, **style)
-        axes.set(xscale="log", xlabel="seconds of training, 2 cores", ylabel=label, title=title)
-        axes.grid(alpha=0.3, which="both")
-        if field == "perplexity":
-            axes.set_yscale("log")
-            for of_axis in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-                of_axis("{x:.0f}")
-            axes.tick_params(which="minor", labelsize=8)
-    handles, names = figure.axes[0].get_legend_handles_labels()
-    if not handles:
-        handles, names = figure.axes[1].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside right upper", fontsize=9)
-    figure.suptitle("Ways around the softmax, after a quarter, a half and all of the examples")
+    figure = Figure(figsize=(11, 13))
+    panels = figure.subplots(len(FAMILIES), len(tasks), sharex="col", sharey="col", squeeze=False)
+    for column, (task, (field, title, label)) in enumerate(tasks.items()):
+        lines = {name: mean_line(rows, task, name, field) for name in METHODS}
+        lines = {name: line for name, line in lines.items() if len(line)}
+        for axes, (family, names) in zip(panels[:, column], FAMILIES.items(), strict=True):
+            for name, (x, y, _, _) in lines.items():
+                if name not in names:
+                    axes.plot(x, y, color=OTHERS, linewidth=1, zorder=1)
+            ends = []
+            for name, color, marker in zip(names, PALETTE, MARKERS, strict=False):
+                if name in lines:
+                    x, y, below, above = lines[name]
+                    style = {"color": color, "marker": marker, "markersize": 5, "linewidth": 1.6}
+                    axes.errorbar(x, y, (below, above), capsize=2, **style)
+                    ends.append((x[-1], y[-1], name, color))
+            axes.set(xscale="log", yscale="log" if field == "perplexity" else "linear")
+            axes.grid(color="0.92")
+            axes.set_axisbelow(True)
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.set_ylabel(label)
+            axes.set_title(f"{title}: {family}", fontsize=10)
+            axes.label_ends = ends  # placed once the limits of the shared axes are known
+        panels[-1, column].set_xlabel("seconds of training, 2 cores")
+        left, right = panels[0, column].get_xlim()
+        panels[0, column].set_xlim(left, right * SPACE_FOR_NAMES)
+        bottom, top = panels[0, column].get_ylim()
+        panels[0, column].set_ylim(bottom, top * 1.03)
+    for axes in panels[:, 0]:
+        axes.set_yticks([200, 300, 400, 500], ["200", "300", "400", "500"])
+        axes.yaxis.set_minor_formatter("")
+    figure.suptitle("Twenty methods, after a quarter, a half and all of the examples")
+    figure.tight_layout(rect=(0, 0, 1, 0.99), h_pad=1.5)
+    for axes in panels.flat:
+        place_names(axes, axes.label_ends)
     return figure
+
+
+def mean_line(rows: list[dict[str, Any]], task: str, name: str, field: str) -> Any:
+    """Return the means of seconds and of a field, and the bars below and above (4, parts)."""
+    own = [row for row in rows if row["task"] == task and row["method"] == name]
+    points = []
+    for part in dict.fromkeys(row["part"] for row in own):
+        found = [(float(r["seconds"]), float(r[field])) for r in own if r["part"] == part]
+        x, y = np.transpose(found)
+        points.append((x.mean(), y.mean(), y.mean() - y.min(), y.max() - y.mean()))
+    return np.transpose(points)
+
+
+def place_names(axes: Any, ends: list[tuple[float, float, str, str]]) -> None:
+    """Write names at the ends of lines, moved up or down from those that are there already."""
+    points = 72.0 / axes.figure.dpi
+    markers = {name: axes.transData.transform((x, y)) * points for x, y, name, _ in ends}
+    taken: list[tuple[float, float, float]] = []  # left, right and height of names, in points
+    for x, y, name, color in sorted(ends, key=lambda end: end[1]):
+        left, height = markers[name]
+        right = left + NAME_WIDTH * len(name)
+        others = [at for begin, end, at in taken if begin < right and left < end]
+        others += [
+            at for key, (end, at) in markers.items() if key != name and left < end < right + 9
+        ]
+        moves = sorted((step * side for step in range(40) for side in (1, -1)), key=abs)
+        move = next(m for m in moves if all(abs(height + m - at) >= NAME_HEIGHT for at in others))
+        taken.append((left, right, height + move))
+        axes.annotate(
+            name,
+            (x, y),
+            (7, move),
+            textcoords="offset points",
+            color=color,
+            va="center",
+            fontsize=9,
+            path_effects=[withStroke(linewidth=2.5, foreground="white")],
+        )
 
 
 if __name__ == "__main__":

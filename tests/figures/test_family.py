@@ -36,7 +36,18 @@ def test_methods_learn(name, corpus):
     assert [row["part"] for row in rows] == [0.25, 0.5, 1.0]
     assert rows[-1]["perplexity"] < WORDS and rows[-1]["in_top_10"] > 0.2
     every = [{"task": "words", "method": name, "seed": 0, **row} for row in rows]
-    assert len(family.draw(every).axes) == 2
+    panels = family.draw(every).axes
+    assert len(panels) == 2 * len(family.FAMILIES)
+    named = [text.get_text() for axes in panels for text in axes.texts]
+    assert named == [name]  # in the panel of its family, and grey in the others
+    own = [names for names in family.FAMILIES.values() if name in names]
+    assert len(own) == 1
+
+
+def test_each_method_is_in_a_family_once():
+    named = [name for names in family.FAMILIES.values() for name in names]
+    assert sorted(named) == sorted(family.METHODS)
+    assert max(map(len, family.FAMILIES.values())) <= len(family.PALETTE) == len(family.MARKERS)
 
 
 def test_the_model_of_figure_4(corpus, monkeypatch, tmp_path):
