@@ -209,18 +209,19 @@ def draw(rows: list[Row]) -> Figure:
     """Plot the biases of losses that estimate a softmax."""
     shown = [r for r in rows if r.get("l1_bias") is not None and r["judgement"] != LOGISTIC]
     shown.sort(key=lambda r: r["l1_bias"])
-    figure = Figure(figsize=(12, 0.3 * len(shown) + 1.5), layout="constrained")
+    figure = Figure(figsize=(12, 0.32 * len(shown) + 1.5), layout="constrained")
     axes = figure.subplots()
     titles = [f"{r['package']} {r['version']}: {r['function']}, {r['settings']}" for r in shown]
     sizes = [r["l1_bias"] for r in shown]
     axes.barh(range(len(shown)), sizes, color=[COLOURS[r["judgement"]] for r in shown])
-    axes.set_yticks(range(len(shown)), titles, fontsize=8)
+    axes.set_yticks(range(len(shown)), titles, fontsize=9)
+    axes.set_ylim(-0.7, len(shown) - 0.3)
     for y, size in enumerate(sizes):
-        axes.text(size + 0.01, y, f"{size:.2f}", va="center", fontsize=8)
+        axes.text(size + 0.01, y, f"{size:.2f}", va="center", fontsize=9)
     for judgement in dict.fromkeys(r["judgement"] for r in shown):
         axes.barh([0], [0], color=COLOURS[judgement], label=judgement)
     axes.legend(loc="lower right")
-    axes.set(xlim=(0, 2.1), xlabel=f"L1 norm of the bias of the gradient, {NEGATIVES} negatives")
+    axes.set(xlim=(0, 1.65), xlabel=f"L1 norm of the bias of the gradient, {NEGATIVES} negatives")
     figure.suptitle("What published losses estimate, on next words of a text")
     return figure
 

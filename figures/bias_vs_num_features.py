@@ -356,10 +356,10 @@ def draw_kernels(axes: Any, rows: list[dict[str, Any]]) -> None:
         x, y = column(close, "num_features"), column(close, "expanded_l1_bias")
         axes.plot(x, y, color=colour, linewidth=1.0)
     own = [r for r in rows if r["features"] == "tree"]
-    label = rf"exact mean, a tree draws, $\nu$ = {OURS:g}"
+    label = rf"exact mean, draws by a tree, $\nu$ = {OURS:g}"
     style = {"color": COLOURS[OURS], "markerfacecolor": "white", "marker": "s", "linestyle": ""}
     axes.plot(column(own, "num_features"), column(own, "l1_bias_mean"), label=label, **style)
-    axes.plot([], [], ":", color="0.3", label="the kernel's own: D = ∞")
+    axes.plot([], [], ":", color="0.3", label="limit D = ∞")
     axes.plot([], [], "-", color="0.3", linewidth=1.0, label="expansion, errors below 1")
 
 
@@ -368,7 +368,7 @@ def draw_rates(axes: Any, rows: list[dict[str, Any]]) -> None:
     x = column(rows, "num_features")
     points(axes, rows, "l1_bias", color="#0072B2", label="L1 norm, features kept")
     axes.plot(x, column(rows, "expanded_l1_bias"), color="#0072B2", linewidth=1.0)
-    points(axes, rows, "label_bias", color="#CC79A7", label="label's bias, features drawn anew")
+    points(axes, rows, "label_bias", color="#CC79A7", label="label's bias, features redrawn")
     axes.plot(x, column(rows, "expanded_label_bias"), color="#CC79A7", linewidth=1.0)
     bound = column(rows, "l1_bias_bound")
     some = bound < 2.0

@@ -89,8 +89,8 @@ def main() -> None:
     sizes = [n for n in SIZES if n <= args.most]
     threads = "one thread" if ONE_THREAD else f"{num_threads()} threads"
     description = (
-        "Time: a step with draws, loss, gradients, Adagrad and update; float32, the least of some "
-        f"steps, {threads}. Bias: exact, mean over examples (at most 2)."
+        "Time: a step with draws, loss, gradients, Adagrad and update; float32, the fastest "
+        f"of several steps, {threads}. Bias: exact, mean over examples (at most 2)."
     )
     for n in tqdm(sizes, "classes"):
         for d in DIMS:
@@ -341,15 +341,22 @@ def draw(rows: list[dict[str, Any]], description: str) -> Figure:
             }:
                 axes.plot([at], [y], "o", color="black", markersize=9, fillstyle="none", zorder=4)
                 if not method.startswith("uniform"):  # which stands where unigram does
-                    place = {"xytext": (9, -12), "textcoords": "offset points"}
-                    colour = STYLES[method][0]
-                    axes.annotate(f"{at:,}", (at, y), color=colour, fontsize=9, **place)
+                    above = method.startswith("clusters")  # below are the lines of shared draws
+                    axes.annotate(
+                        f"{at:,}",
+                        (at, y),
+                        (-7, 5) if above else (9, -12),
+                        textcoords="offset points",
+                        color=STYLES[method][0],
+                        fontsize=9,
+                        ha="right" if above else "left",
+                    )
             axes.set_title(f"d = {d}, batch {batch:,}", fontsize=10)
-            axes.set_ylabel("a step (milliseconds)")
+            axes.set_ylabel("time of a step (milliseconds)")
         some = [r for r in rows if (r["dim"], r["batch"]) == (d, BATCHES[0])]
         # with fewer classes than draws the bias of clusters is that of rounding
         draw_lines(line[2], [r for r in some if r["num_classes"] >= 100], "l1_bias")
-        line[2].set_title(f"d = {d}, what a sampled step leaves", fontsize=10)
+        line[2].set_title(f"d = {d}, bias of a sampled step", fontsize=10)
         line[2].set_ylabel("exact L1 bias of the gradient")
     for axes in panels[-1]:
         axes.set_xlabel("classes n")

@@ -165,7 +165,7 @@ def draw(rows: list[dict[str, Any]]) -> Figure:
     )
     axes.yaxis.set_major_formatter("{x:.0f}")
     axes.yaxis.set_minor_formatter("{x:.0f}")
-    axes.tick_params(which="minor", labelsize=8)
+    axes.tick_params(axis="y", which="both", labelsize=9)
     axes.grid(alpha=0.3, which="both")
     title = "method, and its\nlast perplexity"
     figure.legend(title=title, fontsize=9, loc="outside right center")

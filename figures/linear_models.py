@@ -318,8 +318,9 @@ def draw(rows: list[Row]) -> Figure:
         panel.set(xlabel=f"precision at {at}", yticks=range(len(lines)))
         panel.set_yticklabels([own[0] for own in lines] if k == 1 else [])
         panel.grid(alpha=0.3)
+        panel.margins(x=0.1)
     figure.suptitle(
-        "Bibtex, test data, and seconds of training; published figures in grey", size=11
+        "Bibtex, test data, and seconds of training; published results in grey", size=11
     )
     return figure
 

@@ -143,7 +143,7 @@ def measure(
 
 
 def drawn(rows: list[dict[str, Any]]) -> Figure:
-    """Return the figure: what is left of the pull at labels, and the bias, by rate."""
+    """Return the figure: the remaining pull at labels, and the bias, by rate."""
     figure = Figure(figsize=(7.2, 5.4), layout="constrained")
     axes = figure.subplots(2, 2, sharex=True, sharey="row")
     for (name, title), column in zip(TITLES.items(), axes.T, strict=True):
@@ -155,12 +155,12 @@ def drawn(rows: list[dict[str, Any]]) -> Figure:
                 axis.plot(rates, values, "o-", color=COLOURS[line], label=label)
         column[0].set_title(title, fontsize="medium")
         column[0].axhline(1.0, color="grey", linewidth=0.8)
-        column[1].set(xscale="log", yscale="log", xlabel="share of the classes that is drawn")
+        column[1].set(xscale="log", yscale="log", xlabel="fraction of the classes drawn")
         column[1].set_xticks(rates, [f"{rate:g}" for rate in rates])
         column[1].minorticks_off()
-    axes[0, 0].set_ylabel("what is left of the\npull at the label")
+    axes[0, 0].set_ylabel("remaining pull\nat the label")
     axes[0, 0].set_ylim(0.0, 1.1)
-    axes[1, 0].set_ylabel("bias of the gradient,\nrelative to it (L1)")
+    axes[1, 0].set_ylabel("bias of the gradient,\nrelative to the gradient (L1)")
     axes[0, 0].legend(frameon=False, loc="lower right")
     return figure
 

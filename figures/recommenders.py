@@ -288,7 +288,7 @@ def draw(rows: list[Row]) -> Figure:
         axes.set_yticks(range(len(lines)), [name for name, *_ in lines], fontsize=9)
         note = ""
         if data == "Gowalla":
-            note = "; published figures in grey, most with the epoch chosen on the test data"
+            note = "; published results in grey, most with the epoch chosen on the test data"
         axes.set_title(data + note, fontsize=10)
         axes.set_ylim(-0.7, len(lines) - 0.3)
         axes.grid(axis="x", alpha=0.3)

@@ -74,7 +74,7 @@ STYLES = {  # Okabe and Ito's colours, safe for the colour-blind
     "EXP": ("#CC79A7", "s"),
     "CLUSTERS": ("#D55E00", "*"),
     "CLUSTERS, m = 200": ("#D55E00", "X"),
-    "UNIGRAM": ("#F0E442", "<"),
+    "UNIGRAM": ("#8C564B", "<"),
     "UNIFORM": ("#E69F00", "^"),
     "QUADRATIC": ("#009E73", "P"),
     "RFF": ("#0072B2", "D"),
@@ -213,7 +213,7 @@ def scores(ids: Any, labels: Any) -> dict[str, float]:
 def draw(rows: list[Row]) -> Figure:
     """Plot what was reached against the time of training, a panel for each data set."""
     names = list(dict.fromkeys(r["data"] for r in rows))
-    figure = Figure(figsize=(5.6 * len(names), 4.8), layout="constrained")
+    figure = Figure(figsize=(5.6 * len(names), 5.4), layout="constrained")
     panels = figure.subplots(1, len(names), squeeze=False)[0]
     for axes, data in zip(panels, names, strict=True):
         what = "precision_at_1" if data == "Bibtex" else "recall_at_20"
@@ -225,14 +225,18 @@ def draw(rows: list[Row]) -> Figure:
                 marker,
                 color=colour,
                 markersize=9,
-                label=own["method"],
+                label=own["method"].replace("of that", "of RFF, softmax in buckets"),
                 linestyle="none",
             )
         axes.set(xlabel="seconds of training", title=data)
         axes.set_xlim(left=0.0)
         axes.set_ylabel(what.replace("_at_", " at ") + " on the test data")
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=8, loc="lower right" if data == "Bibtex" else "center right")
+    shown: dict[str, Any] = {}  # once, for all panels
+    for axes in panels:
+        handles, labels = axes.get_legend_handles_labels()
+        shown = dict(zip(labels, handles, strict=True)) | shown
+    figure.legend(list(shown.values()), list(shown), loc="outside lower center", ncols=4, fontsize=9)
     return figure
 
 

@@ -167,7 +167,7 @@ def as_table(rows: list[dict[str, Any]]) -> str:
 def draw(path: Path, rows: list[dict[str, Any]], settings: str) -> None:
     """Draw time against batch, a panel for each number of classes."""
     sizes = sorted({row["num_classes"] for row in rows})
-    figure = Figure(figsize=(3.1 * len(sizes) + 1.6, 4.6), dpi=100)
+    figure = Figure(figsize=(3.1 * len(sizes) + 2.0, 4.6), dpi=100)
     panels = figure.subplots(1, len(sizes), sharey=True, squeeze=False)[0]
     for axes, n in zip(panels, sizes, strict=True):
         for method in dict.fromkeys(row["method"] for row in rows):
@@ -183,8 +183,9 @@ def draw(path: Path, rows: list[dict[str, Any]], settings: str) -> None:
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("step of training (milliseconds)")
-    panels[-1].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    figure.text(0.01, 0.015, settings, fontsize=7.5, color="0.3")
+    panels[-1].legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    note = settings.partition("; building")[0]  # the rest is of columns of the table
+    figure.text(0.01, 0.015, note, fontsize=8, color="0.3")
     figure.tight_layout(rect=(0.0, 0.04, 1.0, 1.0))
     figure.savefig(path, metadata={"Software": None})
 

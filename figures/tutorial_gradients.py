@@ -81,8 +81,8 @@ def main() -> None:
     settings = (
         f"{len(CLASSES)} classes, label {CLASSES[LABEL]}, uniform proposal without the label, "
         f"m = {len(DRAWN)} with replacement, {args.num_draws:,} draws, seed {args.seed}. L1 norm "
-        f"of the bias of the gradient in the scores: {l1:.4f} exact, {measured:.4f} in the mean "
-        "of the draws"
+        f"of the bias of the gradient in the scores: {l1:.4f} exact, {measured:.4f} on average "
+        "over the draws"
     )
     folder: Path = args.output
     folder.mkdir(parents=True, exist_ok=True)
@@ -154,7 +154,7 @@ def draw(path: Path, rows: list[dict[str, Any]], settings: str) -> None:
     titles = (
         ("full softmax: scores", "sampled: the label and three negatives"),
         ("full softmax: a spike and a forest", "sampled: a gradient of one draw"),
-        ("full softmax, once more", "sampled: mean of the gradients of many draws"),
+        ("full softmax, again", "sampled: mean of the gradients of many draws"),
     )
     for pair, names, label in zip(
         grid, titles, ("score", *["gradient in the score"] * 2), strict=True

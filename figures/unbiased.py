@@ -301,10 +301,10 @@ def describe(data: Embeddings, args: argparse.Namespace) -> str:
         f"d = {args.dim} (PPMI and SVD), tau = {args.tau:g}; means over the examples. "
         f"{args.num_trials} trials an example of coupled and br-snis (2 rounds, the first left "
         f"out) with bars of two standard errors, the others exact; seed {args.seed}. Coupled: "
-        "draws of a batch of one. Numbers at the points: draws in the mean. BR-SNIS "
+        "draws of a batch of one. Labels at the points: mean number of draws. BR-SNIS "
         "below its noise: at the upper end of its bar, and not among the averages. Stale: u of "
-        f"scores {STALE:g} times as far apart. One-vs-each: times a number, the best for each "
-        "example."
+        f"scores {STALE:g} times as far apart. One-vs-each: rescaled by the best factor for "
+        "each example."
     )
 
 
@@ -357,14 +357,15 @@ def draw_products(axes: Any, rows: list[dict[str, Any]]) -> None:
         axes.errorbar(x, y, dy, [x - low, high - x], marker=marker, label=label, **style)
         for point, height, row in zip(x, y, own, strict=True):
             if loss == "sampled" or (loss == "multilevel" and row in (own[0], own[-1])):
-                place = (0, -12) if loss == "sampled" else (6, -3)
+                offset = (0, -12) if loss == "sampled" else (6, -3)
+                last = row is own[-1]  # the most draws, next to which points are close
                 axes.annotate(
                     str(row["budget"]),
                     (point, height),
-                    place,
+                    offset,
                     textcoords="offset points",
-                    fontsize=7,
-                    ha="center" if loss == "sampled" else "left",
+                    fontsize=8,
+                    ha="left" if loss != "sampled" else "right" if last else "center",
                 )
     axes.axvspan(none / 4.0, none * 3.0, color="0.93", zorder=0)
     axes.set(xscale="log", yscale="log", xlabel="norm of the bias of the gradient in h")

@@ -175,7 +175,7 @@ def draw(rows: list[dict[str, Any]], description: str) -> Figure:
             x, y = ([row[name] for row in own] for name in ("budget", "full_loss"))
             axes.semilogx(x, y, color=colour, marker=marker, markersize=6, label=label)
         axes.axhline(full, color="0.4", linestyle=":", label="full softmax")
-        axes.set(title=f"proposal: {proposal}", xlabel="draws for an example, in the mean")
+        axes.set(title=f"proposal: {proposal}", xlabel="mean number of draws for an example")
         ticks = sorted({row["budget"] for row in rows if row["budget"]})
         axes.set_xticks(ticks, [str(tick) for tick in ticks], minor=False)
         axes.minorticks_off()

@@ -57,7 +57,7 @@ STYLES = {  # Okabe and Ito's colours, safe for the colour-blind
     "counts, by a stream's estimates": ("#56B4E9", "D", "--"),
     "counts, no correction (InfoNCE)": ("#D55E00", "s", "-"),
     "hash tables": ("#009E73", "^", "-"),
-    "hash tables, by chance of collision": ("#E69F00", "P", "--"),
+    "hash tables, by collision probability": ("#E69F00", "P", "--"),
 }
 Row = dict[str, Any]
 
@@ -133,7 +133,7 @@ def by_draws(
             "counts, by a stream's estimates": (q, estimate),
             "counts, no correction (InfoNCE)": (q, np.full(len(q), 1.0 / m)),
             "hash tables": (of_tables, None),
-            "hash tables, by chance of collision": (of_tables, collision),
+            "hash tables, by collision probability": (of_tables, collision),
         }
         for name, (drawn, correction) in given.items():
             found = exact_bias(logits, labels, drawn, m, scheme="masked", correction=correction)
@@ -172,7 +172,7 @@ def draw(rows: list[Row]) -> Figure:
         axes.grid(alpha=0.3)
         axes.legend(fontsize=9)
     figure.axes[0].set_ylabel("L1 norm of the bias of the gradient in the logits")
-    figure.suptitle("Draws corrected by what is not their probability: Penn Treebank, exact bias")
+    figure.suptitle("Draws corrected by wrong probabilities: Penn Treebank, exact bias")
     return figure
 
 
