@@ -4,8 +4,8 @@ Writes ``family.csv`` and ``family.png`` beside this script. All methods share o
 encoder of the previous words. There are two tasks: the Penn Treebank (10,000 words, 4 previous
 words, vectors of 64), and the names in the installed Python packages (100,000 names, 6 previous
 tokens), where a method must find the name that follows. Each method visits the examples in the same
-order, with Adagrad. It makes 100 draws for each example, or 1,000 for a batch of 256 if draws do not
-depend on the context. The results are the perplexity of held-out words by the method's own
+order, with Adagrad. It makes 100 draws for each example, or 1,000 for a batch of 256 if draws do
+not depend on the context. The results are the perplexity of held-out words by the method's own
 probabilities, and how often the name is among its best 10. Seconds are of training steps alone.
 There are three seeds, of the parameters, the order and the draws; bars run from the smallest to the
 largest result. All rows of the names must come from one set of installed packages. About two hours

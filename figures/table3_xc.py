@@ -236,7 +236,9 @@ def draw(rows: list[Row]) -> Figure:
     for axes in panels:
         handles, labels = axes.get_legend_handles_labels()
         shown = dict(zip(labels, handles, strict=True)) | shown
-    figure.legend(list(shown.values()), list(shown), loc="outside lower center", ncols=4, fontsize=9)
+    figure.legend(
+        list(shown.values()), list(shown), loc="outside lower center", ncols=4, fontsize=9
+    )
     return figure
 
 

@@ -456,7 +456,7 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    """Make anew what threads of the parent may hold, none of which is here."""
+    """Rebuild what threads of the parent may hold, none of which is here."""
     global _meeting, _pool
     _meeting = threading.Lock()
     _pool = _Pool()

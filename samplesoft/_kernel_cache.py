@@ -9,7 +9,7 @@ since they were imported.
 
 Files have the places, the names and the format of Numba's. Each ends in a checksum, and the one
 with machine code says for which stamp and which arguments: what is damaged, cut off, or written by
-another version or process is compiled anew, and overwritten. Whatever cannot be read or written
+another version or process is compiled again, and overwritten. Whatever cannot be read or written
 costs the cache, and never the call.
 """
 

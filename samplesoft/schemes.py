@@ -318,7 +318,7 @@ def _passes(require: Callable[[Scheme], None], scheme: Scheme) -> bool:
     return True
 
 
-# the multilevel loss draws levels, with chances that fall by DECAY from one to the next:
+# the multilevel loss draws levels, with probabilities that fall by DECAY from one to the next:
 # above 1/4 the variance is finite, below 1/2 the cost
 DECAY = 2.0**-1.5
 

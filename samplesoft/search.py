@@ -1,4 +1,4 @@
-"""The classes of the greatest scores, without a matrix of all scores.
+"""The classes of the largest scores, without a matrix of all scores.
 
 Threads take parts of the classes and keep heaps of the best; scores exist by the tile only.
 """
@@ -48,7 +48,7 @@ def top_k_classes(
     biases: ArrayLike | None = None,
     leave_out: Any = None,
 ) -> tuple[IntArray, Rows]:
-    """Find the classes of the greatest scores.
+    """Find the classes of the largest scores.
 
     Parameters
     ----------

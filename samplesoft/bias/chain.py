@@ -18,14 +18,15 @@ _NEAR = 0.5  # of a log ratio: below it, 1 - p / q has more digits than q - p
 
 @dataclass(frozen=True)
 class ChainBias:
-    """The law of a chain after some numbers of steps, beside the softmax that it tends to.
+    """The distribution of a chain after some numbers of steps, beside the softmax that it tends to.
 
     Attributes
     ----------
     bias : ndarray, shape (n,) or (B, n), or for K numbers of steps (K, n) or (B, K, n)
-        The law minus the softmax, with digits of its own however small it is. It sums to 0.
-    law : ndarray, of the shape of `bias`
-        The law of the state after the last step.
+        The distribution minus the softmax, with digits of its own however small it is. It sums to
+        0.
+    distribution : ndarray, of the shape of `bias`
+        The distribution of the state after the last step.
     probs : ndarray, shape (n,) or (B, n)
         The softmax p.
     rate : float or ndarray, shape (B,)
@@ -33,7 +34,7 @@ class ChainBias:
     """
 
     bias: FloatArray
-    law: FloatArray
+    distribution: FloatArray
     probs: FloatArray
     rate: Any
 
@@ -43,7 +44,7 @@ def metropolis_bias(
 ) -> ChainBias:
     """Compute exactly how far Metropolis-Hastings is from the softmax after T steps.
 
-    A step proposes a class j from q, whatever the state i is, and goes there with the chance
+    A step proposes a class j from q, whatever the state i is, and goes there with probability
     ``min(1, w_j / w_i)``, ``w = p / q``; Z is not needed for it. The gradient of the loss, with the
     state in place of a draw from the softmax, has the bias ``jacobian.T @ bias``.
 
@@ -56,15 +57,15 @@ def metropolis_bias(
     num_steps : int or array_like of int, shape (K,)
         Numbers T of steps, at least 0. None makes the others dearer.
     start : int, array_like, optional
-        Where the chain begins: a class, one for each example as integers (B,), or a law (n,) or
-        (B, n); q if left out, which is a first proposal that is always taken.
+        Where the chain begins: a class, one for each example as integers (B,), or a distribution
+        (n,) or (B, n); q if left out, which is a first proposal that is always taken.
     h : array_like, shape (d,) or (B, d), optional
         Context vectors, where `q` is a sampler that looks at them.
 
     Returns
     -------
     ChainBias
-        The bias, the law, the softmax, and the rate.
+        The bias, the distribution, the softmax, and the rate.
 
     Raises
     ------
@@ -73,11 +74,12 @@ def metropolis_bias(
 
     Notes
     -----
-    The eigenvalues of the chain are its chances to refuse, one for each class, and the law after T
-    steps has a closed form in their T-th powers [2]_, [3]_: O(n log n) for the order of the classes
-    by w, and O(n) for each T, as large as it may be. Nothing is subtracted from the softmax: the
-    powers multiply ``start - p``. So the bias was right to 1e-13 of its L1 norm, also where that
-    was 1e-40; only where q or a `start` is near p does the rounding of these take more.
+    The eigenvalues of the chain are its probabilities to refuse, one for each class, and the
+    distribution after T steps has a closed form in their T-th powers [2]_, [3]_: O(n log n) for the
+    order of the classes by w, and O(n) for each T, as large as it may be. Nothing is subtracted
+    from the softmax: the powers multiply ``start - p``. So the bias was right to 1e-13 of its L1
+    norm, also where that was 1e-40; only where q or a `start` is near p does the rounding of these
+    take more.
 
     T steps cost as much as T + 1 draws of sampled softmax with their logits, whose bias falls like
     1/T, and here like ``rate ** T``: with 1,000 normal logits of standard deviation 2 and uniform
@@ -110,35 +112,39 @@ def metropolis_bias(
     steps = as_array("num_steps", num_steps)
     counts = [as_count("num_steps", step, 0) for step in steps.ravel()]
     rows, shape = [], (*steps.shape, inputs.logits.shape[1])
-    for (o, _, q_row), law in zip(inputs.rows(), _starts(start, inputs), strict=True):
+    for (o, _, q_row), distribution in zip(inputs.rows(), _starts(start, inputs), strict=True):
         log_p, log_q = log_softmax(o), np.log(q_row / q_row.sum())
         top = int(log_p.argmax())
         if log_p[top] > -_NEAR:
             log_p[top] = np.log1p(-np.exp(np.delete(log_p, top)).sum())
         chain, p = make_chain(log_p, log_q), np.exp(log_p)
         with np.errstate(divide="ignore"):
-            near = log_p - np.log(law)
+            near = log_p - np.log(distribution)
         # near p the difference has the digits of a ratio
-        of_ratio = -law * np.expm1(np.clip(near, -_NEAR, _NEAR))
-        gap = np.where(np.abs(near) < _NEAR, of_ratio, law - p)
+        of_ratio = -distribution * np.expm1(np.clip(near, -_NEAR, _NEAR))
+        gap = np.where(np.abs(near) < _NEAR, of_ratio, distribution - p)
         biases = np.reshape([after_steps(chain, gap, count, True) for count in counts], shape)
-        laws = np.reshape([after_steps(chain, law, count) for count in counts], shape)
-        rows.append((biases, laws, p, np.exp(chain.log_stay[-1])))
+        distributions = np.reshape(
+            [after_steps(chain, distribution, count) for count in counts], shape
+        )
+        rows.append((biases, distributions, p, np.exp(chain.log_stay[-1])))
     return ChainBias(*inputs.columns(rows))
 
 
 def _starts(start: Any, inputs: Inputs) -> FloatArray:
-    """Return the laws (B, n) in which chains begin."""
+    """Return the distributions (B, n) in which chains begin."""
     batch, n = inputs.logits.shape
     outer = (batch,) if inputs.batched else ()
     if start is None:
-        laws = inputs.q
+        distributions = inputs.q
     elif as_array("start", start).dtype.kind in "iu":
         labels = np.atleast_1d(as_labels("start", start, n, outer))
         return np.asarray(labels[:, None] == np.arange(n), np.float64)
     else:
-        laws = as_proposal("start", start, n)
-        if laws.shape not in ((n,), (*outer, n)):
+        distributions = as_proposal("start", start, n)
+        if distributions.shape not in ((n,), (*outer, n)):
             wanted = f"({n},) or {(*outer, n)}"
-            raise ValueError(f"`start` must have shape {wanted} as a law, got {laws.shape}.")
-    return np.broadcast_to(laws / laws.sum(axis=-1, keepdims=True), (batch, n))
+            raise ValueError(
+                f"`start` must have shape {wanted} as a distribution, got {distributions.shape}."
+            )
+    return np.broadcast_to(distributions / distributions.sum(axis=-1, keepdims=True), (batch, n))

@@ -4,9 +4,10 @@
 scheme has a name for.
 
 Three classes with logits 0, 1, 2, of which the first is the label. The softmax is p = (0.09, 0.24,
-0.67). One draw among the others, each with the chance 1/2, gives the sum S = e^0 + 2 e^1 or e^0 + 2
-e^2, and the softmax p' = (0.16, 0.84, 0) or (0.06, 0, 0.94). The mean of p' is (0.11, 0.42, 0.47),
-and the bias (0.02, 0.18, -0.20). The mean of S is the full sum; those of log S and 1 / S are not.
+0.67). One draw among the others, each with probability 1/2, gives the sum S = e^0 + 2 e^1 or e^0 +
+2 e^2, and the softmax p' = (0.16, 0.84, 0) or (0.06, 0, 0.94). The mean of p' is (0.11, 0.42,
+0.47), and the bias (0.02, 0.18, -0.20). The mean of S is the full sum; those of log S and 1 / S are
+not.
 
 `p'_j` is what class j has in S, over S. The derivatives of the loss log S - o_t in the logits are
 p' less 1 at the label, so that the bias of p' is that of the gradient.
@@ -54,16 +55,16 @@ def nodes(largest, least):
 
 def bias_by_enumeration(logits, label, q, m):
     """Return E[p'] - p (n,) and E[L'] - L for m draws that are not the label, over all n^m."""
-    p, law = softmax(logits), without(q, label)
+    p, dist = softmax(logits), without(q, label)
     mean_p, mean_loss = np.zeros(len(p)), 0.0
-    for ids in product(np.flatnonzero(law), repeat=m):
-        chance = np.prod(law[list(ids)])
+    for ids in product(np.flatnonzero(dist), repeat=m):
+        probability = np.prod(dist[list(ids)])
         masses = np.zeros(len(p))
         masses[label] = p[label]
         for j in ids:
-            masses[j] += p[j] / (m * law[j])  # o_j - log(m q_j), as a factor
-        mean_p += chance * masses / masses.sum()
-        mean_loss += chance * math.log(masses.sum() / p[label])
+            masses[j] += p[j] / (m * dist[j])  # o_j - log(m q_j), as a factor
+        mean_p += probability * masses / masses.sum()
+        mean_loss += probability * math.log(masses.sum() / p[label])
     return mean_p - p, mean_loss + math.log(p[label])
 
 
@@ -76,11 +77,11 @@ def bias_of_negatives(logits, label, q, m):
     Draws are independent, so that the mean of exp(-u S) is a product of means, (B3). One draw of j
     leaves exp(-u r_j / m) in the place of one factor T, and m q_j r_j / m is e_j, (B4).
     """
-    e, law = softmax(logits), without(q, label)
-    r = np.divide(e, law, out=np.zeros(len(e)), where=law > 0.0)
-    u = nodes(e[label] + r.max(), e[label] + r[law > 0.0].min())
+    e, dist = softmax(logits), without(q, label)
+    r = np.divide(e, dist, out=np.zeros(len(e)), where=dist > 0.0)
+    u = nodes(e[label] + r.max(), e[label] + r[dist > 0.0].min())
     decay = np.exp(-np.outer(u, r / m))
-    transform = decay @ law  # T
+    transform = decay @ dist  # T
     rest = np.exp(-u * e[label]) * transform ** (m - 1)
     mean_p = e * ((STEP * u * rest) @ decay)  # du = u d(log u)
     mean_p[label] = e[label] * (STEP * u * rest) @ transform
@@ -93,11 +94,11 @@ def bias_of_negatives(logits, label, q, m):
 def mixture(products, base, u, step, expm1=np.expm1):
     """Return the terms exp(-u) - E exp(-u S) (K,) of E log S, and E base / S and E masses / S (n,).
 
-    S is `base` plus draws. `products` are pairs (probability, factors), and a factor (law (n,),
-    weights (n,), times) is that of `times` draws: class j by law_j adds w_j, and what the law lacks
-    of 1 are draws that add nothing. The mean of exp(-u S) is a product of factors T, (B3), or a
-    mixture of such; where one draw of j leaves its exponential in the place of a T, it is the part
-    of j, as in (B4).
+    S is `base` plus draws. `products` are pairs (probability, factors), and a factor (distribution
+    (n,), weights (n,), times) is that of `times` draws: class j by dist_j adds w_j, and what the
+    distribution lacks of 1 are draws that add nothing. The mean of exp(-u S) is a product of
+    factors T, (B3), or a mixture of such; where one draw of j leaves its exponential in the place
+    of a T, it is the part of j, as in (B4).
 
     T = sum_j law_j exp(-u w_j) is 1 but for its last digits where u is small, and E log S is made
     of what is left: T - 1 is summed by expm1, which has all of them.
@@ -105,11 +106,11 @@ def mixture(products, base, u, step, expm1=np.expm1):
     change, of_base, masses = np.zeros_like(u), 0.0, 0.0
     for probability, factors in products:
         log_product, parts = -u * base, []
-        for law, weights, times in factors:
+        for dist, weights, times in factors:
             less = expm1(np.outer(-u, weights))
-            t_less_1 = np.maximum(less @ law, np.nextafter(-1.0, 0.0))
+            t_less_1 = np.maximum(less @ dist, np.nextafter(-1.0, 0.0))
             log_product = log_product + times * np.log1p(t_less_1)
-            parts.append((times * law * weights, u / (1.0 + t_less_1), 1.0 + less))
+            parts.append((times * dist * weights, u / (1.0 + t_less_1), 1.0 + less))
         change += probability * np.expm1(log_product)
         product_of_all = probability * step * np.exp(log_product)
         of_base += float(product_of_all @ u) * base
@@ -118,9 +119,9 @@ def mixture(products, base, u, step, expm1=np.expm1):
     return step * (np.expm1(-u) - change), of_base, masses
 
 
-def ratios(e, law):
-    """Return e / law, and 0 of what is never drawn."""
-    return np.divide(e, law, out=np.zeros(len(e)), where=law > 0.0)
+def ratios(e, dist):
+    """Return e / distribution, and 0 of what is never drawn."""
+    return np.divide(e, dist, out=np.zeros(len(e)), where=dist > 0.0)
 
 
 def bias(logits, label, q, m, scheme):
@@ -162,14 +163,14 @@ def mean_square(logits, label, q, m, vectors):
     1 / S^2 is the integral of u exp(-u S) du. Of two draws both leave their exponential, and where
     they are one draw, only once: (B28).
     """
-    e, law = softmax(logits), without(q, label)
+    e, dist = softmax(logits), without(q, label)
     c = vectors - e @ vectors  # so that the sum over p is 0
-    r = np.divide(e, law, out=np.zeros(len(e)), where=law > 0.0)
-    u = nodes(e[label] + r.max(), e[label] + r[law > 0.0].min())
+    r = np.divide(e, dist, out=np.zeros(len(e)), where=dist > 0.0)
+    u = nodes(e[label] + r.max(), e[label] + r[dist > 0.0].min())
     decay = np.exp(-np.outer(u, r / m))
-    psi = decay / (decay @ law)[:, None]
-    theta = np.exp(-u * e[label]) * (decay @ law) ** m
-    drawn = (psi * e * (law > 0.0)) @ c
+    psi = decay / (decay @ dist)[:, None]
+    theta = np.exp(-u * e[label]) * (decay @ dist) ** m
+    drawn = (psi * e * (dist > 0.0)) @ c
     same = (psi * e * r) @ np.sum(c**2, axis=1) - np.sum(drawn**2, axis=1)
     square = np.sum((e[label] * c[label] + drawn) ** 2, axis=1) + same / m
     return float((STEP * u * u * theta) @ square)

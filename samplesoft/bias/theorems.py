@@ -578,7 +578,7 @@ def _check_cosine(cosine: ArrayLike, labels: int) -> tuple[FloatArray, IntArray]
 
 @dataclass(frozen=True)
 class Theorem2Corrected:
-    """What random Fourier features are sure to do, but for a small chance.
+    """What random Fourier features are sure to do, but for a small probability.
 
     Attributes
     ----------
@@ -629,7 +629,7 @@ def theorem2_corrected(
     Returns
     -------
     Theorem2Corrected
-        The bounds on the ratio, the chance that they fail, and what they make of the bias.
+        The bounds on the ratio, the probability that they fail, and what they make of the bias.
 
     Raises
     ------
@@ -675,7 +675,7 @@ def theorem2_corrected(
         kernel = np.exp(log_kernel)
         twice_variance = np.expm1(2.0 * log_kernel) ** 2  # (1 - K^2)^2 of a cosine
         spread = twice_variance + 2.0 / 3.0 * (1.0 + kernel) * gamma * kernel
-        chances = 2.0 * np.exp(-num * (gamma * kernel) ** 2 / spread)
+        probabilities = 2.0 * np.exp(-num * (gamma * kernel) ** 2 / spread)
         log_center = log_softmax(tau * x) - log_softmax(nu * x)
         center = np.exp(log_center)
         logits = tau * np.append(x, cosines[labels])
@@ -690,6 +690,6 @@ def theorem2_corrected(
         classes=classes,
         lower=center / kappa,
         upper=center * kappa,
-        failure=float(min(chances.sum(), 1.0)),
+        failure=float(min(probabilities.sum(), 1.0)),
         bias=2.0 * rest * float(min(at_once, apart)),
     )

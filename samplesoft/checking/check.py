@@ -77,7 +77,7 @@ def check_loss(
         class vectors and ``db`` (n,) in the biases. Logits are to be ``tau h . c``. It may share
         draws among the batch.
     proposal : array_like of shape (n,), callable, str or sampler
-        What it draws from (for negatives of the batch, the chances of labels): probabilities,
+        What it draws from (for negatives of the batch, the probabilities of labels): probabilities,
         which fix n; a function of n that returns them;
         ``"uniform"`` or ``"log-uniform"``; or an object with ``num_classes`` and ``probs(h)``.
     num_sampled : int
@@ -121,12 +121,12 @@ def check_loss(
 
     Notes
     -----
-    A right implementation is called wrong with a chance below 1e-4: the limit of \|z\| is that of
-    Student's t, divided among all means of four examples and all looks at them, and wider for
+    A right implementation is called wrong with a probability below 1e-4: the limit of \|z\| is that
+    of Student's t, divided among all means of four examples and all looks at them, and wider for
     means of skewed numbers. Calls go on until one hypothesis is left, or `calls` were made; how
-    long they take does not matter. Hypotheses that are left are all named, the simplest first:
-    that with the fewest mistakes, and then that which is nearest. Some have the same means
-    whatever is done, and are named together.
+    long they take does not matter. Hypotheses that are left are all named, the simplest first: that
+    with the fewest mistakes, and then that which is nearest. Some have the same means whatever is
+    done, and are named together.
 
     A hypothesis whose means fit must fit in the spread of single losses too: the mean of their
     squares, less a number near their mean, has an exact value as well (one integral over the powers
@@ -173,7 +173,7 @@ def check_loss(
     Random losses whose means are those of the full softmax, and of no scheme above, are
     ``unbiased``, such as `samplesoft.losses.MultilevelLoss`.
 
-    Independent inclusion (``poisson``) is taken to have the chances ``1 - (1 - q)^m``.
+    Independent inclusion (``poisson``) is taken to have the probabilities ``1 - (1 - q)^m``.
 
     References
     ----------
@@ -480,7 +480,7 @@ def classify_deterministic(observer: Observer) -> list[Candidate]:
 
 
 def z_limit(observed: Observed) -> float:
-    """Return what ``|z|`` exceeds with a chance of `ALPHA` in all looks, by Bonferroni."""
+    """Return what ``|z|`` exceeds with probability `ALPHA` in all looks, by Bonferroni."""
     tests = len(observed.means)
     if observed.squares is not None:
         tests += len(observed.squares.means)
@@ -527,7 +527,7 @@ def with_squares(
 def _distance(
     means: FloatArray, digits: float, spread: Spread | None, observed: Observed, limit: float
 ) -> tuple[float, bool]:
-    """Return the greatest ``|z|``, and whether all are within their limits."""
+    """Return the largest ``|z|``, and whether all are within their limits."""
     stderrs, skewness = observed.stderrs, np.abs(observed.skewness)
     if spread is not None:
         least = _MIN_SPREAD * spread.deviations / np.sqrt(observed.sets * observed.calls)

@@ -234,12 +234,12 @@ class Estimator:
         gradient_factor = 1.0 / batch if self.gradient_over_batch else 1.0
         if self.draws == "all":
             full = full_sum(problem, self.of_all)
-            label, label_slope = self._with_margin(problem, full.own)
+            label, label_derivative = self._with_margin(problem, full.own)
             full = replace(
                 full,
                 base=label,
                 own=label + self._more_bias(problem),
-                label_slope=label_slope,
+                label_derivative=label_derivative,
                 loss_factor=loss_factor,
                 gradient_factor=gradient_factor,
             )
@@ -249,7 +249,7 @@ class Estimator:
         if min(m, num_draws) < least or (self.correction_times_tau and problem.tau == 1.0):
             return []
         labels, rows = problem.labels, np.arange(len(problem.labels))
-        _, label_slope = self._with_margin(problem, problem.logits[rows, labels])
+        _, label_derivative = self._with_margin(problem, problem.logits[rows, labels])
         with np.errstate(divide="ignore"):  # of classes that are never drawn
             log_q = np.log(problem.q)
         log_law, excludes = log_q, self.excludes_label and self.draws != "independent"
@@ -294,7 +294,7 @@ class Estimator:
                     base=base,
                     own=own,
                     num_draws=count,
-                    label_slope=label_slope,
+                    label_derivative=label_derivative,
                     loss_factor=loss_factor,
                     gradient_factor=gradient_factor,
                     hits_fixed=self.hit_constant is not None,
@@ -348,8 +348,8 @@ class Estimator:
         if self.label_angle:
             biases = 0.0 if problem.biases is None else problem.biases[problem.labels]
             angles = np.arccos(np.clip((logits - biases) / problem.tau, -1.0, 1.0))
-            slope = np.sin(angles + self.label_angle) / np.sin(angles)
-            return problem.tau * np.cos(angles + self.label_angle) + biases, slope
+            derivative = np.sin(angles + self.label_angle) / np.sin(angles)
+            return problem.tau * np.cos(angles + self.label_angle) + biases, derivative
         return logits - problem.tau * self.label_margin, 1.0
 
     def _more_bias(self, problem: Problem) -> FloatArray | float:
@@ -444,7 +444,7 @@ class SampledSum:
     base: FloatArray
     own: FloatArray
     num_draws: int
-    label_slope: FloatArray | float = 1.0
+    label_derivative: FloatArray | float = 1.0
     loss_factor: float = 1.0
     gradient_factor: float = 1.0
     certain: FloatArray | None = None

@@ -98,7 +98,7 @@ def _expectation(one: SampledSum) -> Means:
         x, counts = one.logits, one.num_draws * one.probs
         losses = (np.logaddexp(0.0, x) * counts).sum(axis=1) + np.logaddexp(0.0, -one.own)
         d_logits = counts * np.exp(-np.logaddexp(0.0, -x))
-        d_logits[rows, labels] -= one.label_slope * np.exp(-np.logaddexp(0.0, one.own))
+        d_logits[rows, labels] -= one.label_derivative * np.exp(-np.logaddexp(0.0, one.own))
         return Means(one.loss_factor * losses, one.gradient_factor * d_logits)
     mass = one.certain_mass
     losses, of_certain = mass - one.own, np.ones(len(rows))
@@ -120,7 +120,7 @@ def _expectation(one: SampledSum) -> Means:
     if one.certain is not None:
         d_logits += of_certain[:, None] * np.exp(one.certain - mass[:, None])
     of_label = of_certain * np.exp(one.base - np.maximum(mass, _LOWEST)) - 1.0
-    d_logits[rows, labels] += one.label_slope * of_label
+    d_logits[rows, labels] += one.label_derivative * of_label
     return Means(one.loss_factor * losses, one.gradient_factor * d_logits)
 
 

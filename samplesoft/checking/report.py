@@ -43,8 +43,8 @@ class LossReport(Report):
     scores : tuple of Candidate
         All hypotheses, those that are allowed first, then by their distance.
     limit : float
-        The ``|z|`` above which a hypothesis is excluded: a right one with a chance below 1e-4. 0
-        where nothing is random: then losses must be equal but for rounding.
+        The ``|z|`` above which a hypothesis is excluded: a right one with a probability below 1e-4.
+        0 where nothing is random: then losses must be equal but for rounding.
     loss_bias, gradient_bias : float or None
         Mean over the examples of what the best hypothesis has above the full softmax: in the loss
         (nats), and in the gradient in the logits (L1 norm). None where no closed form is known,

@@ -89,7 +89,8 @@ class ShardedSoftmaxLayer(SoftmaxLayer):
     the sum of their weights, that of its cells, or that at the root of its tree. A draw takes shard
     s with :math:`M_s / \sum_r M_r`, and there class j with :math:`q_{j|s}`, so that q is their
     product, whatever the masses are worth. With one shard draws, losses and vectors are those of a
-    `SoftmaxLayer` to the bit; with more, draws by counts and uniform ones have the same law.
+    `SoftmaxLayer` to the bit; with more, draws by counts and uniform ones have the same
+    distribution.
 
     **Partial steps.** Where the optimizer of a shard refuses a step, others may have taken it. Go
     on from a checkpoint then; `update` refuses to go on otherwise.
@@ -208,7 +209,7 @@ class ShardedSoftmaxLayer(SoftmaxLayer):
     def predict_topk(
         self, h: ArrayLike, k: int, *, leave_out: Any = None
     ) -> tuple[IntArray, NDArray[Any]]:
-        """Find the classes of the greatest scores, as `samplesoft.metrics.top_k_classes` does.
+        """Find the classes of the largest scores, as `samplesoft.metrics.top_k_classes` does.
 
         Parameters
         ----------

@@ -92,7 +92,7 @@ class ShardedRows(DistantRows):
         return total
 
     def exponentials(self, batch: Batch, excluded: LabelPlaces) -> tuple[Rows, FloatArray]:
-        """Return the greatest score (B,) of classes not excluded, and the sum relative to it."""
+        """Return the largest score (B,) of classes not excluded, and the sum relative to it."""
         asked = [(batch.z, *excluded.of(slice(*each))[1:]) for each in self.shards.ranges]
         tops, totals = map(np.stack, zip(*self.shards.ask("exponentials", asked), strict=True))
         top = tops.max(axis=0)

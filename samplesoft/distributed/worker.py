@@ -169,7 +169,7 @@ class Shard(SoftmaxLayer):
     def exponentials(
         self, z: Rows, labels: IntArray, example_ids: IntArray
     ) -> tuple[Rows, FloatArray]:
-        """Return the greatest score (B,), and the sum relative to it, without some labels."""
+        """Return the largest score (B,), and the sum relative to it, without some labels."""
         loss = FullSoftmaxLoss(normalize=self.loss.normalize, absolute=self.loss.absolute)
         targets = Targets(labels, example_ids)
         batch = Batch(z, None, z, self.class_embeddings, targets, None)

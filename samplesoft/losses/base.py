@@ -456,7 +456,7 @@ def checked_weights(
                 'example a positive weight, or use reduction="sum".'
             )
         per_example = per_example / total
-    # weights multiply gradients, which are products of numbers up to the root of the greatest
+    # weights multiply gradients, which are products of numbers up to the root of the largest
     limit, largest = float(np.finfo(dtype).max) ** 0.5, float(np.abs(per_example).max())
     if largest > limit:
         raise ValueError(
@@ -508,7 +508,7 @@ def check_targets(labels: Any, batch: int, num_classes: int, reduction: str = "p
     starts, places = matrix.indptr[:-1].astype(np.int64), matrix.indices.astype(np.int64)
     if reduction != "pal-n":
         return Targets(places, example_ids, values, starts)
-    # by the greatest first: a sum of weights near the end of the range would be infinite
+    # by the largest first: a sum of weights near the end of the range would be infinite
     values = values / np.maximum.reduceat(values, matrix.indptr[:-1])[example_ids]
     totals = np.add.reduceat(values, matrix.indptr[:-1])
     return Targets(places, example_ids, values / totals[example_ids], starts)

@@ -111,7 +111,7 @@ class BilateralSoftmaxLoss(SampledLoss):
     -----
     **Where the weight comes from.** The loss of [1]_ has a log-mean-exp on both sides, of cosines f
     with a temperature for each: :math:`-\log \text{mean}_{+} e^{f / T_1} + \log \text{mean}_{-}
-    e^{f / T_2}`. As :math:`T \log \text{mean}\, e^{f / T}` is the greatest mean of f under any
+    e^{f / T_2}`. As :math:`T \log \text{mean}\, e^{f / T}` is the largest mean of f under any
     distribution, less T times its divergence from that of the examples, a low :math:`T_2` makes
     hard negatives count, and a high :math:`T_1` lets some positives be noise. With one positive in
     a pair, as here, the first term is :math:`-f_t / T_1`. With scores :math:`o = f / T_2`, that is
@@ -163,7 +163,7 @@ def bilateral_terms(
     """
     for b in range(len(logits)):
         row = logits[b]
-        # The label is not in the sum: its slope is -1, whatever the draws are. With no draw of
+        # The label is not in the sum: its derivative is -1, whatever the draws are. With no draw of
         # weight the log-sum-exp is -inf, and the example pulls at nothing.
         top = greatest(row[1:])
         losses[b] = empty if top == -np.inf else weight * top - row[0]
@@ -172,7 +172,7 @@ def bilateral_terms(
             row[k] = row[k] if top == -np.inf else row[k] - top
     for b in range(len(logits)):
         row = logits[b, 1:]
-        weigh(row)  # relative to the greatest draw, in `losses` already
+        weigh(row)  # relative to the largest draw, in `losses` already
         mass = total(row)
         if mass > 0.0:
             losses[b] += weight * np.log(mass)

@@ -130,7 +130,7 @@ def _merged(kernel: Kernel, merge: Kernel, apart: bool) -> Kernel:
         width, of_all = d_drawn.shape[1], len(pairs.log_counts) == 1
         # room for logits of draws that are apart, for derivatives in these and in the merged logit,
         # and for the logits of a pair
-        few, slopes = logits[:width], logits[width : 2 * width + 1]
+        few, derivatives = logits[:width], logits[width : 2 * width + 1]
         of_pair = logits[2 * width + 1 : 3 * width + 3]
         end = first
         while end < last:
@@ -148,7 +148,7 @@ def _merged(kernel: Kernel, merge: Kernel, apart: bool) -> Kernel:
             merge(row.reshape((1, width)), of_pair[:1])  # the row becomes derivatives
             merged = of_pair[0]
             for i in range(num + 1):
-                slopes[i] = 0.0
+                derivatives[i] = 0.0
             for p in range(begin, end):
                 of_pair[0], of_pair[1 + num] = own[p], merged
                 if apart:
@@ -166,15 +166,15 @@ def _merged(kernel: Kernel, merge: Kernel, apart: bool) -> Kernel:
                 losses[p] *= label_weight if abs(own[p]) < np.inf else np.nan
                 d_own[p] = label_weight * of_pair[0]
                 for i in range(num + 1):
-                    slopes[i] += label_weight * of_pair[1 + i]
-            slope = row.dtype.type(slopes[num])
+                    derivatives[i] += label_weight * of_pair[1 + i]
+            derivative = row.dtype.type(derivatives[num])
             for k in range(width):
-                row[k] *= slope
+                row[k] *= derivative
             if apart:
                 i = 0
                 for p in range(begin, end):
                     for hit in range(starts[p], stops[p]):
-                        row[columns[hit]] = slopes[i]
+                        row[columns[hit]] = derivatives[i]
                         i += 1
 
     return by_merged

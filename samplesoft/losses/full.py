@@ -116,7 +116,7 @@ class FullSoftmaxLoss(Loss):
         return targets.per_example(label_weights * lost), _Saved(top, scale, -missed * signs)
 
     def _other_classes(self, batch: Batch, excluded: LabelPlaces) -> tuple[Rows, FloatArray]:
-        """Return the greatest score (B,) of the other classes, and their sum relative to it."""
+        """Return the largest score (B,) of the other classes, and their sum relative to it."""
         distant: Any = batch.class_embeddings
         if isinstance(distant, DistantRows):
             return distant.exponentials(batch, excluded)
@@ -133,16 +133,16 @@ class FullSoftmaxLoss(Loss):
 
 
 class _Saved(NamedTuple):
-    top: Rows  # (B,): greatest score
+    top: Rows  # (B,): largest score
     scale: FloatArray  # (B,): derivative of the loss in it, if it is no label's
     d_labels: FloatArray  # (P,): derivative of the loss in the score of each label
 
 
 def _best_pairs(targets: Targets, scores: FloatArray) -> IntArray:
-    """Return the pair (B,) of each example whose label has the greatest score."""
+    """Return the pair (B,) of each example whose label has the largest score."""
     if targets.example_ids is None:
         return np.arange(len(scores))
-    order = np.lexsort((-scores, targets.example_ids))  # by example, the greatest score first
+    order = np.lexsort((-scores, targets.example_ids))  # by example, the largest score first
     best: IntArray = order[targets.offsets()]
     return best
 
@@ -269,7 +269,7 @@ def own_scores(loss: Loss, batch: Batch, draw: Draw | None) -> tuple[FloatArray,
 def add_exponentials(scores: Floats, top: Floats, total: FloatArray) -> None:
     """Add a block of classes to running sums of ``exp(score - top)``.
 
-    Scores (r, B) are overwritten. The greatest scores `top` (B,), -inf before the first block, and
+    Scores (r, B) are overwritten. The largest scores `top` (B,), -inf before the first block, and
     the sums `total` (B,) are updated.
     """
     batch = len(top)
@@ -302,7 +302,7 @@ def add_exponentials(scores: Floats, top: Floats, total: FloatArray) -> None:
 def probabilities(scores: Floats, top: Floats, factor: Floats) -> None:
     """Replace scores (r, B) by ``factor * exp(score - top)``, the derivatives of a log of a sum.
 
-    `top` (B,) are greatest scores, `factor` (B,) weights divided by the sums of exponentials.
+    `top` (B,) are largest scores, `factor` (B,) weights divided by the sums of exponentials.
     """
     batch = len(top)
     for j in range(len(scores)):

@@ -69,7 +69,7 @@ class GBCELoss(LogisticLoss):
     >>> draw = UniformSampler(9).sample(h, 2, exclude=labels, rng=0)
     >>> loss = GBCELoss(scheme="negatives", calibration=1.0)
     >>> value, cache = loss.forward(h, np.zeros((9, 1)), labels, draw)
-    >>> round(value / float(np.log(2.0)), 6)  # two draws, and the label by 2 / 8, at even chances
+    >>> round(value / float(np.log(2.0)), 6)  # two draws, and the label by 2 / 8, at even odds
     2.25
     """
 

@@ -358,7 +358,7 @@ class HierarchicalLoss(Loss):
         # the children of the root are scored by all: by one product
         top = product(z, rows[: tree.num_top].T)
         d_top, losses = np.zeros_like(top), np.empty(len(labels))
-        ids, slopes = np.empty(ends[-1], np.int64), np.empty(ends[-1], z.dtype)
+        ids, derivatives = np.empty(ends[-1], np.int64), np.empty(ends[-1], z.dtype)
         offsets = np.append(targets.offsets(), len(labels))
 
         def work(part: slice) -> None:
@@ -376,27 +376,27 @@ class HierarchicalLoss(Loss):
                 offsets[part.start],
                 offsets[part.stop],
                 ids,
-                slopes,
+                derivatives,
                 losses,
                 workspace_of(tree, z),
             )
 
         thread_each(work, chunks(size, max(8, -(-size // (2 * num_threads())))))
-        return targets.per_example(losses), (d_top, ids, slopes, np.append(starts, ends[-1]))
+        return targets.per_example(losses), (d_top, ids, derivatives, np.append(starts, ends[-1]))
 
     def _backward(self, batch: Batch, saved: Any, weights: FloatArray) -> Gradients:
-        d_top, ids, slopes, starts = saved
+        d_top, ids, derivatives, starts = saved
         z, rows, num = batch.z, batch.class_embeddings, d_top.shape[1]
         column = weights.astype(z.dtype)[:, None]
         weighted, below = column * z, np.empty_like(z)
         offsets = np.append(batch.targets.offsets(), len(starts) - 1)
-        weighted_rows(starts[offsets], ids, slopes, rows, below)
+        weighted_rows(starts[offsets], ids, derivatives, rows, below)
         dz = column * (product(d_top, rows[:num]) + below)
         classes, _, order, begins = equal_runs(ids, len(rows))
         example_ids = np.repeat(np.arange(len(z)), np.diff(starts[offsets]))
         dW = np.empty((num + len(classes), z.shape[1]), z.dtype)
         product(d_top.T, weighted, dW[:num])
-        weighted_rows(begins, example_ids[order], slopes[order], weighted, dW[num:])
+        weighted_rows(begins, example_ids[order], derivatives[order], weighted, dW[num:])
         return Gradients(dz, SparseRows(np.append(np.arange(num), classes), dW), None)
 
 
@@ -467,7 +467,7 @@ def _go_down(
     first: int,
     last: int,
     ids: IntArray,
-    slopes: Rows,
+    derivatives: Rows,
     losses: FloatArray,
     workspace: Workspace,
 ) -> None:
@@ -484,7 +484,7 @@ def _go_down(
             products(rows, begin, end, z, b, -1, logits, 0)
             lost += _differentiate(logits, weights, end - begin, node - begin)
             for i in range(end - begin):
-                ids[at + i], slopes[at + i] = begin + i, label_weights[p] * weights[0, i]
+                ids[at + i], derivatives[at + i] = begin + i, label_weights[p] * weights[0, i]
             at += end - begin
             node = parents[node]
         for i in range(top.shape[1]):

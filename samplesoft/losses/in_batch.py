@@ -184,7 +184,7 @@ class InBatchLoss(Loss):
             log_counts = self._log_counts(ids, len(labels), draw)
         if self.scheme == "candidate_masked":
             own = self._log_counts(labels[:, None], len(labels), draw)[:, 0]
-        # as `log_inclusion`, for no one law was drawn from so many times
+        # as `log_inclusion`, for no one distribution was drawn from so many times
         every = Draw(ids, log_counts - np.log(ids.shape[1]), log_counts)
         losses, saved = self._softmax._forward(batch, every, own)
         return losses + more, saved

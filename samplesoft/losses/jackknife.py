@@ -92,7 +92,7 @@ def jackknife_terms(logits: FloatArray, losses: FloatArray) -> None:
     for b in range(len(logits)):
         row = logits[b]
         top = greatest(row)
-        # in the unit of the greatest, label or draw, so that none overflows
+        # in the unit of the largest, label or draw, so that none overflows
         for k in range(1 + m):
             weights[k] = row[k] - top
         weigh(weights)
@@ -111,8 +111,9 @@ def jackknife_terms(logits: FloatArray, losses: FloatArray) -> None:
         for k in range(m):
             ratio[k] = change[k] / (1.0 + change[k])  # 1 - S / S_i
         log1p_to(change)
-        # The slope of a draw is w / S times m - sum of S / S_i over the other draws i, for S_i does
-        # not change with draw i, and by m / (m - 1) with the others. That is kept - its own ratio.
+        # The derivative of a draw is w / S times m - sum of S / S_i over the other draws i, for S_i
+        # does not change with draw i, and by m / (m - 1) with the others. That is kept - its own
+        # ratio.
         lost, kept = total(change), 1.0 + total(ratio)
         loss = log_ratio(own, drawn, top - row[0])
         if heavy > 0:
@@ -126,7 +127,7 @@ def jackknife_terms(logits: FloatArray, losses: FloatArray) -> None:
             for k in range(1, 1 + m):
                 if k != heavy:
                     row[k] += weights[k] * scale - rest[k] * (m - 1) / m
-        # a shift of all logits leaves the loss as it is: its slopes add up to 0
+        # a shift of all logits leaves the loss as it is: its derivatives add up to 0
         row[0] = -total(row[1:])
 
 

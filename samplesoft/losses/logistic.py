@@ -138,7 +138,7 @@ class NegativeSamplingLoss(LogisticLoss):
     >>> h, labels = np.ones((1, 1)), np.array([1])
     >>> draw = UniformSampler(2).sample(h, 3, exclude=labels, rng=0)
     >>> value, cache = NegativeSamplingLoss().forward(h, [[0.0], [0.0]], labels, draw)
-    >>> round(value / float(np.log(2.0)), 6)  # the label and three negatives, at even chances
+    >>> round(value / float(np.log(2.0)), 6)  # the label and three negatives, at even odds
     4.0
     """
 
@@ -257,7 +257,7 @@ def softplus(x: FloatArray, small: FloatArray, large: FloatArray) -> None:
 
 @njit
 def merge_softplus(logits: FloatArray, merged: FloatArray) -> None:
-    """Write the logit (B,) whose softplus is that of all of a row, which becomes its slopes.
+    """Write the logit (B,) whose softplus is that of all of a row, which becomes its derivatives.
 
     `logits` are (B, m). A row of -inf merges to -inf.
     """
@@ -266,7 +266,7 @@ def merge_softplus(logits: FloatArray, merged: FloatArray) -> None:
         row = logits[b]
         softplus(row, small, large)
         lost = total(large) + total(small)
-        share = -np.expm1(-lost)  # the slope of softplus at the merged logit
+        share = -np.expm1(-lost)  # the derivative of softplus at the merged logit
         # the inverse of softplus, log(exp(lost) - 1), without the exponential of a large loss
         merged[b] = lost + np.log(share) if lost > 0.0 else -np.inf
         for k in range(len(row)):

@@ -2,7 +2,7 @@
 
 In the kernels the M draws of a row are cut into blocks. S is the sum of label and draws, ``S_b``
 that with block b in place of all draws, ``H_1`` and ``H_2`` those with one half. Each is a sum of
-positive numbers that is scaled by its own greatest, for they may be hundreds of orders apart.
+positive numbers that is scaled by its own largest, for they may be hundreds of orders apart.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class MultilevelDraw(Draw):
         Number of draws m of a block.
     num_draws : int
         Number of draws M, a multiple of m.
-    chance : float
+    probability : float
         Probability of the level.
     """
 
     num_sampled: int = 1
     num_draws: int = 2
-    chance: float = 1.0
+    probability: float = 1.0
 
     @property
     def log_expected_count(self) -> FloatArray:
@@ -59,7 +59,7 @@ class MultilevelDraw(Draw):
 class MultilevelLoss(SampledLoss):
     r"""Sampled softmax whose mean, and that of its gradient, are those of the full softmax.
 
-    A level k is drawn once for a batch, with chances :math:`p_k = (1 - r) r^k`,
+    A level k is drawn once for a batch, with probabilities :math:`p_k = (1 - r) r^k`,
     :math:`r = 2^{-3/2}`, and each example gets :math:`M = 2^{k+1} m` draws, m being `num_sampled`.
     With :math:`L_m` the loss of `SampledSoftmaxLoss` on m draws, the loss is
 
@@ -87,8 +87,8 @@ class MultilevelLoss(SampledLoss):
     -----
     **Cost.** A batch takes 4.4 m draws an example in the mean, most often 2 m. A level with as many
     draws as there are classes, :math:`2^{K+1} m \ge n`, is the last (K is at least 1). It has
-    the chance :math:`r^K`, takes :math:`M = 2^K m` draws and all classes, and its difference ends
-    the sum exactly:
+    the probability :math:`r^K`, takes :math:`M = 2^K m` draws and all classes, and its difference
+    ends the sum exactly:
 
     .. math:: L - L_M + \Big(\frac SZ - 1\Big), \qquad S = Z e^{L_M - L}
 
@@ -141,15 +141,15 @@ class MultilevelLoss(SampledLoss):
         # One level for the batch: how little that costs says the class.
         level = int(generator.geometric(1.0 - DECAY)) - 1
         if level < last:
-            num, chance = num_sampled << (level + 1), (1.0 - DECAY) * DECAY**level
+            num, probability = num_sampled << (level + 1), (1.0 - DECAY) * DECAY**level
         else:  # all levels from the last on are one, which ends the sum exactly
-            num, chance = num_sampled << last, DECAY**last
+            num, probability = num_sampled << last, DECAY**last
         draw = sample(num, generator)
         require_replacement(draw, type(self).__name__)
         ids, log_q = draw.ids, draw.log_q
         if level >= last:
             ids, log_q = _with_all(ids, log_q, num_classes, targets, self.excludes_label)
-        return MultilevelDraw(ids, log_q, None, num_sampled, num, chance)
+        return MultilevelDraw(ids, log_q, None, num_sampled, num, probability)
 
     def _terms_of(self, draw: Draw, num_classes: int) -> Terms:
         if not isinstance(draw, MultilevelDraw):
@@ -157,16 +157,17 @@ class MultilevelLoss(SampledLoss):
                 f"`draw` must be a MultilevelDraw, got {type(draw).__name__}; take it from "
                 f"{type(self).__name__}.draw, or let a SoftmaxLayer draw."
             )
-        block, num, chance = draw.num_sampled, draw.num_draws, draw.chance
+        block, num, probability = draw.num_sampled, draw.num_draws, draw.probability
         others = draw.ids.shape[1] - num
-        sound = 1 <= block <= num and num % block == 0 and others >= 0 and 0.0 < chance <= 1.0
+        sound = 1 <= block <= num and num % block == 0 and others >= 0 and 0.0 < probability <= 1.0
         if not sound or (others == 0 and num // block % 2):
             raise ValueError(
                 "`draw` must hold two halves of blocks of num_sampled draws, or num_draws of them "
-                f"before all classes, got num_sampled={block}, num_draws={num}, chance={chance} "
-                f"and ids of shape {draw.ids.shape}; take it from {type(self).__name__}.draw."
+                f"before all classes, got num_sampled={block}, num_draws={num}, "
+                f"probability={probability} and ids of shape {draw.ids.shape}; take it from "
+                f"{type(self).__name__}.draw."
             )
-        return Terms(multilevel_terms, (block, num, 1.0 / chance))
+        return Terms(multilevel_terms, (block, num, 1.0 / probability))
 
 
 def _with_all(
@@ -197,35 +198,35 @@ def multilevel_terms(
     `_difference_of_halves` or a `_difference_from_all`, less the label's logit.
     """
     blocks = num_draws // block
-    tops, sums, slopes = np.empty(blocks), np.empty(blocks), np.empty(blocks)
+    tops, sums, derivatives = np.empty(blocks), np.empty(blocks), np.empty(blocks)
     for p in range(len(logits)):
         row, drawn, others = logits[p], logits[p, 1 : 1 + num_draws], logits[p, 1 + num_draws :]
-        label, loss, own_slope = row[0], 0.0, 0.0
+        label, loss, label_derivative = row[0], 0.0, 0.0
         for b in range(blocks):
-            # log S_b of each block, by a unit of its own: the label or its greatest draw
+            # log S_b of each block, by a unit of its own: the label or its largest draw
             part = drawn[b * block : (b + 1) * block]
             tops[b] = weigh_block(part, label)
             sums[b] = total(part)
             # a draw of a block weighs as many times more as there are blocks
             own, mass = math.exp(label - tops[b]), blocks * sums[b]
             loss += log_ratio(own, mass, tops[b] - label)
-            own_slope -= mass / (own + mass)
-            slopes[b] = 1.0 / (own + mass)
+            label_derivative -= mass / (own + mass)
+            derivatives[b] = 1.0 / (own + mass)
         if len(others) > 0:
-            more, own_more = _difference_from_all(label, tops, sums, slopes, others, weight)
+            more, label_more = _difference_from_all(label, tops, sums, derivatives, others, weight)
         else:
-            more, own_more = _difference_of_halves(label, tops, sums, slopes, weight)
-        # slopes of all draws of a block are their weights times one number
+            more, label_more = _difference_of_halves(label, tops, sums, derivatives, weight)
+        # derivatives of all draws of a block are their weights times one number
         losses[p] = loss / blocks + more
-        row[0] = own_slope / blocks + own_more
+        row[0] = label_derivative / blocks + label_more
         for b in range(blocks):
             for k in range(b * block, (b + 1) * block):
-                drawn[k] *= slopes[b]
+                drawn[k] *= derivatives[b]
 
 
 @njit
 def weigh_block(part: FloatArray, label: float) -> float:
-    """Turn logits into weights in the unit of the greatest of them and `label`; return that."""
+    """Turn logits into weights in the unit of the largest of them and `label`; return that."""
     top = max(label, greatest(part))
     for k in range(len(part)):
         part[k] -= top
@@ -244,14 +245,14 @@ def _sum(label: float, tops: FloatArray, sums: FloatArray) -> tuple[float, float
 
 @njit
 def _difference_of_halves(
-    label: float, tops: FloatArray, sums: FloatArray, slopes: FloatArray, weight: float
+    label: float, tops: FloatArray, sums: FloatArray, derivatives: FloatArray, weight: float
 ) -> tuple[float, float]:
-    """Return ``log S - (log H_1 + log H_2) / 2`` and its slope in the label's logit, both weighted.
+    """Return ``log S - (log H_1 + log H_2) / 2`` and its derivative in the label, weighted.
 
-    What a draw of each block gets is added to `slopes`. With ``u = (H_1 - H_2) / (H_1 + H_2)`` the
-    difference is ``-log(1 - u**2) / 2``; its slope in a draw is u times its weight in ``H_1``, or
-    -u times that in ``H_2``, and in the label's logit ``u / 2`` times the weight in ``H_1`` less
-    that in ``H_2``.
+    What a draw of each block gets is added to `derivatives`. With ``u = (H_1 - H_2) / (H_1 + H_2)``
+    the difference is ``-log(1 - u**2) / 2``; its derivative in a draw is u times its weight in
+    ``H_1``, or -u times that in ``H_2``, and in the label's logit ``u / 2`` times the weight in
+    ``H_1`` less that in ``H_2``.
     """
     half = len(tops) // 2
     top_1, own_1, mass_1 = _sum(label, tops[:half], sums[:half])
@@ -265,17 +266,17 @@ def _difference_of_halves(
     # nearly equal would lose; apart, 1 - u**2 would lose its digits.
     if abs(u) < _NEAR:
         more = -0.5 * math.log1p(-u * u)
-        own_slope = -u * u / (1.0 - u * u) * (own / whole)
+        label_derivative = -u * u / (1.0 - u * u) * (own / whole)
     else:
         behind = 0.5 * ((top - top_1) + (top - top_2))
         more = behind + math.log(whole) - 0.5 * (math.log(whole_1) + math.log(whole_2))
-        own_slope = 0.5 * u * (own_1 / whole_1 - own_2 / whole_2)
+        label_derivative = 0.5 * u * (own_1 / whole_1 - own_2 / whole_2)
     # blocks of the first half pull one way, those of the second the other
     for b in range(half):
-        slopes[b] += weight * u / whole_1 * math.exp(tops[b] - top_1)
+        derivatives[b] += weight * u / whole_1 * math.exp(tops[b] - top_1)
     for b in range(half, len(tops)):
-        slopes[b] -= weight * u / whole_2 * math.exp(tops[b] - top_2)
-    return weight * more, weight * own_slope
+        derivatives[b] -= weight * u / whole_2 * math.exp(tops[b] - top_2)
+    return weight * more, weight * label_derivative
 
 
 @njit
@@ -283,15 +284,15 @@ def _difference_from_all(
     label: float,
     tops: FloatArray,
     sums: FloatArray,
-    slopes: FloatArray,
+    derivatives: FloatArray,
     others: FloatArray,
     weight: float,
 ) -> tuple[float, float]:
-    """Return ``log Z - log S + (S / Z - 1)`` and its slope in the label's logit, both weighted.
+    """Return ``log Z - log S + (S / Z - 1)`` and its derivative in the label, weighted.
 
-    What a draw of each block gets is added to `slopes`, and `others` (c,) become slopes. With
-    ``x = S / Z - 1``, whose mean is 0, the difference is ``x - log(1 + x)``, and its slopes are x
-    times those of ``log S - log Z``.
+    What a draw of each block gets is added to `derivatives`, and `others` (c,) become derivatives.
+    With ``x = S / Z - 1``, whose mean is 0, the difference is ``x - log(1 + x)``, and its
+    derivatives are x times those of ``log S - log Z``.
     """
     top, own, mass = _sum(label, tops, sums)
     top_z = weigh_block(others, label)
@@ -307,5 +308,5 @@ def _difference_from_all(
     for k in range(len(others)):
         others[k] *= -weight * x / whole_z
     for b in range(len(tops)):
-        slopes[b] += weight * x / whole * math.exp(tops[b] - top)
+        derivatives[b] += weight * x / whole * math.exp(tops[b] - top)
     return weight * (x - gap), -weight * x * (x * (own / whole))

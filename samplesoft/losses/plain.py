@@ -111,12 +111,13 @@ def jackknife(scores, label, ids, counts, lib=math):
     return num * sampled(scores, label, ids, counts, lib) - (num - 1) * lib.fsum(without) / num
 
 
-def multilevel(scores, label, ids, counts, block, chance, lib=math):
-    """Return the mean loss of blocks of draws, plus (whole - its halves) / chance.
+def multilevel(scores, label, ids, counts, block, probability, lib=math):
+    """Return the mean loss of blocks of draws, plus (whole - its halves) / probability.
 
-    Blanchet and Glynn (2015), section 2. The number of draws is itself drawn, with this `chance`:
-    blocks times 2, 4, 8, ... Their mean differences add up to the full loss less that of a block,
-    so that there is no bias. An odd number of draws is compared with the full loss at once.
+    Blanchet and Glynn (2015), section 2. The number of draws is itself drawn, with this
+    `probability`: blocks times 2, 4, 8, ... Their mean differences add up to the full loss less
+    that of a block, so that there is no bias. An odd number of draws is compared with the full loss
+    at once.
     """
     num = len(ids)
 
@@ -130,7 +131,7 @@ def multilevel(scores, label, ids, counts, block, chance, lib=math):
     else:  # the ratio of the sampled sum and the full one has the mean 1
         ratio = lib.exp(loss(0, num) - full(scores, label, lib))
         more = ratio - 1 - lib.log(ratio)
-    return lib.fsum(blocks) / len(blocks) + more / chance
+    return lib.fsum(blocks) / len(blocks) + more / probability
 
 
 # a logistic loss for each class -------------------------------------------------------------------

@@ -153,14 +153,14 @@ def warp_terms(logits: FloatArray, losses: FloatArray, harmonic: FloatArray) -> 
     It is the first with a loss above 0. Rows of logits (P, 1 + m) become the gradient.
     """
     for b in range(len(logits)):
-        label, draws, tried, slope = logits[b, 0], logits[b, 1:], 0, 0.0
+        label, draws, tried, derivative = logits[b, 0], logits[b, 1:], 0, 0.0
         losses[b] = 0.0
         for k in range(len(draws)):
             margin = 1.0 + (draws[k] - label)
             tried += draws[k] > -np.inf
             draws[k] = 0.0
-            if slope == 0.0 and margin > 0.0:
-                slope = harmonic[tried - 1]  # 0 from the n-th on, as is that of all later ones
-                losses[b] = slope * margin
-                draws[k] = slope
-        logits[b, 0] = -slope
+            if derivative == 0.0 and margin > 0.0:
+                derivative = harmonic[tried - 1]  # 0 from the n-th on, as is that of all later ones
+                losses[b] = derivative * margin
+                draws[k] = derivative
+        logits[b, 0] = -derivative

@@ -66,7 +66,7 @@ class Terms(NamedTuple):
         Whether k draws of one logit are one draw of that logit plus log k.
     of_differences : bool
         Whether the loss is the same of logits that are all more or less by one number. Those of
-        float32 vectors then come in float32, of which they keep the digits less their greatest.
+        float32 vectors then come in float32, of which they keep the digits less their largest.
     weighs_draws : bool
         Whether the first of `numbers` that the kernel takes are weights (P, m) of the draws, 1 over
         how often each is expected, which come by themselves; logits are not corrected then.
@@ -408,7 +408,7 @@ def softmax_terms(logits: FloatArray, losses: FloatArray) -> None:
     """Write ``logsumexp(logits) - logits[0]`` of each row, and turn rows into its gradient.
 
     Column 0 of the logits (P, 1 + m) is the label's, and finite. Rows of float32 are less their
-    greatest already, as from `pair_logits`.
+    largest already, as from `pair_logits`.
     """
     for b in range(len(logits)):
         row = logits[b]
@@ -430,7 +430,7 @@ def softmax_terms(logits: FloatArray, losses: FloatArray) -> None:
 
 @njit
 def merge_exponentials(logits: FloatArray, merged: FloatArray) -> None:
-    """Write the logit (B,) whose exponential is that of all of a row, which becomes its slopes.
+    """Write the logit (B,) whose exponential is that of a row, which becomes its gradient.
 
     `logits` are (B, m). A row of -inf merges to -inf.
     """
@@ -440,7 +440,7 @@ def merge_exponentials(logits: FloatArray, merged: FloatArray) -> None:
         if merged[b] != -np.inf:
             for k in range(len(row)):
                 row[k] -= merged[b]
-    # The slope of the merged logit in a draw is the draw's share of the mass.
+    # The derivative of the merged logit in a draw is the draw's share of the mass.
     weigh(logits.reshape(-1))
     for b in range(len(logits)):
         row = logits[b]

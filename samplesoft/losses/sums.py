@@ -237,7 +237,8 @@ class DoubleSumLoss(SampledLoss):
             )
         losses, saved = super()._forward(batch, draw, label_log_count)
         assert draw is not None
-        # a draw's slope is its share of the estimated sum: exp(o_j - o_t) / (m q_j) of exp(losses)
+        # a draw's derivative is its share of the estimated sum: exp(o_j - o_t) / (m q_j) of
+        # exp(losses)
         with np.errstate(divide="ignore"):
             shares = np.log(np.abs(saved[2])) + draw.log_expected_count
         least = np.logaddexp(0.0, losses + shares.max(axis=1))

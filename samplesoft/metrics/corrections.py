@@ -177,7 +177,7 @@ def estimate_rank_distribution(
     replacement : bool
         Whether a negative may be drawn more than once.
     tol : float
-        End when the mean log-likelihood of an item is within this of the greatest, in nats.
+        End when the mean log-likelihood of an item is within this of the largest, in nats.
 
     Returns
     -------
@@ -195,7 +195,7 @@ def estimate_rank_distribution(
     -----
     Steps of expectation maximisation from the uniform distribution, at most 5,000 [1]_. There are
     more ranks than m draws can tell apart, so that many distributions are about as likely; a `tol`
-    that is not very small keeps what is not seen near to uniform. The greatest directional
+    that is not very small keeps what is not seen near to uniform. The largest directional
     derivative bounds what is missing of the likelihood [2]_.
 
     References

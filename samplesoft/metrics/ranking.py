@@ -82,9 +82,9 @@ def ranking_scores(
     dict of str to float
         For each k ``precision_at_k``, the mean share of labels in a list; ``recall_at_k``, that
         of the labels that are in it; and ``ndcg_at_k``, the sum of ``1 / log2(1 + place)`` over
-        the labels in it, divided by the greatest possible. With `propensities` also
+        the labels in it, divided by the largest possible. With `propensities` also
         ``psp_at_k``, propensity-scored precision: the sum over all lists of ``1 / propensity`` of
-        the labels in them, divided by the greatest possible, so that the best lists have 1.
+        the labels in them, divided by the largest possible, so that the best lists have 1.
 
     Raises
     ------
@@ -95,7 +95,7 @@ def ranking_scores(
     ----------
     .. [1] H. Jain, Y. Prabhu and M. Varma, "Extreme multi-label loss functions for
        recommendation, tagging, ranking and other missing label applications", KDD 2016,
-       section 3; sums are divided by the greatest as in the extreme classification repository.
+       section 3; sums are divided by the largest as in the extreme classification repository.
 
     Examples
     --------

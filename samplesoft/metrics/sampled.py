@@ -76,7 +76,7 @@ def sampled_metrics(
 
     An example may have several relevant items. All stand in one list with the same m negatives, as
     they do among all candidates: the j-th best has the rank :math:`j + b_j`. Recall and nDCG are
-    divided by their greatest, of R relevant items, as in `ranking_scores`; MRR is of the best one
+    divided by their largest, of R relevant items, as in `ranking_scores`; MRR is of the best one
     alone; AUC is the mean share of negatives that are worse. Given :math:`b_j`, the draws that fall
     between item j and the next are again binomial or hypergeometric, so that the :math:`b_j` are a
     Markov chain: mean and variance of a sum over the items come from one pass over it, from the

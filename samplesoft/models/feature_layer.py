@@ -121,7 +121,7 @@ class FeatureLayer(SoftmaxLayer):
         targets = check_targets(labels, h.shape[0], self.num_classes, self.loss.label_reduction)
         contexts, features = with_intercept(h, self.num_features)
 
-        # the loss sees a small problem, of the classes that are labels or drawn, numbered anew
+        # the loss sees a small problem, of the classes that are labels or drawn, numbered again
         draw, log_count = self._draw(contexts, targets, rng)
         classes, seen = np.arange(self.num_classes), labels
         if draw is not None:

@@ -409,7 +409,7 @@ class LinearSoftmax:
         return unit_rows("class_embeddings", rows.copy())[0]
 
     def top_k(self, x: Any, k: int, *, leave_out: Any = None) -> tuple[IntArray, Rows]:
-        """Find the classes of the greatest scores, some inputs at a time.
+        """Find the classes of the largest scores, some inputs at a time.
 
         Parameters
         ----------

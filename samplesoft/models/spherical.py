@@ -101,7 +101,7 @@ class SphericalSoftmax:
     gradient in W is :math:`W M + 1 g^\top` and rows of the labels, for
     :math:`M = 2 H^\top \mathrm{diag}(r) H` and :math:`g = 2 \beta H^\top r`. So W is held as
     :math:`V U + 1 \omega^\top`, and a step changes U, :math:`\omega` and B rows of V. Where U comes
-    near to a singular matrix, V is written anew. That takes about as long as a full-softmax step,
+    near to a singular matrix, V is written again. That takes about as long as a full-softmax step,
     and memory for a second V; it happens seldom, and mostly in early steps.
 
     **When to use it.** Where n is far above d, plain gradient descent will do, and so will another
@@ -243,7 +243,7 @@ class SphericalSoftmax:
         each = checked_weights(weights, len(contexts), self.reduction, self.dtype)
         rows = self._rows(targets)
         own = np.einsum("bd,bd->b", rows, contexts) + self._shift
-        weight, (total, slope) = own**2 + self.epsilon, self._total(contexts)
+        weight, (total, derivative) = own**2 + self.epsilon, self._total(contexts)
         # of the other classes, which have epsilon each at least: for one class alone the loss is 0
         rest = np.maximum(total - weight, (self.num_classes - 1) * self.epsilon)
         losses = np.log1p(rest / weight)
@@ -253,7 +253,14 @@ class SphericalSoftmax:
                 f"`h` must have scores whose squares are within the range of float64, got a loss "
                 f"of {losses[worst]} in example {worst}; scale `h` or `weights` down."
             )
-        cache = contexts, targets, rows, slope, each / (weight + rest), each * 2.0 * own / weight
+        cache = (
+            contexts,
+            targets,
+            rows,
+            derivative,
+            each / (weight + rest),
+            each * 2.0 * own / weight,
+        )
         return float(losses @ each), (cache, self._steps)
 
     @quietly
@@ -272,8 +279,8 @@ class SphericalSoftmax:
         gradient : FactoredGradient
             Derivatives in the class vectors, of all classes.
         """
-        (contexts, targets, rows, slope, shares, pulls), steps = cache
-        dh = shares[:, None] * slope - pulls[:, None] * rows
+        (contexts, targets, rows, derivative, shares, pulls), steps = cache
+        dh = shares[:, None] * derivative - pulls[:, None] * rows
         order = np.argsort(targets, kind="stable")
         ids, offsets = np.unique(targets[order], return_index=True)
         of_labels = np.add.reduceat(-(pulls[:, None] * contexts)[order], offsets, axis=0)
@@ -440,7 +447,7 @@ class SphericalSoftmax:
         return logs
 
     def _fold(self, U: FloatArray, omega: FloatArray) -> None:
-        """Write V U + 1 omega' into V, and sum up s and Q anew, by which they lose what drifted."""
+        """Write V U + 1 omega' into V, and recompute the sums s and Q, which ends their drift."""
         d = len(omega)
         s, Q, V = np.zeros(d), np.zeros((d, d)), np.empty_like(self._V)
         for part in row_chunks(V.shape, _NUMBERS):
@@ -473,5 +480,5 @@ def _inverse(U: FloatArray, eps: float) -> FloatArray | None:
     except np.linalg.LinAlgError:
         return None
     largest, least = (max(1.0, float(np.linalg.norm(x, 1))) for x in (U, inverse))
-    # a third of the digits, at most: to write V anew costs as much as a step of the full softmax
+    # a third of the digits, at most: to write V again costs as much as a step of the full softmax
     return np.asarray(inverse, np.float64) if largest * least < eps ** (-1 / 3) else None

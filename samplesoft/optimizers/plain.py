@@ -1,7 +1,7 @@
 """The optimizers as their sources write them, of one number: to be read, not to be used.
 
 A parameter is an array of numbers, and each of them goes its own way. Let a number w begin at 1 and
-have three gradients g, the slopes of the loss in w where it then is; the learning rate is 0.1:
+have three gradients g, the derivatives of the loss in w where it then is; the learning rate is 0.1:
 
     step                   1      2      3
     gradient g             4      none   -1

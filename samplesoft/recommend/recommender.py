@@ -189,7 +189,7 @@ class SampledSoftmaxRecommender:
     def fit(
         self, user_items: Any, *, callbacks: Sequence[Callback] = ()
     ) -> SampledSoftmaxRecommender:
-        """Train anew.
+        """Train again.
 
         Parameters
         ----------
@@ -242,7 +242,7 @@ class SampledSoftmaxRecommender:
         recalculate_user: bool = False,
         items: ArrayLike | None = None,
     ) -> Lists:
-        """Return the items of the greatest scores.
+        """Return the items of the largest scores.
 
         Parameters
         ----------
@@ -362,7 +362,7 @@ class SampledSoftmaxRecommender:
         return metrics.full if sampled is None else metrics.expected
 
     def similar_items(self, itemid: ArrayLike, N: int = 10) -> Lists:
-        """Return the items whose vectors have the greatest cosines with that of an item.
+        """Return the items whose vectors have the largest cosines with that of an item.
 
         Parameters
         ----------
@@ -389,7 +389,7 @@ class SampledSoftmaxRecommender:
         return _similar("itemid", itemid, self.item_factors, N, "items")
 
     def similar_users(self, userid: ArrayLike, N: int = 10) -> Lists:
-        """Return the users whose vectors have the greatest cosines with that of a user.
+        """Return the users whose vectors have the largest cosines with that of a user.
 
         Parameters
         ----------
@@ -416,7 +416,7 @@ class SampledSoftmaxRecommender:
         return _similar("userid", userid, self.user_factors, N, "users")
 
     def partial_fit_users(self, userids: ArrayLike, user_items: Any) -> Self:
-        """Make the vectors of some users anew, from what they have taken; items stay as they are.
+        """Make the vectors of some users again, from what they have taken; items stay as they are.
 
         Parameters
         ----------
@@ -552,7 +552,7 @@ def _user_ids(userids: ArrayLike) -> IntArray:
 
 
 def _similar(name: str, value: ArrayLike, factors: Rows, number: int, of: str) -> Lists:
-    """Return the rows of the greatest cosines with some rows (B,) of vectors (n, d)."""
+    """Return the rows of the largest cosines with some rows (B,) of vectors (n, d)."""
     array = as_array(name, value)
     ids = as_ids(name, np.atleast_1d(array), len(factors), of=of)
     vectors = unit_rows("factors", factors.copy())[0]  # propagated items have no norm of 1

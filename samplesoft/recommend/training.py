@@ -373,7 +373,7 @@ def normalized(user_items: Matrix) -> Matrix:
 
 
 def item_directions(graph: sparse.csr_array, dim: int, seed: int, rank: int | None = None) -> Rows:
-    """Return the right singular vectors (items, r) of the r <= dim greatest singular values.
+    """Return the right singular vectors (items, r) of the r <= dim largest singular values.
 
     No more than `rank` of these are not 0, by default the users or the items, if those are fewer.
 

@@ -120,11 +120,14 @@ def _least_log_loss(
     def penalised(logs: FloatArray) -> tuple[float, FloatArray]:
         # in logarithms all numbers stay above 0, and the prior is the same up and down
         factors = np.array(start) * np.exp(logs)
-        value, slopes = _PRIOR / 2.0 * float(logs @ logs), _PRIOR * logs
+        value, gradient = _PRIOR / 2.0 * float(logs @ logs), _PRIOR * logs
         for part in parts:
             loss, derivatives = log_loss(scores[part], codes[part], weights[part], *factors)
-            value, slopes = value + loss, slopes + factors * derivatives  # d / d log f = f d / d f
-        return value, slopes
+            value, gradient = (
+                value + loss,
+                gradient + factors * derivatives,
+            )  # d / d log f = f d / d f
+        return value, gradient
 
     bounds = [(-_FARTHEST, _FARTHEST)] * len(start)
     best = minimize(penalised, np.zeros(len(start)), jac=True, bounds=bounds).x
@@ -142,12 +145,12 @@ def softmax_log_loss(
         # -log p of the label, from its distance to the best: no p is 0 here, however far
         behind = scale * (scores.max(axis=1) - own) - np.log(p.max(axis=1))
         # d log sum exp(s z) / ds is the mean of the scores under p
-        slope = np.einsum("ij,ij->i", p, scores) - own
-        return float(weights @ behind), np.array([weights @ slope])
+        derivative = np.einsum("ij,ij->i", p, scores) - own
+        return float(weights @ behind), np.array([weights @ derivative])
     # each class is hit by L draws, or by none: log loss of n yes-or-no questions
     np.clip(p, _LEAST, _MOST, out=p)
     missed = np.log1p(-p)  # of one draw
-    slopes = labels_each * p / (1.0 - p)  # in the scores, before the softmax's own
+    gradient = labels_each * p / (1.0 - p)  # in the scores, before the softmax's own
     # as if no class were a label; then the labels change sides
     losses, in_labels = -labels_each * missed.sum(axis=1), -missed.sum(axis=1)
     labels = codes.tocoo()
@@ -155,9 +158,9 @@ def softmax_log_loss(
     found = -np.expm1(labels_each * missed[places])  # how likely some draw is the label
     np.add.at(losses, labels.row, labels_each * missed[places] - np.log(found))
     np.add.at(in_labels, labels.row, missed[places] / found)
-    slopes[places] -= slopes[places] / found
+    gradient[places] -= gradient[places] / found
     means = np.einsum("ij,ij->i", p, scores)  # through the softmax: dp/ds = p (z - mean z)
-    in_scale = np.einsum("ij,ij->i", slopes, scores) - slopes.sum(axis=1) * means
+    in_scale = np.einsum("ij,ij->i", gradient, scores) - gradient.sum(axis=1) * means
     return float(weights @ losses), np.array([weights @ in_scale, weights @ in_labels])
 
 
@@ -172,15 +175,15 @@ def logistic_log_loss(
         rows = np.arange(len(scores))
         shares = softmax(logs, axis=1)  # one label: its share in the sum of all probabilities
         losses = logsumexp(logs, axis=1) - logs[rows, codes]
-        slopes = np.einsum("ij,ij->i", shares, rest) - rest[rows, codes]
+        gradient = np.einsum("ij,ij->i", shares, rest) - rest[rows, codes]
     else:
         labels = codes.tocoo()
         places = labels.row, labels.col
         # -log(1 - sigmoid(x)) = x - log sigmoid(x), of all classes; then the labels change sides
-        losses, slopes = (scale * scores - logs).sum(axis=1), (scores - rest).sum(axis=1)
+        losses, gradient = (scale * scores - logs).sum(axis=1), (scores - rest).sum(axis=1)
         np.add.at(losses, labels.row, -scale * scores[places])
-        np.add.at(slopes, labels.row, -scores[places])
-    return float(weights @ losses), np.array([weights @ slopes])
+        np.add.at(gradient, labels.row, -scores[places])
+    return float(weights @ losses), np.array([weights @ gradient])
 
 
 def _softmax(scores: Rows, scale: float) -> FloatArray:

@@ -327,7 +327,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         y_val: Any = None,
         callbacks: Sequence[Callback] = (),
     ) -> Self:
-        """Train anew, or with `warm_start` go on.
+        """Train again, or with `warm_start` go on.
 
         Parameters
         ----------
@@ -566,7 +566,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     def predict_topk(
         self, X: Any, k: int | None = None, *, exclude: Any = None
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return the labels of the greatest scores, without a matrix of all scores.
+        """Return the labels of the largest scores, without a matrix of all scores.
 
         `samplesoft.sklearn.predict_topk` does the same for a pipeline.
 
@@ -612,7 +612,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         """Return contexts, which class vectors are compared with.
 
         Scores are their inner products with the rows of ``model_.class_vectors()``, times
-        ``model_.settings.tau``. An index of these rows for the greatest inner product, such as
+        ``model_.settings.tau``. An index of these rows for the largest inner product, such as
         ``IndexFlatIP`` of FAISS or ``space="ip"`` of hnswlib, finds the labels of `predict_topk`.
 
         Parameters

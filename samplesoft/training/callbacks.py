@@ -17,10 +17,10 @@ _LATE = 3.0  # the t-th epoch has a weight about proportional to t to this power
 
 
 class Refresh(Callback):
-    """Makes the sampler anew at the end of each epoch, for the class vectors have moved."""
+    """Rebuilds the sampler at the end of each epoch, for the class vectors have moved."""
 
     def end_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
-        """Make it anew."""
+        """Rebuild it."""
         task.refresh()
 
 

@@ -28,7 +28,7 @@ _MODEL, _ORDER, _STEP, _SPLIT, _LABELS, _DROPOUT = range(6)  # streams of the se
 _ENTRIES = 1 << 17  # of inputs that are made ready at a time, some 60 bytes each
 _COPIED = 1 << 18  # numbers of inputs, which cost little
 DENSE = "inputs are dense, whose products are quicker so"
-_FIRST_REFRESH = 64  # steps after which, and whenever they have doubled, the sampler is made anew
+_FIRST_REFRESH = 64  # steps after which, and whenever they have doubled, the sampler is rebuilt
 
 
 class Examples(NamedTuple):
@@ -269,7 +269,7 @@ class LinearTask(Task):
     def after_step(self, gradients: Mapping[str, Gradient]) -> None:
         """Count a step, and let the sampler follow the class vectors that it has changed.
 
-        It is made anew at times, for vectors that began at random leave the cells they were in.
+        It is rebuilt at times, for vectors that began at random leave the cells they were in.
         """
         self.model.after_step(gradients)
         # vectors that began at random move most in the first steps: after 64, 128, 256... of them
@@ -279,7 +279,7 @@ class LinearTask(Task):
         self.steps_taken = done
 
     def refresh(self) -> None:
-        """Make the sampler anew from the class vectors."""
+        """Rebuild the sampler from the class vectors."""
         self.model.softmax.refresh()
 
     def tune_inputs(self, x: Any, labels: Any) -> dict[str, Any]:

@@ -334,7 +334,7 @@ class RunFiles(Callback):
             reason = not_finite(parameters)
             if reason is not None:
                 raise FloatingPointError(reason)
-            # sums that a sampler updates drift in their last bits; made anew when a checkpoint is
+            # sums that a sampler updates drift in their last bits; rebuilt when a checkpoint is
             # written and when it is read, they do not depend on interruptions
             task.refresh()
             examples = task.examples()

@@ -99,7 +99,7 @@ class Task(ABC):
         """Follow the parameters, which the optimizer has just changed."""
 
     def refresh(self) -> None:  # noqa: B027
-        """Make anew whatever follows the parameters, such as a sampler's sums.
+        """Rebuild whatever follows the parameters, such as a sampler's sums.
 
         It is called whenever a checkpoint is written and when one has been read, for sums that
         were updated in many steps differ from new ones in their last bits.

@@ -115,27 +115,27 @@ def class_vector_figures(
     theory: Theory | None,
     ends: Ends | None,
     m: int,
-    slopes: FloatArray,
+    scaled_h: FloatArray,
 ) -> Figures:
     """Return the figures of all class vectors, without their n * d coordinates at once.
 
-    Coordinate k of class vector i has the bias ``bias_i * slopes_k``, where `slopes`, (B, d), are
-    ``tau * h``, the derivatives of a logit in its class vector. All else is as for the logits in
+    Coordinate k of class vector i has the bias ``bias_i * scaled_h_k``, where `scaled_h`, (B, d),
+    is ``tau * h``, the derivatives of a logit in its class vector. All else is as for the logits in
     `figures_of`.
     """
-    largest = np.abs(slopes).max(axis=1)
+    largest = np.abs(scaled_h).max(axis=1)
     figures: Figures = {}
 
-    def of_slope(slope: FloatArray) -> Figures:
-        """Return the figures of n coordinates, as many as there are logits, for slopes (B, 1)."""
-        between = ends and (ends[0] * slope, ends[1] * slope)
+    def of_coordinate(coordinate: FloatArray) -> Figures:
+        """Return the figures of n coordinates, as many as there are logits, for a column (B, 1)."""
+        between = ends and (ends[0] * coordinate, ends[1] * coordinate)
         if between:  # a factor below 0 makes the lower end the upper one
             between = np.minimum(*between), np.maximum(*between)
-        here = theory and theory._replace(g=theory.g * slope, limit=theory.limit * slope)
-        return figures_of(bias * slope, error, here, between, m, largest)
+        here = theory and theory._replace(g=theory.g * coordinate, limit=theory.limit * coordinate)
+        return figures_of(bias * coordinate, error, here, between, m, largest)
 
     # the same numbers for any number of threads: they are joined in order
-    for some in thread_map(of_slope, slopes.T[:, :, None]):
+    for some in thread_map(of_coordinate, scaled_h.T[:, :, None]):
         figures = {
             name: _JOINED.get(name, np.add)(figures[name], value) if name in figures else value
             for name, value in some.items()

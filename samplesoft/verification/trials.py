@@ -21,7 +21,7 @@ from samplesoft.bias.inputs import Inputs
 from samplesoft.bias.monte_carlo import simulate
 from samplesoft.schemes import Scheme
 
-ALPHA = 1e-4  # chance of one false alarm in a whole report, for normal statistics
+ALPHA = 1e-4  # probability of one false alarm in a whole report, for normal statistics
 HITS = 400  # trials that are expected to hit a bin; the skewness of a mean is below 1/20 then
 MAX_SKEWNESS = 1.0 / math.sqrt(HITS)
 _LEAST_STDERR = 0.1  # of the predicted standard error
@@ -49,7 +49,7 @@ def merge(parts: list[Scores]) -> Scores:
 
 
 def z_limit(num_tests: int, alpha: float = ALPHA) -> float:
-    """Return the ``|z|`` that one of `num_tests` normal statistics exceeds with chance `alpha`."""
+    """Return the ``|z|`` that one of some normal statistics exceeds with probability `alpha`."""
     # two sides, and Bonferroni's correction for the number of statistics
     return -NormalDist().inv_cdf(alpha / (2.0 * max(num_tests, 1)))
 

@@ -290,8 +290,8 @@ def _figures_of_blocks(
             names = ("squared_bias", "variance", "mse")
             blocks["h"] |= {name: getattr(moments, name) for name in names}
     if "class_embeddings" in problem.blocks and problem.h is not None:
-        slopes = problem.tau * problem.h
-        blocks["class_embeddings"] = class_vector_figures(bias, error, theory, ends, m, slopes)
+        scaled_h = problem.tau * problem.h
+        blocks["class_embeddings"] = class_vector_figures(bias, error, theory, ends, m, scaled_h)
     for figures in blocks.values():
         figures["loss_bias"] = exact.loss_bias
         if theory is not None:

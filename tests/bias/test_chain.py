@@ -40,9 +40,9 @@ def test_equals_powers_of_the_matrix(n, kind, start):
     logits, q = world(kind, n)
     begin = STARTS[start](logits)
     result = metropolis_bias(logits, q, [0, 1, 2, 25], start=begin)
-    assert result.bias.shape == result.law.shape == (4, n)
+    assert result.bias.shape == result.distribution.shape == (4, n)
     with mp.workdps(600):
-        for steps, bias, law in zip([0, 1, 2, 25], result.bias, result.law, strict=True):
+        for steps, bias, law in zip([0, 1, 2, 25], result.bias, result.distribution, strict=True):
             wanted, p = metropolis_law(logits, q, steps, begin)
             gaps = [a - b for a, b in zip(wanted, p, strict=True)]
             size = float(mp.fsum(map(abs, gaps)))
@@ -59,7 +59,7 @@ def test_equals_powers_of_the_matrix(n, kind, start):
 
 def test_the_oracle_tells_a_chain_that_always_accepts_and_one_step_fewer():
     logits, q = world("plain", 7)
-    law = metropolis_bias(logits, q, 3).law
+    law = metropolis_bias(logits, q, 3).distribution
     fewer = [float(x) for x in metropolis_law(logits, q, 2)[0]]
     assert abs(law - fewer).max() > 1e-3 and abs(law - q).max() > 1e-2
 
@@ -90,7 +90,7 @@ def test_no_chance_is_negative_where_proposals_are_far_apart():
         logs = 300.0 * rng.normal(size=4)
         q = np.exp(np.maximum(logs - logs.max(), -690.0))
         q /= q.sum()
-        assert metropolis_bias(1e4 * rng.normal(size=4), q, 3).law.min() >= 0.0
+        assert metropolis_bias(1e4 * rng.normal(size=4), q, 3).distribution.min() >= 0.0
 
 
 def test_the_rate_is_the_second_eigenvalue_and_all_are_those_of_liu():
@@ -128,16 +128,16 @@ def test_many_classes_and_many_steps():
     q = np.full(200_000, 1 / 200_000)
     result = metropolis_bias(logits, q, [0, 1, 100, 10**9])
     assert np.abs(result.bias.sum(axis=1)).max() < 1e-11
-    np.testing.assert_allclose(result.law.sum(axis=1), 1.0, rtol=1e-10)
+    np.testing.assert_allclose(result.distribution.sum(axis=1), 1.0, rtol=1e-10)
     # where the law is not much smaller than p, it is p and the bias
-    np.testing.assert_allclose(result.law, result.probs + result.bias, rtol=1e-8)
+    np.testing.assert_allclose(result.distribution, result.probs + result.bias, rtol=1e-8)
     assert np.abs(result.bias[3]).max() == 0.0
     # one step from q, by the definition, for some classes
     w, some = result.probs / q, [0, 5, 77]
     stay = [(q * np.maximum(1.0 - w / w[j], 0.0)).sum() for j in some]
     come = [(q * q[j] * np.minimum(1.0, w[j] / w)).sum() for j in some]
     wanted = q[some] * stay + come
-    np.testing.assert_allclose(result.law[1, some], wanted, rtol=1e-9)
+    np.testing.assert_allclose(result.distribution[1, some], wanted, rtol=1e-9)
 
 
 def test_batches_are_rows_and_samplers_are_taken():
@@ -152,7 +152,7 @@ def test_batches_are_rows_and_samplers_are_taken():
         for i in range(3):
             alone = metropolis_bias(logits[i], q, 4, start=of_row[i])
             np.testing.assert_allclose(result.bias[i, 1], alone.bias, rtol=1e-12, atol=1e-17)
-            np.testing.assert_allclose(result.law[i, 1], alone.law, rtol=1e-12)
+            np.testing.assert_allclose(result.distribution[i, 1], alone.distribution, rtol=1e-12)
             assert alone.rate == pytest.approx(result.rate[i])
 
 
@@ -168,7 +168,7 @@ def test_simulated_chains_have_the_law_and_the_sampler_draws_it():
         proposed = rng.choice(6, size=chains, p=q)
         state = np.where(rng.random(chains) * w[state] < w[proposed], proposed, state)
     law = sampler.probs(h)[0]
-    np.testing.assert_allclose(law, metropolis_bias(rows @ h, q, steps).law, rtol=1e-12)
+    np.testing.assert_allclose(law, metropolis_bias(rows @ h, q, steps).distribution, rtol=1e-12)
     assert chi_square(np.bincount(state, minlength=6), law) > 1e-4
     drawn = sampler.sample(h, chains, rng=1)
     assert chi_square(np.bincount(drawn.ids[0], minlength=6), law) > 1e-4

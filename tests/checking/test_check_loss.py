@@ -382,7 +382,7 @@ def test_a_loss_without_bias_is_named(weight):
     """WRONG is one whose differences weigh more than they should."""
     sampler, loss = LogUniformSampler(8), make_loss("multilevel", reduction="none")
     draw = loss.draw
-    loss.draw = lambda *given: replace(d := draw(*given), chance=d.chance / weight)
+    loss.draw = lambda *given: replace(d := draw(*given), probability=d.probability / weight)
 
     def black_box(class_embeddings, h, labels, num_sampled, seed):
         layer = SoftmaxLayer(class_embeddings, loss, sampler, num_sampled)

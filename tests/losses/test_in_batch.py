@@ -33,11 +33,11 @@ def batches(label, size):
 def means(loss, label, size, **options):
     """Return the mean loss of the first example and that of its gradient in h."""
     value, slope = 0.0, np.zeros(3)
-    for chance, labels in batches(label, size):
+    for probability, labels in batches(label, size):
         weights = np.eye(size)[0] / 1.0
         losses, cache = loss.forward(H[:size], C, labels, weights=weights, **options)
-        value += chance * losses
-        slope += chance * loss.backward(cache).dh[0]
+        value += probability * losses
+        slope += probability * loss.backward(cache).dh[0]
     return value, slope
 
 
@@ -73,13 +73,13 @@ def test_mixed_negatives_are_corrected_by_what_is_expected_of_both():
     extra = UniformSampler(4)
     loss = InBatchLoss(WeightedSampler(Q), extra=extra, reduction="none")
     total, label = 0.0, 1
-    for chance, labels in batches(label, 3):
+    for probability, labels in batches(label, 3):
         for drawn in itertools.product(range(4), repeat=2):
             draw = extra.sample(None, 2, rng=0)
             draw = type(draw)(np.array([drawn]), draw.log_q)
             losses, _ = loss.forward(H[:3], C, labels, draw)
             own = H[0] @ C[label]
-            total += chance / 16 * (np.exp(losses[0] + own) - np.exp(own))
+            total += probability / 16 * (np.exp(losses[0] + own) - np.exp(own))
     wanted = np.exp(H[0] @ C.T)
     assert total == pytest.approx(wanted.sum() - wanted[label], rel=1e-9)
 
@@ -89,13 +89,13 @@ def test_certain_classes_beside_a_batch_are_corrected_by_what_is_expected():
     loss = InBatchLoss(WeightedSampler(Q), extra=extra, reduction="none")
     draw = extra.sample(None, 1, rng=0)
     total, label = 0.0, 1
-    for chance, labels in batches(label, 3):
+    for probability, labels in batches(label, 3):
         for drawn in (1, 2):
             ids = np.array([[0, 3, drawn]])
             one = type(draw)(ids, draw.log_q, draw.log_inclusion)
             losses, _ = loss.forward(H[:3], C, labels, one)
             own = H[0] @ C[label]
-            total += chance / 2 * (np.exp(losses[0] + own) - np.exp(own))
+            total += probability / 2 * (np.exp(losses[0] + own) - np.exp(own))
     wanted = np.exp(H[0] @ C.T)
     assert total == pytest.approx(wanted.sum() - wanted[label], rel=1e-9)
 
@@ -109,8 +109,8 @@ def test_the_mean_of_mixed_negatives_is_the_exact_one(scheme):
         draw = extra.sample(None, 2, rng=0)
         draw = type(draw)(np.array([drawn]), draw.log_q)
         found = means(loss, label, 3, draw=draw)
-        chance = Q[::-1][list(drawn)].prod()
-        value, slope = value + chance * found[0], slope + chance * found[1]
+        probability = Q[::-1][list(drawn)].prod()
+        value, slope = value + probability * found[0], slope + probability * found[1]
     logits = H[0] @ C.T
     probs, loss = mixed_means(logits, label, (Q, 2), (Q[::-1], 2), scheme == "candidate_masked")
     assert value == pytest.approx(loss, rel=1e-9)

@@ -144,12 +144,12 @@ def test_the_mean_is_that_of_m_and_of_one_less():
     np.testing.assert_allclose(gradient, m * now[1] - (m - 1) * less[1], rtol=1e-12)
     # a twin that leaves a draw out and does not give its weight to the others
     wrong = 0.0
-    for ids, chance in every_draw(q, m):
+    for ids, probability in every_draw(q, m):
         c = [m * q[j] for j in ids]
         without = [
             negatives(o, 0, ids[:i] + ids[i + 1 :], c[:i] + c[i + 1 :], None) for i in range(m)
         ]
-        wrong += chance * float(m * negatives(o, 0, ids, c, None) - (m - 1) * np.mean(without))
+        wrong += probability * float(m * negatives(o, 0, ids, c, None) - (m - 1) * np.mean(without))
     assert abs(wrong - value) > 0.05
 
 

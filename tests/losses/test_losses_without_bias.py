@@ -53,7 +53,7 @@ def test_trials_find_a_wrong_draw():
 
     def draw_wrong(*request):
         drawn = draw(*request)
-        return replace(drawn, chance=drawn.chance**2)
+        return replace(drawn, probability=drawn.probability**2)
 
     loss.draw = draw_wrong
     assert p_value(loss, False) < 1e-6

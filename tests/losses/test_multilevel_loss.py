@@ -39,18 +39,18 @@ def levels(loss, label, q, m):
             return draw
 
         draw = loss.draw(sample, m, Targets(np.array([label])), len(q), seed)
-        found[draw.chance] = draw, chances
+        found[draw.probability] = draw, chances
     assert sum(found) == pytest.approx(1.0, rel=1e-14)
     return found
 
 
-def mean(loss, o, label, q, m, weight=lambda draw: draw.chance):
+def mean(loss, o, label, q, m, weight=lambda draw: draw.probability):
     """E[loss] and E[gradient in the scores], over levels and draws."""
     value, slopes = 0.0, np.zeros(len(o))
-    for chance, (draw, chances) in levels(loss, label, q, m).items():
-        draw = replace(draw, chance=weight(draw))
+    for probability, (draw, chances) in levels(loss, label, q, m).items():
+        draw = replace(draw, probability=weight(draw))
         one, gradient = of_scores(loss, draw, o, label, chances)
-        value, slopes = value + chance * one, slopes + chance * gradient
+        value, slopes = value + probability * one, slopes + probability * gradient
     return value, slopes
 
 

@@ -35,9 +35,9 @@ def test_the_mean_of_the_sum_is_the_full_one_and_that_of_its_logarithm_is_not():
     sums, losses = 0.0, 0.0
     for first in others:
         for second in others:
-            chance = Q[first] * Q[second] / 0.36
+            probability = Q[first] * Q[second] / 0.36
             counts = [2 * Q[j] / 0.6 for j in (first, second)]
             loss = plain.sampled(SCORES, 0, [first, second], counts)
-            sums, losses = sums + chance * np.exp(loss), losses + chance * loss
+            sums, losses = sums + probability * np.exp(loss), losses + probability * loss
     assert np.log(sums) == pytest.approx(plain.full(SCORES, 0))
     assert losses < plain.full(SCORES, 0) - 0.1

@@ -55,7 +55,7 @@ class _Kernel(NamedTuple):
     s: FloatArray  # -log theta at the nodes
     decay: FloatArray  # exp(-(m - 1) s)
     g: FloatArray
-    slope: FloatArray  # g'
+    derivative: FloatArray  # g'
     bend: FloatArray  # g''
 
 
@@ -78,7 +78,7 @@ def _make_kernel(draws: Draws, s: FloatArray) -> _Kernel:
         s=s,
         decay=np.exp(-(m - 1.0) * s),
         g=_SIGNS * x,
-        slope=m * x + _SIGNS,
+        derivative=m * x + _SIGNS,
         bend=2.0 * m - 1.0 + _SIGNS * (m * m * x),
     )
 
@@ -101,11 +101,11 @@ def _make_jackknife_weights(
     skew = np.stack([-nodes.skew, nodes.skew_size])
     first, second = (np.stack([v, np.abs(v)]) for v in (step.first, step.second))
     with np.errstate(all="ignore"):  # what is not finite here is cut off
-        slope = v_base + nodes.mean  # v ds/dv
+        derivative = v_base + nodes.mean  # v ds/dv
         # (B15): H'' in D, v D' and v**2 D'', and the sizes of that, (2, K)
-        c2 = kernel.g / slope / slope
-        c1 = 3.0 * c2 * (variance / slope)
-        c0 = c1 * (nodes.variance / slope) + c2 * (skew / slope)
+        c2 = kernel.g / derivative / derivative
+        c1 = 3.0 * c2 * (variance / derivative)
+        c0 = c1 * (nodes.variance / derivative) + c2 * (skew / derivative)
         # the same of D times the step
         whole = c0 * step.value + c1 * first + c2 * second
         below = np.stack([whole, c1 * step.value + 2.0 * c2 * first, c2 * step.value])
@@ -183,9 +183,9 @@ def _weigh_frullani(draws: Draws, nodes: TiltedNodes, kernel: _Kernel, unit: flo
     excess = np.where(close, nodes.excess, 0.0)
     apart = np.exp(-nodes.v) * np.expm1(excess)  # of x and y
     growth = np.expm1(less * excess)
-    near, near_size = growth * kernel.slope + _SIGNS * (draws.num_draws * apart)
-    far = kernel.decay * kernel.slope[0] - limit.decay * limit.slope[0]
-    rounded = kernel.decay * kernel.slope[1] + limit.decay * limit.slope[1]
+    near, near_size = growth * kernel.derivative + _SIGNS * (draws.num_draws * apart)
+    far = kernel.decay * kernel.derivative[0] - limit.decay * limit.derivative[0]
+    rounded = kernel.decay * kernel.derivative[1] + limit.decay * limit.derivative[1]
     moved = kernel.decay * kernel.bend[1] * (s + nodes.gap)
     exponents = draws.num_draws * s
     far_size = _mixed_size(exponent_sizes(rounded, exponents), moved, unit)
@@ -202,12 +202,12 @@ def _weigh_plainly(draws: Draws, nodes: TiltedNodes, kernel: _Kernel, unit: floa
     """
     s = kernel.s
     tilt = nodes.gap / s
-    slope = s + nodes.gap
+    derivative = s + nodes.gap
     weight = nodes.dx * kernel.decay
-    terms = -weight * kernel.slope[0] * tilt
-    rounded = exponent_sizes(weight * kernel.slope[1] * np.abs(tilt), draws.num_draws * s)
-    moved = kernel.bend[1] * slope * np.abs(tilt)
-    moved += kernel.slope[1] * np.minimum(-tilt, (2.0 * slope + nodes.variance_size) / s)
+    terms = -weight * kernel.derivative[0] * tilt
+    rounded = exponent_sizes(weight * kernel.derivative[1] * np.abs(tilt), draws.num_draws * s)
+    moved = kernel.bend[1] * derivative * np.abs(tilt)
+    moved += kernel.derivative[1] * np.minimum(-tilt, (2.0 * derivative + nodes.variance_size) / s)
     return _LossTerms(terms, _mixed_size(rounded, weight * moved, unit), True)
 
 
@@ -215,26 +215,30 @@ def _weigh_by_parts(
     draws: Draws, nodes: TiltedNodes, kernel: _Kernel
 ) -> tuple[_LossTerms, FloatArray]:
     """Return the terms of the integral of g K', eq. (B70), and v g K beside a step's derivative."""
-    slope = np.exp(np.minimum(nodes.x + draws.log_base, LARGEST_EXPONENT)) + nodes.mean  # v ds/dv
+    derivative = (
+        np.exp(np.minimum(nodes.x + draws.log_base, LARGEST_EXPONENT)) + nodes.mean
+    )  # v ds/dv
     s = kernel.s
     tilt = nodes.gap / s
-    # slope = s + gap, so that the first two orders in v have dropped out of `curve`
+    # derivative = s + gap, so that the first two orders in v have dropped out of `curve`
     gap_part = (3.0 + tilt) * tilt * nodes.gap
     curve = nodes.balance + gap_part
     # the balance is of third order, with parts of both signs: at least variance**1.5 in all
     cubes = nodes.skew_size + nodes.variance_size**1.5
     size = _OF_CUBES * cubes + np.abs(curve) + np.abs(gap_part)
-    # the same where slope is far below s, and the parts of gap would cancel
-    steep = slope * (slope / s) ** 2
-    far, far_size = nodes.variance - slope + steep, nodes.variance_size + slope + steep
+    # the same where derivative is far below s, and the parts of gap would cancel
+    steep = derivative * (derivative / s) ** 2
+    far, far_size = nodes.variance - derivative + steep, nodes.variance_size + derivative + steep
     curve, size = np.where(far_size < size, far, curve), np.minimum(far_size, size)
     weight = nodes.dx * kernel.decay
     terms = _LossTerms(
-        -weight * (kernel.g[0] / slope) * (curve / slope),
-        exponent_sizes(weight * (kernel.g[1] / slope) * (size / slope), draws.num_draws * s),
+        -weight * (kernel.g[0] / derivative) * (curve / derivative),
+        exponent_sizes(
+            weight * (kernel.g[1] / derivative) * (size / derivative), draws.num_draws * s
+        ),
         True,
     )
-    return terms, weight * (kernel.g[0] / slope) * tilt
+    return terms, weight * (kernel.g[0] / derivative) * tilt
 
 
 def _mixed_size(rounded: FloatArray, moved: FloatArray, unit: float) -> FloatArray:

@@ -164,10 +164,10 @@ def assemble_loss(draws: Draws, weights: NodeWeights) -> tuple[float, float]:
     loss = float(weights.loss_terms.sum()) + weights.loss_rest
     loss_size = float(weights.loss_sizes.sum()) + weights.loss_rest_size
     if draws.scheme.divides_by_kept:
-        log_chance = _log_none_kept(draws)
-        loss_of_none = float(np.exp(log_chance)) * draws.log_label  # then p' = 1 on it, (B10)
+        log_probability = _log_none_kept(draws)
+        loss_of_none = float(np.exp(log_probability)) * draws.log_label  # then p' = 1 on it, (B10)
         loss += loss_of_none
-        loss_size += abs(loss_of_none) * (1.0 - log_chance) if loss_of_none else 0.0
+        loss_size += abs(loss_of_none) * (1.0 - log_probability) if loss_of_none else 0.0
     return loss, loss_size
 
 
@@ -203,9 +203,9 @@ def none_kept_error(draws: Draws) -> float:
     """Return the L1 error of what `assemble` adds for draws that are all of the label."""
     if not draws.scheme.divides_by_kept:
         return 0.0
-    log_chance = _log_none_kept(draws)
-    size = 2.0 * float(np.exp(log_chance)) * draws.other_mass
-    return EPS * size * (1.0 - log_chance) if size else 0.0
+    log_probability = _log_none_kept(draws)
+    size = 2.0 * float(np.exp(log_probability)) * draws.other_mass
+    return EPS * size * (1.0 - log_probability) if size else 0.0
 
 
 def _log_none_kept(draws: Draws) -> float:
