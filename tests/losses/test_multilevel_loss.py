@@ -160,7 +160,7 @@ def test_what_it_refuses():
         {"num_sampled": 3},
         {"num_draws": 64},
         {"num_sampled": 0},
-        {"chance": 0.0},
+        {"probability": 0.0},
     ):
         with pytest.raises(ValueError, match="`draw` must hold two halves of blocks"):
             loss.forward(h, rows, labels, replace(draw, **wrong))
