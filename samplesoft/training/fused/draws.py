@@ -20,7 +20,20 @@ _CALL_STEPS = 512
 
 
 def steps_at_once(model: LinearSoftmax, batch_size: int) -> int:
-    """Return for how many steps draws are made at a time."""
+    """Return for how many steps draws are made at a time.
+
+    Parameters
+    ----------
+    model : LinearSoftmax
+        The model.
+    batch_size : int
+        Examples of a step.
+
+    Returns
+    -------
+    int
+        Number of steps S, at least 1.
+    """
     loss = model.softmax.loss
     if isinstance(loss, SampledLoss) and not draws_as_asked(loss):
         return 1  # it decides on their number in each step
@@ -45,7 +58,24 @@ class DrawsOfSteps(NamedTuple):
 def draws_of_steps(
     model: LinearSoftmax, num_steps: int, seed: int, batch_size: int = 1
 ) -> DrawsOfSteps:
-    """Draw for some steps at once: a set of classes for each."""
+    """Draw for some steps at once: a set of classes for each.
+
+    Parameters
+    ----------
+    model : LinearSoftmax
+        Whose sampler draws as many classes as its loss asks for.
+    num_steps : int
+        Number of steps S.
+    seed : int
+        Seed of the draws.
+    batch_size : int
+        Examples of a step, for losses whose number of draws depends on it.
+
+    Returns
+    -------
+    DrawsOfSteps
+        Draws (S, m); for a loss over all classes, each class once in one row (1, n).
+    """
     layer = model.softmax
     n = model.num_classes
     loss: Loss = layer.loss

@@ -37,7 +37,20 @@ FULL_LOSSES: dict[type[Loss], Terms] = {
 
 
 def why_step_by_step(model: LinearSoftmax, optimizer: Optimizer | None) -> str | None:
-    """Return why `take_steps` cannot take the steps of a model, None where it can."""
+    """Return why `take_steps` cannot take the steps of a model, None where it can.
+
+    Parameters
+    ----------
+    model : LinearSoftmax
+        Its loss and its sampler decide.
+    optimizer : Optimizer or None
+        Must have a compiled kernel, and no step of its own.
+
+    Returns
+    -------
+    str or None
+        The reason, in words for a user.
+    """
     loss, sampler = model.softmax.loss, model.softmax.sampler
     if model.settings.embedding_dim is None:
         return "a model without embeddings has class vectors as long as its inputs"
