@@ -3,9 +3,9 @@
 Writes ``family.csv`` and ``family.png`` beside this script. All methods share one log-bilinear
 encoder of the previous words. There are two tasks: the Penn Treebank (10,000 words, 4 previous
 words, vectors of 64), and the names in the installed Python packages (100,000 names, 6 previous
-tokens), where a method must find the name that follows. Each method visits the examples in the same
-order, with Adagrad. It makes 100 draws for each example, or 1,000 for a batch of 256 if draws do
-not depend on the context. The results are the perplexity of held-out words by the method's own
+tokens), where a method must find the name that follows. Each method visits the examples in the
+same order, with Adagrad. It makes 100 draws for each example, or 1,000 for a batch of 256 if draws
+do not depend on the context. The results are the perplexity of held-out words by the method's own
 probabilities, and how often the name is among its best 10. Seconds are of training steps alone.
 There are three seeds, of the parameters, the order and the draws; bars run from the smallest to the
 largest result. All rows of the names must come from one set of installed packages. About two hours
@@ -193,8 +193,9 @@ FAMILIES: dict[str, tuple[str, ...]] = {  # a row of panels for each
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#000000")
 MARKERS = "osD^vX"
 OTHERS = "#CCCCCC"  # colour of the methods of other families
-NAME_WIDTH = 5.5  # of a letter, in points
-NAME_HEIGHT = 11.0  # between two names, in points
+NAME_WIDTH = 5.0  # of a letter, in points
+NAME_HEIGHT = 10.0  # between two names, in points
+MARKER_HEIGHT = 7.0  # between a name and the marker of another line, in points
 SPACE_FOR_NAMES = 8.0  # factor of the seconds at the right end of a panel
 
 
@@ -285,7 +286,7 @@ def draw(rows: list[dict[str, Any]]) -> Figure:
         left, right = panels[0, column].get_xlim()
         panels[0, column].set_xlim(left, right * SPACE_FOR_NAMES)
         bottom, top = panels[0, column].get_ylim()
-        panels[0, column].set_ylim(bottom, top * 1.03)
+        panels[0, column].set_ylim(bottom / 1.05, top * 1.06)  # for names beyond the lines
     for axes in panels[:, 0]:
         axes.set_yticks([200, 300, 400, 500], ["200", "300", "400", "500"])
         axes.yaxis.set_minor_formatter("")
@@ -315,12 +316,10 @@ def place_names(axes: Any, ends: list[tuple[float, float, str, str]]) -> None:
     for x, y, name, color in sorted(ends, key=lambda end: end[1]):
         left, height = markers[name]
         right = left + NAME_WIDTH * len(name)
-        others = [at for begin, end, at in taken if begin < right and left < end]
-        others += [
-            at for key, (end, at) in markers.items() if key != name and left < end < right + 9
-        ]
+        gaps = [(at, NAME_HEIGHT) for begin, end, at in taken if begin < right and left < end]
+        gaps += [(at, MARKER_HEIGHT) for end, at in markers.values() if left < end < right + 9]
         moves = sorted((step * side for step in range(40) for side in (1, -1)), key=abs)
-        move = next(m for m in moves if all(abs(height + m - at) >= NAME_HEIGHT for at in others))
+        move = next(m for m in moves if all(abs(height + m - at) >= gap for at, gap in gaps))
         taken.append((left, right, height + move))
         axes.annotate(
             name,
