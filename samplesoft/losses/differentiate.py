@@ -32,7 +32,14 @@ import numpy as np
 from samplesoft._jit import njit, njit_bare
 from samplesoft._limits import quietly
 from samplesoft._validation import FloatArray
-from samplesoft.losses.step import Floats, Pairs, pair_logits, scatter_logit_gradients
+from samplesoft.losses.step import (
+    Floats,
+    Pairs,
+    has_draws,
+    keeps_hits,
+    pair_logits,
+    scatter_logit_gradients,
+)
 
 Kernel = Callable[..., Any]
 
@@ -154,11 +161,11 @@ def _merged(kernel: Kernel, merge: Kernel, apart: bool) -> Kernel:
                 if apart:
                     i = 1
                     for q in range(begin, end):
-                        kept = pairs.keeps_own if q == p else pairs.keeps_others
+                        kept = keeps_hits(pairs, p, q)
                         for _ in range(starts[q], stops[q]):
                             of_pair[i] = few[i - 1] if kept else -np.inf
                             i += 1
-                if pairs.once and p > begin:
+                if not has_draws(pairs, p):
                     for i in range(1, num + 2):
                         of_pair[i] = -np.inf
                 kernel(of_pair[: num + 2].reshape((1, num + 2)), losses[p : p + 1], *numbers)

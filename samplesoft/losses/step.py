@@ -418,13 +418,25 @@ def pair_logits(pairs: Pairs, start: int, logits: Floats) -> None:
         wide[0] = pairs.own[p]
         for k in range(drawn.shape[1]):
             wide[1 + k] = drawn[b, k] - log_counts[row, k]
-        if pairs.once and p > 0 and example_ids[p - 1] == example_ids[p]:
-            wide[1:] = -np.inf
-        else:
+        if has_draws(pairs, p):
             leave_out(pairs, p, wide)
+        else:
+            wide[1:] = -np.inf
         shift = greatest(wide) if logits.itemsize == 4 else 0.0
         for k in range(len(wide)):
             logits[i, k] = wide[k] - shift
+
+
+@njit_bare
+def has_draws(pairs: Pairs, p: int) -> bool:
+    """Tell whether any draws have weight for pair p."""
+    return not (pairs.once and p > 0 and pairs.example_ids[p - 1] == pairs.example_ids[p])
+
+
+@njit_bare
+def keeps_hits(pairs: Pairs, p: int, q: int) -> bool:
+    """Tell whether draws of the label of pair q have weight for pair p of the same example."""
+    return pairs.keeps_own if q == p else pairs.keeps_others
 
 
 @njit_bare
@@ -438,7 +450,7 @@ def leave_out(pairs: Pairs, p: int, row: FloatArray) -> None:
         while last < len(example_ids) and example_ids[last] == example_ids[p]:
             last += 1
     for q in range(first, last):
-        if q != p or not pairs.keeps_own:
+        if not keeps_hits(pairs, p, q):
             for i in range(pairs.hit_starts[q], pairs.hit_stops[q]):
                 row[1 + pairs.hit_columns[i]] = -np.inf
 
