@@ -2,7 +2,7 @@
 
 Writes ``at_a_glance.csv`` and ``at_a_glance.png`` beside this script. Left: ten classes, the
 gradient of the full softmax in the scores, and the average gradient of sampled softmax. Right:
-three lines of ``bias_vs_m.csv``, in plain words. It takes seconds::
+three lines of ``bias_vs_m.csv``, with labels in plain words. It takes a few seconds::
 
     python figures/at_a_glance.py
 """

@@ -1,13 +1,13 @@
-"""An audit of published sampled losses: what `check_loss` says of each, and the bias that it has.
+"""An audit of published sampled losses: the verdict of `check_loss` on each, and its exact bias.
 
 Writes ``audit.csv`` and ``audit.png`` beside this script. Each loss of ``audit_losses.py`` is
-called as its package ships it, in a process of an environment with that package. Beside the verdict
-stands the exact bias of what the loss estimates, on next words of a text: its gradient in the
-logits, in the L1 norm, and the loss itself, averaged over examples, with 100 negatives.
-`docs/audit.md <../docs/audit.md>`_ says what to make of it.
+called as published, in a process of an environment with its package. The table also has the exact
+bias of each loss on next words of a text, with 100 negatives, averaged over examples: the bias of
+the loss, and the L1 norm of the bias of the gradient in the logits.
+`docs/audit.md <../docs/audit.md>`_ discusses the results.
 
-Environments are folders of one directory, and are made where they are missing: about 6 GB of
-packages. Then it takes half an hour on two cores; ``--only`` checks some losses again, and keeps
+Environments are folders of one directory. The script makes missing ones, with about 6 GB of
+packages. Then it takes half an hour on two cores. ``--only`` checks some losses again, and keeps
 the other rows::
 
     python figures/audit.py --environments ~/audit --corpus ptb.train.txt.xz

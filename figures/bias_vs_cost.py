@@ -1,16 +1,16 @@
-"""What less bias costs: the samplers by the time of a draw and the bias that it leaves.
+"""The price of less bias: the samplers by the time of a draw and the remaining bias.
 
 Writes ``bias_vs_cost.csv`` and ``bias_vs_cost.png`` beside this script. Each sampler, in several
-settings, is one point: the measured time of drawing m negatives for an example of a batch, and
-the exact bias of the sampled-softmax gradient, averaged over next-word examples of a text, for
-each size of the vocabulary. The line joins the settings that no other one beats in both. The
-committed files come from the identifiers in the Python files of the installed packages, ten
-minutes on two cores that have nothing else to do::
+settings, is one point: the measured time of drawing m negatives for an example of a batch, and the
+exact bias of the sampled-softmax gradient, averaged over next-word examples of a text, for each
+size of the vocabulary. The line joins the settings that no other setting beats in both. The
+committed files come from the identifiers in the Python files of the installed packages, ten minutes
+on two idle cores::
 
     python figures/bias_vs_cost.py --corpus lib/python3.11/site-packages
 
 Without ``--corpus`` the text is the source of the Python standard library, which has fewer than
-100,000 identifiers: give ``--vocabulary-size 10000`` too.
+100,000 identifiers; also pass ``--vocabulary-size 10000``.
 
 References
 ----------

@@ -1,10 +1,10 @@
 """Bias decreases with the sample size, at different rates (Blanc and Rendle, 2018).
 
-Writes ``bias_vs_m.csv`` and ``bias_vs_m.png`` beside this script: for next-word examples of a
-text, the exact bias of the sampled-softmax gradient against the number of draws m, for six
-proposals, and for the jackknife with the uniform one; and how much of the mean squared error of
-one gradient in h is bias. Nothing is sampled but the examples. The committed files come from the
-training text of the Penn Treebank, about five minutes on two cores::
+Writes ``bias_vs_m.csv`` and ``bias_vs_m.png`` beside this script: for next-word examples of a text,
+the exact bias of the sampled-softmax gradient against the number of draws m, for six proposals, and
+for the jackknife with uniform draws; and the part of the bias in the mean squared error of one
+gradient in h. Only the examples are sampled. The committed files come from the training text of the
+Penn Treebank, about five minutes on two cores::
 
     python figures/bias_vs_m.py --corpus ptb.train.txt.xz
 

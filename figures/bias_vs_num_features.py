@@ -2,9 +2,9 @@
 
 Writes ``bias_vs_num_features.csv`` and ``bias_vs_num_features.png`` beside this script, for words
 of a text and for random unit vectors. The exact bias of one draw of the features is averaged over
-draws, with standard errors, and stands beside what needs no draws: the bias of the kernel, which is
-the limit of ever more features; the expansion in the errors of the estimates; the mean leading term
-of positive features; and bounds. The committed files take about five minutes on one core::
+draws, with standard errors. It is compared with results that need no draws: the bias of the kernel,
+which is the limit of many features; the expansion in the errors of the estimates; the mean leading
+term of positive features; and bounds. The committed files take about five minutes on one core::
 
     python figures/bias_vs_num_features.py
 

@@ -1,13 +1,14 @@
-"""The exact bias of classes that no memory holds: what a class costs in memory and in chunks.
+"""The exact bias of classes that do not fit in memory: the time of a class in memory and in chunks.
 
-Writes ``billion.csv`` beside this script. Logits are normal of deviation 2, made anew in each
-round; the proposal is log-uniform, as of words by their rank. Rows: arrays in memory, the same
-arrays in chunks, and lazy Dask arrays on one thread and on two; the last of 10^9 classes::
+Writes ``billion.csv`` beside this script. Logits are normal with standard deviation 2, and
+generated again in each pass; the proposal is log-uniform, as for words by rank. The rows are arrays
+in memory, the same arrays in chunks, and lazy Dask arrays on one thread and on two; the last row
+has 10^9 classes::
 
     python figures/billion.py
 
-It takes some ten minutes on two cores. ``seconds`` are of the loss bias and of the L1 norm of the
-bias, over all classes.
+It takes about ten minutes on two cores. ``seconds`` is the time for the loss bias and the L1 norm
+of the bias, over all classes.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Accuracy against the time of training: the classifier beside fastText, napkinXC and scikit-learn.
+"""Accuracy against training time: the classifier, fastText, napkinXC and scikit-learn.
 
 Writes ``classifier_frontier.csv`` and ``classifier_frontier.png`` beside this script: precision at
 1 and how often a label is among the best 5, for held-out examples, and the seconds of `fit` alone,
-of each method with some numbers of rounds. Three data sets that anyone can make: lines of Python's
-standard library and the module that they are of; the 8 tokens before an identifier of that
-library, and the identifier, of those that occur 4 times (some 30,000); and Bibtex, whose examples
-have several labels, if its folder is given. Methods of packages that are not installed, fasttext
-and napkinxc, are left out, and keep the rows that the CSV file has of them::
+for each method with several numbers of rounds. There are three data sets. Lines: lines of Python's
+standard library, with their module as the class. Identifiers: the 8 tokens before an identifier of
+that library, with the identifier as the class, for identifiers that occur at least 4 times (about
+30,000). Bibtex, whose examples have several labels, if its folder is given. Methods of packages
+that are not installed, fasttext and napkinxc, keep their rows of the CSV file::
 
     python figures/classifier_frontier.py --bibtex bibtex
 """

@@ -2,12 +2,12 @@
 
 Writes ``cntk207_toy.csv`` and ``cntk207_toy.png`` beside this script. Left: cross entropy of the
 full softmax while training on Zipf data of 50 classes, with ten classes drawn for a minibatch
-uniformly or by Zipf's law, or with the full softmax. Right: training examples a second with 50,000
-classes, for whole steps: data, draw, forward, backward and update. Draws are without replacement,
-as in the tutorial, and their inclusion probabilities are computed once for each m, in the first
-step. The file also has the training on uniform data beside the numbers that the tutorial prints.
-A minute on two cores, which must have nothing else to do: threads of BLAS that wait for each other
-make the full softmax, and a thousand draws, many times slower::
+uniformly or by Zipf's law, or with the full softmax. Right: training examples per second with
+50,000 classes, for whole steps: data, draw, forward, backward and update. Draws are without
+replacement, as in the tutorial, and their inclusion probabilities are computed once for each m, in
+the first step. The file also has the training on uniform data, with the values that the tutorial
+prints. It takes a minute on two cores, which must be idle: otherwise threads of BLAS wait for each
+other, and the full softmax and a thousand draws are many times slower::
 
     python figures/cntk207_toy.py
 

@@ -1,19 +1,19 @@
-"""Do you still need to sample? The time of a full step and of sampled ones, by number of classes.
+"""Do you still need to sample? The time of full and of sampled steps by the number of classes.
 
 Writes ``crossover.csv`` and ``crossover.png`` beside this script: the time of a whole step of the
-softmax layer (draws, loss, gradients, Adagrad on the rows that have one, and the sampler told of
-what moved), the number of classes from which on a sampled step takes less than a full one, and
-the exact bias that it leaves. Where torch has ``linear_cross_entropy``, it is timed too.
+softmax layer (draws, loss, gradients, Adagrad on the rows with a gradient, and the update of the
+sampler), the number of classes from which on a sampled step is faster than a full step, and the
+exact bias of a sampled step. If torch has ``linear_cross_entropy``, it is timed too.
 
-Class vectors are like learned ones: a Gaussian mixture, with one coordinate for the log of a
-class's frequency, which follows Zipf's law. Labels are drawn from the softmax itself, and tau is
-such that their mean loss is half of log n. The committed files come from one thread, whose
-processor time is measured, so that what else runs hardly matters; a quarter of an hour, 21 GB::
+Class vectors resemble learned vectors: a Gaussian mixture, with one coordinate for the log of the
+class frequency, which follows Zipf's law. Labels are drawn from the softmax itself, with a tau for
+which the mean loss is half of log n. The committed files come from one thread. Its processor time
+is measured, so other processes hardly matter. It takes a quarter of an hour and 21 GB::
 
     OPENBLAS_NUM_THREADS=1 NUMBA_NUM_THREADS=1 python figures/crossover.py
 
-Without the variables all cores work, as for most users, and seconds of the clock are measured: have
-nothing else run then. ``--most 1e4`` takes a minute, and ``--most 1e6`` 8 GB.
+Without the variables all cores work, as for most users, and wall-clock time is measured; the
+machine should be idle then. ``--most 1e4`` takes a minute, and ``--most 1e6`` 8 GB.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Writes ``epoch_times.csv`` and ``epoch_times.png`` beside this script. Left: an 
 of ``fig3_ptb_samplers.py`` on the Penn Treebank, from the median time of a step, which includes
 draws, LSTM, gradients, the optimizer and updates of the sampler. Right: a step of the softmax layer
 alone, forward, backward, optimizer and updates of the sampler, for 1,000 to 1,000,000 classes;
-where the line of a sampler crosses that of FULL, sampling begins to pay. Nothing else should run
-on the machine::
+sampling begins to pay where the line of a sampler crosses the line of FULL. The machine should be
+idle::
 
     python figures/epoch_times.py --corpus ptb
 """

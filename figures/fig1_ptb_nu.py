@@ -6,7 +6,7 @@ committed files come from the Penn Treebank, with ten epochs::
 
     python figures/fig1_ptb_nu.py --corpus ptb --runs runs --jobs 2
 
-An interrupted script goes on where it was.
+An interrupted script continues where it stopped.
 
 References
 ----------

@@ -2,12 +2,12 @@
 
 Writes ``fig2_ptb_num_features.csv`` and ``fig2_ptb_num_features.png`` beside this script:
 validation perplexity of the model of ``fig3_ptb_samplers.py`` for D = 64 to 1024 random
-frequencies, the paper's greatest here, with T = 0.5. The committed files come from the Penn
+frequencies, the paper's largest number here, with T = 0.5. The committed files come from the Penn
 Treebank, with ten epochs::
 
     python figures/fig2_ptb_num_features.py --corpus ptb --runs runs --jobs 2
 
-An interrupted script goes on where it was.
+An interrupted script continues where it stopped.
 
 References
 ----------

@@ -2,15 +2,15 @@
 
 Writes ``fig3_ptb_samplers.csv`` and ``fig3_ptb_samplers.png`` beside this script. The small model
 of Zaremba et al. (two LSTM layers of 200, batches of 20 rows, windows of 35 steps, their learning
-rates), vectors of norm 1 with 1 / sqrt(tau) = 0.3, m = 100 negatives for each word, D = 1024
-random frequencies with T = 1 / sqrt(nu) = 0.5. Beside the paper's methods stand RFF with buckets
-in which the exact softmax draws, the jackknife of the uniform sampler, and FULL without
-normalising. Samplers are told of new class vectors every 20 steps. The committed files come from
-the Penn Treebank, a few hours on two cores::
+rates), vectors of norm 1 with 1 / sqrt(tau) = 0.3, m = 100 negatives for each word, D = 1024 random
+frequencies with T = 1 / sqrt(nu) = 0.5. In addition to the paper's methods there are RFF with exact
+softmax draws in its buckets, the jackknife of the uniform sampler, and FULL without normalising.
+Samplers are updated every 20 steps. The committed files come from the Penn Treebank, and take a few
+hours on two cores::
 
     python figures/fig3_ptb_samplers.py --corpus ptb --runs runs --jobs 2
 
-An interrupted script goes on where it was.
+An interrupted script continues where it stopped.
 
 References
 ----------

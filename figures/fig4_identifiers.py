@@ -1,20 +1,19 @@
 """Figure 4 of Rawat et al.: samplers compared by perplexity, with 64,000 words.
 
 Writes ``fig4_identifiers.csv`` and ``fig4_identifiers.png`` beside this script. The paper's corpus
-is not free and its model takes weeks, so that both are smaller here: words are those of the Python
-packages that are installed (15 million tokens, the 63,999 most frequent ones and one for the rest),
-and the model is log-bilinear, of the 4 words before, with vectors of 64. An epoch goes over a
-million examples, and after each quarter the perplexity of 10,000 others is taken. Vectors have norm
-1, with 1 / sqrt(tau) = 0.3, m = 100 negatives for each word, D = 1024 random frequencies with T =
-1 / sqrt(nu) = 0.5. Two relatives stand beside: hierarchical softmax of two levels by frequency, and
-adaptive softmax. Samplers are told of new class vectors every 20 steps. An epoch of all methods
-takes about three quarters of an hour on one core::
+is not free and its model takes weeks, so both are smaller here. The words come from the installed
+Python packages (15 million tokens; the 63,999 most frequent words and one word for the rest). The
+model is log-bilinear, with the 4 previous words and vectors of 64. An epoch has a million examples,
+and after each quarter the perplexity of 10,000 other examples is measured. Vectors have norm 1,
+with 1 / sqrt(tau) = 0.3, m = 100 negatives for each word, D = 1024 random frequencies with T = 1 /
+sqrt(nu) = 0.5. There are two other models for comparison: hierarchical softmax with two levels by
+frequency, and adaptive softmax. Samplers are updated every 20 steps. An epoch of all methods takes
+about three quarters of an hour on one core::
 
     python figures/fig4_identifiers.py --runs runs
 
-Each method has a folder with a checkpoint after each quarter, and a script that was interrupted
-goes on from there. By the second epoch all but UNIFORM have learned what the model can: after it
-words that were seen are fitted at the cost of others.
+Each method has a folder with a checkpoint after each quarter, from which an interrupted script
+continues. After the second epoch all methods except UNIFORM begin to overfit.
 
 References
 ----------

@@ -1,12 +1,12 @@
-"""The work of Table 2 of Rawat et al. (2019) on a GPU, beside torch and the memory's bandwidth.
+"""Table 2 of Rawat et al. (2019) on a GPU, compared with torch and the bandwidth of the memory.
 
 Writes ``gpu_walltime.csv`` and ``gpu_walltime.png`` beside this script, with the name of the
 device: the time to draw m = 10 negatives for each context of a batch (d = 64, unit vectors,
 float32) and to evaluate the sampled loss, by cells of similar classes and by random Fourier
-features with softmax leaves, beside the exact softmax (EXP) in torch on the same GPU where torch
-is installed; the throughput of feature maps against that of a copy in the device's memory; and a
-step of training, on the GPU and on the processor. The files that are committed are those of
-``--num-classes 1e4,1e5,1e6``. Run it on the machine with the GPU::
+features with softmax leaves; the exact softmax (EXP) in torch on the same GPU, if torch is
+installed; the throughput of feature maps compared with a copy in the device's memory; and a step of
+training, on the GPU and on the processor. The committed files were made with ``--num-classes
+1e4,1e5,1e6``. Run it on the machine with the GPU::
 
     python figures/gpu_walltime.py
 

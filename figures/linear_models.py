@@ -1,17 +1,17 @@
-"""Linear models of texts compared on Bibtex: ours, scikit-learn's, and trees of labels.
+"""Linear models of texts compared on Bibtex: ours, scikit-learn's, and label trees.
 
 Writes ``linear_models.csv`` and ``linear_models.png`` beside this script: precision at 1, 3 and 5
-on the test data of Bibtex (1,836 words, 159 labels), the log loss of an example where a model has
-probabilities (in nats, the sum over the labels), and the seconds of training. Inputs are rows of
-length 1, or tf-idf, as the name says. Settings of ours and of scikit-learn's were chosen on fifths
-of the training data, `GRIDS` holds what was tried; napkinXC and omikuji have their defaults, which
-their authors chose for such data. The test data are scored once. Ours are trained with several
-seeds, the seconds are their mean. Libraries that are not installed are left out. Beside these stand
-published figures::
+on the test data of Bibtex (1,836 words, 159 labels), the log loss of an example if a model has
+probabilities (in nats, summed over the labels), and the seconds of training. Inputs are rows of
+norm 1, or tf-idf, as the name says. Settings of our models and of scikit-learn's were chosen on
+fifths of the training data, from `GRIDS`. napkinXC and omikuji have their defaults, which their
+authors chose for such data. The test data are scored once. Our models are trained with several
+seeds, and their seconds are means. Libraries that are not installed are left out. The figure also
+has published results::
 
     python figures/linear_models.py --bibtex bibtex
 
-Rows of methods that are not run, ``--methods``, are those of the CSV file that is there.
+Methods that are not in ``--methods`` keep their rows of the existing CSV file.
 
 References
 ----------

@@ -1,19 +1,19 @@
-"""What Partial FC leaves out: the exact bias of its gradient by the rate of classes that it draws.
+"""Partial FC without a correction: the exact bias of its gradient by the fraction of classes drawn.
 
 Writes ``partial_fc.csv`` and ``partial_fc.png`` beside this script. Partial FC keeps the classes of
-face recognition in shards; a step takes the labels, and of each shard a share of the other classes,
-uniform and without replacement. The softmax is over these alone, as if there were no others: a
-draw is not divided by the rate at which it is drawn. Users report a lower accuracy with low rates.
-Here are the biases of that gradient, and of the one with the correction, on two problems:
+face recognition in shards; a step takes the labels, and from each shard a fraction of the other
+classes, uniformly and without replacement. The softmax is over these classes alone: a draw is not
+divided by the fraction. Users report a lower accuracy with small fractions. The script computes the
+biases of this gradient, and of the corrected gradient, on two problems:
 
 - next words of a text, tau = 11.1;
-- faces as ArcFace sees them in the middle of training: class centres are random, cosines are
-  multiplied by 64, and the angle of 40 to 58 degrees between a face and its centre gets 0.5 more,
-  so that the label has a probability of anything from 0 to 1.
+- faces as in the middle of ArcFace training: class centres are random, cosines are multiplied by
+  64, and the margin adds 0.5 to the angle of 40 to 58 degrees between a face and its centre, so
+  that the label's probability can be anything from 0 to 1.
 
-Nothing is sampled but the problems. Other labels of the batch, which are in each softmax too, are
-left out: they are few. The committed files come from the training text of the Penn Treebank, in
-five minutes on two cores::
+Only the problems are sampled. The other labels of the batch, which are also in each softmax, are
+left out, because they are few. The committed files come from the training text of the Penn
+Treebank, in five minutes on two cores::
 
     python figures/partial_fc.py --corpus ptb.train.txt.xz
 

@@ -2,19 +2,20 @@
 
 Writes ``recommenders.csv`` and ``recommenders.png`` beside this script: recall and nDCG at 20 on
 the test items of Gowalla (LightGCN's split; 40,981 items), and on a hidden fifth of the words of
-Bibtex's texts (1,836 words), with the seconds of training. Items of training are in no list.
+Bibtex's texts (1,836 words), with the seconds of training. Lists contain no items of the training
+data.
 
-Ours have their defaults, and are trained with several seeds; propagation and the round are chosen
-on items of the training data that `fit` hides. Parameters of the peers are the best of a few,
-`GRIDS`, for a hidden fifth of the training data of 3,000 users; the seconds are those of the last
-training alone. EASE inverts a matrix of items by items, and is left out where there are more than
-5,000. implicit is left out where it is not installed. RP3beta does its work when it is asked for
-lists. Beside these stand published figures for Gowalla; most of those, among them all of BSL and of
-the BARS benchmark, choose the epoch on the test data, ours do not::
+Our models have their defaults, and are trained with several seeds; propagation and the round are
+chosen on items of the training data that `fit` hides. The parameters of the other methods are the
+best of `GRIDS` for a hidden fifth of the training data of 3,000 users; the seconds are for the last
+training alone. EASE inverts a matrix of items by items, and is left out for more than 5,000 items.
+implicit is left out if it is not installed. RP3beta computes everything in prediction. The figure
+also has published results for Gowalla. Most of them, including all of BSL and of the BARS
+benchmark, choose the epoch on the test data; ours do not::
 
     python figures/recommenders.py --gowalla gowalla --bibtex bibtex
 
-Rows of methods that are not run, ``--methods``, are those of the CSV file that is there.
+Methods that are not in ``--methods`` keep their rows of the existing CSV file.
 
 References
 ----------

@@ -1,13 +1,13 @@
-"""Recommenders in the order of sampled metrics, and in that of metrics on all items.
+"""The order of recommenders by sampled metrics, and by metrics on all items.
 
 Writes ``sampled_metrics.csv`` and ``sampled_metrics.png`` beside this script: recall at 20 of five
-recommenders on the test items of Gowalla (LightGCN's split; 40,981 items), where a test item of a
-user is ranked alone among items that the user has not taken: among all of these, or m of them. What
-m draws give is the exact expectation and standard deviation; nothing is drawn. Beside that stand
-corrections of the ranks among 100: values by sampled rank, again exact, and the most likely
-distribution of ranks, with a prior from it, of some sets of draws. Items of equal score, as zeros
-of items without a near one, stand in random order. The recommenders are simple, and trained
-quickly: ``recommenders.py`` has better ones. Half an hour on two cores, 3 GB::
+recommenders on the test items of Gowalla (LightGCN's split; 40,981 items), where each test item of
+a user is ranked alone among items that the user has not taken: all of these, or m of them. The
+results for m are exact expectations and standard deviations; nothing is drawn. There are also
+corrections of the ranks among 100: values by sampled rank, again exact, and for several sets of
+draws the most likely distribution of ranks, and a correction with this prior. Items of equal score,
+such as zeros for items without neighbours, are in random order. The recommenders are simple, and
+trained quickly: ``recommenders.py`` has better ones. Half an hour on two cores, 3 GB::
 
     python figures/sampled_metrics.py --data gowalla
 """

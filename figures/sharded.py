@@ -1,14 +1,14 @@
-"""What a step of a sharded layer costs beside one in memory, and what travels.
+"""The time of a step of a sharded layer, compared with a layer in memory, and the data it sends.
 
-Writes ``sharded.csv`` beside this script. Batches of 1,024 contexts of 64 numbers, 100
-draws, plain gradient descent, float32; draws are uniform and of one set for the batch, or by
-clusters and of each example's own. Workers have one thread each, and the layer in memory two, so
-that both have the same two cores up to two workers; four share them::
+Writes ``sharded.csv`` beside this script. Batches have 1,024 contexts of dimension 64, with 100
+draws, plain gradient descent and float32. Draws are uniform and shared by the batch, or by clusters
+and separate for each example. Each worker has one thread and the layer in memory has two, so both
+use the same two cores up to two workers; four workers share the two cores::
 
     python figures/sharded.py
 
-It takes some fifteen minutes and 10 GB. ``seconds`` are the median of steps after two, and
-``ratio`` is of the layer in memory in the same run.
+It takes about fifteen minutes and 10 GB. ``seconds`` is the median of steps without the first two,
+and ``ratio`` is relative to the layer in memory in the same run.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Writes ``table1_kernel_mse.csv`` and ``table1_kernel_mse.png`` beside this script: the mean squared
 error over 4,000 random pairs of USPS digits, scaled to norm 1, for every random map, and for the
-best fit ``alpha (h . c)^2 + beta``, at several tau: the paper does not tell its own. The
+best fit ``alpha (h . c)^2 + beta``, at several tau, because the paper does not state its tau. The
 committed files take about ten minutes on two cores::
 
     python figures/table1_kernel_mse.py --usps zip.train.gz

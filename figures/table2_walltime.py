@@ -1,15 +1,15 @@
 """Table 2 of Rawat et al. (2019): the wall time of one sampled softmax loss, by sampler.
 
-Writes ``table2_walltime.csv`` and ``table2_walltime.png`` beside this script: the time to draw
-m = 10 negatives for each of 10 contexts (d = 64, unit vectors, float32) and to evaluate the
-sampled loss, with the exact softmax (EXP), the quadratic kernel and random Fourier features with
-D frequencies. Each number of classes is one run, in which EXP is also timed in torch where that
-is installed, and with the label excluded from RFF's draws. The paper's times, on other hardware,
-stand beside. The committed files took a quarter of an hour on 2 cores, with 12 GB free::
+Writes ``table2_walltime.csv`` and ``table2_walltime.png`` beside this script: the time to draw m =
+10 negatives for each of 10 contexts (d = 64, unit vectors, float32) and to evaluate the sampled
+loss, with the exact softmax (EXP), the quadratic kernel and random Fourier features with D
+frequencies. Each number of classes is one run. It also times EXP in torch, if torch is installed,
+and RFF with the label excluded from the draws. The figure also has the paper's times, from other
+hardware. The committed files took a quarter of an hour on 2 cores, with 12 GB free::
 
     python figures/table2_walltime.py
 
-``--num-classes 10000,500000`` leaves out what is large.
+``--num-classes 10000,500000`` leaves out the large problems.
 
 References
 ----------

@@ -6,17 +6,17 @@ Gowalla (40,981 items; those of training are left out), with the time of the ste
 linear embedding under a softmax layer, vectors of norm 1, Adagrad, m = 100 draws for each example,
 the same number of steps for all methods; evaluation always ranks all classes. The paper's methods
 are EXP, UNIFORM, QUADRATIC (here without the absolute softmax), RFF and FULL; ours are CLUSTERS,
-also with 200 draws, RFF with buckets in which the exact softmax draws, and its jackknife. Beside
-them stand scikit-learn's logistic regressions where it is installed (``linear_models.py`` and
-``recommenders.py`` have more peers), and what has been reported of fastText on two cores: its
-current release does not train reliably, for weights may begin as what memory held. Embedding size,
-tau, dropout and the number of epochs were chosen for FULL on a part of the training data; no method
-has been tuned by itself. On Gowalla samplers are told of new class vectors every 10 steps. The
-files are those of the extreme classification repository and of the LightGCN repository::
+also with 200 draws, RFF with exact softmax draws in its buckets, and its jackknife. For comparison
+there are scikit-learn's logistic regressions, if it is installed (``linear_models.py`` and
+``recommenders.py`` have more methods), and reported results of fastText on two cores: its current
+release does not train reliably, because its weights may start from uninitialised memory. Embedding
+size, tau, dropout and the number of epochs were chosen for FULL on a part of the training data; no
+method was tuned separately. On Gowalla samplers are updated every 10 steps. The data files come
+from the extreme classification repository and the LightGCN repository::
 
     python figures/table3_xc.py --bibtex bibtex --gowalla gowalla --runs runs
 
-An interrupted script goes on where it was.
+An interrupted script continues where it stopped.
 
 References
 ----------

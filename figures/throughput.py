@@ -1,15 +1,14 @@
-"""What a step of training costs, by batch and by number of classes, for the samplers.
+"""The time of a training step by batch and number of classes, for the samplers.
 
 Writes ``throughput.csv`` and ``throughput.png`` beside this script: the time of a whole step of the
-softmax layer (draws, loss, gradients, Adagrad on the rows that have one, and the sampler told of
-what moved), d = 64, float32. Losses on m = 100 draws for each example stand beside those on one
-set of m = 1,000 for the batch. Class vectors are unit vectors about a thousand centers, contexts
-are near the vectors of their labels. The committed files took a quarter of an hour on 2 cores, with
-16 GB free::
+softmax layer (draws, loss, gradients, Adagrad on the rows with a gradient, and the update of the
+sampler), d = 64, float32. Losses have m = 100 draws for each example, or one set of m = 1,000 draws
+for the batch. Class vectors are unit vectors around a thousand centers, and contexts are near the
+vectors of their labels. The committed files took a quarter of an hour on 2 cores, with 16 GB free::
 
     python figures/throughput.py
 
-``--num-classes 1e4,1e5`` takes other numbers.
+``--num-classes 1e4,1e5`` sets other numbers of classes.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Writes ``tutorial_gradients.csv`` and ``tutorial_gradients.png`` beside this script: the three pairs
 of bars by which a well-known tutorial explains sampled softmax, computed with this package. Ten
-classes, the label is horse, and the negatives are bird, cat and dog. The last pair is the mean
-over many draws of three, with what the tutorial leaves out: the bias that no number of draws
-removes, computed exactly. The scores are our own, for the tutorial prints none. A few seconds::
+classes, the label is horse, and the negatives are bird, cat and dog. The last pair is the mean over
+many draws of three, with what the tutorial leaves out: the bias that no number of draws removes,
+computed exactly. The scores are our own, because the tutorial prints none. It takes a few seconds::
 
     python figures/tutorial_gradients.py
 

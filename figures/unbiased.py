@@ -1,20 +1,20 @@
-"""What no bias costs: variance and bias of gradients from as many draws, loss by loss.
+"""The price of no bias: variance and bias of gradients with the same number of draws, by loss.
 
 Writes ``unbiased.csv`` and ``unbiased.png`` beside this script. For next words of a text, three
 proposals and several numbers of draws: the squared bias of the gradient in h and its variance,
 averaged over the examples, for sampled softmax, its jackknife, the losses "multilevel",
 "one-vs-each" and `DoubleSumLoss`, and two losses by Markov chains, in ``chains.py``. All have the
-same number of draws in the mean. The last two are simulated, the others exact. The committed files
-come from the source of the Python standard library, ten minutes on one core::
+same mean number of draws. The last two are simulated, the others exact. The committed files come
+from the source of the Python standard library, ten minutes on one core::
 
     python figures/unbiased.py
 
-With ``--losses``, rows of other losses are those of the files that are there. `DoubleSumLoss` has a
-row with the best u of each example, and a stale one with the u of a model whose scores were a tenth
-less far apart: then u is off by 0.06 to 0.6, about what it is in the last steps of
-``unbiased_training.py``. The gradient of one-vs-each is that of another loss, here 22 to 6,900
-times as long. For each example it is multiplied by the number that brings its mean nearest to the
-full gradient, which is more than a learning rate does.
+With ``--losses``, other losses keep their rows of the existing files. `DoubleSumLoss` has a row
+with the best u of each example, and a row with a stale u, from a model whose score differences were
+smaller by a tenth. The stale u is wrong by 0.06 to 0.6, about as much as in the last steps of
+``unbiased_training.py``. The gradient of one-vs-each belongs to a different loss, and is 22 to
+6,900 times as long here. For each example it is multiplied by the factor that brings its mean
+closest to the full gradient, which helps more than a learning rate can.
 
 References
 ----------

@@ -1,17 +1,17 @@
 """Whether a gradient without bias trains better: class vectors of next words, loss by loss.
 
 Writes ``unbiased_training.csv`` and ``unbiased_training.png`` beside this script. Contexts of a
-text are kept and class vectors are trained from 0 by stochastic gradient descent: with the full
-softmax a convex problem. All losses take the same number of draws for an example in the mean; each
-has the best of some learning rates. What counts is the full softmax loss on the contexts. The
-committed files come from the source of the Python standard library, half an hour on one core::
+text are fixed, and class vectors are trained from 0 by stochastic gradient descent; with the full
+softmax this is a convex problem. All losses have the same mean number of draws for an example, and
+each has the best of several learning rates. The result is the full softmax loss on the contexts.
+The committed files come from the source of the Python standard library, half an hour on one core::
 
     python figures/unbiased_training.py
 
-With ``--losses``, rows of other losses are those of the files that are there. One-vs-each, a sum
-over n classes, has the learning rates times 10 / n. The numbers u of `DoubleSumLoss` start from
-log n, and ``exp(u)`` moves towards what a draw says of it by a fixed share, each time that its
-context is in a batch.
+With ``--losses``, other losses keep their rows of the existing files. One-vs-each, a sum over n
+classes, has the learning rates times 10 / n. The values u of `DoubleSumLoss` start from log n. Each
+time that its context is in a batch, ``exp(u)`` moves by a fixed fraction towards its estimate from
+the draws.
 
 References
 ----------

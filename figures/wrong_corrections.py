@@ -1,15 +1,16 @@
-"""What no number of draws mends: draws corrected by something that is not their probability.
+"""Bias that more draws cannot remove: draws corrected by wrong probabilities.
 
-Writes ``wrong_corrections.csv`` and ``wrong_corrections.png`` beside this script. A log-bilinear
-model of the Penn Treebank (10,000 words), and the exact bias of the gradient in its logits, in the
-L1 norm, averaged over 100 held-out examples:
+Writes ``wrong_corrections.csv`` and ``wrong_corrections.png`` beside this script. For a
+log-bilinear model of the Penn Treebank (10,000 words), the table has the L1 norm of the exact bias
+of the gradient in the logits, averaged over 100 held-out examples:
 
 - by the age of a cache of class vectors, in steps of training by 256 words: 100 draws from the
   softmax of the old scores, corrected by their own probabilities, or as if the scores were new
-  (Lindgren et al.); and the 100 words of the highest old scores as negatives, as they are;
+  (Lindgren et al.); and the 100 words with the highest old scores as negatives, without a
+  correction;
 - by the number of draws: draws by counts, corrected and not (InfoNCE), or by frequencies as a
   stream estimates them (Yi et al.); and by hash tables, corrected by the probability of a draw
-  given the tables, or by the chance that random tables find a word (Spring and Shrivastava).
+  given the tables, or by the probability that random tables find a word (Spring and Shrivastava).
 
 A few minutes::
 
