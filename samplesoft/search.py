@@ -1,6 +1,7 @@
-"""The classes of the largest scores, without a matrix of all scores.
+"""Top-k search: the classes with the largest scores, without a matrix of all scores.
 
-Threads take parts of the classes and keep heaps of the best; scores exist by the tile only.
+Each thread searches chunks of the classes and keeps a heap of the k best. Scores are computed tile
+by tile.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from samplesoft.losses.vectors import (
 )
 from samplesoft.samplers.base import Rows
 
-# Products of a tile: OpenBLAS computes so few on the calling thread, and threads of ours share the
-# tiles out, without waiting for each other.
-_TILE = 1 << 18
-_SIDES = 64, 256  # contexts and classes of a tile, at most: vectors and scores stay in the caches
-_CLASSES = 8192  # that a thread takes at a time, with all contexts
-_FEW = 16  # such parts, of which threads take some contexts at a time
-_SOME = 128
-_FEW_CONTEXTS = 8  # for which BLAS would be slower than a loop
-_CONTEXTS = 1024  # contexts at a time, for each of which a thread has its k best
+# OpenBLAS computes a product of this size on the calling thread, so that our threads need not wait
+# for each other.
+_PRODUCTS_PER_TILE = 1 << 18  # multiplications
+_MAX_TILE_SHAPE = 64, 256  # contexts, classes: vectors and scores stay in the caches
+_CLASSES_PER_TASK = 8192  # classes
+_MIN_CLASS_CHUNKS = 16  # with fewer chunks of classes, tasks split the contexts too
+_CONTEXTS_PER_TASK = 128  # contexts of a task where they are split
+_MAX_CONTEXTS_IN_LOOP = 8  # contexts up to which a loop is faster than BLAS
+_CONTEXTS_AT_A_TIME = 1024  # contexts; each thread keeps their k best in memory
 
 
 def top_k_classes(
@@ -48,7 +49,7 @@ def top_k_classes(
     biases: ArrayLike | None = None,
     leave_out: Any = None,
 ) -> tuple[IntArray, Rows]:
-    """Find the classes of the largest scores.
+    """Return the k classes with the largest scores for each context, and the scores.
 
     Parameters
     ----------
@@ -57,26 +58,26 @@ def top_k_classes(
     class_embeddings : array_like, shape (n, d)
         Class vectors.
     k : int
-        How many classes, at most n.
+        Number of classes, at most n.
     tau, normalize, absolute
         As in `samplesoft.losses.base.Loss`.
     biases : array_like, shape (n,), optional
         Class biases.
     leave_out : scipy.sparse matrix, shape (B, n), optional
-        Classes that are not wanted for a context, where it is not 0.
+        Nonzero entries are classes to leave out for a context.
 
     Returns
     -------
     ids : ndarray of int64, shape (B, k)
-        Classes of each example, the best first, and of classes of equal score the first one.
-        Where fewer than k are wanted, the first of those left out come after them.
+        Classes of each context, best first; at equal scores the smaller index first. If fewer than
+        k classes remain, the first classes left out fill the list.
     scores : ndarray, shape (B, k)
-        Their scores, in the type of the class vectors; -inf for classes left out.
+        Scores in the type of the class vectors; -inf for classes left out.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is malformed, or a score among the best is not finite.
+        If an argument is malformed, or one of the k best scores is not finite.
 
     Examples
     --------
@@ -92,22 +93,24 @@ def top_k_classes(
     normalize = as_flag("normalize", normalize)
     absolute = as_flag("absolute", absolute)
     offsets = None if biases is None else cpu.vector("biases", biases, n, rows.dtype)
-    without = check_leave_out(leave_out, (len(contexts), n))
+    excluded = check_leave_out(leave_out, (len(contexts), n))
     if normalize:
         contexts, _ = unit_rows("h", contexts.copy())
     z = times_tau(contexts, as_tau(tau, unit_vectors=normalize))
     ids, scores = best_classes(
-        z, rows, size, normalize=normalize, absolute=absolute, offsets=offsets, leave_out=without
+        z, rows, size, normalize=normalize, absolute=absolute, offsets=offsets, leave_out=excluded
     )
-    missing = np.zeros(len(z), np.int64)  # places of a list for which no class is left
-    if without is not None:
-        missing = np.maximum(np.diff(without.indptr) - (n - size), 0)
-        for b in np.flatnonzero(missing):  # they get the first classes left out, in place of -1
-            ids[b, size - missing[b] :] = without.indices[without.indptr[b] :][: missing[b]]
-    # NaN has come out as infinity, so that one look at the best finds all that went wrong
-    finite = np.isfinite(scores).sum(axis=1) == size - missing
-    if not finite.all():
-        row = int(np.argmin(finite))
+    num_missing = np.zeros(len(z), np.int64)  # positions of a list for which no class remains
+    if excluded is not None:
+        num_missing = np.maximum(np.diff(excluded.indptr) - (n - size), 0)
+        for b in np.flatnonzero(num_missing):  # replace -1 by the first classes left out
+            ids[b, size - num_missing[b] :] = excluded.indices[excluded.indptr[b] :][
+                : num_missing[b]
+            ]
+    # NaN has become infinity and is therefore among the best: checking the k best is enough
+    num_finite = np.isfinite(scores).sum(axis=1) == size - num_missing
+    if not num_finite.all():
+        row = int(np.argmin(num_finite))
         raise ValueError(
             f"the best scores must be finite, got {scores[row].max()} for row {row} of `h`; "
             f"`class_embeddings` must be finite, and scores within the range of {z.dtype}: scale "
@@ -127,55 +130,56 @@ def best_classes(
     leave_out: Any = None,
     absent: NDArray[np.bool_] | None = None,
 ) -> tuple[IntArray, Rows]:
-    """Return the k best classes (B, k) of contexts `z` (B, d), the best first, and their scores.
+    """Return the k best classes (B, k) of contexts `z` (B, d), best first, and their scores.
 
-    Scores are products with class vectors `rows` (n, d), which `normalize` divides by their norms
-    where these are not 0, plus `offsets` (n,), and with `absolute` without their sign. Classes in
-    `leave_out`, a canonical CSR matrix (B, n), are left out, and for all contexts those where
-    `absent` (n,) is true. Where fewer are left, a list ends with ids of -1 and scores of -inf. Of
-    equal scores the first class is better. The result does not depend on the number of threads.
+    The score of a class is the inner product with its vector in `rows` (n, d), plus its entry of
+    `offsets` (n,). `normalize` divides class vectors by their norms unless these are 0. `absolute`
+    takes the absolute value of the score. Nonzero entries of `leave_out`, a canonical CSR matrix
+    (B, n), are left out; classes where `absent` (n,) is True are left out for all contexts. If
+    fewer than k classes remain, a list ends with ids of -1 and scores of -inf. At equal scores the
+    smaller index comes first. The result does not depend on the number of threads.
     """
-    distant: Any = rows
-    if isinstance(distant, DistantRows):
-        return distant.best(z, k, normalize=normalize, absolute=absolute, leave_out=leave_out)
-    height, width = _tile(z.shape)
-    # empty arrays, not None, for what is not given: compiled code has one type for both
+    remote: Any = rows
+    if isinstance(remote, DistantRows):
+        return remote.best(z, k, normalize=normalize, absolute=absolute, leave_out=leave_out)
+    tile_contexts, tile_classes = _tile_shape(z.shape)
+    # empty arrays instead of None: kernels are then compiled for one type
     biases = np.empty(0, z.dtype) if offsets is None else offsets
-    nowhere = np.empty(0, np.bool_) if absent is None else absent
+    is_excluded = np.empty(0, np.bool_) if absent is None else absent
     ids = np.empty((len(z), k), np.int64)
     best = np.empty((len(z), k), z.dtype)
-    for part in chunks(len(z), _CONTEXTS):
-        starts = np.zeros(part.stop - part.start + 1, np.int64)
-        unwanted = np.empty(0, np.int64)
+    for chunk in chunks(len(z), _CONTEXTS_AT_A_TIME):
+        indptr = np.zeros(chunk.stop - chunk.start + 1, np.int64)
+        excluded_ids = np.empty(0, np.int64)
         if leave_out is not None:
-            some = leave_out[part]
-            starts = some.indptr.astype(np.int64)
-            unwanted = some.indices.astype(np.int64)
-        task = _Task(
-            z=z[part],
+            excluded = leave_out[chunk]
+            indptr = excluded.indptr.astype(np.int64)
+            excluded_ids = excluded.indices.astype(np.int64)
+        task = _SearchTask(
+            z=z[chunk],
             rows=rows,
             normalize=normalize,
             offsets=biases,
             absolute=absolute,
-            starts=starts,
-            unwanted=unwanted,
-            absent=nowhere,
-            height=height,
-            width=width,
+            indptr=indptr,
+            excluded_ids=excluded_ids,
+            is_excluded=is_excluded,
+            tile_contexts=tile_contexts,
+            tile_classes=tile_classes,
         )
-        ids[part], best[part] = _best(task, k)
+        ids[chunk], best[chunk] = _search_in_threads(task, k)
     return ids, best
 
 
 def check_k(k: Any, n: int) -> int:
-    """Return the number k of best classes, at most n."""
+    """Return `k` as an int from 1 to n."""
     if as_count("k", k) > n:
         raise ValueError(f"`k` must be at most the number of classes {n}, got {k}.")
     return int(k)
 
 
 def check_leave_out(leave_out: Any, shape: tuple[int, ...], name: str = "leave_out") -> Any:
-    """Return the classes to leave out, or others, as a canonical CSR matrix, or None."""
+    """Return a sparse matrix of classes per context as a canonical CSR matrix; None stays None."""
     if leave_out is None:
         return None
     matrix = as_csr(name, leave_out)
@@ -186,104 +190,118 @@ def check_leave_out(leave_out: Any, shape: tuple[int, ...], name: str = "leave_o
     return matrix
 
 
-def _best(task: _Task, k: int) -> tuple[IntArray, Rows]:
-    """Let threads search parts of the classes, and join what they have found."""
+def _search_in_threads(task: _SearchTask, k: int) -> tuple[IntArray, Rows]:
+    """Search chunks of the classes on threads, and merge the k best of each thread."""
     batch = len(task.z)
     n = len(task.rows)
-    classes = chunks(n, _CLASSES)
-    # few parts of the classes would leave threads idle: then contexts are parted too
-    contexts = chunks(batch, _SOME if len(classes) < _FEW else batch)
-    left = iter([(c, b) for c in classes for b in contexts])  # `next` of a list's is atomic
+    class_chunks = chunks(n, _CLASSES_PER_TASK)
+    # few chunks of classes would leave threads idle: then split the contexts too
+    context_chunks = chunks(
+        batch, _CONTEXTS_PER_TASK if len(class_chunks) < _MIN_CLASS_CHUNKS else batch
+    )
+    # `next` of a list iterator is atomic
+    remaining = iter([(c, b) for c in class_chunks for b in context_chunks])
 
     def search(_: int) -> tuple[int, Rows, IntArray]:
         best = np.full((batch, k), -np.inf, task.z.dtype)
         ids = np.full((batch, k), n)
-        for c, b in left:  # which threads share: each has its classes in their order
-            bad = _keep_best(task, c.start, c.stop, b.start, b.stop, best, ids)
-            if bad >= 0:
-                return bad, best, ids
+        for c, b in remaining:  # shared by the threads; each thread sees its classes in order
+            first_bad = _update_best(task, c.start, c.stop, b.start, b.stop, best, ids)
+            if first_bad >= 0:
+                return first_bad, best, ids
         return n, best, ids
 
-    bad, bests, numbers = zip(*thread_map(search, range(num_threads())), strict=True)
-    if min(bad) < n:  # the first of all threads, so that the message is always the same
-        _refuse(task.rows, min(bad), task.normalize)
-    best = np.concatenate(bests, axis=1)
-    ids = np.concatenate(numbers, axis=1)
-    order = np.lexsort((ids, -best), axis=1)[:, :k]  # by falling score, then by class
+    bad_by_thread, best_by_thread, ids_by_thread = zip(
+        *thread_map(search, range(num_threads())), strict=True
+    )
+    if min(bad_by_thread) < n:  # the smallest, so that the message does not depend on timing
+        _raise_for_class_vector(task.rows, min(bad_by_thread), task.normalize)
+    best = np.concatenate(best_by_thread, axis=1)
+    ids = np.concatenate(ids_by_thread, axis=1)
+    order = np.lexsort((ids, -best), axis=1)[:, :k]  # by decreasing score, then by class
     best = np.take_along_axis(best, order, 1)
     ids = np.take_along_axis(ids, order, 1)
     ids[ids == n] = -1
     return ids, best
 
 
-def _tile(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return how many contexts and how many classes a tile has, for contexts (B, d)."""
+def _tile_shape(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Return the numbers of contexts and classes of a tile, for contexts of shape (B, d)."""
     batch, dim = shape
-    height = max(1, min(batch, _SIDES[0], math.isqrt(_TILE // dim)))
-    return height, whole_eights(max(1, min(_SIDES[1], _TILE // (height * dim))))
+    num_contexts = max(1, min(batch, _MAX_TILE_SHAPE[0], math.isqrt(_PRODUCTS_PER_TILE // dim)))
+    return num_contexts, whole_eights(
+        max(1, min(_MAX_TILE_SHAPE[1], _PRODUCTS_PER_TILE // (num_contexts * dim)))
+    )
 
 
-def _refuse(rows: Rows, class_id: int, normalize: bool) -> None:
-    """Raise ValueError for a class vector that cannot be used."""
+def _raise_for_class_vector(rows: Rows, class_id: int, normalize: bool) -> None:
+    """Raise ValueError for a class vector that is not finite or cannot be normalised."""
     row = rows[class_id : class_id + 1]
-    if normalize:  # raises for one whose norm is not finite
+    if normalize:  # raises if the norm is not finite
         unit_rows("class_embeddings", row.copy(), np.array([class_id]))
     require_finite_rows(row, class_id)
 
 
-class _Task(NamedTuple):
-    """Contexts, classes, what is made of their products, and the classes that are not wanted."""
+class _SearchTask(NamedTuple):
+    """Arguments of a top-k search of some contexts: vectors, score options and excluded classes."""
 
     z: Rows  # (B, d)
     rows: Rows  # (n, d)
     normalize: bool  # divide class vectors by their norms
     offsets: Rows  # (n,): biases, or (0,)
     absolute: bool
-    starts: IntArray  # (B + 1,): where the `unwanted` of a context begin; zeros if there are none
-    unwanted: IntArray  # (P,): classes, ascending for each context
-    absent: NDArray[np.bool_]  # (n,): those not wanted by any context, or (0,)
-    height: int  # contexts and classes of a tile
-    width: int
+    indptr: IntArray  # (B + 1,): offsets of the contexts into `excluded_ids`, or zeros
+    excluded_ids: IntArray  # (P,): classes, ascending within each context
+    is_excluded: NDArray[np.bool_]  # (n,): classes excluded for all contexts, or (0,)
+    tile_contexts: int  # contexts per tile
+    tile_classes: int  # classes per tile
 
 
 @njit
-def _keep_best(
-    task: _Task, first: int, end: int, begin: int, stop: int, best: Rows, ids: IntArray
+def _update_best(
+    task: _SearchTask,
+    first_class: int,
+    end_class: int,
+    first_context: int,
+    end_context: int,
+    best: Rows,
+    ids: IntArray,
 ) -> int:
-    """Let classes from `first` to before `end` into the k best of contexts `begin` to `stop`.
+    """Update the k best of a range of contexts with a range of classes; ends are exclusive.
 
-    `best` (B, k) are scores so far, a heap with the worst in column 0, -inf where there is none
-    yet; `ids` (B, k) their classes, n where there is none. Classes come in their order: of equal
-    scores the first is better. NaN counts as infinite, so that it is seen. The return value is the
-    first class whose vector is not finite or cannot be normalised, at which the search ends, or -1.
+    `best` (B, k) holds the k best scores so far, as a heap with the worst in column 0; -inf marks
+    an empty entry. `ids` (B, k) holds their classes, n for an empty entry. Classes come in
+    ascending order, and at equal scores the smaller index is better. NaN counts as infinity, so
+    that it is noticed. Returns the first class whose vector is not finite or cannot be normalised,
+    at which the search stops, or -1.
     """
-    width = task.width
+    width = task.tile_classes
     dim = task.rows.shape[1]
     block = np.empty((width, dim), task.rows.dtype)
     norms = np.empty(width)
-    few = min(task.height, stop - begin) <= _FEW_CONTEXTS
-    buffer = np.empty(task.height * width, task.rows.dtype)
-    for start in range(first, end, width):
-        count = min(width, end - start)
+    use_loop = min(task.tile_contexts, end_context - first_context) <= _MAX_CONTEXTS_IN_LOOP
+    buffer = np.empty(task.tile_contexts * width, task.rows.dtype)
+    for start in range(first_class, end_class, width):
+        count = min(width, end_class - start)
         vectors = task.rows[start : start + count]
-        if task.normalize and not (few and _moderate_norms(vectors, norms)):
-            unit = block[:count]  # a copy: the vectors are the caller's, and may be read-only
+        if task.normalize and not (use_loop and _write_norms_if_moderate(vectors, norms)):
+            unit_vectors = block[:count]  # a copy, because the caller's vectors may be read-only
             for j in range(count):
                 for i in range(dim):
-                    unit[j, i] = vectors[j, i]
-            divide_by_norms(unit, norms[:count])
+                    unit_vectors[j, i] = vectors[j, i]
+            divide_by_norms(unit_vectors, norms[:count])
             for j in range(count):
-                if not (norms[j] < np.inf):  # so that NaN is refused too
+                if not (norms[j] < np.inf):  # true for NaN too
                     return start + j
                 norms[j] = 1.0
-            vectors = unit
-        for low in range(begin, stop, task.height):
-            contexts = task.z[low : min(low + task.height, stop)]
-            if len(contexts) <= _FEW_CONTEXTS:
+            vectors = unit_vectors
+        for low in range(first_context, end_context, task.tile_contexts):
+            contexts = task.z[low : min(low + task.tile_contexts, end_context)]
+            if len(contexts) <= _MAX_CONTEXTS_IN_LOOP:
                 stride = width
-                scores = buffer.reshape((task.height, width))
+                scores = buffer.reshape((task.tile_contexts, width))
                 _multiply_few(contexts, vectors, scores)
-                if task.normalize:  # by 1 where the vectors have been
+                if task.normalize:  # norms are 1 if the vectors are already divided
                     for i in range(len(contexts)):
                         for j in range(count):
                             scores[i, j] /= norms[j]
@@ -291,34 +309,34 @@ def _keep_best(
                 stride = count
                 scores = buffer[: len(contexts) * count].reshape((-1, count))
                 np.dot(contexts, vectors.T, scores)
-            # a vector that is not finite has no finite score: others need no look of their own
-            if low == begin and not _is_finite(buffer[:count]):
+            # a vector that is not finite has no finite score, so the scores of one row suffice
+            if low == first_context and not _is_finite(buffer[:count]):
                 for j in range(count):
                     if not _is_finite(vectors[j]):
                         return start + j
             for i in range(len(contexts)):
                 b = low + i
-                of_context = buffer[i * stride : i * stride + count]
-                # loops, because arithmetic of whole arrays takes ten times as long to compile
+                context_scores = buffer[i * stride : i * stride + count]
+                # loops, because array expressions take ten times as long to compile
                 if len(task.offsets) > 0:
                     for j in range(count):
-                        of_context[j] += task.offsets[start + j]
+                        context_scores[j] += task.offsets[start + j]
                 if task.absolute:
                     for j in range(count):
-                        of_context[j] = abs(of_context[j])
-                if _some_above(of_context, best[b, 0]):
-                    _let_in(task, b, start, of_context, best[b], ids[b])
+                        context_scores[j] = abs(context_scores[j])
+                if _any_above(context_scores, best[b, 0]):
+                    _insert_candidates(task, b, start, context_scores, best[b], ids[b])
     return -1
 
 
 @njit_bare
-def _moderate_norms(rows: Rows, norms: FloatArray) -> bool:
-    """Write the norms of class vectors; return whether scores can be divided by all of them."""
-    moderate = True
+def _write_norms_if_moderate(rows: Rows, norms: FloatArray) -> bool:
+    """Write the norms of class vectors; return whether dividing scores by them is safe."""
+    all_moderate = True
     for j in range(len(rows)):
         norms[j] = math.sqrt(_square(rows, j))
-        moderate &= 1e-12 < norms[j] < 1e12
-    return moderate
+        all_moderate &= 1e-12 < norms[j] < 1e12
+    return all_moderate
 
 
 @njit_sum
@@ -332,7 +350,7 @@ def _square(rows: Rows, j: int) -> float:
 @njit_bare
 def _multiply_few(contexts: Rows, rows: Rows, scores: Rows) -> None:
     """Write the products of a few contexts with class vectors to rows of `scores`."""
-    # one vector after another, as fast as they can be read; for other contexts they are in a cache
+    # the first context reads the vectors from memory; for the others they are in a cache
     for j in range(len(rows)):
         scores[0, j] = row_dot(rows, j, contexts, 0)
     for i in range(1, len(contexts), 2):
@@ -341,32 +359,34 @@ def _multiply_few(contexts: Rows, rows: Rows, scores: Rows) -> None:
 
 @njit_sum
 def _is_finite(row: Rows) -> bool:
-    total = row[0] - row[0]  # 0, but NaN for infinity and NaN: one sum, without a branch
+    total = row[0] - row[0]  # 0 if finite, else NaN: one sum without a branch
     for i in range(1, len(row)):
         total += row[i] - row[i]
     return bool(total == 0.0)
 
 
 @njit
-def _some_above(scores: Rows, bound: float) -> bool:
-    some = False
-    for j in range(len(scores)):  # without an early end, which keeps it a loop of vectors
-        some |= not (scores[j] <= bound)  # true of NaN
-    return some
+def _any_above(scores: Rows, bound: float) -> bool:
+    any_above = False
+    for j in range(len(scores)):  # no early exit, so that LLVM vectorises the loop
+        any_above |= not (scores[j] <= bound)  # true for NaN too
+    return any_above
 
 
 @njit
-def _let_in(task: _Task, b: int, first: int, scores: Rows, best: Rows, ids: IntArray) -> None:
-    """Let those of the classes from `first` on that are wanted into the k best of context b."""
-    unwanted = task.unwanted[task.starts[b] : task.starts[b + 1]]
-    absent = task.absent
+def _insert_candidates(
+    task: _SearchTask, b: int, first_class: int, scores: Rows, best: Rows, ids: IntArray
+) -> None:
+    """Insert one block of classes into the k best of context b, skipping excluded classes."""
+    excluded_ids = task.excluded_ids[task.indptr[b] : task.indptr[b + 1]]
+    is_excluded = task.is_excluded
     for j in range(len(scores)):
         if not (scores[j] <= best[0]):
-            class_id = first + j
-            if len(absent) > 0 and absent[class_id]:
+            class_id = first_class + j
+            if len(is_excluded) > 0 and is_excluded[class_id]:
                 continue
-            place = count_below(unwanted, class_id)
-            if place < len(unwanted) and unwanted[place] == class_id:
+            position = count_below(excluded_ids, class_id)
+            if position < len(excluded_ids) and excluded_ids[position] == class_id:
                 continue
             score = np.inf if np.isnan(scores[j]) else scores[j]
             _replace_worst(best, ids, score, class_id)
@@ -375,18 +395,18 @@ def _let_in(task: _Task, b: int, first: int, scores: Rows, best: Rows, ids: IntA
 @njit
 def _replace_worst(best: Rows, ids: IntArray, score: float, class_id: int) -> None:
     k = len(best)
-    place = 0  # the root, which is the worst, goes: sift the new one down
-    while 2 * place + 1 < k:
-        child = 2 * place + 1
+    parent = 0  # replace the root, which is the worst, and sift the new entry down
+    while 2 * parent + 1 < k:
+        child = 2 * parent + 1
         if child + 1 < k and _worse(best[child + 1], ids[child + 1], best[child], ids[child]):
             child += 1
         if not _worse(best[child], ids[child], score, class_id):
             break
-        best[place] = best[child]
-        ids[place] = ids[child]
-        place = child
-    best[place] = score
-    ids[place] = class_id
+        best[parent] = best[child]
+        ids[parent] = ids[child]
+        parent = child
+    best[parent] = score
+    ids[parent] = class_id
 
 
 @njit

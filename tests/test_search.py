@@ -26,10 +26,18 @@ MODELS = [
 def small_parts(request, monkeypatch):
     """Divide contexts and classes into tiny parts, and these into tiny tiles."""
     for name, value in zip(
-        ("_TILE", "_SIDES", "_CLASSES", "_FEW", "_SOME"), request.param, strict=True
+        (
+            "_PRODUCTS_PER_TILE",
+            "_MAX_TILE_SHAPE",
+            "_CLASSES_PER_TASK",
+            "_MIN_CLASS_CHUNKS",
+            "_CONTEXTS_PER_TASK",
+        ),
+        request.param,
+        strict=True,
     ):
         monkeypatch.setattr(module, name, value)
-    monkeypatch.setattr(module, "_CONTEXTS", 9)  # that are many, and then few
+    monkeypatch.setattr(module, "_CONTEXTS_AT_A_TIME", 9)  # that are many, and then few
 
 
 def case(n=23, d=5, batch=11, seed=0):

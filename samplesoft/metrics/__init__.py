@@ -1,12 +1,12 @@
-"""Measures of a model, on all classes and not on drawn ones.
+"""Metrics of a model on all classes, and their relation to metrics on sampled negatives.
 
-`evaluate` gives the loss of the full softmax and hits among the best classes, `top_k_classes` the
-best classes themselves, and `ranking_scores` precision, recall and nDCG of such lists, with
-`propensities` also the precision that counts rare labels for more.
+`evaluate` computes the loss of the full softmax and top-k accuracy. `top_k_classes` returns the
+best classes themselves. `ranking_scores` computes precision, recall and nDCG of such lists, and
+with `propensities` the propensity-scored precision, which gives rare labels more weight.
 
-`sampled_metrics` says what such measures are among sampled negatives, on average and with which
-variance, from the `target_ranks` among all; `correct_metric` and `estimate_rank_distribution` go
-the other way.
+`sampled_metrics` computes the exact mean and variance of a metric on sampled negatives from the
+`target_ranks` among all candidates. `correct_metric` and `estimate_rank_distribution` estimate
+metrics on all candidates from sampled ranks.
 """
 
 from samplesoft.metrics.corrections import correct_metric, estimate_rank_distribution

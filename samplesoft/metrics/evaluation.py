@@ -1,4 +1,4 @@
-"""Loss over all classes and hits among the best ones, without a matrix of all scores."""
+"""Full-softmax loss and top-k accuracy, without a matrix of all scores."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from samplesoft.search import check_k, top_k_classes
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Figures of merit of class scores.
+    """Loss, perplexity and accuracy of class scores.
 
     Parameters
     ----------
     loss : float
         Mean cross entropy of the full softmax, in nats.
     perplexity : float
-        Its exponential; infinite beyond the range of float64.
+        ``exp(loss)``; infinite beyond the range of float64.
     top_k : dict of int to float
-        For each k, the share of pairs of example and label with the label among the k best
-        classes of the example.
+        For each k, the fraction of (example, label) pairs whose label is among the k best classes
+        of the example.
     precision_at_k : dict of int to float
-        For each k, the mean share of labels among the k best classes.
+        For each k, the mean fraction of labels among the k best classes.
     num_examples : int
         Number of examples.
     """
@@ -64,7 +64,7 @@ def evaluate(
     k: int | Sequence[int] = (1, 5),
     batch_size: int = 1024,
 ) -> Evaluation:
-    """Compute the loss of the full softmax, and how often labels are among the k best classes.
+    """Compute the loss of the full softmax, and the top-k accuracy of the class scores.
 
     Parameters
     ----------
@@ -79,16 +79,16 @@ def evaluate(
     biases : array_like, shape (n,), optional
         Class biases.
     k : int or sequence of int
-        Numbers of best classes; none for the loss alone. Classes of equal score stand in random
-        order, and the result is the expectation over it: with all scores equal, a label is among
-        the k best of n classes with probability k / n.
+        Numbers of best classes; an empty sequence for the loss alone. Classes of equal score are in
+        random order, and the result is the expectation over that order: with all scores equal, a
+        label is among the k best of n classes with probability k / n.
     batch_size : int
-        Examples at a time.
+        Examples per batch.
 
     Returns
     -------
     Evaluation
-        Figures of merit.
+        Loss, perplexity and accuracy.
 
     Raises
     ------
@@ -114,7 +114,7 @@ def evaluate(
     contexts = as_float_rows("h", h, rows.shape[1], rows.dtype)
     normalize = as_flag("normalize", normalize)
     absolute = as_flag("absolute", absolute)
-    if normalize:  # here, so that messages name the row of h, not of a part of it
+    if normalize:  # before the loop, so that errors name the row of `h`
         contexts, _ = unit_rows("h", contexts.copy())
     targets = check_targets(labels, len(contexts), rows.shape[0])
     sizes = sorted({check_k(size, rows.shape[0]) for size in np.atleast_1d(as_array("k", k))})
@@ -125,27 +125,29 @@ def evaluate(
         sliceable = as_csr("labels", labels)
     example_ids = targets.rows(np.arange(len(contexts)))  # the example of each label
     total = 0.0
-    in_place = np.zeros(max(sizes, default=0))  # labels in each place of the lists
-    for part in chunks(len(contexts), as_count("batch_size", batch_size)):
-        value, _ = loss.forward(contexts[part], rows, sliceable[part], biases=biases)
+    counts_by_position = np.zeros(max(sizes, default=0))  # labels at each position of the lists
+    for chunk in chunks(len(contexts), as_count("batch_size", batch_size)):
+        value, _ = loss.forward(contexts[chunk], rows, sliceable[chunk], biases=biases)
         total += value
         if not sizes:
             continue
-        pairs = slice(*np.searchsorted(example_ids, [part.start, part.stop]))
-        of_part = example_ids[pairs] - part.start
-        labels_of_part = targets.labels[pairs]
-        in_place += labels_in_places(
-            lambda some, size: top_k_classes(some, rows, size, biases=biases, **model),
-            contexts[part],
-            of_part,
-            labels_of_part,
-            len(in_place),
+        pairs = slice(*np.searchsorted(example_ids, [chunk.start, chunk.stop]))
+        chunk_example_ids = example_ids[pairs] - chunk.start
+        chunk_labels = targets.labels[pairs]
+        counts_by_position += count_labels_by_position(
+            lambda h_chunk, size: top_k_classes(h_chunk, rows, size, biases=biases, **model),
+            contexts[chunk],
+            chunk_example_ids,
+            chunk_labels,
+            len(counts_by_position),
             rows.shape[0],
         )
-    return evaluation_of(total / len(contexts), in_place, sizes, len(example_ids), len(contexts))
+    return make_evaluation(
+        total / len(contexts), counts_by_position, sizes, len(example_ids), len(contexts)
+    )
 
 
-def labels_in_places(
+def count_labels_by_position(
     top_k: Callable[[Rows, int], tuple[IntArray, FloatArray]],
     contexts: Rows,
     example_ids: IntArray,
@@ -153,48 +155,54 @@ def labels_in_places(
     length: int,
     num_classes: int,
 ) -> FloatArray:
-    """Return the expected number of labels in each place of the lists, shape (length,).
+    """Return the expected number of labels at each position of the lists, shape (length,).
 
-    ``top_k(contexts, k)`` returns the best classes (B, k) and their scores, in falling order. Label
-    p belongs to the example ``example_ids[p]``. Classes of equal score stand in random order, so
-    that a label is equally likely at each of their positions.
+    ``top_k(contexts, k)`` returns the best classes (B, k) and their scores, in decreasing order.
+    Label p belongs to the example ``example_ids[p]``. Classes of equal score are in random order,
+    so a label is equally likely at each of their positions.
     """
-    # one class more than is asked for shows whether a tie goes on beyond the end of the list
+    # one class more than the list holds shows whether a tie continues beyond its end
     ids, scores = top_k(contexts, min(length + 1, num_classes))
-    cut_off = np.zeros(len(ids), np.bool_)
+    tie_is_cut = np.zeros(len(ids), np.bool_)
     if length < num_classes:
-        cut_off = scores[:, length - 1] == scores[:, length]
-    whole = ~cut_off[example_ids]
-    in_place = _places_in_lists(ids, scores, example_ids[whole], labels[whole], length)
-    for b in np.flatnonzero(cut_off):  # all classes, for those of the tie are counted
-        of_context = labels[example_ids == b]
+        tie_is_cut = scores[:, length - 1] == scores[:, length]
+    has_full_ties = ~tie_is_cut[example_ids]
+    counts_by_position = _count_by_position(
+        ids, scores, example_ids[has_full_ties], labels[has_full_ties], length
+    )
+    for b in np.flatnonzero(tie_is_cut):  # all classes, because the size of the tie is needed
+        context_labels = labels[example_ids == b]
         ids, scores = top_k(contexts[b : b + 1], num_classes)
-        first_context = np.zeros(len(of_context), np.int64)
-        in_place += _places_in_lists(ids, scores, first_context, of_context, length)
-    return in_place
+        first_context = np.zeros(len(context_labels), np.int64)
+        counts_by_position += _count_by_position(ids, scores, first_context, context_labels, length)
+    return counts_by_position
 
 
-def _places_in_lists(
+def _count_by_position(
     ids: IntArray, scores: FloatArray, example_ids: IntArray, labels: IntArray, length: int
 ) -> FloatArray:
-    """Return the expected number of labels in each place of lists that cut no tie off."""
-    pair, place = np.nonzero(ids[example_ids] == labels[:, None])
-    of_pair = scores[example_ids[pair]]
-    own = np.take_along_axis(of_pair, place[:, None], axis=1)
-    num_better = (of_pair > own).sum(axis=1)
-    num_equal = (of_pair == own).sum(axis=1)
-    in_place = np.zeros(length)
+    """Return the expected number of labels at each position of lists that end outside ties."""
+    pair, position = np.nonzero(ids[example_ids] == labels[:, None])
+    pair_scores = scores[example_ids[pair]]
+    label_score = np.take_along_axis(pair_scores, position[:, None], axis=1)
+    num_better = (pair_scores > label_score).sum(axis=1)
+    num_equal = (pair_scores == label_score).sum(axis=1)
+    counts_by_position = np.zeros(length)
     for first, size in zip(num_better.tolist(), num_equal.tolist(), strict=True):
-        in_place[first : first + size] += 1.0 / size
-    return in_place
+        counts_by_position[first : first + size] += 1.0 / size
+    return counts_by_position
 
 
-def evaluation_of(
-    loss: float, in_place: FloatArray, sizes: Iterable[int], num_labels: int, num_examples: int
+def make_evaluation(
+    loss: float,
+    counts_by_position: FloatArray,
+    sizes: Iterable[int],
+    num_labels: int,
+    num_examples: int,
 ) -> Evaluation:
-    """Return the figures of a mean loss, and of how many labels are in each place of the lists."""
-    hits = {size: float(in_place[:size].sum()) for size in sizes}
-    with np.errstate(over="ignore"):  # infinity is the answer then
+    """Make an `Evaluation` from the mean loss and the label counts by position in the lists."""
+    hits = {size: float(counts_by_position[:size].sum()) for size in sizes}
+    with np.errstate(over="ignore"):  # infinity is the documented result
         perplexity = float(np.exp(loss))
     return Evaluation(
         loss,

@@ -25,13 +25,13 @@ def sampled_rank_distribution(
     Returns
     -------
     ndarray of float64, shape (P, m + 1)
-        Probabilities of the ranks 1, ..., m + 1 among the m negatives, without other relevant
-        items.
+        Probabilities of the ranks 1, ..., m + 1 among the m negatives. Other relevant items are
+        not counted.
 
     Raises
     ------
     MemoryError
-        If the probabilities do not fit.
+        If the probabilities do not fit into memory.
     TypeError, ValueError
         If an argument is malformed.
 
@@ -42,75 +42,81 @@ def sampled_rank_distribution(
            [0.167, 0.667, 0.167]])
     """
     require_instance("targets", targets, TargetRanks)
-    draws, removed = targets._draws(num_sampled, replacement)
+    draws, without_replacement = targets._check_draws(num_sampled, replacement)
     require_memory("num_sampled", draws, 8.0 * len(targets.ranks) * (draws + 1))
-    return rank_distributions(targets, slice(None), draws, removed)
+    return rank_distributions(targets, slice(None), draws, without_replacement)
 
 
-def rank_distributions(targets: TargetRanks, part: slice, draws: int, removed: bool) -> FloatArray:
-    """Return the probabilities (P, m + 1) of 0, ..., m better draws, for the items of a part."""
-    distributions = np.empty((len(targets.ranks[part]), draws + 1))
-    masses = targets.better[part], targets.tied[part], targets.worse[part]
+def rank_distributions(
+    targets: TargetRanks, items: slice, draws: int, without_replacement: bool
+) -> FloatArray:
+    """Return the probabilities (P, m + 1) of 0, ..., m better draws, for a slice of the items."""
+    distributions = np.empty((len(targets.ranks[items]), draws + 1))
+    masses = targets.better[items], targets.tied[items], targets.worse[items]
     for pmf, better, tied, worse in zip(distributions, *masses, strict=True):
         if tied > 0.0:
-            _fill_pmf_with_ties(draws, better, tied, worse, removed, pmf)
+            _write_pmf_with_ties(draws, better, tied, worse, without_replacement, pmf)
         else:
-            fill_pmf(draws, better, worse, removed, pmf)
+            write_pmf(draws, better, worse, without_replacement, pmf)
     return distributions
 
 
 @njit
-def _fill_pmf_with_ties(
-    draws: int, better: float, tied: float, worse: float, removed: bool, pmf: FloatArray
+def _write_pmf_with_ties(
+    draws: int, better: float, tied: float, worse: float, without_replacement: bool, pmf: FloatArray
 ) -> None:
-    """Write the probabilities that 0, 1, ... of some draws stand before an item that ties.
+    """Write P(b of the draws precede an item) for b = 0, 1, ..., where negatives tie with it.
 
-    Of t draws that tie with it, 0, 1, ..., t stand before it with equal probability.
+    Of t draws that tie with the item, 0, 1, ..., t precede it with equal probability.
     """
     pmf[:] = 0.0
-    of_better = np.empty(draws + 1)
-    of_tied = np.empty(draws + 1)
-    fill_pmf(draws, better, tied + worse, removed, of_better)
+    better_pmf = np.empty(draws + 1)
+    tied_pmf = np.empty(draws + 1)
+    write_pmf(draws, better, tied + worse, without_replacement, better_pmf)
     for b in range(draws + 1):
-        if of_better[b] > 0.0:
-            fill_pmf(draws - b, tied, worse, removed, of_tied)
-            at_least = 0.0  # of the tied draws, from the most on
+        if better_pmf[b] > 0.0:
+            write_pmf(draws - b, tied, worse, without_replacement, tied_pmf)
+            tail = 0.0  # P(at least t draws tie, and t of them precede the item)
             for t in range(draws - b, -1, -1):
-                at_least += of_tied[t] / (t + 1)
-                pmf[b + t] += of_better[b] * at_least
+                tail += tied_pmf[t] / (t + 1)
+                pmf[b + t] += better_pmf[b] * tail
 
 
 @njit
-def fill_pmf(draws: int, better: float, worse: float, removed: bool, pmf: FloatArray) -> None:
-    """Write the probabilities that 0, 1, ... of some draws are from the better of two parts.
+def write_pmf(
+    draws: int, better: float, worse: float, without_replacement: bool, pmf: FloatArray
+) -> None:
+    """Write the binomial or hypergeometric probabilities of 0, 1, ... better draws to `pmf`.
 
-    The parts have masses, or numbers where draws are `removed`. All is 0 if no draws are possible.
+    `better` and `worse` are masses, or counts for draws `without_replacement`. All probabilities
+    are 0 if such draws are impossible.
     """
     pmf[: draws + 1] = 0.0
     low = draws if worse <= 0.0 else 0
     high = 0 if better <= 0.0 else draws
-    less = 0.0
-    if removed:
+    step = 0.0
+    if without_replacement:
         low = max(0, draws - int(worse))
         high = min(draws, int(better))
-        less = 1.0
+        step = 1.0
     if low > high:
         return
-    # By ratios from near the mode, then divided by their sum: all terms are positive, so that each
-    # keeps its digits, where differences of log-factorials of 1e6 would lose seven of them
+    # Naive: exp of differences of log-factorials, which at 1e6 lose seven digits.
+    # Here: ratios of neighbours, starting near the mode, divided by their sum. All terms are
+    # positive, so each keeps its digits.
     mean = draws * (better / (better + worse)) if better > 0.0 else 0.0
     start = min(max(int(mean), low), high)
     pmf[start] = 1.0
     for b in range(start, high):
-        pmf[b + 1] = pmf[b] * _pmf_ratio(b, draws, better, worse, less)
+        pmf[b + 1] = pmf[b] * _pmf_ratio(b, draws, better, worse, step)
     for b in range(start - 1, low - 1, -1):
-        pmf[b] = pmf[b + 1] / _pmf_ratio(b, draws, better, worse, less)
+        pmf[b] = pmf[b + 1] / _pmf_ratio(b, draws, better, worse, step)
     pmf[low : high + 1] /= pmf[low : high + 1].sum()
 
 
 @njit
-def _pmf_ratio(b: int, draws: int, better: float, worse: float, less: float) -> float:
-    """Return the probability of b + 1 divided by that of b."""
-    up = (draws - b) * (better - less * b)
-    down = (b + 1) * (worse - less * (draws - b - 1))
+def _pmf_ratio(b: int, draws: int, better: float, worse: float, step: float) -> float:
+    """Return P(b + 1 better draws) / P(b better draws)."""
+    up = (draws - b) * (better - step * b)
+    down = (b + 1) * (worse - step * (draws - b - 1))
     return up / down

@@ -22,12 +22,12 @@ from samplesoft._validation import (
 )
 from samplesoft.metrics.target_ranks import as_ranks
 
-METRICS = ("recall", "precision", "ndcg", "mrr")  # of one relevant item, by its rank
-LEAST_EXAMPLES = 3  # so that C of `propensities` is above 0
+METRICS = ("recall", "precision", "ndcg", "mrr")  # functions of the rank of one relevant item
+MIN_EXAMPLES = 3  # examples; with fewer, the constant C of `propensities` is negative
 
 
 def rank_metric(name: str, k: int, ranks: ArrayLike) -> FloatArray:
-    """Compute a metric of one relevant item by its rank.
+    """Compute the metric of one relevant item from its rank.
 
     Parameters
     ----------
@@ -54,10 +54,10 @@ def rank_metric(name: str, k: int, ranks: ArrayLike) -> FloatArray:
     >>> rank_metric("ndcg", 3, [1, 2, 3, 4]).round(3)
     array([1.   , 0.631, 0.5  , 0.   ])
     """
-    places = as_ranks(ranks)
+    rank = as_ranks(ranks)
     size = as_count("k", k)
-    costs = {"recall": 1.0, "precision": size, "ndcg": np.log2(1.0 + places), "mrr": places}
-    gains: FloatArray = (places <= size) / costs[as_choice("name", name, METRICS)]
+    divisors = {"recall": 1.0, "precision": size, "ndcg": np.log2(1.0 + rank), "mrr": rank}
+    gains: FloatArray = (rank <= size) / divisors[as_choice("name", name, METRICS)]
     return gains
 
 
@@ -71,20 +71,21 @@ def ranking_scores(
     ids : array_like of int, shape (B, K)
         Distinct classes of each example, the best first, as from `top_k_classes`.
     labels : scipy.sparse matrix, shape (B, n)
-        Labels where it is not 0. Examples without any are left out.
+        Nonzero entries are labels. Examples without labels are left out.
     k : int or sequence of int
         Lengths of the lists to score, at most K.
     propensities : array_like, shape (n,), optional
-        Of the labels, above 0 and at most 1, as from `samplesoft.metrics.propensities`.
+        Propensities of the labels, above 0 and at most 1, as from
+        `samplesoft.metrics.propensities`.
 
     Returns
     -------
     dict of str to float
-        For each k ``precision_at_k``, the mean share of labels in a list; ``recall_at_k``, that
-        of the labels that are in it; and ``ndcg_at_k``, the sum of ``1 / log2(1 + place)`` over
-        the labels in it, divided by the largest possible. With `propensities` also
-        ``psp_at_k``, propensity-scored precision: the sum over all lists of ``1 / propensity`` of
-        the labels in them, divided by the largest possible, so that the best lists have 1.
+        For each k: ``precision_at_k``, the mean fraction of the list that are labels;
+        ``recall_at_k``, the mean fraction of the labels that are in the list; ``ndcg_at_k``, the
+        sum of ``1 / log2(1 + position)`` over the labels in the list, divided by its largest
+        possible value. With `propensities` also ``psp_at_k``, propensity-scored precision: the sum
+        of ``1 / propensity`` over the labels in all lists, divided by its largest possible value.
 
     Raises
     ------
@@ -108,15 +109,15 @@ def ranking_scores(
     if not sparse.issparse(labels):
         labels = sparse.csr_array(as_real_array("labels", labels, (2,)))
     labels = as_csr("labels", labels)
-    given = as_array("ids", ids)
-    if given.ndim != 2 or len(given) != labels.shape[0]:
+    id_array = as_array("ids", ids)
+    if id_array.ndim != 2 or len(id_array) != labels.shape[0]:
         raise ValueError(
             f"`ids` must have shape (B, K), with a list for each of the {labels.shape[0]} rows of "
-            f"`labels`, got {given.shape}."
+            f"`labels`, got {id_array.shape}."
         )
-    lists: IntArray = as_ids("ids", given.ravel(), labels.shape[1]).reshape(given.shape)
-    in_order = np.sort(lists, axis=1)
-    if (in_order[:, 1:] == in_order[:, :-1]).any():
+    lists: IntArray = as_ids("ids", id_array.ravel(), labels.shape[1]).reshape(id_array.shape)
+    sorted_lists = np.sort(lists, axis=1)
+    if (sorted_lists[:, 1:] == sorted_lists[:, :-1]).any():
         raise ValueError("`ids` must hold distinct classes in each list, got one of them twice.")
     sizes = [as_count("k", size) for size in np.atleast_1d(as_array("k", k))]
     if not sizes or max(sizes) > lists.shape[1]:
@@ -125,38 +126,44 @@ def ranking_scores(
         )
     labels.sum_duplicates()
     labels.eliminate_zeros()
-    each = None if propensities is None else _gains(propensities, labels.shape[1])
+    inverse_propensities = (
+        None if propensities is None else _inverse_propensities(propensities, labels.shape[1])
+    )
     counts = np.diff(labels.indptr)
     rows = np.flatnonzero(counts)
     if not len(rows):
         raise ValueError("`labels` must hold a label for some example, got none.")
-    of_rows = [labels.indices[labels.indptr[b] : labels.indptr[b + 1]] for b in rows]
+    labels_of_rows = [labels.indices[labels.indptr[b] : labels.indptr[b + 1]] for b in rows]
     lists = lists[rows]
     counts = counts[rows]
-    hits = np.array([np.isin(ids, wanted) for ids, wanted in zip(lists, of_rows, strict=True)])
+    hits = np.array(
+        [np.isin(ids, row_labels) for ids, row_labels in zip(lists, labels_of_rows, strict=True)]
+    )
     discounts = 1.0 / np.log2(np.arange(2, lists.shape[1] + 2))
-    ideal = np.cumsum(discounts)  # of lists of labels alone, by their length
+    ideal = np.cumsum(discounts)  # DCG of a list of labels only, by its length
     scores = {}
-    if each is not None:  # of the labels in the lists, and of those that gain most, in their order
-        gained = np.where(hits, each[lists], 0.0)
-        most = np.zeros(lists.shape)
-        for b, wanted in enumerate(of_rows):
-            rarest = np.sort(each[wanted])[::-1][: lists.shape[1]]
-            most[b, : len(rarest)] = rarest
+    if (
+        inverse_propensities is not None
+    ):  # gains of the labels in the lists, and the largest possible gains
+        gains = np.where(hits, inverse_propensities[lists], 0.0)
+        largest_gains = np.zeros(lists.shape)
+        for b, row_labels in enumerate(labels_of_rows):
+            rarest = np.sort(inverse_propensities[row_labels])[::-1][: lists.shape[1]]
+            largest_gains[b, : len(rarest)] = rarest
     for size in sizes:
-        in_list = hits[:, :size]
-        number = in_list.sum(axis=1)
-        scores[f"precision_at_{size}"] = float(np.mean(number / size))
-        scores[f"recall_at_{size}"] = float(np.mean(number / counts))
-        best = ideal[np.minimum(counts, size) - 1]
-        scores[f"ndcg_at_{size}"] = float(np.mean(in_list @ discounts[:size] / best))
-        if each is not None:  # a ratio of sums over all lists, not a mean of ratios
-            scores[f"psp_at_{size}"] = float(gained[:, :size].sum() / most[:, :size].sum())
+        hits_at_k = hits[:, :size]
+        num_hits = hits_at_k.sum(axis=1)
+        scores[f"precision_at_{size}"] = float(np.mean(num_hits / size))
+        scores[f"recall_at_{size}"] = float(np.mean(num_hits / counts))
+        ideal_dcg = ideal[np.minimum(counts, size) - 1]
+        scores[f"ndcg_at_{size}"] = float(np.mean(hits_at_k @ discounts[:size] / ideal_dcg))
+        if inverse_propensities is not None:  # a ratio of sums over all lists, not a mean of ratios
+            scores[f"psp_at_{size}"] = float(gains[:, :size].sum() / largest_gains[:, :size].sum())
     return scores
 
 
-def _gains(propensities: ArrayLike, num_classes: int) -> FloatArray:
-    """Return ``1 / propensity`` (n,), once propensities are sound."""
+def _inverse_propensities(propensities: ArrayLike, num_classes: int) -> FloatArray:
+    """Check propensities, and return ``1 / propensity`` (n,)."""
     values = as_real_array("propensities", propensities, (1,))
     if len(values) != num_classes or not ((values > 0.0) & (values <= 1.0)).all():
         raise ValueError(
@@ -170,26 +177,26 @@ def _gains(propensities: ArrayLike, num_classes: int) -> FloatArray:
 def propensities(
     counts: ArrayLike, num_examples: int, *, a: float = 0.55, b: float = 1.5
 ) -> FloatArray:
-    r"""Estimate the propensities of labels from how often they occur.
+    r"""Estimate the propensities of labels from their counts.
 
     The propensity of a label with count :math:`N_l` among N examples is
-    :math:`1 / (1 + C (N_l + B)^{-A})` with :math:`C = (\log N - 1) (B + 1)^A`: rare labels are
-    missing most often where they are right.
+    :math:`1 / (1 + C (N_l + B)^{-A})` with :math:`C = (\log N - 1) (B + 1)^A`. It models the
+    probability that a relevant label is observed; rare labels are missing most often.
 
     Parameters
     ----------
     counts : array_like, shape (n,)
-        Examples of each label in the training data.
+        Number of training examples with each label.
     num_examples : int
-        Examples N of the training data, at least 3.
+        Number N of training examples, at least 3.
     a, b : float
-        A and B. The defaults are those for data sets without others; [1]_ and the extreme
-        classification repository take 0.5 and 0.4 for Wikipedia, 0.6 and 2.6 for Amazon.
+        Constants A and B. The defaults are the usual ones; [1]_ and the extreme classification
+        repository use 0.5 and 0.4 for Wikipedia, 0.6 and 2.6 for Amazon.
 
     Returns
     -------
     ndarray of float64, shape (n,)
-        Between 0 and 1.
+        Propensities between 0 and 1.
 
     Raises
     ------
@@ -207,13 +214,15 @@ def propensities(
     >>> propensities([0, 10, 1000], 5000).round(3)
     array([0.091, 0.235, 0.782])
     """
-    times = as_real_array("counts", counts, (1,))
-    if times.min() < 0.0:
-        raise ValueError(f"`counts` must be at least 0, got {times.min()}; count the labels again.")
-    size = as_count("num_examples", num_examples, LEAST_EXAMPLES)
+    label_counts = as_real_array("counts", counts, (1,))
+    if label_counts.min() < 0.0:
+        raise ValueError(
+            f"`counts` must be at least 0, got {label_counts.min()}; count the labels again."
+        )
+    size = as_count("num_examples", num_examples, MIN_EXAMPLES)
     a = as_positive("a", a)
     b = as_positive("b", b)
-    with np.errstate(over="ignore", under="ignore"):  # c and the power of each count at once
-        fall = (np.log(size) - 1.0) * ((b + 1.0) / (times + b)) ** a
-    result: FloatArray = 1.0 / (1.0 + fall)
+    with np.errstate(over="ignore", under="ignore"):  # C and the power together stay in range
+        odds_missing = (np.log(size) - 1.0) * ((b + 1.0) / (label_counts + b)) ** a
+    result: FloatArray = 1.0 / (1.0 + odds_missing)
     return result

@@ -26,45 +26,45 @@ from samplesoft._validation import (
 from samplesoft.samplers.base import Rows
 from samplesoft.search import check_leave_out
 
-# in place of the mass of a negative
-_LEFT_OUT = -1.0
-_RELEVANT = -2.0
+# markers in the array of negative masses, which are nonnegative
+_EXCLUDED_MASS = -1.0
+_RELEVANT_MASS = -2.0
 
 
 class TargetRanks:
-    """Relevant items of examples, by their places among all candidates.
+    """Ranks of the relevant items of each example among all candidates.
 
     Parameters
     ----------
     ranks : array_like of int, shape (P,)
-        Ranks of the relevant items among all candidates, counted from 1. Of equal scores relevant
+        Ranks of the relevant items among all candidates, counted from 1. At equal scores, relevant
         items come before negatives.
     num_candidates : int or array_like of int, shape (P,)
-        Number of candidates of the example: its relevant items, and its negatives.
+        Number of candidates of the example: its relevant items and its negatives.
     examples : array_like of int, shape (P,), optional
-        The example of each item; by default each is of an example of its own.
+        The example of each item; by default each item is a separate example.
     better : array_like, shape (P,), optional
         For draws that are not uniform, the probability that a drawn negative is better than the
         item.
     num_tied : array_like of int, shape (P,), optional
-        Negatives whose score is that of the item; by default none.
+        Number of negatives with the same score as the item; by default 0.
     tied : array_like, shape (P,), optional
-        For draws that are not uniform, the probability that a drawn negative is one of these.
+        For draws that are not uniform, the probability that a drawn negative ties with the item.
 
     Attributes
     ----------
     ranks, num_candidates, examples, num_tied : ndarray of int64, shape (P,)
-        As above, in the order of the examples and, in an example, of the ranks.
+        As above, sorted by example, then by rank.
     better, tied, worse : ndarray of float64, shape (P,)
-        Numbers of negatives that are better, of equal score and worse, or for draws that are not
-        uniform the probabilities of such.
+        Numbers of negatives that are better, tied and worse. For draws that are not uniform, the
+        probabilities of drawing such a negative.
     uniform : bool
         Whether draws are uniform.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is malformed, or ranks of an example are equal or too great.
+        If an argument is malformed, or ranks of an example are equal or too large.
 
     Examples
     --------
@@ -81,80 +81,89 @@ class TargetRanks:
         num_tied: ArrayLike | None = None,
         tied: ArrayLike | None = None,
     ) -> None:
-        places = as_ranks(ranks)
+        rank_array = as_ranks(ranks)
         of = "candidates"
-        count = as_labels("num_candidates", num_candidates, LARGEST_COUNT, places.shape, of=of)
-        example_ids = np.arange(len(places))
+        num_candidates_array = as_labels(
+            "num_candidates", num_candidates, LARGEST_COUNT, rank_array.shape, of=of
+        )
+        example_ids = np.arange(len(rank_array))
         if examples is not None:
             example_ids = as_labels(
-                "examples", examples, LARGEST_COUNT, places.shape, of="examples"
+                "examples", examples, LARGEST_COUNT, rank_array.shape, of="examples"
             )
-        equal = np.zeros(len(places), np.int64)
+        num_tied_array = np.zeros(len(rank_array), np.int64)
         if num_tied is not None:
-            equal = as_labels("num_tied", num_tied, LARGEST_COUNT, places.shape, of="candidates")
-        order = np.lexsort((places, example_ids))
-        self.ranks = places[order]
-        self.num_candidates = count[order]
+            num_tied_array = as_labels(
+                "num_tied", num_tied, LARGEST_COUNT, rank_array.shape, of="candidates"
+            )
+        order = np.lexsort((rank_array, example_ids))
+        self.ranks = rank_array[order]
+        self.num_candidates = num_candidates_array[order]
         self.examples = example_ids[order]
-        self.num_tied = equal[order]
+        self.num_tied = num_tied_array[order]
         self.uniform = better is None
-        self._first = np.flatnonzero(np.diff(self.examples, prepend=-1))
-        self._numbers = np.diff(self._first, append=len(order))  # of the items of an example
-        self._place = np.arange(len(order)) - np.repeat(self._first, self._numbers)  # from 0
-        above = self.ranks - 1 - self._place
-        self._above = above
-        self._negatives = self.num_candidates - np.repeat(self._numbers, self._numbers)
+        self._first_item = np.flatnonzero(np.diff(self.examples, prepend=-1))
+        self._num_relevant = np.diff(self._first_item, append=len(order))  # items per example
+        self._order_index = np.arange(len(order)) - np.repeat(
+            self._first_item, self._num_relevant
+        )  # from 0
+        above = self.ranks - 1 - self._order_index
+        self._num_above = above
+        self._num_negatives = self.num_candidates - np.repeat(
+            self._num_relevant, self._num_relevant
+        )
         self.better = above.astype(np.float64)
         self.tied = self.num_tied.astype(np.float64)
-        self.worse = 1.0 * (self._negatives - above - self.num_tied)
-        wrong = (self.worse < 0.0) | (self._steps(self.num_candidates) != 0)
-        # relevant items of equal score share the negatives that are better, and those of a tie
-        rises = self._steps(above)
+        self.worse = 1.0 * (self._num_negatives - above - self.num_tied)
+        invalid = (self.worse < 0.0) | (self._increments(self.num_candidates) != 0)
+        # relevant items of equal score have the same better negatives and the same tied ones
+        above_steps = self._increments(above)
         tied_before = np.append(0, self.num_tied[:-1])
-        same_tie = (rises == 0) & (self._steps(self.num_tied) == 0)
-        self._in_tie_before = (self._place > 0) & same_tie & (self.num_tied > 0)
-        wrong |= (self._place > 0) & ~same_tie & (rises < tied_before)
-        wrong |= rises < 0
+        same_tie = (above_steps == 0) & (self._increments(self.num_tied) == 0)
+        self._in_tie_before = (self._order_index > 0) & same_tie & (self.num_tied > 0)
+        invalid |= (self._order_index > 0) & ~same_tie & (above_steps < tied_before)
+        invalid |= above_steps < 0
         if better is not None:
-            share = _as_probabilities("better", better, order)
-            self.better = share
+            better_mass = _as_probabilities("better", better, order)
+            self.better = better_mass
             self.tied = np.zeros(len(order))
             if num_tied is not None:
                 self.tied = _as_probabilities("tied", tied, order)
             self.worse = np.maximum(1.0 - self.better - self.tied, 0.0)
-            wrong |= self._steps(self.better) < 0.0
-        if wrong.any():
+            invalid |= self._increments(self.better) < 0.0
+        if invalid.any():
             raise ValueError(
                 "`ranks` of an example must be distinct and at most its one `num_candidates`, with "
                 "`num_tied` negatives after those of a tie, and `better` must not fall with them, "
                 "got otherwise in example "
-                f"{self.examples[np.argmax(wrong)]}; take them from target_ranks."
+                f"{self.examples[np.argmax(invalid)]}; take them from target_ranks."
             )
 
-    def _steps(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return by how much values (P,) rise from the item before, 0 for the first of each."""
-        return np.where(self._place > 0, np.diff(values, prepend=values[0]), 0)
+    def _increments(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return differences (P,) from the previous item; 0 for the first item of an example."""
+        return np.where(self._order_index > 0, np.diff(values, prepend=values[0]), 0)
 
     def _tie_sizes(self) -> IntArray:
-        """Return how many relevant items a tie has (P,), at the first of these; 0 at the others."""
+        """Return the number of relevant items in each tie (P,), at its first item; else 0."""
         starts = np.flatnonzero(~self._in_tie_before)
         sizes = np.zeros(len(self.ranks), np.int64)
         sizes[starts] = np.diff(starts, append=len(self.ranks))
         return sizes
 
-    def _draws(self, num_sampled: Any, replacement: Any) -> tuple[int, bool]:
-        """Return the number of draws, for which there must be negatives, and if these leave."""
+    def _check_draws(self, num_sampled: Any, replacement: Any) -> tuple[int, bool]:
+        """Check arguments; return the number of draws, and whether they are without replacement."""
         draws = as_count("num_sampled", num_sampled)
-        again = as_flag("replacement", replacement)
-        least = int(self._negatives.min())
-        if least < (1 if again else draws):
+        with_replacement = as_flag("replacement", replacement)
+        min_negatives = int(self._num_negatives.min())
+        if min_negatives < (1 if with_replacement else draws):
             raise ValueError(
-                f"`num_sampled` must be at most the number of negatives, got {draws} of {least}; "
+                "`num_sampled` must be at most the number of negatives, got "
+                f"{draws} of {min_negatives}; "
                 "draw fewer, or of at least one negative with replacement=True."
             )
-        if not (again or self.uniform):
+        if not (with_replacement or self.uniform):
             raise ValueError("`replacement` must be True for draws by a `q`, got False.")
-        return draws, not again
+        return draws, not with_replacement
 
 
 def target_ranks(
@@ -167,12 +176,12 @@ def target_ranks(
     scores : array_like, shape (B, n)
         Scores of all items. Ties are counted, see `TargetRanks.num_tied`.
     labels : scipy.sparse matrix, shape (B, n)
-        Relevant items, where it is not 0. Examples without any are left out.
+        Nonzero entries are relevant items. Examples without relevant items are left out.
     q : array_like, shape (n,), optional
-        Proposal of the negatives, or numbers in proportion to it, such as counts; by default
-        uniform. Draws are among the negatives of the example.
+        Proposal for the negatives, up to a constant factor, such as counts; by default uniform.
+        It is restricted to the negatives of the example.
     leave_out : scipy.sparse matrix, shape (B, n), optional
-        Items that are no candidates of an example, where it is not 0, such as those of training.
+        Nonzero entries are not candidates of an example, such as its training items.
 
     Returns
     -------
@@ -189,36 +198,36 @@ def target_ranks(
     --------
     >>> import numpy as np
     >>> from scipy.sparse import csr_array
-    >>> found = target_ranks([[0.3, 0.9, 0.1, 0.5]], csr_array([[1, 0, 1, 0]]))
-    >>> found.ranks, found.num_candidates
+    >>> targets = target_ranks([[0.3, 0.9, 0.1, 0.5]], csr_array([[1, 0, 1, 0]]))
+    >>> targets.ranks, targets.num_candidates
     (array([3, 4]), array([4, 4]))
     """
     rows = as_float_rows("scores", scores)
     relevant = check_leave_out(as_csr("labels", labels), rows.shape, "labels")
-    absent = check_leave_out(leave_out, rows.shape)
+    excluded = check_leave_out(leave_out, rows.shape)
     n = rows.shape[1]
     masses = in_small_unit(as_counts("q", np.ones(n) if q is None else q, n))
     masses = np.tile(masses, (len(rows), 1))
-    if absent is not None:
-        masses[absent.nonzero()] = _LEFT_OUT
+    if excluded is not None:
+        masses[excluded.nonzero()] = _EXCLUDED_MASS
     examples, items = (ids.astype(np.int64) for ids in relevant.nonzero())
-    missing = int(np.sum(masses[examples, items] == _LEFT_OUT))
-    if not len(items) or missing:
+    num_left_out = int(np.sum(masses[examples, items] == _EXCLUDED_MASS))
+    if not len(items) or num_left_out:
         raise ValueError(
             "`labels` must hold relevant items, none of them in `leave_out`, got "
-            f"{len(items)} relevant items, and {missing} that are left out."
+            f"{len(items)} relevant items, and {num_left_out} that are left out."
         )
-    masses[examples, items] = _RELEVANT
-    ranks, num_tied, better, tied = _rank(rows, masses, examples, items)
+    masses[examples, items] = _RELEVANT_MASS
+    ranks, num_tied, better, tied = _rank_items(rows, masses, examples, items)
     if np.isnan(better).any():
         raise ValueError(
             "`scores` must have a negative that can be drawn in each row with a label, got none in "
             f"row {examples[np.argmax(np.isnan(better))]}; leave out its labels."
         )
-    sizes = np.sum(masses != _LEFT_OUT, axis=1)[examples]
+    num_candidates = np.sum(masses != _EXCLUDED_MASS, axis=1)[examples]
     if q is None:
-        return TargetRanks(ranks, sizes, examples, num_tied=num_tied)
-    return TargetRanks(ranks, sizes, examples, better, num_tied=num_tied, tied=tied)
+        return TargetRanks(ranks, num_candidates, examples, num_tied=num_tied)
+    return TargetRanks(ranks, num_candidates, examples, better, num_tied=num_tied, tied=tied)
 
 
 def as_ranks(value: ArrayLike) -> IntArray:
@@ -231,23 +240,23 @@ def as_ranks(value: ArrayLike) -> IntArray:
 
 def _as_probabilities(name: str, value: Any, order: IntArray) -> FloatArray:
     """Return probabilities (P,) in the order of the items."""
-    share = as_real_array(name, value, (1,))
-    if share.shape != order.shape or share.min() < 0.0 or share.max() > 1.0:
+    probabilities = as_real_array(name, value, (1,))
+    if probabilities.shape != order.shape or probabilities.min() < 0.0 or probabilities.max() > 1.0:
         raise ValueError(
-            f"`{name}` must be of shape {order.shape} and from 0 to 1, got {shown(share)}."
+            f"`{name}` must be of shape {order.shape} and from 0 to 1, got {shown(probabilities)}."
         )
-    return share[order]
+    return probabilities[order]
 
 
 @njit
-def _rank(
+def _rank_items(
     scores: Rows, masses: FloatArray, examples: IntArray, items: IntArray
 ) -> tuple[IntArray, IntArray, FloatArray, FloatArray]:
-    """Return the rank of each item, the number of tied negatives, and two shares of the mass.
+    """Return rank, number of tied negatives, and probabilities of better and of tied negatives.
 
-    These are the shares of negatives that are better, and of those of equal score. Masses of
-    relevant items are `_RELEVANT`, and `_LEFT_OUT` of items that are no candidates. The shares are
-    NaN where there is no mass. Relevant items of equal score come in their order, before negatives.
+    `masses` (B, n) is proportional to the proposal; it is `_RELEVANT_MASS` for relevant items and
+    `_EXCLUDED_MASS` for items that are not candidates. The probabilities are NaN where the
+    negatives have no mass. Relevant items of equal score come in order of index, before negatives.
     """
     ranks = np.empty(len(items), np.int64)
     num_tied = np.zeros(len(items), np.int64)
@@ -258,24 +267,24 @@ def _rank(
         mass = masses[examples[p]]
         i = items[p]
         rank = 1
-        above = 0.0
-        equal = 0.0
-        total = 0.0
+        better_mass = 0.0
+        tied_mass = 0.0
+        total_mass = 0.0
         for c in range(len(row)):
-            if mass[c] != _LEFT_OUT:
-                is_negative = mass[c] != _RELEVANT
+            if mass[c] != _EXCLUDED_MASS:
+                is_negative = mass[c] != _RELEVANT_MASS
                 if is_negative:
-                    total += mass[c]
+                    total_mass += mass[c]
                 if row[c] > row[i]:
                     rank += 1
                     if is_negative:
-                        above += mass[c]
+                        better_mass += mass[c]
                 elif row[c] == row[i] and is_negative:
                     num_tied[p] += 1
-                    equal += mass[c]
+                    tied_mass += mass[c]
                 elif row[c] == row[i] and c < i:
                     rank += 1
         ranks[p] = rank
-        better[p] = above / total
-        tied[p] = equal / total
+        better[p] = better_mass / total_mass
+        tied[p] = tied_mass / total_mass
     return ranks, num_tied, better, tied

@@ -17,7 +17,7 @@ from samplesoft.kernels.sort_ids import count_below
 from samplesoft.kernels.weights import exp_weights
 from samplesoft.losses.hierarchical import ClassTree, HierarchicalLoss, Workspace, workspace_of
 from samplesoft.losses.vectors import require_finite_rows
-from samplesoft.metrics.evaluation import Evaluation, evaluation_of, labels_in_places
+from samplesoft.metrics.evaluation import Evaluation, count_labels_by_position, make_evaluation
 from samplesoft.models.softmax_layer import SoftmaxLayer
 from samplesoft.samplers.base import Rows
 from samplesoft.search import check_k, check_leave_out
@@ -166,10 +166,10 @@ class HierarchicalSoftmax(SoftmaxLayer):
         in_place = np.zeros(0)
         if k:
             contexts = np.asarray(h)
-            in_place = labels_in_places(
+            in_place = count_labels_by_position(
                 self.top_k, contexts, example_ids, classes, max(k), len(self.class_embeddings)
             )
-        return evaluation_of(value, in_place, k, len(classes), size)
+        return make_evaluation(value, in_place, k, len(classes), size)
 
     def _scaled(self, h: ArrayLike) -> Rows:
         rows = self.class_embeddings

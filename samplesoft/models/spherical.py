@@ -25,7 +25,7 @@ from samplesoft._validation import (
     writable,
 )
 from samplesoft.losses.base import SparseRows, checked_weights
-from samplesoft.metrics.evaluation import Evaluation, evaluation_of, labels_in_places
+from samplesoft.metrics.evaluation import Evaluation, count_labels_by_position, make_evaluation
 from samplesoft.models.linear import as_float_dtype, uniform_weights
 from samplesoft.samplers.base import Rows
 from samplesoft.search import check_k, top_k_classes
@@ -418,10 +418,10 @@ class SphericalSoftmax:
         in_place = np.zeros(0)
         if sizes:
             contexts, example_ids = np.asarray(h), np.arange(len(targets))
-            in_place = labels_in_places(
+            in_place = count_labels_by_position(
                 self.top_k, contexts, example_ids, targets, max(sizes), self.num_classes
             )
-        return evaluation_of(value, in_place, sizes, len(targets), len(targets))
+        return make_evaluation(value, in_place, sizes, len(targets), len(targets))
 
     def _rows(self, ids: IntArray | slice) -> FloatArray:
         """Return class vectors in float64."""

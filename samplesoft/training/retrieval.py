@@ -24,7 +24,7 @@ from samplesoft._validation import (
 from samplesoft.distributed.linear_softmax import require_shardable, shard
 from samplesoft.losses.full import FullSoftmaxLoss
 from samplesoft.losses.registry import LOSSES
-from samplesoft.metrics.ranking import LEAST_EXAMPLES, propensities, ranking_scores
+from samplesoft.metrics.ranking import MIN_EXAMPLES, propensities, ranking_scores
 from samplesoft.models.linear import Gradient
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings, some_entries
 from samplesoft.optimizers.base import Optimizer
@@ -306,7 +306,7 @@ class RetrievalTask(LinearTask):
         ids, _ = self.model.top_k(x, k[-1], leave_out=kept if self.leave_out else None)
         size = self._labels.shape[0] - self.num_unlabeled
         # users' lists of items are not scored by propensities
-        weigh = not self.leave_out and size >= LEAST_EXAMPLES
+        weigh = not self.leave_out and size >= MIN_EXAMPLES
         each = propensities(self.counts, size) if weigh else None
         scores = ranking_scores(ids, wanted, k, propensities=each)
         return {"loss": self._loss(x, wanted), **scores}
