@@ -22,7 +22,7 @@ from multiprocessing import get_context, parent_process
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from samplesoft import __version__
-from samplesoft._jit import call_alone, num_threads
+from samplesoft._jit import call_single_threaded, num_threads
 from samplesoft._memory import require_bytes
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def run_tasks(
         refuses = refuses or _has_no_thread(executor)
         if not refuses:
             try:
-                return item, executor.submit(call_alone, function, item)
+                return item, executor.submit(call_single_threaded, function, item)
             except BrokenExecutor:
                 raise
             except RuntimeError:
@@ -92,7 +92,7 @@ def run_tasks(
         while waiting:
             item, future = waiting[0]
             try:
-                result = call_alone(function, item) if future is None else future.result()
+                result = call_single_threaded(function, item) if future is None else future.result()
             except BrokenExecutor:
                 deaths += 1
                 if deaths > _MOST_DEATHS:

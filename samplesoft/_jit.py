@@ -124,7 +124,7 @@ def _compile(function: Function, fastmath: bool | set[str], **more: bool) -> Fun
 
 
 @contextmanager
-def told_of_compiling(wanted: bool) -> Iterator[None]:
+def report_compilation(wanted: bool) -> Iterator[None]:
     """Say on stderr, once, that kernels are compiled, if any is in the body of ``with``.
 
     Those that are on disk are not compiled.
@@ -196,7 +196,7 @@ def use_threads(most: int) -> None:
 
 
 @contextmanager
-def alone() -> Iterator[None]:
+def single_threaded() -> Iterator[None]:
     """Let the calling thread work without the pool, as one of many that another engine has."""
     before = getattr(_thread, "is_worker", False)
     _thread.is_worker = True
@@ -265,13 +265,13 @@ def thread_each(function: Callable[[Item], object], items: Iterable[Item]) -> No
         pass
 
 
-def call_alone(function: Callable[[Item], Result], item: Item) -> Result:
+def call_single_threaded(function: Callable[[Item], Result], item: Item) -> Result:
     """Call ``function(item)`` with one thread for its kernels, as a worker among others."""
-    with alone():
+    with single_threaded():
         return function(item)
 
 
-def together(function: Callable[[int, int], object], workers: int) -> None:
+def run_in_lockstep(function: Callable[[int, int], object], workers: int) -> None:
     """Call ``function(worker, workers)`` for each of some workers, all of them at the same time.
 
     For kernels whose workers `meet`: none may end with an error, for the others wait for it. There
@@ -281,13 +281,13 @@ def together(function: Callable[[int, int], object], workers: int) -> None:
     workers = min(workers, num_threads()) if COMPILES else 1
     if workers > 1:
         with _meeting:  # two calls at once would wait for cores at each of their meetings
-            if _together(function, workers):
+            if _start_lockstep(function, workers):
                 return
     function(0, 1)
 
 
-def _together(function: Callable[[int, int], object], workers: int) -> bool:
-    """Do as `together` on new threads; return False where not even one could be started."""
+def _start_lockstep(function: Callable[[int, int], object], workers: int) -> bool:
+    """Do as `run_in_lockstep` on new threads; return False where not even one could be started."""
     number = 0
     gate = threading.Event()
 

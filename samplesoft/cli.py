@@ -41,12 +41,12 @@ def _run(argv: Sequence[str] | None) -> int:
         options = build_parser(arguments).parse_args(arguments)
     except SystemExit as exit_:  # argparse has printed the reason
         return int(exit_.code or 0)
-    # of the imports of commands, and not of the program: to load Numba takes a second
-    from samplesoft._jit import told_of_compiling
+    # not at the top: importing Numba takes a second, which `--help` need not wait for
+    from samplesoft._jit import report_compilation
 
     try:
         check_files(options)
-        with told_of_compiling(True):
+        with report_compilation(True):
             return int(options.run(options))
     # training that diverged is a result, and no wrong input
     except FloatingPointError as error:

@@ -10,7 +10,7 @@ import pytest
 from retrieval_files import small_run
 
 from samplesoft import _progress
-from samplesoft._jit import COMPILES, njit, told_of_compiling
+from samplesoft._jit import COMPILES, njit, report_compilation
 from samplesoft._progress import Pace, progress_bar, progress_line, progress_phase
 from samplesoft.cli import main
 from samplesoft.training import RetrievalTask
@@ -160,10 +160,10 @@ def test_a_line_says_once_that_kernels_are_compiled(monkeypatch, terminal):
     monkeypatch.setattr(sys, "stderr", stream)
     kernel = new_kernel()
     monkeypatch.setattr(kernel._cache, "load_overload", lambda *_: None)
-    with told_of_compiling(False):
+    with report_compilation(False):
         kernel(1)
     assert stream.getvalue() == ""
-    with told_of_compiling(True):
+    with report_compilation(True):
         kernel(1)  # is compiled already
         assert stream.getvalue() == ""
         kernel(1.0)

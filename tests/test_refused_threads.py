@@ -25,7 +25,7 @@ import samplesoft
 from samplesoft import _jit
 from samplesoft._cached import cached_property
 from samplesoft._executors import Processes, run_tasks
-from samplesoft._jit import COMPILES, thread_each, thread_map, together
+from samplesoft._jit import COMPILES, run_in_lockstep, thread_each, thread_map
 from samplesoft._progress import progress_bar
 
 # one refusal after another where the system has no more threads; then a pool that it had started
@@ -68,7 +68,7 @@ def workers_that_meet(workers):
         barriers[size - 1].wait()
         seen.append((worker, size))
 
-    together(work, workers)
+    run_in_lockstep(work, workers)
     return sorted(seen)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from samplesoft._files import prefixed
-from samplesoft._jit import row_chunks, told_of_compiling
+from samplesoft._jit import report_compilation, row_chunks
 from samplesoft._memory import require_bytes
 from samplesoft._validation import IntArray, as_array, as_count, as_csr, as_flag, as_ids
 from samplesoft.losses.vectors import unit_rows
@@ -221,7 +221,7 @@ class SampledSoftmaxRecommender:
                 f"`user_items` must hold items of some users, got a matrix {taken.shape} of zeros."
             )
         require_callbacks(callbacks)
-        with told_of_compiling(bool(self.verbose)), unchanged_on_error(self):
+        with report_compilation(bool(self.verbose)), unchanged_on_error(self):
             trained = train(self, taken, callbacks)
             self._embedding = trained.embedding
             self.item_factors = trained.items

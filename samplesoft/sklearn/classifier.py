@@ -17,7 +17,7 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from samplesoft._jit import told_of_compiling
+from samplesoft._jit import report_compilation
 from samplesoft._memory import require_bytes
 from samplesoft._progress import progress_phase
 from samplesoft._validation import (
@@ -378,7 +378,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         """
         check_parameters(self)
         require_callbacks(callbacks)
-        with told_of_compiling(bool(self.verbose)), unchanged_on_error(self):
+        with report_compilation(bool(self.verbose)), unchanged_on_error(self):
             go_on = self.warm_start and hasattr(self, "model_")
             X = self._checked_examples(X, y, reset=not go_on)
             codec = self._learner.codec if go_on else infer_codec(y)

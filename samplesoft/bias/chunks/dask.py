@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from samplesoft._jit import alone
+from samplesoft._jit import single_threaded
 from samplesoft._validation import FloatArray, as_labels
 from samplesoft.bias.chunks.passes import BiasSums, ChunkBias, Pass
 
@@ -98,7 +98,7 @@ def _row_of_dask(
 
 
 def _added(sums: Any, start: int, *columns: FloatArray) -> Any:
-    with alone():
+    with single_threaded():
         return sums.empty().add(start, *columns)
 
 
@@ -119,5 +119,5 @@ def _of_block(
 ) -> FloatArray:
     if not len(logits):
         return np.empty((2, 0))
-    with alone():
+    with single_threaded():
         return columns(found, starts[block_id[-1]], logits, q)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from samplesoft._jit import num_threads, together
+from samplesoft._jit import num_threads, run_in_lockstep
 from samplesoft._limits import quiet
 from samplesoft._validation import FloatArray
 from samplesoft.losses.base import Loss, check_targets
@@ -154,7 +154,7 @@ def _run_on_threads(
             raise
 
     with quiet():
-        together(take_part, most)
+        run_in_lockstep(take_part, most)
 
 
 def _updates_of(optimizer: Optimizer, model: LinearSoftmax, num_steps: int) -> Updates:
