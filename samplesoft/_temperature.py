@@ -68,7 +68,7 @@ def require_squares(class_embeddings: NDArray[Any], tau: float) -> None:
         )
 
 
-def have_norm_1(*matrices: NDArray[Any]) -> bool:
+def have_unit_norm(*matrices: NDArray[Any]) -> bool:
     """Return whether all rows have norm 1, to 1e-3 as the samplers ask; or 0, but not all of them.
 
     Rows of zeros are as they were before they were divided by their norms.

@@ -286,7 +286,7 @@ def writable(array: NDArray[Any]) -> NDArray[Any]:
     return array if array.flags.writeable else np.array(array)  # and no numpy.memmap
 
 
-def own_arrays(arrays: dict[str, Any]) -> None:
+def copy_read_only_arrays(arrays: dict[str, Any]) -> None:
     """Put copies in place of those arrays of a dict that only can be read, before they change.
 
     A model that `joblib.load` has mapped from a file predicts from there, and is copied once it is
@@ -306,11 +306,13 @@ def as_count(name: str, value: Any, minimum: int = 1) -> int:
         return value
     # True is an int to Python, and here nearly always a slip
     if isinstance(value, _NO_NUMBERS) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"`{name}` must be an integer, got {type(value).__name__} {shown(value)}.")
+        raise TypeError(
+            f"`{name}` must be an integer, got {type(value).__name__} {short_repr(value)}."
+        )
     if value < minimum:
-        raise ValueError(f"`{name}` must be at least {minimum}, got {shown(value)}.")
+        raise ValueError(f"`{name}` must be at least {minimum}, got {short_repr(value)}.")
     if value > LARGEST_COUNT:
-        raise ValueError(f"`{name}` must be at most {LARGEST_COUNT:.0e}, got {shown(value)}.")
+        raise ValueError(f"`{name}` must be at most {LARGEST_COUNT:.0e}, got {short_repr(value)}.")
     return int(value)
 
 
@@ -339,18 +341,20 @@ def _as_number(name: str, value: Any, wanted: str, holds: Callable[[float], Any]
     """Return `value` as a float that is as `wanted`; it is infinite beyond the range of float64."""
     numbers = (int, float, np.integer, np.floating)
     if isinstance(value, _NO_NUMBERS) or not isinstance(value, numbers):
-        raise TypeError(f"`{name}` must be a number, got {type(value).__name__} {shown(value)}.")
+        raise TypeError(
+            f"`{name}` must be a number, got {type(value).__name__} {short_repr(value)}."
+        )
     try:
         with np.errstate(over="ignore"):  # of a numpy.longdouble
             number = float(value)
     except OverflowError:
         number = np.inf if value > 0 else -np.inf
     if not holds(number):
-        raise ValueError(f"`{name}` must be {wanted}, got {shown(value)}.")
+        raise ValueError(f"`{name}` must be {wanted}, got {short_repr(value)}.")
     return number
 
 
-def shown(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """Return a value for a message, shortened; Python prints no integers of many digits."""
     try:
         text = str(value) if isinstance(value, (int, float, np.number)) else repr(value)
@@ -368,7 +372,7 @@ def as_named_arrays(name: str, value: Any) -> dict[str, Any]:
 def as_flag(name: str, value: Any) -> bool:
     """Return `value` if it is True or False, and not merely true or false."""
     if not isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"`{name}` must be True or False, got {shown(value)}.")
+        raise TypeError(f"`{name}` must be True or False, got {short_repr(value)}.")
     return bool(value)
 
 
@@ -395,7 +399,7 @@ def require_well_formed(name: str, matrix: Any) -> None:
     """Raise for a scipy CSR matrix whose indices must not be followed, which scipy lets pass."""
     try:
         if (np.diff(matrix.indptr) < 0).any():  # scipy does not look where the last one is 0
-            starts = shown(matrix.indptr.tolist())
+            starts = short_repr(matrix.indptr.tolist())
             raise ValueError(f"row starts must not fall, got {starts}")
         matrix.check_format(full_check=True)
     except ValueError as error:
@@ -421,7 +425,7 @@ def as_csr(name: str, value: Any) -> Any:
     ):
         raise TypeError(
             f"`{name}` must be a scipy.sparse matrix of real numbers, but not of float16, got "
-            f"{type(value).__name__} {shown(value)}; make one with scipy.sparse.csr_array."
+            f"{type(value).__name__} {short_repr(value)}; make one with scipy.sparse.csr_array."
         )
     # an index out of range would read foreign memory in the conversion
     if hasattr(value, "check_format"):  # before a conversion, which follows the indices
@@ -470,7 +474,7 @@ def without_repeats(matrix: Any) -> Any:
     return added if added.nnz < matrix.nnz else matrix
 
 
-def in_small_unit(weights: FloatArray) -> FloatArray:
+def scale_by_power_of_two(weights: FloatArray) -> FloatArray:
     """Return weights of which ratios count alone, with the same digits and a sum that is finite."""
     # a power of two changes no digit
     scaled: FloatArray = np.ldexp(weights, -np.frexp(np.abs(weights).max())[1])
@@ -481,7 +485,7 @@ def as_choice(name: str, value: Any, choices: Iterable[str]) -> str:
     """Return `value` if it is one of `choices`."""
     names = list(choices)
     if not isinstance(value, str) or value not in names:
-        raise ValueError(f"`{name}` must be one of {', '.join(names)}; got {shown(value)}.")
+        raise ValueError(f"`{name}` must be one of {', '.join(names)}; got {short_repr(value)}.")
     return value
 
 

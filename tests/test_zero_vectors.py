@@ -6,7 +6,7 @@ from oracles.loss_cases import dense, make_case
 from scipy import sparse
 
 import samplesoft
-from samplesoft._temperature import have_norm_1
+from samplesoft._temperature import have_unit_norm
 from samplesoft.distributed import ShardedSoftmaxLayer
 from samplesoft.kernels.rows import unit_gradient
 from samplesoft.losses.registry import LOSSES, make_loss
@@ -239,8 +239,8 @@ def test_shards_are_as_one_layer(shared):
 
 
 def test_zeros_beside_unit_vectors_do_not_change_the_temperature():
-    assert have_norm_1(UNIT_W, UNIT_H) and not have_norm_1(W, UNIT_H)
-    assert not have_norm_1(np.zeros((2, 3)), np.zeros((4, 3)))
+    assert have_unit_norm(UNIT_W, UNIT_H) and not have_unit_norm(W, UNIT_H)
+    assert not have_unit_norm(np.zeros((2, 3)), np.zeros((4, 3)))
     report = samplesoft.tune(
         UNIT_W, UNIT_H, LABELS, samplers=["uniform", "rff"], num_sampled=[5], num_features=32
     )

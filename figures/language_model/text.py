@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._validation import IntArray, as_array, as_count, as_counts, shown
+from samplesoft._validation import IntArray, as_array, as_count, as_counts, short_repr
 from samplesoft.data import EOS, UNK, read_tokens
 from samplesoft.data.text import as_words, count_words
 
@@ -44,7 +44,9 @@ class Vocabulary:
         words, counts = tuple(as_words("words", self.words)), as_array("counts", self.counts)
         if len(set(words)) < len(words):
             twice = Counter(words).most_common(1)[0][0]
-            raise ValueError(f"`words` must be distinct, got {shown(twice)} twice; leave one out.")
+            raise ValueError(
+                f"`words` must be distinct, got {short_repr(twice)} twice; leave one out."
+            )
         if counts.dtype.kind not in "iu":
             raise TypeError(f"`counts` must hold integers, got {counts.dtype}; count the words.")
         as_counts("counts", counts, len(words))

@@ -23,7 +23,7 @@ from samplesoft._validation import (
     as_probabilities,
     as_proposal,
     as_real_array,
-    shown,
+    short_repr,
 )
 from samplesoft.schemes import SCHEMES, Scheme, as_scheme, certain_schemes
 
@@ -320,7 +320,7 @@ def check_certain(value: Any, q: Any, num_classes: int, scheme: Scheme) -> IntAr
     if of_sampler is not None and value is not None:
         raise ValueError(
             "`certain` must be left out where `q` is a sampler that has certain classes, got "
-            f"{shown(value)} beside those of the {type(q).__name__}."
+            f"{short_repr(value)} beside those of the {type(q).__name__}."
         )
     chosen = of_sampler if value is None else value
     if chosen is None:

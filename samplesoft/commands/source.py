@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from samplesoft._progress import progress_phase
-from samplesoft._temperature import as_tau, have_norm_1
+from samplesoft._temperature import as_tau, have_unit_norm
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.commands.files import InputFile, flag
 from samplesoft.commands.options import Option, Options, add_options, positive_int
@@ -155,7 +155,7 @@ def _loaded(options: argparse.Namespace) -> Source:
 
 
 def _from_vectors(title: str, vectors: Embeddings, tau: float | None) -> Source:
-    are_unit = have_norm_1(vectors.h, vectors.class_embeddings)
+    are_unit = have_unit_norm(vectors.h, vectors.class_embeddings)
     tau = as_tau(tau, are_unit)
     logits = tau * (vectors.h @ vectors.class_embeddings.T)
     return Source(title, logits, vectors.labels, vectors, vectors.counts, tau, are_unit)

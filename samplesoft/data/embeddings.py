@@ -18,7 +18,7 @@ from samplesoft._validation import (
     as_labels,
     as_real_array,
     exact_integers,
-    shown,
+    short_repr,
 )
 from samplesoft.data.arrays import Archive, open_arrays, read_array
 
@@ -192,7 +192,7 @@ def load_logits(path: str | Path, labels: str | Path) -> tuple[FloatArray, IntAr
         except ValueError:
             raise ValueError(
                 f"`labels` must be an .npy file or integers parted by commas, got "
-                f"{shown(str(labels))}; write for example 3,1,4."
+                f"{short_repr(str(labels))}; write for example 3,1,4."
             ) from None
     return logits, as_labels(name, values, logits.shape[1], logits.shape[:1])
 

@@ -9,7 +9,7 @@ import numpy as np
 from scipy import sparse
 
 from samplesoft._memory import require_bytes
-from samplesoft._validation import shown
+from samplesoft._validation import short_repr
 from samplesoft.data.files import LONGEST_LINE, Malformed, open_lines, whole_number
 
 _REMEDY = "; each line is 'user item item ...', of numbers counted from 0"
@@ -98,7 +98,7 @@ def padded(matrix: sparse.csr_array, shape: tuple[int, ...]) -> sparse.csr_array
 def _number(word: str) -> int:
     number = whole_number(word)
     if number is None:
-        raise Malformed(f"got {shown(word)}, which is no number")
+        raise Malformed(f"got {short_repr(word)}, which is no number")
     if number > _LARGEST:
         raise Malformed(f"got a number outside 0 to {_LARGEST:,}")
     return number

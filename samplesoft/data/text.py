@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from samplesoft._validation import as_count, shown
+from samplesoft._validation import as_count, short_repr
 from samplesoft.data.files import open_text, pieces
 
 EOS = "<eos>"
@@ -165,7 +165,7 @@ def as_words(name: str, value: Any) -> list[str]:
     if isinstance(value, str) or not all(issubclass(kind, str) for kind in set(map(type, words))):
         raise TypeError(
             f"`{name}` must be a sequence of words, each of them a str, got "
-            f"{type(value).__name__} {shown(value)}; split a text with its method split."
+            f"{type(value).__name__} {short_repr(value)}; split a text with its method split."
         )
     return words
 

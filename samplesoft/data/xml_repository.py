@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from samplesoft._validation import shown
+from samplesoft._validation import short_repr
 from samplesoft.data.files import LONGEST_LINE, Malformed, open_lines, whole_number
 
 _REMEDY = "; the format is that of the extreme classification repository"
@@ -118,7 +118,7 @@ def _sizes(line: str) -> list[int]:
     if len(sizes) != 3 or len(numbers) != 3:
         raise Malformed("got no 'points features labels', three whole numbers")
     if not 1 <= min(sizes) <= max(sizes) <= _LARGEST:
-        raise Malformed(f"got a number outside 1 to {_LARGEST:,} in {shown(line.strip())}")
+        raise Malformed(f"got a number outside 1 to {_LARGEST:,} in {short_repr(line.strip())}")
     return sizes
 
 
@@ -126,14 +126,16 @@ def _parts(line: str) -> tuple[list[str], list[str]]:
     """Return the labels and the entries of a line."""
     head = line.partition(" ")[0].partition("\t")[0]
     if ":" in head:
-        raise Malformed(f"got {shown(head)} for labels; a line without any starts with a space")
+        raise Malformed(
+            f"got {short_repr(head)} for labels; a line without any starts with a space"
+        )
     if head and not _LABELS.fullmatch(head):
-        raise Malformed(f"got {shown(head)} for labels, as in '1,2'")
+        raise Malformed(f"got {short_repr(head)} for labels, as in '1,2'")
     rest = line[len(head) :]
     if not _ENTRIES.fullmatch(rest):  # of the whole line at once, which is quick
         words = rest.split(" ")
         bad = next((w for w in words if w and not _ENTRIES.fullmatch(f" {w}")), rest.strip())
-        raise Malformed(f"got {shown(bad)} for a feature, as in '7:0.5'")
+        raise Malformed(f"got {short_repr(bad)} for a feature, as in '7:0.5'")
     return head.split(",") if head else [], rest.split()
 
 
@@ -151,7 +153,7 @@ def _value(entry: str) -> float:
     try:
         value = float(entry.partition(":")[2].replace("_", "?"))  # Python would allow 1_0
     except ValueError:
-        raise Malformed(f"got {shown(entry)} with a value that is no number") from None
+        raise Malformed(f"got {short_repr(entry)} with a value that is no number") from None
     if not abs(value) <= _LARGEST_VALUE:  # so that NaN is refused too
         raise Malformed("got a value that is not finite in float32")
     return value

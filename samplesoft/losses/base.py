@@ -28,7 +28,7 @@ from samplesoft._validation import (
     as_flag,
     as_labels,
     as_real_array,
-    in_small_unit,
+    scale_by_power_of_two,
 )
 from samplesoft.losses.vectors import require_finite_rows, unit_rows, unit_rows_backward
 from samplesoft.samplers.base import Draw, Rows
@@ -448,7 +448,7 @@ def checked_weights(
         return np.zeros(batch) + (1.0 / batch if reduction == "mean" else 1.0)
     per_example = cpu.vector("weights", to_host(weights), batch, np.dtype(np.float64))
     if reduction == "mean":
-        per_example = in_small_unit(per_example)  # in which the sum is finite
+        per_example = scale_by_power_of_two(per_example)  # in which the sum is finite
         total = float(per_example.sum())
         if not 0.0 < total < np.inf:
             raise ValueError(

@@ -18,7 +18,7 @@ from samplesoft._validation import (
     as_positive,
     as_real_array,
     as_share,
-    in_small_unit,
+    scale_by_power_of_two,
 )
 from samplesoft.metrics.rank_distribution import rank_distributions
 from samplesoft.metrics.target_ranks import TargetRanks
@@ -134,7 +134,7 @@ def correct_metric(
     variance_weight = as_share("gamma", gamma)
     targets = TargetRanks(np.arange(1, size + 1), size)
     draws, without_replacement = targets._check_draws(num_sampled, replacement)
-    prior_weights = in_small_unit(
+    prior_weights = scale_by_power_of_two(
         as_counts("prior", np.ones(size) if prior is None else prior, size)
     )
     prior_weights = prior_weights / prior_weights.sum()
@@ -226,7 +226,7 @@ def estimate_rank_distribution(
     >>> (estimate @ np.arange(1, 51)).round(1)
     np.float64(5.0)
     """
-    observed = in_small_unit(as_counts("counts", counts, remedy="count the sampled ranks"))
+    observed = scale_by_power_of_two(as_counts("counts", counts, remedy="count the sampled ranks"))
     observed = observed / observed.sum()
     tolerance = as_positive("tol", tol)
     size = as_count("num_candidates", num_candidates)

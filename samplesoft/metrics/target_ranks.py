@@ -20,8 +20,8 @@ from samplesoft._validation import (
     as_ids,
     as_labels,
     as_real_array,
-    in_small_unit,
-    shown,
+    scale_by_power_of_two,
+    short_repr,
 )
 from samplesoft.samplers.base import Rows
 from samplesoft.search import check_leave_out
@@ -206,7 +206,7 @@ def target_ranks(
     relevant = check_leave_out(as_csr("labels", labels), rows.shape, "labels")
     excluded = check_leave_out(leave_out, rows.shape)
     n = rows.shape[1]
-    masses = in_small_unit(as_counts("q", np.ones(n) if q is None else q, n))
+    masses = scale_by_power_of_two(as_counts("q", np.ones(n) if q is None else q, n))
     masses = np.tile(masses, (len(rows), 1))
     if excluded is not None:
         masses[excluded.nonzero()] = _EXCLUDED_MASS
@@ -234,7 +234,7 @@ def as_ranks(value: ArrayLike) -> IntArray:
     """Return ranks (P,), counted from 1."""
     ranks = as_ids("ranks", value, LARGEST_COUNT, of="ranks")
     if not len(ranks) or ranks.min() < 1:
-        raise ValueError(f"`ranks` must hold ranks counted from 1, got {shown(ranks)}; add 1.")
+        raise ValueError(f"`ranks` must hold ranks counted from 1, got {short_repr(ranks)}; add 1.")
     return ranks
 
 
@@ -243,7 +243,8 @@ def _as_probabilities(name: str, value: Any, order: IntArray) -> FloatArray:
     probabilities = as_real_array(name, value, (1,))
     if probabilities.shape != order.shape or probabilities.min() < 0.0 or probabilities.max() > 1.0:
         raise ValueError(
-            f"`{name}` must be of shape {order.shape} and from 0 to 1, got {shown(probabilities)}."
+            f"`{name}` must be of shape {order.shape} and from 0 to 1, got "
+            f"{short_repr(probabilities)}."
         )
     return probabilities[order]
 

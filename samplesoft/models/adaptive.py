@@ -23,8 +23,8 @@ from samplesoft._validation import (
     as_float_rows,
     as_labels,
     as_positive,
-    in_small_unit,
-    own_arrays,
+    copy_read_only_arrays,
+    scale_by_power_of_two,
 )
 from samplesoft.kernels.products import product
 from samplesoft.losses.base import Cache, checked_weights
@@ -106,7 +106,7 @@ class AdaptiveSoftmax:
         rng: int | np.random.Generator | None = None,
     ) -> None:
         d, self.dtype = as_count("embedding_dim", embedding_dim), as_float_dtype(dtype)
-        frequencies = in_small_unit(as_counts("counts", counts))
+        frequencies = scale_by_power_of_two(as_counts("counts", counts))
         divisor = as_positive("div_value", div_value)
         if divisor < 1.0:
             raise ValueError(f"`div_value` must be at least 1, got {div_value}.")
@@ -201,7 +201,7 @@ class AdaptiveSoftmax:
             Derivatives under the names of `parameters`, of the head and of the tails that have a
             label in the batch.
         """
-        own_arrays(self.parameters)  # which are about to change
+        copy_read_only_arrays(self.parameters)  # which are about to change
         of_head, parts = cache
         found = self._loss.backward(of_head)
         dh, gradients = found.dh, dict[str, Gradient](head=found.dW)

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from samplesoft._jit import njit
-from samplesoft._validation import IntArray, as_csr, as_real_array, own_arrays
+from samplesoft._validation import IntArray, as_csr, as_real_array, copy_read_only_arrays
 from samplesoft.losses.base import Cache, Loss, SparseRows, Targets, check_targets
 from samplesoft.models.softmax_layer import SoftmaxLayer
 from samplesoft.samplers.base import Rows, Sampler
@@ -144,8 +144,8 @@ class FeatureLayer(SoftmaxLayer):
 
         That is of rows or of numbers of `weights`.
         """
-        own_arrays(self.parameters)
-        own_arrays(self._counters)
+        copy_read_only_arrays(self.parameters)
+        copy_read_only_arrays(self._counters)
         of_rows, features = self.loss.backward(cache.of_loss).dW, cache.features
         classes, gradient = cache.classes[of_rows.ids], np.ascontiguousarray(of_rows.rows.T)
         if self.alpha:

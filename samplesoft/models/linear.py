@@ -16,9 +16,9 @@ from samplesoft._validation import (
     IntArray,
     as_count,
     as_float_rows,
+    copy_read_only_arrays,
     in_two_dimensions,
     is_finite,
-    own_arrays,
     require_well_formed,
 )
 from samplesoft.kernels.products import product
@@ -133,7 +133,7 @@ class Linear:
 
     def backward(self, cache: Any, dy: NDArray[Any]) -> tuple[None, dict[str, Gradient]]:
         """Return None, for inputs are data, and the gradient; of sparse inputs, sparse rows."""
-        own_arrays(self.parameters)  # which are about to change
+        copy_read_only_arrays(self.parameters)  # which are about to change
         weights = self.parameters["weights"]
         # a dense input has a dense gradient of all rows, a sparse one of the rows that occur
         shape = (cache.shape[0], weights.shape[1])

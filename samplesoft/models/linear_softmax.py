@@ -24,7 +24,7 @@ from samplesoft._validation import (
     as_nonnegative,
     as_positive,
     as_real_array,
-    own_arrays,
+    copy_read_only_arrays,
     require_instance,
 )
 from samplesoft.losses.bilateral import BilateralSoftmaxLoss
@@ -313,9 +313,9 @@ class LinearSoftmax:
 
         Arrays of `parameters` that somebody holds from before are then no longer the model's.
         """
-        own_arrays(self.softmax.parameters)
+        copy_read_only_arrays(self.softmax.parameters)
         if self.settings.embedding_dim is not None:
-            own_arrays(self.embedding.parameters)
+            copy_read_only_arrays(self.embedding.parameters)
 
     def step(
         self,

@@ -19,7 +19,7 @@ from samplesoft._validation import (
     as_count,
     as_flag,
     as_named_arrays,
-    own_arrays,
+    copy_read_only_arrays,
 )
 from samplesoft.losses.base import Cache, Loss, SparseRows, Targets
 from samplesoft.losses.sampled import SampledLoss, Seed
@@ -232,7 +232,7 @@ class SoftmaxLayer:
         gradients : dict of str to SparseRows
             Derivatives under the names of `parameters`.
         """
-        own_arrays(self.parameters)  # which are about to change
+        copy_read_only_arrays(self.parameters)  # which are about to change
         of_loss = self.loss.backward(cache)
         gradients = {"class_embeddings": of_loss.dW}
         if of_loss.db is not None:

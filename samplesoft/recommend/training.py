@@ -20,7 +20,7 @@ from samplesoft._validation import (
     as_flag,
     as_nonnegative,
     as_positive,
-    shown,
+    short_repr,
 )
 from samplesoft.losses.registry import LOSSES
 from samplesoft.losses.vectors import unit_rows
@@ -106,7 +106,7 @@ def check_parameters(recommender: Any, num_items: int = 2) -> FitSettings:
     if not isinstance(weight, str):
         as_nonnegative("propagation", weight)
     elif weight != _AUTO:
-        raise ValueError(f"`propagation` must be a number or 'auto', got {shown(weight)}.")
+        raise ValueError(f"`propagation` must be a number or 'auto', got {short_repr(weight)}.")
     as_choice("loss", recommender.loss, _OFFERED)
     num_sampled = recommender.num_sampled
     if num_sampled is None:

@@ -22,7 +22,7 @@ from samplesoft._validation import (
     as_positive,
     as_real_array,
     as_share,
-    in_small_unit,
+    scale_by_power_of_two,
 )
 from samplesoft.samplers.base import Draw, Rows, Sampler, as_sampler
 from samplesoft.samplers.frequency import unigram_weights
@@ -125,7 +125,7 @@ class BigramSampler(Sampler):
             )
         self.num_states, n = matrix.shape
         super().__init__(n)
-        values = in_small_unit(matrix.data)
+        values = scale_by_power_of_two(matrix.data)
         if values.max() > _LARGEST_COUNT_RATIO * values.min():
             raise ValueError(
                 f"`counts` must be at most {_LARGEST_COUNT_RATIO:g} times the least above 0, "

@@ -24,7 +24,7 @@ from samplesoft._validation import (
     as_named_arrays,
     as_positive,
     as_share,
-    in_small_unit,
+    scale_by_power_of_two,
     writable,
 )
 from samplesoft.samplers.base import Draw, Rows, Sampler
@@ -346,7 +346,7 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
         with np.errstate(over="ignore"):
             self._total = float(self._counts.sum())  # of which a class with a gap of 1 has all
         if self._total == np.inf:
-            self._counts = np.maximum(in_small_unit(self._counts), _LEAST_COUNT)
+            self._counts = np.maximum(scale_by_power_of_two(self._counts), _LEAST_COUNT)
             self._unit = 0.5  # of the greatest, as before: what is drawn from stays as it is
             self._total = float(self._counts.sum())
         with np.errstate(over="ignore"):

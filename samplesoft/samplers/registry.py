@@ -25,8 +25,8 @@ from samplesoft._validation import (
     as_counts,
     as_positive,
     as_real_array,
-    in_small_unit,
     require_instance,
+    scale_by_power_of_two,
 )
 from samplesoft.samplers.base import Rows, Sampler
 from samplesoft.samplers.clusters.sampler import ClusterSampler
@@ -481,7 +481,7 @@ def warn_of_ranks(sampler: Sampler, counts: FloatArray) -> None:
     if not counts.any():
         return
     n = len(counts)
-    shares = in_small_unit(counts)
+    shares = scale_by_power_of_two(counts)
     shares /= shares.sum()
     ranked = log_uniform_weights(n, counts) / np.log(n + 1.0)
     given = sampler.log_prob(None, np.arange(n))[0]

@@ -11,7 +11,7 @@ from scipy.special import log_expit as log_sigmoid
 from scipy.special import log_softmax, logsumexp, softmax
 
 from samplesoft._jit import chunks
-from samplesoft._validation import FloatArray, in_small_unit
+from samplesoft._validation import FloatArray, scale_by_power_of_two
 from samplesoft.samplers.base import Rows
 
 _PRIOR = 10.0  # examples' worth of trust in what the model was trained with
@@ -113,7 +113,7 @@ def _least_log_loss(
     weights: FloatArray,
 ) -> list[float]:
     """Return the numbers of a calibration of least log loss, not far from those at the start."""
-    weights = in_small_unit(weights)
+    weights = scale_by_power_of_two(weights)
     weights *= len(weights) / weights.sum()  # of mean 1, for the prior counts examples
     parts = chunks(len(scores), max(1, _NUMBERS // scores.shape[1]))
 

@@ -22,12 +22,12 @@ from samplesoft._memory import require_bytes
 from samplesoft._progress import progress_phase
 from samplesoft._validation import (
     FloatArray,
-    in_small_unit,
     in_wide_type,
     native,
     require_plain,
     require_well_formed,
-    shown,
+    scale_by_power_of_two,
+    short_repr,
 )
 from samplesoft.bias.inputs import is_dask
 from samplesoft.sklearn import saving
@@ -726,7 +726,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         counted = np.flatnonzero(weights)  # sums with zeros among them have other last bits
         if not len(counted):
             raise ValueError("`sample_weight` must be above 0 for an example, got zero for all.")
-        return float(np.average(right[counted], weights=in_small_unit(weights[counted])))
+        return float(np.average(right[counted], weights=scale_by_power_of_two(weights[counted])))
 
     def bias_report(self, X: Any, y: Any, **options: Any) -> TuneReport:
         """Measure which sampler and how many draws fit this model: `samplesoft.tune` on it.
@@ -856,7 +856,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             if not isinstance(eval_set, tuple) or len(eval_set) != 2:
                 raise TypeError(
                     f"`eval_set` must be a tuple (X, y), got {type(eval_set).__name__} "
-                    f"{shown(eval_set)}; give one set of inputs, and their labels."
+                    f"{short_repr(eval_set)}; give one set of inputs, and their labels."
                 )
             X_val, y_val = eval_set
             name, remedy = "eval_set", _IN_PIPELINES

@@ -18,7 +18,7 @@ from samplesoft._validation import (
     IntArray,
     exact_integers,
     require_plain,
-    shown,
+    short_repr,
 )
 
 _TEXT = {str: "text", bytes: "bytes"}
@@ -174,7 +174,7 @@ def _refuse(name: str, label: Any) -> NoReturn:
     # the first words are scikit-learn's, by which its checks know the error
     raise ValueError(
         f"Unknown label type: {kind}. `{name}` must hold text, whole numbers or booleans, got "
-        f"{shown(label)}; convert the labels."
+        f"{short_repr(label)}; convert the labels."
     )
 
 

@@ -19,9 +19,9 @@ from samplesoft._validation import (
     as_csr,
     as_nonnegative,
     as_real_array,
-    in_small_unit,
     native,
-    shown,
+    scale_by_power_of_two,
+    short_repr,
 )
 from samplesoft.sklearn.exact_labels import (
     ascending,
@@ -86,8 +86,9 @@ class LabelCodec:
             and not np.array_equal(self._places(names), np.arange(len(self.classes)))
         ):
             raise ValueError(
-                f"`y` must have the columns {shown(self.classes.tolist())} of the first call, in "
-                f"their order, got {shown(names.tolist())}."
+                f"`y` must have the columns {short_repr(self.classes.tolist())} of the first "
+                "call, in "
+                f"their order, got {short_repr(names.tolist())}."
             )
         return matrix
 
@@ -105,7 +106,7 @@ class LabelCodec:
         else:
             raise TypeError(
                 f"`{name}` must be a scipy.sparse matrix or a list of lists of labels, got "
-                f"{type(unwanted).__name__} {shown(unwanted)}."
+                f"{type(unwanted).__name__} {short_repr(unwanted)}."
             )
         if matrix.shape != (num_rows, len(self.classes)):
             raise ValueError(
@@ -145,7 +146,8 @@ class LabelCodec:
         if not unseen and strange.any():
             raise ValueError(
                 f"`y` must hold labels among the {len(self.classes)} classes, got "
-                f"{shown(labels[strange].tolist()[0])}, which is none of them; give all classes to "
+                f"{short_repr(labels[strange].tolist()[0])}, which is none of them; give all "
+                "classes to "
                 "the first call of partial_fit."
             )
         return ids
@@ -200,7 +202,8 @@ def _read(name: str, y: Any) -> tuple[Any, str, NDArray[Any] | None]:
             or bool in map(type, columns)
         ):
             raise ValueError(
-                f"`y` must have columns whose names are text or integers, got {shown(columns)}; "
+                "`y` must have columns whose names are text or integers, got "
+                f"{short_repr(columns)}; "
                 "rename them."
             )
         names = read_labels("y", columns)
@@ -336,13 +339,14 @@ def class_weights(
     of_class = np.append(np.ones(n), 0.0)
     if isinstance(class_weight, dict):
         for label, weight in class_weight.items():
-            as_nonnegative(f"class_weight[{shown(label)}]", weight)
+            as_nonnegative(f"class_weight[{short_repr(label)}]", weight)
         labels = codec.classes.tolist()
         class_weight = {python_value(label): weight for label, weight in class_weight.items()}
         strange = class_weight.keys() - set(labels)
         if strange:
             raise ValueError(
-                f"`class_weight` must name classes, got {shown(min(strange, key=repr))}, which is "
+                f"`class_weight` must name classes, got {short_repr(min(strange, key=repr))}, "
+                "which is "
                 f"none of the {n}; mind the type."
             )
         of_class[:n] = [class_weight.get(label, 1.0) for label in labels]
@@ -354,7 +358,7 @@ def class_weights(
             )
         # scikit-learn's compute_class_weight takes one label an example, and weights since 1.7
         # ratios, whatever the unit of the weights is
-        counts = class_counts(codes, n, in_small_unit(sample_weight))
+        counts = class_counts(codes, n, scale_by_power_of_two(sample_weight))
         of_class = np.zeros(n + 1)
         # what a class without examples weighs does not matter
         occurs = np.flatnonzero(class_counts(codes, n, (sample_weight > 0.0).astype(np.float64)))

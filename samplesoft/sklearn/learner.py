@@ -11,7 +11,7 @@ import numpy as np
 from scipy import sparse
 
 from samplesoft._progress import progress_line, progress_phase, report_line
-from samplesoft._validation import FloatArray, IntArray, in_small_unit
+from samplesoft._validation import FloatArray, IntArray, scale_by_power_of_two
 from samplesoft.losses.logistic import FullLogisticLoss
 from samplesoft.losses.registry import LOSSES
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings
@@ -108,7 +108,7 @@ class Learner(LinearTask):
         best = self.model.top_k(X, 1)[0][:, 0]
         single = isinstance(codes, np.ndarray)
         right = best == codes if single else codes[np.arange(len(best)), best]
-        return float(np.average(right, weights=in_small_unit(weights)))
+        return float(np.average(right, weights=scale_by_power_of_two(weights)))
 
     @property
     def calibration(self) -> Calibration:

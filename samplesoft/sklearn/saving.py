@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from samplesoft._files import prefixed
-from samplesoft._validation import shown
+from samplesoft._validation import short_repr
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings
 from samplesoft.sklearn.labels import LabelCodec
 from samplesoft.sklearn.learner import Learner
@@ -55,7 +55,8 @@ def write_classifier(path: str | Path, classifier: Any) -> None:
     for sampler in (classifier.sampler, model.settings.sampler):
         if sampler is not None and not isinstance(sampler, str):
             raise TypeError(
-                f"`sampler` must be a name to be saved, got {shown(sampler)}; give it a name in "
+                f"`sampler` must be a name to be saved, got {short_repr(sampler)}; give it a name "
+                "in "
                 "samplesoft.samplers.SAMPLERS and fit with that, or pickle the classifier."
             )
     parameters = saved_parameters(classifier.get_params())

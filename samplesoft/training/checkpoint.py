@@ -27,7 +27,7 @@ from samplesoft._files import (
     tried,
     writer_name,
 )
-from samplesoft._validation import require_instance, shown
+from samplesoft._validation import require_instance, short_repr
 from samplesoft.data.arrays import Archive, open_arrays
 from samplesoft.distributed.layer import ShardedSoftmaxLayer
 
@@ -177,7 +177,8 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         arrays = archive.read(names) if about["format"] == FORMAT else {}
     if about["format"] != FORMAT:
         raise ValueError(
-            f"{str(path)!r} is a checkpoint of format {shown(about['format'])}, and this version "
+            f"{str(path)!r} is a checkpoint of format {short_repr(about['format'])}, and this "
+            "version "
             f"of samplesoft reads format {FORMAT}; use the version that wrote it, or train anew in "
             "another folder."
         )
@@ -201,7 +202,7 @@ def reading(path: str | Path, model: str | None = None) -> Iterator[Checkpoint]:
                 what = "a run of samplesoft train"
                 reader = "samplesoft.training.read_linear_softmax"
             raise ValueError(
-                f"{str(path)!r} must hold a {model}, got {shown(what)}; read it with {reader}."
+                f"{str(path)!r} must hold a {model}, got {short_repr(what)}; read it with {reader}."
             )
         yield checkpoint
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -437,7 +438,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _shown(settings: Mapping[str, Any], name: str) -> str:
-    return shown(settings[name]) if name in settings else _ABSENT
+    return short_repr(settings[name]) if name in settings else _ABSENT
 
 
 def _require_whole(stream: BinaryIO) -> None:

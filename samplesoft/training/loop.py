@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from samplesoft._validation import shown
+from samplesoft._validation import short_repr
 from samplesoft.training.schedules import Schedule, make_schedule
 from samplesoft.training.task import Task
 
@@ -160,7 +160,7 @@ def require_callbacks(callbacks: Any) -> None:
     for callback in callbacks:
         if not isinstance(callback, Callback):
             raise TypeError(
-                f"`callbacks` must hold samplesoft.training.Callback, got {shown(callback)}; "
+                f"`callbacks` must hold samplesoft.training.Callback, got {short_repr(callback)}; "
                 "derive its class from that."
             )
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from samplesoft._files import FileInUse, discard, prefixed, put, read_json, tried, write_text
 from samplesoft._progress import progress_bar, progress_phase
-from samplesoft._validation import shown
+from samplesoft._validation import short_repr
 from samplesoft.data.files import missing
 from samplesoft.optimizers.registry import make_optimizer
 from samplesoft.training.callbacks import EarlyStop
@@ -560,7 +560,7 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
         if not sound:
             raise ValueError(
                 f"{str(path)!r}, line {number}: expected a JSON object of numbers with a step, got "
-                f"{shown(line)}; repair the line, or move the file away."
+                f"{short_repr(line)}; repair the line, or move the file away."
             )
         records.append(record)
     return records

@@ -17,7 +17,7 @@ from samplesoft._validation import (
     FloatArray,
     IntArray,
     as_csr,
-    shown,
+    short_repr,
     without_repeats,
 )
 from samplesoft.data.embeddings import Embeddings, choose
@@ -130,7 +130,7 @@ def read_linear_softmax(path: str | Path) -> TrainedLinearSoftmax:
         if about is None:
             raise ValueError(
                 f"{str(path)!r} must hold a model that ranks classes for sparse inputs, got "
-                f"{shown(config.get('model', 'something else'))}; take best.npz of samplesoft "
+                f"{short_repr(config.get('model', 'something else'))}; take best.npz of samplesoft "
                 "train xc or items, or what SampledSoftmaxClassifier.save wrote."
             )
         # prediction needs scores alone, so the model has no sampler, whatever it was trained with
@@ -178,7 +178,7 @@ def classes_to_store(classes: NDArray[Any]) -> tuple[dict[str, Any], Arrays]:
         if not isinstance(label, (str, int)):
             raise TypeError(
                 "`classes_` must be text or numbers to be saved, got Python objects such as "
-                f"{shown(label)}; convert the labels with numpy.asarray(y, dtype=...) and fit "
+                f"{short_repr(label)}; convert the labels with numpy.asarray(y, dtype=...) and fit "
                 "again."
             )
     # an array would be padded to the longest text, and holds no integer beyond 64 bits

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from samplesoft._executors import as_executor
 from samplesoft._progress import progress_bar
 from samplesoft._random import as_key
-from samplesoft._temperature import as_tau, have_norm_1
+from samplesoft._temperature import as_tau, have_unit_norm
 from samplesoft._validation import (
     as_choice,
     as_count,
@@ -141,7 +141,7 @@ def tune(
     rows = as_float_rows("class_embeddings", class_embeddings)
     contexts = as_float_rows("h", h, rows.shape[1], rows.dtype)
     ids = as_labels("labels", labels, len(rows), (len(contexts),))
-    unit = have_norm_1(rows, contexts)
+    unit = have_unit_norm(rows, contexts)
     tau = as_tau(tau, unit)
     names = [as_choice("samplers", name, SAMPLERS) for name in _several("samplers", samplers)]
     sizes = [as_count("num_sampled", m) for m in _several("num_sampled", num_sampled)]

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self, cast
 import numpy as np
 
 from samplesoft._progress import progress_bar
-from samplesoft._validation import FloatArray, as_count, as_real_array, shown
+from samplesoft._validation import FloatArray, as_count, as_real_array, short_repr
 from samplesoft.bias.inputs import LEAST_Q
 from samplesoft.bias.numerics.quadrature import ExampleBias, better_of
 from samplesoft.bias.with_replacement.atoms import PanelMoments
@@ -516,7 +516,7 @@ def exact_bias_of_chunks(
     if not callable(chunks):
         raise TypeError(
             "`chunks` must be a function that returns the chunks each time it is called, got "
-            f"{shown(chunks)}; write `lambda: ...` before it."
+            f"{short_repr(chunks)}; write `lambda: ...` before it."
         )
     result: ChunkBias = run(BiasSums(num_sampled, label, scheme), chunks, progress)
     return result
