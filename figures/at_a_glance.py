@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from tables import write_csv
 
 import samplesoft
-from samplesoft._files import replaced
+from samplesoft._files import atomic_write
 
 NAMES = "airplane automobile bird cat deer dog frog horse ship truck".split()
 SCORES = np.array([0.3, 0.9, 0.6, 3.0, 1.2, 2.4, 0.2, 3.4, 0.4, 2.2])
@@ -43,7 +43,7 @@ def main() -> None:
     bars = compute()
     note = f"uniform proposal, m = {NUM_SAMPLED}, label {NAMES[LABEL]}"
     write_csv(args.output / "at_a_glance.csv", bars, ("name", "score", "full", "sampled"), note)
-    with replaced(args.output / "at_a_glance.png") as path:
+    with atomic_write(args.output / "at_a_glance.png") as path:
         draw(path, bars, read_lines(args.lines))
     print(f"wrote {args.output / 'at_a_glance.csv'} and {args.output / 'at_a_glance.png'}")
 

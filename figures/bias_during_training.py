@@ -26,7 +26,7 @@ from tables import write_csv
 from tqdm import tqdm
 
 from samplesoft import exact_bias, exact_gradient_moments
-from samplesoft._files import replaced
+from samplesoft._files import atomic_write
 from samplesoft.samplers import SamplerInputs, dense_proposals
 from samplesoft.training.trained import read_examples
 
@@ -67,7 +67,7 @@ def main() -> None:
     ]
     chosen.output.mkdir(parents=True, exist_ok=True)
     write_csv(chosen.output / "bias_during_training.csv", rows, FIELDS)
-    with replaced(chosen.output / "bias_during_training.png") as draft:
+    with atomic_write(chosen.output / "bias_during_training.png") as draft:
         draw(rows, chosen.examples).savefig(draft, dpi=130)
 
 

@@ -41,7 +41,7 @@ from tables import write_csv
 from tqdm import tqdm
 
 import samplesoft
-from samplesoft._files import replaced
+from samplesoft._files import atomic_write
 from samplesoft._jit import num_threads
 from samplesoft.data import Embeddings, examples_from_corpus, read_tokens, stdlib_tokens
 from samplesoft.feature_maps import PositiveRandomFeatures
@@ -131,7 +131,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     description = describe(args)
     write_csv(folder / "bias_vs_cost.csv", rows, FIELDS, description)
-    with replaced(folder / "bias_vs_cost.png") as path:
+    with atomic_write(folder / "bias_vs_cost.png") as path:
         draw(path, rows, description)
     print(f"wrote {folder / 'bias_vs_cost.csv'} and {folder / 'bias_vs_cost.png'}")
 

@@ -29,7 +29,7 @@ from tqdm import tqdm
 from words import next_words
 
 import samplesoft
-from samplesoft._files import replaced
+from samplesoft._files import atomic_write
 from samplesoft.data import Embeddings
 from samplesoft.samplers import SamplerInputs, dense_proposals
 from samplesoft.schemes import SCHEMES
@@ -74,7 +74,7 @@ def main() -> None:
         settings,
         f"for softmax, values below {ROUNDING:g} are the rounding of q",
     )
-    with replaced(folder / "bias_vs_m.png") as path:
+    with atomic_write(folder / "bias_vs_m.png") as path:
         draw(path, rows, settings)
     print(f"wrote {folder / 'bias_vs_m.csv'} and {folder / 'bias_vs_m.png'}")
 

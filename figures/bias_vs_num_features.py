@@ -36,7 +36,7 @@ from tqdm import tqdm
 from words import next_words
 
 import samplesoft
-from samplesoft._files import replaced
+from samplesoft._files import atomic_write
 from samplesoft.data import Embeddings
 from samplesoft.feature_maps import PositiveRandomFeatures, RandomFourierFeatures
 from samplesoft.samplers import RFSoftmaxSampler
@@ -80,7 +80,7 @@ def main() -> None:
     folder: Path = args.output
     folder.mkdir(parents=True, exist_ok=True)
     write_csv(folder / "bias_vs_num_features.csv", rows, FIELDS, settings)
-    with replaced(folder / "bias_vs_num_features.png") as path:
+    with atomic_write(folder / "bias_vs_num_features.png") as path:
         draw(path, rows, settings)
     print(f"wrote {folder / 'bias_vs_num_features.csv'} and .png")
 

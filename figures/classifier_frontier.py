@@ -35,7 +35,7 @@ from sklearn.preprocessing import normalize
 from table3_xc import found
 from tables import write_csv
 
-from samplesoft._files import replaced
+from samplesoft._files import atomic_write
 from samplesoft.data import load_xml_repository
 from samplesoft.sklearn import SampledSoftmaxClassifier
 
@@ -83,7 +83,7 @@ def main() -> None:
                 rows[name, method, setting] = row | scores(best, data)
                 print(*rows[name, method, setting].values(), flush=True)
                 write_csv(path, list(rows.values()), FIELDS, digits=4)
-    with replaced(path.with_suffix(".png")) as draft:
+    with atomic_write(path.with_suffix(".png")) as draft:
         draw(list(rows.values())).savefig(draft, dpi=130)
 
 

@@ -34,7 +34,7 @@ from tables import write_csv
 from toy_task import LEARNING_RATE, MOMENTUM, ToySettings, ToyTask
 from tqdm import tqdm
 
-from samplesoft._files import replaced
+from samplesoft._files import atomic_write
 from samplesoft._jit import num_threads
 from samplesoft.optimizers import Momentum
 
@@ -105,7 +105,7 @@ def main() -> None:
     folder: Path = args.output
     folder.mkdir(parents=True, exist_ok=True)
     write_csv(folder / "cntk207_toy.csv", rows, FIELDS, settings, digits=4)
-    with replaced(folder / "cntk207_toy.png") as path:
+    with atomic_write(folder / "cntk207_toy.png") as path:
         draw(path, rows, settings)
     print(f"wrote {folder / 'cntk207_toy.csv'} and {folder / 'cntk207_toy.png'}")
 

@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 from tables import write_csv
 from tqdm import tqdm
 
-from samplesoft._files import replaced
+from samplesoft._files import atomic_write
 from samplesoft._jit import num_threads
 from samplesoft.losses import make_loss
 from samplesoft.models.softmax_layer import SoftmaxLayer
@@ -76,7 +76,7 @@ def main() -> None:
         row["ratio_to_full"] = row["step_ms"] / full["step_ms"]
     chosen.output.mkdir(parents=True, exist_ok=True)
     write_csv(chosen.output / "epoch_times.csv", rows, FIELDS)
-    with replaced(chosen.output / "epoch_times.png") as draft:
+    with atomic_write(chosen.output / "epoch_times.png") as draft:
         draw(rows).savefig(draft, dpi=130)
     for row in rows:
         print(

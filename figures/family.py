@@ -32,7 +32,7 @@ from scipy import sparse
 from tables import write_csv
 from tqdm import tqdm
 
-from samplesoft._files import replaced
+from samplesoft._files import atomic_write
 from samplesoft.losses import InBatchLoss, huffman_tree
 from samplesoft.models import (
     AdaptiveSoftmax,
@@ -229,7 +229,7 @@ def main() -> None:
                         found = train(name, corpus, seed, share)
                     rows += [{"task": task, "method": name, "seed": seed, **row} for row in found]
                     write_csv(path, rows, FIELDS, digits=5)
-    with replaced(path.with_suffix(".png")) as draft:
+    with atomic_write(path.with_suffix(".png")) as draft:
         draw(rows).savefig(draft, dpi=100)
 
 

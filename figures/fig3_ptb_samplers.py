@@ -27,7 +27,7 @@ from matplotlib.figure import Figure
 from ptb_runs import FIELDS, FULL, parser, run_all, sampled
 from tables import write_csv
 
-from samplesoft._files import replaced
+from samplesoft._files import atomic_write
 
 METHODS = {
     "FULL": FULL,
@@ -63,7 +63,7 @@ def main() -> None:
     rows = run_all({name: METHODS[name] for name in names}, chosen)
     chosen.output.mkdir(parents=True, exist_ok=True)
     write_csv(chosen.output / "fig3_ptb_samplers.csv", rows, FIELDS)
-    with replaced(chosen.output / "fig3_ptb_samplers.png") as draft:
+    with atomic_write(chosen.output / "fig3_ptb_samplers.png") as draft:
         draw(rows).savefig(draft, dpi=130)
     last = {row["method"]: row["validation_perplexity"] for row in rows}
     for name in sorted(last, key=last.__getitem__):

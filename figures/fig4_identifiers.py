@@ -33,7 +33,7 @@ from log_bilinear import BATCH, Corpus, LogBilinear, Words, packages, softmax_la
 from matplotlib.figure import Figure
 from tables import ends_of_epochs, write_csv
 
-from samplesoft._files import replaced
+from samplesoft._files import atomic_write
 from samplesoft.models import AdaptiveSoftmax, SoftmaxLayer
 from samplesoft.training import CHECKPOINT, LOG, Settings, Task, train
 from samplesoft.training.task import sub_seed
@@ -128,7 +128,7 @@ def main() -> None:
     rows = [row for name in METHODS for row in found(name, chosen.runs / name)]
     path = chosen.output / "fig4_identifiers.csv"
     write_csv(path, rows, FIELDS, digits=6)
-    with replaced(path.with_suffix(".png")) as draft:
+    with atomic_write(path.with_suffix(".png")) as draft:
         draw(rows).savefig(draft, dpi=130)
 
 

@@ -32,7 +32,7 @@ from tqdm import tqdm
 
 from samplesoft._cuda import SIMULATED, cuda, to_device
 from samplesoft._device.select import as_device
-from samplesoft._files import replaced
+from samplesoft._files import atomic_write
 from samplesoft.feature_maps import PositiveRandomFeatures, RandomFourierFeatures
 from samplesoft.losses import SampledSoftmaxLoss
 from samplesoft.models import SoftmaxLayer
@@ -81,7 +81,7 @@ def main() -> None:
     settings = f"{device}; d = {DIM}, m = {NUM_SAMPLED}, float32, medians of {args.repeats} calls"
     args.output.mkdir(parents=True, exist_ok=True)
     write_csv(args.output / "gpu_walltime.csv", rows, FIELDS, settings, digits=4)
-    with replaced(args.output / "gpu_walltime.png") as draft:
+    with atomic_write(args.output / "gpu_walltime.png") as draft:
         draw(rows, settings).savefig(draft, dpi=130)
 
 

@@ -37,7 +37,7 @@ from scipy.special import expit
 from table3_xc import found
 from tables import write_csv
 
-from samplesoft._files import replaced
+from samplesoft._files import atomic_write
 from samplesoft.data import load_xml_repository
 from samplesoft.metrics.ranking import ranking_scores
 from samplesoft.training.linear_task import unit_norm
@@ -91,7 +91,7 @@ def main() -> None:
         rows[method] = {"method": method, **compared(method, train, test, args.seeds)}
         print(line(rows[method]), flush=True)
         write_csv(path, list(rows.values()), FIELDS)
-    with replaced(path.with_suffix(".png")) as draft:
+    with atomic_write(path.with_suffix(".png")) as draft:
         draw(list(rows.values())).savefig(draft, dpi=130)
 
 

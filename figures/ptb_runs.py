@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 from tables import ends_of_epochs, write_csv
 from tqdm import tqdm
 
-from samplesoft._files import replaced
+from samplesoft._files import atomic_write
 from samplesoft.training import CHECKPOINT, LOG, Settings, train
 
 UPDATE_EVERY = 20  # steps from one update of a sampler to the next
@@ -163,7 +163,7 @@ def write_sweep(
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
     figure.suptitle("Penn Treebank, LSTM 2 x 200")
-    with replaced(options.output / f"{name}.png") as draft:
+    with atomic_write(options.output / f"{name}.png") as draft:
         figure.savefig(draft, dpi=130)
 
 
@@ -199,7 +199,7 @@ def _run(job: _Job, progress: bool = False) -> None:
             schedule=task.schedule,
             progress=progress,
         )
-        with replaced(kept) as draft:
+        with atomic_write(kept) as draft:
             shutil.copyfile(job.folder / CHECKPOINT, draft)
 
 

@@ -42,7 +42,7 @@ from scipy import sparse
 from table3_xc import found
 from tables import write_csv
 
-from samplesoft._files import replaced
+from samplesoft._files import atomic_write
 from samplesoft.data import load_interactions, load_xml_repository
 from samplesoft.data.interactions import padded
 from samplesoft.metrics.ranking import ranking_scores
@@ -90,7 +90,7 @@ def main() -> None:
                 rows[data, method] = {"data": data, "method": method, **row}
                 print(line(rows[data, method]), flush=True)
                 write_csv(path, list(rows.values()), FIELDS)
-    with replaced(path.with_suffix(".png")) as draft:
+    with atomic_write(path.with_suffix(".png")) as draft:
         draw(list(rows.values())).savefig(draft, dpi=130)
 
 

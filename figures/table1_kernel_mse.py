@@ -30,7 +30,7 @@ from matplotlib.figure import Figure
 from tables import write_csv
 from tqdm import tqdm
 
-from samplesoft._files import replaced
+from samplesoft._files import atomic_write
 from samplesoft._jit import chunks
 from samplesoft.feature_maps import QuadraticFeatures, make_feature_map
 
@@ -93,7 +93,7 @@ def main() -> None:
     )
     args.output.mkdir(parents=True, exist_ok=True)
     write_csv(args.output / "table1_kernel_mse.csv", rows, FIELDS, settings, *NOTES, digits=4)
-    with replaced(args.output / "table1_kernel_mse.png") as path:
+    with atomic_write(args.output / "table1_kernel_mse.png") as path:
         draw(path, rows, settings)
     report(rows)
     print(f"wrote table1_kernel_mse.csv and table1_kernel_mse.png to {args.output}")

@@ -34,7 +34,7 @@ from matplotlib.figure import Figure
 from tables import write_csv
 from tqdm import tqdm
 
-from samplesoft._files import replaced
+from samplesoft._files import atomic_write
 from samplesoft._jit import num_threads
 from samplesoft.samplers import QuadraticSampler, RFSoftmaxSampler, Sampler, SoftmaxSampler
 
@@ -85,7 +85,7 @@ def main() -> None:
         f"{args.repeats} calls or more, each with contexts and draws of its own"
     )
     write_csv(args.output / "table2_walltime.csv", rows, FIELDS, settings, digits=4)
-    with replaced(args.output / "table2_walltime.png") as draft:
+    with atomic_write(args.output / "table2_walltime.png") as draft:
         draw(draft, rows, settings)
     print(as_table(rows))
 

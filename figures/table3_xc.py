@@ -37,7 +37,7 @@ from matplotlib.figure import Figure
 from scipy import sparse
 from tables import write_csv
 
-from samplesoft._files import replaced
+from samplesoft._files import atomic_write
 from samplesoft.data import load_interactions, load_xml_repository
 from samplesoft.data.interactions import padded
 from samplesoft.metrics.ranking import ranking_scores
@@ -125,7 +125,7 @@ def main() -> None:
         print(f"{row['data']:8s} {row['method']:24s} {row['seconds']:7.1f} s  {figures}")
     args.output.mkdir(parents=True, exist_ok=True)
     write_csv(args.output / "table3_xc.csv", rows, FIELDS)
-    with replaced(args.output / "table3_xc.png") as draft:
+    with atomic_write(args.output / "table3_xc.png") as draft:
         draw(rows).savefig(draft, dpi=130)
 
 

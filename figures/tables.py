@@ -10,7 +10,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from samplesoft._files import replaced
+from samplesoft._files import atomic_write
 
 
 def ends_of_epochs(log: Path) -> list[dict[str, Any]]:
@@ -42,7 +42,7 @@ def write_csv(
     digits : int
         Significant digits of floats.
     """
-    with replaced(path) as draft, draft.open("w", encoding="utf-8", newline="") as stream:
+    with atomic_write(path) as draft, draft.open("w", encoding="utf-8", newline="") as stream:
         stream.writelines(f"# {note}\n" for note in notes)
         table = csv.DictWriter(stream, fields, extrasaction="ignore", lineterminator="\n")
         table.writeheader()
@@ -83,6 +83,6 @@ def write_both(
     """Write ``name.csv`` and ``name.png`` into a folder, and say so."""
     folder.mkdir(parents=True, exist_ok=True)
     write_csv(folder / f"{name}.csv", rows, fields, description)
-    with replaced(folder / f"{name}.png") as path:
+    with atomic_write(folder / f"{name}.png") as path:
         figure.savefig(path, metadata={"Software": None})
     print(f"wrote {folder / f'{name}.csv'} and {folder / f'{name}.png'}")

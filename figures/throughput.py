@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 from tables import write_csv
 from tqdm import tqdm
 
-from samplesoft._files import replaced
+from samplesoft._files import atomic_write
 from samplesoft._jit import num_threads
 from samplesoft.losses import make_loss
 from samplesoft.models import SoftmaxLayer
@@ -63,7 +63,7 @@ def main() -> None:
         "seconds, memory of the sampler in sizes of the class vectors"
     )
     write_csv(args.output / "throughput.csv", rows, FIELDS, settings, digits=3)
-    with replaced(args.output / "throughput.png") as path:
+    with atomic_write(args.output / "throughput.png") as path:
         draw(path, rows, settings)
     print(as_table(rows))
 

@@ -26,7 +26,7 @@ from scipy.special import softmax
 from tables import write_csv
 
 import samplesoft
-from samplesoft._files import replaced
+from samplesoft._files import atomic_write
 from samplesoft.losses import SampledSoftmaxLoss
 from samplesoft.samplers import UniformSampler
 from samplesoft.samplers.base import Draw
@@ -87,7 +87,7 @@ def main() -> None:
     folder: Path = args.output
     folder.mkdir(parents=True, exist_ok=True)
     write_csv(folder / "tutorial_gradients.csv", rows, FIELDS, settings)
-    with replaced(folder / "tutorial_gradients.png") as path:
+    with atomic_write(folder / "tutorial_gradients.png") as path:
         draw(path, rows, settings)
     print(f"wrote {folder / 'tutorial_gradients.csv'} and {folder / 'tutorial_gradients.png'}")
 

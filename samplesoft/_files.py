@@ -53,7 +53,7 @@ class FileInUse(PermissionError):
 
 
 @contextmanager
-def replaced(path: str | Path) -> Iterator[Path]:
+def atomic_write(path: str | Path) -> Iterator[Path]:
     """Give a new name beside `path`, and move that file to `path` once the body has written it.
 
     The content is on the disk before the name changes, so that `path` holds the old file or the
@@ -62,39 +62,40 @@ def replaced(path: str | Path) -> Iterator[Path]:
     fails. A `path` that another program holds is tried for a second or so; then `FileInUse`
     is raised, and says where the draft is.
     """
-    with drafted(path) as draft:
+    with draft_path(path) as draft:
         yield draft
-    put(draft, path)
+    move_into_place(draft, path)
 
 
 @contextmanager
-def drafted(path: str | Path) -> Iterator[Path]:
-    """Do the first half of `replaced`: a draft that is whole and on the disk; `put` is the other.
+def draft_path(path: str | Path) -> Iterator[Path]:
+    """Give the path of a draft for `path`; flush it to disk once the body has written it.
 
-    The next draft for `path` removes one that `put` has not been able to move.
+    This is the first half of `atomic_write`; `move_into_place` is the second half. A draft that
+    `move_into_place` could not move is removed by the next draft for the same `path`.
     """
     draft = _new_draft(Path(path))
     try:
         yield draft
-        tried(lambda: _flush(draft))
+        retry_while_in_use(lambda: _flush(draft))
     except BaseException:
-        discard(draft)
+        discard_draft(draft)
         raise
 
 
-def put(draft: Path, path: str | Path) -> None:
+def move_into_place(draft: Path, path: str | Path) -> None:
     """Move a draft to `path`, in whose folder it is, or raise `FileInUse` and keep it."""
     try:
         # atomic on one file system, where the draft stands beside its target
-        tried(lambda: os.replace(draft, path))
+        retry_while_in_use(lambda: os.replace(draft, path))
     except OSError as error:
         if not is_in_use(error):
-            discard(draft)
+            discard_draft(draft)
             raise
         _worked_on.discard(draft.name)
         raise FileInUse(Path(path), draft, error.strerror or str(error)) from error
     except BaseException:
-        discard(draft)
+        discard_draft(draft)
         raise
     _worked_on.discard(draft.name)
     if os.name == "posix":  # elsewhere a folder cannot be opened
@@ -103,7 +104,7 @@ def put(draft: Path, path: str | Path) -> None:
             _flush(Path(path).parent)
 
 
-def tried(action: Callable[[], _T]) -> _T:
+def retry_while_in_use(action: Callable[[], _T]) -> _T:
     """Return what `action` returns, called again for a second or so while its file is in use."""
     for pause in _PAUSES:
         try:
@@ -133,7 +134,7 @@ def write_text(path: str | Path, text: str) -> None:
     What UTF-8 has no code for, such as the bytes of a file name that could not be decoded, is
     written as an escape of Python.
     """
-    with replaced(path) as draft:
+    with atomic_write(path) as draft:
         draft.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
 
 
@@ -158,7 +159,7 @@ def _new_draft(path: Path) -> Path:
     after = f".draft{suffix}"
     for left in path.parent.glob(f"{glob.escape(before)}*{glob.escape(after)}"):
         writer = left.name.removeprefix(before).removesuffix(after)
-        if left.name not in _worked_on and is_left(left, writer):
+        if left.name not in _worked_on and is_abandoned(left, writer):
             with suppress(OSError):  # a scanner may hold it; the next draft removes it
                 left.unlink()
     name = f"{before}{writer_name()}{after}"
@@ -166,20 +167,20 @@ def _new_draft(path: Path) -> Path:
     return path.with_name(name)
 
 
-def discard(draft: Path) -> None:
+def discard_draft(draft: Path) -> None:
     """Remove a draft that is not needed any more."""
     _worked_on.discard(draft.name)
     with suppress(OSError):  # the error that brought us here counts
-        tried(lambda: draft.unlink(missing_ok=True))
+        retry_while_in_use(lambda: draft.unlink(missing_ok=True))
 
 
 def writer_name() -> str:
-    """Return a name that no other writer has, for what `is_left` is asked about."""
+    """Return a name that no other writer has, for what `is_abandoned` is asked about."""
     # random beside the number of the process, which is 1 in many a container
     return f"{os.getpid()}-{_host()}-{os.urandom(4).hex()}"
 
 
-def is_left(draft: Path, writer: str) -> bool:
+def is_abandoned(draft: Path, writer: str) -> bool:
     """Tell whether the `writer` of a draft is gone, or is this process; a `writer_name`."""
     process, _, host = writer.partition("-")
     if not (process.isascii() and process.isdecimal()):
@@ -275,10 +276,10 @@ def prefixed(parts: Mapping[str, Mapping[str, _T]], separator: str = ".") -> dic
     }
 
 
-def part(name: str, arrays: Mapping[str, _T], separator: str = ".") -> dict[str, _T]:
+def unprefixed(name: str, arrays: Mapping[str, _T], separator: str = ".") -> dict[str, _T]:
     """Return one of the mappings that `prefixed` has joined, empty if it was.
 
-    >>> part("lstm", {"lstm.w": 1, "softmax.w": 2})
+    >>> unprefixed("lstm", {"lstm.w": 1, "softmax.w": 2})
     {'w': 1}
     """
     prefix = f"{name}{separator}"

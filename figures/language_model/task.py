@@ -13,7 +13,7 @@ from language_model.clipping import clip_by_global_norm
 from language_model.layers import Dropout, Embedding, check_array, check_finite
 from language_model.lstm import LSTM
 from language_model.text import Corpus, Windows
-from samplesoft._files import part, prefixed
+from samplesoft._files import prefixed, unprefixed
 from samplesoft._random import as_key
 from samplesoft._validation import (
     IntArray,
@@ -297,5 +297,5 @@ class LanguageModelTask(Task):
         for name in ("hidden", "cells"):
             check_array(name, state.get(name), like.shape, like.dtype)
             check_finite(name, state[name])
-        self.softmax.load_state(part("sampler", state))
+        self.softmax.load_state(unprefixed("sampler", state))
         self._state = state["hidden"], state["cells"]

@@ -18,7 +18,7 @@ from itertools import combinations, product
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
-from samplesoft._files import discard, drafted, write_text
+from samplesoft._files import discard_draft, draft_path, write_text
 
 
 class _Path(str):
@@ -151,9 +151,9 @@ def _can_write(path: Path) -> bool:
         with suppress(FileNotFoundError):
             path.lstat()
         # tried, as systems do not say beforehand: Windows calls every folder writable
-        with drafted(path) as draft:
+        with draft_path(path) as draft:
             draft.touch()
-        discard(draft)
+        discard_draft(draft)
     except OSError:
         return False
     return True

@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any, TextIO
 
-from samplesoft._files import replaced
+from samplesoft._files import atomic_write
 from samplesoft._jit import chunks
 from samplesoft._progress import progress_bar
 from samplesoft.commands.files import InputFile, OutputFile
@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
     inputs, _ = read_inputs(options.input, trained)
     if options.output:  # whose reader never finds half of the lines
         with (
-            replaced(options.output) as draft,
+            atomic_write(options.output) as draft,
             draft.open("w", encoding="utf-8", newline="\n") as stream,
         ):
             _write(stream, inputs, trained, k)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from samplesoft._executors import open_cluster
-from samplesoft._files import part, read_json
+from samplesoft._files import read_json, unprefixed
 from samplesoft._interrupts import advise
 from samplesoft._progress import Pace, progress_phase
 from samplesoft.commands.files import InputFile, check_files, write_json
@@ -141,7 +141,7 @@ def _run(options: argparse.Namespace, out: Path, workers: Any, lock: ExitStack) 
         "epochs": records,
         "best_epoch": at.best_epoch,
         # the checkpoint knows its loss, and the log, if it is there, the other figures
-        "validation": {"loss": at.best_loss, **part("validation", best, "_")},
+        "validation": {"loss": at.best_loss, **unprefixed("validation", best, "_")},
         "num_unlabeled": task.num_unlabeled,
     }
     if task.test is not None:

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from samplesoft._files import tried
+from samplesoft._files import retry_while_in_use
 from samplesoft._memory import require_bytes
 from samplesoft.data.files import missing
 
@@ -79,7 +79,9 @@ def open_arrays(path: str | Path, what: str, remedy: str) -> Iterator[BinaryIO]:
 
 def _opened(path: str | Path) -> BinaryIO:
     """Open a file, which Windows refuses for the moment in which a writer replaces it."""
-    return tried(lambda: open(path, "rb")) if os.access(path, os.R_OK) else open(path, "rb")
+    if os.access(path, os.R_OK):
+        return retry_while_in_use(lambda: open(path, "rb"))
+    return open(path, "rb")
 
 
 def read_array(path: str | Path, stream: BinaryIO) -> NDArray[Any]:

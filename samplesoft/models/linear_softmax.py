@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 from scipy import sparse
 
-from samplesoft._files import part as part_of
 from samplesoft._files import prefixed
+from samplesoft._files import unprefixed as part_of
 from samplesoft._jit import chunks
 from samplesoft._limits import quiet
 from samplesoft._memory import require_bytes

@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samplesoft._files import replaced
+from samplesoft._files import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,7 +39,7 @@ def figure_path(name: str, path: str | Path) -> Path:
 
 def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure to a path with one of the `FIGURE_FORMATS`, whole or not at all."""
-    with replaced(path) as draft:
+    with atomic_write(path) as draft:
         _save(figure, draft, path.suffix.lower())
 
 

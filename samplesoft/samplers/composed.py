@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from samplesoft._device.select import require_cpu
-from samplesoft._files import part, prefixed
+from samplesoft._files import prefixed, unprefixed
 from samplesoft._memory import require_memory
 from samplesoft._random import as_key, mix64, uniform_block
 from samplesoft._temperature import as_tau
@@ -292,9 +292,9 @@ class MixtureSampler(Sampler):
         if foreign:
             raise ValueError(f"`state` must be that of a mixture, got {', '.join(foreign)}.")
         before = self.first.state()
-        self.first.load_state(part("first", state, "/"))
+        self.first.load_state(unprefixed("first", state, "/"))
         try:
-            self.second.load_state(part("second", state, "/"))
+            self.second.load_state(unprefixed("second", state, "/"))
         except (TypeError, ValueError):
             self.first.load_state(before)  # both or none
             raise

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 
 from samplesoft._files import (
     FileInUse,
-    drafted,
+    draft_path,
+    is_abandoned,
     is_in_use,
-    is_left,
-    part,
-    put,
+    move_into_place,
     read_json,
-    tried,
+    retry_while_in_use,
+    unprefixed,
     writer_name,
 )
 from samplesoft._validation import require_instance, short_repr
@@ -101,11 +101,11 @@ def write_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
     """
     draft = write_draft(path, checkpoint)
     with writing(path):
-        put(draft, path)
+        move_into_place(draft, path)
 
 
 def write_draft(path: str | Path, checkpoint: Checkpoint) -> Path:
-    """Write a checkpoint beside `path` and return where, for `samplesoft._files.put`."""
+    """Write a checkpoint next to `path`; return its path, for `move_into_place`."""
     for name, array in checkpoint.arrays.items():
         # pickled objects would run code when the file is read
         if array.dtype.hasobject:
@@ -117,7 +117,7 @@ def write_draft(path: str | Path, checkpoint: Checkpoint) -> Path:
     # NaN is not JSON, and other programs would not read the file
     text = json.dumps(about, allow_nan=False)
     arrays: dict[str, Any] = {_ARRAY + name: a for name, a in checkpoint.arrays.items()}
-    with writing(path), drafted(path) as draft, open(draft, "w+b") as stream:
+    with writing(path), draft_path(path) as draft, open(draft, "w+b") as stream:
         # as bytes: NumPy would store text in four bytes a character
         np.savez(stream, about=np.frombuffer(text.encode(), np.uint8), **arrays)
         stream.seek(0)
@@ -280,7 +280,7 @@ def copy_arrays(path: str | Path, stored: Arrays, into: Arrays) -> None:
 
 def part_of(name: str, arrays: Arrays) -> Arrays:
     """Return "parameters", "optimizer", "state" or "examples" of a checkpoint, arrays by name."""
-    return part(name, arrays, "/")
+    return unprefixed(name, arrays, "/")
 
 
 def write_shards(folder: str | Path, layer: ShardedSoftmaxLayer) -> None:
@@ -337,7 +337,7 @@ def write_shards(folder: str | Path, layer: ShardedSoftmaxLayer) -> None:
     mine = str(os.getpid())
     for left in path.parent.glob("shard-*-*.npz"):
         process, *_ = rest = left.stem.split("-")[1:]
-        if process != mine and is_left(left, "-".join(rest[:-1])):
+        if process != mine and is_abandoned(left, "-".join(rest[:-1])):
             before.append(left)
     _remove(left for left in before if left.name not in named)
     shards.name_checkpoint(str(folder))
@@ -346,7 +346,7 @@ def write_shards(folder: str | Path, layer: ShardedSoftmaxLayer) -> None:
 def _remove(files: Iterable[Path]) -> None:
     for file in files:
         with suppress(OSError):  # on Windows a reader may hold it
-            tried(partial(file.unlink, missing_ok=True))
+            retry_while_in_use(partial(file.unlink, missing_ok=True))
 
 
 class StoredShards:

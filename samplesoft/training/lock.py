@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from samplesoft._files import tried
+from samplesoft._files import retry_while_in_use
 
 LOCK = ".lock"
 _WAYS = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
@@ -60,7 +60,7 @@ def locked(folder: str | Path) -> Iterator[None]:
     path, host = Path(folder, LOCK), socket.gethostname()
     path.parent.mkdir(parents=True, exist_ok=True)
     # the file stays: one that is removed may be open elsewhere, and keep nobody out
-    descriptor = tried(lambda: os.open(path, _WAYS, 0o666))
+    descriptor = retry_while_in_use(lambda: os.open(path, _WAYS, 0o666))
     _held.add(descriptor)
     try:
         try:

@@ -12,7 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from samplesoft._files import FileInUse, discard, prefixed, put, read_json, tried, write_text
+from samplesoft._files import (
+    FileInUse,
+    discard_draft,
+    move_into_place,
+    prefixed,
+    read_json,
+    retry_while_in_use,
+    write_text,
+)
 from samplesoft._progress import progress_bar, progress_phase
 from samplesoft._validation import short_repr
 from samplesoft.data.files import missing
@@ -357,7 +365,7 @@ class RunFiles(Callback):
         """Remove drafts that have been kept from their places."""
         for name in names:
             if name in self.drafts:
-                discard(self.drafts.pop(name))
+                discard_draft(self.drafts.pop(name))
 
     def put_drafts(self) -> FileInUse | None:
         """Let drafts take their names, or return the refusal."""
@@ -367,7 +375,7 @@ class RunFiles(Callback):
             if name in self.drafts:
                 try:
                     with writing(self.folder / name):
-                        put(self.drafts[name], self.folder / name)
+                        move_into_place(self.drafts[name], self.folder / name)
                 except FileInUse as error:
                     return error
                 del self.drafts[name]
@@ -402,7 +410,7 @@ class RunFiles(Callback):
         if all_of_it:  # they would only be in the way of the next try
             for left in (self.folder / CHECKPOINT, self.log):
                 with suppress(OSError):  # the first error counts
-                    tried(partial(left.unlink, missing_ok=True))
+                    retry_while_in_use(partial(left.unlink, missing_ok=True))
 
 
 class Validate(Callback):
@@ -571,7 +579,7 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
     # a log that somebody looks at may be held for a moment
     with (
         writing(path),
-        tried(lambda: open(path, "a", encoding="utf-8", newline="\n")) as stream,
+        retry_while_in_use(lambda: open(path, "a", encoding="utf-8", newline="\n")) as stream,
     ):
         stream.write(json.dumps(record, allow_nan=False) + "\n")
 

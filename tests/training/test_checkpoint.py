@@ -10,7 +10,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from samplesoft._files import replaced, write_text
+from samplesoft._files import atomic_write, write_text
 from samplesoft.training.checkpoint import (
     Checkpoint,
     copy_arrays,
@@ -227,7 +227,7 @@ def test_content_is_on_the_disk_before_the_name(tmp_path, monkeypatch):
     fsync, replace = os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda fd: (done.append("fsync"), fsync(fd)))
     monkeypatch.setattr(os, "replace", lambda a, b: (done.append("replace"), replace(a, b)))
-    with replaced(tmp_path / "a") as draft:
+    with atomic_write(tmp_path / "a") as draft:
         draft.write_text("text")
     assert done == ["fsync", "replace", "fsync"]
 

@@ -18,7 +18,7 @@ from run_files import assert_same_end
 from scipy.sparse import csr_array
 
 from samplesoft import _files
-from samplesoft._files import FileInUse, replaced, write_text
+from samplesoft._files import FileInUse, atomic_write, write_text
 from samplesoft.cli import main
 from samplesoft.recommend import SampledSoftmaxRecommender
 from samplesoft.reports.figures import save_figure, titled_figure
@@ -299,9 +299,9 @@ write_text(sys.argv[1], "draft")
 """
 ALIVE = """
 import sys
-from samplesoft._files import replaced
+from samplesoft._files import atomic_write
 
-with replaced(sys.argv[1]) as draft:
+with atomic_write(sys.argv[1]) as draft:
     draft.write_text("of another")
     print(draft, flush=True)
     sys.stdin.readline()
@@ -352,7 +352,7 @@ def test_whose_drafts_go(tmp_path):
         (tmp_path / name).write_text("draft")
     yesterday = time.time() - 90_000
     os.utime(tmp_path / go[-1], (yesterday, yesterday))
-    with replaced(tmp_path / "a.txt") as mine:  # and another thread's, as it were
+    with atomic_write(tmp_path / "a.txt") as mine:  # and another thread's, as it were
         mine.write_text("mine")
         write_text(tmp_path / "a.txt", "other")
         assert mine.exists()
@@ -364,7 +364,7 @@ def test_whose_drafts_go(tmp_path):
 def test_a_fork_in_the_middle_of_a_save(tmp_path):
     """The child's save leaves the parent's draft alone, and has one of its own."""
     path = tmp_path / "a.json"
-    with replaced(path) as draft:
+    with atomic_write(path) as draft:
         draft.write_text("parent")
         child = os.fork()
         if child == 0:
