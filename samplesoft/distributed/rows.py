@@ -12,7 +12,7 @@ from samplesoft._validation import FloatArray, IntArray
 from samplesoft.distributed.transport import Shards
 from samplesoft.distributed.worker import CLASS_VECTORS
 from samplesoft.losses.base import Batch
-from samplesoft.losses.full import LabelPlaces
+from samplesoft.losses.full import LabelPositions
 from samplesoft.samplers.base import NO_CLASS, Draw, Rows, Sampler
 
 
@@ -91,9 +91,9 @@ class ShardedRows(DistantRows):
         total: Rows = sum(others, first)
         return total
 
-    def exponentials(self, batch: Batch, excluded: LabelPlaces) -> tuple[Rows, FloatArray]:
+    def exponentials(self, batch: Batch, excluded: LabelPositions) -> tuple[Rows, FloatArray]:
         """Return the largest score (B,) of classes not excluded, and the sum relative to it."""
-        asked = [(batch.z, *excluded.of(slice(*each))[1:]) for each in self.shards.ranges]
+        asked = [(batch.z, *excluded.in_block(slice(*each))[1:]) for each in self.shards.ranges]
         tops, totals = map(np.stack, zip(*self.shards.ask("exponentials", asked), strict=True))
         top = tops.max(axis=0)
         shift = np.where(top == -np.inf, 0.0, top)  # of an example whose label is the only class

@@ -15,7 +15,7 @@ from samplesoft._temperature import times_tau
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.losses.base import Batch, SparseRows, Targets
 from samplesoft.losses.candidates import score_candidates, score_gradients
-from samplesoft.losses.full import FullSoftmaxLoss, LabelPlaces
+from samplesoft.losses.full import FullSoftmaxLoss, LabelPositions
 from samplesoft.losses.sampled import SampledLoss
 from samplesoft.losses.vectors import unit_rows
 from samplesoft.models.softmax_layer import SoftmaxLayer
@@ -135,7 +135,9 @@ class Shard(SoftmaxLayer):
         drawn[self._slots] = ids
         none = np.zeros(drawn.shape)  # the whole draw has been checked
         found = self._scores = score_candidates(self._batch, drawn, none, self.loss.normalize)
-        return found.own, found.drawn if found.shared else found.drawn[self._slots]
+        return found.label_scores, found.sampled_scores if found.shared else found.sampled_scores[
+            self._slots
+        ]
 
     def gradients(self, d_own: Rows, d_drawn: Rows, weights: FloatArray) -> Rows:
         """Keep the gradient of the rows, and return that (B, d) of the contexts times tau."""
@@ -173,7 +175,7 @@ class Shard(SoftmaxLayer):
         loss = FullSoftmaxLoss(normalize=self.loss.normalize, absolute=self.loss.absolute)
         targets = Targets(labels, example_ids)
         batch = Batch(z, None, z, self.class_embeddings, targets, None)
-        return loss._other_classes(batch, LabelPlaces(targets))
+        return loss._max_and_sum_of_others(batch, LabelPositions(targets))
 
     def best(self, z: Rows, k: int, options: dict[str, Any]) -> tuple[IntArray, Rows]:
         """Return the k best classes (B, k), or all that there are, and their scores."""

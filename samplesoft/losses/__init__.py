@@ -1,31 +1,31 @@
 """Losses of the softmax layer, forward and backward by hand.
 
 ========================  =====================================================================
-loss                      what it is
+loss                      description
 ========================  =====================================================================
 `FullSoftmaxLoss`         the full softmax, in blocks: never a matrix of all scores
 `HierarchicalLoss`        a softmax at each step down a tree of classes, such as Huffman's
 `FullLogisticLoss`        a logistic regression of each class, for several labels
-`SampledSoftmaxLoss`      label and draws, corrected; its schemes are in `samplesoft.schemes`
-`JackknifeLoss`           the same with a bias of order 1/m**2 and not 1/m, and more variance
-`MultilevelLoss`          the same without any bias, from a random number of draws
-`DoubleSumLoss`           the same without bias where a number for each example is learned too
-`OneVsEachLoss`           a bound of the full softmax, without bias for that
-`InBatchLoss`             draws are the labels of the other examples, with more or without
-`ImportanceSoftmaxLoss`   draws alone, without a term for the label: importance sampling
+`SampledSoftmaxLoss`      label and corrected draws; see `samplesoft.schemes`
+`JackknifeLoss`           the same with bias of order 1/m**2 in place of 1/m, and more variance
+`MultilevelLoss`          the same without bias, from a random number of draws
+`DoubleSumLoss`           the same without bias, with a trained log-sum for each example
+`OneVsEachLoss`           an unbiased estimate of a bound of the full softmax
+`InBatchLoss`             the labels of the other examples as draws, and optional extra draws
+`ImportanceSoftmaxLoss`   importance sampling: draws only, without a term for the label
 `BilateralSoftmaxLoss`    label against a weighted log-sum-exp of the draws, for ranking
-`NCELoss`                 noise-contrastive estimation: is a class the label, or drawn from q?
-`NegativeSamplingLoss`    the same question without the correction, as in word2vec
-`GBCELoss`                the same with a label that weighs less, so that scores are calibrated
-`BPRLoss`                 ranking: the label against each draw by itself
-`WARPLoss`                ranking: the label against the first draw that comes too near
+`NCELoss`                 noise-contrastive estimation: label against draws from q
+`NegativeSamplingLoss`    the same without the correction, as in word2vec
+`GBCELoss`                the same with a smaller label weight, for calibrated scores
+`BPRLoss`                 ranking: the label against each draw separately
+`WARPLoss`                ranking: the label against the first draw within a margin
 ========================  =====================================================================
 
 Schemes ``"negatives"``, ``"masked"`` and ``"reject"`` tend to the full loss of each example as m
-grows; ``"candidate"`` and ``"candidate_masked"`` are those of CNTK and TensorFlow. All take `tau`,
-`normalize`, `absolute` (absolute softmax), class biases, weights of examples, draws for each
-example or one set for all, and labels as (B,) or as a sparse matrix (B, n), of which
-`label_reduction` and `mask_other_labels` say what becomes of several for an example.
+grows; ``"candidate"`` and ``"candidate_masked"`` are those of CNTK and TensorFlow. All losses take
+`tau`, `normalize`, `absolute` (absolute softmax), class biases, and weights of examples. Draws are
+per example or shared. Labels are (B,), or a sparse matrix (B, n); `label_reduction` and
+`mask_other_labels` control how several labels of an example are treated.
 """
 
 from samplesoft.losses.base import Batch, Cache, Gradients, Loss, SparseRows

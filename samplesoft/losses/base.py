@@ -1,6 +1,6 @@
-"""What every loss is: a forward pass that returns a cache, and a backward pass from it.
+"""Base class of losses: a forward pass that returns a cache, and a backward pass from it.
 
-Also what goes in, labels as pairs of an example and a label, and what comes out, gradients that are
+Also their inputs, labels as pairs of an example and a label, and their outputs, gradients that are
 zero outside a few rows.
 """
 
@@ -44,7 +44,7 @@ class SparseRows(NamedTuple):
     Parameters
     ----------
     ids : ndarray of int64, shape (k,)
-        Rows of the parameter, ascending and each once.
+        Indices of rows of the parameter, ascending and distinct.
     rows : ndarray, shape (k, d) or (k,)
         Gradient of those rows; of shape (k,) where the parameter is a vector.
     """
@@ -68,9 +68,9 @@ class Gradients:
     dW : SparseRows
         With respect to the class vectors: k rows of d.
     db : SparseRows or None
-        With respect to the class biases, k numbers; None where there are none.
+        With respect to the class biases, k values; None without biases.
     d_log_sums : ndarray of float64, shape (B,), or None
-        With respect to the numbers of the examples of a `DoubleSumLoss`.
+        With respect to `log_sums` of a `DoubleSumLoss`.
     """
 
     dh: NDArray[Any]
@@ -89,24 +89,23 @@ class Targets:
     """The P (example, label) pairs of a batch, in the order of the examples."""
 
     labels: IntArray
-    example_ids: IntArray | None = (
-        None  # (P,): example of each pair, rising; None where each has one
-    )
-    label_weights: FloatArray | None = None  # (P,): weights in the loss of an example
-    starts: IntArray | None = None  # (B,): first pair of each example
+    # (P,): example of each pair, ascending; None if each example has one pair
+    example_ids: IntArray | None = None
+    label_weights: FloatArray | None = None  # (P,): weights of the pairs in an example's loss
+    starts: IntArray | None = None  # (B,): index of the first pair of each example
 
     def rows(self, values: Any) -> Any:
-        """Return the row of each pair, for `values` with one row for each example."""
+        """Return `values` (B, ...) of the examples, repeated for their pairs, (P, ...)."""
         return values if self.example_ids is None else values[self.example_ids]
 
     def per_example(self, values: Any) -> Any:
-        """Return the sums over the pairs of each example, for `values` with one row for each."""
+        """Return the sums (B, ...) of `values` (P, ...) over the pairs of each example."""
         if self.example_ids is None:
             return values
         return np.add.reduceat(values, self.offsets(), axis=0)
 
     def offsets(self) -> IntArray:
-        """Return the place (B,) of the first pair of each example."""
+        """Return the index (B,) of the first pair of each example."""
         return np.arange(len(self.labels)) if self.starts is None else self.starts
 
 
@@ -129,7 +128,7 @@ class Batch:
     biases : ndarray, shape (n,), or None
         Class biases.
     log_sums : ndarray of float64, shape (B,), or None
-        Numbers of the examples of a `DoubleSumLoss`, which `forward` may have raised.
+        `log_sums` of a `DoubleSumLoss`, some of them raised by `forward`.
     """
 
     contexts: Rows
@@ -143,16 +142,16 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class Cache:
-    """What `Loss.backward` needs from `Loss.forward`; valid until the arguments change.
+    """State that `Loss.forward` passes to `Loss.backward`; valid until the arguments change.
 
     Attributes
     ----------
     batch : Batch
         The arguments.
     weights : ndarray, shape (B,)
-        Derivative of the value in the loss of each example.
+        Derivative of the value with respect to each example's loss.
     saved : object
-        What the loss keeps for itself.
+        Intermediate results of the loss.
     """
 
     batch: Batch
@@ -164,26 +163,26 @@ class Loss(ABC):
     r"""A loss of context vectors, class vectors and labels.
 
     Scores are :math:`o_{bj} = \tau \, h_b \cdot c_j + \text{bias}_j`. A new loss on drawn
-    classes implements one method of `samplesoft.losses.sampled.SampledLoss`, any other `_forward`
-    and `_backward`; both enter the registry in `samplesoft.losses`.
+    classes implements one method of `samplesoft.losses.sampled.SampledLoss`. Any other loss
+    implements `_forward` and `_backward`. Register both kinds in `samplesoft.losses`.
 
     Parameters
     ----------
     tau : float, optional
         Inverse temperature; by default 10 if `normalize`, else 1.
     normalize : bool
-        Divide context and class vectors by their Euclidean norms first. A vector of zeros, such as
-        a padding row, stays as it is: its logits are 0, and so is its gradient. So vectors that
-        are to be learned start at random.
+        Divide context and class vectors by their Euclidean norms first. A zero vector, such as a
+        padding row, is left unchanged: its logits and its gradient are 0. Initialize vectors that
+        are trained at random.
     absolute : bool
-        Put ``|o|`` in place of o: absolute softmax.
+        Replace scores o by ``|o|``: absolute softmax.
     reduction : {"mean", "sum", "none"}
-        The value is the mean of the examples' losses by their weights, their weighted sum, or
-        the weighted losses (B,); `backward` then gives the gradient of their sum.
+        The value is the weighted mean of the examples' losses, their weighted sum, or the weighted
+        losses (B,). For the last, `backward` returns the gradient of their sum.
     label_reduction : {"pal-n", "pal", "ova"}
-        What the loss of an example with several labels is; see Notes.
+        How the loss of an example with several labels is reduced; see Notes.
     mask_other_labels : bool
-        Leave the other labels of an example out of the negatives of a label. By default they are
+        Exclude the other labels of an example from the negatives of a label. By default they are
         negatives like any class.
 
     Raises
@@ -193,8 +192,8 @@ class Loss(ABC):
 
     Notes
     -----
-    Several labels are reduced to one each, in one of three ways of Menon et al. [2]_. With enough
-    data each leads to the best lists by one measure, and none to the best by both:
+    Menon et al. [2]_ describe three reductions of several labels to one. With enough data, each
+    gives the best lists by one measure, and none is best by both:
 
     ==========  =================================================  ==============
     reduction   loss of an example                                 best lists by
@@ -206,16 +205,16 @@ class Loss(ABC):
                 and for each negative once, not for each label
     ==========  =================================================  ==============
 
-    That is a matter of the limit. A linear model of a few thousand examples need not follow: try
-    both.
+    These statements are asymptotic. A linear model with a few thousand examples may behave
+    differently: try both.
 
     ``ova`` is for losses that are sums of a logistic loss of the label and one of each draw: noise
-    contrastive estimation and negative sampling. A softmax has no loss of a class on its own. Draws
-    of any label of an example are then treated as draws of the label are with one.
+    contrastive estimation and negative sampling. A softmax does not decompose into losses of single
+    classes. Draws of any label of an example are then treated like draws of a single label.
 
-    With `mask_other_labels` labels of an example do not compete with each other, and [2]_ says
-    nothing of what is best then; draws of the label itself are treated as without. In ``ova``,
-    where no label has negatives of its own, it leaves out all draws of labels.
+    With `mask_other_labels` the labels of an example do not compete with each other, a case that
+    [2]_ does not cover. Draws of the label itself are treated as without it. For ``ova``, whose
+    labels share their negatives, it excludes the draws of all labels.
 
     References
     ----------
@@ -228,8 +227,8 @@ class Loss(ABC):
     device = "cpu"
     is_binary: ClassVar[bool] = False  # a sum of logistic losses of the label and of each draw
     on_tree: ClassVar[bool] = False  # of vectors of the nodes of a tree, and not of the classes
-    # False where passes compute in kernels, which never warn; else warnings are kept from callers
-    _warns: ClassVar[bool] = True
+    # True if passes compute in NumPy, whose warnings are then suppressed; kernels never warn
+    _may_warn: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -270,18 +269,18 @@ class Loss(ABC):
         Parameters
         ----------
         h : array_like, shape (B, d)
-            Context vectors; computed with in the type of `class_embeddings`.
+            Context vectors, converted to the dtype of `class_embeddings`.
         class_embeddings : array_like, shape (n, d)
             Class vectors, float32 or float64.
         labels : array_like of int, shape (B,), or scipy sparse matrix, shape (B, n)
-            Labels. With several for an example, values of the matrix are their weights, and its
-            loss is made from those of its labels by `label_reduction`.
+            Labels. Values of the matrix are the weights of several labels, whose losses are
+            combined by `label_reduction`.
         draw : Draw, optional
-            Classes drawn for each example, or one set for all; for losses that are sampled.
+            Classes drawn for each example, or one shared set; for sampled losses.
         label_log_count : array_like, shape (P,), optional
-            Logarithm of the expected number of times that a draw contains the label of each of
-            the P pairs of example and label, from `Sampler.log_expected_count`; for losses that
-            adjust the label's score or refuse draws of it.
+            Log expected count of the label in a draw, for each of the P pairs of example and label,
+            from `Sampler.log_expected_count`; for losses that correct the label's score or discard
+            accidental hits.
         biases : array_like, shape (n,), optional
             Class biases.
         weights : array_like, shape (B,), optional
@@ -305,10 +304,10 @@ class Loss(ABC):
     def check_batch(
         self, h: Any, class_embeddings: Any, labels: Any, biases: ArrayLike | None
     ) -> Batch:
-        """Check the arguments of `forward`, and normalise contexts; for callers that draw."""
+        """Validate the arguments of `forward`, and normalise contexts; for callers that draw."""
         arrays = backend(self.device)
-        # as in most steps; what is not sound is told below
-        if self.device == "cpu" and _are_sound(h, class_embeddings, labels):
+        # the usual case; other arguments are converted or rejected below
+        if self.device == "cpu" and _needs_no_conversion(h, class_embeddings, labels):
             contexts, rows, targets = h, class_embeddings, Targets(labels)
         else:
             rows = arrays.shaped_rows("class_embeddings", class_embeddings)
@@ -318,7 +317,7 @@ class Loss(ABC):
         if biases is not None:
             offsets = arrays.vector("biases", biases, rows.shape[0], rows.dtype)
         norms = None
-        if self.normalize:  # a copy, for the caller's array stays as it is
+        if self.normalize:  # a copy: the caller's array is not changed
             contexts, norms = unit_rows("h", arrays.copied(contexts))
         z = contexts if self.tau == 1.0 else arrays.times(contexts, self.tau)
         return Batch(contexts, norms, z, rows, targets, offsets)
@@ -342,20 +341,20 @@ class Loss(ABC):
         label_log_count: ArrayLike | None = None,
         weights: ArrayLike | None = None,
     ) -> tuple[Any, Cache]:
-        """Compute the loss, as `forward` does, of arguments that `check_batch` has checked."""
+        """Compute the loss as `forward` does, for a batch from `check_batch`."""
         per_example = checked_weights(weights, batch.z.shape[0], self.reduction, batch.z.dtype)
-        # what is not finite is refused, without a warning before
-        if self._warns:
+        # no warnings: losses that are not finite raise an error below
+        if self._may_warn:
             losses, saved = call_quietly(self._forward, batch, draw, label_log_count)
         else:
             losses, saved = self._forward(batch, draw, label_log_count)
-        # in float64 whatever the vectors are: float32 sums of long batches lose what training gains
+        # in float64 for any dtype: float32 sums over long batches lose small improvements
         total = float(losses.dot(per_example))  # finite only where all losses are
         if not -np.inf < total < np.inf:
             if not np.isfinite(losses).all():
-                # class vectors are looked at here only: to read all of them costs more than a step
+                # class vectors are validated only here, because reading all costs more than a step
                 require_finite_rows(to_host(batch.class_embeddings))
-                raise _not_finite(losses, batch.z.dtype)
+                raise _not_finite_error(losses, batch.z.dtype)
             raise ValueError(
                 f"the weighted sum of the losses must be finite, got {total}; scale `weights`, or "
                 "`h` and `class_embeddings`, down."
@@ -364,21 +363,21 @@ class Loss(ABC):
         return value, Cache(batch, per_example, saved)
 
     def backward(self, cache: Cache) -> Gradients:
-        """Compute the gradient of what `forward` returned, or of its sum.
+        """Compute the gradient of the value that `forward` returned, or of its sum.
 
         Parameters
         ----------
         cache : Cache
-            From `forward`. The arrays that `forward` was given must not have changed.
+            From `forward`, whose arguments must not have changed since.
 
         Returns
         -------
         Gradients
-            ``dh`` (B, d), and sparse rows of class vectors and biases, each class once. What is
-            beyond the range of their type is not finite; optimizers refuse it.
+            ``dh`` (B, d), and sparse rows of class vectors and biases, each class once. Values that
+            overflow their dtype are not finite; optimizers reject them.
         """
         batch, arrays = cache.batch, backend(self.device)
-        if self._warns:
+        if self._may_warn:
             gradients = call_quietly(self._backward, batch, cache.saved, cache.weights)
         else:
             gradients = self._backward(batch, cache.saved, cache.weights)
@@ -393,17 +392,17 @@ class Loss(ABC):
     def _forward(
         self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
     ) -> tuple[FloatArray, Any]:
-        """Return the loss (B,) of each example, and what the backward pass needs."""
+        """Return the loss (B,) of each example, and the state for the backward pass."""
 
     @abstractmethod
     def _backward(self, batch: Batch, saved: Any, weights: FloatArray) -> Gradients:
-        """Return gradients of the weighted sum of losses; ``dh`` holds that in ``batch.z``."""
+        """Return gradients of the weighted sum of losses; ``dh`` is the gradient in ``batch.z``."""
 
 
-def _are_sound(h: Any, rows: Any, labels: Any) -> bool:
-    """Tell whether contexts, class vectors and labels (B,) can be computed with as they are.
+def _needs_no_conversion(h: Any, rows: Any, labels: Any) -> bool:
+    """Whether contexts, class vectors and labels (B,) are valid without conversion.
 
-    Numbers of class vectors are not looked at.
+    Values of class vectors are not checked.
     """
     if not type(h) is type(rows) is type(labels) is np.ndarray:
         return False
@@ -415,22 +414,22 @@ def _are_sound(h: Any, rows: Any, labels: Any) -> bool:
         and labels.dtype == _INT
         and h.flags.c_contiguous & rows.flags.c_contiguous & labels.flags.c_contiguous
     )
-    return fits and is_sound(h, labels, rows.shape[0])
+    return fits and is_valid_batch(h, labels, rows.shape[0])
 
 
 @njit
-def is_sound(h: Rows, labels: IntArray, n: int) -> bool:
-    """Tell whether all contexts are finite, and all labels in ``range(n)``."""
-    bad = 0
+def is_valid_batch(h: Rows, labels: IntArray, n: int) -> bool:
+    """Whether all contexts are finite, and all labels in ``range(n)``."""
+    num_invalid = 0
     for b in range(len(h)):
         for f in range(h.shape[1]):
-            bad += 0 if abs(h[b, f]) < np.inf else 1
+            num_invalid += 0 if abs(h[b, f]) < np.inf else 1
     for label in labels:
-        bad += 0 if 0 <= label < n else 1
-    return bad == 0
+        num_invalid += 0 if 0 <= label < n else 1
+    return num_invalid == 0
 
 
-def _not_finite(losses: FloatArray, dtype: np.dtype[Any]) -> ValueError:
+def _not_finite_error(losses: FloatArray, dtype: np.dtype[Any]) -> ValueError:
     """Return the error for losses (B,) that are not all finite."""
     worst = int(np.argmin(np.isfinite(losses)))
     return ValueError(
@@ -444,11 +443,11 @@ def checked_weights(
     weights: ArrayLike | None, batch: int, reduction: str, dtype: np.dtype[Any]
 ) -> FloatArray:
     """Return the weights (B,) of the examples in the value; for a mean their sum is 1."""
-    if weights is None:  # nothing to check in most steps
+    if weights is None:  # the usual case: nothing to validate
         return np.zeros(batch) + (1.0 / batch if reduction == "mean" else 1.0)
     per_example = cpu.vector("weights", to_host(weights), batch, np.dtype(np.float64))
     if reduction == "mean":
-        per_example = scale_by_power_of_two(per_example)  # in which the sum is finite
+        per_example = scale_by_power_of_two(per_example)  # so that the sum is finite
         total = float(per_example.sum())
         if not 0.0 < total < np.inf:
             raise ValueError(
@@ -456,7 +455,7 @@ def checked_weights(
                 'example a positive weight, or use reduction="sum".'
             )
         per_example = per_example / total
-    # weights multiply gradients, which are products of numbers up to the root of the largest
+    # weights multiply gradients, whose factors are at most the square root of the largest float
     limit, largest = float(np.finfo(dtype).max) ** 0.5, float(np.abs(per_example).max())
     if largest > limit:
         raise ValueError(
@@ -469,11 +468,11 @@ def checked_weights(
 def check_targets(labels: Any, batch: int, num_classes: int, reduction: str = "pal-n") -> Targets:
     """Return the pairs of labels (B,), or of a sparse matrix (B, n) with several for an example.
 
-    Shares are the values of the matrix, for reduction "pal-n" divided by their sums; for "ova"
-    they must be 1.
+    Label weights are the values of the matrix. For reduction "pal-n" each row is divided by its
+    sum; for "ova" all values must be 1.
     """
     if not sparse.issparse(labels):
-        _require_one_kind(labels)
+        _require_one_type(labels)
         if not isinstance(labels, np.ndarray):
             labels = as_array("labels", labels)
         if labels.ndim != 1:
@@ -482,12 +481,12 @@ def check_targets(labels: Any, batch: int, num_classes: int, reduction: str = "p
                 "an example come as a scipy.sparse matrix (B, n)."
             )
         return Targets(as_labels("labels", labels, num_classes, (batch,)))
-    matrix = as_csr("labels", labels)  # a copy, for it is put in order
+    matrix = as_csr("labels", labels)  # a copy, because it is sorted in place
     if matrix.shape != (batch, num_classes):
         raise ValueError(
             f"`labels` must have shape {(batch, num_classes)} as a matrix, got {matrix.shape}."
         )
-    # Labels of an example rise, each stands once, and none has weight 0: kernels rely on it.
+    # Kernels rely on labels of an example that ascend, are distinct, and have weights above 0.
     matrix.sum_duplicates()
     matrix.eliminate_zeros()
     counts = np.diff(matrix.indptr)
@@ -505,20 +504,20 @@ def check_targets(labels: Any, batch: int, num_classes: int, reduction: str = "p
             f"is none, got {values[values != 1.0][0]}; take 'pal' for labels of other weights."
         )
     example_ids = np.repeat(np.arange(batch), counts)
-    starts, places = matrix.indptr[:-1].astype(np.int64), matrix.indices.astype(np.int64)
+    starts, classes = matrix.indptr[:-1].astype(np.int64), matrix.indices.astype(np.int64)
     if reduction != "pal-n":
-        return Targets(places, example_ids, values, starts)
-    # by the largest first: a sum of weights near the end of the range would be infinite
+        return Targets(classes, example_ids, values, starts)
+    # scale by the maximum first: the sum of very large weights would overflow
     values = values / np.maximum.reduceat(values, matrix.indptr[:-1])[example_ids]
     totals = np.add.reduceat(values, matrix.indptr[:-1])
-    return Targets(places, example_ids, values / totals[example_ids], starts)
+    return Targets(classes, example_ids, values / totals[example_ids], starts)
 
 
-def _require_one_kind(labels: Any) -> None:
-    """Raise for a list of numbers and something else, all of which NumPy would make one kind."""
+def _require_one_type(labels: Any) -> None:
+    """Raise for a list of mixed types, which NumPy would convert to one."""
     if not isinstance(labels, list | tuple):
         return
-    kinds = {type(label) for label in labels}  # Python's and NumPy's integers go together
+    kinds = {type(label) for label in labels}  # Python's and NumPy's integers may be mixed
     other = [kind.__name__ for kind in kinds if not issubclass(kind, int | np.integer | bool)]
     if len(kinds) > 1 and (other or kinds & {bool, np.bool_}):
         raise TypeError(

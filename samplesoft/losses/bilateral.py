@@ -1,4 +1,4 @@
-"""Losses whose sum is of the draws alone, without the label: importance sampling, and bilateral."""
+"""Losses with a sum over draws only, without the label: importance sampling, and bilateral."""
 
 from __future__ import annotations
 
@@ -10,41 +10,40 @@ import numpy as np
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, as_positive
 from samplesoft.kernels.weights import greatest, total
-from samplesoft.losses.sampled import SampledLoss, Terms, merge_exponentials, weigh
+from samplesoft.losses.sampled import SampledLoss, Terms, exp_in_place, merge_exponentials
 from samplesoft.samplers.base import Draw
 from samplesoft.schemes import SCHEMES, Scheme, select
 
 
 class ImportanceSoftmaxLoss(SampledLoss):
-    r"""Softmax loss with the partition function by importance sampling: no term for the label.
+    r"""Softmax loss that estimates the partition function by importance sampling alone.
 
     With draws :math:`s_i` from q, which may be the label, it is
 
     .. math:: \log \sum_i \exp(o_{s_i} - \log(m \, q_{s_i})) - o_t
 
-    and in its gradient each draw has its normalised weight. The gradient depends on q up to a
-    factor alone, so that a q that is known but for its normalisation will do.
+    The gradient gives each draw its normalised weight. It does not depend on the normalisation of
+    q, so that an unnormalised q suffices.
 
     Parameters
     ----------
     scheme : {"importance"}
-        A draw of the label counts as one of any other class does.
+        A draw of the label counts like a draw of any other class.
     **options
         Those of `samplesoft.losses.base.Loss`.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is malformed; in `forward` also if an example has no draw left, where
-        `mask_other_labels` leaves out draws of its other labels: the sum is then empty, and its
-        logarithm -inf.
+        If an argument is malformed. In `forward` also if `mask_other_labels` excludes all draws of
+        an example: the sum is then empty, and its logarithm -inf.
 
     Notes
     -----
-    It tends to the full softmax loss as m grows, as `SampledSoftmaxLoss` does, which has the exact
-    term of the label besides and so less bias: with ten normal logits, q uniform and m = 5 an L1
-    norm of 0.17 in place of 0.20. Take it to rerun [1]_, or for draws whose q is known up to a
-    factor, such as those of `samplesoft.samplers.LazyGumbel`.
+    The loss tends to the full softmax loss as m grows. `SampledSoftmaxLoss` does so too, and has
+    less bias because its term of the label is exact: with ten normal logits, q uniform and m = 5,
+    the L1 norm of the gradient bias is 0.17 in place of 0.20. Use this loss to reproduce [1]_, or
+    for draws with an unnormalised q, such as those of `samplesoft.samplers.LazyGumbel`.
 
     References
     ----------
@@ -64,8 +63,8 @@ class ImportanceSoftmaxLoss(SampledLoss):
     schemes: ClassVar[dict[str, Scheme]] = select("importance")
     is_softmax = True
 
-    def require_draws(self, losses: FloatArray) -> None:
-        """Raise for an example that no draw is left for, whose loss is -inf."""
+    def require_usable_draws(self, losses: FloatArray) -> None:
+        """Raise if an example has no draw of weight: its loss is then -inf."""
         if (losses == -np.inf).any():
             raise ValueError(
                 f"`draw` must hold for each label of example {int(np.argmin(losses))} the label "
@@ -89,18 +88,17 @@ class BilateralSoftmaxLoss(SampledLoss):
 
     .. math:: w \log \sum_{i:\, s_i \ne t} \exp(o_{s_i} - \log(m \, q_{s_i})) - o_t
 
-    The label is not in the sum; with `mask_other_labels`, as in `LinearSoftmaxSettings`, neither
-    are the other labels of its example, which are then no one's negatives. The loss may be below 0,
-    and is no estimate of the full softmax loss: it ranks, and its scores are no logits of
-    probabilities.
+    The label is not in the sum. With `mask_other_labels`, as in `LinearSoftmaxSettings`, the other
+    labels of its example are excluded too. The loss may be negative. It does not estimate the full
+    softmax loss: it is for ranking, and its scores are not logits of probabilities.
 
     Parameters
     ----------
     negative_weight : float
         The weight w, greater than 0.
     **options
-        Those of `samplesoft.losses.base.Loss`; ``scheme`` is ``"masked"``: draws of labels are left
-        out. Where no other draw is left, the loss is 0.
+        Those of `samplesoft.losses.base.Loss`; ``scheme`` is ``"masked"``: accidental hits are
+        masked. If no other draw remains, the loss is 0.
 
     Raises
     ------
@@ -109,15 +107,16 @@ class BilateralSoftmaxLoss(SampledLoss):
 
     Notes
     -----
-    **Where the weight comes from.** The loss of [1]_ has a log-mean-exp on both sides, of cosines f
-    with a temperature for each: :math:`-\log \text{mean}_{+} e^{f / T_1} + \log \text{mean}_{-}
-    e^{f / T_2}`. As :math:`T \log \text{mean}\, e^{f / T}` is the largest mean of f under any
-    distribution, less T times its divergence from that of the examples, a low :math:`T_2` makes
-    hard negatives count, and a high :math:`T_1` lets some positives be noise. With one positive in
-    a pair, as here, the first term is :math:`-f_t / T_1`. With scores :math:`o = f / T_2`, that is
-    :math:`\tau = 1 / T_2`, the loss times :math:`T_1 / T_2` is :math:`-o_t + w \log
-    \text{mean}_{-} e^o` for :math:`w = T_1 / T_2`. With w = 1 it is the softmax loss with the label
-    out of the denominator. The logarithm of a sum differs from that of a mean by a constant.
+    **Origin of the weight.** The loss of [1]_ has a log-mean-exp on both sides, of cosines f with
+    two temperatures: :math:`-\log \text{mean}_{+} e^{f / T_1} + \log \text{mean}_{-}
+    e^{f / T_2}`. Here :math:`T \log \text{mean}\, e^{f / T}` is the maximum, over distributions,
+    of the mean of f less T times the divergence from the distribution of the examples. A low
+    :math:`T_2` therefore emphasises hard negatives, and a high :math:`T_1` tolerates noisy
+    positives. With one positive in a pair, as here, the first term is :math:`-f_t / T_1`. With
+    scores :math:`o = f / T_2`, so that :math:`\tau = 1 / T_2`, the loss times :math:`T_1 / T_2` is
+    :math:`-o_t + w \log \text{mean}_{-} e^o` for :math:`w = T_1 / T_2`. For w = 1 it is the
+    softmax loss with the label removed from the denominator. The logarithms of a sum and of a mean
+    differ by a constant.
 
     References
     ----------
@@ -156,23 +155,22 @@ class BilateralSoftmaxLoss(SampledLoss):
 def bilateral_terms(
     logits: FloatArray, losses: FloatArray, weight: float, empty: float = 0.0
 ) -> None:
-    """Write ``weight * logsumexp(logits[1:]) - logits[0]`` of each row; it becomes its gradient.
+    """Write ``weight * logsumexp(logits[1:]) - logits[0]``; overwrite rows by its gradient.
 
-    A row of logits (P, 1 + m) without any draw of weight, all -inf, has the loss `empty` and
-    gradient 0.
+    If all draws in a row of logits (P, 1 + m) are -inf, the loss is `empty` and the gradient 0.
     """
     for b in range(len(logits)):
         row = logits[b]
-        # The label is not in the sum: its derivative is -1, whatever the draws are. With no draw of
-        # weight the log-sum-exp is -inf, and the example pulls at nothing.
-        top = greatest(row[1:])
-        losses[b] = empty if top == -np.inf else weight * top - row[0]
-        row[0] = 0.0 if top == -np.inf else -1.0
+        # The label is not in the sum: its derivative is -1 for any draws. Without draws of weight
+        # logsumexp is -inf, and all derivatives are 0.
+        max_logit = greatest(row[1:])
+        losses[b] = empty if max_logit == -np.inf else weight * max_logit - row[0]
+        row[0] = 0.0 if max_logit == -np.inf else -1.0
         for k in range(1, len(row)):
-            row[k] = row[k] if top == -np.inf else row[k] - top
+            row[k] = row[k] if max_logit == -np.inf else row[k] - max_logit
     for b in range(len(logits)):
         row = logits[b, 1:]
-        weigh(row)  # relative to the largest draw, in `losses` already
+        exp_in_place(row)  # relative to the maximum, which `losses` already includes
         mass = total(row)
         if mass > 0.0:
             losses[b] += weight * np.log(mass)

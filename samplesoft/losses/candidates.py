@@ -1,7 +1,7 @@
-"""Drawn classes: checked, scored beside the labels, and gradients carried back to both vectors.
+"""Validate draws, score labels and draws, and backpropagate to contexts and class vectors.
 
-The classes that occur stand in a block of rows, so that norms, gradients and sums over duplicates
-cost what the block costs, and never what n classes cost.
+The vectors of the classes that occur are copied into a block of rows. The cost of norms, gradients
+and sums over duplicates depends on the size of that block, and not on the number of classes n.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from samplesoft._validation import FloatArray, IntArray, as_array, require_plain
 from samplesoft.kernels.products import ALONE, product
 from samplesoft.losses.base import Batch, Gradients, SparseRows, Targets
 from samplesoft.losses.step import (
-    add_labels,
-    are_drawable,
-    class_sums,
-    complete_scores,
-    context_sums,
-    gather,
+    add_biases_and_check,
+    add_label_context_gradients,
+    are_valid_draws,
+    class_gradients,
+    context_gradients,
+    gather_rows,
     list_candidates,
     nan_where_not_finite,
     score_labels,
     score_rows,
-    score_set,
-    set_gradients,
+    score_shared_draws,
+    shared_draw_gradients,
 )
 from samplesoft.losses.vectors import unit_rows, unit_rows_backward
 from samplesoft.samplers.base import Draw, Rows
@@ -39,46 +39,48 @@ from samplesoft.schemes import Scheme
 
 _INT, _FLOAT = np.dtype(np.int64), np.dtype(np.float64)
 _NO_NORMS = np.empty(0)
-_ONE_THREAD = 1 << 20  # multiplications below which a second thread does not pay
+_MIN_THREADED_MULTIPLICATIONS = 1 << 20  # fewer run on one thread
 
 
 def check_draw(draw: Draw | None, batch: int, n: int) -> tuple[IntArray, FloatArray]:
-    """Return classes, (B, m) or (1, m) for all, and logarithms of how often a draw contains each.
+    """Return drawn classes and their log expected counts, each (B, m), or (1, m) if shared.
 
-    The draw must be for `batch` contexts or one for all, of classes below `n`.
+    The draw must be for `batch` contexts or shared by them, of classes in ``range(n)``.
     """
-    ids, log_counts = as_arrays(draw, batch)
-    if not are_drawable(ids, log_counts, n):  # one pass; what is wrong is sought only then
-        raise not_drawable(ids, log_counts, n)
+    ids, log_counts = draw_arrays(draw, batch)
+    if not are_valid_draws(
+        ids, log_counts, n
+    ):  # one pass; the error is located only if there is one
+        raise invalid_draw_error(ids, log_counts, n)
     return ids, log_counts
 
 
-def as_arrays(draw: Draw | None, batch: int) -> tuple[IntArray, FloatArray]:
-    """Return the arrays of `check_draw`, of which the numbers are not looked at."""
+def draw_arrays(draw: Draw | None, batch: int) -> tuple[IntArray, FloatArray]:
+    """Return the arrays of `check_draw`, with types and shapes checked, and values unchecked."""
     if type(draw) is not Draw and not isinstance(draw, Draw):
-        raise no_draw(draw)
+        raise missing_draw_error(draw)
     ids: Any = draw.ids
     log_q: Any = draw.log_q
     logs = log_q if draw.log_inclusion is None else draw.log_inclusion
-    # as from a sampler; the others are looked at one after another
-    usual = type(ids) is type(log_q) is type(logs) is np.ndarray and ids.dtype == _INT
-    if usual and log_q.dtype == logs.dtype == _FLOAT:
-        require_shapes(ids.shape, logs.shape, batch)
+    # the types that samplers return; other arrays are checked one by one
+    is_from_sampler = type(ids) is type(log_q) is type(logs) is np.ndarray and ids.dtype == _INT
+    if is_from_sampler and log_q.dtype == logs.dtype == _FLOAT:
+        require_draw_shapes(ids.shape, logs.shape, batch)
         return ids, draw.log_expected_count
-    named = ("ids", ids, "iu"), ("log_q", log_q, "f"), ("log_inclusion", logs, "f")
-    for name, array, kinds in named:
+    fields = ("ids", ids, "iu"), ("log_q", log_q, "f"), ("log_inclusion", logs, "f")
+    for name, array, kinds in fields:
         if type(array) not in (np.ndarray, np.memmap) or array.dtype.kind not in kinds:
             require_plain(f"draw.{name}", array)
             raise TypeError(
                 f"`draw.{name}` must be an array of {'integers' if name == 'ids' else 'floats'}, "
                 f"got {getattr(array, 'dtype', type(array).__name__)}; take it from sampler.sample."
             )
-    require_shapes(ids.shape, logs.shape, batch)
+    require_draw_shapes(ids.shape, logs.shape, batch)
     return np.asarray(ids, _INT), np.asarray(draw.log_expected_count, _FLOAT)
 
 
-def no_draw(value: Any) -> TypeError:
-    """Return the error for something that is not a draw."""
+def missing_draw_error(value: Any) -> TypeError:
+    """Return the error for a value that is not a `Draw`."""
     return TypeError(
         f"`draw` must be a Draw, got {type(value).__name__}; sampled losses take one from "
         "sampler.sample(h, num_sampled, ...)."
@@ -86,7 +88,7 @@ def no_draw(value: Any) -> TypeError:
 
 
 def require_replacement(draw: Draw, loss: str) -> None:
-    """Raise for draws without replacement, which a loss of that name cannot do with."""
+    """Raise if the draws are without replacement, which `loss` does not support."""
     if draw.log_inclusion is not None:
         raise ValueError(
             f"`draw` must be with replacement for {loss}, got probabilities of inclusion in "
@@ -94,8 +96,8 @@ def require_replacement(draw: Draw, loss: str) -> None:
         )
 
 
-def require_shapes(ids: tuple[int, ...], log_counts: tuple[int, ...], batch: int) -> None:
-    """Raise for a draw that is not for `batch` contexts, or one for all."""
+def require_draw_shapes(ids: tuple[int, ...], log_counts: tuple[int, ...], batch: int) -> None:
+    """Raise unless the draw is for `batch` contexts, or shared by them."""
     if ids[1:] in ((), (0,)) or ids[2:] or ids[0] not in (1, batch):
         raise ValueError(
             f"`draw` must hold ids of shape ({batch}, m) or (1, m), got {ids}; draw for the same "
@@ -107,8 +109,8 @@ def require_shapes(ids: tuple[int, ...], log_counts: tuple[int, ...], batch: int
         )
 
 
-def not_drawable(ids: IntArray, log_counts: FloatArray, n: int) -> ValueError:
-    """Return the error for a draw that `are_drawable` refuses."""
+def invalid_draw_error(ids: IntArray, log_counts: FloatArray, n: int) -> ValueError:
+    """Return the error for a draw that `are_valid_draws` rejects."""
     if ids.min() < 0 or ids.max() >= n:
         return ValueError(
             f"`draw` must hold classes in 0..{n - 1}, got {ids.min()}..{ids.max()}; the sampler "
@@ -122,9 +124,9 @@ def not_drawable(ids: IntArray, log_counts: FloatArray, n: int) -> ValueError:
 
 
 def check_label_count(value: ArrayLike | None, targets: Targets, scheme: Scheme) -> FloatArray:
-    """Return the logarithms (P,) of how many draws of each pair's label are expected, as float64.
+    """Return the log expected count (P,) of each pair's label in a draw, as float64.
 
-    A label that cannot be drawn, -inf, is for schemes that divide by the draws that are kept.
+    Only schemes that divide by the accepted draws allow -inf, a label that cannot be drawn.
     """
     size = len(targets.labels)
     if value is None:
@@ -138,13 +140,13 @@ def check_label_count(value: ArrayLike | None, targets: Targets, scheme: Scheme)
             f"`label_log_count` must hold real numbers, got {counts.dtype}; use "
             "sampler.log_expected_count."
         )
-    with np.errstate(over="ignore"):  # of a wider type, refused next
+    with np.errstate(over="ignore"):  # a wider type may overflow; refused below
         counts = counts.astype(np.float64)
     if counts.shape != (size,):
         raise ValueError(f"`label_log_count` must have shape ({size},), got {counts.shape}.")
-    good = np.isfinite(counts) | ((counts == -np.inf) & scheme.divides_by_kept)
-    if not good.all():
-        worst = int(np.argmin(good))
+    is_valid = np.isfinite(counts) | ((counts == -np.inf) & scheme.divides_by_kept)
+    if not is_valid.all():
+        worst = int(np.argmin(is_valid))
         raise ValueError(
             f"`label_log_count` must be finite, got {counts[worst]} for label "
             f"{targets.labels[worst]} of pair {worst}; where no draw can contain the label, as of "
@@ -156,67 +158,69 @@ def check_label_count(value: ArrayLike | None, targets: Targets, scheme: Scheme)
 
 @dataclass(slots=True, eq=False)
 class Scores:
-    """Scores of labels and drawn classes, and what their gradients need.
+    """Scores of labels and drawn classes, and the arrays that their gradients need.
 
-    The block of class vectors has a row for each class that occurs; where one set of draws serves
-    all examples, a row for each label and then for each draw, for a product of matrices.
+    The block of class vectors has one row for each class that occurs. For shared draws it has a row
+    for each label and then for each draw, so that scores are a matrix product.
     """
 
-    own: FloatArray  # (P,): of the labels, computed in the type of the vectors
-    drawn: Rows  # (B, m): of the draws of each example, which all of its pairs have
+    label_scores: FloatArray  # (P,): computed in the dtype of the vectors
+    sampled_scores: Rows  # (B, m): for all pairs of an example
     example_ids: IntArray  # (P,): example of each pair
     block: Rows  # (r, d)
-    norms: FloatArray  # (r,): that the vectors had, where the loss normalises; else (0,)
+    norms: FloatArray  # (r,): norms of the vectors if the loss normalises; else (0,)
     shared: bool
-    # (5, P + draws + 1): the classes, as `list_candidates` writes them. Its first row ends with how
-    # many of them are a label and drawn as well, be it for another example.
-    listed: IntArray
-    num: int  # of classes that occur
+    # (5, P + draws + 1), from `list_candidates`. The first row ends with the number of classes that
+    # are both a label and drawn, for any examples.
+    candidate_table: IntArray
+    num_unique: int  # number of classes that occur
 
     @property
-    def label_places(self) -> IntArray:
-        """Places (P,) of the labels among the classes."""
-        return self.listed[2, : self.own.shape[0]]
+    def label_indices(self) -> IntArray:
+        """Index (P,) of each label among the classes that occur."""
+        return self.candidate_table[2, : self.label_scores.shape[0]]
 
     @property
-    def draw_places(self) -> IntArray:
-        """Places of the draws among the classes, (B, m) or (1, m)."""
-        size, m = self.drawn.shape
-        return self.listed[2, self.own.shape[0] : -1].reshape(1 if self.shared else size, m)
+    def draw_indices(self) -> IntArray:
+        """Index of each draw among the classes that occur, (B, m) or (1, m)."""
+        size, m = self.sampled_scores.shape
+        return self.candidate_table[2, self.label_scores.shape[0] : -1].reshape(
+            1 if self.shared else size, m
+        )
 
 
 @lru_cache(4)
-def _in_turn(size: int) -> IntArray:
-    """Return ``range(size)``, which nobody changes: batches are mostly as large as the last."""
+def _cached_arange(size: int) -> IntArray:
+    """Return ``arange(size)``, cached, and never written to: most batches have one size."""
     return np.arange(size)
 
 
 def score_candidates(
     batch: Batch, ids: IntArray, log_counts: FloatArray, normalize: bool
 ) -> Scores:
-    """Score labels and drawn classes `ids`, (B, m) or one set (1, m) for all examples.
+    """Return the scores of labels and drawn classes `ids`, (B, m), or (1, m) if shared.
 
-    The draws, and the logarithms of how often they are expected, of the same shape, must be as
-    `check_draw` says. The score of a label is NaN where one of a draw of its example is not finite.
+    `log_counts` are the log expected counts of the draws, of the same shape; see `check_draw`.
+    Label scores are NaN for examples in which the score of a draw is not finite.
     """
     z, labels, rows = batch.z, batch.targets.labels, batch.class_embeddings
     (size, d), (sets, m), (pairs,), n = z.shape, ids.shape, labels.shape, rows.shape[0]
     example_ids = (
-        _in_turn(pairs) if batch.targets.example_ids is None else batch.targets.example_ids
+        _cached_arange(pairs) if batch.targets.example_ids is None else batch.targets.example_ids
     )
-    listed = np.empty((5, pairs + sets * m + 1), np.int64)
-    # One set for all: scores of draws are one product of matrices, for which their vectors stand
-    # in order. Else an example reads the rows of its own draws, and a class has one row.
-    distant = type(rows) is not np.ndarray and isinstance(rows, DistantRows)
-    if sets == 1 < size and not distant:
+    candidate_table = np.empty((5, pairs + sets * m + 1), np.int64)
+    # Shared draws: their vectors are copied in order, and their scores are one matrix product. Else
+    # each class has one row, and each example reads the rows of its draws.
+    is_remote = type(rows) is not np.ndarray and isinstance(rows, DistantRows)
+    if sets == 1 < size and not is_remote:
         block = np.empty((pairs + m, d), z.dtype)
         norms = np.empty(pairs + m) if normalize else _NO_NORMS
-        own, drawn = np.empty(pairs), np.empty((size, m), z.dtype)
+        label_scores, sampled_scores = np.empty(pairs), np.empty((size, m), z.dtype)
         if type(rows) is not np.ndarray:
-            rows = np.asarray(rows)  # kernels take no memmap
+            rows = np.asarray(rows)  # kernels do not accept memmaps
         biases = z[0, :0] if batch.biases is None else batch.biases
         multiply = z.size * m <= ALONE
-        num = score_set(
+        num_unique = score_shared_draws(
             labels,
             example_ids,
             ids,
@@ -225,149 +229,208 @@ def score_candidates(
             rows,
             biases,
             multiply,
-            listed,
+            candidate_table,
             block,
             norms,
-            own,
-            drawn,
+            label_scores,
+            sampled_scores,
         )
-        if num < 0:
-            raise not_drawable(ids, log_counts, n)
+        if num_unique < 0:
+            raise invalid_draw_error(ids, log_counts, n)
         if normalize:
-            _require_norms(rows, norms, listed[0, :-1])
+            _require_finite_norms(rows, norms, candidate_table[0, :-1])
         if not multiply:
-            call_quietly(product, z, block[pairs:].T, drawn)
-            complete_scores(example_ids, listed[0, :-1], biases, own, drawn)
-        return Scores(own, drawn, example_ids, block, norms, True, listed, num)
-    num = list_candidates(labels, ids, log_counts, n, listed)
-    if num < 0:
-        raise not_drawable(ids, log_counts, n)
-    return _score_each(batch, ids, normalize, example_ids, listed, num)
+            call_quietly(product, z, block[pairs:].T, sampled_scores)
+            add_biases_and_check(
+                example_ids, candidate_table[0, :-1], biases, label_scores, sampled_scores
+            )
+        return Scores(
+            label_scores,
+            sampled_scores,
+            example_ids,
+            block,
+            norms,
+            True,
+            candidate_table,
+            num_unique,
+        )
+    num_unique = list_candidates(labels, ids, log_counts, n, candidate_table)
+    if num_unique < 0:
+        raise invalid_draw_error(ids, log_counts, n)
+    return _score_separate_draws(batch, ids, normalize, example_ids, candidate_table, num_unique)
 
 
-def _score_each(
-    batch: Batch, ids: IntArray, normalize: bool, example_ids: IntArray, listed: IntArray, num: int
+def _score_separate_draws(
+    batch: Batch,
+    ids: IntArray,
+    normalize: bool,
+    example_ids: IntArray,
+    candidate_table: IntArray,
+    num_unique: int,
 ) -> Scores:
-    """Score draws (B, m) of each example, or classes whose vectors others keep."""
+    """Return scores of draws (B, m) of each example, or of class vectors on other machines."""
     z, rows, shared = batch.z, batch.class_embeddings, len(ids) < len(batch.z)
     pairs, d = len(example_ids), z.shape[1]
     if isinstance(rows, DistantRows):
-        own, drawn = rows.scores(batch, ids)
-        own = own.astype(np.float64)
-        nan_where_not_finite(own, drawn, example_ids, 0, 0)
-        return Scores(own, drawn, example_ids, np.empty((0, d)), _NO_NORMS, shared, listed, num)
-    rows, classes = np.asarray(rows), listed[1, :num]
-    block, norms = np.empty((num, d), z.dtype), np.empty(num if normalize else 0)
+        label_scores, sampled_scores = rows.scores(batch, ids)
+        label_scores = label_scores.astype(np.float64)
+        nan_where_not_finite(label_scores, sampled_scores, example_ids, 0, 0)
+        return Scores(
+            label_scores,
+            sampled_scores,
+            example_ids,
+            np.empty((0, d)),
+            _NO_NORMS,
+            shared,
+            candidate_table,
+            num_unique,
+        )
+    rows, classes = np.asarray(rows), candidate_table[1, :num_unique]
+    block, norms = np.empty((num_unique, d), z.dtype), np.empty(num_unique if normalize else 0)
     thread_each(
-        lambda part: gather(classes[part], rows, normalize, block[part], norms[part]),
-        _parts(num, block.size),
+        lambda chunk: gather_rows(classes[chunk], rows, normalize, block[chunk], norms[chunk]),
+        _split_for_threads(num_unique, block.size),
     )
-    _require_norms(rows, norms, classes)
-    own, drawn = np.empty(pairs), np.empty((z.shape[0], ids.shape[1]), z.dtype)
-    scores = Scores(own, drawn, example_ids, block, norms, False, listed, num)
-    examples, places = np.arange(z.shape[0]), scores.draw_places
-    score_labels(block, scores.label_places, z, example_ids, 0, 0, pairs, own)
+    _require_finite_norms(rows, norms, classes)
+    label_scores, sampled_scores = np.empty(pairs), np.empty((z.shape[0], ids.shape[1]), z.dtype)
+    scores = Scores(
+        label_scores, sampled_scores, example_ids, block, norms, False, candidate_table, num_unique
+    )
+    examples, draw_indices = np.arange(z.shape[0]), scores.draw_indices
+    score_labels(block, scores.label_indices, z, example_ids, 0, 0, pairs, label_scores)
     thread_each(
-        lambda part: score_rows(z, examples[part], block, places[part], drawn[part]),
-        _parts(z.shape[0], drawn.size * d),
+        lambda chunk: score_rows(
+            z, examples[chunk], block, draw_indices[chunk], sampled_scores[chunk]
+        ),
+        _split_for_threads(z.shape[0], sampled_scores.size * d),
     )
     biases = z[0, :0] if batch.biases is None else batch.biases
-    complete_scores(example_ids, listed[0, :-1], biases, own, drawn)
+    add_biases_and_check(example_ids, candidate_table[0, :-1], biases, label_scores, sampled_scores)
     return scores
 
 
-def _require_norms(rows: Rows, norms: FloatArray, classes: IntArray) -> None:
-    """Raise for norms (k,) that are not finite, of the vectors of some classes."""
+def _require_finite_norms(rows: Rows, norms: FloatArray, classes: IntArray) -> None:
+    """Raise if norms (k,) of the vectors of `classes` are not finite."""
     if not np.isfinite(norms).all():
-        unit_rows("class_embeddings", rows[classes], classes)  # says which
+        unit_rows("class_embeddings", rows[classes], classes)  # raises, naming the class
 
 
 def score_gradients(
-    batch: Batch, scores: Scores, d_own: Rows, d_drawn: Rows, weights: FloatArray
+    batch: Batch, scores: Scores, d_labels: Rows, d_sampled: Rows, weights: FloatArray
 ) -> Gradients:
-    """Return the gradient of a weighted sum over the examples.
+    """Return the gradients of the sum of the examples' losses by `weights` (B,).
 
-    From derivatives of what each loses in its `own` (P,) and `drawn` (B, m) scores, and its weight
-    (B,).
+    `d_labels` (P,) and `d_sampled` (B, m) are derivatives of the losses in the scores.
     """
-    z, rows, classes = batch.z, batch.class_embeddings, scores.listed[1, : scores.num]
+    z = batch.z
+    rows = batch.class_embeddings
+    classes = scores.candidate_table[1, : scores.num_unique]
     if type(rows) is not np.ndarray and isinstance(rows, DistantRows):
-        # rows of the gradient stay beside those of the vectors
-        kept = SparseRows(classes, np.empty((scores.num, 0), z.dtype))
-        dz = call_quietly(rows.gradients, batch, d_own, d_drawn, weights)
-        return Gradients(dz, kept, None)
-    block, example_ids, listed, norms = (
-        scores.block,
-        scores.example_ids,
-        scores.listed,
-        scores.norms,
-    )
-    dz, dW = np.empty(z.shape, z.dtype), np.empty((scores.num, z.shape[1]), z.dtype)
+        # rows of the gradient stay where the class vectors are
+        remote_rows = SparseRows(classes, np.empty((scores.num_unique, 0), z.dtype))
+        dz = call_quietly(rows.gradients, batch, d_labels, d_sampled, weights)
+        return Gradients(dz, remote_rows, None)
+    block = scores.block
+    example_ids = scores.example_ids
+    candidate_table = scores.candidate_table
+    norms = scores.norms
+    dz, dW = np.empty(z.shape, z.dtype), np.empty((scores.num_unique, z.shape[1]), z.dtype)
     if scores.shared:
-        of_draws = dW[:0]  # none yet
-        if z.size * d_drawn.shape[1] > ALONE:
-            call_quietly(product, d_drawn, block[d_own.shape[0] :], dz)
-            of_draws = _of_draws(d_drawn, z, weights)
-        set_gradients(
-            d_own, d_drawn, z, weights, example_ids, block, norms, listed, of_draws, dz, dW
+        draw_gradients = dW[:0]  # computed by the kernel
+        if z.size * d_sampled.shape[1] > ALONE:
+            call_quietly(product, d_sampled, block[d_labels.shape[0] :], dz)
+            draw_gradients = _shared_class_gradients(d_sampled, z, weights)
+        shared_draw_gradients(
+            d_labels,
+            d_sampled,
+            z,
+            weights,
+            example_ids,
+            block,
+            norms,
+            candidate_table,
+            draw_gradients,
+            dz,
+            dW,
         )
     else:
-        _add_each(scores, d_own, d_drawn, z, weights, dz, dW)
+        _separate_draw_gradients(scores, d_labels, d_sampled, z, weights, dz, dW)
     db = None
     if batch.biases is not None:
-        db = SparseRows(classes, _in_biases(scores, d_own, d_drawn, weights))
+        db = SparseRows(classes, _bias_gradients(scores, d_labels, d_sampled, weights))
     return Gradients(dz, SparseRows(classes, dW), db)
 
 
 @quietly
-def _of_draws(d_drawn: Rows, z: Rows, weights: FloatArray) -> Rows:
-    """Return what one set of draws brings to the vectors of its classes (m, d)."""
-    of_draws: Rows = product(d_drawn.T, weights.astype(z.dtype)[:, None] * z)
-    return of_draws
+def _shared_class_gradients(d_sampled: Rows, z: Rows, weights: FloatArray) -> Rows:
+    """Return the contribution (m, d) of shared draws to the gradient in their class vectors."""
+    draw_gradients: Rows = product(d_sampled.T, weights.astype(z.dtype)[:, None] * z)
+    return draw_gradients
 
 
 @quietly
-def _in_biases(scores: Scores, d_own: Rows, d_drawn: Rows, weights: FloatArray) -> Rows:
-    """Return the gradient (k,) in biases, each the vector of a feature that is 1 in all contexts.
+def _bias_gradients(scores: Scores, d_labels: Rows, d_sampled: Rows, weights: FloatArray) -> Rows:
+    """Return the gradient (k,) in biases: a bias is the weight of a feature that is always 1.
 
-    The arguments are as in `score_gradients`.
+    The arguments are those of `score_gradients`.
     """
-    column = weights.astype(d_drawn.dtype)[:, None]
-    d_draws = (d_drawn.T @ column)[:, 0] if scores.shared else (column * d_drawn).ravel()
-    of_places = np.concatenate([column[scores.example_ids, 0] * d_own, d_draws])
-    sums = np.bincount(scores.listed[2, :-1], of_places, scores.num)  # in float64
-    return sums.astype(d_drawn.dtype)
+    column = weights.astype(d_sampled.dtype)[:, None]
+    d_draw_scores = (d_sampled.T @ column)[:, 0] if scores.shared else (column * d_sampled).ravel()
+    candidate_gradients = np.concatenate([column[scores.example_ids, 0] * d_labels, d_draw_scores])
+    sums = np.bincount(
+        scores.candidate_table[2, :-1], candidate_gradients, scores.num_unique
+    )  # in float64
+    return sums.astype(d_sampled.dtype)
 
 
 @quietly
-def _add_each(
-    scores: Scores, d_own: Rows, d_drawn: Rows, z: Rows, weights: FloatArray, dz: Rows, dW: Rows
+def _separate_draw_gradients(
+    scores: Scores,
+    d_labels: Rows,
+    d_sampled: Rows,
+    z: Rows,
+    weights: FloatArray,
+    dz: Rows,
+    dW: Rows,
 ) -> None:
-    """Write gradients in contexts (B, d) and in classes (k, d), of draws of each example."""
-    block, example_ids, places = scores.block, scores.example_ids, scores.draw_places
-    order, starts = scores.listed[3, :-1], scores.listed[4, : scores.num + 1]
-    # the weight of an example is a factor of all that it adds: it goes into z once, not into each
-    # derivative
+    """Write gradients in contexts (B, d) and in classes (k, d) for draws (B, m) of each example."""
+    block, example_ids, draw_indices = scores.block, scores.example_ids, scores.draw_indices
+    order = scores.candidate_table[3, :-1]
+    offsets = scores.candidate_table[4, : scores.num_unique + 1]
+    # multiply z by the example weights once, in place of every derivative
     column = weights.astype(z.dtype)[:, None]
-    weighted, work = column * z, d_drawn.size * z.shape[1]
+    weighted, num_multiplications = column * z, d_sampled.size * z.shape[1]
     thread_each(
-        lambda part: context_sums(d_drawn[part], block, places[part], dz[part]),
-        _parts(len(z), work),
+        lambda chunk: context_gradients(d_sampled[chunk], block, draw_indices[chunk], dz[chunk]),
+        _split_for_threads(len(z), num_multiplications),
     )
     thread_each(
-        lambda part: class_sums(
-            d_own, d_drawn, weighted, example_ids, dW[:0], order, starts[part.start :], dW[part]
+        lambda chunk: class_gradients(
+            d_labels,
+            d_sampled,
+            weighted,
+            example_ids,
+            dW[:0],
+            order,
+            offsets[chunk.start :],
+            dW[chunk],
         ),
-        _parts(scores.num, work),
+        _split_for_threads(scores.num_unique, num_multiplications),
     )
-    add_labels(d_own, block, scores.label_places, example_ids, 0, 0, len(example_ids), dz)
+    add_label_context_gradients(
+        d_labels, block, scores.label_indices, example_ids, 0, 0, len(example_ids), dz
+    )
     dz *= column
     if scores.norms.shape[0]:
         unit_rows_backward(dW, block, scores.norms)
 
 
-def _parts(size: int, work: int) -> list[slice]:
-    """Split ``range(size)`` for the threads, where there is work for several."""
-    # of a shard without a label and a draw there are none
-    part = size if work < _ONE_THREAD else -(-size // (4 * num_threads()))
-    return chunks(size, max(1, part))
+def _split_for_threads(size: int, num_multiplications: int) -> list[slice]:
+    """Split ``range(size)`` among threads if the multiplications are worth more than one."""
+    # `size` is 0 on a shard without labels and draws
+    chunk_size = (
+        size
+        if num_multiplications < _MIN_THREADED_MULTIPLICATIONS
+        else -(-size // (4 * num_threads()))
+    )
+    return chunks(size, max(1, chunk_size))

@@ -1,22 +1,23 @@
-"""From scores to losses and their derivatives, by the terms of any loss: one family of functions.
+"""Losses and their derivatives in the scores, for the kernel of any loss.
 
-All are called ``differentiate(pairs, first, last, numbers, weights, logits, losses, d_own,
-d_drawn)``, to do it for the pairs [first, last), which are whole examples:
+The functions made here have one signature, ``differentiate(pairs, first, last, parameters, weights,
+logits, losses, d_labels, d_sampled)``. They process the pairs [first, last), which are all pairs of
+some examples:
 
-- ``pairs`` are `Pairs`;
-- ``numbers`` are those that the kernel of the loss takes, and ``weights``, (B, m) or (1, m) for
-  all, those of the draws, (0, 0) where it takes none;
-- ``logits`` (K,), of at least 3 (2 + m), is room for as many logits as it holds, in the type in
-  which they are computed;
-- written are the ``losses`` (P,) of the pairs, times what they weigh, and the derivatives of what
-  an example loses in scores of labels ``d_own`` (P,) and of draws ``d_drawn`` (B, m). The former
-  may take the place of the scores, the latter only where an example has one label.
+- ``pairs`` are `Pairs`.
+- ``parameters`` are the further arguments of the loss kernel.
+- ``weights``, (B, m) or (1, m), are the weights of the draws; (0, 0) if the kernel takes none.
+- ``logits`` (K,), K at least 3 (2 + m), is workspace. Its dtype is that of the computation.
+- ``losses`` (P,) are written: the losses of the pairs times their label weights.
+- ``d_labels`` (P,) and ``d_sampled`` (B, m) are written: derivatives of the example's loss in the
+  scores of labels and of draws. ``d_labels`` may overwrite the scores; ``d_sampled`` may do so only
+  if each example has one label.
 
-`by_rows` gives each pair a row of logits of its label and of all draws. `by_merged` has one logit
-stand for all draws of an example, so that several labels cost no more than one. Either is compiled
-for a kernel when they first come together, by a `samplesoft.models.SoftmaxLayer` for a batch or by
-`samplesoft.training.fused` for a block of examples of many steps; for terms in NumPy the
-same function runs as Python.
+`make_row_differentiator` computes a row of logits for each pair: its label and all draws.
+`make_merged_differentiator` replaces all draws of an example by one merged logit, so that several
+labels cost no more than one. Both compile for a kernel on first use: in a
+`samplesoft.models.SoftmaxLayer` for a batch, and in `samplesoft.training.fused` for a block of
+examples of many steps. For kernels in NumPy the same function runs as Python.
 """
 
 from __future__ import annotations
@@ -37,151 +38,159 @@ from samplesoft.losses.step import (
     Pairs,
     has_draws,
     keeps_hits,
-    pair_logits,
     scatter_logit_gradients,
+    write_pair_logits,
 )
 
 Kernel = Callable[..., Any]
 
 
-def named(function: Kernel, *kernels: Kernel) -> Kernel:
-    """Name a function by what it is compiled for, so that on disk each has a place of its own."""
+def name_after_kernels(function: Kernel, *kernels: Kernel) -> Kernel:
+    """Append the names of kernels to that of a function, so that each has its own cache file."""
     names = [function.__name__]
     for kernel in kernels:
         code: Any = getattr(kernel, "py_func", kernel)
-        module = str(code.__module__)  # None of what was made by exec
-        others = [] if module.startswith("samplesoft.") else [module]
-        names += [*others, code.__name__]
+        module = str(code.__module__)  # None for functions made by exec
+        module_names = [] if module.startswith("samplesoft.") else [module]
+        names += [*module_names, code.__name__]
     function.__name__ = function.__qualname__ = re.sub(r"\W+", "_", "_".join(names))
     return function
 
 
-def by_rows(kernel: Kernel, weighs_draws: bool) -> Kernel:
-    """Return the function that differentiates by a row of all draws for each label."""
+def make_row_differentiator(kernel: Kernel, weighs_draws: bool) -> Kernel:
+    """Return a differentiator with a row of logits, of all draws, for each label."""
     if not _is_kernel(kernel):  # in NumPy
         return quietly(_rows(kernel, weighs_draws))
     return _compiled_rows(kernel, weighs_draws)
 
 
-def by_merged(kernel: Kernel, merge: Kernel, apart: bool) -> Kernel:
-    """Return the function that differentiates with one logit for all draws of an example.
+def make_merged_differentiator(kernel: Kernel, merge: Kernel, separate_hits: bool) -> Kernel:
+    """Return a differentiator with one merged logit for all draws of an example.
 
-    Draws that are labels of their example have logits of their own where `apart`, for its pairs
-    treat them differently; else they have no weight.
+    Accidental hits have separate logits if `separate_hits`, because the pairs of an example treat
+    them differently; else they have no weight.
     """
     if not (_is_kernel(kernel) and _is_kernel(merge)):
-        return quietly(_merged(kernel, merge, apart))
-    return _compiled_merged(kernel, merge, apart)
+        return quietly(_merged(kernel, merge, separate_hits))
+    return _compiled_merged(kernel, merge, separate_hits)
 
 
 def _is_kernel(function: Kernel) -> bool:
-    """Tell whether a function is compiled, or would be with Numba."""
+    """Whether a function is compiled, or would be if Numba were installed."""
     return type(function) not in (FunctionType, MethodType) or hasattr(function, "py_func")
 
 
 @cache
 def _compiled_rows(kernel: Kernel, weighs_draws: bool) -> Kernel:
-    return njit(named(_rows(kernel, weighs_draws), kernel))
+    return njit(name_after_kernels(_rows(kernel, weighs_draws), kernel))
 
 
 @cache
-def _compiled_merged(kernel: Kernel, merge: Kernel, apart: bool) -> Kernel:
-    function = _merged(kernel, merge, apart)
-    if apart:
-        function.__name__ = "by_merged_and_apart"
-    return njit_bare(named(function, kernel, merge))
+def _compiled_merged(kernel: Kernel, merge: Kernel, separate_hits: bool) -> Kernel:
+    function = _merged(kernel, merge, separate_hits)
+    if separate_hits:
+        function.__name__ = "differentiate_merged_and_hits"
+    return njit_bare(name_after_kernels(function, kernel, merge))
 
 
 def _rows(kernel: Kernel, weighs_draws: bool) -> Kernel:
-    def by_rows(
+    def differentiate_rows(
         pairs: Pairs,
         first: int,
         last: int,
-        numbers: Any,
+        parameters: Any,
         weights: FloatArray,
         logits: Floats,
         losses: FloatArray,
-        d_own: Floats,
-        d_drawn: Floats,
+        d_labels: Floats,
+        d_sampled: Floats,
     ) -> None:
-        width = 1 + pairs.drawn.shape[1]
-        most = len(logits) // width
-        for start in range(first, last, most):
-            stop = min(start + most, last)
+        width = 1 + pairs.sampled_scores.shape[1]
+        max_rows = len(logits) // width
+        for start in range(first, last, max_rows):
+            stop = min(start + max_rows, last)
             rows = logits[: (stop - start) * width].reshape((stop - start, width))
-            pair_logits(pairs, start, rows)
-            if weighs_draws:  # decided when it is compiled
-                of_pairs = weights[(pairs.example_ids[start:stop] - pairs.begin) % len(weights)]
-                kernel(rows, losses[start:stop], of_pairs, *numbers)
+            write_pair_logits(pairs, start, rows)
+            if weighs_draws:  # a constant when compiled
+                pair_weights = weights[
+                    (pairs.example_ids[start:stop] - pairs.first_example) % len(weights)
+                ]
+                kernel(rows, losses[start:stop], pair_weights, *parameters)
             else:
-                kernel(rows, losses[start:stop], *numbers)
-            scatter_logit_gradients(pairs, start, rows, losses, d_own, d_drawn)
+                kernel(rows, losses[start:stop], *parameters)
+            scatter_logit_gradients(pairs, start, rows, losses, d_labels, d_sampled)
 
-    return by_rows
+    return differentiate_rows
 
 
-def _merged(kernel: Kernel, merge: Kernel, apart: bool) -> Kernel:
-    def by_merged(
+def _merged(kernel: Kernel, merge: Kernel, separate_hits: bool) -> Kernel:
+    def differentiate_merged(
         pairs: Pairs,
         first: int,
         last: int,
-        numbers: Any,
+        parameters: Any,
         weights: FloatArray,
         logits: Floats,
         losses: FloatArray,
-        d_own: Floats,
-        d_drawn: Floats,
+        d_labels: Floats,
+        d_sampled: Floats,
     ) -> None:
-        own, example_ids, label_weights = pairs.own, pairs.example_ids, pairs.label_weights
+        label_logits = pairs.label_logits
+        example_ids = pairs.example_ids
+        label_weights = pairs.label_weights
         starts, stops, columns = pairs.hit_starts, pairs.hit_stops, pairs.hit_columns
-        width, of_all = d_drawn.shape[1], len(pairs.log_counts) == 1
-        # room for logits of draws that are apart, for derivatives in these and in the merged logit,
-        # and for the logits of a pair
-        few, derivatives = logits[:width], logits[width : 2 * width + 1]
-        of_pair = logits[2 * width + 1 : 3 * width + 3]
+        width, shared = d_sampled.shape[1], len(pairs.log_counts) == 1
+        # workspace: logits of separate hits; derivatives in these and in the merged logit; and
+        # the logits of one pair
+        hit_logits, derivatives = logits[:width], logits[width : 2 * width + 1]
+        pair_logits = logits[2 * width + 1 : 3 * width + 3]
         end = first
         while end < last:
-            begin, b, num = end, example_ids[end] - pairs.begin, 0
-            row = d_drawn[b]
+            begin, b, num_hits = end, example_ids[end] - pairs.first_example, 0
+            row = d_sampled[b]
             for k in range(width):
-                row[k] = pairs.drawn[b, k] - pairs.log_counts[0 if of_all else b, k]
+                row[k] = pairs.sampled_scores[b, k] - pairs.log_counts[0 if shared else b, k]
             while end < last and example_ids[end] == example_ids[begin]:
                 for i in range(starts[end], stops[end]):
-                    if apart:
-                        few[num] = row[columns[i]]
-                        num += 1
+                    if separate_hits:
+                        hit_logits[num_hits] = row[columns[i]]
+                        num_hits += 1
                     row[columns[i]] = -np.inf
                 end += 1
-            merge(row.reshape((1, width)), of_pair[:1])  # the row becomes derivatives
-            merged = of_pair[0]
-            for i in range(num + 1):
+            merge(row.reshape((1, width)), pair_logits[:1])  # overwrites the row by derivatives
+            merged = pair_logits[0]
+            for i in range(num_hits + 1):
                 derivatives[i] = 0.0
             for p in range(begin, end):
-                of_pair[0], of_pair[1 + num] = own[p], merged
-                if apart:
+                pair_logits[0], pair_logits[1 + num_hits] = label_logits[p], merged
+                if separate_hits:
                     i = 1
                     for q in range(begin, end):
-                        kept = keeps_hits(pairs, p, q)
+                        has_weight = keeps_hits(pairs, p, q)
                         for _ in range(starts[q], stops[q]):
-                            of_pair[i] = few[i - 1] if kept else -np.inf
+                            pair_logits[i] = hit_logits[i - 1] if has_weight else -np.inf
                             i += 1
                 if not has_draws(pairs, p):
-                    for i in range(1, num + 2):
-                        of_pair[i] = -np.inf
-                kernel(of_pair[: num + 2].reshape((1, num + 2)), losses[p : p + 1], *numbers)
+                    for i in range(1, num_hits + 2):
+                        pair_logits[i] = -np.inf
+                kernel(
+                    pair_logits[: num_hits + 2].reshape((1, num_hits + 2)),
+                    losses[p : p + 1],
+                    *parameters,
+                )
                 label_weight = label_weights[p] if len(label_weights) > 0 else 1.0
-                losses[p] *= label_weight if abs(own[p]) < np.inf else np.nan
-                d_own[p] = label_weight * of_pair[0]
-                for i in range(num + 1):
-                    derivatives[i] += label_weight * of_pair[1 + i]
-            derivative = row.dtype.type(derivatives[num])
+                losses[p] *= label_weight if abs(label_logits[p]) < np.inf else np.nan
+                d_labels[p] = label_weight * pair_logits[0]
+                for i in range(num_hits + 1):
+                    derivatives[i] += label_weight * pair_logits[1 + i]
+            derivative = row.dtype.type(derivatives[num_hits])
             for k in range(width):
                 row[k] *= derivative
-            if apart:
+            if separate_hits:
                 i = 0
                 for p in range(begin, end):
-                    for hit in range(starts[p], stops[p]):
-                        row[columns[hit]] = derivatives[i]
+                    for h in range(starts[p], stops[p]):
+                        row[columns[h]] = derivatives[i]
                         i += 1
 
-    return by_merged
+    return differentiate_merged

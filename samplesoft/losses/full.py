@@ -1,6 +1,6 @@
 """Cross entropy of the full softmax, in blocks of classes: never a matrix of all scores.
 
-`class_blocks` and what follows it serve every loss that sums over all classes.
+`class_blocks` and the functions after it are shared by all losses that sum over all classes.
 """
 
 from __future__ import annotations
@@ -23,21 +23,20 @@ from samplesoft.samplers.base import Draw, Rows
 
 Floats = NDArray[Any]  # float32 or float64, the same for all arguments of a call
 
-_BLOCK_NUMBERS = 1 << 20  # scores of a block: they stay in the cache between the passes
-_LEAST_CLASSES = 64  # of a block, for a product of matrices to pay
-# Threads do not pay in the passes over a block: those of the product of matrices before are still
-# at their posts, and would be in the way.
-_RUN = 32  # classes that are added up in the type of the scores before they go to float64
+_BLOCK_SCORES = 1 << 20  # scores in a block, which stays in the cache between the passes
+_MIN_BLOCK_CLASSES = 64  # in a block; smaller matrix products are slow
+# The passes over a block use one thread: the BLAS threads of the last product still spin.
+_RUN_CLASSES = 32  # classes summed in the dtype of the scores before adding to a float64 sum
 
 
 class FullSoftmaxLoss(Loss):
     r"""Cross entropy of the softmax over all classes.
 
     The loss of an example is :math:`\log \sum_j \exp(o_j) - \sum_l s_l o_l`, where labels l have
-    shares :math:`s_l` that sum to 1, or what `label_reduction` and `mask_other_labels` make of it.
-    Scores are computed in blocks of classes, once in each pass,
-    so that memory is that of the vectors and their gradients. A loss near 0 keeps its digits: the
-    best label stays out of the running sum.
+    weights :math:`s_l` that sum to 1; `label_reduction` and `mask_other_labels` change it. Scores
+    are computed in blocks of classes, once in each pass, so that memory is dominated by the vectors
+    and their gradients. A loss near 0 keeps its digits, because the best label is kept out of the
+    running sum.
 
     Parameters
     ----------
@@ -51,9 +50,9 @@ class FullSoftmaxLoss(Loss):
 
     Notes
     -----
-    Scores and gradients are products of dense matrices, whose last bits may change with the number
-    of threads that BLAS uses. Where a run must be the same to the bit on any number of cores, put
-    it under ``with threadpoolctl.threadpool_limits(1, "blas"):``.
+    Scores and gradients are products of dense matrices, whose last bits may depend on the number of
+    BLAS threads. For equal bits on any number of cores, run under
+    ``with threadpoolctl.threadpool_limits(1, "blas"):``.
 
     References
     ----------
@@ -75,71 +74,75 @@ class FullSoftmaxLoss(Loss):
         self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
     ) -> tuple[FloatArray, _Saved]:
         targets = batch.targets
-        own, signs = own_scores(self, batch, draw)
+        label_scores, signs = label_scores_and_signs(self, batch, draw)
         label_weights = (
-            np.ones(len(own)) if targets.label_weights is None else targets.label_weights
+            np.ones(len(label_scores)) if targets.label_weights is None else targets.label_weights
         )
         if self.mask_other_labels:
-            return self._without_labels(batch, own, label_weights, signs)
-        # Pair l loses log(sum) - o_l = to_best + behind_l, where the best label stands between.
-        pivots = _best_pairs(targets, own)
-        # The best label stays out of the sum, so that log(1 + rest / best) keeps its digits
-        # where the rest is small.
-        top, total = self._other_classes(batch, LabelPlaces(targets, pivots))
-        best, sums = own[pivots], targets.per_example(label_weights)
-        with np.errstate(all="ignore"):  # what is not finite here, `Loss.forward` explains
-            to_best = np.logaddexp(0.0, top - best + np.log(total))
-            behind = targets.rows(best) - own
-            losses = sums * to_best + targets.per_example(label_weights * behind)
-            d_labels = targets.rows(sums) * np.exp(-behind - targets.rows(to_best)) - label_weights
-            # of the best label p - 1, for p near 1 too
+            return self._forward_masked(batch, label_scores, label_weights, signs)
+        # The loss of pair l, log(sum) - o_l, is to_best + gap_l, with the best label in between.
+        pivots = _best_label_pairs(targets, label_scores)
+        # The best label is kept out of the sum: log(1 + rest / best) keeps its digits if the rest
+        # is small.
+        max_scores, total = self._max_and_sum_of_others(batch, LabelPositions(targets, pivots))
+        best, sums = label_scores[pivots], targets.per_example(label_weights)
+        with np.errstate(all="ignore"):  # `Loss.forward` raises if not finite
+            to_best = np.logaddexp(0.0, max_scores - best + np.log(total))
+            gaps = targets.rows(best) - label_scores
+            losses = sums * to_best + targets.per_example(label_weights * gaps)
+            d_labels = targets.rows(sums) * np.exp(-gaps - targets.rows(to_best)) - label_weights
+            # best label: p - 1 by expm1, which keeps its digits for p near 1
             d_labels[pivots] = sums * np.expm1(-to_best) + (sums - label_weights[pivots])
-            # of other classes exp(o - top) times the scale; top is at least each of them
-            top = np.maximum(top, best.astype(top.dtype))
-            scale = sums * np.exp(top - best - to_best)
-        return losses, _Saved(top, scale, d_labels * signs)
+            # other classes: exp(o - max) times the scale
+            max_scores = np.maximum(max_scores, best.astype(max_scores.dtype))
+            scale = sums * np.exp(max_scores - best - to_best)
+        return losses, _Saved(max_scores, scale, d_labels * signs)
 
-    def _without_labels(
-        self, batch: Batch, own: FloatArray, label_weights: FloatArray, signs: Any
+    def _forward_masked(
+        self, batch: Batch, label_scores: FloatArray, label_weights: FloatArray, signs: Any
     ) -> tuple[FloatArray, _Saved]:
-        """Compute as `_forward` the softmax of each label and of the classes that are no label."""
+        """Compute `_forward` for the softmax over each label and the classes that are no label."""
         targets = batch.targets
-        top, total = self._other_classes(batch, LabelPlaces(targets))
-        top[total == 0.0] = 0.0  # where all classes are labels
+        max_scores, total = self._max_and_sum_of_others(batch, LabelPositions(targets))
+        max_scores[total == 0.0] = 0.0  # where all classes are labels
         with np.errstate(all="ignore"):
-            behind = targets.rows(top + np.log(total)) - own
-            lost = np.logaddexp(0.0, behind)
-            # how far the label's probability is below 1
-            missed = label_weights * np.exp(behind - lost)
-            missed[behind == -np.inf] = 0.0
-            scale = np.where(total > 0.0, targets.per_example(missed) / total, 0.0)
-        return targets.per_example(label_weights * lost), _Saved(top, scale, -missed * signs)
+            gaps = targets.rows(max_scores + np.log(total)) - label_scores
+            pair_losses = np.logaddexp(0.0, gaps)
+            # 1 - p of the label, times its weight
+            label_shortfall = label_weights * np.exp(gaps - pair_losses)
+            label_shortfall[gaps == -np.inf] = 0.0
+            scale = np.where(total > 0.0, targets.per_example(label_shortfall) / total, 0.0)
+        return targets.per_example(label_weights * pair_losses), _Saved(
+            max_scores, scale, -label_shortfall * signs
+        )
 
-    def _other_classes(self, batch: Batch, excluded: LabelPlaces) -> tuple[Rows, FloatArray]:
-        """Return the largest score (B,) of the other classes, and their sum relative to it."""
-        distant: Any = batch.class_embeddings
-        if isinstance(distant, DistantRows):
-            return distant.exponentials(batch, excluded)
-        top = np.full(len(batch.z), -np.inf, batch.z.dtype)
+    def _max_and_sum_of_others(
+        self, batch: Batch, excluded: LabelPositions
+    ) -> tuple[Rows, FloatArray]:
+        """Return max scores (B,) over classes not `excluded`, and sums of exp(score - max)."""
+        rows: Any = batch.class_embeddings
+        if isinstance(rows, DistantRows):
+            return rows.exponentials(batch, excluded)
+        max_scores = np.full(len(batch.z), -np.inf, batch.z.dtype)
         total = np.zeros(len(batch.z))
-        for scores in other_scores(self, batch, excluded):
-            add_exponentials(scores, top, total)
-        return top, total
+        for scores in masked_score_blocks(self, batch, excluded):
+            add_exponentials(scores, max_scores, total)
+        return max_scores, total
 
     def _backward(self, batch: Batch, saved: _Saved, weights: FloatArray) -> Gradients:
         factor = (weights * saved.scale).astype(batch.z.dtype)
         d_labels = saved.d_labels * batch.targets.rows(weights)
-        return gradients_by_blocks(self, batch, d_labels, probabilities, saved.top, factor)
+        return gradients_by_blocks(self, batch, d_labels, probabilities, saved.max_scores, factor)
 
 
 class _Saved(NamedTuple):
-    top: Rows  # (B,): largest score
-    scale: FloatArray  # (B,): derivative of the loss in it, if it is no label's
-    d_labels: FloatArray  # (P,): derivative of the loss in the score of each label
+    max_scores: Rows  # (B,)
+    scale: FloatArray  # (B,): derivative in the max score, if it is not a label's
+    d_labels: FloatArray  # (P,): derivative in the label scores
 
 
-def _best_pairs(targets: Targets, scores: FloatArray) -> IntArray:
-    """Return the pair (B,) of each example whose label has the largest score."""
+def _best_label_pairs(targets: Targets, scores: FloatArray) -> IntArray:
+    """Return, for each example, its pair (B,) with the largest label score."""
     if targets.example_ids is None:
         return np.arange(len(scores))
     order = np.lexsort((-scores, targets.example_ids))  # by example, the largest score first
@@ -147,8 +150,8 @@ def _best_pairs(targets: Targets, scores: FloatArray) -> IntArray:
     return best
 
 
-class LabelPlaces:
-    """Where labels of pairs, all by default, stand in the scores of a block of classes."""
+class LabelPositions:
+    """Positions of labels in blocks of classes, for some pairs, by default all."""
 
     def __init__(self, targets: Targets, pairs: IntArray | None = None) -> None:
         pairs = np.arange(len(targets.labels)) if pairs is None else pairs
@@ -159,93 +162,96 @@ class LabelPlaces:
             self._pairs if targets.example_ids is None else targets.example_ids[self._pairs]
         )
 
-    def of(self, part: slice) -> tuple[IntArray, IntArray, IntArray]:
-        """Return the pairs whose label is in the block, its place there, and its example."""
-        here = slice(*np.searchsorted(self._labels, [part.start, part.stop]))
-        return self._pairs[here], self._labels[here] - part.start, self._example_ids[here]
+    def in_block(self, classes: slice) -> tuple[IntArray, IntArray, IntArray]:
+        """Return pairs with a label in the slice `classes`, its offset there, and its example."""
+        entries = slice(*np.searchsorted(self._labels, [classes.start, classes.stop]))
+        return (
+            self._pairs[entries],
+            self._labels[entries] - classes.start,
+            self._example_ids[entries],
+        )
 
 
 class Block(NamedTuple):
     """Scores of a range of classes; valid until the next block is made."""
 
-    part: slice  # the r classes
-    rows: Rows  # (r, d): their vectors, of norm 1 where the loss normalises
-    norms: FloatArray | None  # (r,): the norms that they had
+    classes: slice  # r classes
+    rows: Rows  # (r, d): their vectors, of norm 1 if the loss normalises
+    norms: FloatArray | None  # (r,): norms before division
     scores: Rows  # (r, B)
 
 
 def class_blocks(batch: Batch, normalize: bool) -> Iterator[Block]:
-    """Yield the scores of all n classes for all contexts, block by block, in their order.
+    """Yield blocks of scores, of all n classes in order, for all contexts.
 
-    Classes come first in a block, for the product of matrices is fastest so. A class vector that is
-    not finite, or has no finite norm and is to be normalised, is an error.
+    The first axis of a block is the class axis, which makes the matrix product fastest. Raises for
+    class vectors that are not finite, or that are to be normalised and have no finite norm.
     """
     z, n = batch.z, len(batch.class_embeddings)
-    size = min(n, max(_LEAST_CLASSES, _BLOCK_NUMBERS // len(z)))
+    size = min(n, max(_MIN_BLOCK_CLASSES, _BLOCK_SCORES // len(z)))
     buffer = np.empty((size, len(z)), z.dtype)
-    for part in chunks(n, size):
-        rows, norms = batch.class_embeddings[part], None
+    for classes in chunks(n, size):
+        rows, norms = batch.class_embeddings[classes], None
         if normalize:
-            ids = np.arange(part.start, part.stop)
+            ids = np.arange(classes.start, classes.stop)
             rows, norms = unit_rows("class_embeddings", rows.copy(), ids)
         else:
-            require_finite_rows(rows, part.start)
-        with np.errstate(over="ignore", invalid="ignore"):  # callers look at the result
+            require_finite_rows(rows, classes.start)
+        with np.errstate(over="ignore", invalid="ignore"):  # callers check the result
             scores = product(rows, z.T, buffer[: len(rows)])
             if batch.biases is not None:
-                scores += batch.biases[part, None]
-        yield Block(part, rows, norms, scores)
+                scores += batch.biases[classes, None]
+        yield Block(classes, rows, norms, scores)
 
 
-def other_scores(loss: Loss, batch: Batch, excluded: LabelPlaces) -> Iterator[Rows]:
-    """Yield scores (r, B) of each block as the loss takes them, -inf where labels are excluded."""
+def masked_score_blocks(loss: Loss, batch: Batch, excluded: LabelPositions) -> Iterator[Rows]:
+    """Yield the scores (r, B) of each block, absolute if the loss is, -inf for excluded labels."""
     for block in class_blocks(batch, loss.normalize):
         if loss.absolute:
             np.abs(block.scores, out=block.scores)
-        _, classes, examples = excluded.of(block.part)
-        block.scores[classes, examples] = -np.inf
+        _, columns, examples = excluded.in_block(block.classes)
+        block.scores[columns, examples] = -np.inf
         yield block.scores
 
 
 def gradients_by_blocks(
-    loss: Loss, batch: Batch, d_labels: FloatArray, derivatives: Callable[..., None], *more: Rows
+    loss: Loss, batch: Batch, d_labels: FloatArray, derivatives: Callable[..., None], *extra: Rows
 ) -> Gradients:
     """Return gradients from the derivatives of a loss in all scores.
 
-    `derivatives` writes them over scores (r, B) of a block, or their absolute values, where they
-    are right but for pairs of example and label, whose derivatives are `d_labels` (P,). It takes
-    `more` after the scores.
+    ``derivatives(scores, *extra)`` overwrites scores (r, B) of a block, or their absolute values,
+    by derivatives. Entries of labels are then replaced by `d_labels` (P,).
     """
     z, n = batch.z, len(batch.class_embeddings)
-    labels = LabelPlaces(batch.targets)
-    # dz adds up over the blocks, in float64; a row of dW is done with its block
+    labels = LabelPositions(batch.targets)
+    # dz is summed over the blocks in float64; a block completes its rows of dW
     dz, dW, db = np.zeros(z.shape), np.empty((n, z.shape[1]), z.dtype), np.empty(n, z.dtype)
     for block in class_blocks(batch, loss.normalize):
-        part, scores = block.part, block.scores
-        if loss.absolute:  # with |o| for o, a derivative has the sign of its score
-            # of one byte each, for a block of floats would be a block more of memory
+        classes, scores = block.classes, block.scores
+        if loss.absolute:  # d|o| / do is the sign of o
+            # one byte each: signs as floats would double the memory of a block
             signs = (scores > 0.0).view(np.int8) - (scores < 0.0).view(np.int8)
-            derivatives(np.abs(scores, out=scores), *more)
+            derivatives(np.abs(scores, out=scores), *extra)
             scores *= signs
         else:
-            derivatives(scores, *more)
-        pairs, classes, examples = labels.of(part)
-        scores[classes, examples] = d_labels[pairs]  # labels have more than a share of the sum
+            derivatives(scores, *extra)
+        pairs, label_rows, examples = labels.in_block(classes)
+        scores[label_rows, examples] = d_labels[pairs]
         dz += product(scores.T, block.rows)
-        product(scores, z, dW[part])
+        product(scores, z, dW[classes])
         if batch.biases is not None:
-            np.sum(scores, axis=1, out=db[part])
+            np.sum(scores, axis=1, out=db[classes])
         if block.norms is not None:
-            unit_rows_backward(dW[part], block.rows, block.norms)
+            unit_rows_backward(dW[classes], block.rows, block.norms)
     ids = np.arange(n)
     biases = None if batch.biases is None else SparseRows(ids, db)
     return Gradients(dz.astype(z.dtype), SparseRows(ids, dW), biases)
 
 
-def own_scores(loss: Loss, batch: Batch, draw: Draw | None) -> tuple[FloatArray, Any]:
-    """Return the scores (P,) of the pairs, and the factors of derivatives in them.
+def label_scores_and_signs(loss: Loss, batch: Batch, draw: Draw | None) -> tuple[FloatArray, Any]:
+    """Return the label scores (P,), absolute if the loss is, and their signs, or 1.
 
-    A loss that sums over all classes takes no draw.
+    Raises if a draw is given, because the loss sums over all classes.
     """
     if draw is not None:
         raise TypeError(
@@ -253,41 +259,42 @@ def own_scores(loss: Loss, batch: Batch, draw: Draw | None) -> tuple[FloatArray,
             f"{type(draw).__name__}; leave it out, or take a sampled loss."
         )
     labels = batch.targets.labels
-    rows, places = batch.class_embeddings.take(labels, axis=0), np.arange(len(labels))
+    rows, indices = batch.class_embeddings.take(labels, axis=0), np.arange(len(labels))
     if loss.normalize:
         rows, _ = unit_rows("class_embeddings", rows, labels)
     example_ids = batch.targets.rows(np.arange(len(batch.z)))
     scores = np.empty(len(labels), batch.z.dtype)
-    score_rows(batch.z, example_ids, rows, places[:, None], scores[:, None])
+    score_rows(batch.z, example_ids, rows, indices[:, None], scores[:, None])
     if batch.biases is not None:
         scores += batch.biases[labels]
-    own = scores.astype(np.float64)
-    return (np.abs(own), np.sign(own)) if loss.absolute else (own, 1.0)
+    values = scores.astype(np.float64)
+    return (np.abs(values), np.sign(values)) if loss.absolute else (values, 1.0)
 
 
 @njit
-def add_exponentials(scores: Floats, top: Floats, total: FloatArray) -> None:
-    """Add a block of classes to running sums of ``exp(score - top)``.
+def add_exponentials(scores: Floats, max_scores: Floats, total: FloatArray) -> None:
+    """Add a block of classes to running sums of ``exp(score - max_score)``.
 
-    Scores (r, B) are overwritten. The largest scores `top` (B,), -inf before the first block, and
-    the sums `total` (B,) are updated.
+    Overwrites scores (r, B). Updates `max_scores` (B,), -inf before the first block, and the sums
+    `total` (B,).
     """
-    batch = len(top)
-    # A running maximum and sum (Milakov and Gimelshein, 2018, algorithm 3), block by block: the
-    # sum so far shrinks where a greater score comes.
-    shift = top.copy()
+    batch = len(max_scores)
+    # Running maximum and sum (Milakov and Gimelshein, 2018, algorithm 3), block by block: a new
+    # maximum rescales the sum so far.
+    shift = max_scores.copy()
     for j in range(len(scores)):
         row = scores[j]
         for b in range(batch):
-            top[b] = max(top[b], row[b])
+            max_scores[b] = max(max_scores[b], row[b])
     for b in range(batch):
         before = np.float64(shift[b])
-        shift[b] = top[b] if top[b] != -np.inf else 0.0  # no class yet but excluded ones
+        # -inf: all classes so far are excluded
+        shift[b] = max_scores[b] if max_scores[b] != -np.inf else 0.0
         total[b] *= np.exp(before - shift[b])
-    run = np.empty_like(top)
-    for begin in range(0, len(scores), _RUN):
+    run = np.empty_like(max_scores)
+    for begin in range(0, len(scores), _RUN_CLASSES):
         run[:] = 0.0
-        for j in range(begin, min(begin + _RUN, len(scores))):
+        for j in range(begin, min(begin + _RUN_CLASSES, len(scores))):
             row = scores[j]
             for b in range(batch):
                 row[b] -= shift[b]
@@ -299,16 +306,16 @@ def add_exponentials(scores: Floats, top: Floats, total: FloatArray) -> None:
 
 
 @njit
-def probabilities(scores: Floats, top: Floats, factor: Floats) -> None:
-    """Replace scores (r, B) by ``factor * exp(score - top)``, the derivatives of a log of a sum.
+def probabilities(scores: Floats, max_scores: Floats, factor: Floats) -> None:
+    """Replace scores (r, B) by ``factor * exp(score - max_score)``, derivatives of logsumexp.
 
-    `top` (B,) are largest scores, `factor` (B,) weights divided by the sums of exponentials.
+    `factor` (B,) is the example's weight divided by its sum of exponentials.
     """
-    batch = len(top)
+    batch = len(max_scores)
     for j in range(len(scores)):
         row = scores[j]
         for b in range(batch):
-            row[b] -= top[b]
+            row[b] -= max_scores[b]
         exp_to(row, batch)
         for b in range(batch):
             row[b] *= factor[b]

@@ -26,11 +26,11 @@ class GBCELoss(LogisticLoss):
     Parameters
     ----------
     calibration : float
-        From 0, which is `NegativeSamplingLoss` with :math:`\beta = 1`, to 1, at which the minimum
-        is :math:`\sigma(o_j) = p_j`. The parameter t of [1]_.
+        From 0, equal to `NegativeSamplingLoss` with :math:`\beta = 1`, to 1, where the minimum is
+        :math:`\sigma(o_j) = p_j`. The parameter t of [1]_.
     scheme : {"masked", "negatives"}
-        Whether draws of the label are left out, :math:`\alpha = m / n`, or there are none, as in
-        [1]_, :math:`\alpha = m / (n - 1)`.
+        Whether accidental hits are masked, :math:`\alpha = m / n`, or draws exclude the label, as
+        in [1]_, :math:`\alpha = m / (n - 1)`.
     offset : float
         Added to all scores.
     **options
@@ -43,18 +43,18 @@ class GBCELoss(LogisticLoss):
 
     Notes
     -----
-    **What the calibration does.** A class is the label with probability :math:`p_j`, and is else
-    drawn :math:`\alpha` times on average, by uniform draws. The mean loss in its score,
-    :math:`-\beta p_j \log \sigma - \alpha (1 - p_j) \log(1 - \sigma)`, is least at
-    :math:`\sigma = \beta p_j / (\beta p_j + \alpha (1 - p_j))`. With c = 0 that is far above
-    :math:`p_j` where draws are few: probabilities near the top are all nearly 1, and hard to tell
-    apart. With c = 1 it is :math:`p_j`. The order of the classes is the same for every c; what
-    changes is how well few examples lead there. Of draws that are not uniform none of this is true.
+    **Effect of the calibration.** A class is the label with probability :math:`p_j`; otherwise
+    uniform draws contain it :math:`\alpha` times on average. The mean loss in its score,
+    :math:`-\beta p_j \log \sigma - \alpha (1 - p_j) \log(1 - \sigma)`, has its minimum at
+    :math:`\sigma = \beta p_j / (\beta p_j + \alpha (1 - p_j))`. For c = 0 and few draws that is
+    far above :math:`p_j`: the largest probabilities are all nearly 1, and hard to distinguish. For
+    c = 1 it is :math:`p_j`. The order of the classes at the minimum is the same for every c; how
+    quickly few examples lead there is not. None of this holds for draws that are not uniform.
 
-    **When to take it.** Where scores are to be probabilities of classes, and few are drawn. [1]_
-    recommends 0.75 with many draws, hundreds for each example, and divides the loss by m + 1, of
-    which nothing is left in Adam or Adagrad; here it is a sum, as in `NegativeSamplingLoss`. Where
-    the sum over all classes can be estimated, sampled softmax makes better use of the same draws.
+    **When to use it.** If scores should be probabilities of classes, and draws are few. [1]_
+    recommends 0.75 with hundreds of draws for each example. It divides the loss by m + 1, a factor
+    that Adam and Adagrad cancel; here the loss is a sum, as in `NegativeSamplingLoss`. If q allows
+    an estimate of the sum over all classes, sampled softmax makes better use of the same draws.
 
     References
     ----------
@@ -89,7 +89,7 @@ class GBCELoss(LogisticLoss):
         self.calibration = as_share("calibration", calibration)
 
     def _terms_of(self, draw: Draw, num_classes: int) -> Terms:
-        others = max(1, num_classes - self.excludes_label)  # one class has no draws, as is told
+        others = max(1, num_classes - self.excludes_label)  # n = 1 is rejected elsewhere
         alpha = draw.ids.shape[1] / others
         beta = 1.0 - self.calibration + self.calibration * alpha
-        return super()._terms_of(draw, num_classes)._replace(numbers=(beta,))
+        return super()._terms_of(draw, num_classes)._replace(parameters=(beta,))

@@ -1,6 +1,6 @@
-"""Hierarchical softmax: classes are leaves of a tree, and every step down it is a small softmax.
+"""Hierarchical softmax: classes are leaves of a tree, with a small softmax at each inner node.
 
-`ClassTree` and what makes one come first, then the loss of the paths to labels, then its kernels.
+First `ClassTree` and the functions that build trees, then the loss, then its kernels.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from samplesoft.kernels.weights import exp_weights
 from samplesoft.losses.base import Batch, Gradients, Loss, SparseRows
 from samplesoft.samplers.base import Draw, Rows
 
-Workspace = tuple[Rows, Rows]  # (1, widest) each: logits of siblings, and their weights
+Workspace = tuple[Rows, Rows]  # (1, widest) each: logits of siblings, and their exponentials
 _ROOT = -1
 
 
 @dataclass(frozen=True, eq=False)
 class ClassTree:
-    """A tree whose leaves are n classes, with a node for each class and N in all but the root.
+    """A tree whose leaves are n classes. It has N nodes besides the root.
 
-    Nodes are numbered level by level, so that the children of a node stand side by side, and after
-    it. `from_parents` makes one of any tree, `huffman_tree` and `two_level_tree` of how often
-    classes occur.
+    Nodes are numbered level by level, so that the children of a node are consecutive, and follow
+    it. Build trees with `from_parents`, or from class counts with `huffman_tree` and
+    `two_level_tree`.
 
     Parameters
     ----------
     parents : ndarray of int64, shape (N,)
-        The node above each; -1 for children of the root.
+        Parent of each node; -1 for children of the root.
     children : ndarray of int64, shape (N + 1, 2)
-        First and end of the children of each node, and last those of the root; equal for classes.
+        Range of the children of each node, and in the last row of the root; empty for classes.
     places : ndarray of int64, shape (n,)
         The node of each class.
 
@@ -66,12 +66,12 @@ class ClassTree:
 
     @classmethod
     def from_parents(cls, parents: ArrayLike, num_classes: int) -> ClassTree:
-        """Make a tree of the node above each class, and above each node that is no class.
+        """Make a tree from the parents of classes and inner nodes.
 
         Parameters
         ----------
         parents : array_like of int, shape (M,)
-            Of the classes 0, ..., n - 1, and of the other nodes n, ..., M - 1; -1 for the root.
+            Parents of the classes 0, ..., n - 1 and the inner nodes n, ..., M - 1; -1 for the root.
         num_classes : int
             Number of classes n.
 
@@ -83,7 +83,7 @@ class ClassTree:
         Raises
         ------
         TypeError, ValueError
-            If an argument is malformed, or the nodes are no tree with the classes as its leaves.
+            If an argument is malformed, or the nodes are not a tree with the classes as leaves.
         """
         n, above = as_count("num_classes", num_classes), as_array("parents", parents)
         if above.dtype.kind not in "iu" or above.ndim != 1 or len(above) <= n:
@@ -99,7 +99,7 @@ class ClassTree:
                 f"`parents` must have one root, with -1, no class above another node, and a child "
                 f"of each node from {n} on; got {len(roots)} with -1 among {size} nodes."
             )
-        order = np.argsort(above, kind="stable")  # children of a node side by side, the root first
+        order = np.argsort(above, kind="stable")  # siblings are consecutive, the root is first
         ends = 1 + np.cumsum(inner)
         level, levels, starts = roots, [], ends - inner
         while len(level):
@@ -107,7 +107,7 @@ class ClassTree:
             shifts = np.repeat(starts[level] - np.cumsum(counts) + counts, counts)
             level = order[shifts + np.arange(len(shifts))]
             levels.append(level)
-        nodes = np.concatenate(levels)  # old numbers in the new order
+        nodes = np.concatenate(levels)  # old node numbers in the new order
         if len(nodes) != size - 1:
             raise ValueError("`parents` must lead from each node to the root, got a circle.")
         renumbered = np.full(size, _ROOT)
@@ -123,12 +123,12 @@ class ClassTree:
 
     @property
     def num_nodes(self) -> int:
-        """Number of nodes N, each of which has a vector."""
+        """Number of nodes N without the root. Each has a vector."""
         return len(self.parents)
 
     @property
     def num_top(self) -> int:
-        """Number of children of the root, which are the first nodes."""
+        """Number of children of the root. They are the first nodes."""
         return int(self.children[_ROOT, 1])
 
     @property
@@ -138,26 +138,26 @@ class ClassTree:
 
     @cached_property
     def classes(self) -> IntArray:
-        """Return the class (N,) of each node, or -1."""
-        found = np.full(self.num_nodes, -1)
-        found[self.places] = np.arange(self.num_classes)
-        return found
+        """Return the class (N,) of each node; -1 for inner nodes."""
+        classes = np.full(self.num_nodes, -1)
+        classes[self.places] = np.arange(self.num_classes)
+        return classes
 
     @cached_property
     def depths(self) -> IntArray:
-        """Return the number of steps (n,) from the root to each class."""
-        return self._added_up(np.ones(self.num_nodes, np.int64))[self.places]
+        """Return the depth (n,) of each class: the number of steps from the root."""
+        return self._path_sums(np.ones(self.num_nodes, np.int64))[self.places]
 
     @cached_property
-    def below_top(self) -> IntArray:
-        """How many scores (N,) a path to each node needs below the children of the root."""
+    def num_scores_below_top(self) -> IntArray:
+        """Return the number of scores (N,) on the path to each node, below the root's children."""
         siblings = np.diff(self.children)[:, 0][self.parents]
         siblings[: self.num_top] = 0
-        return self._added_up(siblings)
+        return self._path_sums(siblings)
 
-    def _added_up(self, numbers: IntArray) -> IntArray:
-        """Return the sums over the way to each node."""
-        sums = numbers.copy()
+    def _path_sums(self, values: IntArray) -> IntArray:
+        """Return the sums (N,) of values (N,) over the path to each node."""
+        sums = values.copy()
         first, last = 0, self.num_top
         while last < len(sums):  # level by level
             first, last = last, int(self.children[first:last].max())
@@ -166,17 +166,17 @@ class ClassTree:
 
 
 def huffman_tree(counts: ArrayLike) -> ClassTree:
-    """Make the binary tree with the shortest paths on average, by how often classes occur.
+    """Make the binary tree with the shortest average path, for given class counts.
 
     Parameters
     ----------
     counts : array_like, shape (n,)
-        How often each class occurs, in any unit.
+        Count or frequency of each class, in any unit.
 
     Returns
     -------
     ClassTree
-        The tree; of equal counts earlier classes are joined first.
+        The tree. Among equal counts, earlier classes are merged first.
 
     Raises
     ------
@@ -199,32 +199,32 @@ def huffman_tree(counts: ArrayLike) -> ClassTree:
     if n == 1:
         return ClassTree.from_parents([1, -1], 1)
     order = np.argsort(frequencies, kind="stable")
-    # two queues, both of rising weights: classes, and nodes in the order in which they are made
+    # two queues of ascending weights: classes, and inner nodes in the order of their creation
     weights, parents = np.full(2 * n - 1, np.inf), np.full(2 * n - 1, -1)
     weights[:n] = frequencies[order]
-    _join(weights, parents, n)
+    _merge_lightest(weights, parents, n)
     above = np.empty_like(parents)
     above[order], above[n:] = parents[:n], parents[n:]
     return ClassTree.from_parents(above, n)
 
 
 def two_level_tree(counts: ArrayLike, cells: Any = None) -> ClassTree:
-    """Divide classes into cells, by default from the most frequent to the rarest.
+    """Make a tree of two levels: cells of classes, by default by descending frequency.
 
     Parameters
     ----------
     counts : array_like, shape (n,)
-        How often each class occurs, in any unit.
+        Count or frequency of each class, in any unit.
     cells : int or array_like of int, shape (n,), optional
-        Number of cells, by default the root of n, of which there may be fewer. Or the number of
-        the cell that each class is in, as by clusters of class vectors.
+        Number of cells, by default the square root of n; empty cells are dropped. Or the cell of
+        each class, for example a cluster of class vectors.
 
     Returns
     -------
     ClassTree
-        Cells below the root, and classes below them. Half of a cell's share is in the number of
-        its classes and half in the roots of their counts, so that frequent classes are in small
-        cells, and no cell is much larger than two of equal size.
+        Cells below the root, and classes below them. A class contributes to its cell half by number
+        and half by the square root of its count. Frequent classes are therefore in small cells, and
+        no cell is much larger than twice the average.
 
     Raises
     ------
@@ -256,27 +256,29 @@ def two_level_tree(counts: ArrayLike, cells: Any = None) -> ClassTree:
         order = np.argsort(-frequencies, kind="stable")
         roots = np.sqrt(frequencies[order])
         fractions = 0.5 / n + 0.5 * roots / roots.sum()
-        chosen = np.empty(n, np.int64)
-        chosen[order] = np.minimum(num * (np.cumsum(fractions) - 0.5 * fractions), num - 1)
+        cell_of_class = np.empty(n, np.int64)
+        cell_of_class[order] = np.minimum(num * (np.cumsum(fractions) - 0.5 * fractions), num - 1)
     else:
-        chosen = as_labels("cells", cells, n, (n,))
-    _, chosen = np.unique(chosen, return_inverse=True)
-    above = np.append(n + chosen, np.full(chosen.max() + 2, n + chosen.max() + 1))
+        cell_of_class = as_labels("cells", cells, n, (n,))
+    _, cell_of_class = np.unique(cell_of_class, return_inverse=True)
+    above = np.append(
+        n + cell_of_class, np.full(cell_of_class.max() + 2, n + cell_of_class.max() + 1)
+    )
     above[-1] = -1
     return ClassTree.from_parents(above, n)
 
 
 class HierarchicalLoss(Loss):
-    """Cross entropy of the softmax over a tree: each step of the path to a label has its own.
+    """Cross entropy of the hierarchical softmax: the sum over the steps of the path to the label.
 
-    What a loss calls class vectors are those of the nodes here.
+    The class vectors of this loss are the vectors of the tree's nodes.
 
     Parameters
     ----------
     tree : ClassTree
         The classes.
     **options
-        Those of `samplesoft.losses.base.Loss`, but for `normalize`, `absolute` and
+        Those of `samplesoft.losses.base.Loss`, except `normalize`, `absolute` and
         `mask_other_labels`, which must be False.
 
     Raises
@@ -311,7 +313,7 @@ class HierarchicalLoss(Loss):
     def check_batch(
         self, h: Any, class_embeddings: ArrayLike, labels: Any, biases: ArrayLike | None
     ) -> Batch:
-        """Check the arguments of `forward`; labels are numbers of nodes in what it returns."""
+        """Validate the arguments of `forward`; labels of the result are nodes, not classes."""
         tree, n = self.tree, self.tree.num_classes
         if biases is not None:
             raise ValueError(
@@ -353,16 +355,16 @@ class HierarchicalLoss(Loss):
         label_weights = (
             np.ones(len(labels)) if targets.label_weights is None else targets.label_weights
         )
-        ends = np.cumsum(tree.below_top[labels])
-        starts = ends - tree.below_top[labels]
-        # the children of the root are scored by all: by one product
+        ends = np.cumsum(tree.num_scores_below_top[labels])
+        starts = ends - tree.num_scores_below_top[labels]
+        # all examples need the scores of the root's children: one matrix product
         top = product(z, rows[: tree.num_top].T)
         d_top, losses = np.zeros_like(top), np.empty(len(labels))
         ids, derivatives = np.empty(ends[-1], np.int64), np.empty(ends[-1], z.dtype)
         offsets = np.append(targets.offsets(), len(labels))
 
-        def work(part: slice) -> None:
-            _go_down(
+        def differentiate_examples(examples: slice) -> None:
+            _differentiate_paths(
                 tree.parents,
                 tree.children,
                 rows,
@@ -373,42 +375,42 @@ class HierarchicalLoss(Loss):
                 example_ids,
                 label_weights,
                 starts,
-                offsets[part.start],
-                offsets[part.stop],
+                offsets[examples.start],
+                offsets[examples.stop],
                 ids,
                 derivatives,
                 losses,
-                workspace_of(tree, z),
+                make_workspace(tree, z),
             )
 
-        thread_each(work, chunks(size, max(8, -(-size // (2 * num_threads())))))
+        thread_each(differentiate_examples, chunks(size, max(8, -(-size // (2 * num_threads())))))
         return targets.per_example(losses), (d_top, ids, derivatives, np.append(starts, ends[-1]))
 
     def _backward(self, batch: Batch, saved: Any, weights: FloatArray) -> Gradients:
         d_top, ids, derivatives, starts = saved
-        z, rows, num = batch.z, batch.class_embeddings, d_top.shape[1]
+        z, rows, num_top = batch.z, batch.class_embeddings, d_top.shape[1]
         column = weights.astype(z.dtype)[:, None]
         weighted, below = column * z, np.empty_like(z)
         offsets = np.append(batch.targets.offsets(), len(starts) - 1)
         weighted_rows(starts[offsets], ids, derivatives, rows, below)
-        dz = column * (product(d_top, rows[:num]) + below)
+        dz = column * (product(d_top, rows[:num_top]) + below)
         classes, _, order, begins = equal_runs(ids, len(rows))
         example_ids = np.repeat(np.arange(len(z)), np.diff(starts[offsets]))
-        dW = np.empty((num + len(classes), z.shape[1]), z.dtype)
-        product(d_top.T, weighted, dW[:num])
-        weighted_rows(begins, example_ids[order], derivatives[order], weighted, dW[num:])
-        return Gradients(dz, SparseRows(np.append(np.arange(num), classes), dW), None)
+        dW = np.empty((num_top + len(classes), z.shape[1]), z.dtype)
+        product(d_top.T, weighted, dW[:num_top])
+        weighted_rows(begins, example_ids[order], derivatives[order], weighted, dW[num_top:])
+        return Gradients(dz, SparseRows(np.append(np.arange(num_top), classes), dW), None)
 
 
-def workspace_of(tree: ClassTree, z: Rows) -> Workspace:
-    """Return the workspace of a worker that scores contexts like `z`."""
+def make_workspace(tree: ClassTree, z: Rows) -> Workspace:
+    """Return the workspace of one thread for contexts of the dtype of `z`."""
     logits, weights = np.empty((2, 1, whole_eights(tree.widest)), z.dtype)
     return logits, weights
 
 
 @njit
-def _join(weights: FloatArray, parents: IntArray, n: int) -> None:
-    """Join the two lightest nodes until one is left; the first n weights rise."""
+def _merge_lightest(weights: FloatArray, parents: IntArray, n: int) -> None:
+    """Merge the two lightest nodes until one is left; the first n weights are ascending."""
     leaf, node = 0, n
     for new in range(n, len(weights)):
         total = 0.0
@@ -425,35 +427,34 @@ def _join(weights: FloatArray, parents: IntArray, n: int) -> None:
 
 
 @njit
-def _differentiate(logits: Rows, weights: Rows, size: int, own: int) -> float:
-    """Write derivatives of a loss in logits over `weights`, and return it.
+def _softmax_derivatives(logits: Rows, weights: Rows, size: int, label_index: int) -> float:
+    """Return the softmax loss of the logit at `label_index`, and write derivatives to `weights`.
 
-    It is the log of the sum of exponentials, less the logit at the place `own`. The logits are
-    changed.
+    The loss is logsumexp of `size` logits minus the label's. Overwrites the logits.
     """
-    bad = 0
+    num_not_finite = 0
     for i in range(size):
-        bad += 0 if abs(logits[0, i]) < np.inf else 1
-    if bad > 0:
+        num_not_finite += 0 if abs(logits[0, i]) < np.inf else 1
+    if num_not_finite > 0:
         return np.nan
     if size == 1:
         weights[0, 0] = 0.0
         return 0.0
-    logit = float(logits[0, own])
-    # of the others, so that neither a small loss nor 1 - p near 0 is a difference
-    total, top = exp_weights(logits, weights, 0, size, own)
-    behind = top + math.log(total) - logit
-    loss = max(behind, 0.0) + math.log1p(math.exp(-abs(behind)))
-    missed = math.exp(behind - loss)
-    scale = missed / total
+    logit = float(logits[0, label_index])
+    # sum over the others: neither a small loss nor 1 - p near 0 is computed by subtraction
+    total, max_logit = exp_weights(logits, weights, 0, size, label_index)
+    gap = max_logit + math.log(total) - logit
+    loss = max(gap, 0.0) + math.log1p(math.exp(-abs(gap)))
+    label_shortfall = math.exp(gap - loss)
+    scale = label_shortfall / total
     for i in range(size):
         weights[0, i] *= scale
-    weights[0, own] = -missed
+    weights[0, label_index] = -label_shortfall
     return loss
 
 
 @njit
-def _go_down(
+def _differentiate_paths(
     parents: IntArray,
     children: IntArray,
     rows: Rows,
@@ -471,25 +472,26 @@ def _go_down(
     losses: FloatArray,
     workspace: Workspace,
 ) -> None:
-    """Write losses of the pairs [first, last), and derivatives in the scores on their paths.
+    """Write the losses of pairs [first, last), and derivatives in the scores on their paths.
 
-    Those of the children of the root are added to `d_top` (B, k); of the others each pair has its
-    own from `starts` (P,) on, of the nodes `ids`.
+    Derivatives for the children of the root are added to `d_top` (B, k). The others, of pair p and
+    the nodes `ids`, are written from index ``starts[p]`` on.
     """
     logits, weights = workspace
     for p in range(first, last):
-        b, node, at, lost = example_ids[p], labels[p], starts[p], 0.0
+        b, node, i_score, loss = example_ids[p], labels[p], starts[p], 0.0
         while parents[node] >= 0:
             begin, end = children[parents[node], 0], children[parents[node], 1]
             products(rows, begin, end, z, b, -1, logits, 0)
-            lost += _differentiate(logits, weights, end - begin, node - begin)
+            loss += _softmax_derivatives(logits, weights, end - begin, node - begin)
             for i in range(end - begin):
-                ids[at + i], derivatives[at + i] = begin + i, label_weights[p] * weights[0, i]
-            at += end - begin
+                ids[i_score + i] = begin + i
+                derivatives[i_score + i] = label_weights[p] * weights[0, i]
+            i_score += end - begin
             node = parents[node]
         for i in range(top.shape[1]):
             logits[0, i] = top[b, i]
-        lost += _differentiate(logits, weights, top.shape[1], node)
+        loss += _softmax_derivatives(logits, weights, top.shape[1], node)
         for i in range(top.shape[1]):
             d_top[b, i] += label_weights[p] * weights[0, i]
-        losses[p] = label_weights[p] * lost
+        losses[p] = label_weights[p] * loss

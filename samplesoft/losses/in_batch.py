@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from samplesoft._validation import FloatArray, IntArray, as_choice, require_instance
 from samplesoft.losses.base import Batch, Gradients, Loss
-from samplesoft.losses.candidates import no_draw
+from samplesoft.losses.candidates import missing_draw_error
 from samplesoft.losses.sampled import SampledSoftmaxLoss
 from samplesoft.samplers.base import Draw, Sampler
 
@@ -19,23 +19,21 @@ _INFONCE = "infonce"
 class InBatchLoss(Loss):
     r"""Sampled softmax whose negatives are the labels of the other examples of the batch.
 
-    Retrieval models use it most: the vectors of the batch's labels are at hand, and nothing is
-    drawn. Labels come by how frequent they are, which is corrected.
+    Mostly used in retrieval models: the vectors of the batch's labels are computed anyway, and
+    nothing is drawn. Frequent labels occur more often as negatives; the loss corrects for that.
 
     Parameters
     ----------
     proposal : Sampler, optional
-        The distribution of labels, one that looks at no context: ``UnigramSampler(counts,
-        power=1.0)`` where counts are known, a `StreamingUnigramSampler` or a
-        `LearnedUnigramSampler` that is told of labels as they come (call its ``observe`` after
-        each step), or a `WeightedSampler` of probabilities. None for ``"infonce"``, which corrects
-        nothing.
+        The distribution of labels, independent of contexts: ``UnigramSampler(counts, power=1.0)``
+        for known counts; a `StreamingUnigramSampler` or a `LearnedUnigramSampler` that learns from
+        labels (call its ``observe`` after each step); or a `WeightedSampler` of probabilities. None
+        for ``"infonce"``, which corrects nothing.
     scheme : {"masked", "candidate_masked", "infonce"}
-        Whether the label's logit stays as it is, is corrected as those of the negatives are, or
-        none is corrected; see Notes.
+        Whether only the negatives' logits are corrected, the label's too, or none; see Notes.
     extra : Sampler, optional
-        What more negatives are drawn from, such as a `UniformSampler`, that looks at no context
-        either: then `forward` takes a draw of it (mixed negatives).
+        Sampler of additional negatives, also independent of contexts, such as a `UniformSampler`.
+        `forward` then takes a draw from it (mixed negatives).
     **options
         Those of `samplesoft.losses.base.Loss`.
 
@@ -53,14 +51,14 @@ class InBatchLoss(Loss):
     .. math:: S = e_t + \sum_{i:\, s_i \ne t} \frac{e_{s_i}}{m\, q_{s_i}}
 
     the mean of the loss and of its gradient is that of scheme ``"masked"``, which
-    ``exact_bias(logits, t, q, B - 1, scheme="masked")`` computes. Other than with draws of each,
-    examples of a batch share their negatives: the noise of their gradients is not independent, and
-    does not average out within a batch. If batches are parts of a shuffled list, labels that have
-    come do not come again, and the mean differs by O(1/N) for N examples.
+    ``exact_bias(logits, t, q, B - 1, scheme="masked")`` computes. The examples of a batch share
+    their negatives, so that the noise of their gradients is correlated and does not average out
+    within a batch. If batches are slices of a shuffled list, labels are drawn without replacement,
+    and the mean differs by O(1/N) for N examples.
 
     **The label's logit.** Yi et al. [1]_ correct all logits, the label's too: scheme
-    ``"candidate_masked"``. But the label is in the sum for certain, and is no draw from q. Write
-    the gradient of the full softmax as
+    ``"candidate_masked"``. But the label is always in the sum, and is not a draw from q. Write the
+    gradient of the full softmax as
 
     .. math:: \nabla L = (1 - p_t) \Big(\!\sum_{j \ne t} \frac{p_j}{1 - p_t} \nabla o_j
         - \nabla o_t\Big)
@@ -71,20 +69,20 @@ class InBatchLoss(Loss):
     product is :math:`\sum_i \frac{e_{s_i}}{m q_{s_i} S} \nabla o_{s_i} - (1 - e_t / S) \nabla o_t`,
     the gradient of ``"masked"``: it needs no weight and no second sum.
 
-    **Mixed negatives.** With U draws of a distribution u beside, class j is expected
-    :math:`m q_j + U u_j` times in both together, and that is what each of them is corrected by. No
-    class is then rare in q and in the negatives both. S is unbiased, and section 13 of
-    ``samplesoft/bias/README.md`` has the mean of the loss and of its gradient.
+    **Mixed negatives.** With U more draws from a distribution u, the expected count of class j is
+    :math:`m q_j + U u_j`, and all draws are corrected by it. A class that is rare in q can then be
+    frequent in u. S is unbiased. Section 13 of ``samplesoft/bias/README.md`` has the mean of the
+    loss and of its gradient.
 
     **InfoNCE** [3]_ is the same without the correction, ``scheme="infonce"``: with K = B examples
     it is :math:`-\log (e_t / \sum_{i=1}^{B} e_{s_i})`, the softmax loss of which of the batch's
     labels is the example's, and has K - 1 negatives of the distribution of labels. As in CLIP [4]_,
-    only the example's own place in the batch is positive: the same label in another place, or among
-    draws of `extra`, is a negative, and the loss then at least the logarithm of how often it is
-    there. At its minimum :math:`o_j` is :math:`\log(p_j / q_j)` and a constant of the context, an
-    estimate of information, and no logit of a probability: to rank classes by probability, add
-    :math:`\log q_j`, or take ``"masked"``. CLIP adds the same loss of the batch's contexts for each
-    label, and `tau` is the inverse of its temperature.
+    only the example's own position in the batch is positive. The same label at another position, or
+    among draws of `extra`, is a negative; the loss is then at least the logarithm of its count. At
+    the minimum :math:`o_j` is :math:`\log(p_j / q_j)` plus a constant of the context: an estimate
+    of information, not the logit of a probability. To rank classes by probability, add
+    :math:`\log q_j`, or use ``"masked"``. CLIP adds the same loss over the batch's contexts for
+    each label, and `tau` is the inverse of its temperature.
 
     References
     ----------
@@ -132,7 +130,7 @@ class InBatchLoss(Loss):
                     "for example a UnigramSampler of the counts of the labels."
                 )
         self.proposal, self.extra = proposal, extra
-        # what the batch and the draw hold together is sampled softmax with a draw of both
+        # sampled softmax, with labels of the batch and draws combined in one draw
         inner = "candidate_masked" if scheme == _INFONCE else scheme
         options = {"tau": self.tau, "normalize": self.normalize, "absolute": self.absolute}
         self._softmax = SampledSoftmaxLoss(scheme=inner, **options)
@@ -161,60 +159,63 @@ class InBatchLoss(Loss):
                 "sampler that it comes from."
             )
         if self.extra is not None and not isinstance(draw, Draw):
-            raise no_draw(draw)
+            raise missing_draw_error(draw)
         if len(labels) < 2 and draw is None:
             raise ValueError(
                 "a batch must have at least 2 examples for in-batch negatives, got 1; give larger "
                 "batches, or an `extra` sampler."
             )
-        # One set of B labels for all examples. The example's own label is among them, where the
-        # scheme masks it: so B - 1 are left as draws.
+        # All examples share one set of B labels. The scheme masks the example's own label, so that
+        # B - 1 draws remain.
         ids = labels[None]
         if draw is not None:
             rows = len(draw.ids)
             ids = np.concatenate([np.repeat(ids, rows, axis=0), draw.ids], axis=1)
-        own, more = None, 0.0  # what is taken off the label's logit, and is added to the loss
+        # subtracted from the label's logit, and added to the loss
+        label_log_counts, added_loss = None, 0.0
         if self.scheme == _INFONCE:
-            # all c places of the label have its score: masked, they are c times its own mass, and
-            # log(c e_t + ...) - o_t is log c more than the loss of a logit o_t + log c
+            # The label occurs at c positions, all with its score. Masked, they are replaced by c
+            # times its mass: log(c e_t + ...) - o_t is the loss of a logit o_t + log c, plus log c.
             log_counts = np.zeros(ids.shape)
-            more = np.log(np.count_nonzero(ids == labels[:, None], axis=1))
-            own = -more
+            added_loss = np.log(np.count_nonzero(ids == labels[:, None], axis=1))
+            label_log_counts = -added_loss
         else:
             log_counts = self._log_counts(ids, len(labels), draw)
         if self.scheme == "candidate_masked":
-            own = self._log_counts(labels[:, None], len(labels), draw)[:, 0]
-        # as `log_inclusion`, for no one distribution was drawn from so many times
-        every = Draw(ids, log_counts - np.log(ids.shape[1]), log_counts)
-        losses, saved = self._softmax._forward(batch, every, own)
-        return losses + more, saved
+            label_log_counts = self._log_counts(labels[:, None], len(labels), draw)[:, 0]
+        # as `log_inclusion`, because the draws come from two distributions
+        combined_draw = Draw(ids, log_counts - np.log(ids.shape[1]), log_counts)
+        losses, saved = self._softmax._forward(batch, combined_draw, label_log_counts)
+        return losses + added_loss, saved
 
     def _backward(self, batch: Batch, saved: Any, weights: FloatArray) -> Gradients:
         return self._softmax._backward(batch, saved, weights)
 
     def _log_counts(self, ids: IntArray, size: int, draw: Draw | None) -> FloatArray:
-        """Return how often classes are expected among the other labels and the draw, as logs."""
+        """Return log expected counts of classes among the other labels and the draw."""
         assert self.proposal is not None
         classes = ids.reshape(1, -1)
         with np.errstate(divide="ignore"):  # a batch of one has no other labels
-            found: FloatArray = self.proposal.log_prob(None, classes) + np.log(size - 1.0)
+            log_counts: FloatArray = self.proposal.log_prob(None, classes) + np.log(size - 1.0)
         if draw is not None and self.extra is not None:
             num_drawn = draw.ids.shape[1] - len(getattr(self.extra, "certain", ()))
-            more = self.extra.log_expected_count(None, classes, num_drawn)
-            found = np.logaddexp(found, more)  # m q_j + U u_j
-        if not np.isfinite(found).all():
-            raise self._not_drawn(int(classes[0, np.argmin(np.isfinite(found[0]))]), size)
-        return found.reshape(ids.shape)
+            extra_log_counts = self.extra.log_expected_count(None, classes, num_drawn)
+            log_counts = np.logaddexp(log_counts, extra_log_counts)  # m q_j + U u_j
+        if not np.isfinite(log_counts).all():
+            raise self._zero_probability_error(
+                int(classes[0, np.argmin(np.isfinite(log_counts[0]))]), size
+            )
+        return log_counts.reshape(ids.shape)
 
-    def _not_drawn(self, label: int, size: int) -> ValueError:
-        """Return the error for a label that the distribution of labels does not give."""
-        name, sampler, beside = "proposal", self.proposal, ""
+    def _zero_probability_error(self, label: int, size: int) -> ValueError:
+        """Return the error for a label of probability 0."""
+        name, sampler, reason = "proposal", self.proposal, ""
         if self.extra is not None:
-            beside = ", and `extra` does not draw it either"
+            reason = ", and `extra` does not draw it either"
         if size == 1:
-            name, sampler, beside = "extra", self.extra, ", and the batch has no other example"
+            name, sampler, reason = "extra", self.extra, ", and the batch has no other example"
         return ValueError(
             f"`{name}` must give each label of the batch a probability above 0, got q = 0 for "
-            f"label {label} by a {type(sampler).__name__}{beside}; give that class a count or "
+            f"label {label} by a {type(sampler).__name__}{reason}; give that class a count or "
             "weight above 0 (a UnigramSampler does so by itself), or leave its examples out."
         )

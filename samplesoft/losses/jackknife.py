@@ -1,4 +1,4 @@
-"""Sampled softmax with most of its bias taken off: the delete-one jackknife, O(1) a draw."""
+"""Sampled softmax with most of its bias removed by the delete-one jackknife, O(1) a draw."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from samplesoft._jit import njit
 from samplesoft._validation import FloatArray
 from samplesoft.kernels.exponential import log1p_to
 from samplesoft.kernels.weights import greatest, total
-from samplesoft.losses.sampled import SampledLoss, Terms, log_ratio, weigh
+from samplesoft.losses.sampled import SampledLoss, Terms, exp_in_place, loss_from_masses
 from samplesoft.samplers.base import Draw
 from samplesoft.schemes import SCHEMES, Scheme
 
@@ -19,16 +19,16 @@ class JackknifeLoss(SampledLoss):
     r"""Delete-one jackknife of sampled softmax.
 
     With :math:`L` the loss of `samplesoft.losses.sampled.SampledSoftmaxLoss` on m draws, and
-    :math:`L_{-i}` that without draw i, in which the others weigh m / (m - 1) times as much, it is
-    :math:`m L - (m - 1) \, \text{mean}_i L_{-i}`. Its bias is of order 1 / m\ :sup:`2`, in the
-    loss and in the gradient, against 1 / m for sampled softmax. It costs O(m) like that. By the
-    concavity of the logarithm it is at least L.
+    :math:`L_{-i}` the loss without draw i, whose remaining weights are multiplied by m / (m - 1),
+    it is :math:`m L - (m - 1) \, \text{mean}_i L_{-i}`. The bias of loss and gradient is of order
+    1 / m\ :sup:`2`, against 1 / m for sampled softmax, at the same cost O(m). Because the logarithm
+    is concave, the loss is at least L.
 
     Parameters
     ----------
     scheme : {"negatives", "masked"}
-        As for `samplesoft.losses.sampled.SampledSoftmaxLoss`. The others weigh draws, or the
-        label, in a way that changes with the number of draws.
+        As for `samplesoft.losses.sampled.SampledSoftmaxLoss`. In the other schemes, weights of
+        draws or of the label change with the number of draws.
     **options
         Those of `samplesoft.losses.base.Loss`.
 
@@ -77,72 +77,73 @@ class JackknifeLoss(SampledLoss):
 
 @njit
 def jackknife_terms(logits: FloatArray, losses: FloatArray) -> None:
-    """Write the jackknife of the loss of each row (P, 1 + m), and turn rows into its gradient.
+    """Write the jackknife loss of each row (P, 1 + m), and overwrite rows by its gradient.
 
-    That is ``log S - (m - 1) mean_i(log S_i - log S) - logits[0]``, of m >= 2 draws and the label
-    in column 0. With W the sum of the weights of the draws, ``S = a + W``, and without draw i
-    ``S_i = a + (W - w_i) m / (m - 1)``. Then ``S_i / S = 1 + x_i`` with
-    ``x_i = (W - m w_i) / ((m - 1) S)`` from -1/2 to 1, in which nothing cancels, unless draw i
-    carries more than half of S. There is at most one such draw: its S_i may be hundreds of orders
-    below S, and is summed on its own.
+    The loss is ``log S - (m - 1) mean_i(log S_i - log S) - logits[0]``, for m >= 2 draws and the
+    label in column 0. Let a be the label's mass and W the sum of the draws' weights w_i. Then
+    ``S = a + W``, and without draw i ``S_i = a + (W - w_i) m / (m - 1)``.
+
+    Naively, ``log S_i - log S`` subtracts nearly equal numbers. Instead, ``S_i / S = 1 + x_i`` with
+    ``x_i = (W - m w_i) / ((m - 1) S)``, and log1p. x_i is in [-1/2, 1], unless draw i carries more
+    than half of S. For that draw, of which there is at most one, S_i may be hundreds of orders of
+    magnitude below S, and is summed separately.
     """
     m = logits.shape[1] - 1
     weights, rest = np.empty(1 + m), np.empty(1 + m)
     change, ratio = np.empty(m), np.empty(m)
     for b in range(len(logits)):
         row = logits[b]
-        top = greatest(row)
-        # in the unit of the largest, label or draw, so that none overflows
+        max_logit = greatest(row)
+        # relative to the largest mass, so that none overflows
         for k in range(1 + m):
-            weights[k] = row[k] - top
-        weigh(weights)
-        own, drawn = weights[0], total(weights[1:])
-        mass = own + drawn
-        heavy = 0  # or the draw that carries more than half
+            weights[k] = row[k] - max_logit
+        exp_in_place(weights)
+        label_mass, sampled_mass = weights[0], total(weights[1:])
+        total_mass = label_mass + sampled_mass
+        heavy = 0  # column of the draw with more than half of the mass, or 0
         for k in range(1, 1 + m):
-            if weights[k] > 0.5 * mass:
+            if weights[k] > 0.5 * total_mass:
                 heavy = k
-        # x_i = S_i / S - 1 from W - m w_i, and not from S_i and S, which are nearly equal
-        unit = 1.0 / ((m - 1) * mass)
+        # x_i from W - m w_i, not from S_i and S, which are nearly equal
+        unit = 1.0 / ((m - 1) * total_mass)
         for k in range(m):
-            change[k] = (drawn - m * weights[k + 1]) * unit
+            change[k] = (sampled_mass - m * weights[k + 1]) * unit
         if heavy > 0:
-            change[heavy - 1] = 0.0  # its logarithm comes from `_leave_out`
+            change[heavy - 1] = 0.0  # see `_log_sum_without_heavy`
         for k in range(m):
             ratio[k] = change[k] / (1.0 + change[k])  # 1 - S / S_i
         log1p_to(change)
-        # The derivative of a draw is w / S times m - sum of S / S_i over the other draws i, for S_i
-        # does not change with draw i, and by m / (m - 1) with the others. That is kept - its own
-        # ratio.
-        lost, kept = total(change), 1.0 + total(ratio)
-        loss = log_ratio(own, drawn, top - row[0])
+        # The derivative in draw k is w_k / S times m - sum of S / S_i over i != k: S_i does not
+        # depend on draw i, and depends on the others with a factor m / (m - 1).
+        sum_log_ratios, kept = total(change), 1.0 + total(ratio)
+        loss = loss_from_masses(label_mass, sampled_mass, max_logit - row[0])
         if heavy > 0:
-            log_rest = _leave_out(row, heavy, m, rest)
-            lost += log_rest - (top + np.log(mass))
-        losses[b] = loss - (m - 1) / m * lost
-        scale = 1.0 / mass
+            log_rest = _log_sum_without_heavy(row, heavy, m, rest)
+            sum_log_ratios += log_rest - (max_logit + np.log(total_mass))
+        losses[b] = loss - (m - 1) / m * sum_log_ratios
+        scale = 1.0 / total_mass
         for k in range(m):
             row[k + 1] = weights[k + 1] * scale * (kept - ratio[k])
         if heavy > 0:
             for k in range(1, 1 + m):
                 if k != heavy:
                     row[k] += weights[k] * scale - rest[k] * (m - 1) / m
-        # a shift of all logits leaves the loss as it is: its derivatives add up to 0
+        # the loss is invariant to a shift of all logits: derivatives sum to 0
         row[0] = -total(row[1:])
 
 
 @njit
-def _leave_out(row: FloatArray, heavy: int, m: int, shares: FloatArray) -> float:
-    """Return the logarithm of the sum without draw `heavy`, and write each one's share of it."""
-    gain = np.log(m / (m - 1))  # the other draws weigh as much more
-    shares[0] = row[0]
+def _log_sum_without_heavy(row: FloatArray, heavy: int, m: int, fractions: FloatArray) -> float:
+    """Return the log of the sum without draw `heavy`, and write the fraction of each term."""
+    gain = np.log(m / (m - 1))  # log weight factor of the remaining draws
+    fractions[0] = row[0]
     for k in range(1, len(row)):
-        shares[k] = -np.inf if k == heavy else row[k] + gain
-    top = greatest(shares)
+        fractions[k] = -np.inf if k == heavy else row[k] + gain
+    max_logit = greatest(fractions)
     for k in range(len(row)):
-        shares[k] -= top
-    weigh(shares)
-    mass = total(shares)
+        fractions[k] -= max_logit
+    exp_in_place(fractions)
+    total_mass = total(fractions)
     for k in range(len(row)):
-        shares[k] /= mass
-    return float(top + np.log(mass))
+        fractions[k] /= total_mass
+    return float(max_logit + np.log(total_mass))

@@ -1,4 +1,4 @@
-"""Logistic regression of the label against other classes: drawn ones, or all."""
+"""Logistic regression of the label against drawn classes, or against all."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from samplesoft.kernels.weights import total
 from samplesoft.losses.base import Batch, Gradients, Loss
 from samplesoft.losses.full import (
     Floats,
-    LabelPlaces,
+    LabelPositions,
     gradients_by_blocks,
-    other_scores,
-    own_scores,
+    label_scores_and_signs,
+    masked_score_blocks,
 )
-from samplesoft.losses.sampled import SampledLoss, Terms, weigh
+from samplesoft.losses.sampled import SampledLoss, Terms, exp_in_place
 from samplesoft.samplers.base import Draw
 from samplesoft.schemes import Scheme, select
 
-_BUFFER = 1 << 10  # logits that `logistic_terms` computes at a time
+_BUFFER_LOGITS = 1 << 10  # logits that `logistic_terms` computes at a time; at least one row
 
 
 class LogisticLoss(SampledLoss):
-    """The sum of softplus of the logit of each draw, and of that of minus the label's.
+    """The sum of softplus of each draw's logit and of minus the label's logit.
 
     Parameters
     ----------
     scheme : str, optional
         A key of `schemes`; the first of them by default.
     offset : float
-        Added to all scores. Nothing brings scores to a level here, as the sum over the classes does
-        in a softmax: they learn logarithms of probabilities, which ``tau h . c`` may not reach.
+        Added to all scores. A softmax is invariant to an offset; here scores learn the logarithms
+        of probabilities, which may be out of the range of ``tau h . c``.
     **options
         Those of `samplesoft.losses.base.Loss`.
 
@@ -58,18 +58,18 @@ class LogisticLoss(SampledLoss):
 class NCELoss(LogisticLoss):
     r"""Logistic regression of the label against the draws, whose scores learn log-probabilities.
 
-    With k(j) the expected number of draws of class j, which is m q(j) with replacement, the logit
-    of a class is :math:`o_j - \log k(j)`, and the loss is the sum of softplus of that of each draw
-    and of minus that of the label. No sum over the classes is needed: where the scores are
-    log-probabilities, the gradient tends to that of the full softmax as m grows.
+    Let k(j) be the expected count of class j, m q(j) with replacement. The logit of a class is
+    :math:`o_j - \log k(j)`. The loss is the sum of softplus of each draw's logit and of minus the
+    label's logit. It needs no sum over the classes: if the scores are log-probabilities, its
+    gradient tends to the gradient of the full softmax as m grows.
 
     Parameters
     ----------
     scheme : {"candidate", "candidate_masked"}
-        Whether a draw of the label counts as a negative, as the theory has it, or is left out.
+        Whether a draw of the label counts as a negative, as in the theory, or is masked.
     offset : float
-        Added to all scores, which learn log-probabilities: about -4 on average with 50 classes.
-        Dot products of vectors of norm 1 do not reach that; ``-log(n)`` brings them there.
+        Added to all scores. Scores learn log-probabilities, about -4 on average for 50 classes,
+        which dot products of vectors of norm 1 cannot reach; ``-log(n)`` is a good offset for them.
     **options
         Those of `samplesoft.losses.base.Loss`.
 
@@ -105,17 +105,17 @@ class NCELoss(LogisticLoss):
 class NegativeSamplingLoss(LogisticLoss):
     r"""Logistic regression of the label against the draws, on scores as they are.
 
-    The loss is :math:`\text{softplus}(-o_t) + \sum_i \text{softplus}(o_{s_i})`. Nothing corrects
-    for how classes were drawn: it learns vectors, and no probabilities. At its minimum
-    :math:`o_j` is :math:`\log(p_j / (m q_j))` for draws that may repeat the label.
+    The loss is :math:`\text{softplus}(-o_t) + \sum_i \text{softplus}(o_{s_i})`. Scores are not
+    corrected for the proposal: the loss learns vectors, not probabilities. At the minimum,
+    :math:`o_j = \log(p_j / (m q_j))` if draws may contain the label.
 
     Parameters
     ----------
     scheme : {"negatives", "masked", "kept"}
-        What is done with draws of the label: there are none, as `forward` checks; they are left
-        out; or they count as negatives.
+        Treatment of accidental hits: `forward` raises if there are any; they are masked; or they
+        count as negatives.
     offset : float
-        Added to all scores; with ``-log(m)`` a score of 0 says that p and q are equal.
+        Added to all scores; with ``-log(m)``, p equals q at a score of 0.
     **options
         Those of `samplesoft.losses.base.Loss`.
 
@@ -152,9 +152,9 @@ class FullLogisticLoss(Loss):
     r"""A logistic regression of each class against all examples that do not have it.
 
     The loss of an example is :math:`\sum_{l} \log(1 + e^{-o_l}) + \sum_{j} \log(1 + e^{o_j})`, over
-    its labels l and all classes j that are none. It is what negative sampling would be with
-    every class as a negative: `label_reduction` is ``"ova"``, and ``1 / (1 + exp(-o))`` estimates
-    the probability that an example has a label, whatever others it has.
+    its labels l and all other classes j: negative sampling with every class as a negative.
+    `label_reduction` is ``"ova"``, and ``1 / (1 + exp(-o))`` estimates the probability that an
+    example has a label, independently of its other labels.
 
     Parameters
     ----------
@@ -171,8 +171,8 @@ class FullLogisticLoss(Loss):
 
     Notes
     -----
-    As with `FullSoftmaxLoss`, scores are computed in blocks of classes, and last bits may change
-    with the threads of BLAS.
+    As in `FullSoftmaxLoss`, scores are computed in blocks of classes, and last bits may depend on
+    the number of BLAS threads.
 
     References
     ----------
@@ -203,15 +203,17 @@ class FullLogisticLoss(Loss):
     def _forward(
         self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
     ) -> tuple[FloatArray, FloatArray]:
-        own, signs = own_scores(self, batch, draw)
-        lost = np.zeros(len(batch.z))
-        for scores in other_scores(self, batch, LabelPlaces(batch.targets)):
-            add_softplus(scores, lost)
-        with np.errstate(over="ignore", invalid="ignore"):  # `Loss.forward` explains them
-            # labels are positives, and were left out of the negatives
-            lost += batch.targets.per_example(np.logaddexp(0.0, -own))
-            missed = np.exp(-np.logaddexp(0.0, own))  # 1 / (1 + exp(own)), at any size
-        return lost, -missed * signs  # derivatives in the scores of the labels
+        label_scores, signs = label_scores_and_signs(self, batch, draw)
+        losses = np.zeros(len(batch.z))
+        for scores in masked_score_blocks(self, batch, LabelPositions(batch.targets)):
+            add_softplus(scores, losses)
+        with np.errstate(over="ignore", invalid="ignore"):  # `Loss.forward` raises
+            # labels are positives; `masked_score_blocks` excluded them from the negatives
+            losses += batch.targets.per_example(np.logaddexp(0.0, -label_scores))
+            d_label_logits = np.exp(
+                -np.logaddexp(0.0, label_scores)
+            )  # 1 / (1 + exp(score)) without overflow
+        return losses, -d_label_logits * signs  # derivatives in the scores of the labels
 
     def _backward(self, batch: Batch, saved: FloatArray, weights: FloatArray) -> Gradients:
         d_labels = saved * batch.targets.rows(weights)
@@ -220,36 +222,39 @@ class FullLogisticLoss(Loss):
 
 @njit
 def logistic_terms(logits: FloatArray, losses: FloatArray, weight: float = 1.0) -> None:
-    """Write ``weight * softplus(-logits[0]) + sum(softplus(logits[1:]))``; rows become gradients.
+    """Write ``weight * softplus(-logits[0]) + sum(softplus(logits[1:]))`` of each row.
 
-    Logits (P, 1 + m) have the label's in column 0; losses (P,) are written.
+    Overwrites logits (P, 1 + m), with the label's in column 0, by the gradient.
     """
     width = logits.shape[1]
-    step = max(1, _BUFFER // width)  # rows at a time, for vector instructions on short ones too
+    step = max(
+        1, _BUFFER_LOGITS // width
+    )  # rows at a time, for vector instructions on short ones too
     small, large = np.empty(step * width), np.empty(step * width)
     for first in range(0, len(logits), step):
         rows = logits[first : first + step]
-        rows[:, 0] = -rows[:, 0]  # the label is the positive: softplus of minus its logit
+        rows[:, 0] = -rows[:, 0]  # the label is the positive example
         softplus(rows.reshape(-1), small, large)
         for b in range(len(rows)):
-            own, draws = b * width, slice(b * width + 1, (b + 1) * width)
-            of_draws = total(large[draws]) + total(small[draws])
-            losses[first + b] = weight * (large[own] + small[own]) + of_draws
+            label_index, draws = b * width, slice(b * width + 1, (b + 1) * width)
+            draw_losses = total(large[draws]) + total(small[draws])
+            losses[first + b] = weight * (large[label_index] + small[label_index]) + draw_losses
             rows[b, 0] *= -weight
 
 
 @njit
 def softplus(x: FloatArray, small: FloatArray, large: FloatArray) -> None:
-    """Write two terms of ``log(1 + exp(x))``, which becomes its derivative ``1 / (1 + exp(-x))``.
+    """Write two terms whose sum is ``log(1 + exp(x))``; overwrite x by ``1 / (1 + exp(-x))``.
 
-    They are ``log(1 + exp(-|x|))`` and ``max(x, 0)``: no sum overflows, nor loses small ones.
+    The naive formula overflows for large x. The terms are `small`, ``log(1 + exp(-|x|))``, and
+    `large`, ``max(x, 0)``; summed separately, small terms keep their digits.
     """
     size = len(x)
     for k in range(size):
         small[k] = -abs(x[k])
         large[k] = max(x[k], 0.0)
-    weigh(small[:size])
-    # the derivative comes from the exponential that is there already
+    exp_in_place(small[:size])
+    # the derivative reuses the exponential
     for k in range(size):
         x[k] = (1.0 if x[k] >= 0.0 else small[k]) / (1.0 + small[k])
     log1p_to(small[:size])
@@ -257,32 +262,32 @@ def softplus(x: FloatArray, small: FloatArray, large: FloatArray) -> None:
 
 @njit
 def merge_softplus(logits: FloatArray, merged: FloatArray) -> None:
-    """Write the logit (B,) whose softplus is that of all of a row, which becomes its derivatives.
+    """Write the logit (B,) whose softplus is the sum of softplus over a row of logits (B, m).
 
-    `logits` are (B, m). A row of -inf merges to -inf.
+    Overwrites rows by derivatives of that logit. A row of -inf gives -inf.
     """
     small, large = np.empty(logits.shape[1]), np.empty(logits.shape[1])
     for b in range(len(logits)):
         row = logits[b]
         softplus(row, small, large)
-        lost = total(large) + total(small)
-        share = -np.expm1(-lost)  # the derivative of softplus at the merged logit
+        loss = total(large) + total(small)
+        derivative = -np.expm1(-loss)  # the derivative of softplus at the merged logit
         # the inverse of softplus, log(exp(lost) - 1), without the exponential of a large loss
-        merged[b] = lost + np.log(share) if lost > 0.0 else -np.inf
+        merged[b] = loss + np.log(derivative) if loss > 0.0 else -np.inf
         for k in range(len(row)):
-            row[k] = row[k] / share if lost > 0.0 else 0.0
+            row[k] = row[k] / derivative if loss > 0.0 else 0.0
 
 
 @njit
 def add_softplus(scores: Floats, total: FloatArray) -> None:
-    """Add ``log(1 + exp(score))`` of a block of classes, scores (r, B), to sums `total` (B,)."""
+    """Add ``log(1 + exp(score))`` for a block of scores (r, B) to the sums `total` (B,)."""
     size = len(total)
     small = np.empty(size)
     for j in range(len(scores)):
         row = scores[j]
         for b in range(size):
             small[b] = -abs(row[b])
-            total[b] += 0.0 if row[b] <= 0.0 else row[b]  # NaN too, so that it is seen
+            total[b] += 0.0 if row[b] <= 0.0 else row[b]  # propagates NaN
         exp64_to(small, size)
         log1p_to(small)
         for b in range(size):

@@ -1,8 +1,8 @@
-"""Sampled softmax without bias: a random number of draws, and a correction by their level.
+"""Unbiased sampled softmax: a random number of draws, and a correction for their level.
 
-In the kernels the M draws of a row are cut into blocks. S is the sum of label and draws, ``S_b``
-that with block b in place of all draws, ``H_1`` and ``H_2`` those with one half. Each is a sum of
-positive numbers that is scaled by its own largest, for they may be hundreds of orders apart.
+Notation of the kernels: the M draws of a row are split into blocks. S is the sum of exponentials of
+label and draws; ``S_b`` has the draws of block b only, ``H_1`` and ``H_2`` those of one half. Each
+sum is scaled by its largest term, because they may differ by hundreds of orders of magnitude.
 """
 
 from __future__ import annotations
@@ -20,22 +20,30 @@ from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels.weights import greatest, total
 from samplesoft.losses.base import Targets
 from samplesoft.losses.candidates import require_replacement
-from samplesoft.losses.sampled import Sample, SampledLoss, Seed, Terms, log_ratio, weigh
+from samplesoft.losses.sampled import (
+    Sample,
+    SampledLoss,
+    Seed,
+    Terms,
+    exp_in_place,
+    loss_from_masses,
+)
 from samplesoft.samplers.base import Draw
 from samplesoft.schemes import DECAY, Scheme, last_level, select
 
-_NEAR = 0.5  # below it differences are taken of sums, above it of their logarithms
+# relative difference of two sums; above it, their logarithms are subtracted
+_SMALL_DIFFERENCE = 0.5
 
 
 @dataclass(frozen=True, eq=False)
 class MultilevelDraw(Draw):
-    """What `MultilevelLoss.draw` returns.
+    """A draw from `MultilevelLoss.draw`.
 
     Parameters
     ----------
     ids, log_q, log_inclusion
-        As for `Draw`; on the last level all other classes come after the draws, with a `log_q` of
-        0, for they are certain. `log_inclusion` is None.
+        As for `Draw`. On the last level all other classes follow the draws, as always-included
+        classes with a `log_q` of 0. `log_inclusion` is None.
     num_sampled : int
         Number of draws m of a block.
     num_draws : int
@@ -50,24 +58,24 @@ class MultilevelDraw(Draw):
 
     @property
     def log_expected_count(self) -> FloatArray:
-        """Natural logarithm of how often each class is expected in the M draws; 0 after these."""
+        """Log expected count of each class in the M draws; 0 for always-included classes."""
         counts = self.log_q.copy()
-        counts[:, : self.num_draws] += np.log(self.num_draws)  # those after are there once
+        counts[:, : self.num_draws] += np.log(self.num_draws)  # always-included classes occur once
         return counts
 
 
 class MultilevelLoss(SampledLoss):
-    r"""Sampled softmax whose mean, and that of its gradient, are those of the full softmax.
+    r"""Sampled softmax whose mean loss and mean gradient equal those of the full softmax.
 
-    A level k is drawn once for a batch, with probabilities :math:`p_k = (1 - r) r^k`,
-    :math:`r = 2^{-3/2}`, and each example gets :math:`M = 2^{k+1} m` draws, m being `num_sampled`.
+    A level k is drawn once for a batch, with probability :math:`p_k = (1 - r) r^k`,
+    :math:`r = 2^{-3/2}`. Each example gets :math:`M = 2^{k+1} m` draws, where m is `num_sampled`.
     With :math:`L_m` the loss of `SampledSoftmaxLoss` on m draws, the loss is
 
     .. math:: \text{mean over the } M/m \text{ blocks of } L_m
         + \frac1{p_k} \Big(L_M - \frac{L_{M/2} + L'_{M/2}}2\Big)
 
-    where :math:`L_{M/2}` and :math:`L'_{M/2}` are of the two halves of the draws. The means of the
-    differences add up to what :math:`L_m` lacks, so that nothing is left of its bias.
+    where :math:`L_{M/2}` and :math:`L'_{M/2}` are the losses on the two halves of the draws. The
+    mean differences of all levels sum to minus the bias of :math:`L_m`, so that no bias remains.
 
     Parameters
     ----------
@@ -85,24 +93,24 @@ class MultilevelLoss(SampledLoss):
 
     Notes
     -----
-    **Cost.** A batch takes 4.4 m draws an example in the mean, most often 2 m. A level with as many
-    draws as there are classes, :math:`2^{K+1} m \ge n`, is the last (K is at least 1). It has
-    the probability :math:`r^K`, takes :math:`M = 2^K m` draws and all classes, and its difference
-    ends the sum exactly:
+    **Cost.** An example takes 4.4 m draws on average, most often 2 m. The last level K, at least 1,
+    is the first with as many draws as classes, :math:`2^{K+1} m \ge n`. It has probability
+    :math:`r^K`, and takes :math:`M = 2^K m` draws and all classes. Its difference completes the sum
+    exactly:
 
     .. math:: L - L_M + \Big(\frac SZ - 1\Big), \qquad S = Z e^{L_M - L}
 
-    with L the loss of the full softmax; the last term has the mean 0, and takes off what S varies
-    in the first order. So no batch needs more than 2 n numbers an example, though it
-    needs as many now and then, and a proposal must be able to draw every class.
+    with L the full softmax loss. The last term has mean 0, and removes the first-order variation of
+    S. A batch never needs more than 2 n logits for an example, but occasionally that many. The
+    proposal must give every class a positive probability.
 
-    **Variance.** A difference is of the order of the bias, V / M for a variance V of the weights,
-    and so is its deviation; the terms of the variance fall as :math:`4^{-k} / p_k`, by a factor of
-    0.71 a level. They add about :math:`V^2 / m^2` to that of the loss: little where m is well above
-    V, and much where it is not. With as many draws in the mean, sampled softmax varies 0.58 times
-    as much, or less. That all examples share a level costs next to nothing, for the
-    means of the differences are as small. Sections 18 and 19 of ``samplesoft/bias/README.md`` have
-    figures.
+    **Variance.** For a variance V of the weights, a difference has mean and standard deviation of
+    order V / M, like the bias. The contributions of the levels to the variance are proportional to
+    :math:`4^{-k} / p_k`, and fall by a factor of 0.71 a level. They add about :math:`V^2 / m^2` to
+    the variance of the loss, which is small if m is well above V. Sampled softmax with the same
+    average number of draws has at most 0.58 times the variance. Sharing the level among the
+    examples adds almost no variance, because the mean differences are small. See sections 18 and 19
+    of ``samplesoft/bias/README.md`` for figures.
 
     References
     ----------
@@ -135,20 +143,20 @@ class MultilevelLoss(SampledLoss):
     def draw(
         self, sample: Sample, num_sampled: int, targets: Targets, num_classes: int, rng: Seed
     ) -> Draw:
-        """Draw a level, and as many classes as it takes."""
+        """Draw a level for the batch, and its number of classes for each example."""
         generator = np.random.default_rng(int(as_key(rng)))
         last = last_level(num_sampled, num_classes)
-        # One level for the batch: how little that costs says the class.
+        # one level for the batch; see Variance in the class docstring
         level = int(generator.geometric(1.0 - DECAY)) - 1
         if level < last:
             num, probability = num_sampled << (level + 1), (1.0 - DECAY) * DECAY**level
-        else:  # all levels from the last on are one, which ends the sum exactly
+        else:  # the last level stands for all that follow, and completes the sum exactly
             num, probability = num_sampled << last, DECAY**last
         draw = sample(num, generator)
         require_replacement(draw, type(self).__name__)
         ids, log_q = draw.ids, draw.log_q
         if level >= last:
-            ids, log_q = _with_all(ids, log_q, num_classes, targets, self.excludes_label)
+            ids, log_q = _append_all_classes(ids, log_q, num_classes, targets, self.excludes_label)
         return MultilevelDraw(ids, log_q, None, num_sampled, num, probability)
 
     def _terms_of(self, draw: Draw, num_classes: int) -> Terms:
@@ -159,8 +167,10 @@ class MultilevelLoss(SampledLoss):
             )
         block, num, probability = draw.num_sampled, draw.num_draws, draw.probability
         others = draw.ids.shape[1] - num
-        sound = 1 <= block <= num and num % block == 0 and others >= 0 and 0.0 < probability <= 1.0
-        if not sound or (others == 0 and num // block % 2):
+        is_valid = (
+            1 <= block <= num and num % block == 0 and others >= 0 and 0.0 < probability <= 1.0
+        )
+        if not is_valid or (others == 0 and num // block % 2):
             raise ValueError(
                 "`draw` must hold two halves of blocks of num_sampled draws, or num_draws of them "
                 f"before all classes, got num_sampled={block}, num_draws={num}, "
@@ -170,143 +180,151 @@ class MultilevelLoss(SampledLoss):
         return Terms(multilevel_terms, (block, num, 1.0 / probability))
 
 
-def _with_all(
+def _append_all_classes(
     ids: IntArray, log_q: FloatArray, n: int, targets: Targets, without_labels: bool
 ) -> tuple[IntArray, FloatArray]:
-    """Return draws with all n classes after them, but for the label of each example if asked to."""
+    """Return draws followed by all n classes, `without_labels` all but the example's label."""
     size, batch = len(ids), len(targets.offsets())
     require_bytes(
         f"all {n} classes of a batch of {batch}, which the last level of a multilevel loss takes,",
         (16.0 * size + 8.0 * batch) * (n + ids.shape[1]),
         "take smaller batches, or scheme='masked' with draws that the batch shares",
     )
-    every = np.arange(n)
+    all_classes = np.arange(n)
     if without_labels:  # 0, 1, ... with a gap at the label of each example
-        every = every[:-1] + (every[:-1] >= targets.labels[:, None])
-    every = np.broadcast_to(every, (size, every.shape[-1]))
-    return np.hstack([ids, every]), np.hstack([log_q, np.zeros(every.shape)])
+        all_classes = all_classes[:-1] + (all_classes[:-1] >= targets.labels[:, None])
+    all_classes = np.broadcast_to(all_classes, (size, all_classes.shape[-1]))
+    return np.hstack([ids, all_classes]), np.hstack([log_q, np.zeros(all_classes.shape)])
 
 
 @njit
 def multilevel_terms(
     logits: FloatArray, losses: FloatArray, block: int, num_draws: int, weight: float
 ) -> None:
-    """Write the estimate of each row (P, 1 + M + c), and turn rows into its gradient.
+    """Write the estimate of each row (P, 1 + M + c), and overwrite rows by its gradient.
 
-    Column 0 is the label's logit, then come M = `num_draws` draws, in blocks of `block`, and either
-    none or all c other classes. The estimate is the mean of ``log(S_b)``, plus `weight` times a
-    `_difference_of_halves` or a `_difference_from_all`, less the label's logit.
+    Column 0 is the label's logit. M = `num_draws` draws follow, in blocks of `block`, and then
+    either no class or all c other classes. The estimate is the mean of ``log(S_b)``, plus `weight`
+    times `_difference_of_halves` or `_difference_from_all`, minus the label's logit.
     """
     blocks = num_draws // block
-    tops, sums, derivatives = np.empty(blocks), np.empty(blocks), np.empty(blocks)
+    max_logits, sums, derivatives = np.empty(blocks), np.empty(blocks), np.empty(blocks)
     for p in range(len(logits)):
-        row, drawn, others = logits[p], logits[p, 1 : 1 + num_draws], logits[p, 1 + num_draws :]
+        row = logits[p]
+        draw_logits = logits[p, 1 : 1 + num_draws]
+        others = logits[p, 1 + num_draws :]
         label, loss, label_derivative = row[0], 0.0, 0.0
         for b in range(blocks):
-            # log S_b of each block, by a unit of its own: the label or its largest draw
-            part = drawn[b * block : (b + 1) * block]
-            tops[b] = weigh_block(part, label)
-            sums[b] = total(part)
-            # a draw of a block weighs as many times more as there are blocks
-            own, mass = math.exp(label - tops[b]), blocks * sums[b]
-            loss += log_ratio(own, mass, tops[b] - label)
-            label_derivative -= mass / (own + mass)
-            derivatives[b] = 1.0 / (own + mass)
+            # log S_b, scaled by the largest term of the block
+            block_logits = draw_logits[b * block : (b + 1) * block]
+            max_logits[b] = exp_relative_to_max(block_logits, label)
+            sums[b] = total(block_logits)
+            # 1 / (m q) in place of 1 / (M q): times the number of blocks
+            label_mass, sampled_mass = math.exp(label - max_logits[b]), blocks * sums[b]
+            loss += loss_from_masses(label_mass, sampled_mass, max_logits[b] - label)
+            label_derivative -= sampled_mass / (label_mass + sampled_mass)
+            derivatives[b] = 1.0 / (label_mass + sampled_mass)
         if len(others) > 0:
-            more, label_more = _difference_from_all(label, tops, sums, derivatives, others, weight)
+            difference, d_label = _difference_from_all(
+                label, max_logits, sums, derivatives, others, weight
+            )
         else:
-            more, label_more = _difference_of_halves(label, tops, sums, derivatives, weight)
-        # derivatives of all draws of a block are their weights times one number
-        losses[p] = loss / blocks + more
-        row[0] = label_derivative / blocks + label_more
+            difference, d_label = _difference_of_halves(
+                label, max_logits, sums, derivatives, weight
+            )
+        # the derivatives of a block's draws are their weights times one factor
+        losses[p] = loss / blocks + difference
+        row[0] = label_derivative / blocks + d_label
         for b in range(blocks):
             for k in range(b * block, (b + 1) * block):
-                drawn[k] *= derivatives[b]
+                draw_logits[k] *= derivatives[b]
 
 
 @njit
-def weigh_block(part: FloatArray, label: float) -> float:
-    """Turn logits into weights in the unit of the largest of them and `label`; return that."""
-    top = max(label, greatest(part))
-    for k in range(len(part)):
-        part[k] -= top
-    weigh(part)
-    return float(top)
+def exp_relative_to_max(logits: FloatArray, label: float) -> float:
+    """Replace logits by exp(logit - max), with `label` in the max; return the max."""
+    max_logit = max(label, greatest(logits))
+    for k in range(len(logits)):
+        logits[k] -= max_logit
+    exp_in_place(logits)
+    return float(max_logit)
 
 
 @njit
-def _sum(label: float, tops: FloatArray, sums: FloatArray) -> tuple[float, float, float]:
-    """Return a unit, and in it the weight of the label and of all draws of some blocks."""
-    top, mass = greatest(tops), 0.0
-    for b in range(len(tops)):
-        mass += sums[b] * math.exp(tops[b] - top)
-    return top, math.exp(label - top), mass
+def _scaled_masses(
+    label: float, max_logits: FloatArray, sums: FloatArray
+) -> tuple[float, float, float]:
+    """Return the max logit of some blocks, and the masses of label and draws relative to it."""
+    max_logit, sampled_mass = greatest(max_logits), 0.0
+    for b in range(len(max_logits)):
+        sampled_mass += sums[b] * math.exp(max_logits[b] - max_logit)
+    return max_logit, math.exp(label - max_logit), sampled_mass
 
 
 @njit
 def _difference_of_halves(
-    label: float, tops: FloatArray, sums: FloatArray, derivatives: FloatArray, weight: float
+    label: float, max_logits: FloatArray, sums: FloatArray, derivatives: FloatArray, weight: float
 ) -> tuple[float, float]:
-    """Return ``log S - (log H_1 + log H_2) / 2`` and its derivative in the label, weighted.
+    """Return ``log S - (log H_1 + log H_2) / 2`` and its derivative in the label, times `weight`.
 
-    What a draw of each block gets is added to `derivatives`. With ``u = (H_1 - H_2) / (H_1 + H_2)``
-    the difference is ``-log(1 - u**2) / 2``; its derivative in a draw is u times its weight in
-    ``H_1``, or -u times that in ``H_2``, and in the label's logit ``u / 2`` times the weight in
-    ``H_1`` less that in ``H_2``.
+    Adds the factors of each block's draws to `derivatives`. With
+    ``u = (H_1 - H_2) / (H_1 + H_2)`` the difference is ``-log(1 - u**2) / 2``. Its derivative is
+    u times the draw's fraction of ``H_1`` for draws of the first half, -u times the fraction of
+    ``H_2`` for the second, and for the label ``u / 2`` times the difference of its two fractions.
     """
-    half = len(tops) // 2
-    top_1, own_1, mass_1 = _sum(label, tops[:half], sums[:half])
-    top_2, own_2, mass_2 = _sum(label, tops[half:], sums[half:])
-    whole_1, whole_2, top = own_1 + 2.0 * mass_1, own_2 + 2.0 * mass_2, max(top_1, top_2)
-    one, two = mass_1 * math.exp(top_1 - top), mass_2 * math.exp(top_2 - top)
-    own = math.exp(label - top)
-    whole = own + one + two
-    u = (one - two) / whole
-    # Halves are mostly alike. Then the difference is u**2 / 2, which logarithms of sums that are
-    # nearly equal would lose; apart, 1 - u**2 would lose its digits.
-    if abs(u) < _NEAR:
-        more = -0.5 * math.log1p(-u * u)
-        label_derivative = -u * u / (1.0 - u * u) * (own / whole)
+    half = len(max_logits) // 2
+    max_1, label_1, mass_1 = _scaled_masses(label, max_logits[:half], sums[:half])
+    max_2, label_2, mass_2 = _scaled_masses(label, max_logits[half:], sums[half:])
+    whole_1, whole_2, max_logit = label_1 + 2.0 * mass_1, label_2 + 2.0 * mass_2, max(max_1, max_2)
+    draws_1, draws_2 = mass_1 * math.exp(max_1 - max_logit), mass_2 * math.exp(max_2 - max_logit)
+    label_mass = math.exp(label - max_logit)
+    whole = label_mass + draws_1 + draws_2
+    u = (draws_1 - draws_2) / whole
+    # Naively, log S - (log H_1 + log H_2) / 2. For small u it is about u**2 / 2, which the
+    # subtraction of nearly equal logarithms would lose; for u near 1, 1 - u**2 loses its digits.
+    if abs(u) < _SMALL_DIFFERENCE:
+        difference = -0.5 * math.log1p(-u * u)
+        label_derivative = -u * u / (1.0 - u * u) * (label_mass / whole)
     else:
-        behind = 0.5 * ((top - top_1) + (top - top_2))
-        more = behind + math.log(whole) - 0.5 * (math.log(whole_1) + math.log(whole_2))
-        label_derivative = 0.5 * u * (own_1 / whole_1 - own_2 / whole_2)
-    # blocks of the first half pull one way, those of the second the other
+        log_scale = 0.5 * ((max_logit - max_1) + (max_logit - max_2))
+        difference = log_scale + math.log(whole) - 0.5 * (math.log(whole_1) + math.log(whole_2))
+        label_derivative = 0.5 * u * (label_1 / whole_1 - label_2 / whole_2)
+    # derivatives of the two halves have opposite signs
     for b in range(half):
-        derivatives[b] += weight * u / whole_1 * math.exp(tops[b] - top_1)
-    for b in range(half, len(tops)):
-        derivatives[b] -= weight * u / whole_2 * math.exp(tops[b] - top_2)
-    return weight * more, weight * label_derivative
+        derivatives[b] += weight * u / whole_1 * math.exp(max_logits[b] - max_1)
+    for b in range(half, len(max_logits)):
+        derivatives[b] -= weight * u / whole_2 * math.exp(max_logits[b] - max_2)
+    return weight * difference, weight * label_derivative
 
 
 @njit
 def _difference_from_all(
     label: float,
-    tops: FloatArray,
+    max_logits: FloatArray,
     sums: FloatArray,
     derivatives: FloatArray,
     others: FloatArray,
     weight: float,
 ) -> tuple[float, float]:
-    """Return ``log Z - log S + (S / Z - 1)`` and its derivative in the label, weighted.
+    """Return ``log Z - log S + (S / Z - 1)`` and its derivative in the label, times `weight`.
 
-    What a draw of each block gets is added to `derivatives`, and `others` (c,) become derivatives.
-    With ``x = S / Z - 1``, whose mean is 0, the difference is ``x - log(1 + x)``, and its
-    derivatives are x times those of ``log S - log Z``.
+    Adds the factors of each block's draws to `derivatives`, and overwrites logits `others` (c,) by
+    derivatives. With ``x = S / Z - 1``, whose mean is 0, the difference is ``x - log(1 + x)``, and
+    its derivatives are x times the derivatives of ``log S - log Z``.
     """
-    top, own, mass = _sum(label, tops, sums)
-    top_z = weigh_block(others, label)
-    own_z, mass_z = math.exp(label - top_z), total(others)
-    whole, whole_z = own + mass, own_z + mass_z
-    gap = (top - top_z) + (math.log(whole) - math.log(whole_z))  # log S - log Z
-    if abs(gap) < _NEAR:
-        # the label is in both, and drops out of S - Z
-        x = (mass * math.exp(top - top_z) - mass_z) / whole_z
+    max_s, label_s, draws_s = _scaled_masses(label, max_logits, sums)
+    max_z = exp_relative_to_max(others, label)
+    label_z, others_z = math.exp(label - max_z), total(others)
+    sum_s, sum_z = label_s + draws_s, label_z + others_z
+    gap = (max_s - max_z) + (math.log(sum_s) - math.log(sum_z))  # log S - log Z
+    if abs(gap) < _SMALL_DIFFERENCE:
+        # the label's mass cancels in S - Z
+        x = (draws_s * math.exp(max_s - max_z) - others_z) / sum_z
         gap = math.log1p(x)
     else:
         x = math.expm1(gap)
     for k in range(len(others)):
-        others[k] *= -weight * x / whole_z
-    for b in range(len(tops)):
-        derivatives[b] += weight * x / whole * math.exp(tops[b] - top)
-    return weight * (x - gap), -weight * x * (x * (own / whole))
+        others[k] *= -weight * x / sum_z
+    for b in range(len(max_logits)):
+        derivatives[b] += weight * x / sum_s * math.exp(max_logits[b] - max_s)
+    return weight * (x - gap), -weight * x * (x * (label_s / sum_s))

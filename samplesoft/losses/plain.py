@@ -1,22 +1,22 @@
-"""The losses as their sources write them, of one example and its draws: to be read, not to be used.
+"""The losses as in their papers, for one example and its draws: to be read, not to be used.
 
 An example has scores o_0, ..., o_(n-1), one for each class, and a label t. Five classes:
 
     class             0      1      2      3      4
-    score  o         0.5   -1.0    2.0    0.0    1.0       what the model says
-    q                0.4    0.1    0.2    0.2    0.1       how likely one draw is
-    m q, for m = 3   1.2    0.3    0.6    0.6    0.3       how often a class is drawn, as the mean
+    score  o         0.5   -1.0    2.0    0.0    1.0       output of the model
+    q                0.4    0.1    0.2    0.2    0.1       probability of one draw
+    m q, for m = 3   1.2    0.3    0.6    0.6    0.3       expected count in m draws
 
 The full softmax loss needs all classes: log(e^0.5 + e^-1 + e^2 + e^0 + e^1) - o_t. Let the label be
-0 and let 2, 4 and 2 be drawn. They stand for all the others, each divided by its expected number of
-draws: log(e^0.5 + e^2 / 0.6 + e^1 / 0.3 + e^2 / 0.6) - 0.5. The mean of that sum over all draws is
+0 and the draws 2, 4 and 2. The draws represent all other classes, each divided by its expected
+count: log(e^0.5 + e^2 / 0.6 + e^1 / 0.3 + e^2 / 0.6) - 0.5. The mean of that sum over all draws is
 the full sum. The mean of its logarithm is not the full logarithm; the difference is the bias.
 
-Functions take the `scores` (n,), the `label`, the `ids` of the draws and, where the loss asks for
-them, the expected numbers of draws m q: `counts` of the classes drawn, and `own` of the label.
-Numbers may be floats, with `lib=math`, or those of mpmath, as in the tests, which take 50 digits.
+Functions take the `scores` (n,), the `label` and the `ids` of the draws. Some also take expected
+counts m q: `counts` of the draws, and `label_count` of the label. Values are floats for `lib=math`,
+or numbers of mpmath, as in the tests, which use 50 digits.
 
-`samplesoft.losses` computes the same for batches, where exp does not overflow, and with gradients.
+`samplesoft.losses` computes the same for batches, without overflow, and with gradients.
 """
 
 import math
@@ -48,7 +48,7 @@ def sampled(scores, label, ids, counts, lib=math):
 def sampled_gradient(scores, label, ids, counts, lib=math):
     """Return the gradient (n,) of `sampled` in the scores.
 
-    The derivative of log S in o_k is what class k has in S, over S; that of -o_t is -1 at t.
+    The derivative of log S in o_k is the mass of class k over S. The derivative of -o_t is -1 at t.
     """
     masses = [0 * o for o in scores]
     masses[label] = lib.exp(scores[label])
@@ -61,33 +61,33 @@ def sampled_gradient(scores, label, ids, counts, lib=math):
 
 
 def importance(scores, label, ids, counts, lib=math):
-    """Return the loss with draws alone in the sum, hits too. Bengio and Senecal (2008)."""
+    """Return the loss with only draws in the sum, hits included. Bengio and Senecal (2008)."""
     drawn = [lib.exp(scores[j]) / c for j, c in zip(ids, counts, strict=True)]
     return lib.log(lib.fsum(drawn)) - scores[label]
 
 
-def reject(scores, label, ids, counts, own, lib=math):
-    """Return the loss where draws of the label are thrown away, as if they had not been made.
+def reject(scores, label, ids, counts, label_count, lib=math):
+    """Return the loss that discards draws of the label.
 
-    The k that are left are draws by q_j / (1 - q_t), so that k times it is their count. As c is
-    num q_j and own is num q_t, that is k c / (num - own).
+    The k accepted draws have distribution q_j / (1 - q_t) and expected count k q_j / (1 - q_t).
+    With c = num q_j and label_count = num q_t, that is k c / (num - label_count).
     """
     kept, num = others(label, ids, counts), len(ids)
-    drawn = [lib.exp(scores[j]) / (len(kept) * c / (num - own)) for j, c in kept]
+    drawn = [lib.exp(scores[j]) / (len(kept) * c / (num - label_count)) for j, c in kept]
     return lib.log(lib.exp(scores[label]) + lib.fsum(drawn)) - scores[label]
 
 
-def candidate(scores, label, ids, counts, own, lib=math):
-    """Return the loss with the label corrected as draws are, hits too. Jean et al. (2015)."""
+def candidate(scores, label, ids, counts, label_count, lib=math):
+    """Return the loss with label and draws corrected, hits included. Jean et al. (2015)."""
     drawn = [lib.exp(scores[j]) / c for j, c in zip(ids, counts, strict=True)]
-    mass = lib.exp(scores[label]) / own
+    mass = lib.exp(scores[label]) / label_count
     return lib.log(mass + lib.fsum(drawn)) - lib.log(mass)
 
 
-def candidate_masked(scores, label, ids, counts, own, lib=math):
+def candidate_masked(scores, label, ids, counts, label_count, lib=math):
     """Return the same without draws of the label: TensorFlow's `remove_accidental_hits`."""
     kept = others(label, ids, counts)
-    return candidate(scores, label, [j for j, _ in kept], [c for _, c in kept], own, lib)
+    return candidate(scores, label, [j for j, _ in kept], [c for _, c in kept], label_count, lib)
 
 
 def bilateral(scores, label, ids, counts, weight, lib=math):
@@ -102,7 +102,7 @@ def bilateral(scores, label, ids, counts, weight, lib=math):
 def jackknife(scores, label, ids, counts, lib=math):
     """Return num L - (num - 1) * the mean of L without each draw in turn. Quenouille (1956).
 
-    Of a bias a / num + b / num^2 + ... it leaves no a.
+    It removes the first term of a bias a / num + b / num^2 + ...
     """
     num, without = len(ids), []
     for i in range(num):
@@ -114,31 +114,30 @@ def jackknife(scores, label, ids, counts, lib=math):
 def multilevel(scores, label, ids, counts, block, probability, lib=math):
     """Return the mean loss of blocks of draws, plus (whole - its halves) / probability.
 
-    Blanchet and Glynn (2015), section 2. The number of draws is itself drawn, with this
-    `probability`: blocks times 2, 4, 8, ... Their mean differences add up to the full loss less
-    that of a block, so that there is no bias. An odd number of draws is compared with the full loss
-    at once.
+    Blanchet and Glynn (2015), section 2. The number of blocks is random: 2, 4, 8, ..., here with
+    this `probability`. The mean differences sum to the full loss minus the mean loss of a block, so
+    that there is no bias. An odd number of draws is compared with the full loss directly.
     """
     num = len(ids)
 
     def loss(first, last):
-        part = [c * (last - first) / num for c in counts[first:last]]
-        return sampled(scores, label, ids[first:last], part, lib)
+        block_counts = [c * (last - first) / num for c in counts[first:last]]
+        return sampled(scores, label, ids[first:last], block_counts, lib)
 
     blocks = [loss(first, first + block) for first in range(0, num, block)]
     if num % 2 == 0:
-        more = loss(0, num) - (loss(0, num // 2) + loss(num // 2, num)) / 2
-    else:  # the ratio of the sampled sum and the full one has the mean 1
+        correction = loss(0, num) - (loss(0, num // 2) + loss(num // 2, num)) / 2
+    else:  # the ratio of the sampled and the full sum has mean 1
         ratio = lib.exp(loss(0, num) - full(scores, label, lib))
-        more = ratio - 1 - lib.log(ratio)
-    return lib.fsum(blocks) / len(blocks) + more / probability
+        correction = ratio - 1 - lib.log(ratio)
+    return lib.fsum(blocks) / len(blocks) + correction / probability
 
 
 # a logistic loss for each class -------------------------------------------------------------------
 
 
 def softplus(x, lib=math):
-    """Return log(1 + e^x), which is -log sigma(-x): a logistic loss."""
+    """Return the logistic loss log(1 + e^x) = -log sigma(-x)."""
     return lib.log(1 + lib.exp(x))
 
 
@@ -148,24 +147,26 @@ def full_logistic(scores, label, lib=math):
     return softplus(-scores[label], lib) + lib.fsum(rest)
 
 
-def nce(scores, label, ids, counts, own, lib=math):
+def nce(scores, label, ids, counts, label_count, lib=math):
     """Return -log of the probability that the label is data, and each draw is noise.
 
-    Gutmann and Hyvarinen (2010), section 2: data with e^o / (e^o + count).
+    Gutmann and Hyvarinen (2010), section 2: the probability of data is e^o / (e^o + count).
     """
     noise = [lib.log(c / (lib.exp(scores[j]) + c)) for j, c in zip(ids, counts, strict=True)]
-    return -lib.log(lib.exp(scores[label]) / (lib.exp(scores[label]) + own)) - lib.fsum(noise)
+    return -lib.log(lib.exp(scores[label]) / (lib.exp(scores[label]) + label_count)) - lib.fsum(
+        noise
+    )
 
 
 def negative_sampling(scores, label, ids, lib=math):
-    """Return a logistic loss of the label and of each draw, hits too. Mikolov et al. (2013)."""
+    """Return logistic losses of label and draws, hits included. Mikolov et al. (2013)."""
     return softplus(-scores[label], lib) + lib.fsum(softplus(scores[j], lib) for j in ids)
 
 
 def gbce(scores, label, ids, calibration, lib=math):
-    """Return that of others than hits, with sigma(o_t)^beta. Petrov and Macdonald (2023)."""
-    # one number of `lib`, so that the quotient has its digits
-    rate = lib.fsum([len(ids)]) / len(scores)  # alpha, the share of classes that are drawn
+    """Return it without hits, and with sigma(o_t)^beta. Petrov and Macdonald (2023)."""
+    # fsum converts to a number of `lib`, so that the quotient has its precision
+    rate = lib.fsum([len(ids)]) / len(scores)  # alpha, expected count of a class
     beta = rate * (calibration * (1 - 1 / rate) + 1 / rate)
     drawn = [softplus(scores[j], lib) for j in ids if j != label]
     return beta * softplus(-scores[label], lib) + lib.fsum(drawn)
@@ -181,10 +182,10 @@ def bpr(scores, label, ids, lib=math):
 
 
 def warp(scores, label, ids, margin=1):
-    """Return the hinge of the first draw within the margin, times what its rank costs.
+    """Return the hinge of the first draw within the margin, times the weight of its rank.
 
-    Weston et al. (2011), algorithm 1, of uniform draws: the whole part of (n - 1) / trials is the
-    rank, and costs 1 + 1/2 + ... + 1/rank.
+    Weston et al. (2011), algorithm 1, for uniform draws: the estimated rank is
+    floor((n - 1) / trials), with weight 1 + 1/2 + ... + 1/rank.
     """
     drawn = [j for j in ids if j != label]
     for trials, j in enumerate(drawn, start=1):

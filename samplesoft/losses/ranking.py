@@ -1,4 +1,4 @@
-"""Losses that put the label above drawn classes, and say nothing of probabilities."""
+"""Ranking losses of the label against drawn classes; scores are not log-probabilities."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class BPRLoss(SampledLoss):
     Parameters
     ----------
     scheme : {"masked"}
-        Draws of the label are left out, with `mask_other_labels` those of other labels of its
-        example too. Where no draw is left, the loss is 0.
+        Accidental hits are masked; with `mask_other_labels` also draws of the example's other
+        labels. The loss is 0 if no draw remains.
     **options
         Those of `samplesoft.losses.base.Loss`.
 
@@ -40,12 +40,12 @@ class BPRLoss(SampledLoss):
 
     Notes
     -----
-    [1]_ draws one class, uniformly, for each pair of an example and a label. The mean over more has
-    the same expectation and less noise: with uniform draws it is a smooth bound of the label's mean
-    rank, in which the first ranks count no more than the last. Take it to compare with what others
-    report: for lists of the best a sampled softmax, of equally many draws, is better and quicker,
-    as the figures of `samplesoft.recommend.SampledSoftmaxRecommender` show. Every pair of a label
-    and a draw has a logarithm here, so that several labels an example take time by their number.
+    [1]_ draws one class, uniformly, for each pair of example and label. The mean over more draws
+    has the same expectation and less variance. With uniform draws it is a smooth bound of the
+    label's mean rank, which weighs all ranks equally. Use it to compare with published results. For
+    top-k lists, sampled softmax with the same number of draws is better and faster, as figures of
+    `samplesoft.recommend.SampledSoftmaxRecommender` show. Each pair of label and draw needs a
+    logarithm, so that time grows with the number of labels of an example.
 
     References
     ----------
@@ -70,21 +70,21 @@ class BPRLoss(SampledLoss):
 
 
 class WARPLoss(SampledLoss):
-    r"""Weighted approximate-rank pairwise loss: a hinge on the first draw that comes too near.
+    r"""Weighted approximate-rank pairwise loss: a hinge on the first draw within the margin.
 
     Let the N-th of the draws :math:`s_1, s_2, \dots` that are not the label be the first with
-    :math:`1 + o_{s_N} - o_t > 0`. Then the label's rank is taken to be
+    :math:`1 + o_{s_N} - o_t > 0`. The estimated rank of the label is
     :math:`r = \lfloor (n - 1) / N \rfloor`, and the loss is
 
     .. math:: \Phi(r) \, (1 + o_{s_N} - o_t), \qquad \Phi(r) = \sum_{i = 1}^{r} \frac{1}{i}
 
-    and 0 where none of the m draws comes so near. Its gradient has :math:`\Phi` held constant.
+    or 0 if none of the m draws is within the margin. The gradient treats :math:`\Phi` as constant.
 
     Parameters
     ----------
     scheme : {"masked"}
-        Draws of the label are left out, and not counted, with `mask_other_labels` those of other
-        labels of its example too.
+        Accidental hits are masked, and not counted; with `mask_other_labels` also draws of the
+        example's other labels.
     **options
         Those of `samplesoft.losses.base.Loss`.
 
@@ -95,11 +95,11 @@ class WARPLoss(SampledLoss):
 
     Notes
     -----
-    Draws must be uniform for N to say anything of the rank. `tau` is the inverse of the margin: a
-    label is to lead by 1 / tau in scores without it. A label that leads all m draws has no
-    gradient, so that m is how far the loss looks; only one draw of m has one, so that steps are
-    noisy, the more so where a batch shares its draws: examples then go through them in the same
-    order. Take it to compare with what others report.
+    N estimates the rank only if draws are uniform. `tau` is the inverse of the margin: the label
+    should lead by 1 / tau in scores before multiplication by tau. A label that leads all m draws
+    has no gradient, so that m limits the ranks that the loss can improve. Only one of m draws has a
+    gradient, so that steps are noisy, even more if a batch shares its draws, because all examples
+    try them in the same order. Use it to compare with published results.
 
     References
     ----------
@@ -118,7 +118,7 @@ class WARPLoss(SampledLoss):
     """
 
     schemes: ClassVar[dict[str, Scheme]] = _MASKED
-    with_replacement = True  # for N to be how long one waits for a violation
+    with_replacement = True  # N is a waiting time for independent draws
 
     def _terms_of(self, draw: Draw, num_classes: int) -> Terms:
         ranks = (num_classes - 1) // np.arange(1, 1 + draw.ids.shape[1])
@@ -128,39 +128,41 @@ class WARPLoss(SampledLoss):
 
 @njit
 def bpr_terms(logits: FloatArray, losses: FloatArray) -> None:
-    """Write the mean of ``softplus(logits[1:] - logits[0])`` over the draws that have weight.
+    """Write the mean of ``softplus(logits[1:] - logits[0])`` over draws with weight.
 
-    Rows of logits (P, 1 + m) become its gradient.
+    Overwrites rows of logits (P, 1 + m) by its gradient.
     """
     small, large = np.empty(logits.shape[1] - 1), np.empty(logits.shape[1] - 1)
     for b in range(len(logits)):
-        label, draws, kept = logits[b, 0], logits[b, 1:], 0
+        label, draws, num_weighted = logits[b, 0], logits[b, 1:], 0
         for k in range(len(draws)):
-            kept += draws[k] > -np.inf
+            num_weighted += draws[k] > -np.inf
             draws[k] -= label
         softplus(draws, small, large)
-        share = 1.0 / max(kept, 1)
-        losses[b] = share * (total(large) + total(small))
+        weight = 1.0 / max(num_weighted, 1)
+        losses[b] = weight * (total(large) + total(small))
         for k in range(len(draws)):
-            draws[k] *= share
+            draws[k] *= weight
         logits[b, 0] = -total(draws)
 
 
 @njit
 def warp_terms(logits: FloatArray, losses: FloatArray, harmonic: FloatArray) -> None:
-    """Write ``harmonic[N - 1] * (1 + logits[k] - logits[0])`` for the N-th draw k of weight.
+    """Write ``harmonic[N - 1] * (1 + logits[k] - logits[0])`` for the first draw k above 0.
 
-    It is the first with a loss above 0. Rows of logits (P, 1 + m) become the gradient.
+    Draw k is the N-th with weight. Overwrites rows of logits (P, 1 + m) by the gradient.
     """
     for b in range(len(logits)):
-        label, draws, tried, derivative = logits[b, 0], logits[b, 1:], 0, 0.0
+        label, draws, num_tried, derivative = logits[b, 0], logits[b, 1:], 0, 0.0
         losses[b] = 0.0
         for k in range(len(draws)):
             margin = 1.0 + (draws[k] - label)
-            tried += draws[k] > -np.inf
+            num_tried += draws[k] > -np.inf
             draws[k] = 0.0
             if derivative == 0.0 and margin > 0.0:
-                derivative = harmonic[tried - 1]  # 0 from the n-th on, as is that of all later ones
+                derivative = harmonic[
+                    num_tried - 1
+                ]  # 0 from the n-th on, as is that of all later ones
                 losses[b] = derivative * margin
                 draws[k] = derivative
         logits[b, 0] = -derivative

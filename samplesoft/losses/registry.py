@@ -1,6 +1,6 @@
-"""Losses by name, for settings, the command line and the suite that tests all of them.
+"""Registry of losses by name, for settings, the command line and the common test suite.
 
-A new loss is a file, and a line here.
+To add a loss, write its file and add a line here.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from samplesoft.schemes import Scheme
 
 @dataclass(frozen=True)
 class LossSpec:
-    """A loss under a name; most properties follow from its class and from its scheme.
+    """A named loss. Most properties follow from its class and its scheme.
 
     Parameters
     ----------
     make : type of Loss
         Its class.
     fixed : mapping of str to object
-        Arguments of the class that the name stands for, such as a scheme.
+        Arguments of the class that the name implies, such as a scheme.
     masked : str or None
-        For a loss whose draws exclude the label: the name of the same loss for draws that may
-        contain it, as one set for a whole batch does.
+        For a loss whose draws exclude the label: the name of its variant for draws that may contain
+        the label, such as one set for a whole batch.
     cuda : bool
-        Whether it takes ``device="cuda"``.
+        Whether it supports ``device="cuda"``.
     classifier : bool
         Whether `samplesoft.sklearn.SampledSoftmaxClassifier` offers it.
 
@@ -54,7 +54,7 @@ class LossSpec:
     ('jackknife', 'it is no estimate of the full softmax loss')
     """
 
-    # What follows from class and scheme is computed, not given twice.
+    # Properties that follow from class and scheme are computed, not stored.
     make: type[Loss]
     fixed: Mapping[str, Any] = field(default_factory=dict)
     masked: str | None = None
@@ -63,7 +63,7 @@ class LossSpec:
 
     @property
     def scheme(self) -> Scheme | None:
-        """How it treats draws where no other scheme is asked for; None if it draws nothing."""
+        """Default scheme: how draws are treated; None for a loss over all classes."""
         if not issubclass(self.make, SampledLoss):
             return None
         return self.make.schemes[self.fixed.get("scheme", self.make.default_scheme())]
@@ -75,22 +75,22 @@ class LossSpec:
 
     @property
     def on_tree(self) -> bool:
-        """Whether it is over a tree of the classes, which it must be given as `tree`."""
+        """Whether it needs a tree of the classes, the argument `tree`."""
         return self.make.on_tree
 
     @property
     def draws(self) -> bool:
-        """Whether it is a loss on drawn classes, which a sampler must draw."""
+        """Whether it is a loss on drawn classes, and needs a sampler."""
         return self.scheme is not None
 
     @property
     def is_softmax(self) -> bool:
-        """Whether it is on drawn classes, and estimates the full softmax loss."""
+        """Whether it is a sampled loss that estimates the full softmax loss."""
         return issubclass(self.make, SampledLoss) and self.make.is_softmax
 
     @property
     def excludes_label(self) -> bool:
-        """Whether no draw may be the label of its example."""
+        """Whether draws must not contain the label of their example."""
         return self.scheme is not None and self.scheme.excludes_label
 
     @property
@@ -110,12 +110,12 @@ class LossSpec:
 
     @property
     def takes_certain(self) -> bool:
-        """Whether classes may be in every draw for certain."""
+        """Whether draws may have always-included classes."""
         return self.distinct and self.scheme is not None and self.scheme.loss_takes_certain
 
     @property
     def needs_label_count(self) -> bool:
-        """Whether it must know how many draws of the label are expected."""
+        """Whether it needs the expected count of the label."""
         return self.scheme is not None and self.scheme.needs_label_count
 
     @property
@@ -125,7 +125,7 @@ class LossSpec:
 
     @property
     def bias_scheme(self) -> str | None:
-        """The scheme under which `samplesoft.exact_bias` gives its bias, or None."""
+        """The scheme for which `samplesoft.exact_bias` returns its bias, or None."""
         if self.scheme is None or self.why_no_bias:
             return None
         return self.scheme.name
@@ -133,7 +133,7 @@ class LossSpec:
     @property
     def why_no_bias(self) -> str:
         """Why `bias_scheme` is None, or an empty string."""
-        # the first reason that holds, from the most general on
+        # the first reason that applies, from the most general to the most specific
         if self.scheme is None:
             return "it sums over all classes, and has no bias"
         if why := getattr(self.make, "why_no_bias", ""):
@@ -189,14 +189,14 @@ def make_loss(name: str, **options: Any) -> Loss:
     ----------
     name : str
         A key of `LOSSES`. ``"sampled"``, ``"jackknife"``, ``"multilevel"`` and
-        ``"negative-sampling"`` take draws that exclude the label; ``"sampled-reject"`` and names
-        that end in ``-masked``, and ``"gbce"``, ``"bpr"``, ``"warp"`` and ``"one-vs-each"``, leave
-        accidental hits of the label out, and so can share one set of draws among a batch;
-        ``"sampled-candidate-masked"`` is TensorFlow's ``sampled_softmax_loss`` with
-        ``remove_accidental_hits``, ``"sampled-candidate"`` that without, and CNTK's.
+        ``"negative-sampling"`` take draws that exclude the label. ``"sampled-reject"``, names that
+        end in ``-masked``, ``"gbce"``, ``"bpr"``, ``"warp"`` and ``"one-vs-each"`` mask accidental
+        hits, so that a batch can share one set of draws. ``"sampled-candidate-masked"`` is
+        TensorFlow's ``sampled_softmax_loss`` with ``remove_accidental_hits``;
+        ``"sampled-candidate"`` is the same without it, and CNTK's.
     **options
-        Those of `samplesoft.losses.base.Loss`, ``scheme`` where the loss has several and the name
-        says none, and ``tree``, a `samplesoft.losses.ClassTree`, for ``"hierarchical"``.
+        Options of `samplesoft.losses.base.Loss`; ``scheme``, if the loss has several and the name
+        implies none; and ``tree``, a `samplesoft.losses.ClassTree`, for ``"hierarchical"``.
 
     Returns
     -------
@@ -206,7 +206,7 @@ def make_loss(name: str, **options: Any) -> Loss:
     Raises
     ------
     TypeError, ValueError
-        If the name is unknown, or the loss refuses an option.
+        If the name is unknown, or the loss rejects an option.
 
     Examples
     --------

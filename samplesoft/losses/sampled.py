@@ -1,8 +1,8 @@
-"""Losses on the label and a few drawn classes; the first of them is sampled softmax.
+"""Losses on the label and a few drawn classes: `SampledLoss`, and sampled softmax.
 
-`SampledLoss._forward` is the path of a step: draws are checked, scored beside the labels, corrected
-for how they were drawn, and a loss makes its terms of the logits. An example with L labels makes L
-pairs, all with its m draws, and a row of logits for each.
+`SampledLoss._forward` computes a step: it validates the draws, scores labels and draws, corrects
+the logits for the proposal, and calls the kernel of the loss. An example with L labels makes L
+pairs of example and label, which share its m draws; each pair has a row of logits.
 """
 
 from __future__ import annotations
@@ -23,70 +23,72 @@ from samplesoft.kernels.exponential import exp_to
 from samplesoft.kernels.weights import greatest, total
 from samplesoft.losses.base import Batch, Gradients, Loss, Targets
 from samplesoft.losses.candidates import (
-    as_arrays,
     check_label_count,
+    draw_arrays,
     require_replacement,
     score_candidates,
     score_gradients,
 )
-from samplesoft.losses.differentiate import by_merged, by_rows
-from samplesoft.losses.step import Pairs, find_hits, reject_corrections
+from samplesoft.losses.differentiate import make_merged_differentiator, make_row_differentiator
+from samplesoft.losses.step import Pairs, find_accidental_hits, reject_corrections
 from samplesoft.samplers.base import Draw, Rows
 from samplesoft.schemes import Scheme, select
 
 Kernel = Callable[..., None]
 Seed = int | np.random.Generator | None
-Sample = Callable[[int, Seed], Draw]  # so many draws for the contexts of a batch
+Sample = Callable[[int, Seed], Draw]  # (num, rng) -> draws for the contexts of a batch
 
-CHUNK_NUMBERS = 1 << 14  # logits that a thread computes at a time: they stay in its cache
-_JOB_CHUNKS = 8  # chunks that a thread takes at once: fewer are done before it is awake
+CHUNK_LOGITS = 1 << 14  # logits that a thread computes at a time; they fit into its cache
+_CHUNKS_PER_JOB = 8  # chunks in a thread's job; smaller jobs cost more than waking the thread
 _NO_WEIGHTS = np.empty((0, 0))
-_ALL_ONE = np.empty(0)
+_UNIT_WEIGHTS = np.empty(0)
 _FLOAT = np.dtype(np.float64)
-_LEAST = 5e-324  # what `exp_to` gives for all that is too small
+_UNDERFLOWED_EXP = 5e-324  # value that `exp_to` returns on underflow, in float64
 
 
 class Terms(NamedTuple):
-    """How a loss is computed from rows of logits: by a kernel, and by what can be said of it.
+    """The kernel that computes a loss from rows of logits, and properties of that loss.
 
     Attributes
     ----------
     kernel : callable
-        ``kernel(logits, losses, *numbers)`` writes the losses (P,) of corrected logits (P, 1 + m),
-        with the label's in column 0, and replaces these by derivatives. A logit of -inf is a draw
-        without weight. Where it is of the ``njit`` of ``samplesoft/_jit.py``, whole steps of
-        training are compiled too.
-    numbers : tuple
-        What it takes besides, by the number of draws and of classes: many steps have the same.
+        ``kernel(logits, losses, *parameters)`` writes the losses (P,) of corrected logits
+        (P, 1 + m), with the label's in column 0, and overwrites the logits by derivatives. A logit
+        of -inf marks a draw without weight. If the kernel is compiled by the ``njit`` of
+        ``samplesoft/_jit.py``, training can be fused.
+    parameters : tuple
+        Further arguments of the kernel. They depend only on the loss and on the numbers of draws
+        and classes, so that many steps have the same.
     merge : callable or None
-        ``merge(logits, merged)`` writes logits (B,) that stand for the rows of logits (B, m) of
-        draws in the loss, and replaces rows by their derivatives; None where none can. With several
-        labels an example draws then cost what they cost with one: see `merge_exponentials`.
+        ``merge(logits, merged)`` writes, for rows of logits (B, m) of draws, one logit (B,) that
+        replaces the row in the loss. It overwrites the rows by derivatives of the merged logit.
+        None if the loss has no such logit. Several labels for an example then cost as much as one;
+        see `merge_exponentials`.
     adds_exponentials : bool
-        Whether k draws of one logit are one draw of that logit plus log k.
-    of_differences : bool
-        Whether the loss is the same of logits that are all more or less by one number. Those of
-        float32 vectors then come in float32, of which they keep the digits less their largest.
+        Whether k draws of one logit equal one draw of that logit plus log k.
+    shift_invariant : bool
+        Whether adding a constant to all logits of a row leaves the loss unchanged. Logits of
+        float32 vectors are then computed in float32, relative to their maximum.
     weighs_draws : bool
-        Whether the first of `numbers` that the kernel takes are weights (P, m) of the draws, 1 over
-        how often each is expected, which come by themselves; logits are not corrected then.
+        Whether the kernel takes weights (P, m) of the draws, before its `parameters`: 1 over their
+        expected counts. Logits are then not corrected.
     """
 
     kernel: Kernel
-    numbers: tuple[Any, ...] = ()
+    parameters: tuple[Any, ...] = ()
     merge: Kernel | None = None
     adds_exponentials: bool = False
-    of_differences: bool = False
+    shift_invariant: bool = False
     weighs_draws: bool = False
 
 
 class SampledLoss(Loss):
-    """A loss on the label's logit and those of the drawn classes.
+    """A loss on the logits of the label and of the drawn classes.
 
-    A new one implements `_terms`, or returns a kernel in `_terms_of`, and names its `schemes`;
-    where it is a softmax, its bias is that of its scheme, or `why_no_bias` says why not. One that
-    decides on the number of its draws overrides `draw`. With several labels an example, the kernel
-    is given a row for each of them, with all draws, which takes time by the number of labels.
+    A subclass implements `_terms`, or returns a kernel in `_terms_of`, and names its `schemes`. The
+    bias of a softmax is the bias of its scheme, unless `why_no_bias` gives a reason why not. A loss
+    that chooses the number of draws overrides `draw`. With several labels for an example, the
+    kernel gets a row for each label with all draws, and takes time in proportion.
 
     Parameters
     ----------
@@ -98,24 +100,24 @@ class SampledLoss(Loss):
     Attributes
     ----------
     schemes : dict of str to Scheme
-        Those that the loss makes sense with, its default first.
+        Schemes that the loss supports, the default first.
     is_softmax : bool
-        Whether the loss of an example is an estimate of that of the full softmax.
+        Whether the loss estimates the full softmax loss.
     with_replacement : bool
-        Whether draws must be independent, and so may not be of distinct or of certain classes.
+        Whether draws must be independent: not distinct, and without always-included classes.
     why_no_bias : str
-        Why the bias of a softmax is not that of its scheme; empty where it is.
+        Why the bias of a softmax is not the bias of its scheme; empty if it is.
     scheme : str
         How draws are treated.
-    facts : Scheme
-        What is known of that scheme.
+    properties : Scheme
+        Properties of that scheme.
     excludes_label : bool
         Whether draws must be made with ``exclude=labels``.
     needs_label_count : bool
         Whether `forward` must be given `label_log_count`.
     bias_scheme : str or None
-        The scheme under which `samplesoft.exact_bias` gives the bias of this loss; None where
-        no exact bias is known, as for logistic losses.
+        The scheme for which `samplesoft.exact_bias` returns the bias of this loss; None if no exact
+        bias is known, as for logistic losses.
     """
 
     schemes: ClassVar[dict[str, Scheme]]
@@ -123,14 +125,14 @@ class SampledLoss(Loss):
     with_replacement: ClassVar[bool] = False
     why_no_bias: ClassVar[str] = ""
     offset = 0.0  # added to all scores
-    _warns: ClassVar[bool] = False
+    _may_warn: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Mark a subclass with a pass of its own, where NumPy may compute and warn."""
+        """Suppress NumPy's warnings in a subclass that overrides a pass."""
         super().__init_subclass__(**options)
-        own = vars(cls)
-        if "_warns" not in own and ("_forward" in own or "_backward" in own):
-            cls._warns = True
+        members = vars(cls)
+        if "_may_warn" not in members and ("_forward" in members or "_backward" in members):
+            cls._may_warn = True
 
     def __init__(self, *, scheme: str | None = None, **options: Any) -> None:
         super().__init__(**options)
@@ -149,26 +151,26 @@ class SampledLoss(Loss):
 
     @property
     def takes_certain(self) -> bool:
-        """Whether classes may be in every draw for certain."""
+        """Whether draws may have always-included classes."""
         return self.properties.loss_takes_certain and not self.with_replacement
 
     def draw(
         self, sample: Sample, num_sampled: int, targets: Targets, num_classes: int, rng: Seed
     ) -> Draw:
-        """Draw what the loss needs; as many as asked for, unless the loss decides on their number.
+        """Draw classes for a batch: `num_sampled` of them, unless the loss chooses the number.
 
         Parameters
         ----------
         sample : callable
-            ``sample(num, rng)`` returns a `Draw` of so many for the contexts of the batch.
+            ``sample(num, rng)`` returns a `Draw` of `num` classes for the contexts of the batch.
         num_sampled : int
-            Number of draws m that was asked for.
+            Number of draws m that the caller asks for.
         targets : Targets
             Labels of the batch.
         num_classes : int
             Number of classes n.
         rng : int, numpy.random.Generator or None
-            Seed of the draws, and of what else is random.
+            Seed of the draws, and of any other random choice.
 
         Returns
         -------
@@ -181,11 +183,12 @@ class SampledLoss(Loss):
         self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
     ) -> tuple[FloatArray, Any]:
         targets, properties = batch.targets, self.properties
-        ids, log_counts = as_arrays(draw, batch.z.shape[0])
+        ids, log_counts = draw_arrays(draw, batch.z.shape[0])
 
-        # Scores of the labels (P,) and of the draws (B, m), and which draws are labels.
+        # Scores of the labels (P,) and of the draws (B, m), and accidental hits.
         scores = score_candidates(batch, ids, log_counts, self.normalize)
-        own, drawn = scores.own, scores.drawn
+        label_logits = scores.label_scores  # corrected below
+        sampled_scores = scores.sampled_scores
         assert draw is not None
         if self.with_replacement:
             require_replacement(draw, type(self).__name__)
@@ -193,83 +196,85 @@ class SampledLoss(Loss):
         if self.needs_label_count:
             label_count = check_label_count(label_log_count, targets, properties)
         if self.absolute:
-            own, drawn = np.abs(own), np.abs(drawn)  # copies: derivatives take the place of `drawn`
-        once = self.label_reduction == "ova"
-        keeps_own, keeps_others = properties.draws_label, not self.mask_other_labels
-        if once:  # all labels of an example are its own
-            keeps_own = keeps_others = keeps_own and keeps_others
-        # which draws are labels: asked only where some are not kept, as where draws exclude them
-        hit_starts = hit_stops = hit_columns = hits = no_hits(own.shape[0])
-        if scores.listed[0, -1] > 0 and not (keeps_own and keeps_others):
-            hit_starts, hit_stops, hit_columns = find_hits(
-                scores.label_places,
+            label_logits = np.abs(label_logits)
+            sampled_scores = np.abs(sampled_scores)  # a copy: derivatives overwrite it
+        counts_draws_once = self.label_reduction == "ova"
+        keeps_label_hits, keeps_other_hits = properties.draws_label, not self.mask_other_labels
+        if counts_draws_once:  # hits of all labels of an example are treated alike
+            keeps_label_hits = keeps_other_hits = keeps_label_hits and keeps_other_hits
+        # accidental hits: needed only if some have no weight
+        hit_starts = hit_stops = hit_columns = num_hits = cached_zeros(label_logits.shape[0])
+        if scores.candidate_table[0, -1] > 0 and not (keeps_label_hits and keeps_other_hits):
+            hit_starts, hit_stops, hit_columns = find_accidental_hits(
+                scores.label_indices,
                 scores.example_ids,
-                scores.listed[3, :-1],
-                scores.listed[4],
-                drawn.shape[1],
+                scores.candidate_table[3, :-1],
+                scores.candidate_table[4],
+                sampled_scores.shape[1],
                 scores.shared,
             )
-            hits = hit_stops - hit_starts
-            if self.excludes_label and hits.any():
-                raise self.contains_label(targets.labels, int(hits.argmax()))
+            num_hits = hit_stops - hit_starts
+            if self.excludes_label and num_hits.any():
+                raise self.label_in_draw_error(targets.labels, int(num_hits.argmax()))
 
-        # Logits: what a draw stands for is its weight divided by how often it is expected.
-        # In float64: of float32 the logarithm of a small probability would lose digits.
+        # Logits: score less log expected count. In float64, because the logarithm of a small
+        # probability would lose digits in float32.
         weights = call_quietly(np.exp, -log_counts) if terms.weighs_draws else _NO_WEIGHTS
         if terms.weighs_draws or not properties.corrects_draws:
             log_counts = np.zeros_like(log_counts)
         if self.offset != 0.0:
-            own, log_counts = own + self.offset, log_counts - self.offset  # what draws do not lose
+            label_logits = label_logits + self.offset
+            log_counts = log_counts - self.offset  # adds the offset to the draws' logits
         if properties.corrects_label:
-            own = own - label_count
+            label_logits = label_logits - label_count
         elif properties.divides_by_kept:
-            if self.mask_other_labels:  # no draw of any label is kept
-                hits = targets.rows(targets.per_example(hits))
+            if self.mask_other_labels:  # hits of all labels of the example are discarded
+                num_hits = targets.rows(targets.per_example(num_hits))
                 label_count = targets.rows(np.logaddexp.reduceat(label_count, targets.offsets()))
-            # a softmax is the same as if the logits of all draws gained it
-            own = own - reject_corrections(ids.shape[1], hits, label_count)
+            # equivalent to adding the corrections to the logits of all draws
+            label_logits = label_logits - reject_corrections(ids.shape[1], num_hits, label_count)
 
-        # Terms of the loss, and their derivatives in the scores.
+        # Losses of the pairs, and their derivatives in the scores.
         pairs = Pairs(
-            own=own,
-            drawn=drawn,
+            label_logits=label_logits,
+            sampled_scores=sampled_scores,
             log_counts=log_counts,
             example_ids=scores.example_ids,
-            begin=0,
-            label_weights=_ALL_ONE if targets.label_weights is None else targets.label_weights,
+            first_example=0,
+            label_weights=_UNIT_WEIGHTS if targets.label_weights is None else targets.label_weights,
             hit_starts=hit_starts,
             hit_stops=hit_stops,
             hit_columns=hit_columns,
-            keeps_own=keeps_own,
-            keeps_others=keeps_others,
-            once=once,
+            keeps_label_hits=keeps_label_hits,
+            keeps_other_hits=keeps_other_hits,
+            counts_draws_once=counts_draws_once,
         )
-        losses, d_own, d_drawn = differentiated(pairs, targets, terms, weights)
+        losses, d_labels, d_sampled = losses_and_derivatives(pairs, targets, terms, weights)
         if self.absolute:  # from derivatives in |o| to those in o
-            d_own *= np.sign(scores.own)
-            d_drawn *= np.sign(scores.drawn)
+            d_labels *= np.sign(scores.label_scores)
+            d_sampled *= np.sign(scores.sampled_scores)
         losses = (
             losses if targets.example_ids is None else call_quietly(targets.per_example, losses)
         )
-        self.require_draws(losses)
-        return losses, (scores, d_own, d_drawn)
+        self.require_usable_draws(losses)
+        return losses, (scores, d_labels, d_sampled)
 
     def _backward(self, batch: Batch, saved: Any, weights: FloatArray) -> Gradients:
-        scores, d_own, d_drawn = saved
-        return score_gradients(batch, scores, d_own, d_drawn, weights)
+        scores, d_labels, d_sampled = saved
+        return score_gradients(batch, scores, d_labels, d_sampled, weights)
 
-    def require_draws(self, losses: FloatArray) -> None:
-        """Raise where the losses (B,) of a batch say that an example needs other draws."""
+    def require_usable_draws(self, losses: FloatArray) -> None:
+        """Raise if the losses (B,) show that the draws of an example are unusable."""
 
     def _terms_of(self, draw: Draw, num_classes: int) -> Terms:
-        """Return the kernel of the loss and its numbers, for a draw of so many classes."""
+        """Return the kernel of the loss and its parameters for a draw among `num_classes`."""
         return Terms(self._terms)
 
     def _terms(self, logits: FloatArray, losses: FloatArray) -> None:
-        """Compute losses as the kernel of `Terms` does, for a loss that has none."""
+        """Write losses (P,), and overwrite logits by derivatives, as the kernel of `Terms`."""
         raise NotImplementedError
 
-    def contains_label(self, labels: IntArray, pair: int) -> ValueError:
+    def label_in_draw_error(self, labels: IntArray, pair: int) -> ValueError:
         """Return the error for a draw that must not contain the label."""
         return ValueError(
             f"`draw` must not contain the label with scheme={self.scheme!r}, got class "
@@ -284,15 +289,16 @@ class SampledSoftmaxLoss(SampledLoss):
     ----------
     scheme : str
         ``"negatives"``, ``"masked"`` and ``"reject"`` follow the importance convention: the
-        label's score is not adjusted, and the loss of each example tends to the full softmax loss
+        label's score is not corrected, and the loss of each example tends to the full softmax loss
         as m grows. ``"negatives"`` takes draws that exclude the label; ``"masked"`` leaves out
-        all draws of the label; ``"reject"`` also divides by the number of draws that are left.
-        ``"candidate"`` and ``"candidate_masked"`` adjust the label's score too, as CNTK and
-        TensorFlow do: the gradient of one example is biased at every m, while its mean over the
-        data is 0 at the true model. With hits masked that holds where draws are distinct and
-        equally likely, and else nearly. Compare models by the full softmax loss, not by these.
+        accidental hits; ``"reject"`` also divides by the number of accepted draws.
+        ``"candidate"`` and ``"candidate_masked"`` correct the label's score too, as CNTK and
+        TensorFlow do. The gradient of one example is then biased at every m, but its mean over the
+        data is 0 at the true model. With masked hits this is exact for distinct and equally likely
+        draws, and approximate for others. Compare models by the full softmax loss, not by these.
     device : {"cpu", "cuda"}
-        Where it computes; on a GPU for draws with replacement and one label an example.
+        Device of the computation. A GPU takes draws with replacement and one label for each
+        example.
     **options
         Those of `samplesoft.losses.base.Loss`.
 
@@ -329,7 +335,7 @@ class SampledSoftmaxLoss(SampledLoss):
         "negatives", "masked", "reject", "candidate", "candidate_masked"
     )
     is_softmax = True
-    _warns = False
+    _may_warn = False
 
     def __init__(self, *, scheme: str = "negatives", device: str = "cpu", **options: Any) -> None:
         super().__init__(scheme=scheme, **options)
@@ -349,90 +355,103 @@ class SampledSoftmaxLoss(SampledLoss):
     def _backward(self, batch: Batch, saved: Any, weights: FloatArray) -> Gradients:
         if self.device == "cpu":
             return super()._backward(batch, saved, weights)
-        passes, of_passes = saved
-        gradients: Gradients = passes.backward(batch, of_passes, weights)
+        passes, saved_arrays = saved
+        gradients: Gradients = passes.backward(batch, saved_arrays, weights)
         return gradients
 
     def _terms_of(self, draw: Draw, num_classes: int) -> Terms:
         return _SOFTMAX
 
 
-def differentiated(
+def losses_and_derivatives(
     pairs: Pairs, targets: Targets, terms: Terms, weights: FloatArray
 ) -> tuple[FloatArray, Rows, Rows]:
-    """Return losses of all pairs and their derivatives, as `losses.differentiate` writes them.
+    """Return the losses (P,) of all pairs, and derivatives in scores of labels and of draws.
 
-    Derivatives in the scores of draws take the place of these where each example has one label. The
-    loss of a pair whose label has no finite logit is NaN.
+    See `losses.differentiate`. If each example has one label, derivatives overwrite the scores of
+    the draws. The loss of a pair is NaN if its label's logit is not finite.
     """
-    drawn, num = pairs.drawn, pairs.own.shape[0]
-    width, dtype = 1 + drawn.shape[1], _FLOAT
-    losses, d_own = np.empty(num), np.empty(num, drawn.dtype)
+    sampled_scores, num_pairs = pairs.sampled_scores, pairs.label_logits.shape[0]
+    width, dtype = 1 + sampled_scores.shape[1], _FLOAT
+    losses, d_labels = np.empty(num_pairs), np.empty(num_pairs, sampled_scores.dtype)
     if targets.example_ids is None or terms.merge is None:
-        differentiate = by_rows(terms.kernel, terms.weighs_draws)
-        d_drawn = drawn if targets.example_ids is None else np.empty_like(drawn)
-        if terms.of_differences:
-            dtype = drawn.dtype
-    else:  # where an example has several labels, one logit may stand for most of its draws
-        differentiate = by_merged(terms.kernel, terms.merge, pairs.keeps_own or pairs.keeps_others)
-        d_drawn = np.empty(drawn.shape)
-    most = CHUNK_NUMBERS // width or 1  # pairs at a time
-    size = max(min(most, num) * width, 3 * (1 + width))
-    if num <= _JOB_CHUNKS * most:
+        differentiate = make_row_differentiator(terms.kernel, terms.weighs_draws)
+        d_sampled = sampled_scores if targets.example_ids is None else np.empty_like(sampled_scores)
+        if terms.shift_invariant:
+            dtype = sampled_scores.dtype
+    else:  # several labels: one logit replaces the draws of an example
+        differentiate = make_merged_differentiator(
+            terms.kernel, terms.merge, pairs.keeps_label_hits or pairs.keeps_other_hits
+        )
+        d_sampled = np.empty(sampled_scores.shape)
+    max_pairs = CHUNK_LOGITS // width or 1  # pairs at a time
+    size = max(min(max_pairs, num_pairs) * width, 3 * (1 + width))
+    if num_pairs <= _CHUNKS_PER_JOB * max_pairs:
         logits = np.empty(size, dtype)
-        differentiate(pairs, 0, num, terms.numbers, weights, logits, losses, d_own, d_drawn)
+        differentiate(
+            pairs, 0, num_pairs, terms.parameters, weights, logits, losses, d_labels, d_sampled
+        )
     else:
-        offsets = [*targets.offsets().tolist(), num]
+        offsets = [*targets.offsets().tolist(), num_pairs]
 
-        def work(examples: slice) -> None:
+        def differentiate_examples(examples: slice) -> None:
             first, last = offsets[examples.start], offsets[examples.stop]
             logits = np.empty(size, dtype)
             differentiate(
-                pairs, first, last, terms.numbers, weights, logits, losses, d_own, d_drawn
+                pairs, first, last, terms.parameters, weights, logits, losses, d_labels, d_sampled
             )
 
-        # fewer pairs are done before a thread is awake
-        pairs_each = -(-num // len(drawn))
-        thread_each(work, chunks(len(drawn), max(1, _JOB_CHUNKS * most // pairs_each)))
-    return losses, d_own, d_drawn if d_drawn.dtype == drawn.dtype else d_drawn.astype(drawn.dtype)
+        # smaller jobs cost more than waking a thread
+        pairs_each = -(-num_pairs // len(sampled_scores))
+        thread_each(
+            differentiate_examples,
+            chunks(len(sampled_scores), max(1, _CHUNKS_PER_JOB * max_pairs // pairs_each)),
+        )
+    return (
+        losses,
+        d_labels,
+        d_sampled
+        if d_sampled.dtype == sampled_scores.dtype
+        else d_sampled.astype(sampled_scores.dtype),
+    )
 
 
 @lru_cache(4)
-def no_hits(size: int) -> IntArray:
-    """Return zeros, which nobody changes: batches are mostly as large as the last."""
+def cached_zeros(size: int) -> IntArray:
+    """Return zeros (size,), cached, and never written to: most batches have one size."""
     return np.zeros(size, np.int64)
 
 
 @njit
 def softmax_terms(logits: FloatArray, losses: FloatArray) -> None:
-    """Write ``logsumexp(logits) - logits[0]`` of each row, and turn rows into its gradient.
+    """Write ``logsumexp(logits) - logits[0]`` of each row, and overwrite rows by its gradient.
 
-    Column 0 of the logits (P, 1 + m) is the label's, and finite. Rows of float32 are less their
-    largest already, as from `pair_logits`.
+    Column 0 of the logits (P, 1 + m) is the label's, and finite. Rows of float32 already have their
+    maximum subtracted, as `write_pair_logits` does.
     """
     for b in range(len(logits)):
         row = logits[b]
-        top = 0.0 if row.itemsize == 4 else greatest(row)
-        losses[b] = top - row[0]  # until the sum is known, how far the label is below the top
-        if top != 0.0:
+        max_logit = 0.0 if row.itemsize == 4 else greatest(row)
+        losses[b] = max_logit - row[0]  # for now the gap between maximum and label
+        if max_logit != 0.0:
             for k in range(len(row)):
-                row[k] -= top
-    weigh(logits.reshape(-1))  # long rows leave few numbers that do not fill a vector
+                row[k] -= max_logit
+    exp_in_place(logits.reshape(-1))  # one long array fills the vector registers
     for b in range(len(logits)):
         row = logits[b]
-        own, drawn = row[0], total(row[1:])
-        losses[b] = log_ratio(own, drawn, losses[b])
-        scale = 1.0 / (own + drawn)
+        label_mass, sampled_mass = row[0], total(row[1:])
+        losses[b] = loss_from_masses(label_mass, sampled_mass, losses[b])
+        scale = 1.0 / (label_mass + sampled_mass)
         for k in range(1, len(row)):
             row[k] *= scale
-        row[0] = label_derivative(own, drawn)
+        row[0] = label_derivative(label_mass, sampled_mass)
 
 
 @njit
 def merge_exponentials(logits: FloatArray, merged: FloatArray) -> None:
-    """Write the logit (B,) whose exponential is that of a row, which becomes its gradient.
+    """Write ``logsumexp`` (B,) of each row of logits (B, m), and overwrite rows by its gradient.
 
-    `logits` are (B, m). A row of -inf merges to -inf.
+    A row of -inf gives -inf.
     """
     for b in range(len(logits)):
         row = logits[b]
@@ -440,8 +459,8 @@ def merge_exponentials(logits: FloatArray, merged: FloatArray) -> None:
         if merged[b] != -np.inf:
             for k in range(len(row)):
                 row[k] -= merged[b]
-    # The derivative of the merged logit in a draw is the draw's share of the mass.
-    weigh(logits.reshape(-1))
+    # The derivative of logsumexp in a logit is the draw's fraction of the sum.
+    exp_in_place(logits.reshape(-1))
     for b in range(len(logits)):
         row = logits[b]
         mass = total(row)
@@ -452,31 +471,36 @@ def merge_exponentials(logits: FloatArray, merged: FloatArray) -> None:
 
 
 @njit
-def weigh(x: FloatArray) -> None:
-    """Replace each of `x`, at most 0, by its exponential; what is too small has no weight."""
+def exp_in_place(x: FloatArray) -> None:
+    """Replace each element of `x`, at most 0, by its exponential; on underflow by 0."""
     exp_to(x, len(x))
-    if x.itemsize == 8:  # float32 has zeros already
+    if x.itemsize == 8:  # float32 underflows to 0 already
         for i in range(len(x)):
-            x[i] = x[i] if x[i] > _LEAST else 0.0
+            x[i] = x[i] if x[i] > _UNDERFLOWED_EXP else 0.0
 
 
 @njit
-def label_derivative(own: float, drawn: float) -> float:
-    """Return the derivative ``p - 1`` in the label's logit, for ``p = own / (own + drawn)``.
+def label_derivative(label_mass: float, sampled_mass: float) -> float:
+    """Return the derivative ``p - 1`` in the label's logit; p is the label's fraction of the mass.
 
-    A p near 1 is rounded, so that p - 1 has no digits; ``-drawn / (own + drawn)`` has them all.
+    ``p - 1`` loses its digits for p near 1. ``-sampled_mass / (label_mass + sampled_mass)`` does
+    not subtract.
     """
-    return -drawn / (own + drawn)
+    return -sampled_mass / (label_mass + sampled_mass)
 
 
 @njit
-def log_ratio(own: float, drawn: float, above: float) -> float:
-    """Return ``log((own + drawn) / e)`` where e is ``exp(-above)``, and `own` if that is not 0."""
-    if own > drawn:  # a small loss keeps its digits
-        return math.log1p(drawn / own)
-    return above + math.log(own + drawn)
+def loss_from_masses(label_mass: float, sampled_mass: float, label_gap: float) -> float:
+    """Return ``log(1 + sampled_mass / label_mass)``, where ``label_mass = exp(-label_gap)``.
+
+    Without log1p a small loss loses its digits. With it, a label mass that underflows divides by 0;
+    then the logarithm of the label mass, -label_gap, is used.
+    """
+    if label_mass > sampled_mass:  # small losses keep their digits
+        return math.log1p(sampled_mass / label_mass)
+    return label_gap + math.log(label_mass + sampled_mass)
 
 
 _SOFTMAX = Terms(
-    softmax_terms, merge=merge_exponentials, adds_exponentials=True, of_differences=True
+    softmax_terms, merge=merge_exponentials, adds_exponentials=True, shift_invariant=True
 )

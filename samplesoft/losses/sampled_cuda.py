@@ -40,8 +40,13 @@ from samplesoft._device.select import on_device, to_host
 from samplesoft._validation import FloatArray
 from samplesoft.kernels.lanes_cuda import warp_dot
 from samplesoft.losses.base import Batch, Gradients, SparseRows, Targets
-from samplesoft.losses.candidates import check_draw, check_label_count, no_draw, require_shapes
-from samplesoft.losses.sampled import label_derivative, log_ratio
+from samplesoft.losses.candidates import (
+    check_draw,
+    check_label_count,
+    missing_draw_error,
+    require_draw_shapes,
+)
+from samplesoft.losses.sampled import label_derivative, loss_from_masses
 from samplesoft.losses.step import reject_correction
 from samplesoft.samplers.base import Draw
 
@@ -49,11 +54,11 @@ from samplesoft.samplers.base import Draw
 class Draws(NamedTuple):
     """Draws, and how accidental hits, draws of the label, are treated, as in `schemes.Scheme`."""
 
-    ids: Any  # (B, m), or (1, m) for all
+    ids: Any  # (B, m), or (1, m) if shared
     log_q: Any
     log_m: float  # 0 where draws are not corrected
     labels: Any  # (B,)
-    label_log_counts: Any  # (B,), or (0,) where they are not asked for
+    label_log_counts: Any  # (B,), or (0,) if not needed
     corrects_label: bool
     divides_by_kept: bool
     keeps_hits: bool
@@ -69,7 +74,7 @@ class Candidates(NamedTuple):
     rows: Any  # row of each candidate
     order: Any  # candidates by class
     offsets: Any  # (k,): first candidate of each class in `order`
-    shared: bool  # the list has labels (B,) and one set (m,); else B times a label and its draws
+    shared: bool  # candidates are labels (B,) and one set (m,); else B times a label and its draws
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +97,7 @@ class CudaPasses:
     def forward(
         self, batch: Batch, draw: Draw | None, label_log_count: Any
     ) -> tuple[FloatArray, _Saved]:
-        """Return the losses (B,) in host memory, where they are weighted, and the saved arrays."""
+        """Return the losses (B,) in host memory, and the saved arrays."""
         loss = self._loss
         labels = batch.targets.labels
         size = batch.z.shape[0]
@@ -115,8 +120,8 @@ class CudaPasses:
         if loss.excludes_label:
             pair = first_outside(num_hits, 0, 0)
             if pair is not None:
-                raise loss.contains_label(to_host(labels), pair)
-        return losses.copy_to_host(), saved  # (B,): a copy waits no longer than for their sum
+                raise loss.label_in_draw_error(to_host(labels), pair)
+        return losses.copy_to_host(), saved  # (B,): copying costs no more than a sum
 
     def backward(self, batch: Batch, saved: _Saved, weights: FloatArray) -> Gradients:
         """Compute gradients in contexts times tau, in class vectors and in biases."""
@@ -128,8 +133,8 @@ class CudaPasses:
         dz = empty(batch.z.shape, dtype)
         d_block = empty(saved.block.shape, dtype)
         d_biases = empty(0 if batch.biases is None else num, dtype)
-        launch_warps(context_sums, dz.shape[0], d_scores, saved.block, candidates, typed, dz)
-        launch_warps(class_sums, num, d_scores, batch.z, candidates, typed, d_block, d_biases)
+        launch_warps(context_gradients, dz.shape[0], d_scores, saved.block, candidates, typed, dz)
+        launch_warps(class_gradients, num, d_scores, batch.z, candidates, typed, d_block, d_biases)
         if saved.norms is not None:
             unit_rows_backward(d_block, saved.block, saved.norms)
         db = None if batch.biases is None else SparseRows(saved.classes, d_biases)
@@ -169,7 +174,7 @@ class CudaPasses:
 def _check_draw(draw: Draw | None, batch: int, n: int) -> tuple[Any, Any]:
     """Check drawn classes (B, m) or (1, m) and their log-probabilities."""
     if not isinstance(draw, Draw):
-        raise no_draw(draw)
+        raise missing_draw_error(draw)
     if not on_device(draw.ids):
         check_draw(draw, batch, n)
     ids, log_q = (
@@ -181,9 +186,9 @@ def _check_draw(draw: Draw | None, batch: int, n: int) -> tuple[Any, Any]:
             "`draw` must be with replacement with device='cuda', got one without; compute on the "
             "processor."
         )
-    require_shapes(ids.shape, log_q.shape, batch)
+    require_draw_shapes(ids.shape, log_q.shape, batch)
     if first_outside(ids, 0, n - 1) is not None or first_not_finite(log_q) is not None:
-        check_draw(draw.to_host(), batch, n)  # says what is
+        check_draw(draw.to_host(), batch, n)  # raises
     return ids, log_q
 
 
@@ -272,7 +277,7 @@ def softmax_rows(scores: Any, draws: Any, losses: Any, num_hits: Any) -> None:
     for k in range(lane(), m, WARP_SIZE):
         max_logit = max(max_logit, draw_logit(float(scores[b, 1 + k]), draws, b, k, log_count))
     max_logit = warp_max(max_logit)
-    # three passes over scores in place of one over stored logits: no memory holds a row of these
+    # three passes over the scores, because a row of logits does not fit into registers
     drawn_mass = 0.0
     for k in range(lane(), m, WARP_SIZE):
         logit = draw_logit(float(scores[b, 1 + k]), draws, b, k, log_count)
@@ -287,19 +292,19 @@ def softmax_rows(scores: Any, draws: Any, losses: Any, num_hits: Any) -> None:
     if lane() == 0:
         derivative = label_derivative(label_mass, drawn_mass)
         scores[b, 0] = derivative * sign(label_score) if draws.absolute else derivative
-        loss = log_ratio(label_mass, drawn_mass, max_logit - label_logit)
+        loss = loss_from_masses(label_mass, drawn_mass, max_logit - label_logit)
         losses[b] = loss if not_finite == 0 else math.nan
         num_hits[b] = hits
 
 
 @kernel
-def context_sums(d_scores: Any, block: Any, candidates: Any, weights: Any, dz: Any) -> None:
+def context_gradients(d_scores: Any, block: Any, candidates: Any, weights: Any, dz: Any) -> None:
     """Write the gradient (B, d) in the contexts, a warp for each."""
     b = warp_index()
     batch, num = d_scores.shape
     if b >= batch:
         return
-    # a lane for each feature: the sum over draws has one order, whatever runs beside it
+    # one lane for each feature: the sum over draws has a fixed order
     for f in range(lane(), dz.shape[1], WARP_SIZE):
         total = dz.dtype.type(0)
         for k in range(num):
@@ -309,22 +314,22 @@ def context_sums(d_scores: Any, block: Any, candidates: Any, weights: Any, dz: A
 
 
 @kernel
-def class_sums(
+def class_gradients(
     d_scores: Any, z: Any, candidates: Any, weights: Any, d_block: Any, d_biases: Any
 ) -> None:
-    """Write the gradient (k, d) in the rows of the block, and in biases (k,), if there are any.
+    """Write the gradient (k, d) in the rows of the block, and in biases (k,) if there are any.
 
-    A warp for each class, which adds in the order of the examples.
+    One warp for each class sums in the order of the examples.
     """
     g = warp_index()
     batch, num = d_scores.shape
     if g >= d_block.shape[0]:
         return
-    # all candidates of a class belong to one warp, so that nothing is added atomically
+    # one warp has all candidates of a class, so that no atomics are needed
     offsets = candidates.offsets
     start = offsets[g]
     stop = offsets[g + 1] if g + 1 < offsets.shape[0] else candidates.order.shape[0]
-    # one more column than features, for the bias, whose feature is 1
+    # one more column than features: the bias, whose feature is 1
     for f in range(lane(), d_block.shape[1] + (1 if d_biases.shape[0] else 0), WARP_SIZE):
         is_bias = f == d_block.shape[1]
         total = d_block.dtype.type(0)

@@ -1,7 +1,7 @@
-"""The compiled core of a step: classes listed, scored and corrected, and gradients summed.
+"""Compiled kernels of a step: list the classes, score them, correct the scores, sum gradients.
 
-One class is listed once, whoever draws it and whoever has it as a label. Sums over examples and
-draws have one order, whatever runs beside them.
+Each class is listed once, however many examples draw it or have it as a label. Sums over examples
+and draws have a fixed order, so that results do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -27,74 +27,79 @@ from samplesoft.kernels.weights import greatest
 from samplesoft.samplers.base import Rows
 
 Floats = NDArray[Any]  # float32 or float64, the same for all arguments of a call
-_AHEAD = 4  # rows, so that a row is there when its turn comes
+_PREFETCHED_ROWS = 4  # rows to prefetch ahead of the one that is copied
 
 
 class Pairs(NamedTuple):
-    """The P pairs of an example and a label, all of which have its m draws.
+    """The P pairs of an example and a label. All pairs of an example share its m draws.
 
-    A draw of its own label has weight for a pair where `keeps_own`, one of another label of its
-    example where `keeps_others`, and one of no label always. The columns of the draws of the label
-    of pair p are ``hit_columns[hit_starts[p]:hit_stops[p]]``.
+    Accidental hits are draws of a label. Draws of the pair's own label have weight if
+    `keeps_label_hits`; draws of another label of the example if `keeps_other_hits`. All other draws
+    always have weight. Draws of the label of pair p are in the columns
+    ``hit_columns[hit_starts[p]:hit_stops[p]]``.
     """
 
-    own: FloatArray  # (P,): logits of the labels
-    drawn: Rows  # (B, m): scores of the draws
-    log_counts: FloatArray  # (B, m) or (1, m): what scores of draws lose
-    example_ids: IntArray  # (P,): example of each, rising, counted from `begin`
-    begin: int
-    label_weights: FloatArray  # (P,): weight in the loss of its example; (0,) if all are 1
+    label_logits: FloatArray  # (P,)
+    sampled_scores: Rows  # (B, m)
+    log_counts: FloatArray  # (B, m) or (1, m): subtracted from the scores of draws
+    example_ids: IntArray  # (P,): ascending; row of `sampled_scores` plus `first_example`
+    first_example: int
+    label_weights: FloatArray  # (P,): weight of the pair in its example's loss; (0,) if all are 1
     hit_starts: IntArray  # (P,)
     hit_stops: IntArray
     hit_columns: IntArray
-    keeps_own: bool
-    keeps_others: bool
-    once: bool  # draws have weight for the first pair of an example alone
+    keeps_label_hits: bool
+    keeps_other_hits: bool
+    counts_draws_once: bool  # only the first pair of an example has draws
 
 
 @njit
-def are_drawable(ids: IntArray, log_counts: FloatArray, n: int) -> bool:
-    """Tell whether all `ids` (P, m) lie in ``range(n)`` and all `log_counts` (P, m) are finite."""
-    bad = 0
+def are_valid_draws(ids: IntArray, log_counts: FloatArray, n: int) -> bool:
+    """Whether all `ids` (P, m) are in ``range(n)`` and all `log_counts` (P, m) are finite."""
+    num_invalid = 0
     for b in range(len(ids)):
         for k in range(ids.shape[1]):
-            bad += not (0 <= ids[b, k] < n and abs(log_counts[b, k]) < np.inf)
-    return bad == 0
+            num_invalid += not (0 <= ids[b, k] < n and abs(log_counts[b, k]) < np.inf)
+    return num_invalid == 0
 
 
 @njit
 def list_candidates(
     labels: IntArray, ids: IntArray, log_counts: FloatArray, n: int, out: IntArray
 ) -> int:
-    """Write K labels and drawn classes in one list, and its `equal_runs`; return their number.
+    """Write the K labels and drawn classes, and their `equal_runs`; return the number of classes.
 
-    They are rows of one array `out` (5, K + 1): Python takes as long to be handed an array. The
-    last number of the first row is that of the classes that are a label and drawn as well. Returns
-    -1, and writes nothing, where the draws are not `are_drawable`.
+    The rows of `out` (5, K + 1) are the K candidates, labels first, and the four arrays that
+    `equal_runs` returns: the distinct classes, the inverse, the order and the offsets. One array
+    holds all, because each array passed from Python costs time. The last entry of the first row is
+    the number of classes that are both a label and drawn. Returns -1, and writes nothing, for
+    invalid draws.
     """
-    if not are_drawable(ids, log_counts, n):
+    if not are_valid_draws(ids, log_counts, n):
         return -1
     candidates = out[0, :-1]
     copy_row(candidates, labels)
     copy_row(candidates[len(labels) :], ids.ravel())
-    unique, inverse, order, starts = equal_runs(candidates, n)
+    unique, inverse, order, offsets = equal_runs(candidates, n)
     copy_row(out[1], unique)
     copy_row(out[2], inverse)
     copy_row(out[3], order)
-    copy_row(out[4], starts)
-    both = 0
-    for g in range(len(unique)):  # of each class the labels come first
-        both += order[starts[g]] < len(labels) <= order[starts[g + 1] - 1]
-    out[0, -1] = both
+    copy_row(out[4], offsets)
+    num_label_and_drawn = 0
+    for g in range(len(unique)):  # labels of a class come before its draws
+        num_label_and_drawn += order[offsets[g]] < len(labels) <= order[offsets[g + 1] - 1]
+    out[0, -1] = num_label_and_drawn
     return len(unique)
 
 
 @njit_bare
-def gather(ids: IntArray, rows: Floats, normalize: bool, block: Floats, norms: FloatArray) -> None:
-    """Copy the vectors of some classes, divided by their norms, which are written, if asked for."""
+def gather_rows(
+    ids: IntArray, rows: Floats, normalize: bool, block: Floats, norms: FloatArray
+) -> None:
+    """Copy the vectors of classes `ids`; if `normalize`, divide by the norms and write these."""
     for k in range(len(ids)):
-        if k + _AHEAD < len(ids):
-            prefetch_row(rows, ids[k + _AHEAD])
+        if k + _PREFETCHED_ROWS < len(ids):
+            prefetch_row(rows, ids[k + _PREFETCHED_ROWS])
         copy_row(block[k], rows[ids[k]])
     if normalize:
         divide_by_norms(block, norms)
@@ -106,83 +111,85 @@ def score_labels(
     rows: IntArray,
     z: Floats,
     example_ids: IntArray,
-    begin: int,
-    first: int,
-    last: int,
-    own: FloatArray,
+    first_example: int,
+    first_pair: int,
+    last_pair: int,
+    label_scores: FloatArray,
 ) -> None:
-    """Write the scores (P,) of the labels of pairs [first, last), some `rows` (P,) of a block.
+    """Write the label scores (P,) of the pairs [first_pair, last_pair).
 
-    Their examples are `example_ids` (P,), of which `begin` has the first of the contexts `z`.
+    The vector of label p is row ``rows[p]`` of the block. Its context is row
+    ``example_ids[p] - first_example`` of `z`.
     """
-    for p in range(first, last):
-        own[p] = row_dot(block, rows[p], z, example_ids[p] - begin)
+    for p in range(first_pair, last_pair):
+        label_scores[p] = row_dot(block, rows[p], z, example_ids[p] - first_example)
 
 
 @njit_bare
-def add_labels(
-    d_own: Floats,
+def add_label_context_gradients(
+    d_labels: Floats,
     block: Floats,
     rows: IntArray,
     example_ids: IntArray,
-    begin: int,
-    first: int,
-    last: int,
+    first_example: int,
+    first_pair: int,
+    last_pair: int,
     dz: Floats,
 ) -> None:
-    """Add the part of the gradients of contexts that comes from labels; see `score_labels`."""
-    for p in range(first, last):
-        add_row(dz[example_ids[p] - begin], d_own[p], block[rows[p]])
+    """Add the contribution of labels to the gradients of contexts; see `score_labels`."""
+    for p in range(first_pair, last_pair):
+        add_row(dz[example_ids[p] - first_example], d_labels[p], block[rows[p]])
 
 
 @njit
 def score_draws(block: Rows, z: Rows, num: int, width: int, scores: Rows, product: Rows) -> None:
-    """Write the scores of a block of examples, of the draws of each one after another."""
+    """Write the scores of `num` draws for a block of examples, example after example."""
     for start in range(0, num, width):
         stop = min(start + width, num)
-        part = product[: len(z) * (stop - start)].reshape((len(z), stop - start))
-        np.dot(z, block[start:stop].T, part)
+        scores_of_chunk = product[: len(z) * (stop - start)].reshape((len(z), stop - start))
+        np.dot(z, block[start:stop].T, scores_of_chunk)
         for b in range(len(z)):
-            copy_row(scores[b * num + start :], part[b])
+            copy_row(scores[b * num + start :], scores_of_chunk[b])
 
 
 @njit
 def context_gradients_of_draws(
-    d_drawn: Rows, block: Rows, num: int, width: int, dz: Rows, product: Rows
+    d_sampled: Rows, block: Rows, num: int, width: int, dz: Rows, product: Rows
 ) -> None:
-    """Write the part of the gradients of a block of contexts, times tau, that comes from draws."""
-    part = product[: dz.size].reshape(dz.shape)
+    """Write the contribution of draws to the gradients of a block of contexts times tau."""
+    chunk_product = product[: dz.size].reshape(dz.shape)
     dz[:] = 0.0
     for start in range(0, num, width):
-        wide = min(width, num - start)
-        d_scores = d_drawn[start // width][: len(dz) * wide].reshape((len(dz), wide))
-        np.dot(d_scores, block[start : start + wide], part)
+        chunk_width = min(width, num - start)
+        d_scores = d_sampled[start // width][: len(dz) * chunk_width].reshape(
+            (len(dz), chunk_width)
+        )
+        np.dot(d_scores, block[start : start + chunk_width], chunk_product)
         for b in range(len(dz)):
-            add_row(dz[b], 1.0, part[b])
+            add_row(dz[b], 1.0, chunk_product[b])
 
 
 @njit
 def class_gradients_of_draws(
-    d_drawn: Rows, j: int, size: int, z: Rows, num: int, gradient: Rows, product: Rows
+    d_sampled: Rows, j: int, size: int, z: Rows, num: int, gradient: Rows, product: Rows
 ) -> None:
-    """Write the gradients of a block of classes, of which the first `num` are drawn.
+    """Write the gradients of block j of the classes. The first `num` of them are drawn.
 
-    `d_drawn` holds derivatives in scores by blocks of `size` examples and by blocks of classes, of
-    which this is block j.
+    `d_sampled` holds derivatives in scores by blocks of `size` examples and by blocks of classes.
     """
     gradient[:] = 0.0
     if num > 0:
-        part = product[: num * z.shape[1]].reshape((num, z.shape[1]))
+        chunk_product = product[: num * z.shape[1]].reshape((num, z.shape[1]))
         for start in range(0, len(z), size):
             stop = min(start + size, len(z))
-            d_scores = d_drawn[start // size, j][: (stop - start) * num]
-            np.dot(d_scores.reshape((stop - start, num)).T, z[start:stop], part)
+            d_scores = d_sampled[start // size, j][: (stop - start) * num]
+            np.dot(d_scores.reshape((stop - start, num)).T, z[start:stop], chunk_product)
             for k in range(num):
-                add_row(gradient[k], 1.0, part[k])
+                add_row(gradient[k], 1.0, chunk_product[k])
 
 
 @njit
-def score_set(
+def score_shared_draws(
     labels: IntArray,
     example_ids: IntArray,
     ids: IntArray,
@@ -191,99 +198,108 @@ def score_set(
     rows: Floats,
     biases: Floats,
     multiply: bool,
-    listed: IntArray,
+    candidate_table: IntArray,
     block: Floats,
     norms: FloatArray,
-    own: FloatArray,
-    drawn: Floats,
+    label_scores: FloatArray,
+    sampled_scores: Floats,
 ) -> int:
-    """Write the scores of labels (P,), and of one set of draws (1, m) for all examples.
+    """Write the scores of labels (P,), and of one set of draws (1, m) that all examples share.
 
-    Returns what `list_candidates` does, for `listed`. `block` (P + m, d) is filled with the vectors
-    of the candidates, which have norm 1 where there is room for their `norms`. `biases` may be
-    empty. Scores of draws (B, m) are multiplied here, or else not written.
+    Fills `candidate_table`, and returns the number of classes, as `list_candidates` does. Fills
+    `block` (P + m, d) with the vectors of the candidates, divided by their `norms` unless that
+    array is empty. `biases` may be empty. Scores of draws (B, m) are only written if `multiply`.
     """
-    num = list_candidates(labels, ids, log_counts, len(rows), listed)
-    if num < 0:
-        return num
-    pairs, m, candidates = len(own), drawn.shape[1], listed[0, :-1]
-    gather(candidates, rows, len(norms) > 0, block, norms)
-    score_labels(block, np.arange(pairs), z, example_ids, 0, 0, pairs, own)
+    num_unique = list_candidates(labels, ids, log_counts, len(rows), candidate_table)
+    if num_unique < 0:
+        return num_unique
+    pairs, m, classes = len(label_scores), sampled_scores.shape[1], candidate_table[0, :-1]
+    gather_rows(classes, rows, len(norms) > 0, block, norms)
+    score_labels(block, np.arange(pairs), z, example_ids, 0, 0, pairs, label_scores)
     if multiply:
         if m > 0:
-            np.dot(z, np.ascontiguousarray(block[pairs:].T), drawn)  # a copy is quicker
-        complete_scores(example_ids, candidates, biases, own, drawn)
-    return num
+            np.dot(z, np.ascontiguousarray(block[pairs:].T), sampled_scores)  # a copy is faster
+        add_biases_and_check(example_ids, classes, biases, label_scores, sampled_scores)
+    return num_unique
 
 
 @njit
-def complete_scores(
-    example_ids: IntArray, candidates: IntArray, biases: Floats, own: FloatArray, drawn: Floats
+def add_biases_and_check(
+    example_ids: IntArray,
+    candidates: IntArray,
+    biases: Floats,
+    label_scores: FloatArray,
+    sampled_scores: Floats,
 ) -> None:
-    """Add biases to scores of labels (P,) and draws (B, m), and make NaN what is not sound.
+    """Add biases to scores of labels (P,) and draws (B, m), and mark scores that are not finite.
 
-    Candidates are the labels, and then one set of draws for all, or the sets one after another.
+    Candidates are the labels, then one shared set of draws, or the sets of all examples.
     """
-    pairs, m = len(own), drawn.shape[1]
+    pairs, m = len(label_scores), sampled_scores.shape[1]
     if len(biases) > 0:
         for p in range(pairs):
-            own[p] = drawn.dtype.type(own[p]) + biases[candidates[p]]  # in the type of both
+            # in the precision of scores and biases
+            label_scores[p] = sampled_scores.dtype.type(label_scores[p]) + biases[candidates[p]]
         first = pairs
-        for b in range(len(drawn)):
+        for b in range(len(sampled_scores)):
             for k in range(m):
-                drawn[b, k] += biases[candidates[first + k]]
+                sampled_scores[b, k] += biases[candidates[first + k]]
             first += m if len(candidates) > pairs + m else 0
-    nan_where_not_finite(own, drawn, example_ids, 0, 0)
+    nan_where_not_finite(label_scores, sampled_scores, example_ids, 0, 0)
 
 
 @njit
-def set_gradients(
-    d_own: Floats,
-    d_drawn: Floats,
+def shared_draw_gradients(
+    d_labels: Floats,
+    d_sampled: Floats,
     z: Floats,
     weights: FloatArray,
     example_ids: IntArray,
     block: Floats,
     norms: FloatArray,
-    listed: IntArray,
-    of_draws: Floats,
+    candidate_table: IntArray,
+    draw_gradients: Floats,
     dz: Floats,
     dW: Floats,
 ) -> None:
-    """Write the gradients in contexts (B, d) and in classes (k, d), of one set of draws for all.
+    """Write the gradients in contexts (B, d) and in classes (k, d), for draws that are shared.
 
-    From derivatives in scores of labels (P,) and of draws (B, m), weights (B,) of the examples, and
-    the block, its norms and the list as `score_set` has written them. What the draws bring to `dz`,
-    and `of_draws` (m, d), are multiplied here where the latter is empty.
+    `d_labels` (P,) and `d_sampled` (B, m) are derivatives in scores, `weights` (B,) those of the
+    examples. `block`, `norms` and `candidate_table` come from `score_shared_draws`. If
+    `draw_gradients` (m, d) is empty, the products with the draws are computed here. Otherwise it
+    holds the gradients of the draws, and `dz` the contribution of draws to the contexts.
     """
-    pairs, m, order, starts = len(d_own), d_drawn.shape[1], listed[3], listed[4]
+    pairs = len(d_labels)
+    m = d_sampled.shape[1]
+    order = candidate_table[3]
+    offsets = candidate_table[4]
     column, weighted = weights.astype(z.dtype), np.empty_like(z)
     for b in range(len(z)):
         for f in range(z.shape[1]):
             weighted[b, f] = column[b] * z[b, f]
-    if len(of_draws) == 0:
-        of_draws = np.empty((m, z.shape[1]), z.dtype)
+    if len(draw_gradients) == 0:
+        draw_gradients = np.empty((m, z.shape[1]), z.dtype)
         if m > 0:
-            np.dot(d_drawn, block[pairs:], dz)
-            np.dot(d_drawn.T, weighted, of_draws)
+            np.dot(d_sampled, block[pairs:], dz)
+            np.dot(d_sampled.T, weighted, draw_gradients)
         else:
             dz[:] = 0.0
-    class_sums(d_own, d_drawn, weighted, example_ids, of_draws, order, starts, dW)
-    add_labels(d_own, block, np.arange(pairs), example_ids, 0, 0, pairs, dz)
+    class_gradients(d_labels, d_sampled, weighted, example_ids, draw_gradients, order, offsets, dW)
+    add_label_context_gradients(d_labels, block, np.arange(pairs), example_ids, 0, 0, pairs, dz)
     for b in range(len(z)):
         for f in range(z.shape[1]):
             dz[b, f] *= column[b]
     if len(norms) > 0:
-        # a class may stand in several rows of the block, all of them the same
-        unit, had = np.empty_like(dW), np.empty(len(dW))
+        # a class may have several rows in the block, all equal
+        unit, class_norms = np.empty_like(dW), np.empty(len(dW))
         for g in range(len(dW)):
-            copy_row(unit[g], block[order[starts[g]]])
-            had[g] = norms[order[starts[g]]]
-        unit_gradient(dW, unit, had)
+            copy_row(unit[g], block[order[offsets[g]]])
+            class_norms[g] = norms[order[offsets[g]]]
+        unit_gradient(dW, unit, class_norms)
 
 
 @njit
-def _add(factor: float, matrix: Floats, i: int, total: Floats) -> None:
+def _add_multiple(factor: float, matrix: Floats, i: int, total: Floats) -> None:
     for f in range(len(total)):
         total[f] += factor * matrix[i, f]
 
@@ -294,157 +310,166 @@ def score_rows(
 ) -> None:
     """Write ``scores[i, k] = z[example_ids[i]] . block[rows[i, k]]``, for `rows` (N, k)."""
     for i in range(len(rows)):
-        example = example_ids[
-            i
-        ]  # read once: the compiler cannot know that scores do not alias the ids
+        # read once: the compiler must assume that scores may alias the ids
+        example = example_ids[i]
         for k in range(rows.shape[1]):
             scores[i, k] = row_dot(block, rows[i, k], z, example)
 
 
 @njit
-def context_sums(d_scores: Floats, block: Floats, rows: IntArray, dz: Floats) -> None:
+def context_gradients(d_scores: Floats, block: Floats, rows: IntArray, dz: Floats) -> None:
     """Write ``sum_k d_scores[b, k] block[rows[b, k]]``, summed in float64, to each row of `dz`."""
-    total = np.empty(dz.shape[1])  # float64: many draws pull at a context, mostly against others
+    total = np.empty(dz.shape[1])  # float64: terms of many draws largely cancel
     for b in range(len(rows)):
         total[:] = 0.0
         for k in range(rows.shape[1]):
-            if d_scores[b, k] != 0.0:  # draws that are left out cost nothing
-                _add(d_scores[b, k], block, rows[b, k], total)
+            if d_scores[b, k] != 0.0:  # skip draws without weight
+                _add_multiple(d_scores[b, k], block, rows[b, k], total)
         copy_row(dz[b], total)
 
 
 @njit
-def class_sums(
-    d_own: Floats,
-    d_drawn: Floats,
+def class_gradients(
+    d_labels: Floats,
+    d_sampled: Floats,
     z: Floats,
     example_ids: IntArray,
-    of_draws: Floats,
+    draw_gradients: Floats,
     order: IntArray,
-    starts: IntArray,
+    offsets: IntArray,
     out: Floats,
 ) -> None:
-    """Write the sums (k, d) over k classes of derivatives times contexts, each in float64.
+    """Write the gradients (k, d) of k classes: sums of derivatives times contexts, in float64.
 
-    Derivatives are of the labels (P,), whose examples are `example_ids` (P,), and of the draws
-    (B, m). Their sums `of_draws` (m, d) over the examples are given if these share the draws. Class
-    g has those at ``order[starts[g]:starts[g + 1]]`` of the labels and then the draws, as
-    `kernels.sort_ids.equal_runs` says.
+    `d_labels` (P,) and `d_sampled` (B, m) are derivatives in scores of labels and draws. Pair p
+    belongs to example ``example_ids[p]``. If examples share the draws, `draw_gradients` (m, d)
+    holds their sums over the examples; else it is empty. The candidates of class g, counted through
+    the labels and then the draws, are ``order[offsets[g]:offsets[g + 1]]``; see
+    `kernels.sort_ids.equal_runs`.
     """
-    pairs, m = len(d_own), d_drawn.shape[1]
-    d_draws, total, one = d_drawn.ravel(), np.empty(out.shape[1]), d_own.dtype.type(1)
+    pairs, m = len(d_labels), d_sampled.shape[1]
+    d_draws, total, one = d_sampled.ravel(), np.empty(out.shape[1]), d_labels.dtype.type(1)
     for g in range(len(out)):
-        start, stop = starts[g], starts[g + 1]
+        start, stop = offsets[g], offsets[g + 1]
         for i in range(start, stop):
-            place = order[i]
-            draw = place - pairs
+            index = order[i]
+            draw = index - pairs
             if draw < 0:
-                factor, matrix, row = d_own[place], z, example_ids[place]
-            elif len(of_draws) > 0:
-                factor, matrix, row = one, of_draws, draw
+                factor, matrix, row = d_labels[index], z, example_ids[index]
+            elif len(draw_gradients) > 0:
+                factor, matrix, row = one, draw_gradients, draw
             else:
                 factor, matrix, row = d_draws[draw], z, draw // m
-            if stop == start + 1:  # nothing to add up
+            if stop == start + 1:  # a single term needs no sum
                 for f in range(out.shape[1]):
                     out[g, f] = factor * matrix[row, f]
             else:
                 if i == start:
                     total[:] = 0.0
                 if factor != 0.0:
-                    _add(factor, matrix, row, total)
+                    _add_multiple(factor, matrix, row, total)
         if stop > start + 1:
             copy_row(out[g], total)
 
 
 @njit
-def find_hits(
-    label_places: IntArray,
+def find_accidental_hits(
+    label_indices: IntArray,
     example_ids: IntArray,
     order: IntArray,
-    starts: IntArray,
+    offsets: IntArray,
     num_draws: int,
-    shared: bool,
+    shares_draws: bool,
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """Return which draws are the label of each pair: starts (P,), stops (P,) and columns.
+    """Return the draws that are the label of their pair: starts (P,), stops (P,) and columns.
 
-    `label_places` (P,) are classes, of which class g stands at ``order[starts[g]:starts[g + 1]]``
-    of the labels and then the draws, so many of each example, or one set for all.
+    `label_indices` (P,) are indices of classes. The candidates of class g, counted through the
+    labels and then the draws, are ``order[starts[g]:starts[g + 1]]``. There are `num_draws` draws
+    for each example, or for all if `shares_draws`.
     """
-    pairs = len(label_places)
-    first, last = np.empty(pairs, np.int64), np.empty(pairs, np.int64)
-    columns = np.empty(len(order), np.int64)
+    pairs = len(label_indices)
+    hit_starts, hit_stops = np.empty(pairs, np.int64), np.empty(pairs, np.int64)
+    hit_columns = np.empty(len(order), np.int64)
     for p in range(pairs):
-        begin, end = starts[label_places[p]], starts[label_places[p] + 1]
-        least = pairs + (0 if shared else example_ids[p] * num_draws)  # place of the first draw
-        i = begin + count_below(order[begin:end], least)
-        first[p] = i
-        while i < end and order[i] < least + num_draws:
-            columns[i] = order[i] - least
+        i_begin, i_end = offsets[label_indices[p]], offsets[label_indices[p] + 1]
+        first_draw = pairs + (0 if shares_draws else example_ids[p] * num_draws)
+        i = i_begin + count_below(order[i_begin:i_end], first_draw)
+        hit_starts[p] = i
+        while i < i_end and order[i] < first_draw + num_draws:
+            hit_columns[i] = order[i] - first_draw
             i += 1
-        last[p] = i
-    return first, last, columns
+        hit_stops[p] = i
+    return hit_starts, hit_stops, hit_columns
 
 
 @njit_bare
 def nan_where_not_finite(
-    own: FloatArray, drawn: Floats, example_ids: IntArray, begin: int, first: int
+    label_scores: FloatArray,
+    sampled_scores: Floats,
+    example_ids: IntArray,
+    first_example: int,
+    first_pair: int,
 ) -> None:
-    """Make NaN of those of `own` (P,) whose examples have scores `drawn` (B, m) beyond all.
+    """Set label scores (P,) to NaN for examples whose `sampled_scores` (B, m) are not all finite.
 
-    Of examples from `begin` on, whose pairs, of `example_ids` (P,), begin with the first.
+    Row 0 of `sampled_scores` belongs to `first_example`, whose first pair is `first_pair`.
     """
-    p = first
-    for b in range(len(drawn)):
-        bad = 0
-        for k in range(drawn.shape[1]):
-            bad += 0 if abs(drawn[b, k]) < np.inf else 1
-        while p < len(own) and example_ids[p] - begin == b:
-            own[p] = own[p] if bad == 0 else np.nan
+    p = first_pair
+    for b in range(len(sampled_scores)):
+        num_not_finite = 0
+        for k in range(sampled_scores.shape[1]):
+            num_not_finite += 0 if abs(sampled_scores[b, k]) < np.inf else 1
+        while p < len(label_scores) and example_ids[p] - first_example == b:
+            label_scores[p] = label_scores[p] if num_not_finite == 0 else np.nan
             p += 1
 
 
 @njit
-def pair_logits(pairs: Pairs, start: int, logits: Floats) -> None:
-    """Write logits (N, 1 + m) of pairs from `start` on: of the label, then of each draw.
+def write_pair_logits(pairs: Pairs, first_pair: int, logits: Floats) -> None:
+    """Write logits (N, 1 + m) of N pairs from `first_pair` on: the label's, then the draws'.
 
-    A draw that has no weight for a pair gets -inf. Rows of float32 are less their maximum.
+    Draws without weight for a pair get -inf. Rows of float32 have their maximum subtracted, which
+    keeps the digits of the differences.
     """
-    example_ids, drawn, log_counts = pairs.example_ids, pairs.drawn, pairs.log_counts
-    wide = np.empty(logits.shape[1])
+    example_ids = pairs.example_ids
+    sampled_scores = pairs.sampled_scores
+    log_counts = pairs.log_counts
+    row = np.empty(logits.shape[1])
     for i in range(len(logits)):
-        p = start + i
-        b = example_ids[p] - pairs.begin
-        row = b if len(log_counts) > 1 else 0
-        wide[0] = pairs.own[p]
-        for k in range(drawn.shape[1]):
-            wide[1 + k] = drawn[b, k] - log_counts[row, k]
+        p = first_pair + i
+        b = example_ids[p] - pairs.first_example
+        count_row = b if len(log_counts) > 1 else 0
+        row[0] = pairs.label_logits[p]
+        for k in range(sampled_scores.shape[1]):
+            row[1 + k] = sampled_scores[b, k] - log_counts[count_row, k]
         if has_draws(pairs, p):
-            leave_out(pairs, p, wide)
+            mask_hits(pairs, p, row)
         else:
-            wide[1:] = -np.inf
-        shift = greatest(wide) if logits.itemsize == 4 else 0.0
-        for k in range(len(wide)):
-            logits[i, k] = wide[k] - shift
+            row[1:] = -np.inf
+        shift = greatest(row) if logits.itemsize == 4 else 0.0
+        for k in range(len(row)):
+            logits[i, k] = row[k] - shift
 
 
 @njit_bare
 def has_draws(pairs: Pairs, p: int) -> bool:
-    """Tell whether any draws have weight for pair p."""
-    return not (pairs.once and p > 0 and pairs.example_ids[p - 1] == pairs.example_ids[p])
+    """Whether draws have weight for pair p."""
+    is_first = not (p > 0 and pairs.example_ids[p - 1] == pairs.example_ids[p])
+    return is_first or not pairs.counts_draws_once
 
 
 @njit_bare
 def keeps_hits(pairs: Pairs, p: int, q: int) -> bool:
-    """Tell whether draws of the label of pair q have weight for pair p of the same example."""
-    return pairs.keeps_own if q == p else pairs.keeps_others
+    """Whether draws of the label of pair q have weight for pair p of the same example."""
+    return pairs.keeps_label_hits if q == p else pairs.keeps_other_hits
 
 
 @njit_bare
-def leave_out(pairs: Pairs, p: int, row: FloatArray) -> None:
-    """Make -inf of those logits of draws that have no weight for a pair; row[0] is the label's."""
+def mask_hits(pairs: Pairs, p: int, row: FloatArray) -> None:
+    """Set logits of accidental hits without weight for pair p to -inf; row[0] is the label's."""
     example_ids = pairs.example_ids
     first, last = p, p + 1
-    if not pairs.keeps_others:  # then those of all labels of the example are asked for
+    if not pairs.keeps_other_hits:  # hits of all labels of the example are masked
         while first > 0 and example_ids[first - 1] == example_ids[p]:
             first -= 1
         while last < len(example_ids) and example_ids[last] == example_ids[p]:
@@ -457,59 +482,63 @@ def leave_out(pairs: Pairs, p: int, row: FloatArray) -> None:
 
 @njit
 def scatter_logit_gradients(
-    pairs: Pairs, start: int, d_logits: Floats, losses: FloatArray, d_own: Floats, d_drawn: Floats
+    pairs: Pairs,
+    first_pair: int,
+    d_logits: Floats,
+    losses: FloatArray,
+    d_labels: Floats,
+    d_sampled: Floats,
 ) -> None:
-    """Write the derivatives of the losses of examples, from those of N pairs from `start` on.
+    """Scatter derivatives in logits of N pairs, from `first_pair` on, to labels and draws.
 
-    `d_logits` (N, 1 + m) are derivatives of the `losses` (P,) of the pairs in their logits. Losses
-    are multiplied by what they weigh, `d_own` (P,) written, and sums, made in float64, written to
-    `d_drawn` (B, m), or added to those of earlier pairs.
+    `d_logits` (N, 1 + m) are the derivatives of the pairs' `losses` (P,), which are multiplied by
+    the label weights. Writes derivatives in label logits, `d_labels` (P,), and in sampled scores,
+    `d_sampled` (B, m), which are summed over the pairs of an example in float64.
     """
-    example_ids, own, label_weights, width = (
-        pairs.example_ids,
-        pairs.own,
-        pairs.label_weights,
-        d_logits.shape[1] - 1,
-    )
-    total = np.empty(width)  # float64, for labels of an example pull at a draw in turn
+    example_ids = pairs.example_ids
+    label_logits = pairs.label_logits
+    label_weights = pairs.label_weights
+    width = d_logits.shape[1] - 1
+    total = np.empty(width)  # float64: terms of several labels may cancel
     for i in range(len(d_logits)):
-        p = start + i
-        b = example_ids[p] - pairs.begin
+        p = first_pair + i
+        b = example_ids[p] - pairs.first_example
         label_weight = label_weights[p] if len(label_weights) > 0 else 1.0
-        losses[p] *= label_weight if abs(own[p]) < np.inf else np.nan
-        d_own[p] = label_weight * d_logits[i, 0]
-        begins = p == 0 or example_ids[p - 1] != example_ids[p]
-        ends = i + 1 == len(d_logits) or example_ids[p + 1] != example_ids[p]
-        if begins:
+        losses[p] *= label_weight if abs(label_logits[p]) < np.inf else np.nan
+        d_labels[p] = label_weight * d_logits[i, 0]
+        is_first = p == 0 or example_ids[p - 1] != example_ids[p]
+        is_last = i + 1 == len(d_logits) or example_ids[p + 1] != example_ids[p]
+        if is_first:
             for k in range(width):
                 total[k] = label_weight * d_logits[i, 1 + k]
         else:
             if i == 0:
                 for k in range(width):
-                    total[k] = d_drawn[b, k]
+                    total[k] = d_sampled[b, k]
             for k in range(width):
                 total[k] += label_weight * d_logits[i, 1 + k]
-        if ends:
+        if is_last:
             for k in range(width):
-                d_drawn[b, k] = total[k]
+                d_sampled[b, k] = total[k]
 
 
 @njit
 def reject_correction(m: int, hits: int, label_count: float) -> float:
-    """Return the correction of the draws' logits where `hits` of the m are the label, and left out.
+    """Return the correction of the draws' logits in scheme "reject", for `hits` of m draws.
 
-    The draws that are left are divided by their number, not by m, and their distribution is q given
-    that the class is not the label. A softmax is the same where the label's logit loses as much.
+    Accidental hits are discarded. The remaining draws come from q given that the class is not the
+    label, and are divided by their number in place of m. Subtracting the correction from the
+    label's logit gives the same softmax.
     """
-    # expm1: a label that is hardly ever drawn leaves nearly all of the m draws expected
+    # m (1 - q_t) by expm1: 1 - q_t loses no digits where q_t is near 1
     expected = -m * math.expm1(min(label_count - math.log(m), 0.0))
     return math.log(expected / (m - hits)) if expected > 0.0 and hits < m else 0.0
 
 
 @njit
 def reject_corrections(m: int, hits: IntArray, label_counts: FloatArray) -> FloatArray:
-    """Return `reject_correction` (P,) for each of `hits`, (P,) or (0,), and `label_counts` (P,)."""
-    gains = np.empty(len(label_counts))
-    for p in range(len(gains)):
-        gains[p] = reject_correction(m, hits[p] if len(hits) > 0 else 0, label_counts[p])
-    return gains
+    """Return `reject_correction` (P,) of `hits`, (P,) or (0,) for none, and `label_counts` (P,)."""
+    corrections = np.empty(len(label_counts))
+    for p in range(len(corrections)):
+        corrections[p] = reject_correction(m, hits[p] if len(hits) > 0 else 0, label_counts[p])
+    return corrections

@@ -1,7 +1,7 @@
-"""Other forms of the softmax loss: sums over the classes, of which a sum over draws has no bias.
+"""Forms of the softmax loss that are sums over classes, which draws estimate without bias.
 
 The softmax loss is the logarithm of a sum, and the logarithm of an unbiased estimate is biased.
-Here the logarithm goes first: one loss bounds it, the other brings in a number for each example.
+`OneVsEachLoss` bounds the logarithm; `DoubleSumLoss` replaces it by a variable for each example.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ class OneVsEachLoss(SampledLoss):
     r"""A bound of the softmax loss by pairs of the label and one other class.
 
     The bound is :math:`\sum_{j \ne t} \log(1 + e^{o_j - o_t})`. It is at least the softmax loss,
-    for :math:`\prod_j (1 + x_j) \ge 1 + \sum_j x_j`. With m draws :math:`s_i` from q the loss is
+    because :math:`\prod_j (1 + x_j) \ge 1 + \sum_j x_j`. With m draws :math:`s_i` from q it is
 
     .. math:: \sum_{i:\, s_i \ne t} \frac{\log(1 + e^{o_{s_i} - o_t})}{m \, q_{s_i}}
 
-    whose mean, and that of its gradient, are the bound's for every m, and every q that reaches all
-    classes.
+    Its mean, and the mean of its gradient, equal those of the bound for every m, and for every q
+    that is positive for all classes.
 
     Parameters
     ----------
     scheme : {"masked"}
-        Draws of the label are left out; draws that exclude it may be given as well.
+        Accidental hits are masked; draws that exclude the label are accepted too.
     **options
         Those of `samplesoft.losses.base.Loss`.
 
@@ -47,20 +47,20 @@ class OneVsEachLoss(SampledLoss):
 
     Notes
     -----
-    **When to take it.** With few draws from a proposal far from the softmax, where the bias of
-    sampled softmax hurts: no draw pulls harder than its weight :math:`1 / (m q_j)`, however far
-    above the label it scores. In ``figures/unbiased_training.py``, 20 uniform draws of 2,000
-    classes lead to a softmax loss of 3.26, and with sampled softmax to 5.31. With many draws, or
-    good ones, sampled softmax leads further, for this is another loss. Where scores are free, as
-    those of a table of contexts and classes, the minimum of the bound has logarithms of
-    probabilities too: each pair is a logistic regression, and all of them agree. Products of short
-    vectors are not free, and all n classes pull at them, not only those that compete with the
-    label.
+    **When to use it.** With few draws from a proposal far from the softmax, for which the bias of
+    sampled softmax is harmful. The gradient of a draw is at most its weight :math:`1 / (m q_j)`,
+    however far its score is above the label's. In ``figures/unbiased_training.py``, training with
+    20 uniform draws of 2,000 classes reaches a softmax loss of 3.26, with sampled softmax 5.31.
+    With many draws, or with a better proposal, sampled softmax reaches a lower loss, because this
+    bound is a different objective. For unconstrained scores, such as a table of contexts and
+    classes, the minimum of the bound also has log-probabilities as scores: all its logistic
+    regressions of pairs are consistent. Products of short vectors are constrained, and are affected
+    by all n classes, not only by those that compete with the label.
 
-    At equal scores the loss is :math:`(n - 1) \log 2`, not :math:`\log n`: gradients are longer
-    than those of a softmax, and learning rates smaller, there by 10 / n. The best q for the
-    gradient in h is in proportion to :math:`|c_j - c_t| / (1 + e^{o_t - o_j})`, flatter than the
-    softmax.
+    At equal scores the loss is :math:`(n - 1) \log 2`, not :math:`\log n`. Gradients are therefore
+    larger than those of a softmax, and learning rates should be smaller, in that figure by 10 / n.
+    The optimal q for the gradient in h is proportional to
+    :math:`|c_j - c_t| / (1 + e^{o_t - o_j})`, flatter than the softmax.
 
     References
     ----------
@@ -89,28 +89,28 @@ class OneVsEachLoss(SampledLoss):
 
 
 class DoubleSumLoss(SampledLoss):
-    r"""The softmax loss with a number u for each example, over which it is to be minimised too.
+    r"""The softmax loss with a log-sum u for each example as a further variable to minimise over.
 
-    As :math:`\log x = \min_u (u + x e^{-u} - 1)`, the softmax loss of an example is
+    Because :math:`\log x = \min_u (u + x e^{-u} - 1)`, the softmax loss of an example is
 
     .. math:: \min_u \; u + e^{-u} \Big(1 + \sum_{j \ne t} e^{o_j - o_t}\Big) - 1
 
-    and a sum over examples and classes is left to be minimised, with as many numbers u as there are
-    examples. Draws of j that weigh :math:`1 / (m q_j)` estimate it, and its gradient in contexts,
-    class vectors and u, without bias, for every m, and every q that reaches all classes. At the
-    best u, which is the softmax loss itself, the mean gradient is that of the full softmax.
+    The objective is a sum over examples and classes, with one u for each example. Draws of j with
+    weight :math:`1 / (m q_j)` estimate it without bias, as well as its gradient in contexts, class
+    vectors and u, for every m, and for every q that is positive for all classes. At the optimal u,
+    which is the softmax loss itself, the mean gradient is the gradient of the full softmax.
 
     With L the loss of `SampledSoftmaxLoss` on the same draws, the loss is
-    :math:`u + e^{L - u} - 1`, and its gradient that of L times :math:`e^{L - u}`: sampled softmax
-    is what is left if each draw chooses the best u for itself, and there its bias comes from.
+    :math:`u + e^{L - u} - 1`, and its gradient is that of L times :math:`e^{L - u}`. Sampled
+    softmax is this loss with u optimised for each draw, which is where its bias comes from.
 
     Parameters
     ----------
     slack : float
-        How far u may stay below a bound that the draws set it, at least 0; see Notes.
+        Distance that u may be below the lower bound that the draws give, at least 0; see Notes.
     **options
         Those of `samplesoft.losses.base.Loss`, with one label for each example; ``scheme`` is
-        ``"masked"``: draws of the label are left out. Draws that exclude it may be given as well.
+        ``"masked"``: accidental hits are masked. Draws that exclude the label are accepted too.
 
     Raises
     ------
@@ -119,27 +119,26 @@ class DoubleSumLoss(SampledLoss):
 
     Notes
     -----
-    **U-max** [2]_. Where u is far too low, :math:`e^{-u}` makes gradients explode. But the best u
-    is at least :math:`\log(1 + e^{o_j - o_t})` for every j. Where u is lower by more than `slack`
-    than this bound for the draw that scores highest, `forward` raises it to the bound, so that no
-    draw pulls harder than :math:`e^{\text{slack}}` times its weight. The raised u are
-    ``cache.batch.log_sums``; value and gradients are those at them. A raise goes towards the best
-    u, and not beyond it: it lowers what is minimised, whatever was drawn, and the step after it
-    descends the same sum, from there. But as the draws decide on it, a mean over draws is free of
-    bias only where none of them raises u: once it is within `slack` of the bound for the highest
-    score of all, as the best u is.
+    **U-max** [2]_. If u is far too low, the factor :math:`e^{-u}` makes gradients explode. The
+    optimal u is at least :math:`\log(1 + e^{o_j - o_t})` for every j. If u is more than `slack`
+    below this bound for the highest-scoring draw, `forward` raises it to the bound, which limits
+    the gradient of a draw to :math:`e^{\text{slack}}` times its weight. Raised values are in
+    ``cache.batch.log_sums``; value and gradients are computed at them. Raising never overshoots the
+    optimal u. It lowers the objective for any draws, and the next step continues from there. But it
+    depends on the draws, so that means over draws are unbiased only if no draw raises u: that is,
+    once u is within `slack` of the bound for the highest score of all, as the optimal u is.
 
-    **Steps of u.** ``u -= rate * d`` is a step of gradient descent, d being the derivative of the
-    example's own loss, which is at most 1, but may be very low. ``u += log1p(-rate * d)`` begins
-    like it, and takes the mean of :math:`e^u` and :math:`e^L` with weights 1 - rate and rate: a
-    rare draw that weighs a lot does not throw u off for good.
+    **Steps of u.** ``u -= rate * d`` is a step of gradient descent, with d the derivative of the
+    example's loss, which is at most 1 but may be very negative. ``u += log1p(-rate * d)`` agrees
+    with it to first order, and replaces :math:`e^u` by the mean of :math:`e^u` and :math:`e^L` with
+    weights 1 - rate and rate: a rare draw with a large weight does not displace u permanently.
 
-    **When to take it.** Where examples come back often, so that u can follow the vectors, and
-    sampled softmax has a bias that does not average out. A stale u makes the mean gradient of an
-    example too long or too short by :math:`e^{u^* - u}`, and turns it nowhere. The variance is that
-    of a plain importance estimate, which grows with the largest :math:`e^{o_j} / q_j`, where
-    sampled softmax has its draws' own sum to keep it in bounds. It is below that of
-    `MultilevelLoss` for few draws; see ``figures/unbiased.py``.
+    **When to use it.** If examples recur often, so that u can track the vectors, and the bias of
+    sampled softmax does not average out. A stale u multiplies the mean gradient of an example by
+    :math:`e^{u^* - u}`, and does not change its direction. The variance equals that of an
+    importance estimate, which grows with the largest :math:`e^{o_j} / q_j`; sampled softmax is
+    limited by the sum of its draws. For few draws it is below the variance of `MultilevelLoss`; see
+    ``figures/unbiased.py``.
 
     References
     ----------
@@ -156,13 +155,13 @@ class DoubleSumLoss(SampledLoss):
     >>> h, rows, labels = np.eye(6), np.zeros((6, 6)), np.array([1, 2, 3, 4, 5, 0])
     >>> loss, sampler, u = DoubleSumLoss(), UniformSampler(6), np.full(6, np.log(6))
     >>> for step in range(600):
-    ...     some = np.random.default_rng(step).permutation(6)[:3]
-    ...     draw = sampler.sample(h[some], 2, rng=step)
-    ...     value, cache = loss.forward(h[some], rows, labels[some], draw, log_sums=u[some])
+    ...     batch = np.random.default_rng(step).permutation(6)[:3]
+    ...     draw = sampler.sample(h[batch], 2, rng=step)
+    ...     value, cache = loss.forward(h[batch], rows, labels[batch], draw, log_sums=u[batch])
     ...     gradients = loss.backward(cache)
     ...     rows[gradients.dW.ids] -= 0.3 * gradients.dW.rows
-    ...     own = 3 * gradients.d_log_sums  # of each example; the loss is the mean of three
-    ...     u[some] = cache.batch.log_sums + np.log1p(-0.2 * own)
+    ...     d = 3 * gradients.d_log_sums  # of the example's loss; the value is the mean of three
+    ...     u[batch] = cache.batch.log_sums + np.log1p(-0.2 * d)
     >>> FullSoftmaxLoss().forward(h, rows, labels)[0] < 0.1
     True
     """
@@ -194,16 +193,16 @@ class DoubleSumLoss(SampledLoss):
         labels : array_like of int, shape (B,)
             One label for each example.
         log_sums : array_like, shape (B,)
-            The number u of each example of the batch; it must be given. To begin with, ``log(n)``
-            suits scores that are nearly equal.
+            The variable u of each example of the batch; required. ``log(n)`` is a good initial
+            value if scores are nearly equal.
 
         Returns
         -------
         value : float or ndarray of float64, shape (B,)
             The loss.
         cache : Cache
-            For `backward`, which returns ``d_log_sums`` too. Its ``batch.log_sums`` are the u that
-            were computed with, some of them raised.
+            For `backward`, which also returns ``d_log_sums``. Its ``batch.log_sums`` are the values
+            of u used, some of them raised.
 
         Raises
         ------
@@ -237,41 +236,40 @@ class DoubleSumLoss(SampledLoss):
             )
         losses, saved = super()._forward(batch, draw, label_log_count)
         assert draw is not None
-        # a draw's derivative is its share of the estimated sum: exp(o_j - o_t) / (m q_j) of
-        # exp(losses)
+        # a draw's derivative is its fraction of the sum: exp(o_j - o_t) / (m q_j) / exp(loss)
         with np.errstate(divide="ignore"):
-            shares = np.log(np.abs(saved[2])) + draw.log_expected_count
-        least = np.logaddexp(0.0, losses + shares.max(axis=1))
-        np.copyto(sums, least, where=sums < least - self.slack)
+            log_draw_ratios = np.log(np.abs(saved[2])) + draw.log_expected_count
+        lower_bounds = np.logaddexp(0.0, losses + log_draw_ratios.max(axis=1))
+        np.copyto(sums, lower_bounds, where=sums < lower_bounds - self.slack)
         gaps = losses - sums
         return sums + np.expm1(gaps), (saved, gaps)
 
     def _backward(self, batch: Batch, saved: Any, weights: FloatArray) -> Gradients:
-        of_softmax, gaps = saved
-        found = super()._backward(batch, of_softmax, weights * np.exp(gaps))
-        return replace(found, d_log_sums=-weights * np.expm1(gaps))
+        saved_softmax, gaps = saved
+        gradients = super()._backward(batch, saved_softmax, weights * np.exp(gaps))
+        return replace(gradients, d_log_sums=-weights * np.expm1(gaps))
 
     def _terms_of(self, draw: Draw, num_classes: int) -> Terms:
-        return Terms(softmax_terms, of_differences=True)
+        return Terms(softmax_terms, shift_invariant=True)
 
 
 @njit
 def one_vs_each_terms(logits: FloatArray, losses: FloatArray, weights: FloatArray) -> None:
-    """Write sums of weights (P, m) times ``log(1 + exp(logit - label's))``, and their gradients.
+    """Write sums (P,) of weights (P, m) times ``log(1 + exp(logit - label_logit))``.
 
-    Logits (P, 1 + m) have the label's in column 0, and become the gradients; losses are (P,).
+    Overwrites logits (P, 1 + m), with the label's in column 0, by the gradients.
     """
     width = logits.shape[1]
     for b in range(len(logits)):
-        own = logits[b, 0]
+        label_logit = logits[b, 0]
         for k in range(width):
-            logits[b, k] -= own
+            logits[b, k] -= label_logit
     small, large = np.empty(logits.size), np.empty(logits.size)
     softplus(logits.reshape(-1), small, large)
     for b in range(len(logits)):
         losses[b] = 0.0
         for k in range(1, width):
-            weight, place = weights[b, k - 1], b * width + k
-            losses[b] += weight * (large[place] + small[place])
+            weight, index = weights[b, k - 1], b * width + k
+            losses[b] += weight * (large[index] + small[index])
             logits[b, k] *= weight
         logits[b, 0] = -total(logits[b, 1:])

@@ -1,4 +1,4 @@
-"""Context and class vectors: checked, divided by their norms, and the gradient of that."""
+"""Validation and normalisation of context and class vectors, and its gradient."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from samplesoft.samplers.base import Rows
 
 
 def check_class_embeddings(value: object) -> Rows:
-    """Return class vectors (n, d) in C order; large arrays are not read for finiteness here."""
+    """Return class vectors (n, d) in C order; finiteness is not checked here."""
     return cpu.shaped_rows("class_embeddings", value)
 
 
 def require_finite_rows(rows: Rows, first: int = 0) -> None:
-    """Raise for class vectors (r, d) that are not finite; `first` is the class of the first."""
-    if isinstance(rows, DistantRows):  # whose optimizers have looked at each change
+    """Raise if class vectors (r, d) are not finite; row 0 is the class `first`."""
+    if isinstance(rows, DistantRows):  # their optimizers check every update
         return
     with np.errstate(over="ignore", invalid="ignore"):
-        if np.isfinite(rows.sum()):  # one pass and no array; look at each where it overflows
+        if np.isfinite(rows.sum()):  # one pass without an array; if the sum overflows, check each
             return
     finite = np.isfinite(rows).all(axis=1)
     if not finite.all():

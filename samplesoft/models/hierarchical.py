@@ -15,7 +15,7 @@ from samplesoft._validation import FloatArray, IntArray, as_float_rows
 from samplesoft.kernels.products import product, products
 from samplesoft.kernels.sort_ids import count_below
 from samplesoft.kernels.weights import exp_weights
-from samplesoft.losses.hierarchical import ClassTree, HierarchicalLoss, Workspace, workspace_of
+from samplesoft.losses.hierarchical import ClassTree, HierarchicalLoss, Workspace, make_workspace
 from samplesoft.losses.vectors import require_finite_rows
 from samplesoft.metrics.evaluation import Evaluation, count_labels_by_position, make_evaluation
 from samplesoft.models.softmax_layer import SoftmaxLayer
@@ -146,7 +146,7 @@ class HierarchicalSoftmax(SoftmaxLayer):
         ids, logs = np.empty((len(z), k), np.int64), np.empty((len(z), k))
 
         def work(part: slice) -> None:
-            workspace = workspace_of(tree, z)
+            workspace = make_workspace(tree, z)
             for b in range(part.start, part.stop):
                 without = unwanted[bounds[b] : bounds[b + 1]]
                 _search(

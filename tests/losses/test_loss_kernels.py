@@ -12,16 +12,16 @@ from samplesoft.kernels.exponential import log1p_to
 from samplesoft.kernels.sort_ids import equal_runs
 from samplesoft.kernels.weights import greatest, total
 from samplesoft.losses.bilateral import bilateral_terms
-from samplesoft.losses.differentiate import by_merged, by_rows
+from samplesoft.losses.differentiate import make_merged_differentiator, make_row_differentiator
 from samplesoft.losses.logistic import logistic_terms, merge_softplus
-from samplesoft.losses.sampled import merge_exponentials, softmax_terms, weigh
+from samplesoft.losses.sampled import exp_in_place, merge_exponentials, softmax_terms
 from samplesoft.losses.step import (
     Pairs,
-    are_drawable,
-    find_hits,
+    are_valid_draws,
+    find_accidental_hits,
     nan_where_not_finite,
-    pair_logits,
     scatter_logit_gradients,
+    write_pair_logits,
 )
 
 INF = np.inf
@@ -57,7 +57,7 @@ def test_maximum_and_sum_of_rows_of_any_length(size):
 
 def test_weights_of_what_is_masked_or_too_small_are_zero():
     x = np.array([0.0, -1.0, -700.0, -746.0, -1e300, -INF])
-    weigh(x)
+    exp_in_place(x)
     np.testing.assert_allclose(x, [1.0, np.exp(-1.0), np.exp(-700.0), 0.0, 0.0, 0.0], rtol=1e-15)
 
 
@@ -125,11 +125,12 @@ def test_a_masked_draw_has_exactly_no_part_in_logistic_regression():
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
 @pytest.mark.parametrize(
-    ("keeps_own", "keeps_others", "once"), list(itertools.product([0, 1], repeat=3))
+    ("keeps_label_hits", "keeps_other_hits", "counts_draws_once"),
+    list(itertools.product([0, 1], repeat=3)),
 )
-def test_corrections_and_hits(dtype, shared, keeps_own, keeps_others, once):
+def test_corrections_and_hits(dtype, shared, keeps_label_hits, keeps_other_hits, counts_draws_once):
     rng = np.random.default_rng(0)
-    own, drawn = rng.normal(size=4), rng.normal(size=(3, 4)).astype(dtype)
+    label_logits, sampled_scores = rng.normal(size=4), rng.normal(size=(3, 4)).astype(dtype)
     example_ids, labels = np.array([0, 1, 1, 2]), np.array([1, 2, 0, 3])
     ids = (
         np.array([[1, 2, 1, 0]]) if shared else np.array([[1, 2, 1, 0], [2, 2, 2, 2], [0, 1, 0, 1]])
@@ -137,35 +138,42 @@ def test_corrections_and_hits(dtype, shared, keeps_own, keeps_others, once):
     log_counts = rng.normal(size=ids.shape)
     places = np.concatenate([labels, ids.ravel()])
     _, _, order, starts = equal_runs(places, 4)
-    first, last, columns = find_hits(labels, example_ids, order, starts, 4, shared)
+    first, last, columns = find_accidental_hits(labels, example_ids, order, starts, 4, shared)
     for p in range(4):
         wanted = np.flatnonzero(ids[0 if shared else example_ids[p]] == labels[p])
         assert columns[first[p] : last[p]].tolist() == wanted.tolist()
     pairs = Pairs(
-        own=own,
-        drawn=drawn,
+        label_logits=label_logits,
+        sampled_scores=sampled_scores,
         log_counts=log_counts,
         example_ids=example_ids,
-        begin=0,
+        first_example=0,
         label_weights=np.ones(4),
         hit_starts=first,
         hit_stops=last,
         hit_columns=columns,
-        keeps_own=bool(keeps_own),
-        keeps_others=bool(keeps_others),
-        once=bool(once),
+        keeps_label_hits=bool(keeps_label_hits),
+        keeps_other_hits=bool(keeps_other_hits),
+        counts_draws_once=bool(counts_draws_once),
     )
     logits = np.empty((4, 5))
-    pair_logits(pairs, 0, logits)
+    write_pair_logits(pairs, 0, logits)
     every = np.broadcast_to(ids, (3, 4))[example_ids]
-    wanted = (drawn.astype(float) - log_counts)[example_ids]
+    wanted = (sampled_scores.astype(float) - log_counts)[example_ids]
     for p, k in np.ndindex(4, 4):
         is_own = every[p, k] == labels[p]
         is_other = not is_own and every[p, k] in labels[example_ids == example_ids[p]]
-        if is_own and not keeps_own or is_other and not keeps_others or once and p == 2:
+        if (
+            is_own
+            and not keeps_label_hits
+            or is_other
+            and not keeps_other_hits
+            or counts_draws_once
+            and p == 2
+        ):
             wanted[p, k] = -INF
-    np.testing.assert_array_equal(logits, np.column_stack([own, wanted]))
-    pair_logits(pairs, 2, logits[:2])  # of a part of the pairs
+    np.testing.assert_array_equal(logits, np.column_stack([label_logits, wanted]))
+    write_pair_logits(pairs, 2, logits[:2])  # of a part of the pairs
     np.testing.assert_array_equal(logits[:2], logits[2:])
 
 
@@ -195,105 +203,110 @@ def test_rows_without_weight_merge_to_nothing(merge):
 
 
 def pairs_without_hits(**arrays):
-    none = np.zeros(len(arrays["own"]), np.int64)
+    none = np.zeros(len(arrays["label_logits"]), np.int64)
     return Pairs(
         **arrays,
-        begin=0,
+        first_example=0,
         hit_starts=none,
         hit_stops=none,
         hit_columns=none,
-        keeps_own=False,
-        keeps_others=True,
-        once=False,
+        keeps_label_hits=False,
+        keeps_other_hits=True,
+        counts_draws_once=False,
     )
 
 
 def test_slopes_of_pairs_become_those_of_examples():
     slopes = np.arange(12.0).reshape(4, 3)
     pairs = pairs_without_hits(
-        own=np.array([0.0, np.nan, 0.0, INF]),
-        drawn=np.zeros((3, 2)),
+        label_logits=np.array([0.0, np.nan, 0.0, INF]),
+        sampled_scores=np.zeros((3, 2)),
         log_counts=np.zeros((1, 2)),
         example_ids=np.array([0, 1, 1, 2]),
         label_weights=np.array([1.0, 0.25, 0.75, 1.0]),
     )
-    losses, d_own, d_drawn = np.ones(4), np.empty(4), np.full((3, 2), np.nan)
+    losses, d_labels, d_sampled = np.ones(4), np.empty(4), np.full((3, 2), np.nan)
     for part in (slice(0, 2), slice(2, 4)):  # pairs of an example may come in turn
-        scatter_logit_gradients(pairs, part.start, slopes[part], losses, d_own, d_drawn)
+        scatter_logit_gradients(pairs, part.start, slopes[part], losses, d_labels, d_sampled)
     np.testing.assert_array_equal(losses, [1.0, np.nan, 0.75, np.nan])
-    np.testing.assert_array_equal(d_own, [0.0, 0.75, 4.5, 9.0])
-    np.testing.assert_array_equal(d_drawn, [[1.0, 2.0], [6.25, 7.25], [10.0, 11.0]])
+    np.testing.assert_array_equal(d_labels, [0.0, 0.75, 4.5, 9.0])
+    np.testing.assert_array_equal(d_sampled, [[1.0, 2.0], [6.25, 7.25], [10.0, 11.0]])
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["compiled", "NumPy"])
-@pytest.mark.parametrize("once", [False, True])
+@pytest.mark.parametrize("counts_draws_once", [False, True])
 @pytest.mark.parametrize(
-    ("keeps_own", "keeps_others"), [*itertools.product([False, True], repeat=2)]
+    ("keeps_label_hits", "keeps_other_hits"), [*itertools.product([False, True], repeat=2)]
 )
 @pytest.mark.parametrize(
-    ("terms", "merge", "numbers"),
+    ("terms", "merge", "parameters"),
     [(softmax_terms, merge_exponentials, ()), (logistic_terms, merge_softplus, (1.0,))],
 )
 def test_merged_draws_differentiate_as_rows_do(
-    terms, merge, numbers, keeps_own, keeps_others, once, plain
+    terms, merge, parameters, keeps_label_hits, keeps_other_hits, counts_draws_once, plain
 ):
     """Of examples with one label, several, and draws all of which are labels."""
     rng = np.random.default_rng(0)
     example_ids, labels = np.array([0, 1, 1, 1, 2, 2]), np.array([1, 0, 2, 4, 3, 1])
     ids = np.array([[1, 2, 1, 0, 3], [5, 2, 0, 2, 4], [3, 3, 1, 1, 3]])
     _, _, order, starts = equal_runs(np.concatenate([labels, ids.ravel()]), 6)
-    first, last, columns = find_hits(labels, example_ids, order, starts, 5, False)
+    first, last, columns = find_accidental_hits(labels, example_ids, order, starts, 5, False)
     pairs = Pairs(
-        own=rng.normal(size=6),
-        drawn=rng.normal(size=(3, 5)),
+        label_logits=rng.normal(size=6),
+        sampled_scores=rng.normal(size=(3, 5)),
         log_counts=rng.normal(size=(3, 5)),
         example_ids=example_ids,
-        begin=0,
+        first_example=0,
         label_weights=rng.random(6),
         hit_starts=first,
         hit_stops=last,
         hit_columns=columns,
-        keeps_own=keeps_own,
-        keeps_others=keeps_others,
-        once=once,
+        keeps_label_hits=keeps_label_hits,
+        keeps_other_hits=keeps_other_hits,
+        counts_draws_once=counts_draws_once,
     )
     found = []
     if plain:
         terms, merge = terms.py_func, merge.py_func
-    apart = keeps_own or keeps_others
-    for function in (by_rows(terms, False), by_merged(terms, merge, apart)):
-        losses, d_own, d_drawn = np.empty(6), np.empty(6), np.empty((3, 5))
+    separate_hits = keeps_label_hits or keeps_other_hits
+    for function in (
+        make_row_differentiator(terms, False),
+        make_merged_differentiator(terms, merge, separate_hits),
+    ):
+        losses, d_labels, d_sampled = np.empty(6), np.empty(6), np.empty((3, 5))
         room, no_weights = np.empty(4 * 6), np.empty((0, 0))
-        function(pairs, 0, 6, numbers, no_weights, room, losses, d_own, d_drawn)
-        found.append(np.concatenate([losses, d_own, d_drawn.ravel()]))
+        function(pairs, 0, 6, parameters, no_weights, room, losses, d_labels, d_sampled)
+        found.append(np.concatenate([losses, d_labels, d_sampled.ravel()]))
     np.testing.assert_allclose(found[1], found[0], rtol=1e-13, atol=1e-15)
 
 
 def test_rows_of_float32_keep_the_digits_of_their_differences():
     """Of log-probabilities near -700, float32 alone would keep four."""
-    drawn, log_counts = np.float32([[1.0, 1.5, 2.0]]), np.full((1, 3), -700.0)
+    sampled_scores, log_counts = np.float32([[1.0, 1.5, 2.0]]), np.full((1, 3), -700.0)
     pairs = pairs_without_hits(
-        own=np.ones(1),
-        drawn=drawn,
+        label_logits=np.ones(1),
+        sampled_scores=sampled_scores,
         log_counts=log_counts,
         example_ids=np.zeros(1, np.int64),
         label_weights=np.ones(1),
     )
     logits = np.empty((1, 4), np.float32)
-    pair_logits(pairs, 0, logits)
+    write_pair_logits(pairs, 0, logits)
     np.testing.assert_array_equal(logits, [[-701.0, -1.0, -0.5, 0.0]])
 
 
 def test_scores_that_are_not_finite_void_the_pairs_of_their_example():
-    own, example_ids = np.ones(4), np.array([0, 1, 1, 2])
-    nan_where_not_finite(own, np.array([[1.0, 2.0], [-INF, 0.0], [0.0, np.nan]]), example_ids, 0, 0)
-    np.testing.assert_array_equal(own, [1.0, np.nan, np.nan, np.nan])
+    label_logits, example_ids = np.ones(4), np.array([0, 1, 1, 2])
+    nan_where_not_finite(
+        label_logits, np.array([[1.0, 2.0], [-INF, 0.0], [0.0, np.nan]]), example_ids, 0, 0
+    )
+    np.testing.assert_array_equal(label_logits, [1.0, np.nan, np.nan, np.nan])
 
 
 def test_what_can_be_drawn():
     ids, counts = np.array([[0, 4], [2, 3]]), np.array([[-1e300, 0.0], [3.0, -2.0]])
-    assert are_drawable(ids, counts, 5) and not are_drawable(ids, counts, 4)
-    assert not are_drawable(ids - 1, counts, 5)
+    assert are_valid_draws(ids, counts, 5) and not are_valid_draws(ids, counts, 4)
+    assert not are_valid_draws(ids - 1, counts, 5)
     for value in (np.nan, INF, -INF):
         counts[1, 0] = value
-        assert not are_drawable(ids, counts, 5)
+        assert not are_valid_draws(ids, counts, 5)

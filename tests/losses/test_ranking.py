@@ -112,7 +112,7 @@ def test_the_formulas_notice_wrong_losses():
     class Counted(WARPLoss):
         def _terms(self, logits, losses):
             logits[:, 1:] = np.where(np.isinf(logits[:, 1:]), -1e9, logits[:, 1:])
-            self.right.kernel(logits, losses, *self.right.numbers)
+            self.right.kernel(logits, losses, *self.right.parameters)
 
         def _terms_of(self, draw, num_classes):
             self.right = super()._terms_of(draw, num_classes)

@@ -35,7 +35,7 @@ def case(n=23, d=5, batch=11, seed=0):
 @pytest.fixture(params=[1, 2, 7, 23])
 def block_size(request, monkeypatch):
     monkeypatch.setattr(full, "_LEAST_CLASSES", request.param)
-    monkeypatch.setattr(full, "_BLOCK_NUMBERS", 1)
+    monkeypatch.setattr(full, "_BLOCK_SCORES", 1)
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 1000])

@@ -40,9 +40,9 @@ class LossSettings(NamedTuple):
     tau: float
     normalize: bool
     absolute: bool
-    keeps_own: bool
-    keeps_others: bool
-    once: bool
+    keeps_label_hits: bool
+    keeps_other_hits: bool
+    counts_draws_once: bool
 
 
 class StepClasses(NamedTuple):
@@ -166,7 +166,7 @@ def arrange(
     batch = min(batch_size, num_examples)
     return StepBlock(
         loss=loss,
-        loss_parameters=draws.terms.numbers,
+        loss_parameters=draws.terms.parameters,
         batch_size=batch_size,
         width=width,
         example_weights=example_weights,

@@ -24,14 +24,14 @@ import numpy as np
 from samplesoft._jit import meet, njit_bare
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels.rows import add_row, divide_by_norms, unit_gradient, weighted_rows
-from samplesoft.losses.differentiate import named
-from samplesoft.losses.sampled import CHUNK_NUMBERS, Terms
+from samplesoft.losses.differentiate import name_after_kernels
+from samplesoft.losses.sampled import CHUNK_LOGITS, Terms
 from samplesoft.losses.step import (
     Pairs,
-    add_labels,
+    add_label_context_gradients,
     class_gradients_of_draws,
     context_gradients_of_draws,
-    gather,
+    gather_rows,
     nan_where_not_finite,
     score_draws,
     score_labels,
@@ -89,7 +89,7 @@ def worker_workspace(steps: StepBlock, terms: Terms) -> WorkerWorkspace:
         product=np.empty(max(most_rows * dim, BLOCK_EXAMPLES * steps.width), dtype),
         drawn=np.empty(BLOCK_EXAMPLES * num_logits, logit_dtype),
         d_drawn=np.empty(BLOCK_EXAMPLES * num_logits, logit_dtype),
-        logits=np.empty(max(CHUNK_NUMBERS, 3 * (2 + num_logits))),
+        logits=np.empty(max(CHUNK_LOGITS, 3 * (2 + num_logits))),
     )
 
 
@@ -286,7 +286,7 @@ def make_updater(rows_kernel: Kernel) -> Kernel:
             rows_kernel(ids, gradient, trained.rows, trained.states, hyper_parameters)
         return num_refused
 
-    return njit_bare(named(update_rows, rows_kernel))
+    return njit_bare(name_after_kernels(update_rows, rows_kernel))
 
 
 # the runner ---------------------------------------------------------------------------------------
@@ -327,7 +327,7 @@ def make_runner(differentiate: Kernel, update_rows: Kernel, draws_are_classes: b
             # 1. class vectors
             for first in range(worker * width, num_classes, workers * width):
                 last = min(first + width, num_classes)
-                gather(
+                gather_rows(
                     classes.ids[s, first:last],
                     updates.classes.rows,
                     loss.normalize,
@@ -393,18 +393,18 @@ def make_runner(differentiate: Kernel, update_rows: Kernel, draws_are_classes: b
 
                 differentiate(
                     Pairs(
-                        own=shared.d_labels,
-                        drawn=drawn,
+                        label_logits=shared.d_labels,
+                        sampled_scores=drawn,
                         log_counts=classes.log_counts[s : s + 1],
                         example_ids=pairs.example_ids,
-                        begin=here,
+                        first_example=here,
                         label_weights=pairs.weights,
                         hit_starts=hits.starts,
                         hit_stops=hits.stops,
                         hit_columns=hits.columns,
-                        keeps_own=loss.keeps_own,
-                        keeps_others=loss.keeps_others,
-                        once=loss.once,
+                        keeps_label_hits=loss.keeps_label_hits,
+                        keeps_other_hits=loss.keeps_other_hits,
+                        counts_draws_once=loss.counts_draws_once,
                     ),
                     begin_pairs,
                     end_pairs,
@@ -439,7 +439,7 @@ def make_runner(differentiate: Kernel, update_rows: Kernel, draws_are_classes: b
                 context_gradients_of_draws(
                     stored, shared.class_vectors, num_drawn, width, d_embedded, local.product
                 )
-                add_labels(
+                add_label_context_gradients(
                     shared.d_labels,
                     shared.class_vectors,
                     pairs.classes,
@@ -514,4 +514,4 @@ def make_runner(differentiate: Kernel, update_rows: Kernel, draws_are_classes: b
 
     if not draws_are_classes:
         run.__name__ = "run_of_draws"
-    return njit_bare(named(run, differentiate, update_rows))
+    return njit_bare(name_after_kernels(run, differentiate, update_rows))

@@ -11,7 +11,7 @@ from samplesoft._jit import num_threads, run_in_lockstep
 from samplesoft._limits import quiet
 from samplesoft._validation import FloatArray
 from samplesoft.losses.base import Loss, check_targets
-from samplesoft.losses.differentiate import by_merged, by_rows
+from samplesoft.losses.differentiate import make_merged_differentiator, make_row_differentiator
 from samplesoft.losses.sampled import SampledLoss, Terms
 from samplesoft.models.linear_softmax import LinearSoftmax
 from samplesoft.optimizers.base import Optimizer
@@ -100,17 +100,17 @@ def take_steps(
     )
     updates = _updates_of(optimizer, model, num_steps)
     if terms.merge is None:
-        differentiate = by_rows(terms.kernel, terms.weighs_draws)
+        differentiate = make_row_differentiator(terms.kernel, terms.weighs_draws)
     else:
-        keeps_hits = settings.keeps_own or settings.keeps_others
-        differentiate = by_merged(terms.kernel, terms.merge, keeps_hits)
+        keeps_hits = settings.keeps_label_hits or settings.keeps_other_hits
+        differentiate = make_merged_differentiator(terms.kernel, terms.merge, keeps_hits)
     merges = terms.merge is not None and terms.adds_exponentials
     run = make_runner(
         differentiate, make_updater(optimizer._kernel), merges and not settings.absolute
     )
     _run_on_threads(run, steps, updates, terms, draws.ids.shape[1])
     if isinstance(loss, SampledLoss):
-        loss.require_draws(steps.losses)
+        loss.require_usable_draws(steps.losses)
     first_examples = batch_size * np.arange(num_steps)
     means: FloatArray = np.add.reduceat(steps.losses * example_weights, first_examples)
     if steps.diverged.any() or not np.isfinite(means).all():
@@ -123,16 +123,16 @@ def take_steps(
 def _settings_of(loss: Loss) -> LossSettings:
     """Return how scores are made, and which draws have weight for which labels."""
     draws_label = isinstance(loss, SampledLoss) and loss.properties.draws_label
-    keeps_others = not loss.mask_other_labels
+    keeps_other_hits = not loss.mask_other_labels
     # each label alone against the draws, which then have weight once: all hits are kept, or none
-    once = loss.label_reduction == "ova"
+    counts_draws_once = loss.label_reduction == "ova"
     return LossSettings(
         tau=loss.tau,
         normalize=loss.normalize,
         absolute=loss.absolute,
-        keeps_own=draws_label and (keeps_others or not once),
-        keeps_others=keeps_others and (draws_label or not once),
-        once=once,
+        keeps_label_hits=draws_label and (keeps_other_hits or not counts_draws_once),
+        keeps_other_hits=keeps_other_hits and (draws_label or not counts_draws_once),
+        counts_draws_once=counts_draws_once,
     )
 
 
