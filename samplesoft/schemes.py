@@ -1,8 +1,8 @@
 """Schemes: how the drawn classes become a sum S in place of the partition function.
 
-The exact bias, Monte Carlo, the losses, `verify` and the command line all ask a `Scheme` for its
-properties; none of them knows a scheme by its name. A new scheme that these properties describe is
-an entry in `SCHEMES`.
+The exact bias, Monte Carlo, the losses, `verify` and the command line read the properties of a
+`Scheme`; none of them compares names. A new scheme that these properties describe is one more entry
+in `SCHEMES`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from samplesoft._validation import as_choice, as_flag
 
 _BASES = ("none", "plain", "corrected")
 _HITS = ("absent", "masked", "counted", "kept")
-# The hits with which each base has an exact bias. With others S has the label twice or never, or
-# its mass is divided by m and that of the draws by K: no estimate of the partition function.
-_EXACT = {
+# For each base, the values of `hits` that have an exact bias. With the others, S counts the label
+# twice or never, or divides its mass by m and the draws by K. Such an S does not estimate the
+# partition function.
+_HITS_WITH_EXACT_BIAS = {
     "none": ("kept",),
     "plain": ("absent", "masked", "counted"),
     "corrected": ("masked", "kept"),
@@ -31,20 +32,20 @@ class Scheme:
 
     With ``e = exp(o)``, t the label, q the proposal and m the number of draws, the loss of one
     example is ``log S`` minus the label's logit, and S is a base mass for the label plus a weight
-    for each draw. ``hits`` are draws of the label.
+    for each draw. Accidental hits, ``hits`` for short, are draws of the label.
 
     Attributes
     ----------
     name : str
         Its name in messages, and its key in `SCHEMES`.
     formula : str
-        S in one line; ``qn`` is q given "not the label", K the number of draws that are kept.
+        S in one line; ``qn`` is q given "not the label", K the number of accepted draws.
     base : {"none", "plain", "corrected"}
-        The label's own mass in S: 0, ``e_t``, or ``e_t / (m q_t)``, in which its logit has lost
-        the log of its expected number of draws, as the logits of draws have.
+        The base mass of the label in S: 0, ``e_t``, or ``e_t / (m q_t)``. The last subtracts the
+        log of the expected number of draws from the label's logit, as from the logits of draws.
     hits : {"absent", "masked", "counted", "kept"}
-        What becomes of draws of the label. ``"absent"``: they do not occur. ``"masked"``: they have
-        no weight. ``"counted"``: they have none, and the others are divided by their own number K
+        Treatment of accidental hits. ``"absent"``: they do not occur. ``"masked"``: their weight is
+        0. ``"counted"``: their weight is 0, and the other draws are divided by their number K
         in place of m. ``"kept"``: they count like any other draw.
     corrects_draws : bool
         Whether a draw of class j weighs ``e_j / (m q_j)``; if not, ``e_j``.
@@ -54,9 +55,9 @@ class Scheme:
     jackknife : bool
         Whether the loss is the jackknife of log S, which leaves out each draw in turn.
     distinct : bool
-        Whether the m draws are without replacement: in turn, in proportion to q among the classes
-        that are left. What a draw is corrected by, with replacement its mean number ``m q_j``, is
-        then the probability that the set holds the class.
+        Whether the m draws are without replacement: in turn, in proportion to q among the remaining
+        classes. The correction of a draw is then the probability that the set contains its class,
+        in place of the expected number of draws ``m q_j``.
 
     Raises
     ------
@@ -88,7 +89,7 @@ class Scheme:
             as_flag(name, getattr(self, name))
         as_choice("base", self.base, _BASES)
         as_choice("hits", self.hits, _HITS)
-        # properties that contradict each other; what merely has no formula is `has_exact_bias`
+        # contradictory properties; a consistent scheme without a formula fails `has_exact_bias`
         if self.corrects_label and self.excludes_label:
             raise ValueError(
                 "`hits` must not be 'absent' where `base` is 'corrected', for the expected number "
@@ -107,22 +108,22 @@ class Scheme:
 
     @property
     def least_draws(self) -> int:
-        """Smallest number of draws m; the jackknife must have one left."""
+        """Smallest number of draws m: 2 for the jackknife, which leaves one draw out."""
         return 2 if self.jackknife else 1
 
     @property
     def label_in_sum(self) -> bool:
-        """Whether the label has a mass in S of its own, drawn or not."""
+        """Whether S contains a base mass for the label, drawn or not."""
         return self.base != "none"
 
     @cached_property  # asked for in each step
     def corrects_label(self) -> bool:
-        """Whether the label's logit is corrected as those of the draws are."""
+        """Whether the label's logit is corrected like the logits of the draws."""
         return self.base == "corrected"
 
     @property
     def excludes_label(self) -> bool:
-        """Whether draws are made so that none is the label."""
+        """Whether the label is excluded from the draws."""
         return self.hits == "absent"
 
     @cached_property  # asked for in each step
@@ -132,21 +133,21 @@ class Scheme:
 
     @property
     def adds_mean(self) -> bool:
-        """Whether S is ``e_t`` plus a mean over m independent draws, to which no label adds."""
+        """Whether S is ``e_t`` plus a mean over m independent draws, where hits add nothing."""
         return self.takes_certain and not self.divides_by_kept
 
     @property
     def has_bounds(self) -> bool:
-        """Whether Theorem 1 of Rawat et al. (2019) is about this scheme.
+        """Whether Theorem 1 of Rawat et al. (2019) covers this scheme.
 
-        Then `samplesoft.verify` puts its bounds and the limit of m times the bias beside the exact
-        bias.
+        If so, `samplesoft.verify` reports its bounds and the limit of m times the bias next to the
+        exact bias.
         """
         return self.adds_mean and self.excludes_label and not self.jackknife
 
     @property
     def random_count(self) -> bool:
-        """Whether the number of draws that S is made of is random."""
+        """Whether the number of draws that enter S is random."""
         return self.independent or self.hits in ("masked", "counted")
 
     @cached_property  # asked for in each step
@@ -156,40 +157,40 @@ class Scheme:
 
     @property
     def label_is_a_draw(self) -> bool:
-        """Whether the base mass ``e_t / (m q_t)`` is no more than one more draw of the label."""
+        """Whether the base mass ``e_t / (m q_t)`` acts as one more draw of the label."""
         return self.corrects_label and self.draws_label
 
     @property
     def needs_label_count(self) -> bool:
-        """Whether a loss must know how many draws of the label are expected."""
+        """Whether a loss needs the expected number of draws of the label."""
         return self.corrects_label or self.divides_by_kept
 
     @property
     def takes_certain(self) -> bool:
-        """Whether classes may be in S for certain, beside the label and the draws."""
+        """Whether S may have always-included classes in addition to the label and the draws."""
         plain = self.base == "plain" and self.corrects_draws
         return plain and not (self.draws_label or self.independent or self.distinct)
 
     @property
     def loss_takes_certain(self) -> bool:
-        """Whether its loss is right for certain classes that come as draws, expected once.
+        """Whether its loss may get always-included classes as draws with an expected count of 1.
 
-        It must not count the draws, which these are not.
+        That is correct only if the loss does not count its draws.
         """
         return self.adds_mean and not self.jackknife
 
     @property
     def has_exact_bias(self) -> bool:
-        """Whether `samplesoft.exact_bias` covers it."""
+        """Whether `samplesoft.exact_bias` covers this scheme."""
         if self.jackknife:
             return self.adds_mean
         if self.independent:
             return self.corrects_draws and (self.base, self.hits) == ("plain", "absent")
-        known = self.corrects_draws and self.hits in _EXACT[self.base]
-        return known and not (self.distinct and self.divides_by_kept)
+        consistent = self.corrects_draws and self.hits in _HITS_WITH_EXACT_BIAS[self.base]
+        return consistent and not (self.distinct and self.divides_by_kept)
 
     def without_correction(self) -> Scheme:
-        """Return the same with draws that weigh ``e_j``, however they were drawn."""
+        """Return a copy in which a draw of class j weighs ``e_j``, whatever q is."""
         return replace(self, corrects_draws=False)
 
 
@@ -231,7 +232,7 @@ SCHEMES: dict[str, Scheme] = {
         ),
         Scheme(
             "distinct",
-            "e_t + sum of e_j / pi_j over a set, pi_j its chance to hold j",
+            "e_t + sum of e_j / pi_j over a set, pi_j its probability to hold j",
             base="plain",
             hits="absent",
             distinct=True,
@@ -269,15 +270,15 @@ SCHEMES: dict[str, Scheme] = {
 
 
 def select(*names: str) -> dict[str, Scheme]:
-    """Return some of `SCHEMES`, in the order of their names as given."""
-    # a name that is not there is a mistake of the library: KeyError
+    """Return the entries of `SCHEMES` with these names, in this order."""
+    # an unknown name is an internal error, hence KeyError
     return {name: SCHEMES[name] for name in names}
 
 
 def exact_schemes(distinct: bool = False) -> tuple[str, ...]:
-    """Return the names in `SCHEMES` of those with an exact bias, as they are now.
+    """Return the names of all registered schemes that have an exact bias.
 
-    `distinct` says which: draws without replacement, or all others.
+    `distinct` selects the schemes without replacement, or all others.
     """
     return tuple(
         name
@@ -287,17 +288,17 @@ def exact_schemes(distinct: bool = False) -> tuple[str, ...]:
 
 
 def certain_schemes() -> tuple[str, ...]:
-    """Return those of `exact_schemes` in which classes may be certain."""
+    """Return the names of `exact_schemes` that allow always-included classes."""
     return tuple(name for name in exact_schemes() if SCHEMES[name].takes_certain)
 
 
 def as_scheme(
     name: Any, takes_distinct: bool = False, require: Callable[[Scheme], None] | None = None
 ) -> Scheme:
-    """Return the scheme of a name, which must have an exact bias.
+    """Return the scheme with this name, which must have an exact bias.
 
-    `require` raises ValueError for a scheme that the caller does not take, which is then no choice
-    either where a name is none.
+    `require` raises ValueError for a scheme that the caller does not support. Such schemes are not
+    listed in the message for an unknown name.
     """
     distinct = exact_schemes(distinct=True)
     if require is None:
@@ -305,12 +306,13 @@ def as_scheme(
         return SCHEMES[as_choice("scheme", name, names)]
     names = exact_schemes() + distinct
     if not isinstance(name, str) or name not in names:
-        as_choice("scheme", name, [one for one in names if _passes(require, SCHEMES[one])])
+        as_choice("scheme", name, [key for key in names if _passes(require, SCHEMES[key])])
     require(SCHEMES[name])
     return SCHEMES[name]
 
 
 def _passes(require: Callable[[Scheme], None], scheme: Scheme) -> bool:
+    """Whether `require` raises no ValueError for the scheme."""
     try:
         require(scheme)
     except ValueError:
@@ -318,13 +320,13 @@ def _passes(require: Callable[[Scheme], None], scheme: Scheme) -> bool:
     return True
 
 
-# the multilevel loss draws levels, with probabilities that fall by DECAY from one to the next:
-# above 1/4 the variance is finite, below 1/2 the cost
+# Ratio of the probabilities of successive levels in the multilevel loss. The variance is finite
+# above 1/4, the expected cost below 1/2.
 DECAY = 2.0**-1.5
 
 
 def last_level(num_sampled: int, num_classes: int) -> int:
-    """Return the first level, from 1 on, with as many draws as there are classes."""
+    """Return the first level (from 1) that has at least as many draws as there are classes."""
     last = 1
     while num_sampled << (last + 1) < num_classes:
         last += 1

@@ -1,4 +1,4 @@
-"""Exact bias of sampled softmax, bounds, limit, second moments, Monte Carlo.
+"""Exact bias of sampled softmax: with bounds, asymptotic limit, second moments and Monte Carlo.
 
 ``samplesoft/bias/README.md`` derives them.
 """

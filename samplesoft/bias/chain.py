@@ -1,4 +1,4 @@
-"""The bias of one state of a Metropolis-Hastings chain in place of a draw from the softmax."""
+"""The bias of a Metropolis-Hastings chain whose state replaces a draw from the softmax."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from samplesoft.bias.inputs import Inputs, check_inputs
 from samplesoft.bias.numerics.summation import log_softmax
 from samplesoft.kernels.independence import after_steps, make_chain
 
-_NEAR = 0.5  # of a log ratio: below it, 1 - p / q has more digits than q - p
+_MAX_NEAR_LOG_RATIO = 0.5  # of |log(p / q)|: below it, q (1 - p / q) has more digits than q - p
 
 
 @dataclass(frozen=True)
 class ChainBias:
-    """The distribution of a chain after some numbers of steps, beside the softmax that it tends to.
+    """The distribution of a chain after given numbers of steps, compared with the softmax.
 
     Attributes
     ----------
     bias : ndarray, shape (n,) or (B, n), or for K numbers of steps (K, n) or (B, K, n)
-        The distribution minus the softmax, with digits of its own however small it is. It sums to
-        0.
+        The distribution minus the softmax, with full relative precision however small it is. It
+        sums to 0.
     distribution : ndarray, of the shape of `bias`
         The distribution of the state after the last step.
     probs : ndarray, shape (n,) or (B, n)
         The softmax p.
     rate : float or ndarray, shape (B,)
-        ``1 - 1 / max(p / q)``: each further step multiplies the bias by this, or by less.
+        ``1 - 1 / max(p / q)``: each further step multiplies the bias by at most this factor.
     """
 
     bias: FloatArray
@@ -44,8 +44,8 @@ def metropolis_bias(
 ) -> ChainBias:
     """Compute exactly how far Metropolis-Hastings is from the softmax after T steps.
 
-    A step proposes a class j from q, whatever the state i is, and goes there with probability
-    ``min(1, w_j / w_i)``, ``w = p / q``; Z is not needed for it. The gradient of the loss, with the
+    A step proposes a class j from q, independently of the state i, and accepts it with probability
+    ``min(1, w_j / w_i)``, ``w = p / q``. This does not need Z. The gradient of the loss, with the
     state in place of a draw from the softmax, has the bias ``jacobian.T @ bias``.
 
     Parameters
@@ -55,12 +55,12 @@ def metropolis_bias(
     q : array_like, shape (n,) or (B, n), or sampler
         Proposal, above 0 on every class, as for `samplesoft.exact_bias`.
     num_steps : int or array_like of int, shape (K,)
-        Numbers T of steps, at least 0. None makes the others dearer.
+        Numbers T of steps, at least 0. The cost does not depend on T.
     start : int, array_like, optional
-        Where the chain begins: a class, one for each example as integers (B,), or a distribution
-        (n,) or (B, n); q if left out, which is a first proposal that is always taken.
+        Initial state: a class, one class for each example as integers (B,), or a distribution
+        (n,) or (B, n). The default is q, a first proposal that is always accepted.
     h : array_like, shape (d,) or (B, d), optional
-        Context vectors, where `q` is a sampler that looks at them.
+        Context vectors, where `q` is a sampler that uses them.
 
     Returns
     -------
@@ -74,18 +74,19 @@ def metropolis_bias(
 
     Notes
     -----
-    The eigenvalues of the chain are its probabilities to refuse, one for each class, and the
-    distribution after T steps has a closed form in their T-th powers [2]_, [3]_: O(n log n) for the
-    order of the classes by w, and O(n) for each T, as large as it may be. Nothing is subtracted
-    from the softmax: the powers multiply ``start - p``. So the bias was right to 1e-13 of its L1
-    norm, also where that was 1e-40; only where q or a `start` is near p does the rounding of these
-    take more.
+    The eigenvalues of the chain are its rejection probabilities, one for each class, and the
+    distribution after T steps has a closed form in their T-th powers [2]_, [3]_. It costs
+    O(n log n) to sort the classes by w, and O(n) for each T, however large. Nothing is subtracted
+    from the softmax: the powers multiply ``start - p``. In tests the bias was right to 1e-13 of its
+    L1 norm, even where that norm was 1e-40. The error is larger only where q or `start` is near p,
+    because of the rounding of these.
 
-    T steps cost as much as T + 1 draws of sampled softmax with their logits, whose bias falls like
-    1/T, and here like ``rate ** T``: with 1,000 normal logits of standard deviation 2 and uniform
-    q, where w is at most 48, 99 steps leave an L1 norm of 0.030, and 999 steps 8e-11; as many draws
-    of scheme ``importance`` leave 0.108 and 0.012. But all that remains of a chain is one state: a
-    gradient has the variance of one draw. Take it where bias is what matters and q is good.
+    T steps cost as much as T + 1 draws of sampled softmax with their logits. The bias of the draws
+    falls like 1/T, the bias of the chain like ``rate ** T``. For 1,000 normal logits of standard
+    deviation 2 and uniform q, where w is at most 48, 99 steps leave an L1 norm of 0.030, and 999
+    steps 8e-11; as many draws of scheme ``importance`` leave 0.108 and 0.012. But a chain yields
+    one state, so that the gradient has the variance of a single draw. Use it where q is good and
+    bias matters more than variance.
 
     References
     ----------
@@ -112,17 +113,21 @@ def metropolis_bias(
     steps = as_array("num_steps", num_steps)
     counts = [as_count("num_steps", step, 0) for step in steps.ravel()]
     rows, shape = [], (*steps.shape, inputs.logits.shape[1])
-    for (o, _, q_row), distribution in zip(inputs.rows(), _starts(start, inputs), strict=True):
+    for (o, _, q_row), distribution in zip(
+        inputs.rows(), _start_distributions(start, inputs), strict=True
+    ):
         log_p, log_q = log_softmax(o), np.log(q_row / q_row.sum())
         top = int(log_p.argmax())
-        if log_p[top] > -_NEAR:
+        if log_p[top] > -_MAX_NEAR_LOG_RATIO:
             log_p[top] = np.log1p(-np.exp(np.delete(log_p, top)).sum())
         chain, p = make_chain(log_p, log_q), np.exp(log_p)
         with np.errstate(divide="ignore"):
             near = log_p - np.log(distribution)
-        # near p the difference has the digits of a ratio
-        of_ratio = -distribution * np.expm1(np.clip(near, -_NEAR, _NEAR))
-        gap = np.where(np.abs(near) < _NEAR, of_ratio, distribution - p)
+        # dist - p cancels where dist is near p: take -dist expm1(log(p / dist)) there
+        of_ratio = -distribution * np.expm1(
+            np.clip(near, -_MAX_NEAR_LOG_RATIO, _MAX_NEAR_LOG_RATIO)
+        )
+        gap = np.where(np.abs(near) < _MAX_NEAR_LOG_RATIO, of_ratio, distribution - p)
         biases = np.reshape([after_steps(chain, gap, count, True) for count in counts], shape)
         distributions = np.reshape(
             [after_steps(chain, distribution, count) for count in counts], shape
@@ -131,8 +136,8 @@ def metropolis_bias(
     return ChainBias(*inputs.columns(rows))
 
 
-def _starts(start: Any, inputs: Inputs) -> FloatArray:
-    """Return the distributions (B, n) in which chains begin."""
+def _start_distributions(start: Any, inputs: Inputs) -> FloatArray:
+    """Return the initial distributions (B, n) of the chains."""
     batch, n = inputs.logits.shape
     outer = (batch,) if inputs.batched else ()
     if start is None:
@@ -143,8 +148,8 @@ def _starts(start: Any, inputs: Inputs) -> FloatArray:
     else:
         distributions = as_proposal("start", start, n)
         if distributions.shape not in ((n,), (*outer, n)):
-            wanted = f"({n},) or {(*outer, n)}"
+            expected = f"({n},) or {(*outer, n)}"
             raise ValueError(
-                f"`start` must have shape {wanted} as a distribution, got {distributions.shape}."
+                f"`start` must have shape {expected} as a distribution, got {distributions.shape}."
             )
     return np.broadcast_to(distributions / distributions.sum(axis=-1, keepdims=True), (batch, n))

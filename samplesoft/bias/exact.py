@@ -1,16 +1,16 @@
 """The exact bias of sampled softmax, by one integral and no sampling.
 
-Read in this order; numbers (B1), (B2), ... are the equations of ``README.md`` beside this file:
+Read in this order; (B1), (B2), ... are the equations of ``README.md`` in this folder:
 
 1. ``exact.py``: the public function, and the result.
-2. ``inputs.py``: the arguments, checked once, and the classes that are in S for certain; the facts
-   of a scheme stand in ``samplesoft/schemes.py``.
+2. ``inputs.py``: the arguments, checked once, and the always-included classes; the properties of a
+   scheme are in ``samplesoft/schemes.py``.
 3. ``with_replacement/``: the integral, for draws with replacement; its ``__init__.py`` lists its
    files in the order to read them.
 
-``poisson.py`` stands in for 3 where each class is included for itself, ``without_replacement/`` for
-draws without replacement, and ``chunks/`` for classes in chunks.
-``plain.py`` has the whole in a hundred lines of NumPy, with fewer digits.
+Step 3 is replaced by ``poisson.py`` where each class is included independently, by
+``without_replacement/`` for draws without replacement, and by ``chunks/`` for classes in chunks.
+``plain.py`` computes the same in a hundred lines of NumPy, with fewer digits.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ from samplesoft.bias.with_replacement.integral import loses_digits, with_replace
 from samplesoft.bias.without_replacement.set_bias import set_bias
 from samplesoft.schemes import SCHEMES, Scheme
 
-_LARGEST_LOG = 700.0  # of a quotient that is an ordinary number
-_ROUNDING = 1e-8  # of the probabilities of a softmax, at most
+_MAX_LOG_QUOTIENT = 700.0  # beyond it exp(log) overflows or underflows
+_MAX_SOFTMAX_ROUNDING = 1e-8  # of the bias where q is the softmax, L1 norm
 SOFTMAX_ROUNDING = 16.0 * 2.0**-52  # relative error of the q of a softmax, for logits of order 1
 
 
 @dataclass(frozen=True)
 class ExactBias:
-    """The exact expectation of sampled softmax beside the full softmax.
+    """The exact expectation of sampled softmax, compared with the full softmax.
 
     Attributes
     ----------
@@ -72,8 +72,7 @@ class ExactBias:
     loss_error : float or ndarray, shape (B,)
         Estimated numerical error of `loss_bias`, in nats.
     inclusion : ndarray, shape (n,) or (B, n), or None
-        Where draws are without replacement, the probability that the set of the draws holds a
-        class.
+        For draws without replacement, the probability that the set of draws contains each class.
     """
 
     bias: FloatArray
@@ -89,7 +88,7 @@ class ExactBias:
         return self.probs + self.bias
 
     def gradient_bias(self, jacobian: ArrayLike) -> FloatArray:
-        """Return the bias of the gradient in other parameters.
+        """Return the bias of the gradient with respect to other parameters.
 
         Parameters
         ----------
@@ -127,17 +126,17 @@ def exact_bias(
     Parameters
     ----------
     logits : array_like, shape (n,) or (B, n)
-        Finite logits o. A Dask array is read chunk by chunk, in several passes, by whatever
-        scheduler Dask has; its bias is a Dask array, too. See `samplesoft.bias.BiasSums`.
+        Finite logits o. A Dask array is read chunk by chunk, in several passes, by the active Dask
+        scheduler; its bias is then a Dask array, too. See `samplesoft.bias.BiasSums`.
     labels : int or array_like of int, shape (B,)
         The true class t.
     q : array_like, shape (n,) or (B, n), or sampler
         Proposal over all n classes, one for all examples or one for each; or an object with a
         method ``probs(h)``, such as a sampler. ``negatives``, ``jackknife`` and ``reject``
-        condition it on not being the label; of a sampler the first two take
-        ``probs(h, exclude=labels)``, what it then draws. It sums to 1 up to 1e-4, as float32 does,
-        and is divided by its sum; up to 1e-6 of a Dask array. For ``poisson`` the probabilities
-        with which the classes are included.
+        condition it on not being the label; with a sampler the first two use
+        ``probs(h, exclude=labels)``, the distribution of its draws. It must sum to 1 up to 1e-4
+        (enough for float32), or 1e-6 for a Dask array, and is divided by its sum. For ``poisson``:
+        the inclusion probabilities of the classes.
     num_sampled : int
         Number m of draws, at least 1; at least 2 for the jackknives. Of no effect for
         ``poisson``.
@@ -146,9 +145,9 @@ def exact_bias(
 
         - ``negatives``: S = e_t + sum of e_j / (m qn_j) over m draws from qn, which is q given
           "not the label".
-        - ``masked``: m draws from q, of which those equal to t have no weight.
-        - ``reject``: m draws from q, of which those equal to t are dropped and m replaced by
-          the number K that is left, q by qn; without any left p' = 1 on t.
+        - ``masked``: m draws from q; draws of t have weight 0.
+        - ``reject``: m draws from q; draws of t are dropped, m is replaced by the number K of
+          accepted draws, and q by qn. If K = 0, p' = 1 on t.
         - ``candidate``: the label's logit is corrected too, S = e_t / (m q_t) + sum of
           e_j / (m q_j); t may be drawn and then counts as a negative as well.
         - ``candidate_masked``: the same without the draws of t.
@@ -157,27 +156,26 @@ def exact_bias(
         - ``jackknife``, ``jackknife_masked``: m L'_m - (m - 1) times the mean of L'_{m-1} over the
           draws left out, with the losses L' of ``negatives`` and of ``masked``.
         - ``distinct``: S = e_t + sum of e_j / pi_j over m distinct negatives, drawn without
-          replacement: in turn, each in proportion to q among those that are left. pi_j is the
+          replacement: in turn, each in proportion to q among the remaining ones. pi_j is the
           probability that class j is among them.
         - ``distinct_masked``, ``distinct_candidate``, ``distinct_candidate_masked``,
-          ``distinct_importance``: the same of all classes, with the label as in the schemes of
-          these names: pi_j in place of m q_j.
+          ``distinct_importance``: draws without replacement among all classes, with pi_j in place
+          of m q_j; the label is treated as in ``masked``, ``candidate`` and so on.
     h : array_like, shape (d,) or (B, d), optional
         Context vectors, where `q` is a sampler that looks at them.
     certain : array_like of int, shape (k,), optional
-        Classes whose e is in S for certain, beside the label's and the draws; a
-        `samplesoft.samplers.CertainSampler` as `q` brings its own. For ``negatives``, ``masked``,
-        ``reject`` and their jackknives: there S gets the sum of e_j over those that are not the
-        label, and a draw of one of them counts as one of the label does.
+        Always-included classes: S contains the sum of their e_j, except for the label, and a draw
+        of one of them is treated like a draw of the label. A `samplesoft.samplers.CertainSampler`
+        as `q` has its own. Allowed for ``negatives``, ``masked``, ``reject`` and the jackknives.
     correction : array_like, shape (n,) or (B, n), optional
-        What draws are corrected by where it is not what they are drawn by: numbers above 0, by
-        which the formulas of `scheme` divide in place of ``q`` and ``qn``, as they are. Stale or
-        estimated probabilities, for example; or ``1 / m`` for a sum of e_j without correction, as
-        in InfoNCE. `q` may then be 0: such classes are never drawn. The correction of a label
-        counts where the scheme corrects its logit. Without replacement it takes the place of pi.
+        Divisors of the draws where they are not the proposal: positive values that replace ``q``
+        and ``qn`` in the formulas of `scheme`, without normalisation. Examples are stale or
+        estimated probabilities, or ``1 / m`` for a sum of e_j without correction, as in InfoNCE.
+        `q` may then be 0: such classes are never drawn. The label's entry matters only where the
+        scheme corrects its logit. Without replacement it replaces pi.
     executor : concurrent.futures.Executor, optional
-        Whose workers share the examples out, each on one thread: pools of threads or processes, or
-        ``client.get_executor(pure=False)`` of Dask. The result has the same bits as without.
+        Computes the examples on its workers, each on one thread: a pool of threads or processes, or
+        ``client.get_executor(pure=False)`` of Dask. The result has the same bits as without it.
 
     Returns
     -------
@@ -192,24 +190,24 @@ def exact_bias(
     Warns
     -----
     RuntimeWarning
-        If the estimated error is above 1e-10 of the L1 norm of the bias, which happens with the
-        jackknives, and with ``distinct`` schemes of many draws, where the bias is very small. Not
-        where q is the softmax among the classes that are drawn, up to rounding: its bias is made of
-        that rounding alone.
+        If the estimated error is above 1e-10 of the L1 norm of the bias. This happens with the
+        jackknives, and with the ``distinct`` schemes at many draws, where the bias is very small.
+        There is no warning where q equals the softmax of the drawn classes up to rounding, because
+        the whole bias is then rounding.
 
     Notes
     -----
     From 1/S = int exp(-u S) du, E[p'_j] is a one-dimensional integral over powers of the Laplace
     transform sum_j q_j exp(-v r_j) of one draw, with r_j = e_j / q_j; ``samplesoft/bias/README.md``
     derives it step by step. The difference from p is taken under the integral, class by class
-    against one reference, so it keeps its digits where the bias is many orders below p. The cost is
-    O(n), the memory O(n), at any m. ``poisson`` costs O(n) for each of a few hundred nodes, and
-    ``distinct`` seconds for some thousand classes, more for more draws. The first call compiles for
-    some ten seconds. As m grows ``candidate`` tends to the full softmax, ``candidate_masked`` to
+    against one reference, so it keeps its digits where the bias is many orders below p. Cost and
+    memory are O(n) at any m. ``poisson`` costs O(n) for each of a few hundred nodes. ``distinct``
+    takes seconds for some thousand classes, and more for more draws. The first call compiles for
+    about ten seconds. As m grows ``candidate`` tends to the full softmax, ``candidate_masked`` to
     the softmax without the label.
 
-    The label and the `certain` classes are one class for all of this, which is never drawn: in
-    every outcome they share its p' in the same proportions. With all classes certain nothing is
+    The label and the `certain` classes are treated as one class that is never drawn: in every
+    outcome they divide its p' in the same proportions. If all classes are certain, nothing is
     drawn, and the bias is 0.
 
     References
@@ -228,19 +226,19 @@ def exact_bias(
     >>> float(abs(result.bias.sum())) < 1e-15
     True
 
-    A sampler in place of q, with its contexts `h` if it looks at them (here q is the same without
-    the label):
+    A sampler in place of q, with context vectors `h` if it uses them (here q without the label is
+    the same as above):
 
     >>> sampler = samplesoft.samplers.UniformSampler(3)
     >>> samplesoft.exact_bias([0.0, 1.0, 2.0], 0, sampler, num_sampled=5).bias.round(4)
     array([ 0.0035,  0.0323, -0.0359])
 
-    The largest class is certain:
+    The class with the largest logit is always included:
 
     >>> samplesoft.exact_bias([0.0, 1.0, 2.0], 0, [0.2, 0.4, 0.4], 5, certain=[2]).bias.round(4)
     array([ 0., -0.,  0.])
 
-    Draws by counts that are corrected as if they were uniform: no number of draws mends that:
+    Draws by counts that are corrected as if they were uniform. More draws do not remove this bias:
 
     >>> logits, q, ones = [0.0, 1.0, 2.0], [0.2, 0.6, 0.2], np.ones(3)
     >>> for m in 10, 1000:
@@ -271,112 +269,119 @@ def exact_bias(
     if correction is not None:
         rows = np.broadcast_to(check_correction(correction, inputs), inputs.logits.shape)
     result = exact_bias_of(inputs, rows, as_executor(executor))
-    # with replacement, another correction makes a bias that is far above its error
-    lost = lost_digits(result, inputs) if rows is None or inputs.scheme.distinct else None
-    if lost is not None:
-        warnings.warn(lost, RuntimeWarning, stacklevel=2)
+    # with replacement, a correction other than q makes the bias far larger than its error
+    warning = lost_digits(result, inputs) if rows is None or inputs.scheme.distinct else None
+    if warning is not None:
+        warnings.warn(warning, RuntimeWarning, stacklevel=2)
     return result
 
 
 def exact_bias_of(
     inputs: Inputs, corrections: FloatArray | None = None, executor: Executor | None = None
 ) -> ExactBias:
-    """Return `exact_bias` of arguments that are checked, with `corrections` (B, n) if any."""
+    """Return `exact_bias` of checked inputs, with optional `corrections` (B, n)."""
     if executor is None:
-        return ExactBias(*inputs.columns(_rows_of((inputs, corrections))))
+        return ExactBias(*inputs.columns(_example_biases((inputs, corrections))))
     tasks = (
-        (inputs.of(part), None if corrections is None else corrections[part])
-        for part in inputs.parts()
+        (inputs.of(examples), None if corrections is None else corrections[examples])
+        for examples in inputs.parts()
     )
-    rows = chain.from_iterable(run_tasks(_rows_of, tasks, executor))
+    rows = chain.from_iterable(run_tasks(_example_biases, tasks, executor))
     return ExactBias(*inputs.columns(rows))
 
 
-def _rows_of(task: tuple[Inputs, FloatArray | None]) -> list[ExampleBias]:
+def _example_biases(task: tuple[Inputs, FloatArray | None]) -> list[ExampleBias]:
+    """Return the exact bias of each example of a task, (inputs, corrections)."""
     inputs, corrections = task
     if corrections is None:
-        return [_of_row(row, inputs) for row in inputs.rows()]
+        return [_bias_with_merged_label(row, inputs) for row in inputs.rows()]
     pairs = zip(corrections, inputs.rows(), strict=True)
-    return [_corrected_by(correction, row, inputs) for correction, row in pairs]
+    return [_bias_with_correction(correction, row, inputs) for correction, row in pairs]
 
 
-def _corrected_by(correction: FloatArray, example: Example, inputs: Inputs) -> ExampleBias:
+def _bias_with_correction(correction: FloatArray, example: Example, inputs: Inputs) -> ExampleBias:
     """Return the exact bias of one example whose draws are corrected by `correction` (n,).
 
-    A weight ``e_j / (m c_j)`` is ``e'_j / (m q_j)`` with ``e'_j = e_j q_j / c_j``. So the
-    expectation equals that for other logits o', and the bias gains the difference softmax(o') -
+    A weight ``e_j / (m c_j)`` equals ``e'_j / (m q_j)`` with ``e'_j = e_j q_j / c_j``. So E[p'] is
+    the expectation for modified logits o'. The bias then gains the difference softmax(o') -
     softmax(o), eq. (B81).
     """
     logits, label, q = example
     scheme, n = inputs.scheme, len(q)
     if scheme.distinct:
         return set_bias(example, inputs.num_sampled, scheme, correction)
-    own = np.zeros(n, bool)
-    own[inputs.certain] = own[label] = True
-    moves_own = scheme.corrects_label or scheme.draws_label
-    moved = (q > 0.0) & (moves_own | ~own)
+    always_in = np.zeros(n, bool)
+    always_in[inputs.certain] = always_in[label] = True
+    label_moves = scheme.corrects_label or scheme.draws_label
+    shifted = (q > 0.0) & (label_moves | ~always_in)
     conditional = scheme.divides_by_kept or (scheme.excludes_label and not scheme.independent)
-    total = 1.0 if scheme.independent else float(q[~own].sum() if conditional else q.sum())
+    total = 1.0 if scheme.independent else float(q[~always_in].sum() if conditional else q.sum())
     shift = np.zeros(n)
-    shift[moved] = _log_quotient(q[moved] / total, correction[moved])
-    there, place = moved | own, label
-    if q[label] == 0.0 and moves_own:  # no draw is of the label
-        if scheme.corrects_label:  # whose mass in S is e_t / (m c_t), whatever is drawn
+    shift[shifted] = _log_quotient(q[shifted] / total, correction[shifted])
+    in_sum, new_label = shifted | always_in, label
+    if q[label] == 0.0 and label_moves:  # the label is never drawn
+        if scheme.corrects_label:  # its mass in S is e_t / (m c_t) in every outcome
             shift[label] = -math.log(inputs.num_sampled) - math.log(correction[label])
             inputs = replace(inputs, scheme=SCHEMES["masked"])
-        else:  # which is not in S: another one may be called the label
-            there = moved
-            place = int(moved.argmax())
-    kept = np.flatnonzero(there)
-    # rounded as a distance, for only distances count
+        else:  # it is not in S, so that any other class may take the role of the label
+            in_sum = shifted
+            new_label = int(shifted.argmax())
+    kept = np.flatnonzero(in_sum)
+    # subtract the largest logit first: only differences matter, and these round less
     with np.errstate(over="ignore"):
-        away = np.maximum(logits[kept] - logits[kept].max(), -LARGEST_FLOAT)
-    other = away + shift[kept]
-    places = np.searchsorted(kept, np.append(inputs.certain, place))
-    row = _of_row((other, int(places[-1]), q[kept]), replace(inputs, certain=places[:-1]))
+        centred = np.maximum(logits[kept] - logits[kept].max(), -LARGEST_FLOAT)
+    new_logits = centred + shift[kept]
+    indices = np.searchsorted(kept, np.append(inputs.certain, new_label))
+    row = _bias_with_merged_label(
+        (new_logits, int(indices[-1]), q[kept]), replace(inputs, certain=indices[:-1])
+    )
 
     # difference between the two softmaxes
     log_probs = log_softmax(logits)
     probs = np.exp(log_probs)
     with np.errstate(over="ignore"):
-        # the first keeps digits where nearly nothing changes, the second where p underflows
+        # exp(log_p + shift) - p cancels where the shift is small: there p expm1(shift)
+        # is exact; the difference is for |shift| >= 1, where p may underflow
         near, far = probs * np.expm1(np.clip(shift, -1.0, 1.0)), np.exp(log_probs + shift) - probs
-        change = np.where(there, np.where(np.abs(shift) < 1.0, near, far), -probs)
-        gain = float(change.sum())  # of the partition function
+        change = np.where(in_sum, np.where(np.abs(shift) < 1.0, near, far), -probs)
+        gain = float(change.sum())  # relative change of the partition function
     if abs(gain) < 0.5:
         bias = (change - probs * gain) / (1.0 + gain)
         log_gain = math.log1p(gain)
-        # p is the exponential of a log, by whose size it is off
+        # p = exp(log p) has a relative error of |log p| roundings
         sizes = np.abs(change) * (2.0 - np.maximum(log_probs, -LARGEST_EXPONENT))
         rounding = 2.0 * float(sizes.sum()) / (1.0 + gain)
-    else:  # far apart, where a difference loses nothing
+    else:  # the softmaxes are far apart, and their difference loses no digits
         bias = -probs
         bias[kept] += row.probs
         log_gain = float(np.logaddexp.reduce(log_probs[kept] + shift[kept]))
         rounding = 2.0
     bias[kept] += row.bias
     loss_bias = row.loss_bias + log_gain - (shift[label] if scheme.corrects_label else 0.0)
-    # the other logits are rounded, and with them the p' of the classes that they are of
-    unit = float(np.spacing(np.abs(away) + np.abs(shift[kept])).max()) + 4.0 * EPS
-    reached = 1.0 if moves_own else float(np.abs(probs + bias)[~own].sum())
-    error = row.error + 2.0 * EPS * rounding + 2.0 * unit * reached
+    # the modified logits are rounded, and so are the p' of their classes
+    unit = float(np.spacing(np.abs(centred) + np.abs(shift[kept])).max()) + 4.0 * EPS
+    affected_mass = 1.0 if label_moves else float(np.abs(probs + bias)[~always_in].sum())
+    error = row.error + 2.0 * EPS * rounding + 2.0 * unit * affected_mass
     loss_error = row.loss_error + 2.0 * EPS * rounding
     loss_error += unit * (1.0 + abs(log_gain) + abs(shift[label]))
     return ExampleBias(bias, probs, loss_bias, error, loss_error)
 
 
 def _log_quotient(numerators: FloatArray, divisors: FloatArray) -> FloatArray:
-    """Return log of the quotients (k,) of numbers above 0, which floats need not reach."""
-    # a quotient first, for it is near 1 where a correction is nearly right
+    """Return log(numerators / divisors), (k,), also where the quotient is beyond float64.
+
+    log(a) - log(b) loses digits where a is near b, log(a / b) where a / b overflows or underflows.
+    Take the log of the quotient up to a size of exp(700), and the difference of logs beyond.
+    """
     with np.errstate(over="ignore", divide="ignore"):
         logs: FloatArray = np.log(numerators / divisors)
-    far = np.abs(logs) > _LARGEST_LOG
+    far = np.abs(logs) > _MAX_LOG_QUOTIENT
     logs[far] = np.log(numerators[far]) - np.log(divisors[far])
     return logs
 
 
 def bias_of_example(example: Example, inputs: Inputs) -> ExampleBias:
-    """Return the exact bias of logits, label and q of one example, without certain classes."""
+    """Return the exact bias of one example without always-included classes."""
     if inputs.scheme.distinct:
         return set_bias(example, inputs.num_sampled, inputs.scheme)
     if inputs.scheme.independent:
@@ -384,26 +389,29 @@ def bias_of_example(example: Example, inputs: Inputs) -> ExampleBias:
     return with_replacement_bias(*example, inputs.num_sampled, inputs.scheme)
 
 
-def _of_row(example: Example, inputs: Inputs) -> ExampleBias:
-    """Return the exact bias of one example, whose label the certain classes join."""
+def _bias_with_merged_label(example: Example, inputs: Inputs) -> ExampleBias:
+    """Return the exact bias of one example, with always-included classes merged into the label."""
     if not len(inputs.certain):
         return bias_of_example(example, inputs)
     merged = merge_certain_into_label(*example, inputs.certain)
     row = bias_of_example(merged[:3], inputs)
     shift = merged.rounding * float(np.abs(row.bias).sum())
-    row = row._replace(bias=merged.spread(row.bias), probs=merged.spread(row.probs))
+    row = row._replace(bias=merged.split_members(row.bias), probs=merged.split_members(row.probs))
     return row._replace(error=row.error + shift, loss_error=row.loss_error + shift)
 
 
 def lost_digits(result: ExactBias, inputs: Inputs, first: int = 0) -> str | None:
-    """Return a warning if a bias is not sure of its digits; `first` numbers the first example."""
+    """Return a warning for the first bias with an uncertain precision, or None.
+
+    `first` is the index of the first example, for the message.
+    """
     size, error = np.abs(result.bias).sum(axis=-1), np.asarray(result.error)
-    lost = np.flatnonzero(loses_digits(error, size))
-    if not len(lost):
+    imprecise = np.flatnonzero(loses_digits(error, size))
+    if not len(imprecise):
         return None
     rows = list(inputs.rows())
-    for row in map(int, lost):  # of the softmax itself rounding is all of the bias
-        if not (error.flat[row] < _ROUNDING and _is_softmax(*rows[row], inputs.scheme)):
+    for row in map(int, imprecise):  # where q is the softmax, the bias consists of rounding alone
+        if not (error.flat[row] < _MAX_SOFTMAX_ROUNDING and _is_softmax(*rows[row], inputs.scheme)):
             break
     else:
         return None
@@ -415,10 +423,10 @@ def lost_digits(result: ExactBias, inputs: Inputs, first: int = 0) -> str | None
 
 
 def _is_softmax(logits: FloatArray, label: int, q: FloatArray, scheme: Scheme) -> bool:
-    """Whether q is the softmax of the negatives to rounding, which is then all of the bias."""
+    """Whether q is the softmax of the negatives up to rounding, so that the bias is rounding."""
     if scheme.independent or not scheme.excludes_label:
         return False
     others = np.delete(logits, label)
-    with np.errstate(divide="ignore", invalid="ignore"):  # a class that is certain may have q = 0
+    with np.errstate(divide="ignore", invalid="ignore"):  # always-included classes may have q = 0
         spread = float(np.ptp(others - np.log(np.delete(q, label))))
     return spread <= SOFTMAX_ROUNDING * (1.0 + float(np.abs(others).max()))

@@ -1,6 +1,6 @@
-"""What every function of the bias core is given, checked once.
+"""Checked arguments of the bias functions.
 
-Also the classes that are certain, which join the label, and Jacobians of the logits.
+Also always-included classes, which are merged into the label, and Jacobians of the logits.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from samplesoft._validation import (
 )
 from samplesoft.schemes import SCHEMES, Scheme, as_scheme, certain_schemes
 
-_TASKS = 16  # at least, to keep as many workers busy
-LEAST_Q = float(np.finfo(np.float64).tiny)  # below it numbers have fewer digits
-_EXAMPLES, _NUMBERS = 32, 1 << 17  # examples, and logits, at most in a part
+_MIN_TASKS = 16  # for each call, to keep as many workers busy
+MIN_Q = float(np.finfo(np.float64).tiny)  # smallest normal number: below it digits are lost
+_MAX_CHUNK_EXAMPLES, _MAX_CHUNK_LOGITS = 32, 1 << 17
 
 Example = tuple[FloatArray, int, FloatArray]  # logits (n,), the label, and q (n,)
 
@@ -56,25 +56,28 @@ class Inputs:
             yield logits, int(label), self.q[i if len(self.q) > 1 else 0]
 
     def parts(self, sweeps: int = 1) -> list[slice]:
-        """Return examples that are a task of a worker, in each of some sweeps over all of them.
+        """Return slices of examples, one for each task of a worker.
 
-        Many tasks, but not much less than 10 ms each.
+        There are many tasks, of at least about 10 ms each. `sweeps` is the number of times that the
+        caller goes through all examples; more sweeps allow fewer tasks in each.
         """
         batch, n = self.logits.shape
-        wanted = -(-_TASKS // sweeps)
-        return chunks(batch, max(min(_EXAMPLES, _NUMBERS // n, -(-batch // wanted)), 1))
+        num_tasks = -(-_MIN_TASKS // sweeps)
+        return chunks(
+            batch, max(min(_MAX_CHUNK_EXAMPLES, _MAX_CHUNK_LOGITS // n, -(-batch // num_tasks)), 1)
+        )
 
-    def of(self, part: slice) -> Inputs:
-        """Return the same for some of the examples."""
-        q = self.q[part] if len(self.q) > 1 else self.q
-        return replace(self, logits=self.logits[part], labels=self.labels[part], q=q)
+    def of(self, examples: slice) -> Inputs:
+        """Return the inputs of a slice of the examples."""
+        q = self.q[examples] if len(self.q) > 1 else self.q
+        return replace(self, logits=self.logits[examples], labels=self.labels[examples], q=q)
 
     def at(self, num_sampled: int) -> Inputs:
-        """Return the same for another number of draws, which is not checked."""
+        """Return a copy with another number of draws, which is not checked."""
         return replace(self, num_sampled=num_sampled)
 
     def columns(self, rows: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
-        """Return the results of the one example, or arrays (B, ...) of those of each."""
+        """Stack the results of all examples into arrays (B, ...); those of one example as is."""
         results = list(rows)
         if not self.batched:
             return results[0]
@@ -95,16 +98,16 @@ def check_inputs(
     takes_distinct: bool = False,
     require: Callable[[Scheme], None] | None = None,
 ) -> Inputs:
-    """Check the arguments that the bias functions share, copied from a GPU if they are there.
+    """Check the common arguments of the bias functions, and copy them from a GPU.
 
-    They are those of `samplesoft.exact_bias`, and come back as float64 and int64 arrays of a
-    batch. `takes_certain` says whether the caller knows of certain classes, for a sampler may have
-    some, `takes_missing` whether of classes that are never drawn, and `takes_distinct` whether of
-    draws without replacement; `require` raises for schemes that it does not take, and stands in for
-    the last. TypeError or ValueError if one is malformed, or the proposal misses a class that the
-    scheme needs.
+    The arguments are those of `samplesoft.exact_bias`; the result holds float64 and int64 arrays
+    of a batch. The flags say what the caller supports: `takes_certain` always-included classes
+    (which a sampler may have), `takes_missing` classes that are never drawn, `takes_distinct` draws
+    without replacement. `require` raises for unsupported schemes, and replaces `takes_distinct`.
+    Raises TypeError or ValueError if an argument is malformed, or the proposal misses a class that
+    the scheme needs.
     """
-    known_scheme = _known_scheme(scheme, takes_distinct, require)
+    known_scheme = _find_scheme(scheme, takes_distinct, require)
     if not takes_certain:
         require_none_certain("q", q)
     logits, labels = to_host(logits), to_host(labels)
@@ -124,14 +127,14 @@ def check_inputs(
     )
     check_support(inputs, takes_missing)
     if known_scheme.distinct:
-        _check_memory(inputs)
+        _check_num_distinct(inputs)
     return inputs
 
 
-def _known_scheme(
+def _find_scheme(
     name: Any, takes_distinct: bool, require: Callable[[Scheme], None] | None
 ) -> Scheme:
-    """Return what `as_scheme` does, without a look at all the schemes that are not asked for."""
+    """Return `as_scheme(name, ...)`, with a shortcut for a valid name that skips all others."""
     known_scheme = SCHEMES.get(name) if require is None and isinstance(name, str) else None
     if (
         known_scheme is not None
@@ -142,20 +145,20 @@ def _known_scheme(
     return as_scheme(name, takes_distinct, require)
 
 
-def _check_memory(inputs: Inputs) -> None:
-    """Raise where there are fewer classes than draws without replacement."""
+def _check_num_distinct(inputs: Inputs) -> None:
+    """Raise ValueError where there are fewer classes than draws without replacement."""
     for row, (_, label, q) in enumerate(inputs.rows()):
-        held = int((q > 0.0).sum()) - (inputs.scheme.excludes_label and bool(q[label] > 0.0))
-        if inputs.num_sampled > held:
+        available = int((q > 0.0).sum()) - (inputs.scheme.excludes_label and bool(q[label] > 0.0))
+        if inputs.num_sampled > available:
             raise ValueError(
-                f"`num_sampled` must be at most {held}, the number of classes that can be drawn "
-                f"without replacement (example {row}), got {inputs.num_sampled}; draw fewer, or "
-                f"take a scheme with replacement."
+                f"`num_sampled` must be at most {available}, the number of classes that can be "
+                f"drawn without replacement (example {row}), got {inputs.num_sampled}; draw fewer, "
+                f"or take a scheme with replacement."
             )
 
 
 def check_correction(value: ArrayLike, inputs: Inputs) -> FloatArray:
-    """Return what draws are corrected by, (1, n) or (B, n): above 0 where the proposal is."""
+    """Return checked corrections, (1, n) or (B, n), which must be above 0 where q is."""
     array = as_real_array("correction", to_host(value), (1, 2) if inputs.batched else (1,))
     batch, n = inputs.logits.shape
     rows = np.atleast_2d(array)
@@ -165,11 +168,11 @@ def check_correction(value: ArrayLike, inputs: Inputs) -> FloatArray:
             "one row for all examples, or one row for each."
         )
     divides = np.broadcast_to(inputs.q > 0.0, (batch, n)).copy()
-    if inputs.scheme.corrects_label:  # which is in S where it is never drawn
+    if inputs.scheme.corrects_label:  # the label is in S even if it is never drawn
         divides[np.arange(batch), inputs.labels] = True
-    if rows.min() < 0.0 or ((rows < LEAST_Q) & divides).any():
+    if rows.min() < 0.0 or ((rows < MIN_Q) & divides).any():
         raise ValueError(
-            f"`correction` must be greater than 0, and at least {LEAST_Q:.2g}, on every class that "
+            f"`correction` must be greater than 0, and at least {MIN_Q:.2g}, on every class that "
             f"`q` can draw or whose logit is corrected, got {rows.min()}; it divides weights."
         )
     return rows
@@ -178,13 +181,14 @@ def check_correction(value: ArrayLike, inputs: Inputs) -> FloatArray:
 def probs_of(
     q: Any, h: ArrayLike | None, labels: IntArray, n: int, scheme: Scheme, name: str = "q"
 ) -> Any:
-    """Return the probabilities of all n classes, (1, n) or (B, n), of a sampler; an array as it is.
+    """Return a sampler's probabilities of all n classes, (1, n) or (B, n); return an array as is.
 
-    They are those of what is drawn: where the scheme excludes the `labels` (B,), a sampler leaves
-    them out in its own way, which need not be its probabilities given "not the label". An object
-    without a method ``sample`` draws nothing and is not asked to exclude. In the host's memory;
-    `name` is that of `q` in messages. TypeError if a sampler needs context vectors `h` and there
-    are none, ValueError if it draws without replacement.
+    Where the scheme excludes the `labels` (B,), the result is ``q.probs(h, exclude=labels)``: the
+    exact distribution of the sampler's draws, which may differ from its probabilities given "not
+    the label". An object without a method ``sample`` makes no draws and gets no `exclude`. The
+    result is in host memory. `name` is the argument's name in messages. Raises TypeError if a
+    sampler needs context vectors `h` and there are none, ValueError if it draws without
+    replacement.
     """
     if not hasattr(q, "probs"):
         return to_host(q)
@@ -210,7 +214,7 @@ def probs_of(
     if h is not None:
         h = np.atleast_2d(to_host(h))
         if len(h) not in (1, len(labels)):
-            return to_host(q.probs(h))  # refused by its shape
+            return to_host(q.probs(h))  # its shape makes the caller raise
         h = np.repeat(h, len(labels) // len(h), axis=0)  # one context may serve all examples
     return to_host(q.probs(h, exclude=labels))
 
@@ -251,15 +255,15 @@ def _check_proposal(
 
 
 def check_support(inputs: Inputs, takes_missing: bool = False) -> None:
-    """Raise where a class that the scheme draws has probability 0, or is never a negative."""
+    """Raise ValueError where a class that the scheme needs has q = 0, or no negative has q > 0."""
     if inputs.q.min() > 0.0 and inputs.logits.shape[1] > 1:
         return
     zeros, scheme = inputs.q == 0.0, inputs.scheme
     for row, (_, label, q) in enumerate(inputs.rows()):
         missing = zeros[row if len(zeros) > 1 else 0].copy()
         if not (scheme.draws_label or scheme.corrects_label):
-            known = np.append(inputs.certain, label)
-            negatives = np.delete(q, known)
+            excluded = np.append(inputs.certain, label)
+            negatives = np.delete(q, excluded)
             if not negatives.any():
                 if scheme.divides_by_kept or (len(inputs.certain) and not len(negatives)):
                     continue
@@ -269,7 +273,7 @@ def check_support(inputs: Inputs, takes_missing: bool = False) -> None:
                     f"(example {row}), got none: there is no negative to draw; "
                     'use scheme="reject", whose loss takes no draw there.'
                 )
-            missing[known] = False
+            missing[excluded] = False
         if takes_missing:
             continue
         if missing.any():
@@ -281,46 +285,46 @@ def check_support(inputs: Inputs, takes_missing: bool = False) -> None:
 
 
 def require_digits(inputs: Inputs) -> None:
-    """Raise where a probability is so small that its inverse may not fit."""
-    if inputs.q.min() >= LEAST_Q or not ((inputs.q > 0.0) & (inputs.q < LEAST_Q)).any():
+    """Raise ValueError where a probability is subnormal, because 1 / q may overflow."""
+    if inputs.q.min() >= MIN_Q or not ((inputs.q > 0.0) & (inputs.q < MIN_Q)).any():
         return
     scheme = inputs.scheme
     for row, (_, label, q) in enumerate(inputs.rows()):
-        tiny = (q > 0.0) & (q < LEAST_Q)
+        tiny = (q > 0.0) & (q < MIN_Q)
         tiny[label] &= scheme.draws_label or scheme.corrects_label
         if tiny.any():
             raise ValueError(
-                f"`q` must be 0 or at least {LEAST_Q:.2g}, for smaller numbers lack digits, got "
+                f"`q` must be 0 or at least {MIN_Q:.2g}, for smaller numbers lack digits, got "
                 f"{q[tiny][0]:.2g} at class {int(np.argmax(tiny))} (example {row}); mix the "
                 "proposal with a little of the uniform distribution."
             )
 
 
 def is_dask(value: Any) -> bool:
-    """Whether `value` is a Dask array, told without importing Dask."""
+    """Whether `value` is a Dask array, without importing Dask."""
     return hasattr(value, "dask") and hasattr(value, "to_delayed")
 
 
 def require_only_chunks(**others: Any) -> None:
-    """Raise ValueError for arguments that chunks of classes do not go with."""
-    given = [f"`{name}`" for name, value in others.items() if value is not None]
-    if given:
+    """Raise ValueError for arguments that chunks of classes do not support."""
+    unsupported = [f"`{name}`" for name, value in others.items() if value is not None]
+    if unsupported:
         raise ValueError(
-            f"{', '.join(given)} must be left out where `logits` or `q` is a Dask array; compute "
-            "the arrays first if they fit into memory."
+            f"{', '.join(unsupported)} must be left out where `logits` or `q` is a Dask array; "
+            "compute the arrays first if they fit into memory."
         )
 
 
-# --- classes that are in S for certain ---------------------------------------------------------
+# --- always-included classes -------------------------------------------------------------------
 
 
 def check_certain(value: Any, q: Any, num_classes: int, scheme: Scheme) -> IntArray:
-    """Return the certain classes, sorted: those given, or those that a sampler `q` brings."""
+    """Return the always-included classes, sorted: `value`, or those of a sampler `q`."""
     of_sampler = getattr(q, "certain", None)
     if of_sampler is not None and value is not None:
         raise ValueError(
             "`certain` must be left out where `q` is a sampler that has certain classes, got "
-            f"{short_repr(value)} beside those of the {type(q).__name__}."
+            f"{short_repr(value)} in addition to those of the {type(q).__name__}."
         )
     chosen = of_sampler if value is None else value
     if chosen is None:
@@ -338,7 +342,7 @@ def check_certain(value: Any, q: Any, num_classes: int, scheme: Scheme) -> IntAr
 
 
 def require_none_certain(name: str, q: Any) -> None:
-    """Raise ValueError for a sampler with certain classes, where the caller knows of none."""
+    """Raise ValueError for a sampler with always-included classes."""
     if getattr(q, "certain", None) is not None:
         raise ValueError(
             f"`{name}` must have no certain classes here, got a {type(q).__name__}; "
@@ -347,7 +351,7 @@ def require_none_certain(name: str, q: Any) -> None:
 
 
 class MergedExample(NamedTuple):
-    """One example in which the label and the certain classes are class 0, and the rest follow.
+    """One example with the label and the always-included classes as class 0, then all others.
 
     These classes contribute a constant mass to S, and drawing one adds nothing. Their p' are
     therefore fixed fractions of one joint p', eq. (B33), and the rest of the code can treat them as
@@ -357,33 +361,33 @@ class MergedExample(NamedTuple):
     logits: FloatArray
     label: int  # 0
     q: FloatArray
-    members: IntArray  # the classes that are one, the label last
+    members: IntArray  # the merged classes, the label last
     rest: IntArray
-    shares: FloatArray  # of the members in their mass
+    fractions: FloatArray  # mass of each member over the mass of all members
 
-    def spread(self, values: FloatArray) -> FloatArray:
-        """Return what all n classes have of `values` (1 + rest,), those of the members shared."""
-        spread = np.empty(len(self.members) + len(self.rest))
-        spread[self.rest], spread[self.members] = values[1:], values[0] * self.shares
-        return spread
+    def split_members(self, values: FloatArray) -> FloatArray:
+        """Return (n,) from `values` (1 + rest,), the first divided among the members."""
+        out = np.empty(len(self.members) + len(self.rest))
+        out[self.rest], out[self.members] = values[1:], values[0] * self.fractions
+        return out
 
     def mean_rows(self, vectors: FloatArray) -> FloatArray:
-        """Return the vectors (1 + rest, d) of the classes; the first is the members' mean."""
+        """Return class vectors (1 + rest, d); the first is the weighted mean of the members."""
         members = vectors[self.members]
-        # measured from the label's, to which the caller may have moved the origin
-        mean = members[-1] + self.shares @ (members - members[-1])
+        # relative to the label's vector, which the caller may have made the origin
+        mean = members[-1] + self.fractions @ (members - members[-1])
         return np.concatenate([mean[None], vectors[self.rest]])
 
     @property
     def rounding(self) -> float:
-        """Relative error of the mass of the members, known by a logit that is rounded."""
+        """Relative error of the mass of the members, from the rounding of its log."""
         return float(np.spacing(abs(self.logits[0])))
 
 
 def merge_certain_into_label(
     logits: FloatArray, label: int, q: FloatArray, certain: IntArray
 ) -> MergedExample:
-    """Make the label and the `certain` classes of one example a single class."""
+    """Merge the label and the `certain` classes of one example into a single class."""
     members = np.append(certain[certain != label], label)
     rest = np.delete(np.arange(len(logits)), members)
     top = logits[members].max()
@@ -400,8 +404,8 @@ def merge_certain_into_label(
 def check_jacobian(jacobian: ArrayLike, logits_shape: tuple[int, ...]) -> FloatArray:
     """Return a float64 Jacobian (n, P), or (B, n, P), that fits logits of shape (n,) or (B, n)."""
     array = as_real_array("jacobian", jacobian, (2, 3) if len(logits_shape) == 2 else (2,))
-    wanted = logits_shape if array.ndim == 3 else logits_shape[-1:]
-    if array.shape[:-1] != wanted:
+    expected_shape = logits_shape if array.ndim == 3 else logits_shape[-1:]
+    if array.shape[:-1] != expected_shape:
         expected = "(n, P)" if len(logits_shape) == 1 else "(n, P) or (B, n, P)"
         raise ValueError(
             f"`jacobian` of shape {array.shape} does not match `logits` of shape {logits_shape}; "
@@ -411,21 +415,21 @@ def check_jacobian(jacobian: ArrayLike, logits_shape: tuple[int, ...]) -> FloatA
 
 
 def scaled_to_avoid_overflow(jacobian: FloatArray) -> tuple[FloatArray, int]:
-    """Return ``jacobian / 2**k`` and k, so that sums over classes of what is at most 1 are finite.
+    """Return ``jacobian / 2**k`` and k, so that sums with weights of at most 1 are finite.
 
-    Far from the end of float64 k is 0, and the Jacobian is itself.
+    k is 0, and the Jacobian is unchanged, unless it has entries near the largest float64.
     """
     largest = int(np.frexp(np.abs(jacobian).max())[1])
     excess = max(largest + jacobian.shape[-2].bit_length() + 2 - 1023, 0)
     return (np.ldexp(jacobian, -excess) if excess else jacobian), excess
 
 
-def ldexp_or_inf(numbers: FloatArray, exponent: int) -> FloatArray:
-    """Return ``numbers * 2**exponent``, infinite where that is too large."""
+def ldexp_or_inf(values: FloatArray, exponent: int) -> FloatArray:
+    """Return ``values * 2**exponent``, infinite where that overflows."""
     with np.errstate(over="ignore"):
-        if abs(exponent) < 1023:  # a factor that is a number: the same product, sooner
-            return numbers * 2.0**exponent
-        product: FloatArray = np.ldexp(numbers, exponent)
+        if abs(exponent) < 1023:  # 2**exponent fits into float64: the same product, faster
+            return values * 2.0**exponent
+        product: FloatArray = np.ldexp(values, exponent)
     return product
 
 

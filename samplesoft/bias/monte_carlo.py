@@ -168,7 +168,9 @@ def _simulate_rows(
             bias, stderr, loss_bias, loss_stderr = simulate(
                 *example, m, scheme, num_trials, example_key, executor=executor
             )[:4]
-        rows.append((merged.spread(bias), merged.spread(stderr), loss_bias, loss_stderr))
+        rows.append(
+            (merged.split_members(bias), merged.split_members(stderr), loss_bias, loss_stderr)
+        )
     return rows
 
 

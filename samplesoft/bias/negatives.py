@@ -1,4 +1,4 @@
-"""One example's negatives in logs: how far the proposal is from the softmax among them."""
+"""The negatives of one example in logs: how far the proposal is from the softmax among them."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from samplesoft.bias.numerics.summation import EPS
 class Negatives:
     """The negatives of one example, in units where the partition function Z is 1.
 
-    With p the softmax, qn the proposal given "not the label" and ``r_j = p_j / qn_j``, all
-    that the bias depends on is held as logs, so that no product can overflow or vanish. Where draws
-    may be the label and then have no weight, qn is the proposal, and such a draw is one more class,
-    the last, with p = 0.
+    p is the softmax, qn the proposal given "not the label" and ``r_j = p_j / qn_j``. All values are
+    logs, so that no product overflows or underflows. Where accidental hits are masked, qn is the
+    proposal, and a hit counts as one more class, the last, with p = 0.
     """
 
     keep: NDArray[np.bool_]  # (n,) False at the label; the arrays below are (n - 1,), or one more
-    log_a: float  # of the label's probability
-    log_zt: float  # of the sum Z_t of the negatives' probabilities
+    log_a: float  # log of the label's probability
+    log_zt: float  # log of Z_t, the sum of the negatives' probabilities
     log_p: FloatArray
     log_qn: FloatArray
-    log_ratio: FloatArray  # log(r_j / Z_t), whose mean ratio under qn is 1
+    log_ratio: FloatArray  # log(r_j / Z_t); the mean of r_j / Z_t under qn is 1
     log_deviation: FloatArray  # log|r_j / Z_t - 1|; its sign is that of `log_ratio`
-    log_chi2: float  # of sum_j qn_j (r_j / Z_t - 1)^2 = Var(r) / Z_t^2, 0 if qn is the softmax
+    log_chi2: (
+        float  # log of sum_j qn_j (r_j / Z_t - 1)^2 = Var(r) / Z_t^2; that is 0 for the softmax
+    )
     rounding: float  # bound on the float64 error of `log_ratio`, `log_p`, `log_a` and `log_zt`
 
     def fill(self, label_value: float, values: FloatArray) -> FloatArray:
@@ -41,15 +42,15 @@ class Negatives:
 
 
 class NegativeSums(NamedTuple):
-    """What all negatives of an example have in common."""
+    """Sums over the negatives of an example, from which the logs of each negative follow."""
 
-    num: int  # of classes, n
+    num: int  # number n of classes
     top: float  # the largest logit of a negative
-    total: float  # of exp(o - top) over the negatives
-    mass: float  # of q over what may be drawn: never 1 - q_t, which loses digits
-    delta: float  # the label's logit less `top`
-    q_masked: float  # of the label, where a draw of it is one more class; else 0
-    reach: float  # the largest size of the logs of a negative
+    total: float  # sum of exp(o - top) over the negatives
+    mass: float  # sum of q over the classes of draws; 1 - q_t would lose digits
+    delta: float  # the label's logit minus `top`
+    q_masked: float  # q of the label, where accidental hits are masked; else 0
+    reach: float  # largest magnitude of the logs of a negative
 
     @property
     def log_total(self) -> float:
@@ -73,14 +74,15 @@ class NegativeSums(NamedTuple):
         return EPS * (64.0 + 4.0 * math.log2(self.num) + 2.0 * reach)
 
     def columns(self, logits: FloatArray, q: FloatArray) -> FloatArray:
-        """Return `log_p` to `log_deviation` of `Negatives`, (4, k), of some negatives."""
+        """Return `log_p`, `log_qn`, `log_ratio` and `log_deviation`, (4, k), of k negatives."""
         with np.errstate(all="ignore"):
             gap = np.maximum(logits - self.top, -1e300)  # so that huge logits stay finite
             weight = np.exp(gap)
             log_qn = np.log(q) - math.log(self.mass)
             qn = q / self.mass
             ratio = weight / qn / self.total
-            # The quotient keeps all digits of ratio - 1; the difference of logs has no range limit.
+            # log r as a difference of logs loses digits where r is near 1; as the log of a quotient
+            # it overflows or underflows far out: take the quotient wherever it is in range
             direct = (gap > -600.0) & (qn > 1e-300) & np.isfinite(ratio)
             log_ratio = np.where(direct, np.log(ratio), gap - log_qn - self.log_total)
             deviation = np.maximum(log_ratio, 0.0) + np.log(-np.expm1(-np.abs(log_ratio)))
@@ -88,7 +90,7 @@ class NegativeSums(NamedTuple):
 
     @property
     def masked_column(self) -> FloatArray:
-        """The same of the draws of the label that have no weight, (4, 1), or (4, 0)."""
+        """Columns of the class of masked accidental hits, (4, 1); (4, 0) if there are none."""
         if not self.q_masked:
             return np.empty((4, 0))
         log_q = math.log(self.q_masked) - math.log(self.mass)
@@ -100,7 +102,7 @@ def make_negatives(
 ) -> Negatives:
     """Return the negatives of one checked example: `logits` (n,), `q` (n,) positive on them.
 
-    Draws of the label are `masked`, or there are none.
+    `masked` says that accidental hits occur and are masked; if False, draws exclude the label.
     """
     keep = np.ones(logits.shape, dtype=np.bool_)
     keep[label] = False
@@ -123,6 +125,6 @@ def make_negatives(
 
 
 def log_sum_exp(x: FloatArray) -> float:
-    """Return ``log(sum(exp(x)))``; ``-inf`` where every entry is."""
+    """Return ``log(sum(exp(x)))``, which is -inf if every entry is."""
     top = float(x.max())
     return top + math.log(float(np.exp(x - top).sum())) if math.isfinite(top) else top

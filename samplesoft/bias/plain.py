@@ -1,27 +1,27 @@
-"""The exact bias of sampled softmax, of one example: to be read, not to be used.
+"""The exact bias of sampled softmax for one example: to be read, not to be used.
 
-`samplesoft.check_loss` alone uses a part of it, `mixture`: its losses are wrong in ways that no
-scheme has a name for.
+Only `samplesoft.check_loss` uses a part of it, `mixture`, because its faulty losses are no
+registered scheme.
 
 Three classes with logits 0, 1, 2, of which the first is the label. The softmax is p = (0.09, 0.24,
 0.67). One draw among the others, each with probability 1/2, gives the sum S = e^0 + 2 e^1 or e^0 +
 2 e^2, and the softmax p' = (0.16, 0.84, 0) or (0.06, 0, 0.94). The mean of p' is (0.11, 0.42,
-0.47), and the bias (0.02, 0.18, -0.20). The mean of S is the full sum; those of log S and 1 / S are
-not.
+0.47), and the bias (0.02, 0.18, -0.20). The mean of S is the full sum, but the means of log S and
+1 / S are not log Z and 1 / Z.
 
-`p'_j` is what class j has in S, over S. The derivatives of the loss log S - o_t in the logits are
-p' less 1 at the label, so that the bias of p' is that of the gradient.
+`p'_j` is the mass of class j in S, divided by S. The gradient of the loss log S - o_t in the logits
+is p' minus 1 at the label, so that the bias of p' is the bias of the gradient.
 
-1. The definition: the mean over all outcomes of the draws. There are n^m.
+1. The definition: the mean over all n^m outcomes of the draws.
 2. One integral in its place, for draws that are not the label.
-3. Other schemes, as mixtures: what S has for certain, what a draw adds, how likely it is.
-4. Second moments, from one power of u more.
-5. Draws without replacement, by a race of clocks.
+3. Other schemes, as mixtures: the base mass of S, the weight of a draw, its probability.
+4. Second moments, with one more power of u.
+5. Draws without replacement, as a race of exponential clocks.
 
-Equations (B..) are those of ``README.md`` beside this file. `samplesoft.exact_bias` computes the
-same with every digit, for millions of classes and logits of any size: it subtracts nothing from
-what is near it, and its nodes fit the problem. Here some 11 digits behind the point are right, for
-ratios exp(logits) / q within a factor of 1e10 or so.
+Equations (B..) are those of ``README.md`` in this folder. `samplesoft.exact_bias` computes the same
+to full precision, for millions of classes and logits of any size: it never subtracts nearly equal
+numbers, and its nodes fit the problem. Here about 11 decimals are right, for ratios
+exp(logits) / q within a factor of about 1e10.
 """
 
 import math
@@ -29,12 +29,12 @@ from itertools import combinations, product
 
 import numpy as np
 
-STEP = 0.02  # of log u: the trapezoid rule errs by exp(-pi^2 / STEP) where ratios are alike, (B24)
+STEP = 0.02  # in log u: the trapezoid rule has error exp(-pi^2 / STEP) for equal ratios, (B24)
 
 
 def softmax(logits):
-    """Return p = exp(o) / sum exp(o); from here on exp(o) is in units in which its sum is 1."""
-    e = np.exp(logits - np.max(logits))  # which cannot overflow
+    """Return p = exp(o) / sum exp(o) (n,); below, exp(o) is always scaled to have the sum 1."""
+    e = np.exp(logits - np.max(logits))  # cannot overflow
     return e / e.sum()
 
 
@@ -45,7 +45,7 @@ def without(q, label):
 
 
 def nodes(largest, least):
-    """Return u (K,) from where nothing has decayed to where all has, for S between two numbers."""
+    """Return nodes u (K,) that cover all of exp(-u S), for S between `least` and `largest`."""
     start, stop = -math.log(max(largest, 1.0)) - 34.0, math.log(800.0 / min(least, 1.0))
     return np.exp(np.arange(start, stop, STEP))
 
@@ -54,7 +54,7 @@ def nodes(largest, least):
 
 
 def bias_by_enumeration(logits, label, q, m):
-    """Return E[p'] - p (n,) and E[L'] - L for m draws that are not the label, over all n^m."""
+    """Return E[p'] - p (n,) and E[L'] - L for m draws that are not the label, by enumeration."""
     p, dist = softmax(logits), without(q, label)
     mean_p, mean_loss = np.zeros(len(p)), 0.0
     for ids in product(np.flatnonzero(dist), repeat=m):
@@ -62,7 +62,7 @@ def bias_by_enumeration(logits, label, q, m):
         masses = np.zeros(len(p))
         masses[label] = p[label]
         for j in ids:
-            masses[j] += p[j] / (m * dist[j])  # o_j - log(m q_j), as a factor
+            masses[j] += p[j] / (m * dist[j])  # exp(o_j - log(m q_j))
         mean_p += probability * masses / masses.sum()
         mean_loss += probability * math.log(masses.sum() / p[label])
     return mean_p - p, mean_loss + math.log(p[label])
@@ -72,10 +72,10 @@ def bias_by_enumeration(logits, label, q, m):
 
 
 def bias_of_negatives(logits, label, q, m):
-    """Return the same by 1 / S = integral of exp(-u S) du, (B2), and Frullani's for log S, (B7).
+    """Return the same from 1 / S = integral of exp(-u S) du, (B2), and Frullani's for log S, (B7).
 
-    Draws are independent, so that the mean of exp(-u S) is a product of means, (B3). One draw of j
-    leaves exp(-u r_j / m) in the place of one factor T, and m q_j r_j / m is e_j, (B4).
+    Draws are independent, so that the mean of exp(-u S) is a product of means T, (B3). Given that
+    one draw is j, exp(-u r_j / m) replaces one factor T, and m q_j r_j / m is e_j, (B4).
     """
     e, dist = softmax(logits), without(q, label)
     r = np.divide(e, dist, out=np.zeros(len(e)), where=dist > 0.0)
@@ -94,14 +94,14 @@ def bias_of_negatives(logits, label, q, m):
 def mixture(products, base, u, step, expm1=np.expm1):
     """Return the terms exp(-u) - E exp(-u S) (K,) of E log S, and E base / S and E masses / S (n,).
 
-    S is `base` plus draws. `products` are pairs (probability, factors), and a factor (distribution
-    (n,), weights (n,), times) is that of `times` draws: class j by dist_j adds w_j, and what the
-    distribution lacks of 1 are draws that add nothing. The mean of exp(-u S) is a product of
-    factors T, (B3), or a mixture of such; where one draw of j leaves its exponential in the place
-    of a T, it is the part of j, as in (B4).
+    S is `base` plus the weights of draws. `products` is a mixture: pairs (probability, factors). A
+    factor (distribution (n,), weights (n,), times) describes `times` draws, where class j has
+    probability dist_j and adds w_j. A draw adds nothing with the remaining probability. For each
+    component the mean of exp(-u S) is a product of factors T, (B3). The mass of class j follows by
+    replacing one T by the exponential of a draw of j, as in (B4).
 
-    T = sum_j law_j exp(-u w_j) is 1 but for its last digits where u is small, and E log S is made
-    of what is left: T - 1 is summed by expm1, which has all of them.
+    For small u, T = sum_j dist_j exp(-u w_j) is close to 1, and 1 - T, of which E log S consists,
+    would lose its digits. So T - 1 is summed directly, by expm1.
     """
     change, of_base, masses = np.zeros_like(u), 0.0, 0.0
     for probability, factors in products:
@@ -120,28 +120,30 @@ def mixture(products, base, u, step, expm1=np.expm1):
 
 
 def ratios(e, dist):
-    """Return e / distribution, and 0 of what is never drawn."""
+    """Return e / dist (n,), and 0 for classes that are never drawn."""
     return np.divide(e, dist, out=np.zeros(len(e)), where=dist > 0.0)
 
 
 def bias(logits, label, q, m, scheme):
-    """Return the bias of a scheme with replacement, of its jackknife, or of `poisson`."""
+    """Return E[p'] - p (n,) and E[L'] - L of any scheme that is not without replacement."""
     e, q = softmax(logits), np.asarray(q, dtype=float)
     name, others = scheme.removesuffix("_masked"), np.arange(len(e)) != label
-    base = own = e[label]  # the label's mass in S, and what the loss is less by, as a factor
+    base = exp_label_logit = e[
+        label
+    ]  # the label's mass in S, and exp of the label's logit in the loss
     if name == "candidate":
-        base = own = e[label] / (m * q[label])
+        base = exp_label_logit = e[label] / (m * q[label])
     if name == "importance":
         base = 0.0
     if scheme in ("negatives", "jackknife", "reject"):
         q_label, q = q[label], without(q, label)
-    elif scheme not in ("candidate", "importance"):  # a hit has no weight
+    elif scheme not in ("candidate", "importance"):  # an accidental hit has weight 0
         q = np.where(others, q, 0.0)
     r = ratios(e, q)
     products = [(1.0, [(q, r / m, m)])]
     if name == "jackknife":  # (B13)
         products = [(m, products[0][1]), (1 - m, [(q, r / (m - 1), m - 1)])]
-    if scheme == "reject":  # of K draws that are kept, as many as not, (B10)
+    if scheme == "reject":  # K accepted draws, a binomial number, (B10)
         probs = [math.comb(m, k) * (1.0 - q_label) ** k * q_label ** (m - k) for k in range(m + 1)]
         products = [(p, [(q, r / max(k, 1), k)]) for k, p in enumerate(probs) if p > 0.0]
     if scheme == "poisson":  # each class j is in S with probability q_j, independently: (B26)
@@ -151,7 +153,7 @@ def bias(logits, label, q, m, scheme):
     u = nodes(base + max(m * r.max(), r.sum()), base or r[q > 0.0].min())
     of_log, of_label, mean_p = mixture(products, base, u, STEP)
     mean_p[label] += of_label
-    return mean_p - e, of_log.sum() - math.log(own) + math.log(e[label])
+    return mean_p - e, of_log.sum() - math.log(exp_label_logit) + math.log(e[label])
 
 
 # 4. second moments --------------------------------------------------------------------------------
@@ -160,11 +162,11 @@ def bias(logits, label, q, m, scheme):
 def mean_square(logits, label, q, m, vectors):
     """Return E |sum_j p'_j c_j - sum_j p_j c_j|^2 for draws that are not the label.
 
-    1 / S^2 is the integral of u exp(-u S) du. Of two draws both leave their exponential, and where
-    they are one draw, only once: (B28).
+    1 / S^2 is the integral of u exp(-u S) du. Products of two draws have two exponentials, and the
+    square of one draw has one: (B28).
     """
     e, dist = softmax(logits), without(q, label)
-    c = vectors - e @ vectors  # so that the sum over p is 0
+    c = vectors - e @ vectors  # centred, so that sum_j p_j c_j = 0
     r = np.divide(e, dist, out=np.zeros(len(e)), where=dist > 0.0)
     u = nodes(e[label] + r.max(), e[label] + r[dist > 0.0].min())
     decay = np.exp(-np.outer(u, r / m))
@@ -180,11 +182,13 @@ def mean_square(logits, label, q, m, vectors):
 
 
 def set_probabilities(q, m):
-    """Yield every set of m classes that are drawn in turn, each with its probability.
+    """Yield every set of m classes and the probability that m draws in turn give this set.
 
-    Give each class a clock that rings after an exponential time with the rate q_j. The first m to
-    ring are such draws, for clocks forget: of those that have not rung, j is next with q_j over
-    the sum. If the last of the set rings at t, the others rang before, and the rest did not.
+    Give each class a clock that rings after an exponential time with rate q_j. The first m classes
+    to ring have the distribution of such draws, because exponential clocks have no memory: among
+    the clocks that have not rung, j is next with probability q_j over their sum. Condition on the
+    time t at which the last class of the set rings: the others of the set rang before t, and all
+    other classes after.
     """
     q = np.asarray(q, dtype=float)
     t = np.exp(np.arange(-34.0 - math.log(q.max()), math.log(800.0 / q.min()), STEP))

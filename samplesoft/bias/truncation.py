@@ -1,4 +1,4 @@
-"""The bias of a softmax over some classes that are chosen by a rule, and not drawn."""
+"""The bias of a softmax over a deterministic subset of the classes."""
 
 from __future__ import annotations
 
@@ -15,29 +15,27 @@ _EPS = float(np.finfo(np.float64).eps)
 
 
 def truncated_bias(logits: ArrayLike, labels: Any, ids: Any) -> ExactBias:
-    """Compute exactly what a softmax over the label and some other classes does to the gradient.
+    """Compute the exact bias of a softmax over the label and a given set of other classes.
 
-    With the set A of the label and `ids`, ``p'_i = p_i / p(A)`` in A and 0 elsewhere. Where A does
-    not depend on chance, nothing cancels in the mean: this is the bias of every step, and no number
-    of steps removes it. Examples are the highest scores as hard negatives, the buckets of SCE [1]_
-    and RECE [2]_ given their hashes, distillation from the k best classes, and lists that an index
-    has found for an older model.
+    With the set A of the label and `ids`, ``p'_i = p_i / p(A)`` in A and 0 elsewhere. Because A is
+    not random, errors do not average out: every step has this bias. Examples are the highest scores
+    as hard negatives, the buckets of SCE [1]_ and RECE [2]_ given their hashes, distillation from
+    the k best classes, and nearest neighbours that an index found for an older model.
 
     Parameters
     ----------
     logits : array_like, shape (n,) or (B, n)
         Finite logits o.
     labels : int or array_like of int, shape (B,)
-        The true class t, in A in any case.
+        The true class t, which is always in A.
     ids : array_like of int, shape (k,) or (B, k)
-        The other classes of A; those that occur more than once count once.
+        The other classes of A; duplicates count once.
 
     Returns
     -------
     ExactBias
-        With ``mass = 1 - p(A)``, a bias of ``p'_i mass`` in A and ``-p_i`` elsewhere, so an L1
-        norm of twice `mass`, and a loss bias of ``log p(A) = log1p(-mass)``: the loss is never too
-        large.
+        With ``mass = 1 - p(A)``, the bias is ``p'_i mass`` in A and ``-p_i`` elsewhere. Its L1 norm
+        is twice `mass`. The loss bias is ``log p(A) = log1p(-mass)``, which is never above 0.
 
     Raises
     ------
@@ -46,10 +44,10 @@ def truncated_bias(logits: ArrayLike, labels: Any, ids: Any) -> ExactBias:
 
     Notes
     -----
-    `mass` and the shares of classes in A and outside are computed apart, so that no digits cancel
-    where A has nearly all of the mass, or nearly none; the error fields are bounds on rounding. A
-    set of m random classes beside A, with weights 1 / (m q), has no such floor: see
-    `samplesoft.exact_bias` with `certain`.
+    `mass` and the softmaxes within A and outside are computed separately, so that no digits cancel
+    where A has nearly all of the mass, or nearly none. The error fields are bounds on rounding.
+    With m random classes in addition to A, weighted by 1 / (m q), the bias tends to 0 for large m:
+    see `samplesoft.exact_bias` with `certain`.
 
     References
     ----------
@@ -71,19 +69,19 @@ def truncated_bias(logits: ArrayLike, labels: Any, ids: Any) -> ExactBias:
     inside = np.zeros(rows.shape, np.bool_)
     np.put_along_axis(inside, as_ids("ids", ids, n, len(rows)), True, axis=1)
     np.put_along_axis(inside, targets[:, None], True, axis=1)
-    with np.errstate(over="ignore", invalid="ignore"):  # of logits 1e308 apart, and of no class
-        tops = [rows.max(axis=1, where=part, initial=-np.inf) for part in (inside, ~inside)]
+    with np.errstate(over="ignore", invalid="ignore"):  # logits 1e308 apart; no class outside A
+        tops = [rows.max(axis=1, where=mask, initial=-np.inf) for mask in (inside, ~inside)]
         gaps = np.maximum(rows - np.where(inside, tops[0][:, None], tops[1][:, None]), -1e300)
         weights = np.exp(gaps)
-        sums = [weights.sum(axis=1, where=part) for part in (inside, ~inside)]
-        # log of mass / p(A): -inf where no class is outside; of others the largest adds 1 to a sum
-        odds = tops[1] - tops[0] + np.log(np.maximum(sums[1], 1.0) / sums[0])
-    shares = weights / np.where(inside, sums[0][:, None], sums[1][:, None])
+        masses = [weights.sum(axis=1, where=mask) for mask in (inside, ~inside)]
+        # log(mass / p(A)): -inf where no class is outside; otherwise the sum is at least 1
+        odds = tops[1] - tops[0] + np.log(np.maximum(masses[1], 1.0) / masses[0])
+    fractions = weights / np.where(inside, masses[0][:, None], masses[1][:, None])
     mass = expit(odds)[:, None]
-    bias = np.where(inside, shares, -shares) * mass
-    probs = shares * np.where(inside, expit(-odds)[:, None], mass)
+    bias = np.where(inside, fractions, -fractions) * mass
+    probs = fractions * np.where(inside, expit(-odds)[:, None], mass)
     loss_bias = 0.0 - np.logaddexp(0.0, odds)
-    # relative: of sums, of exponentials of rounded gaps, and of the odds
+    # relative errors: of the sums, of exponentials of rounded gaps, and of the odds
     unit = _EPS * (16.0 + np.log2(n))
     of_odds = _EPS * np.abs(np.where(np.isfinite(odds), odds, 0.0))
     relative = unit + (of_odds * expit(-odds))[:, None] + _EPS * np.abs(gaps)

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, Self, cast
 import numpy as np
 
 from samplesoft._progress import progress_bar
-from samplesoft._validation import FloatArray, as_count, as_real_array, short_repr
-from samplesoft.bias.inputs import LEAST_Q
+from samplesoft._validation import FloatArray, as_count, as_real_array, shown
+from samplesoft.bias.inputs import MIN_Q
 from samplesoft.bias.numerics.quadrature import ExampleBias, better_of
 from samplesoft.bias.with_replacement.atoms import PanelMoments
 from samplesoft.bias.with_replacement.draws import Draws, Totals, draws_of_chunk
@@ -431,14 +431,14 @@ def check_chunk(start: int, logits: Any, q: Any, totals: Totals) -> tuple[FloatA
             f"`q` of {len(proposal)} classes does not match `logits` of {len(o)} in the chunk that "
             f"starts at class {start}; cut both in the same places."
         )
-    wrong, own = proposal < LEAST_Q, totals.label - start
+    wrong, own = proposal < MIN_Q, totals.label - start
     scheme = totals.scheme
     if 0 <= own < len(o) and not (scheme.draws_label or scheme.corrects_label):
         wrong[own] = proposal[own] < 0.0
     if wrong.any():
         index = int(wrong.argmax())
         raise ValueError(
-            f"`q` must be greater than 0, and at least {LEAST_Q:.2g}, on every class that scheme "
+            f"`q` must be greater than 0, and at least {MIN_Q:.2g}, on every class that scheme "
             f"{scheme.name!r} can draw, got {proposal[index]} at class {start + index}; mix the "
             "proposal with a little of the uniform distribution."
         )
