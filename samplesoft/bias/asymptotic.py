@@ -1,4 +1,4 @@
-"""What the first order in 1/m says: the limit of m times the bias, and classical bounds on it."""
+"""First order in 1/m: the limit of m times the bias, and classical bounds on it."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def asymptotic_bias(
     """Return the limit of ``m * bias`` of sampled softmax as the number m of draws grows.
 
     For scheme ``negatives``, the sampled softmax of [1]_, eq. 5, write ``a = e^{o_t}``, Z for the
-    partition function, Z_t for the negatives' part of it, ``r_j = e^{o_j} / q_j`` with q given
-    "not the label", and V for the variance of r under it. The limit is ``a V / Z^3`` at the label
-    and ``e^{o_j} (V / Z^3 - (r_j - Z_t) / Z^2)`` at a negative j. For ``masked`` q is that of all
-    classes, and a draw of the label one of a class with r = 0.
+    partition function, ``Z_t = Z - a``, ``r_j = e^{o_j} / q_j`` with q given "not the label", and V
+    for the variance of r under this q. The limit is ``a V / Z^3`` at the label and
+    ``e^{o_j} (V / Z^3 - (r_j - Z_t) / Z^2)`` at a negative j. For ``masked``, q is not conditioned,
+    and a draw of the label counts as a class with r = 0.
 
     Parameters
     ----------
@@ -43,8 +43,8 @@ def asymptotic_bias(
     labels, q, h
         As for `samplesoft.exact_bias`.
     scheme : str
-        ``negatives`` or ``masked``. The others are refused; where their bias falls like 1/m, the
-        limit is m times `samplesoft.exact_bias` at a large m.
+        ``negatives`` or ``masked``; others raise ValueError. Where their bias falls like 1/m, the
+        limit is approximately m times `samplesoft.exact_bias` at a large m.
 
     Returns
     -------
@@ -73,12 +73,12 @@ def asymptotic_bias(
     >>> asymptotic_bias([0.0, 1.0, 1.0], 0, [0.0, 0.5, 0.5])
     array([0., 0., 0.])
     """
-    # with two draws, which every scheme allows, so that a scheme is refused for what it is
+    # two draws are valid for every scheme, so that the only possible error is an unsupported one
     return asymptotic_bias_of(check_inputs(logits, labels, q, 2, scheme, h, require=require_bounds))
 
 
 def asymptotic_bias_of(inputs: Inputs) -> FloatArray:
-    """Return `asymptotic_bias` of arguments that are checked, at any number of draws."""
+    """Return `asymptotic_bias` of checked inputs; their number of draws is ignored."""
     require_bounds(inputs.scheme)
     rows = ((_example_limit(*row, inputs.scheme),) for row in inputs.rows())
     limit: FloatArray = inputs.columns(rows)[0]
@@ -88,8 +88,9 @@ def asymptotic_bias_of(inputs: Inputs) -> FloatArray:
 def _example_limit(logits: FloatArray, label: int, q: FloatArray, scheme: Scheme) -> FloatArray:
     """Return the limit (n,) for one example, eq. (B31).
 
-    In units where Z = 1 it is e_j (mean - r_j) for a class that is drawn, and 0 for the label, each
-    less its average under the softmax, where the label counts with the mean of r.
+    In units where Z = 1, the limit is f_j minus p_j times the mean of f terms: f_j is
+    e_j (mean - r_j) for a drawn class and 0 for the label, eq. (B31). r - R, the difference from a
+    reference, replaces r everywhere, because r itself would cancel.
     """
     draws = make_draws(logits, label, q, 1, scheme)
     if draws.other_mass == 0.0:
@@ -97,7 +98,8 @@ def _example_limit(logits: FloatArray, label: int, q: FloatArray, scheme: Scheme
     ratios = make_ratios(draws)
     reference = float(np.exp(min(ratios.log_ref, LARGEST_EXPONENT)))
     with np.errstate(all="ignore"):
-        # r - R, from the contrast (r - R) / (r + R) where r is near R
+        # r - R loses digits where r is near R: take it from kappa = (r - R) / (r + R) there, as
+        # 2 kappa R / (1 - kappa) for |kappa| < 1/2
         kappa = ratios.contrast
         near = np.abs(kappa) < 0.5
         ratio = 2.0 * kappa / np.where(near, 1.0 - kappa, 1.0) * reference
@@ -112,16 +114,16 @@ def _example_limit(logits: FloatArray, label: int, q: FloatArray, scheme: Scheme
 
 @dataclass(frozen=True)
 class SelfNormalizedTerms:
-    """What the theory of self-normalised importance sampling says of one number of draws.
+    """Terms of the theory of self-normalised importance sampling for a given number of draws.
 
     Attributes
     ----------
     leading_bias : ndarray, shape (n,) or (B, n)
         The term of order 1/m of the bias ``E[p'] - p`` of each class, in probability.
     agapiou_bound : float or ndarray (B,)
-        ``12 rho / m``, which the L1 norm of the bias does not exceed; infinite beyond float64.
+        ``12 rho / m``, a bound on the L1 norm of the bias; infinite beyond float64.
     cauchy_schwarz_bound : float or ndarray (B,)
-        A bound on the same norm, at most ``2 rho / m``, and 0 where r is constant, to rounding.
+        A bound on the same norm, at most ``2 rho / m``; 0 up to rounding where r is constant.
     effective_sample_size : float or ndarray (B,)
         ``m / rho`` in draws, from 0 to m.
     """
@@ -143,27 +145,28 @@ def self_normalized_terms(
 ) -> SelfNormalizedTerms:
     """Return the classical terms of self-normalised importance sampling for sampled softmax.
 
-    Plain self-normalised importance sampling (scheme ``importance``) divides a mean of
-    ``w phi(s)`` by a mean of w, all classes being drawn. Sampled softmax keeps the label: its sum
-    is ``S = a + mean of r`` with ``a = e^{o_t}`` and ``r_j = e^{o_j} / q_j``, 0 for a masked draw
-    of the label. That is the mean of ``w = a + r``, and p' takes a function phi of the classes to
-    the mean of ``w g`` over that of w, with ``g = (a phi_t + r phi(s)) / w`` between the least and
-    the largest phi. So it is the plain estimator for other weights and functions, and what is
-    known for bounded functions carries over with ``rho = E[w^2] / E[w]^2 = 1 + Var[r] / Z^2``:
+    Plain self-normalised importance sampling (scheme ``importance``) draws all classes, and divides
+    a mean of ``w phi(s)`` by a mean of w. Sampled softmax always includes the label: its sum is
+    ``S = a + mean of r`` with ``a = e^{o_t}`` and ``r_j = e^{o_j} / q_j``, where r = 0 for a masked
+    draw of the label. So S is the mean of ``w = a + r``. The expectation of a function phi under p'
+    is the mean of ``w g`` divided by the mean of w, with ``g = (a phi_t + r phi(s)) / w`` between
+    the smallest and the largest phi. This is the plain estimator for other weights and functions.
+    Results for bounded functions carry over, with
+    ``rho = E[w^2] / E[w]^2 = 1 + Var[r] / Z^2``:
 
     - the leading term of the bias, ``-E[w^2 (g - E p')] / (m Z^2)`` to first order, as in [2]_,
-      is that of `asymptotic_bias`;
+      equals `asymptotic_bias` over m;
     - ``|bias of phi| <= 12 rho / m`` for ``|phi| <= 1`` [3]_, which is a bound on the L1 norm;
     - the effective sample size ``m / rho`` [1]_.
 
-    What does not carry over is the reading of ``m / rho`` as "so many draws from the softmax": it
-    takes g for phi, and leaves out that g depends on w. The variance of the gradient in h was 0.015
-    to 10 times what that reading says.
+    The usual interpretation of ``m / rho`` as an equivalent number of draws from the softmax does
+    not carry over: it replaces g by phi, and ignores that g depends on w. In tests the variance of
+    the gradient in h was 0.015 to 10 times the value that this interpretation predicts.
 
-    The bound holds always and is never close: at least 6 times the norm, for ``2 rho / m`` holds
-    too, which no constant below 2 does. The leading term is close where m exceeds the largest
-    ``r / Z`` by far, and is no bound: a rare class can make it any number of times the bias.
-    Section 16 of ``samplesoft/bias/README.md`` has proofs, and figures on real proposals.
+    The bound ``12 rho / m`` always holds, and is at least 6 times the norm, because ``2 rho / m``
+    holds, too; 2 is the smallest possible constant. The leading term is close where m is far above
+    the largest ``r / Z``. It is no bound: with a rare class it can exceed the bias by any factor.
+    Section 16 of ``samplesoft/bias/README.md`` has proofs, and plots for real proposals.
 
     Parameters
     ----------
@@ -174,7 +177,7 @@ def self_normalized_terms(
     num_sampled : int
         Number of draws m, at least 1.
     scheme : str
-        ``negatives`` or ``masked``; the others are refused.
+        ``negatives`` or ``masked``; others raise ValueError.
 
     Returns
     -------
@@ -209,26 +212,26 @@ def self_normalized_terms(
 
 
 def self_normalized_terms_of(inputs: Inputs) -> SelfNormalizedTerms:
-    """Return `self_normalized_terms` of arguments that are checked."""
+    """Return `self_normalized_terms` of checked inputs."""
     scheme, m, rows = inputs.scheme, float(inputs.num_sampled), []
     require_bounds(scheme)
     for row in inputs.rows():
         leading = _example_limit(*row, scheme) / m
         rho, norm = _rho_and_norm(make_negatives(*row, masked=not scheme.excludes_label))
-        with np.errstate(over="ignore"):  # infinity says nothing, as it should
+        with np.errstate(over="ignore"):  # an infinite bound is valid
             bound = 12.0 * rho / m
         rows.append((leading, bound, norm / m, m / rho))
     return SelfNormalizedTerms(*inputs.columns(rows))
 
 
 def _rho_and_norm(negatives: Negatives) -> tuple[np.float64, np.float64]:
-    """Return rho, and the bound of Cauchy and Schwarz on m times the L1 norm of the bias."""
-    if negatives.log_p.size == 1:  # every draw is of one class
+    """Return rho, and the Cauchy-Schwarz bound on m times the L1 norm of the bias."""
+    if negatives.log_p.size == 1:  # all draws are the same class
         return np.float64(1.0), np.float64(0.0)
     with np.errstate(over="ignore", under="ignore"):
         log_variance = negatives.log_chi2 + 2.0 * negatives.log_zt
         rms = np.exp(0.5 * np.logaddexp(log_variance, 2.0 * negatives.log_zt))
-        # What rounding does to each r moves their deviation by this much of their size, at most.
+        # A relative rounding of each r changes the standard deviation by at most that part of rms.
         deviation = np.exp(0.5 * log_variance) + np.expm1(negatives.rounding) * rms
         bound = deviation * (deviation + rms) * np.exp(2.0 * negatives.rounding)
         return 1.0 + np.exp(log_variance), bound

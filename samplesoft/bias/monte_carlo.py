@@ -1,7 +1,7 @@
-"""Monte Carlo estimate of the bias of sampled softmax, the check on the exact values.
+"""Monte Carlo estimate of the bias of sampled softmax, a check on the exact values.
 
-Top to bottom: the public function; the trials of one example, in blocks on all threads; the plan,
-which reduces every scheme to draws from one alias table; and the compiled trials.
+From top to bottom: the public function; the trials of one example, in blocks on all threads; the
+plan, which reduces every scheme to draws from one alias table; and the compiled trials.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from samplesoft.kernels.alias import alias_draw, build_alias
 from samplesoft.kernels.sort_ids import count_below
 from samplesoft.schemes import Scheme
 
-_SAFE_LOG = 600.0  # exp of a weight within this stays clear of the ends of float64
+_MAX_LINEAR_LOG = 600.0  # |log weight| up to which weights and their sums are in range of float64
 _MAX_BLOCKS = 64
-_LEAST_DRAWS = 1 << 15  # of a block
+_MIN_DRAWS_PER_BLOCK = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ class MonteCarloBias:
 
 
 class Simulation(NamedTuple):
-    """Estimates for one example; each is a mean minus its value under the full softmax."""
+    """Estimates for one example: means over trials minus the value under the full softmax."""
 
-    bias: FloatArray  # (num_bins,) of the mass of p' in each bin
+    bias: FloatArray  # (num_bins,) of the sum of p' in each bin
     stderr: FloatArray
     loss_bias: float
     loss_stderr: float
@@ -93,7 +93,7 @@ def monte_carlo_bias(
         Proposal over all classes, or an object with a method ``probs(h)``; inclusion
         probabilities for ``scheme="poisson"``.
     num_sampled : int
-        Number of draws m in a trial; ``poisson`` makes no use of it.
+        Number of draws m in a trial; ``poisson`` ignores it.
     num_trials : int
         Number of independent trials for each example, at least 2.
     scheme : str
@@ -101,9 +101,9 @@ def monte_carlo_bias(
     rng : int or numpy.random.Generator or None
         Seed or generator; the same seed gives the same answer on any number of threads.
     executor : concurrent.futures.Executor, optional
-        Whose workers share the examples out, each on one thread: pools of threads or processes, or
-        ``client.get_executor(pure=False)`` of Dask. The result has the same bits as without. Of a
-        single example they share the trials.
+        Computes the examples on its workers, each on one thread: a pool of threads or processes, or
+        ``client.get_executor(pure=False)`` of Dask. For a single example, the trials are divided
+        among the workers. The result has the same bits as without it.
 
     Returns
     -------
@@ -117,8 +117,8 @@ def monte_carlo_bias(
 
     Notes
     -----
-    The standard error is measured on the same trials. A class drawn in few of them has too
-    small a one, and 0 if it was never drawn: compare such classes in groups, not one by one.
+    The standard error is estimated from the same trials. It is too small for a class that was drawn
+    in few of them, and 0 if it was never drawn: compare such classes in groups, not one by one.
 
     References
     ----------
@@ -139,31 +139,31 @@ def monte_carlo_bias(
     num_trials = as_count("num_trials", num_trials, 2)
     key, workers = as_key(rng), as_executor(executor)
     if len(inputs.logits) == 1:
-        found = iter([_simulate_rows(num_trials, key, (inputs, 0), workers)])
+        estimates = iter([_simulate_examples(num_trials, key, (inputs, 0), workers)])
     else:
-        tasks = ((inputs.of(part), part.start) for part in inputs.parts())
-        found = run_tasks(partial(_simulate_rows, num_trials, key), tasks, workers)
-    bias, stderr, loss_bias, loss_stderr = inputs.columns(chain.from_iterable(found))
+        tasks = ((inputs.of(examples), examples.start) for examples in inputs.parts())
+        estimates = run_tasks(partial(_simulate_examples, num_trials, key), tasks, workers)
+    bias, stderr, loss_bias, loss_stderr = inputs.columns(chain.from_iterable(estimates))
     return MonteCarloBias(bias, stderr, loss_bias, loss_stderr, num_trials)
 
 
-def _simulate_rows(
+def _simulate_examples(
     num_trials: int, key: np.uint64, task: tuple[Inputs, int], executor: Executor | None = None
 ) -> list[tuple[Any, ...]]:
-    """Return what there is of each of some examples, the first of which has a number in `task`."""
+    """Return the estimates of each example of a task, (inputs, index of the first example)."""
     inputs, first = task
     m, scheme = inputs.num_sampled, inputs.scheme
     rows: list[tuple[Any, ...]] = []
     for i, row in enumerate(inputs.rows(), first):
-        # a compiled function returns a plain int, which would not be taken for a uint64 again
+        # a compiled function returns a plain int: convert it, so that Numba sees a uint64 again
         example_key = np.uint64(mix64(key, np.uint64(i)))
         if not len(inputs.certain):
-            found = simulate(*row, m, scheme, num_trials, example_key, executor=executor)
-            rows.append(found[:4])
+            simulation = simulate(*row, m, scheme, num_trials, example_key, executor=executor)
+            rows.append(simulation[:4])
             continue
         merged = merge_certain_into_label(*row, inputs.certain)
         bias, stderr, loss_bias, loss_stderr = np.zeros(1), np.zeros(1), 0.0, 0.0
-        if len(merged.rest):  # else nothing is left to draw
+        if len(merged.rest):  # otherwise all classes are always included
             example = merged.logits, merged.label, merged.q
             bias, stderr, loss_bias, loss_stderr = simulate(
                 *example, m, scheme, num_trials, example_key, executor=executor
@@ -188,8 +188,8 @@ def simulate(
 ) -> Simulation:
     """Run the trials of one checked example, `logits` and `q` (n,).
 
-    p' is added up in `bins` (n,), numbered from 0, each class one of its own by default, and
-    projected on the columns of `projection` (n, P), trial by trial.
+    In each trial p' is summed within `bins` (n,), the bin index of each class (by default each
+    class is a bin), and projected on the columns of `projection` (n, P).
     """
     log_p = log_softmax(logits)
     p = np.exp(log_p)
@@ -199,23 +199,27 @@ def simulate(
     directions = np.ascontiguousarray(projection, dtype=np.float64)
     target = _Target(bins, center, directions, p @ directions)
     plan = _make_plan(log_p, label, q, m, scheme)
-    work = partial(_simulate_block, plan, target, key, scheme.jackknife)
+    run_block = partial(_simulate_block, plan, target, key, scheme.jackknife)
 
-    # a block allocates and returns O(n) numbers, and is handed to a thread: have as many as its
-    # draws pay for
-    paid = num_trials * plan.stride // max(8 * len(p), _LEAST_DRAWS)
-    num_blocks = min(max(paid, 1), _MAX_BLOCKS, num_trials)
+    # a block costs O(n) memory and a task: give each enough draws to outweigh that
+    affordable = num_trials * plan.stride // max(8 * len(p), _MIN_DRAWS_PER_BLOCK)
+    num_blocks = min(max(affordable, 1), _MAX_BLOCKS, num_trials)
     blocks = chunks(num_trials, -(-num_trials // num_blocks))
-    found = thread_map(work, blocks) if executor is None else run_tasks(work, blocks, executor)
-    sums = np.zeros((len(center), 3))  # of trials that draw from a bin: p' - center, its square, 1
+    results = (
+        thread_map(run_block, blocks)
+        if executor is None
+        else run_tasks(run_block, blocks, executor)
+    )
+    # over the trials that draw from a bin: p' - center, its square, and their number
+    sums = np.zeros((len(center), 3))
     mean, squares = np.zeros((2, 1 + directions.shape[1]))  # squared deviations from the mean
-    # in the order of the blocks, whoever ran them: the same bits on any number of threads
-    for trials, (block_sums, (block_mean, block_squares)) in zip(blocks, found, strict=True):
+    # merge in the order of the blocks, so that the bits do not depend on the number of threads
+    for trials, (block_sums, (block_mean, block_squares)) in zip(blocks, results, strict=True):
         sums += block_sums[:, 1:]
         size = trials.stop - trials.start
         change = block_mean - mean
         mean += change * (size / trials.stop)
-        with np.errstate(over="ignore"):  # losses of 1e154 have no squares in float64
+        with np.errstate(over="ignore"):  # squares of losses beyond 1e154 overflow
             squares += block_squares
             if trials.start:
                 squares += change**2 * (trials.start * size / trials.stop)
@@ -230,28 +234,28 @@ def simulate(
 
 
 class _Plan(NamedTuple):
-    """One example and scheme, ready for trials; logits are shifted so that ``sum(exp) = 1``."""
+    """One example and scheme, prepared for trials; logits are shifted so that ``sum(exp) = 1``."""
 
     label: int
     num_draws: int
     stride: int  # words of the random stream per trial
-    # distribution of the number of draws from `num_draws` on, or empty; where that number is
-    # random, a class counts once however often it is drawn
+    # cdf of the number of draws, starting at `num_draws`; empty if the number is fixed. With a
+    # random number, a class that is drawn several times counts once.
     draws_cdf: FloatArray
     thresholds: np.ndarray  # alias table (n,)
     alias: np.ndarray
     fixed: IntArray  # classes included in every trial
-    log_weights: FloatArray  # weight of one draw (n,)
-    weights: FloatArray  # its exponential, where weights neither overflow nor vanish; else empty
+    log_weights: FloatArray  # (n,) log weight of one draw of each class
+    weights: FloatArray  # (n,) its exponential, or empty if that could overflow or underflow
     log_base: float
-    offset: float  # added to log S, gives the loss minus the full softmax loss
-    kept_only: bool  # draws of the label are dropped, and the weights divided by the number kept
+    offset: float  # log S + offset is the sampled loss minus the full softmax loss
+    accepted_only: bool  # divide by the number of draws that are not the label
 
 
 class _Target(NamedTuple):
-    """What p' is compared with: trials add up its distance from the full softmax."""
+    """The full softmax that trials subtract from p', by bins and projections."""
 
-    bins: IntArray  # (n,) of each class, or empty where each class is its own
+    bins: IntArray  # (n,) bin of each class, or empty where each class is a bin
     center: FloatArray  # (num_bins,) the full softmax
     projection: FloatArray  # (n, P)
     projection_center: FloatArray  # (P,)
@@ -265,34 +269,35 @@ def _simulate_block(
 
 
 def _make_plan(log_p: FloatArray, label: int, q: FloatArray, m: int, scheme: Scheme) -> _Plan:
-    """Reduce a scheme to draws from one alias table, weights and a base mass."""
+    """Reduce a scheme to draws from an alias table, weights and a base mass."""
     draws_cdf, fixed, num_draws, probs, log_unit = np.zeros(0), np.zeros(0, np.int64), m, q, 0.0
-    drawn = q.copy()  # what weights divide by
+    divisors = q.copy()
     if scheme.excludes_label or scheme.divides_by_kept:
-        drawn[label] = 0.0
+        divisors[label] = 0.0
     if scheme.independent:
-        # a class drawn at least once in Poisson(rate) draws is included with probability
-        # 1 - exp(-rate), independently of the others, eq. (B29): the cost is that of the draws
-        drawn = np.minimum(drawn, 1.0)
-        fixed = np.flatnonzero(drawn == 1.0)
-        rates = -np.log1p(-np.where(drawn == 1.0, 0.0, drawn))
+        # Draw a Poisson number of classes with replacement. A class of rate r is drawn at least
+        # once with probability 1 - exp(-r), independently of the others, eq. (B29). So a trial
+        # costs as much as its draws, not O(n).
+        divisors = np.minimum(divisors, 1.0)
+        fixed = np.flatnonzero(divisors == 1.0)
+        rates = -np.log1p(-np.where(divisors == 1.0, 0.0, divisors))
         num_draws, draws_cdf = _poisson_table(float(rates.sum()))
         probs = rates if draws_cdf.size else np.ones_like(q)
     else:
-        log_unit = float(np.log(drawn.sum())) if drawn.any() else 0.0
-        if not scheme.divides_by_kept:  # else each trial divides by a number that it finds
+        log_unit = float(np.log(divisors.sum())) if divisors.any() else 0.0
+        if not scheme.divides_by_kept:  # otherwise each trial divides by its own K
             log_unit -= float(np.log(m))
         if scheme.excludes_label:
-            probs = drawn
-    log_weights = _divide_logs(log_p, drawn) + log_unit
+            probs = divisors
+    log_weights = _divide_logs(log_p, divisors) + log_unit
     log_base, offset = float(log_p[label]) if scheme.label_in_sum else -np.inf, 0.0
     if scheme.corrects_label:
         log_base = float(log_weights[label])
         offset = float(log_p[label]) - log_base
     if not scheme.draws_label:
         log_weights[label] = -np.inf
-    linear = log_weights.max() <= _SAFE_LOG and log_base <= _SAFE_LOG
-    linear = linear and max(log_base, log_weights.min()) >= -_SAFE_LOG
+    linear = log_weights.max() <= _MAX_LINEAR_LOG and log_base <= _MAX_LINEAR_LOG
+    linear = linear and max(log_base, log_weights.min()) >= -_MAX_LINEAR_LOG
     return _Plan(
         label,
         num_draws,
@@ -309,13 +314,13 @@ def _make_plan(log_p: FloatArray, label: int, q: FloatArray, m: int, scheme: Sch
 
 
 def _divide_logs(log_p: FloatArray, q: FloatArray) -> FloatArray:
-    """Return ``log_p - log(q)``, and -inf where q is 0 for such a class is never drawn."""
+    """Return ``log_p - log(q)``, and -inf where q is 0, because such a class is never drawn."""
     with np.errstate(divide="ignore"):
         return np.where(q > 0.0, log_p - np.log(q), -np.inf)
 
 
 def _poisson_table(rate: float) -> tuple[int, FloatArray]:
-    """Return the first value and the cdf of a Poisson distribution, tails below 1e-20 cut."""
+    """Return the first value and the cdf (k,) of a Poisson distribution; tails < 1e-20 are cut."""
     if rate == 0.0:
         return 0, np.zeros(0)
     width = int(10.0 * np.sqrt(rate)) + 30
@@ -333,13 +338,14 @@ def _run_block(
     stop: int,
     ratios: FloatArray | None,
 ) -> tuple[FloatArray, FloatArray]:
-    """Run trials `start` to `stop`; the result does not depend on who runs the others.
+    """Run trials `start` to `stop`; each trial has random numbers of its own.
 
-    The jackknife works in `ratios` (n + 1,); where they are None it is not compiled.
+    `ratios` (n + 1,) is workspace of the jackknife; with None the jackknife is not compiled.
 
-    Returns sums (num_bins, 4): the center, then over the trials that touch a bin sum of
-    d = p' - center, sum of d**2, and their number; and moments (2, 1 + P): mean, and sum of squared
-    deviations from it, of the loss difference and the projection.
+    Returns sums (num_bins, 4) and moments (2, 1 + P). The columns of the sums are the center, and
+    over the trials that draw from a bin: sum of d = p' - center, sum of d**2, number of trials. The
+    moments are the mean, and the sum of squared deviations from it, of the loss difference and of
+    the projections.
     """
     n, num_bins = len(plan.log_weights), len(target.center)
     num_moments = 1 + len(target.projection_center)
@@ -349,7 +355,7 @@ def _run_block(
     ids = np.empty(capacity, np.int32)
     counts = np.empty(capacity, np.int32)
     values = np.empty(capacity)
-    sums = np.zeros((num_bins, 4))  # the center beside its sums: one cache line
+    sums = np.zeros((num_bins, 4))  # the center next to its sums: one cache line
     for b in range(num_bins):
         sums[b, 0] = target.center[b]
     moments = np.zeros((2, num_moments))
@@ -362,7 +368,7 @@ def _run_block(
             x[0] = plan.offset + _score(plan, size, ids, counts, values)
         if num_moments > 1:
             _project(target.projection, target.projection_center, size, ids, values, x)
-        # Welford's update: means of squares would cancel
+        # mean(x^2) - mean(x)^2 cancels where the deviation is small: take Welford's update
         for i in range(num_moments):
             change = x[i] - moments[0, i]
             moments[0, i] += change / (trial - start + 1)
@@ -387,12 +393,12 @@ def _project(
     values: FloatArray,
     x: FloatArray,
 ) -> None:
-    """Write the projection (P,) of p' less the `center` behind the first of `x` (1 + P,)."""
+    """Write the projection (P,) of p' minus `center` into ``x[1:]``."""
     out = x[1:]
     for i in range(len(center)):
         out[i] = 0.0
     for k in range(size):
-        # read once, so that the compiler knows that the loop does not change them
+        # read once: the compiler does not know that the loop leaves them unchanged
         value, row = values[k], projection[ids[k]]
         for i in range(len(center)):
             out[i] += value * (row[i] - center[i])
@@ -402,7 +408,10 @@ def _project(
 def _draw(
     plan: _Plan, key: np.uint64, trial: int, seen: np.ndarray, ids: np.ndarray, counts: np.ndarray
 ) -> int:
-    """Fill `ids` with the label and the distinct classes drawn, `counts` with how often each."""
+    """Write the label and the distinct drawn classes to `ids`, how often each was drawn to `counts`.
+
+    Returns the number of entries.
+    """
     ids[0] = plan.label
     size = 1
     for j in plan.fixed:
@@ -410,32 +419,33 @@ def _draw(
         size += 1
     for k in range(size):
         seen[ids[k]] += 1
-    place = np.uint64(trial) * np.uint64(plan.stride)
+    position = np.uint64(trial) * np.uint64(plan.stride)
     num_draws = plan.num_draws
     if len(plan.draws_cdf) > 0:
-        more = count_below(plan.draws_cdf, uniform(key, place))
-        num_draws += min(more, len(plan.draws_cdf) - 1)  # a uniform may round to the last
+        num_random = count_below(plan.draws_cdf, uniform(key, position))
+        num_draws += min(num_random, len(plan.draws_cdf) - 1)  # a uniform may exceed the last value
     for i in range(num_draws):
-        word = mix64(key, place + np.uint64(i + 1))
+        word = mix64(key, position + np.uint64(i + 1))
         j = alias_draw(word, plan.thresholds, plan.alias)
-        # no branch on whether j is new, which would often be predicted wrongly
+        # without a branch on whether j is new, which would often be mispredicted
         ids[size] = j
         size += seen[j] == 0
         seen[j] += 1
     for k in range(size):
         counts[k] = min(seen[ids[k]], 1) if len(plan.draws_cdf) > 0 else seen[ids[k]]
         seen[ids[k]] = 0
-    counts[0] -= 1  # the label was put there, not drawn
+    counts[0] -= 1  # the label was inserted, not drawn
     return size
 
 
 @njit
-def _weigh(
+def _draw_weights(
     plan: _Plan, size: int, ids: np.ndarray, counts: np.ndarray, weights: FloatArray
 ) -> tuple[float, float, float]:
-    """Fill `weights` with that of one draw of each class that was drawn.
+    """Write the weight of one draw of each listed class to `weights`.
 
-    Returns the log of their unit, and in that unit the base mass and the weight of all draws.
+    Returns the log of the unit of the weights, and in that unit the base mass and the total weight
+    of all draws.
     """
     linear = len(plan.weights) > 0
     top, drawn = 0.0 if linear else plan.log_base, 0.0
@@ -447,7 +457,7 @@ def _weigh(
         weights[k] = 0.0
         if linear:
             weights[k] = plan.weights[ids[k]]
-        elif counts[k] > 0:  # the label, where it is not drawn, may weigh far more than all others
+        elif counts[k] > 0:  # an undrawn label may have a weight that overflows in this unit
             weights[k] = math.exp(plan.log_weights[ids[k]] - top)
         drawn += counts[k] * weights[k]
     return top, math.exp(plan.log_base - top), drawn
@@ -457,9 +467,9 @@ def _weigh(
 def _score(
     plan: _Plan, size: int, ids: np.ndarray, counts: np.ndarray, values: FloatArray
 ) -> float:
-    """Fill `values` with p' on the listed classes, the label first; return log S."""
-    top, base, drawn = _weigh(plan, size, ids, counts, values)
-    scale = 1.0 / max(plan.num_draws - counts[0], 1) if plan.kept_only else 1.0
+    """Write p' of the listed classes to `values`, the label first; return log S."""
+    top, base, drawn = _draw_weights(plan, size, ids, counts, values)
+    scale = 1.0 / max(plan.num_draws - counts[0], 1) if plan.accepted_only else 1.0
     total = base + scale * drawn
     for k in range(size):
         values[k] = counts[k] * values[k] * (scale / total)
@@ -476,19 +486,19 @@ def _score_jackknife(
     values: FloatArray,
     ratios: FloatArray,
 ) -> float:
-    """Fill `values` with the delete-one jackknife of p'; return that of log S.
+    """Write the delete-one jackknife of p' to `values`; return the jackknife of log S.
 
-    With S_k the sum without one draw of class k, the others rescaled by m / (m - 1), class j gets
-    ``N_j w_j (sum_k N_k (1/S - 1/S_k) + 1/S_j)``, eq. (B30). ``S_k / S = 1 + x_k`` with
-    ``x_k = (sum_i N_i w_i - m w_k) / ((m - 1) S)`` from -1/2 to 1, in which nothing cancels, unless
-    a draw of k carries more than half of S. At most one does: its S_k may be hundreds of orders
-    below S, and is summed in a unit of its own. Draws of the label, if there are any, have no
-    weight.
+    Let S_k be the sum without one draw of class k, with the other draws rescaled by m / (m - 1).
+    Class j gets ``N_j w_j (sum_k N_k (1/S - 1/S_k) + 1/S_j)``, eq. (B30). The differences cancel
+    where S_k is near S. So they are computed from ``S_k / S = 1 + x_k`` with
+    ``x_k = (sum_i N_i w_i - m w_k) / ((m - 1) S)``, which lies between -1/2 and 1. The exception is
+    a class one draw of which is more than half of S. At most one class is; its S_k may be hundreds
+    of orders below S, and is summed in a unit of its own. Draws of the label have weight 0.
     """
     m = plan.num_draws
-    top, base, drawn = _weigh(plan, size, ids, counts, values)
+    top, base, drawn = _draw_weights(plan, size, ids, counts, values)
     total, heavy = base + drawn, 0
-    lost = logs = 0.0  # sums of 1 - S / S_k and of log (S_k / S) over the draws
+    sum_ratios = logs = 0.0  # sums over the draws of 1 - S / S_k, and of log(S_k / S)
     for k in range(size):
         ratios[k] = 0.0
         if values[k] > 0.5 * total:
@@ -496,30 +506,30 @@ def _score_jackknife(
             continue
         change = (drawn - m * values[k]) / ((m - 1) * total)
         ratios[k] = change / (1.0 + change)
-        lost += counts[k] * ratios[k]
+        sum_ratios += counts[k] * ratios[k]
         logs += counts[k] * math.log1p(change)
     unit = without = 0.0
     if heavy > 0:
-        unit, without = _sum_of_others(plan, size, ids, counts, heavy)
+        unit, without = _sum_without(plan, size, ids, counts, heavy)
         logs += math.log(without / total) + (unit - top)
     for k in range(1, size):
-        values[k] *= counts[k] / total * (1.0 + lost - ratios[k])
+        values[k] *= counts[k] / total * (1.0 + sum_ratios - ratios[k])
         if heavy > 0 and k != heavy:
             weight = plan.log_weights[ids[k]]
             values[k] += counts[k] * math.exp(weight - top) / total
             values[k] -= counts[k] * math.exp(weight - unit) / without
-    part = (m - 1) / m
-    values[0] = base / total * (1.0 + part * lost)
+    fraction = (m - 1) / m
+    values[0] = base / total * (1.0 + fraction * sum_ratios)
     if heavy > 0:
-        values[0] += part * (base / total - math.exp(plan.log_base - unit) / without)
-    return math.log(total) + top - part * logs
+        values[0] += fraction * (base / total - math.exp(plan.log_base - unit) / without)
+    return math.log(total) + top - fraction * logs
 
 
 @njit
-def _sum_of_others(
+def _sum_without(
     plan: _Plan, size: int, ids: np.ndarray, counts: np.ndarray, heavy: int
 ) -> tuple[float, float]:
-    """Return the log of the largest mass but that of `heavy`, and S without it in that unit."""
+    """Return the log of the largest mass without `heavy`, and S without `heavy` in that unit."""
     unit = plan.log_base
     for k in range(1, size):
         if k != heavy:
@@ -539,14 +549,14 @@ def _merge_bins(
     merged = 0
     for k in range(size):
         b = bins[ids[k]]
-        place = bin_slot[b]
-        if place < 0:
+        slot = bin_slot[b]
+        if slot < 0:
             bin_slot[b] = merged
             ids[merged] = b
             values[merged] = values[k]
             merged += 1
         else:
-            values[place] += values[k]
+            values[slot] += values[k]
     for k in range(merged):
         bin_slot[ids[k]] = -1
     return merged

@@ -1,13 +1,13 @@
 """The exact bias where classes are included independently of each other (scheme ``poisson``).
 
-What a class brings depends on its log w and on its inclusion probability pi. Most classes lie in
-cells, panels of log w times one range of l = -log(1 - pi), and spread their weight over the
-Chebyshev nodes of their cell; a function that is known there is evaluated at every class. The
-rest are atoms of their own; section 8 of the README.
+The contribution of a class depends on its log w and its inclusion probability pi. Most classes lie
+in cells: a cell is a panel of log w times one range of l = -log(1 - pi). A class spreads its weight
+over the Chebyshev nodes of its cell, and integrals at these nodes are interpolated at the class.
+The other classes are atoms of their own. See section 8 of the README.
 
-The atoms are sorted by log w. At a node u those with u w near 0 are known by their moments, and of
-those with large u w nothing changes any more: only the atoms between are gone through, in blocks
-that the compiler turns into vector code.
+The atoms are sorted by log w. At a node u, the atoms with u w near 0 enter through their moments,
+and the terms of atoms with large u w are constant. Only the atoms in between are evaluated one by
+one, in blocks that the compiler vectorises.
 """
 
 from __future__ import annotations
@@ -59,42 +59,46 @@ from samplesoft.kernels.exponential import (
 from samplesoft.kernels.panels import DEGREE, WIDTH
 from samplesoft.kernels.sort_ids import count_below
 
-_ATOM_CHUNK = 2048
-_LEAST_TERMS = 1 << 13  # at nodes and atoms, for which another thread is worth while
-_LARGEST_DECAY = np.log(2.0)  # of classes in cells: one of pi above 1/2 is by itself
-_LONE = 256  # one class in so many may be by itself to let the others have a smaller range
-_FARTHEST_CELL = 1e6  # nats
-_PRECISION = 1e-16
-_SURE = 1.0 / 3.0  # of kappa: above it w / W - 1 is not needed
-_CELL_CHUNK = 1 << 13
-_BLOCK = 512
-_SERIES = 0.5  # up to this y, 1 - exp(-y) is taken from its series
-_CLOSE = 0.1  # and up to this one log f + pi y
-_LIKELY = 40.0  # up to it the same sum of a class with pi above 1/2 is taken around exp(-y)
+_ATOMS_PER_CHUNK = 2048
+_MIN_TERMS_PER_THREAD = 1 << 13  # nodes times atoms
+_MAX_CELL_DECAY = np.log(2.0)  # of l in cells: classes with pi above 1/2 are atoms of their own
+_CLASSES_PER_LONE_ATOM = 256  # at most one class in 256 leaves the cells to shrink their range of l
+_MAX_CELL_LOG_W = 1e6  # nats
+_INTERPOLATION_ERROR = 1e-16  # relative
+_MAX_KAPPA_OF_DEVIATION = 1.0 / 3.0  # above it w / W - 1 > 1, which the kernels do not use
+_CLASSES_PER_CHUNK = 1 << 13
+_ATOMS_PER_BLOCK = 512
+_MAX_Y_OF_SERIES = 0.5  # 1 - exp(-y) is a series for smaller y
+_MAX_Y_OF_EXCESS_SERIES = 0.1  # log f + pi y is a series for smaller y
+_MAX_Y_OF_LIKELY = 40.0  # for smaller y and pi above 1/2, log f + pi y is expanded around exp(-y)
 
 
 def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> ExampleBias:
-    """Return the exact bias of one example with inclusion probabilities `q`.
+    """Return the exact bias of one example with inclusion probabilities `q` (n,).
 
     E[p'_j] = e_j int exp(-u (a + w_j)) prod_{k != j} (1 - q_k + q_k exp(-u w_k)) du with
-    w = e / q, and a the mass of the label and of other classes with q = 1, eq. (B26).
+    w = e / q, where a is the mass of the label and of other classes with q = 1, eq. (B26).
     """
     draws = make_inclusion_draws(logits, label, q)
-    probs, known, classes, unit = draws.probs, draws.known, draws.classes, draws.unit
-    if draws.others == 0.0:
+    probs, always_in, classes, unit = draws.probs, draws.always_in, draws.classes, draws.unit
+    if draws.random_mass == 0.0:
         return ExampleBias(np.zeros_like(probs), probs, 0.0, 0.0, 0.0)
     atoms = make_inclusion_atoms(classes)
     loss_unit = max(unit, rounding_unit(draws.log_probs))
 
     best = None
-    with np.errstate(all="ignore"):  # a result that is not finite has no error that is, and goes
+    with np.errstate(
+        all="ignore"
+    ):  # a result that is not finite is dropped: its error is not, either
         for step in halved_steps(STEP):
             nodes = make_nodes(classes, atoms, draws.log_base, step)
             flows, total, size, coarse = _integrate_flows(classes, atoms, nodes.x, nodes.weights)
             base_flow = float(nodes.base_terms.sum())
             bias = flows - probs * (total + base_flow)  # (B9)
-            # at the base without its own flow cancelling
-            bias[known] = draws.shares * base_flow * draws.others - probs[known] * total
+            # base classes: written without cancelling their own flow
+            bias[always_in] = (
+                draws.fractions * base_flow * draws.random_mass - probs[always_in] * total
+            )
             coarse += halving_change(nodes.base_terms)
             size += float(np.abs(nodes.base_terms).sum())
             norm, loss_size = float(np.abs(bias).sum()), float(nodes.loss_sizes.sum())
@@ -114,49 +118,51 @@ def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> ExampleBias:
 
 
 class InclusionDraws(NamedTuple):
-    """One example: the classes that are in or out by chance, and the base mass of all others."""
+    """One example: the randomly included classes, and the base mass of the always-included ones."""
 
-    log_probs: FloatArray  # (n,) of the softmax
+    log_probs: FloatArray  # (n,) log-softmax
     probs: FloatArray
-    known: NDArray[np.bool_]  # (n,) which classes are in for certain
+    always_in: NDArray[np.bool_]  # (n,) whether a class is always included
     classes: Included
-    others: float  # the softmax mass of the classes that are not
-    log_base: float  # of the mass of those that are
-    shares: FloatArray  # (k,) of them in it
+    random_mass: float  # softmax mass of the randomly included classes
+    log_base: float  # log of the softmax mass of the k always-included classes
+    fractions: FloatArray  # (k,) of each of them in that mass
     unit: float  # relative error of a term
 
 
 def make_inclusion_draws(logits: FloatArray, label: int, q: FloatArray) -> InclusionDraws:
-    """Tell the classes that are in for certain from those that are in by chance."""
+    """Separate the always-included classes from the randomly included ones."""
     pi = np.minimum(q, 1.0)
-    known = pi == 1.0
-    known[label] = True
-    pi[known] = 0.0
+    always_in = pi == 1.0
+    always_in[label] = True
+    pi[always_in] = 0.0
     drawn, log_probs = pi > 0.0, log_softmax(logits)
     probs = np.exp(log_probs)
     classes = make_included(logits, probs, log_probs, pi)
-    log_base = log_sum(log_probs[known])
+    log_base = log_sum(log_probs[always_in])
     unit = rounding_unit(log_probs[drawn], np.log(pi[drawn]))
-    unit = max(unit, rounding_unit(log_probs[known]))
-    others, shares = float(probs[~known].sum()), np.exp(log_probs[known] - log_base)
-    return InclusionDraws(log_probs, probs, known, classes, others, log_base, shares, unit)
+    unit = max(unit, rounding_unit(log_probs[always_in]))
+    random_mass, fractions = float(probs[~always_in].sum()), np.exp(log_probs[always_in] - log_base)
+    return InclusionDraws(
+        log_probs, probs, always_in, classes, random_mass, log_base, fractions, unit
+    )
 
 
 class InclusionNodes(NamedTuple):
-    """Nodes log u, and what stands there, all (K,)."""
+    """Nodes x = log u, their weights and the terms of the integrals, all (K,)."""
 
     x: FloatArray
-    weights: FloatArray  # E, and du / u
-    base_terms: FloatArray  # of the base mass, whose psi is 1, times 1 - psi of the reference
-    loss_terms: FloatArray  # of E[log S]
-    loss_sizes: FloatArray
+    weights: FloatArray  # E exp(-u S) du / u
+    base_terms: FloatArray  # flow of the base mass, with psi = 1: proportional to 1 - psi_R
+    loss_terms: FloatArray  # terms of E[log S]
+    loss_sizes: FloatArray  # their magnitudes before cancellation
 
 
 def make_nodes(
     classes: Included, atoms: InclusionAtoms, log_base: float, step: float
 ) -> InclusionNodes:
-    """Evaluate the products of f on nodes that cover every scale of u at which they change."""
-    # largest rate: of a class that is in, or of the limit exp(-u); least: of the base alone
+    """Evaluate the products of f at nodes that cover every scale of u at which they change."""
+    # largest rate: of an included class, or of exp(-u); smallest rate: of the base alone
     x, dx = make_grid(max(float(classes.log_w.max()), 0.0), log_base, step)
     products = _sum_logs(atoms, x)
     with np.errstate(over="ignore", under="ignore"):
@@ -171,7 +177,7 @@ def make_nodes(
 
 
 def log_sum(log_masses: FloatArray) -> float:
-    """Return the log of the sum of masses (k,), that of one mass as it is."""
+    """Return log(sum(exp(log_masses))); a single entry is returned unchanged."""
     if len(log_masses) == 1:
         return float(log_masses[0])
     top = log_masses.max()
@@ -186,16 +192,16 @@ def base_contrast(x: FloatArray, classes: Included) -> FloatArray:
     return -(1.0 - pi) * np.expm1(-y) / factor
 
 
-# --- classes, and the atoms that stand for them ------------------------------------------------
+# --- classes, and the atoms that represent them ------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Included:
-    """The classes, (n,), that are in or out by chance; ``pi`` is 0 for all others."""
+    """The randomly included classes, (n,); ``pi`` is 0 for all others."""
 
     log_w: FloatArray
     pi: FloatArray
-    decay: FloatArray  # -log (1 - pi)
+    decay: FloatArray  # l = -log(1 - pi)
     contrast: FloatArray  # kappa = (w - W) / (w + W)
     log_w_ref: float  # log W; -inf where the label is the reference
     pi_ref: float
@@ -203,42 +209,43 @@ class Included:
 
 @dataclass(frozen=True)
 class _Cells:
-    """The classes of cells."""
+    """The cells, and the cell of each class."""
 
     included: Included
-    slot: IntArray  # (n,) number of the cell, or -1 for a class in none
+    slot: IntArray  # (n,) index of the cell of each class, or -1 for none
     count: int
-    largest: float  # of l in cells, which start at 0
-    degree: int  # in l
+    largest: float  # upper end of l in cells, whose lower end is 0
+    degree: int  # number of Chebyshev polynomials in l
 
-    def place(self, part: slice) -> tuple[IntArray, IntArray, FloatArray, FloatArray]:
-        """Return which classes of a part are in cells (k,), in which, and where they are there.
+    def locate(self, part: slice) -> tuple[IntArray, IntArray, FloatArray, FloatArray]:
+        """Return the classes of a slice that lie in cells: ids, cells and coordinates, all (k,).
 
-        The place in log w is (k,), from -1 to 1, that in l by its polynomials, (degree, k).
+        The coordinate in log w is scaled to [-1, 1]. The coordinate in l is given by its Chebyshev
+        polynomials, (degree, k).
         """
-        places = self.slot[part], self.included.log_w[part], self.included.decay[part]
-        ids, *rest = _place_in_cells(*places, self.largest, self.degree)
+        coordinates = self.slot[part], self.included.log_w[part], self.included.decay[part]
+        ids, *rest = _locate_in_cells(*coordinates, self.largest, self.degree)
         return part.start + ids, *rest
 
 
 @dataclass(frozen=True)
 class InclusionAtoms:
-    """Atoms (A,) in the order of log w; before they were sorted, `lone` classes, then nodes."""
+    """Atoms (A,), sorted by log w; before sorting, the `lone` classes came first, then nodes."""
 
     points: Points
-    counts: FloatArray  # how many classes each stands for
-    order: IntArray  # number of each before they were sorted
-    lone: IntArray  # the classes that are their own atoms
+    counts: FloatArray  # number of classes that each atom represents
+    order: IntArray  # index of each atom before sorting
+    lone: IntArray  # the classes that are atoms of their own
     cells: _Cells
 
 
 def make_included(
     logits: FloatArray, probs: FloatArray, log_probs: FloatArray, pi: FloatArray
 ) -> Included:
-    """Find the weights w = e / pi and the reference; `pi` (n,) is 0 for classes in for certain.
+    """Compute the weights w = e / pi and the reference; `pi` (n,) is 0 for always-included classes.
 
-    The reference is the softmax-weighted median of (1 - pi) w, which orders psi for small u; the
-    psi of classes in for certain is 1, and they stand at 0. If it is one of those, W is 0.
+    The reference is the softmax-weighted median of (1 - pi) w, which orders psi at small u. The
+    always-included classes have psi = 1 and the value 0. If the median is one of them, W is 0.
     """
     drawn = pi > 0.0
     with np.errstate(divide="ignore"):
@@ -253,7 +260,7 @@ def make_included(
     at_reference = float(logits[reference]), float(pi[reference]), float(log_w[reference])
 
     def work(part: slice) -> None:
-        of_part = pi[part]  # probability of a draw and, for sums that are not used, p
+        of_part = pi[part]  # also passed for p, whose sums are not used here
         relative_ratios(
             logits[part], log_w[part], of_part, of_part, of_part, at_reference, contrast[part]
         )
@@ -263,68 +270,73 @@ def make_included(
 
 
 def make_inclusion_atoms(included: Included) -> InclusionAtoms:
-    """Compress the classes to the nodes of cells, where that makes fewer of them, eq. (B43)."""
+    """Compress the classes to the nodes of cells, where that leaves fewer atoms, eq. (B43)."""
     drawn = np.flatnonzero(included.pi)
-    largest = _range_of_cells(included.decay[drawn])
+    max_decay = _range_of_cells(included.decay[drawn])
     # the poles of 1 / f in l are pi away from the real axis
-    ratio = 2.0 * np.pi / largest
-    degree = int(np.ceil(-np.log(_PRECISION) / np.log(ratio + np.hypot(ratio, 1.0))))
+    ratio = 2.0 * np.pi / max_decay
+    degree = int(np.ceil(-np.log(_INTERPOLATION_ERROR) / np.log(ratio + np.hypot(ratio, 1.0))))
     slot = np.full(len(included.pi), -1)
-    # classes far from all others are not crowded, and have no cell among those that are counted
+    # exclude classes far from all others before counting: they would need a huge range of panels
     fit = drawn[
-        (included.decay[drawn] <= largest) & (np.abs(included.log_w[drawn]) < _FARTHEST_CELL)
+        (included.decay[drawn] <= max_decay) & (np.abs(included.log_w[drawn]) < _MAX_CELL_LOG_W)
     ]
-    places = np.floor(included.log_w[fit] / WIDTH).astype(np.int64)
-    first = int(places.min(initial=0))
-    crowded = np.bincount(places - first) > DEGREE * degree
-    numbers = np.where(crowded, np.cumsum(crowded) - 1, -1)
-    slot[fit] = numbers[places - first]
-    cells = _Cells(included, slot, int(crowded.sum()), largest, degree)
+    panel_ids = np.floor(included.log_w[fit] / WIDTH).astype(np.int64)
+    first_panel = int(panel_ids.min(initial=0))
+    crowded = np.bincount(panel_ids - first_panel) > DEGREE * degree
+    slots = np.where(crowded, np.cumsum(crowded) - 1, -1)
+    slot[fit] = slots[panel_ids - first_panel]
+    cells = _Cells(included, slot, int(crowded.sum()), max_decay, degree)
     lone = drawn[slot[drawn] < 0]
-    log_w, pi, counts = _nodes(cells, first + np.flatnonzero(crowded))
+    log_w, pi, counts = _cell_nodes(cells, first_panel + np.flatnonzero(crowded))
     # log W is -inf where the label is the reference, and kappa 1
     kappa = np.tanh(0.5 * (log_w - included.log_w_ref))
     of_lone = included.log_w[lone], included.pi[lone], included.contrast[lone], np.ones(len(lone))
     columns = np.concatenate([of_lone, (log_w, pi, kappa, counts)], axis=1)
     order = np.argsort(columns[0], kind="stable")
     log_w, pi, kappa, counts = columns.take(order, axis=1)
-    deviation = np.where(kappa < _SURE, 2.0 * kappa / (1.0 - np.minimum(kappa, 0.5)), 2.0)
+    deviation = np.where(
+        kappa < _MAX_KAPPA_OF_DEVIATION, 2.0 * kappa / (1.0 - np.minimum(kappa, 0.5)), 2.0
+    )
     return InclusionAtoms(Points(log_w, pi, kappa, deviation), counts, order, lone, cells)
 
 
 def _range_of_cells(decay: FloatArray) -> float:
-    """Return the largest l in cells: what few classes exceed, for a small range is cheap."""
-    few = len(decay) // _LONE
+    """Return the upper end of l in cells: a quantile, because a small range needs fewer nodes."""
+    few = len(decay) // _CLASSES_PER_LONE_ATOM
     common = float(np.partition(decay, len(decay) - 1 - few)[len(decay) - 1 - few])
-    return min(max(common, 1e-300), float(_LARGEST_DECAY))
+    return min(max(common, 1e-300), float(_MAX_CELL_DECAY))
 
 
-def _nodes(cells: _Cells, places: IntArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return log w, pi and the counts of the nodes of the cells at `places`, in one row each."""
+def _cell_nodes(cells: _Cells, panel_ids: IntArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return log w, pi and the counts of the nodes of all cells, each flattened.
+
+    `panel_ids` are the indices of the cells' panels in log w.
+    """
     degree, shape = cells.degree, (cells.count, cells.degree, DEGREE)
 
-    def weigh(part: slice) -> tuple[IntArray, FloatArray, FloatArray]:
-        ids, slot, s, in_l = cells.place(part)
+    def weighted_classes(part: slice) -> tuple[IntArray, FloatArray, FloatArray]:
+        ids, slot, s, in_l = cells.locate(part)
         return slot, s, cells.included.pi[ids] * in_l
 
-    moments = class_moments(weigh, len(cells.slot) if cells.count else 0, shape[:2])
-    # the transpose of interpolation in either direction
+    moments = class_moments(weighted_classes, len(cells.slot) if cells.count else 0, shape[:2])
+    # the transpose of interpolation, in log w and in l
     weights = panels.to_coefficients(degree) @ moments @ panels.to_coefficients().T
     pi = -np.expm1(-cells.largest * panels.node_places(degree))[:, None]
-    t = WIDTH * (places[:, None, None] + panels.node_places())
+    t = WIDTH * (panel_ids[:, None, None] + panels.node_places())
     log_w = np.broadcast_to(t, shape).ravel()
     return log_w, np.broadcast_to(pi, shape).ravel(), (weights / pi).ravel()
 
 
 def _sum_logs(atoms: InclusionAtoms, x: FloatArray) -> FloatArray:
-    """Return the logs of the products of f, and those plus u sum pi w, (K, 2) at log u, `x`."""
+    """Return the log of the product of f, and that plus u sum pi w, (K, 2), at `x` = log u (K,)."""
     sums = np.empty((len(x), 2))
 
     def work(part: slice) -> None:
         log_products(x[part], atoms.points.log_w, atoms.points.pi, atoms.counts, sums[part])
 
-    # what is known of all atoms is made for each part
-    least = max(32, _LEAST_TERMS // max(len(atoms.order), 1))
+    # each call of `log_products` prepares sums over all atoms: do not make chunks too small
+    least = max(32, _MIN_TERMS_PER_THREAD // max(len(atoms.order), 1))
     thread_each(work, chunks(len(x), max(least, -(-len(x) // (4 * num_threads())))))
     return sums
 
@@ -332,21 +344,21 @@ def _sum_logs(atoms: InclusionAtoms, x: FloatArray) -> FloatArray:
 def _integrate_flows(
     included: Included, atoms: InclusionAtoms, x: FloatArray, weights: FloatArray
 ) -> tuple[FloatArray, float, float, float]:
-    """Return the flows (n,), their sum, the size of their parts and what half the nodes change."""
+    """Return the flows (n,), their sum, size of terms, and change under half of the nodes."""
     integrals = np.empty((4, len(atoms.order)))
 
     def integrate(part: slice) -> None:
         of_part = np.zeros((4, part.stop - part.start))
-        some = _take(atoms.points, part)
-        atom_integrals(x, weights, some, included.log_w_ref, included.pi_ref, of_part)
+        points = _take(atoms.points, part)
+        atom_integrals(x, weights, points, included.log_w_ref, included.pi_ref, of_part)
         integrals[:, atoms.order[part]] = of_part
 
-    thread_each(integrate, chunks(len(atoms.order), _ATOM_CHUNK))
+    thread_each(integrate, chunks(len(atoms.order), _ATOMS_PER_CHUNK))
     lone, cells = atoms.lone, atoms.cells
     flows = np.zeros(len(included.pi))
 
     def combine(ids: IntArray, values: FloatArray, changes: FloatArray) -> FloatArray:
-        """Write the flows of some classes; return their sum, their parts' size, their change."""
+        """Write the flows of classes `ids`; return their sum, size of terms, and change."""
         pi = included.pi[ids]
         scales = pi * np.stack([(1.0 - pi) * included.contrast[ids], included.pi_ref - pi])
         parts = scales * values
@@ -358,15 +370,15 @@ def _integrate_flows(
     values = integrals[:, len(lone) :].reshape(4, cells.count, cells.degree, DEGREE)
     coarse = np.abs(values[:2] - values[2:]).max(axis=(2, 3), initial=0.0)
     coefficients = panels.to_coefficients(cells.degree).T @ values[:2] @ panels.to_coefficients()
-    coefficients = np.concatenate(list(coefficients), axis=1)  # those of A, then those of B
+    coefficients = np.concatenate(list(coefficients), axis=1)  # of A, then of B
 
     def evaluate(part: slice) -> FloatArray:
-        ids, slot, s, in_l = cells.place(part)
+        ids, slot, s, in_l = cells.locate(part)
         of_powers = panels.evaluate(slot, s, coefficients).reshape(2, cells.degree, len(ids))
         return combine(ids, np.einsum("hlj,lj->hj", of_powers, in_l), coarse[:, slot])
 
-    for some in thread_map(evaluate, chunks(len(flows) if cells.count else 0, _CELL_CHUNK)):
-        sums += some
+    for chunk in thread_map(evaluate, chunks(len(flows) if cells.count else 0, _CLASSES_PER_CHUNK)):
+        sums += chunk
     return flows, float(sums[0]), float(sums[1]), float(sums[2])
 
 
@@ -374,26 +386,26 @@ def _integrate_flows(
 
 
 class Points(NamedTuple):
-    """What the kernels know of the atoms, all (A,), sorted by log w."""
+    """Arrays (A,) of the atoms for the kernels, sorted by log w."""
 
     log_w: FloatArray
     pi: FloatArray  # between 0 and 1
     kappa: FloatArray  # (w - W) / (w + W)
-    deviation: FloatArray  # w / W - 1, of which only those below 1 in size are used
+    deviation: FloatArray  # w / W - 1; only entries with magnitude below 1 are used
 
 
 @njit
 def _take(points: Points, part: slice) -> Points:
-    """Return some of the atoms."""
+    """Return a slice of the atoms."""
     deviation = points.deviation[part]
     return Points(points.log_w[part], points.pi[part], points.kappa[part], deviation)
 
 
 @njit
-def _place_in_cells(
+def _locate_in_cells(
     slot: IntArray, log_w: FloatArray, decay: FloatArray, largest: float, degree: int
 ) -> tuple[IntArray, IntArray, FloatArray, FloatArray]:
-    """Return what `_Cells.place` does, of the classes of a part, numbered from 0."""
+    """Return what `_Cells.place` does, with ids relative to the slice."""
     ids = np.flatnonzero(slot >= 0)
     s, in_l = np.empty(len(ids)), np.ones((degree, len(ids)))
     for k, j in enumerate(ids):
@@ -409,10 +421,14 @@ def _place_in_cells(
 def log_products(
     x: FloatArray, log_w: FloatArray, pi: FloatArray, counts: FloatArray, out: FloatArray
 ) -> None:
-    """Write the sum of log f and that plus u sum pi w into `out` (K, 2), at each log u, `x` (K,).
+    """Write sum log f, and sum log f + u sum pi w, into `out` (K, 2), at each `x` = log u (K,).
 
-    The atoms (A,) are sorted by `log_w`, with `pi` between 0 and 1; `counts` says how many classes
-    each stands for.
+    The atoms (A,) are sorted by `log_w`, with `pi` between 0 and 1; `counts` is the number of
+    classes that each atom represents.
+
+    The second column, computed as a difference, loses all digits for small u, where log f is about
+    -pi u w. So it is summed on its own: from second moments where u w is tiny, from series up to
+    u w = 0.1, and by the formula beyond.
     """
     rows, still = np.empty((4, len(log_w))), np.zeros(len(log_w))
     for i in range(len(pi)):
@@ -420,10 +436,10 @@ def log_products(
         rows[1, i] = rows[0, i] * (1.0 - pi[i])
         rows[2, i] = counts[i] * np.log1p(-pi[i])
         rows[3, i] = counts[i] * math.exp(log_w[i] + np.log(pi[i]))
-    # moments of all below, over their last, and sums of all above
+    # scaled first and second moments of all atoms below, and sums over all atoms above
     first, second = far_sums(rows, log_w, False)[0], far_sums(rows, 2.0 * log_w, False)[1]
     above = far_sums(rows, still, True)
-    y, f, z = np.empty(_BLOCK), np.empty(_BLOCK), np.empty(_BLOCK)
+    y, f, z = np.empty(_ATOMS_PER_BLOCK), np.empty(_ATOMS_PER_BLOCK), np.empty(_ATOMS_PER_BLOCK)
     for k in range(len(x)):
         flat = count_below(log_w, FLAT - x[k])
         gone = count_below(log_w, GONE - x[k])
@@ -433,8 +449,8 @@ def log_products(
             last = math.exp(x[k] + log_w[flat - 1])
             total -= last * first[flat]
             excess += 0.5 * last * last * second[flat]
-        for start in range(flat, gone, _BLOCK):
-            part = slice(start, min(start + _BLOCK, gone))
+        for start in range(flat, gone, _ATOMS_PER_BLOCK):
+            part = slice(start, min(start + _ATOMS_PER_BLOCK, gone))
             length = part.stop - part.start
             workspace = y[:length], f[:length], z[:length]
             _write_factors(x[k], log_w[part], pi[part], *workspace)
@@ -449,20 +465,27 @@ def log_products(
 def _write_factors(
     x: float, log_w: FloatArray, pi: FloatArray, y: FloatArray, f: FloatArray, z: FloatArray
 ) -> None:
-    """Write y = u w, f of (B26), and z = f - 1 of a block of atoms."""
+    """Write y = u w, f of (B26), and z = f - 1 for a block of atoms.
+
+    exp(-y) - 1 loses digits for small y: take the series of expm1(-y) up to y = 1/2.
+    """
     for i in range(len(log_w)):
         y[i] = exp64(x + log_w[i])
     for i in range(len(log_w)):
         e = exp64(-y[i])
-        t = y[i] if y[i] < _SERIES else _SERIES
+        t = y[i] if y[i] < _MAX_Y_OF_SERIES else _MAX_Y_OF_SERIES
         series = second_order_series(t) * t * t - t
-        z[i] = pi[i] * (series if y[i] < _SERIES else e - 1.0)
+        z[i] = pi[i] * (series if y[i] < _MAX_Y_OF_SERIES else e - 1.0)
         f[i] = (1.0 - pi[i]) + pi[i] * e
 
 
 @njit
 def _log_less_linear(z: float) -> float:
-    """Return log(1 + z) - z for z from -1/10 to 1/10, by a series in q = z / (2 + z)."""
+    """Return log(1 + z) - z for z from -1/10 to 1/10.
+
+    The difference loses digits as z tends to 0. With q = z / (2 + z), log(1 + z) is
+    2 artanh(q) = 2 (q + q^3 / 3 + ...) and z - 2 q = z q, so that the linear terms drop out.
+    """
     q = z / (2.0 + z)
     s = q * q
     p = horner(ARTANH[8], ARTANH[9:], s)
@@ -471,11 +494,12 @@ def _log_less_linear(z: float) -> float:
 
 @njit
 def _excess_of_likely(rest: float, y: float) -> float:
-    """Return log f + pi y of a class with pi = 1 - rest near 1.
+    """Return log f + pi y of a class with pi = 1 - rest above 1/2.
 
-    f is exp(-y) times 1 + rest (exp(y) - 1), and what it has beyond exp(-y) is small.
+    log f is near -y, so that the sum would cancel. Factor f = exp(-y) (1 + rest (exp(y) - 1)): then
+    log f + pi y = log(1 + rest (exp(y) - 1)) - rest y, for y up to 40.
     """
-    if y < _CLOSE:
+    if y < _MAX_Y_OF_EXCESS_SERIES:
         linear = _log_less_linear(rest * math.expm1(y))
         return linear + rest * (second_order_series(-y) * y * y)
     return math.log1p(rest * math.expm1(y)) - rest * y
@@ -485,16 +509,16 @@ def _excess_of_likely(rest: float, y: float) -> float:
 def _add_logs(
     counts: FloatArray, pi: FloatArray, y: FloatArray, f: FloatArray, z: FloatArray
 ) -> tuple[float, float]:
-    """Return the sums of log f and of log f + pi y over a block, times `counts`."""
+    """Return the sums over a block of log f and of log f + pi y, weighted by `counts`."""
     for i in range(len(counts)):
         f[i] = log_from_both(z[i], f[i])
     for i in range(len(counts)):
-        t = y[i] if y[i] < _CLOSE else _CLOSE
+        t = y[i] if y[i] < _MAX_Y_OF_EXCESS_SERIES else _MAX_Y_OF_EXCESS_SERIES
         close = _log_less_linear(z[i]) + pi[i] * (second_order_series(t) * t * t)
         far = f[i] + pi[i] * y[i]
-        z[i] = close if y[i] < _CLOSE else far
+        z[i] = close if y[i] < _MAX_Y_OF_EXCESS_SERIES else far
     for i in range(len(counts)):
-        if pi[i] > 0.5 and y[i] < _LIKELY:
+        if pi[i] > 0.5 and y[i] < _MAX_Y_OF_LIKELY:
             z[i] = _excess_of_likely(1.0 - pi[i], y[i])
     total = excess = 0.0
     for i in range(len(counts)):
@@ -512,26 +536,26 @@ def atom_integrals(
     pi_ref: float,
     out: FloatArray,
 ) -> None:
-    """Add the integrals A and B of (B43) over the nodes log u, `x` (K,), to `out` (4, A).
+    """Add the integrals A and B of (B43) over the nodes `x` = log u (K,) to `out` (4, A).
 
-    The last two rows are the same from every second node. W is exp(log_w_ref), and `log_w_ref`
-    -inf where the label is the reference.
+    The last two rows are the same integrals by every second node. W is exp(log_w_ref);
+    `log_w_ref` is -inf where the label is the reference.
     """
     log_w, pi, kappa = points.log_w, points.pi, points.kappa
     num = len(x)
-    y_workspace, decay = np.empty(_BLOCK), np.empty(_BLOCK)
-    y_refs, weigh = np.empty(num), np.empty(num)
-    # what a node brings where y is nearly 0, to A over y / kappa and to B over y; where exp(-y) is
-    # 0, to A over y / (kappa (1 - pi))
+    y_workspace, decay = np.empty(_ATOMS_PER_BLOCK), np.empty(_ATOMS_PER_BLOCK)
+    y_refs, scales = np.empty(num), np.empty(num)
+    # Terms of each node in the two limits. Where y is nearly 0: of A as a multiple of y / kappa, of
+    # B as a multiple of y. Where exp(-y) is 0: of A as a multiple of y / (kappa (1 - pi)).
     at_flat, at_gone = np.zeros((4, num)), np.zeros((4, num))
     for k in range(num):
         y_refs[k] = scaled(x[k], log_w_ref)
-        weigh[k] = weights[k] / ((1.0 - pi_ref) + pi_ref * math.exp(-y_refs[k]))
-        fall = weigh[k] * math.expm1(-y_refs[k]) if x[k] + log_w_ref >= FLAT else 0.0
+        scales[k] = weights[k] / ((1.0 - pi_ref) + pi_ref * math.exp(-y_refs[k]))
+        flat_term = scales[k] * math.expm1(-y_refs[k]) if x[k] + log_w_ref >= FLAT else 0.0
         for h in range(0, 4, 2):
             scale = 1.0 if h == 0 else 2.0 if k % 2 == 0 else 0.0
-            at_flat[h, k], at_flat[h + 1, k] = -scale * fall, scale * fall
-            at_gone[h, k] = -scale * weigh[k] * math.exp(-y_refs[k])
+            at_flat[h, k], at_flat[h + 1, k] = -scale * flat_term, scale * flat_term
+            at_gone[h, k] = -scale * scales[k] * math.exp(-y_refs[k])
     flat_scales, gone_scales = np.ones((4, len(log_w))), np.ones((4, len(log_w)))
     for h in range(0, 4, 2):
         flat_scales[h], gone_scales[h] = 1.0 / kappa, 1.0 / (kappa * (1.0 - pi))
@@ -543,13 +567,13 @@ def atom_integrals(
         add_far(x[max(k - 1, 0)], early, k, log_w, flat_scales, slice(new_flat, flat), out)
         add_far(x[k], late, k, log_w, gone_scales, slice(new_gone, gone), out)
         flat, gone = new_flat, new_gone
-        half = 2.0 * weigh[k] if k % 2 == 0 else 0.0
-        for start in range(flat, gone if weigh[k] > 0.0 else flat, _BLOCK):
-            part = slice(start, min(start + _BLOCK, gone))
-            here = _take(points, part)
-            # each row by itself, for the compiler has no vector code for a block of several
+        half = 2.0 * scales[k] if k % 2 == 0 else 0.0
+        for start in range(flat, gone if scales[k] > 0.0 else flat, _ATOMS_PER_BLOCK):
+            part = slice(start, min(start + _ATOMS_PER_BLOCK, gone))
+            block = _take(points, part)
+            # one array a row: the compiler does not vectorise over rows of a 2-d block
             rows = out[0][part], out[1][part], out[2][part], out[3][part]
-            _add_terms(x[k], weigh[k], half, y_refs[k], here, y_workspace, decay, rows)
+            _add_terms(x[k], scales[k], half, y_refs[k], block, y_workspace, decay, rows)
     add_far(x[num - 1], early, num, log_w, flat_scales, slice(0, flat), out)
 
 
@@ -564,7 +588,12 @@ def _add_terms(
     e: FloatArray,
     out: tuple[FloatArray, FloatArray, FloatArray, FloatArray],
 ) -> None:
-    """Add the terms of one node to the integrals of a block; `y` and `e` are workspace."""
+    """Add the terms of one node to the integrals of a block; `y` and `e` are workspace.
+
+    (exp(-y) - exp(-y_ref)) / kappa loses digits where w is near W. With
+    y - y_ref = kappa (y + y_ref) = d it is -exp(-y_ref) (y + y_ref) (1 - exp(-d)) / d, which is
+    used for |d| <= 1.
+    """
     e_ref, drop_ref = math.exp(-y_ref), math.expm1(-y_ref)
     log_w, pi, kappa, deviation = points.log_w, points.pi, points.kappa, points.deviation
     full_a, full_b, half_a, half_b = out

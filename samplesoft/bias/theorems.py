@@ -1,7 +1,8 @@
 """Theorems 1 and 2 of Rawat et al. (2019): as they are printed, and corrected.
 
-Neither holds as printed. Theorem 1 is of leading order, and can fail there too; eq. 20 of Theorem 2
-lacks a normaliser. Section 17 of ``samplesoft/bias/README.md`` proves what is true in their place.
+Neither holds as printed. Theorem 1 is of leading order only, and can fail even to that order.
+Eq. 20 of Theorem 2 lacks a normaliser. Section 17 of ``samplesoft/bias/README.md`` proves the
+corrected versions.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from samplesoft.bias.inputs import (
 from samplesoft.bias.negatives import Negatives, log_sum_exp, make_negatives
 from samplesoft.bias.numerics.summation import EPS, log_softmax
 
-COSINE_TOLERANCE = 1e-4  # float32 embeddings are normalised about this well
+COSINE_TOLERANCE = 1e-4  # norms of float32 embeddings are 1 up to about this
 TINY = float(np.finfo(np.float64).tiny)
-# A value counts as outside a printed bound only if it is so by more than this part of the bound,
-# which is far above rounding errors and far below violations that matter.
-_RELATIVE = 1e-9
-_UNKNOWN = 1e-3  # logits so large that no digit of a ratio is left after rounding
+# A value counts as outside a bound only if it exceeds it by this fraction of the bound: far above
+# rounding errors, and far below relevant violations.
+_RELATIVE_TOLERANCE = 1e-9
+_MAX_LOG_ROUNDING = 1e-3  # beyond it logits are so large that ratios have no correct digit
 
 Scalar = Any  # a float for one example, an ndarray (B,) for a batch
 
@@ -47,16 +48,16 @@ Scalar = Any  # a float for one example, an ndarray (B,) for a batch
 
 
 class Theorem1Terms(NamedTuple):
-    """What Theorem 1 needs of the logits and the proposal, before any parameter is named.
+    """The terms of Theorem 1 that depend on the logits and the proposal, not on the parameters.
 
     The bounds do not change when a constant is added to the logits, but the quantities of
     eq. 12 do. They are given here for logits shifted so that the partition function Z is 1:
     ``e^{o_j}`` becomes the probability p_j, and Z_t is 1 - p_t. To return to the printed units
     multiply `second_moment` by Z^2, and `max_gap`, `deviation` and `negative_probs` by Z.
-    Everywhere q is the proposal given "not the label". Scalars are (B,) for a batch.
+    q is the proposal given "not the label" everywhere. Scalars are (B,) for a batch.
 
-    Of what the corrected theorem needs, the last seven, all but `variance` are moved up by a bound
-    on their rounding, and that of g.
+    The last seven fields are for the corrected theorem. All of them except `variance` are rounded
+    up, by bounds on the rounding of themselves and of g.
     """
 
     second_moment: Scalar  # sum_j p_j^2 / q_j over the negatives, the first quantity of eq. 12
@@ -65,51 +66,57 @@ class Theorem1Terms(NamedTuple):
     ub1: Scalar  # m UB_1 of eq. 11: the variance second_moment - Z_t^2, without the subtraction
     ub2: Scalar  # UB_2 of eq. 11: max_gap Z_t / (1 + second_moment)
     lb_sum: Scalar  # sum_k p_k |Z_t - p_k / q_k|, which eq. 10 multiplies by -M / m
-    # (n,) or (B, n): p_j, 0 at the label; the weights of g, and g itself for the logits
+    # (n,) or (B, n): p_j, and 0 at the label; the weights in g, and g itself for the logits
     negative_probs: FloatArray
-    variance: Scalar  # V, the variance of r: what multiplies g
+    variance: Scalar  # V, the variance of r, the factor of g
     variance_above: Scalar
     label_part: Scalar  # p_t V
     root: Scalar  # sqrt(V sum_j p_j^2 / q_j)
-    gap_above: Scalar  # the largest r less the smallest
+    gap_above: Scalar  # the largest r minus the smallest
     spread: Scalar  # sum_j p_j |r_j - Z_t| over the negatives
     shifted: Scalar  # sum_j p_j |r_j - Z_t - V|
 
     def bounds(
         self, g: ArrayLike, grad_bound: Scalar, num_sampled: int
     ) -> tuple[FloatArray, FloatArray]:
-        """Return the printed (LB, UB), each (P,) or (B, P), for a given `g`, of any P parameters.
+        """Return the printed (LB, UB), each (P,) or (B, P), for any P parameters.
 
         `g` is ``sum_j p_j d o_j`` over the negatives (`negative_probs` where the parameters are
         the logits), `grad_bound` is M, at least as large as every coordinate of every ``d o_i``.
         """
         m = as_count("num_sampled", num_sampled)
-        weights, bound, unit = _near_one(g, grad_bound, np.shape(self.ub1))
+        weights, bound, unit = _scale_near_one(g, grad_bound, np.shape(self.ub1))
         scalars = self.ub1, self.ub2, self.lb_sum
         ub1, ub2, lb_sum = (np.expand_dims(x, -1) / m for x in scalars)
         with np.errstate(over="ignore", invalid="ignore"):
-            # an overflowed UB_1 times g = 0 is still 0
+            # UB_1 g is 0 for g = 0, even if UB_1 overflowed
             signed = np.where(weights == 0.0, 0.0, ub1 * weights)
             upper = signed + 2.0 * bound[..., None] * ub2
-            # eq. 10; 0 - x, for a bound of 0 is not to be -0
+            # eq. 10; 0 - x instead of -x, which would give -0
             lower = np.broadcast_to(0.0 - bound[..., None] * lb_sum, upper.shape)
         return ldexp_or_inf(lower, unit), ldexp_or_inf(upper, unit)
 
     def reaches(self, grad_bound: Scalar, num_sampled: int) -> tuple[Scalar, Scalar, Scalar]:
-        """Return how far the bias can be from 0, from ``V g / m`` and from ``-V g / m``, corrected.
+        """Return bounds on the distance of the bias from 0, from ``V g / m`` and from ``-V g / m``.
 
-        They are scalars, or (B,), for M = `grad_bound`; not a number where they have overflowed,
-        but for the first, which is at most 2M.
+        They are scalars, or (B,), for M = `grad_bound`. The first is at most 2M; the others are NaN
+        where they overflow.
         """
         m, bound = as_count("num_sampled", num_sampled), np.asarray(grad_bound)
         with np.errstate(all="ignore"):
-            most, gap = self.variance_above, self.gap_above / m
-            rest = most * np.hypot(np.sqrt(3.0 * most / m), gap) + self.root * gap
-            rest += self.label_part
-            along, against = self.spread + rest, self.shifted + most
-            free = np.fmin(self.spread + most, self.shifted + rest)
+            variance_above, gap = self.variance_above, self.gap_above / m
+            remainder = (
+                variance_above * np.hypot(np.sqrt(3.0 * variance_above / m), gap) + self.root * gap
+            )
+            remainder += self.label_part
+            from_lead, from_minus_lead = self.spread + remainder, self.shifted + variance_above
+            from_zero = np.fmin(self.spread + variance_above, self.shifted + remainder)
             # 2M holds because p and p' sum to 1
-            return np.fmin(free * bound / m, 2.0 * bound), along * bound / m, against * bound / m
+            return (
+                np.fmin(from_zero * bound / m, 2.0 * bound),
+                from_lead * bound / m,
+                from_minus_lead * bound / m,
+            )
 
     def corrected_bounds(
         self, g: ArrayLike, grad_bound: Scalar, num_sampled: int
@@ -118,18 +125,20 @@ class Theorem1Terms(NamedTuple):
 
         The arguments are those of `bounds`.
         """
-        weights, bound, unit = _near_one(g, grad_bound, np.shape(self.variance))
-        free, along, against = (x[..., None] for x in self.reaches(bound, num_sampled))
+        weights, bound, unit = _scale_near_one(g, grad_bound, np.shape(self.variance))
+        from_zero, from_lead, from_minus_lead = (
+            x[..., None] for x in self.reaches(bound, num_sampled)
+        )
         with np.errstate(all="ignore"):
             lead = np.expand_dims(self.variance, -1) * weights / num_sampled
-            below = np.fmin(free, np.fmin(along - lead, against + lead))
-            above = np.fmin(free, np.fmin(along + lead, against - lead))
-            return -_next(ldexp_or_inf(below, unit)), _next(ldexp_or_inf(above, unit))
+            below = np.fmin(from_zero, np.fmin(from_lead - lead, from_minus_lead + lead))
+            above = np.fmin(from_zero, np.fmin(from_lead + lead, from_minus_lead - lead))
+            return -_next_above(ldexp_or_inf(below, unit)), _next_above(ldexp_or_inf(above, unit))
 
 
 @dataclass(frozen=True)
 class Theorem1Bounds:
-    """Bounds on the bias of a gradient, printed or corrected, and what they are made of.
+    """Bounds on the bias of a gradient, printed or corrected, and their terms.
 
     Attributes
     ----------
@@ -141,8 +150,8 @@ class Theorem1Bounds:
     grad_bound : float or ndarray (B,)
         M.
     terms : Theorem1Terms
-        What does not depend on the parameters: the three quantities of eq. 12 and the scalar parts
-        of both bounds, printed and corrected.
+        The terms that do not depend on the parameters: the three quantities of eq. 12 and the
+        scalars of both bounds, printed and corrected.
     """
 
     lower: FloatArray
@@ -153,7 +162,7 @@ class Theorem1Bounds:
 
     @property
     def sign_holds(self) -> NDArray[np.bool_]:
-        """Which coordinates have g >= 0, (P,) or (B, P); UB multiplies g by an upper bound."""
+        """Whether g >= 0 for each coordinate, (P,) or (B, P): the case that UB is derived for."""
         return self.g >= 0.0
 
     @property
@@ -165,13 +174,13 @@ class Theorem1Bounds:
     def outside(self, values: ArrayLike, slack: Any = 0.0) -> NDArray[np.bool_]:
         """Return which coordinates of a bias lie outside the bounds.
 
-        `values` (P,) or (B, P) are the bias, or its limit divided by the number of draws. Outside
-        is what is so by more than 1e-9 of the bound and the `slack`, a float or (B, 1), which
-        numerical errors of the values may take.
+        `values` (P,) or (B, P) are the bias, or its limit divided by the number of draws. A value
+        is outside if it exceeds the bound by more than 1e-9 of the bound plus `slack`, a float or
+        (B, 1) for the numerical error of the values.
 
         Examples
         --------
-        All that are outside here have a g below 0:
+        All coordinates outside the bounds have g < 0 here:
 
         >>> import numpy as np
         >>> import samplesoft
@@ -188,9 +197,11 @@ class Theorem1Bounds:
 
 
 def widened(bounds: Theorem1Bounds, slack: Any) -> tuple[FloatArray, FloatArray]:
-    """Return the ends that `Theorem1Bounds.outside` holds a bias against."""
+    """Return the lower and upper ends that `Theorem1Bounds.outside` compares a bias with."""
     low, high = bounds.lower - slack, bounds.upper + slack
-    return low - _RELATIVE * np.abs(bounds.lower), high + _RELATIVE * np.abs(bounds.upper)
+    return low - _RELATIVE_TOLERANCE * np.abs(bounds.lower), high + _RELATIVE_TOLERANCE * np.abs(
+        bounds.upper
+    )
 
 
 def theorem1_terms(
@@ -204,14 +215,16 @@ def theorem1_terms(
 
 
 def theorem1_terms_of(inputs: Inputs) -> Theorem1Terms:
-    """Return `theorem1_terms` of arguments that are checked, at any number of draws."""
-    return Theorem1Terms(*inputs.columns(_terms(make_negatives(*row)) for row in inputs.rows()))
+    """Return `theorem1_terms` of checked inputs; their number of draws is ignored."""
+    return Theorem1Terms(
+        *inputs.columns(_terms_of_negatives(make_negatives(*row)) for row in inputs.rows())
+    )
 
 
-def _terms(negatives: Negatives) -> Theorem1Terms:
+def _terms_of_negatives(negatives: Negatives) -> Theorem1Terms:
     log_zt, log_ratio = negatives.log_zt, negatives.log_ratio
     log_p, log_deviation = negatives.log_p, negatives.log_deviation
-    # sum_j q_j r_j^2 = Z_t^2 (1 + chi2), because the mean of r under q is Z_t.
+    # sum_j q_j r_j^2 = Z_t^2 (1 + chi2), because the mean of r under q is Z_t
     log_second = 2.0 * log_zt + float(np.logaddexp(0.0, negatives.log_chi2))
     with np.errstate(over="ignore", under="ignore", divide="ignore"):
         low, high = log_ratio.min(), log_ratio.max()
@@ -230,29 +243,31 @@ def _terms(negatives: Negatives) -> Theorem1Terms:
 
 
 def _corrected_terms(negatives: Negatives) -> dict[str, Scalar]:
-    """Return the terms of the corrected theorem by their names."""
+    """Return the terms of the corrected theorem, by field name."""
     log_zt, log_ratio, log_p = negatives.log_zt, negatives.log_ratio, negatives.log_p
     unit = negatives.rounding
     with np.errstate(all="ignore"):
         probs = np.exp(log_p)
-        if len(log_p) == 1 or unit > _UNKNOWN:  # all draws are alike, or no digit is known
+        if len(log_p) == 1 or unit > _MAX_LOG_ROUNDING:  # equal draws, or ratios without digits
             bound = 0.0 if len(log_p) == 1 else np.inf
             return dict.fromkeys(Theorem1Terms._fields[-7:], np.float64(bound))
         grow = 1.0 + 16.0 * unit
         rms = np.exp(log_zt + 0.5 * np.logaddexp(0.0, negatives.log_chi2)) * grow
         deviation = np.exp(log_zt + 0.5 * negatives.log_chi2)
-        # rounding moves each r by a part of r, and their deviation by that part of their size
+        # a relative rounding of each r changes the standard deviation by at most that part of rms
         above = (deviation + np.expm1(4.0 * unit) * rms) * grow
-        variance, most = deviation * deviation, above * above
+        variance, variance_above = deviation * deviation, above * above
         centred = np.exp(log_p + log_zt + negatives.log_deviation) * np.sign(log_ratio)
         high, low = log_ratio.max(), log_ratio.min()
         gap = np.exp(log_zt + high) * (-np.expm1(low - high) + 16.0 * unit)
-        of_g = most - variance + most * (4.0 * unit + EPS * (len(log_p) + 16.0))
-        slack = 32.0 * unit * (rms * rms + most) + of_g + len(log_p) * TINY
+        rounding_of_g = (
+            variance_above - variance + variance_above * (4.0 * unit + EPS * (len(log_p) + 16.0))
+        )
+        slack = 32.0 * unit * (rms * rms + variance_above) + rounding_of_g + len(log_p) * TINY
         return dict(
             variance=variance,
-            variance_above=most,
-            label_part=np.exp(negatives.log_a) * most * grow,
+            variance_above=variance_above,
+            label_part=np.exp(negatives.log_a) * variance_above * grow,
             root=rms * above,
             gap_above=gap * grow,
             spread=np.abs(centred).sum() + slack,
@@ -274,7 +289,7 @@ def theorem1_bounds(
     The o(1/m) terms of eqs. 10 and 11 are dropped, as they must be to compute anything, so the
     bounds are of leading order. They are reported for comparison and are not guaranteed: the
     bias can lie outside them, also in the limit of many draws, where g has negative coordinates
-    and sometimes where it has none. `theorem1_corrected` always holds, and `finite_sample_bounds`.
+    and sometimes where it has none. `theorem1_corrected` and `finite_sample_bounds` always hold.
 
     Parameters
     ----------
@@ -285,15 +300,15 @@ def theorem1_bounds(
     num_sampled : int
         Number of draws m, at least 1.
     jacobian : array_like, shape (n, P) or (B, n, P)
-        Derivatives of the logits in P parameters; (n, P) serves all examples. M is the largest
-        ``|jacobian|`` entry of each example. For another M, or very many parameters, use
-        `theorem1_terms` and its method `bounds`.
+        Derivatives of the logits with respect to P parameters; (n, P) is used for all examples. M
+        is the largest ``|jacobian|`` entry of each example. For another M, or very many parameters,
+        use `theorem1_terms` and its method `bounds`.
 
     Returns
     -------
     Theorem1Bounds
-        `lower`, `upper`, `g` (P,) or (B, P), `sign_condition`, the same of each coordinate as
-        `sign_holds`, the method `outside`, and the quantities of eq. 12 in `terms`. A bound beyond
+        `lower`, `upper`, `g` (P,) or (B, P), `sign_condition`, `sign_holds` (the condition for each
+        coordinate), the method `outside`, and the quantities of eq. 12 in `terms`. A bound beyond
         the range of float64 is infinite.
 
     Raises
@@ -336,10 +351,13 @@ def _bounds_of(inputs: Inputs, jacobian: ArrayLike, corrected: bool = False) -> 
     return Theorem1Bounds(lower, upper, g, bound, terms)
 
 
-def _near_one(
+def _scale_near_one(
     g: ArrayLike, grad_bound: Scalar, shape: tuple[int, ...]
 ) -> tuple[FloatArray, FloatArray, int]:
-    """Return g and M of each example divided by 2**k, so that no term overflows, and k."""
+    """Return g and M divided by 2**k, where the larger is between 1/2 and 1, and k.
+
+    Products with g and M then do not overflow.
+    """
     require_plain("g", g)
     weights, bound = np.asarray(g, dtype=np.float64), np.broadcast_to(grad_bound, shape)
     sizes = np.abs(weights).max(), bound.max()
@@ -352,8 +370,11 @@ def _near_one(
     return ldexp_or_inf(weights, -unit), ldexp_or_inf(bound, -unit), unit
 
 
-def _next(x: FloatArray) -> FloatArray:
-    """Return the next number above each of `x`, of those above 0 without a call for each."""
+def _next_above(x: FloatArray) -> FloatArray:
+    """Return ``np.nextafter(x, inf)``, faster where all entries are positive and finite.
+
+    The integer with the bits of a positive float, plus 1, has the bits of the next float.
+    """
     if x.ndim and x.min() > 0.0 and x.max() < np.inf:
         following: FloatArray = (np.ascontiguousarray(x).view(np.int64) + 1).view(np.float64)
         return following
@@ -376,7 +397,7 @@ def theorem1_corrected(
 
         ``|bias| <= 2 M / (m Z^2) sum_j e^{o_j} max(c_j, 0) <= 2 |LB|``
 
-    without a term o(1/m), and 2 is the least factor. For ever more draws the bounds with g are
+    without a term o(1/m), and 2 is the smallest possible factor. For large m the bounds with g are
     closer: for every number lambda
 
         ``|m Z^2 bias - (V / Z - lambda) g| <= M (sum_j e^{o_j} |c_j - lambda| + p_t V + R_m)``
@@ -385,14 +406,14 @@ def theorem1_corrected(
 
         ``R_m = (V sqrt(3 V / m + Delta^2 / m^2) + sqrt(V sum_j e^{2 o_j} / q_j) Delta / m) / Z``
 
-    and Delta the largest ``|c_j - c_k|``, the second quantity of eq. 12. lambda is 0 (as printed,
-    in both directions) or V / Z, whichever is closer in each coordinate.
+    and Delta is the largest ``|c_j - c_k|``, the second quantity of eq. 12. lambda is 0 (printed
+    form, in both directions) or V / Z, whichever gives the closer bound for a coordinate.
 
     Parameters
     ----------
     logits, labels, q, num_sampled, jacobian, h
-        As for `theorem1_bounds`. The bias is that of ``jacobian`` less any constant of a column,
-        so centring its columns makes M smaller.
+        As for `theorem1_bounds`. Subtracting a constant from a column of ``jacobian`` does not
+        change the bias, so that centring the columns makes M smaller.
 
     Returns
     -------
@@ -409,8 +430,8 @@ def theorem1_corrected(
     -----
     Section 17 of ``samplesoft/bias/README.md`` proves them, eqs. (B50) to (B52), and compares them
     with the exact bias. They hold in floating point: each is moved outwards by a bound on its
-    rounding. They know only M and g of a gradient, and are for theorems; `FiniteSampleBounds`
-    have a method `gradient`, which is closer.
+    rounding. They depend on a gradient only through M and g, which is useful in proofs. For
+    numbers, `FiniteSampleBounds.gradient` is closer.
 
     References
     ----------
@@ -437,7 +458,7 @@ def theorem1_corrected(
 
 @dataclass(frozen=True)
 class Theorem2Ratio:
-    """Equation 20 for each negative class: the ratio, its two centers, and the smallest gamma.
+    """Equation 20 for each negative class: the ratio, both centers, and the smallest gamma.
 
     Attributes
     ----------
@@ -449,14 +470,14 @@ class Theorem2Ratio:
     printed_center : ndarray, shape (n - 1,)
         ``e^{(tau - nu) h.c_i}``, as printed in eq. 20.
     corrected_center : ndarray, shape (n - 1,)
-        The same times `normalizer`: what the ratio tends to with ever more features.
+        `printed_center` times `normalizer`: the limit of the ratio for many features.
     normalizer : float
         ``Z_nu / Z_tau``, with ``Z_x = sum_j e^{x h.c_j}`` over the negatives; 1 if nu = tau.
     printed_gamma, corrected_gamma : float
         The smallest gamma with ``1 - 2 gamma <= ratio / center <= 1 + 4 gamma`` for every
-        negative. From 1/2 on, the lower side says nothing.
+        negative. The lower bound is trivial for gamma >= 1/2.
     num_negative : int
-        How many estimates are below 0, where q is no probability.
+        Number of estimates below 0, where q is no probability.
     """
 
     classes: IntArray
@@ -475,17 +496,17 @@ def theorem2_ratio(
     """Return the ratio of equation 20 for given random-feature estimates of the kernel.
 
     Logits are ``o_i = tau h.c_i`` and ``q_i = phi(c_i).phi(h) / C``, with the normalising
-    constant C and Z_t both summed over the negatives. Eq. 20 as printed lacks a normaliser: with
-    ever more features the estimates tend to ``e^{nu h.c_i}`` up to a factor, and so the ratio to
+    constant C and Z_t both summed over the negatives. Eq. 20 as printed lacks a normaliser: for
+    many features the estimates tend to ``e^{nu h.c_i}`` up to a factor, and the ratio tends to
     ``e^{(tau - nu) h.c_i} Z_nu / Z_tau``, which is the printed center only if nu = tau.
-    `theorem2_corrected` says how likely a gamma is before frequencies are drawn.
+    `theorem2_corrected` bounds the probability of a given gamma before frequencies are drawn.
 
     Parameters
     ----------
     cosine : array_like, shape (n,)
         ``h.c_i`` for unit vectors h and c_i.
     labels : int
-        The true class of the one example; it takes no part.
+        The true class of the example, which is excluded.
     estimates : array_like, shape (n,)
         ``phi(c_i).phi(h)``, in any scale common to all classes; some may be negative.
     tau : float
@@ -512,7 +533,7 @@ def theorem2_ratio(
 
     Examples
     --------
-    The exact kernel, in place of features, needs gamma = 0 once the normaliser is there:
+    With the exact kernel in place of features, gamma = 0 suffices for the corrected center:
 
     >>> import numpy as np
     >>> cosine = np.array([0.9, 0.5, 0.0, -0.5])
@@ -561,7 +582,7 @@ def _smallest_gamma(log_x: FloatArray) -> float:
 
 
 def _check_cosine(cosine: ArrayLike, labels: int) -> tuple[FloatArray, IntArray]:
-    """Return the cosines (n,) of one example, and which classes are negatives, (n - 1,)."""
+    """Return the checked cosines (n,) of one example, and the indices (n - 1,) of the negatives."""
     cosines = as_real_array("cosine", cosine, (1,))
     n = cosines.size
     t = as_labels("labels", labels, n, ()).item()
@@ -578,7 +599,7 @@ def _check_cosine(cosine: ArrayLike, labels: int) -> tuple[FloatArray, IntArray]
 
 @dataclass(frozen=True)
 class Theorem2Corrected:
-    """What random Fourier features are sure to do, but for a small probability.
+    """Guarantees for random Fourier features that hold except with a small probability.
 
     Attributes
     ----------
@@ -587,12 +608,12 @@ class Theorem2Corrected:
     lower, upper : ndarray, shape (n - 1,)
         Bounds on ``(e^{o_i} / q_i) / Z_t``, which is 1 where q is the softmax of the negatives.
     failure : float
-        A bound on the probability, over the frequencies, that a ratio of any negative is outside,
-        or an estimate not positive; at most 1.
+        A bound on the probability, over the frequencies, that any ratio is outside its bounds or
+        any estimate is not positive; at most 1.
     bias : float
-        Where none is outside, the bias of each coordinate of the gradient is at most
-        ``bias * M / m`` for every number m of draws, M being a bound on the derivatives of the
-        logits; ``(1 - p_t)^2 gamma / (1 - gamma)`` where nu is tau.
+        If all ratios are within their bounds, the bias of each coordinate of the gradient is at
+        most ``bias * M / m`` for every number m of draws, where M bounds the derivatives of the
+        logits. For nu = tau it is ``(1 - p_t)^2 gamma / (1 - gamma)``.
     """
 
     classes: IntArray
@@ -605,7 +626,7 @@ class Theorem2Corrected:
 def theorem2_corrected(
     cosine: ArrayLike, labels: int, *, tau: float, nu: float, num_features: int, gamma: float
 ) -> Theorem2Corrected:
-    """Return what holds in place of equation 20 and Corollary 1, without drawing any frequency.
+    """Return the corrected versions of equation 20 and Corollary 1, without drawing frequencies.
 
     Logits are ``o_i = tau h.c_i`` and ``q_i`` is in proportion to ``phi(c_i).phi(h)`` of random
     Fourier features of the Gaussian kernel ``K_i = e^{-nu (1 - h.c_i)}``. Except with the
@@ -614,8 +635,8 @@ def theorem2_corrected(
         ``k^-1 <= (e^{o_i} / q_i) / Z_t / (e^{(tau - nu) h.c_i} Z_nu / Z_tau) <= k``
 
     for ``k = (1 + gamma) / (1 - gamma)``, with ``Z_x = sum_j e^{x h.c_j}`` over the negatives. The
-    printed ``1 - 2 gamma`` and ``1 + 4 gamma`` are farther out as long as gamma is at most 1/2,
-    and the printed center lacks ``Z_nu / Z_tau``.
+    printed ``1 - 2 gamma`` and ``1 + 4 gamma`` are wider for gamma up to 1/2, and the printed
+    center lacks ``Z_nu / Z_tau``.
 
     Parameters
     ----------
@@ -629,7 +650,7 @@ def theorem2_corrected(
     Returns
     -------
     Theorem2Corrected
-        The bounds on the ratio, the probability that they fail, and what they make of the bias.
+        The bounds on the ratio, their failure probability, and the resulting bound on the bias.
 
     Raises
     ------
@@ -639,8 +660,8 @@ def theorem2_corrected(
     Notes
     -----
     ``failure`` is a sum of Bernstein's bounds, at most ``2 n exp(-3 D gamma^2 e^{-4 nu} / 4)``:
-    section 17 of ``samplesoft/bias/README.md``, eqs. (B53) and (B54). Orthogonal and structured
-    frequencies are not independent, and a tree that clips estimates draws from another q.
+    section 17 of ``samplesoft/bias/README.md``, eqs. (B53) and (B54). It does not cover orthogonal
+    and structured frequencies, which are not independent, nor a tree that clips estimates.
 
     References
     ----------
@@ -682,7 +703,7 @@ def theorem2_corrected(
         log_p = log_softmax(logits)[:-1]
         probs, joint = np.exp(log_p), np.exp(log_p + log_center)
         rest = float(probs.sum())  # 1 - p_t
-        # the mean excess of r over Z_t, in units of Z_t: both hold
+        # two bounds on the mean excess of r over Z_t, in units of Z_t
         at_once = np.maximum(kappa * joint - probs, 0.0).sum()
         apart = np.maximum(joint - probs, 0.0).sum()
         apart += rest * center.max() ** 2 * 0.5 * gamma / (1.0 - gamma)
