@@ -95,9 +95,9 @@ class Sampler(ABC):
     computing all n probabilities.
 
     The public methods check their arguments once and call the hooks below, which trust them:
-    `_sample`, `_log_prob` and `_probs`, and `_prepare` where draws depend on class vectors. In a
-    hook, ``exclude`` (B,) holds the excluded class of each context, or `NO_CLASS` where there is
-    none; ``key`` is the key of a random stream, so that draws depend on the seed and not on
+    `_sample`, `_log_prob` and `_probs`, and `_prepare_update` where draws depend on class vectors.
+    In a hook, ``exclude`` (B,) holds the excluded class of each context, or `NO_CLASS` where there
+    is none; ``key`` is the key of a random stream, so that draws depend on the seed and not on
     threads. With ``device="cuda"`` the arrays are on the device, and what a device does in another
     way is a function of `samplesoft._device.Backend`; a `SoftmaxLayer` on a GPU takes samplers of
     the processor too, and copies their draws to it.
@@ -313,7 +313,7 @@ class Sampler(ABC):
             )
         if self.dim is not None:
             # two steps, so that what is refused changes nothing
-            self._prepare(classes, rows)()
+            self._prepare_update(classes, rows)()
 
     def __repr__(self) -> str:
         """Return the class, and what the sampler is for."""
@@ -533,7 +533,7 @@ class Sampler(ABC):
         """Return logarithms (B,) of the sum of what classes weigh, for samplers of shards."""
         raise NotImplementedError
 
-    def _prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
+    def _prepare_update(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
         """Check and compute an update, and return a function that applies it and cannot fail."""
         return lambda: None
 

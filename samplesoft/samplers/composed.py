@@ -186,13 +186,13 @@ class CertainSampler(Sampler):
         probs[:, self._rest] = self.tail._probs(contexts, self._left_out(exclude))
         return probs
 
-    def _prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
+    def _prepare_update(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
         # vectors of certain classes are of no use here: the loss has their scores
         changed = self._places[ids] >= 0
         if not changed.any():
             return lambda: None
         tail_rows = self.tail._check_class_rows(rows[changed])
-        return self.tail._prepare(self._places[ids[changed]], tail_rows)
+        return self.tail._prepare_update(self._places[ids[changed]], tail_rows)
 
     def _left_out(self, exclude: IntArray) -> IntArray:
         """Return the classes (B,) of the tail that it must leave out, or `NO_CLASS`."""
@@ -328,10 +328,10 @@ class MixtureSampler(Sampler):
         )
         return self.weight * first + (1.0 - self.weight) * second
 
-    def _prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
+    def _prepare_update(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
         # both check before either changes
         commits = [
-            sampler._prepare(ids, sampler._check_class_rows(rows))
+            sampler._prepare_update(ids, sampler._check_class_rows(rows))
             for sampler in self._parts.values()
             if sampler.dim is not None
         ]
@@ -515,11 +515,11 @@ class TwoPassSampler(Sampler):
             probs[bare] = self._of_one_pass()
         return probs
 
-    def _prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
+    def _prepare_update(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
         places = self._places(ids)
         # the softmax holds candidates alone; the rest waits in _rows for the next `refresh`
         known = places != NO_CLASS
-        among = self._softmax._prepare(places[known], rows[known])
+        among = self._softmax._prepare_update(places[known], rows[known])
         self._rows = writable(self._rows)
 
         def commit() -> None:

@@ -161,7 +161,7 @@ class DenseSampler(Sampler):
         weights /= weights.sum(axis=1, keepdims=True)
         return weights
 
-    def _prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
+    def _prepare_update(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
         # vectors there are, or there would be nothing to update
         self.class_embeddings = writable(self.class_embeddings)  # type: ignore[arg-type]
         return partial(setitem, self.class_embeddings, ids, rows)

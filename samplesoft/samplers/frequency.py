@@ -29,7 +29,7 @@ from samplesoft._validation import (
 )
 from samplesoft.samplers.base import Draw, Rows, Sampler
 from samplesoft.samplers.static import WeightedSampler
-from samplesoft.samplers.tree.kernel_tree import SMALLEST_FLOOR, KernelTree
+from samplesoft.samplers.tree.kernel_tree import MIN_FLOOR, KernelTree
 
 _MOST_LABELS = 1 << 62  # that a sampler may follow
 _LONG_GAPS = 16.0  # mean gaps: chance leaves one open for so long once in exp(16), 9 million, times
@@ -207,7 +207,7 @@ class LearnedUnigramSampler(Sampler):
         # 1, must be finite in it, however small the first counts are
         least = 2.0 ** -min(int(_LARGEST_EXPONENT / self.power), _LARGEST_EXPONENT)
         self._unit = max(2.0 ** (np.frexp(self._counts.max())[1] - 1), least)
-        self._tree = KernelTree(self._weights(self._counts)[:, None], floor=SMALLEST_FLOOR)
+        self._tree = KernelTree(self._weights(self._counts)[:, None], floor=MIN_FLOOR)
 
     @property
     def counts(self) -> FloatArray:
@@ -238,7 +238,7 @@ class LearnedUnigramSampler(Sampler):
     def _count(self, ids: IntArray, counts: FloatArray) -> None:
         """Set the counts (k,) of classes."""
         # into the tree first, which may refuse them; then nothing has changed
-        self._tree._prepare(ids, self._weights(counts)[:, None])()
+        self._tree._prepare_update(ids, self._weights(counts)[:, None])()
         self._counts = writable(self._counts)
         self._counts[ids] = counts
 

@@ -21,7 +21,7 @@ from samplesoft.feature_maps import (
 )
 from samplesoft.samplers.base import Draw, Rows, Sampler
 from samplesoft.samplers.tree.features import Transform
-from samplesoft.samplers.tree.kernel_tree import SMALLEST_FLOOR, KernelTree
+from samplesoft.samplers.tree.kernel_tree import MIN_FLOOR, KernelTree
 
 UNIT_TOLERANCE = 1e-3  # the norms of float32 vectors divided by their norms are well within it
 
@@ -116,7 +116,7 @@ class KernelSampler(Sampler):
             leaf_size=leaf_size,
             scale=scale,
             # random estimates may be negative or 0: a class needs a mass above 0 to be drawn
-            floor=max(least, SMALLEST_FLOOR) if floor is None else floor,
+            floor=max(least, MIN_FLOOR) if floor is None else floor,
             progress=progress,
             device=device,
         )
@@ -144,8 +144,8 @@ class KernelSampler(Sampler):
     def _log_mass(self, h: Rows, exclude: IntArray) -> FloatArray:
         return self.tree._log_mass(h, exclude)
 
-    def _prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
-        return self.tree._prepare(ids, rows)
+    def _prepare_update(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
+        return self.tree._prepare_update(ids, rows)
 
 
 class QuadraticSampler(KernelSampler):

@@ -329,7 +329,7 @@ class LSHSampler(Sampler):
         _add_up(self._tables, self._mixture(h, exclude), q)
         return q
 
-    def _prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
+    def _prepare_update(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
         codes = self._tables.codes.copy()
         codes[ids] = self._codes(rows)  # of a class named twice, NumPy keeps the last
         return partial(setattr, self, "_tables", self._sorted(codes))

@@ -102,7 +102,7 @@ class SoftmaxSampler(Sampler):
         self.block_size = min(as_count("block_size", block_size), self.num_classes)
         num_blocks = -(-self.num_classes // self.block_size)
         self._blocks = np.zeros((num_blocks, rows.shape[1], self.block_size), rows.dtype)
-        self._prepare(np.arange(self.num_classes), rows)()
+        self._prepare_update(np.arange(self.num_classes), rows)()
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         ids = np.empty((len(h), m), np.int64)
@@ -131,7 +131,7 @@ class SoftmaxSampler(Sampler):
         log_q = self._log_prob(h, np.tile(np.arange(self.num_classes), (len(h), 1)), exclude)
         return np.exp(log_q, out=log_q)
 
-    def _prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
+    def _prepare_update(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
         self._blocks = writable(self._blocks)
         # of a class named twice, NumPy keeps the last
         places = ids // self.block_size, slice(None), ids % self.block_size

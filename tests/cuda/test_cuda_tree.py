@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from oracles.tree_cases import lifted, probabilities, real_numbers, whole_numbers
 
-from samplesoft.samplers.tree.kernel_tree import LEAVES, KernelTree
+from samplesoft.samplers.tree.kernel_tree import LEAF_WEIGHTS, KernelTree
 
 pytestmark = pytest.mark.gpu
 CASES = [(1, 1), (5, 1), (7, 2), (13, 4), (6, 8)]  # classes, and how many share a leaf
@@ -27,7 +27,7 @@ def exclusions(n):
     return [None] if n == 1 else [None, np.array([0, n - 1])]
 
 
-@pytest.mark.parametrize("leaf", LEAVES)
+@pytest.mark.parametrize("leaf", LEAF_WEIGHTS)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(("n", "leaf_size"), CASES)
 def test_the_same_masses_and_uniforms_draw_the_same_classes(n, leaf_size, dtype, leaf):
@@ -46,7 +46,7 @@ def sums(tree):
     return tree._sums.nodes.copy_to_host()
 
 
-@pytest.mark.parametrize("leaf", LEAVES)
+@pytest.mark.parametrize("leaf", LEAF_WEIGHTS)
 @pytest.mark.parametrize(("n", "leaf_size"), [(5, 1), (13, 4)])
 def test_probabilities_are_those_of_the_oracle(n, leaf_size, leaf):
     rows, h = whole_numbers(n, dim=3)
@@ -67,7 +67,7 @@ def test_probabilities_are_those_of_the_oracle(n, leaf_size, leaf):
             np.testing.assert_allclose(row, np.array(wanted, float), rtol=1e-12, atol=1e-15)
 
 
-@pytest.mark.parametrize("leaf", LEAVES)
+@pytest.mark.parametrize("leaf", LEAF_WEIGHTS)
 def test_features_of_the_leaves_visited(leaf):
     rows, h = real_numbers(9, dim=2)
     here, there = trees(rows, leaf_size=4, leaf=leaf, transform=lifted)
@@ -149,7 +149,7 @@ def test_work_in_parts_leaves_the_same(leaf_size, monkeypatch):
     ids = np.array([0, 1, 1, 7, 12])
     whole.update(ids, -rows[ids])
     drawn = whole.sample(h, 5, exclude=[1] * len(h), rng=0).to_host()
-    monkeypatch.setattr(kernel_tree, "_BLOCK_NUMBERS", 1)
+    monkeypatch.setattr(kernel_tree, "_CHUNK_VALUES", 1)
     monkeypatch.setattr(cuda, "_NUMBERS", 1)
     parted.update(ids, -rows[ids])
     np.testing.assert_array_equal(sums(parted), sums(whole))

@@ -9,7 +9,7 @@ from oracles import naive_draws
 from samplesoft import exact_bias
 from samplesoft.samplers import ClusterSampler
 from samplesoft.samplers.clusters import plain
-from samplesoft.samplers.clusters.partition import _set_apart
+from samplesoft.samplers.clusters.partition import _separate_outliers
 
 DTYPES = [np.float32, np.float64]
 CLOSE = {np.float32: 2e-5, np.float64: 1e-12}
@@ -289,5 +289,5 @@ def test_classes_far_from_their_means_are_set_apart_on_either_side(sign):
     rows = np.zeros((8, 2))
     rows[3], rows[6] = [0.0, 5.0 * sign], [-4.0 * sign, 0.0]
     cells = [np.array([0, 1, 2, 3]), np.array([4, 5, 6, 7])]
-    apart = [cell.tolist() for cell in _set_apart(rows, cells)]
+    apart = [cell.tolist() for cell in _separate_outliers(rows, cells)]
     assert apart == [[0, 1, 2], [4, 5, 7], [3], [6]]

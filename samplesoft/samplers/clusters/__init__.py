@@ -1,6 +1,7 @@
-"""The cluster sampler: cells of similar classes, drawn from and updated; read in this order.
+"""The cluster sampler: cells of similar classes. Read the modules in this order.
 
-- `sampler`: the sampler, its draws, probabilities and updates.
-- `partition`: how classes are divided into cells, by k-means.
-- `descent`: from the top cells to a class; the probability of a path, with a class excluded or not.
+- `plain`: the same draws for one context at a time, to be read first.
+- `sampler`: the sampler with its draws, probabilities and updates.
+- `partition`: the division of classes into cells, by k-means.
+- `descent`: the descent from the top cells to a class, with or without an excluded class.
 """

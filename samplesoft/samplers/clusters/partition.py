@@ -1,4 +1,4 @@
-"""Divide classes into cells, and those into smaller ones, by k-means."""
+"""The division of classes into cells, and of cells into smaller ones, by k-means."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from samplesoft._validation import IntArray
 from samplesoft.samplers.base import Rows
 from samplesoft.samplers.k_means import k_means
 
-_LARGEST_SIZE_RATIO = 4  # times the mean size of the cells in a cell
-_FEW_LEAVES = 32  # leaves in a cell that needs no cells between
+_MAX_SIZE_RATIO = 4  # largest size of a cell relative to the mean size of its siblings
+_MAX_DIRECT_LEAVES = 32  # a cell with at most this many leaves has them as children
 
 
 def make_partition(
@@ -22,48 +22,47 @@ def make_partition(
 ) -> tuple[IntArray, list[IntArray]]:
     """Divide classes with vectors (n, d) into leaves of about `leaf_size`, at most 4 times that.
 
-    Half the cells at the top are single classes, those farthest from the centers of the others:
-    two cumulants of a cell do not show a class that is unlike the rest, such as a frequent word.
-
-    Returns the classes (n,), those of a leaf side by side, and for each level from the top where
-    its cells begin among them.
+    Returns the classes (n,), grouped by leaf, and for each level from the top the offsets of its
+    cells among them. Half the cells at the top are single classes, those farthest from the centers
+    of the others. Two cumulants of a cell would not represent a class that is unlike the rest, such
+    as a frequent word.
     """
-    parts = [np.arange(len(rows))]
-    starts = list[IntArray]()
-    for level, wanted in enumerate(_levels(len(rows), leaf_size)):
+    cells_above = [np.arange(len(rows))]
+    offsets = list[IntArray]()
+    for level, num_children in enumerate(_levels(len(rows), leaf_size)):
         cells: list[IntArray] = []
         desc = f"clustering, level {level + 1}"
         with progress_bar(progress, total=len(rows), unit="class", desc=desc) as bar:
             stream = np.uint64(mix64(key, np.uint64(level)))
-            keys = [np.uint64(mix64(stream, np.uint64(i))) for i in range(len(parts))]
-            for found in thread_map(
-                lambda part: _divide(rows, part[0], wanted(len(part[0])), part[1]),  # noqa: B023
-                zip(parts, keys, strict=True),
+            keys = [np.uint64(mix64(stream, np.uint64(i))) for i in range(len(cells_above))]
+            for children in thread_map(
+                lambda task: _divide(rows, task[0], num_children(len(task[0])), task[1]),  # noqa: B023
+                zip(cells_above, keys, strict=True),
             ):
-                cells += found
-                bar.update(sum(map(len, found)))
-        # only at the top: below it cells are small, and a class unlike the rest has left them
-        parts = cells if starts or len(cells) == 1 else _set_apart(rows, cells)
-        starts.append(np.cumsum([0, *map(len, parts[:-1])]))
-    return np.concatenate(parts), starts
+                cells += children
+                bar.update(sum(map(len, children)))
+        # only at the top: below it cells are small, and outliers have been removed
+        cells_above = cells if offsets or len(cells) == 1 else _separate_outliers(rows, cells)
+        offsets.append(np.cumsum([0, *map(len, cells_above[:-1])]))
+    return np.concatenate(cells_above), offsets
 
 
 def _levels(num_classes: int, leaf_size: int) -> list[Callable[[int], int]]:
-    """Return for each level into how many cells a cell of some size is divided.
+    """Return, for each level, a function from the size of a cell to its number of children.
 
-    At the top there are ``6 n**(1/3)``, which are weighed for all contexts by one matrix product.
+    At the top there are ``6 n**(1/3)`` cells, whose masses are one matrix product for all contexts.
     """
 
     def leaves(size: int) -> int:
         return -(-size // leaf_size)
 
-    if num_classes <= _LARGEST_SIZE_RATIO * leaf_size:
+    if num_classes <= _MAX_SIZE_RATIO * leaf_size:
         return [lambda size: 1]
     num = leaves(num_classes)
     top = round(6.0 * num_classes ** (1 / 3))
     if num <= top:
         return [leaves]
-    if num <= _FEW_LEAVES * top:
+    if num <= _MAX_DIRECT_LEAVES * top:
         return [lambda size: top, leaves]
     return [lambda size: top, lambda size: round(leaves(size) ** 0.5), leaves]
 
@@ -72,28 +71,31 @@ def _divide(rows: Rows, ids: IntArray, num: int, key: np.uint64) -> list[IntArra
     """Divide classes (k,) by k-means into about `num` cells, none of them empty or very large."""
     if num <= 1:
         return [ids]
-    # keys are those of the cell, not of the thread that divides it
+    # a key for each cell, so that the result does not depend on threads
     labels = k_means(rows[ids], num, key)
     order = np.argsort(labels, kind="stable")
     edges = np.flatnonzero(np.diff(labels[order])) + 1
-    largest = _LARGEST_SIZE_RATIO * (len(ids) // num)
+    max_size = _MAX_SIZE_RATIO * (len(ids) // num)
     cells = []
     for cell in np.split(ids[order], edges):
-        if len(cell) > largest:  # as of equal vectors
+        if len(cell) > max_size:  # for example equal vectors
             widest = np.ptp(rows[cell], axis=0).argmax()
             cell = cell[np.argsort(rows[cell, widest], kind="stable")]
-        cells += np.array_split(cell, -(-len(cell) // largest))
+        cells += np.array_split(cell, -(-len(cell) // max_size))
     return cells
 
 
-def _set_apart(rows: Rows, cells: list[IntArray]) -> list[IntArray]:
-    """Make cells of their own, as many as there are, of the classes farthest from their means."""
+def _separate_outliers(rows: Rows, cells: list[IntArray]) -> list[IntArray]:
+    """Return the cells without the classes farthest from their means, which become single cells.
+
+    There are as many of these as cells.
+    """
     distances = np.empty(len(rows))
     for cell in cells:
-        here = rows[cell].astype(np.float64)
-        # in float64: squares of float32 vectors of any size
-        distances[cell] = ((here - here.mean(axis=0)) ** 2).sum(axis=1)
-    alone = np.zeros(len(rows), bool)
-    alone[np.argsort(-distances, kind="stable")[: len(cells)]] = True
-    rest = (cell[~alone[cell]] for cell in cells)
-    return [*(cell for cell in rest if len(cell)), *np.flatnonzero(alone)[:, None]]
+        vectors = rows[cell].astype(np.float64)
+        # in float64: squares of float32 vectors may overflow
+        distances[cell] = ((vectors - vectors.mean(axis=0)) ** 2).sum(axis=1)
+    is_outlier = np.zeros(len(rows), bool)
+    is_outlier[np.argsort(-distances, kind="stable")[: len(cells)]] = True
+    remaining = (cell[~is_outlier[cell]] for cell in cells)
+    return [*(cell for cell in remaining if len(cell)), *np.flatnonzero(is_outlier)[:, None]]

@@ -1,27 +1,28 @@
-"""How a cluster sampler draws, one context at a time: to be read, not to be used.
+"""The cluster sampler for one context at a time: to be read, not to be used.
 
-Classes whose vectors are near each other share a cell, and cells that are near share a larger one.
-A draw goes from the top to a cell, perhaps to a cell inside, and there to a class. Five classes:
+Classes with similar vectors share a cell, and similar cells share a larger one. A draw goes from
+the top to a cell, perhaps to a cell inside it, and then to a class. For five classes:
 
-    cells at the top       {0, 1, 4}         {2, 3}        by how much mass exp(tau h . c) each has
-    in the first           0    1    4                     by exp(tau h . c) itself
+    cells at the top       {0, 1, 4}         {2, 3}        in proportion to the mass of the cell
+    inside the first       0    1    4                     in proportion to exp(tau h . c)
 
-The mass of a cell is not known without all its classes, so it is estimated. Over the k classes of a
-cell the logits x = tau h . c have a mean and a variance, and the cumulant series of log mean exp(x)
-begins with mean + variance / 2. (It ends there if logits are normal.) With the mean vector mu of
-the cell, and the variance s_i^2 of each entry of the class vectors,
+The mass of a cell is the sum of exp(tau h . c) over its classes. It is estimated, because the exact
+value takes all classes. Over the k classes of a cell the logits x = tau h . c have a mean and a
+variance, and the cumulant series of log mean exp(x) begins with mean + variance / 2. (For normal
+logits it ends there.) With the mean vector mu of the cell, and the variance s_i^2 of each entry of
+the class vectors,
 
     mass = k exp(tau h . mu + tau^2 sum_i h_i^2 s_i^2 / 2)
 
-which is one product with a vector of 2 d numbers, whatever k. Entries are taken as uncorrelated.
+which is one product with a vector of 2 d numbers, whatever k is. Entries are taken as uncorrelated.
 With classes in sqrt(n) cells a draw takes 2 sqrt(n) products; with more levels, fewer.
 
-The estimate may be wrong: a draw has the probability that the shares on its way multiply to, and
-that is what it is corrected by. Within a cell shares are those of the softmax. Only the cells are
-chosen too often or too rarely.
+The estimate may be wrong, but the probability of a draw is exact: it is the product of the
+probabilities on its path, and the loss corrects for it. Within a leaf, probabilities are those of
+the softmax. Only the probabilities of cells are too large or too small.
 
-`samplesoft.samplers.clusters` computes the same for batches, and keeps cells up to date when class
-vectors change. Numbers may be floats, with `lib=math`, or those of a module with the same names.
+`samplesoft.samplers.clusters` computes the same for batches, and updates cells when class vectors
+change. Numbers are floats with `lib=math`, or those of a module with the same functions.
 """
 
 import math
@@ -45,73 +46,76 @@ def class_mass(h, vectors, c, tau, lib=math):
 
 
 def inside(cell, level):
-    """Return the cells of a level that are parts of a cell."""
+    """Return the cells of a level that lie inside a cell."""
     return [other for other in level if set(other) <= set(cell)]
 
 
 def class_probabilities(h, vectors, levels, tau, label=None, lib=math):
-    """Return the probabilities (n,) of all classes; 0 of the `label`, if one is left out.
+    """Return the probabilities (n,) of all classes; 0 for an excluded `label`.
 
-    `levels` are lists of cells, from the top, and a cell is a list of classes.
+    `levels` are lists of cells, from the top; a cell is a list of classes.
     """
     q = [0] * len(vectors)
 
-    def kept(cell, below):
-        """Return what part of the mass of a cell is left without the label, as estimated."""
+    def remaining_fraction(cell, below):
+        """Return the fraction of the estimated mass of a cell that is left without the label."""
         if label not in cell:
             return 1
         if not below:
             masses = {c: class_mass(h, vectors, c, tau, lib) for c in cell}
-            whole = lib.fsum(masses.values())
-            return lib.fsum(x for c, x in masses.items() if c != label) / whole
-        parts = inside(cell, below[0])
-        masses = [estimated_mass(h, vectors, part, tau, lib) for part in parts]
-        left = [x * kept(part, below[1:]) for x, part in zip(masses, parts, strict=True)]
-        return lib.fsum(left) / lib.fsum(masses)
+            total = lib.fsum(masses.values())
+            return lib.fsum(x for c, x in masses.items() if c != label) / total
+        children = inside(cell, below[0])
+        masses = [estimated_mass(h, vectors, child, tau, lib) for child in children]
+        remaining = [
+            x * remaining_fraction(child, below[1:])
+            for x, child in zip(masses, children, strict=True)
+        ]
+        return lib.fsum(remaining) / lib.fsum(masses)
 
-    def descend(cell, below, reached):
-        """Share out the probability with which a cell is reached."""
+    def descend(cell, below, reach_prob):
+        """Distribute the probability of reaching a cell over its classes."""
         if not below:
             masses = {c: class_mass(h, vectors, c, tau, lib) for c in cell if c != label}
             total = lib.fsum(masses.values())
             for c, x in masses.items():
-                q[c] = reached * x / total
+                q[c] = reach_prob * x / total
             return
-        parts = inside(cell, below[0])
+        children = inside(cell, below[0])
         masses = []
-        for part in parts:
-            estimate = estimated_mass(h, vectors, part, tau, lib)
-            masses.append(estimate * kept(part, below[1:]))
+        for child in children:
+            estimate = estimated_mass(h, vectors, child, tau, lib)
+            masses.append(estimate * remaining_fraction(child, below[1:]))
         total = lib.fsum(masses)
-        for part, x in zip(parts, masses, strict=True):
-            if x:  # a cell of the label alone has nothing left
-                descend(part, below[1:], reached * x / total)
+        for child, x in zip(children, masses, strict=True):
+            if x:  # 0 for a cell that holds the label alone
+                descend(child, below[1:], reach_prob * x / total)
 
     descend(list(range(len(vectors))), levels, 1)
     return q
 
 
 def draw(u, h, vectors, levels, tau, lib=math):
-    """Return the class to which one uniform number `u` in [0, 1) leads, through the cells.
+    """Return the class that the uniform number `u` in [0, 1) draws.
 
-    What is left of u in the share that it falls into is uniform again, and serves the next level.
+    Rescaled to the interval of the chosen cell, u is uniform again and serves the next level.
     """
     cell = list(range(len(vectors)))
     below = list(levels)
     while True:
-        parts = inside(cell, below.pop(0)) if below else cell
-        if isinstance(parts[0], int):
-            masses = [class_mass(h, vectors, c, tau, lib) for c in parts]
+        children = inside(cell, below.pop(0)) if below else cell
+        if isinstance(children[0], int):
+            masses = [class_mass(h, vectors, c, tau, lib) for c in children]
         else:
-            masses = [estimated_mass(h, vectors, part, tau, lib) for part in parts]
+            masses = [estimated_mass(h, vectors, child, tau, lib) for child in children]
         total = lib.fsum(masses)
-        passed = 0
-        for part, x in zip(parts, masses, strict=True):
-            share = x / total
-            if u < passed + share or part is parts[-1]:
-                u = (u - passed) / share
-                cell = part
+        cumulative = 0
+        for child, x in zip(children, masses, strict=True):
+            probability = x / total
+            if u < cumulative + probability or child is children[-1]:
+                u = (u - cumulative) / probability
+                cell = child
                 break
-            passed += share
+            cumulative += probability
         if isinstance(cell, int):
             return cell

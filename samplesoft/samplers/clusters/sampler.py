@@ -1,4 +1,4 @@
-"""Classes drawn through cells of similar ones, whose mass two cumulants estimate."""
+"""The cluster sampler: draws through cells of similar classes, with masses from two cumulants."""
 
 from __future__ import annotations
 
@@ -20,33 +20,34 @@ from samplesoft._validation import FloatArray, IntArray, as_count, as_flag
 from samplesoft.kernels.products import product, whole_eights
 from samplesoft.samplers.base import NO_CLASS, Draw, Rows, Sampler
 from samplesoft.samplers.clusters.descent import (
-    Cells,
+    CellTree,
     Contexts,
     Paths,
-    Room,
+    Workspace,
     exclude_classes,
     step,
-    sum_up,
+    update_moments,
     walk,
 )
 from samplesoft.samplers.clusters.partition import make_partition
 from samplesoft.samplers.k_means import require_distances
 
-_TOP_CELL = -1  # the cell over all, and its level
-_THREAD_DRAWS = 1 << 20  # that are held at a time, by a thread
-_FEWEST_CONTEXTS = 64  # contexts of a part
-_VISITS_TOGETHER = 16  # visits, see `step`
-_TASK_CELLS = 256  # that a task of a thread sums up, at least
-_LOOP_TASKS = 16  # or so for a long loop
+_ROOT_CELL = -1
+_MAX_THREAD_DRAWS = 1 << 20  # draws in memory at a time, for each thread
+_MIN_CHUNK_CONTEXTS = 64
+_VISITS_PER_BLOCK = 16  # visits at a time: see `step`
+_MIN_TASK_CELLS = 256  # cells whose moments a task of a thread updates
+_TASKS_PER_LEVEL = 16  # about, where a level has many cells
 
 
 class ClusterSampler(Sampler):
-    r"""The softmax among similar classes, which are reached through cells of estimated mass.
+    r"""The softmax within leaves of similar classes, which are reached through estimated masses.
 
     K-means divides the classes into cells, these into smaller ones, and so on down to leaves of
-    some 16 classes. A draw takes a cell by its estimated mass, a cell in it, and so on, and in a
-    leaf a class by the softmax. Take it for more than some thousand classes, where each example
-    has draws of its own: it has the least bias of the samplers that do not score all classes.
+    about 16 classes. A draw chooses a cell by its estimated mass, a cell inside it, and so on; in
+    the leaf it draws a class from the softmax. Use it for more than a few thousand classes if each
+    example has its own draws. It has the smallest bias of the samplers that do not score all
+    classes.
 
     Parameters
     ----------
@@ -55,22 +56,22 @@ class ClusterSampler(Sampler):
     tau : float, optional
         Inverse temperature, 1 by default.
     leaf_size : int
-        Classes in a leaf, about; at most four times as many. Larger leaves have less bias, and
-        cost a draw more.
+        Approximate number of classes in a leaf; at most four times as many. Larger leaves have
+        less bias and make a draw slower.
     progress : bool
         Show progress on stderr while clustering: a bar if that is a terminal, else lines.
     rng : int, numpy.random.Generator or None
         Seed of the clustering.
     device : {"cpu", "cuda"}
-        Where it works, and where what it returns stays, but for `cells`. Classes are divided on
-        the processor in both cases.
+        Device of the sampler and of all results, except `cells`. Classes are divided into cells on
+        the CPU in both cases.
 
     Raises
     ------
     TypeError, ValueError
         If an argument is malformed; in `sample`, `log_prob` and `probs` also if logits overflow.
     MemoryError
-        If the cells would not fit in the memory that is left.
+        If the cells do not fit in the available memory.
 
     Notes
     -----
@@ -82,32 +83,32 @@ class ClusterSampler(Sampler):
 
     which is above 0 for all vectors, and costs 2 d multiplications.
 
-    **q is exact.** The probability of a class is the product of the shares that are used on the
-    way to it; `sample`, `log_prob` and `probs` compute the same numbers. Rounding of the products
-    with cells may depend on the batch that a context comes in. Cells that have become stale cost
-    bias of the loss, and nothing else.
+    **q is exact.** The probability of a class is the product of the probabilities on its path;
+    `sample`, `log_prob` and `probs` compute the same values. Rounding of the products with cells
+    may depend on the batch. Stale cells increase the bias of the loss, and have no other effect.
 
     **How far q is from the softmax p.** Let all x_j of a cell lie in an interval of width
     :math:`w_c`. Then its true mass :math:`S_c = \sum_j e^{x_j}` has
     :math:`\log n_c + \bar x \le \log S_c \le \log n_c + \bar x + w_c^2 / 8` (Jensen; Hoeffding's
-    lemma). With :math:`s_c = \tfrac{\tau^2}{2} \sum_k h_k^2 v_{ck}` so
-    :math:`|\log M_c - \log S_c| \le e_c = \max(s_c, w_c^2 / 8)`, and as each level normalises
-    among siblings, :math:`|\log q_j / p_j| \le 2 \sum e`, summed over levels with the greatest
+    lemma). With :math:`s_c = \tfrac{\tau^2}{2} \sum_k h_k^2 v_{ck}` this gives
+    :math:`|\log M_c - \log S_c| \le e_c = \max(s_c, w_c^2 / 8)`. As each level normalises
+    among siblings, :math:`|\log q_j / p_j| \le 2 \sum e`, summed over levels, with the largest
     e among the siblings of each.
 
-    **Exclusion is exact.** An excluded class is left out of its leaf, and of the mass of every
-    cell above by the share that it has there; only positive numbers are added.
+    **Exclusion is exact.** An excluded class is removed from its leaf, and its fraction of the
+    leaf from the mass of every cell above; only positive terms are added.
 
     **Class biases** b are one more coordinate: with vectors :math:`(c_j, b_j / \tau)` and contexts
     :math:`(h, 1)` draws follow :math:`\tau h \cdot c_j + b_j`.
 
-    **Updates** sum up the leaf of each class, and the cells above from their children, anew: they
-    leave no rounding behind. Cells that were made of untrained vectors are of little use later. So
-    classes are divided anew, as `cluster` does, by an update of all of them, and when n vectors
-    have been updated, and 2 n, 4 n and so on. Once an epoch is well besides: call `cluster`, or
-    ``refresh`` of a `samplesoft.models.SoftmaxLayer`, as the classifier and ``samplesoft train``
-    do. A log-bilinear model of 64,000 words had a perplexity of 58.4 after a million examples with
-    its first cells, of 52.8 so, and of 52.5 with draws from the softmax itself.
+    **Updates** recompute the moments of the leaf of each class, and of the cells above, from their
+    children, so that rounding errors do not accumulate. Cells of untrained vectors become useless
+    during training. Classes are therefore clustered again, as by `cluster`, when all of them are
+    updated at once, and when n vectors have been updated, then 2 n, 4 n and so on. Clustering once
+    an epoch helps in addition: call `cluster`, or ``refresh`` of a
+    `samplesoft.models.SoftmaxLayer`, as the classifier and ``samplesoft train`` do. After a million
+    examples, a log-bilinear model of 64,000 words had a perplexity of 58.4 with its first cells,
+    52.8 with this schedule, and 52.5 with draws from the softmax.
 
     References
     ----------
@@ -143,20 +144,20 @@ class ClusterSampler(Sampler):
         super().__init__(rows.shape[0], rows.shape[1], rows.dtype, device)
         self.tau: float = as_tau(tau, unit_vectors=False)
         self.leaf_size = as_count("leaf_size", leaf_size)
-        what = f"cells of {self.num_classes:,} classes"
-        # vectors, a mean and a variance for each cell, and eight numbers for each class
-        needed = rows.nbytes * (1.0 + 4.0 / self.leaf_size) + 64.0 * self.num_classes
+        subject = f"cells of {self.num_classes:,} classes"
+        # vectors, a mean and a variance for each cell, and eight values for each class
+        num_bytes = rows.nbytes * (1.0 + 4.0 / self.leaf_size) + 64.0 * self.num_classes
         remedy = "use float32, larger leaves or fewer classes"
-        require_bytes(what, rows.nbytes + needed, remedy)  # where they are divided
-        require_bytes(what, needed, remedy, arrays.available_bytes())
-        # which cell holds which classes is known to the processor, whatever the device
+        require_bytes(subject, rows.nbytes + num_bytes, remedy)  # where they are divided
+        require_bytes(subject, num_bytes, remedy, arrays.available_bytes())
+        # the assignment of classes to cells is on the host, whatever the device
         self._key = as_key(rng)
-        self._begin(rows, progress)
+        self._start(rows, progress)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the class vectors, and of what is held to draw by them."""
-        arrays = (*self._tree, self._parents, self._sizes, self._order, self._places)
+        """Bytes of the class vectors and of the cells."""
+        arrays = (*self._tree, self._parents, self._sizes, self._order, self._positions)
         return int(sum(array.nbytes for array in arrays))
 
     def cells(self) -> list[list[IntArray]]:
@@ -165,225 +166,239 @@ class ClusterSampler(Sampler):
         return [np.split(self._order.astype(np.int64), each) for each in edges]
 
     def class_embeddings(self, ids: Any = None) -> Rows:
-        """Return a copy of the class vectors (k, d) of some classes, or of all."""
-        places: Any = self._places
+        """Return a copy of the class vectors (k, d) with these ids, or of all."""
+        positions: Any = self._positions
         if ids is not None:
-            places = places[to_host(self._arrays.ids("ids", ids, self.num_classes))]
-        return self._arrays.take_rows(self._tree.rows, places)
+            positions = positions[to_host(self._arrays.ids("ids", ids, self.num_classes))]
+        return self._arrays.take_rows(self._tree.rows, positions)
 
     @property
     def staleness(self) -> float:
-        """Mean squared distance of classes to the mean of their leaf, over that when clustered.
+        """Mean squared distance of classes to the mean of their leaf, divided by its initial value.
 
-        1 for cells as good as new. The bias grows faster: a few classes that have moved far, as at
-        1.4, can make it ten times what it was. Beyond 1.2 or so call `cluster`. Where all classes
-        draw together, as in training that starts from random vectors, it falls, though new cells
-        would be far better: there call `cluster` once an epoch, whatever it says.
+        It is 1 for new cells. The bias grows faster: a few classes that have moved far can make it
+        ten times larger at a staleness of 1.4. Above 1.2, call `cluster`. The value falls where
+        all classes move together, as in training from random vectors, although new cells would be
+        far better. In that case call `cluster` once an epoch, whatever the staleness.
         """
-        before = self._spread_when_clustered
-        now = self._spread()
-        return now / before if before > 0.0 else 1.0 if now == 0.0 else np.inf
+        initial = self._variance_when_clustered
+        current = self._variance_in_leaves()
+        return current / initial if initial > 0.0 else 1.0 if current == 0.0 else np.inf
 
     def cluster(self, *, progress: bool = False) -> None:
-        """Divide the classes anew, by their vectors as they are now.
+        """Divide the classes into new cells, by their current vectors.
 
         Parameters
         ----------
         progress : bool
             Show progress on stderr: a bar if that is a terminal, else lines.
         """
-        self._divide(to_host(self.class_embeddings()), as_flag("progress", progress))
+        self._make_cells(to_host(self.class_embeddings()), as_flag("progress", progress))
 
-    def _spread(self) -> float:
+    def _variance_in_leaves(self) -> float:
         """Return the mean squared distance of a class vector to the mean of its leaf."""
         leaves = slice(*self._levels[-2:])
-        cells = to_host(self._tree.cells[leaves])
+        moments = to_host(self._tree.moments[leaves])
         sizes = self._sizes[leaves]
-        variances = cells[:, cells.shape[1] // 2 :].sum(axis=1, dtype=np.float64)
+        variances = moments[:, moments.shape[1] // 2 :].sum(axis=1, dtype=np.float64)
         return float(sizes @ variances / sizes.sum())
 
-    def _begin(self, rows: Rows, progress: bool = False) -> None:
-        self._changed = 0  # vectors so far
-        self._due = self.num_classes  # number of changed vectors at which classes are divided again
-        self._divide(to_host(rows), progress)
+    def _start(self, rows: Rows, progress: bool = False) -> None:
+        self._num_updated = 0  # vectors updated so far
+        self._next_clustering = self.num_classes  # value of `_num_updated` for the next clustering
+        self._make_cells(to_host(rows), progress)
 
-    def _divide(self, rows: Rows, progress: bool = False) -> None:
+    def _make_cells(self, rows: Rows, progress: bool = False) -> None:
         n, dim = rows.shape
-        self._largest = float(np.abs(rows).max())
-        require_distances(self._largest, rows.dtype)
-        order, starts = make_partition(rows, self.leaf_size, self._key, progress)
-        small = np.int32 if n < 2**31 else np.int64
-        self._order = order.astype(small)
-        self._places = np.empty(n, small)
-        # the inverse: where each class stands among the leaves
-        self._places[self._order] = np.arange(n)
-        self._levels = levels = np.cumsum([0, *map(len, starts)])
-        firsts = np.concatenate(starts)
-        ends = np.concatenate([[*each[1:], n] for each in starts])
-        ranges = np.stack([firsts, ends], axis=1)  # of classes, and below the top of cells
-        self._parents = np.full(len(firsts), -1)
-        # children of a cell stand side by side, so a range of them says where they are
+        self._max_entry = float(np.abs(rows).max())
+        require_distances(self._max_entry, rows.dtype)
+        order, level_starts = make_partition(rows, self.leaf_size, self._key, progress)
+        index_dtype = np.int32 if n < 2**31 else np.int64
+        self._order = order.astype(index_dtype)
+        self._positions = np.empty(n, index_dtype)
+        # the inverse permutation
+        self._positions[self._order] = np.arange(n)
+        self._levels = levels = np.cumsum([0, *map(len, level_starts)])
+        first_classes = np.concatenate(level_starts)
+        ends = np.concatenate([[*each[1:], n] for each in level_starts])
+        # of classes; above the leaves replaced by children
+        ranges = np.stack([first_classes, ends], axis=1)
+        self._parents = np.full(len(first_classes), -1)
+        # children of a cell are adjacent, so their range identifies them
         for above, here, below in zip(levels[:-2], levels[1:-1], levels[2:], strict=True):
-            children = here + np.searchsorted(firsts[here:below], ranges[above:here])
+            children = here + np.searchsorted(first_classes[here:below], ranges[above:here])
             counts = np.diff(children, axis=1)[:, 0]
             self._parents[here:below] = np.repeat(np.arange(above, here), counts)
             ranges[above:here] = children
-        self._sizes = ends - firsts
-        self._leaf_starts = starts[-1]
+        self._sizes = ends - first_classes
+        self._leaf_starts = level_starts[-1]
         ranges = np.concatenate([ranges, [[0, levels[1]]]])
         widest = int(np.diff(ranges, axis=1).max())
-        self._width = whole_eights(widest)
+        self._max_children = whole_eights(widest)
         placed = self._arrays.placed
-        self._tree = Cells(
-            cells=placed(np.empty((len(firsts), 2 * dim), rows.dtype)),
+        self._tree = CellTree(
+            moments=placed(np.empty((len(first_classes), 2 * dim), rows.dtype)),
             rows=placed(rows[self._order]),
             log_sizes=placed(np.log(self._sizes).astype(rows.dtype)),
             ranges=placed(ranges),
             levels=placed(levels),
         )
-        self._sum_up(np.arange(levels[-2], levels[-1]))
-        self._spread_when_clustered = self._spread()
+        self._update_moments(np.arange(levels[-2], levels[-1]))
+        self._variance_when_clustered = self._variance_in_leaves()
 
-    def _sum_up(self, which: IntArray) -> None:
-        """Sum up leaves (k,), and the cells above them."""
+    def _update_moments(self, cell_ids: IntArray) -> None:
+        """Recompute the moments of leaves (k,), and of the cells above them."""
         tree = self._tree
         arrays = self._arrays
         children = tree.rows
-        sizes = arrays.placed(self._sizes[:0])  # of classes, none is asked for
+        sizes = arrays.placed(self._sizes[:0])  # empty: the children are classes
 
-        def sum_up_some(part: slice) -> None:
-            num = part.stop - part.start
-            some = arrays.placed(which[part])
-            room = arrays.empty((2 * arrays.workers(num), tree.rows.shape[1]), np.float64)
-            arrays.run(sum_up, num, tree, children, sizes, some, room)
+        def update_chunk(chunk: slice) -> None:
+            num = chunk.stop - chunk.start
+            chunk_ids = arrays.placed(cell_ids[chunk])
+            workspace = arrays.empty((2 * arrays.workers(num), tree.rows.shape[1]), np.float64)
+            arrays.run(update_moments, num, tree, children, sizes, chunk_ids, workspace)
 
-        # up to the top, level by level; cells of a level come together and rise
-        while len(which):
+        # level by level up to the top; the cells of a level are sorted
+        while len(cell_ids):
             arrays.each(
-                sum_up_some, chunks(len(which), max(_TASK_CELLS, len(which) // _LOOP_TASKS))
+                update_chunk,
+                chunks(len(cell_ids), max(_MIN_TASK_CELLS, len(cell_ids) // _TASKS_PER_LEVEL)),
             )
-            above = self._parents[which]  # rising, as the cells are
-            which = above[np.append(True, above[1:] > above[:-1])] if above[0] >= 0 else above[:0]
-            children = tree.cells
+            parents = self._parents[cell_ids]  # sorted, because cells are
+            cell_ids = (
+                parents[np.append(True, parents[1:] > parents[:-1])]
+                if parents[0] >= 0
+                else parents[:0]
+            )
+            children = tree.moments
             sizes = arrays.placed(self._sizes)
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
-        places, log_q = self._followed(h, exclude, uniform_block(key, h.shape[0], m), None)
-        return Draw(self._arrays.placed(self._order[places].astype(np.int64)), log_q)
+        positions, log_q = self._descend_and_score(
+            h, exclude, uniform_block(key, h.shape[0], m), None
+        )
+        return Draw(self._arrays.placed(self._order[positions].astype(np.int64)), log_q)
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
-        places = self._places[to_host(ids)].astype(np.int64)
-        return self._followed(h, exclude, np.zeros(places.shape), places)[1]
+        positions = self._positions[to_host(ids)].astype(np.int64)
+        return self._descend_and_score(h, exclude, np.zeros(positions.shape), positions)[1]
 
-    def _followed(
-        self, h: Rows, exclude: IntArray, uniforms: FloatArray, places: IntArray | None
+    def _descend_and_score(
+        self, h: Rows, exclude: IntArray, uniforms: FloatArray, positions: IntArray | None
     ) -> tuple[IntArray, FloatArray]:
-        """Return the places (B, k) that uniforms draw, or known ones, and log-probabilities."""
+        """Return positions (B, k) of classes, drawn or given, and their log-probabilities."""
         placed = self._arrays.placed
         shape = uniforms.shape
         drawn = np.empty(shape, np.int64)
         log_q = np.empty(shape)
         queries = self._queries(to_host(h))
         excluded = to_host(exclude)
-        sorted_by: Any = uniforms if places is None else places
+        sorted_by: Any = uniforms if positions is None else positions
 
-        def follow(part: slice) -> None:
-            contexts = self._without(queries[part], excluded[part])
-            # sorted, so that the draws of a context in a cell are neighbours, and so are those
-            # below it; classes of a leaf side by side: a leaf is weighed once for all of them
-            order = np.argsort(sorted_by[part], axis=1)
-            ranked = np.take_along_axis(sorted_by[part], order, axis=1)
-            u = ranked if places is None else uniforms[part]
-            known = (
-                np.stack(self._ways(ranked))
-                if places is not None
+        def process_chunk(chunk: slice) -> None:
+            contexts = self._with_exclusions(queries[chunk], excluded[chunk])
+            # sorted, so that the draws of a context in a cell are adjacent on all levels, and given
+            # classes of a leaf too: a leaf is weighed once for all of them
+            order = np.argsort(sorted_by[chunk], axis=1)
+            ranked = np.take_along_axis(sorted_by[chunk], order, axis=1)
+            u = ranked if positions is None else uniforms[chunk]
+            targets = (
+                np.stack(self._ancestors(ranked))
+                if positions is not None
                 else np.empty((len(self._levels), 0, 0), np.int64)
             )
             paths = Paths(
                 uniforms=placed(u),
-                at=placed(np.full_like(order, _TOP_CELL)),
-                shares=placed(np.ones(order.shape)),
+                cells=placed(np.full_like(order, _ROOT_CELL)),
+                probs=placed(np.ones(order.shape)),
                 log_q=placed(np.zeros(order.shape)),
             )
-            self._descend(contexts, known, paths)
-            at = to_host(paths.at)
-            logs = np.log(to_host(paths.shares)) + to_host(paths.log_q)
-            # what was added up on the way to an excluded class is of no use
-            logs[at == to_host(contexts.path)[:, -1:]] = -np.inf
-            np.put_along_axis(drawn[part], order, at, axis=1)
-            np.put_along_axis(log_q[part], order, logs, axis=1)
+            self._descend(contexts, targets, paths)
+            cells = to_host(paths.cells)
+            logs = np.log(to_host(paths.probs)) + to_host(paths.log_q)
+            # the sum for an excluded class is meaningless
+            logs[cells == to_host(contexts.excluded_path)[:, -1:]] = -np.inf
+            np.put_along_axis(drawn[chunk], order, cells, axis=1)
+            np.put_along_axis(log_q[chunk], order, logs, axis=1)
 
         batch, k = shape
-        # those that meet in a leaf share the reading of it: as few parts as there are threads
-        size = max(1, min(_THREAD_DRAWS // k, max(_FEWEST_CONTEXTS, -(-batch // num_threads()))))
-        self._arrays.each(follow, self._arrays.split(batch, size, 2 * k * self._width))
+        # few chunks, one per thread: the draws of a chunk share the reading of a leaf
+        size = max(
+            1, min(_MAX_THREAD_DRAWS // k, max(_MIN_CHUNK_CONTEXTS, -(-batch // num_threads())))
+        )
+        self._arrays.each(
+            process_chunk, self._arrays.split(batch, size, 2 * k * self._max_children)
+        )
         return drawn, placed(log_q)
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
         batch = h.shape[0]
         n = self.num_classes
         probs = np.empty((batch, n))
-        # classes at a time for which one context has room
-        for part in self._arrays.split(n, n, 2 * self._width):
-            ids = np.broadcast_to(np.arange(n)[part], (batch, part.stop - part.start))
-            np.exp(to_host(self._log_prob(h, ids, exclude)), out=probs[:, part])
+        # as many classes at a time as memory allows for one context
+        for chunk in self._arrays.split(n, n, 2 * self._max_children):
+            ids = np.broadcast_to(np.arange(n)[chunk], (batch, chunk.stop - chunk.start))
+            np.exp(to_host(self._log_prob(h, ids, exclude)), out=probs[:, chunk])
         return self._arrays.placed(probs)
 
     def _log_mass(self, h: Rows, exclude: IntArray) -> FloatArray:
-        """Return the logarithms (B,) of the estimated masses of the cells at the top, added up."""
+        """Return the logarithms (B,) of the estimated mass of all cells at the top."""
         queries = self._queries(to_host(h))
         top = slice(self._levels[1])
-        contexts = self._without(queries, to_host(exclude))
-        cells = to_host(self._tree.cells[top])
+        contexts = self._with_exclusions(queries, to_host(exclude))
+        moments = to_host(self._tree.moments[top])
         log_sizes = to_host(self._tree.log_sizes[top])
-        logits = product(queries, cells.T) + log_sizes
-        path = to_host(contexts.path)[:, 0]
-        remaining = to_host(contexts.remaining)[:, 0]
-        without = np.flatnonzero(path >= 0)
-        logits[without, path[without]] += remaining[without]
-        greatest = logits.max(axis=1, keepdims=True)
-        sums = np.exp(logits - greatest).sum(axis=1, dtype=np.float64)
-        log_mass: FloatArray = greatest[:, 0] + np.log(sums)
+        logits = product(queries, moments.T) + log_sizes
+        excluded_path = to_host(contexts.excluded_path)[:, 0]
+        log_remaining = to_host(contexts.log_remaining)[:, 0]
+        rows_with_exclusion = np.flatnonzero(excluded_path >= 0)
+        logits[rows_with_exclusion, excluded_path[rows_with_exclusion]] += log_remaining[
+            rows_with_exclusion
+        ]
+        max_logits = logits.max(axis=1, keepdims=True)
+        sums = np.exp(logits - max_logits).sum(axis=1, dtype=np.float64)
+        log_mass: FloatArray = max_logits[:, 0] + np.log(sums)
         return log_mass
 
-    def _prepare(self, ids: Any, rows: Rows) -> Callable[[], None]:
+    def _prepare_update(self, ids: Any, rows: Rows) -> Callable[[], None]:
         tree = self._tree
         arrays = self._arrays
         self._tree = tree._replace(
-            rows=arrays.writable(tree.rows), cells=arrays.writable(tree.cells)
+            rows=arrays.writable(tree.rows), moments=arrays.writable(tree.moments)
         )
         ids, rows = last_of_each(ids, rows)
         largest = float(np.abs(to_host(rows)).max())
         require_distances(largest, rows.dtype)
-        # cells that were made of other vectors would fit none of these
-        if len(ids) == len(self._places):
-            anew = object.__new__(type(self))
-            anew.__dict__.update(self.__dict__)
-            anew._begin(rows)
-            return lambda: self.__dict__.update(anew.__dict__)
-        places = self._places[ids].astype(np.int64)
-        touched = np.zeros(self._levels[-1], bool)  # quicker than to sort what may be many
-        touched[self._leaves(places)] = True
+        # all vectors are new: cells of the old ones would be useless
+        if len(ids) == len(self._positions):
+            rebuilt = object.__new__(type(self))
+            rebuilt.__dict__.update(self.__dict__)
+            rebuilt._start(rows)
+            return lambda: self.__dict__.update(rebuilt.__dict__)
+        positions = self._positions[ids].astype(np.int64)
+        touched = np.zeros(self._levels[-1], bool)  # faster than sorting many leaves
+        touched[self._leaves_of(positions)] = True
         leaves = np.flatnonzero(touched)
 
         def commit() -> None:
-            arrays.put_rows(rows, places, self._tree.rows)
-            self._largest = max(self._largest, largest)
-            self._sum_up(leaves)
-            # at growing distances, for vectors move ever less: it costs a few times in all
-            self._changed += len(ids)
-            if self._changed >= self._due:
-                self._due = 2 * self._changed
+            arrays.put_rows(rows, positions, self._tree.rows)
+            self._max_entry = max(self._max_entry, largest)
+            self._update_moments(leaves)
+            # at growing intervals, because vectors move less and less: a few times in all
+            self._num_updated += len(ids)
+            if self._num_updated >= self._next_clustering:
+                self._next_clustering = 2 * self._num_updated
                 self.cluster()
 
         return commit
 
     def _queries(self, h: Rows) -> Rows:
-        """Return what contexts (B, d) multiply means and variances by, (B, 2 d)."""
-        scaled, bounds = self._bounded(h)
-        if not bounds.max() < np.finfo(h.dtype).max:  # the largest vector may have gone since
-            self._largest = float(np.abs(to_host(self._tree.rows)).max())
-            scaled, bounds = self._bounded(h)
+        """Return the queries (B, 2 d): factors of the means and of the variances of cells."""
+        scaled, bounds = self._scale_and_bound(h)
+        if not bounds.max() < np.finfo(h.dtype).max:  # the largest vector may have been replaced
+            self._max_entry = float(np.abs(to_host(self._tree.rows)).max())
+            scaled, bounds = self._scale_and_bound(h)
         row = int(bounds.argmax())
         if not bounds[row] < np.finfo(h.dtype).max:
             raise ValueError(
@@ -392,67 +407,71 @@ class ClusterSampler(Sampler):
             )
         return np.concatenate([scaled, 0.5 * scaled**2], axis=1).astype(h.dtype)
 
-    def _bounded(self, h: Rows) -> tuple[FloatArray, FloatArray]:
-        """Return tau h (B, d), and bounds (B,) on logits and their squares."""
-        largest = max(self._largest, 1.0)  # what is below 1 must not hide large queries
+    def _scale_and_bound(self, h: Rows) -> tuple[FloatArray, FloatArray]:
+        """Return tau h (B, d), and bounds (B,) on the logits and their squares."""
+        largest = max(self._max_entry, 1.0)  # small vectors must not hide large queries
         with np.errstate(over="ignore"):
             scaled: FloatArray = self.tau * h.astype(np.float64)
-            # |tau h . c| and half its square, for the greatest vector that there may be
+            # |tau h . c| and half its square, at most
             bounds: FloatArray = np.abs(scaled).sum(axis=1) * largest
             bounds += 0.5 * ((scaled * largest) ** 2).sum(axis=1)
         return scaled, bounds
 
-    def _without(self, queries: Rows, exclude: IntArray) -> Contexts:
-        """Return contexts with what is left out for each."""
+    def _with_exclusions(self, queries: Rows, exclude: IntArray) -> Contexts:
+        """Return queries with the ancestors of excluded classes and the masses left there."""
         placed = self._arrays.placed
         excludes = exclude != NO_CLASS
-        path = np.full((len(queries), len(self._levels)), -1)
-        contexts = Contexts(placed(queries), placed(path), placed(np.empty(path.shape)))
-        # where no path has a place, nobody asks what remains
+        excluded_path = np.full((len(queries), len(self._levels)), -1)
+        contexts = Contexts(
+            placed(queries), placed(excluded_path), placed(np.empty(excluded_path.shape))
+        )
+        # without exclusion the remaining masses are not read
         if excludes.any():
-            ways = self._ways(self._places[exclude[excludes]].astype(np.int64))
-            path[excludes] = np.stack(ways, axis=1)
-            contexts = contexts._replace(path=placed(path))
-            num = len(path)
-            room = self._room(len(path))
-            self._arrays.run(exclude_classes, num, self._tree, contexts, room)
+            ways = self._ancestors(self._positions[exclude[excludes]].astype(np.int64))
+            excluded_path[excludes] = np.stack(ways, axis=1)
+            contexts = contexts._replace(excluded_path=placed(excluded_path))
+            num = len(excluded_path)
+            workspace = self._workspace(len(excluded_path))
+            self._arrays.run(exclude_classes, num, self._tree, contexts, workspace)
         return contexts
 
-    def _descend(self, contexts: Contexts, known: IntArray, paths: Paths) -> None:
-        """Take paths from the top to classes."""
+    def _descend(self, contexts: Contexts, targets: IntArray, paths: Paths) -> None:
+        """Take paths from the root to classes, drawn or given."""
         if self.device == "cpu":
-            walk(self._tree, contexts, known, paths, self._room(_VISITS_TOGETHER))
+            walk(self._tree, contexts, targets, paths, self._workspace(_VISITS_PER_BLOCK))
             return
-        # each path is a visit of its own, and has a warp
-        b, k = np.indices(paths.at.shape).reshape(2, -1)
+        # each path is a visit, and has a warp
+        b, k = np.indices(paths.cells.shape).reshape(2, -1)
         visits = self._arrays.placed(np.stack([b, k, k + 1], axis=1))
-        num = paths.at.size
-        room = self._room(num)
-        for level, children in enumerate(known, start=-1):
+        num = paths.cells.size
+        workspace = self._workspace(num)
+        for level, children in enumerate(targets, start=-1):
             children = self._arrays.placed(children)
-            self._arrays.run(step, num, self._tree, contexts, level, visits, children, paths, room)
+            self._arrays.run(
+                step, num, self._tree, contexts, level, visits, children, paths, workspace
+            )
 
-    def _ways(self, places: IntArray) -> list[IntArray]:
-        """Return the cells over the classes at some places, from the top, and those at the end."""
-        cells = [places, self._leaves(places)]
+    def _ancestors(self, positions: IntArray) -> list[IntArray]:
+        """Return the ancestors of classes at these positions from the top, then the positions."""
+        cells = [positions, self._leaves_of(positions)]
         while len(cells) < len(self._levels):
             cells.append(self._parents[cells[-1]])
         return cells[::-1]
 
-    def _leaves(self, places: IntArray) -> IntArray:
-        """Return the leaves of the classes at some places."""
-        above = np.searchsorted(self._leaf_starts, places, side="right")
-        leaves: IntArray = self._levels[-2] + above - 1
+    def _leaves_of(self, positions: IntArray) -> IntArray:
+        """Return the leaves of the classes at these positions."""
+        leaf_numbers = np.searchsorted(self._leaf_starts, positions, side="right")
+        leaves: IntArray = self._levels[-2] + leaf_numbers - 1
         return leaves
 
-    def _room(self, num: int) -> Room:
-        """Return room for the workers that weigh the children of `num` cells, in a row for each."""
+    def _workspace(self, num: int) -> Workspace:
+        """Return a workspace to weigh the children of `num` cells at a time."""
         empty = self._arrays.empty
-        num_rows = min(num, _VISITS_TOGETHER)
+        num_rows = min(num, _VISITS_PER_BLOCK)
         dtype = self._tree.rows.dtype
-        # on a device in float64, whatever the vectors are: weights are only read there
+        # on a GPU in float64, whatever the dtype of vectors: weights are not multiplied there
         if self.device != "cpu":
             num_rows = num
             dtype = np.dtype(np.float64)
-        logits, weights = (empty((num_rows, self._width), dtype) for _ in range(2))
-        return Room(logits, weights, empty((num_rows, 2), np.float64))
+        logits, weights = (empty((num_rows, self._max_children), dtype) for _ in range(2))
+        return Workspace(logits, weights, empty((num_rows, 2), np.float64))

@@ -1,8 +1,9 @@
-"""The kernel tree: sums of features over classes, drawn from and updated; read in this order.
+"""The kernel tree: sums of class features in a binary tree. Read the modules in this order.
 
-- `kernel_tree`: the sampler, its draws, probabilities and updates.
-- `features`: what it sums up for each class, and multiplies by what it has for a context.
-- `sums`: sums of features in all nodes, kept as a total and differences between siblings.
-- `walk`: from the root to a leaf; the probability of a path, with a class excluded or not.
-- `leaf`: inside a leaf, where each class has a weight of its own.
+- `plain`: the same draws for one context at a time, to be read first.
+- `kernel_tree`: the sampler with its draws, probabilities and updates.
+- `features`: the features of classes, which are summed, and of contexts, which multiply the sums.
+- `sums`: the sums of all nodes, stored as one total and the differences between siblings.
+- `walk`: the descent from the root to a leaf, with or without an excluded class.
+- `leaf`: the choice of a class inside a leaf, where each class has its own weight.
 """

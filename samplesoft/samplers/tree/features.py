@@ -1,4 +1,4 @@
-"""Features of classes and of contexts: what a tree sums up, and what it multiplies them by."""
+"""Features of classes, which a tree sums, and of contexts, which it multiplies the sums by."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Transform = Callable[[Rows], NDArray[Any]]
 
 
 class Features:
-    """A transform whose results are checked; None for rows that are features themselves.
+    """A transform with checked results; with ``transform=None`` rows are their own features.
 
-    The first of `rows` (n, d) tells F, which is `dim`. A `FeatureMap` writes what it should, and
-    need not check rows that have been checked.
+    The number of features F, `dim`, is measured on the first of `rows` (n, d). A `FeatureMap`
+    writes an array of known shape and type, so its results are not checked.
     """
 
     def __init__(self, transform: Transform | None, rows: Rows) -> None:
@@ -29,7 +29,7 @@ class Features:
         self.dim = rows.shape[1] if transform is None else int(self._checked(rows[:1]).shape[1])
 
     def __call__(self, rows: Rows) -> Rows:
-        """Return features (k, F) of the type of `rows` (k, d)."""
+        """Return the features (k, F) of `rows` (k, d), in their dtype."""
         if self._transform is None:
             return rows
         if not isinstance(self._transform, FeatureMap):
@@ -41,23 +41,23 @@ class Features:
 
     def _checked(self, rows: Rows) -> Rows:
         assert self._transform is not None
-        num = rows.shape[0]
-        there = on_device(rows)
+        num_rows = rows.shape[0]
+        on_gpu = on_device(rows)
         with np.errstate(over="ignore"):
             features: Any = self._transform(rows)
-            if there and not on_device(features):
+            if on_gpu and not on_device(features):
                 raise TypeError(
                     "`transform` must return an array on the GPU with device='cuda', got "
                     f"{type(features).__name__}; make the feature map with device='cuda'."
                 )
             features = backend_of(rows).viewed(features)
-            wanted = num, self.dim or max(1, features.shape[1] if features.ndim == 2 else 1)
-            # only on the processor are they turned into the type of the rows
-            fits = features.dtype == rows.dtype if there else features.dtype.kind in "biuf"
-            if features.shape != wanted or not fits:
+            expected = num_rows, self.dim or max(1, features.shape[1] if features.ndim == 2 else 1)
+            # features of another dtype are converted on the CPU and refused on the GPU
+            dtype_fits = features.dtype == rows.dtype if on_gpu else features.dtype.kind in "biuf"
+            if features.shape != expected or not dtype_fits:
                 raise ValueError(
-                    f"`transform` must give real features of shape {wanted} for {num} rows"
-                    f"{f', in {rows.dtype}' if there else ''}, got {features.dtype} of shape "
+                    f"`transform` must give real features of shape {expected} for {num_rows} rows"
+                    f"{f', in {rows.dtype}' if on_gpu else ''}, got {features.dtype} of shape "
                     f"{features.shape}."
                 )
-            return features if there else np.ascontiguousarray(features, rows.dtype)
+            return features if on_gpu else np.ascontiguousarray(features, rows.dtype)

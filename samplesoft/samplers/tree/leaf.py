@@ -1,10 +1,10 @@
-"""Inside a leaf of the kernel tree: the weight of each class, draws and probabilities.
+"""The leaves of the kernel tree: weights of classes, draws and probabilities.
 
-The weight of a class is a function of its inner product with the query alone. A probability in
-the whole tree is that of reaching the leaf times that of the class among its neighbours there;
-where a class is excluded, both are divided by the probability of what remains.
+The weight of a class is a function of its inner product with the query. The probability of a class
+is the probability of reaching its leaf, times its fraction of the weight in the leaf. If a class is
+excluded, both factors are divided by the probability of not drawing that class.
 
-All functions serve both devices: see `samplesoft.kernels.lanes`.
+All functions run on both devices: see `samplesoft.kernels.lanes`.
 """
 
 from __future__ import annotations
@@ -27,37 +27,36 @@ from samplesoft.samplers.tree.walk import (
     Tree,
     TreeRules,
     clip,
-    top,
+    root_level,
 )
 
-# A class is weighed by its inner product x with the query: by max(x, scale), by exp(scale x), or
-# by scale x**2 + 1.
+# Weight of a class with the inner product x: max(x, scale), exp(scale x), or scale x**2 + 1.
 KERNEL = 0
 SOFTMAX = 1
 QUADRATIC = 2
-LEAVES = {"kernel": KERNEL, "softmax": SOFTMAX, "quadratic": QUADRATIC}
-# A logit that has overflowed counts as this one, so that no difference of logits is NaN.
-_LARGEST_LOGIT = 1e300
+LEAF_WEIGHTS = {"kernel": KERNEL, "softmax": SOFTMAX, "quadratic": QUADRATIC}
+# Overflowed logits are clipped to this magnitude, so that a difference of logits is never NaN.
+_MAX_LOGIT = 1e300
 
 
 class LeafRows(NamedTuple):
-    """What is multiplied inside leaves: class vectors, or features of classes."""
+    """Queries and the rows they are multiplied by: class vectors, or features of classes."""
 
     queries: Real  # (B, d): contexts, or their features
-    rows: Real  # (k, d): the same of classes, those of a leaf one after another
-    starts: IntArray  # (B, k), row of the first class of a leaf visited; -1 where it is not here
+    rows: Real  # (k, d), grouped by leaf
+    offsets: IntArray  # (B, k), row of the first class of each visited leaf; -1: not in `rows`
 
 
-class Classes(NamedTuple):
-    """Classes (B, k) that are drawn, or known, and their log-probabilities."""
+class ClassLogProbs(NamedTuple):
+    """Classes (B, k), drawn or given, and their log-probabilities."""
 
     ids: IntArray
     log_q: FloatArray
-    order: IntArray  # the places here of paths, which are sorted
+    order: IntArray  # for each sorted path, its column in `ids` and `log_q`
 
 
 class Workspace(NamedTuple):
-    """Arrays in which classes of a leaf are weighed, with a row (leaf_size,) for each worker."""
+    """Products and weights of the classes of one leaf: a row (leaf_size,) for each worker."""
 
     products: FloatArray
     weights: FloatArray
@@ -66,62 +65,62 @@ class Workspace(NamedTuple):
 @njit
 def log_weight(product: float, rules: TreeRules) -> float:
     """Return the logarithm of the weight of a class from its inner product with the query."""
-    if rules.kind == SOFTMAX:
+    if rules.weight_kind == SOFTMAX:
         logit = rules.scale * product
-        # a comparison with NaN is false: such a logit is the least there is
-        return min(logit, _LARGEST_LOGIT) if logit > -_LARGEST_LOGIT else -_LARGEST_LOGIT
+        # a comparison with NaN is false, so that NaN counts as the smallest logit
+        return min(logit, _MAX_LOGIT) if logit > -_MAX_LOGIT else -_MAX_LOGIT
     return math.log(linear_weight(product, rules))
 
 
 @njit
 def linear_weight(product: float, rules: TreeRules) -> float:
-    """Return the weight of a class by one of the kinds that are no exponentials."""
-    if rules.kind == KERNEL:
+    """Return the weight of a class, of a kind other than the exponential."""
+    if rules.weight_kind == KERNEL:
         return clip(product, rules.scale)
-    # at least 1 by itself; `clip` is for what overflows or is NaN
+    # at least 1 in exact arithmetic; `clip` handles overflow and NaN
     return clip(rules.scale * product * product + 1.0, 1.0)
 
 
 @njit
 def num_classes_in(leaf: int, rules: TreeRules) -> int:
-    """Return how many classes a leaf holds."""
+    """Return the number of classes in a leaf."""
     return min(rules.leaf_size, rules.num_classes - leaf * rules.leaf_size)
 
 
 @njit
 def index_in_leaf(leaf: int, excluded: int, rules: TreeRules) -> int:
-    """Return the place of the excluded class in a leaf, or -1 where it is in another or none."""
-    place = excluded - leaf * rules.leaf_size
-    return place if 0 <= place < num_classes_in(leaf, rules) else -1
+    """Return the index of the excluded class within a leaf, -1 if it is not there."""
+    index = excluded - leaf * rules.leaf_size
+    return index if 0 <= index < num_classes_in(leaf, rules) else -1
 
 
 @njit_inline
-def weigh_leaf(
+def compute_leaf_weights(
     rules: TreeRules,
     visited: LeafRows,
     b: int,
-    start: int,
+    first_row: int,
     size: int,
-    without: int,
+    excluded_index: int,
     workspace: Workspace,
 ) -> tuple[float, float]:
-    """Write inner products of query b and `size` rows from `start` on, and weights up to a factor.
+    """Return the sum of the weights of a leaf's classes, and the log of the factor they lack.
 
-    They go to the worker's row of the workspace; the class at index `without` weighs 0. The result
-    is the sum of the weights, and the logarithm of the factor that makes them true.
+    Inner products of query b with `size` rows from `first_row` on, and the weights, are written to
+    the worker's row of the workspace. The class at index `excluded_index` has weight 0.
     """
     products, weights = workspace
     row = worker()
-    multiply(visited.rows, start, start + size, visited.queries, b, -1, products, row)
-    if rules.kind == SOFTMAX:
+    multiply(visited.rows, first_row, first_row + size, visited.queries, b, -1, products, row)
+    if rules.weight_kind == SOFTMAX:
         for c in range(lane(), size, num_lanes()):
             weights[row, c] = log_weight(products[row, c], rules)
-        # divided by the greatest, whose logit is returned: nothing overflows
-        return exp_weights(weights, weights, row, size, without)
-    # other kinds are sums of positive numbers of moderate size, and need no shift
+        # relative to the largest weight, whose logit is the second result: nothing overflows
+        return exp_weights(weights, weights, row, size, excluded_index)
+    # other weights are positive and of moderate size, and need no scaling
     total = 0.0
     for c in range(lane(), size, num_lanes()):
-        weight = linear_weight(products[row, c], rules) if c != without else 0.0
+        weight = linear_weight(products[row, c], rules) if c != excluded_index else 0.0
         weights[row, c] = weight
         total += weight
     meet()
@@ -130,10 +129,13 @@ def weigh_leaf(
 
 @njit
 def log_prob_not_excluded(total: float, log_excluded: float) -> float:
-    """Return the log-probability of all classes but one, from their weight and its log-weight."""
+    """Return the log-probability of not drawing a class.
+
+    `total` is the weight of the other classes, `log_excluded` the log-weight of the class.
+    """
     others = math.log(total)
-    # log(total + excluded) by its greater part, so that no exponential overflows, and a class that
-    # is nearly everything leaves the others all their digits
+    # log(total + excluded), relative to the larger term: no exponential overflows, and the result
+    # keeps all digits where the excluded class has nearly all the weight
     high = max(others, log_excluded)
     low = min(others, log_excluded)
     both = high if low == -np.inf else high + math.log1p(math.exp(low - high))
@@ -141,15 +143,14 @@ def log_prob_not_excluded(total: float, log_excluded: float) -> float:
 
 
 @njit
-def log_correction(log_remaining: FloatArray, b: int, excluded_place: int) -> float:
-    """Return what excluding a class adds to the log-probabilities of a leaf's other classes.
+def log_correction(log_remaining: FloatArray, b: int, excluded_index: int) -> float:
+    """Return the change of the log-probabilities in a leaf that excluding a class causes.
 
-    Reached without exclusion, a leaf must be divided by what remains from the root; inside the
-    leaf of the excluded class the others have been divided by what remains there already, which
-    the path to the leaf must make up for. `log_remaining` (B, 2) is that of `Contexts`.
+    In other leaves, divide by the probability of not drawing the class in the tree. In the leaf of
+    the class, weights are already normalised without it, which is a division by the probability
+    of not drawing it in the leaf; this is undone. `log_remaining` (B, 2) is a field of `Contexts`.
     """
-    # elsewhere: reached without a thought of the excluded class, so divide by what remains
-    if excluded_place < 0:
+    if excluded_index < 0:
         return -float(log_remaining[b, 1])
     return float(log_remaining[b, 0] - log_remaining[b, 1])
 
@@ -158,28 +159,29 @@ def log_correction(log_remaining: FloatArray, b: int, excluded_place: int) -> fl
 def exclude_classes(
     tree: Tree, contexts: Contexts, visited: LeafRows, workspace: Workspace
 ) -> None:
-    """Write the probabilities of all classes but the one that each example excludes.
+    """Write the probabilities of not drawing the excluded class, upwards from its leaf.
 
-    They are built upwards, from the leaf of the class, of positive terms, so that nothing cancels
-    when one is near 0. ``branches``, from `walk.descend_to_excluded`, are read; ``log_remaining``
-    and ``left_shares`` are written.
+    Only positive terms are added, so that nothing cancels where a probability is near 0. Reads
+    ``branches``, from `walk.descend_to_excluded`; writes ``log_remaining`` and ``left_probs``.
     """
     log_remaining = contexts.log_remaining
     rules = tree.rules
-    root = top(len(tree.nodes))
+    root = root_level(len(tree.nodes))
     for b in range(worker(), len(contexts.excluded), num_workers()):
         excluded = contexts.excluded[b]
-        start = visited.starts[b, 0]
-        if excluded < 0 or start < 0:
+        first_row = visited.offsets[b, 0]
+        if excluded < 0 or first_row < 0:
             continue
         leaf = excluded // rules.leaf_size
-        place = excluded % rules.leaf_size
+        index = excluded % rules.leaf_size
         size = num_classes_in(leaf, rules)
-        # where the class is alone in its leaf nothing remains there
+        # 0 if the class is alone in its leaf
         log_others = -np.inf
         if size > 1:
-            total, shift = weigh_leaf(rules, visited, b, start, size, place, workspace)
-            log_excluded = log_weight(workspace.products[worker(), place], rules) - shift
+            total, shift = compute_leaf_weights(
+                rules, visited, b, first_row, size, index, workspace
+            )
+            log_excluded = log_weight(workspace.products[worker(), index], rules) - shift
             log_others = log_prob_not_excluded(total, log_excluded)
         log_remaining[b, 0] = log_others
         log_remaining[b, 1] = log_others
@@ -192,12 +194,12 @@ def exclude_classes(
             towards = contexts.branches[b, level, 0]
             away = contexts.branches[b, level, 1]
             is_left = (leaf >> (level - 1)) % 2 == 0
-            # kept where nothing remains
-            contexts.left_shares[b, level] = towards if is_left else away
+            # left as it is where no other class is below the node
+            contexts.left_probs[b, level] = towards if is_left else away
             towards *= remaining
             remaining = towards + away
             if remaining > 0.0:
-                contexts.left_shares[b, level] = (towards if is_left else away) / remaining
+                contexts.left_probs[b, level] = (towards if is_left else away) / remaining
         log_remaining[b, 1] = math.log(remaining)
 
 
@@ -209,50 +211,53 @@ def draw_in_leaves(
     visits: IntArray,
     is_drawn: bool,
     paths: Paths,
-    classes: Classes,
+    classes: ClassLogProbs,
     workspace: Workspace,
 ) -> None:
-    """Draw a class in each leaf that was reached, or take a known one; write its log-probability.
+    """Draw a class in each leaf that paths have reached, and write log-probabilities.
 
-    `visits` (V, 3) to the leaves are in their order, from `samplers.visits`: a context, and the
-    first and the last of its paths that have reached the leaf. What is excluded gets -inf.
+    If `is_drawn` is False the classes are given. A row of `visits` (V, 3) is a context and the
+    first and last (exclusive) of its paths in one leaf, in the order of leaves: see
+    `samplers.visits`. An excluded class gets -inf.
     """
     rows = visited.rows
-    starts = visited.starts
-    far = rows.size * rows.itemsize > CACHE
+    offsets = visited.offsets
+    should_prefetch = rows.size * rows.itemsize > CACHE
     for v in range(worker(), len(visits), num_workers()):
         b = visits[v, 0]
         start = visits[v, 1]
         stop = visits[v, 2]
-        here = starts[b, start]
-        if here < 0:
+        first_row = offsets[b, start]
+        if first_row < 0:
             continue
-        if far and v + 1 < len(visits):  # rows of the next leaf come while these are multiplied
-            ahead = starts[visits[v + 1, 0], visits[v + 1, 1]]
-            if ahead != here and ahead >= 0:
-                for row in range(ahead, min(ahead + rules.leaf_size, len(rows))):
-                    prefetch_row(rows, row)
-        row = b * classes.ids.shape[1]
-        leaf = paths.leaves[row + start]
+        if should_prefetch and v + 1 < len(visits):  # prefetch the rows of the next leaf
+            next_row = offsets[visits[v + 1, 0], visits[v + 1, 1]]
+            if next_row != first_row and next_row >= 0:
+                for r in range(next_row, min(next_row + rules.leaf_size, len(rows))):
+                    prefetch_row(rows, r)
+        first_path = b * classes.ids.shape[1]
+        leaf = paths.leaves[first_path + start]
         size = num_classes_in(leaf, rules)
-        place = index_in_leaf(leaf, contexts.excluded[b], rules)
-        total, shift = weigh_leaf(rules, visited, b, here, size, place, workspace)
-        # once for all paths of the visit
+        excluded_index = index_in_leaf(leaf, contexts.excluded[b], rules)
+        total, shift = compute_leaf_weights(
+            rules, visited, b, first_row, size, excluded_index, workspace
+        )
+        # the same for all paths of the visit
         log_total = math.log(total)
-        correction = log_correction(contexts.log_remaining, b, place)
+        correction = log_correction(contexts.log_remaining, b, excluded_index)
         for k in range(start, stop):
-            # paths were sorted; each goes back to its place
-            i = classes.order[b, k]
+            # column of the path before sorting
+            column = classes.order[b, k]
             if is_drawn:
-                target = paths.uniforms[row + k] * total
+                target = paths.uniforms[first_path + k] * total
                 c, _ = find(workspace.weights, worker(), size, target, 0, 0.0)
-                classes.ids[b, i] = leaf * rules.leaf_size + c
+                classes.ids[b, column] = leaf * rules.leaf_size + c
             else:
-                c = classes.ids[b, i] - leaf * rules.leaf_size
-            # from the logarithm of the weight, for the weight itself may have underflowed
+                c = classes.ids[b, column] - leaf * rules.leaf_size
+            # from the logarithm of the weight, because the weight itself may have underflowed
             log_in_leaf = log_weight(workspace.products[worker(), c], rules) - shift - log_total
-            log_q = paths.log_reach[row + k] + correction + log_in_leaf
-            classes.log_q[b, i] = log_q if c != place else -np.inf
+            log_q = paths.log_reach[first_path + k] + correction + log_in_leaf
+            classes.log_q[b, column] = log_q if c != excluded_index else -np.inf
 
 
 @njit
@@ -265,26 +270,29 @@ def probs_in_leaves(
     workspace: Workspace,
     probs: FloatArray,
 ) -> None:
-    """Write probabilities (B, n) of the classes in leaves, reached by `log_reach` (B, L).
+    """Write the probabilities (B, n) of the classes in consecutive leaves from `first_leaf` on.
 
-    The leaves from `first_leaf` on have their rows where the ``starts`` (1, k) of `visited` say.
+    `log_reach` (B, L) are the log-probabilities of reaching leaves. The rows of these leaves are in
+    `visited`, whose ``offsets`` are (1, k).
     """
-    num = visited.starts.shape[1]
+    num = visited.offsets.shape[1]
     row = worker()
     for i in range(worker(), len(probs) * num, num_workers()):
         b = i // num
         leaf = first_leaf + i % num
         first = leaf * rules.leaf_size
         size = num_classes_in(leaf, rules)
-        place = index_in_leaf(leaf, contexts.excluded[b], rules)
-        if size == 1 and place == 0:  # the excluded class alone
+        excluded_index = index_in_leaf(leaf, contexts.excluded[b], rules)
+        if size == 1 and excluded_index == 0:  # the excluded class alone
             probs[b, first] = 0.0
             continue
-        start = visited.starts[0, leaf - first_leaf]
-        total, shift = weigh_leaf(rules, visited, b, start, size, place, workspace)
-        # what the classes of the leaf have in common
-        log_scale = log_reach[b, leaf] + log_correction(contexts.log_remaining, b, place)
+        first_row = visited.offsets[0, leaf - first_leaf]
+        total, shift = compute_leaf_weights(
+            rules, visited, b, first_row, size, excluded_index, workspace
+        )
+        # the terms that the classes of the leaf share
+        log_scale = log_reach[b, leaf] + log_correction(contexts.log_remaining, b, excluded_index)
         log_scale -= math.log(total)
         for c in range(lane(), size, num_lanes()):
-            log_own = log_weight(workspace.products[row, c], rules) - shift
-            probs[b, first + c] = math.exp(log_scale + log_own) if c != place else 0.0
+            log_in_leaf = log_weight(workspace.products[row, c], rules) - shift
+            probs[b, first + c] = math.exp(log_scale + log_in_leaf) if c != excluded_index else 0.0

@@ -1,11 +1,11 @@
-"""Sums of features in a binary tree, kept as one total and the differences between siblings.
+"""Sums of features in a binary tree, stored as one total and the differences between siblings.
 
-Leaves are numbered 0..L-1; the node over leaves [lo, lo + 2s) stands in row lo + s as the sum of
-its left half minus that of its right half, and row 0 holds the total. So L rows hold the whole
-tree, and a child's sum is (its parent's sum ± the difference) / 2, whose error shrinks on the way
-down with the sums themselves.
+Leaves are numbered 0..L-1. Row 0 holds the total. For the node over leaves [lo, lo + 2s), row
+lo + s holds the sum of its left half minus the sum of its right half. L rows so hold the whole
+tree. The sum of a child is (sum of the parent ± difference) / 2, and its rounding error shrinks on
+the way down together with the sums.
 
-All kernels serve both devices: see `samplesoft.kernels.lanes`.
+All kernels run on both devices: see `samplesoft.kernels.lanes`.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels.lanes import lane, num_lanes, num_workers, worker
 from samplesoft.kernels.rows import prefetch_row
-from samplesoft.samplers.tree.walk import top
+from samplesoft.samplers.tree.walk import root_level
 
 
 class TreeSums:
-    """Node sums (L, F) in the type of the features, beside their total (F,) in float64.
+    """Node sums (L, F) in the dtype of the features, and their total (F,) in float64.
 
-    They are made from the sums of each leaf (L, F), which are used up; changes are added to
-    `total` without the rounding of `nodes`. On a GPU the nodes lie there, and nothing else.
+    `leaf_sums` (L, F) is overwritten. Updates are added to `total` without being rounded to the
+    dtype of `nodes`. On a GPU `nodes` is device memory, and everything else is on the host.
     """
 
     def __init__(self, leaf_sums: NDArray[Any]) -> None:
         self.nodes = leaf_sums
-        # sums of absolute values bound every node: if they are finite, so are all sums on the way
-        self._limits = np.zeros(leaf_sums.shape[1])
-        self.total, self._limits = self._grown(leaf_sums)
+        # sums of absolute values bound all node sums: if they are finite, so are all node sums
+        self._bounds = np.zeros(leaf_sums.shape[1])
+        self.total, self._bounds = self._total_and_bounds(leaf_sums)
         num = leaf_sums.shape[0]
         arrays = self._arrays
 
-        def make(columns: tuple[int, int]) -> None:
-            for level in range(top(num)):  # leaves upwards
+        def combine(columns: tuple[int, int]) -> None:
+            for level in range(root_level(num)):  # from the leaves upwards
                 pairs = -(-num // (2 << level))
-                arrays.run(make_differences, pairs, self.nodes, 1 << level, columns)
+                arrays.run(combine_siblings, pairs, self.nodes, 1 << level, columns)
 
-        arrays.each(make, arrays.columns(self.nodes.shape[1]))
+        arrays.each(combine, arrays.columns(self.nodes.shape[1]))
 
     @property
     def _arrays(self) -> Backend:
@@ -53,69 +53,71 @@ class TreeSums:
 
     @property
     def drift(self) -> float:
-        """Distance of the total among the nodes from that in float64, relative to its norm."""
-        # a tree without features has drifted nowhere
+        """Distance of the root row to the float64 total, relative to the norm of the total."""
+        # a tree whose features are all 0 has no drift
         norm = np.linalg.norm(self.total)
         root = to_host(self.nodes[:1])[0]
         return float(np.linalg.norm(root - self.total) / norm) if norm > 0.0 else 0.0
 
-    def prepare(
+    def prepare_update(
         self, leaves: IntArray, change: NDArray[Any], total: FloatArray
     ) -> Callable[[], None]:
-        """Return what adds `change` (k, F), used up, to leaves (k,), and `total` (F,) to the total.
+        """Return a function that adds `change` (k, F) to leaves (k,) and `total` (F,) to the total.
 
-        Raises `ValueError` if a sum might not be finite.
+        `change` is overwritten. Raises `ValueError` if a sum might not be finite.
         """
-        # before anything changes: an update that is refused leaves the tree as it was
-        _, limits = self._grown(change)
+        # checked before anything is written: a refused update leaves the tree unchanged
+        _, bounds = self._total_and_bounds(change)
         self.nodes = self._arrays.writable(self.nodes)
 
         def commit() -> None:
-            # in float64, and never rounded to the type of the nodes: what drift is measured against
+            # in float64, never rounded to the dtype of the nodes: the reference for `drift`
             self.total = self.total + total
-            self._limits = limits
+            self._bounds = bounds
             self.add(leaves, change)
 
         return commit
 
     def add(self, leaves: IntArray, change: NDArray[Any]) -> None:
-        """Add `change` (k, F), used up, to the sums of leaves (k,), rising and all different."""
-        steps, starts = steps_up(leaves, self.nodes.shape[0])
+        """Add `change` (k, F), which is overwritten, to the sums of increasing leaves (k,)."""
+        steps, offsets = plan_updates(leaves, self.nodes.shape[0])
         arrays = self._arrays
-        # steps of a level read what those below it have left
-        for stage in arrays.stages(starts):
-            some = arrays.placed(steps[stage])
+        # steps of a level read the results of the level below
+        for stage in arrays.stages(offsets):
+            stage_steps = arrays.placed(steps[stage])
 
-            def add(columns: tuple[int, int], some: IntArray = some) -> None:
-                arrays.run(add_steps, some.shape[0], self.nodes, change, some, columns)
+            def add(columns: tuple[int, int], stage_steps: IntArray = stage_steps) -> None:
+                arrays.run(
+                    apply_updates, stage_steps.shape[0], self.nodes, change, stage_steps, columns
+                )
 
             arrays.each(add, arrays.columns(self.nodes.shape[1]))
 
     def subtract(self, leaves: IntArray, leaf_sums: NDArray[Any]) -> None:
-        """Subtract from the sums (k, F) of leaves (k,) what the tree holds as such."""
+        """Subtract the leaf sums that the tree holds for leaves (k,) from `leaf_sums` (k, F)."""
         leaves = self._arrays.placed(leaves)
         self._arrays.run(subtract_leaf_sums, leaves.shape[0], self.nodes, leaves, leaf_sums)
 
-    def _grown(self, leaf_sums: NDArray[Any]) -> tuple[FloatArray, FloatArray]:
-        """Return the total of sums of leaves, and limits (F,) to any node after they are added."""
-        total, sizes = self._arrays.column_sums(leaf_sums)
-        limits: FloatArray = self._limits + sizes
-        if not limits.max() < float(np.finfo(leaf_sums.dtype).max):  # nor NaN
+    def _total_and_bounds(self, leaf_sums: NDArray[Any]) -> tuple[FloatArray, FloatArray]:
+        """Return the total (F,) of leaf sums, and bounds (F,) on all nodes after their addition."""
+        total, abs_sums = self._arrays.column_sums(leaf_sums)
+        bounds: FloatArray = self._bounds + abs_sums
+        if not bounds.max() < float(np.finfo(leaf_sums.dtype).max):  # nor NaN
             raise ValueError(
                 "`class_embeddings`, through `transform`, must give features with sums that are "
                 f"finite in {leaf_sums.dtype}, got infinity or NaN; scale the vectors down, or use "
                 "float64."
             )
-        return total, limits
+        return total, bounds
 
 
 @njit
-def sum_runs(x: NDArray[Any], starts: IntArray, sums: NDArray[Any]) -> None:
-    """Write the sums (k, F) of the rows of `x` from each start (k,) up to the next, or the end."""
-    for i in range(worker(), len(starts), num_workers()):
-        # read once: in the loop it might have changed with what is written, and none is vectorised
-        start = starts[i]
-        stop = starts[i + 1] if i + 1 < len(starts) else len(x)
+def sum_runs(x: NDArray[Any], offsets: IntArray, sums: NDArray[Any]) -> None:
+    """Write the sums (k, F) of the rows of `x` over the runs that begin at `offsets` (k,)."""
+    for i in range(worker(), len(offsets), num_workers()):
+        # read before the loop: a store to `sums` might change it, and block vectorisation
+        start = offsets[i]
+        stop = offsets[i + 1] if i + 1 < len(offsets) else len(x)
         for f in range(lane(), x.shape[1], num_lanes()):
             sums[i, f] = x[start, f]
         for j in range(start + 1, stop):
@@ -125,12 +127,12 @@ def sum_runs(x: NDArray[Any], starts: IntArray, sums: NDArray[Any]) -> None:
 
 @njit
 def sum_changes(
-    new: NDArray[Any], old: NDArray[Any], starts: IntArray, change: NDArray[Any]
+    new: NDArray[Any], old: NDArray[Any], offsets: IntArray, change: NDArray[Any]
 ) -> None:
-    """Do as `sum_runs` with ``new - old``."""
-    for i in range(worker(), len(starts), num_workers()):
-        start = starts[i]
-        stop = starts[i + 1] if i + 1 < len(starts) else len(new)
+    """Write the sums (k, F) of ``new - old`` over the runs that begin at `offsets` (k,)."""
+    for i in range(worker(), len(offsets), num_workers()):
+        start = offsets[i]
+        stop = offsets[i + 1] if i + 1 < len(offsets) else len(new)
         for f in range(lane(), new.shape[1], num_lanes()):
             change[i, f] = new[start, f] - old[start, f]
         for j in range(start + 1, stop):
@@ -140,107 +142,108 @@ def sum_changes(
 
 @njit
 def subtract_leaf_sums(nodes: NDArray[Any], leaves: IntArray, sums: NDArray[Any]) -> None:
-    """Subtract from `sums` (k, F) what the tree holds as the sums of leaves (k,), in float64."""
+    """Subtract the leaf sums that the tree holds for leaves (k,) from `sums` (k, F), in float64."""
     for i in range(worker(), len(leaves), num_workers()):
         for f in range(lane(), nodes.shape[1], num_lanes()):
-            held = np.float64(nodes[0, f])
-            for level in range(top(len(nodes)) - 1, -1, -1):
+            leaf_sum = np.float64(nodes[0, f])
+            for level in range(root_level(len(nodes)) - 1, -1, -1):
                 half = 1 << level
                 middle = (leaves[i] & ~(2 * half - 1)) + half
                 if middle < len(nodes):
-                    share = -0.5 if leaves[i] >= middle else 0.5
-                    # down the path: a child is (its parent plus or minus the difference) / 2
-                    held = 0.5 * held + share * nodes[middle, f]
-            sums[i, f] -= held
+                    sign = -0.5 if leaves[i] >= middle else 0.5
+                    # a child is (its parent ± the difference) / 2
+                    leaf_sum = 0.5 * leaf_sum + sign * nodes[middle, f]
+            sums[i, f] -= leaf_sum
 
 
 @njit
-def make_differences(nodes: NDArray[Any], half: int, columns: tuple[int, int]) -> None:
-    """Turn the sums of two neighbours over `half` leaves each into their sum and difference.
+def combine_siblings(nodes: NDArray[Any], half: int, columns: tuple[int, int]) -> None:
+    """Replace the sums of all siblings over `half` leaves each by their sum and difference.
 
-    Of all such pairs, in columns [first, last).
+    Works on columns [first, last).
     """
     for pair in range(worker(), -(-len(nodes) // (2 * half)), num_workers()):
-        low = 2 * half * pair
-        middle = low + half
+        left_row = 2 * half * pair
+        middle = left_row + half
         if middle < len(nodes):
             for f in range(columns[0] + lane(), columns[1], num_lanes()):
-                left = nodes[low, f]
+                left = nodes[left_row, f]
                 right = nodes[middle, f]
-                nodes[low, f] = left + right
+                nodes[left_row, f] = left + right
                 nodes[middle, f] = left - right
 
 
 @njit
-def steps_up(leaves: IntArray, num_leaves: int) -> tuple[IntArray, IntArray]:
-    """Return how changes of leaves (k,), rising and all different, are added up to the root.
+def plan_updates(leaves: IntArray, num_leaves: int) -> tuple[IntArray, IntArray]:
+    """Return the steps (S, 4) that add changes of increasing leaves (k,) to the tree.
 
-    A step (S, 4) is the row of a node or -1, the row of the change in one of its halves, that in
-    the other half or -1, and whether the former is the right half. Steps of a level come together,
-    from ``starts[level]`` on; the last adds the change of all to the root.
+    A step has four entries: the row of a node, or -1; the row of the change in one of its halves;
+    the row of the change in the other half, or -1; and whether the former is the right half. The
+    steps of a level begin at ``offsets[level]``. The last step adds the sum of all changes to the
+    root.
     """
-    levels = top(num_leaves) + 1
-    # a level has no more than there are leaves
+    levels = root_level(num_leaves) + 1
+    # at most one step for each leaf on each level
     steps = np.empty((len(leaves) * levels, 4), np.int64)
-    starts = np.zeros(levels + 1, np.int64)
-    place = leaves.copy()  # of the left-most leaf of the block that each sum has come to
-    change = np.arange(len(leaves))  # the row where that sum is
+    offsets = np.zeros(levels + 1, np.int64)
+    first_leaf = leaves.copy()  # first leaf of the node that each change has reached
+    change = np.arange(len(leaves))  # row that holds the change
     num = len(leaves)
     level = 0
     step = 0
     half = 1
-    # upwards: changes that meet in a node are summed first, so that it is touched once
+    # changes that reach the same node are added first, so that the node is updated once
     while half < num_leaves:
-        kept = i = 0
+        num_merged = i = 0
         while i < num:
-            low = place[i] & ~(2 * half - 1)
-            # the leaves rise, so a sum of the other half can only be the next one
-            pair = i + 1 < num and place[i + 1] < low + 2 * half
+            low = first_leaf[i] & ~(2 * half - 1)
+            # leaves increase, so only the next change can be in the other half
+            has_sibling = i + 1 < num and first_leaf[i + 1] < low + 2 * half
             steps[step, 0] = low + half if low + half < num_leaves else -1
             steps[step, 1] = change[i]
-            steps[step, 2] = change[i + 1] if pair else -1
-            steps[step, 3] = place[i] != low
-            place[kept] = low
-            change[kept] = change[i]
+            steps[step, 2] = change[i + 1] if has_sibling else -1
+            steps[step, 3] = first_leaf[i] != low
+            first_leaf[num_merged] = low
+            change[num_merged] = change[i]
             step += 1
-            kept += 1
-            i += 2 if pair else 1
-        num = kept
+            num_merged += 1
+            i += 2 if has_sibling else 1
+        num = num_merged
         half *= 2
         level += 1
-        starts[level] = step
-    # the first leaf has taken all others in, and the root is no difference
+        offsets[level] = step
+    # all changes have been added to the first, and the root holds a sum
     steps[step] = 0, 0, -1, 0
-    starts[level + 1] = step + 1
-    return steps[: step + 1], starts[: level + 2]
+    offsets[level + 1] = step + 1
+    return steps[: step + 1], offsets[: level + 2]
 
 
 @njit
-def add_steps(
+def apply_updates(
     nodes: NDArray[Any], change: NDArray[Any], steps: IntArray, columns: tuple[int, int]
 ) -> None:
-    """Add what `steps_up` says to the differences of nodes, and two changes to one of both.
+    """Add changes (k, F) to the nodes of some steps of `plan_updates`, in columns [first, last).
 
-    `change` (k, F) is used up; all in columns [first, last).
+    Where both halves of a node change, the two changes are added up in `change`.
     """
     first = columns[0] + lane()
     last = columns[1]
     block = nodes[:, columns[0] : columns[1]]
     for i in range(worker(), len(steps), num_workers()):
-        if i + 1 < len(steps) and steps[i + 1, 0] >= 0:  # comes while this row is added to
+        if i + 1 < len(steps) and steps[i + 1, 0] >= 0:  # prefetched during this step
             prefetch_row(block, steps[i + 1, 0])
         middle = steps[i, 0]
-        here = steps[i, 1]
-        there = steps[i, 2]
+        row = steps[i, 1]
+        sibling = steps[i, 2]
         is_right = steps[i, 3]
-        # left minus right: the change of one half adds, that of the other subtracts
-        if there >= 0:
+        # left minus right: a change of the left half is added, one of the right half subtracted
+        if sibling >= 0:
             for f in range(first, last, num_lanes()):
-                nodes[middle, f] = nodes[middle, f] + change[here, f] - change[there, f]
-                change[here, f] += change[there, f]
+                nodes[middle, f] = nodes[middle, f] + change[row, f] - change[sibling, f]
+                change[row, f] += change[sibling, f]
         elif middle >= 0 and is_right:
             for f in range(first, last, num_lanes()):
-                nodes[middle, f] -= change[here, f]
+                nodes[middle, f] -= change[row, f]
         elif middle >= 0:
             for f in range(first, last, num_lanes()):
-                nodes[middle, f] += change[here, f]
+                nodes[middle, f] += change[row, f]

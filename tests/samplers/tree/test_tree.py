@@ -17,7 +17,7 @@ from oracles.tree_cases import (
 )
 
 from samplesoft.samplers.tree import plain
-from samplesoft.samplers.tree.kernel_tree import LEAVES, KernelTree
+from samplesoft.samplers.tree.kernel_tree import LEAF_WEIGHTS, KernelTree
 
 # --- probabilities ----------------------------------------------------------------------------
 
@@ -35,7 +35,7 @@ def test_probabilities_worked_out_by_hand():
     np.testing.assert_allclose(KernelTree(rows, floor=0.5).probs([1.0])[0], wanted, rtol=1e-15)
 
 
-@pytest.mark.parametrize("leaf", LEAVES)
+@pytest.mark.parametrize("leaf", LEAF_WEIGHTS)
 @pytest.mark.parametrize("n", SIZES)
 def test_probabilities_are_those_of_exact_arithmetic(n, leaf):
     settings = {"scale": 0.37, "floor": 0.01}
@@ -67,7 +67,7 @@ def test_the_exact_cases_clip_masses(n, leaf_size):
 
 
 @pytest.mark.parametrize("transform", [None, lifted], ids=["plain", "transform"])
-@pytest.mark.parametrize("leaf", LEAVES)
+@pytest.mark.parametrize("leaf", LEAF_WEIGHTS)
 @pytest.mark.parametrize("n", [5, 65, 130])
 def test_probabilities_of_real_features(n, leaf, transform):
     rows, h = real_numbers(n)
@@ -89,8 +89,10 @@ def test_float32_branches_follow_the_kernel(leaf_size):
     q = KernelTree(rows, leaf_size=leaf_size).probs(h)
     for b in range(2):
         exact = probabilities(h[b], rows, h[b], rows, leaf_size=leaf_size)
-        wanted = as_floats(plain.left_shares(exact, leaf_size))
-        np.testing.assert_allclose(plain.left_shares(q[b], leaf_size), wanted, rtol=0, atol=5e-7)
+        wanted = as_floats(plain.left_probabilities(exact, leaf_size))
+        np.testing.assert_allclose(
+            plain.left_probabilities(q[b], leaf_size), wanted, rtol=0, atol=5e-7
+        )
 
 
 @pytest.mark.parametrize("leaf_size", [1, 8, 64])
@@ -171,7 +173,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("leaf", LEAVES)
+@pytest.mark.parametrize("leaf", LEAF_WEIGHTS)
 @pytest.mark.parametrize("leaf_size", [1, 3, 64])
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -256,7 +258,7 @@ def test_excluding_a_class_with_nearly_all_of_a_softmax_leaf(logit, leaf_size):
         np.testing.assert_allclose(every[0], log_q, rtol=1e-12, atol=4e-12)
 
 
-@pytest.mark.parametrize("leaf", LEAVES)
+@pytest.mark.parametrize("leaf", LEAF_WEIGHTS)
 @pytest.mark.parametrize("leaf_size", [1, 3, 64])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_excluding_a_class_whose_probability_rounds_to_one(dtype, leaf_size, leaf):
@@ -275,7 +277,7 @@ def test_excluding_a_class_whose_probability_rounds_to_one(dtype, leaf_size, lea
 
 
 def test_one_class_is_always_drawn():
-    for leaf in LEAVES:
+    for leaf in LEAF_WEIGHTS:
         kernel_tree = KernelTree([[2.0, -1.0]], leaf=leaf)
         drawn = kernel_tree.sample([1.0, 1.0], 5, rng=0)
         assert (drawn.ids == 0).all()
@@ -303,7 +305,7 @@ def test_contexts_of_any_layout_and_type_are_the_same():
 def test_every_kernel_stays_in_its_arrays():
     """A few reads of each kind at ragged ends, for a run with NUMBA_BOUNDSCHECK=1."""
     for n, leaf_size in ((2, 1), (7, 1), (7, 3), (9, 4), (13, 5)):
-        for leaf in LEAVES:
+        for leaf in LEAF_WEIGHTS:
             rows, h = whole_numbers(n, batch=3)
             for transform in (None, lambda x: np.abs(x[:, :2])):
                 kernel_tree = KernelTree(rows, transform, leaf_size=leaf_size, leaf=leaf)

@@ -16,7 +16,7 @@ from scipy import stats
 from samplesoft._random import as_key, uniform_block
 from samplesoft.samplers.tree import kernel_tree as module
 from samplesoft.samplers.tree import plain
-from samplesoft.samplers.tree.kernel_tree import LEAVES, KernelTree
+from samplesoft.samplers.tree.kernel_tree import LEAF_WEIGHTS, KernelTree
 
 STATISTICAL_TESTS = 20
 
@@ -25,7 +25,7 @@ STATISTICAL_TESTS = 20
 
 
 @pytest.mark.parametrize("transform", [None, lifted], ids=["plain", "transform"])
-@pytest.mark.parametrize("leaf", LEAVES)
+@pytest.mark.parametrize("leaf", LEAF_WEIGHTS)
 @pytest.mark.parametrize("leaf_size", [1, 3, 64])
 def test_log_q_is_the_log_probability_of_the_draw(leaf_size, leaf, transform):
     for dtype in DTYPES:
@@ -63,7 +63,7 @@ def test_log_prob_of_the_excluded_class_is_minus_infinity():
 
 
 @pytest.mark.thorough(but=6)
-@pytest.mark.parametrize("leaf", LEAVES)
+@pytest.mark.parametrize("leaf", LEAF_WEIGHTS)
 @pytest.mark.parametrize("excluded", [False, True])
 @pytest.mark.parametrize("leaf_size", [1, 3, 64, 130])
 def test_draws_are_those_of_independent_descents(leaf_size, excluded, leaf):
@@ -95,7 +95,7 @@ def test_draws_are_those_of_the_inverse_distribution_function(n, batch):
                     np.testing.assert_array_equal(ids[b], wanted)
 
 
-@pytest.mark.parametrize("leaf", LEAVES)
+@pytest.mark.parametrize("leaf", LEAF_WEIGHTS)
 @pytest.mark.parametrize("leaf_size", [1, 3, 64])
 def test_the_ends_of_the_uniforms_reach_no_excluded_class(monkeypatch, leaf_size, leaf):
     ends = np.array([0.0, 2.0**-53, 0.5, 1 - 2.0**-53])
@@ -124,8 +124,8 @@ def test_draws_are_the_same_at_any_number_of_threads(threads, monkeypatch, dtype
         draw_in_leaves(*arguments)
 
     monkeypatch.setattr(module, "draw_in_leaves", spy)
-    monkeypatch.setattr(module, "_THREAD_COST", 0)
-    monkeypatch.setattr(module, "_BLOCK_NUMBERS", 1 << 16)
+    monkeypatch.setattr(module, "_MIN_THREADED_COST", 0)
+    monkeypatch.setattr(module, "_CHUNK_VALUES", 1 << 16)
     for count in (1, 2, 5):
         threads(count)
         kernel_tree = KernelTree(rows, lifted if transform else None, leaf_size=3)
@@ -168,7 +168,7 @@ def chi_square(ids, q):
     return stats.chi2.sf(statistic, len(counts) - 1)
 
 
-@pytest.mark.parametrize("leaf", LEAVES)
+@pytest.mark.parametrize("leaf", LEAF_WEIGHTS)
 @pytest.mark.parametrize("exclude", [None, 11])
 @pytest.mark.parametrize("leaf_size", [1, 3, 64])
 def test_counts_follow_the_probabilities(leaf_size, exclude, leaf):

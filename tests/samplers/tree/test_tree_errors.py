@@ -158,7 +158,7 @@ def as_bytes(text):
 @pytest.mark.parametrize("available", [120_000, 200_000, 300_000])
 def test_a_tree_that_would_not_fit_names_a_leaf_size_that_does(monkeypatch, available, dtype):
     rows = np.ones((1000, 2), dtype)
-    monkeypatch.setattr(module, "_BLOCK_NUMBERS", 500)
+    monkeypatch.setattr(module, "_CHUNK_VALUES", 500)
     monkeypatch.setattr("samplesoft._memory.available_bytes", lambda: available)
     with pytest.raises(MemoryError) as caught:
         KernelTree(rows, hundred_features, leaf_size=1)

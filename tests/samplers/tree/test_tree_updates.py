@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samplesoft.samplers.tree import kernel_tree as module
-from samplesoft.samplers.tree.kernel_tree import LEAVES, KernelTree
+from samplesoft.samplers.tree.kernel_tree import LEAF_WEIGHTS, KernelTree
 
 
 def squares(rows):
@@ -45,7 +45,7 @@ def histories(draw):
 @pytest.mark.thorough(but=4)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", TRANSFORMS)
-@pytest.mark.parametrize("leaf", LEAVES)
+@pytest.mark.parametrize("leaf", LEAF_WEIGHTS)
 @settings(max_examples=25)
 @given(history=histories())
 def test_updates_give_the_tree_that_would_be_built(leaf, name, dtype, history):
@@ -68,7 +68,7 @@ def test_updates_give_the_tree_that_would_be_built(leaf, name, dtype, history):
     np.testing.assert_array_equal(kernel_tree.sample(h, 20, rng=0).ids, ids)
 
 
-@pytest.mark.parametrize("leaf", LEAVES)
+@pytest.mark.parametrize("leaf", LEAF_WEIGHTS)
 def test_updates_of_real_features_stay_close(leaf):
     rng = np.random.default_rng(0)
     rows, h = rng.random((130, 4)), rng.random((3, 4))
@@ -160,7 +160,7 @@ def test_a_failed_update_changes_nothing(name, leaf_size):
 
 def test_features_that_are_infinite_change_nothing(monkeypatch):
     # so that chunks before the bad one have been through
-    monkeypatch.setattr(module, "_BLOCK_NUMBERS", 8)
+    monkeypatch.setattr(module, "_CHUNK_VALUES", 8)
     rng = np.random.default_rng(2)
     h = np.ones((1, 3))
     for bad in (np.inf, np.nan):
@@ -178,7 +178,7 @@ def test_features_that_are_infinite_change_nothing(monkeypatch):
 
 
 def test_a_transform_that_fails_changes_nothing(monkeypatch):
-    monkeypatch.setattr(module, "_BLOCK_NUMBERS", 8)
+    monkeypatch.setattr(module, "_CHUNK_VALUES", 8)
 
     def transform(rows):
         if rows.max() > 3.0:
@@ -345,9 +345,9 @@ def work(leaf):
         yield "log_prob", recorder, kernel_tree.log_prob(h, np.arange(130), exclude=exclude)
 
 
-@pytest.mark.parametrize("leaf", LEAVES)
+@pytest.mark.parametrize("leaf", LEAF_WEIGHTS)
 def test_the_transform_is_asked_for_few_rows_at_a_time(monkeypatch, leaf):
-    monkeypatch.setattr(module, "_BLOCK_NUMBERS", 60)  # 12 rows of 5 features
+    monkeypatch.setattr(module, "_CHUNK_VALUES", 60)  # 12 rows of 5 features
     largest = {}
     for name, recorder, _ in work(leaf):
         largest[name] = max(largest.get(name, 0), recorder.largest)
@@ -355,11 +355,11 @@ def test_the_transform_is_asked_for_few_rows_at_a_time(monkeypatch, leaf):
     assert max(largest.values()) == largest["build"] == 12
 
 
-@pytest.mark.parametrize("leaf", LEAVES)
+@pytest.mark.parametrize("leaf", LEAF_WEIGHTS)
 @pytest.mark.parametrize("block", [1, 60, 500])
 def test_results_do_not_depend_on_the_chunks(monkeypatch, block, leaf):
     whole = [result for _, _, result in work(leaf)]
-    monkeypatch.setattr(module, "_BLOCK_NUMBERS", block)
+    monkeypatch.setattr(module, "_CHUNK_VALUES", block)
     parts = [result for _, _, result in work(leaf)]
     for one, other in zip(whole, parts, strict=True):
         np.testing.assert_array_equal(one, other)
