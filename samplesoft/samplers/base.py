@@ -1,9 +1,9 @@
-"""What a sampler is and what it returns: `Draw`, and the base class `Sampler`.
+"""The base class `Sampler` of all proposal distributions, and its result `Draw`.
 
-The public methods of `Sampler` check; hooks compute. One set of draws for a whole batch is drawn
-from the mean of the distributions of its contexts, of which a large batch is pooled first: groups
-of similar contexts are each stood for by one, so that a set costs the distributions of a few
-contexts and not of all. What is drawn from, and its probabilities, are those of the pooled batch,
+The public methods of `Sampler` check arguments, and hooks compute. If a batch shares one set of
+draws, they come from the mean of the distributions of its contexts. A large batch is pooled first:
+groups of similar contexts are replaced by one representative each, so that a set costs the
+distributions of a few contexts. The draws and their probabilities are those of the pooled batch,
 which is a function of the contexts alone.
 """
 
@@ -33,16 +33,16 @@ from samplesoft._validation import (
 from samplesoft.samplers.k_means import k_means
 
 Rows = NDArray[Any]  # float32 or float64 vectors, one in each row
-Hook = Callable[[Rows, IntArray, IntArray], FloatArray]  # of contexts, classes, excluded classes
-NO_CLASS = -1  # in arrays of classes inside the library: here there is none
+Hook = Callable[[Rows, IntArray, IntArray], FloatArray]  # (contexts, classes, excluded classes)
+NO_CLASS = -1  # "no class" in internal arrays of classes
 _NONE = np.array([NO_CLASS])
-_MOST_UNPOOLED_CONTEXTS = 32  # contexts of a shared set that are not pooled
-_CONTEXTS_PER_GROUP = 20  # contexts of a large batch that one stands for, in the mean
+_MOST_UNPOOLED_CONTEXTS = 32  # contexts of a shared set up to which they are not pooled
+_CONTEXTS_PER_GROUP = 20  # mean size of the groups of a large batch
 
 
 @cache
 def _log_of(count: int) -> np.float64:
-    """Return the logarithm of a count; as a number of NumPy, it makes float64 of float32."""
+    """Return the logarithm of a count as a NumPy scalar, which promotes float32 to float64."""
     return np.float64(np.log(count))
 
 
@@ -55,33 +55,32 @@ class Draw:
     ids : ndarray of int64, shape (B, m)
         Sampled classes; shape (1, m) for one set shared by the batch.
     log_q : ndarray of float64, shape (B, m)
-        Natural logarithm of the probability that one draw gives this class, in the distribution
-        that was drawn from: that without the excluded class where one was excluded.
+        Natural logarithm of the probability of this class in one draw, in the distribution that
+        was drawn from: without the excluded class if there is one.
     log_inclusion : ndarray of float64, shape (B, m), or None
-        Where draws are without replacement, the natural logarithm of the probability that the
-        set of m contains this class; where some classes are certain, that of how often it contains
-        this class in the mean; else None.
+        Natural logarithm of the probability that the set of m contains this class, for draws
+        without replacement; of its expected count, if some classes are always included; else None.
     """
 
     ids: IntArray
-    log_q: FloatArray  # exact: of the distribution drawn from, not of an ideal one
+    log_q: FloatArray  # exact for the distribution drawn from, not for an ideal one
     log_inclusion: FloatArray | None = None
 
     @property
     def log_expected_count(self) -> FloatArray:
-        """Natural logarithm of how often a draw of m contains each class in the mean.
+        """Natural logarithm of the expected count of each class in a draw of m.
 
-        That is ``log(m q)`` with replacement, and else `log_inclusion`.
+        It is ``log(m q)`` with replacement, and `log_inclusion` otherwise.
         """
         if self.log_inclusion is not None:
             return self.log_inclusion
-        if type(self.log_q) is np.ndarray:  # as in most steps
+        if type(self.log_q) is np.ndarray:  # the common case
             return self.log_q + _log_of(self.ids.shape[1])
         log_counts = to_host(self.log_q) + np.log(self.ids.shape[1])
         return backend_of(self.log_q).placed(log_counts)
 
     def to_host(self) -> Draw:
-        """Return the same in NumPy arrays, copied if they lie on a GPU."""
+        """Return the draw in NumPy arrays, copied if they are on a GPU."""
         inclusion = None if self.log_inclusion is None else to_host(self.log_inclusion)
         return Draw(to_host(self.ids), to_host(self.log_q), inclusion)
 
@@ -90,17 +89,17 @@ class Sampler(ABC):
     """A distribution over classes for each context vector.
 
     To try a sampler of your own, derive from `DenseSampler` and write its one method. A class with
-    the public methods and attributes of this one, and without a base class of the library, works
-    wherever a sampler is taken. What follows is for those of the library, which draw without
-    computing all n probabilities.
+    the public methods and attributes of this one is accepted wherever a sampler is, even without a
+    base class of the library. The rest of this text is for samplers of the library, which draw
+    without computing all n probabilities.
 
     The public methods check their arguments once and call the hooks below, which trust them:
-    `_sample`, `_log_prob` and `_probs`, and `_prepare_update` where draws depend on class vectors.
-    In a hook, ``exclude`` (B,) holds the excluded class of each context, or `NO_CLASS` where there
-    is none; ``key`` is the key of a random stream, so that draws depend on the seed and not on
-    threads. With ``device="cuda"`` the arrays are on the device, and what a device does in another
-    way is a function of `samplesoft._device.Backend`; a `SoftmaxLayer` on a GPU takes samplers of
-    the processor too, and copies their draws to it.
+    `_sample`, `_log_prob` and `_probs`, and `_prepare_update` if draws depend on class vectors. In
+    a hook, ``exclude`` (B,) holds the excluded class of each context, or `NO_CLASS`; ``key`` is the
+    key of a random stream, so that draws depend on the seed and not on threads. With
+    ``device="cuda"`` the arrays are on the device, and operations that differ between devices are
+    methods of `samplesoft._device.Backend`. A `SoftmaxLayer` on a GPU accepts samplers on the CPU
+    too, and copies their draws.
 
     Parameters
     ----------
@@ -109,17 +108,17 @@ class Sampler(ABC):
     dim : int or None
         Length d of context and class vectors; None if draws do not depend on them.
     dtype : numpy.dtype or None
-        Type that vectors are turned into; None for float32 as it comes and float64 for the rest.
+        Type that vectors are converted to; None keeps float32 and converts the rest to float64.
     device : {"cpu", "cuda"}
-        Where it computes, and where what it returns stays.
+        Device of the computation and of the results.
 
     Attributes
     ----------
     num_classes, dim, device
         As above.
     tau : float or None
-        Inverse temperature of the logits ``tau h . c`` that the draws follow; None where there is
-        none, as for counts, or for a kernel with a sharpness of its own.
+        Inverse temperature of the logits ``tau h . c`` that the draws follow. None if there is
+        none, as for counts, or for a kernel with its own sharpness.
     """
 
     tau: float | None = None
@@ -141,7 +140,7 @@ class Sampler(ABC):
         return backend(self.device)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy is made from."""
+        """Return the state to pickle; raise for a sampler on a GPU."""
         require_copyable(self, self.device)
         return self.__dict__
 
@@ -159,16 +158,16 @@ class Sampler(ABC):
         Parameters
         ----------
         h : array_like, shape (B, d) or (d,), or None
-            Context vectors. A sampler whose draws do not depend on them takes B from their
-            number; where they are None, from that of `exclude`; else B = 1.
+            Context vectors. A sampler that does not depend on them only uses their number B; if `h`
+            is None, B is the length of `exclude`, or 1.
         num_sampled : int
             Number of draws m.
         exclude : int or array_like of int, shape (B,), optional
             A class for each context that is never drawn, such as its label.
         shared : bool
-            Draw one set for the whole batch, from the mean of its distributions. Of more than 32
-            contexts, groups of similar ones are each stood for by one of their mean direction: 32
-            of them, or one for each 20 contexts if that is more.
+            Draw one set for the whole batch, from the mean of its distributions. A batch of more
+            than 32 contexts is first clustered into max(32, B / 20) groups; each group is
+            represented by its mean direction.
         rng : int or numpy.random.Generator or None
             Seed of the draws. The same seed gives the same draws at any number of threads.
 
@@ -180,19 +179,19 @@ class Sampler(ABC):
         Raises
         ------
         TypeError, ValueError
-            If an argument is malformed, or nothing is left to draw.
+            If an argument is malformed, or no class is left to draw.
         MemoryError
-            If so many draws do not fit.
+            If the draws do not fit in memory.
         """
-        contexts, excluded, shares = self._check(h, exclude, shared)
+        contexts, excluded, weights = self._check(h, exclude, shared)
         m = as_count("num_sampled", num_sampled)
-        # one key for the call: all draws are functions of it, the row and the number of the draw
+        # one key for the call: each draw is a function of the key, its row and its column
         key = as_key(rng)
-        # ids and log_q, 8 bytes each, before either is made
-        require_memory("num_sampled", m, 16.0 * m * contexts.shape[0])
-        if shares is None:
+        # ids and log_q, 8 bytes each, checked before either is allocated
+        require_room("num_sampled", m, 16.0 * m * contexts.shape[0])
+        if weights is None:
             return self._sample(contexts, m, excluded, key)
-        return self._sample_mean(contexts, shares, m, key)
+        return self._sample_mean(contexts, weights, m, key)
 
     def log_prob(
         self, h: ArrayLike | None, ids: Any, *, exclude: Any = None, shared: bool = False
@@ -216,7 +215,7 @@ class Sampler(ABC):
         TypeError, ValueError
             If an argument is malformed.
         """
-        return self._of_classes(self._log_prob, h, ids, exclude, shared)
+        return self._evaluate(self._log_prob, h, ids, exclude, shared)
 
     def log_expected_count(
         self,
@@ -227,7 +226,7 @@ class Sampler(ABC):
         exclude: Any = None,
         shared: bool = False,
     ) -> FloatArray:
-        """Return how often `num_sampled` draws contain given classes in the mean, as logarithms.
+        """Return the logarithm of the expected count of given classes in `num_sampled` draws.
 
         Parameters
         ----------
@@ -239,7 +238,7 @@ class Sampler(ABC):
         Returns
         -------
         ndarray of float64, shape (B, k), or (1, k) if `shared`
-            ``log(m q)`` with replacement, the log-probability of inclusion without.
+            ``log(m q)`` with replacement, the log-inclusion-probability without.
 
         Raises
         ------
@@ -247,7 +246,7 @@ class Sampler(ABC):
             If an argument is malformed.
         """
         m = as_count("num_sampled", num_sampled)
-        return self._of_classes(
+        return self._evaluate(
             lambda rows, classes, excluded: self._log_expected_count(rows, classes, m, excluded),
             h,
             ids,
@@ -275,30 +274,30 @@ class Sampler(ABC):
         TypeError, ValueError
             If an argument is malformed.
         MemoryError
-            If so many probabilities do not fit.
+            If the probabilities do not fit in memory.
         """
-        contexts, excluded, shares = self._check(h, exclude, shared)
+        contexts, excluded, weights = self._check(h, exclude, shared)
         batch = contexts.shape[0]
         require_memory("h", batch, 8.0 * batch * self.num_classes)
         probs = self._probs(contexts, excluded)
-        return probs if shares is None else self._arrays.placed(shares[None] @ to_host(probs))
+        return probs if weights is None else self._arrays.placed(weights[None] @ to_host(probs))
 
     def update(self, ids: Any, class_embeddings: ArrayLike) -> None:
-        """Follow changed class vectors; a sampler that does not depend on them ignores this.
+        """Update class vectors; a sampler that does not depend on them ignores this.
 
         Parameters
         ----------
         ids : array_like of int, shape (k,)
-            Classes whose vectors have changed. Of a class named twice, the last vector counts.
+            Classes whose vectors have changed. If a class is repeated, its last vector counts.
         class_embeddings : array_like, shape (k, d)
             Their new vectors.
 
         Raises
         ------
         TypeError, ValueError
-            If an argument is malformed; the sampler is unchanged then.
+            If an argument is malformed; the sampler is then unchanged.
         """
-        # an update of no class with no row is none, though a matrix without rows is malformed
+        # an empty update is valid, although a matrix without rows is malformed elsewhere
         classes = self._arrays.ids("ids", ids, self.num_classes)
         if not classes.shape[0]:
             if not hasattr(class_embeddings, "shape"):
@@ -312,22 +311,24 @@ class Sampler(ABC):
                 f"and {classes.shape}."
             )
         if self.dim is not None:
-            # two steps, so that what is refused changes nothing
+            # two steps, so that a refused update changes nothing
             self._prepare_update(classes, rows)()
 
     def __repr__(self) -> str:
-        """Return the class, and what the sampler is for."""
-        facts = [f"{self.num_classes:,} classes"]
-        facts += [f"{name} {value}" for name in ("dim", "tau") if (value := getattr(self, name))]
-        return f"<{type(self).__name__}: {', '.join(facts)}>"
+        """Return the class name, the number of classes and, if there are any, `dim` and `tau`."""
+        properties = [f"{self.num_classes:,} classes"]
+        properties += [
+            f"{name} {value}" for name in ("dim", "tau") if (value := getattr(self, name))
+        ]
+        return f"<{type(self).__name__}: {', '.join(properties)}>"
 
     def refresh(self, rng: int | np.random.Generator | None = None) -> None:  # noqa: B027
-        """Draw anew what serves all draws of a batch, such as candidates; most samplers have none.
+        """Redraw candidates that all draws of a batch share; most samplers have none.
 
         Parameters
         ----------
         rng : int, numpy.random.Generator or None
-            Seed; that of the draws themselves may be the same.
+            Seed; it may equal the seed of the draws.
         """
 
     def observe(self, labels: Any) -> None:  # noqa: B027
@@ -340,11 +341,11 @@ class Sampler(ABC):
         """
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Return what has been learned and does not follow from class vectors; often nothing."""
+        """Return learned arrays that do not follow from class vectors; often none."""
         return {}
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Go back to a `state` of a sampler made in the same way.
+        """Restore a `state` of a sampler that was made in the same way.
 
         Parameters
         ----------
@@ -354,7 +355,7 @@ class Sampler(ABC):
         Raises
         ------
         TypeError, ValueError
-            If it is of another sampler; this one is unchanged then.
+            If the state is of another sampler; this one is then unchanged.
         """
         if as_named_arrays("state", state):
             raise ValueError(
@@ -362,44 +363,47 @@ class Sampler(ABC):
                 "that of another sampler."
             )
 
-    def _of_classes(
+    def _evaluate(
         self, hook: Hook, h: ArrayLike | None, ids: Any, exclude: Any, shared: bool
     ) -> FloatArray:
-        """Check arguments, and call a hook that returns logarithms; of their mean if `shared`."""
-        contexts, excluded, shares = self._check(h, exclude, shared)
-        if shares is None:
+        """Evaluate a hook that returns logarithms on checked arguments; if `shared`, average it."""
+        contexts, excluded, weights = self._check(h, exclude, shared)
+        if weights is None:
             classes = self._arrays.ids("ids", ids, self.num_classes, contexts.shape[0])
             return hook(contexts, self._arrays.writable(classes), excluded)
         classes = self._arrays.ids("ids", ids, self.num_classes, 1)
-        # the mean of probabilities, not of their logarithms: each context is asked of each class
+        # the mean of probabilities, not of logarithms: evaluate all classes for each context
         repeated = self._arrays.placed(np.repeat(to_host(classes), contexts.shape[0], axis=0))
-        return self._log_mean(hook(contexts, repeated, excluded), shares)
+        return self._log_mean(hook(contexts, repeated, excluded), weights)
 
-    def _log_mean(self, logs: FloatArray, shares: FloatArray) -> FloatArray:
-        """Return the log of the mean of exp over columns of (R, k) by shares (R,), as (1, k)."""
-        # of logarithms, for the probabilities themselves may underflow
-        weighted = to_host(logs) + np.log(shares)[:, None]
+    def _log_mean(self, logs: FloatArray, weights: FloatArray) -> FloatArray:
+        """Return log(weights @ exp(logs)) (1, k) of logs (R, k) and weights `weights` (R,)."""
+        # in logarithms, because the probabilities themselves may underflow
+        weighted = to_host(logs) + np.log(weights)[:, None]
         return self._arrays.placed(np.logaddexp.reduce(weighted, axis=0, keepdims=True))
 
     def _check(
         self, h: ArrayLike | None, exclude: Any, shared: bool
     ) -> tuple[Rows, IntArray, FloatArray | None]:
-        """Return checked contexts and excluded classes; if `shared`, what stands for the batch.
+        """Return checked contexts and excluded classes, and weights of the contexts, or None.
+
+        If `shared`, contexts are those of the pooled batch. Weights are None if one context is
+        enough or nothing is shared.
 
         These come with their shares, or None where one context serves or nothing is shared.
         """
         if self.dim is None and shared is True and exclude is None and type(h) is np.ndarray:
-            # one set for a batch of which there is nothing to know but that it is one
+            # one set for a batch whose contexts are not used
             if h.ndim == 2 and h.shape[0] and h.dtype.kind == "f" and self.device == "cpu":
                 return h[:1], _NONE, None
         if h is None and self.dim is None:
-            # the number of contexts, which is all that is asked of them, is that of the labels
+            # only the number of contexts is used: that of the labels
             contexts: Rows = np.empty((max(1, sum(as_array("exclude", exclude).shape[:1])), 0))
         else:
             contexts = self._check_contexts(h)
         batch = contexts.shape[0]
         excluded = self._check_excluded(exclude, batch)
-        # one context is its own mean, and may have an excluded class
+        # the mean over one context is its own distribution, which may have an excluded class
         if not as_flag("shared", shared) or batch == 1:
             return contexts, excluded, None
         if exclude is not None:
@@ -408,12 +412,15 @@ class Sampler(ABC):
                 f"of each of {batch} examples, got {np.size(exclude)}; mask hits of the label in "
                 "the loss."
             )
-        contexts, shares = self._pool(contexts)
+        contexts, weights = self._pool(contexts)
         pooled = contexts.shape[0]
-        return contexts, self._check_excluded(None, pooled), shares if pooled > 1 else None
+        return contexts, self._check_excluded(None, pooled), weights if pooled > 1 else None
 
     def _pool(self, h: Rows) -> tuple[Rows, FloatArray]:
-        """Return contexts (R, d) that stand for a batch (B, d), and their shares (R,) of it.
+        """Return representatives (R, d) of a batch (B, d), and their weights (R,).
+
+        The representative of a group has its mean direction and mean norm. Batches of up to 32 are
+        returned unchanged; a sampler that does not use contexts gets one.
 
         Those of a group have its mean direction and its mean norm. A batch of up to 32 is as it
         was; a sampler that does not look at contexts gets one.
@@ -426,41 +433,44 @@ class Sampler(ABC):
         rows: Rows = to_host(h).astype(np.float64)
         largest = np.abs(rows).max()
         if largest > 0.0:
-            rows /= largest  # so that no square overflows, nor all underflow
-        # less their mean before they are rounded to float32: what all contexts have in common, such
-        # as a large coordinate, would take the digits in which they differ
-        apart = rows - rows.mean(axis=0)
-        spread = np.abs(apart).max()
-        if spread > 0.0:
-            apart /= spread
-        # a seed of its own, for what is drawn from must not depend on the seed of the draws
+            rows /= largest  # so that squares neither overflow nor all underflow
+        # centered before they are rounded to float32: a large common component would take the
+        # digits in which the contexts differ
+        centered = rows - rows.mean(axis=0)
+        max_abs = np.abs(centered).max()
+        if max_abs > 0.0:
+            centered /= max_abs
+        # a fixed seed, because the distribution must not depend on the seed of the draws
         groups = k_means(
-            apart.astype(np.float32),
+            centered.astype(np.float32),
             max(_MOST_UNPOOLED_CONTEXTS, batch // _CONTEXTS_PER_GROUP),
             np.uint64(0),
         )
         order = np.argsort(groups, kind="stable")
         _, starts, counts = np.unique(groups[order], return_index=True, return_counts=True)
         norms = np.sqrt((rows**2).sum(axis=1))
-        # a mean direction of mean norm: the mean itself is shorter, and its distribution flatter
+        # mean direction, scaled to the mean norm: the mean vector is shorter, its distribution
+        # flatter
         mean_norms = np.add.reduceat(norms[order], starts) / counts
-        sums = np.add.reduceat(rows[order], starts)  # of each group: its direction
+        sums = np.add.reduceat(rows[order], starts)  # direction of each group
         lengths = np.sqrt((sums**2).sum(axis=1))
-        lost = lengths <= 1e-6 * counts * mean_norms  # contexts that cancel: take one of them
-        sums[lost] = rows[order[starts[lost]]]
-        lengths[lost] = norms[order[starts[lost]]]
+        cancels = (
+            lengths <= 1e-6 * counts * mean_norms
+        )  # contexts cancel: represent the group by one
+        sums[cancels] = rows[order[starts[cancels]]]
+        lengths[cancels] = norms[order[starts[cancels]]]
         factors = np.divide(mean_norms, lengths, out=np.zeros_like(lengths), where=lengths > 0.0)
         pooled = sums * (factors * largest)[:, None]
         return self._arrays.float_rows("h", pooled.astype(h.dtype)), counts / batch
 
     def _check_contexts(self, h: ArrayLike | None) -> Rows:
-        """Check context vectors; a subclass may ask more of them."""
+        """Check context vectors; a subclass may restrict them further."""
         if h is None:
             raise TypeError(
                 f"`h` must hold context vectors of shape (B, {self.dim}), got None; only "
                 "samplers that do not look at them take None."
             )
-        # draws do not depend on them, but a mistake such as labels in their place should be seen
+        # draws do not depend on them, but mistakes such as labels in their place are caught
         if self.dim is None and self.device == "cpu":
             contexts = np.atleast_2d(as_array("h", h))
             if contexts.ndim != 2 or contexts.dtype.kind != "f" or 0 in np.shape(h)[:1]:
@@ -472,46 +482,49 @@ class Sampler(ABC):
         return self._arrays.float_rows("h", h, self.dim, self._dtype)
 
     def _check_class_rows(self, class_embeddings: ArrayLike) -> Rows:
-        """Check class vectors; a subclass may ask more of them."""
+        """Check class vectors; a subclass may restrict them further."""
         return self._arrays.float_rows("class_embeddings", class_embeddings, self.dim, self._dtype)
 
     def _check_excluded(self, exclude: Any, batch: int) -> IntArray:
         if exclude is None:
             return self._arrays.placed(np.full(batch, NO_CLASS))
         labels: IntArray = self._arrays.labels("exclude", exclude, self.num_classes, (batch,))
-        # there a probability would be 0 / 0
+        # the probability would be 0 / 0
         if self.num_classes == 1:
             raise ValueError(
                 "`exclude` must leave a class to draw, got the only one of 1 class; "
                 "leave `exclude` out."
             )
-        # kernels would be compiled once more for an array that can only be read
+        # kernels would be compiled again for a read-only array
         return self._arrays.writable(labels)
 
-    def _sample_mean(self, h: Rows, shares: FloatArray, m: int, key: np.uint64) -> Draw:
-        """Draw (1, m) from the mean over contexts (R, d) by shares (R,), each from one of them.
+    def _sample_mean(self, h: Rows, weights: FloatArray, m: int, key: np.uint64) -> Draw:
+        """Draw (1, m) from the mixture of the distributions of contexts (R, d).
+
+        `weights` (R,) are the weights of the mixture. ``log_q`` is the log-probability in the
+        mixture.
 
         ``log_q`` is the logarithm of the mean probability over all of them, on any device.
         """
         arrays = self._arrays
-        # two streams: which context each draw is from, and the draws of the contexts
-        choices = np.uint64(mix64(key, np.uint64(0)))
-        draws = np.uint64(mix64(key, np.uint64(1)))
-        ends = np.cumsum(shares[:-1])
-        chosen = np.searchsorted(ends, uniform_block(choices, 1, m)[0], side="right")
+        # two streams: the context of each draw, and the draws of the contexts
+        choice_key = np.uint64(mix64(key, np.uint64(0)))
+        draw_key = np.uint64(mix64(key, np.uint64(1)))
+        ends = np.cumsum(weights[:-1])
+        chosen = np.searchsorted(ends, uniform_block(choice_key, 1, m)[0], side="right")
         contexts, slots, counts = np.unique(chosen, return_inverse=True, return_counts=True)
-        turns = np.empty(m, np.int64)  # draw k is number turns[k] of those of its context
+        turns = np.empty(m, np.int64)  # draw k is draw turns[k] of its context
         turns[np.argsort(chosen, kind="stable")] = np.arange(m) - np.repeat(
             np.cumsum(counts) - counts, counts
         )
-        # as many for each chosen context as the one chosen most often needs; the others keep some
-        some = arrays.take_rows(h, contexts)
-        nothing = self._check_excluded(None, len(contexts))
-        drawn = self._sample(some, int(counts.max()), nothing, draws).ids
+        # each chosen context draws as many as the most frequent one needs; the rest is discarded
+        chosen_contexts = arrays.take_rows(h, contexts)
+        no_exclusion = self._check_excluded(None, len(contexts))
+        drawn = self._sample(chosen_contexts, int(counts.max()), no_exclusion, draw_key).ids
         ids = to_host(drawn)[slots, turns][None]
-        nothing = self._check_excluded(None, h.shape[0])
-        log_q = self._log_prob(h, arrays.placed(np.repeat(ids, h.shape[0], axis=0)), nothing)
-        return Draw(arrays.placed(ids), self._log_mean(log_q, shares))
+        no_exclusion = self._check_excluded(None, h.shape[0])
+        log_q = self._log_prob(h, arrays.placed(np.repeat(ids, h.shape[0], axis=0)), no_exclusion)
+        return Draw(arrays.placed(ids), self._log_mean(log_q, weights))
 
     @abstractmethod
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
@@ -522,7 +535,7 @@ class Sampler(ABC):
         """Return log-probabilities (B, k)."""
 
     def _log_expected_count(self, h: Rows, ids: IntArray, m: int, exclude: IntArray) -> FloatArray:
-        """Return logarithms (B, k); override where draws are without replacement."""
+        """Return log-expected-counts (B, k); override for draws without replacement."""
         return self._arrays.placed(to_host(self._log_prob(h, ids, exclude)) + np.log(m))
 
     @abstractmethod
@@ -530,7 +543,7 @@ class Sampler(ABC):
         """Return probabilities (B, n)."""
 
     def _log_mass(self, h: Rows, exclude: IntArray) -> FloatArray:
-        """Return logarithms (B,) of the sum of what classes weigh, for samplers of shards."""
+        """Return logarithms (B,) of the sum of the weights of all classes; only for shards."""
         raise NotImplementedError
 
     def _prepare_update(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
@@ -539,18 +552,18 @@ class Sampler(ABC):
 
 
 def as_sampler(name: str, value: Any) -> Sampler:
-    """Return the argument `name` if it is a sampler; TypeError names what it lacks to be one."""
+    """Return the argument `name` if it is a sampler; the TypeError names missing members."""
     members = ["num_classes", "dim", "device"]
     members += [key for key in vars(Sampler) if not key.startswith("_")]
-    # of a class of one's own, which need not derive from anything here
+    # a user's class need not derive from `Sampler`
     missing = [member for member in members if not hasattr(value, member)]
     if missing:
-        what = type(value).__name__
-        # of something that is no sampler at all, a list of ten methods would say nothing
+        got = type(value).__name__
+        # for an object that is no sampler at all, a list of all methods would not help
         if len(missing) < len(members):
-            what += f" without {', '.join(missing)}"
+            got += f" without {', '.join(missing)}"
         raise TypeError(
-            f"`{name}` must be a Sampler, got {what}; samplesoft.samplers has some, and "
+            f"`{name}` must be a Sampler, got {got}; samplesoft.samplers has some, and "
             "samplesoft.samplers.DenseSampler is a base for your own."
         )
     return value  # type: ignore[no-any-return]

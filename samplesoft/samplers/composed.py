@@ -1,4 +1,4 @@
-"""Samplers made of others: a mixture of two, certain classes beside one, and two passes."""
+"""Samplers composed of others: a mixture, always-included classes, and two passes."""
 
 from __future__ import annotations
 
@@ -27,38 +27,38 @@ from samplesoft._validation import (
 )
 from samplesoft.samplers.base import NO_CLASS, Draw, Rows, Sampler, as_sampler
 from samplesoft.samplers.bigram import BigramSampler
-from samplesoft.samplers.dense import invert
+from samplesoft.samplers.dense import inverse_cdf
 from samplesoft.samplers.softmax import SoftmaxSampler
 
-# what the parts of a mixture must agree in, if both have it; to which tolerance; the remedy
-_SHARED = {
+# properties that both samplers of a mixture must share, if both have them; tolerance; remedy
+_SHARED_PROPERTIES = {
     "num_classes": ("have the same number of classes", 0.0, "draw from the same classes"),
     "dim": ("take vectors of the same dimension", 0.0, "make both from the same class vectors"),
-    # a tau that differs would make one of the parts follow another softmax than the loss
+    # with different tau one of them would follow another softmax than the loss
     "tau": ("have the same tau", 1e-6, "make both with that of the loss"),
 }
 
 
 class CertainSampler(Sampler):
-    r"""Put some classes into every draw, and let a sampler over the others draw the rest.
+    r"""Always include some classes in a draw, and let a sampler over the others draw the rest.
 
-    A few frequent classes often have most of the mass of a softmax. In a sum that holds them for
-    certain,
+    A few frequent classes often have most of the mass of a softmax. If the sum always includes
+    them,
 
     .. math:: S = e_t + \sum_{j \in H,\, j \ne t} e_j
         + \frac1m \sum_{i=1}^m \frac{e_{s_i}}{q_{s_i}},
 
-    with the label t, the certain classes H, and m draws from a proposal q over the others, only the
-    rest is estimated. Shared by a batch, their scores are one matrix product.
+    with the label t, the always-included classes H, and m draws from a proposal q over the others,
+    only the rest is estimated. Their scores are one matrix product for the whole batch.
 
     Parameters
     ----------
     tail : Sampler
-        Over the *other* classes alone: class k of this sampler is the k-th class that is not
-        certain. One that looks at class vectors is made of those of the other classes,
+        Over the *other* classes alone: class k of this sampler is the k-th class that is not always
+        included. A sampler that depends on class vectors is built from those of the other classes,
         ``numpy.delete(class_embeddings, certain, axis=0)``. It is used, not copied.
     certain : array_like of int, shape (k,)
-        Classes that are in every draw, at least one.
+        Always-included classes, at least one.
 
     Attributes
     ----------
@@ -70,20 +70,20 @@ class CertainSampler(Sampler):
     Raises
     ------
     TypeError, ValueError
-        If an argument is malformed, or works on another device than the processor.
+        If an argument is malformed, or is on a GPU.
 
     Notes
     -----
-    A draw of m has k + m classes: the certain ones, of expected count 1, and m draws of the tail
-    with their own expected counts. Schemes ``"negatives"`` and ``"masked"`` of
-    `samplesoft.losses.SampledSoftmaxLoss` take it as it is; `samplesoft.exact_bias`, given this
-    sampler as q, has the bias. Where an excluded class is a certain one, the first draw of the tail
-    stands in its place too, and both count half: `log_expected_count` is that of the m draws, to
-    which this one is added.
+    A draw of m has k + m classes: the always-included ones, with expected count 1, and m draws of
+    the tail with their own expected counts. Schemes ``"negatives"`` and ``"masked"`` of
+    `samplesoft.losses.SampledSoftmaxLoss` support it, and `samplesoft.exact_bias` with this
+    sampler as q returns its bias. If the excluded class is an always-included one, its column holds
+    a copy of the first draw of the tail, and the two count half each. The method
+    `log_expected_count` ignores the copy.
 
-    `log_prob` and `probs` speak of one draw of the tail: they are those of q, 0 for certain
-    classes. `samplesoft.samplers.make_certain_sampler` makes one by the name of its tail, for the
-    most frequent classes.
+    `log_prob` and `probs` describe one draw of the tail: they are 0 for always-included classes.
+    `samplesoft.samplers.make_certain_sampler` builds one from the name of its tail, with the most
+    frequent classes.
 
     Examples
     --------
@@ -99,8 +99,8 @@ class CertainSampler(Sampler):
     """
 
     def __init__(self, tail: Sampler, certain: Any) -> None:
-        _require_part("tail", tail, "certain classes", "put all of them into `certain`")
-        # only then is it known which classes there are, so that `certain` is checked against that
+        _require_composable("tail", tail, "certain classes", "put all of them into `certain`")
+        # the number of classes follows from both, and `certain` is checked against it
         n = tail.num_classes + np.size(certain)
         try:
             self.certain = as_class_set("certain", certain, n)
@@ -114,124 +114,130 @@ class CertainSampler(Sampler):
         super().__init__(n, tail.dim)
         self.tail = tail
         self.tau = tail.tau
-        # as the tail draws; who needs draws with replacement asks for it
+        # as of the tail; samplers that need draws with replacement check this
         self.replace = getattr(tail, "replace", True)
-        # classes of the tail, and where each class is among them
-        self._rest = np.delete(np.arange(n), self.certain)
-        self._places = np.full(n, NO_CLASS)  # among the classes of the tail
-        self._places[self._rest] = np.arange(tail.num_classes)
+        # the classes of the tail, and the inverse
+        self._tail_classes = np.delete(np.arange(n), self.certain)
+        self._tail_index = np.full(n, NO_CLASS)  # index of each class in the tail
+        self._tail_index[self._tail_classes] = np.arange(tail.num_classes)
 
     def refresh(self, rng: int | np.random.Generator | None = None) -> None:
-        """Let the tail draw anew what serves many draws."""
+        """Refresh the tail."""
         self.tail.refresh(rng)
 
     def observe(self, labels: Any) -> None:
-        """Let the tail learn from those labels that are not certain."""
-        # certain classes are in every draw however frequent they are: the tail learns of the others
-        places = self._places[as_ids("labels", labels, self.num_classes)]
-        self.tail.observe(places[places >= 0])
+        """Let the tail learn from the labels that are not always included."""
+        # always-included classes are in every draw: the tail learns from the others
+        # others
+        tail_index = self._tail_index[as_ids("labels", labels, self.num_classes)]
+        self.tail.observe(tail_index[tail_index >= 0])
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return the state of the tail."""
         return self.tail.state()
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Go back to a state of the tail."""
+        """Restore a state of the tail."""
         self.tail.load_state(state)
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
-        left_out = self._left_out(exclude)
-        drawn = self.tail._sample(self.tail._check_contexts(h), m, left_out, key)
-        draw = self._beside(drawn)
+        excluded = self._excluded_in_tail(exclude)
+        tail_draw = self.tail._sample(self.tail._check_contexts(h), m, excluded, key)
+        draw = self._with_certain(tail_draw)
         ids = draw.ids
         log_counts = draw.log_expected_count
-        # where a certain class is excluded, the first draw of the tail comes twice, each for half
-        rows, heads = np.nonzero(ids[:, : len(self.certain)] == exclude[:, None])
-        first = len(self.certain)  # of the tail
-        log_counts[rows, first] += np.log(2.0)
+        # an excluded always-included class is replaced by the tail's first draw; both then count
+        # half half
+        rows, columns = np.nonzero(ids[:, : len(self.certain)] == exclude[:, None])
+        tail_column = len(self.certain)  # of the tail
+        log_counts[rows, tail_column] += np.log(2.0)
         for values in (ids, draw.log_q, log_counts):
-            values[rows, heads] = values[rows, first]
+            values[rows, columns] = values[rows, tail_column]
         return draw
 
     def _sample_mean(self, h: Rows, shares: FloatArray, m: int, key: np.uint64) -> Draw:
-        return self._beside(self.tail._sample_mean(self.tail._check_contexts(h), shares, m, key))
+        return self._with_certain(
+            self.tail._sample_mean(self.tail._check_contexts(h), shares, m, key)
+        )
 
-    def _beside(self, drawn: Draw) -> Draw:
-        """Return the certain classes beside draws of the tail; MemoryError if they do not fit."""
-        require_memory("certain", len(self.certain), 24.0 * len(drawn.ids) * len(self.certain))
-        before = ((0, 0), (len(self.certain), 0))  # columns for the certain classes
-        ids = np.pad(self._rest[drawn.ids], before)
+    def _with_certain(self, tail_draw: Draw) -> Draw:
+        """Return draws of the tail with the always-included classes in front."""
+        require_room("certain", len(self.certain), 24.0 * len(tail_draw.ids) * len(self.certain))
+        padding = ((0, 0), (len(self.certain), 0))  # columns of the always-included classes
+        ids = np.pad(self._tail_classes[tail_draw.ids], padding)
         ids[:, : len(self.certain)] = self.certain
-        log_q = np.pad(drawn.log_q, before, constant_values=-np.inf)
-        return Draw(ids, log_q, np.pad(drawn.log_expected_count, before))
+        log_q = np.pad(tail_draw.log_q, padding, constant_values=-np.inf)
+        return Draw(ids, log_q, np.pad(tail_draw.log_expected_count, padding))
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
-        # certain classes have no place in the tail: it is asked of its class 0 instead
+        # always-included classes are not in the tail: class 0 stands in for them
         contexts = self.tail._check_contexts(h)
-        asked = np.maximum(self._places[ids], 0)
-        log_q = self.tail._log_prob(contexts, asked, self._left_out(exclude))
-        return np.where(self._places[ids] < 0, -np.inf, log_q)
+        tail_ids = np.maximum(self._tail_index[ids], 0)
+        log_q = self.tail._log_prob(contexts, tail_ids, self._excluded_in_tail(exclude))
+        return np.where(self._tail_index[ids] < 0, -np.inf, log_q)
 
     def _log_expected_count(self, h: Rows, ids: IntArray, m: int, exclude: IntArray) -> FloatArray:
         contexts = self.tail._check_contexts(h)
-        asked = np.maximum(self._places[ids], 0)
-        counts = self.tail._log_expected_count(contexts, asked, m, self._left_out(exclude))
-        counts = np.where(self._places[ids] < 0, 0.0, counts)  # once in every draw
-        # the tail knows of its own excluded classes, but not of a certain one
+        tail_ids = np.maximum(self._tail_index[ids], 0)
+        counts = self.tail._log_expected_count(
+            contexts, tail_ids, m, self._excluded_in_tail(exclude)
+        )
+        counts = np.where(self._tail_index[ids] < 0, 0.0, counts)  # log of 1: once in every draw
+        # the tail handles its excluded classes, but not always-included ones
         return np.where(ids == exclude[:, None], -np.inf, counts)
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
         probs = np.zeros((len(h), self.num_classes))
         contexts = self.tail._check_contexts(h)
-        probs[:, self._rest] = self.tail._probs(contexts, self._left_out(exclude))
+        probs[:, self._tail_classes] = self.tail._probs(contexts, self._excluded_in_tail(exclude))
         return probs
 
     def _prepare_update(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
-        # vectors of certain classes are of no use here: the loss has their scores
-        changed = self._places[ids] >= 0
-        if not changed.any():
+        # vectors of always-included classes are not needed: the loss computes their scores
+        in_tail = self._tail_index[ids] >= 0
+        if not in_tail.any():
             return lambda: None
-        tail_rows = self.tail._check_class_rows(rows[changed])
-        return self.tail._prepare_update(self._places[ids[changed]], tail_rows)
+        tail_rows = self.tail._check_class_rows(rows[in_tail])
+        return self.tail._prepare_update(self._tail_index[ids[in_tail]], tail_rows)
 
-    def _left_out(self, exclude: IntArray) -> IntArray:
-        """Return the classes (B,) of the tail that it must leave out, or `NO_CLASS`."""
-        left_out = np.where(exclude >= 0, self._places[exclude], NO_CLASS)
-        if self.tail.num_classes == 1 and (left_out >= 0).any():
+    def _excluded_in_tail(self, exclude: IntArray) -> IntArray:
+        """Return the excluded classes (B,) by their index in the tail, or `NO_CLASS`."""
+        excluded = np.where(exclude >= 0, self._tail_index[exclude], NO_CLASS)
+        if self.tail.num_classes == 1 and (excluded >= 0).any():
             raise ValueError(
                 f"`exclude` must leave a class to draw beside the certain ones, got "
-                f"{self._rest[0]}, the only other; leave `exclude` out, or make fewer certain."
+                f"{self._tail_classes[0]}, the only other; leave `exclude` out, or make fewer "
+                "certain."
             )
-        return left_out
+        return excluded
 
 
 class MixtureSampler(Sampler):
     """Each draw comes from `first` with probability `weight`, else from `second`.
 
     A narrow proposal that follows the model, mixed with a broad one that reaches every class,
-    keeps the importance weights bounded: they are at most those of `second` alone divided by
-    ``1 - weight``.
+    has bounded importance weights: at most those of `second` alone, divided by ``1 - weight``.
 
     Parameters
     ----------
     first, second : Sampler
-        Over the same classes; they are used, not copied. Their draws are with replacement.
+        Samplers over the same classes, with replacement; they are used, not copied.
     weight : float
         Probability of `first`, between 0 and 1.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is malformed, or the two do not fit together.
+        If an argument is malformed, or the two samplers do not fit together.
 
     Notes
     -----
-    The probability of a class is the exact mixture of the two, so that each draw costs the
-    probability of its class under both. With an excluded class, q is the mixture of the two
-    conditional distributions, with the same weight: what is drawn, and not the mixture conditioned
-    afterwards, which would weigh the two by the mass that each has left.
+    The probability of a class is the exact mixture of the two, which takes its probability under
+    both. With an excluded class, q is the mixture of the two conditional distributions, with the
+    same weight. This is the distribution of the draws; a mixture that is conditioned afterwards
+    would weight each sampler by the mass left in it.
 
-    `update` goes to both, once both have found the vectors fit.
+    `update` changes both samplers or, if one refuses the vectors, neither.
 
     References
     ----------
@@ -246,18 +252,18 @@ class MixtureSampler(Sampler):
     """
 
     def __init__(self, first: Sampler, second: Sampler, weight: float = 0.5) -> None:
-        self._parts = {"first": first, "second": second}
-        for name, sampler in self._parts.items():
-            _require_part(name, sampler, "a mixture", "make one of a mixture")
+        self._samplers = {"first": first, "second": second}
+        for name, sampler in self._samplers.items():
+            _require_composable(name, sampler, "a mixture", "make one of a mixture")
             if not getattr(sampler, "replace", True):
-                raise _draws_distinct(name, sampler)
+                raise _without_replacement_error(name, sampler)
         shared: dict[str, Any] = {}
-        for attribute, (wanted, tolerance, remedy) in _SHARED.items():
+        for attribute, (requirement, tolerance, remedy) in _SHARED_PROPERTIES.items():
             values = [getattr(sampler, attribute) for sampler in (first, second)]
             values = [value for value in values if value is not None]
             if len(values) == 2 and not isclose(*values, rel_tol=tolerance):
                 raise ValueError(
-                    f"`first` and `second` must {wanted}, got {values[0]} and {values[1]}; "
+                    f"`first` and `second` must {requirement}, got {values[0]} and {values[1]}; "
                     f"{remedy}."
                 )
             shared[attribute] = values[0] if values else None
@@ -272,51 +278,51 @@ class MixtureSampler(Sampler):
         self.tau = shared["tau"]
 
     def refresh(self, rng: int | np.random.Generator | None = None) -> None:
-        """Let both samplers draw anew what serves many draws."""
-        for sampler in self._parts.values():
+        """Refresh both samplers."""
+        for sampler in self._samplers.values():
             sampler.refresh(rng)
 
     def observe(self, labels: Any) -> None:
         """Let both samplers learn from labels."""
-        for sampler in self._parts.values():
+        for sampler in self._samplers.values():
             sampler.observe(labels)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return the states of both samplers."""
-        return prefixed({name: sampler.state() for name, sampler in self._parts.items()}, "/")
+        return prefixed({name: sampler.state() for name, sampler in self._samplers.items()}, "/")
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Go back to the states of both samplers."""
+        """Restore the states of both samplers."""
         state = as_named_arrays("state", state)
-        foreign = [key for key in state if not key.startswith(("first/", "second/"))]
-        if foreign:
-            raise ValueError(f"`state` must be that of a mixture, got {', '.join(foreign)}.")
-        before = self.first.state()
-        self.first.load_state(unprefixed("first", state, "/"))
+        unknown_keys = [key for key in state if not key.startswith(("first/", "second/"))]
+        if unknown_keys:
+            raise ValueError(f"`state` must be that of a mixture, got {', '.join(unknown_keys)}.")
+        first_state = self.first.state()
+        self.first.load_state(part("first", state, "/"))
         try:
             self.second.load_state(unprefixed("second", state, "/"))
         except (TypeError, ValueError):
-            self.first.load_state(before)  # both or none
+            self.first.load_state(first_state)  # both or none
             raise
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         choice, *keys = (np.uint64(mix64(key, np.uint64(i))) for i in range(3))
         ids = []
-        for (name, sampler), own_key in zip(self._parts.items(), keys, strict=True):
-            draw = sampler._sample(sampler._check_contexts(h), m, exclude, own_key)
+        for (name, sampler), sampler_key in zip(self._samplers.items(), keys, strict=True):
+            draw = sampler._sample(sampler._check_contexts(h), m, exclude, sampler_key)
             if draw.log_inclusion is not None:
-                raise _draws_distinct(name, sampler)
+                raise _without_replacement_error(name, sampler)
             ids.append(draw.ids)
-        # both draw all m, so that those of one do not depend on how often the other is chosen
+        # both draw all m, so that the draws of one do not depend on the choices
         mixed = np.where(uniform_block(choice, len(h), m) < self.weight, *ids)
         return Draw(mixed, self._log_prob(h, mixed, exclude))
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
         first, second = (
             sampler._log_prob(sampler._check_contexts(h), ids, exclude)
-            for sampler in self._parts.values()
+            for sampler in self._samplers.values()
         )
-        # in logarithms, where either probability may be 0 or underflow
+        # in logarithms, because either probability may be 0 or underflow
         log_q: FloatArray = np.logaddexp(
             np.log(self.weight) + first, np.log1p(-self.weight) + second
         )
@@ -324,7 +330,8 @@ class MixtureSampler(Sampler):
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
         first, second = (
-            sampler._probs(sampler._check_contexts(h), exclude) for sampler in self._parts.values()
+            sampler._probs(sampler._check_contexts(h), exclude)
+            for sampler in self._samplers.values()
         )
         return self.weight * first + (1.0 - self.weight) * second
 
@@ -332,7 +339,7 @@ class MixtureSampler(Sampler):
         # both check before either changes
         commits = [
             sampler._prepare_update(ids, sampler._check_class_rows(rows))
-            for sampler in self._parts.values()
+            for sampler in self._samplers.values()
             if sampler.dim is not None
         ]
 
@@ -343,29 +350,30 @@ class MixtureSampler(Sampler):
         return commit
 
 
-def _require_part(name: str, part: Any, whole: str, remedy: str) -> None:
-    """Raise for what a sampler made of others cannot draw from."""
-    if not isinstance(part, Sampler):
+def _require_composable(name: str, sampler: Any, whole: str, remedy: str) -> None:
+    """Raise for a sampler that a composed sampler cannot draw from."""
+    if not isinstance(sampler, Sampler):
         raise TypeError(
-            f"`{name}` must be a Sampler, got {type(part).__name__}; samplesoft.samplers has some."
+            f"`{name}` must be a Sampler, got {type(sampler).__name__}; samplesoft.samplers has "
+            "some."
         )
-    require_cpu(f"`{name}` of {whole}", part.device)
-    _require_vectors(name, part)
-    # its draws have more than m columns, which neither mix nor come beside others
-    if isinstance(part, CertainSampler):
+    require_cpu(f"`{name}` of {whole}", sampler.device)
+    _require_vectors(name, sampler)
+    # its draws have more than m columns, and can neither be mixed nor extended
+    if isinstance(sampler, CertainSampler):
         raise ValueError(f"`{name}` must have no certain classes, got a CertainSampler; {remedy}.")
 
 
-def _require_vectors(name: str, part: Any) -> None:
-    """Raise for a sampler whose contexts are no vectors."""
-    if isinstance(part, BigramSampler):
+def _require_vectors(name: str, sampler: Any) -> None:
+    """Raise for a sampler whose contexts are not vectors."""
+    if isinstance(sampler, BigramSampler):
         raise TypeError(
             f"`{name}` must draw by context vectors or by none, got a BigramSampler, which draws "
             "by numbers of states; draw from it by hand."
         )
 
 
-def _draws_distinct(name: str, sampler: Sampler) -> ValueError:
+def _without_replacement_error(name: str, sampler: Sampler) -> ValueError:
     return ValueError(
         f"`{name}` must draw with replacement, got a {type(sampler).__name__} that does not; make "
         "it with replace=True."
@@ -373,18 +381,18 @@ def _draws_distinct(name: str, sampler: Sampler) -> ValueError:
 
 
 class TwoPassSampler(Sampler):
-    r"""The softmax among candidates that another sampler has drawn for the whole batch.
+    r"""The softmax over candidates that another sampler has drawn for the whole batch.
 
     Parameters
     ----------
     candidates : Sampler
-        Draws the candidates; one that does not look at context vectors.
+        Sampler of the candidates; it must not depend on context vectors.
     class_embeddings : array_like, shape (n, d)
         One row for each class, float32 or float64; copied.
     num_candidates : int
-        Draws from `candidates`; those drawn more than once count once.
+        Number of draws from `candidates`; repeated draws count once.
     tau : float, optional
-        Inverse temperature of the softmax among the candidates, 1 by default.
+        Inverse temperature of the softmax over the candidates, 1 by default.
     rng : int, numpy.random.Generator or None
         Seed of the first set of candidates.
 
@@ -398,19 +406,19 @@ class TwoPassSampler(Sampler):
     TypeError, ValueError
         If an argument is malformed.
     MemoryError
-        If so many candidates do not fit.
+        If the candidates do not fit in memory.
 
     Notes
     -----
-    Call `refresh` once for each batch. All probabilities are **given the set** S that stands:
-    :math:`q(i | h, S) = e^{\tau h c_i} / \sum_{j \in S} e^{\tau h c_j}` in S, else 0. The
-    probability over all sets is :math:`q(i | h) = E_S [1\{i \in S\} q(i | h, S)]`, a sum over up
-    to :math:`2^n` of them, which no sampler of this kind computes. Weights by q given S make a
-    correct estimate of sums over S, not over all classes; mixed with a sampler that reaches every
-    class, as in the example, they do for all.
+    Call `refresh` once for each batch. All probabilities are conditional on the current set S:
+    :math:`q(i | h, S) = e^{\tau h c_i} / \sum_{j \in S} e^{\tau h c_j}` in S, and 0 elsewhere. The
+    unconditional probability is :math:`q(i | h) = E_S [1\{i \in S\} q(i | h, S)]`, a sum over up
+    to :math:`2^n` sets, which no sampler of this kind computes. Weights by q given S give a correct
+    estimate of sums over S, not of sums over all classes; mixed with a sampler that reaches every
+    class, as in the example, they do.
 
-    Where an excluded class is the only candidate, nothing of S is left. Draws then are by the
-    probabilities of `candidates` without that class, and so `log_prob` and `probs` say.
+    If the excluded class is the only candidate, nothing of S is left. Draws, `log_prob` and
+    `probs` are then those of `candidates` without that class.
 
     References
     ----------
@@ -441,7 +449,7 @@ class TwoPassSampler(Sampler):
         tau: float | None = None,
         rng: int | np.random.Generator | None = None,
     ) -> None:
-        # any class with the methods will do, for they are called as a user calls them
+        # any class with the public methods will do
         as_sampler("candidates", candidates)
         require_cpu("`candidates` of a two-pass sampler", candidates.device)
         _require_vectors("candidates", candidates)
@@ -451,7 +459,7 @@ class TwoPassSampler(Sampler):
                 f"got {type(candidates).__name__} over vectors of dimension {candidates.dim}; "
                 "use a sampler such as UnigramSampler."
             )
-        # all rows, since the next candidates may be any of them
+        # all rows, because any class may be the next candidate
         self._rows = as_float_rows("class_embeddings", class_embeddings).copy()
         if len(self._rows) != candidates.num_classes:
             raise ValueError(
@@ -466,8 +474,8 @@ class TwoPassSampler(Sampler):
         self.refresh(rng)
 
     def refresh(self, rng: int | np.random.Generator | None = None) -> None:
-        """Draw a new set of candidates by a seed."""
-        # on a stream of its own: with the seed of a sample, the draws would follow the candidates
+        """Draw a new set of candidates."""
+        # on a separate stream: with the seed of a sample, draws would depend on the candidates
         key = int(mix64(as_key(rng), np.uint64(1)))
         drawn = self.candidates.sample(None, self.num_candidates, rng=key)
         self.candidate_ids: IntArray = np.unique(drawn.ids)
@@ -482,65 +490,67 @@ class TwoPassSampler(Sampler):
         return self.candidates.state()
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Go back to a state of the sampler of the candidates."""
+        """Restore a state of the sampler of the candidates."""
         self.candidates.load_state(state)
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
-        excluded, bare = self._excluded_places(exclude)
-        # those without a candidate left draw here too, so that the others keep their draws
+        excluded, has_none = self._exclude_candidates(exclude)
+        # contexts without a candidate left draw here too, so that the other contexts keep their
+        # draws
         draw = self._softmax._sample(h, m, excluded, key)
         ids = self.candidate_ids[draw.ids]
         log_q = draw.log_q
-        if bare.any():
-            q = self._of_one_pass()
-            ids[bare] = invert(q, uniform_block(key, len(h), m)[bare])
-            log_q[bare] = np.log(q[ids[bare]])
+        if has_none.any():
+            q = self._first_pass_probs()
+            ids[has_none] = inverse_cdf(q, uniform_block(key, len(h), m)[has_none])
+            log_q[has_none] = np.log(q[ids[has_none]])
         return Draw(ids, log_q)
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
-        excluded, bare = self._excluded_places(exclude)
-        places = self._places(ids)
-        log_q = self._softmax._log_prob(h, np.maximum(places, 0), excluded)
-        log_q[places == NO_CLASS] = -np.inf
-        if bare.any():
+        excluded, has_none = self._exclude_candidates(exclude)
+        indices = self._candidate_index(ids)
+        log_q = self._softmax._log_prob(h, np.maximum(indices, 0), excluded)
+        log_q[indices == NO_CLASS] = -np.inf
+        if has_none.any():
             with np.errstate(divide="ignore"):
-                log_q[bare] = np.log(self._of_one_pass()[ids[bare]])
+                log_q[has_none] = np.log(self._first_pass_probs()[ids[has_none]])
         return log_q
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
-        excluded, bare = self._excluded_places(exclude)
+        excluded, has_none = self._exclude_candidates(exclude)
         probs = np.zeros((len(h), self.num_classes))
         probs[:, self.candidate_ids] = self._softmax._probs(h, excluded)
-        if bare.any():
-            probs[bare] = self._of_one_pass()
+        if has_none.any():
+            probs[has_none] = self._first_pass_probs()
         return probs
 
     def _prepare_update(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
-        places = self._places(ids)
-        # the softmax holds candidates alone; the rest waits in _rows for the next `refresh`
-        known = places != NO_CLASS
-        among = self._softmax._prepare_update(places[known], rows[known])
+        indices = self._candidate_index(ids)
+        # the softmax holds the candidates only; other vectors wait in `_rows` for the next
+        # `refresh`
+        is_candidate = indices != NO_CLASS
+        update_softmax = self._softmax._prepare_update(indices[is_candidate], rows[is_candidate])
         self._rows = writable(self._rows)
 
         def commit() -> None:
             self._rows[ids] = rows
-            among()
+            update_softmax()
 
         return commit
 
-    def _places(self, ids: IntArray) -> IntArray:
-        """Return the place of each class among the candidates, or `NO_CLASS`."""
-        places = np.searchsorted(self.candidate_ids, ids)
-        # a class beyond the last candidate would be placed outside
-        places = np.minimum(places, len(self.candidate_ids) - 1)
-        return np.where(self.candidate_ids[places] == ids, places, NO_CLASS)
+    def _candidate_index(self, ids: IntArray) -> IntArray:
+        """Return the index of each class among the candidates, or `NO_CLASS`."""
+        indices = np.searchsorted(self.candidate_ids, ids)
+        # a class beyond the last candidate would be out of bounds
+        indices = np.minimum(indices, len(self.candidate_ids) - 1)
+        return np.where(self.candidate_ids[indices] == ids, indices, NO_CLASS)
 
-    def _excluded_places(self, exclude: IntArray) -> tuple[IntArray, NDArray[np.bool_]]:
-        """Return the places (B,) that the second pass leaves out, and who has no candidate left."""
-        places = self._places(exclude)
-        bare = (places != NO_CLASS) & (len(self.candidate_ids) == 1)
-        return np.where(bare, NO_CLASS, places), bare
+    def _exclude_candidates(self, exclude: IntArray) -> tuple[IntArray, NDArray[np.bool_]]:
+        """Return excluded indices (B,) in the second pass, and whether no candidate is left."""
+        indices = self._candidate_index(exclude)
+        has_none = (indices != NO_CLASS) & (len(self.candidate_ids) == 1)
+        return np.where(has_none, NO_CLASS, indices), has_none
 
-    def _of_one_pass(self) -> FloatArray:
+    def _first_pass_probs(self) -> FloatArray:
         """Return the probabilities (n,) of the first pass without its only candidate."""
         return self.candidates.probs(None, exclude=self.candidate_ids).ravel()

@@ -1,4 +1,4 @@
-"""A base class for samplers of one's own: one method that weighs all classes."""
+"""A base class for your own samplers: one method that computes the weights of all classes."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ from samplesoft._validation import (
 )
 from samplesoft.samplers.base import Draw, Rows, Sampler
 
-_WEIGHTS_AT_A_TIME = 1 << 22  # numbers held at a time, beside what `weights` itself needs
+_MAX_CHUNK_WEIGHTS = 1 << 22  # weights in memory at a time, in addition to those of `weights`
 
 
 class DenseSampler(Sampler):
-    """Draw classes in proportion to weights that you compute: write `weights`, and that is all.
+    """Draw classes in proportion to weights: a subclass only writes the method `weights`.
 
-    Exact probabilities, exclusion of a label, sets shared by a batch, updates of class vectors and
-    checks of all arguments come from here. Every draw costs the weights of all n classes, as an
-    exact softmax does; this is the way to try an idea, not to make it fast.
+    This class provides exact probabilities, exclusion of a label, sets shared by a batch, updates
+    of class vectors and checks of all arguments. Every draw costs the weights of all n classes, as
+    an exact softmax does: use it to try an idea, not for speed.
 
     Parameters
     ----------
     class_embeddings : array_like, shape (n, d), optional
-        Class vectors, float32 or float64; copied. Leave them out for a sampler that does not look
-        at vectors.
+        Class vectors, float32 or float64; copied. Leave them out for a sampler that does not depend
+        on vectors.
     num_classes : int, optional
-        Number of classes n, where there are no class vectors.
+        Number of classes n, without class vectors.
     tau : float, optional
-        Inverse temperature of the logits that the weights follow, if they follow any. A
-        `SoftmaxLayer` compares it with that of its loss.
+        Inverse temperature of the logits that the weights follow, if there is one. A `SoftmaxLayer`
+        compares it with the one of its loss.
 
     Attributes
     ----------
     class_embeddings : ndarray, shape (n, d), or None
-        Class vectors as of the last `update`.
+        Class vectors after the last `update`.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is malformed; from `sample`, `log_prob` and `probs` also if weights are.
+        If an argument is malformed; in `sample`, `log_prob` and `probs` also if weights are.
 
     Examples
     --------
@@ -96,59 +96,59 @@ class DenseSampler(Sampler):
         Parameters
         ----------
         h : ndarray, shape (B, d)
-            Context vectors, checked; of the type of the class vectors, which are in
-            `class_embeddings`. Of shape (B, 0) where there are none.
+            Context vectors, checked, in the dtype of the class vectors, which are in
+            `class_embeddings`; of shape (B, 0) without class vectors.
 
         Returns
         -------
         array_like, shape (B, n) or (n,)
-            Weights: finite and at least 0, at least one of each row greater. They need not sum to
-            1. One row (n,) serves all contexts.
+            Weights: finite and at least 0, with at least one above 0 in each row. They need not sum
+            to 1. One row (n,) serves all contexts.
         """
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
-        # by row and number, so that parts of any size draw the same
+        # a function of row and column, so that draws do not depend on the chunks
         uniforms = uniform_block(key, len(h), m)
         ids = np.empty((len(h), m), np.int64)
         log_q = np.empty((len(h), m))
-        for part in row_chunks((len(h), self.num_classes), _WEIGHTS_AT_A_TIME):
-            q = self._probs(h[part], exclude[part])
-            for row, p in enumerate(q, part.start):
-                ids[row] = invert(p, uniforms[row])
+        for chunk in row_chunks((len(h), self.num_classes), _MAX_CHUNK_WEIGHTS):
+            q = self._probs(h[chunk], exclude[chunk])
+            for row, p in enumerate(q, chunk.start):
+                ids[row] = inverse_cdf(p, uniforms[row])
                 log_q[row] = np.log(p[ids[row]])
         return Draw(ids, log_q)
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
         log_q = np.empty(ids.shape)
-        for part in row_chunks((len(h), self.num_classes), _WEIGHTS_AT_A_TIME):
-            q = self._probs(h[part], exclude[part])
+        for chunk in row_chunks((len(h), self.num_classes), _MAX_CHUNK_WEIGHTS):
+            q = self._probs(h[chunk], exclude[chunk])
             with np.errstate(divide="ignore"):
-                log_q[part] = np.log(np.take_along_axis(q, ids[part], axis=1))
+                log_q[chunk] = np.log(np.take_along_axis(q, ids[chunk], axis=1))
         return log_q
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
-        # of the user: the only place where what a hook returns is checked
+        # a user's method, and so the only hook whose result is checked
         raw = np.asarray(self.weights(h))
-        each = (len(h), self.num_classes)
-        one = (self.num_classes,)
-        if raw.dtype.kind not in "buif" or raw.shape not in (each, one):
+        full_shape = (len(h), self.num_classes)
+        row_shape = (self.num_classes,)
+        if raw.dtype.kind not in "buif" or raw.shape not in (full_shape, row_shape):
             raise ValueError(
-                f"`weights` must return real numbers of shape {each} or {one} for {len(h)} "
-                f"contexts, got {raw.dtype} of shape {raw.shape}; correct "
+                f"`weights` must return real numbers of shape {full_shape} or {row_shape} for "
+                f"{len(h)} contexts, got {raw.dtype} of shape {raw.shape}; correct "
                 f"{type(self).__name__}.weights."
             )
-        weights = np.array(np.broadcast_to(raw, each), np.float64)
+        weights = np.array(np.broadcast_to(raw, full_shape), np.float64)
         if not (np.isfinite(weights).all() and weights.min() >= 0.0):
             raise ValueError(
                 f"`weights` must return finite numbers that are at least 0, got {weights.min()} "
                 f"to {weights.max()}; correct {type(self).__name__}.weights."
             )
-        # structurally: no weight is subtracted from a sum
+        # set to 0 rather than subtracted from a sum
         rows = np.flatnonzero(exclude >= 0)
         weights[rows, exclude[rows]] = 0.0
         largest = weights.max(axis=1, keepdims=True)
         if not largest.all():
-            # named, with a remedy that depends on whether it was the exclusion
+            # the remedy depends on whether exclusion is the cause
             context = int(np.argmin(largest))
             remedy = "; give a class a weight greater than 0"
             if np.broadcast_to(raw, weights.shape)[context].any():
@@ -157,21 +157,21 @@ class DenseSampler(Sampler):
                 "`weights` must leave each context a class to draw, got only 0 for context "
                 f"{context}{remedy}."
             )
-        weights /= largest  # so that no sum overflows
+        weights /= largest  # so that the sum does not overflow
         weights /= weights.sum(axis=1, keepdims=True)
         return weights
 
     def _prepare_update(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
-        # vectors there are, or there would be nothing to update
+        # there are vectors: without any, `update` does not call this
         self.class_embeddings = writable(self.class_embeddings)  # type: ignore[arg-type]
         return partial(setitem, self.class_embeddings, ids, rows)
 
 
-def invert(probs: FloatArray, uniforms: FloatArray) -> IntArray:
-    """Return the class in whose part of the cumulative sum each uniform of [0, 1) falls."""
-    sums = np.cumsum(probs)
-    # on the right: where u equals a sum, the next class with a probability is drawn, never one
-    # without; rounding may bring u to the end, whose class is the last with a probability
-    places = np.searchsorted(sums, uniforms * sums[-1], side="right")
-    ids: IntArray = np.minimum(places, np.flatnonzero(probs)[-1])
+def inverse_cdf(probs: FloatArray, uniforms: FloatArray) -> IntArray:
+    """Return the classes (m,) that uniforms (m,) draw from probabilities (n,), by inversion."""
+    cumulative = np.cumsum(probs)
+    # side="right": if u equals a cumulative sum, the next class with a positive probability is
+    # drawn. Rounding may move u to the end, which belongs to the last such class
+    positions = np.searchsorted(cumulative, uniforms * cumulative[-1], side="right")
+    ids: IntArray = np.minimum(positions, np.flatnonzero(probs)[-1])
     return ids

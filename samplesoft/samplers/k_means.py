@@ -1,4 +1,4 @@
-"""K-means of rows on all threads, with centers moved by a sample of them: Lloyd's algorithm."""
+"""K-means on all threads by Lloyd's algorithm, which moves centers by a sample of the rows."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from samplesoft._validation import IntArray
 from samplesoft.kernels.rows import squared_distance
 
 Rows = NDArray[Any]  # float32 or float64
-_ROUNDS = 8  # of Lloyd's algorithm
-_ROWS_PER_CENTER = 64  # rows for each center that centers are moved by
+_NUM_ITERATIONS = 8  # of Lloyd's algorithm
+_SAMPLE_ROWS_PER_CENTER = 64  # rows in the sample, for each center
 _TASK_ROWS = 4096  # rows in a task of a thread
-_FAR_WIDTHS = 16.0  # widths of a coordinate from 0, from where it is moved there
+_MAX_OFFSET_RATIO = 16.0  # distance of a coordinate from 0, in widths, above which it is centered
 
 
 def require_distances(largest: float, dtype: np.dtype[Any]) -> None:
-    """Raise ValueError if squared distances of class vectors up to `largest` might be infinite."""
+    """Raise ValueError if squared distances of vectors up to `largest` in size may overflow."""
     limit = float(np.finfo(dtype).max) ** 0.5
     if not largest < limit:
         raise ValueError(
@@ -30,35 +30,37 @@ def require_distances(largest: float, dtype: np.dtype[Any]) -> None:
 
 
 def k_means(rows: Rows, num: int, key: np.uint64) -> IntArray:
-    """Return to which of `num` centers each row (k, d) is nearest, by Lloyd's algorithm.
+    """Return the index of the nearest of `num` centers for each row (k, d), by Lloyd's algorithm.
+
+    Adding one vector to all rows, such as a large common component, changes nothing.
 
     What all rows have in common, such as a large vector that was added to each, changes nothing.
     """
-    rows = _near_zero(rows)
-    chosen = np.argsort(uniform_block(key, 1, len(rows))[0], kind="stable")
-    sample = rows[chosen[: _ROWS_PER_CENTER * num]]  # more rows hardly move a center
+    rows = _centered(rows)
+    permutation = np.argsort(uniform_block(key, 1, len(rows))[0], kind="stable")
+    sample = rows[permutation[: _SAMPLE_ROWS_PER_CENTER * num]]  # more rows hardly move a center
     centers = sample[:num].copy()
-    for _ in range(_ROUNDS):
+    for _ in range(_NUM_ITERATIONS):
         _move_centers(sample, _nearest(sample, centers), centers)
     return _nearest(rows, centers)
 
 
-def _near_zero(rows: Rows) -> Rows:
-    """Return rows, each less the same number in coordinates that are far from 0 in all of them."""
-    least = rows.min(axis=0)
-    greatest = rows.max(axis=0)
-    middle = least + (greatest - least) / 2
-    # a mean of rows is rounded to their type; nothing else is, for numbers so alike have an exact
-    # difference
-    far = np.abs(middle) > _FAR_WIDTHS * (greatest - least)
-    near: Rows = rows - np.where(far, middle, 0).astype(rows.dtype) if far.any() else rows
-    return near
+def _centered(rows: Rows) -> Rows:
+    """Return rows, centered in the coordinates in which all rows are far from 0."""
+    low = rows.min(axis=0)
+    high = rows.max(axis=0)
+    middle = low + (high - low) / 2
+    # only the means are rounded to the dtype of the rows; the subtraction is exact, because the
+    # values of a coordinate are so close to each other
+    is_far = np.abs(middle) > _MAX_OFFSET_RATIO * (high - low)
+    centered: Rows = rows - np.where(is_far, middle, 0).astype(rows.dtype) if is_far.any() else rows
+    return centered
 
 
 def _nearest(rows: Rows, centers: Rows) -> IntArray:
     labels = np.empty(len(rows), np.int64)
     thread_each(
-        lambda part: _write_nearest(rows[part], centers, labels[part]),
+        lambda chunk: _write_nearest(rows[chunk], centers, labels[chunk]),
         chunks(len(rows), _TASK_ROWS),
     )
     return labels
@@ -66,25 +68,25 @@ def _nearest(rows: Rows, centers: Rows) -> IntArray:
 
 @njit
 def _write_nearest(rows: Rows, centers: Rows, labels: IntArray) -> None:
-    """Write for each row the nearest center."""
-    # |x - c|^2 is |x|^2 - 2 x . c + |c|^2, a matrix product and two norms. With all vectors far
-    # from 0 these terms are large and nearly cancel: at a distance of 1e4 none of the seven digits
-    # of float32 is left of distances about 1. Differences are as exact as the vectors.
+    """Write the index of the nearest center for each row."""
+    # The expansion |x|^2 - 2 x . c + |c|^2 would be a matrix product and two norms. If all vectors
+    # are far from 0 these terms are large and nearly cancel: at a distance of 1e4 from 0, no
+    # digit of float32 is left of distances about 1. Differences are as exact as the vectors.
     for i in range(len(rows)):
         nearest = 0
-        least = np.inf
+        min_distance = np.inf
         for c in range(len(centers)):
             distance = squared_distance(rows, i, centers, c)
-            if distance < least:
+            if distance < min_distance:
                 nearest = c
-                least = distance
+                min_distance = distance
         labels[i] = nearest
 
 
 @njit
 def _move_centers(rows: Rows, labels: IntArray, centers: Rows) -> None:
-    """Move each center to the mean of its rows; one without rows stays."""
-    sums = np.zeros(centers.shape)  # float64, whatever the rows are
+    """Move each center to the mean of its rows; a center without rows stays."""
+    sums = np.zeros(centers.shape)  # float64, whatever the dtype of the rows
     counts = np.zeros(len(centers), np.int64)
     for i in range(len(rows)):
         counts[labels[i]] += 1

@@ -1,4 +1,4 @@
-"""Proposals of a fixed law, of which a Metropolis-Hastings chain makes the softmax."""
+"""The distribution of a Metropolis-Hastings chain that approaches the softmax."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from samplesoft.samplers.frequency import unigram_weights
 class MetropolisSampler(DenseSampler):
     """The state of a Metropolis-Hastings chain after some steps from a unigram, for study.
 
-    A step proposes class j in proportion to a power of its count, and goes there from class i with
-    the chance ``min(1, w_j / w_i)``, where w is ``exp(tau h . c)`` over the proposal. Of no steps
-    come the proposals, of many the softmax.
+    A step proposes class j in proportion to a power of its count, and moves there from class i with
+    the probability ``min(1, w_j / w_i)``, where w is ``exp(tau h . c)`` divided by the proposal
+    probability. Without steps the sampler is the proposal; with many steps it is the softmax.
 
     Parameters
     ----------
     class_embeddings : array_like, shape (n, d)
         One row for each class, float32 or float64; copied.
     counts : array_like, shape (n,)
-        How often each class occurs, in any unit; one that never does counts as half of the rarest
-        that does.
+        Count of each class, in any unit; a class with count 0 is treated as half of the smallest
+        positive count.
     num_steps : int
-        Number of steps T, at least 0, after a first state that is drawn by the counts.
+        Number of steps T, at least 0, after a first state that is drawn from the proposal.
     tau : float, optional
         Inverse temperature, 1 by default.
     power : float
-        Distortion of the counts.
+        Exponent of the counts.
 
     Raises
     ------
@@ -43,10 +43,10 @@ class MetropolisSampler(DenseSampler):
 
     Notes
     -----
-    Take it to see what the bias of T steps is, beside that of other proposals, and not for speed: a
-    chain needs T + 1 logits, but the probability of where it ends, which importance weights ask
-    for, is the exact law of `samplesoft.bias.metropolis_bias`, O(n (d + log n)) for each context
-    at any T. Draws are from this law; they walk no chain.
+    Use it to compare the bias of T steps with other proposals, not for speed. A chain needs T + 1
+    logits, but importance weights need the probability of its end state. This is the exact
+    distribution of `samplesoft.bias.metropolis_bias`, which takes O(n (d + log n)) for each context
+    at any T. Draws come from this distribution; no chain is simulated.
 
     References
     ----------
@@ -77,11 +77,11 @@ class MetropolisSampler(DenseSampler):
         checked = as_counts("counts", counts, self.num_classes)
         weights = unigram_weights(checked, as_positive("power", power))
         self.num_steps = as_count("num_steps", num_steps, 0)
-        # a weight that underflows is raised, for what is never proposed is never reached
+        # weights that underflow are raised, because a class that is never proposed is never reached
         self._q: FloatArray = np.maximum(weights / weights.sum(), np.finfo(np.float64).tiny)
 
     def weights(self, h: Any) -> FloatArray:
-        """Return the law (B, n) of the state after the last step.
+        """Return the distribution (B, n) of the state after the last step.
 
         Parameters
         ----------
@@ -92,8 +92,10 @@ class MetropolisSampler(DenseSampler):
         with np.errstate(over="ignore", invalid="ignore"):
             logits = (times_tau(h, self.tau) @ self.class_embeddings.T).astype(np.float64)
         if not np.isfinite(logits).all():
-            what = f"within the range of {h.dtype}, got one that is not finite"
-            raise ValueError(f"`h` must have logits {what}; scale vectors down, or use float64.")
+            requirement = f"within the range of {h.dtype}, got one that is not finite"
+            raise ValueError(
+                f"`h` must have logits {requirement}; scale vectors down, or use float64."
+            )
         log_q = np.log(self._q)
         chains = (make_chain(log_p, log_q) for log_p in log_softmax(logits, axis=1))
         return np.array([after_steps(chain, self._q, self.num_steps) for chain in chains])

@@ -1,4 +1,4 @@
-"""Exact draws from the softmax of the model, one block of classes at a time."""
+"""The softmax sampler: exact draws from the softmax of the model, in blocks of classes."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from samplesoft.kernels.weights import exp_weights, find
 from samplesoft.samplers.base import Draw, Rows, Sampler
 
 Real = NDArray[Any]  # float32 or float64
-_PRODUCT_ROWS = 32  # rows of one matrix product
-_PRODUCT_LOGITS = 1 << 17  # numbers in its result: they stay in the cache while they are summed
+_PRODUCT_ROWS = 32  # contexts in one matrix product
+_PRODUCT_LOGITS = 1 << 17  # logits of one matrix product, which stay in the cache until summed
 _TASK_DRAWS = 1 << 9  # draws in one task of a thread
 
 
 class _FirstPass(NamedTuple):
-    """What the second pass needs of the first one."""
+    """Results of the first pass that the second pass needs."""
 
-    blocks: Real  # (L, d, size): columns are classes, so that a loop over them runs along memory
-    num_classes: int  # the last block may have fewer than `size`
+    blocks: Real  # (L, d, block_size): classes are columns, contiguous in memory
+    num_classes: int  # the last block may be partly filled
     queries: Real  # (B, d): tau h
-    # (B, L): log of the sum of exp(logit) of a block, the excluded one left out; up to a number of
-    # the context
+    # (B, L): log of the sum of exp(logit) over a block without the excluded class, up to a constant
+    # for each context
     masses: FloatArray
     exclude: IntArray  # (B,)
 
     def of(self, rows: slice) -> _FirstPass:
-        """Return the same for some contexts."""
+        """Return the results for a slice of the contexts."""
         queries = self.queries[rows]
         masses = self.masses[rows]
         exclude = self.exclude[rows]
@@ -47,18 +47,19 @@ class _FirstPass(NamedTuple):
 class SoftmaxSampler(Sampler):
     r"""The softmax of the full model, ``q(i) = exp(tau h.c_i) / sum_j exp(tau h.c_j)``.
 
-    The one proposal that leaves sampled softmax without bias, at the price of all n logits for
-    each context. They are never held at once: a first pass keeps the sum of each block of
-    classes, and a second computes the logits of a block again where a draw falls into it.
+    It is the only proposal without bias in sampled softmax, and computes all n logits for each
+    context. They are not stored: a first pass keeps the log-sum of each block of classes, and a
+    second pass computes the logits of a block again if a draw falls into it.
 
     Parameters
     ----------
     class_embeddings : array_like, shape (n, d)
-        One row for each class, float32 or float64, which is the precision of the logits; copied.
+        One row for each class, float32 or float64, which is also the precision of the logits;
+        copied.
     tau : float, optional
         Inverse temperature, 1 by default.
     block_size : int
-        Classes in a block. Memory is of B * n / block_size numbers, and each draw computes
+        Classes in a block. The sums take B * n / block_size values, and each draw computes
         `block_size` logits again.
 
     Raises
@@ -68,14 +69,14 @@ class SoftmaxSampler(Sampler):
 
     Notes
     -----
-    **q is exact.** The probability of a class is that of its block times its own inside the block;
-    `sample`, `log_prob` and `probs` use the same numbers, which follow the softmax to the rounding
-    of logits: about ``1e-7 * |logit|`` relative for float32, ``1e-16 * |logit|`` for float64. Sums
-    over blocks are rounded by a matrix product, whose last bits may depend on the batch that a
-    context comes in, and on the number of threads of BLAS, unless under
+    **q is exact.** The probability of a class is the probability of its block times its probability
+    within the block. `sample`, `log_prob` and `probs` use the same values, which equal the softmax
+    up to the rounding of logits: about ``1e-7 * |logit|`` relative for float32, ``1e-16 * |logit|``
+    for float64. Sums over blocks come from matrix products, whose last bits may depend on the batch
+    and on the number of BLAS threads, unless under
     ``with threadpoolctl.threadpool_limits(1, "blas"):``.
 
-    **Exclusion is exact.** An excluded class is left out of the sums; nothing is subtracted.
+    **Exclusion is exact.** An excluded class is not part of the sums; nothing is subtracted.
 
     References
     ----------
@@ -114,17 +115,17 @@ class SoftmaxSampler(Sampler):
     def _second_pass(
         self, h: Rows, ids: IntArray, exclude: IntArray, uniforms: FloatArray | None
     ) -> FloatArray:
-        """Return log-probabilities of classes (B, k), which uniforms draw into `ids` if given."""
+        """Return log-probabilities of classes `ids` (B, k); `uniforms`, if any, draw these first."""
         first_pass = self._first_pass(h, exclude)
         log_q = np.empty(ids.shape)
 
-        def visit(part: slice) -> None:
-            u = None if uniforms is None else uniforms[part]
-            # in this order each block is visited once
-            order = np.argsort(ids[part] if u is None else u, axis=1)
-            _visit_blocks(first_pass.of(part), u, order, ids[part], log_q[part])
+        def draw_chunk(chunk: slice) -> None:
+            u = None if uniforms is None else uniforms[chunk]
+            # sorted, so that each block is visited once
+            order = np.argsort(ids[chunk] if u is None else u, axis=1)
+            _draw_in_blocks(first_pass.of(chunk), u, order, ids[chunk], log_q[chunk])
 
-        thread_each(visit, row_chunks(ids.shape, _TASK_DRAWS))
+        thread_each(draw_chunk, row_chunks(ids.shape, _TASK_DRAWS))
         return log_q
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
@@ -133,99 +134,100 @@ class SoftmaxSampler(Sampler):
 
     def _prepare_update(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
         self._blocks = writable(self._blocks)
-        # of a class named twice, NumPy keeps the last
-        places = ids // self.block_size, slice(None), ids % self.block_size
-        return partial(setitem, self._blocks, places, rows)
+        # NumPy keeps the last vector of a repeated class
+        index = ids // self.block_size, slice(None), ids % self.block_size
+        return partial(setitem, self._blocks, index, rows)
 
     def _first_pass(self, h: Rows, exclude: IntArray) -> _FirstPass:
-        """Compute all logits of contexts (B, d), and keep the mass of each block."""
+        """Compute all logits of contexts (B, d), and return the log-sums of the blocks."""
         assert self.tau is not None
         queries = times_tau(h, self.tau)
         masses = np.empty((len(h), len(self._blocks)))
         shifts = np.zeros(len(h))
-        # blocks at a time, for products that stay in the cache until they are summed
+        # blocks in one product, so that logits stay in the cache until they are summed
         step = max(1, _PRODUCT_LOGITS // (min(len(h), _PRODUCT_ROWS) * self.block_size))
-        parts = [
+        tasks = [
             (contexts, blocks)
             for blocks in chunks(len(self._blocks), step)
             for contexts in chunks(len(h), _PRODUCT_ROWS)
         ]
 
-        def add_up(part: tuple[slice, slice]) -> None:
-            contexts, blocks = part
-            masses[part] = self._log_sums(
+        def write_masses(task: tuple[slice, slice]) -> None:
+            contexts, blocks = task
+            masses[task] = self._log_sums(
                 queries[contexts], exclude[contexts], blocks, shifts[contexts]
             )
 
-        thread_each(add_up, parts)
-        greatest = masses.max(axis=1)
-        # the context is named, not the class: sums of blocks are all that is known here
-        if not np.isfinite(greatest).all():
-            row = int(np.flatnonzero(~np.isfinite(greatest))[0])
+        thread_each(write_masses, tasks)
+        max_logits = masses.max(axis=1)
+        # the message names the context only, because just sums of blocks are known here
+        if not np.isfinite(max_logits).all():
+            row = int(np.flatnonzero(~np.isfinite(max_logits))[0])
             raise ValueError(
-                f"`h` must have logits within the range of {h.dtype}, got {greatest[row]} for row "
-                f"{row}; scale the vectors down, or use float64."
+                f"`h` must have logits within the range of {h.dtype}, got {max_logits[row]} for "
+                f"row {row}; scale the vectors down, or use float64."
             )
-        far = np.abs(greatest) > FAR
-        if far.any():
-            # a sum of exponentials about 1 is lost in such a logit, and with it how many classes of
-            # a block are as good as the best: once more, less that
-            shifts[far] = greatest[far]
-            thread_each(add_up, parts)
+        is_large = np.abs(max_logits) > FAR
+        if is_large.any():
+            # log(sum) = max + log(sum exp(logit - max)): next to so large a max the second term,
+            # which says how many classes are near the max, is lost. Repeat with logits less the
+            # max.
+            shifts[is_large] = max_logits[is_large]
+            thread_each(write_masses, tasks)
         return _FirstPass(self._blocks, self.num_classes, queries, masses, exclude)
 
     def _log_sums(
         self, queries: Rows, exclude: IntArray, blocks: slice, shifts: FloatArray
     ) -> FloatArray:
-        """Return the log of the sum of exp(logit - shift) of each block for each context."""
+        """Return log(sum(exp(logit - shift))) (contexts, blocks) of each block for each context."""
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             logits = np.matmul(queries, self._blocks[blocks])  # (blocks, contexts, block_size)
-            if blocks.stop == len(self._blocks):  # whose last columns are no classes
+            if blocks.stop == len(self._blocks):  # the last columns are padding
                 logits[-1, :, self.num_classes - (blocks.stop - 1) * self.block_size :] = -np.inf
             excluded_block = exclude // self.block_size - blocks.start
-            here = np.flatnonzero((excluded_block >= 0) & (excluded_block < len(logits)))
-            logits[excluded_block[here], here, exclude[here] % self.block_size] = -np.inf
-            greatest = logits.max(axis=2)
-            greatest[greatest == -np.inf] = 0.0  # a block of the excluded class alone
-            logits -= greatest[:, :, None]  # so that no exponential overflows
+            rows = np.flatnonzero((excluded_block >= 0) & (excluded_block < len(logits)))
+            logits[excluded_block[rows], rows, exclude[rows] % self.block_size] = -np.inf
+            max_logits = logits.max(axis=2)
+            max_logits[max_logits == -np.inf] = 0.0  # a block that holds the excluded class alone
+            logits -= max_logits[:, :, None]  # so that exponentials do not overflow
             sums = np.exp(logits, out=logits).sum(axis=2)
-            tops = greatest.T - shifts[:, None]
-            log_sums: FloatArray = tops + np.log(sums.T, dtype=np.float64)
+            shifted_max = max_logits.T - shifts[:, None]
+            log_sums: FloatArray = shifted_max + np.log(sums.T, dtype=np.float64)
         return log_sums
 
 
 @njit
-def _visit_blocks(
+def _draw_in_blocks(
     first_pass: _FirstPass,
     uniforms: FloatArray | None,
     order: IntArray,
     ids: IntArray,
     log_q: FloatArray,
 ) -> None:
-    """Write the log-probability of each class (B, k), drawn by a uniform or, if None, given.
+    """Write the log-probability of each class (B, k), given or drawn by `uniforms`.
 
-    `order` (B, k) sorts the uniforms, or else the ids, of each row. The probability of a class is
-    that of its block times its own inside the block, both as they are used here, so that
-    probabilities are those of the draws whatever the rounding of the masses.
+    `order` (B, k) sorts each row of the uniforms or, without them, of the ids. The probability of a
+    class is the product of the probability of its block and its probability within the block, as
+    used in the draw: they agree whatever the rounding of the masses.
     """
-    # compiled twice: Numba leaves out the branches of the other case
+    # compiled twice, with and without uniforms: Numba prunes the branches of the other case
     blocks, num_classes, queries, masses, exclude = first_pass
     num_blocks, _, width = blocks.shape
-    shares = np.empty((1, num_blocks))
+    block_weights = np.empty((1, num_blocks))
     weights = np.empty((1, width))
     logits = np.empty(width, blocks.dtype)
     for b in range(len(queries)):
-        shares[0] = masses[b]
-        total, heaviest = exp_weights(shares, shares, 0, num_blocks, -1)
+        block_weights[0] = masses[b]
+        total, max_mass = exp_weights(block_weights, block_weights, 0, num_blocks, -1)
         block = 0
-        below = 0.0
-        here = -1
-        within = 0.0
-        greatest = 0.0
+        cumulative = 0.0
+        current_block = -1
+        total_in_block = 0.0
+        max_logit = 0.0
         for k in order[b]:
             if uniforms is not None:
                 target = uniforms[b, k] * total
-                block, below = find(shares, 0, num_blocks, target, block, below)
+                block, cumulative = find(block_weights, 0, num_blocks, target, block, cumulative)
             elif ids[b, k] == exclude[b]:
                 log_q[b, k] = -np.inf
                 continue
@@ -233,28 +235,35 @@ def _visit_blocks(
                 block = ids[b, k] // width
             first = block * width
             size = min(width, num_classes - first)
-            if block != here:  # logits are computed again, in the block alone
-                within, greatest = _visit(
+            if block != current_block:  # compute the logits of this block again
+                total_in_block, max_logit = _compute_block_weights(
                     blocks[block], queries[b], size, exclude[b] - first, logits, weights
                 )
-                here = block
-            if uniforms is not None:  # what is left of the uniform decides inside the block
-                c, _ = find(weights, 0, size, within * (target - below) / shares[0, block], 0, 0.0)
+                current_block = block
+            if uniforms is not None:  # the rescaled uniform draws within the block
+                c, _ = find(
+                    weights,
+                    0,
+                    size,
+                    total_in_block * (target - cumulative) / block_weights[0, block],
+                    0,
+                    0.0,
+                )
                 ids[b, k] = first + c
-            log_share = masses[b, block] - heaviest - math.log(total)
+            log_block_prob = masses[b, block] - max_mass - math.log(total)
             logit = float(logits[ids[b, k] - first])
-            log_q[b, k] = log_share + (logit - greatest - math.log(within))
+            log_q[b, k] = log_block_prob + (logit - max_logit - math.log(total_in_block))
 
 
 @njit
-def _visit(
+def _compute_block_weights(
     block: Real, query: Real, size: int, excluded: int, logits: Real, weights: FloatArray
 ) -> tuple[float, float]:
-    """Write the logits of a block, and for all but `excluded` exp(logit) divided by the greatest.
+    """Write the logits of a block, and ``exp(logit - max_logit)`` for all but `excluded`.
 
-    Returns the sum of what is written last, and the greatest logit, which they are divided by.
+    Returns the sum of the latter, and ``max_logit``.
     """
-    # along the classes, side by side in memory, so that the loop runs in vectors
+    # the inner loop runs over classes, which are contiguous, and is vectorised
     logits[:size] = 0
     for i in range(len(query)):
         for c in range(size):

@@ -80,7 +80,7 @@ def test_parts_of_the_batch_do_not_matter(monkeypatch):
     vectors = np.random.default_rng(0).normal(size=(50, 4)) / 9.0
     sampler, h = Cosine(vectors), np.random.default_rng(1).normal(size=(30, 4)) / 9.0
     whole = sampler.sample(h, 9, rng=3)
-    monkeypatch.setattr(module, "_WEIGHTS_AT_A_TIME", 350)
+    monkeypatch.setattr(module, "_MAX_CHUNK_WEIGHTS", 350)
     parts = sampler.sample(h, 9, rng=3)
     np.testing.assert_array_equal(parts.ids, whole.ids)
     np.testing.assert_allclose(parts.log_q, whole.log_q, rtol=1e-14)
