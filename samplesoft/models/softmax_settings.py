@@ -25,7 +25,7 @@ from samplesoft.samplers.registry import (
     SamplerInputs,
     make_certain_sampler,
     make_sampler,
-    warn_of_ranks,
+    warn_of_wrong_ranks,
 )
 
 
@@ -303,7 +303,7 @@ class SoftmaxSettings:
                 else deepcopy(as_sampler("sampler", self.sampler))
             )
             if inputs.counts is not None:
-                warn_of_ranks(made, inputs.counts)
+                warn_of_wrong_ranks(made, inputs.counts)
             return made
         # the others are drawn by the named sampler, with their own counts
         if self.num_certain:

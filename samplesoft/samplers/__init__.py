@@ -6,40 +6,41 @@ Each has `sample`, `log_prob`, `probs` (all n classes, for `exact_bias` and chec
 sampler                              draws in proportion to                      cost of a draw
 ===================================  ==========================================  ==============
 `UniformSampler`                     1                                           O(1)
-`LogUniformSampler`                  about 1 / rank, by counts or as numbered    O(1)
-`UnigramSampler`, `WeightedSampler`  counts to a power; weights of your own      O(1)
+`LogUniformSampler`                  about 1 / rank, by counts or by index       O(1)
+`UnigramSampler`, `WeightedSampler`  counts to a power; your own weights         O(1)
 `LearnedUnigramSampler`              counts that `observe` adds to               O(log n)
-`StreamingUnigramSampler`            how often of late, by gaps between labels   O(log n)
-`BigramSampler`                      counts by the state before, no vectors      O(log n)
+`StreamingUnigramSampler`            recent frequency, by gaps between labels    O(log n)
+`BigramSampler`                      counts after the previous state             O(log n)
 `SoftmaxSampler`                     the softmax itself                          O(n d)
 `ClusterSampler`                     about exp(tau h.c), by cells of classes     O(d n**(1/3))
-`LSHSampler`                         how often one shares a bucket of L tables   O(L)
+`LSHSampler`                         number of shared buckets in L tables        O(L)
 `RFSoftmaxSampler`                   about exp(nu h.c), by random features       O(D log n)
 `QuadraticSampler`                   alpha (h.c)**2 + 1                          O(d**2 log n)
 `PositiveSampler`                    about exp(tau h.c), by positive features    O(D log n)
-`KernelSampler`                      a kernel of your own                        O(F log n)
+`KernelSampler`                      your own kernel                             O(F log n)
 `MixtureSampler`                     two samplers, mixed                         of both
-`CertainSampler`                     another, beside classes that always come    of the other
+`CertainSampler`                     another, plus always-included classes       of the other
 `TwoPassSampler`                     the softmax among some candidates           O(candidates)
-`MetropolisSampler`                  the law of a Metropolis chain from counts   O(n d)
-`DenseSampler`                       weights that you write                      O(n)
+`MetropolisSampler`                  the end of a Metropolis chain               O(n d)
+`DenseSampler`                       weights from your own method                O(n)
 ===================================  ==========================================  ==============
 
-Which one? Up to some 10,000 classes, `SoftmaxSampler`: it has no bias, and takes about as long as
-the others. With more, `ClusterSampler`: with 100,000 identifiers of programs and m = 100 its bias
-is 0.0009, where `RFSoftmaxSampler` with D = 1024 has 0.033 and uniform draws 0.42; draws take half
-of the time of random features, and updates a tenth. `LSHSampler` draws in a fifth of the time of
-clusters, with 20 to 40 times their bias: still a tenth of that of uniform draws. At a million
-classes and a batch of 1,024 a step of training by clusters is 34 times faster than the full
-softmax, and twice as fast as with 256 random features. `UniformSampler` and `UnigramSampler` are
-the fastest, and the most biased: with one set of a thousand draws for a batch they often suffice,
-and a `CertainSampler` takes much of their bias off for the scores of some hundred frequent classes.
-``figures/bias_vs_cost.png`` shows bias against time, ``figures/throughput.png`` the time of a step.
-`UniformSampler`, `LogUniformSampler`, `UnigramSampler` and `WeightedSampler` take
-``replace=False``, with exact probabilities of inclusion.
+Which one? Up to about 10,000 classes, `SoftmaxSampler`: it has no bias, and takes about as long as
+the others. With more classes, `ClusterSampler`: with 100,000 identifiers of programs and m = 100
+its bias is 0.0009, compared with 0.033 for `RFSoftmaxSampler` with D = 1024 and 0.42 for uniform
+draws. It draws in half the time of random features, and updates in a tenth. `LSHSampler` draws in a
+fifth of the time of clusters with 20 to 40 times their bias, which is a tenth of the bias of
+uniform draws. With a million classes and a batch of 1,024, a training step with clusters is 34
+times faster than the full softmax, and twice as fast as one with 256 random features.
+`UniformSampler` and `UnigramSampler` are the fastest, and have the largest bias. With one set of a
+thousand draws for a batch they often suffice, and a `CertainSampler` removes much of their bias for
+the cost of a few hundred scores of frequent classes. ``figures/bias_vs_cost.png`` shows bias
+against time, ``figures/throughput.png`` the time of a step. `UniformSampler`, `LogUniformSampler`,
+`UnigramSampler` and `WeightedSampler` support ``replace=False``, with exact inclusion
+probabilities.
 
-Beside these, `gumbel_top_k` draws distinct classes from a softmax whose logits are given, and
-`LazyGumbel` draws from a softmax by the nearest neighbours of a context.
+In addition, `gumbel_top_k` draws distinct classes from a softmax with given logits, and
+`LazyGumbel` draws from a softmax with the nearest neighbours of a context.
 """
 
 from samplesoft.samplers.base import Draw, Sampler

@@ -1,4 +1,4 @@
-"""Classes by what came before: bigrams, smoothed by how often classes occur at all."""
+"""The bigram sampler: classes by the previous state, smoothed with their unigram."""
 
 from __future__ import annotations
 
@@ -27,27 +27,28 @@ from samplesoft._validation import (
 from samplesoft.samplers.base import Draw, Rows, Sampler, as_sampler
 from samplesoft.samplers.frequency import unigram_weights
 
-_TASK_DRAWS = 1 << 14  # in one task of a thread
-_LARGEST_COUNT_RATIO = 1e100  # ratio of counts: products of two such stay within float64
+_TASK_DRAWS = 1 << 14  # draws in one task of a thread
+_MAX_COUNT_RATIO = 1e100  # products of two such ratios do not overflow
 
 
 class _Table(NamedTuple):
-    """Classes that followed each state, and all classes as one state more.
+    """Counts of the classes after each state, and of all classes as one more state (the unigram).
 
-    Of state s they are ``ids[starts[s] : starts[s + 1]]``, rising, with the sums of counts up to
-    each in `below`, and from each on in `above`, so that a sum without one is of positive numbers.
+    The classes of state s are ``ids[offsets[s] : offsets[s + 1]]``, in increasing order. `below`
+    are the cumulative sums of counts from the first class, `above` those from the last, so that the
+    sum without a class adds positive numbers.
     """
 
-    starts: IntArray  # (S + 2,)
+    offsets: IntArray  # (S + 2,)
     ids: IntArray
     counts: FloatArray
     below: FloatArray
     above: FloatArray
-    shares: FloatArray  # (S, 2): of the bigrams in the mixture, and of the unigram
+    shares: FloatArray  # (S, 2): weights of the bigram and of the unigram
 
 
 class BigramSampler(Sampler):
-    r"""Classes by the state that they follow, such as the previous word.
+    r"""Draws by the state that a class follows, such as the previous word.
 
     With the count :math:`c(s, w)` of class w after state s, and the unigram :math:`u`,
 
@@ -55,14 +56,14 @@ class BigramSampler(Sampler):
         \lambda_s = \frac{c(s)}{c(s) + d(s)},
 
     where d(s) is the number of different classes that followed s [2]_: a state with many of them
-    leaves room for others. The unit of c in this is its least count above 0. After a state that was
-    never seen, q is the unigram.
+    has more weight on the unigram. The unit of c is its smallest positive count. After a state that
+    was never seen, q is the unigram.
 
     Parameters
     ----------
     counts : scipy sparse matrix, shape (S, n)
-        How often each class followed each state, in any unit: at least 0, not all 0, and of those
-        above 0 the greatest at most 1e100 times the least.
+        Count of each class after each state, in any unit: at least 0, not all 0, with a largest
+        count of at most 1e100 times the smallest positive one.
 
     Raises
     ------
@@ -71,22 +72,22 @@ class BigramSampler(Sampler):
 
     Notes
     -----
-    **States in place of vectors.** What other samplers call contexts `h` are numbers of states
-    here, integers of shape (B,). A `SoftmaxLayer` knows none; draw by hand, and give the draws to
-    the loss, as below. One set for a batch is from the mean over its states.
+    **States instead of vectors.** The contexts `h` are indices of states, integers of shape (B,). A
+    `SoftmaxLayer` does not support them; draw explicitly, and pass the draws to the loss, as below.
+    One set for a batch is drawn from the mean over its states.
 
-    **q is exact**, and so is exclusion: a label is left out of both parts of the mixture, whose
+    **q is exact**, and so is exclusion: a label is removed from both parts of the mixture, whose
     masses without it are sums of positive numbers. A draw costs O(log n).
 
-    **When to use it.** Where the state is known and vectors are dear, or not trained yet. On text
-    the bias is half of that with the unigram, and five times that with `ClusterSampler`: measured
-    in docs/benchmarks.md, section "Bigrams".
+    **When to use it.** If the state is known, and vectors are expensive or not trained yet. In a
+    language model of the Penn Treebank its bias was half that of the unigram, and five times that
+    of `ClusterSampler`. The page of benchmarks has the measurements.
 
-    [1]_ adapts the bigrams to the model while it is trained, as `adapt` does here. Counts are good
-    from the start, and of a trained model little is left to gain.
+    [1]_ adapts the bigrams to the model during training, as `adapt` does here. Counts are good from
+    the start, and little can be gained for a trained model.
 
-    **Shares of the bigrams** need no held-out text: expectation maximisation on some came to no
-    lower perplexity of q than the shares above.
+    **Weights of the bigrams** need no held-out text. They are as good as weights fitted on held-out
+    text by expectation maximisation.
 
     References
     ----------
@@ -105,7 +106,7 @@ class BigramSampler(Sampler):
     array([[0.133, 0.533, 0.333],
            [0.667, 0.167, 0.167]])
 
-    In a step of training, draws are made by the words before:
+    In a training step, draws depend on the previous words:
 
     >>> from samplesoft.losses import SampledSoftmaxLoss
     >>> h, class_embeddings, before, labels = np.eye(2), np.ones((3, 2)), [0, 1], [1, 2]
@@ -126,34 +127,38 @@ class BigramSampler(Sampler):
         self.num_states, n = matrix.shape
         super().__init__(n)
         values = scale_by_power_of_two(matrix.data)
-        if values.max() > _LARGEST_COUNT_RATIO * values.min():
+        if values.max() > _MAX_COUNT_RATIO * values.min():
             raise ValueError(
-                f"`counts` must be at most {_LARGEST_COUNT_RATIO:g} times the least above 0, "
+                f"`counts` must be at most {_MAX_COUNT_RATIO:g} times the least above 0, "
                 "got numbers from "
                 f"{matrix.data.min()} to {matrix.data.max()}; set the smallest to 0."
             )
         matrix.data = values
-        of_classes: FloatArray = np.bincount(matrix.indices, values, n).astype(np.float64)
-        unigram = unigram_weights(of_classes, 1.0)
-        starts = np.append(matrix.indptr.astype(np.int64), len(values) + n)
+        class_counts: FloatArray = np.bincount(matrix.indices, values, n).astype(np.float64)
+        unigram = unigram_weights(class_counts, 1.0)
+        offsets = np.append(matrix.indptr.astype(np.int64), len(values) + n)
         ids = np.concatenate([matrix.indices.astype(np.int64), np.arange(n)])
         values = np.concatenate([values, unigram])
         below = np.empty_like(values)
         above = np.empty_like(values)
-        # by numbers of observations, whatever the unit is: the least count is taken for one
+        # in observations, whatever the unit of counts is: the smallest count is taken as one
         totals = np.asarray(matrix.sum(axis=1)).reshape(-1) / matrix.data.min()
-        seen = np.column_stack([totals, np.diff(matrix.indptr)])
-        seen[seen[:, 1] == 0, 1] = 1.0  # of a state that was never seen all is of the unigram
-        shares = seen / seen.sum(axis=1, keepdims=True)  # both, for 1 - share may have no digits
-        self._table = _Table(starts, ids, values, below, above, shares)
-        self._sum(np.arange(self.num_states + 1))
+        pseudo_counts = np.column_stack([totals, np.diff(matrix.indptr)])
+        pseudo_counts[pseudo_counts[:, 1] == 0, 1] = (
+            1.0  # only the unigram, after a state that was never seen
+        )
+        shares = pseudo_counts / pseudo_counts.sum(
+            axis=1, keepdims=True
+        )  # both: 1 - share would lose digits
+        self._table = _Table(offsets, ids, values, below, above, shares)
+        self._update_cumulative(np.arange(self.num_states + 1))
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Return the counts of the bigrams, which `adapt` moves."""
+        """Return the counts of the bigrams, which `adapt` changes."""
         return {"counts": self._bigrams.copy()}
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Go back to the counts of a `state`, of a sampler made of the same bigrams."""
+        """Restore the counts of a `state`, of a sampler made of the same bigrams."""
         if set(as_named_arrays("state", state)) != {"counts"}:
             raise ValueError(f"`state` must hold counts, got {', '.join(state) or 'nothing'}.")
         counts = as_counts("state['counts']", state["counts"])
@@ -163,37 +168,38 @@ class BigramSampler(Sampler):
                 "of another sampler."
             )
         self._bigrams[:] = counts
-        self._sum(np.arange(self.num_states))
+        self._update_cumulative(np.arange(self.num_states))
 
     @property
     def _bigrams(self) -> FloatArray:
-        """The counts without those of the unigram, to be written to."""
-        return self._table.counts[: self._table.starts[self.num_states]]
+        """A view of the counts without the unigram."""
+        return self._table.counts[: self._table.offsets[self.num_states]]
 
-    def _sum(self, states: IntArray) -> None:
-        """Add up the counts of states anew; the unigram is the one after the last."""
+    def _update_cumulative(self, states: IntArray) -> None:
+        """Recompute the cumulative sums of states; the unigram is the state after the last."""
         table = self._table
-        _add_up(table.starts, table.counts, table.below, table.above, states)
+        _write_cumulative(table.offsets, table.counts, table.below, table.above, states)
 
     def adapt(self, h: ArrayLike, ids: Any, scores: ArrayLike, *, rate: float = 0.01) -> None:
         r"""Move the bigrams of drawn classes towards the model, as after a step of training.
 
-        Let A be the distinct classes that were drawn for an example in state s, of those that have
-        ever followed s. Their part of the bigram's mass goes to the softmax of their logits o,
+        Let A be the distinct classes that were drawn for an example in state s and have ever
+        followed s. Their mass in the bigram is redistributed in proportion to the softmax of their
+        logits o,
 
         .. math:: c(s, w) \leftarrow (1 - r)\, c(s, w) + r\, c(s, A)\,
             \frac{e^{o_w}}{\sum_{v \in A} e^{o_v}}, \qquad w \in A,
 
-        with the rate r. The sum over A stays what it was.
+        with the rate r. The sum over A does not change.
 
         Parameters
         ----------
         h : array_like of int, shape (B,)
-            Numbers of states.
+            Indices of states.
         ids : array_like of int, shape (B, m) or (1, m)
-            Classes, such as `Draw.ids` and the label. Of those that come twice the first counts.
+            Classes, such as `Draw.ids` and the label. The first of repeated classes counts.
         scores : array_like, shape (B, m)
-            Their logits o by the model.
+            Their logits o in the model.
         rate : float
             From 0, which changes nothing, to 1.
 
@@ -204,19 +210,18 @@ class BigramSampler(Sampler):
 
         Notes
         -----
-        **The formula is ours**, in the spirit of [1]_. Examples are taken in their order, each with
-        the counts that the last one has left; logits of contexts that share a state are averaged so
-        over about 1 / r examples. Bigrams that are in proportion to the model stay so in the mean.
+        **The formula is ours**, in the spirit of [1]_. Examples are processed in order, each with
+        the counts that the previous one has left. Logits of contexts with the same state are thus
+        averaged over about 1 / r examples. Bigrams in proportion to the model stay so on average.
 
-        **What stays**: the shares of bigrams and unigram in q, the unigram, and the set of bigrams.
-        A class that has never followed a state has none there, and gets none: it goes on to be
-        drawn by the unigram. Draws that were made before keep their ``log_q``, which is that of
-        the sampler at the time.
+        **What does not change**: the weights of bigrams and unigram in q, the unigram, and the set
+        of bigrams. A class that has never followed a state is still drawn from the unigram only.
+        Earlier draws keep their ``log_q``, that of the sampler at that time.
 
-        **What it brings** is little, a fiftieth of the bias of a trained model of text: counts of
-        the text that a model learns already say what it does on average after a word, and the
-        classes that never followed it, which adapt to nothing, make most of the bias. Measured in
-        docs/benchmarks.md, section "Bigrams".
+        **The gain is small.** For a trained language model, a pass over the text at a rate of 0.01
+        reduced the bias by 2%. Counts of the text that a model learns already describe its average
+        after a word, and classes that never followed it, which are not adapted, dominate the bias.
+        The page of benchmarks has the measurements.
 
         References
         ----------
@@ -247,13 +252,13 @@ class BigramSampler(Sampler):
         order = np.argsort(drawn, axis=1, kind="stable")
         drawn = np.take_along_axis(drawn, order, axis=1)
         o = np.take_along_axis(o, order, axis=1)
-        _move(self._table, states, drawn, o, share)
-        self._sum(np.unique(states))
+        _move_towards_softmax(self._table, states, drawn, o, share)
+        self._update_cumulative(np.unique(states))
 
     def _check(
         self, h: ArrayLike | None, exclude: Any, shared: bool
     ) -> tuple[Rows, IntArray, FloatArray | None]:
-        if h is None:  # which a sampler without a dimension takes else
+        if h is None:  # the base class allows this without a dimension
             raise TypeError("`h` must hold numbers of states, integers of shape (B,), got None.")
         return super()._check(h, exclude, shared)
 
@@ -272,11 +277,11 @@ class BigramSampler(Sampler):
         log_q = np.empty((len(h), m))
         uniforms = uniform_block(key, len(h), m)
 
-        def draw(part: slice) -> None:
-            _draw(self._table, h[part], exclude[part], uniforms[part], ids[part])
-            _write_log_q(self._table, h[part], exclude[part], ids[part], log_q[part])
+        def draw_chunk(chunk: slice) -> None:
+            _draw(self._table, h[chunk], exclude[chunk], uniforms[chunk], ids[chunk])
+            _write_log_q(self._table, h[chunk], exclude[chunk], ids[chunk], log_q[chunk])
 
-        thread_each(draw, row_chunks(ids.shape, _TASK_DRAWS))
+        thread_each(draw_chunk, row_chunks(ids.shape, _TASK_DRAWS))
         return Draw(ids, log_q)
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
@@ -285,22 +290,22 @@ class BigramSampler(Sampler):
         return log_q
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
-        every = np.broadcast_to(np.arange(self.num_classes), (len(h), self.num_classes))
-        return np.exp(self._log_prob(h, every, exclude))
+        all_classes = np.broadcast_to(np.arange(self.num_classes), (len(h), self.num_classes))
+        return np.exp(self._log_prob(h, all_classes, exclude))
 
 
 def effective_sample_size(scores: ArrayLike, log_q: ArrayLike) -> FloatArray:
-    r"""Return how many draws from the softmax the weighted draws of each example are worth.
+    r"""Return the number of draws from the softmax that the weighted draws of each example equal.
 
-    It is :math:`(\sum_i w_i)^2 / \sum_i w_i^2` for the weights :math:`w = e^o / q` of the draws:
-    m where q is the softmax, and 1 where one draw outweighs all others.
+    It is :math:`(\sum_i w_i)^2 / \sum_i w_i^2` with the weights :math:`w = e^o / q` of the draws: m
+    if q is the softmax, and 1 if one draw outweighs all others.
 
     Parameters
     ----------
     scores : array_like, shape (B, m)
         Logits o of the drawn classes.
     log_q : array_like, shape (B, m) or (1, m)
-        Logarithms of their probabilities in a draw, up to a constant: ``draw.log_q``.
+        Log-probabilities of the draws, up to a constant: ``draw.log_q``.
 
     Returns
     -------
@@ -350,31 +355,31 @@ def sample_until(
     exclude: Any = None,
     rng: int | np.random.Generator | None = None,
 ) -> Draw:
-    """Draw in blocks, until the draws of each example are worth enough of the softmax.
+    """Draw in blocks until the effective sample size of each example is large enough.
 
     Parameters
     ----------
     sampler : Sampler
-        What to draw from, with replacement.
+        Sampler with replacement.
     h : array_like, shape (B, d) or (d,), or None
-        Contexts, or what else ``sampler.sample`` takes for them.
+        Contexts, as in ``sampler.sample``.
     score : callable
         ``score(ids)`` returns the logits (B, k) of classes (B, k), a block of draws.
     least : float
-        `effective_sample_size` that is enough, greater than 0 and at most `most`.
+        Smallest sufficient `effective_sample_size`, greater than 0 and at most `most`.
     block : int
         Draws of each example in a block.
     most : int
-        Draws of each example after which it ends in any case; it cuts the last block short.
+        Maximum number of draws for each example; it cuts the last block short.
     exclude : int or array_like of int, shape (B,), optional
         A class for each context that is never drawn, such as its label.
     rng : int or numpy.random.Generator or None
-        Seed of the draws. Each block has a stream of its own.
+        Seed of the draws. Each block has its own stream.
 
     Returns
     -------
     Draw
-        ``ids`` and ``log_q`` (B, m). All examples have as many draws as the last one needs.
+        ``ids`` and ``log_q`` (B, m). All examples have the same m.
 
     Raises
     ------
@@ -383,10 +388,9 @@ def sample_until(
 
     Notes
     -----
-    A rule of Bengio and Senécal [1]_, and a good one for the variance; but a number of draws that
-    depends on the draws is a bias more. Even weights end it, early where no rare one is among them:
-    the estimated sum comes out too small where the rare weights are great, and too large where they
-    are small.
+    The rule of Bengio and Senécal [1]_ controls the variance, but a number of draws that depends on
+    the draws adds bias. Equal weights end the loop, early if no rare class is drawn. The estimated
+    sum is then too small if rare weights are large, and too large if they are small.
 
     References
     ----------
@@ -395,7 +399,7 @@ def sample_until(
 
     Examples
     --------
-    Draws that are worth 20 of the softmax for each of two examples, or 64 draws:
+    At least an effective sample size of 20 for each of two examples, or 64 draws:
 
     >>> from samplesoft.samplers import UniformSampler
     >>> sampler, h = UniformSampler(50), np.ones((2, 1))
@@ -416,11 +420,11 @@ def sample_until(
             f"are worth, got {least}; raise `most`."
         )
     blocks: list[tuple[IntArray, FloatArray, FloatArray]] = []
-    drawn = 0
-    worth = 0.0
-    while drawn < most and worth < least:
+    num_drawn = 0
+    size = 0.0
+    while num_drawn < most and size < least:
         seed = int(mix64(key, np.uint64(len(blocks))))
-        m = min(block, most - drawn)
+        m = min(block, most - num_drawn)
         draw = sampler.sample(h, m, exclude=exclude, rng=seed).to_host()
         if draw.log_inclusion is not None:
             raise ValueError(
@@ -435,109 +439,112 @@ def sample_until(
             )
         blocks.append((draw.ids, draw.log_q, scores))
         ids, log_q, logits = map(np.hstack, zip(*blocks, strict=True))
-        drawn += m
-        worth = effective_sample_size(logits, log_q).min()
+        num_drawn += m
+        size = effective_sample_size(logits, log_q).min()
     return Draw(ids, log_q)
 
 
 @njit
-def _add_up(
-    starts: IntArray, counts: FloatArray, below: FloatArray, above: FloatArray, states: IntArray
+def _write_cumulative(
+    offsets: IntArray, counts: FloatArray, below: FloatArray, above: FloatArray, states: IntArray
 ) -> None:
-    """Write, in rows of states, the sums of counts up to each and from each on, both with it."""
+    """Write, for given states, the cumulative sums of counts from both ends, inclusive."""
     for s in states:
         total = 0.0
-        for k in range(starts[s], starts[s + 1]):
+        for k in range(offsets[s], offsets[s + 1]):
             total += counts[k]
             below[k] = total
         total = 0.0
-        for k in range(starts[s + 1] - 1, starts[s] - 1, -1):
+        for k in range(offsets[s + 1] - 1, offsets[s] - 1, -1):
             total += counts[k]
             above[k] = total
 
 
 @njit
-def _move(table: _Table, states: IntArray, ids: IntArray, scores: FloatArray, rate: float) -> None:
-    """Move counts of classes (B, k), which rise in a row, towards the softmax of their scores."""
+def _move_towards_softmax(
+    table: _Table, states: IntArray, ids: IntArray, scores: FloatArray, rate: float
+) -> None:
+    """Move counts of classes (B, k), sorted in each row, towards the softmax of their scores."""
     counts = table.counts
-    places = np.empty(ids.shape[1], np.int64)
+    indices = np.empty(ids.shape[1], np.int64)
     for b in range(len(states)):
-        greatest = -np.inf
+        max_score = -np.inf
         mass = 0.0
         total = 0.0
-        for k in range(len(places)):
-            again = k > 0 and ids[b, k] == ids[b, k - 1]
-            places[k] = -1 if again else _find(table, states[b], ids[b, k])
-            if places[k] >= 0:
-                greatest = max(greatest, scores[b, k])
-                mass += counts[places[k]]
-        for k in range(len(places)):
-            total += math.exp(scores[b, k] - greatest) if places[k] >= 0 else 0.0
-        for k in range(len(places)):
-            if places[k] >= 0:
-                share = math.exp(scores[b, k] - greatest) / total
-                counts[places[k]] = (1.0 - rate) * counts[places[k]] + rate * share * mass
+        for k in range(len(indices)):
+            is_repeat = k > 0 and ids[b, k] == ids[b, k - 1]
+            indices[k] = -1 if is_repeat else _find(table, states[b], ids[b, k])
+            if indices[k] >= 0:
+                max_score = max(max_score, scores[b, k])
+                mass += counts[indices[k]]
+        for k in range(len(indices)):
+            total += math.exp(scores[b, k] - max_score) if indices[k] >= 0 else 0.0
+        for k in range(len(indices)):
+            if indices[k] >= 0:
+                prob = math.exp(scores[b, k] - max_score) / total
+                counts[indices[k]] = (1.0 - rate) * counts[indices[k]] + rate * prob * mass
 
 
 @njit
 def _find(table: _Table, s: int, j: int) -> int:
-    """Return the place of class j in the row of a state, or -1."""
-    low = table.starts[s]
-    high = table.starts[s + 1]
+    """Return the index of class j in the row of a state, or -1."""
+    low = table.offsets[s]
+    high = table.offsets[s + 1]
     while low < high:
         middle = (low + high) // 2
         if table.ids[middle] < j:
             low = middle + 1
         else:
             high = middle
-    return low if low < table.starts[s + 1] and table.ids[low] == j else -1
+    return low if low < table.offsets[s + 1] and table.ids[low] == j else -1
 
 
 @njit
 def _masses(table: _Table, s: int, excluded: int) -> tuple[float, float, int]:
-    """Return the sum of a row, that without the excluded class, and the place of that class."""
-    first = table.starts[s]
-    last = table.starts[s + 1]
+    """Return the sum of a row, its sum without the excluded class, and the index of that class."""
+    first = table.offsets[s]
+    last = table.offsets[s + 1]
     if first == last:
         return 0.0, 0.0, -1
     total = table.below[last - 1]
-    place = _find(table, s, excluded) if excluded >= 0 else -1
-    if place < 0:
+    index = _find(table, s, excluded) if excluded >= 0 else -1
+    if index < 0:
         return total, total, -1
-    rest = table.below[place - 1] if place > first else 0.0
-    return total, rest + (table.above[place + 1] if place + 1 < last else 0.0), place
+    rest = table.below[index - 1] if index > first else 0.0
+    return total, rest + (table.above[index + 1] if index + 1 < last else 0.0), index
 
 
 @njit
-def _parts(table: _Table, s: int, excluded: int) -> tuple[float, float, float, float]:
-    """Return the mass of bigrams and of the unigram without a class, and what a count has of each.
+def _masses_and_scales(table: _Table, s: int, excluded: int) -> tuple[float, float, float, float]:
+    """Return the masses of bigram and unigram without a class, and the scales of their counts.
 
-    A class with counts a and b in the two has the mass ``a * of_bigram + b * of_unigram``.
+    A class with the counts a and b in the two has the mass ``a * bigram_scale + b *
+    unigram_scale``.
     """
-    share, rest_share = table.shares[s]
-    total, rest, _ = _masses(table, s, excluded)
-    every, others, _ = _masses(table, len(table.shares), excluded)
-    of_bigram = share / total if total > 0.0 else 0.0
-    of_unigram = rest_share / every
-    return rest * of_bigram, others * of_unigram, of_bigram, of_unigram
+    bigram_weight, unigram_weight = table.shares[s]
+    total, bigram_rest, _ = _masses(table, s, excluded)
+    unigram_total, unigram_rest, _ = _masses(table, len(table.shares), excluded)
+    bigram_scale = bigram_weight / total if total > 0.0 else 0.0
+    unigram_scale = unigram_weight / unigram_total
+    return bigram_rest * bigram_scale, unigram_rest * unigram_scale, bigram_scale, unigram_scale
 
 
 @njit
-def _pick(table: _Table, s: int, excluded: int, u: float) -> int:
-    """Return the class of a row in which a uniform falls, other than the excluded one."""
-    _, rest, place = _masses(table, s, excluded)
-    first = table.starts[s]
-    last = table.starts[s + 1]
+def _draw_from_row(table: _Table, s: int, excluded: int, u: float) -> int:
+    """Return the class of a row that the uniform u draws, other than the excluded one."""
+    _, rest, index = _masses(table, s, excluded)
+    first = table.offsets[s]
+    last = table.offsets[s + 1]
     target = u * rest
-    if place >= 0:
-        before = table.below[place - 1] if place > first else 0.0
+    if index >= 0:
+        before = table.below[index - 1] if index > first else 0.0
         if target < before:
-            last = place
+            last = index
         else:
-            target += table.below[place] - before
-            first = place + 1
+            target += table.below[index] - before
+            first = index + 1
     low = first
-    high = last - 1  # the last one takes what rounding leaves
+    high = last - 1  # the last class if rounding exceeds the sum
     while low < high:
         middle = (low + high) // 2
         if table.below[middle] > target:
@@ -551,34 +558,38 @@ def _pick(table: _Table, s: int, excluded: int, u: float) -> int:
 def _draw(
     table: _Table, states: IntArray, exclude: IntArray, uniforms: FloatArray, ids: IntArray
 ) -> None:
-    """Draw classes (B, m) by uniforms."""
+    """Draw classes (B, m) with the given uniforms."""
     for b in range(len(states)):
         s = states[b]
-        bigram, unigram, _, _ = _parts(table, s, exclude[b])
+        bigram, unigram, _, _ = _masses_and_scales(table, s, exclude[b])
         for k in range(ids.shape[1]):
             target = uniforms[b, k] * (bigram + unigram)
             if target < bigram:
-                ids[b, k] = _pick(table, s, exclude[b], target / bigram)
+                ids[b, k] = _draw_from_row(table, s, exclude[b], target / bigram)
             else:
-                every = len(table.shares)
-                ids[b, k] = _pick(table, every, exclude[b], (target - bigram) / unigram)
+                unigram_state = len(table.shares)
+                ids[b, k] = _draw_from_row(
+                    table, unigram_state, exclude[b], (target - bigram) / unigram
+                )
 
 
 @njit
 def _write_log_q(
     table: _Table, states: IntArray, exclude: IntArray, ids: IntArray, log_q: FloatArray
 ) -> None:
-    """Write the log-probabilities (B, k) of classes; that of an excluded class is -inf."""
-    unigram = table.counts[table.starts[len(table.shares)] :]
+    """Write the log-probabilities (B, k) of classes, -inf for an excluded class."""
+    unigram = table.counts[table.offsets[len(table.shares)] :]
     for b in range(len(states)):
         s = states[b]
-        bigram, others, of_bigram, of_unigram = _parts(table, s, exclude[b])
+        bigram_mass, unigram_mass, bigram_scale, unigram_scale = _masses_and_scales(
+            table, s, exclude[b]
+        )
         for k in range(ids.shape[1]):
             j = ids[b, k]
-            place = _find(table, s, j)
-            mass = unigram[j] * of_unigram
-            mass += table.counts[place] * of_bigram if place >= 0 else 0.0
+            index = _find(table, s, j)
+            mass = unigram[j] * unigram_scale
+            mass += table.counts[index] * bigram_scale if index >= 0 else 0.0
             if j == exclude[b]:
                 log_q[b, k] = -np.inf
             else:
-                log_q[b, k] = math.log(mass) - math.log(bigram + others)
+                log_q[b, k] = math.log(mass) - math.log(bigram_mass + unigram_mass)

@@ -1,6 +1,6 @@
-"""Samplers by how frequent classes are: Zipf's law, counts, and what has been seen.
+"""Samplers by class frequency: Zipf's law, counts, and frequencies learned from labels.
 
-A new one of fixed frequencies makes weights for a `WeightedSampler`.
+A new sampler of fixed frequencies passes weights to `WeightedSampler`.
 """
 
 from __future__ import annotations
@@ -31,31 +31,30 @@ from samplesoft.samplers.base import Draw, Rows, Sampler
 from samplesoft.samplers.static import WeightedSampler
 from samplesoft.samplers.tree.kernel_tree import MIN_FLOOR, KernelTree
 
-_MOST_LABELS = 1 << 62  # that a sampler may follow
-_LONG_GAPS = 16.0  # mean gaps: chance leaves one open for so long once in exp(16), 9 million, times
-_LEAST_COUNT = 5e-324  # that is above 0
-_LARGEST_EXPONENT = 900  # of two: the weight of one observation in a tree at most
-_LONGEST_GAP = 1e300  # mean gap of a class before it is observed
-_BLOCK_CLASSES = (
-    1024  # classes of which it is known together when the next open gap has to be looked at
-)
+_MAX_LABELS = 1 << 62  # labels that a sampler can follow
+_LONG_GAP_RATIO = 16.0  # in mean gaps; a gap so long has the probability exp(-16), 1 in 9 million
+_MIN_COUNT = 5e-324  # the smallest positive float64
+_MAX_EXPONENT = 900  # of 2: bounds the weight of one observation in a tree
+_MAX_GAP = 1e300  # mean gap of a class before it is observed
+# classes with a common lower bound on the time of the next check of an open gap
+_BLOCK_CLASSES = 1024
 
 
 class LogUniformSampler(WeightedSampler):
     """Draw the class of rank k with probability ``log((k + 2) / (k + 1)) / log(n + 1)``.
 
-    Zipf's law for classes by falling frequency, as TensorFlow's ``log_uniform_candidate_sampler``
-    has it. Without `counts` **the number of a class must be its rank**: 0 is the most frequent
-    one. With classes in another order, such as that of their names, draws are often worse than
-    uniform ones.
+    Zipf's law for classes by decreasing frequency, as in TensorFlow's
+    ``log_uniform_candidate_sampler``. Without `counts`, **the index of a class must be its rank**:
+    0 is the most frequent class. With classes in another order, such as alphabetical, draws are
+    often worse than uniform ones.
 
     Parameters
     ----------
     num_classes : int
         Number of classes n.
     counts : array_like, shape (n,), optional
-        How often each class occurs, in any unit, by which classes are ranked; of equal counts the
-        first class comes first.
+        Count of each class, in any unit, to rank classes by; of equal counts the first class comes
+        first.
     replace : bool
         False to draw without replacement.
 
@@ -64,7 +63,7 @@ class LogUniformSampler(WeightedSampler):
     TypeError, ValueError
         If an argument is malformed.
     MemoryError
-        If so many classes do not fit.
+        If the sampler does not fit in memory.
 
     Examples
     --------
@@ -78,52 +77,52 @@ class LogUniformSampler(WeightedSampler):
         self, num_classes: int, *, counts: ArrayLike | None = None, replace: bool = True
     ) -> None:
         n = as_count("num_classes", num_classes)
-        require_memory("num_classes", n, 40.0 * n)  # an alias table is made of them
+        require_room("num_classes", n, 40.0 * n)  # for the alias table
         checked = None if counts is None else as_counts("counts", to_host(counts), n)
-        # the sum of all is log(n + 1), by which the base class divides
+        # the weights sum to log(n + 1), by which the base class divides
         super().__init__(log_uniform_weights(n), replace=replace)
-        # ranks are drawn, and each is the class at its place in the order
+        # ranks are drawn, and mapped to classes by `_order`
         self._order: IntArray | None = None
         if checked is not None:
-            order = _by_falling(checked)
-            if (order[1:] < order[:-1]).any():  # else classes are ranks
+            order = _by_decreasing(checked)
+            if (order[1:] < order[:-1]).any():  # otherwise classes are ranks
                 self._order = order
                 self._ranks = np.argsort(order)
 
-    def _rank(self, classes: IntArray) -> IntArray:
-        """Return the ranks of classes; where there is none, `NO_CLASS`, it stays."""
+    def _ranks_of(self, classes: IntArray) -> IntArray:
+        """Return the ranks of classes; `NO_CLASS` stays as it is."""
         if self._order is None:
             return classes
         ranks: IntArray = np.where(classes >= 0, self._ranks[classes], classes)
         return ranks
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
-        draw = super()._sample(h, m, self._rank(exclude), key)
+        draw = super()._sample(h, m, self._ranks_of(exclude), key)
         if self._order is None:
             return draw
         return Draw(self._order[draw.ids], draw.log_q, draw.log_inclusion)
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
-        return super()._log_prob(h, self._rank(ids), self._rank(exclude))
+        return super()._log_prob(h, self._ranks_of(ids), self._ranks_of(exclude))
 
-    def _inclusion_of(self, m: int, ids: IntArray, exclude: IntArray) -> FloatArray:
-        return super()._inclusion_of(m, self._rank(ids), self._rank(exclude))
+    def _inclusion_of_classes(self, m: int, ids: IntArray, exclude: IntArray) -> FloatArray:
+        return super()._inclusion_of_classes(m, self._ranks_of(ids), self._ranks_of(exclude))
 
     def _log_mass(self, h: Rows, exclude: IntArray) -> FloatArray:
-        return super()._log_mass(h, self._rank(exclude))
+        return super()._log_mass(h, self._ranks_of(exclude))
 
 
 class UnigramSampler(WeightedSampler):
     """Draw each class in proportion to a power of its count.
 
-    A class that never occurs counts as half of the rarest that does.
+    A class with count 0 is treated as half of the smallest positive count.
 
     Parameters
     ----------
     counts : array_like, shape (n,)
-        How often each class occurs, in any unit: at least 0, not all 0.
+        Count of each class, in any unit: at least 0, not all 0.
     power : float
-        Distortion: 1 for the counts as they are, near 0 for uniform.
+        Exponent: 1 for the counts themselves, near 0 for uniform.
     replace : bool
         False to draw without replacement.
 
@@ -144,38 +143,38 @@ class UnigramSampler(WeightedSampler):
     """
 
     def __init__(self, counts: ArrayLike, *, power: float = 0.75, replace: bool = True) -> None:
-        # the message speaks of counts, not of the weights that the base class would check
+        # checked here, so that the message names counts and not weights
         checked = as_counts("counts", to_host(counts))
         weights = unigram_weights(checked, as_positive("power", power))
         super().__init__(weights, replace=replace)
 
 
 class LearnedUnigramSampler(Sampler):
-    """Classes in proportion to a power of how often they have been observed.
+    """Draws in proportion to a power of the counts of observed labels.
 
-    A tree over the counts makes an observation and a draw cost O(log n).
+    A tree over the counts makes each observation and each draw cost O(log n).
 
     Parameters
     ----------
     num_classes : int
         Number of classes n.
     power : float
-        Distortion: 1 for the counts as they are, near 0 for uniform.
+        Exponent: 1 for the counts themselves, near 0 for uniform.
     initial : float or array_like, shape (n,)
-        Count of every class, or of each, before the first observation; greater than 0.
+        Count of all classes, or of each class, before the first observation; greater than 0.
 
     Raises
     ------
     TypeError, ValueError
         If an argument is malformed.
     MemoryError
-        If so many classes do not fit.
+        If the sampler does not fit in memory.
 
     Notes
     -----
-    With ``power=1`` and a whole `initial`, sums in the tree are whole numbers and exact, in any
-    order of observations. Else they are rounded in float64, as is q then; it is exact for the
-    draws all the same.
+    With ``power=1`` and integer `initial`, sums in the tree are integers and exact, in any order of
+    observations. Otherwise they are rounded in float64, and so is q; it is still the exact
+    probability of the draws.
 
     References
     ----------
@@ -192,52 +191,54 @@ class LearnedUnigramSampler(Sampler):
     def __init__(self, num_classes: int, *, power: float = 1.0, initial: ArrayLike = 1.0) -> None:
         super().__init__(as_count("num_classes", num_classes))
         self.power = as_positive("power", power)
-        require_memory("num_classes", self.num_classes, 40.0 * self.num_classes)  # and a tree
+        require_room("num_classes", self.num_classes, 40.0 * self.num_classes)  # with the tree
         # one count for all classes, or one for each
-        every = as_array("initial", initial)
-        if every.ndim == 0:
-            every = np.broadcast_to(every, self.num_classes)
-        self._counts = as_counts("initial", every, self.num_classes).copy()
+        initial_counts = as_array("initial", initial)
+        if initial_counts.ndim == 0:
+            initial_counts = np.broadcast_to(initial_counts, self.num_classes)
+        self._counts = as_counts("initial", initial_counts, self.num_classes).copy()
         if self._counts.min() <= 0.0:
             raise ValueError(
                 f"`initial` must be greater than 0, got {self._counts.min()}; a class without a "
                 "count is never drawn."
             )
-        # a power of two, so that whole counts stay exact; the power of an observation, which counts
-        # 1, must be finite in it, however small the first counts are
-        least = 2.0 ** -min(int(_LARGEST_EXPONENT / self.power), _LARGEST_EXPONENT)
-        self._unit = max(2.0 ** (np.frexp(self._counts.max())[1] - 1), least)
+        # a power of two, so that integer counts stay exact. The power of one observation must be
+        # finite in this unit, however small the initial counts are
+        min_unit = 2.0 ** -min(int(_MAX_EXPONENT / self.power), _MAX_EXPONENT)
+        self._unit = max(2.0 ** (np.frexp(self._counts.max())[1] - 1), min_unit)
         self._tree = KernelTree(self._weights(self._counts)[:, None], floor=MIN_FLOOR)
 
     @property
     def counts(self) -> FloatArray:
-        """How often each class has been observed, with its initial count, (n,)."""
+        """Counts (n,) of observations of each class, including its initial count."""
         return self._counts.copy()
 
     def observe(self, labels: Any) -> None:
-        """Count labels (k,), each as often as it occurs; none of them if one is malformed."""
-        ids, times = np.unique(as_ids("labels", labels, self.num_classes), return_counts=True)
+        """Count labels (k,); none of them if one is malformed."""
+        ids, num_observed = np.unique(
+            as_ids("labels", labels, self.num_classes), return_counts=True
+        )
         if len(ids) == 0:
             return
-        self._count(ids, self._counts[ids] + times)
+        self._set_counts(ids, self._counts[ids] + num_observed)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return the counts, (n,)."""
         return {"counts": self.counts}
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Go back to the counts of a `state`."""
+        """Restore the counts of a `state`."""
         if set(as_named_arrays("state", state)) != {"counts"}:
             raise ValueError(f"`state` must hold counts, got {', '.join(state) or 'nothing'}.")
         counts = as_counts("state['counts']", state["counts"], self.num_classes)
         if counts.min() <= 0.0:
             raise ValueError(f"`state['counts']` must be greater than 0, got {counts.min()}.")
-        # all sums anew: they are those of a new sampler with these counts, to the bit
-        self._count(np.arange(self.num_classes), counts)
+        # rebuilds all sums: bits equal those of a new sampler with these counts
+        self._set_counts(np.arange(self.num_classes), counts)
 
-    def _count(self, ids: IntArray, counts: FloatArray) -> None:
+    def _set_counts(self, ids: IntArray, counts: FloatArray) -> None:
         """Set the counts (k,) of classes."""
-        # into the tree first, which may refuse them; then nothing has changed
+        # the tree first, because it may refuse them; then nothing has changed
         self._tree._prepare_update(ids, self._weights(counts)[:, None])()
         self._counts = writable(self._counts)
         self._counts[ids] = counts
@@ -252,7 +253,7 @@ class LearnedUnigramSampler(Sampler):
         return weights
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
-        # one feature, the weight: with a context of 1 the tree draws in proportion to it
+        # the weight is the only feature: with a context of 1, the tree draws in proportion to it
         return self._tree._sample(np.ones((len(h), 1)), m, exclude, key)
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
@@ -263,52 +264,53 @@ class LearnedUnigramSampler(Sampler):
 
 
 class StreamingUnigramSampler(LearnedUnigramSampler):
-    r"""Classes in proportion to a power of how often they occur of late, by the gaps between them.
+    r"""Draws in proportion to a power of recent frequencies, estimated from gaps between labels.
 
-    Of each class there is kept when it was last observed, and a moving mean of the gaps between
-    its observations, counted in labels. Its frequency is one over that. A gap that is still open
-    counts once it is longer than 16 mean ones. So the estimates follow a stream whose frequencies
-    change, in which classes come and go, as `LearnedUnigramSampler` does ever less.
+    For each class, the sampler keeps the time of the last observation and a moving average of the
+    gaps between observations, counted in labels. The frequency estimate is 1 over this average. A
+    gap that is still open counts once it is longer than 16 average gaps. The estimates therefore
+    follow a stream whose frequencies change and in which classes come and go, whereas
+    `LearnedUnigramSampler` adapts ever more slowly.
 
     Parameters
     ----------
     num_classes : int
         Number of classes n.
     rate : float
-        Weight of a new gap, above 0 and at most 1. Estimates remember some ``1 / rate`` gaps, and
-        are off by about ``sqrt(rate / 2)`` of themselves.
+        Weight of a new gap, above 0 and at most 1. Estimates average over about ``1 / rate`` gaps,
+        and have a relative error of about ``sqrt(rate / 2)``.
     power : float
-        Distortion: 1 for the frequencies as they are, near 0 for uniform.
+        Exponent: 1 for the frequencies themselves, near 0 for uniform.
     initial : float or array_like, shape (n,)
-        Count of every class, or of each, in any unit, before the first observation; greater than
-        0. A class has the frequency that follows from it until it is observed, or missing for long.
+        Count of all classes, or of each class, in any unit, before the first observation; greater
+        than 0. It defines the frequency of a class until the class is observed, or missing for
+        long.
 
     Raises
     ------
     TypeError, ValueError
         If an argument is malformed.
     MemoryError
-        If so many classes do not fit.
+        If the sampler does not fit in memory.
 
     Notes
     -----
-    The paper [1]_ counts time in batches, in which a class is seen or not; so classes that are in
-    every batch are alike to it. Here each label is a moment, and their order within a batch
-    counts. While a class has had fewer than ``1 / rate`` gaps, all of them and the initial one
-    weigh the same, so that rare classes do not keep what they began with. The paper's hashing of
-    classes into fewer places is left out: n numbers fit where class vectors do.
+    The paper [1]_ measures time in batches, in which a class is seen or not; classes that are in
+    every batch are therefore indistinguishable. Here every label is a time step, and the order
+    within a batch matters. While a class has had fewer than ``1 / rate`` gaps, all of them and the
+    initial one have equal weights, so that rare classes forget their initial frequency. The paper's
+    hashing of classes is omitted: n values fit in memory if class vectors do.
 
-    **Classes that stay away.** In the paper a class that is not seen any more keeps its frequency
-    for ever. Here a gap that has been open for a labels, more than 16 times the mean, is added to
-    the mean as if it ended now; so the frequency of a class is at most ``1 / (rate * a)`` then.
-    Where a class keeps coming, chance leaves a gap open for so long once in nine million times, so
-    that a rare class has what the gaps between its observations say. The mean is rounded down to
-    four binary digits of its growth, so that an open gap is looked at now and then, and not with
-    each label; how labels are divided among calls of `observe` changes nothing.
+    **Classes that disappear.** In the paper, a class that is no longer seen keeps its frequency for
+    ever. Here, a gap that has been open for a labels, more than 16 average gaps, is added to the
+    average as if it ended now. The frequency of a class is then at most ``1 / (rate * a)``. For a
+    class that keeps coming, a gap is so long by chance once in nine million times. The estimate of
+    a rare class thus depends on the gaps between its observations only. The growth of the average
+    is rounded down to four binary digits, so that an open gap is updated now and then, and not at
+    each label. The division of labels into calls of `observe` changes nothing.
 
-    Estimates of all classes need not sum to 1; what is drawn from is divided by their sum, and q
-    is exact. `counts` are the estimates times the sum of `initial`, of which a unit is taken in
-    which the sum is finite.
+    Estimates need not sum to 1. They are normalised for the draws, and q is exact. `counts` are the
+    estimates times the sum of `initial`, in a unit in which the sum is finite.
 
     References
     ----------
@@ -329,9 +331,9 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
     array([[0.001, 0.5  , 0.5  ]])
     """
 
-    # (blocks, _BLOCK_CLASSES): the time when the open gap of a class may count for more
+    # (blocks, _BLOCK_CLASSES): time when the open gap of a class has to be checked
     _due: IntArray
-    _due_in_block: IntArray  # (blocks,): no later than the first of a block
+    _due_in_block: IntArray  # (blocks,): lower bound on the times of a block
 
     def __init__(
         self,
@@ -344,39 +346,39 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
         super().__init__(num_classes, power=power, initial=initial)
         self.rate = as_positive("rate", as_share("rate", rate))
         with np.errstate(over="ignore"):
-            self._total = float(self._counts.sum())  # of which a class with a gap of 1 has all
+            self._total = float(self._counts.sum())  # the count of a class with an average gap of 1
         if self._total == np.inf:
-            self._counts = np.maximum(scale_by_power_of_two(self._counts), _LEAST_COUNT)
-            self._unit = 0.5  # of the greatest, as before: what is drawn from stays as it is
+            self._counts = np.maximum(scale_by_power_of_two(self._counts), _MIN_COUNT)
+            self._unit = 0.5  # of the largest, as before: the distribution does not change
             self._total = float(self._counts.sum())
         with np.errstate(over="ignore"):
-            gaps = np.minimum(self._total / self._counts, _LONGEST_GAP)
-        self._gaps: FloatArray = gaps  # means of those that have ended
-        self._seen, self._last = np.zeros((2, self.num_classes), np.int64)  # how often, and when
+            gaps = np.minimum(self._total / self._counts, _MAX_GAP)
+        self._gaps: FloatArray = gaps  # average of the gaps that have ended
+        self._seen, self._last = np.zeros((2, self.num_classes), np.int64)  # number and last time
         self._time = 0  # labels so far
         self._schedule_all()
 
     def observe(self, labels: Any) -> None:
-        """Follow labels (k,) in their order; none of them if one is malformed."""
+        """Learn from labels (k,) in their order; from none of them if one is malformed."""
         ids = as_ids("labels", labels, self.num_classes).reshape(-1)
         if len(ids) == 0:
             return
-        classes, places = np.unique(ids, return_inverse=True)
+        classes, indices = np.unique(ids, return_inverse=True)
         gaps = self._gaps[classes]
         seen = self._seen[classes]
         last = self._last[classes]
-        _follow(places, self._time, self.rate, gaps, seen, last)
+        _update_gaps(indices, self._time, self.rate, gaps, seen, last)
         now = self._time + len(ids)
-        blocks, missing = self._missing(now, classes)
+        blocks, overdue = self._overdue(now, classes)
         means, due = _with_open_gaps(
-            np.append(gaps, self._gaps[missing]),
-            np.append(seen, self._seen[missing]),
-            np.append(last, self._last[missing]),
+            np.append(gaps, self._gaps[overdue]),
+            np.append(seen, self._seen[overdue]),
+            np.append(last, self._last[overdue]),
             now,
             self.rate,
         )
-        changed = np.append(classes, missing)
-        self._count(changed, self._total / means)  # which may refuse; then nothing has changed
+        changed = np.append(classes, overdue)
+        self._set_counts(changed, self._total / means)  # which may refuse; then nothing has changed
         for name, values in (("_gaps", gaps), ("_seen", seen), ("_last", last)):
             setattr(self, name, writable(getattr(self, name)))
             getattr(self, name)[classes] = values
@@ -387,37 +389,37 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
         np.minimum.at(self._due_in_block, changed // _BLOCK_CLASSES, due)
         self._due_in_block[blocks] = self._due[blocks].min(axis=1)
 
-    def _missing(self, now: int, observed: IntArray) -> tuple[IntArray, IntArray]:
-        """Return blocks whose classes are looked at, and those whose open gap counts for more.
+    def _overdue(self, now: int, observed: IntArray) -> tuple[IntArray, IntArray]:
+        """Return checked blocks, and classes whose open gaps count for more, except those observed.
 
-        Classes that are `observed`, (k,), are none of these.
+        `observed` (k,) are classes with labels in this call.
         """
-        # of a block it is known when the first of its classes is due, or that none is before
+        # `_due_in_block` bounds the times of a block, so that most blocks are skipped
         blocks = np.flatnonzero(self._due_in_block <= now)
-        places, within = np.nonzero(self._due[blocks] <= now)
-        missing = np.setdiff1d(
-            blocks[places] * _BLOCK_CLASSES + within, observed, assume_unique=True
+        rows, columns = np.nonzero(self._due[blocks] <= now)
+        overdue = np.setdiff1d(
+            blocks[rows] * _BLOCK_CLASSES + columns, observed, assume_unique=True
         )
-        return blocks, missing
+        return blocks, overdue
 
     def _schedule_all(self) -> None:
-        """Find anew when the open gap of each class is to be looked at."""
+        """Recompute when the open gap of each class has to be checked."""
         means, due = _with_open_gaps(self._gaps, self._seen, self._last, self._time, self.rate)
-        # as of a state of an earlier version, in which open gaps do not count
+        # a state of an earlier version, without open gaps
         due[means != self._gaps] = self._time + 1
         num_blocks = -(-self.num_classes // _BLOCK_CLASSES)
-        self._due = np.full((num_blocks, _BLOCK_CLASSES), _MOST_LABELS)
+        self._due = np.full((num_blocks, _BLOCK_CLASSES), _MAX_LABELS)
         self._due.reshape(-1)[: self.num_classes] = due
         self._due_in_block = self._due.min(axis=1)
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Return counts, mean gaps, how often and when last observed, (n,), and the time."""
+        """Return counts, average gaps, numbers and last times of observations, and the time."""
         times = {"seen": self._seen.copy(), "last": self._last.copy()}
-        numbers = {"counts": self.counts, "gaps": self._gaps.copy()}
-        return {**numbers, **times, "time": np.array([self._time])}
+        estimates = {"counts": self.counts, "gaps": self._gaps.copy()}
+        return {**estimates, **times, "time": np.array([self._time])}
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Go back to a `state`."""
+        """Restore a `state`."""
         names = {"counts", "gaps", "seen", "last", "time"}
         if set(as_named_arrays("state", state)) != names:
             raise ValueError(
@@ -429,12 +431,12 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
             for name in ("counts", "gaps")
         )
         seen, last, time = (
-            as_ids(f"state['{name}']", state[name], _MOST_LABELS)
+            as_ids(f"state['{name}']", state[name], _MAX_LABELS)
             for name in ("seen", "last", "time")
         )
-        same = seen.shape == last.shape == gaps.shape and time.shape == (1,)
+        shapes_match = seen.shape == last.shape == gaps.shape and time.shape == (1,)
         if (
-            not same
+            not shapes_match
             or min(gaps.min(), counts.min()) <= 0.0
             or max(seen.max(), last.max()) > time[0]
         ):
@@ -443,7 +445,7 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
                 f"last seen, before the time; got gaps from {gaps.min()}, and times of shapes "
                 f"{seen.shape}, {last.shape} and {time.shape}."
             )
-        self._count(np.arange(self.num_classes), counts)
+        self._set_counts(np.arange(self.num_classes), counts)
         self._gaps = gaps
         self._seen = seen.copy()
         self._last = last.copy()
@@ -452,15 +454,15 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
 
 
 @njit
-def _follow(
+def _update_gaps(
     ids: IntArray, time: int, rate: float, gaps: FloatArray, seen: IntArray, last: IntArray
 ) -> None:
-    """Move the mean gaps of classes by observations (k,) after a time."""
+    """Update the average gaps of classes by observations (k,) after a time."""
     for i in range(len(ids)):
         j = ids[i]
         now = time + i + 1
         seen[j] += 1
-        weight = max(rate, 1.0 / (seen[j] + 1))  # of the first gaps, and the initial one, a mean
+        weight = max(rate, 1.0 / (seen[j] + 1))  # at first the mean of all gaps and the initial one
         gaps[j] += weight * (now - last[j] - gaps[j])
         last[j] = now
 
@@ -468,50 +470,50 @@ def _follow(
 def _with_open_gaps(
     gaps: FloatArray, seen: IntArray, last: IntArray, now: int, rate: float
 ) -> tuple[FloatArray, IntArray]:
-    """Return mean gaps (k,) in which long open ones count, and when they next count for more.
+    """Return average gaps (k,) including long open gaps, and when these count for more.
 
-    They are a function of the arguments alone, and so are estimates of the labels so far.
+    Both are functions of the arguments alone, and so of the labels observed.
     """
-    weight = np.maximum(rate, 1.0 / (seen + 2.0))  # which a gap would have that ended now
-    with np.errstate(over="ignore"):  # of a class that is hardly ever expected
-        lengths = (now - last) / gaps
-        growth = np.where(lengths > _LONG_GAPS, 1.0 + weight * (lengths - 1.0), 1.0)
+    weight = np.maximum(rate, 1.0 / (seen + 2.0))  # of a gap that ends now
+    with np.errstate(over="ignore"):  # classes with tiny frequencies
+        gap_ratios = (now - last) / gaps
+        growth = np.where(gap_ratios > _LONG_GAP_RATIO, 1.0 + weight * (gap_ratios - 1.0), 1.0)
         mantissa, exponent = np.frexp(growth)
         growth = np.ldexp(np.floor(16.0 * mantissa) / 16.0, exponent)
-        more = growth + np.ldexp(1.0 / 16.0, exponent)
-        lengths = np.maximum(_LONG_GAPS, 1.0 + (more - 1.0) / weight)
-        # a label early, whatever rounding does: there is nothing to change then
-        later = np.minimum(last + np.floor(lengths * gaps) - 1.0, float(_MOST_LABELS))
-    return gaps * growth, np.maximum(later.astype(np.int64), now + 1)
+        next_growth = growth + np.ldexp(1.0 / 16.0, exponent)
+        gap_ratios = np.maximum(_LONG_GAP_RATIO, 1.0 + (next_growth - 1.0) / weight)
+        # one label early, to be safe from rounding: nothing changes then
+        next_check = np.minimum(last + np.floor(gap_ratios * gaps) - 1.0, float(_MAX_LABELS))
+    return gaps * growth, np.maximum(next_check.astype(np.int64), now + 1)
 
 
 def log_uniform_weights(num_classes: int, counts: FloatArray | None = None) -> FloatArray:
-    """Return Zipf's law (n,), ``log((k + 2) / (k + 1))`` for the class of rank k.
+    """Return unnormalised Zipf weights (n,), ``log((k + 2) / (k + 1))`` for the class of rank k.
 
-    Their sum is ``log(n + 1)``. The rank is that by falling `counts` (n,), or the number of the
-    class where there are none.
+    Their sum is ``log(n + 1)``. Ranks are by decreasing `counts` (n,); without counts they are
+    class indices.
     """
-    # log1p keeps the digits of a ratio next to 1, where a difference of logs would cancel
+    # log1p keeps the digits that a difference of logarithms would lose
     weights = np.log1p(1.0 / np.arange(1.0, num_classes + 1.0))
     if counts is not None:
-        weights[_by_falling(counts)] = weights.copy()
+        weights[_by_decreasing(counts)] = weights.copy()
     return weights
 
 
-def _by_falling(counts: FloatArray) -> IntArray:
-    """Return the classes from the greatest of counts (n,) to the least."""
-    # stable, so that classes that are numbered by rank stay as they are
+def _by_decreasing(counts: FloatArray) -> IntArray:
+    """Return the classes by decreasing counts (n,)."""
+    # stable, so that classes in the order of rank stay as they are
     return np.argsort(-counts, kind="stable")
 
 
 def unigram_weights(counts: FloatArray, power: float) -> FloatArray:
-    """Return the counts (n,) to a power, divided by the greatest.
+    """Return the counts (n,) to a power, relative to the largest.
 
-    A class that never occurs counts as half of the rarest that does, so that it can be drawn.
+    A class with count 0 is treated as half of the smallest positive count, so that it can be drawn.
     """
-    # an estimate for unseen classes, as q must be above 0 for each
-    unseen = max(0.5 * counts[counts > 0.0].min(), _LEAST_COUNT)
+    # an estimate for unseen classes, because q must be above 0 for each
+    unseen = max(0.5 * counts[counts > 0.0].min(), _MIN_COUNT)
     counts = np.where(counts > 0.0, counts, unseen)
-    with np.errstate(over="ignore"):  # the power of a ratio below 1 may be 0
+    with np.errstate(over="ignore"):  # a large negative log times the power
         weights: FloatArray = np.exp(power * (np.log(counts) - np.log(counts.max())))
     return weights

@@ -1,7 +1,7 @@
-"""Draws from a softmax as the best of perturbed logits: several at once, and without all of them.
+"""Draws from a softmax by the Gumbel-max trick: several without replacement, and lazily.
 
-Independent Gumbel numbers are added to the logits. The best class is a draw from the softmax, and
-the k best are one of k draws without replacement.
+Independent Gumbel noise is added to the logits. The class with the largest sum is a draw from the
+softmax, and the k largest are k draws without replacement.
 """
 
 from __future__ import annotations
@@ -33,38 +33,38 @@ from samplesoft.samplers.k_means import k_means, require_distances
 
 Rng = int | np.random.Generator | None
 _S12 = np.uint64(12)
-_TAIL_STREAM = np.uint64(1 << 63)  # of a stream, a number that no context has
+_TAIL_STREAM = np.uint64(1 << 63)  # a stream number that no context has
 
 
 @dataclass(frozen=True, eq=False)
 class GumbelDraw(Draw):
-    """What `gumbel_top_k` returns.
+    """Result of `gumbel_top_k`.
 
     Parameters
     ----------
     ids : ndarray of int64, shape (B, k)
-        Distinct classes, in the order in which they are drawn.
+        Distinct classes, in the order of the draws.
     log_q : ndarray of float64, shape (B, k)
         Their log-softmax.
     log_inclusion : ndarray of float64, shape (B, k)
-        ``log(1 - exp(-exp(log_q - threshold)))``, the logarithm of the probability to be among the
-        k best **given** the threshold.
+        ``log(1 - exp(-exp(log_q - threshold)))``, the log-probability of being among the k largest
+        **given** the threshold.
     threshold : ndarray of float64, shape (B,)
-        The perturbed log-softmax of the best class that is not drawn; -inf if all are.
+        The largest perturbed log-softmax of the other classes; -inf if there are none.
     """
 
     threshold: FloatArray | None = None
 
 
 def gumbel_top_k(logits: ArrayLike, k: int, *, rng: Rng = None) -> GumbelDraw:
-    """Draw k distinct classes in turn from the softmax of what is left, by Gumbel numbers.
+    """Draw k classes from the softmax without replacement, by Gumbel noise.
 
     Parameters
     ----------
     logits : array_like, shape (n,) or (B, n)
         Finite logits.
     k : int
-        Number of classes, from 1, which is a draw from the softmax, to n, a random order.
+        Number of classes, from 1 (a draw from the softmax) to n (a random order).
     rng : int or numpy.random.Generator or None
         Seed of the draws.
 
@@ -80,14 +80,14 @@ def gumbel_top_k(logits: ArrayLike, k: int, *, rng: Rng = None) -> GumbelDraw:
 
     Notes
     -----
-    **Weights.** The sum of ``f_j / q_j`` over the k classes, with log q = `log_inclusion`, is an
-    estimate of the sum of f over all n without bias for k < n [2]_, and exact for k = n; so a loss
-    of scheme ``masked`` on this draw has an S of mean Z. That is a probability given the threshold,
-    which is random; the plain one, an integral, is that of `WeightedSampler` with
-    ``replace=False``, which draws from the same law.
+    **Weights.** With log q = `log_inclusion`, the sum of ``f_j / q_j`` over the k classes is an
+    unbiased estimate of the sum of f over all n for k < n [2]_, and exact for k = n. A loss with
+    scheme ``masked`` on this draw therefore has E[S] = Z. These probabilities are conditional on
+    the threshold, which is random. The unconditional ones, an integral, are those of
+    `WeightedSampler` with ``replace=False``, which has the same distribution.
 
-    Take it where all logits are there anyway, as in the steps of a beam search, for one row at a
-    time: it costs O(n) numbers a row. `SoftmaxSampler` draws with replacement.
+    Use it if all logits are known anyway, as in a beam search; it takes O(n) for each row.
+    `SoftmaxSampler` draws with replacement.
 
     References
     ----------
@@ -107,66 +107,66 @@ def gumbel_top_k(logits: ArrayLike, k: int, *, rng: Rng = None) -> GumbelDraw:
         raise ValueError(f"`k` must be at most the number of classes {n}, got {k}.")
     with quiet():
         log_p = np.maximum(log_softmax(o, axis=1), -1e300)
-    noise = _gumbels(as_key(rng), batch, n)
+    noise = _gumbel_noise(as_key(rng), batch, n)
     perturbed = log_p + noise
     order = np.argsort(-perturbed, axis=1)
-    far = np.flatnonzero(log_p.min(axis=1) < -FAR)
-    order[far] = _exact_order(o[far], noise[far])
+    large_rows = np.flatnonzero(log_p.min(axis=1) < -FAR)
+    order[large_rows] = _order_without_rounding(o[large_rows], noise[large_rows])
     ids = np.ascontiguousarray(order[:, :k])
     log_q = np.take_along_axis(log_p, ids, axis=1)
     threshold = np.full(batch, -np.inf)
     if k < n:
         threshold = np.take_along_axis(perturbed, order[:, k : k + 1], axis=1)[:, 0]
-    with np.errstate(over="ignore"):  # of a class that is certain
-        above = log_q - threshold[:, None]
+    with np.errstate(over="ignore"):  # a class that is certain
+        excess = log_q - threshold[:, None]
         for b in np.flatnonzero((threshold < -FAR) & (k < n)):
             # log q - (log q' + g), where both logarithms may be so large that g is lost
             best = order[b, k]
-            above[b] = (o[b, ids[b]] - o[b, best]) - noise[b, best]
-        log_inclusion = np.log(-np.expm1(-np.exp(above)))
+            excess[b] = (o[b, ids[b]] - o[b, best]) - noise[b, best]
+        log_inclusion = np.log(-np.expm1(-np.exp(excess)))
     return GumbelDraw(ids, log_q, log_inclusion, threshold)
 
 
-def _exact_order(logits: FloatArray, noise: FloatArray) -> IntArray:
-    """Return the classes of rows (B, n) by falling sums of logits and noise, without rounding."""
-    # Rounded sums do not change the order but where they are equal; what they leave out, which is
-    # known exactly (Knuth), decides there. Of -1e17 + 0.3 that is 0.3.
+def _order_without_rounding(logits: FloatArray, noise: FloatArray) -> IntArray:
+    """Return the classes of rows (B, n) by decreasing sum of logit and noise, without rounding."""
+    # Rounding preserves the order of sums, except that different sums may become equal. Their
+    # rounding errors, which are known exactly (Knuth), then decide: 0.3 for -1e17 + 0.3.
     sums = logits + noise
-    added = sums - logits
-    left_out = (logits - (sums - added)) + (noise - added)
-    order: IntArray = np.lexsort((-left_out, -sums), axis=1)
+    rounded_noise = sums - logits
+    rounding_error = (logits - (sums - rounded_noise)) + (noise - rounded_noise)
+    order: IntArray = np.lexsort((-rounding_error, -sums), axis=1)
     return order
 
 
 class _Cells(NamedTuple):
-    """Cells (K,) of similar classes: those of cell i are ``order[starts[i] : starts[i + 1]]``.
+    """Cells (K,) of similar classes; those of cell i are ``order[offsets[i] : offsets[i + 1]]``.
 
-    No logit of one exceeds ``q . center + |q| reach`` for a query q.
+    The logits of a cell are at most ``q . center + |q| radius`` for a query q.
     """
 
     order: IntArray  # (n,)
-    starts: IntArray  # (K + 1,)
+    offsets: IntArray  # (K + 1,)
     centers: FloatArray  # (K, d)
-    reach: FloatArray  # (K,)
+    radii: FloatArray  # (K,)
 
 
 class LazyGumbel:
-    r"""Exact draws from ``softmax(tau h.c)`` that look at about sqrt(n) logits each.
+    r"""Exact draws from ``softmax(tau h.c)`` that score about sqrt(n) classes each.
 
-    Of a context the largest logits, its *head*, are found once. A draw perturbs these, and of the
-    others, the *tail*, only the classes whose Gumbel numbers are so large that they might win:
-    with M the best of the head and c a bound on the logits of the tail, those above ``M - c``.
-    Each class of the tail has one with the chance ``1 - exp(-exp(c - M))``, so their number is
-    binomial and their places are uniform.
+    The largest logits of a context, its *head*, are found once. A draw perturbs these with Gumbel
+    noise. Of all other classes, the *tail*, it scores only those whose noise is so large that they
+    might win: above ``M - c``, with the maximum M over the head and a bound c on the logits of the
+    tail. Each class of the tail exceeds this with probability ``1 - exp(-exp(c - M))``, so that
+    their number is binomial and their positions are uniform.
 
     Parameters
     ----------
     class_embeddings : array_like, shape (n, d)
         One row for each class, float32 or float64; copied.
     num_head : int, optional
-        Size k of the head, the square root of n if left out.
+        Size k of the head; the square root of n by default.
     num_clusters : int, optional
-        Number of clusters of classes by which heads are found. Left out, all n logits are computed.
+        Number of clusters of classes to find heads with. By default, all n logits are computed.
     tau : float, optional
         Inverse temperature, 1 by default.
 
@@ -177,48 +177,31 @@ class LazyGumbel:
 
     Notes
     -----
-    **Cost.** A draw looks at k logits that are known and in the mean at no more than
-    ``(n - k) e^c / Z_head`` of the tail: ``e^-M`` is ``1 / Z_head`` in the mean, and Z_head is at
-    least ``k e^c`` with an exact head, which makes it n / k. The head itself costs all n logits of
-    a context, as much as `SoftmaxSampler` needs for any number of draws; so there is something to
-    gain only with clusters, or with a `head` from an index and a `tail_bound` to go with it. A
-    bound that does not hold makes other draws: a class of the tail that is seen above it is an
-    error, but not all are.
+    **Cost.** A draw uses k known logits and scores on average at most ``(n - k) e^c / Z_head``
+    classes of the tail: ``E[e^-M]`` is ``1 / Z_head``. With an exact head, Z_head is at least ``k
+    e^c``, which makes it at most n / k. The head itself takes all n logits of a context, as much as
+    `SoftmaxSampler` needs for any number of draws. There is a gain only with clusters, or with a
+    `head` from an index and a `tail_bound` for it. With a bound that does not hold, draws have
+    another distribution; scoring a class above the bound is an error, but not all are scored.
 
-    **Heads by clusters.** K-means divides the classes into cells. No logit of a cell with the mean
-    :math:`\mu` exceeds :math:`\tau (h \cdot \mu + |h| r)`, with the greatest distance r of its
-    classes from it. Cells are scored in the order of these bounds, until there are k classes and a
-    draw is to look at no more than k others: ``(n - k) e^c <= k Z``, with the bound c of the next
-    cell and the Z of what is scored. The best k are the head, and the greater of c and their least
-    logit is a bound on all others. So draws are from the softmax, whatever the cells.
+    **Heads by clusters.** K-means divides the classes into cells. The logits of a cell with the
+    mean :math:`\mu` are at most :math:`\tau (h \cdot \mu + |h| r)`, with the largest distance r of
+    its classes from the mean. Cells are scored in the order of these bounds, until there are k
+    classes and a draw scores at most k others: ``(n - k) e^c <= k Z``, with the bound c of the next
+    cell and the sum Z over scored classes. The best k are the head. The larger of c and the
+    smallest logit of the head bounds all others. Draws are thus from the softmax, whatever the
+    cells.
 
-    **When clusters pay**: for few draws of each of many contexts, and for vectors in tight groups.
-    With 100,000 classes of 64 numbers and k = 317, in the mean over 100 contexts, beside a bound
-    for each cluster (the last column is ``(n - k) e^c / Z_head``):
+    **When clusters pay.** They pay for few draws of each of many contexts, and for vectors in tight
+    groups. For names in a trained language model, ten draws with 3,162 clusters took a third of the
+    time without clusters, and a hundred draws the same time. In one Gaussian, cells are as wide as
+    the whole, and bounds by their radius are useless. The page of benchmarks has the measurements.
 
-    =======================================  ========  =============  ========================
-    vectors                                  clusters  logits scored  looked at by a draw, <=
-    =======================================  ========  =============  ========================
-    any of these                             none      100,000        50
-    names, in a trained language model       316       41,400         443
-    the same                                 3,162     21,600         467
-    1,000 groups, with 0.3 of the spread     1,000     15,800         343
-    that their centers have
-    the same                                 3,162     461            152
-    one Gaussian                             3,162     99,600         308
-    =======================================  ========  =============  ========================
-
-    Ten draws of a name with 3,162 clusters take a third of the time that they take with none. A
-    hundred take about as long, for each looks at more of the tail, and k-means takes as long as
-    2,000 to 3,000 heads without it. In one Gaussian cells are as wide as the whole, and bounds by
-    their radius say nothing. To stop at k classes would not do: a draw of a name would look at
-    nearly all of the tail.
-
-    **Not a `Sampler`.** The probability of a draw, ``exp(logit) / Z``, needs Z. `sample` gives
-    ``logit - log Z-hat`` with the estimate of `log_partition`: all draws of a context are off by
-    the same factor, and in weights that are divided by their sum, as in the scheme ``importance``,
-    it cancels; all of them are equal then, and the gradient has no bias. For the plain schemes the
-    factor is wrong where Z-hat is; take `SoftmaxSampler` there.
+    **Not a `Sampler`.** The probability of a draw, ``exp(logit) / Z``, needs Z. `sample` returns
+    ``logit - log Z-hat`` with the estimate of `log_partition`. All draws of a context have the same
+    error. It cancels in self-normalised weights, as in the scheme ``importance``, where all weights
+    are equal and the gradient has no bias. For the plain schemes the error remains; use
+    `SoftmaxSampler` with them.
 
     References
     ----------
@@ -262,7 +245,7 @@ class LazyGumbel:
         self.tau = as_tau(tau, unit_vectors=False)
         self._cells: _Cells | None = None
         if num_clusters is not None:
-            self._cells = _divide(self._rows, min(n, as_count("num_clusters", num_clusters)))
+            self._cells = _make_cells(self._rows, min(n, as_count("num_clusters", num_clusters)))
         self._largest_norm = float(_norms(self._rows).max())
 
     def sample(
@@ -277,25 +260,25 @@ class LazyGumbel:
         num_sampled : int
             Number of draws m of each, independent.
         head : array_like of int, shape (B, k) or (k,), optional
-            Distinct classes with large logits, as of an index of nearest neighbours; the classes of
-            the `num_head` largest, of those that are scored, if left out.
+            Distinct classes with large logits, as from an index of nearest neighbours. By default
+            the `num_head` largest of the scored classes.
         tail_bound : float or array_like, shape (B,), optional
-            What no logit of another class exceeds. Left out, it is known of a head that is found
-            here, and for a given `head` the product of the norms of the context and of the longest
-            class vector, which always holds.
+            Upper bound on the logits of all other classes. By default it is known for a head found
+            here; for a given `head` it is the norm of the context times the largest norm of a class
+            vector.
         rng : int or numpy.random.Generator or None
             Seed of the draws.
 
         Returns
         -------
         Draw
-            ``ids`` (B, m), exact, and ``log_q`` (B, m), estimates as the class says: their Z has as
-            many classes of the tail as there are in the head.
+            ``ids`` (B, m), exact, and ``log_q`` (B, m), estimates as described in the class: their
+            Z uses as many classes of the tail as there are in the head.
 
         Raises
         ------
         TypeError, ValueError
-            If an argument is malformed, a logit is not finite, or one that is seen of the tail is
+            If an argument is malformed, a logit is not finite, or a scored logit of the tail is
             above `tail_bound`.
         """
         m = as_count("num_sampled", num_sampled)
@@ -307,14 +290,14 @@ class LazyGumbel:
             if bounds.size not in (1, batch):
                 raise ValueError(f"`tail_bound` must have shape ({batch},), got {bounds.shape}.")
         bounds = np.broadcast_to(bounds, batch)
-        # less the greatest, where that is so large that it would swallow Gumbel numbers
-        shifts = _large(scores)
+        # relative to the largest, where that is so large that Gumbel noise would be lost
+        shifts = _large_shifts(scores)
         scores -= shifts[:, None]
-        drawn = np.empty((batch, m), np.int64)
+        ids_drawn = np.empty((batch, m), np.int64)
         logits = np.empty((batch, m))
         for b, bound in enumerate(bounds):
             shift = shifts[b]
-            seen = _race(
+            max_tail_logit = _draw_lazily(
                 self._rows,
                 queries,
                 b,
@@ -322,19 +305,22 @@ class LazyGumbel:
                 scores[b],
                 bound - shift,
                 key,
-                drawn[b],
+                ids_drawn[b],
                 logits[b],
                 shift,
             )
-            # beyond what rounding does to products
-            if tail_bound is not None and seen > (bound - shift) + 1e-6 * (1.0 + abs(bound)):
+            # by more than the rounding of products
+            if tail_bound is not None and max_tail_logit > (bound - shift) + 1e-6 * (
+                1.0 + abs(bound)
+            ):
                 raise ValueError(
                     f"`tail_bound` must be at least each logit outside the head, got {bound} for "
-                    f"context {b}, where one is {seen + shift}; raise it, or leave it out."
+                    f"context {b}, where one is {max_tail_logit + shift}; raise it, or leave "
+                    "it out."
                 )
         tail = np.uint64(mix64(key, _TAIL_STREAM))
         log_z = self._estimate(queries, ids, scores, shifts, k, tail)
-        return Draw(drawn, logits - log_z[:, None])
+        return Draw(ids_drawn, logits - log_z[:, None])
 
     def log_partition(
         self, h: Any, num_tail: int, *, head: Any = None, rng: Rng = None
@@ -342,10 +328,10 @@ class LazyGumbel:
         """Estimate log Z from the head, and a uniform sample of the tail with replacement.
 
         ``Z-hat = sum of e over the head + (n - k) / l * sum of e over l draws`` has the mean Z and
-        the variance ``((n - k) * sum of e^2 - (sum of e)^2) / l``, sums over the tail. Its
-        logarithm is low in the mean, by about half of the variance over Z^2; exactly by the loss
-        bias of `samplesoft.exact_bias` with scheme ``negatives``, uniform q, ``certain`` the head
-        and a label in it.
+        the variance ``((n - k) * sum of e^2 - (sum of e)^2) / l``, with sums over the tail. Its
+        logarithm is too low on average, by about half of the variance over Z^2; exactly by the loss
+        bias of `samplesoft.exact_bias` with scheme ``negatives``, uniform q, the head as
+        ``certain`` and a label in it.
 
         Parameters
         ----------
@@ -361,7 +347,7 @@ class LazyGumbel:
         Returns
         -------
         ndarray of float64, shape (B,)
-            ``log Z-hat``; log Z itself where there is no tail.
+            ``log Z-hat``; exactly log Z without a tail.
 
         Raises
         ------
@@ -374,7 +360,7 @@ class LazyGumbel:
         return self._estimate(queries, ids, scores, np.zeros(len(ids)), count, key)
 
     def _head(self, h: Any, head: Any) -> tuple[Rows, IntArray, FloatArray, FloatArray]:
-        """Return queries tau h, sorted heads (B, k), their logits, and bounds on all others."""
+        """Return queries tau h, sorted heads (B, k), their logits, and bounds on other logits."""
         rows = self._rows
         k = self.num_head
         queries = times_tau(as_float_rows("h", h, rows.shape[1], rows.dtype), self.tau)
@@ -382,38 +368,42 @@ class LazyGumbel:
         if head is not None:
             ids = np.sort(as_ids("head", head, len(rows), len(queries)), axis=1)
             if not ids.shape[1] or not np.diff(ids).all():
-                what = f"a class twice, or none, in shape {ids.shape}; take numpy.unique of a row"
-                raise ValueError(f"`head` must hold distinct classes, got {what}.")
+                requirement = (
+                    f"a class twice, or none, in shape {ids.shape}; take numpy.unique of a row"
+                )
+                raise ValueError(f"`head` must hold distinct classes, got {requirement}.")
         scores = np.empty(ids.shape)
         bounds = np.empty(len(queries))
         for b, query in enumerate(queries):
             with quiet():
                 if head is None:
-                    some, logits, bounds[b] = self._candidates(queries, b)
-                    ids[b] = np.sort(some[np.argpartition(logits, len(logits) - k)[-k:]])
+                    candidates, logits, bounds[b] = self._candidates(queries, b)
+                    ids[b] = np.sort(candidates[np.argpartition(logits, len(logits) - k)[-k:]])
                 scores[b] = rows[ids[b]] @ query
         if not np.isfinite(scores).all():
-            what = f"within the range of {rows.dtype}, got {scores.max()}"
-            raise ValueError(f"`h` must have logits {what}; scale vectors down, or use float64.")
-        if head is None:  # candidates that are left out are no better than the worst of the head
+            requirement = f"within the range of {rows.dtype}, got {scores.max()}"
+            raise ValueError(
+                f"`h` must have logits {requirement}; scale vectors down, or use float64."
+            )
+        if head is None:  # other candidates are not above the smallest logit of the head
             return queries, ids, scores, np.maximum(bounds, scores.min(axis=1))
         return queries, ids, scores, self._largest_norm * _norms(queries)
 
     def _candidates(self, queries: Rows, b: int) -> tuple[IntArray, FloatArray, float]:
-        """Return classes of query b with their logits, and a bound on the logits of all others."""
+        """Return scored classes of query b, their logits, and a bound on all other logits."""
         n = len(self._rows)
         if self._cells is None:
             return np.arange(n), self._rows @ queries[b], -np.inf
         query = queries[b].astype(np.float64)
-        bounds = self._cells.centers @ query + self._cells.reach * np.linalg.norm(query)
-        turn = np.argsort(-bounds)
-        bounds = np.append(bounds[turn], -np.inf)
+        bounds = self._cells.centers @ query + self._cells.radii * np.linalg.norm(query)
+        cell_order = np.argsort(-bounds)
+        bounds = np.append(bounds[cell_order], -np.inf)
         ids = np.empty(n, np.int64)
         logits = np.empty(n)
-        num, seen = _scan(
-            self._rows, queries, b, self._cells, turn, bounds, self.num_head, ids, logits
+        num_cells, num_scored = _score_cells(
+            self._rows, queries, b, self._cells, cell_order, bounds, self.num_head, ids, logits
         )
-        return ids[:seen], logits[:seen], bounds[num]
+        return ids[:num_scored], logits[:num_scored], bounds[num_cells]
 
     def _estimate(
         self,
@@ -426,100 +416,105 @@ class LazyGumbel:
     ) -> FloatArray:
         """Return log Z-hat (B,) from heads and `count` draws from each tail.
 
-        Scores are less `shifts` (B,), and so is the result.
+        `shifts` (B,) have been subtracted from the scores; the result is shifted too.
         """
         log_z: FloatArray = np.logaddexp.reduce(scores, axis=1)
-        size = len(self._rows) - ids.shape[1]
-        places = (uniform_block(key, len(queries), count) * size).astype(np.int64)
-        for b in range(len(queries) if size else 0):
-            # classes of the head that come before the one in a place of the tail
-            skipped = np.searchsorted(ids[b] - np.arange(ids.shape[1]), places[b], side="right")
-            logits = (self._rows[places[b] + skipped] @ queries[b]).astype(np.float64) - shifts[b]
-            of_tail = np.logaddexp.reduce(logits) + math.log(size / count)
-            log_z[b] = np.logaddexp(log_z[b], of_tail)
+        tail_size = len(self._rows) - ids.shape[1]
+        positions = (uniform_block(key, len(queries), count) * tail_size).astype(np.int64)
+        for b in range(len(queries) if tail_size else 0):
+            # number of classes of the head before each position of the tail
+            num_head_before = np.searchsorted(
+                ids[b] - np.arange(ids.shape[1]), positions[b], side="right"
+            )
+            logits = (self._rows[positions[b] + num_head_before] @ queries[b]).astype(
+                np.float64
+            ) - shifts[b]
+            log_tail = np.logaddexp.reduce(logits) + math.log(tail_size / count)
+            log_z[b] = np.logaddexp(log_z[b], log_tail)
         return log_z
 
 
 def _norms(rows: Rows) -> FloatArray:
     """Return the norms of rows (N, d)."""
-    precise = rows.astype(np.float64)  # squares of small float32 are 0
+    precise = rows.astype(np.float64)  # squares of small float32 underflow
     with quiet():
         norms: FloatArray = np.linalg.norm(precise, axis=1)
-        if not np.isfinite(norms).all():  # squares, and perhaps not the norms
+        if not np.isfinite(norms).all():  # squares overflow, but perhaps not the norms
             unit = np.abs(precise).max()
             norms = np.linalg.norm(precise / unit, axis=1) * unit
     return norms
 
 
-def _large(scores: FloatArray) -> FloatArray:
-    """Return the greatest of each row (B, k) where it is far from 0, else 0."""
-    greatest: FloatArray = scores.max(axis=1)
-    return np.where(np.abs(greatest) > FAR, greatest, 0.0)
+def _large_shifts(scores: FloatArray) -> FloatArray:
+    """Return the maximum of each row (B, k) if it is far from 0, else 0."""
+    max_scores: FloatArray = scores.max(axis=1)
+    return np.where(np.abs(max_scores) > FAR, max_scores, 0.0)
 
 
-def _divide(rows: Rows, num: int) -> _Cells:
+def _make_cells(rows: Rows, num: int) -> _Cells:
     """Divide classes with vectors (n, d) into at most `num` cells by k-means."""
     require_distances(float(np.abs(rows).max()), rows.dtype)
-    labels = k_means(rows, num, np.uint64(0))  # draws are from the same law, whatever the cells
+    labels = k_means(rows, num, np.uint64(0))  # draws do not depend on the cells
     order = np.argsort(labels, kind="stable")
-    starts = np.append(np.flatnonzero(np.diff(labels[order], prepend=-1)), len(rows))
-    centers = np.empty((len(starts) - 1, rows.shape[1]))
-    reach = np.empty(len(starts) - 1)
-    # rounding of a product is below d eps / 2 |q| |c|: four times that, for centers and norms too
+    offsets = np.append(np.flatnonzero(np.diff(labels[order], prepend=-1)), len(rows))
+    centers = np.empty((len(offsets) - 1, rows.shape[1]))
+    radii = np.empty(len(offsets) - 1)
+    # the rounding error of a product is below d eps / 2 |q| |c|; four times that, for all roundings
     slack = 2.0 * (rows.shape[1] + 2) * float(np.finfo(rows.dtype).eps)
     with quiet():
-        for i, (first, last) in enumerate(pairwise(starts)):
-            some = rows[order[first:last]].astype(np.float64)
-            centers[i] = some.mean(axis=0)
-            radius = np.linalg.norm(some - centers[i], axis=1).max()
-            reach[i] = radius + slack * (radius + np.linalg.norm(centers[i]))
-    return _Cells(order, starts, centers, reach)
+        for i, (first, last) in enumerate(pairwise(offsets)):
+            vectors = rows[order[first:last]].astype(np.float64)
+            centers[i] = vectors.mean(axis=0)
+            radius = np.linalg.norm(vectors - centers[i], axis=1).max()
+            radii[i] = radius + slack * (radius + np.linalg.norm(centers[i]))
+    return _Cells(order, offsets, centers, radii)
 
 
 @njit
-def _scan(
+def _score_cells(
     rows: Rows,
     queries: Rows,
     b: int,
     cells: _Cells,
-    turn: IntArray,
+    cell_order: IntArray,
     bounds: FloatArray,
     k: int,
     ids: IntArray,
     logits: FloatArray,
 ) -> tuple[int, int]:
-    """Write classes of cells in turn, and logits for query b; return how many of cells and classes.
+    """Write classes of cells and their logits for query b; return the numbers of cells and classes.
 
-    It ends where a draw is to look at no more than k classes of the tail; `bounds` fall.
+    Cells are taken in the order `cell_order`, with decreasing `bounds`, until a draw scores at most
+    k classes of the tail.
     """
     seen = 0
-    greatest = -np.inf
+    max_logit = -np.inf
     total = 0.0
-    for c in range(len(turn)):
-        # a draw looks at (n - k) e^bound / Z of them in the mean; Z is of what is seen
-        if seen >= k and bounds[c] - greatest <= math.log(k * total / (len(rows) - k)):
+    for c in range(len(cell_order)):
+        # a draw scores on average (n - k) e^bound / Z of them, with Z over the classes seen
+        if seen >= k and bounds[c] - max_logit <= math.log(k * total / (len(rows) - k)):
             return c, seen
-        for i in range(cells.starts[turn[c]], cells.starts[turn[c] + 1]):
+        for i in range(cells.offsets[cell_order[c]], cells.offsets[cell_order[c] + 1]):
             ids[seen] = cells.order[i]
             logits[seen] = row_dot(rows, ids[seen], queries, b)
-            if logits[seen] > greatest:
-                total *= math.exp(greatest - logits[seen])
-                greatest = logits[seen]
-            total += math.exp(logits[seen] - greatest)
+            if logits[seen] > max_logit:
+                total *= math.exp(max_logit - logits[seen])
+                max_logit = logits[seen]
+            total += math.exp(logits[seen] - max_logit)
             seen += 1
-    return len(turn), seen
+    return len(cell_order), seen
 
 
 @njit
 def _uniform(key: np.uint64, counter: np.uint64) -> float:
-    """Return a float64 strictly inside (0, 1), whose logarithm is below 0 and finite."""
-    # 52 bits and a half: with 53 bits the largest is rounded to 1
+    """Return a uniform float64 in the open interval (0, 1)."""
+    # 52 bits plus one half: with 53 bits the largest would round to 1
     return (float(mix64(key, counter) >> _S12) + 0.5) * (1.0 / 4503599627370496.0)
 
 
 @njit
-def _gumbels(key: np.uint64, batch: int, num: int) -> FloatArray:
-    """Return Gumbel numbers (batch, num), each row on a stream of its own."""
+def _gumbel_noise(key: np.uint64, batch: int, num: int) -> FloatArray:
+    """Return Gumbel noise (batch, num), with one stream for each row."""
     values = np.empty((batch, num))
     for b in range(batch):
         row = mix64(key, np.uint64(b))
@@ -529,7 +524,7 @@ def _gumbels(key: np.uint64, batch: int, num: int) -> FloatArray:
 
 
 @njit
-def _race(
+def _draw_lazily(
     rows: Rows,
     queries: Rows,
     b: int,
@@ -541,13 +536,13 @@ def _race(
     logits: FloatArray,
     shift: float = 0.0,
 ) -> float:
-    """Write draws (m,) of context b and their logits; return the largest logit seen of the tail.
+    """Write draws (m,) of context b and their logits; return the largest scored logit of the tail.
 
-    `head` (k,) are sorted classes with logits `scores` (k,); `bound` is one on all other logits.
-    All of these are less `shift`.
+    `head` (k,) are sorted classes with logits `scores` (k,); `bound` bounds all other logits.
+    `shift` has been subtracted from all of these.
     """
     size = len(rows) - len(head)
-    seen = -np.inf
+    max_tail_logit = -np.inf
     for k in range(len(ids)):
         stream = mix64(mix64(key, np.uint64(b)), np.uint64(k))
         best = -np.inf
@@ -557,29 +552,29 @@ def _race(
                 best = value
                 ids[k] = head[i]
                 logits[k] = scores[i]
-        # a Gumbel number is minus the log of an exponential one, a clock: a class of the tail may
-        # win if its clock rings before this time, which it does with the chance `share`
+        # Gumbel noise is -log of an exponential time. A class of the tail can win only if its clock
+        # rings before `time`, which has the probability `prob`
         time = np.exp(bound - best)
-        share = -math.expm1(-time)
-        place = -1
+        prob = -math.expm1(-time)
+        position = -1
         skipped = 0
-        at = len(head)
+        counter = len(head)
         while True:
-            # as each rings in time with the same chance, those that do not between two that do are
-            # geometric in number: log(1 - share) is -time
-            gap = -math.log(_uniform(stream, np.uint64(at))) / time
-            if not gap < size - 1 - place:
+            # each class of the tail rings in time with the same probability, so that the number of
+            # classes between two that do is geometric, with log(1 - share) = -time
+            gap = -math.log(_uniform(stream, np.uint64(counter))) / time
+            if not gap < size - 1 - position:
                 break
-            place += 1 + int(gap)
-            while skipped < len(head) and head[skipped] <= place + skipped:
+            position += 1 + int(gap)
+            while skipped < len(head) and head[skipped] <= position + skipped:
                 skipped += 1
-            logit = row_dot(rows, place + skipped, queries, b) - shift
-            seen = max(seen, logit)
-            # the clock, given that it rings in time
-            clock = -math.log1p(-share * _uniform(stream, np.uint64(at + 1)))
-            at += 2
+            logit = row_dot(rows, position + skipped, queries, b) - shift
+            max_tail_logit = max(max_tail_logit, logit)
+            # the time of the clock, given that it rings in time
+            clock = -math.log1p(-prob * _uniform(stream, np.uint64(counter + 1)))
+            counter += 2
             if logit - math.log(clock) > best:
                 best = logit - math.log(clock)
-                ids[k] = place + skipped
+                ids[k] = position + skipped
                 logits[k] = logit
-    return seen
+    return max_tail_logit

@@ -1,4 +1,4 @@
-"""Kernel-based samplers: a feature map in a kernel tree."""
+"""Kernel samplers: a kernel tree over the features of a map."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ from samplesoft.samplers.base import Draw, Rows, Sampler
 from samplesoft.samplers.tree.features import Transform
 from samplesoft.samplers.tree.kernel_tree import MIN_FLOOR, KernelTree
 
-UNIT_TOLERANCE = 1e-3  # the norms of float32 vectors divided by their norms are well within it
+UNIT_TOLERANCE = 1e-3  # well above the rounding of float32 vectors divided by their norms
 
 
 class KernelSampler(Sampler):
-    """Classes drawn by a kernel, through a tree of sums of the features of a map.
+    """Draws in proportion to a kernel, through a tree of the sums of a map's features.
 
     Parameters
     ----------
     class_embeddings : array_like, shape (n, d)
         One row for each class, float32 or float64; copied.
     feature_map : FeatureMap, or callable
-        Estimates the kernel, on the device where the sampler then works too; or any function that
-        gives a new array of features (k, F) for rows (k, d), as `KernelTree` takes it.
+        Map that estimates the kernel; the sampler works on its device. Or a function that returns a
+        new array of features (k, F) for rows (k, d), as `KernelTree` takes it.
     leaf : {"softmax", "kernel"}
-        How a class is drawn in its leaf: by ``exp(tau h . c)``, which costs d multiplications a
-        class and is closer to the softmax, or by the kernel, as everywhere in the tree.
+        Weight of a class in its leaf: ``exp(tau h . c)``, which costs d multiplications a class and
+        is closer to the softmax, or the kernel, as everywhere in the tree.
     leaf_size : int, optional
         Classes in a leaf, 1 for a tree down to single classes; see `KernelTree`.
     tau : float, optional
         Inverse temperature of ``leaf="softmax"``, 1 by default.
     floor : float, optional
-        Least mass that the tree gives to a class. By default that of the map, its least kernel of
-        two unit vectors, which flattens the small kernels of longer ones; 1e-9 for a function.
+        Minimum mass of a class in the tree. By default the floor of the map, its smallest kernel of
+        two unit vectors, which flattens smaller kernels of longer vectors; 1e-9 for a function.
     progress : bool
         Show progress on stderr while building: a bar if that is a terminal, else lines.
 
@@ -95,17 +95,17 @@ class KernelSampler(Sampler):
                 f"{type(feature_map).__name__}; samplesoft.feature_maps has some."
             )
         scale = as_tau(tau, unit_vectors=False)
-        # draws by a kernel follow no softmax, so that there is no tau to compare with the loss
+        # draws by a kernel do not follow a softmax: no tau to compare with the loss
         self.tau = scale if as_choice("leaf", leaf, ("softmax", "kernel")) == "softmax" else None
-        # of a function, which says nothing of itself
+        # defaults for a function, which declares nothing
         dim = None
         device = "cpu"
-        least = 1e-9
+        default_floor = 1e-9
         if isinstance(feature_map, FeatureMap):
             dim = feature_map.dim
             device = feature_map.device
-            least = feature_map.floor
-            # exact features: the tree takes the kernel of vectors, cheaper than that of features
+            default_floor = feature_map.floor
+            # exact features: the kernel of vectors is cheaper than the product of features
             if leaf == "kernel" and feature_map.closed_form:
                 leaf, scale = feature_map.closed_form
         self.feature_map = feature_map
@@ -115,8 +115,8 @@ class KernelSampler(Sampler):
             leaf=leaf,
             leaf_size=leaf_size,
             scale=scale,
-            # random estimates may be negative or 0: a class needs a mass above 0 to be drawn
-            floor=max(least, MIN_FLOOR) if floor is None else floor,
+            # random estimates may be negative or 0, but a class needs a mass above 0 to be drawn
+            floor=max(default_floor, MIN_FLOOR) if floor is None else floor,
             progress=progress,
             device=device,
         )
@@ -125,11 +125,11 @@ class KernelSampler(Sampler):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the class vectors, and of what is held to draw by them."""
+        """Bytes of the class vectors and of the node sums."""
         return self.tree.nbytes
 
     def class_embeddings(self, ids: Any = None) -> Rows:
-        """Return a copy of the class vectors (k, d) of some classes, or of all."""
+        """Return a copy of the class vectors (k, d) with these ids, or of all."""
         return self.tree.class_embeddings(ids)
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
@@ -149,7 +149,7 @@ class KernelSampler(Sampler):
 
 
 class QuadraticSampler(KernelSampler):
-    """Draws by the quadratic kernel ``alpha (h.c)**2 + 1``.
+    """Draws in proportion to the quadratic kernel ``alpha (h.c)**2 + 1``.
 
     Parameters
     ----------
@@ -157,8 +157,8 @@ class QuadraticSampler(KernelSampler):
         One row for each class, float32 or float64; copied. A node of the tree has
         ``d (d + 1) / 2 + 1`` features.
     alpha : float
-        Weight of the square of the dot product. Blanc and Rendle's is of the logit
-        ``tau h . c``: their alpha is the one here divided by ``tau**2``.
+        Weight of the squared dot product. Blanc and Rendle weight the square of the logit
+        ``tau h . c``: their alpha is this one divided by ``tau**2``.
     tau, leaf, leaf_size, progress
         As for `KernelSampler`. With ``leaf="kernel"``, q is in proportion to the kernel.
 
@@ -198,13 +198,13 @@ class QuadraticSampler(KernelSampler):
 
 
 class PositiveSampler(KernelSampler):
-    """Draws by positive random features of ``exp(tau h.c)``.
+    """Draws in proportion to positive random features of ``exp(tau h.c)``.
 
     Parameters
     ----------
     class_embeddings : array_like, shape (n, d)
-        One row for each class, float32 or float64; copied. Estimates are the best for short
-        vectors, of norm 1 or so.
+        One row for each class, float32 or float64; copied. Estimates are best for short vectors, of
+        norm 1 or so.
     num_features : int
         Number of features.
     tau : float, optional
@@ -251,7 +251,7 @@ class PositiveSampler(KernelSampler):
         device: str = "cpu",
     ) -> None:
         rows = backend(as_device(device)).float_rows("class_embeddings", class_embeddings)
-        tau = as_tau(tau, unit_vectors=False)  # of the map too, which is drawn before the tree
+        tau = as_tau(tau, unit_vectors=False)  # for the map too
         phi = PositiveRandomFeatures(
             rows.shape[1], num_features, tau, frequencies=frequencies, rng=rng, device=device
         )
@@ -260,24 +260,24 @@ class PositiveSampler(KernelSampler):
 
 
 class RFSoftmaxSampler(KernelSampler):
-    """Random Fourier softmax: draws by random Fourier features of the Gaussian kernel.
+    """Random Fourier softmax: draws in proportion to random features of the Gaussian kernel.
 
-    For vectors of norm 1, and only for them, the Gaussian kernel is ``exp(nu h . c)`` times a
-    constant; so class vectors and contexts must have norm 1, to 1e-3. Rows of zeros, which have no
-    direction, are allowed beside them.
+    For unit vectors, and only for them, the Gaussian kernel is ``exp(nu h . c)`` times a constant.
+    Class vectors and contexts must therefore have norm 1, to 1e-3. Rows of zeros, which have no
+    direction, are also allowed.
 
     Parameters
     ----------
     class_embeddings : array_like, shape (n, d)
         One row of norm 1 for each class, float32 or float64; copied.
     nu : float
-        Sharpness of the kernel; 4 did best in the paper, whose models had tau = 11.
+        Sharpness of the kernel; 4 was best in the paper, whose models had tau = 11.
     num_features : int
-        Number of random frequencies D; features are twice as many.
+        Number of random frequencies D; there are 2 D features.
     frequencies : {"iid", "orthogonal", "structured"}
-        How they are drawn; see `RandomFourierFeatures`.
+        How frequencies are drawn; see `RandomFourierFeatures`.
     tau : float, optional
-        Inverse temperature of the model, which softmax leaves follow; 10 by default.
+        Inverse temperature of the model, used by softmax leaves; 10 by default.
     leaf, leaf_size, progress
         As for `KernelSampler`. The paper's sampler is ``leaf="kernel", leaf_size=1``. Larger
         leaves need 1 / leaf_size of its memory, and softmax leaves draw closer to the softmax.
@@ -326,7 +326,7 @@ class RFSoftmaxSampler(KernelSampler):
     ) -> None:
         rows = backend(as_device(device)).float_rows("class_embeddings", class_embeddings)
         _require_unit("class_embeddings", rows)
-        # Rawat et al., section 3.2: nu is a sharpness of its own, below the tau of the model
+        # Rawat et al., section 3.2: nu is a separate sharpness, below the tau of the model
         phi = RandomFourierFeatures(
             rows.shape[1], num_features, nu, frequencies=frequencies, rng=rng, device=device
         )
@@ -334,7 +334,7 @@ class RFSoftmaxSampler(KernelSampler):
         super().__init__(rows, phi, leaf=leaf, leaf_size=leaf_size, tau=tau, progress=progress)
 
     def _check_contexts(self, h: ArrayLike | None) -> Rows:
-        # for other norms |h - c|^2 is no function of h . c, and draws would follow the lengths
+        # for other norms |h - c|^2 is not a function of h . c, and draws would depend on the norms
         rows = super()._check_contexts(h)
         _require_unit("h", rows)
         return rows
@@ -347,14 +347,14 @@ class RFSoftmaxSampler(KernelSampler):
 
 def _require_unit(name: str, rows: Rows) -> None:
     norms = np.sqrt(to_host(squared_norms(rows)))
-    without = np.flatnonzero(norms == 0.0)
-    if len(without):  # zeros, or numbers whose squares are 0 in their type alone
-        found = to_host(backend_of(rows).take_rows(rows, without))
-        norms[without[~found.any(axis=1)]] = 1.0
-    # the row that is farthest out makes the clearest message
+    zero_norm = np.flatnonzero(norms == 0.0)
+    if len(zero_norm):  # zeros, or values whose squares underflow
+        zero_norm_rows = to_host(backend_of(rows).take_rows(rows, zero_norm))
+        norms[zero_norm[~zero_norm_rows.any(axis=1)]] = 1.0
+    # the message names the worst row
     row = int(np.argmax(np.abs(norms - 1.0)))
     if not 1.0 - UNIT_TOLERANCE <= norms[row] <= 1.0 + UNIT_TOLERANCE:
-        # in float64, where its square is a number
+        # in float64, where its square does not overflow
         norm = np.linalg.norm(to_host(rows[row : row + 1]).astype(np.float64))
         raise ValueError(
             f"rows of `{name}` must have norm 1, got {norm:.6g} at row {row}; divide each row by "

@@ -1,4 +1,4 @@
-"""Classes drawn from the buckets of hash tables, in which similar ones meet."""
+"""The LSH sampler: draws from the buckets of hash tables that hold similar classes."""
 
 from __future__ import annotations
 
@@ -25,57 +25,56 @@ from samplesoft.kernels.rows import divide_by_norms
 from samplesoft.samplers.base import Draw, Rows, Sampler
 
 Codes = NDArray[np.uint16]
-Places = NDArray[np.int32]
-_MOST_BITS = 16  # of a code
-_LEAST_SHARE = 1e-100  # of which even a class of 10**15 has a probability in float64
-_TASK_STEPS = 1 << 20  # steps of a task of a thread, or so
+Index = NDArray[np.int32]
+_MAX_BITS = 16  # of a code
+_MIN_UNIFORM_SHARE = 1e-100  # even for 10**15 classes, probabilities are above 0 in float64
+_TASK_STEPS = 1 << 20  # inner steps in a task of a thread
 
 
 class _Tables(NamedTuple):
-    """The classes by their codes: class i has code ``codes[i, t]`` in table t.
+    """The hash tables: class i has code ``codes[i, t]`` in table t.
 
-    Bucket c of table t are ``members[t, starts[t, c] : starts[t, c + 1]]``, in rising order. After
-    the L tables comes one of no bits: its only bucket are all classes.
+    Bucket c of table t is ``members[t, offsets[t, c] : offsets[t, c + 1]]``, in increasing order.
+    After the L tables comes one of 0 bits: its only bucket holds all classes.
     """
 
     codes: Codes  # (n, L + 1)
-    starts: Places  # (L + 1, 2**K + 1)
-    members: Places  # (L + 1, n)
+    offsets: Index  # (L + 1, 2**K + 1)
+    members: Index  # (L + 1, n)
 
 
 class _Mixture(NamedTuple):
-    """What contexts draw from: a bucket in each table.
+    """The distribution of contexts: a mixture of one bucket in each table.
 
-    `each` (B, L + 1) is the mass of a class in a bucket, and `ends` (B, L + 1) are the masses of
-    buckets without the excluded class, summed up.
+    `class_mass` (B, L + 1) is the mass of one class in a bucket. `cumulative` (B, L + 1) are the
+    cumulative masses of buckets without the excluded class.
     """
 
-    codes: Codes  # (B, L + 1) of the contexts
+    codes: Codes  # (B, L + 1): codes of the contexts
     exclude: IntArray  # (B,)
-    each: FloatArray
-    ends: FloatArray
+    class_mass: FloatArray
+    cumulative: FloatArray
 
 
 class LSHSampler(Sampler):
-    r"""A class at random from a bucket of similar classes, by locality-sensitive hashing.
+    r"""Uniform draws from buckets of similar classes, by locality-sensitive hashing.
 
-    Each of L hash tables has the classes in buckets by K bits: the signs of their products with K
-    random directions (SimHash). A draw takes a table at random, and a class at random from the
-    bucket into which the context falls in it. A fixed share of the draws, and those that meet an
-    empty bucket, are uniform over all classes.
+    Each of L hash tables divides the classes into buckets by K bits, the signs of their products
+    with K random directions (SimHash). A draw takes a random table, and a random class from the
+    bucket of the context in that table. A fixed fraction of the draws, and draws from empty
+    buckets, are uniform over all classes.
 
     Parameters
     ----------
     class_embeddings : array_like, shape (n, d)
-        One row for each class, float32 or float64; what is kept of them are codes, 6 L bytes for
-        each class.
+        One row for each class, float32 or float64. Only codes are stored, 6 L bytes for each class.
     num_tables : int
-        Tables L. Memory and the time of updates grow with L, and that of draws too.
+        Number of tables L. Memory and the time of updates and draws grow with L.
     num_bits : int, optional
         Bits K of a code, 1 to 16; ``0.4 log2(n)`` by default, rounded and at least 1.
     uniform_share : float
-        Share of the draws that are uniform, from 1e-100 to 1. An importance weight is at most that
-        of uniform draws divided by it.
+        Fraction of uniform draws, from 1e-100 to 1. Importance weights are at most those of uniform
+        draws divided by this fraction.
     rng : int, numpy.random.Generator or None
         Seed of the directions.
 
@@ -84,63 +83,44 @@ class LSHSampler(Sampler):
     num_tables, num_bits, uniform_share
         As above.
     directions : ndarray, shape (L, K, d)
-        The directions, each scaled to a sum of absolute values of 1, in the type of the vectors.
-        Bit k of table t is 1 where the product with ``directions[t, k]`` is above 0.
+        The directions in the dtype of the vectors, each with absolute values that sum to 1. Bit k
+        of table t is 1 if the product with ``directions[t, k]`` is positive.
 
     Raises
     ------
     TypeError, ValueError
         If an argument is malformed.
     MemoryError
-        If the tables would not fit in the memory that is left.
+        If the tables do not fit in the available memory.
 
     Notes
     -----
-    **q is exact, given the tables.** With the bucket :math:`B_t` of the context in table t, and a
-    share s, a draw gives class i with probability
+    **q is exact, given the tables.** With the bucket :math:`B_t` of the context in table t, and the
+    uniform fraction s, a draw gives class i with probability
 
     .. math:: q_i = \frac{s}{n} + \frac{1 - s}{L} \sum_{t = 1}^{L} \begin{cases}
         [i \in B_t] / |B_t| & |B_t| > 0 \\ 1 / n & \text{else.} \end{cases}
 
-    The papers start from the probability that a class is found over random hash functions,
-    `collision_log_prob`, which is another number: see there.
+    The papers use the probability that a class is found over random hash functions,
+    `collision_log_prob`, which is a different quantity.
 
-    **Exclusion is exact.** An excluded class is left out of each bucket: a bucket is drawn by the
-    mass of the classes that it keeps, and then one of these. Nothing is subtracted from a mass.
+    **Exclusion is exact.** An excluded class is removed from each bucket. A bucket is drawn by the
+    mass of its remaining classes, and then one of these. Nothing is subtracted from a mass.
 
-    **Angles alone.** Bits do not see how long a vector is. To make the inner product an angle,
-    class vectors can be extended to one length by another coordinate [4]_. That was measured, and
-    is left out: for words below with norms spread by a factor of ``exp(0.3 N(0, 1))`` it raised
-    the bias from 0.04 to 0.11 (uniform draws: 0.27), because it brings the angles closer together.
+    **Only angles count.** Bits do not depend on norms. Extending class vectors to equal norm by
+    another coordinate [4]_ would turn the inner product into an angle. This was measured and
+    rejected: with norms spread by a factor of ``exp(0.3 N(0, 1))`` it raised the bias from 0.04 to
+    0.11 (uniform draws: 0.27), because it brings the angles closer together.
 
-    **Updates** hash the changed classes, and sort all tables anew, in O(n L).
+    **Updates** hash the changed classes and sort all tables again, in O(n L).
 
-    **When to take it.** L1 norm of `samplesoft.exact_bias` for m = 100 and tau = 10, the mean over
-    32 examples, and the time of 100 draws for an example of a batch of 128, on one thread. Vectors
-    of words, d = 64 and norm 1, are from the Penn Treebank (PTB) and from Python's library:
-
-    ======================  ================  ================  ================
-    sampler                 PTB, n = 10,000   Python, 10,000    Python, 41,369
-    ======================  ================  ================  ================
-    uniform                 0.139    0.8 us   0.113    0.8 us   0.302    0.8 us
-    unigram                 0.054    1.4 us   0.062    1.4 us   0.149    1.5 us
-    LSH, L = 16             0.028    5.8 us   0.023    5.7 us   0.049    6.7 us
-    LSH, L = 64             0.011     11 us   0.011     13 us   0.020     14 us
-    LSH, L = 256            0.008     60 us   0.009     59 us   0.016     69 us
-    LSH, uniform_share 0.1  0.022     12 us   0.025     12 us   0.034     16 us
-    LSH, num_bits 10        0.033      9 us   0.022     10 us   0.035     18 us
-    random features, 1024   0.021    172 us   0.016    188 us   0.034    268 us
-    clusters                0.0003    65 us   0.0003    65 us   0.001     78 us
-    ======================  ================  ================  ================
-
-    So it has less bias than random features (with leaves of 64 classes, in which the softmax
-    draws), and a tenth of their time. `ClusterSampler` has a twentieth of its bias and less, in
-    five times its time: take that, unless draws must be quick and a bias of a tenth of that of
-    uniform draws will do. More than some 128 tables gain little, and a bias does not go to 0 with
-    their number: what tables tell is a power of the angle, not the softmax. Nor are such contexts
-    the only ones: in a language model trained with tau = 11, ``figures/wrong_corrections.py``,
-    draws by counts have a bias of 0.06, and these 0.18. With vectors that change it is slower than
-    clusters: 2,000 new vectors of 41,369 take 15 to 30 ms, theirs 2 to 6.
+    **When to use it.** For quick draws if a tenth of the bias of uniform draws is acceptable. It
+    has less bias than random features and takes a tenth of their time. `ClusterSampler` has at most
+    a twentieth of its bias and takes five times as long. More than about 128 tables gain little,
+    and the bias does not vanish as L grows, because the tables estimate a power of the angle, not
+    the softmax. In a trained language model with tau = 11 (``figures/wrong_corrections.py``) its
+    bias was 0.18, and that of draws by counts 0.06. Updates are slower than those of clusters. The
+    page of benchmarks has the measurements.
 
     References
     ----------
@@ -180,53 +160,52 @@ class LSHSampler(Sampler):
         if num_bits is None:
             num_bits = max(1, round(0.4 * math.log2(self.num_classes)))
         self.num_bits = as_count("num_bits", num_bits)
-        if self.num_bits > _MOST_BITS:
+        if self.num_bits > _MAX_BITS:
             raise ValueError(
-                f"`num_bits` must be at most {_MOST_BITS}, got {num_bits}; take more "
-                "tables instead."
+                f"`num_bits` must be at most {_MAX_BITS}, got {num_bits}; take more tables instead."
             )
         self.uniform_share = as_positive("uniform_share", uniform_share)
-        if not _LEAST_SHARE <= self.uniform_share <= 1.0:
+        if not _MIN_UNIFORM_SHARE <= self.uniform_share <= 1.0:
             raise ValueError(
-                f"`uniform_share` must lie from {_LEAST_SHARE:g} to 1, got {uniform_share}; it "
-                "bounds the importance weights."
+                f"`uniform_share` must lie from {_MIN_UNIFORM_SHARE:g} to 1, got "
+                f"{uniform_share}; it bounds the importance weights."
             )
-        needed = self.num_tables * (6.0 * self.num_classes + 4.0 * 2**self.num_bits)
-        # directions, in the type of the vectors and before that in float64
-        needed += 16.0 * self.num_tables * self.num_bits * rows.shape[1]
-        what = f"{self.num_tables} tables of {self.num_classes:,} classes"
-        require_bytes(what, needed, "lower `num_tables` or `num_bits`")
+        num_bytes = self.num_tables * (6.0 * self.num_classes + 4.0 * 2**self.num_bits)
+        # directions, in float64 and then in the dtype of the vectors
+        num_bytes += 16.0 * self.num_tables * self.num_bits * rows.shape[1]
+        subject = f"{self.num_tables} tables of {self.num_classes:,} classes"
+        require_bytes(subject, num_bytes, "lower `num_tables` or `num_bits`")
         generator = np.random.default_rng(int(as_key(rng)))
         shape = self.num_tables, self.num_bits, rows.shape[1]
         directions = generator.standard_normal(shape)
-        # of 1-norm 1, which changes no sign: no projection overflows
+        # 1-norm 1, so that projections do not overflow; signs stay the same
         directions /= np.abs(directions).sum(axis=2, keepdims=True)
         self.directions = directions.astype(rows.dtype)
-        self._tables = self._sorted(self._codes(rows))
+        self._tables = self._build_tables(self._codes(rows))
 
     def collision_log_prob(
         self, h: ArrayLike, class_embeddings: ArrayLike, *, num_tables: int | None = None
     ) -> FloatArray:
-        """Return how likely classes are found over random hash functions: what papers correct by.
+        """Return the log-probability that a random set of hash tables finds the classes.
 
-        **Not** the probability of a draw, which is `log_prob`. With the angle a of a class and a
-        context, a bit is the same in both with probability p = 1 - a / pi. With K bits a table, a
-        class is in the bucket of the context in one of T tables, or else hit by a draw that is
-        uniform with probability `uniform_share`, with probability
+        This is **not** the probability of a draw, `log_prob`. With the angle a between a class and
+        a context, a bit agrees with probability p = 1 - a / pi. With K bits a table, the
+        probability that a class is in the bucket of the context in at least one of T tables, or is
+        drawn uniformly (with probability `uniform_share`), is
 
             1 - (1 - p**K)**T * (1 - uniform_share / n),
 
-        which is above 0 for every class.
+        which is positive for every class.
 
         Parameters
         ----------
         h : array_like, shape (B, d) or (d,)
             Context vectors.
         class_embeddings : array_like, shape (k, d)
-            Vectors of classes, of all n for `samplesoft.exact_bias`.
+            Class vectors; all n for `samplesoft.exact_bias`.
         num_tables : int, optional
-            Tables T: by default all L, whose buckets together are the sample of Spring and
-            Shrivastava; 1 for the one table of a draw.
+            Number of tables T: by default all L, whose buckets together are the sample of Spring
+            and Shrivastava; 1 for the table of a single draw.
 
         Returns
         -------
@@ -238,21 +217,21 @@ class LSHSampler(Sampler):
         TypeError, ValueError
             If an argument is malformed.
         MemoryError
-            If so many numbers do not fit.
+            If the result does not fit in memory.
 
         Notes
         -----
-        Draws from given tables that are corrected by it are biased at any m, for the tables stay
-        as they are while draws are averaged; and it leaves out the sizes of the buckets.
-        ``samplesoft.exact_bias(..., correction=np.exp(...))`` says by how much. On the words of
-        the table above, n = 10,000, corrected by it over its sum the bias is 1.3 to 1.5 in the L1
-        norm for all L tables and 1.1 to 1.3 for one, at m = 100 and at m = 10,000; by q it is
-        0.011 and 0.0001.
+        Draws from fixed tables that are corrected by it are biased at any m, because the tables do
+        not change while draws are averaged, and it ignores the sizes of buckets.
+        ``samplesoft.exact_bias(..., correction=np.exp(...))`` gives the bias. For 10,000 word
+        vectors of the Penn Treebank and this correction, normalised, the L1 norm was 1.3 to 1.5
+        with all L tables and 1.1 to 1.3 with one, at m = 100 and at m = 10,000; corrected by q it
+        was 0.011 and 0.0001.
 
         References
         ----------
-        Charikar (2002), section 3, for p; Spring and Shrivastava (2017) for the probability of L
-        tables; Chen et al. (2019) for that of one.
+        Charikar (2002), section 3: p. Spring and Shrivastava (2017): the probability for L tables.
+        Chen et al. (2019): that for one table.
 
         Examples
         --------
@@ -260,21 +239,23 @@ class LSHSampler(Sampler):
         >>> np.exp(sampler.collision_log_prob([1.0, 0.0], np.eye(2))).round(3)
         array([[1.   , 0.775]])
         """
-        num = self.num_tables if num_tables is None else as_count("num_tables", num_tables)
+        num_tables_used = (
+            self.num_tables if num_tables is None else as_count("num_tables", num_tables)
+        )
         contexts = self._check_contexts(h).astype(np.float64)
         rows = self._check_class_rows(class_embeddings).astype(np.float64)
         require_memory("h", len(contexts), 32.0 * len(contexts) * len(rows))
         for vectors in (contexts, rows):
             divide_by_norms(vectors, np.empty(len(vectors)))
         cosines = product(contexts, rows.T)
-        # vectors of zeros have one code, the same in every table: two of them always collide
+        # all zero vectors have the same code in every table, and always collide
         cosines[np.ix_(~contexts.any(axis=1), ~rows.any(axis=1))] = 1.0
-        # rounding may bring a cosine beyond 1
+        # rounding may move a cosine above 1
         p = 1.0 - np.arccos(np.clip(cosines, -1.0, 1.0)) / np.pi
-        with np.errstate(divide="ignore"):  # of a class that is found for certain
-            missed = num * np.log1p(-(p**self.num_bits))
-            missed += np.log1p(-self.uniform_share / self.num_classes)
-        log_found: FloatArray = np.log(-np.expm1(missed))
+        with np.errstate(divide="ignore"):  # p = 1
+            log_missed = num_tables_used * np.log1p(-(p**self.num_bits))
+            log_missed += np.log1p(-self.uniform_share / self.num_classes)
+        log_found: FloatArray = np.log(-np.expm1(log_missed))
         return log_found
 
     def _codes(self, rows: Rows) -> Codes:
@@ -282,28 +263,28 @@ class LSHSampler(Sampler):
         codes = np.zeros((len(rows), self.num_tables + 1), np.uint16)
         directions = self.directions.reshape(-1, rows.shape[1])
 
-        def write(part: slice) -> None:
-            room = np.empty((1, whole_eights(len(directions))), rows.dtype)
-            _hash(directions, self.num_bits, rows[part], room, codes[part])
+        def write_chunk(chunk: slice) -> None:
+            workspace = np.empty((1, whole_eights(len(directions))), rows.dtype)
+            _write_codes(directions, self.num_bits, rows[chunk], workspace, codes[chunk])
 
-        thread_each(write, row_chunks((len(rows), directions.size), _TASK_STEPS))
+        thread_each(write_chunk, row_chunks((len(rows), directions.size), _TASK_STEPS))
         return codes
 
-    def _sorted(self, codes: Codes) -> _Tables:
-        """Return the tables of classes with codes (n, L + 1)."""
-        starts = np.empty((codes.shape[1], 2**self.num_bits + 1), np.int32)
+    def _build_tables(self, codes: Codes) -> _Tables:
+        """Return the hash tables of classes with codes (n, L + 1)."""
+        offsets = np.empty((codes.shape[1], 2**self.num_bits + 1), np.int32)
         members = np.empty(codes.shape[::-1], np.int32)
 
         def sort(t: int) -> None:
-            _sort(np.ascontiguousarray(codes[:, t]), starts[t], members[t])
+            _sort_by_code(np.ascontiguousarray(codes[:, t]), offsets[t], members[t])
 
-        thread_each(sort, range(len(starts)))
-        return _Tables(codes, starts, members)
+        thread_each(sort, range(len(offsets)))
+        return _Tables(codes, offsets, members)
 
     def _mixture(self, h: Rows, exclude: IntArray) -> _Mixture:
         codes = self._codes(h)
         mixture = _Mixture(codes, exclude, np.empty(codes.shape), np.empty(codes.shape))
-        _weigh(self._tables, self.uniform_share, mixture)
+        _write_masses(self._tables, self.uniform_share, mixture)
         return mixture
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
@@ -311,12 +292,12 @@ class LSHSampler(Sampler):
         ids = np.empty((len(h), m), np.int64)
         log_q = np.empty((len(h), m))
 
-        def draw(part: slice) -> None:
-            own = _Mixture(*(array[part] for array in mixture))  # type: ignore[arg-type]
-            _draw(self._tables, own, key, part.start, ids[part])
-            _write_log_q(self._tables, own, ids[part], log_q[part])
+        def draw_chunk(chunk: slice) -> None:
+            chunk_mixture = _Mixture(*(array[chunk] for array in mixture))  # type: ignore[arg-type]
+            _draw(self._tables, chunk_mixture, key, chunk.start, ids[chunk])
+            _write_log_q(self._tables, chunk_mixture, ids[chunk], log_q[chunk])
 
-        thread_each(draw, row_chunks((len(h), m * self.num_tables), _TASK_STEPS))
+        thread_each(draw_chunk, row_chunks((len(h), m * self.num_tables), _TASK_STEPS))
         return Draw(ids, log_q)
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
@@ -326,113 +307,117 @@ class LSHSampler(Sampler):
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
         q = np.zeros((len(h), self.num_classes))
-        _add_up(self._tables, self._mixture(h, exclude), q)
+        _add_probs(self._tables, self._mixture(h, exclude), q)
         return q
 
     def _prepare_update(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
         codes = self._tables.codes.copy()
-        codes[ids] = self._codes(rows)  # of a class named twice, NumPy keeps the last
-        return partial(setattr, self, "_tables", self._sorted(codes))
+        codes[ids] = self._codes(rows)  # NumPy keeps the last vector of a repeated class
+        return partial(setattr, self, "_tables", self._build_tables(codes))
 
 
 @njit
-def _hash(directions: Rows, num_bits: int, rows: Rows, room: Rows, codes: Codes) -> None:
-    """Write the codes (N, L + 1) of rows (N, d), but for the last: K signs of products each."""
-    # a row at a time: a context has the same codes in every batch
+def _write_codes(
+    directions: Rows, num_bits: int, rows: Rows, workspace: Rows, codes: Codes
+) -> None:
+    """Write the codes (N, L + 1) of rows (N, d), signs of K products each; not the last column."""
+    # one row at a time, so that the codes of a context do not depend on its batch
     for b in range(len(rows)):
-        products(directions, 0, len(directions), rows, b, -1, room, 0)
+        products(directions, 0, len(directions), rows, b, -1, workspace, 0)
         for t in range(len(directions) // num_bits):
             code = 0
             for k in range(t * num_bits, (t + 1) * num_bits):
-                code = 2 * code + (1 if room[0, k] > 0.0 else 0)
+                code = 2 * code + (1 if workspace[0, k] > 0.0 else 0)
             codes[b, t] = code
 
 
 @njit
-def _sort(codes: Codes, starts: Places, members: Places) -> None:
-    """Sort classes by their codes (n,) in a table, those of a code in rising order."""
-    # a counting sort: where buckets end, and from the last class on one place down for each
-    starts[:] = 0
+def _sort_by_code(codes: Codes, offsets: Index, members: Index) -> None:
+    """Sort classes by their codes (n,) in one table; stable."""
+    # counting sort: ends of buckets, then classes from the last on, each one slot lower
+    offsets[:] = 0
     for i in range(len(codes)):
-        starts[codes[i]] += 1
-    for c in range(len(starts) - 1):
-        starts[c + 1] += starts[c]
+        offsets[codes[i]] += 1
+    for c in range(len(offsets) - 1):
+        offsets[c + 1] += offsets[c]
     for i in range(len(codes) - 1, -1, -1):
-        starts[codes[i]] -= 1
-        members[starts[codes[i]]] = i
+        offsets[codes[i]] -= 1
+        members[offsets[codes[i]]] = i
 
 
 @njit
-def _weigh(tables: _Tables, share: float, mixture: _Mixture) -> None:
-    """Write the masses of a mixture."""
-    own, _, each, ends = mixture
-    last = own.shape[1] - 1
-    for b in range(len(own)):
+def _write_masses(tables: _Tables, uniform_share: float, mixture: _Mixture) -> None:
+    """Write the masses `class_mass` and `cumulative` of a mixture."""
+    codes, _, class_mass, cumulative = mixture
+    num_tables = codes.shape[1] - 1
+    for b in range(len(codes)):
         total = 0.0
-        of_all = share
-        for t in range(last + 1):
+        uniform_mass = uniform_share
+        for t in range(num_tables + 1):
             _, size, skip = _bucket(tables, mixture, b, t)
-            mass = (1.0 - share) / last if t < last else of_all
-            of_all += mass if size == 0 else 0.0
-            each[b, t] = mass / size if size > 0 else 0.0
-            # the classes that are left are counted: no mass is subtracted
-            total += each[b, t] * (size - skip)
-            ends[b, t] = total
+            mass = (1.0 - uniform_share) / num_tables if t < num_tables else uniform_mass
+            uniform_mass += mass if size == 0 else 0.0
+            class_mass[b, t] = mass / size if size > 0 else 0.0
+            # remaining classes are counted: no mass is subtracted
+            total += class_mass[b, t] * (size - skip)
+            cumulative[b, t] = total
 
 
 @njit
 def _bucket(tables: _Tables, mixture: _Mixture, b: int, t: int) -> tuple[int, int, int]:
-    """Return where the bucket of context b begins in table t, and its size.
+    """Return the start and size of the bucket of context b in table t, and whether to skip a class.
 
-    The third number is 1 where it holds the excluded class, else 0.
+    The third value is 1 if the bucket holds the excluded class, else 0.
     """
     code = mixture.codes[b, t]
     excluded = mixture.exclude[b]
-    begin = tables.starts[t, code]
-    end = tables.starts[t, code + 1]
+    begin = tables.offsets[t, code]
+    end = tables.offsets[t, code + 1]
     skip = 1 if excluded >= 0 and tables.codes[excluded, t] == code else 0
     return begin, end - begin, skip
 
 
 @njit
 def _draw(tables: _Tables, mixture: _Mixture, key: np.uint64, first: int, ids: IntArray) -> None:
-    """Draw classes (B, m) for contexts, which are numbered from `first` on."""
+    """Draw classes (B, m) for contexts `first`, `first + 1`, ...."""
     for b in range(len(ids)):
         stream = mix64(key, np.uint64(first + b))
-        ends = mixture.ends[b]
+        cumulative = mixture.cumulative[b]
         for k in range(ids.shape[1]):
-            # on the right: a bucket without mass begins where the next one does
-            target = uniform(stream, np.uint64(2 * k)) * ends[-1]
-            t = min(np.searchsorted(ends, target, side="right"), len(ends) - 1)
+            # side="right": skips buckets without mass
+            target = uniform(stream, np.uint64(2 * k)) * cumulative[-1]
+            t = min(np.searchsorted(cumulative, target, side="right"), len(cumulative) - 1)
             begin, size, skip = _bucket(tables, mixture, b, t)
-            place = begin + int(uniform(stream, np.uint64(2 * k + 1)) * (size - skip))
-            # members rise, so that those from the excluded class on are one place further
-            if skip and tables.members[t, place] >= mixture.exclude[b]:
-                place += 1
-            ids[b, k] = tables.members[t, place]
+            slot = begin + int(uniform(stream, np.uint64(2 * k + 1)) * (size - skip))
+            # members increase: from the excluded class on, skip one slot
+            if skip and tables.members[t, slot] >= mixture.exclude[b]:
+                slot += 1
+            ids[b, k] = tables.members[t, slot]
 
 
 @njit_sum
 def _write_log_q(tables: _Tables, mixture: _Mixture, ids: IntArray, log_q: FloatArray) -> None:
     """Write log-probabilities (B, k) of classes."""
     codes = tables.codes
-    own, exclude, each, ends = mixture
+    context_codes, exclude, class_mass, cumulative = mixture
     for b in range(len(ids)):
         for k in range(ids.shape[1]):
             i = ids[b, k]
             mass = 0.0
             for t in range(codes.shape[1]):
-                mass += each[b, t] if codes[i, t] == own[b, t] else 0.0
-            log_q[b, k] = -math.inf if i == exclude[b] else math.log(mass / ends[b, -1])
+                mass += class_mass[b, t] if codes[i, t] == context_codes[b, t] else 0.0
+            log_q[b, k] = -math.inf if i == exclude[b] else math.log(mass / cumulative[b, -1])
 
 
 @njit
-def _add_up(tables: _Tables, mixture: _Mixture, q: FloatArray) -> None:
-    """Add the probabilities of all classes to `q` (B, n), which is 0."""
+def _add_probs(tables: _Tables, mixture: _Mixture, q: FloatArray) -> None:
+    """Add the probabilities of all classes to `q` (B, n), which is 0 before."""
     for b in range(len(q)):
-        for t in range(len(tables.starts)):
+        for t in range(len(tables.offsets)):
             begin, size, _ = _bucket(tables, mixture, b, t)
-            for place in range(begin, begin + size):
-                q[b, tables.members[t, place]] += mixture.each[b, t] / mixture.ends[b, -1]
+            for slot in range(begin, begin + size):
+                q[b, tables.members[t, slot]] += (
+                    mixture.class_mass[b, t] / mixture.cumulative[b, -1]
+                )
         if mixture.exclude[b] >= 0:
             q[b, mixture.exclude[b]] = 0.0

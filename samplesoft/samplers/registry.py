@@ -1,7 +1,7 @@
-"""Samplers by name, with what each needs and can do, and what they are made from.
+"""The registry of samplers: their names, what each needs and can do, and how it is made.
 
-A new sampler is a file, and an entry of `SAMPLERS`. The command line, the classifier, the settings
-of a layer and the tests read the declarations here.
+A new sampler is a file and an entry of `SAMPLERS`. The command line, the classifier, the settings
+of a layer and the tests read the entries.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from samplesoft.samplers.metropolis import MetropolisSampler
 from samplesoft.samplers.softmax import SoftmaxSampler
 from samplesoft.samplers.static import UniformSampler
 
-_LOST_NATS = 0.1  # nats of a log-likelihood: what ranks in another order cost may be as much
-_LEAST_MASS = 1e-300  # a softmax may underflow, and a class without mass has no importance weight
-_WHAT = {
+_MAX_LOST_NATS = 0.1  # loss of log-likelihood above which wrong ranks are reported
+_MIN_PROB = 1e-300  # a softmax may underflow, but an importance weight needs a probability above 0
+_INPUT_DESCRIPTIONS = {
     "class_embeddings": "class vectors (n, d)",
     "counts": "class counts (n,)",
     "h": "context vectors (B, d)",
@@ -56,33 +56,33 @@ _WHAT = {
 
 @dataclass(frozen=True, eq=False)
 class SamplerInputs:
-    """What `make_sampler` and `dense_proposals` may use.
+    """Inputs of `make_sampler` and `dense_proposals`.
 
-    Each sampler reads some of it and says which: ``SAMPLERS[name].reads``.
+    Each sampler reads some of the fields: ``SAMPLERS[name].reads``.
 
     Parameters
     ----------
     class_embeddings : array_like or None, shape (n, d)
         Class vectors, float32 or float64; of norm 1 for the ``rff`` samplers.
     counts : array_like or None, shape (n,)
-        How often each class occurs, in any unit. ``log-uniform`` ranks classes by them where they
-        are given; else the number of a class must be its rank.
+        Count of each class, in any unit. ``log-uniform`` ranks classes by count, if counts are
+        given; otherwise the index of a class must be its rank.
     tau : float or None
-        Inverse temperature; None for the default of each sampler, which is 10 where it takes
-        vectors of norm 1 only, and 1 elsewhere.
+        Inverse temperature; None for the default of each sampler, which is 10 if it takes unit
+        vectors only, and 1 otherwise.
     nu : float
-        Sharpness of the Gaussian kernel of the ``rff`` samplers; 4 did best in the paper.
+        Sharpness of the Gaussian kernel of the ``rff`` samplers; 4 was best in the paper.
     num_features : int
-        Random frequencies of the ``rff`` samplers, features of ``positive``.
+        Number of random frequencies of the ``rff`` samplers, or of features of ``positive``.
     alpha : float
         Weight of the square of the logit in ``quadratic``.
     power : float
-        Distortion of the counts: 1 for the counts as they are, near 0 for uniform.
+        Exponent of the counts: 1 for the counts themselves, near 0 for uniform.
     rng : int, numpy.random.Generator or None
         Seed of random features and candidates.
     device : {"cpu", "cuda"}
-        Where the layer works that the sampler serves: one with ``SAMPLERS[name].cuda`` draws
-        there, and one that does not look at vectors draws on the processor for it.
+        Device of the layer that the sampler serves. A sampler with ``SAMPLERS[name].cuda`` draws
+        there; a sampler that does not depend on vectors draws on the CPU.
     h : array_like or None, shape (B, d)
         Context vectors, for `dense_proposals`.
     logits : array_like or None, shape (B, n) or (n,)
@@ -91,7 +91,7 @@ class SamplerInputs:
     Raises
     ------
     TypeError, ValueError
-        If an argument is malformed, shapes disagree, or nothing says how many classes there are.
+        If an argument is malformed, shapes disagree, or the number of classes is unknown.
     """
 
     class_embeddings: Any = None
@@ -116,19 +116,19 @@ class SamplerInputs:
             "logits": lambda name, x: np.atleast_2d(as_real_array(name, to_host(x), (1, 2))),
             "counts": lambda name, x: as_real_array(name, to_host(x), (1,)),
         }
-        # those that may be None are the ones with this default; nu=None is a mistake
+        # fields may be None if that is their default; nu=None is a mistake
         for name, check in checks.items():
             value = getattr(self, name)
             if value is not None or name in ("nu", "alpha", "power", "num_features"):
-                object.__setattr__(self, name, check(name, value))  # of a frozen class
-        if not isinstance(self.rng, np.random.Generator):  # of which a key would be drawn
+                object.__setattr__(self, name, check(name, value))  # the class is frozen
+        if not isinstance(self.rng, np.random.Generator):  # from which `as_key` would draw
             as_key(self.rng)
         if self.class_embeddings is self.counts is self.logits is None:
             raise ValueError(
                 "one of `class_embeddings`, `counts` and `logits` must be given, for they say how "
                 "many classes there are, got None for each."
             )
-        # before counts, whose number must be that of the classes
+        # before counts, which must have as many entries as there are classes
         self._require_same_sizes()
         if self.counts is not None:
             object.__setattr__(self, "counts", as_counts("counts", self.counts, self.num_classes))
@@ -145,10 +145,10 @@ class SamplerInputs:
         h = self.h
         if self.logits is not None:
             batch, n = self.logits.shape
-            for name, vectors, wanted in (("h", h, batch), ("class_embeddings", rows, n)):
-                if vectors is not None and vectors.shape[0] != wanted:
+            for name, vectors, num_rows in (("h", h, batch), ("class_embeddings", rows, n)):
+                if vectors is not None and vectors.shape[0] != num_rows:
                     raise ValueError(
-                        f"`{name}` must have {wanted} rows to match `logits` of shape "
+                        f"`{name}` must have {num_rows} rows to match `logits` of shape "
                         f"{self.logits.shape}, got shape {vectors.shape}."
                     )
         if h is not None and rows is not None and h.shape[1] != rows.shape[1]:
@@ -160,28 +160,28 @@ class SamplerInputs:
 
 @dataclass(frozen=True)
 class SamplerSpec:
-    """What a sampler declares: how it is made, what it needs and what it can do.
+    """Declaration of a sampler: how it is made, what it needs and what it can do.
 
     Parameters
     ----------
     make : callable
         Makes the sampler from a `SamplerInputs`.
     summary : str
-        One line on what it draws by, for the help of the command line.
+        One line on its distribution, for the help of the command line.
     reads : tuple of str
-        The fields of `SamplerInputs` that `make` reads, beside ``device`` and ``num_classes``.
-        Class vectors and counts that are read here must be given.
+        Fields of `SamplerInputs` that `make` reads, in addition to ``device`` and ``num_classes``.
+        Class vectors and counts that are read must be given.
     unit_vectors : bool
         Whether contexts and class vectors must have norm 1.
     cuda : bool
-        Whether there are kernels for CUDA.
+        Whether there are CUDA kernels.
     every_class : bool
-        Whether each class has a probability above 0 at all times.
+        Whether each class always has a probability above 0.
     counts_optional : bool
-        Whether counts need not be given, though they are read where they are.
+        Whether counts are optional, although they are read if given.
     weights : callable, optional
-        Where the probabilities follow from the logits (B, n) without a sampler: a function of
-        those and of a `SamplerInputs` that returns positive weights, (n,) or (B, n).
+        For probabilities that follow from the logits (B, n) without a sampler: a function of the
+        logits and a `SamplerInputs` that returns positive weights, (n,) or (B, n).
 
     Examples
     --------
@@ -207,17 +207,17 @@ class SamplerSpec:
 
     @property
     def needs_counts(self) -> bool:
-        """Whether it cannot be made without how often each class occurs."""
+        """Whether it cannot be made without class counts."""
         return "counts" in self.reads and not self.counts_optional
 
     def lacks(self, inputs: SamplerInputs, unit_vectors: bool) -> str:
-        """Return what it needs and the inputs do not have; empty if there is nothing.
+        """Return a phrase for an input that the sampler needs and `inputs` lack; empty if none.
 
-        `unit_vectors` says whether their vectors have norm 1.
+        `unit_vectors` says whether the vectors of `inputs` have norm 1.
         """
         if self.needs_counts and inputs.counts is None:
             return "needs class counts"
-        # logits alone serve where the weights follow from them
+        # logits suffice if the weights follow from them
         if self.weights is not None or not self.follows_vectors:
             return ""
         if inputs.h is None:
@@ -225,50 +225,54 @@ class SamplerSpec:
         return "needs vectors of norm 1" if self.unit_vectors and not unit_vectors else ""
 
 
-def _of(sampler: Callable[..., Sampler], summary: str, reads: str, **facts: Any) -> SamplerSpec:
-    """Return the spec of what takes the fields of the inputs that it reads by their names."""
+def _spec_from_fields(
+    sampler: Callable[..., Sampler], summary: str, reads: str, **properties: Any
+) -> SamplerSpec:
+    """Return the spec of a sampler whose arguments are the named fields of the inputs."""
     fields = tuple(reads.split())
 
     def make(inputs: SamplerInputs) -> Sampler:
-        names = (*fields, "device") if facts.get("cuda") else fields
+        names = (*fields, "device") if properties.get("cuda") else fields
         return sampler(**{name: getattr(inputs, name) for name in names})
 
-    return SamplerSpec(make, summary, fields, **facts)
+    return SamplerSpec(make, summary, fields, **properties)
 
 
-def _paper(frequencies: str) -> SamplerSpec:
-    """Return the sampler of Rawat et al.: a tree down to single classes."""
+def _rff_of_rawat_2019(frequencies: str) -> SamplerSpec:
+    """Return the spec of the sampler of Rawat et al. (2019): a tree down to single classes."""
     make = partial(RFSoftmaxSampler, frequencies=frequencies, leaf="kernel", leaf_size=1)
     summary = f"random Fourier features of the Gaussian kernel, {frequencies} frequencies"
     reads = "class_embeddings nu num_features rng"
-    return _of(make, summary, reads, unit_vectors=True, cuda=True)
+    return _spec_from_fields(make, summary, reads, unit_vectors=True, cuda=True)
 
 
-def _learned(kind: type[LearnedUnigramSampler], counts: FloatArray, power: float) -> Sampler:
-    """Start as if the counts, of one unit, had been observed, each class once more than that."""
+def _make_learned(kind: type[LearnedUnigramSampler], counts: FloatArray, power: float) -> Sampler:
+    """Return a sampler that starts from the counts, each increased by 1."""
     return kind(len(counts), power=power, initial=counts + 1.0)
 
 
-def _quadratic(class_embeddings: Rows, tau: float | None, alpha: float) -> Sampler:
-    """Weigh the square of the logit tau h . c, as Blanc and Rendle do."""
+def _make_quadratic(class_embeddings: Rows, tau: float | None, alpha: float) -> Sampler:
+    """Return the sampler of Blanc and Rendle, who weight the square of the logit tau h . c."""
     tau = as_tau(tau, unit_vectors=False)
-    alpha *= tau * tau  # that of the sampler is of h . c
+    alpha *= tau * tau  # alpha of `QuadraticSampler` is for h . c
     if not alpha < np.inf:
         raise ValueError(f"`tau` must have a finite square, got {tau:g}; scale the class vectors.")
     sampler = QuadraticSampler(class_embeddings, alpha=alpha, leaf="kernel")
-    sampler.tau = tau  # which a kernel has not, but this one is of the logit of the loss
+    sampler.tau = tau  # a kernel has no tau, but here it uses the logit of the loss
     return sampler
 
 
-def _two_pass(class_embeddings: Rows, counts: FloatArray, power: float, **options: Any) -> Sampler:
-    """Take as many candidates as an eighth of the classes, at least 16, by their counts."""
+def _make_two_pass(
+    class_embeddings: Rows, counts: FloatArray, power: float, **options: Any
+) -> Sampler:
+    """Return a sampler whose candidates are n / 8 draws, at least 16, in proportion to counts."""
     num = max(16, len(class_embeddings) // 8)
     first = UnigramSampler(counts, power=power)
     return TwoPassSampler(first, class_embeddings, num_candidates=num, **options)
 
 
-def _mixture(counts: FloatArray, power: float, **options: Any) -> Sampler:
-    """Mix a sampler that follows the model with one that bounds the importance weights."""
+def _make_mixture(counts: FloatArray, power: float, **options: Any) -> Sampler:
+    """Return a mixture of a sampler that follows the model and one that bounds the weights."""
     return MixtureSampler(RFSoftmaxSampler(**options), UnigramSampler(counts, power=power))
 
 
@@ -281,49 +285,49 @@ SAMPLERS: dict[str, SamplerSpec] = {
     # TensorFlow's default, with its formula
     "log-uniform": SamplerSpec(
         lambda inputs: LogUniformSampler(inputs.num_classes, counts=inputs.counts),
-        "Zipf's law by the rank of a class in its counts; without counts, by its number",
+        "Zipf's law by the rank of a class in its counts; without counts, by its index",
         ("counts",),
         counts_optional=True,
         weights=lambda logits, inputs: log_uniform_weights(logits.shape[1], inputs.counts),
     ),
     # Mikolov et al. (2013): counts to the power 0.75
-    "unigram": _of(
+    "unigram": _spec_from_fields(
         UnigramSampler,
         "a power of how often each class occurs",
         "counts power",
         weights=lambda logits, inputs: unigram_weights(inputs.counts, inputs.power),
     ),
-    "learned-unigram": _of(
-        partial(_learned, LearnedUnigramSampler),
-        "a power of the counts, which go on with the labels seen in training",
+    "learned-unigram": _spec_from_fields(
+        partial(_make_learned, LearnedUnigramSampler),
+        "a power of the counts, which are updated with the labels seen in training",
         "counts power",
     ),
     # Yi et al. (2019), Algorithm 2
-    "streaming-unigram": _of(
-        partial(_learned, StreamingUnigramSampler),
-        "a power of the frequencies of late, by the gaps between the labels seen in training",
+    "streaming-unigram": _spec_from_fields(
+        partial(_make_learned, StreamingUnigramSampler),
+        "a power of recent frequencies, by the gaps between the labels seen in training",
         "counts power",
     ),
     # Blanc and Rendle (2018), Theorem 2.1: the only proposal without bias
-    "softmax": _of(
+    "softmax": _spec_from_fields(
         SoftmaxSampler,
         "the softmax of all classes: no bias, at the price of all logits",
         "class_embeddings tau",
-        # shifted, for a weight may underflow but none may overflow
+        # relative to the largest logit: a weight may underflow, but must not overflow
         weights=lambda logits, inputs: np.exp(logits - logits.max(axis=1, keepdims=True)),
     ),
     # Blanc and Rendle (2018), section 3.3
-    "quadratic": _of(
-        _quadratic,
+    "quadratic": _spec_from_fields(
+        _make_quadratic,
         "alpha o^2 + 1 of the logit o",
         "class_embeddings tau alpha",
         weights=lambda logits, inputs: inputs.alpha * logits**2 + 1.0,
     ),
-    # Rawat et al. (2019), and the two ways of Yu et al. (2016) to draw frequencies
-    "rff": _paper("iid"),
-    "rff:orthogonal": _paper("orthogonal"),
-    "rff:structured": _paper("structured"),
-    "rff+softmax-leaf": _of(
+    # Rawat et al. (2019), and the two methods of Yu et al. (2016) to draw frequencies
+    "rff": _rff_of_rawat_2019("iid"),
+    "rff:orthogonal": _rff_of_rawat_2019("orthogonal"),
+    "rff:structured": _rff_of_rawat_2019("structured"),
+    "rff+softmax-leaf": _spec_from_fields(
         RFSoftmaxSampler,
         "random Fourier features down to leaves of classes, in which the softmax draws",
         "class_embeddings tau nu num_features rng",
@@ -331,39 +335,39 @@ SAMPLERS: dict[str, SamplerSpec] = {
         cuda=True,
     ),
     # Choromanski et al. (2021), as proposals: estimates are never negative
-    "positive": _of(
+    "positive": _spec_from_fields(
         partial(PositiveSampler, leaf="kernel"),
         "positive random features of exp(tau h . c)",
         "class_embeddings tau num_features rng",
         cuda=True,
     ),
-    "clusters": _of(
+    "clusters": _spec_from_fields(
         ClusterSampler,
         "the softmax in leaves of similar classes, reached by the estimated mass of cells",
         "class_embeddings tau rng",
         cuda=True,
     ),
-    # Spring and Shrivastava (2017), with the probabilities that draws have
-    "lsh": _of(
+    # Spring and Shrivastava (2017), with the probabilities of the draws
+    "lsh": _spec_from_fields(
         LSHSampler,
-        "any class of the context's bucket in one of 64 hash tables; half the draws uniform",
+        "a uniform class of the context's bucket in one of 64 hash tables; half the draws uniform",
         "class_embeddings rng",
     ),
     # Bengio and Senécal (2003), Metropolis-Hastings
-    "metropolis": _of(
+    "metropolis": _spec_from_fields(
         MetropolisSampler,
-        "the softmax as a Metropolis chain has it after ten steps from a unigram, for study",
+        "the end of a Metropolis chain of ten steps from a unigram to the softmax, for study",
         "class_embeddings counts tau power",
     ),
     # Bai et al. (2017), TAPAS
-    "two-pass": _of(
-        _two_pass,
+    "two-pass": _spec_from_fields(
+        _make_two_pass,
         "the softmax among candidates that a unigram draws for the batch",
         "class_embeddings counts tau power rng",
         every_class=False,
     ),
-    "mixture": _of(
-        _mixture,
+    "mixture": _spec_from_fields(
+        _make_mixture,
         "half the draws by rff+softmax-leaf, half by unigram",
         "class_embeddings counts tau nu num_features power rng",
         unit_vectors=True,
@@ -389,7 +393,7 @@ def make_sampler(name: str, inputs: SamplerInputs) -> Sampler:
     Raises
     ------
     TypeError, ValueError
-        If the name is unknown, the inputs lack what the sampler reads, or it refuses them.
+        If the name is unknown, `inputs` lack a field that the sampler reads, or it refuses them.
 
     Examples
     --------
@@ -399,7 +403,7 @@ def make_sampler(name: str, inputs: SamplerInputs) -> Sampler:
     """
     require_instance("inputs", inputs, SamplerInputs)
     spec = SAMPLERS[as_choice("name", name, SAMPLERS)]
-    # what does not look at vectors draws on the processor for a layer on a GPU as well
+    # a sampler that does not depend on vectors draws on the CPU for a layer on a GPU as well
     if spec.follows_vectors and not spec.cuda:
         require_cpu(name, inputs.device)
     needed = {"class_embeddings": spec.follows_vectors, "counts": spec.needs_counts}
@@ -410,16 +414,16 @@ def make_sampler(name: str, inputs: SamplerInputs) -> Sampler:
 
 
 def make_certain_sampler(name: str, inputs: SamplerInputs, num_certain: int) -> CertainSampler:
-    """Put the most frequent classes into every draw, and draw the others by a sampler's name.
+    """Include the most frequent classes in every draw, and draw the others from a named sampler.
 
     Parameters
     ----------
     name : str
-        A key of `SAMPLERS`. It is made for the other classes alone, in their order.
+        A key of `SAMPLERS`, for the sampler over the other classes, in their order.
     inputs : SamplerInputs
         What it is made from, with counts.
     num_certain : int
-        How many classes are certain: those of the greatest counts, of equal ones the first.
+        Number of always-included classes: those with the largest counts, of equal counts the first.
 
     Returns
     -------
@@ -450,46 +454,46 @@ def make_certain_sampler(name: str, inputs: SamplerInputs, num_certain: int) -> 
             f"`num_certain` must be less than the number of classes {inputs.num_classes}, got "
             f"{num_certain}; with all of them take the full softmax."
         )
-    # stable, so that of equal counts the first class is certain
+    # stable, so that of equal counts the first class is included
     order = np.argsort(-inputs.counts, kind="stable")
-    # in their order, as `CertainSampler` numbers the classes of its tail
-    rest = np.sort(order[num_certain:])
-    counts = inputs.counts[rest]
-    if not counts.any():  # classes that never occur are all alike
-        counts = np.ones(len(rest))
+    # sorted, as in the tail of a `CertainSampler`
+    others = np.sort(order[num_certain:])
+    counts = inputs.counts[others]
+    if not counts.any():  # uniform if none of them occurs
+        counts = np.ones(len(others))
     rows = inputs.class_embeddings
     tail = replace(
-        inputs, counts=counts, class_embeddings=None if rows is None else rows[rest], logits=None
+        inputs, counts=counts, class_embeddings=None if rows is None else rows[others], logits=None
     )
     return CertainSampler(make_sampler(name, tail), order[:num_certain])
 
 
-def warn_of_ranks(sampler: Sampler, counts: FloatArray) -> None:
-    """Warn of a `LogUniformSampler` whose classes are not numbered by falling counts (n,).
+def warn_of_wrong_ranks(sampler: Sampler, counts: FloatArray) -> None:
+    """Warn if a `LogUniformSampler` has classes that are not sorted by decreasing counts (n,).
 
-    One inside a sampler of the library is looked at as well.
+    Samplers inside composed samplers are checked as well.
     """
     if isinstance(sampler, CertainSampler):
-        rest = np.delete(np.arange(sampler.num_classes), sampler.certain)
-        warn_of_ranks(sampler.tail, counts[rest])
+        others = np.delete(np.arange(sampler.num_classes), sampler.certain)
+        warn_of_wrong_ranks(sampler.tail, counts[others])
     for name in ("first", "second", "candidates"):
-        part = getattr(sampler, name, None)
-        if isinstance(part, Sampler) and part.num_classes == sampler.num_classes:
-            warn_of_ranks(part, counts)
+        inner = getattr(sampler, name, None)
+        if isinstance(inner, Sampler) and inner.num_classes == sampler.num_classes:
+            warn_of_wrong_ranks(inner, counts)
     if not isinstance(sampler, LogUniformSampler) or len(counts) != sampler.num_classes:
         return
     if not counts.any():
         return
     n = len(counts)
-    shares = scale_by_power_of_two(counts)
-    shares /= shares.sum()
-    ranked = log_uniform_weights(n, counts) / np.log(n + 1.0)
-    given = sampler.log_prob(None, np.arange(n))[0]
-    # By how much draws of the counts are less likely than they might be, and than under uniform
-    # draws. Ranks of few examples are off by chance; but those of other data that agree in the main
-    # are better than none.
-    lost = float(shares @ (np.log(ranked) - given))
-    if lost > _LOST_NATS and float(shares @ given) < -np.log(n):
+    frequencies = scale_by_power_of_two(counts)
+    frequencies /= frequencies.sum()
+    ranked_q = log_uniform_weights(n, counts) / np.log(n + 1.0)
+    log_q = sampler.log_prob(None, np.arange(n))[0]
+    # Mean log-likelihood of the counts that the wrong order loses, and whether it is below that of
+    # uniform draws. Ranks from few examples are off by chance; ranks from other data that roughly
+    # agree are better than none.
+    lost_nats = float(frequencies @ (np.log(ranked_q) - log_q))
+    if lost_nats > _MAX_LOST_NATS and float(frequencies @ log_q) < -np.log(n):
         warnings.warn(
             "the LogUniformSampler takes the number of a class for its rank by frequency, which "
             f"the counts contradict: class {int(np.argmax(counts))} is the most frequent of {n}. "
@@ -501,37 +505,38 @@ def warn_of_ranks(sampler: Sampler, counts: FloatArray) -> None:
 
 
 def require_input(name: str, inputs: SamplerInputs, attribute: str) -> None:
-    """Raise ValueError if `inputs` lack what the sampler `name` needs."""
+    """Raise ValueError if `inputs` lack the field `attribute`, which the sampler `name` needs."""
     if getattr(inputs, attribute) is None:
         raise ValueError(
-            f"sampler {name!r} needs {_WHAT[attribute]} as `{attribute}`, got None; give them, or "
-            "take another sampler."
+            f"sampler {name!r} needs {_INPUT_DESCRIPTIONS[attribute]} as `{attribute}`, got None; "
+            "give them, or take another sampler."
         )
 
 
 def dense_proposals(names: Iterable[str], inputs: SamplerInputs) -> dict[str, FloatArray]:
-    """Return the probabilities of all classes under samplers, by their names.
+    """Return the probabilities of all classes under named samplers.
 
-    Where ``inputs.logits`` are given, those of ``softmax`` and ``quadratic`` follow from them.
-    The other samplers that look at vectors need ``inputs.h`` and ``inputs.class_embeddings``.
+    If ``inputs.logits`` are given, the probabilities of ``softmax`` and ``quadratic`` follow from
+    them. The other samplers that depend on vectors need ``inputs.h`` and
+    ``inputs.class_embeddings``.
 
     Parameters
     ----------
     names : iterable of str
         Keys of `SAMPLERS`.
     inputs : SamplerInputs
-        What they look at, on the processor. Vectors are turned into float64.
+        Inputs of the samplers, on the CPU. Vectors are converted to float64.
 
     Returns
     -------
     dict of str to ndarray of float64, shape (n,) or (B, n)
-        Probabilities: each at least 1e-300, each row sums to 1. One row serves all examples where
-        they do not depend on the example.
+        Probabilities: each at least 1e-300, each row sums to 1. One row (n,) if they do not depend
+        on the example.
 
     Raises
     ------
     TypeError, ValueError
-        If a name is unknown, or a sampler needs what the inputs lack.
+        If a name is unknown, or a sampler needs a field that the inputs lack.
 
     References
     ----------
@@ -551,7 +556,7 @@ def dense_proposals(names: Iterable[str], inputs: SamplerInputs) -> dict[str, Fl
     require_instance("inputs", inputs, SamplerInputs)
     require_cpu("dense proposals", inputs.device)
     checked = [as_choice("names", name, SAMPLERS) for name in names]
-    # proposals go into the exact bias, whose error is that of float64
+    # the exact bias computes in float64
     precise = {
         field: value.astype(np.float64)
         for field in ("h", "class_embeddings")
@@ -563,7 +568,7 @@ def dense_proposals(names: Iterable[str], inputs: SamplerInputs) -> dict[str, Fl
 
 def _probabilities(name: str, inputs: SamplerInputs) -> FloatArray:
     spec = SAMPLERS[name]
-    # from the logits where they are known: no sampler is built, whatever n is
+    # from the logits if they are given: no sampler is built, whatever n is
     if spec.weights is not None and inputs.logits is not None:
         if spec.needs_counts:
             require_input(name, inputs, "counts")
@@ -574,12 +579,12 @@ def _probabilities(name: str, inputs: SamplerInputs) -> FloatArray:
     else:
         values = make_sampler(name, inputs).probs(None)[0]
     totals = values.sum(axis=-1, keepdims=True)
-    # weights may be of a user's own entry: those of the library cannot fail here
+    # an entry of the user may return such weights; those of the library cannot
     if not (values.min() >= 0.0 and np.isfinite(totals).all() and totals.min() > 0.0):
         raise ValueError(
             f"sampler {name!r} must give weights that are finite, at least 0 and not all 0, got "
             f"weights from {values.min()} to {values.max()} with a sum of {totals.min()}; correct "
             "its `weights`."
         )
-    q: FloatArray = np.maximum(values / totals, _LEAST_MASS)
+    q: FloatArray = np.maximum(values / totals, _MIN_PROB)
     return q

@@ -115,7 +115,7 @@ class SoftmaxSampler(Sampler):
     def _second_pass(
         self, h: Rows, ids: IntArray, exclude: IntArray, uniforms: FloatArray | None
     ) -> FloatArray:
-        """Return log-probabilities of classes `ids` (B, k); `uniforms`, if any, draw these first."""
+        """Return log-probabilities of classes `ids` (B, k); `uniforms`, if given, draw these."""
         first_pass = self._first_pass(h, exclude)
         log_q = np.empty(ids.shape)
 

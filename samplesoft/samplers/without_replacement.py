@@ -1,10 +1,10 @@
-"""Exact inclusion probabilities of draws without replacement.
+"""Exact inclusion probabilities of successive draws without replacement.
 
-Successive sampling is a race: class j rings at an exponential time of rate ``w_j``, and the first m
-to ring are the sample. The number N(t) that have rung by time t has the generating function
-``G(z) = prod_j (1 - p_j + p_j z)`` with ``p_j = 1 - exp(-w_j t)``. Its values on a circle around 0
-near the saddle point give P(N <= m - 1), and a division by one factor leaves one clock out. The
-product runs over atoms, of which each may stand for many clocks of nearly equal rates.
+Successive sampling is a race of exponential clocks. Clock j rings at rate ``w_j``, and the first m
+clocks to ring are the sample. The number N(t) of clocks that have rung by time t has the generating
+function ``G(z) = prod_j (1 - p_j + p_j z)`` with ``p_j = 1 - exp(-w_j t)``. Its values on a circle
+near the saddle point give P(N <= m - 1), and dividing by one factor leaves one clock out. The
+product runs over atoms; an atom may represent many clocks of nearly equal rates.
 """
 
 from __future__ import annotations
@@ -23,58 +23,59 @@ from samplesoft.kernels import panels
 
 ComplexArray = NDArray[np.complex128]
 
-# At a late time t, 1 - exp(-w t) is steep in log w. But that none of many classes has rung by then
-# is so unlikely that such times add nothing: the two numbers keep a relative error of 1e-11.
-_PANEL_WIDTH = 0.2  # of a panel in log w
-_CROWD_CLASSES = 32  # a panel of so many classes or more is replaced by its Chebyshev nodes
+# At a late time t, 1 - exp(-w t) is steep in log w. But the probability that none of many classes
+# has rung by then is negligible. These two values give a relative error of 1e-11.
+_PANEL_WIDTH = 0.2  # of a panel, in log w
+_MIN_CROWD = 32  # a panel with so many classes or more is replaced by its Chebyshev nodes
 _TIME_NODES = np.polynomial.legendre.leggauss(16)
 _TIME_CHUNK = 8
-_CIRCLE_POINTS = 56  # of a half circle; at most 54 matter, where the variance of N is 17
-_LOG_TINY = -34.0  # smaller parts are left out
-# width of a panel in log t, over that in which the distribution changes: 16 nodes suffice
+_CIRCLE_POINTS = 56  # on a half circle; at most 54 matter, where the variance of N is 17
+_LOG_TINY = -34.0  # log of the relative size of terms that are left out
+# width of a panel in log t, relative to the time scale of the distribution; 16 nodes suffice
 _PANEL_LOG_TIME = 1.5
-_FARTHEST_LOG_POINT = 300.0  # of a saddle point, in log |z|: squares neither underflow nor overflow
+_MAX_LOG_RADIUS = 300.0  # of a saddle point, log |z|: squares neither underflow nor overflow
 
 
 class _Atoms(NamedTuple):
-    """What the product of the generating function runs over."""
+    """The factors of the generating function."""
 
     log_rates: FloatArray  # (A,)
-    counts: FloatArray  # (A,): clocks that an atom stands for, not whole where they are spread
+    counts: FloatArray  # (A,): clocks per atom, fractional for Chebyshev nodes
 
 
 class _Quadrature(NamedTuple):
     """Nodes of the integral over t, with the distribution of N at each."""
 
-    start: float  # log t, before which fewer than m clocks have rung
+    start: float  # log t before which fewer than m clocks have rung
     log_t: FloatArray  # (K,)
     weights: FloatArray  # (K,)
-    z: ComplexArray  # (S, K, _CIRCLE_POINTS): circles, for each shift; see `_contours`
-    values: ComplexArray  # (S, K, _CIRCLE_POINTS): their terms
+    z: ComplexArray  # (S, K, _CIRCLE_POINTS): circles for each shift; see `_contours`
+    values: ComplexArray  # (S, K, _CIRCLE_POINTS): terms of the sum over the circle
 
 
 class SuccessiveInclusion:
-    """Inclusion for draws in turn, in proportion to the weights of the classes not yet drawn.
+    """Inclusion probabilities of successive draws in proportion to weights.
 
-    `log_weights` (n,) are -inf for classes that are never drawn; m is at most the number of others.
+    `log_weights` (n,) are -inf for classes that are never drawn; m is at most the number of the
+    others.
 
-    Give class j an exponential clock of rate w_j. The clocks ring in the order of such draws, so
-    with N(t) the number of all others that have rung by time t,
+    Class j has an exponential clock of rate w_j. The order in which clocks ring is the order of the
+    draws. With the number N(t) of other clocks that have rung by time t,
 
         pi_i = int_0^inf w_i exp(-w_i t) P(N(t) <= m - 1) dt.
 
     N(t) is a sum of independent indicators. Its distribution function is a contour integral of
-    its generating function over a circle near the saddle point, where nothing cancels; clock i,
-    and that of an excluded class, leave the product by one division each. The integral in log t
-    is Gauss-Legendre on panels as wide as the distribution of N(t) allows. Classes of nearly equal
-    weight, many in one panel of log w, are replaced by the Chebyshev nodes of the panel, so that n
-    classes cost O(n) once.
+    its generating function over a circle near the saddle point, where nothing cancels. Clock i, and
+    the clock of an excluded class, are removed from the product by one division each. The integral
+    over log t is Gauss-Legendre on panels as wide as the distribution of N(t) allows. Many classes
+    in one panel of log w are replaced by the Chebyshev nodes of the panel, so that n classes cost
+    O(n) once.
 
-    The relative error of pi was at most 3e-12, compared with enumeration for weights that span up
-    to 1e600, and compared with the sum over single classes where the nodes had the hardest case.
+    The relative error of pi was at most 3e-12, in comparison with enumeration for weights that span
+    up to 1e600, and with the sum over single classes in the hardest case for the nodes.
 
-    TensorFlow takes ``1 - (1 - q_i)**tries`` with the number of tries that its draws needed, and
-    CNTK the same with the mean number of tries in simulations; both are approximations.
+    TensorFlow uses ``1 - (1 - q_i)**tries`` with the number of tries that the draws needed, and
+    CNTK with the mean number of tries in simulations; both are approximations.
 
     Sources: Rosén (1972), "Asymptotic theory for successive sampling with varying probabilities
     without replacement, I": the clocks. Daniels (1954), "Saddlepoint approximations in
@@ -84,51 +85,55 @@ class SuccessiveInclusion:
     def __init__(self, log_weights: FloatArray, m: int) -> None:
         self._log_w = log_weights - log_weights.max()
         self._positive = np.isfinite(self._log_w)
-        self._spare = int(self._positive.sum()) - m
-        if self._spare == 0:  # all are drawn
+        self._num_left_over = int(self._positive.sum()) - m
+        if self._num_left_over == 0:  # all classes are drawn
             return
         self._atoms = atoms = self._make_atoms()
         edges = _time_panels(atoms, m)
         half = 0.5 * np.diff(edges)[:, None]
         log_t = (edges[:-1, None] + half * (1.0 + _TIME_NODES[0])).ravel()
-        shifts = min(self._spare, 2)  # the second serves examples that exclude a class
+        shifts = min(self._num_left_over, 2)  # the second is for examples that exclude a class
         z = np.zeros((shifts, len(log_t), _CIRCLE_POINTS), np.complex128)
         values = np.zeros_like(z)
 
-        def fill_contours(part: slice) -> None:
+        def fill_contours(chunk: slice) -> None:
             for shift in range(shifts):
-                _contours(log_t[part], atoms, m, shift, z[shift, part], values[shift, part])
+                _contours(log_t[chunk], atoms, m, shift, z[shift, chunk], values[shift, chunk])
 
         thread_each(fill_contours, chunks(len(log_t), _TIME_CHUNK))
         weights = (half * _TIME_NODES[1]).ravel()
         self._quadrature = _Quadrature(float(edges[0]), log_t, weights, z, values)
 
     def of_classes(self, ids: IntArray, exclude: IntArray) -> FloatArray:
-        """Return the probabilities of classes `ids` (B, k)."""
+        """Return the inclusion probabilities of classes `ids` (B, k)."""
         probs = np.empty(ids.shape)
         order = np.argsort(exclude, kind="stable")
         groups = np.split(order, np.flatnonzero(np.diff(exclude[order])) + 1)
 
-        def fill(rows: IntArray) -> None:  # examples that exclude the same class share its terms
+        def fill(rows: IntArray) -> None:  # examples that exclude the same class
             excluded = int(exclude[rows[0]])
             classes = ids[rows]
-            group = self._plain[classes] if excluded < 0 else self._without(classes, excluded)
+            group = (
+                self._without_exclusion[classes]
+                if excluded < 0
+                else self._inclusion(classes, excluded)
+            )
             probs[rows] = group
 
         thread_each(fill, groups)
         return probs
 
     @cached_property
-    def _plain(self) -> FloatArray:
-        """Those of all classes (n,) where none is excluded."""
-        return self._without(np.arange(len(self._log_w)), -1)
+    def _without_exclusion(self) -> FloatArray:
+        """Inclusion probabilities of all classes (n,) without exclusion."""
+        return self._inclusion(np.arange(len(self._log_w)), -1)
 
-    def _without(self, ids: IntArray, excluded: int) -> FloatArray:
-        """Return those of classes, of any shape; `excluded` is not drawn, negative for none."""
+    def _inclusion(self, ids: IntArray, excluded: int) -> FloatArray:
+        """Return inclusion probabilities of `ids` (any shape); `excluded` < 0 excludes none."""
         log_excluded = -np.inf if excluded < 0 else float(self._log_w[excluded])
-        if self._spare == (log_excluded > -np.inf):  # all that are left are drawn
+        if self._num_left_over == (log_excluded > -np.inf):  # all others are drawn
             probs: FloatArray = self._positive[ids].astype(np.float64)
-        elif ids.size <= len(self._atoms.counts):  # one integral a class is the least
+        elif ids.size <= len(self._atoms.counts):  # an integral for each class is cheaper
             log_rates = self._log_w[ids].ravel()
             probs = _first_rings(log_rates, log_excluded, self._quadrature).reshape(ids.shape)
         else:
@@ -138,49 +143,49 @@ class SuccessiveInclusion:
         return probs
 
     def _make_atoms(self) -> _Atoms:
-        """Choose atoms: the nodes of the crowded panels of log w, then each other class."""
+        """Return the atoms: nodes of the crowded panels of log w, then all other classes."""
         log_w = self._log_w
         positive = self._positive
-        least = float(np.min(log_w, where=positive, initial=0.0))
-        first = int(np.floor(least / _PANEL_WIDTH))
-        panel, s = panels.place(log_w, _PANEL_WIDTH, first, 1 - first)
-        crowded = np.bincount(panel, positive, 1 - first) >= _CROWD_CLASSES
-        self._shared = positive & crowded[panel]
-        self._lone = np.flatnonzero(positive & ~self._shared)
+        min_log_w = float(np.min(log_w, where=positive, initial=0.0))
+        first = int(np.floor(min_log_w / _PANEL_WIDTH))
+        panel, position = panels.place(log_w, _PANEL_WIDTH, first, 1 - first)
+        crowded = np.bincount(panel, positive, 1 - first) >= _MIN_CROWD
+        self._on_panel = positive & crowded[panel]
+        self._single_classes = np.flatnonzero(positive & ~self._on_panel)
         self._panel = (np.cumsum(crowded) - 1)[panel]
-        self._s = s
-        shared = self._panel[self._shared], s[self._shared]
+        self._s = position
+        crowd_positions = self._panel[self._on_panel], position[self._on_panel]
         moments = np.zeros((int(crowded.sum()), 1, panels.DEGREE))
-        panels.add_moments(*shared, np.ones((1, len(shared[0]))), moments)
-        places = first + np.flatnonzero(crowded)[:, None] + panels.node_places()
-        log_rates = np.append((places * _PANEL_WIDTH).ravel(), log_w[self._lone])
-        # how many classes a node stands for: its Lagrange polynomial summed over them
+        panels.add_moments(*crowd_positions, np.ones((1, len(crowd_positions[0]))), moments)
+        node_positions = first + np.flatnonzero(crowded)[:, None] + panels.node_places()
+        log_rates = np.append((node_positions * _PANEL_WIDTH).ravel(), log_w[self._single_classes])
+        # classes per node: its Lagrange polynomial summed over the classes
         counts = (moments[:, 0] @ panels.to_coefficients().T).ravel()
-        return _Atoms(log_rates, np.append(counts, np.ones(len(self._lone))))
+        return _Atoms(log_rates, np.append(counts, np.ones(len(self._single_classes))))
 
     def _from_atoms(self, ids: IntArray, atoms: FloatArray) -> FloatArray:
-        """Return (k,) the probabilities of classes `ids` from those of the atoms."""
-        nodes = len(atoms) - len(self._lone)
-        coefficients = atoms[:nodes].reshape(-1, 1, panels.DEGREE) @ panels.to_coefficients()
-        shared = self._shared[ids]
+        """Return the probabilities (k,) of classes `ids`, interpolated from those of the atoms."""
+        num_nodes = len(atoms) - len(self._single_classes)
+        coefficients = atoms[:num_nodes].reshape(-1, 1, panels.DEGREE) @ panels.to_coefficients()
+        on_panel = self._on_panel[ids]
         probs = np.zeros(len(ids))
-        on_panels = self._panel[ids[shared]], self._s[ids[shared]]
-        probs[shared] = panels.evaluate(*on_panels, coefficients)[0]
-        lone = self._positive[ids] & ~shared
-        probs[lone] = atoms[nodes + np.searchsorted(self._lone, ids[lone])]
+        positions = self._panel[ids[on_panel]], self._s[ids[on_panel]]
+        probs[on_panel] = panels.evaluate(*positions, coefficients)[0]
+        single = self._positive[ids] & ~on_panel
+        probs[single] = atoms[num_nodes + np.searchsorted(self._single_classes, ids[single])]
         return np.minimum(probs, 1.0)
 
 
 @njit
 def _clock(log_rate: float, log_t: float) -> tuple[float, float, float]:
-    """Return w t and the probabilities that a clock of rate w is still silent, and has rung."""
+    """Return w t, P(not rung) and P(rung) of a clock of rate w at time t."""
     age = math.exp(min(log_rate + log_t, LARGEST_EXPONENT))
     return age, math.exp(-age), -math.expm1(-age)
 
 
 @njit
 def _log_factor(silent: float, rung: float, z: complex) -> tuple[float, float]:
-    """Return log modulus and argument of 1 - p + p z, to full precision where p is small."""
+    """Return log modulus and argument of 1 - p + p z, to full precision for small p."""
     real = (z.real - 1.0) * rung
     imag = z.imag * rung
     if abs(real) < 0.5 and abs(imag) < 0.5:
@@ -191,10 +196,10 @@ def _log_factor(silent: float, rung: float, z: complex) -> tuple[float, float]:
 
 
 @njit
-def _pace(log_t: float, atoms: _Atoms) -> tuple[float, float]:
-    """Return the mean of N(t), and how fast its distribution changes in log t."""
+def _mean_and_rate(log_t: float, atoms: _Atoms) -> tuple[float, float]:
+    """Return the mean of N(t), and the rate of change of its distribution in log t."""
     log_rates, counts = atoms
-    mean = variance = mean_rate = 0.0  # of N(t), and the derivative of its mean in log t
+    mean = variance = slope = 0.0  # of N(t); slope: derivative of the mean in log t
     for a in range(len(counts)):
         age, silent, rung = _clock(log_rates[a], log_t)
         mean += counts[a] * rung
@@ -205,15 +210,15 @@ def _pace(log_t: float, atoms: _Atoms) -> tuple[float, float]:
 
 
 @njit
-def _saddle(log_t: float, atoms: _Atoms, power: float) -> tuple[float, float, float]:
-    """Find the x where log G(exp(x)) - power x is least.
+def _saddle_point(log_t: float, atoms: _Atoms, power: float) -> tuple[float, float, float]:
+    """Return the minimiser x of log G(exp(x)) - power x, the minimum, and a variance.
 
-    The value there bounds the log of P(N <= power) or of P(N >= power), whichever is smaller. The
-    third result is the variance of N in the distribution tilted by exp(x N).
+    The minimum bounds the log of P(N <= power) or of P(N >= power), whichever is smaller. The
+    variance is that of N in the distribution tilted by exp(x N).
     """
     log_rates, counts = atoms
-    low = -_FARTHEST_LOG_POINT
-    high = _FARTHEST_LOG_POINT
+    low = -_MAX_LOG_RADIUS
+    high = _MAX_LOG_RADIUS
     x = 0.0
     variance = 0.0
     while high - low > 1e-6:
@@ -221,9 +226,9 @@ def _saddle(log_t: float, atoms: _Atoms, power: float) -> tuple[float, float, fl
         tilt = math.exp(x)
         for a in range(len(counts)):
             _, silent, rung = _clock(log_rates[a], log_t)
-            share = rung * tilt / (silent + rung * tilt)
-            mean += counts[a] * share
-            variance += counts[a] * share * (1.0 - share)
+            tilted = rung * tilt / (silent + rung * tilt)
+            mean += counts[a] * tilted
+            variance += counts[a] * tilted * (1.0 - tilted)
         if mean > power:
             high = x
         else:
@@ -231,7 +236,7 @@ def _saddle(log_t: float, atoms: _Atoms, power: float) -> tuple[float, float, fl
         gap = power - mean
         if abs(gap) < 1e-6 * variance:
             break
-        # far out, where atoms no longer stand for their classes, a long step might get lost
+        # at extreme x, where atoms no longer represent their classes, limit the step
         x += gap / variance if abs(gap) < 2.0 * variance else math.copysign(2.0, gap)
         if not low < x < high:
             x = 0.5 * (low + high)
@@ -245,13 +250,13 @@ def _saddle(log_t: float, atoms: _Atoms, power: float) -> tuple[float, float, fl
 
 @njit
 def _tail_end(middle: float, end: float, atoms: _Atoms, m: int) -> float:
-    """Bisect from `middle`, where N is about m, towards `end` until a tail of N is nothing."""
+    """Bisect from `middle`, where N is about m, towards `end` until a tail of N is negligible."""
     inside = middle
     while abs(inside - end) > 0.05:
         log_t = 0.5 * (inside + end)
-        # integrals over late times count their length too
+        # at late times the integrand in log t has the factor t
         tiny = _LOG_TINY - max(log_t - middle, 0.0)
-        if _saddle(log_t, atoms, m)[1] < tiny:
+        if _saddle_point(log_t, atoms, m)[1] < tiny:
             end = log_t
         else:
             inside = log_t
@@ -260,27 +265,27 @@ def _tail_end(middle: float, end: float, atoms: _Atoms, m: int) -> float:
 
 @njit
 def _time_panels(atoms: _Atoms, m: int) -> FloatArray:
-    """Return edges in log t of panels on which polynomials follow the distribution of N(t).
+    """Return edges in log t of panels on which polynomials approximate the distribution of N(t).
 
     Before the first edge fewer than m of the clocks have rung, after the last one more than m.
     """
-    # so early that none of them has rung, so late that all have
+    # so early that none has rung, so late that all have
     first = -atoms.log_rates.max() - math.log(atoms.counts.sum()) + 3.0 * _LOG_TINY
     last = -atoms.log_rates.min() + 8.0
     low = first
     high = last
     while high - low > 1e-3:
         middle = 0.5 * (low + high)
-        if _pace(middle, atoms)[0] < m:
+        if _mean_and_rate(middle, atoms)[0] < m:
             low = middle
         else:
             high = middle
     last = _tail_end(low, last, atoms, m)
     edges = [_tail_end(low, first, atoms, m)]
     while edges[-1] < last:
-        step = _PANEL_LOG_TIME / _pace(edges[-1], atoms)[1]
-        # the pace may quicken ahead
-        step = min(step, _PANEL_LOG_TIME / _pace(edges[-1] + step, atoms)[1])
+        step = _PANEL_LOG_TIME / _mean_and_rate(edges[-1], atoms)[1]
+        # the distribution may change faster ahead
+        step = min(step, _PANEL_LOG_TIME / _mean_and_rate(edges[-1] + step, atoms)[1])
         edges.append(edges[-1] + step)
     return np.array(edges)
 
@@ -289,21 +294,22 @@ def _time_panels(atoms: _Atoms, m: int) -> FloatArray:
 def _contours(
     log_t: FloatArray, atoms: _Atoms, m: int, shift: int, z: ComplexArray, values: ComplexArray
 ) -> None:
-    """Lay a circle for each time and evaluate the generating function of P(N <= m - 1) on it.
+    """Write a circle for each time, and the terms of P(N <= m - 1) on it.
 
-    Times are `log_t` (K,). Besides the clock of `_first_rings`, so many as `shift` will be left
-    out that have rung. Written are the `_CIRCLE_POINTS` points of each upper half circle, `z`
-    (K, P), of modulus below 1 where N is more likely above m than below, and their terms, `values`
-    (K, P), which are 0 from where they no longer matter.
+    Times are `log_t` (K,). A clock of `_first_rings` will be left out of the product and, with
+    `shift` 1, another one that has rung. `z` (K, P) are points of the upper half circle, with
+    modulus below 1 if N is more likely above m than below. `values` (K, P) are their terms, which
+    are 0 from where they no longer matter.
     """
     log_rates, counts = atoms
     for k in range(len(log_t)):
-        # the half keeps the circle near the saddle point both with a clock and without it
-        x, _, variance = _saddle(log_t[k], atoms, m + shift - 0.5)
-        # the sum over N has a pole at 1: fewer points do at a distance, at the cost of one digit
+        # m - 1/2 keeps the circle near the saddle points both with the clock and without it
+        x, _, variance = _saddle_point(log_t[k], atoms, m + shift - 0.5)
+        # the sum over N has a pole at 1: at a distance fewer points suffice, at the cost of one
+        # digit
         distance = max(abs(x), 2.4 / math.sqrt(variance + 2.0))
         z[k, 0] = math.exp(x)
-        if x < 1.0 - _FARTHEST_LOG_POINT:  # the probability is nothing
+        if x < 1.0 - _MAX_LOG_RADIUS:  # the probability is negligible
             continue
         x = math.copysign(distance, x)
         points = int(8.0 * math.sqrt(variance) + 12.0 - _LOG_TINY / distance) | 1  # odd: never -1
@@ -325,16 +331,16 @@ def _contours(
 
 
 @njit
-def _left_out(
+def _divide_out_clock(
     log_rate: float, log_t: float, z: ComplexArray, values: ComplexArray, out: ComplexArray
 ) -> int:
-    """Leave out a clock: write its circle and terms into `out` (2, P), and return their number.
+    """Write the circle and the terms without a clock into `out` (2, P), and return their number.
 
-    `z` and `values` (S, P) are those with no shift and, if any, with a shift of 1.
+    `z` and `values` (S, P) are those without shift and, if S = 2, with shift 1.
     """
     _, silent, rung = _clock(log_rate, log_t)
-    # has it rung in the distribution tilted by the circle? where that is a toss-up, either circle
-    # serves, but the first may have ended
+    # has it rung in the distribution tilted by the circle? If undecided, either circle is accurate,
+    # but the first may have fewer terms
     shift = 1 if 3.0 * rung * abs(z[0, 0]) > silent else 0
     for i in range(_CIRCLE_POINTS):
         out[0, i] = z[shift, i]
@@ -346,10 +352,10 @@ def _left_out(
 
 @njit
 def _first_rings(log_rates: FloatArray, excluded: float, quadrature: _Quadrature) -> FloatArray:
-    """Return the probability (I,) that a clock is among the first m of all but the excluded one.
+    """Return the probabilities (I,) that a clock is among the first m, one clock being excluded.
 
-    This is the integral of w exp(-w t) P(N without the two clocks <= m - 1) over t. The clocks have
-    `log_rates` (I,), the excluded one the log rate `excluded`, -inf for none.
+    This is the integral of w exp(-w t) P(N without the two clocks <= m - 1) over t. `log_rates`
+    (I,) are those of the clocks; `excluded` is the log rate of the excluded one, -inf for none.
     """
     start, log_t, weights, z, values = quadrature
     num = len(log_rates)
@@ -358,28 +364,28 @@ def _first_rings(log_rates: FloatArray, excluded: float, quadrature: _Quadrature
     silent = np.empty(num)
     rung = np.empty(num)
     density = np.empty(num)
-    at_most = np.empty(num)
+    prob = np.empty(num)
     for i in range(num):
-        out[i] = _clock(log_rates[i], start)[2]  # before, all that ring are among the first
+        out[i] = _clock(log_rates[i], start)[2]  # before `start`, all that ring are among the first
     for k in range(len(log_t)):
-        used = _left_out(excluded, log_t[k], z[:, k], values[:, k], terms)
-        # inside the unit circle the sum is P(N <= m - 1), outside it is that minus 1, by the pole
-        late = abs(terms[0, 0]) < 1.0
+        num_terms = _divide_out_clock(excluded, log_t[k], z[:, k], values[:, k], terms)
+        # inside the unit circle the sum is P(N <= m - 1); outside it is P - 1, because of the pole
+        inside = abs(terms[0, 0]) < 1.0
         for i in range(num):
             age, silent[i], rung[i] = _clock(log_rates[i], log_t[k])
             density[i] = weights[k] * age * silent[i]
-            at_most[i] = 0.0 if late else 1.0
-        for j in range(used):
+            prob[i] = 0.0 if inside else 1.0
+        for j in range(num_terms):
             x = terms[0, j].real
             y = terms[0, j].imag
             a = terms[1, j].real
             b = terms[1, j].imag
-            for i in range(num):  # the innermost loop, for it runs in vectors
+            for i in range(num):  # innermost, so that it is vectorised
                 real = silent[i] + rung[i] * x
                 imag = rung[i] * y
-                at_most[i] += (a * real + b * imag) / (real * real + imag * imag)
+                prob[i] += (a * real + b * imag) / (real * real + imag * imag)
         for i in range(num):
-            out[i] += density[i] * at_most[i]
+            out[i] += density[i] * prob[i]
     for i in range(num):
         out[i] = min(out[i], 1.0)
     return out

@@ -15,7 +15,7 @@ from samplesoft import exact_bias
 from samplesoft._random import mix64
 from samplesoft.kernels.rows import row_dot
 from samplesoft.samplers import LazyGumbel, SoftmaxSampler, gumbel_top_k
-from samplesoft.samplers.gumbel import _race, _uniform
+from samplesoft.samplers.gumbel import _draw_lazily, _uniform
 
 LOGITS = np.array([0.3, -1.2, 1.6, 0.0])
 P = np.exp(LOGITS) / np.exp(LOGITS).sum()
@@ -159,7 +159,7 @@ def test_twins_without_a_tail_or_with_too_low_a_bound_are_told_apart(wrong):
     scores = logits[0, head]
     ids, found = np.empty(DRAWS, np.int64), np.empty(DRAWS)
     bound = scores.min() + wrong
-    seen = _race(rows, 0.7 * h, 0, head, scores, bound, np.uint64(5), ids, found)
+    seen = _draw_lazily(rows, 0.7 * h, 0, head, scores, bound, np.uint64(5), ids, found)
     fits = chi_square(np.bincount(ids, minlength=N), softmax(logits)[0])
     assert (fits > LEVEL) if wrong == 0.0 else (fits < 1e-12)
     assert (seen == -np.inf) == (wrong == -np.inf)

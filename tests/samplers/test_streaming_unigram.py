@@ -121,7 +121,7 @@ def test_a_loss_is_corrected_by_what_is_left():
 @pytest.mark.parametrize(("longest", "harmed"), [(16.0, False), (1.0, True)])
 def test_rare_classes_that_keep_coming_are_not_harmed(longest, harmed, monkeypatch):
     """Over a stationary stream; a wrong twin that counts all above the mean takes from each."""
-    monkeypatch.setattr(frequency, "_LONG_GAPS", longest)
+    monkeypatch.setattr(frequency, "_LONG_GAP_RATIO", longest)
     rng, n, rate = np.random.default_rng(3), 100, 0.2
     p = 1.0 / np.arange(1, n + 1)
     p /= p.sum()
@@ -132,7 +132,7 @@ def test_rare_classes_that_keep_coming_are_not_harmed(longest, harmed, monkeypat
         labels = rng.choice(n, size=1_000, p=p)
         sampler.observe(labels)
         with monkeypatch.context() as patch:
-            patch.setattr(frequency, "_LONG_GAPS", np.inf)
+            patch.setattr(frequency, "_LONG_GAP_RATIO", np.inf)
             plain.observe(labels)
         changes.append(np.log(sampler.counts / plain.counts)[20:].mean())
     change = np.mean(changes)
