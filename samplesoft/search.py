@@ -17,7 +17,7 @@ from samplesoft._device.arrays import DistantRows
 from samplesoft._jit import chunks, njit, njit_bare, njit_sum, num_threads, thread_map
 from samplesoft._temperature import as_tau, times_tau
 from samplesoft._validation import FloatArray, IntArray, as_count, as_csr, as_flag, as_float_rows
-from samplesoft.kernels.products import products, whole_eights
+from samplesoft.kernels.products import products, round_up_to_8
 from samplesoft.kernels.rows import divide_by_norms, row_dot
 from samplesoft.kernels.sort_ids import count_below
 from samplesoft.losses.vectors import (
@@ -228,10 +228,8 @@ def _search_in_threads(task: _SearchTask, k: int) -> tuple[IntArray, Rows]:
 def _tile_shape(shape: tuple[int, ...]) -> tuple[int, int]:
     """Return the numbers of contexts and classes of a tile, for contexts of shape (B, d)."""
     batch, dim = shape
-    num_contexts = max(1, min(batch, _MAX_TILE_SHAPE[0], math.isqrt(_PRODUCTS_PER_TILE // dim)))
-    return num_contexts, whole_eights(
-        max(1, min(_MAX_TILE_SHAPE[1], _PRODUCTS_PER_TILE // (num_contexts * dim)))
-    )
+    height = max(1, min(batch, _SIDES[0], math.isqrt(_TILE // dim)))
+    return height, round_up_to_8(max(1, min(_SIDES[1], _TILE // (height * dim))))
 
 
 def _raise_for_class_vector(rows: Rows, class_id: int, normalize: bool) -> None:

@@ -1,7 +1,7 @@
-"""Exponentials and logarithms that a loop over an array computes several at a time.
+"""Exponentials and logarithms that the compiler vectorises.
 
-The library's ``exp`` is called for one number after another; these are polynomials that the
-compiler turns into vector instructions, several times as fast, and as accurate as the type.
+``math.exp`` is called for one number after another. These functions are polynomials, which become
+vector instructions: several times as fast, and as accurate as the type.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ Real = NDArray[Any]  # float32 or float64
 _LOG2_E = 1.4426950408889634
 _LN2_HIGH = 0.693147180369123816490  # with trailing zeros, so that its multiples are exact
 _LN2_LOW = 1.90821492927058770002e-10
-_LOWEST = -745.0  # where the result is the least number above 0
+_LOWEST = -745.0  # exp(_LOWEST) is the smallest positive float64
 _HIGHEST = 709.0
 
 _LOG2_E_32 = np.float32(1.44269504)
 _LN2_HIGH_32 = np.float32(0.693359375)  # with trailing zeros, so that its multiples are exact
 _LN2_LOW_32 = np.float32(-2.12194440e-4)
-_LOWEST_32 = np.float32(-87.0)  # below it the result is 0, and never a slow denormal number
+_LOWEST_32 = np.float32(-87.0)  # results below it are 0, and never slow denormal numbers
 _ZERO = np.float32(0.0)
 _HALF = np.float32(0.5)
 _ONE = np.float32(1.0)
@@ -36,7 +36,7 @@ _ROOT_HALF = 0x3FE6A09E667F3BCD  # the bits of sqrt(1/2)
 _FRACTION = 0x000FFFFFFFFFFFFF
 _NEAR = -0.25
 
-# coefficients of series from the highest power down, as far as they reach the last bit
+# coefficients of series from the highest power down, to the last bit
 _EXP = tuple(1.0 / math.factorial(i) for i in range(13, 1, -1))  # the next term is below 1e-17
 _EXP_32 = tuple(np.float32(1.0 / math.factorial(i)) for i in range(7, 1, -1))
 _THIRD_ORDER = tuple(1.0 / math.factorial(i) for i in range(21, 2, -1))  # below 1e-21
@@ -45,10 +45,10 @@ ARTANH = tuple(1.0 / i for i in range(31, 2, -2))  # of artanh(z) / z**3, in z**
 
 @njit
 def horner(first: Any, others: tuple[Any, ...], x: Any) -> Any:
-    """Return the polynomial in x of coefficients `first`, that of the highest power, and `others`.
+    """Return the polynomial in x with the coefficients `first`, of the highest power, and `others`.
 
-    The compiler writes out a loop over some ten of them, and then several x at a time: a longer
-    polynomial goes through here twice.
+    The compiler unrolls a loop over about ten coefficients, and then vectorises over x. Longer
+    polynomials are therefore evaluated in two calls.
     """
     value = first
     for coefficient in others:
@@ -58,7 +58,7 @@ def horner(first: Any, others: tuple[Any, ...], x: Any) -> Any:
 
 @njit
 def exp_to(x: Real, size: int) -> None:
-    """Replace each of the first `size` of `x`, at most about 0, by its exponential, in its type."""
+    """Replace the first `size` entries of `x`, at most about 0, by their exponentials."""
     if x.itemsize == 4:
         exp32_to(x, size)
     else:
@@ -67,14 +67,15 @@ def exp_to(x: Real, size: int) -> None:
 
 @njit
 def exp64(x: float) -> float:
-    """Return the exponential of x, cut to the range of float64; never 0."""
+    """Return the exponential of x, clipped to the range of float64; never 0."""
     v = _LOWEST if x < _LOWEST else x
     v = _HIGHEST if v > _HIGHEST else v
-    # exp(v) = 2**k exp(r) with |r| at most log(2) / 2, reduced in two steps for its digits
+    # exp(v) = 2**k exp(r) with |r| at most log(2) / 2; log(2) is subtracted in two parts for
+    # accuracy
     k = np.floor(v * _LOG2_E + 0.5)
     r = (v - k * _LN2_HIGH) - k * _LN2_LOW
     p = 1.0 + (r + r * r * horner(_EXP[0], _EXP[1:], r))
-    half = np.int64(k) >> 1  # two factors, for 2**k alone may underflow
+    half = np.int64(k) >> 1  # two factors, because 2**k itself may underflow
     first = np.int64((half + 1023) << 52).view(np.float64)
     second = np.int64((np.int64(k) - half + 1023) << 52).view(np.float64)
     return p * first * second  # type: ignore[no-any-return]
@@ -83,7 +84,7 @@ def exp64(x: float) -> float:
 @njit
 def third_order_series(x: float) -> float:
     """Return (1 - x + x**2 / 2 - exp(-x)) / x**3, x from -1 to 1, by its series."""
-    # its terms alternate and fall
+    # the terms alternate and decrease
     high = horner(_THIRD_ORDER[0], _THIRD_ORDER[1:10], -x)
     return horner(high, _THIRD_ORDER[10:], -x)  # type: ignore[no-any-return]
 
@@ -102,15 +103,15 @@ def decay_ratio_series(x: float) -> float:
 
 @njit
 def exp64_to(x: FloatArray, size: int) -> None:
-    """Replace numbers of `x`, float64 and at most 0, by their exponentials, which are never 0."""
+    """Replace entries of `x`, float64 and at most 0, by their exponentials, which are never 0."""
     for i in range(size):
         x[i] = exp64(x[i])
 
 
 @njit
 def exp32(x: Any) -> Any:
-    """Return the exponential of x, float32 and at most about 0, in that type."""
-    # as `exp64`, in float32 alone: eight at a time fill a vector register
+    """Return the exponential of x, float32 and at most about 0, in float32."""
+    # as `exp64`, but entirely in float32, so that eight fill a vector register
     v = max(x, _LOWEST_32)
     k = np.floor(v * _LOG2_E_32 + _HALF)
     r = (v - k * _LN2_HIGH_32) - k * _LN2_LOW_32
@@ -121,18 +122,18 @@ def exp32(x: Any) -> Any:
 
 @njit
 def exp32_to(x: Real, size: int) -> None:
-    """Replace numbers of `x`, float32 and at most about 0, by their exponentials."""
+    """Replace entries of `x`, float32 and at most about 0, by their exponentials."""
     for i in range(size):
         x[i] = exp32(x[i])
 
 
 @njit
 def log_from_both(z: float, f: float) -> float:
-    """Return log f where f is 1 + z, each known by itself: z from -1 to 0, and f a normal number.
+    """Return log f for f = 1 + z, given both, with z in [-1, 0] and f a normal number.
 
-    Small z keep their digits; else f is a power of 2 times a number near 1.
+    For small z the series in z is accurate; otherwise f is a power of 2 times a number near 1.
     """
-    # the fraction of f is moved to within a root of 2 of 1, by whole powers of 2
+    # f = 2**power * (1 + rest) with 1 + rest between sqrt(1/2) and sqrt(2)
     bits = np.float64(f).view(np.int64) - np.int64(_ROOT_HALF)
     power = np.float64(bits >> 52)
     rest = np.int64((bits & _FRACTION) + _ROOT_HALF).view(np.float64) - 1.0
@@ -147,10 +148,10 @@ def log_from_both(z: float, f: float) -> float:
 
 @njit
 def log1p_to(x: FloatArray) -> None:
-    """Replace each of `x`, from -1/2 to 1, by ``log(1 + x)``.
+    """Replace entries of `x`, from -1/2 to 1, by ``log(1 + x)``.
 
-    That is ``2 artanh z`` at ``z = x / (2 + x)``, at most 1/3 in size, by its series; small
-    results keep their digits.
+    This is ``2 artanh z`` with ``z = x / (2 + x)``, at most 1/3 in size, by its series, which is
+    accurate for small results.
     """
     for i in range(len(x)):
         z = x[i] / (2.0 + x[i])

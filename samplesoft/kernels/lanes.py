@@ -1,14 +1,13 @@
-"""Written once for both devices: what the lanes of a warp share out, and a thread does alone.
+"""Functions that run on both devices: on a CPU thread, or on the lanes of a CUDA warp.
 
-A function that kernels share goes through its numbers by ``range(lane(), size, num_lanes())``, and
-calls `meet` before it reads what others have written. On the processor there is one lane, and the
-compiler is left with a plain loop. `for_device` of ``lanes_cuda`` compiles the same function with
-the lanes of a warp; all lanes take each decision alike, and where all write
-the same number to one place, nobody has to be chosen for it. So nothing may be read there after.
+Such a function loops over ``range(lane(), size, num_lanes())``, and calls `meet`, which
+synchronises the warp, before it reads values that other lanes have written. On the CPU there is one
+lane, and the compiler sees a plain loop. `for_device` of ``lanes_cuda`` compiles the same function
+for the lanes of a warp. Control flow must be uniform across the warp. Several lanes may store the
+same value to one address; it must not be read again before `meet`.
 
-What is done for many examples, draws or rows goes through them by
-``range(worker(), num, num_workers())``: one after another on the processor, and each by a warp of
-its own on the device. Where a worker needs room, its number is that of its row.
+Loops over examples, draws or rows are over ``range(worker(), num, num_workers())``: all of them
+on the CPU, and one for each warp on a GPU. The index of a worker is that of its row in workspaces.
 """
 
 from __future__ import annotations
@@ -18,31 +17,31 @@ from samplesoft._jit import njit
 
 @njit
 def worker() -> int:
-    """Return which of the workers this is."""
+    """Return the index of this worker."""
     return 0
 
 
 @njit
 def num_workers() -> int:
-    """Return how many workers share the work."""
+    """Return the number of workers."""
     return 1
 
 
 @njit
 def lane() -> int:
-    """Return which of the lanes this is."""
+    """Return the index of this lane."""
     return 0
 
 
 @njit
 def num_lanes() -> int:
-    """Return how many lanes share the work."""
+    """Return the number of lanes."""
     return 1
 
 
 @njit
 def meet() -> None:
-    """Let the lanes see what the others have written."""
+    """Wait for all lanes, so that each sees the writes of the others."""
 
 
 @njit

@@ -1,4 +1,4 @@
-"""Functions of the processor on a device: the lanes of a warp, and what takes their place."""
+"""CPU functions compiled for CUDA, and the replacements of those that use the lanes of a warp."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from samplesoft._cuda import (
     warp_sync,
 )
 from samplesoft.kernels import lanes, products, rows, weights
-from samplesoft.kernels.weights import LEAST
+from samplesoft.kernels.weights import MIN_WEIGHT
 
 _REPLACED: dict[Any, Any] = {}
 
 
 def replaces(function: Callable[..., Any]) -> Callable[[Any], Any]:
-    """Give a function of the processor one of the device, which `for_device` puts in its place."""
+    """Register a device function that `for_device` uses in place of a CPU function."""
 
     def remember(replacement: Any) -> Any:
         _REPLACED[function] = replacement
@@ -39,33 +39,33 @@ def replaces(function: Callable[..., Any]) -> Callable[[Any], Any]:
 
 @cache
 def for_device(function: Callable[..., Any]) -> Any:
-    """Return a compiled function of the processor for the device, with all that it calls.
+    """Return a CPU function, compiled for the device together with all functions that it calls.
 
-    One body so serves both, where a loop on the one is shared out among lanes on the other: see
+    The same body serves both devices, where loops are divided among lanes: see
     `samplesoft.kernels.lanes`.
     """
-    # what lanes share out has a version of its own
+    # functions with a replacement
     if function in _REPLACED:
         return _REPLACED[function]
     body: Any = getattr(function, "py_func", function)
-    # a copy, for the globals of the processor stay as they are
+    # a copy, because the globals of the CPU function must not change
     names = dict(body.__globals__)
     for name in body.__code__.co_names:
-        if _is_compiled_here(names.get(name)):
+        if _is_cpu_function(names.get(name)):
             names[name] = for_device(names[name])
     return device_function(FunctionType(body.__code__, names, body.__name__, body.__defaults__))
 
 
-def _is_compiled_here(thing: Any) -> bool:
-    if isinstance(thing, FunctionType):  # as all kernels are with NUMBA_DISABLE_JIT=1
-        return thing.__module__.startswith("samplesoft.") and "cuda" not in thing.__module__
-    return isinstance(thing, CPUDispatcher)
+def _is_cpu_function(value: Any) -> bool:
+    if isinstance(value, FunctionType):  # with NUMBA_DISABLE_JIT=1
+        return value.__module__.startswith("samplesoft.") and "cuda" not in value.__module__
+    return isinstance(value, CPUDispatcher)
 
 
 def run_on_warps(function: Callable[..., None], num: int, *arguments: Any) -> None:
-    """Call a function of the processor that shares out `num` things to do among its workers.
+    """Run a CPU function, which divides `num` tasks among its workers, on the device.
 
-    A warp is a worker: see `samplesoft.kernels.lanes`.
+    Each warp is a worker: see `samplesoft.kernels.lanes`.
     """
     launch_warps(_on_warps(function), num, arguments)
 
@@ -77,7 +77,7 @@ def _on_warps(function: Callable[..., None]) -> Any:
     def on_warps(arguments: Any) -> None:
         body(*arguments)
 
-    # by this name a profiler and the compile test know it
+    # the name in profilers and in the compile test
     on_warps.__name__ = function.__name__
     return kernel(on_warps)
 
@@ -92,33 +92,33 @@ replaces(lanes.max_of_lanes)(warp_max)
 @replaces(lanes.num_workers)
 @device_function
 def num_workers() -> int:
-    """Return more than any launch has: each warp takes one thing to do, and never a second."""
+    """Return more than the number of warps in any launch: each warp takes one task."""
     return 1 << 40
 
 
 @replaces(rows.prefetch_row)
 @device_function
 def prefetch_row(array: Any, row: int) -> None:
-    """Ask for nothing: while one warp waits for memory, others work."""
+    """Do nothing: while one warp waits for memory, others run."""
 
 
 @replaces(rows.prefetch)
 @device_function
 def prefetch(array: Any, row: int, first: int, last: int) -> None:
-    """Ask for nothing, as there."""
+    """Do nothing, as `prefetch_row`."""
 
 
 @replaces(lanes.num_lanes)
 @device_function
 def num_lanes() -> int:
-    """Return how many lanes a warp has."""
+    """Return the number of lanes in a warp."""
     return WARP_SIZE
 
 
 @device_function
 def warp_dot(x: Any, y: Any) -> float:
-    """Return the inner product of two vectors, summed in the type of the first."""
-    # in the type of the rows, so that float32 vectors cost no float64
+    """Return the inner product of two vectors, summed in the dtype of the first."""
+    # in the dtype of the rows, so that float32 vectors need no float64 arithmetic
     total = x.dtype.type(0)
     for f in range(lane(), x.shape[0], WARP_SIZE):
         total += x[f] * y[f]
@@ -128,7 +128,7 @@ def warp_dot(x: Any, y: Any) -> float:
 @replaces(rows.row_dot)
 @device_function
 def warp_row_dot(matrix: Any, i: int, queries: Any, b: int) -> float:
-    """Do as `rows.row_dot`."""
+    """Return the same as `rows.row_dot`."""
     product: float = warp_dot(matrix[i], queries[b])
     return product
 
@@ -138,8 +138,8 @@ def warp_row_dot(matrix: Any, i: int, queries: Any, b: int) -> float:
 def warp_products(
     matrix: Any, first: int, last: int, queries: Any, b: int, c: int, out: Any, row: int
 ) -> None:
-    """Do as `products.products` for query b alone; a lane writes the products it goes on with."""
-    # lanes read a row side by side, row after row
+    """Write the products of `products.products` for query b; lanes write those they read later."""
+    # neighbouring lanes read neighbouring entries of a row
     for i in range(first, last):
         product = warp_dot(matrix[i], queries[b])
         if (i - first) % WARP_SIZE == lane():
@@ -151,20 +151,20 @@ def warp_products(
 def warp_exp_weights(
     logits: Any, weights: Any, row: int, size: int, excluded: int
 ) -> tuple[float, float]:
-    """Do as `weights.exp_weights`, for logits of which each lane has written its own."""
-    # in two passes over numbers of its own, so that lanes meet only twice
-    greatest = -math.inf
+    """Return the same as `weights.exp_weights`; each lane has written the logits that it reads."""
+    # two passes over the same entries, so that lanes synchronise only twice
+    max_logit = -math.inf
     for c in range(lane(), size, WARP_SIZE):
         if c == excluded:
             logits[row, c] = -math.inf
-        greatest = max(greatest, logits[row, c])
-    greatest = warp_max(greatest)
+        max_logit = max(max_logit, logits[row, c])
+    max_logit = warp_max(max_logit)
     total = 0.0
     for c in range(lane(), size, WARP_SIZE):
-        # of logits that are all -inf, the difference would be NaN
-        weight = math.exp(logits[row, c] - greatest) if logits[row, c] > -math.inf else 0.0
-        weights[row, c] = weight if weight > LEAST else 0.0
+        # if all logits are -inf, the difference would be NaN
+        weight = math.exp(logits[row, c] - max_logit) if logits[row, c] > -math.inf else 0.0
+        weights[row, c] = weight if weight > MIN_WEIGHT else 0.0
         total += weights[row, c]
     total = warp_sum(total)
     warp_sync()
-    return total, greatest
+    return total, max_logit

@@ -1,8 +1,8 @@
-"""Sums over classes of a smooth function of log r, through Chebyshev panels.
+"""Sums over classes of smooth functions of log r, by interpolation on Chebyshev panels.
 
-A sum ``sum_j weight_j f(log r_j)`` over n classes becomes one over a few atoms: each panel of
-log r holds `DEGREE` Chebyshev nodes, and a class spreads its weight over those of its panel.
-The other way, a function known at the atoms is evaluated at every class. Both cost O(n).
+A sum ``sum_j weight_j f(log r_j)`` over n classes becomes a sum over a few atoms. Each panel of
+log r has `DEGREE` Chebyshev nodes, and the weight of a class is distributed over the nodes of its
+panel. Conversely, a function known at the atoms is interpolated at every class. Both cost O(n).
 """
 
 from __future__ import annotations
@@ -16,34 +16,36 @@ from numpy.typing import NDArray
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, IntArray
 
-DEGREE = 16  # polynomials, and nodes, of a panel: up to power 15
-WIDTH = 0.75  # of a panel in log r: with this degree its error is below 1e-14
+DEGREE = 16  # number of polynomials, and of nodes, of a panel: up to power 15
+WIDTH = 0.75  # width of a panel in log r, for an error below 1e-14 with this degree
 
 
 @njit
 def place(
     t: FloatArray, width: float, first: int, count: int
 ) -> tuple[NDArray[np.int32], FloatArray]:
-    """Return the panel, from 0 to `count` - 1, and the place in it, from -1 to 1, of each t (n,).
+    """Return the panel, from 0 to `count` - 1, and the position in it, -1 to 1, of each t (n,).
 
-    Panel i is ``[first + i, first + i + 1) * width``; what lies beyond the ends is put there.
+    Panel i is ``[first + i, first + i + 1) * width``; values beyond the ends are clipped.
     """
     panel = np.empty(len(t), np.int32)
     s = np.empty(len(t))
     for j in range(len(t)):
-        at = np.floor(t[j] / width) - first
-        at = 0.0 if at < 0.0 else at  # unlike min and max, without a branch for NaN
-        at = count - 1.0 if at > count - 1.0 else at
-        panel[j] = np.int32(at)  # the compiler has no vector code for int64
-        inside = 2.0 * (t[j] / width - (first + at)) - 1.0
-        inside = -1.0 if inside < -1.0 else inside
-        s[j] = 1.0 if inside > 1.0 else inside
+        index = np.floor(t[j] / width) - first
+        index = (
+            0.0 if index < 0.0 else index
+        )  # branch-free, unlike min and max, which check for NaN
+        index = count - 1.0 if index > count - 1.0 else index
+        panel[j] = np.int32(index)  # int64 would not be vectorised
+        position = 2.0 * (t[j] / width - (first + index)) - 1.0
+        position = -1.0 if position < -1.0 else position
+        s[j] = 1.0 if position > 1.0 else position
     return panel, s
 
 
 @njit
 def _write_polynomials(s: float, out: FloatArray) -> None:
-    """Write the Chebyshev polynomials of s into `out`; even and odd ones in separate chains."""
+    """Write the Chebyshev polynomials of s; even and odd ones in separate recurrences."""
     out[0] = 1.0
     out[1] = s
     square = 2.0 * s * s - 1.0
@@ -69,14 +71,14 @@ def add_moments(panel: IntArray, s: FloatArray, weights: FloatArray, moments: Fl
 
 @njit
 def evaluate(panel: IntArray, s: FloatArray, coefficients: FloatArray) -> FloatArray:
-    """Return functions (k, n) at classes, of `coefficients` (panels, k, DEGREE), eq. (B23)."""
+    """Return functions (k, n) at classes, from `coefficients` (panels, k, DEGREE), eq. (B23)."""
     values = np.empty(DEGREE)
     out = np.empty((coefficients.shape[1], len(s)))
     for j in range(len(s)):
         _write_polynomials(s[j], values)
         for k in range(len(out)):
             c = coefficients[panel[j], k]
-            even = odd = 0.0  # two chains of additions run side by side
+            even = odd = 0.0  # two independent sums run in parallel
             for i in range(0, DEGREE, 2):
                 even += c[i] * values[i]
                 odd += c[i + 1] * values[i + 1]
@@ -91,7 +93,7 @@ def class_weights(
     """Return the weights q, q kappa and q zeta**2, (3, n), and zeta = (r - mean) / (r + mean)."""
     weights = np.empty((3, len(t)))
     zeta = np.empty(len(t))
-    # the addition theorem of tanh, which keeps the digits of kappa - kappa_mean; without branches
+    # the addition theorem of tanh keeps the digits of kappa - kappa_mean; branch-free
     for i in range(len(t)):
         product = kappa[i] * kappa_mean
         zeta[i] = (kappa[i] - kappa_mean) / (1.0 - product if product < 0.9 else 1.0)

@@ -1,7 +1,7 @@
-"""Products: of matrices on one thread, and of queries with rows of a matrix, eight at a time.
+"""Matrix products on one thread, and inner products of queries with eight rows at a time.
 
-Numba's loops sum up one row after another, and to add up the numbers of a vector register costs
-as much as a short product. Here eight rows have a register each, and are added up together.
+Numba's loops sum one row after another, and the horizontal sum of a vector register costs as much
+as a short product. Here eight rows have one register each, and are reduced together.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ if COMPILES:
 
 Real = NDArray[Any]  # float32 or float64
 _EIGHT = 8
-# Multiplications: up to so many BLAS works alone (OpenBLAS on AVX-512, on others a quarter), and of
-# more than the others its threads are worth a wait.
-ALONE = 1_000_000
-_MANY = 1 << 25
+# In multiplications. Up to the first, BLAS uses one thread (OpenBLAS on AVX-512; a quarter of it on
+# other CPUs). Above the second, its threads are worth their synchronisation.
+MAX_SINGLE_THREADED_WORK = 1_000_000
+_MIN_THREADED_WORK = 1 << 25
 
 
 def product(a: Real, b: Real, out: Any = None) -> Any:
-    """Return the product of two matrices; of small ones in pieces that BLAS computes alone.
+    """Return the product of two matrices, computed in blocks for which BLAS uses one thread.
 
-    Its threads wait for each other: where something else has a core, a product of a tenth of a
-    millisecond takes ten with two threads.
+    BLAS threads busy-wait for each other. If another process has a core, a product of a tenth of a
+    millisecond takes ten milliseconds with two threads.
     """
     height, depth = a.shape
     width = b.shape[1]
     work = height * depth * width
-    if work >= _MANY:
+    if work >= _MIN_THREADED_WORK:
         return np.matmul(a, b, out=out)
-    if b.flags.f_contiguous:  # the transpose of rows, for which it takes threads sooner
+    if b.flags.f_contiguous:  # BLAS starts threads earlier for transposes
         b = np.ascontiguousarray(b)
-    if work <= ALONE:
+    if work <= MAX_SINGLE_THREADED_WORK:
         return np.matmul(a, b, out=out)
     result = np.empty((height, width), a.dtype) if out is None else out
-    columns = min(width, max(_EIGHT, isqrt(ALONE // depth)))
-    rows = max(1, ALONE // (depth * columns))
+    columns = min(width, max(_EIGHT, isqrt(MAX_SINGLE_THREADED_WORK // depth)))
+    rows = max(1, MAX_SINGLE_THREADED_WORK // (depth * columns))
     for i in range(0, height, rows):
         for j in range(0, width, columns):
-            piece = result[i : i + rows, j : j + columns]
-            np.matmul(a[i : i + rows], b[:, j : j + columns], out=piece)
+            block = result[i : i + rows, j : j + columns]
+            np.matmul(a[i : i + rows], b[:, j : j + columns], out=block)
     return result
 
 
-def whole_eights(num: int) -> int:
-    """Return how many numbers `products` writes for `num` rows, at most."""
+def round_up_to_8(num: int) -> int:
+    """Return `num` rounded up to a multiple of 8, the number of values that `products` writes."""
     return -(-num // _EIGHT) * _EIGHT
 
 
@@ -64,10 +64,11 @@ def whole_eights(num: int) -> int:
 def products(
     matrix: Real, first: int, last: int, queries: Real, b: int, c: int, out: Real, row: int
 ) -> None:
-    """Write the inner products of rows [first, last) with as much of query b as they are long.
+    """Write the inner products of rows [first, last) with query b.
 
-    They go to a row of `out`, which is written up to a whole eight, in its type; and those with
-    query c, unless that is below 0, to the next row, for half of the reading.
+    A longer query is truncated to the length of rows. Products go to `row` of `out`, in its dtype,
+    and are written up to a multiple of 8. Products with query c, unless c < 0, go to the next row;
+    the rows are then read once for both.
     """
     whole = matrix.shape[1] // _EIGHT * _EIGHT
     for i in range(first, last, _EIGHT):
@@ -85,9 +86,9 @@ def products(
 def _plain(
     matrix: Real, i: int, last: int, queries: Real, b: int, c: int, out: Real, row: int, at: int
 ) -> None:
-    """Write ``matrix[i:i + 8] @ queries[b]``, but for features after a whole eight, to `out`.
+    """Write ``matrix[i:i + 8] @ queries[b]``, up to the last multiple of 8 features, to `out`.
 
-    Rows after the last are the last; those of query c, if it is another, go to the next row.
+    Rows after the last repeat the last. Products with query c, if it is not b, go to the next row.
     """
     rows = matrix[np.minimum(np.arange(i, i + _EIGHT), last - 1)]
     whole = rows.shape[1] // _EIGHT * _EIGHT
@@ -97,7 +98,7 @@ def _plain(
 
 
 def _vectors(num: int) -> Any:
-    """Return what types and generates `_plain` for as many queries: b, or b and c."""
+    """Return the intrinsic of `_plain` for `num` queries: b, or b and c."""
     return intrinsic(
         lambda _, matrix, i, last, queries, b, c, out, row, at: (
             types.void(matrix, i, last, queries, b, c, out, row, at),
@@ -118,16 +119,16 @@ def _generate(num: int, context: Any, builder: Any, signature: Any, values: Any)
     )
 
     def eight(kind: Any, array: Any, *indices: Any) -> Any:
-        # rows are C-contiguous, so that eight numbers stand side by side
-        place = _cgutils.get_item_pointer(context, builder, kind, array, indices)
+        # rows are C-contiguous, so that eight entries are adjacent
+        pointer = _cgutils.get_item_pointer(context, builder, kind, array, indices)
         kind_of_eight = ir.VectorType(context.get_value_type(kind.dtype), _EIGHT)
-        return builder.bitcast(place, kind_of_eight.as_pointer())
+        return builder.bitcast(pointer, kind_of_eight.as_pointer())
 
     def number(value: int) -> Any:
         return ir.Constant(word, value)
 
-    def mask(places: list[int]) -> Any:
-        return ir.Constant(ir.VectorType(ir.IntType(32), _EIGHT), places)
+    def mask(indices: list[int]) -> Any:
+        return ir.Constant(ir.VectorType(ir.IntType(32), _EIGHT), indices)
 
     align = kinds[0].dtype.bitwidth // 8
     end = builder.sub(last, number(1))
@@ -136,7 +137,7 @@ def _generate(num: int, context: Any, builder: Any, signature: Any, values: Any)
     zeros = ir.Constant(vector, [0.0] * _EIGHT)
     sums = [[_cgutils.alloca_once_value(builder, zeros) for _ in rows] for _ in range(num)]
     whole = builder.and_(_cgutils.unpack_tuple(builder, matrix.shape)[1], number(-_EIGHT))
-    fused = ("contract",)  # a product and a sum are one instruction, where there is one
+    fused = ("contract",)  # allows fused multiply-add
     with _cgutils.for_range_slice(builder, number(0), whole, number(_EIGHT), word) as (f, _):
         xs = [builder.load(eight(kinds[3], queries, q, f), align=align) for q in (b, c)[:num]]
         for r, index in enumerate(rows):
@@ -147,20 +148,22 @@ def _generate(num: int, context: Any, builder: Any, signature: Any, values: Any)
                     builder.fadd(builder.load(totals[r]), product, flags=fused), totals[r]
                 )
     for q, totals in enumerate(sums):
-        found = [builder.load(total) for total in totals]
-        for halves in _HALVES:  # which are added: a number of each vector is left, in their order
-            found = [
+        partial_sums = [builder.load(total) for total in totals]
+        for halves in _HALVES:  # pairwise sums until each vector is one value, in order
+            partial_sums = [
                 builder.fadd(*(builder.shuffle_vector(x, y, mask(half)) for half in halves))
-                for x, y in zip(found[::2], found[1::2], strict=True)
+                for x, y in zip(partial_sums[::2], partial_sums[1::2], strict=True)
             ]
         target = eight(kinds[6], out, builder.add(row, number(q)), at)
         sum_type = target.type.pointee
-        wide = found[0] if sum_type == vector else builder.fpext(found[0], sum_type)
-        builder.store(wide, target, align=kinds[6].dtype.bitwidth // 8)
+        converted = (
+            partial_sums[0] if sum_type == vector else builder.fpext(partial_sums[0], sum_type)
+        )
+        builder.store(converted, target, align=kinds[6].dtype.bitwidth // 8)
     return context.get_dummy_value()
 
 
-# of two vectors: even and odd numbers, twice in fours, and then the fours of each
+# shuffles of two vectors: even and odd entries within fours, twice, then the two fours
 _IN_FOURS = [0, 2, 8, 10, 4, 6, 12, 14], [1, 3, 9, 11, 5, 7, 13, 15]
 _FOURS = [0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15]
 _HALVES = _IN_FOURS, _IN_FOURS, _FOURS

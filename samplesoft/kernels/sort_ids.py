@@ -1,4 +1,4 @@
-"""Equal ids brought together, so that one thread adds up what belongs to one row."""
+"""Grouping of equal ids, so that one thread adds up everything for one row."""
 
 from __future__ import annotations
 
@@ -10,34 +10,32 @@ from numpy.typing import NDArray
 from samplesoft._jit import njit, njit_bare
 from samplesoft._validation import IntArray
 
-_DIGIT_BITS = 9  # of a digit that ids are sorted by
+_DIGIT_BITS = 9  # bits of a digit in the radix sort
 _DIGIT_VALUES = 1 << _DIGIT_BITS
-_MOST_CLASSES_PER_ID = (
-    16  # classes for each id up to which counting all of them beats sorting the ids
-)
+# classes per id up to which counting all classes is faster than sorting the ids
+_MAX_CLASSES_PER_ID = 16
 
 
 @njit
 def equal_runs(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Find runs of equal ids (K,) in ``range(n)``, as they would stand if the ids were sorted.
+    """Group equal ids (K,) in ``range(n)``, as `numpy.unique` with indices does.
 
-    Returns the ids that occur, rising and each once (k,); the place there of each of `ids` (K,);
-    the places in `ids` (K,), sorted by id and within a run rising; and where each run starts among
-    the latter, (k + 1,).
+    Returns the distinct ids, sorted (k,); the index of each of `ids` among these (K,); the indices
+    of `ids` sorted by id, stable (K,); and the offsets of the groups in the latter (k + 1,).
     """
-    if n <= _MOST_CLASSES_PER_ID * len(ids):
+    if n <= _MAX_CLASSES_PER_ID * len(ids):
         return _by_counting(ids, n)
     return _by_sorting(ids, n)
 
 
 @njit_bare
-def count_below(rising: NDArray[Any], x: float) -> int:
-    """Return how many of the numbers, which rise, are below x."""
+def count_below(increasing: NDArray[Any], x: float) -> int:
+    """Return the number of sorted values that are below x."""
     low = 0
-    high = len(rising)
+    high = len(increasing)
     while low < high:
         middle = (low + high) >> 1
-        if rising[middle] < x:
+        if increasing[middle] < x:
             low = middle + 1
         else:
             high = middle
@@ -46,39 +44,39 @@ def count_below(rising: NDArray[Any], x: float) -> int:
 
 @njit
 def _by_counting(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    place = np.zeros(n, np.int64)  # counts, and later places in `unique`
+    slot = np.zeros(n, np.int64)  # counts, later the index in `unique`
     for i in ids:
-        place[i] += 1
+        slot[i] += 1
     num = 0
     for j in range(n):
-        num += place[j] > 0
+        num += slot[j] > 0
     unique = np.empty(num, np.int64)
-    starts = np.zeros(num + 1, np.int64)
+    offsets = np.zeros(num + 1, np.int64)
     num = 0
     for j in range(n):
-        if place[j] > 0:
+        if slot[j] > 0:
             unique[num] = j
-            starts[num + 1] = starts[num] + place[j]
-            place[j] = num
+            offsets[num + 1] = offsets[num] + slot[j]
+            slot[j] = num
             num += 1
     inverse = np.empty(len(ids), np.int64)
     order = np.empty(len(ids), np.int64)
-    ends = starts[:-1].copy()
-    # places of equal ids rise: sums over them are the same on every run
+    ends = offsets[:-1].copy()
+    # stable: sums over equal ids are the same on every run
     for k in range(len(ids)):
-        inverse[k] = place[ids[k]]
+        inverse[k] = slot[ids[k]]
         order[ends[inverse[k]]] = k
         ends[inverse[k]] += 1
-    return unique, inverse, order, starts
+    return unique, inverse, order, offsets
 
 
 @njit
 def _by_sorting(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    # digit after digit, from the last: places with the same digit keep their order
+    # radix sort from the last digit, each pass stable
     order = np.empty(len(ids), np.int64)
     for k in range(len(ids)):
         order[k] = k
-    other = np.empty(len(ids), np.int64)
+    sorted_order = np.empty(len(ids), np.int64)
     ends = np.empty(_DIGIT_VALUES + 1, np.int64)
     shift = 0
     while shift == 0 or (n - 1) >> shift > 0:
@@ -90,20 +88,20 @@ def _by_sorting(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntArray, In
             ends[d + 1] += ends[d]
         for k in range(len(order)):
             digit = ids[order[k]] >> shift & _DIGIT_VALUES - 1
-            other[ends[digit]] = order[k]
+            sorted_order[ends[digit]] = order[k]
             ends[digit] += 1
-        order, other = other, order
+        order, sorted_order = sorted_order, order
         shift += _DIGIT_BITS
     unique = np.empty(len(ids), np.int64)
     inverse = np.empty(len(ids), np.int64)
-    starts = np.empty(len(ids) + 1, np.int64)
+    offsets = np.empty(len(ids) + 1, np.int64)
     num = 0
     for k in range(len(order)):
-        place = order[k]
-        if num == 0 or ids[place] != unique[num - 1]:
-            unique[num] = ids[place]
-            starts[num] = k
+        index = order[k]
+        if num == 0 or ids[index] != unique[num - 1]:
+            unique[num] = ids[index]
+            offsets[num] = k
             num += 1
-        inverse[place] = num - 1
-    starts[num] = len(ids)
-    return unique[:num].copy(), inverse, order, starts[: num + 1].copy()
+        inverse[index] = num - 1
+    offsets[num] = len(ids)
+    return unique[:num].copy(), inverse, order, offsets[: num + 1].copy()

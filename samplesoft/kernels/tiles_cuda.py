@@ -1,6 +1,6 @@
-"""Products of all rows of two matrices on a CUDA device, by tiles.
+"""Tiled matrix products on a CUDA device.
 
-Each product goes to a function as soon as it is known: it is never stored.
+Each entry of the product is passed to a function at once, and is not stored.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from samplesoft.kernels.lanes_cuda import for_device
 
 _Finish = Callable[..., None]  # such as `feature_maps.fourier.write_cos_sin`
 # tiles of the simulator are small, as its threads are slow
-_SIDE = 2 if SIMULATED else 16  # threads along a side of a tile; a power of two
-_ROWS_EACH = 2 if SIMULATED else 4  # that a thread computes
-_COLUMNS_EACH = 2 if SIMULATED else 8
-_ROWS = _SIDE * _ROWS_EACH  # of a tile
-_COLUMNS = _SIDE * _COLUMNS_EACH  # of a tile
-_DEPTH = 2 if SIMULATED else 16  # columns of both matrices that a block holds at a time
-_PADDED = _ROWS + 1  # lanes that write a column are in banks of their own
+_SIDE = 2 if SIMULATED else 16  # threads along a side of a tile; a power of 2
+_ROWS_EACH = 2 if SIMULATED else 4  # rows of a thread
+_COLUMNS_EACH = 2 if SIMULATED else 8  # columns of a thread
+_ROWS = _SIDE * _ROWS_EACH  # rows of a tile
+_COLUMNS = _SIDE * _COLUMNS_EACH  # columns of a tile
+_DEPTH = 2 if SIMULATED else 16  # inner dimension of both tiles in shared memory
+_PADDED = _ROWS + 1  # lanes that write a column use different banks
 _THREADS = _SIDE * _SIDE
 
 
 def multiply(finish: _Finish, X: Any, columns: Any, out: Any, parameters: tuple[Any, ...]) -> None:
     """Call ``finish(out, i, j, x_i . y_j, parameters)`` for rows of `X` (N, d), columns (d, D).
 
-    `finish` is a function of the processor, which writes to `out`.
+    `finish` is a CPU function that writes to `out`.
     """
     tiles = -(-X.shape[0] // _ROWS) * -(-columns.shape[1] // _COLUMNS)
     _multiply_kernel(finish)[tiles, _THREADS](X, columns, out, parameters)
@@ -46,12 +46,12 @@ def _multiply_kernel(function: _Finish) -> Any:
         columns = y.shape[1]
         thread = cuda.threadIdx.x
         row_tiles = -(-num // _ROWS)
-        # that these are at least 0, as an `and` shows the compiler, spares it wrapped indices
+        # `and` shows the compiler that these are not negative, so that indices need no wrapping
         row = (thread // _SIDE) & (_SIDE - 1)
         column = thread & (_SIDE - 1)
         first_row = cuda.blockIdx.x % row_tiles * _ROWS
         first_column = cuda.blockIdx.x // row_tiles * _COLUMNS
-        j = first_column + thread % _COLUMNS  # the column that this thread reads
+        j = first_column + thread % _COLUMNS  # the column that this thread loads
         for r in range(_ROWS_EACH):
             for c in range(_COLUMNS_EACH):
                 sums[r, c] = zero
@@ -65,7 +65,7 @@ def _multiply_kernel(function: _Finish) -> Any:
                 k = number // _COLUMNS
                 inside = j < columns and start + k < depth
                 right[k, thread % _COLUMNS] = y[start + k, j] if inside else zero
-            cuda.syncthreads()  # all have been read
+            cuda.syncthreads()  # both tiles are loaded
             for k in range(_DEPTH):
                 for r in range(_ROWS_EACH):
                     for c in range(_COLUMNS_EACH):

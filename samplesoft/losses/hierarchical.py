@@ -25,7 +25,7 @@ from samplesoft._validation import (
     as_labels,
     require_instance,
 )
-from samplesoft.kernels.products import product, products, whole_eights
+from samplesoft.kernels.products import product, products, round_up_to_8
 from samplesoft.kernels.rows import weighted_rows
 from samplesoft.kernels.sort_ids import equal_runs
 from samplesoft.kernels.weights import exp_weights
@@ -402,9 +402,9 @@ class HierarchicalLoss(Loss):
         return Gradients(dz, SparseRows(np.append(np.arange(num_top), classes), dW), None)
 
 
-def make_workspace(tree: ClassTree, z: Rows) -> Workspace:
-    """Return the workspace of one thread for contexts of the dtype of `z`."""
-    logits, weights = np.empty((2, 1, whole_eights(tree.widest)), z.dtype)
+def room_of(tree: ClassTree, z: Rows) -> Room:
+    """Return room for a worker that scores contexts like `z`."""
+    logits, weights = np.empty((2, 1, round_up_to_8(tree.widest)), z.dtype)
     return logits, weights
 
 

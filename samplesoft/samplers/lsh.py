@@ -20,7 +20,7 @@ from samplesoft._validation import (
     as_float_rows,
     as_positive,
 )
-from samplesoft.kernels.products import product, products, whole_eights
+from samplesoft.kernels.products import product, products, round_up_to_8
 from samplesoft.kernels.rows import divide_by_norms
 from samplesoft.samplers.base import Draw, Rows, Sampler
 
@@ -264,7 +264,7 @@ class LSHSampler(Sampler):
         directions = self.directions.reshape(-1, rows.shape[1])
 
         def write_chunk(chunk: slice) -> None:
-            workspace = np.empty((1, whole_eights(len(directions))), rows.dtype)
+            workspace = np.empty((1, round_up_to_8(len(directions))), rows.dtype)
             _write_codes(directions, self.num_bits, rows[chunk], workspace, codes[chunk])
 
         thread_each(write_chunk, row_chunks((len(rows), directions.size), _TASK_STEPS))

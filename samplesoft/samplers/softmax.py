@@ -16,7 +16,7 @@ from samplesoft._limits import FAR
 from samplesoft._random import uniform_block
 from samplesoft._temperature import as_tau, times_tau
 from samplesoft._validation import FloatArray, IntArray, as_count, as_float_rows, writable
-from samplesoft.kernels.weights import exp_weights, find
+from samplesoft.kernels.weights import exp_weights, search_cumulative
 from samplesoft.samplers.base import Draw, Rows, Sampler
 
 Real = NDArray[Any]  # float32 or float64
@@ -227,7 +227,9 @@ def _draw_in_blocks(
         for k in order[b]:
             if uniforms is not None:
                 target = uniforms[b, k] * total
-                block, cumulative = find(block_weights, 0, num_blocks, target, block, cumulative)
+                block, cumulative = search_cumulative(
+                    block_weights, 0, num_blocks, target, block, cumulative
+                )
             elif ids[b, k] == exclude[b]:
                 log_q[b, k] = -np.inf
                 continue
@@ -241,7 +243,7 @@ def _draw_in_blocks(
                 )
                 current_block = block
             if uniforms is not None:  # the rescaled uniform draws within the block
-                c, _ = find(
+                c, _ = search_cumulative(
                     weights,
                     0,
                     size,

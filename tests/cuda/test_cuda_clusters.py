@@ -102,9 +102,9 @@ def test_updates_leave_the_cells_of_the_processor(divided, n, starts, dtype):
         new = vectors(num, dtype, seed=num) * dtype(size)
         for sampler in (here, there):
             sampler.update(ids, new)
-        cells = there._tree.cells.copy_to_host()
-        np.testing.assert_allclose(cells, here._tree.cells, rtol=10 * CLOSE[dtype])
-        assert there._largest == here._largest
+        cells = there._tree.moments.copy_to_host()
+        np.testing.assert_allclose(cells, here._tree.moments, rtol=10 * CLOSE[dtype])
+        assert there._max_entry == here._max_entry
         np.testing.assert_allclose(there.staleness, here.staleness, rtol=10 * CLOSE[dtype])
     rows = here.class_embeddings()
     np.testing.assert_array_equal(there.class_embeddings().copy_to_host(), rows)

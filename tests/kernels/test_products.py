@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from samplesoft.kernels.products import _EIGHT, _plain, product, products, whole_eights
+from samplesoft.kernels.products import _EIGHT, _plain, product, products, round_up_to_8
 
 
 @pytest.mark.parametrize("wide", [False, True], ids=["as the rows", "in float64"])
@@ -15,7 +15,7 @@ def test_products_with_one_query_and_with_two(num, dim, dtype, wide):
     rows = rng.integers(-9, 9, (num + 2, dim)).astype(dtype)  # whose sums are exact
     queries = rng.integers(-9, 9, (4, 2 * dim)).astype(dtype)
     for other in (-1, 1):
-        out = np.full((4, whole_eights(num)), 0.5, np.float64 if wide else dtype)
+        out = np.full((4, round_up_to_8(num)), 0.5, np.float64 if wide else dtype)
         products(rows, 1, num + 1, queries, 3, other, out, 1)
         for row, query in ((1, 3), (2, other)):
             wanted = rows[1 : num + 1] @ queries[query, :dim]

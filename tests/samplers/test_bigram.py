@@ -12,7 +12,7 @@ from scipy import sparse
 
 from samplesoft import exact_bias
 from samplesoft.samplers import BigramSampler, UniformSampler, effective_sample_size, sample_until
-from samplesoft.samplers.bigram import _move
+from samplesoft.samplers.bigram import _move_towards_softmax
 
 COUNTS = np.array(
     [[0, 3, 1, 0, 9, 0], [0, 0, 0, 0, 0, 0], [5, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 0]]
@@ -247,7 +247,7 @@ def test_draws_after_an_adaptation_have_their_probabilities(sampler, excluded):
     # the twin moves counts and forgets their sums
     order = np.argsort(DRAWN, axis=1, kind="stable")
     arrays = (np.take_along_axis(x, order, axis=1) for x in (DRAWN, scores))
-    _move(stale._table, BATCH, *arrays, 0.5)
+    _move_towards_softmax(stale._table, BATCH, *arrays, 0.5)
     drawn = stale.sample(STATES, 40_000, exclude=excluded, rng=1).ids
     assert chi_square(np.bincount(drawn[0], minlength=N), q[0]) < 1e-9
 
@@ -269,7 +269,7 @@ def test_adaptations_by_own_draws_come_near_the_model(sampler):
     for k in range(3000):
         ids = sampler.sample([3], 3, rng=k).ids
         sampler.adapt([3], ids, scores[ids], rate=0.02)
-    row = sampler._table.counts[sampler._table.starts[3] : sampler._table.starts[4]]
+    row = sampler._table.counts[sampler._table.offsets[3] : sampler._table.offsets[4]]
     np.testing.assert_allclose(row / row.sum(), model, rtol=0.15)
 
 

@@ -29,7 +29,7 @@ def test_cells_are_those_of_vectors_near_zero(dtype, shift, where):
     sampler = ClusterSampler(far.astype(dtype), rng=1)
     for level, wanted in zip(sampler.cells(), near.cells(), strict=True):
         assert [cell.tolist() for cell in level] == [cell.tolist() for cell in wanted]
-    np.testing.assert_allclose(sampler._spread(), near._spread(), rtol=1e-2)
+    np.testing.assert_allclose(sampler._variance_in_leaves(), near._variance_in_leaves(), rtol=1e-2)
     # stale cells are told from new ones
     moved = np.arange(700)
     for each, vectors in ((near, rows), (sampler, far)):

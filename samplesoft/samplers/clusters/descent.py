@@ -24,7 +24,7 @@ from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels.lanes import lane, meet, num_lanes, num_workers, worker
 from samplesoft.kernels.products import products
 from samplesoft.kernels.rows import prefetch_row
-from samplesoft.kernels.weights import exp_weights, find
+from samplesoft.kernels.weights import exp_weights, search_cumulative
 from samplesoft.samplers.visits import group_runs_by_node
 
 Real = NDArray[Any]  # float32 or float64
@@ -249,7 +249,9 @@ def step(
                     child = targets[b, k] - first
                 else:
                     target = uniforms[b, k] * total
-                    child, cumulative = find(weights, row, num, target, child, cumulative)
+                    child, cumulative = search_cumulative(
+                        weights, row, num, target, child, cumulative
+                    )
                     if not is_leaf:  # rescaled to the child, for the next level
                         rescaled = min(
                             (target - cumulative) / weights[row, child], _LARGEST_BELOW_ONE

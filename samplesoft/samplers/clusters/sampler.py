@@ -17,7 +17,7 @@ from samplesoft._memory import require_bytes
 from samplesoft._random import as_key, uniform_block
 from samplesoft._temperature import as_tau
 from samplesoft._validation import FloatArray, IntArray, as_count, as_flag
-from samplesoft.kernels.products import product, whole_eights
+from samplesoft.kernels.products import product, round_up_to_8
 from samplesoft.samplers.base import NO_CLASS, Draw, Rows, Sampler
 from samplesoft.samplers.clusters.descent import (
     CellTree,
@@ -234,7 +234,7 @@ class ClusterSampler(Sampler):
         self._leaf_starts = level_starts[-1]
         ranges = np.concatenate([ranges, [[0, levels[1]]]])
         widest = int(np.diff(ranges, axis=1).max())
-        self._max_children = whole_eights(widest)
+        self._max_children = round_up_to_8(widest)
         placed = self._arrays.placed
         self._tree = CellTree(
             moments=placed(np.empty((len(first_classes), 2 * dim), rows.dtype)),

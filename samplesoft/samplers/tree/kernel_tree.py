@@ -27,7 +27,7 @@ from samplesoft._validation import (
     as_positive,
     writable,
 )
-from samplesoft.kernels.products import whole_eights
+from samplesoft.kernels.products import round_up_to_8
 from samplesoft.samplers.base import Draw, Rows, Sampler
 from samplesoft.samplers.tree.features import Features, Transform
 from samplesoft.samplers.tree.leaf import (
@@ -601,7 +601,7 @@ class KernelTree(Sampler):
     def _workspace(self, num: int) -> Workspace:
         """Return a workspace to weigh the classes of `num` leaves at a time."""
         arrays = self._arrays
-        shape = arrays.workers(num), whole_eights(self._rules.leaf_size)
+        shape = arrays.workers(num), round_up_to_8(self._rules.leaf_size)
         return Workspace(arrays.empty(shape, np.float64), arrays.empty(shape, np.float64))
 
     def _sum_leaves(self, features: Rows, out: Rows) -> None:

@@ -19,7 +19,7 @@ from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels.lanes import lane, meet, num_lanes, num_workers, sum_of_lanes, worker
 from samplesoft.kernels.products import products as multiply
 from samplesoft.kernels.rows import CACHE, prefetch_row
-from samplesoft.kernels.weights import exp_weights, find
+from samplesoft.kernels.weights import exp_weights, search_cumulative
 from samplesoft.samplers.tree.walk import (
     Contexts,
     Paths,
@@ -250,7 +250,7 @@ def draw_in_leaves(
             column = classes.order[b, k]
             if is_drawn:
                 target = paths.uniforms[first_path + k] * total
-                c, _ = find(workspace.weights, worker(), size, target, 0, 0.0)
+                c, _ = search_cumulative(workspace.weights, worker(), size, target, 0, 0.0)
                 classes.ids[b, column] = leaf * rules.leaf_size + c
             else:
                 c = classes.ids[b, column] - leaf * rules.leaf_size
