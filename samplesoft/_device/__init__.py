@@ -1,28 +1,28 @@
-"""Where arrays lie and kernels run: on the processor, or on a GPU with CUDA.
+"""The devices: arrays and kernels on the CPU, or on a GPU with CUDA.
 
-What takes ``device="cuda"``:
+The following support ``device="cuda"``:
 
 - random Fourier and positive features;
 - `RFSoftmaxSampler`, `PositiveSampler`, `KernelTree` and `ClusterSampler`;
 - `SampledSoftmaxLoss` with its `SoftmaxLayer`, one label an example, and all optimizers.
 
-All else runs on the processor. What it draws without looking at vectors, as `UniformSampler` does,
-serves a layer on a GPU too.
+Everything else runs on the CPU. Samplers that do not depend on vectors, such as `UniformSampler`,
+also draw there for a layer on a GPU.
 
-Arrays of any library with ``__cuda_array_interface__`` (CuPy, torch, Numba) go in without a copy,
-on the default stream. Numba's device arrays come out; `samplesoft.to_host` copies them back, and
-``torch.as_tensor(x, device="cuda")`` shares one. The first calls compile kernels, for seconds.
-Their tests pass on an H100, and in Numba's simulator.
+Arrays of any library with ``__cuda_array_interface__`` (CuPy, torch, Numba) are accepted without a
+copy, on the default stream. Results are Numba's device arrays; `samplesoft.to_host` copies them
+back, and ``torch.as_tensor(x, device="cuda")`` shares one. The first calls compile kernels, which
+takes seconds. The tests pass on an H100, and in Numba's simulator.
 
 Read in this order:
 
-- `select`: checks a `device`, tells where an array lies, and copies from a GPU.
-- `Backend` and `backend`, below: what a device can do, and the module that does it.
+- `select`: checks `device` arguments, finds the device of an array, and copies from a GPU.
+- `Backend` and `backend`, below: the operations of a device, and the module that implements them.
 - `cpu`, `cuda`: these modules, with the same functions.
-- `rows`: small work on rows, written once for all devices.
+- `rows`: operations on rows, written once for all devices.
 
-How kernels are written and launched says `samplesoft._cuda`; how one function serves both devices,
-`samplesoft.kernels.lanes`.
+`samplesoft._cuda` explains how kernels are written and launched, and `samplesoft.kernels.lanes` how
+one function runs on both devices.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ Array = NDArray[Any]
 
 
 class Backend(Protocol):
-    """What `cpu` and `cuda` have: functions of these names, with the same arguments."""
+    """Functions that the modules `cpu` and `cuda` both have, with the same arguments."""
 
-    # arrays of a function, checked and on the device
+    # argument checks, which return arrays on the device
     float_rows: Callable[..., Array]
     shaped_rows: Callable[..., Array]
     vector: Callable[..., Array]
     ids: Callable[..., IntArray]
     labels: Callable[..., IntArray]
     typed: Callable[..., Array]
-    # arrays of the device
+    # arrays on the device
     empty: Callable[..., Array]
     placed: Callable[..., Array]
     viewed: Callable[..., Array]
     copied: Callable[..., Array]
     writable: Callable[..., Array]
-    # small work on them
+    # operations on these
     times: Callable[..., Array]
     take_rows: Callable[..., Array]
     put_rows: Callable[..., None]
@@ -64,7 +64,7 @@ class Backend(Protocol):
     first_outside: Callable[..., int | None]
     are_rows: Callable[..., bool]
     can_step: Callable[..., bool]
-    # kernels, and how their work is parted
+    # kernels, and the division of their work
     run: Callable[..., None]
     workers: Callable[..., int]
     each: Callable[..., None]
@@ -76,19 +76,19 @@ class Backend(Protocol):
     stages: Callable[..., list[slice]]
 
     def available_bytes(self) -> float | None:
-        """Return the bytes that new arrays may take, where that is known."""
+        """Return the bytes available for new arrays, None if unknown."""
 
 
 @cache
 def backend(device: str) -> Backend:
-    """Return the module that works on a device.
+    """Return the module that implements a device.
 
-    This is the only way onto a GPU: who computes on the processor never loads CUDA.
+    CUDA is imported only here, so that it is never loaded on the CPU.
 
     >>> backend("cpu").placed([1.0, 2.0])
     array([1., 2.])
     """
-    # with @cache, a look-up in a dict after the first call
+    # cached: a dict look-up after the first call
     if device == "cpu":
         from samplesoft._device import cpu
 
@@ -99,5 +99,5 @@ def backend(device: str) -> Backend:
 
 
 def backend_of(array: Any) -> Backend:
-    """Return the module that works where an array lies."""
+    """Return the module that implements the device of an array."""
     return backend(device_of(array))

@@ -1,4 +1,4 @@
-"""Rows that others keep: what stands for an array where no memory here holds one."""
+"""The interface of rows that are held by other processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from samplesoft._validation import FloatArray, IntArray
 
 
 class DistantRows:
-    """Rows (n, d) that others keep, who are asked for results: see `distributed.rows.ShardedRows`.
+    """Rows (n, d) held by other processes, which compute results: see `models.sharded.ShardedRows`.
 
     Attributes
     ----------
@@ -21,7 +21,7 @@ class DistantRows:
     dtype : dtype
         float32 or float64.
     take, scores, gradients, exponentials, best : callable
-        What arrays of rows and losses, lists of the best classes included, ask for.
+        Operations that backends, losses and `search` use.
     """
 
     shape: tuple[int, int]

@@ -1,4 +1,4 @@
-"""The processor: arrays that functions take, checked, small work on arrays, and calls of kernels.
+"""The CPU backend: argument checks, operations on arrays, and calls of kernels.
 
 `samplesoft._device.cuda` has the same functions.
 """
@@ -28,9 +28,9 @@ from samplesoft._validation import (
 )
 from samplesoft._validation import writable as writable
 
-_CHUNK_NUMBERS = 1 << 18  # of a chunk for a thread
-_TASK_FEATURES = 1 << 20  # that a thread writes at a time: 0.2 ms of work or more
-_FEW_STEPS = 1 << 18  # numbers to step below which threads cost more than they save
+_CHUNK_VALUES = 1 << 18  # values in a chunk for a thread
+_TASK_FEATURES = 1 << 20  # features in one task of a thread: 0.2 ms of work or more
+_MIN_THREADED_VALUES = 1 << 18  # parameters below which threads cost more than they save
 
 float_rows = as_float_rows
 ids = as_ids
@@ -44,8 +44,8 @@ each = thread_each
 
 
 def shaped_rows(name: str, value: Any) -> NDArray[Any]:
-    """Return rows (N, d) in C order; those of an array as it is are not read through."""
-    # a step touches a few rows of n; to read all of them would cost more than the step
+    """Return rows (N, d) in C order, without reading arrays that need no conversion."""
+    # a step uses a few of n rows; checking all of them would cost more than the step
     if (
         (type(value) is np.ndarray or isinstance(value, np.memmap))
         and value.dtype in (np.float32, np.float64)
@@ -60,39 +60,39 @@ def shaped_rows(name: str, value: Any) -> NDArray[Any]:
 
 
 def vector(name: str, value: Any, size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return numbers (size,) of a type."""
-    numbers = as_real_array(name, value, (1,))
-    if len(numbers) != size:
-        raise ValueError(f"`{name}` must have shape ({size},), got {numbers.shape}.")
-    return as_type(name, numbers, dtype)
+    """Return values (size,) in a dtype."""
+    values = as_real_array(name, value, (1,))
+    if len(values) != size:
+        raise ValueError(f"`{name}` must have shape ({size},), got {values.shape}.")
+    return as_type(name, values, dtype)
 
 
 def typed(name: str, value: NDArray[Any], dtype: DTypeLike) -> NDArray[Any]:
-    """Return numbers of a type in C order; those too large for it become infinite."""
+    """Return values in a dtype and in C order; values too large for it become infinite."""
     if value.dtype == dtype:
-        whole = type(value) is np.ndarray and value.flags.c_contiguous
-        return value if whole else np.asarray(value, order="C")
+        is_contiguous = type(value) is np.ndarray and value.flags.c_contiguous
+        return value if is_contiguous else np.asarray(value, order="C")
     with quiet():
         return np.asarray(value, dtype, order="C")
 
 
 def available_bytes() -> float | None:
-    """Return the bytes that new arrays may take, where the system tells."""
+    """Return the bytes available for new arrays, None if unknown."""
     return _memory.available_bytes()
 
 
-def take_rows(rows: NDArray[Any], places: IntArray) -> NDArray[Any]:
+def take_rows(rows: NDArray[Any], index: IntArray) -> NDArray[Any]:
     """Return ``rows[places]``."""
-    return rows[places]
+    return rows[index]
 
 
-def put_rows(rows: NDArray[Any], places: IntArray, out: NDArray[Any]) -> None:
-    """Write `rows` (k, d) to different places (k,) of `out`."""
-    out[places] = rows
+def put_rows(rows: NDArray[Any], index: IntArray, out: NDArray[Any]) -> None:
+    """Write `rows` (k, d) to distinct rows `index` (k,) of `out`."""
+    out[index] = rows
 
 
 def joined(rows: NDArray[Any], others: NDArray[Any]) -> NDArray[Any]:
-    """Return some rows (k, d) and others after them."""
+    """Return the concatenation of two arrays of rows."""
     return np.concatenate((rows, others))
 
 
@@ -104,31 +104,31 @@ def column_sums(rows: NDArray[Any]) -> FloatArray:
 
 
 def first_outside(values: NDArray[Any], least: float, most: float) -> int | None:
-    """Return the place, counted through an array, of the first number not in [least, most]."""
-    # asked for what must hold, so that NaN is found too
+    """Return the flat index of the first value outside [least, most], or None."""
+    # negated condition, so that NaN is found too
     outside = ~((values >= least) & (values <= most))
     return int(outside.argmax()) if outside.any() else None
 
 
 def are_rows(ids: IntArray, num_rows: int) -> bool:
-    """Tell whether `ids` ascend, each once, within ``range(num_rows)``."""
+    """Return whether `ids` are strictly increasing within ``range(num_rows)``."""
     return _are_rows(ids, num_rows)
 
 
 def run(kernel: Callable[..., None], num: int, *arguments: Any) -> None:
-    """Call a kernel that has `num` things to do."""
+    """Call a kernel that processes `num` items."""
     kernel(*arguments)
 
 
 def workers(num: int) -> int:
-    """Return how many workers share out `num` things to do: see `kernels.lanes`."""
+    """Return the number of workers for `num` items: see `kernels.lanes`."""
     return 1
 
 
 def over_rows(kernel: Callable[..., None], *arrays: NDArray[Any]) -> None:
-    """Call a kernel that goes through the rows of arrays, on threads where they are many."""
-    parts = row_chunks(arrays[0].shape, _CHUNK_NUMBERS)
-    thread_each(lambda part: kernel(*(array[part] for array in arrays)), parts)
+    """Call a kernel over the rows of arrays, on threads if there are many."""
+    row_slices = row_chunks(arrays[0].shape, _CHUNK_VALUES)
+    thread_each(lambda rows: kernel(*(array[rows] for array in arrays)), row_slices)
 
 
 def step_rows(
@@ -139,24 +139,24 @@ def step_rows(
     states: tuple[NDArray[Any], ...],
     numbers: tuple[Any, ...],
 ) -> None:
-    """Call a kernel of an optimizer for rows `ids` (k,) of a table (n, d).
+    """Call an optimizer's kernel for rows `ids` (k,) of a table (n, d).
 
-    `gradients` are (k, d); a table and its states change in place.
+    `gradients` are (k, d). The table and its states are updated in place.
     """
-    if gradients.size <= _FEW_STEPS:  # as in most steps
+    if gradients.size <= _MIN_THREADED_VALUES:  # the common case
         rows_kernel(ids, gradients, table, states, numbers)
         return
 
-    def change(part: slice) -> None:
-        if single:  # a long row, of which threads take parts
-            parts_of = tuple(state[:, part] for state in states)
-            rows_kernel(ids, gradients[:, part], table[:, part], parts_of, numbers)
-        else:  # ids rise, each once, so that no two threads write to the same row
-            rows_kernel(ids[part], gradients[part], table, states, numbers)
+    def step_chunk(chunk: slice) -> None:
+        if is_single_row:  # one long row: threads take column ranges
+            chunk_states = tuple(state[:, chunk] for state in states)
+            rows_kernel(ids, gradients[:, chunk], table[:, chunk], chunk_states, numbers)
+        else:  # ids are strictly increasing, so that no two threads write to the same row
+            rows_kernel(ids[chunk], gradients[chunk], table, states, numbers)
 
-    single = ids.shape[0] == 1
-    count = gradients.shape[1] if single else gradients.shape[0]
-    thread_each(change, chunks(count, max(1, -(-count // num_threads()))))
+    is_single_row = ids.shape[0] == 1
+    count = gradients.shape[1] if is_single_row else gradients.shape[0]
+    thread_each(step_chunk, chunks(count, max(1, -(-count // num_threads()))))
 
 
 def write_features(
@@ -165,31 +165,32 @@ def write_features(
     of_rows: Callable[[NDArray[Any], NDArray[Any]], None],
     of_products: Callable[[NDArray[Any]], tuple[Any, Callable[..., None], tuple[Any, ...]]],
 ) -> None:
-    """Write the features of `X` (N, d) into `out` (N, F), on threads where they are many.
+    """Write the features of `X` (N, d) to `out` (N, F), on threads if there are many.
 
-    ``of_rows(X, out)`` writes those of some rows; a device asks `of_products` instead.
+    ``of_rows(X, out)`` writes the features of some rows. A GPU uses `of_products` instead.
     """
-    thread_each(lambda part: of_rows(X[part], out[part]), row_chunks(out.shape, _TASK_FEATURES))
+    thread_each(lambda chunk: of_rows(X[chunk], out[chunk]), row_chunks(out.shape, _TASK_FEATURES))
 
 
 def split(num: int, size: int, numbers: int) -> list[slice]:
-    """Return parts of `num` things of the `size` that suits threads.
+    """Return chunks of `num` items; on the CPU each has `size` items.
 
-    A device takes as many together as it has memory for, each with so many `numbers`.
+    A GPU uses chunks as large as memory allows, with `numbers` values for each item.
     """
     return chunks(num, size)
 
 
 def columns(num: int) -> list[tuple[int, int]]:
-    """Return ranges of `num` columns, two for each thread, whose work does not depend on others."""
+    """Return independent ranges of `num` columns, two for each thread."""
     ends = np.linspace(0, num, 2 * num_threads() + 1).astype(np.int64)
     return list(pairwise(ends.tolist()))
 
 
 def stages(starts: IntArray) -> list[slice]:
-    """Return what of a list a kernel goes through in one call, where later parts read earlier ones.
+    """Return the slices of a list of steps that a kernel processes in one call each.
 
-    Those parts begin at `starts`, whose last is the end; here one call does all, in their order.
+    Steps of a stage read results of the stages before. Stages begin at `starts`, whose last entry
+    is the end. On the CPU one call processes all stages in order.
     """
     return [slice(0, int(starts[-1]))]
 
@@ -206,7 +207,7 @@ def _add_columns(rows: NDArray[Any], sums: FloatArray) -> None:
 @njit
 def _are_rows(ids: IntArray, num_rows: int) -> bool:
     last = -1
-    # -1 before the first: negative ids are refused by the same comparison
+    # starting at -1 also refuses negative ids
     for j in ids:
         if j <= last:
             return False
@@ -218,10 +219,10 @@ def _are_rows(ids: IntArray, num_rows: int) -> bool:
 def can_step(
     ids: IntArray, gradients: NDArray[Any], table: NDArray[Any], limit: Any, largest: Any
 ) -> bool:
-    """Tell whether `ids` (k,) are rows of a table, which can take a step.
+    """Return whether `ids` (k,) are rows of the table, and a step on them is safe.
 
-    No gradient is greater than `limit` in size and no number in those rows than `largest`, nor NaN.
-    One pass; what is wrong is sought only then.
+    Gradients must be at most `limit` in size, and entries of these rows at most `largest`; NaN
+    fails. One pass; callers look for the cause only on failure.
     """
     if not _are_rows(ids, len(table)):
         return False
@@ -229,7 +230,7 @@ def can_step(
     for i in range(len(ids)):
         row = table[ids[i]]
         for c in range(len(row)):
-            # in this order NaN, which is not <= anything, counts; without a branch it vectorises
+            # `<=` is False for NaN; branch-free, so that it is vectorised
             count += 0 if abs(gradients[i, c]) <= limit else 1
             count += 0 if abs(row[c]) <= largest else 1
     return count == 0

@@ -1,7 +1,7 @@
-"""A CUDA device: arrays that functions take, checked, small work on arrays, and launches.
+"""The CUDA backend: argument checks, operations on arrays, and launches of kernels.
 
-`samplesoft._device.cpu` has the same functions. What is on the device already is used as it is;
-what is not is checked as for the processor, then copied.
+`samplesoft._device.cpu` has the same functions. Arrays on the device are used as they are. Other
+arrays are checked as on the CPU, and then copied.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from samplesoft.kernels import sort_ids
 from samplesoft.kernels.lanes_cuda import for_device, run_on_warps
 from samplesoft.kernels.tiles_cuda import multiply
 
-_NUMBERS = 1 << 26  # held at a time, of parts
-_PARTS = 64  # of the rows whose columns are summed side by side
+_CHUNK_VALUES = 1 << 26  # values of a chunk in memory at a time
+_NUM_ROW_BLOCKS = 64  # blocks of rows whose columns are summed in parallel
 
 placed = to_device
 viewed = as_device_array
@@ -41,31 +41,31 @@ run = run_on_warps
 
 
 def equal_runs(ids: Any, stop: int) -> tuple[Any, Any, Any, Any]:
-    """Return what `sort_ids.equal_runs` does for ids (K,) below `stop`, but for the last start."""
+    """Return `sort_ids.equal_runs` of ids (K,) below `stop`, without the last offset."""
     unique, inverse, order, starts = sort_ids.equal_runs(ids.copy_to_host(), stop)
     return to_device(unique), to_device(inverse), to_device(order), to_device(starts[:-1])
 
 
 def first_outside(values: Any, least: Any, most: Any) -> int | None:
-    """Return the place, counted through an array, of the first number not in [least, most]."""
-    # a search asks by one number, whatever the shape
+    """Return the flat index of the first value outside [least, most], or None."""
+    # the kernel takes a flat array
     flat = values if values.ndim == 1 else values.reshape(-1)
     return first_found(launch_threads, _find_outside, flat.size, flat, least, most)
 
 
 def first_not_finite(values: Any) -> int | None:
-    """Return the place, counted through an array, of the first NaN or infinity."""
+    """Return the flat index of the first NaN or infinity, or None."""
     most = np.finfo(values.dtype).max
     return first_outside(values, -most, most)
 
 
 def contiguous(name: str, value: Any, *dtypes: DTypeLike) -> Any:
-    """Return Numba's view of an array on the device, in C order and of one of some types."""
+    """Return Numba's view of a device array; it must be C-contiguous and of one of `dtypes`."""
     array = as_device_array(value)
     if array.dtype not in dtypes:
-        wanted = " or ".join(np.dtype(dtype).name for dtype in dtypes)
+        allowed = " or ".join(np.dtype(dtype).name for dtype in dtypes)
         raise TypeError(
-            f"`{name}` on the device must be of {wanted}, got {array.dtype}; convert it there, or "
+            f"`{name}` on the device must be of {allowed}, got {array.dtype}; convert it there, or "
             "pass a NumPy array."
         )
     if not array.flags["C_CONTIGUOUS"]:
@@ -77,7 +77,7 @@ def contiguous(name: str, value: Any, *dtypes: DTypeLike) -> Any:
 
 
 def typed(name: str, value: Any, dtype: DTypeLike) -> Any:
-    """Return numbers of a type in C order; `name` is for errors."""
+    """Return values in a dtype and in C order; `name` is for errors."""
     if not on_device(value):
         return to_device(np.asarray(value, dtype))
     return contiguous(name, value, dtype)
@@ -91,28 +91,28 @@ def copied(array: Any) -> Any:
 
 
 def writable(array: Any) -> Any:
-    """Return an array, or a copy of one that is not yet on the device, where all can be written."""
+    """Return a writable array on the device: `array` itself, or a copy from the host."""
     return array if on_device(array) else to_device(array)
 
 
 def workers(num: int) -> int:
-    """Return how many workers share out `num` things to do: see `kernels.lanes`."""
+    """Return the number of workers for `num` items: see `kernels.lanes`."""
     return num
 
 
 def each(work: Callable[[Any], object], parts: Iterable[Any]) -> None:
-    """Call `work` for one part after another, in which warps share the work."""
+    """Call `work` for each part in turn; warps share the work of each."""
     for part in parts:
         work(part)
 
 
 def over_rows(kernel: Callable[..., None], *arrays: Any) -> None:
-    """Call a kernel that goes through the rows of arrays, a warp for each."""
+    """Call a kernel over the rows of arrays, with one warp for each row."""
     run_on_warps(kernel, arrays[0].shape[0], *arrays)
 
 
 def times(rows: Any, factor: float) -> Any:
-    """Return rows times a number, or themselves where that is 1."""
+    """Return rows times a factor, the same array if it is 1."""
     if factor == 1.0:
         return rows
     out = empty(rows.shape, rows.dtype)
@@ -122,21 +122,21 @@ def times(rows: Any, factor: float) -> Any:
 
 def column_sums(rows: Any) -> FloatArray:
     """Return the sums of columns and of their absolute values in float64, (2, F)."""
-    out = empty((_PARTS, 2, rows.shape[1]), np.float64)
-    launch_threads(_sum_columns, _PARTS * rows.shape[1], rows, out)
+    out = empty((_NUM_ROW_BLOCKS, 2, rows.shape[1]), np.float64)
+    launch_threads(_sum_columns, _NUM_ROW_BLOCKS * rows.shape[1], rows, out)
     totals: FloatArray = out.copy_to_host().sum(axis=0)
     return totals
 
 
 def are_rows(ids: Any, num_rows: int) -> bool:
-    """Tell whether `ids` ascend, each once, within ``range(num_rows)``."""
+    """Return whether `ids` are strictly increasing within ``range(num_rows)``."""
     return first_found(launch_threads, _find_not_rising, ids.size, ids, num_rows) is None
 
 
 def can_step(ids: Any, gradients: Any, table: Any, limit: float, largest: float) -> bool:
-    """Tell whether `ids` are rows of a table, and no number of `gradients` is beyond a limit.
+    """Return whether `ids` are rows of the table, and gradients are at most `limit` in size.
 
-    Numbers of the table are not read, as they are on the processor.
+    Unlike on the CPU, entries of the table are not checked.
     """
     return are_rows(ids, table.shape[0]) and first_outside(gradients, -limit, limit) is None
 
@@ -149,46 +149,46 @@ def step_rows(
     states: tuple[Any, ...],
     numbers: tuple[Any, ...],
 ) -> None:
-    """Call a kernel of an optimizer for rows `ids` (k,) of a table (n, d).
+    """Call an optimizer's kernel for rows `ids` (k,) of a table (n, d).
 
-    `gradients` are (k, d); a table and its states change in place.
+    `gradients` are (k, d). The table and its states are updated in place.
     """
-    # without a state the tuple may not be empty, which has no type for the compiler
-    held = states or (gradients,)
-    step = _step_kernel(rows_kernel, len(held))
-    launch_threads(step, gradients.size, ids, gradients, table, held, numbers)
+    # an empty tuple has no type in Numba
+    kernel_states = states or (gradients,)
+    step = _step_kernel(rows_kernel, len(kernel_states))
+    launch_threads(step, gradients.size, ids, gradients, table, kernel_states, numbers)
 
 
 def write_features(X: Any, out: Any, of_rows: Any, of_products: Callable[[Any], Any]) -> None:
-    """Write the features of `X` (N, d) into `out` (N, F), each a function of one product.
+    """Write the features of `X` (N, d) to `out` (N, F), each a function of one product.
 
-    ``of_products(X)`` returns columns (d, D), a compiled function for their products with a row,
-    and what it takes besides: see `samplesoft.kernels.tiles_cuda`.
+    ``of_products(X)`` returns columns (d, D), a compiled function of their products with rows, and
+    its parameters: see `samplesoft.kernels.tiles_cuda`.
     """
     columns, finish, parameters = of_products(X)
     multiply(finish, X, columns, out, parameters)
 
 
 def split(num: int, size: int, numbers: int) -> list[slice]:
-    """Return parts of `num` things, each with so many `numbers`, of as many as memory is for."""
-    return chunks(num, max(1, _NUMBERS // numbers))
+    """Return chunks of `num` items that fit in memory with `numbers` values for each item."""
+    return chunks(num, max(1, _CHUNK_VALUES // numbers))
 
 
 def columns(num: int) -> list[tuple[int, int]]:
-    """Return the one range of all `num` columns, which lanes share out."""
+    """Return a single range of all `num` columns, which lanes share."""
     return [(0, num)]
 
 
 def stages(starts: IntArray) -> list[slice]:
-    """Return the parts of a list that begin at `starts`, whose last is the end.
+    """Return the slices of a list of steps that a kernel processes in one launch each.
 
-    A launch for each: later parts read what earlier ones have left.
+    Stages begin at `starts`, whose last entry is the end; each reads results of the one before.
     """
     return [slice(first, last) for first, last in zip(starts[:-1], starts[1:], strict=True)]
 
 
 def take_rows(rows: Any, places: Any) -> Any:
-    """Return ``rows[places]``; `places` may lie on the processor."""
+    """Return ``rows[places]``; `places` may be on the host."""
     places = places if on_device(places) else to_device(places)
     out = empty((places.shape[0], rows.shape[1]), rows.dtype)
     launch_threads(_take_rows, out.size, rows, places, out)
@@ -196,12 +196,12 @@ def take_rows(rows: Any, places: Any) -> Any:
 
 
 def put_rows(rows: Any, places: IntArray, out: Any) -> None:
-    """Write `rows` (k, d) to different places (k,) of `out`."""
+    """Write `rows` (k, d) to distinct rows `places` (k,) of `out`."""
     launch_threads(_put_rows, rows.size, rows, to_device(places), out)
 
 
 def joined(rows: Any, others: Any) -> Any:
-    """Return some rows (k, d) and others after them."""
+    """Return the concatenation of two arrays of rows."""
     both = empty((rows.shape[0] + others.shape[0], rows.shape[1]), rows.dtype)
     both[: rows.shape[0]].copy_to_device(rows)
     both[rows.shape[0] :].copy_to_device(others)
@@ -215,25 +215,25 @@ def float_rows(
     if not on_device(value):
         return to_device(as_float_rows(name, value, dim, dtype))
     rows = _rows(name, value, dim, dtype)
-    place = first_not_finite(rows)
-    if place is not None:
-        where = [place // rows.shape[1], place % rows.shape[1]]
+    index = first_not_finite(rows)
+    if index is not None:
+        position = [index // rows.shape[1], index % rows.shape[1]]
         raise ValueError(
-            f"`{name}` must be finite in {rows.dtype}, got {_number(rows, place)} at index "
-            f"{where}; remove or replace NaN and infinite entries first."
+            f"`{name}` must be finite in {rows.dtype}, got {_number(rows, index)} at index "
+            f"{position}; remove or replace NaN and infinite entries first."
         )
     return rows
 
 
 def shaped_rows(name: str, value: Any) -> Any:
-    """Return rows (N, d) in C order; those on the device are too many to be read."""
+    """Return rows (N, d) in C order; entries of device arrays are not checked."""
     return _rows(name, value) if on_device(value) else to_device(as_float_rows(name, value))
 
 
 def _rows(name: str, value: Any, dim: int | None = None, dtype: np.dtype[Any] | None = None) -> Any:
-    """Return what is on the device as rows (N, `dim`) in C order."""
-    wanted = (dtype,) if dtype else (np.float32, np.float64)
-    rows = contiguous(name, value, *wanted)
+    """Return a device array as rows (N, `dim`) in C order."""
+    allowed = (dtype,) if dtype else (np.float32, np.float64)
+    rows = contiguous(name, value, *allowed)
     rows = rows.reshape(1, -1) if rows.ndim == 1 else rows
     if rows.ndim != 2 or rows.size == 0:
         raise ValueError(f"`{name}` must be rows of shape (N, d), not empty, got {rows.shape}.")
@@ -243,7 +243,7 @@ def _rows(name: str, value: Any, dim: int | None = None, dtype: np.dtype[Any] | 
 
 
 def vector(name: str, value: Any, size: int, dtype: np.dtype[Any]) -> Any:
-    """Return numbers (size,) of a type."""
+    """Return values (size,) in a dtype."""
     if not on_device(value):
         return to_device(cpu.vector(name, value, size, dtype))
     vector = contiguous(name, value, dtype)
@@ -271,22 +271,22 @@ def labels(name: str, value: Any, num_classes: int, batch_shape: tuple[int, ...]
 
 
 def _classes(name: str, value: Any, num_classes: int, fits: bool, shape: str) -> Any:
-    """Return class indices on the device; `fits` says whether they are of the wanted shape."""
+    """Return checked class indices on the device; `fits` says whether the shape is right."""
     array = contiguous(name, value, np.int64)
     if not fits:
         raise ValueError(f"`{name}` must have shape {shape}, got {array.shape}.")
-    place = first_outside(array, 0, num_classes - 1)
-    if place is not None:
+    index = first_outside(array, 0, num_classes - 1)
+    if index is not None:
         raise ValueError(
             f"`{name}` must lie in 0..{num_classes - 1} for {num_classes} classes, got "
-            f"{_number(array, place)}."
+            f"{_number(array, index)}."
         )
     return array
 
 
-def _number(array: Any, place: int) -> Any:
-    """Return the number at a place, counted through an array."""
-    return array.reshape(-1)[place : place + 1].copy_to_host()[0]
+def _number(array: Any, index: int) -> Any:
+    """Return the value at a flat index."""
+    return array.reshape(-1)[index : index + 1].copy_to_host()[0]
 
 
 @kernel
@@ -314,19 +314,19 @@ def _put_rows(rows: Any, places: Any, out: Any) -> None:
 
 @kernel
 def _find_outside(values: Any, least: Any, most: Any, found: Any) -> None:
-    """Write the place of the first offender to ``found[0]``, which holds a greater one before."""
+    """Write the smallest index of a value outside to ``found[0]``, which is larger before."""
     i = thread_index()
-    # asked for what must hold, so that NaN is found too
+    # negated condition, so that NaN is found too
     if i < values.shape[0] and not least <= values[i] <= most:
         cuda.atomic.min(found, 0, i)
 
 
 @kernel
 def _find_not_rising(ids: Any, stop: int, found: Any) -> None:
-    """Look for ids (k,) that do not rise, or are not in ``range(stop)``, a thread for each."""
+    """Find the first of ids (k,) that does not increase, or is not in ``range(stop)``."""
     i = thread_index()
     if i < ids.shape[0]:
-        # neighbours are compared, and the least place that fails wins
+        # the smallest failing index wins
         before = ids[i - 1] if i > 0 else -1
         if not before < ids[i] < stop:
             cuda.atomic.min(found, 0, i)
@@ -334,24 +334,24 @@ def _find_not_rising(ids: Any, stop: int, found: Any) -> None:
 
 @kernel
 def _sum_columns(rows: Any, out: Any) -> None:
-    part = thread_index() // rows.shape[1]
+    block = thread_index() // rows.shape[1]
     f = thread_index() % rows.shape[1]
-    if part >= out.shape[0]:
+    if block >= out.shape[0]:
         return
-    # a thread for each column of a part: 64 of them, for one alone would wait for memory
-    each = -(-rows.shape[0] // out.shape[0])
+    # one thread for each column and block of rows: one per column would wait for memory
+    rows_per_block = -(-rows.shape[0] // out.shape[0])
     total = 0.0
-    size = 0.0
-    for i in range(part * each, min((part + 1) * each, rows.shape[0])):
+    abs_total = 0.0
+    for i in range(block * rows_per_block, min((block + 1) * rows_per_block, rows.shape[0])):
         total += float(rows[i, f])
-        size += abs(float(rows[i, f]))
-    out[part, 0, f] = total
-    out[part, 1, f] = size
+        abs_total += abs(float(rows[i, f]))
+    out[block, 0, f] = total
+    out[block, 1, f] = abs_total
 
 
 @cache
 def _step_kernel(function: Callable[..., None], num_states: int) -> Any:
-    """Return the kernel that does what one of the processor does, a thread for each number."""
+    """Return the CUDA version of an optimizer's kernel, with one thread for each entry."""
     body = for_device(function)
 
     def step(ids: Any, gradients: Any, parameters: Any, states: Any, numbers: Any) -> None:
@@ -360,7 +360,7 @@ def _step_kernel(function: Callable[..., None], num_states: int) -> Any:
         i = place // width
         c = place % width
         if i < ids.shape[0]:
-            # the processor's kernel does one number, so that the formulas stand once
+            # the CPU kernel on slices of one entry, so that formulas are written once
             one = ids[i : i + 1], gradients[i : i + 1, c : c + 1], parameters[:, c : c + 1]
             if num_states == 2:
                 body(*one, (states[0][:, c : c + 1], states[1][:, c : c + 1]), numbers)

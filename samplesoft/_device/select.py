@@ -1,4 +1,4 @@
-"""A `device` that is checked, where an array lies, and copies from a GPU."""
+"""Device arguments, the device of an array, and copies from a GPU."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def as_device(value: Any) -> str:
 
 def on_device(value: Any) -> bool:
     """Return whether `value` is an array on a GPU, of any library."""
-    # Numba's own arrays in the simulator have the second alone
+    # in the simulator, Numba's arrays have the second attribute only
     return hasattr(value, "__cuda_array_interface__") or hasattr(value, "__cuda_ndarray__")
 
 
 def device_of(array: Any) -> str:
-    """Return where an array lies."""
+    """Return the device of an array."""
     return "cuda" if type(array) is not np.ndarray and on_device(array) else "cpu"
 
 
@@ -40,13 +40,13 @@ def to_host(value: Any) -> Any:
     Parameters
     ----------
     value : Any
-        An array on a GPU, of any library; something with a method ``to_host``, such as a `Draw`
-        or the gradients of a loss; or a dict of such.
+        An array on a GPU, of any library; an object with a method ``to_host``, such as a `Draw` or
+        the gradients of a loss; or a dict of these.
 
     Returns
     -------
     Any
-        The same in NumPy arrays; `value` itself if it is none of these.
+        The same with NumPy arrays; any other `value` unchanged.
 
     Examples
     --------
@@ -67,7 +67,7 @@ def to_host(value: Any) -> Any:
 
 
 def require_cpu(what: str, device: str) -> None:
-    """Raise for something that has no CUDA kernels."""
+    """Raise ValueError for a GPU, for an object without CUDA kernels."""
     if device != "cpu":
         raise ValueError(
             f"`device` must be 'cpu' for {what}, which has no CUDA kernels, got {device!r}; "
@@ -75,11 +75,11 @@ def require_cpu(what: str, device: str) -> None:
         )
 
 
-def require_copyable(thing: Any, device: str) -> None:
-    """Raise where something cannot be pickled or copied."""
+def require_copyable(value: Any, device: str) -> None:
+    """Raise TypeError for an object on a GPU, which cannot be pickled or copied."""
     if device != "cpu":
         raise TypeError(
-            f"{type(thing).__name__} must be on the processor to be pickled or copied, got it on "
+            f"{type(value).__name__} must be on the processor to be pickled or copied, got it on "
             f"{device!r}; keep the arrays that it was made from, samplesoft.to_host copies them."
         )
 

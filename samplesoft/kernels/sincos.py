@@ -57,7 +57,7 @@ def cos_sin(
 def cos_sin_rows(
     out: NDArray[Any], scale: float, half: Any, nearest: Any, cosine: Terms, sine: Terms
 ) -> None:
-    """Write scaled cosines and sines of the turns in the left half of `out` (N, 2 D) to its halves."""
+    """Replace turns in the left half of `out` (N, 2 D) by scaled cosines, followed by sines."""
     scale = out.dtype.type(scale)
     num = out.shape[1] // 2
     for i in range(out.shape[0]):

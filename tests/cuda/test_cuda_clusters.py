@@ -161,7 +161,7 @@ def test_a_batch_is_worked_on_in_parts_that_fit(divided, monkeypatch):
     probs = there.probs(h, exclude=exclude)
     from samplesoft._device import cuda
 
-    monkeypatch.setattr(cuda, "_NUMBERS", 96)  # those of two examples, or one
+    monkeypatch.setattr(cuda, "_CHUNK_VALUES", 96)  # those of two examples, or one
     parts = there.sample(h, 3, exclude=exclude, rng=0)
     np.testing.assert_array_equal(parts.ids.copy_to_host(), whole.ids.copy_to_host())
     np.testing.assert_array_equal(parts.log_q.copy_to_host(), whole.log_q.copy_to_host())

@@ -150,7 +150,7 @@ def test_work_in_parts_leaves_the_same(leaf_size, monkeypatch):
     whole.update(ids, -rows[ids])
     drawn = whole.sample(h, 5, exclude=[1] * len(h), rng=0).to_host()
     monkeypatch.setattr(kernel_tree, "_CHUNK_VALUES", 1)
-    monkeypatch.setattr(cuda, "_NUMBERS", 1)
+    monkeypatch.setattr(cuda, "_CHUNK_VALUES", 1)
     parted.update(ids, -rows[ids])
     np.testing.assert_array_equal(sums(parted), sums(whole))
     assert parted.drift == whole.drift

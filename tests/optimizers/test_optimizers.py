@@ -138,7 +138,7 @@ def test_parts_for_threads_change_nothing(name, sparse, threads, monkeypatch):
     ]
     results = []
     for part, count in ((1 << 18, 1), (16, 2), (3, 5)):
-        monkeypatch.setattr("samplesoft._device.cpu._FEW_STEPS", part)
+        monkeypatch.setattr("samplesoft._device.cpu._MIN_THREADED_VALUES", part)
         threads(count)
         parameters = {"w": start.copy()}
         run(make_optimizer(name, 1.0), parameters, steps)
