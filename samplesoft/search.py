@@ -228,8 +228,10 @@ def _search_in_threads(task: _SearchTask, k: int) -> tuple[IntArray, Rows]:
 def _tile_shape(shape: tuple[int, ...]) -> tuple[int, int]:
     """Return the numbers of contexts and classes of a tile, for contexts of shape (B, d)."""
     batch, dim = shape
-    height = max(1, min(batch, _SIDES[0], math.isqrt(_TILE // dim)))
-    return height, round_up_to_8(max(1, min(_SIDES[1], _TILE // (height * dim))))
+    num_contexts = max(1, min(batch, _MAX_TILE_SHAPE[0], math.isqrt(_PRODUCTS_PER_TILE // dim)))
+    return num_contexts, round_up_to_8(
+        max(1, min(_MAX_TILE_SHAPE[1], _PRODUCTS_PER_TILE // (num_contexts * dim)))
+    )
 
 
 def _raise_for_class_vector(rows: Rows, class_id: int, normalize: bool) -> None:

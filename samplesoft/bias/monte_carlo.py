@@ -408,7 +408,7 @@ def _project(
 def _draw(
     plan: _Plan, key: np.uint64, trial: int, seen: np.ndarray, ids: np.ndarray, counts: np.ndarray
 ) -> int:
-    """Write the label and the distinct drawn classes to `ids`, how often each was drawn to `counts`.
+    """Write the label and the distinct drawn classes to `ids`, and their draws to `counts`.
 
     Returns the number of entries.
     """

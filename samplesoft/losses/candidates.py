@@ -220,7 +220,7 @@ def score_candidates(
             rows = np.asarray(rows)  # kernels do not accept memmaps
         biases = z[0, :0] if batch.biases is None else batch.biases
         multiply = z.size * m <= MAX_SINGLE_THREADED_WORK
-        num = score_set(
+        num_unique = score_shared_draws(
             labels,
             example_ids,
             ids,
@@ -336,11 +336,23 @@ def score_gradients(
     norms = scores.norms
     dz, dW = np.empty(z.shape, z.dtype), np.empty((scores.num_unique, z.shape[1]), z.dtype)
     if scores.shared:
-        of_draws = dW[:0]  # none yet
-        if z.size * d_drawn.shape[1] > MAX_SINGLE_THREADED_WORK:
-            call_quietly(product, d_drawn, block[d_own.shape[0] :], dz)
-            of_draws = _of_draws(d_drawn, z, weights)
-        set_gradients(d_own, d_drawn, z, weights, owners, block, norms, listed, of_draws, dz, dW)
+        draw_gradients = dW[:0]  # computed by the kernel
+        if z.size * d_sampled.shape[1] > MAX_SINGLE_THREADED_WORK:
+            call_quietly(product, d_sampled, block[d_labels.shape[0] :], dz)
+            draw_gradients = _shared_class_gradients(d_sampled, z, weights)
+        shared_draw_gradients(
+            d_labels,
+            d_sampled,
+            z,
+            weights,
+            example_ids,
+            block,
+            norms,
+            candidate_table,
+            draw_gradients,
+            dz,
+            dW,
+        )
     else:
         _separate_draw_gradients(scores, d_labels, d_sampled, z, weights, dz, dW)
     db = None

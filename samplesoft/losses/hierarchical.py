@@ -402,8 +402,8 @@ class HierarchicalLoss(Loss):
         return Gradients(dz, SparseRows(np.append(np.arange(num_top), classes), dW), None)
 
 
-def room_of(tree: ClassTree, z: Rows) -> Room:
-    """Return room for a worker that scores contexts like `z`."""
+def make_workspace(tree: ClassTree, z: Rows) -> Workspace:
+    """Return the workspace of one thread for contexts of the dtype of `z`."""
     logits, weights = np.empty((2, 1, round_up_to_8(tree.widest)), z.dtype)
     return logits, weights
 

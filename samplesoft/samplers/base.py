@@ -188,7 +188,7 @@ class Sampler(ABC):
         # one key for the call: each draw is a function of the key, its row and its column
         key = as_key(rng)
         # ids and log_q, 8 bytes each, checked before either is allocated
-        require_room("num_sampled", m, 16.0 * m * contexts.shape[0])
+        require_memory("num_sampled", m, 16.0 * m * contexts.shape[0])
         if weights is None:
             return self._sample(contexts, m, excluded, key)
         return self._sample_mean(contexts, weights, m, key)

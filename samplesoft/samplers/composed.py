@@ -162,7 +162,7 @@ class CertainSampler(Sampler):
 
     def _with_certain(self, tail_draw: Draw) -> Draw:
         """Return draws of the tail with the always-included classes in front."""
-        require_room("certain", len(self.certain), 24.0 * len(tail_draw.ids) * len(self.certain))
+        require_memory("certain", len(self.certain), 24.0 * len(tail_draw.ids) * len(self.certain))
         padding = ((0, 0), (len(self.certain), 0))  # columns of the always-included classes
         ids = np.pad(self._tail_classes[tail_draw.ids], padding)
         ids[:, : len(self.certain)] = self.certain
@@ -298,7 +298,7 @@ class MixtureSampler(Sampler):
         if unknown_keys:
             raise ValueError(f"`state` must be that of a mixture, got {', '.join(unknown_keys)}.")
         first_state = self.first.state()
-        self.first.load_state(part("first", state, "/"))
+        self.first.load_state(unprefixed("first", state, "/"))
         try:
             self.second.load_state(unprefixed("second", state, "/"))
         except (TypeError, ValueError):

@@ -77,7 +77,7 @@ class LogUniformSampler(WeightedSampler):
         self, num_classes: int, *, counts: ArrayLike | None = None, replace: bool = True
     ) -> None:
         n = as_count("num_classes", num_classes)
-        require_room("num_classes", n, 40.0 * n)  # for the alias table
+        require_memory("num_classes", n, 40.0 * n)  # for the alias table
         checked = None if counts is None else as_counts("counts", to_host(counts), n)
         # the weights sum to log(n + 1), by which the base class divides
         super().__init__(log_uniform_weights(n), replace=replace)
@@ -191,7 +191,7 @@ class LearnedUnigramSampler(Sampler):
     def __init__(self, num_classes: int, *, power: float = 1.0, initial: ArrayLike = 1.0) -> None:
         super().__init__(as_count("num_classes", num_classes))
         self.power = as_positive("power", power)
-        require_room("num_classes", self.num_classes, 40.0 * self.num_classes)  # with the tree
+        require_memory("num_classes", self.num_classes, 40.0 * self.num_classes)  # with the tree
         # one count for all classes, or one for each
         initial_counts = as_array("initial", initial)
         if initial_counts.ndim == 0:

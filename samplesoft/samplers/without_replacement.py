@@ -199,7 +199,7 @@ def _log_factor(silent: float, rung: float, z: complex) -> tuple[float, float]:
 def _mean_and_rate(log_t: float, atoms: _Atoms) -> tuple[float, float]:
     """Return the mean of N(t), and the rate of change of its distribution in log t."""
     log_rates, counts = atoms
-    mean = variance = slope = 0.0  # of N(t); slope: derivative of the mean in log t
+    mean = variance = mean_rate = 0.0  # of N(t); mean_rate: derivative of the mean in log t
     for a in range(len(counts)):
         age, silent, rung = _clock(log_rates[a], log_t)
         mean += counts[a] * rung

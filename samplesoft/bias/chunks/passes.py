@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self, cast
 import numpy as np
 
 from samplesoft._progress import progress_bar
-from samplesoft._validation import FloatArray, as_count, as_real_array, shown
+from samplesoft._validation import FloatArray, as_count, as_real_array, short_repr
 from samplesoft.bias.inputs import MIN_Q
 from samplesoft.bias.numerics.quadrature import ExampleBias, better_of
 from samplesoft.bias.with_replacement.atoms import PanelMoments
