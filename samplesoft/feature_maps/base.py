@@ -16,11 +16,10 @@ from samplesoft._validation import FloatArray, as_count, as_float_rows
 class FeatureMap(ABC):
     """Features phi whose dot products estimate a kernel: ``E[phi(x).phi(y)] = k(x, y)``.
 
-    A map is drawn once, when it is made, and does not change: the same seed gives the same
+    A map is drawn once, when it is created, and does not change. The same seed gives the same
     features, in float32 up to its rounding. To add a map, write `_write` and `_kernel`, whose
-    arguments are checked, and enter it in ``FEATURE_MAPS``; one suite tests all entries. To try
-    one, a function from rows (k, d) to features (k, F) will do wherever a sampler or a tree takes
-    a map.
+    arguments are checked, and add it to ``FEATURE_MAPS``; one test suite covers all entries. To try
+    a map, pass a function from rows (k, d) to features (k, F) to a sampler or a tree.
 
     Parameters
     ----------
@@ -29,18 +28,18 @@ class FeatureMap(ABC):
     feature_dim : int
         Length F of their features.
     floor : float
-        Least value that the kernel takes for two unit vectors.
+        Minimum of the kernel over two unit vectors.
     device : {"cpu", "cuda"}
-        Where features are computed, and stay. The `_write` of a map that passes it on gets arrays
-        there: `RandomFourierFeatures` shows how.
+        Device of the features. The `_write` of a map on a GPU gets device arrays:
+        `RandomFourierFeatures` is an example.
 
     Attributes
     ----------
     dim, feature_dim, floor, device
         As above.
     closed_form : tuple of (str, float), or None
-        Where features give the kernel itself, the ``leaf`` and ``scale`` of a `KernelTree` that
-        do so from the vectors.
+        The ``leaf`` and ``scale`` of a `KernelTree` that compute the same kernel from the vectors,
+        if features are exact.
     """
 
     closed_form: tuple[str, float] | None = None
@@ -75,7 +74,7 @@ class FeatureMap(ABC):
             If `X` is malformed, not of d columns, or so large that its features are not finite.
         """
         rows = self._arrays.float_rows("X", X, self.dim)
-        # in the type of the rows: float32 halves the memory of trees, where q is exact all the same
+        # in the dtype of the rows: float32 halves the memory of trees, and q is exact anyway
         out: NDArray[Any] = self._arrays.empty((rows.shape[0], self.feature_dim), rows.dtype)
         self._write(rows, out)
         return out
@@ -103,13 +102,13 @@ class FeatureMap(ABC):
             If either is malformed or not of d columns, or inner products are beyond float64.
         """
         with np.errstate(over="ignore"):
-            # on the processor in any case: a formula to check features with
+            # on the CPU for any device: a formula to check features with
             x, y = (as_float_rows(n, v, self.dim) for n, v in (("X", X), ("Y", Y)))
             return self._kernel(x.astype(np.float64, copy=False), y.astype(np.float64, copy=False))
 
     @abstractmethod
     def _write(self, X: NDArray[Any], out: NDArray[Any]) -> None:
-        """Write the features of `X` (N, d) into `out` (N, F), of one type, on the map's device."""
+        """Write the features of `X` (N, d) to `out` (N, F), of one dtype, on the map's device."""
 
     @abstractmethod
     def _kernel(self, X: FloatArray, Y: FloatArray) -> FloatArray:
@@ -121,22 +120,22 @@ ROW = "a row of `X` (of `h` or `class_embeddings`, for a sampler)"
 
 def require_finite(out: NDArray[Any]) -> None:
     """Raise ValueError if features overflowed."""
-    # once on the results, which is cheaper than limits of the rows for each map
+    # checking results is cheaper than checking limits of the rows in each map
     if not np.isfinite(out).all():
         raise ValueError(f"features of {ROW} overflow {out.dtype}; {shrink(out.dtype)}.")
 
 
 def shrink(dtype: np.dtype[Any]) -> str:
-    """Return what to do about rows that are too large for `dtype`."""
+    """Return the remedy, for messages, for rows too large for `dtype`."""
     remedy = "scale the rows to norm 1"
     return remedy + ", or pass float64" if dtype == np.float32 else remedy
 
 
 def inner_products(X: FloatArray, Y: FloatArray) -> FloatArray:
-    """Return ``x . y`` (N, M); ValueError where one is beyond float64, or a term of its sum."""
+    """Return ``x . y`` (N, M); raise ValueError if a product or a term of it overflows."""
     with np.errstate(over="ignore", invalid="ignore"):
         dots: FloatArray = X @ Y.T
-    # which of inf, -inf and nan comes of terms that are too large is the processor's choice
+    # whether overflow gives inf, -inf or nan depends on the CPU
     if not np.isfinite(dots).all():
         raise ValueError(
             "`X` and `Y` must have inner products within the range of float64, got some beyond it; "

@@ -1,4 +1,4 @@
-"""Random features of the exponential kernel exp(tau x . y): positive ones, and Maclaurin's."""
+"""Random features of the exponential kernel exp(tau x . y): positive and Maclaurin features."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from samplesoft.feature_maps.frequencies import (
     random_signs,
 )
 
-_PRODUCTS_AT_A_TIME = 1 << 22  # numbers held beside the result
+_MAX_CHUNK_PRODUCTS = 1 << 22  # products in memory at a time, in addition to the result
 
 
 class PositiveRandomFeatures(FeatureMap):
@@ -35,9 +35,9 @@ class PositiveRandomFeatures(FeatureMap):
     .. math:: \phi_j(u) = D^{-1/2} \exp(\sqrt\tau w_j u - \tau |u|^2 / 2), \qquad w_j \sim N(0, I)
 
     Estimates are never negative. Their relative variance, ``(exp(tau |x + y|^2) - 1) / D`` for
-    independent frequencies, is the largest where the kernel is: at tau = 5, 5e8 / D for two equal
-    unit vectors. For unit vectors the exponents lie about tau / 2 below 0, so that float32
-    underflows from tau = 150 or so, and float64 from tau = 1300 or so.
+    independent frequencies, is largest where the kernel is: 5e8 / D for two equal unit vectors at
+    tau = 5. For unit vectors the exponents are about tau / 2 below 0, so that float32 underflows
+    from about tau = 150 on, and float64 from about tau = 1300 on.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class PositiveRandomFeatures(FeatureMap):
     rng : int, numpy.random.Generator or None, optional
         Seed of the frequencies.
     device : {"cpu", "cuda"}
-        Where features are computed, and stay.
+        Device of the features.
 
     Raises
     ------
@@ -60,7 +60,7 @@ class PositiveRandomFeatures(FeatureMap):
         If an argument is not of its type or out of its range; and, from `transform`, if all
         features of a row underflow to 0 or one overflows.
     MemoryError
-        If so many features do not fit.
+        If the features do not fit in memory.
 
     References
     ----------
@@ -88,7 +88,7 @@ class PositiveRandomFeatures(FeatureMap):
         self.tau = as_positive("tau", tau)
         self.num_features = as_count("num_features", num_features)
         super().__init__(dim, self.num_features, float(np.exp(-self.tau)), device)
-        # a structured frequency has a fixed norm, whose exponential moments are not a Gaussian's
+        # structured frequencies have fixed norms, with other exponential moments than a Gaussian
         self.frequencies = as_choice("frequencies", frequencies, KINDS[:2])
         size = self.dim, self.num_features
         generator = generator_of(rng, self.num_features, self.dim)
@@ -98,13 +98,13 @@ class PositiveRandomFeatures(FeatureMap):
 
     def _write(self, X: Any, out: Any) -> None:
         self._arrays.write_features(X, out, self._write_rows, self._of_products)
-        if self.device != "cpu":  # where no rows have been looked at yet
+        if self.device != "cpu":  # rows have not been checked yet
             self._require_in_range(largest_in_rows(out))
 
     def _write_rows(self, X: Any, out: Any) -> None:
         with np.errstate(all="ignore"):
             self.projections.project(X, out)
-            # one exponential of the difference: exp(a) exp(-b) would overflow before it need
+            # one exponential of the difference: exp(a) exp(-b) might overflow in exp(a)
             shifts = 0.5 * (self.tau * squared_norms(X) + np.log(self.num_features))
             out -= shifts[:, None]
             np.exp(out, out=out)
@@ -116,11 +116,11 @@ class PositiveRandomFeatures(FeatureMap):
         return self.projections[X.dtype], write_positive, (squared_norms(X), *shift)
 
     def _require_in_range(self, largest: NDArray[Any]) -> None:
-        """Raise for features that overflow, or are all 0, of which these are each row's largest."""
+        """Raise ValueError if a row's largest feature overflows or is 0."""
         if not np.all((largest > 0.0) & (largest < np.inf)):
-            what = "overflow" if np.any(largest == np.inf) else "are all 0"
+            problem = "overflow" if np.any(largest == np.inf) else "are all 0"
             raise ValueError(
-                f"positive features of {ROW} {what} in {largest.dtype}: with tau = {self.tau:g} "
+                f"positive features of {ROW} {problem} in {largest.dtype}: with tau = {self.tau:g} "
                 f"the row is too large; lower tau, or {shrink(largest.dtype)}."
             )
 
@@ -152,7 +152,7 @@ class RandomMaclaurinFeatures(FeatureMap):
     TypeError, ValueError
         If an argument is not of its type or out of its range.
     MemoryError
-        If so many features do not fit.
+        If the features do not fit in memory.
 
     References
     ----------
@@ -179,27 +179,27 @@ class RandomMaclaurinFeatures(FeatureMap):
         self.num_features = as_count("num_features", num_features)
         super().__init__(dim, self.num_features, floor=float(np.exp(-self.tau)))
         generator = generator_of(rng, self.num_features, self.dim)
-        # the highest degrees come first, so that each further factor goes to fewer features
-        # (as geometric counts tries up to a success, its least is 1, where that of N is 0)
+        # highest degrees first, so that each further factor applies to fewer features.
+        # (NumPy's geometric counts trials and starts at 1, where N starts at 0)
         degrees = np.sort(generator.geometric(0.5, num_features) - 1)[::-1]
-        # in logs, as tau^N and N! overflow from N = 171 on
+        # in logarithms, because tau^N and N! overflow from N = 171 on
         log_factorials = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, degrees[0] + 1)))])
         log_squares = degrees * (np.log(2.0) + np.log(self.tau)) - log_factorials[degrees]
-        with np.errstate(over="ignore"):  # features that are too large are refused
+        with np.errstate(over="ignore"):  # `_write` raises for infinite features
             self._scale = np.exp(0.5 * (log_squares + np.log(2.0 / num_features)))
         self._factors = []
-        for degree in range(1, degrees[0] + 1):  # the signs of all features of this degree or more
+        for degree in range(1, degrees[0] + 1):  # signs for all features of at least this degree
             size = (int((degrees >= degree).sum()), self.dim)
             # in float64 and float32, drawn once
             self._factors.append((size[0], Dense(random_signs(size, generator))))
 
     def _write(self, X: NDArray[Any], out: NDArray[Any]) -> None:
-        for part in row_chunks((len(out), self.num_features), _PRODUCTS_AT_A_TIME):
-            rows = X[part]
-            features = out[part]
+        for chunk in row_chunks((len(out), self.num_features), _MAX_CHUNK_PRODUCTS):
+            rows = X[chunk]
+            features = out[chunk]
             products = np.empty_like(features)
             with np.errstate(over="ignore", invalid="ignore"):
-                # one factor of each degree at a time, over those features that still need one
+                # multiply by one factor at a time, for the features with this degree or more
                 features[:] = self._scale
                 for num, signs in self._factors:
                     signs.project(rows, products[:, :num])

@@ -14,7 +14,7 @@ from samplesoft.feature_maps.base import ROW, FeatureMap, shrink
 from samplesoft.feature_maps.frequencies import KINDS, draw_frequencies, generator_of
 from samplesoft.kernels.sincos import TERMS, cos_sin, cos_sin_rows
 
-_ROUNDING_TURNS = 2.0**-7  # turns by which the rounding of a typical angle may move it
+_MAX_ROUNDING_TURNS = 2.0**-7  # largest acceptable rounding error of a typical angle, in turns
 
 
 class RandomFourierFeatures(FeatureMap):
@@ -23,7 +23,7 @@ class RandomFourierFeatures(FeatureMap):
     .. math:: \phi(u) = D^{-1/2} [\cos(w_1 u), ..., \cos(w_D u), \sin(w_1 u), ..., \sin(w_D u)]
 
     with ``w ~ N(0, nu I)``; Rawat et al. print ``N(0, I / nu)``, which gives another kernel. For
-    unit vectors the kernel is ``exp(nu x . y)`` times the constant ``exp(-nu)``. Estimates lie in
+    unit vectors the kernel is ``exp(nu x . y)`` times the constant ``exp(-nu)``. Estimates are in
     [-1, 1] and may be negative.
 
     Parameters
@@ -36,21 +36,21 @@ class RandomFourierFeatures(FeatureMap):
         Sharpness of the kernel.
     frequencies : {"iid", "orthogonal", "structured"}, default "iid"
         Independent; in orthogonal blocks of d, with a smaller variance; or blocks of products of
-        Hadamard matrices and signs, which take O(D log d) in place of O(D d) for each row on the
-        processor, and whose estimates are only nearly unbiased: each block has p rows, the least
-        power of two that is at least d and 64, and the bias is at most about 0.6 / p.
+        Hadamard matrices and signs. The latter take O(D log d) instead of O(D d) for each row on
+        the CPU, and are only nearly unbiased: a block has p rows, the smallest power of 2 that is
+        at least d and 64, and the bias is at most about 0.6 / p.
     rng : int, numpy.random.Generator or None, optional
         Seed of the frequencies.
     device : {"cpu", "cuda"}
-        Where features are computed, and stay.
+        Device of the features.
 
     Raises
     ------
     TypeError, ValueError
         If an argument is not of its type or out of its range; and, from `transform`, if a row is so
-        long that its angles keep no digits after the turns.
+        long that rounding of its angles exceeds their fractional turns.
     MemoryError
-        If so many features do not fit.
+        If the features do not fit in memory.
 
     References
     ----------
@@ -82,12 +82,12 @@ class RandomFourierFeatures(FeatureMap):
         super().__init__(dim, 2 * self.num_features, float(np.exp(-2.0 * self.nu)), device)
         self.frequencies = as_choice("frequencies", frequencies, KINDS)
         generator = generator_of(rng, self.num_features, self.dim)
-        # angles are kept in turns, w x / (2 pi): taking off whole turns then loses no digits
+        # angles in turns, w x / (2 pi): removing whole turns then loses no digits
         turns = self.nu**0.5 / (2.0 * np.pi)
-        # squared norms at which typical angles are rounded by more than _ROUNDING_TURNS; at most
-        # 1e300, for a square must be finite
-        self._limits = {
-            np.dtype(t): min(_ROUNDING_TURNS / float(np.finfo(t).eps) / turns, 1e150) ** 2
+        # squared norms above which the rounding of typical angles exceeds _MAX_ROUNDING_TURNS; at
+        # most 1e300, so that the square is finite
+        self._max_squared_norms = {
+            np.dtype(t): min(_MAX_ROUNDING_TURNS / float(np.finfo(t).eps) / turns, 1e150) ** 2
             for t in (np.float32, np.float64)
         }
         size = self.dim, self.num_features
@@ -95,7 +95,7 @@ class RandomFourierFeatures(FeatureMap):
 
     def _write(self, X: Any, out: Any) -> None:
         largest = to_host(squared_norms(X)).max()
-        if largest > self._limits[X.dtype]:
+        if largest > self._max_squared_norms[X.dtype]:
             raise ValueError(
                 f"{ROW} has norm {largest**0.5:.3g}; its angles at nu = {self.nu:g} are too large "
                 f"for {X.dtype}; {shrink(X.dtype)}."
@@ -103,7 +103,7 @@ class RandomFourierFeatures(FeatureMap):
         self._arrays.write_features(X, out, self._write_rows, self._of_products)
 
     def _write_rows(self, X: Any, out: Any) -> None:
-        # the left half of a row holds the turns; it becomes cosines, the right half sines
+        # the left half of a row holds turns, and becomes cosines; the right half becomes sines
         self.turns.project(X, out[:, : self.num_features])
         cos_sin_rows(out, self.num_features**-0.5, *TERMS[out.dtype])
 
@@ -120,7 +120,7 @@ class RandomFourierFeatures(FeatureMap):
 
 @njit
 def write_fourier(out: Any, i: int, j: int, turns: Any, parameters: Any) -> None:
-    """Write a cosine and, in the right half of the row, a sine."""
+    """Write the cosine and, in the right half of the row, the sine of an angle in turns."""
     scale, half, nearest, cosine, sine = parameters
     c, s = cos_sin(turns, scale, half, nearest, cosine, sine)
     out[i, j] = c

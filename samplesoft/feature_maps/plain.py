@@ -1,7 +1,7 @@
-"""Random features of one vector, by given frequencies: to be read, not to be used.
+"""Random features of one vector for given frequencies: to be read, not to be used.
 
-A feature map phi makes an inner product of a kernel: K(x, y) = phi(x) . phi(y), exactly or as the
-mean over random frequencies w. In two dimensions, with three frequencies,
+A feature map phi turns a kernel into an inner product: K(x, y) = phi(x) . phi(y), exactly or on
+average over random frequencies w. In two dimensions, with three frequencies,
 
     x = (1, 0)      w_1 = (0.3, 1.1)     w_1 . x =  0.3
                     w_2 = (-0.8, 0.2)    w_2 . x = -0.8
@@ -10,12 +10,12 @@ mean over random frequencies w. In two dimensions, with three frequencies,
     phi(x) = (cos 0.3, cos -0.8, cos 1.5, sin 0.3, sin -0.8, sin 1.5) / sqrt(3)
 
 and phi(x) . phi(y) is the mean of cos(w . x) cos(w . y) + sin(w . x) sin(w . y), which is
-cos(w . (x - y)): all that is left of x and y is their difference. If w is normal with variance nu,
-the mean of that cosine is exp(-nu |x - y|^2 / 2). For unit vectors |x - y|^2 is 2 - 2 x . y, and
-the kernel exp(nu x . y) times a constant: the softmax, as a product of two vectors.
+cos(w . (x - y)): it depends on x - y only. If w is normal with variance nu, the expectation of this
+cosine is exp(-nu |x - y|^2 / 2). For unit vectors |x - y|^2 is 2 - 2 x . y, and the kernel is
+exp(nu x . y) times a constant: the softmax as an inner product.
 
-`samplesoft.feature_maps` computes the same for many rows at a time. Its angles are kept in turns,
-and products with structured frequencies go in D log d steps.
+`samplesoft.feature_maps` computes the same for many rows at a time. Its angles are in turns, and
+products with structured frequencies take D log d steps.
 """
 
 import math
@@ -39,19 +39,21 @@ def positive(x, frequencies, tau):
     """Return exponentials (D,) for frequencies w ~ N(0, I) (D, d), for exp(tau x . y).
 
     Choromanski et al. (2021), lemma 1: the mean of exp(sqrt(tau) w . (x + y)) is
-    exp(tau |x + y|^2 / 2), and tau |x|^2 / 2 and tau |y|^2 / 2 are taken off again.
+    exp(tau |x + y|^2 / 2); the factors exp(-tau |x|^2 / 2) and exp(-tau |y|^2 / 2) leave exp(tau x
+    . y).
     """
     scaled = [math.sqrt(tau) * np.dot(w, x) for w in frequencies]
-    less = tau * np.dot(x, x) / 2
-    return np.array([math.exp(s - less) for s in scaled]) / math.sqrt(len(frequencies))
+    half_square = tau * np.dot(x, x) / 2
+    return np.array([math.exp(s - half_square) for s in scaled]) / math.sqrt(len(frequencies))
 
 
 def maclaurin(x, signs, tau):
     """Return products of projections (F,), for exp(tau x . y).
 
-    Kar and Karnick (2012), algorithm 1 with p = 2. Feature j has a degree N with the probability
-    2^-(N + 1), and `signs[j]` (N, d) are +1 or -1. The mean of (w . x)(w . y) is x . y, so that the
-    product of N of them stands for (x . y)^N, which exp(tau x . y) has tau^N / N! times.
+    Kar and Karnick (2012), algorithm 1 with p = 2. Feature j has a random degree N with probability
+    2^-(N + 1), and `signs[j]` (N, d) are +1 or -1. The expectation of (w . x)(w . y) is x . y, and
+    that of a product of N such factors is (x . y)^N, whose coefficient in exp(tau x . y) is
+    tau^N / N!.
     """
     features = []
     for rows in signs:
@@ -63,16 +65,16 @@ def maclaurin(x, signs, tau):
 
 
 def quadratic(x, alpha):
-    """Return products of pairs (d (d + 1) / 2 + 1,), for alpha (x . y)^2 + 1, without chance.
+    """Return products of pairs (d (d + 1) / 2 + 1,), for alpha (x . y)^2 + 1, exactly.
 
-    Blanc and Rendle (2018), section 3.3. (x . y)^2 is the sum of x_i x_j y_i y_j over all pairs, of
-    which (i, j) and (j, i) are one, times the root of 2 in both vectors.
+    Blanc and Rendle (2018), section 3.3. (x . y)^2 is the sum of x_i x_j y_i y_j over all pairs.
+    The pairs (i, j) and (j, i) are one feature, multiplied by the square root of 2.
     """
     features = []
     for i in range(len(x)):
         for j in range(i, len(x)):
-            times = 1 if i == j else math.sqrt(2)
-            features.append(math.sqrt(alpha) * times * x[i] * x[j])
+            symmetry = 1 if i == j else math.sqrt(2)
+            features.append(math.sqrt(alpha) * symmetry * x[i] * x[j])
     return np.array([*features, 1.0])
 
 
@@ -80,17 +82,17 @@ def quadratic(x, alpha):
 
 
 def orthogonal(vectors):
-    """Return directions (d, d) that are orthogonal, from Gaussian vectors: Gram and Schmidt.
+    """Return orthogonal directions (d, d) from Gaussian vectors, by Gram and Schmidt.
 
-    Yu et al. (2016), section 3. Each alone is uniform on the sphere, as it would be without the
-    others; together they leave no direction out, and estimates vary less. They get the lengths of
-    Gaussian vectors afterwards, the root of a chi-square number with d degrees of freedom.
+    Yu et al. (2016), section 3. Each direction is uniform on the sphere. Together they cover all
+    directions, so that estimates vary less. They are then scaled to the norms of Gaussian vectors,
+    the root of a chi-square variable with d degrees of freedom.
     """
     directions = []
     for vector in vectors:
         rest = np.array(vector, dtype=float)
-        for known in directions:
-            rest = rest - np.dot(known, rest) * known
+        for direction in directions:
+            rest = rest - np.dot(direction, rest) * direction
         directions.append(rest / math.sqrt(np.dot(rest, rest)))
     return np.array(directions)
 
@@ -98,7 +100,7 @@ def orthogonal(vectors):
 def hadamard(x):
     """Return H x for the Hadamard matrix of p = len(x) rows, a power of 2, in p log2 p steps.
 
-    H_1 = [1], and H_2p = [[H_p, H_p], [H_p, -H_p]], which are orthogonal but for a factor sqrt(p).
+    H_1 = [1], and H_2p = [[H_p, H_p], [H_p, -H_p]]; H / sqrt(p) is orthogonal.
     """
     if len(x) == 1:
         return np.array(x, dtype=float)

@@ -12,9 +12,9 @@ from samplesoft.feature_maps.base import FeatureMap, inner_products, require_fin
 
 
 class QuadraticFeatures(FeatureMap):
-    """Products of pairs of entries, for ``k(x, y) = alpha (x.y)^2 + 1``, with no variance.
+    """Products of pairs of entries, for ``k(x, y) = alpha (x.y)^2 + 1``, without randomness.
 
-    Symmetric products are stored once, times the square root of 2: F = d (d + 1) / 2 + 1.
+    Symmetric products are one feature, times the square root of 2: F = d (d + 1) / 2 + 1.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ class QuadraticFeatures(FeatureMap):
     References
     ----------
     Blanc and Rendle (2018), "Adaptive sampled softmax with kernel based sampling", section 3.3,
-    whose dot product is a logit, tau x . y: there `alpha` is the one here divided by tau squared.
+    with the logit tau x . y as dot product: their alpha is this one divided by tau squared.
 
     Examples
     --------
@@ -60,23 +60,23 @@ class QuadraticFeatures(FeatureMap):
 
 @njit
 def product_rows(X: NDArray[Any], root: float, out: NDArray[Any]) -> None:
-    """Write products of pairs of entries, each pair once, and a last 1, into `out`.
+    """Write products of pairs of entries, each pair once, and a final 1, to `out`.
 
     With r = `root`, the features of a row x of `X` (N, d) are ``r x_i^2`` and, for i < j,
     ``sqrt(2) r x_i x_j``; `out` has d (d + 1) / 2 + 1 columns.
     """
-    number = out.dtype.type  # factors of the type of the rows, or float32 would become float64
+    number = out.dtype.type  # so that float32 is not promoted to float64
     diagonal = number(root)
-    other = number(root * 2.0**0.5)
+    off_diagonal = number(root * 2.0**0.5)
     dim = X.shape[1]
     for n in range(X.shape[0]):
         start = 0
         for i in range(dim):
             row = X[n, i:]
-            part = out[n, start : start + dim - i]
-            factor = other * row[0]
+            features = out[n, start : start + dim - i]
+            factor = off_diagonal * row[0]
             for j in range(1, dim - i):
-                part[j] = factor * row[j]
-            part[0] = diagonal * row[0] * row[0]
+                features[j] = factor * row[j]
+            features[0] = diagonal * row[0] * row[0]
             start += dim - i
-        out[n, start] = number(1.0)  # of the 1 in alpha (x . y)^2 + 1
+        out[n, start] = number(1.0)  # for the 1 in alpha (x . y)^2 + 1

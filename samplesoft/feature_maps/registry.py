@@ -1,6 +1,6 @@
-"""Feature maps by name, with what each estimates and can do.
+"""The registry of feature maps: their names, the kernel of each, and how it is made.
 
-A new map is a file, and an entry of `FEATURE_MAPS`.
+A new map is a file and an entry of `FEATURE_MAPS`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from samplesoft.feature_maps.exponential import PositiveRandomFeatures, RandomMa
 from samplesoft.feature_maps.fourier import RandomFourierFeatures
 from samplesoft.feature_maps.quadratic import QuadraticFeatures
 
-# the kernels by name of their formula, of which the one free letter is the sharpness
+# the kernels by their formula; its free parameter is the sharpness
 GAUSSIAN = "exp(-nu |x - y|^2 / 2)"
 EXPONENTIAL = "exp(tau x . y)"
 QUADRATIC = "alpha (x . y)^2 + 1"
@@ -27,25 +27,25 @@ QUADRATIC = "alpha (x . y)^2 + 1"
 
 @dataclass(frozen=True)
 class FeatureMapSpec:
-    """What a feature map declares: how it is made, what it estimates and what it can do.
+    """Declaration of a feature map: how it is made, what it estimates and what it can do.
 
     Parameters
     ----------
     make : callable
-        Makes the map from d, a number of features, a sharpness and ``rng=``; also ``device=`` if
-        `cuda`. The sharpness has a default.
+        Makes the map from d, a number of features, a sharpness (optional) and ``rng=``; also
+        ``device=`` if `cuda`.
     kernel : str
-        The formula of what it estimates, whose one parameter is the sharpness.
+        Formula of the kernel that it estimates; its one parameter is the sharpness.
     summary : str
-        One line on how.
+        One line on the features.
     random : bool
-        Whether the map is drawn at random, so that a seed and a number of features matter.
+        Whether the map is random, so that a seed and a number of features matter.
     nonnegative : bool
-        Whether no estimate is ever negative.
+        Whether estimates are never negative.
     unbiased : bool
-        Whether the mean estimate over seeds is the kernel.
+        Whether the expected estimate is the kernel.
     cuda : bool
-        Whether it has kernels for CUDA.
+        Whether it has CUDA kernels.
 
     Examples
     --------
@@ -63,8 +63,8 @@ class FeatureMapSpec:
     cuda: bool = False
 
 
-def _quadratic(dim: int, num: int, alpha: float = 100.0, *, rng: Any = None) -> FeatureMap:
-    """Make the quadratic map, which has a length of its own and draws nothing."""
+def _make_quadratic(dim: int, num: int, alpha: float = 100.0, *, rng: Any = None) -> FeatureMap:
+    """Return the quadratic map, whose number of features is fixed."""
     return QuadraticFeatures(dim, alpha)
 
 
@@ -90,7 +90,7 @@ FEATURE_MAPS: dict[str, FeatureMapSpec] = {
     ),
     # Blanc and Rendle (2018), section 3.3: exact, at d^2 / 2 features
     "quadratic": FeatureMapSpec(
-        _quadratic, QUADRATIC, "all products of two entries", random=False, nonnegative=True
+        _make_quadratic, QUADRATIC, "all products of two entries", random=False, nonnegative=True
     ),
     # Kar and Karnick (2012)
     "maclaurin": FeatureMapSpec(
@@ -132,15 +132,15 @@ def make_feature_map(
     dim : int
         Length d of the vectors.
     num_features : int
-        Number D of random features; of frequencies, each a cosine and a sine, for ``rff``. The
-        quadratic map has ``d (d + 1) / 2 + 1`` features, whatever this is.
+        Number D of random features; for ``rff`` of frequencies, with a cosine and a sine each.
+        Ignored by the quadratic map, which has ``d (d + 1) / 2 + 1`` features.
     sharpness : float, optional
-        Parameter of the kernel: nu, tau or alpha, as ``FEATURE_MAPS[name].kernel`` says. By
-        default that of the map: 1, and 100 for alpha.
+        Parameter of the kernel: nu, tau or alpha, see ``FEATURE_MAPS[name].kernel``. By default
+        that of the map: 1, and 100 for alpha.
     rng : int, numpy.random.Generator or None
         Seed of the map.
     device : {"cpu", "cuda"}
-        Where features are computed, and stay.
+        Device of the features.
 
     Returns
     -------
@@ -152,7 +152,7 @@ def make_feature_map(
     TypeError, ValueError
         If the name is unknown, or the map refuses an argument.
     MemoryError
-        If so many features do not fit.
+        If the features do not fit in memory.
 
     Examples
     --------
@@ -165,6 +165,6 @@ def make_feature_map(
         options["device"] = device
     else:
         require_cpu(name, device)
-    # left out, not passed as None: each map has a default of its own
+    # omitted rather than None, so that the default of the map applies
     parameters = () if sharpness is None else (as_positive("sharpness", sharpness),)
     return spec.make(dim, num_features, *parameters, **options)

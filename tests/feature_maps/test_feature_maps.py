@@ -416,7 +416,7 @@ def test_neither_chunks_nor_threads_matter(name, threads, monkeypatch):
     phi = make_feature_map(name, DIM, 20, rng=0)
     expected = phi.transform(X)
     monkeypatch.setattr("samplesoft._device.cpu._TASK_FEATURES", 100)
-    monkeypatch.setattr("samplesoft.feature_maps.exponential._PRODUCTS_AT_A_TIME", 100)
+    monkeypatch.setattr("samplesoft.feature_maps.exponential._MAX_CHUNK_PRODUCTS", 100)
     results = []
     for count in (1, 3):
         threads(count)
