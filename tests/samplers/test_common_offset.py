@@ -68,4 +68,4 @@ def test_contexts_that_share_draws_are_grouped_by_how_they_differ(dtype):
 def test_lazy_draws_reach_no_farther(dtype, shift):
     rows, _ = groups(1000, 20)
     near, far = (LazyGumbel((rows + s).astype(dtype), num_clusters=40) for s in (0.0, shift))
-    assert far._cells.reach.mean() < 1.5 * near._cells.reach.mean()
+    assert far._cells.radii.mean() < 1.5 * near._cells.radii.mean()
