@@ -408,7 +408,7 @@ def _project(
 def _draw(
     plan: _Plan, key: np.uint64, trial: int, seen: np.ndarray, ids: np.ndarray, counts: np.ndarray
 ) -> int:
-    """Write the label and the distinct drawn classes to `ids`, and their draws to `counts`.
+    """Write the label and the distinct drawn classes to `ids`, their numbers to `counts`.
 
     Returns the number of entries.
     """

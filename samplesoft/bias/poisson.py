@@ -23,7 +23,7 @@ from samplesoft._jit import chunks, njit, num_threads, thread_each, thread_map
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.bias.numerics.quadrature import (
-    ENOUGH,
+    RELATIVE_TOLERANCE,
     STEP,
     ExampleBias,
     better_of,
@@ -110,8 +110,8 @@ def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> ExampleBias:
                 loss_error=sum_error(nodes.loss_terms, loss_size, loss_unit),
             )
             best = better_of(best, row)
-            is_enough = row.error <= (ENOUGH + 4.0 * unit) * norm
-            if is_enough and row.loss_error <= (ENOUGH + 4.0 * loss_unit) * loss_size:
+            is_enough = row.error <= (RELATIVE_TOLERANCE + 4.0 * unit) * norm
+            if is_enough and row.loss_error <= (RELATIVE_TOLERANCE + 4.0 * loss_unit) * loss_size:
                 break
     assert best is not None
     return best
@@ -405,7 +405,7 @@ def _take(points: Points, part: slice) -> Points:
 def _locate_in_cells(
     slot: IntArray, log_w: FloatArray, decay: FloatArray, largest: float, degree: int
 ) -> tuple[IntArray, IntArray, FloatArray, FloatArray]:
-    """Return what `_Cells.place` does, with ids relative to the slice."""
+    """Return the result of `_Cells.locate`, with ids relative to the slice."""
     ids = np.flatnonzero(slot >= 0)
     s, in_l = np.empty(len(ids)), np.ones((degree, len(ids)))
     for k, j in enumerate(ids):

@@ -1,9 +1,9 @@
-"""Bounds on the bias that hold for every number of draws, and how many draws a bias needs.
+"""Bounds on the bias for every number of draws, and the number of draws for a given bias.
 
 Section 14 of ``samplesoft/bias/README.md`` proves the bounds. Read in this order:
 
 - `finite`: the public function, and the bounds of one example.
-- `classes`: the bounds of any class, before they are cut to sum to 0.
+- `classes`: the bounds of any class, before the constraint that the bias sums to 0.
 - `gaps`: how far the mean of 1/S lies above 1 over the mean of S.
 - `num_sampled`: the search for a number of draws.
 - `chunks`: classes in chunks, section 23.

@@ -1,4 +1,4 @@
-"""Bounds of classes in chunks: two more passes."""
+"""Bounds for classes in chunks: two more passes."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ import numpy as np
 from samplesoft._validation import FloatArray
 from samplesoft.bias.bounds.classes import (
     ClassBounds,
-    Ends,
+    EndTotals,
     negative_sums,
     sum_to_zero,
     trivial_ends,
 )
-from samplesoft.bias.bounds.gaps import Spread, is_known, make_transform
+from samplesoft.bias.bounds.gaps import RatioSpread, is_known, make_transform
 from samplesoft.bias.chunks.passes import Known, Pass, check_chunk
 from samplesoft.bias.negatives import NegativeSums
 
 
 class SpreadSums(Pass):
-    """The pass that bounds take after those of `BiasSums`: the `Spread` of the ratios."""
+    """The first pass for bounds, after those of `BiasSums`: the `RatioSpread`."""
 
     stage = "bounds"
 
-    def __init__(self, known: Known) -> None:
-        self.known, self.negatives = known, negative_sums(known.draws)
-        self.spread = Spread()
+    def __init__(self, results: Known) -> None:
+        self.results, self.negatives = results, negative_sums(results.draws)
+        self.spread = RatioSpread()
 
     @classmethod
-    def after(cls, known: Known) -> Any:
-        """Return the pass, or the bounds where they are trivial."""
-        trivial = trivial_ends(negative_sums(known.draws), 1)
-        return cls(known) if trivial is None else _TrivialBounds(*trivial)
+    def after(cls, results: Known) -> Any:
+        """Return this pass, or the bounds if they are trivial."""
+        trivial = trivial_ends(negative_sums(results.draws), 1)
+        return cls(results) if trivial is None else _TrivialBounds(*trivial)
 
     def empty(self) -> SpreadSums:
         """Return the same pass without any classes."""
-        return SpreadSums(self.known)
+        return SpreadSums(self.results)
 
     def add(self, start: int, logits: Any, q: Any) -> SpreadSums:
         """Add the classes from number `start` on."""
         if np.size(logits):
-            self.spread.add(_columns_of_chunk(self.known, self.negatives, start, logits, q)[0])
+            self.spread.add(_columns_of_chunk(self.results, self.negatives, start, logits, q)[0])
         return self
 
     def merge(self, other: SpreadSums) -> SpreadSums:
@@ -51,27 +51,27 @@ class SpreadSums(Pass):
 
     def finish(self) -> EndSums:
         """Return the next pass."""
-        return EndSums(self.known, self.spread.add(self.negatives.masked_column))
+        return EndSums(self.results, self.spread.add(self.negatives.masked_column))
 
 
 class EndSums(Pass):
-    """The last pass for bounds: the sums over all classes by which each interval is cut."""
+    """The second pass for bounds: the totals over all classes that tighten each interval."""
 
     stage = "bounds"
 
-    def __init__(self, known: Known, spread: Spread) -> None:
-        self.known, self.spread, self.ends = known, spread, Ends()
-        self.negatives = negative_sums(known.draws)
+    def __init__(self, results: Known, spread: RatioSpread) -> None:
+        self.results, self.spread, self.ends = results, spread, EndTotals()
+        self.negatives = negative_sums(results.draws)
         transform = None
-        if is_known(known.draws, self.negatives):
+        if is_known(results.draws, self.negatives):
             transform = make_transform(
-                known.draws, known.ratios, known.atoms[0], self.negatives.rounding
+                results.draws, results.ratios, results.atoms[0], self.negatives.rounding
             )
-        self.bounds = ClassBounds(known.draws, self.negatives, spread, transform)
+        self.bounds = ClassBounds(results.draws, self.negatives, spread, transform)
 
     def empty(self) -> EndSums:
         """Return the same pass without any classes."""
-        return EndSums(self.known, self.spread)
+        return EndSums(self.results, self.spread)
 
     def add(self, start: int, logits: Any, q: Any) -> EndSums:
         """Add the classes from number `start` on."""
@@ -95,23 +95,23 @@ class EndSums(Pass):
         return np.stack(sum_to_zero(lower, upper, self.ends, self.negatives.num))
 
     def _bounds_of(self, start: int, logits: Any, q: Any) -> tuple[FloatArray, FloatArray]:
-        columns, label = _columns_of_chunk(self.known, self.negatives, start, logits, q)
+        columns, label = _columns_of_chunk(self.results, self.negatives, start, logits, q)
         return self.bounds.of(label, columns)
 
 
 def _columns_of_chunk(
-    known: Known, negatives: NegativeSums, start: int, logits: Any, q: Any
+    results: Known, negatives: NegativeSums, start: int, logits: Any, q: Any
 ) -> tuple[FloatArray, int | None]:
     """Return the columns (4, k) of the negatives of a chunk, and the label's index there."""
-    o, proposal = check_chunk(start, logits, q, known.totals)
-    label = known.totals.label - start
+    o, proposal = check_chunk(start, logits, q, results.totals)
+    label = results.totals.label - start
     others = np.arange(len(o)) != label
     index = label if 0 <= label < len(o) else None
     return negatives.columns(o[others], proposal[others]), index
 
 
 class _ChunkBounds(NamedTuple):
-    """The bounds of any class."""
+    """The bounds of all classes, evaluated chunk by chunk."""
 
     sums: EndSums
 
@@ -121,14 +121,14 @@ class _ChunkBounds(NamedTuple):
 
 
 def bounds_of_chunk(
-    found: _ChunkBounds | _TrivialBounds, start: int, logits: Any, q: Any
+    bounds: _ChunkBounds | _TrivialBounds, start: int, logits: Any, q: Any
 ) -> FloatArray:
     """Return both bounds (2, k) of the classes of a chunk."""
-    return found.columns(start, logits, q)
+    return bounds.columns(start, logits, q)
 
 
 class _TrivialBounds(NamedTuple):
-    """The bounds (1,) that all classes have."""
+    """The same bounds (1,) for all classes."""
 
     lower: FloatArray
     upper: FloatArray

@@ -1,4 +1,4 @@
-"""Bounds on the bias of any class of one example, and sums over classes that they need."""
+"""Bounds on the bias of any class of one example, and the sums over classes that they need."""
 
 from __future__ import annotations
 
@@ -7,47 +7,54 @@ import math
 import numpy as np
 
 from samplesoft._validation import FloatArray
-from samplesoft.bias.bounds.gaps import Gaps, Spread, TransformBounds, log_part
+from samplesoft.bias.bounds.gaps import Gaps, RatioSpread, TransformBounds, log_fraction
 from samplesoft.bias.negatives import NegativeSums
 from samplesoft.bias.numerics.summation import EPS, Sum
 from samplesoft.bias.with_replacement.draws import Draws
 
 TINY = float(np.finfo(np.float64).tiny)
-_WIDEN = 8.0  # how many rounded logs a bound multiplies, at most
-_UNKNOWN = 1e-3  # logits that differ by 1e12 and more: their difference is not known
+_LOGS_PER_BOUND = 8.0  # largest number of rounded logs in a bound
+_MAX_LOG_ROUNDING = 1e-3  # beyond it (logits that differ by 1e12) ratios have no correct digit
 
 
 def trivial_ends(sums: NegativeSums, num: int) -> tuple[FloatArray, FloatArray] | None:
-    """Return the bounds (num,) where the bias is 0, or where nothing is known; else None."""
+    """Return trivial bounds (num,): 0 for a single negative, -1 and 1 without digits; else None."""
     if sums.num - 1 + (sums.q_masked > 0.0) == 1:
         return np.zeros(num), np.zeros(num)
-    return (np.full(num, -1.0), np.ones(num)) if sums.rounding > _UNKNOWN else None
+    return (np.full(num, -1.0), np.ones(num)) if sums.rounding > _MAX_LOG_ROUNDING else None
 
 
 class ClassBounds:
-    """The bounds on the bias of any class of one example, before they are cut to sum to 0."""
+    """Bounds on the bias of any class of one example, before the constraint that they sum to 0."""
 
     def __init__(
-        self, draws: Draws, sums: NegativeSums, spread: Spread, transform: TransformBounds | None
+        self,
+        draws: Draws,
+        sums: NegativeSums,
+        spread: RatioSpread,
+        transform: TransformBounds | None,
     ) -> None:
-        self._m, self._sums, self._slack = draws.num_draws, sums, _WIDEN * sums.rounding
+        self._m, self._sums, self._slack = draws.num_draws, sums, _LOGS_PER_BOUND * sums.rounding
         self._gaps = Gaps(draws, sums, spread, self._slack, transform)
         with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):
             self._at_label = self._gaps.logs(self._m, np.array([sums.log_a]), np.zeros(1))
 
     def of(self, label: int | None, columns: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return bounds (k,) of negatives of `columns` (4, k), with the label's at its index."""
+        """Return bounds of k negatives with `columns` (4, k), and of the label at index `label`.
+
+        With None, the label is not included.
+        """
         m, slack, sums = self._m, self._slack, self._sums
         log_a, log_zt, log_m = sums.log_a, sums.log_zt, math.log(m)
         log_p, _, log_ratio, log_deviation = columns
         with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):
-            # the label and one draw of class j
-            log_own = np.logaddexp(log_a, log_zt + log_ratio - log_m)
-            log_mu = np.logaddexp(log_own, log_zt + log_part(m - 1, m))
+            # log of the label's mass plus one draw of class j
+            log_base = np.logaddexp(log_a, log_zt + log_ratio - log_m)
+            log_mu = np.logaddexp(log_base, log_zt + log_fraction(m - 1, m))
             common = log_p + log_zt - log_m - log_mu
             first = -np.sign(log_ratio) * np.exp(common + log_deviation)
             size = np.exp(common + np.logaddexp(log_ratio, 0.0))
-            at_others = self._gaps.logs(m - 1, log_own, log_mu)
+            at_others = self._gaps.logs(m - 1, log_base, log_mu)
             ends = []
             for sign, label_gap, gap in zip((-1.0, 1.0), self._at_label, at_others, strict=True):
                 widen = 1.0 + sign * slack
@@ -66,26 +73,26 @@ class ClassBounds:
         return lower[order], upper[order]
 
 
-class Ends:
-    """What the bounds of all classes add up to: sums that merge."""
+class EndTotals:
+    """Mergeable sums of the bounds over all classes."""
 
     def __init__(self) -> None:
-        self.totals = Sum((3,))  # of lower ends, of upper ones, and of the larger size of either
+        self.totals = Sum((3,))  # of the lower ends, the upper ends, and max(|lower|, |upper|)
 
-    def add(self, lower: FloatArray, upper: FloatArray) -> Ends:
-        """Add the bounds (k,) of some classes."""
+    def add(self, lower: FloatArray, upper: FloatArray) -> EndTotals:
+        """Add the bounds of k classes."""
         sizes = np.maximum(-lower, upper)
         self.totals.add(np.array([lower.sum(), upper.sum(), sizes.sum()]))
         return self
 
-    def merge(self, other: Ends) -> Ends:
-        """Add what another has summed."""
+    def merge(self, other: EndTotals) -> EndTotals:
+        """Add the sums of `other`."""
         self.totals.merge(other.totals)
         return self
 
 
 def negative_sums(draws: Draws) -> NegativeSums:
-    """Return what the sums over all classes say of the negatives."""
+    """Return the `NegativeSums` of an example from the totals of its draws."""
     totals, masked = draws.totals, not draws.scheme.excludes_label
     q_masked = totals.label_q if masked else 0.0
     mass = float(totals.q_others.value) + q_masked
@@ -96,12 +103,13 @@ def negative_sums(draws: Draws) -> NegativeSums:
 
 
 def sum_to_zero(
-    lower: FloatArray, upper: FloatArray, every: Ends, n: int
+    lower: FloatArray, upper: FloatArray, ends: EndTotals, n: int
 ) -> tuple[FloatArray, FloatArray]:
-    """Cut each interval to what the others leave to it, for the biases sum to 0.
+    """Tighten each interval by the constraint that the bias sums to 0 over the classes.
 
-    `every` has the sums over all n classes.
+    The bias of a class is minus the sum of all others, which is within the sums of their ends.
+    `ends` are the totals over all n classes.
     """
-    low, high, size = every.totals.value.tolist()
+    low, high, size = ends.totals.value.tolist()
     rounding = EPS * (n + 8) * size
     return np.maximum(lower, upper - high - rounding), np.minimum(upper, lower - low + rounding)

@@ -1,4 +1,4 @@
-"""Bounds on the bias for any number of draws, and those of one example."""
+"""Bounds on the bias for any number of draws: the public function, and one example."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from samplesoft.bias.bounds.chunks import SpreadSums, bounds_of_chunk
 from samplesoft.bias.bounds.classes import (
     TINY,
     ClassBounds,
-    Ends,
+    EndTotals,
     negative_sums,
     sum_to_zero,
     trivial_ends,
@@ -21,7 +21,7 @@ from samplesoft.bias.bounds.classes import (
 from samplesoft.bias.bounds.gaps import (
     FARTHEST_EXPONENT,
     TRANSFORM_ROUNDING,
-    Spread,
+    RatioSpread,
     is_known,
     make_transform,
 )
@@ -48,9 +48,9 @@ from samplesoft.bias.without_replacement.set_bias import draws_of, set_bias
 from samplesoft.bias.without_replacement.terms import even_steps, weigh
 from samplesoft.schemes import Scheme, as_scheme
 
-_LARGEST = float(np.finfo(np.float64).max)
-_SET_LEFT_OUT = 1e-16  # by nodes in u, and between scales of S
-_SET_ROUNDING = 64.0 * EPS  # of an exponent, which is a sum over classes
+_LARGEST_FLOAT = float(np.finfo(np.float64).max)
+_SET_TRUNCATION = 1e-16  # left out by the nodes in u, and between scales of S
+_SET_EXPONENT_ROUNDING = 64.0 * EPS  # relative, of an exponent that is a sum over classes
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,13 @@ class FiniteSampleBounds:
     def gradient(self, jacobian: ArrayLike) -> tuple[FloatArray, FloatArray]:
         """Bound the bias of a gradient, ``sum_i bias_i * d o_i``, by interval arithmetic.
 
-        The bias sums to 0, so a constant may be taken off all d o_i: a mean of them is, wherever
-        that makes the bounds closer.
+        The bias sums to 0, so that subtracting a constant from all d o_i does not change the
+        result. A weighted mean of them is subtracted wherever that makes the bounds closer.
 
         Parameters
         ----------
         jacobian : array_like, shape (n, P) or (B, n, P)
-            Derivatives of the logits in P parameters; (n, P) serves all examples.
+            Derivatives of the logits with respect to P parameters; (n, P) is used for all examples.
 
         Returns
         -------
@@ -101,23 +101,23 @@ class FiniteSampleBounds:
         rows = [_project(*row) for row in zip(lower, upper, every, strict=True)]
         ends = ldexp_or_inf(np.array(rows).swapaxes(0, 1), excess)
         below, above = ends.reshape(2, *self.lower.shape[:-1], jac.shape[-1])
-        return np.minimum(below, _LARGEST), np.maximum(above, -_LARGEST)
+        return np.minimum(below, _LARGEST_FLOAT), np.maximum(above, -_LARGEST_FLOAT)
 
 
 def _project(
     lower: FloatArray, upper: FloatArray, jacobian: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Return bounds (P,) on the gradient's bias of one example."""
+    """Return lower and upper bounds (P,) on the bias of the gradient of one example."""
     middle, radius = 0.5 * (lower + upper), 0.5 * (upper - lower)
     mean = radius @ jacobian / (float(radius.sum()) or 1.0)
-    # A sum of n products is off by at most n half-ulps of the sum of their sizes.
+    # the error of a sum of n products is at most n half-ulps of the sum of their magnitudes
     units = EPS * (len(lower) + 16) * np.maximum(-lower, upper)
     rounding = units @ np.abs(jacobian)
     ends = []
     for shift in (np.zeros_like(mean), mean):
-        slopes = jacobian - shift
-        center = middle @ slopes
-        reach = radius @ np.abs(slopes) + rounding + float(units.sum()) * np.abs(shift)
+        centred = jacobian - shift
+        center = middle @ centred
+        reach = radius @ np.abs(centred) + rounding + float(units.sum()) * np.abs(shift)
         ends.append((center - reach, center + reach))
     return np.maximum(ends[0][0], ends[1][0]), np.minimum(ends[0][1], ends[1][1])
 
@@ -133,43 +133,43 @@ def finite_sample_bounds(
 ) -> FiniteSampleBounds:
     """Bound the bias of sampled softmax for any number of draws, with no sign assumption.
 
-    For scheme ``negatives`` they are drawn with replacement from q given "not the label", as in
-    [1]_, eq. 5; for ``masked`` from q, and a draw of the label is one of a class with r = 0. Write
-    ``a = e^{o_t}``, Z for the partition function, Z_t for the negatives' part of it,
+    For scheme ``negatives`` the draws are from q given "not the label", with replacement, as in
+    [1]_, eq. 5. For ``masked`` they are from q, and a draw of the label counts as a class with
+    r = 0. Write ``a = e^{o_t}``, Z for the partition function, ``Z_t = Z - a``,
     ``r_j = e^{o_j} / q_j`` with the conditioned q, and S for the sampled sum. Then
     ``bias_t = a (E[1/S] - 1/Z)`` and ``bias_j = e^{o_j} (E[1/S_j] - 1/Z)``, where one of the draws
-    in S_j is j. The bounds are on ``E[1/S] - 1/E[S]``:
+    in S_j is fixed to j. The bounds follow from bounds on ``E[1/S] - 1/E[S]``:
 
-    - the trapezoid rule for ``1/S = int exp(-u S) du``, whose error is proved to be less than 1e-16
-      of it for every distribution of S, with the Laplace transform of r;
+    - the trapezoid rule for ``1/S = int exp(-u S) du``, with the Laplace transform of r. Its error
+      is proved to be less than 1e-16 of the integral for every distribution of S;
     - ``Var[S] / (E[S]^2 s)`` with s at the ends of the range of S, where that is closer;
-    - all cut to ``0 <= bias_t <= 1 - p_t`` and ``-p_j <= bias_j <= 1 - p_j``, and to what the
-      others leave, for the biases sum to 0.
+    - the constraints ``0 <= bias_t <= 1 - p_t`` and ``-p_j <= bias_j <= 1 - p_j``, and that the
+      bias sums to 0.
 
-    For draws without replacement, schemes such as ``distinct``, ``E[p']`` itself is bounded: the
-    rule in u has the same error, that in the time t of the clocks a relative one which is proved
-    for each set, and ends beyond which rings are rare. The widths add up to some 1e-9, and the cost
-    is three times that of `samplesoft.exact_bias`.
+    For draws without replacement, schemes such as ``distinct``, ``E[p']`` itself is bounded. The
+    rule in u has the same error. The rule in the time t of the clocks has a proved relative error
+    for each set, and cuts off times at which rings are rare. The widths add up to about 1e-9, and
+    the cost is three times that of `samplesoft.exact_bias`.
 
-    What is left is rounding. With 3, 25 and 75 draws for each unit of ``E[r^2] / Z^2`` the widths
-    added up to at most 1e-8 of the L1 norm of the bias for 150 problems with long tails, and those
-    of the gradient in h to 3e-8 of its norm. Logits that lie hundreds apart leave fewer digits, and
-    from a spread of some 700 on bounds may say nothing, though they are true. For logits
-    ``[-d, d, 0, 3]``, label 0 and uniform q the widths are 4e-9 of the norm with d = 300 and two
-    draws, 0.02 of it with 700, and all of it with 1000, where with 100 draws they are 1e8 times the
-    norm. `samplesoft.exact_bias` has the bias there.
+    The widths consist of rounding. For 150 problems with long tails, and 3, 25 and 75 draws for
+    each unit of ``E[r^2] / Z^2``, they added up to at most 1e-8 of the L1 norm of the bias; for the
+    gradient in h, to 3e-8 of its norm. Logits that lie hundreds apart leave fewer digits, and from
+    a range of about 700 on the bounds, though true, may be trivial. For logits
+    ``[-d, d, 0, 3]``, label 0, uniform q and two draws the widths are 4e-9 of the norm with
+    d = 300, 0.02 of it with 700, and all of it with 1000; with 1000 and 100 draws they are 1e8
+    times the norm. `samplesoft.exact_bias` is accurate there.
 
     Parameters
     ----------
     logits : array_like, shape (n,) or (B, n)
-        Finite logits o. Of a Dask array the bounds are Dask arrays, too.
+        Finite logits o. For a Dask array the bounds are Dask arrays, too.
     labels, q, h
         As for `samplesoft.exact_bias`.
     num_sampled : int
         Number of draws m, at least 1.
     scheme : str
-        ``negatives``, ``masked``, or one of draws without replacement, ``distinct`` and those that
-        begin so. For the others no bounds are known, and they are refused.
+        ``negatives``, ``masked``, or a scheme without replacement: ``distinct`` and the names that
+        begin with it. No bounds are known for other schemes, which raise ValueError.
 
     Returns
     -------
@@ -183,21 +183,21 @@ def finite_sample_bounds(
 
     Notes
     -----
-    Sections 14 and 22 of ``samplesoft/bias/README.md`` prove them, and a theorem in closed terms
-    that is weaker: in units where Z is 1, with V the variance of r, ``xi = E[(r - Z_t)^3] / V`` and
-    any d between 0 and 1,
+    Sections 14 and 22 of ``samplesoft/bias/README.md`` prove them, and a weaker theorem in closed
+    form: in units where Z is 1, with V the variance of r, ``xi = E[(r - Z_t)^3] / V`` and any d
+    between 0 and 1,
     ``a V / (m + xi - V) <= bias_t <= a V / ((1 - d) (m + V / d)) + exp(-m d^2 / (2 rho))``.
 
     The bounds hold in floating point: each is moved outwards by a relative
-    ``8 eps (64 + 4 log2(n) + 2 L)`` of the sizes of its terms, L being the largest size of a
-    logarithm that entered (1e-13 to 1e-11 in all), and by the smallest normal number; the sum of
-    exponentials carries bounds on its own errors. With a single negative the bias is exactly 0, and
-    so are both bounds.
+    ``8 eps (64 + 4 log2(n) + 2 L)`` of the magnitudes of its terms, where L is the largest
+    magnitude of a logarithm in it (1e-13 to 1e-11 in total), and by the smallest normal number. The
+    errors of the sum of exponentials have bounds of their own. With a single negative the bias and
+    both bounds are exactly 0.
 
     References
     ----------
     .. [1] A. S. Rawat et al., "Sampled Softmax with Random Fourier Features", NeurIPS 2019,
-       eqs. 5 and 8. These bounds are not in the paper; its own are `theorem1_bounds`.
+       eqs. 5 and 8. These bounds are not in the paper; the printed ones are `theorem1_bounds`.
 
     Examples
     --------
@@ -221,7 +221,7 @@ def finite_sample_bounds(
 
 
 def finite_sample_bounds_of(inputs: Inputs) -> FiniteSampleBounds:
-    """Return `finite_sample_bounds` of arguments that are checked."""
+    """Return `finite_sample_bounds` of checked inputs."""
     m, scheme = inputs.num_sampled, inputs.scheme
     if scheme.distinct:
         return FiniteSampleBounds(
@@ -233,7 +233,7 @@ def finite_sample_bounds_of(inputs: Inputs) -> FiniteSampleBounds:
 
 
 def require_bounds(scheme: Scheme) -> None:
-    """Raise ValueError for a scheme without bounds and limit."""
+    """Raise ValueError for a scheme without bounds and asymptotic limit."""
     if scheme.jackknife or not scheme.adds_mean:
         raise ValueError(
             "`scheme` must be one whose sum is e_t plus a mean over m draws, for bounds and limits "
@@ -254,48 +254,52 @@ def example_bounds(draws: Draws) -> tuple[FloatArray, FloatArray]:
     if trivial is not None:
         return trivial
     columns = sums.columns(draws.logits[others], draws.q[others])
-    spread = Spread().add(columns).add(sums.masked_column)
+    spread = RatioSpread().add(columns).add(sums.masked_column)
     transform = None
     if is_known(draws, sums):
         with np.errstate(all="ignore"):
             ratios = make_ratios(draws)
             transform = make_transform(draws, ratios, make_atoms(draws, ratios), sums.rounding)
     lower, upper = ClassBounds(draws, sums, spread, transform).of(draws.label, columns)
-    return sum_to_zero(lower, upper, Ends().add(lower, upper), len(draws.q))
+    return sum_to_zero(lower, upper, EndTotals().add(lower, upper), len(draws.q))
 
 
 def _set_bounds(example: Example, inputs: Inputs) -> tuple[FloatArray, FloatArray]:
     """Return (lower, upper), both (n,), for one example of draws without replacement.
 
-    E[p'] is known but for what the nodes in t leave out, a probability, and a relative error of all
-    else. A divisor pi_k that is off by a part of itself moves the p' of the sets that hold k.
+    The error of E[p'] has three parts: the probability that the nodes in t leave out, a relative
+    error of all terms, and the relative error of each divisor pi_k, which changes p' for all sets
+    that contain k.
     """
     logits, label, _ = example
-    race, which = draws_of(example, inputs.num_sampled, inputs.scheme)
+    race, drawn = draws_of(example, inputs.num_sampled, inputs.scheme)
     if not isinstance(race, ExponentialRace):  # nothing is random
         row = set_bias(example, inputs.num_sampled, inputs.scheme)
         return row.bias - row.error, row.bias + row.error
-    rule, left_out = race.bound_times()
+    rule_error, truncation = race.bound_times()
     inclusion, expected, gap = np.ones(len(logits)), np.zeros(len(logits)), np.zeros(len(logits))
-    inclusion[which] = race.inclusion[0]
-    gap[which] = np.abs(race.inclusion[0] - race.by_nodes) + left_out
+    inclusion[drawn] = race.inclusion[0]
+    gap[drawn] = np.abs(race.inclusion[0] - race.by_nodes) + truncation
     weights = weigh(logits, label, inputs.scheme, inclusion)
-    terms = weights.terms(which, race.inclusion[0])
+    terms = weights.terms(drawn, race.inclusion[0])
     sums = expect_terms([race], terms, even_steps)
-    expected[which] = sums.shares[0]
+    expected[drawn] = sums.shares[0]
     expected[label] += sums.base[0]
-    unit = TRANSFORM_ROUNDING + _SET_ROUNDING * (
+    unit = TRANSFORM_ROUNDING + _SET_EXPONENT_ROUNDING * (
         race.exponent + inputs.num_sampled + FARTHEST_EXPONENT
     )
-    unit = 2.0 * (unit + rule) + rounding_at(terms.largest_log)
-    off = gap / inclusion
-    # sets with classes whose pi is not known count as left out
-    unknown = off > 0.5
-    lost = left_out + 2.0 * float((inclusion + gap)[unknown].sum()) + _SET_LEFT_OUT
-    off[unknown] = 0.0
-    half = 4.0 * (expected * (2.0 * unit + off) + float((expected * off).sum())) + lost
+    unit = 2.0 * (unit + rule_error) + rounding_at(terms.largest_log)
+    divisor_error = gap / inclusion
+    # sets that contain a class with an unknown pi count as left out
+    unknown = divisor_error > 0.5
+    absolute_error = truncation + 2.0 * float((inclusion + gap)[unknown].sum()) + _SET_TRUNCATION
+    divisor_error[unknown] = 0.0
+    half = (
+        4.0 * (expected * (2.0 * unit + divisor_error) + float((expected * divisor_error).sum()))
+        + absolute_error
+    )
     half += unit * weights.probs + TINY
     bias = expected - weights.probs
     lower = np.maximum(bias - half, -weights.probs * (1.0 + unit))
     upper = np.minimum(bias + half, 1.0)
-    return sum_to_zero(lower, upper, Ends().add(lower, upper), len(bias))
+    return sum_to_zero(lower, upper, EndTotals().add(lower, upper), len(bias))

@@ -1,4 +1,4 @@
-"""The least number of draws whose bias is below a wanted one, by a search."""
+"""The smallest number of draws whose bias is at most a given value, by root finding."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from samplesoft.bias.with_replacement.draws import make_draws
 from samplesoft.bias.with_replacement.integral import with_replacement_bias
 from samplesoft.schemes import Scheme
 
-_SMALLEST_NORM = 1e-300
+_MIN_NORM = 1e-300
 
 
 @dataclass(frozen=True)
 class NumSampled:
-    """Numbers of draws m that keep the L1 norm of the bias at or below a given number.
+    """Numbers of draws m for which the L1 norm of the bias is at most a given value.
 
     Attributes
     ----------
     exact : int or ndarray of int, shape (B,)
-        The least m, by `samplesoft.exact_bias`.
+        The smallest m, by `samplesoft.exact_bias`.
     guaranteed : int or ndarray of int, shape (B,)
-        An m for which `samplesoft.finite_sample_bounds` prove it, the least that was found.
+        The smallest m found for which `samplesoft.finite_sample_bounds` prove it.
     """
 
     exact: Any
@@ -45,9 +45,9 @@ def num_sampled_for(
     scheme: str = "negatives",
     h: ArrayLike | None = None,
 ) -> NumSampled:
-    """Return how many draws it takes for the bias to have an L1 norm of at most ``bias``.
+    """Return the number of draws for which the bias has an L1 norm of at most ``bias``.
 
-    More draws than either number have a bias of at most ``bias``, too.
+    With more draws the bias stays at most ``bias``.
 
     Parameters
     ----------
@@ -56,9 +56,9 @@ def num_sampled_for(
     labels, q, h
         As for `samplesoft.exact_bias`.
     bias : float
-        Wanted ``sum_i |E[p'_i] - p_i|``, in probability, greater than 0; it is never above 2.
+        Largest ``sum_i |E[p'_i] - p_i|``, in probability, greater than 0. The norm never exceeds 2.
     scheme : str
-        ``negatives`` or ``masked``, those that have bounds.
+        ``negatives`` or ``masked``, the schemes that have bounds.
 
     Returns
     -------
@@ -73,10 +73,10 @@ def num_sampled_for(
 
     Notes
     -----
-    The L1 norm of the bias does not rise with m: section 14 of ``samplesoft/bias/README.md`` has a
-    proof. So a search that brackets the least m finds it; it takes some ten values of
-    `samplesoft.exact_bias`, and as many of the bounds. Where two numbers of draws next to each
-    other differ by less than the numerical error of the bias, either may come out.
+    The L1 norm of the bias does not increase with m: section 14 of ``samplesoft/bias/README.md``
+    has a proof. So a search that brackets the smallest m finds it. It evaluates
+    `samplesoft.exact_bias` about ten times, and the bounds as often. If the biases at adjacent m
+    differ by less than their numerical error, either m may be returned.
 
     Examples
     --------
@@ -88,37 +88,37 @@ def num_sampled_for(
     >>> [bool(abs(samplesoft.exact_bias(logits, 0, q, m).bias).sum() <= 0.001) for m in (324, 325)]
     [False, True]
     """
-    # with two draws, which every scheme allows, so that a scheme is refused for what it is
+    # two draws are valid for every scheme, so that the only possible error is an unsupported one
     inputs = check_inputs(logits, labels, q, 2, scheme, h, require=require_bounds)
-    wanted = as_positive("bias", bias)
-    rows = [_search(row, inputs.scheme, wanted) for row in inputs.rows()]
+    target = as_positive("bias", bias)
+    rows = [_search(row, inputs.scheme, target) for row in inputs.rows()]
     return NumSampled(*inputs.columns(rows))
 
 
-def _search(example: Example, scheme: Scheme, wanted: float) -> tuple[int, int]:
-    """Return both numbers of draws of one example."""
+def _search(example: Example, scheme: Scheme, target: float) -> tuple[int, int]:
+    """Return the exact and the guaranteed number of draws of one example."""
 
     def exact(m: int) -> float:
         return float(np.abs(with_replacement_bias(*example, m, scheme).bias).sum())
 
     def bound(m: int) -> float:
         lower, upper = example_bounds(make_draws(*example, m, scheme))
-        # the biases sum to 0: twice the sum of either sign is their norm
+        # the bias sums to 0: its L1 norm is twice its positive part, and twice its negative part
         return 2.0 * float(min(np.maximum(upper, 0.0).sum(), np.maximum(-lower, 0.0).sum()))
 
-    least = least_num_sampled(exact, 1, wanted)
-    return least, least_num_sampled(bound, least, wanted)
+    least = least_num_sampled(exact, 1, target)
+    return least, least_num_sampled(bound, least, target)
 
 
-def least_num_sampled(norm: Callable[[int], float], first: int, wanted: float) -> int:
-    """Return the least m from `first` on with ``norm(m) <= wanted``, for a norm that falls.
+def least_num_sampled(norm: Callable[[int], float], first: int, target: float) -> int:
+    """Return the smallest m >= `first` with ``norm(m) <= target``, for a decreasing norm.
 
-    The norm is nearly a multiple of 1/m, so the search is for a root of its logarithm in log m, by
-    the Illinois rule.
+    The norm is nearly proportional to 1/m. So the search finds the root of log(norm / target) as a
+    function of log m, by regula falsi with the Illinois modification.
     """
 
     def excess(m: int) -> float:
-        return math.log(max(norm(m), _SMALLEST_NORM)) - math.log(wanted)
+        return math.log(max(norm(m), _MIN_NORM)) - math.log(target)
 
     low, above = first, excess(first)
     if above <= 0.0:
@@ -129,21 +129,21 @@ def least_num_sampled(norm: Callable[[int], float], first: int, wanted: float) -
         high = max(2 * low, math.ceil(low * math.exp(min(above, 50.0))))
         if high > LARGEST_COUNT:
             raise ValueError(
-                f"`bias` must be one that {LARGEST_COUNT:.0e} draws can reach, got {wanted:g}; "
+                f"`bias` must be one that {LARGEST_COUNT:.0e} draws can reach, got {target:g}; "
                 "give a larger one."
             )
         below = excess(high)
-    last = 0.0
+    last_sign = 0.0
     while high - low > 1:
-        part = above / (above - below)
-        middle = round(math.exp((1.0 - part) * math.log(low) + part * math.log(high)))
+        fraction = above / (above - below)
+        middle = round(math.exp((1.0 - fraction) * math.log(low) + fraction * math.log(high)))
         middle = min(max(middle, low + 1), high - 1)
-        now = excess(middle)
-        if now > 0.0:
-            low, above = middle, now
-            below *= 0.5 if last > 0.0 else 1.0
+        at_middle = excess(middle)
+        if at_middle > 0.0:
+            low, above = middle, at_middle
+            below *= 0.5 if last_sign > 0.0 else 1.0
         else:
-            high, below = middle, now
-            above *= 0.5 if last < 0.0 else 1.0
-        last = 1.0 if now > 0.0 else -1.0
+            high, below = middle, at_middle
+            above *= 0.5 if last_sign < 0.0 else 1.0
+        last_sign = 1.0 if at_middle > 0.0 else -1.0
     return high

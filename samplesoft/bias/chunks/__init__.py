@@ -1,5 +1,5 @@
-"""The exact bias of classes that come in chunks.
+"""The exact bias for classes in chunks.
 
-- `passes`: sums over classes that merge, and the loop over passes on one machine.
-- `dask`: the same passes, handed to Dask.
+- `passes`: mergeable sums over classes, and the loop over passes on one machine.
+- `dask`: the same passes, run by Dask.
 """

@@ -1,9 +1,9 @@
-"""The exact bias of classes that come in chunks: sums that merge, and what asks for them.
+"""The exact bias for classes in chunks: mergeable sums, and the loop over passes.
 
-A pass over the classes is a `BiasSums`, which knows of no engine: it adds chunks, merges with
-others, and at its end makes the next pass, until a `ChunkBias` comes that knows the bias of any
-class. `exact_bias_of_chunks` is the loop for one machine; ``dask.py`` hands the same passes
-to Dask.
+A pass over the classes is a `BiasSums`, independent of any engine. It adds chunks, merges with
+others, and its `finish` returns the next pass. After the last pass `finish` returns a `ChunkBias`,
+which evaluates the bias of any class. `exact_bias_of_chunks` is the loop for one machine;
+``dask.py`` runs the same passes with Dask.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from samplesoft.bias.with_replacement.ratios import Ratios, RatioStatistics, rat
 from samplesoft.schemes import Scheme, as_scheme
 
 Chunks = Callable[[], Iterable[tuple[Any, Any]]]
-_NOTHING = np.empty(0)
+_NO_CLASSES = np.empty(0)
 
 
 class Pass(ABC):
-    """One pass over the classes of one example: sums that merge.
+    """One pass over the classes of one example: mergeable sums.
 
-    Any number of workers begin with an `empty` one each and `add` their chunks; those of one pass
-    `merge` in any order, and `finish` returns the next pass, or a result, which is no `Pass`.
+    Each worker starts with an `empty` copy and `add`s its chunks. The copies of one pass `merge` in
+    any order. `finish` returns the next pass, or a result, which is no `Pass`.
     """
 
-    stage: str  # what is summed, for progress bars
-    takes_vectors = False  # whether `add` takes the class vectors of a chunk, too
+    stage: str  # name of the sums, for progress bars
+    takes_vectors = False  # whether `add` also takes the class vectors of a chunk
 
     @abstractmethod
     def empty(self) -> Self:
@@ -57,15 +57,15 @@ class Pass(ABC):
 
     @abstractmethod
     def add(self, *args: Any, **kwargs: Any) -> Self:
-        """Add the classes from number `start` on, and return this one.
+        """Add a chunk of classes, and return self.
 
-        Arguments are `start`, the logits and q (k,) of the classes, and vectors (k, d) if
-        `takes_vectors`.
+        Arguments are `start` (the index of the first class), the logits and q (k,) of the classes,
+        and vectors (k, d) if `takes_vectors`.
         """
 
     @abstractmethod
     def merge(self, other: Self) -> Self:
-        """Add what another has summed in the same pass, and return this one."""
+        """Add the sums of `other`, a copy of the same pass, and return self."""
 
     @abstractmethod
     def finish(self) -> Any:
@@ -75,33 +75,33 @@ class Pass(ABC):
 class BiasSums(Pass):
     """One pass of sums over the classes of one example, for its exact bias.
 
-    Chunks may be of any sizes, and are added by any number of these, in any order; those of one
-    pass are merged in the end. ``finish`` returns the next pass, or the result. The sums are kept
-    in two parts each, so that the order of chunks changes the bias by its last digits at most; the
-    same order of adding and merging brings the same bits.
+    Chunks may have any sizes, and any number of copies of a pass may add them in any order. The
+    copies are then merged, and ``finish`` returns the next pass, or the result. Sums are
+    compensated, so that the order of chunks affects at most the last digits of the bias. The same
+    order of adding and merging gives the same bits.
 
     Parameters
     ----------
     num_sampled : int
         Number m of draws, at least 1; at least 2 for the jackknives.
     label : int
-        The number of the true class, counted over all chunks.
+        Index of the true class, counted over all chunks.
     scheme : str
         A scheme of `samplesoft.exact_bias` that draws with replacement.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is malformed; later, if a chunk is, or the proposal as a whole.
+        If an argument is malformed. Later, if a chunk, or the proposal as a whole, is.
 
     See Also
     --------
     exact_bias_of_chunks : the loop of passes, on one machine.
-    samplesoft.exact_bias : takes Dask arrays, and has Dask merge the sums.
+    samplesoft.exact_bias : takes Dask arrays, and merges the sums with Dask.
 
     Examples
     --------
-    Two workers, three passes. Four chunks stand in for what does not fit into memory:
+    Two workers and three passes, with four chunks:
 
     >>> import numpy as np
     >>> from samplesoft.bias import BiasSums, ChunkBias
@@ -124,63 +124,63 @@ class BiasSums(Pass):
         known_scheme = _scheme_with_sums(scheme)
         m = as_count("num_sampled", num_sampled, known_scheme.least_draws)
         label = as_count("label", label, 0)
-        self._known = Known(Totals(known_scheme, m, label))
-        self._sums: _Sums = _Extremes(self._known)
-        self._then = cast(Callable[[Known], Any], ChunkBias.told)
+        self._results = PassResults(Totals(known_scheme, m, label))
+        self._sums: _Sums = _Extremes(self._results)
+        self._then = cast(Callable[[PassResults], Any], ChunkBias.with_warning)
 
-    def then(self, result: Callable[[Known], Any]) -> BiasSums:
-        """Let `result` of what is known after the last pass, or its passes, follow on these."""
+    def then(self, result: Callable[[PassResults], Any]) -> BiasSums:
+        """Set the function that the last `finish` returns ``result(results)`` of; return self."""
         self._then = result
         return self
 
     @property
     def scheme(self) -> Scheme:
         """The scheme."""
-        return self._known.totals.scheme
+        return self._results.totals.scheme
 
     @property
     def stage(self) -> str:  # type: ignore[override]
-        """What is summed in this pass."""
+        """Name of the sums of this pass."""
         return self._sums.stage
 
     def empty(self) -> BiasSums:
-        """Return the same pass without any classes, as another worker begins with."""
-        return self._with(type(self._sums), self._known)
+        """Return a copy of this pass without any classes, for another worker."""
+        return self._pass_with(type(self._sums), self._results)
 
-    def _with(self, sums: type[_Sums], known: Known) -> BiasSums:
-        """Return a pass with new sums, given what earlier passes have found."""
-        one = BiasSums.__new__(BiasSums)
-        one._known, one._sums, one._then = known, sums(known), self._then
-        return one
+    def _pass_with(self, sums: type[_Sums], results: PassResults) -> BiasSums:
+        """Return a pass with new sums, given the results of earlier passes."""
+        new = BiasSums.__new__(BiasSums)
+        new._results, new._sums, new._then = results, sums(results), self._then
+        return new
 
     def add(self, start: int, logits: Any, q: Any) -> BiasSums:
-        """Add the classes from number `start` on.
+        """Add a chunk of classes.
 
         Parameters
         ----------
         start : int
-            Number of the first of them, over all chunks.
+            Index of the first class of the chunk, over all chunks.
         logits, q : array_like, shape (k,)
-            Their logits, finite, and their probabilities in the proposal.
+            Finite logits, and proposal probabilities.
 
         Returns
         -------
         BiasSums
-            This one.
+            Self.
 
         Raises
         ------
         ValueError
             If the chunk is malformed.
         """
-        if not np.size(logits) and not np.size(q):  # an engine may have made such a chunk
+        if not np.size(logits) and not np.size(q):  # engines may produce empty chunks
             return self
-        o, proposal = check_chunk(start, logits, q, self._known.totals)
+        o, proposal = check_chunk(start, logits, q, self._results.totals)
         self._sums.add(start, o, proposal)
         return self
 
     def merge(self, other: BiasSums) -> BiasSums:
-        """Add what another has summed in the same pass, and return this one."""
+        """Add the sums of `other`, a copy of the same pass, and return self."""
         if self.stage != other.stage:
             raise ValueError(
                 f"`other` must be of the same pass, {self.stage!r}, got {other.stage!r}."
@@ -196,25 +196,25 @@ class BiasSums(Pass):
         ValueError
             If the label was in no chunk, or the proposal does not sum to 1 or misses classes.
         """
-        known, following = self._sums.finish()
-        return self._then(known) if following is None else self._with(following, known)
+        results, next_sums = self._sums.finish()
+        return self._then(results) if next_sums is None else self._pass_with(next_sums, results)
 
 
-class Known(NamedTuple):
-    """What the passes have found so far."""
+class PassResults(NamedTuple):
+    """The results of the passes so far."""
 
     totals: Totals
-    ratios: Any = None  # Ratios of no classes: their centres
-    atoms: Any = ()  # Atoms, and those of pairs
+    ratios: Any = None  # Ratios without classes: their centres
+    atoms: Any = ()  # Atoms of the classes, and of the pairs if there are any
 
     @property
     def draws(self) -> Draws:
-        """The distribution of a draw, without any class."""
-        return draws_of_chunk(self.totals, 0, _NOTHING, _NOTHING)
+        """The distribution of a draw, with empty class arrays."""
+        return draws_of_chunk(self.totals, 0, _NO_CLASSES, _NO_CLASSES)
 
     @property
     def both_ratios(self) -> list[Ratios]:
-        """The centres of the classes, and those of pairs where there are some."""
+        """The centres of the classes, and of the pairs if there are any."""
         if not self.totals.scheme.label_is_a_draw:
             return [self.ratios]
         none = ratios_of_chunk(self.draws, self.ratios)
@@ -222,24 +222,24 @@ class Known(NamedTuple):
 
 
 class _Sums(ABC):
-    """The sums of one pass of `BiasSums`, whose chunks are checked."""
+    """The sums of one pass of `BiasSums`, which checks the chunks."""
 
     stage: str
 
     @abstractmethod
-    def __init__(self, known: Known) -> None: ...
+    def __init__(self, results: PassResults) -> None: ...
 
     @abstractmethod
     def add(self, start: int, logits: FloatArray, q: FloatArray) -> None:
-        """Add the classes from number `start` on, of `logits` and `q` (k,)."""
+        """Add the k classes from index `start` on."""
 
     @abstractmethod
     def merge(self, other: Any) -> None:
-        """Add what another has summed."""
+        """Add the sums of `other`."""
 
     @abstractmethod
-    def finish(self) -> tuple[Known, type[_Sums] | None]:
-        """Return what is known now, and the sums that follow; None after the last ones."""
+    def finish(self) -> tuple[PassResults, type[_Sums] | None]:
+        """Return the results so far, and the sums of the next pass; None after the last one."""
 
 
 class _Extremes(_Sums):
@@ -247,8 +247,8 @@ class _Extremes(_Sums):
 
     stage = "extremes"
 
-    def __init__(self, known: Known) -> None:
-        self.totals = known.totals.empty()
+    def __init__(self, results: PassResults) -> None:
+        self.totals = results.totals.empty()
 
     def add(self, start: int, logits: FloatArray, q: FloatArray) -> None:
         self.totals.add(start, logits, q)
@@ -256,9 +256,9 @@ class _Extremes(_Sums):
     def merge(self, other: _Extremes) -> None:
         self.totals.merge(other.totals)
 
-    def finish(self) -> tuple[Known, type[_Sums] | None]:
-        known = Known(_check_totals(self.totals))
-        return known, None if trivial_bias(known.draws) else _Deviations
+    def finish(self) -> tuple[PassResults, type[_Sums] | None]:
+        results = PassResults(_check_totals(self.totals))
+        return results, None if trivial_bias(results.draws) else _Deviations
 
 
 class _Deviations(_Sums):
@@ -266,17 +266,17 @@ class _Deviations(_Sums):
 
     stage = "deviations"
 
-    def __init__(self, known: Known) -> None:
-        self.known, self.statistics = known, RatioStatistics(known.draws)
+    def __init__(self, results: PassResults) -> None:
+        self.results, self.statistics = results, RatioStatistics(results.draws)
 
     def add(self, start: int, logits: FloatArray, q: FloatArray) -> None:
-        self.statistics.add(draws_of_chunk(self.known.totals, start, logits, q))
+        self.statistics.add(draws_of_chunk(self.results.totals, start, logits, q))
 
     def merge(self, other: _Deviations) -> None:
         self.statistics.merge(other.statistics)
 
-    def finish(self) -> tuple[Known, type[_Sums] | None]:
-        return self.known._replace(ratios=self.statistics.finish()), _Moments
+    def finish(self) -> tuple[PassResults, type[_Sums] | None]:
+        return self.results._replace(ratios=self.statistics.finish()), _Moments
 
 
 class _Moments(_Sums):
@@ -284,13 +284,13 @@ class _Moments(_Sums):
 
     stage = "moments"
 
-    def __init__(self, known: Known) -> None:
-        self.known = known
-        self.moments = [PanelMoments(ratios) for ratios in known.both_ratios]
+    def __init__(self, results: PassResults) -> None:
+        self.results = results
+        self.moments = [PanelMoments(ratios) for ratios in results.both_ratios]
 
     def add(self, start: int, logits: FloatArray, q: FloatArray) -> None:
-        draws = draws_of_chunk(self.known.totals, start, logits, q)
-        ratios = ratios_of_chunk(draws, self.known.ratios)
+        draws = draws_of_chunk(self.results.totals, start, logits, q)
+        ratios = ratios_of_chunk(draws, self.results.ratios)
         self.moments[0].add(draws, ratios)
         if len(self.moments) > 1:
             of_pairs, ratios_of_pairs = pair_with_label(draws, ratios)
@@ -300,19 +300,19 @@ class _Moments(_Sums):
         for own, more in zip(self.moments, other.moments, strict=True):
             own.merge(more)
 
-    def finish(self) -> tuple[Known, type[_Sums] | None]:
-        draws = self.known.draws
+    def finish(self) -> tuple[PassResults, type[_Sums] | None]:
+        draws = self.results.draws
         atoms = [
             moments.finish(draws, ratios)
-            for moments, ratios in zip(self.moments, self.known.both_ratios, strict=True)
+            for moments, ratios in zip(self.moments, self.results.both_ratios, strict=True)
         ]
         if len(atoms) > 1:
             atoms[1] = unscale_pairs(draws, atoms[1])
-        return self.known._replace(atoms=atoms), None
+        return self.results._replace(atoms=atoms), None
 
 
 class ChunkBias:
-    """The exact bias of an example whose classes come in chunks.
+    """The exact bias of an example with classes in chunks.
 
     Attributes
     ----------
@@ -323,54 +323,55 @@ class ChunkBias:
     loss_error : float
         Estimated numerical error of `loss_bias`, in nats.
     size : float
-        The L1 norm of the bias, where classes of about the same ratio count together: at most it.
+        A lower bound on the L1 norm of the bias: classes of nearly equal ratios are summed first.
     """
 
-    NUMBERS = "loss_bias", "error", "loss_error"
+    SCALARS = "loss_bias", "error", "loss_error"
 
-    def __init__(self, known: Known) -> None:
-        self._known, self.size = known, 0.0
+    def __init__(self, results: PassResults) -> None:
+        self._results, self.size = results, 0.0
         self._flows: Flows | None = None  # None: the bias is trivial
-        self._others = 0.0  # sum of the bias of all classes but the label
-        row = trivial_bias(known.draws)
+        self._other_bias = 0.0  # sum of the bias of all classes but the label
+        row = trivial_bias(results.draws)
         if row is None:
-            row = self._integrate(known.draws)
+            row = self._integrate(results.draws)
         self.loss_bias, self.error, self.loss_error = row.loss_bias, row.error, row.loss_error
 
     def _integrate(self, draws: Draws) -> ExampleBias:
-        """Keep the flows of the least error, and return the loss bias and the errors."""
-        atoms, pairs = self._known.atoms, None
+        """Store the flows with the smallest error, and return the loss bias and the errors."""
+        atoms, pairs = self._results.atoms, None
         if len(atoms) > 1:
-            pairs = Pairs(draws=draws, ratios=self._known.both_ratios[1], atoms=atoms[1])
-        integral, best = Integral(draws, self._known.ratios, atoms[0], pairs), None
-        with np.errstate(all="ignore"):  # what is not finite has no error that is, and goes
+            pairs = Pairs(draws=draws, ratios=self._results.both_ratios[1], atoms=atoms[1])
+        integral, best = Integral(draws, self._results.ratios, atoms[0], pairs), None
+        with np.errstate(all="ignore"):  # a result that is not finite is dropped, with its error
             for flows in integral.attempts():
                 bias = _bias_of_panels(flows, draws)
                 size = float(np.abs(bias).sum())
-                found = flows, float(bias[:-1].sum()), size
-                row, is_enough = integral.estimate(flows, found, size)
+                candidate = flows, float(bias[:-1].sum()), size
+                row, is_enough = integral.estimate(flows, candidate, size)
                 best = better_of(best, row)
                 if is_enough:
                     break
         assert best is not None
-        self._flows, self._others, self.size = best.bias
+        self._flows, self._other_bias, self.size = best.bias
         return best
 
     @classmethod
-    def told(cls, known: Known) -> ChunkBias:
-        """Return the bias, and warn if it has lost digits."""
-        found = cls(known)
-        if loses_digits(found.error, found.size):
+    def with_warning(cls, results: PassResults) -> ChunkBias:
+        """Return the bias, and warn if its digits are uncertain."""
+        result = cls(results)
+        if loses_digits(result.error, result.size):
             warnings.warn(
-                f"the bias of scheme={known.totals.scheme.name!r} may be off by {found.error:.1e} "
-                f"in the L1 norm, where its own is about {found.size:.1e}; see `error`.",
+                f"the bias of scheme={results.totals.scheme.name!r} may be off by "
+                f"{result.error:.1e} in the L1 norm, where its own is about {result.size:.1e}; "
+                "see `error`.",
                 RuntimeWarning,
                 stacklevel=3,
             )
-        return found
+        return result
 
     def bias(self, start: int, logits: Any, q: Any) -> FloatArray:
-        """Return the bias (k,) of the classes from number `start` on, of `logits` and `q` (k,)."""
+        """Return the bias (k,) of the k classes from index `start` on."""
         return self.bias_of_draws(self._draws(start, logits, q))
 
     def bias_of_draws(self, draws: Draws) -> FloatArray:
@@ -379,10 +380,10 @@ class ChunkBias:
         if row is not None:
             return row.bias
         assert self._flows is not None
-        ratios = ratios_of_chunk(draws, self._known.ratios)
-        if len(self._known.atoms) > 1:
+        ratios = ratios_of_chunk(draws, self._results.ratios)
+        if len(self._results.atoms) > 1:
             draws, ratios = pair_with_label(draws, ratios)
-        return bias_of_classes(self._flows, draws, ratios, self._others)
+        return bias_of_classes(self._flows, draws, ratios, self._other_bias)
 
     def both(self, start: int, logits: Any, q: Any) -> FloatArray:
         """Return the bias and the softmax, (2, k), of the same classes."""
@@ -394,12 +395,12 @@ class ChunkBias:
         return self._draws(start, logits, q).probs
 
     def _draws(self, start: int, logits: Any, q: Any) -> Draws:
-        o, proposal = check_chunk(start, logits, q, self._known.totals)
-        return draws_of_chunk(self._known.totals, start, o, proposal)
+        o, proposal = check_chunk(start, logits, q, self._results.totals)
+        return draws_of_chunk(self._results.totals, start, o, proposal)
 
 
 def _bias_of_panels(integrals: Flows, draws: Draws) -> FloatArray:
-    """Return the sums of the bias over the classes of each panel, and that of the label, last."""
+    """Return the sum of the bias over the classes of each panel, and last the bias of the label."""
     atoms, points = integrals.atoms, integrals.atoms.points
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         masses = np.sign(points.q) * np.exp(np.log(np.abs(points.q)) + points.log_r)
@@ -424,17 +425,17 @@ def _require_replacement(scheme: Scheme) -> None:
 
 
 def check_chunk(start: int, logits: Any, q: Any, totals: Totals) -> tuple[FloatArray, FloatArray]:
-    """Return the logits and q (k,) of a chunk in float64, checked; it starts at class `start`."""
+    """Return the checked logits and q (k,) of a chunk in float64; it starts at class `start`."""
     o, proposal = as_real_array("logits", logits, (1,)), as_real_array("q", q, (1,))
     if o.shape != proposal.shape:
         raise ValueError(
             f"`q` of {len(proposal)} classes does not match `logits` of {len(o)} in the chunk that "
-            f"starts at class {start}; cut both in the same places."
+            f"starts at class {start}; cut both at the same classes."
         )
-    wrong, own = proposal < MIN_Q, totals.label - start
+    wrong, label_index = proposal < MIN_Q, totals.label - start
     scheme = totals.scheme
-    if 0 <= own < len(o) and not (scheme.draws_label or scheme.corrects_label):
-        wrong[own] = proposal[own] < 0.0
+    if 0 <= label_index < len(o) and not (scheme.draws_label or scheme.corrects_label):
+        wrong[label_index] = proposal[label_index] < 0.0
     if wrong.any():
         index = int(wrong.argmax())
         raise ValueError(
@@ -471,19 +472,19 @@ def exact_bias_of_chunks(
     Parameters
     ----------
     chunks : callable
-        Returns, each time that it is called, an iterable of pairs of logits and proposal, both
-        (k,), with k as large as one likes; all classes in their order. It is called three times.
+        Function without arguments that returns an iterable of pairs (logits, proposal), both (k,)
+        with any k, over all classes in order. It is called three times.
     label : int
         The true class, counted over all chunks.
     num_sampled, scheme
         As for `samplesoft.exact_bias`, with replacement.
     progress : bool
-        Whether to show how many classes a pass has seen.
+        Whether to show a progress bar for each pass.
 
     Returns
     -------
     ChunkBias
-        The loss bias and the errors; its method ``bias`` takes a chunk.
+        The loss bias and the errors; its method ``bias`` evaluates the bias of a chunk.
 
     Raises
     ------
@@ -492,12 +493,12 @@ def exact_bias_of_chunks(
 
     Notes
     -----
-    The passes are those of `BiasSums`. A class costs what it costs in memory and what it takes to
-    make it, three times.
+    The passes are those of `BiasSums`. Each of them generates all chunks again; the arithmetic
+    costs about as much as `samplesoft.exact_bias` in memory.
 
     Examples
     --------
-    Logits in a file, proposals made on the way:
+    Logits in a file, and a proposal that is generated:
 
     >>> import numpy as np, tempfile, pathlib
     >>> from samplesoft.bias import exact_bias_of_chunks
@@ -523,7 +524,7 @@ def exact_bias_of_chunks(
 
 
 def run(sums: Any, chunks: Chunks, progress: bool = False) -> Any:
-    """Return the result of the pass `sums` and those that follow on it, over `chunks`."""
+    """Run the pass `sums` and all passes after it over `chunks`; return the result."""
     num: int | None = None
     while isinstance(sums, Pass):
         start = 0

@@ -1,4 +1,4 @@
-"""Second moments of classes in chunks: two more passes, over the classes and their vectors."""
+"""Second moments for classes in chunks: two more passes, over the classes and their vectors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from samplesoft._temperature import require_squares
 from samplesoft._validation import FloatArray, as_positive, as_real_array
 from samplesoft.bias.chunks.dask import rows_of_dask
-from samplesoft.bias.chunks.passes import BiasSums, ChunkBias, Known, Pass, check_chunk
+from samplesoft.bias.chunks.passes import BiasSums, ChunkBias, Pass, PassResults, check_chunk
 from samplesoft.bias.moments.draws import (
     require_no_jackknife,
     square_terms,
@@ -34,7 +34,7 @@ from samplesoft.bias.with_replacement.draws import Draws, draws_of_chunk
 from samplesoft.bias.with_replacement.nodes import Nodes, lost_nodes, make_nodes
 from samplesoft.bias.with_replacement.ratios import ratios_of_chunk
 
-_MATTERS = -45.0  # of log weights, above which a node adds digits
+_MIN_LOG_WEIGHT = -45.0  # relative to the largest; smaller nodes do not affect float64 digits
 
 
 # Classes in chunks
@@ -49,7 +49,7 @@ def moments_of_dask(
     tau: float,
     scheme: str,
 ) -> Iterable[Any]:
-    """Return the columns of `GradientMoments`, of Dask arrays."""
+    """Return the fields of `GradientMoments` for Dask arrays."""
     da: Any = import_module("dask.array")
     vectors, scale = da.asarray(class_embeddings, dtype=float), as_positive("tau", tau)
     require_squares(np.ones(1), scale)
@@ -72,25 +72,26 @@ def moments_of_dask(
 
 
 class _Means(Pass):
-    """The fourth sums of classes in chunks: means of their vectors by p, and by the bias."""
+    """The fourth pass: sums of the class vectors, weighted by p and by the bias."""
 
     takes_vectors, stage = True, "means"
 
-    def __init__(self, known: Known) -> None:
-        self.known, self.bias = known, ChunkBias(known)
-        self.heaviest, self.origin = -math.inf, np.zeros(0)  # a class that vectors start from
-        self.own = np.zeros(0)  # the label's vector
-        self.reach = 0.0  # no vector is farther from the origin
-        self.weights, self.sums = Sum((3,)), Sum()  # of p, the bias and its size; of vectors (2, d)
+    def __init__(self, results: PassResults) -> None:
+        self.results, self.bias = results, ChunkBias(results)
+        # log p and vector of the most probable class, from which all vectors are measured
+        self.heaviest, self.origin = -math.inf, np.zeros(0)
+        self.label_vector = np.zeros(0)
+        self.reach = 0.0  # largest distance of a vector from the origin
+        self.weights, self.sums = Sum((3,)), Sum()  # sums of p, bias, |bias|; of vectors (2, d)
 
     def empty(self) -> _Means:
         """Return the same pass without any classes."""
-        return _Means(self.known)
+        return _Means(self.results)
 
     def add(self, start: int, logits: Any, q: Any, vectors: Any) -> _Means:
         """Add the classes from number `start` on."""
         if np.size(logits):
-            totals = self.known.totals
+            totals = self.results.totals
             o, proposal = check_chunk(start, logits, q, totals)
             draws = draws_of_chunk(totals, start, o, proposal)
             other, bias = self.empty(), self.bias.bias_of_draws(draws)
@@ -102,12 +103,12 @@ class _Means(Pass):
             other.weights = Sum.of(np.append(rows.sum(axis=1), np.abs(bias).sum()))
             other.reach = float(np.sqrt(squared_norms(apart).max()))
             if draws.label is not None:
-                other.own = c[draws.label]
+                other.label_vector = c[draws.label]
             self.merge(other)
         return self
 
     def merge(self, other: _Means) -> _Means:
-        """Add what another has summed in the same pass."""
+        """Add the sums of `other`, moved to the origin with the larger p."""
         if not len(other.origin):
             return self
         if not len(self.origin):
@@ -122,38 +123,38 @@ class _Means(Pass):
             reach = max(reach, one.reach + float(np.sqrt(away @ away)))
         self.weights = self.weights.times(1.0)
         self.weights.merge(other.weights)
-        self.own = self.own if len(self.own) else other.own
+        self.label_vector = self.label_vector if len(self.label_vector) else other.label_vector
         self.sums, self.reach = total, reach
         self.origin, self.heaviest = heavier.origin, heavier.heaviest
         return self
 
     def finish(self) -> Any:
-        """Return the last pass, or the moments where p' is the same in every outcome."""
-        totals, scheme = self.known.totals, self.known.totals.scheme
+        """Return the last pass, or the moments if p' is the same in every outcome."""
+        totals, scheme = self.results.totals, self.results.totals.scheme
         outcomes = totals.num - (not scheme.draws_label)
         outcomes += bool(scheme.random_count and totals.label_q > 0.0)
-        if self.known.ratios is None or outcomes <= 1:
+        if self.results.ratios is None or outcomes <= 1:
             return self.moments(0.0, 0.0)
         return _NodeSums(self)
 
     def moments(self, mse: float, rounding: float) -> tuple[float, float, float, float]:
-        """Return the moments for tau = 1, of E|sum_i p'_i c_i|**2 and its error."""
+        """Return the moments for tau = 1, given E|sum_i p'_i c_i|**2 and its error."""
         size = float(self.weights.value[2])
-        off = (self.bias.error + EPS * (self.known.totals.num + 8) * size) * self.reach
+        off = (self.bias.error + EPS * (self.results.totals.num + 8) * size) * self.reach
         squared_bias, error = square_with_error(self.sums.value[1], off)
         mse = max(mse, squared_bias)
         return squared_bias, mse - squared_bias, mse, error + rounding + 4.0 * EPS * mse
 
 
 class _NodeSums(Pass):
-    """The fifth sums of classes in chunks: what they give to a vector at each node."""
+    """The fifth pass: the sums over classes of the integrand at each node."""
 
     takes_vectors, stage = True, "nodes"
 
     def __init__(self, means: _Means) -> None:
-        self.means, self.draws = means, means.known.draws
+        self.means, self.draws = means, means.results.draws
         with np.errstate(under="ignore", over="ignore"):
-            self.nodes = make_nodes(self.draws, means.known.ratios, means.known.atoms[0], STEP)
+            self.nodes = make_nodes(self.draws, means.results.ratios, means.results.atoms[0], STEP)
         self.log_first, self.ratio = square_weights(self.draws, self.nodes)
         _require_digits(self.draws, self.nodes, self.log_first)
         num = len(self.nodes.x)
@@ -164,7 +165,7 @@ class _NodeSums(Pass):
         return _NodeSums(self.means)
 
     def centred(self, vectors: FloatArray) -> FloatArray:
-        """Return vectors (k, d) less the mean of all under the softmax."""
+        """Return vectors (k, d) minus the mean under the softmax."""
         centred: FloatArray = vectors - self.means.origin - self.means.sums.value[0]
         return centred
 
@@ -174,7 +175,7 @@ class _NodeSums(Pass):
             totals = self.draws.totals
             o, proposal = check_chunk(start, logits, q, totals)
             draws = draws_of_chunk(totals, start, o, proposal)
-            ratios = ratios_of_chunk(draws, self.means.known.ratios)
+            ratios = ratios_of_chunk(draws, self.means.results.ratios)
             centred = self.centred(np.asarray(vectors, float))
             norms = np.sqrt(squared_norms(centred))
             half = 0.5 * self.log_first[:, None]
@@ -188,7 +189,7 @@ class _NodeSums(Pass):
         return self
 
     def merge(self, other: _NodeSums) -> _NodeSums:
-        """Add what another has summed in the same pass."""
+        """Add the sums of `other`, a copy of the same pass."""
         self.change.merge(other.change)
         self.scalars.merge(other.scalars)
         self.norm.merge(other.norm)
@@ -196,13 +197,17 @@ class _NodeSums(Pass):
 
     def finish(self) -> tuple[float, float, float, float]:
         """Return the moments."""
-        draws, own, norm = self.draws, self.centred(self.means.own[None])[0], float(self.norm.value)
+        draws, label_vector, norm = (
+            self.draws,
+            self.centred(self.means.label_vector[None])[0],
+            float(self.norm.value),
+        )
         sizes, weights, square = self.scalars.value
         sums = self.change.value, sizes + norm * weights, square
-        own_norm = float(np.sqrt(own @ own))
+        own_norm = float(np.sqrt(label_vector @ label_vector))
         with np.errstate(under="ignore", over="ignore"):
             half = 0.5 * self.log_first
-            numerator = with_label(draws, self.nodes, half, own, own_norm + norm, sums)
+            numerator = with_label(draws, self.nodes, half, label_vector, own_norm + norm, sums)
             terms = square_terms(term_unit(draws), self.log_first, self.ratio, numerator)
             mse, error = integrate(self.nodes.dx, *terms)
         none_left = 0.0
@@ -212,12 +217,12 @@ class _NodeSums(Pass):
 
 
 def _require_digits(draws: Draws, nodes: Nodes, log_first: FloatArray) -> None:
-    """Raise ValueError where nodes matter at which panels leave no digits of the transform."""
+    """Raise ValueError if the transform, by panels, has no digits at a node that matters."""
     lost = lost_nodes(nodes.x, nodes.log_transform)
-    # the noise is divided by T, twice where few draws may be left of many
+    # the noise is divided by T, or by T**2 where the number of accepted draws is random
     times = 1.0 + draws.scheme.divides_by_kept
     weights = (log_first - times * nodes.log_transform)[lost] - log_first.max()
-    if (weights > _MATTERS).any():
+    if (weights > _MIN_LOG_WEIGHT).any():
         raise ValueError(
             f"`num_sampled` must be larger for classes in chunks, as a rule at least 10, got "
             f"{draws.num_draws} with scheme={draws.scheme.name!r}; compute the arrays first if "

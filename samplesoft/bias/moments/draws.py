@@ -1,4 +1,4 @@
-"""Second moments of draws with replacement, and of independent inclusion: README, section 9."""
+"""Second moments for draws with replacement, and for independent inclusion: README, section 9."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from samplesoft.bias.with_replacement.nodes import Nodes, make_nodes
 from samplesoft.bias.with_replacement.ratios import Ratios, make_ratios
 from samplesoft.schemes import Scheme
 
-_MOST_EXPONENT = 1e4  # what falls by more is 0
+_MAX_LOG_WEIGHT = 1e4  # exp(-1e4) is 0
 
 
 def require_no_jackknife(scheme: Scheme) -> None:
@@ -45,7 +45,7 @@ def require_no_jackknife(scheme: Scheme) -> None:
 
 
 class DrawNodes(NamedTuple):
-    """The distribution of one draw at the nodes, and the relative error of a term."""
+    """The ratios, atoms and nodes of one draw, and the relative error of a term."""
 
     ratios: Ratios
     atoms: Atoms
@@ -54,7 +54,7 @@ class DrawNodes(NamedTuple):
 
 
 def nodes_of_draws(draws: Draws) -> DrawNodes | None:
-    """Evaluate the distribution of one draw; None where p' is the same in every outcome."""
+    """Evaluate the transform of one draw at the nodes; None if p' is the same in every outcome."""
     scheme = draws.scheme
     num_outcomes = np.count_nonzero(draws.drawn) + (scheme.random_count and draws.label_draw > 0.0)
     if num_outcomes <= 1 or (draws.other_mass == 0.0 and not scheme.draws_label):
@@ -67,36 +67,36 @@ def nodes_of_draws(draws: Draws) -> DrawNodes | None:
 
 
 def term_unit(draws: Draws) -> float:
-    """Return the relative error of a term."""
+    """Return the relative rounding error of a term."""
     return rounding_at(max(draws.largest_product, draws.largest_base_log))
 
 
 def draws_square(draws: Draws, centred: FloatArray) -> tuple[float, float]:
-    """Return E|sum_i p'_i c_i|**2 and its error, or 0 where that is the square of the bias."""
-    at = nodes_of_draws(draws)
-    if at is None:
+    """Return E|sum_i p'_i c_i|**2 and its error; (0, 0) if p' is the same in every outcome."""
+    at_nodes = nodes_of_draws(draws)
+    if at_nodes is None:
         return 0.0, 0.0
     with np.errstate(under="ignore", over="ignore"):
-        mse, error = integrate(at.nodes.dx, *_terms(draws, at, centred))
-    if draws.scheme.divides_by_kept:  # no draw may be left: then p' is 1 on the label
-        none_left = draws.label_draw**draws.num_draws * float(
+        mse, error = integrate(at_nodes.nodes.dx, *_terms(draws, at_nodes, centred))
+    if draws.scheme.divides_by_kept:  # with no accepted draw, p' is 1 on the label
+        no_draw_term = draws.label_draw**draws.num_draws * float(
             squared_norms(centred[[draws.totals.label]])[0]
         )
-        return mse + none_left, error + 4.0 * EPS * none_left
+        return mse + no_draw_term, error + 4.0 * EPS * no_draw_term
     return mse, error
 
 
-def _terms(draws: Draws, at: DrawNodes, centred: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _terms(draws: Draws, at_nodes: DrawNodes, centred: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return the integrand of E|sum_i p'_i c_i|**2 for class vectors (n, d) of mean 0 under p.
 
     With A = B c_t + sum_k e_k psi_k c_k, it is (B28),
     v E[theta**K (K**2 |A|**2 + K (sum_k e_k r_k psi_k |c_k|**2 - |sum_k e_k psi_k c_k|**2))],
-    where K is the number of draws that S is divided by: m, or for some schemes a random one. With
-    it come bounds on its rounding.
+    where K is the number of draws that S is divided by: m, or a random number. Also return bounds
+    on the rounding of the integrand.
     """
-    log_first, ratio = square_weights(draws, at.nodes)
-    numerator = numerator_moments(draws, at.ratios, at.nodes, centred, 0.5 * log_first)
-    return square_terms(at.unit, log_first, ratio, numerator)
+    log_first, ratio = square_weights(draws, at_nodes.nodes)
+    numerator = numerator_moments(draws, at_nodes.ratios, at_nodes.nodes, centred, 0.5 * log_first)
+    return square_terms(at_nodes.unit, log_first, ratio, numerator)
 
 
 def square_weights(draws: Draws, nodes: Nodes) -> tuple[FloatArray, FloatArray]:
@@ -111,11 +111,11 @@ def square_terms(
     ratio: FloatArray,
     numerator: tuple[FloatArray, FloatArray, FloatArray, FloatArray],
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the terms of the mean square at the nodes (K,), and their errors."""
-    # half of the weight of each node is in A; in the exponents, no factor overflows
+    """Return the terms of the mean square at the nodes (K,), and bounds on their errors."""
+    # the square root of the weight of each node is in A already, so that no factor overflows
     change, scatter, size, scatter_size = numerator
-    # an exponent is known to its relative rounding, and so is what it is the log of
-    units = unit * (1.0 + np.minimum(np.abs(log_first), _MOST_EXPONENT))
+    # exp(x) has |x| times the relative rounding of x
+    units = unit * (1.0 + np.minimum(np.abs(log_first), _MAX_LOG_WEIGHT))
     square, error = square_and_error(change, size, units)
     return ratio * square + scatter, ratio * error + units * scatter_size
 
@@ -123,37 +123,37 @@ def square_terms(
 def numerator_moments(
     draws: Draws, ratios: Ratios, nodes: Nodes, centred: FloatArray, log_half: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Return v A, what a draw adds to its square, and the sizes of the terms of both.
+    """Return v A, the scatter of a draw, and the sizes of the terms of both.
 
-    A is that of `_terms`, (K, d). What a draw adds is the scatter, (K,),
-    v**2 (sum_k e_k r_k psi_k |c_k|**2 - |sum_k e_k psi_k c_k|**2). The first is times
-    exp(`log_half`), (K,), the second times its square.
+    A (K, d) is defined in `_terms`. The scatter (K,) is
+    v**2 (sum_k e_k r_k psi_k |c_k|**2 - |sum_k e_k psi_k c_k|**2). v A is multiplied by
+    exp(`log_half`), (K,), and the scatter by its square.
     """
-    own, reach = centred[draws.totals.label], reach_of(centred, draws.probs)
+    label_vector, reach = centred[draws.totals.label], reach_of(centred, draws.probs)
     class_terms = partial(terms_of_classes, draws, ratios, nodes, log_half[:, None])
     sums = add_up_classes(class_terms, len(nodes.x), centred, reach)
-    return with_label(draws, nodes, log_half, own, float(reach[draws.totals.label]), sums)
+    return with_label(draws, nodes, log_half, label_vector, float(reach[draws.totals.label]), sums)
 
 
 def with_label(
     draws: Draws,
     nodes: Nodes,
     log_half: FloatArray,
-    own: FloatArray,
-    own_reach: float,
+    label_vector: FloatArray,
+    label_reach: float,
     sums: tuple[FloatArray, FloatArray, FloatArray],
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Return `numerator_moments` of the `sums` over classes and the label's vector `own` (d,)."""
-    # A, written as changes from psi_R of the label, if it is not drawn, and of the classes: the
-    # centred sum is 0
+    """Return `numerator_moments` from the `sums` over classes and the label's vector (d,)."""
+    # A = sum_k e_k psi_k c_k cancels, because sum_k e_k c_k = 0: replace psi_k by psi_k - psi_R,
+    # also for the label
     change, size, square = sums
     of_label, label_size = _label_change(draws, nodes, log_half)
-    change = change + np.outer(of_label, own)
-    size = size + label_size * own_reach
+    change = change + np.outer(of_label, label_vector)
+    size = size + label_size * label_reach
     base = np.exp(nodes.x + draws.log_base + log_half)
-    drawn_part = change - np.outer(base, own)
+    drawn_part = change - np.outer(base, label_vector)
     drawn_square = squared_norms(drawn_part)
-    drawn_size = size + base * np.sqrt(own @ own)
+    drawn_size = size + base * np.sqrt(label_vector @ label_vector)
     scatter_size = square + drawn_square + 2.0 * np.sqrt(drawn_square) * drawn_size
     return change, np.maximum(square - drawn_square, 0.0), size, scatter_size
 
@@ -172,30 +172,32 @@ def _count_moments(draws: Draws, log_theta: FloatArray) -> tuple[FloatArray, Flo
 def _label_change(
     draws: Draws, nodes: Nodes, log_half: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Return v times what A has of c_t beside the draws, less e_t psi_R if the label is not drawn.
+    """Return the coefficient of c_t in v A without draws, times exp(log_half), and its term size.
 
-    It is weighted by exp(log_half), and comes with the size of its terms. The plain base mass e_t
-    is told from e_t psi_R by `above`.
+    It is v (B - e_t psi_R), or v B if the label is drawn. For B = e_t the difference cancels, and
+    is taken from `nodes.above`.
     """
     base = np.exp(nodes.x + draws.log_base + log_half)
     if draws.scheme.draws_label:
         return base, base
-    own = nodes.x + draws.log_label + log_half
+    log_label_mass = nodes.x + draws.log_label + log_half
     with np.errstate(divide="ignore"):
         log_above = np.log(np.abs(nodes.above)) - nodes.log_transform_least
-    above = np.exp(own + log_above)
+    above = np.exp(log_label_mass + log_above)
     change: FloatArray = np.sign(nodes.above) * above
     if draws.scheme.corrects_label:
-        return change + base - np.exp(own), above + base + np.exp(own)
+        return change + base - np.exp(log_label_mass), above + base + np.exp(log_label_mass)
     return change, above
 
 
 def terms_of_classes(
     draws: Draws, ratios: Ratios, nodes: Nodes, log_half: FloatArray, part: slice
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return v e (psi - psi_R), its size, and v**2 e r psi, all (K, classes of `part`), weighted.
+    """Return v e (psi - psi_R), its size, and v**2 e r psi, all (K, classes of `part`).
 
-    The first is times exp(log_half), the last times its square; `log_half` is (K, 1).
+    The first is multiplied by exp(`log_half`), (K, 1), the last by its square. psi - psi_R loses
+    digits where r is near R: take psi_R expm1(-v (r - R)) for v (r - R) > -1, where r - R is
+    kappa (r + R), and the difference beyond.
     """
     x = nodes.x[:, None]
     q = draws.drawn[part]
@@ -216,15 +218,12 @@ def terms_of_classes(
 # --- independent inclusion ---------------------------------------------------------------------
 
 
-# Independent inclusion
-
-
 def inclusion_square(example: Example, centred: FloatArray) -> tuple[float, float]:
-    """Return E|sum_i p'_i c_i|**2 and its error, eq. (B78), or 0 where all p' are the same."""
+    """Return E|sum_i p'_i c_i|**2 and its error, eq. (B78); (0, 0) if p' is not random."""
     draws = poisson.make_inclusion_draws(*example)
-    if draws.others == 0.0:
+    if draws.random_mass == 0.0:
         return 0.0, 0.0
-    reach, classes, known = reach_of(centred, draws.probs), draws.classes, draws.known
+    reach, classes, always_in = reach_of(centred, draws.probs), draws.classes, draws.always_in
     with np.errstate(under="ignore", over="ignore", divide="ignore"):
         atoms = poisson.make_inclusion_atoms(classes)
         x, weights = poisson.make_nodes(classes, atoms, draws.log_base, STEP)[:2]
@@ -233,9 +232,9 @@ def inclusion_square(example: Example, centred: FloatArray) -> tuple[float, floa
         change, size, scatter = add_up_classes(class_terms, len(x), centred, reach)
         u_base = np.exp(np.minimum(x + draws.log_base, LARGEST_EXPONENT))
         of_base = u_base * poisson.base_contrast(x, classes)
-        change += np.outer(of_base, draws.shares @ centred[known])
-        size += np.abs(of_base) * (draws.shares @ reach[known])
-        half = np.sqrt(weights)  # at either factor of the square, so that none overflows
+        change += np.outer(of_base, draws.fractions @ centred[always_in])
+        size += np.abs(of_base) * (draws.fractions @ reach[always_in])
+        half = np.sqrt(weights)  # in both factors of the square, so that none overflows
         units = draws.unit * (1.0 + np.abs(np.log(weights)))
         square, errors = square_and_error(half[:, None] * change, half * size, units)
         scatter *= weights
@@ -245,7 +244,11 @@ def inclusion_square(example: Example, centred: FloatArray) -> tuple[float, floa
 def _inclusion_terms(
     classes: poisson.Included, x: FloatArray, part: slice
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return u e (psi - psi_R), (B27), its size, and u**2 pi (1 - pi) (w / f)**2 exp(-u w)."""
+    """Return u e (psi - psi_R), (B27), its size, and u**2 pi (1 - pi) (w / f)**2 exp(-u w).
+
+    exp(-y) - exp(-y_R) loses digits where w is near W: take exp(-y_R) expm1(-(y - y_R)) for
+    |y - y_R| < 1, where y - y_R is kappa (y + y_R), and the difference beyond.
+    """
     x, pi, pi_ref = x[:, None], classes.pi[part], classes.pi_ref
     y = np.exp(np.minimum(x + classes.log_w[part], LARGEST_LOG))
     y_ref = np.exp(np.minimum(x + classes.log_w_ref, LARGEST_LOG))

@@ -1,4 +1,4 @@
-"""Exact bias, variance and mean squared error of the gradient in the input embedding h."""
+"""Exact squared bias, variance and mean squared error of the gradient in the context vector h."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class GradientMoments:
         Squared Euclidean norms, in the units of the squared gradient in h.
     error : float or ndarray, shape (B,)
         Estimated numerical error of each of them: quadrature and rounding. A variance far below
-        the squared bias, or below its own error, has few digits or none.
+        the squared bias, or below `error`, has few correct digits or none.
     """
 
     squared_bias: Any
@@ -60,7 +60,7 @@ def exact_gradient_moments(
     h: ArrayLike | None = None,
     certain: Any = None,
 ) -> GradientMoments:
-    """Compute exactly how far one sampled gradient in h is from the full one.
+    """Compute the exact squared bias, variance and mean squared error of the gradient in h.
 
     The gradient of the loss in h is tau * (sum_i p'_i c_i - c_t).
 
@@ -68,7 +68,7 @@ def exact_gradient_moments(
     ----------
     logits : array_like, shape (n,) or (B, n)
         Finite logits o = tau * h . c. Dask arrays, also of `q` and `class_embeddings`, are read
-        chunk by chunk; fewer than ten draws may then be refused.
+        chunk by chunk; fewer than ten draws may then raise ValueError.
     labels, q, h, certain
         As for `samplesoft.exact_bias`.
     num_sampled : int
@@ -78,7 +78,7 @@ def exact_gradient_moments(
     tau : float
         Inverse temperature.
     scheme : str
-        As for `samplesoft.exact_bias`, but for the jackknife.
+        As for `samplesoft.exact_bias`, except the jackknife.
 
     Returns
     -------
@@ -93,10 +93,10 @@ def exact_gradient_moments(
     Notes
     -----
     The second moment follows from 1/S**2 = int u exp(-u S) du, as section 9 of
-    ``samplesoft/bias/README.md`` shows, and section 22 for draws without replacement. These have
-    some 100,000 nodes, for each of which a product with all class vectors is taken: 1,000 classes
-    of 64 numbers take seconds, and 10,000 a minute, where draws with replacement take milliseconds.
-    What of a variance lies below 1e-18 of the largest squared class vector, they do not tell.
+    ``samplesoft/bias/README.md`` shows, and section 22 for draws without replacement. The latter
+    need about 100,000 nodes, each with a product with all class vectors: 1,000 classes with 64
+    dimensions take seconds, and 10,000 a minute; draws with replacement take milliseconds. Without
+    replacement, a variance below 1e-18 of the largest squared class vector is not resolved.
 
     References
     ----------
@@ -111,7 +111,7 @@ def exact_gradient_moments(
     >>> round(moments.variance, 4), round(moments.squared_bias, 6)
     (0.032, 0.001059)
 
-    Three draws from four classes beside the label, with and without replacement:
+    Three draws from four negatives, with and without replacement:
 
     >>> for scheme in "negatives", "distinct":
     ...     moments = samplesoft.exact_gradient_moments(
@@ -143,7 +143,7 @@ def exact_gradient_moments(
 def exact_gradient_moments_of(
     inputs: Inputs, class_embeddings: ArrayLike, tau: float = 1.0
 ) -> GradientMoments:
-    """Return `exact_gradient_moments` of other arguments that are checked."""
+    """Return `exact_gradient_moments` of checked inputs; `class_embeddings` and `tau` are not."""
     require_no_jackknife(inputs.scheme)
     return moments_by(inputs, class_embeddings, tau, draws_square)
 
@@ -154,22 +154,22 @@ def moments_by(
     tau: float,
     square_of: Callable[[Draws, FloatArray], tuple[float, float]],
 ) -> GradientMoments:
-    """Return the moments of checked arguments.
+    """Return the moments of checked inputs, with a given function for the mean square.
 
-    `square_of` returns E|sum_i p'_i c_i|**2 and its error, of draws and of vectors (n, d) whose
-    mean under the softmax is 0.
+    ``square_of(draws, vectors)`` returns E|sum_i p'_i c_i|**2 and its error, for vectors (n, d)
+    whose mean under the softmax is 0.
     """
     vectors, scale = check_vectors(class_embeddings, inputs.logits.shape[1], tau)
     rows = []
     for example in inputs.rows():
-        rows_of_c, joining = vectors, 0.0
+        class_vectors, merge_error = vectors, 0.0
         if len(inputs.certain):
             merged = merge_certain_into_label(*example, inputs.certain)
-            # a constant is free, and digits of what vectors have in common would be lost in means
-            rows_of_c = merged.mean_rows(vectors - vectors[example[1]])
-            example, joining = merged[:3], merged.rounding
+            # a common vector does not change the gradient, but its digits would be lost in means
+            class_vectors = merged.mean_rows(vectors - vectors[example[1]])
+            example, merge_error = merged[:3], merged.rounding
         row = bias_of_example(example, inputs)
-        centred = centre(rows_of_c, row.probs)
+        centred = centre(class_vectors, row.probs)
         if inputs.scheme.independent:
             mse, rounding = inclusion_square(example, centred)
         elif inputs.scheme.distinct:
@@ -177,15 +177,15 @@ def moments_by(
         else:
             draws = make_draws(*example, inputs.num_sampled, inputs.scheme)
             mse, rounding = square_of(draws, centred)
-        squared_bias, error = _squared_bias(row, rows_of_c)
+        squared_bias, error = _squared_bias(row, class_vectors)
         squared_bias, mse = scale * squared_bias, scale * max(mse, squared_bias)
-        error = scale * (error + rounding) + (joining + 4.0 * EPS) * mse
+        error = scale * (error + rounding) + (merge_error + 4.0 * EPS) * mse
         rows.append((squared_bias, mse - squared_bias, mse, error))
     return GradientMoments(*inputs.columns(rows))
 
 
 def check_vectors(class_embeddings: ArrayLike, n: int, tau: Any) -> tuple[FloatArray, float]:
-    """Return the vectors of n classes, (n, d), and the square of tau, both checked."""
+    """Return the checked vectors of n classes, (n, d), and the square of tau."""
     vectors = as_real_array("class_embeddings", class_embeddings, (2,))
     if len(vectors) != n:
         raise ValueError(
@@ -199,7 +199,8 @@ def check_vectors(class_embeddings: ArrayLike, n: int, tau: Any) -> tuple[FloatA
 
 def _squared_bias(row: ExampleBias, vectors: FloatArray) -> tuple[float, float]:
     """Return the squared norm of the bias of the gradient, and its error, for tau = 1."""
-    apart = vectors - vectors[np.argmax(row.probs)]  # a constant is free, for the biases sum to 0
+    # the bias sums to 0, so that subtracting a vector from all does not change the result
+    apart = vectors - vectors[np.argmax(row.probs)]
     reach = float(np.sqrt(squared_norms(apart).max()))
     rounding = EPS * (len(row.bias) + 8) * float(np.abs(row.bias).sum())
     return square_with_error(row.bias @ apart, (row.error + rounding) * reach)

@@ -1,4 +1,4 @@
-"""Second moments of draws without replacement, eq. (B85)."""
+"""Second moments for draws without replacement, eq. (B85)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from samplesoft._jit import chunks, njit, thread_each
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.bias.inputs import Example, Inputs
-from samplesoft.bias.moments.squares import LEAST_SQUARE, reach_of, squared_norms
+from samplesoft.bias.moments.squares import MIN_SQUARE, reach_of, squared_norms
 from samplesoft.bias.numerics.quadrature import estimate_error, rounding_at
 from samplesoft.bias.without_replacement.race import Circles, ExponentialRace
 from samplesoft.bias.without_replacement.race_kernels import log_growth, probabilities_of
@@ -25,35 +25,32 @@ from samplesoft.bias.without_replacement.terms import (
     weigh,
 )
 
-_SET_CLASSES = 2048  # at a time
-_SET_LEFT_OUT = 1e-18  # by the ends of the nodes in t, and of the circles
-_SET_GONE = 1e-19
-
-
-# Draws without replacement
+_CLASSES_PER_CHUNK = 2048
+_TRUNCATION = 1e-18  # left out at the ends of the nodes in t, and of the circles
+_CONVERGED = 1e-19  # relative size of the remaining nodes in u
 
 
 def set_square(example: Example, inputs: Inputs, centred: FloatArray) -> tuple[float, float]:
-    """Return E|sum_i p'_i c_i|**2 and its error, eq. (B85), or 0 where all classes are drawn."""
+    """Return E|sum_i p'_i c_i|**2 and its error, eq. (B85); (0, 0) if all classes are drawn."""
     logits, label, _ = example
-    race, which = draws_of(example, inputs.num_sampled, inputs.scheme)
-    known = np.append(which, label) if inputs.scheme.label_in_sum else which
-    largest = float(squared_norms(centred[known]).max())
+    race, drawn = draws_of(example, inputs.num_sampled, inputs.scheme)
+    in_sum = np.append(drawn, label) if inputs.scheme.label_in_sum else drawn
+    largest = float(squared_norms(centred[in_sum]).max())
     if not isinstance(race, ExponentialRace) or largest == 0.0:
         return 0.0, 0.0
     divisors, coarse = np.ones((2, len(logits)))
-    divisors[which], coarse[which] = race.inclusion
+    divisors[drawn], coarse[drawn] = race.inclusion
     weights = weigh(logits, label, inputs.scheme, divisors)
-    terms = weights.terms(which[race.order], race.inclusion[0][race.order])
+    terms = weights.terms(drawn[race.order], race.inclusion[0][race.order])
     unit = rounding_at(terms.largest_log)
     units = unit + np.minimum(np.abs(coarse / divisors - 1.0), 1.0) ** 1.5
-    # beside the vectors stand 1, the square of whose sum is 1, and how far p' c may be off
+    # two more columns: 1, as a check, because (sum p')**2 is 1; and the error bound of p' c
     reach = units * reach_of(centred, weights.probs)
     columns = np.column_stack([centred, np.ones(len(reach)), reach])
-    sums = _set_sums(race, terms, columns[which[race.order]], columns[label], largest)
+    sums = _set_sums(race, terms, columns[drawn[race.order]], columns[label], largest)
     squares = sums.squares[:, 0] / sums.squares[:, 1]
-    mse, moved = float(squares[0]), math.sqrt(abs(float(sums.squares[0, 2])))
-    error = moved * (2.0 * math.sqrt(abs(mse)) + moved) + _SET_LEFT_OUT * largest
+    mse, root_of_error = float(squares[0]), math.sqrt(abs(float(sums.squares[0, 2])))
+    error = root_of_error * (2.0 * math.sqrt(abs(mse)) + root_of_error) + _TRUNCATION * largest
     error += (unit + race.noise + 2.0 * abs(float(sums.squares[0, 1]) - 1.0)) * sums.size
     for other in squares[1:]:
         error += estimate_error(abs(float(other) - mse), 0.0, abs(mse), 0.0)
@@ -61,25 +58,26 @@ def set_square(example: Example, inputs: Inputs, centred: FloatArray) -> tuple[f
 
 
 class _SetSums(NamedTuple):
-    """E|sum_i p'_i c_i|**2 for vectors c side by side."""
+    """E|sum_i p'_i c_i|**2 for three groups of columns of the vectors."""
 
-    squares: FloatArray  # (3, 3) by all nodes, by half of those in u, and in t
-    size: float  # of the terms of the first
+    squares: FloatArray  # (3, 3): rows by all nodes, by half of those in u, and half of those in t
+    size: float  # size of the terms of the first entry
 
 
 def _set_sums(
     race: ExponentialRace,
     terms: Terms,
     vectors: FloatArray,
-    own: FloatArray,
+    label_vector: FloatArray,
     largest: float,
 ) -> _SetSums:
-    """Integrate over u, for classes of the `vectors` (N, d + 2) and of the first N `terms`.
+    """Integrate over u, for N drawn classes with `vectors` (N, d + 2).
 
-    `own` (d + 2,) is that of the label, and `largest` the largest square of the first d columns.
+    `terms` has their weights first. `label_vector` (d + 2,) is the label's row, and `largest` the
+    largest squared norm of the first d columns.
     """
     squares = _add_blocks(vectors * vectors)
-    sums, size, survival, left = np.zeros((3, 3)), 0.0, 1.0, 2
+    sums, size, survival, nodes_left = np.zeros((3, 3)), 0.0, 1.0, 2
     saddles: list[FloatArray] = []
     scales = scales_of_sum(terms)
     for node in nodes_of(terms, *scales, steps):
@@ -88,22 +86,24 @@ def _set_sums(
             circles = race.circles(decay[:-1], saddles)
             survival, base = 0.0, math.exp(-decay[-1])
             if circles is not None and base > 0.0:
-                found = _set_terms(race, circles, decay[:-1], vectors, squares, decay[-1] * own)
-                over_t = base * (race.scale @ found)
+                at_times = _set_terms(
+                    race, circles, decay[:-1], vectors, squares, decay[-1] * label_vector
+                )
+                over_t = base * (race.scale @ at_times)
                 survival = base * float(race.scale[0] @ circles.density)
                 sums += node.weights[:, None] * over_t[[0, 0, 1], :3]
                 size += float(node.weights[0] * over_t[0, 3])
-        # what is left is of the order of survival times `largest`; relative to the sum it must be
-        # nothing, for where one class has most of the mass the sum is of rare sets without it
-        gone = survival * largest <= _SET_GONE * abs(sums[0, 0]) or survival < LEAST_SQUARE
-        left = left - 1 if gone else 2
-        if not left:
+        # the remaining nodes add about survival * largest. Compare with the sum, which is small
+        # where one class has most of the mass, and only rare sets without it matter
+        converged = survival * largest <= _CONVERGED * abs(sums[0, 0]) or survival < MIN_SQUARE
+        nodes_left = nodes_left - 1 if converged else 2
+        if not nodes_left:
             break
     return _SetSums(sums, size)
 
 
 def _add_blocks(columns: Any) -> Any:
-    """Return the sums (K, 3) over the first d of columns (K, d + 2), and the other two."""
+    """Return (K, 3): the sum of the first d of columns (K, d + 2), and the last two columns."""
     return np.add.reduceat(columns, [0, columns.shape[1] - 2, columns.shape[1] - 1], axis=1)
 
 
@@ -113,78 +113,81 @@ def _set_terms(
     decay: FloatArray,
     vectors: FloatArray,
     squares: FloatArray,
-    own: FloatArray,
+    label_vector: FloatArray,
 ) -> FloatArray:
     """Return the terms of the three squares at each t, and the size of the first, (T, 4).
 
-    `decay` (N,) is u w; `vectors` are (N, d + 2), `squares` (N, 3), and `own` (d + 2,) is u times
-    the label's part of the sum.
+    `decay` (N,) is u w; `vectors` are (N, d + 2), `squares` (N, 3), and `label_vector` (d + 2,) is
+    u times the label's term of the sum.
     """
-    # no circle where the density is 0
-    there = circles.values[:, 0] ** 2 + circles.values[:, 1] ** 2 > 0.5
+    # there is no circle where the density is 0
+    nonzero = circles.values[:, 0] ** 2 + circles.values[:, 1] ** 2 > 0.5
     terms = np.zeros((len(race.t), 4))
 
     def work(part: slice) -> None:
-        time, point = np.nonzero(there[part])
+        time, point = np.nonzero(nonzero[part])
         x, y, real, imag, rate, rate_y = circles.values[part][time, :, point].T
-        at = race.t[part], circles.log_r[part], time, x, y
-        first, second = np.zeros((4, len(x), len(own))), np.zeros((4, len(x), 3))
-        for some in chunks(len(decay), _SET_CLASSES):
-            bits = np.empty((8, len(x), some.stop - some.start))
-            _write_bits(race.q[some], decay[some], circles.decay[some], *at, bits)
-            first += bits[:4] @ vectors[some]
-            second += bits[4:] @ squares[some]
+        circle_points = race.t[part], circles.log_r[part], time, x, y
+        first, second = np.zeros((4, len(x), len(label_vector))), np.zeros((4, len(x), 3))
+        for block in chunks(len(decay), _CLASSES_PER_CHUNK):
+            class_terms = np.empty((8, len(x), block.stop - block.start))
+            _write_class_terms(
+                race.q[block], decay[block], circles.decay[block], *circle_points, class_terms
+            )
+            first += class_terms[:4] @ vectors[block]
+            second += class_terms[4:] @ squares[block]
         mean, last = first[::2] + 1j * first[1::2]
         scatter, last_scatter = second[::2] + 1j * second[1::2]
-        mean += own
+        mean += label_vector
         term, hazard = (real + 1j * imag)[:, None], (rate + 1j * rate_y)[:, None]
         cross = 2.0 * _add_blocks(mean * last)
         value = hazard * (_add_blocks(mean * mean) + scatter) - cross + last_scatter
         size = np.abs(hazard) * (_add_blocks(np.abs(mean) ** 2) + np.abs(scatter))
         size += np.abs(cross) + np.abs(last_scatter)
-        np.add.at(terms[part, :3], time, (term * value).real)
-        np.add.at(terms[part, 3], time, (np.abs(term) * size)[:, 0])
+        np.add.circle_points(terms[part, :3], time, (term * value).real)
+        np.add.circle_points(terms[part, 3], time, (np.abs(term) * size)[:, 0])
 
-    thread_each(work, chunks(len(race.t), max(4, _SET_CLASSES // len(decay))))
+    thread_each(work, chunks(len(race.t), max(4, _CLASSES_PER_CHUNK // len(decay))))
     return terms
 
 
 @njit
-def _write_bits(
+def _write_class_terms(
     q: FloatArray,
     decay: FloatArray,
-    less: FloatArray,
+    shift: FloatArray,
     t: FloatArray,
     log_r: FloatArray,
     time: IntArray,
     x: FloatArray,
     y: FloatArray,
-    bits: FloatArray,
+    out: FloatArray,
 ) -> None:
-    """Write what classes give to the sums of (B85) at points x + i y of circles, (8, K, N).
+    """Write the terms of N classes in the sums of (B85) at K circle points x + i y, (8, K, N).
 
     They are u w phi, q u w phi (1 - phi), (u w)**2 phi (1 - phi) and q (u w)**2 phi (1 - phi)
-    (2 phi - 1), each in two rows. `decay` is u w, and `less` the decay that the circles have.
+    (2 phi - 1), each as real and imaginary row. `decay` is u w, and `shift` the decay that the
+    circles include already.
     """
-    share, silent, number = np.empty(len(q)), np.empty(len(q)), -1
+    hit_prob, miss_prob, last_time = np.empty(len(q)), np.empty(len(q)), -1
     for k in range(len(x)):
-        if time[k] != number:
-            number = time[k]
+        if time[k] != last_time:
+            last_time = time[k]
             for j in range(len(q)):
-                log_odds = log_r[number] + log_growth(q[j] * t[number]) - less[j]
-                share[j], silent[j] = probabilities_of(log_odds)
+                log_odds = log_r[last_time] + log_growth(q[j] * t[last_time]) - shift[j]
+                hit_prob[j], miss_prob[j] = probabilities_of(log_odds)
         for j in range(len(q)):
             w, rate = decay[j], q[j]
-            u, v = silent[j] + share[j] * x[k], share[j] * y[k]
+            u, v = miss_prob[j] + hit_prob[j] * x[k], hit_prob[j] * y[k]
             inverse = 1.0 / (u * u + v * v)
             # phi, and phi (1 - phi)
-            a = share[j] * (x[k] * u + y[k] * v) * inverse
-            b = share[j] * (y[k] * u - x[k] * v) * inverse
-            rest = silent[j] * inverse
+            a = hit_prob[j] * (x[k] * u + y[k] * v) * inverse
+            b = hit_prob[j] * (y[k] * u - x[k] * v) * inverse
+            rest = miss_prob[j] * inverse
             c, d = rest * (a * u + b * v), rest * (b * u - a * v)
-            bits[0, k, j], bits[1, k, j] = w * a, w * b
-            bits[2, k, j], bits[3, k, j] = rate * w * c, rate * w * d
+            out[0, k, j], out[1, k, j] = w * a, w * b
+            out[2, k, j], out[3, k, j] = rate * w * c, rate * w * d
             c, d = w * (w * c), w * (w * d)
-            bits[4, k, j], bits[5, k, j] = c, d
+            out[4, k, j], out[5, k, j] = c, d
             a, b = 2.0 * a - 1.0, 2.0 * b
-            bits[6, k, j], bits[7, k, j] = rate * (c * a - d * b), rate * (c * b + d * a)
+            out[6, k, j], out[7, k, j] = rate * (c * a - d * b), rate * (c * b + d * a)

@@ -1,4 +1,4 @@
-"""Sums over classes that keep their digits, and the softmax and a weighted median by them."""
+"""Compensated sums, the log-softmax, and a weighted median."""
 
 from __future__ import annotations
 
@@ -10,19 +10,23 @@ import numpy as np
 from samplesoft._validation import FloatArray, IntArray
 
 EPS = float(np.finfo(np.float64).eps)  # the relative spacing of float64
-_BINS = 4096
+_HISTOGRAM_BINS = 4096
 LARGEST_FLOAT = float(np.finfo(np.float64).max)
 
 
 class Sum:
-    """A sum of numbers or arrays, with what its roundings lose: the order hardly matters."""
+    """A compensated sum of numbers or arrays, almost independent of the order of its terms.
+
+    A plain sum loses the low bits of each term. Here `_low` accumulates the exact rounding error of
+    each addition (Knuth's two-sum).
+    """
 
     def __init__(self, shape: tuple[int, ...] = ()) -> None:
         self._high: Any = np.zeros(shape) if shape else 0.0
         self._low: Any = np.zeros(shape) if shape else 0.0
 
     def add(self, value: Any, low: Any = 0.0) -> None:
-        """Add `value` and `low`, of the shape of the sum or less."""
+        """Add `value` + `low`, of shapes that broadcast to the sum's."""
         high = self._high + value
         added = high - self._high
         self._low = self._low + ((self._high - (high - added)) + (value - added)) + low
@@ -34,21 +38,21 @@ class Sum:
 
     @classmethod
     def of(cls, value: Any) -> Sum:
-        """Return the sum of one number or array."""
+        """Return a sum with one term, a number or an array."""
         total = cls(np.shape(value))
         total._high = value
         return total
 
-    def spread(self, places: IntArray, length: int) -> Sum:
-        """Return the rows of this at some places of a longer one, which is 0 elsewhere."""
-        if len(places) == length:
+    def scattered(self, indices: IntArray, length: int) -> Sum:
+        """Return a sum of `length` rows with these rows at `indices`, and 0 elsewhere."""
+        if len(indices) == length:
             return self
         wide = Sum((length, *self._high.shape[1:]))
-        wide._high[places], wide._low[places] = self._high, self._low
+        wide._high[indices], wide._low[indices] = self._high, self._low
         return wide
 
     def times(self, factor: float) -> Sum:
-        """Return the sum times a number."""
+        """Return the sum times `factor`."""
         total = Sum.of(self._high * factor)
         total._low = self._low * factor
         return total
@@ -60,15 +64,15 @@ class Sum:
 
 
 class LogSum:
-    """A sum of exponentials, of which only the logs need be in the range of floats."""
+    """A compensated sum of exponentials, which themselves may overflow or underflow."""
 
     def __init__(self) -> None:
         self.top = -math.inf  # the largest of the logs
-        self.exps = Sum()  # of exp(log - top)
+        self.exps = Sum()  # sum of exp(log - top)
 
     @classmethod
     def of(cls, top: float, exps: Any) -> LogSum:
-        """Return exp(`top`) times one number."""
+        """Return a sum with the value exp(`top`) times `exps`."""
         total = cls()
         total.top, total.exps = top, Sum.of(exps)
         return total
@@ -81,7 +85,7 @@ class LogSum:
             self.add(top, Sum.of(exps))
 
     def add(self, top: float, exps: Sum) -> None:
-        """Add exp(`top`) times a sum."""
+        """Add exp(`top`) times the sum `exps`."""
         higher = max(self.top, top)
         if self.top < higher:
             self.exps = self.exps.times(math.exp(self.top - higher))
@@ -108,11 +112,14 @@ def log_softmax(logits: FloatArray) -> FloatArray:
 
 
 def softmax_apart(logits: FloatArray, label: int) -> tuple[FloatArray, FloatArray, float]:
-    """Return the log-softmax and the softmax (n,), and the mass of all classes but the label."""
+    """Return the log-softmax and the softmax (n,), and the mass of all classes except the label.
+
+    1 - p_t loses digits where p_t is near 1, and so does log p_t. The mass of the others is summed
+    directly, and log p_t is log1p(-mass) where p_t > 1/2.
+    """
     log_probs = log_softmax(logits)
     probs = np.exp(log_probs)
     p_label = probs[label]
-    # summed without the label: 1 - p_t has lost its digits where p_t is near 1
     probs[label] = 0.0
     other_mass = float(probs.sum())
     probs[label] = p_label
@@ -122,22 +129,23 @@ def softmax_apart(logits: FloatArray, label: int) -> tuple[FloatArray, FloatArra
 
 
 def weighted_median(values: FloatArray, weights: FloatArray) -> int:
-    """Return the index of a weighted median of `values`, entries of weight 0 left out.
+    """Return the index of a weighted median of `values`; entries of weight 0 are ignored.
 
-    Of equal values the heaviest wins. Of many a histogram leaves few to be sorted.
+    Among equal values, the index with the largest weight is returned. For many values, a histogram
+    selects the bin that contains the median, and only this bin is sorted.
     """
     ids = (weights > 0.0).nonzero()[0]
     if len(ids) < len(weights):
         values, weights = values[ids], weights[ids]
     half, below = 0.5 * float(weights.sum()), 0.0
-    if len(ids) > _BINS and (low := values.min()) < (high := values.max()):
-        places = ((values - low) / (high - low) * (_BINS - 1)).astype(np.int16)
-        masses = np.bincount(places, weights, _BINS).cumsum()
-        chosen = min(int(masses.searchsorted(half)), _BINS - 1)
-        below = float(masses[chosen - 1]) if chosen > 0 else 0.0
-        inside = (places == chosen).nonzero()[0]
+    if len(ids) > _HISTOGRAM_BINS and (low := values.min()) < (high := values.max()):
+        bins = ((values - low) / (high - low) * (_HISTOGRAM_BINS - 1)).astype(np.int16)
+        masses = np.bincount(bins, weights, _HISTOGRAM_BINS).cumsum()
+        median_bin = min(int(masses.searchsorted(half)), _HISTOGRAM_BINS - 1)
+        below = float(masses[median_bin - 1]) if median_bin > 0 else 0.0
+        inside = (bins == median_bin).nonzero()[0]
         ids, values, weights = ids[inside], values[inside], weights[inside]
     order = values.argsort(kind="stable")
-    place = (below + weights[order].cumsum()).searchsorted(half)
-    equal = (values == values[order[min(int(place), len(order) - 1)]]).nonzero()[0]
+    position = (below + weights[order].cumsum()).searchsorted(half)
+    equal = (values == values[order[min(int(position), len(order) - 1)]]).nonzero()[0]
     return int(ids[equal[weights[equal].argmax()]])

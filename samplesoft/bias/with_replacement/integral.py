@@ -17,7 +17,7 @@ from samplesoft._jit import chunks, thread_each
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
 from samplesoft.bias.numerics.quadrature import (
-    ENOUGH,
+    RELATIVE_TOLERANCE,
     STEP,
     ExampleBias,
     better_of,
@@ -191,9 +191,9 @@ class Integral:
         loss_bias, size = assemble_loss(draws, weights)
         error = estimate_error(flows.coarse, flows.size, norm, bias_unit, is_jackknife)
         loss_error = sum_error(terms, size, loss_unit, weights.loss_narrow)
-        is_enough = error <= (ENOUGH + 4.0 * bias_unit) * norm
+        is_enough = error <= (RELATIVE_TOLERANCE + 4.0 * bias_unit) * norm
         # the jackknife's terms cancel, and their size says little
-        enough = ENOUGH * (abs(float(terms.sum())) if is_jackknife else size)
+        enough = RELATIVE_TOLERANCE * (abs(float(terms.sum())) if is_jackknife else size)
         is_enough = is_enough and loss_error <= enough + 4.0 * loss_unit * size
         error += self.contrast_unit * flows.class_size + none_kept_error(draws)
         loss_error += self.deviation_unit * float(np.abs(terms).sum())
