@@ -1,7 +1,7 @@
 """Sampled softmax with NumPy and Numba: exact bias, bounds, Monte Carlo, kernel sampling.
 
-Names and modules are loaded when they are first used, so ``import samplesoft`` itself is quick.
-With ``EAGER_IMPORT=1`` in the environment all are loaded at once.
+Names and modules are imported at first use, so ``import samplesoft`` itself is fast. With
+``EAGER_IMPORT=1`` in the environment all are imported at once.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # what type checkers and editors read; `_HOMES` says the same to Python
+if TYPE_CHECKING:  # for type checkers and editors; at run time `_MODULE_OF` has the same names
     from samplesoft import bias as bias
     from samplesoft import checking as checking
     from samplesoft import data as data
@@ -60,9 +60,8 @@ _MODULES = (
     "tuning",
     "verification",
 )
-# The functions that most people need, by the module that defines them. What they return is a class
-# of that module.
-_HOMES = {
+# The most used functions, and the module that defines each of them and the classes it returns.
+_MODULE_OF = {
     "to_host": "_device.select",
     "asymptotic_bias": "bias.asymptotic",
     "self_normalized_terms": "bias.asymptotic",
@@ -75,7 +74,7 @@ _HOMES = {
     "tune": "tuning.tune",
     "verify": "verification.verify",
 }
-__all__ = ["__version__", *_HOMES, *_MODULES]  # not sklearn, which stars and tools would import
+__all__ = ["__version__", *_MODULE_OF, *_MODULES]  # without sklearn, an optional dependency
 
 
 def __dir__() -> list[str]:
@@ -88,18 +87,18 @@ def _version() -> str:
 
     try:
         return version(__name__)
-    except PackageNotFoundError:  # a source tree that is on the path and not installed
+    except PackageNotFoundError:  # a source tree on the path that is not installed
         return "0+unknown"
 
 
-if not TYPE_CHECKING:  # type checkers would take any name for granted
+if not TYPE_CHECKING:  # with `__getattr__`, type checkers would accept any name
 
     def __getattr__(name: str) -> Any:
-        """Load a name of `__all__`, or `sklearn`, when it is first used (PEP 562)."""
+        """Import a name of `__all__`, or `sklearn`, at first use (PEP 562)."""
         if name == "__version__":
             value = _version()
-        elif name in _HOMES:
-            value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+        elif name in _MODULE_OF:
+            value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
         elif name in _MODULES:
             value = import_module(f"{__name__}.{name}")
         elif name == "sklearn":
@@ -112,6 +111,6 @@ if not TYPE_CHECKING:  # type checkers would take any name for granted
         globals()[name] = value
         return value
 
-    if os.environ.get("EAGER_IMPORT"):  # as SPEC 1 has it: what cannot be loaded is known at once
+    if os.environ.get("EAGER_IMPORT"):  # SPEC 1: import errors then appear at once
         for _name in __all__:
             __getattr__(_name)

@@ -1,4 +1,4 @@
-"""The program ``samplesoft``, which is ``python -m samplesoft`` too."""
+"""Entry point of the program ``samplesoft`` and of ``python -m samplesoft``."""
 
 import os
 import sys
@@ -7,10 +7,10 @@ from samplesoft._interrupts import end_at_interrupts, ignore_interrupts
 
 
 def main() -> int:
-    """Run the command line of the process, and end at an interrupt from the first import on."""
+    """Run the command line; handle interrupts from the first import on."""
     end_at_interrupts()
-    # Before NumPy is loaded: its threads wait for each other, and in products as small as those of
-    # ``verify`` that takes longer than the work wherever something else has a core.
+    # Before NumPy is imported: the products in ``verify`` are so small that BLAS threads wait for
+    # each other longer than they compute, whenever another process uses a core.
     if sys.argv[1:2] == ["verify"]:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from samplesoft.cli import main

@@ -1,4 +1,4 @@
-"""What an object works out once, when it is first asked for."""
+"""Cached properties: computed once, at first access."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ if TYPE_CHECKING:
 else:
 
     class cached_property(functools.cached_property):
-        """`functools.cached_property` without the lock that Python 3.11 still has there.
+        """`functools.cached_property` without the lock that it has in Python 3.11.
 
-        That is one for all objects of a class, so that in a forked child it may be held for ever,
-        by a thread of the parent. Two threads that ask at once may both do the work, as in later
-        versions.
+        That lock is shared by all objects of a class. In a forked child it may be held forever by a
+        thread of the parent. Without it, two threads that access the property at once may both
+        compute it, as in later versions of Python.
         """
 
         def __get__(self, instance: Any, owner: Any = None) -> Any:
-            """Return the value, and keep it where Python looks first from then on."""
+            """Return the value, and store it in the object's dict, where Python looks first."""
             if instance is None:
                 return self
             value = instance.__dict__[self.attrname] = self.func(instance)

@@ -1,7 +1,7 @@
-"""The one place that imports CUDA: what kernels are written with, and how they are launched.
+"""The only module that imports CUDA: building blocks of kernels, and how kernels are launched.
 
-A warp is 32 threads that work side by side. In Numba's simulator, which has no instructions for
-warps, it is a few threads that meet at barriers.
+A warp is 32 threads that run in parallel. Numba's simulator has no warp instructions; there a warp
+is a few threads that synchronise at barriers.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ from numba import config
 from numba import cuda as _cuda
 from numpy.typing import DTypeLike
 
-cuda: Any = _cuda  # for kernels; all else goes through the functions here
+cuda: Any = _cuda  # for use inside kernels; other code calls the functions below
 _config: Any = config
 SIMULATED = bool(_config.ENABLE_CUDASIM)
-_config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # a small batch is no mistake
+_config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # small batches are intended
 
 _EVERY_LANE = 0xFFFFFFFF
 _NONE_FOUND = np.iinfo(np.int64).max
-# `found`, what a search of this thread writes to; it holds `_NONE_FOUND` between searches
-_OF_THREAD = threading.local()
+# per thread: `found`, the output array of its searches, which is `_NONE_FOUND` between searches
+_THREAD_STATE = threading.local()
 
 
 def kernel(function: Callable[..., None]) -> Any:
-    """Compile a kernel, when it is first launched on arguments of some types."""
+    """Make a CUDA kernel, compiled at its first launch for each combination of argument types."""
     return cuda.jit(function)
 
 
 def launch_warps(function: Any, num: int, *arguments: Any) -> None:
-    """Launch a kernel on `num` warps or a few more; each asks `warp_index` which it is."""
+    """Launch a kernel on at least `num` warps; `warp_index` identifies the warp."""
     if num:
-        # a driver takes Python's integers alone, and sizes that were read from arrays are NumPy's
+        # the driver accepts only Python integers, and sizes read from arrays are NumPy integers
         blocks = -(-int(num) // WARPS_PER_BLOCK)
         function[blocks, WARPS_PER_BLOCK * WARP_SIZE](*arguments)
 
 
 def launch_threads(function: Any, num: int, *arguments: Any) -> None:
-    """Launch a kernel on `num` threads or a few more; each asks `thread_index` which it is."""
+    """Launch a kernel on at least `num` threads; `thread_index` identifies the thread."""
     if num:
         blocks = -(-int(num) // THREADS_PER_BLOCK)
         function[blocks, THREADS_PER_BLOCK](*arguments)
 
 
 def device_function(function: Callable[..., Any]) -> Any:
-    """Compile a function that kernels call; in the simulator it must not use `cuda` itself."""
+    """Compile a function that kernels call. It must not use `cuda` itself in the simulator."""
     return function if SIMULATED else cuda.jit(function, device=True)
 
 
@@ -60,52 +60,54 @@ def as_device_array(value: Any) -> Any:
 def to_device(array: Any) -> Any:
     """Copy a NumPy array to the device."""
     contiguous = np.ascontiguousarray(array)
-    # NumPy calls one row contiguous whatever its stride, such as the 0 of a broadcast array. Numba
-    # keeps the stride, and then refuses to reshape what it does not call contiguous.
+    # NumPy calls a single row contiguous whatever its stride, such as the stride 0 of a broadcast
+    # array. Numba keeps that stride, and then refuses to reshape the array.
     contiguous = contiguous.reshape(-1).reshape(contiguous.shape)
     return cuda.to_device(contiguous)
 
 
 def empty(shape: int | tuple[int, ...], dtype: DTypeLike) -> Any:
-    """Return an array on the device, not filled."""
+    """Return an uninitialised array on the device."""
     return cuda.device_array(shape, dtype)
 
 
 def available_bytes() -> float:
-    """Return the bytes that new arrays on the device may take."""
+    """Return the number of bytes available for new arrays on the device."""
     context = cuda.current_context()
     waiting = getattr(getattr(context, "memory_manager", None), "deallocations", None)
-    if waiting is not None:  # Numba frees memory late
+    if waiting is not None:  # Numba defers freeing memory
         waiting.clear()
     return float(context.get_memory_info().free)
 
 
-def first_found(launch: Callable[..., None], search: Any, num: int, *arguments: Any) -> int | None:
-    """Return the place of the first offender that a kernel of `checks_cuda` finds."""
+def first_offender(
+    launch: Callable[..., None], search: Any, num: int, *arguments: Any
+) -> int | None:
+    """Run a search kernel, and return the smallest index that it reports, or None."""
     context = cuda.current_context()
-    if getattr(_OF_THREAD, "context", None) is not context:
-        _OF_THREAD.found = to_device(np.array([_NONE_FOUND]))
-        _OF_THREAD.context = context
-    found = _OF_THREAD.found
+    if getattr(_THREAD_STATE, "context", None) is not context:
+        _THREAD_STATE.found = to_device(np.array([_NONE_FOUND]))
+        _THREAD_STATE.context = context
+    found = _THREAD_STATE.found
     launch(search, num, *arguments, found)
-    place = int(found.copy_to_host()[0])
-    if place == _NONE_FOUND:
+    index = int(found.copy_to_host()[0])
+    if index == _NONE_FOUND:
         return None
-    # ready for the next search, which then needs no array and no launch of its own
+    # reset for the next search, which then allocates and launches nothing extra
     found.copy_to_device(np.array([_NONE_FOUND]))
-    return place
+    return index
 
 
 if SIMULATED:
     from numba.cuda.simulator.kernel import BlockThread
 
-    # few threads, for each is one of Python's; what meets at a barrier may be of several warps
+    # few threads, because each is a Python thread; a barrier may cover several warps
     WARP_SIZE = 4
     WARPS_PER_BLOCK = 2
-    THREADS_PER_BLOCK = 4  # where each thread works alone
+    THREADS_PER_BLOCK = 4  # for kernels without warps
 
     def _is_alive(thread: threading.Thread) -> bool:
-        # Numba asks the threads of a block again and again: let them run meanwhile
+        # Numba polls the threads of a block: yield so that they can run
         time.sleep(1e-5)
         return threading.Thread.is_alive(thread)
 
@@ -121,24 +123,24 @@ if SIMULATED:
     def _exchange(value: Any) -> list[Any]:
         """Return the values of all lanes of the warp.
 
-        What is exchanged next is written elsewhere, so that one barrier is enough: no lane comes to
-        write here again before all have read.
+        Successive exchanges alternate between two boards, so one barrier is enough: no lane writes
+        to a board again before all lanes have read it.
         """
         thread: Any = threading.current_thread()
         boards = thread._manager.__dict__.setdefault("boards", ({}, {}))
-        thread.exchanges = getattr(thread, "exchanges", 0) + 1  # Numba's own have none at first
-        # two boards in turn: who is quick writes on one while others still read the other
+        thread.exchanges = getattr(thread, "exchanges", 0) + 1  # absent at first
+        # a fast lane writes to one board while others still read the other
         board = boards[thread.exchanges % 2]
-        own = thread.threadIdx.x
-        board[own] = value
+        lane_index = thread.threadIdx.x
+        board[lane_index] = value
         thread.syncthreads()
-        first = own - own % WARP_SIZE
-        return [board[first + i] for i in range(WARP_SIZE)]
+        first_lane = lane_index - lane_index % WARP_SIZE
+        return [board[first_lane + i] for i in range(WARP_SIZE)]
 
     def warp_sum(value: Any) -> Any:
         """Return the sum over the lanes of a warp, the same in each of them."""
         values = _exchange(value)
-        while len(values) > 1:  # in the order of the warp's butterfly
+        while len(values) > 1:  # the order of the butterfly exchange on a GPU
             half = len(values) // 2
             values = [values[i] + values[i + half] for i in range(half)]
         return values[0]
@@ -148,7 +150,7 @@ if SIMULATED:
         return max(_exchange(value))
 
     def warp_sync() -> None:
-        """Let the lanes of a warp see what the others have written."""
+        """Synchronise the lanes of a warp, so that each sees what the others have written."""
         _exchange(None)
 
 else:
@@ -160,8 +162,8 @@ else:
     def thread_index() -> int:
         """Return the index of a thread in the whole launch."""
         # in 64 bits: a grid may have more than 2**31 threads
-        place: int = np.int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
-        return place
+        index: int = np.int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
+        return index
 
     @device_function
     def warp_sum(value: Any) -> Any:
@@ -184,7 +186,7 @@ else:
 
     @device_function
     def warp_sync() -> None:
-        """Let the lanes of a warp see what the others have written."""
+        """Synchronise the lanes of a warp, so that each sees what the others have written."""
         cuda.syncwarp()
 
 

@@ -1,7 +1,7 @@
-"""Tasks on the workers of an executor: threads, processes, or a cluster of Dask.
+"""Run tasks on the workers of an executor: threads, processes, or a Dask cluster.
 
-Each task has one thread for its kernels, and results come in the order of the tasks: random numbers
-are keyed and sums are taken in order, so that the bits are the same with any number of workers.
+Kernels of a task are single-threaded, and results come in the order of the tasks. Random numbers
+are keyed and sums are taken in order, so results are bitwise equal for any number of workers.
 """
 
 from __future__ import annotations
@@ -32,105 +32,105 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 SCHEDULERS = ("threads", "processes")
-_WHERE = "--scheduler must be threads, processes or"
-_CONNECT_SECONDS = 10  # in which an address must answer
-_TASKS_AHEAD_PER_WORKER = 4  # tasks handed out ahead, for each worker
-_LEAST_TASKS_AHEAD = 32  # tasks handed out ahead, in all
-_MOST_DEATHS = 3  # in a row, after which a task is given up; Dask has the same number
-_BYTES_PER_BYTE_SENT = 10  # bytes that a task works in, for each byte that it is sent
+_SCHEDULER_ERROR = "--scheduler must be threads, processes or"
+_CONNECT_SECONDS = 10  # timeout of a connection
+_TASKS_AHEAD_PER_WORKER = 4  # tasks submitted ahead, per worker
+_MIN_TASKS_AHEAD = 32  # tasks submitted ahead, at least
+_MOST_DEATHS = 3  # worker deaths in a row after which a task is given up, as in Dask
+_BYTES_PER_BYTE_SENT = 10  # working memory of a task, per byte of its pickled arguments
 _PACKAGES = ("numpy", "numba", "scipy", "dask", "distributed", "cloudpickle")
 
 
 def as_executor(executor: Any) -> Executor | None:
-    """Return the public `executor` argument, when it is clear that its workers have this code."""
+    """Check the public `executor` argument; Dask workers must have the same versions as here."""
     if executor is not None and not isinstance(executor, Executor):
         raise TypeError(
             "`executor` must be a concurrent.futures.Executor or None, got "
-            f"{type(executor).__name__}; of a client of Dask give client.get_executor(pure=False)."
+            f"{type(executor).__name__}; for a Dask client pass client.get_executor(pure=False)."
         )
     client = _client_of(executor)
     if client is not None:
-        require_alike(client, "executor")
+        require_same_versions(client, "executor")
     return executor
 
 
 def run_tasks(
     function: Callable[[Item], Result], items: Iterable[Item], executor: Executor | None
 ) -> Iterator[Result]:
-    """Yield ``function(item)`` for each item in order: here, or on the workers of an executor.
+    """Yield ``function(item)`` for each item in order, computed on the workers of an executor.
 
-    What a worker had that died is handed out again. What the executor does not take, since it is
-    shut down or may start no thread, is done here. Whatever ends the loop, such as Ctrl-C, cancels
-    the tasks that have not begun.
+    Without an executor the calls are made here. Tasks of a worker that died are submitted again.
+    Tasks that the executor refuses, because it is shut down or cannot start a thread, run here.
+    When the loop ends early, as at Ctrl-C, tasks that have not begun are cancelled.
     """
     if executor is None:
         yield from map(function, items)
         return
 
-    refuses = False
+    refused = False
 
-    def hand_out(item: Item) -> tuple[Item, Future[Result] | None]:
-        nonlocal refuses
-        refuses = refuses or _has_no_thread(executor)
-        if not refuses:
+    def submit(item: Item) -> tuple[Item, Future[Result] | None]:
+        nonlocal refused
+        refused = refused or _has_no_thread(executor)
+        if not refused:
             try:
                 return item, executor.submit(call_single_threaded, function, item)
             except BrokenExecutor:
                 raise
             except RuntimeError:
-                refuses = True
+                refused = True
         return item, None
 
-    left = iter(items)
+    remaining = iter(items)
     deaths = 0
-    waiting: deque[tuple[Item, Future[Result] | None]] = deque()
+    pending: deque[tuple[Item, Future[Result] | None]] = deque()
     try:
-        for first in islice(left, 1):
+        for first in islice(remaining, 1):
             _require_memory(function, first, executor)
-            waiting.append(hand_out(first))
-        waiting.extend(map(hand_out, islice(left, _window(executor))))
-        while waiting:
-            item, future = waiting[0]
+            pending.append(submit(first))
+        pending.extend(map(submit, islice(remaining, _num_tasks_ahead(executor))))
+        while pending:
+            item, future = pending[0]
             try:
                 result = call_single_threaded(function, item) if future is None else future.result()
             except BrokenExecutor:
                 deaths += 1
                 if deaths > _MOST_DEATHS:
                     raise
-                # at once all that the pool had: one by one they would keep one worker busy
-                waiting = deque(
-                    hand_out(item) if _is_broken(future) else (item, future)
-                    for item, future in waiting
+                # resubmit all tasks of the broken pool at once; one by one, only one worker is busy
+                pending = deque(
+                    submit(item) if _is_broken(future) else (item, future)
+                    for item, future in pending
                 )
                 continue
             deaths = 0
-            waiting.popleft()
-            waiting.extend(map(hand_out, islice(left, 1)))
+            pending.popleft()
+            pending.extend(map(submit, islice(remaining, 1)))
             yield result
     except Exception as error:
         lost = isinstance(error, (BrokenExecutor, CancelledError))
-        if lost or type(error).__name__ == "KilledWorker":  # of Dask
+        if lost or type(error).__name__ == "KilledWorker":  # Dask's error
             raise ChildProcessError(
                 f"the workers lost a task ({type(error).__name__}: {error}); if nobody killed "
                 "them, they are short of memory: take fewer of them."
             ) from error
         raise
     finally:
-        for _, future in waiting:
+        for _, future in pending:
             if future is not None:
                 future.cancel()
 
 
 def _has_processes(executor: Executor) -> bool:
-    # not imported for the question: where the main thread has ended, that would be refused
+    # looked up and not imported: after the main thread has ended, the import would be refused
     module: Any = sys.modules.get("concurrent.futures.process")
     return module is not None and isinstance(executor, (module.ProcessPoolExecutor, Processes))
 
 
 def _has_no_thread(executor: Executor) -> bool:
-    """Return whether a pool of processes was refused the thread that hands its tasks out.
+    """Return whether a process pool could not start the thread that distributes its tasks.
 
-    It says so once, and then takes tasks that nobody begins.
+    Such a pool raises once, and then accepts tasks that never begin.
     """
     thread: Any = getattr(executor, "_executor_manager_thread", None)
     return thread is not None and thread.ident is None
@@ -140,21 +140,21 @@ def _is_broken(future: Future[Any] | None) -> bool:
     return future is not None and future.done() and isinstance(future.exception(), BrokenExecutor)
 
 
-def _window(executor: Executor) -> int:
-    """Return how many tasks are handed out ahead, whose arguments and results take memory."""
+def _num_tasks_ahead(executor: Executor) -> int:
+    """Return the number of tasks to submit ahead; it bounds the memory of arguments and results."""
     client = _client_of(executor)
-    of_pool = getattr(executor, "_max_workers", None) or os.cpu_count() or 1
-    workers: int = of_pool if client is None else sum(client.nthreads().values())
-    return max(_TASKS_AHEAD_PER_WORKER * workers, _LEAST_TASKS_AHEAD)
+    pool_workers = getattr(executor, "_max_workers", None) or os.cpu_count() or 1
+    workers: int = pool_workers if client is None else sum(client.nthreads().values())
+    return max(_TASKS_AHEAD_PER_WORKER * workers, _MIN_TASKS_AHEAD)
 
 
 def _require_memory(function: Any, item: Any, executor: Executor) -> None:
-    """Raise where a task cannot be sent to another process, or workers of Dask cannot hold it."""
+    """Raise if a task cannot be pickled, or does not fit into the memory of a Dask worker."""
     client = _client_of(executor)
     if client is None and not _has_processes(executor):
         return
     try:
-        # Dask falls back on cloudpickle, which takes functions without a name too
+        # Dask falls back on cloudpickle, which also handles lambdas and local functions
         module = pickle if client is None else import_module("cloudpickle")
         size = len(module.dumps((function, item)))
     except Exception as error:
@@ -176,7 +176,7 @@ def _require_memory(function: Any, item: Any, executor: Executor) -> None:
 
 
 def _client_of(executor: Any) -> Any:
-    """Return the client of an executor of Dask; None of others."""
+    """Return the client of a Dask executor; None for other executors."""
     if "distributed" not in sys.modules:
         return None
     client = getattr(executor, "_client", None)
@@ -184,17 +184,17 @@ def _client_of(executor: Any) -> Any:
 
 
 def _versions() -> dict[str, str]:
-    """Return the versions on which code and bits depend."""
-    found = {name: str(import_module(name).__version__) for name in _PACKAGES}
+    """Return the versions of Python and of the packages on which results depend."""
+    packages = {name: str(import_module(name).__version__) for name in _PACKAGES}
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return {"python": python, "samplesoft": __version__, **found}
+    return {"python": python, "samplesoft": __version__, **packages}
 
 
-def require_alike(client: Any, name: str) -> None:
-    """Raise ValueError unless there are workers, and all have the versions of this process."""
+def require_same_versions(client: Any, name: str) -> None:
+    """Raise ValueError unless there are Dask workers, all with the versions of this process."""
     try:
         workers = client.run(_versions)
-    except Exception as error:  # whatever a worker raises that has no samplesoft, or another one
+    except Exception as error:  # workers without samplesoft, or with another version, may raise any
         raise ValueError(
             f"`{name}` must have workers with the same samplesoft as here, {__version__}, got "
             f"{type(error).__name__}: {error}; install it there."
@@ -204,14 +204,16 @@ def require_alike(client: Any, name: str) -> None:
             f"`{name}` must have workers, got a scheduler with none; start some with "
             f"dask worker {client.scheduler.address}."
         )
-    own = _versions()
+    versions_here = _versions()
     for address, versions in workers.items():
-        other = {name: found for name, found in versions.items() if own[name] != found}
-        if other:
-            there = ", ".join(f"{name} {found}" for name, found in other.items())
-            here = ", ".join(f"{name} {own[name]}" for name in other)
+        different = {
+            name: version for name, version in versions.items() if versions_here[name] != version
+        }
+        if different:
+            got = ", ".join(f"{name} {version}" for name, version in different.items())
+            expected = ", ".join(f"{name} {versions_here[name]}" for name in different)
             raise ValueError(
-                f"`{name}` must have workers with the versions of here, {here}, got {there} on "
+                f"`{name}` must have workers with the versions of here, {expected}, got {got} on "
                 f"{address}; install the same on both sides."
             )
 
@@ -221,7 +223,7 @@ def require_alike(client: Any, name: str) -> None:
 
 @contextmanager
 def open_scheduler(scheduler: str | None) -> Iterator[Executor | None]:
-    """Give the executor that ``--scheduler`` names, as many workers as threads if it is of here."""
+    """Give the executor named by ``--scheduler``; local ones have as many workers as threads."""
     if scheduler is None:
         yield None
     elif scheduler in SCHEDULERS:
@@ -231,7 +233,7 @@ def open_scheduler(scheduler: str | None) -> Iterator[Executor | None]:
             yield pool
     else:
         with (
-            connected(scheduler, _WHERE, set_as_default=False) as client,
+            connect_client(scheduler, _SCHEDULER_ERROR, set_as_default=False) as client,
             client.get_executor(pure=False) as executor,
         ):
             yield executor
@@ -239,7 +241,7 @@ def open_scheduler(scheduler: str | None) -> Iterator[Executor | None]:
 
 @contextmanager
 def open_cluster(address: str | None) -> Iterator[Any]:
-    """Give the client of a cluster of Dask whose scheduler ``--scheduler`` names, None for none."""
+    """Give a client of the Dask scheduler at the address of ``--scheduler``; None without one."""
     if address is None:
         yield None
         return
@@ -249,13 +251,13 @@ def open_cluster(address: str | None) -> Iterator[Any]:
             f"{what} the address of a scheduler of Dask, whose workers keep class vectors, got "
             f"{address!r}; leave it out to train on the threads of this process."
         )
-    with connected(address, what, direct_to_workers=True) as client:
-        require_alike(client, "--scheduler")
+    with connect_client(address, what, direct_to_workers=True) as client:
+        require_same_versions(client, "--scheduler")
         yield client
 
 
-def connected(address: str, what: str, **options: Any) -> Any:
-    """Return a client of Dask for a scheduler, which must answer soon.
+def connect_client(address: str, what: str, **options: Any) -> Any:
+    """Return a Dask client of the scheduler at `address`, which must answer within 10 seconds.
 
     Errors begin with `what`, such as "--scheduler must be threads, processes or".
     """
@@ -267,16 +269,18 @@ def connected(address: str, what: str, **options: Any) -> Any:
             "pip install 'dask[array]' distributed."
         ) from None
 
-    async def ask() -> None:
-        how = distributed.Security().get_connection_args("client")
-        # for what answers, but not as a scheduler does
+    async def probe() -> None:
+        connection_args = distributed.Security().get_connection_args("client")
+        # a server of another protocol may accept the connection and then stay silent
         async with asyncio.timeout(_CONNECT_SECONDS):
-            (await distributed.comm.connect(address, timeout=_CONNECT_SECONDS, **how)).abort()
+            (
+                await distributed.comm.connect(address, timeout=_CONNECT_SECONDS, **connection_args)
+            ).abort()
 
-    # before there is a client, which would try for longer, and once more when it is closed
+    # probe first, because a client would retry for longer, and again when it is closed
     try:
-        asyncio.run(ask())
-    except Exception as error:  # of the network, of the address, or of what else answers there
+        asyncio.run(probe())
+    except Exception as error:  # of the network, the address or the server
         raise ValueError(
             f"{what} the address of a scheduler of Dask that answers in "
             f"{_CONNECT_SECONDS} s, such as tcp://10.0.0.1:8786, got {address!r} "
@@ -286,7 +290,7 @@ def connected(address: str, what: str, **options: Any) -> Any:
 
 
 class Processes(Executor):
-    """Worker processes that end with this one; there are new ones where some were killed."""
+    """A process pool whose workers end with this process; killed workers are replaced."""
 
     def __init__(self, workers: int) -> None:
         self._max_workers = workers
@@ -295,18 +299,18 @@ class Processes(Executor):
     def _start(self) -> ProcessPoolExecutor:
         from concurrent.futures import ProcessPoolExecutor
 
-        # a fork would copy locks that threads of this process hold
-        return ProcessPoolExecutor(self._max_workers, get_context("spawn"), _begin)
+        # a fork would copy locks that other threads of this process hold
+        return ProcessPoolExecutor(self._max_workers, get_context("spawn"), _init_worker)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Hand out ``fn(*args, **kwargs)``."""
+        """Submit ``fn(*args, **kwargs)``."""
         try:
             return self._pool.submit(fn, *args, **kwargs)
         except BrokenExecutor:
             self._pool = self._start()
             return self._pool.submit(fn, *args, **kwargs)
         except RuntimeError:
-            if _has_no_thread(self._pool):  # and processes, of which nobody asks anything
+            if _has_no_thread(self._pool):  # its processes will never get a task
                 for process in list(self._pool._processes.values()):
                     process.kill()
                 self._pool = self._start()
@@ -317,9 +321,9 @@ class Processes(Executor):
         self._pool.shutdown(wait, cancel_futures=cancel_futures)
 
 
-def _begin() -> None:
-    """Let a worker process end with its parent, which hears of Ctrl-C for both."""
+def _init_worker() -> None:
+    """Initialise a worker process: ignore Ctrl-C, and end when the parent process ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent: Any = parent_process()
-    with suppress(RuntimeError):  # where no thread can be started, there is work to do still
+    with suppress(RuntimeError):  # the worker is usable without this thread
         threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()

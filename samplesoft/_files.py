@@ -1,4 +1,4 @@
-"""Files that a reader never meets half written, JSON that anybody wrote, and names of arrays."""
+"""Atomic writing of files, strict JSON, and prefixes of array names."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from zlib import crc32
 
 _T = TypeVar("_T")
 
-# Seconds between tries, 1.5 in all. Scanners and indexers of Windows, and readers, hold a file for
-# some milliseconds.
+# Seconds between tries, 1.5 in total. Virus scanners and indexers on Windows, and readers, hold a
+# file for some milliseconds.
 _PAUSES = (0.01, 0.02, 0.05, *[0.1] * 14)
-_BUSY = {errno.EBUSY, errno.ETXTBSY}  # of network file systems
-_BUSY_ON_WINDOWS = {5, 32, 33, 1224}  # denied, shared, locked, mapped into memory
-_LONGEST_NAME = 180  # bytes; file systems take 255, and a draft has some more than its target
+_BUSY = {errno.EBUSY, errno.ETXTBSY}  # reported by network file systems
+_BUSY_ON_WINDOWS = {5, 32, 33, 1224}  # access denied, sharing violation, locked, memory-mapped
+_LONGEST_NAME = 180  # bytes; file systems allow 255, and a draft's name is longer than its target's
 _DAY_SECONDS = 86_400.0  # seconds
-_worked_on: set[str] = set()  # names of drafts of this process
+_drafts_in_progress: set[str] = set()  # names of drafts that this process is writing
 
 
 class FileInUse(PermissionError):
-    """A file cannot be replaced now, and the draft of what was to be in it is kept.
+    """A file cannot be replaced at the moment; the draft of its new content is kept.
 
     Parameters
     ----------
     path : Path
-        The file, which is as it was.
+        The file, unchanged.
     draft : Path
-        What was to be in it, whole and on the disk.
+        The complete new content, flushed to disk.
     reason : str
-        What the system says.
+        Message of the operating system.
     """
 
     def __init__(self, path: Path, draft: Path, reason: str) -> None:
@@ -54,13 +54,13 @@ class FileInUse(PermissionError):
 
 @contextmanager
 def atomic_write(path: str | Path) -> Iterator[Path]:
-    """Give a new name beside `path`, and move that file to `path` once the body has written it.
+    """Give the path of a draft next to `path`; move it to `path` once the body has written it.
 
-    The content is on the disk before the name changes, so that `path` holds the old file or the
-    new one after a crash of the machine too. Several threads and processes may do so at once: the
-    last one wins. Drafts of processes that were killed are removed, and this one if the body
-    fails. A `path` that another program holds is tried for a second or so; then `FileInUse`
-    is raised, and says where the draft is.
+    The content is flushed to disk before the move. So `path` holds either the old file or the new
+    one, even after a crash of the machine. Several threads and processes may write at once; the
+    last one wins. The draft is removed if the body fails; drafts of killed processes are removed as
+    well. If another program holds `path`, the move is retried for about a second; then `FileInUse`
+    is raised, which names the draft.
     """
     with draft_path(path) as draft:
         yield draft
@@ -84,28 +84,28 @@ def draft_path(path: str | Path) -> Iterator[Path]:
 
 
 def move_into_place(draft: Path, path: str | Path) -> None:
-    """Move a draft to `path`, in whose folder it is, or raise `FileInUse` and keep it."""
+    """Move a draft to `path` in the same folder; if `path` is in use, raise `FileInUse`."""
     try:
-        # atomic on one file system, where the draft stands beside its target
+        # atomic, because both are in the same folder
         retry_while_in_use(lambda: os.replace(draft, path))
     except OSError as error:
         if not is_in_use(error):
             discard_draft(draft)
             raise
-        _worked_on.discard(draft.name)
+        _drafts_in_progress.discard(draft.name)
         raise FileInUse(Path(path), draft, error.strerror or str(error)) from error
     except BaseException:
         discard_draft(draft)
         raise
-    _worked_on.discard(draft.name)
+    _drafts_in_progress.discard(draft.name)
     if os.name == "posix":  # elsewhere a folder cannot be opened
-        # some file systems refuse, and the file has its name already
+        # some file systems refuse; the file is already in place
         with suppress(OSError):
             _flush(Path(path).parent)
 
 
 def retry_while_in_use(action: Callable[[], _T]) -> _T:
-    """Return what `action` returns, called again for a second or so while its file is in use."""
+    """Return ``action()``; while its file is in use, retry for about 1.5 seconds."""
     for pause in _PAUSES:
         try:
             return action()
@@ -117,9 +117,9 @@ def retry_while_in_use(action: Callable[[], _T]) -> _T:
 
 
 def is_in_use(error: OSError) -> bool:
-    """Tell whether an error of the system may be gone in a moment, as another program holds a file.
+    """Return whether an error may be temporary, because another program holds the file.
 
-    Windows does not tell such a file from one that is forbidden.
+    Windows reports such a file in the same way as one without permission.
     """
     return (
         isinstance(error, PermissionError)
@@ -129,10 +129,10 @@ def is_in_use(error: OSError) -> bool:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write `text` as UTF-8 to `path`, whole or not at all, with the same bytes on all systems.
+    """Write `text` as UTF-8 to `path` atomically, with the same bytes on all systems.
 
-    What UTF-8 has no code for, such as the bytes of a file name that could not be decoded, is
-    written as an escape of Python.
+    Characters that UTF-8 cannot encode, such as undecodable bytes of a file name, are written as
+    Python escapes.
     """
     with atomic_write(path) as draft:
         draft.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
@@ -150,52 +150,54 @@ def _flush(path: Path) -> None:
 
 
 def _new_draft(path: Path) -> Path:
-    """Return a name that no other thread or process has, and remove drafts that nobody needs."""
+    """Return a unique path for a draft of `path`, and remove abandoned drafts of `path`."""
     stem = path.stem
     if len(os.fsencode(path.name)) > _LONGEST_NAME:
         stem = sha256(os.fsencode(path.name)).hexdigest()[:32]
     suffix = path.suffix if len(os.fsencode(path.suffix)) <= _LONGEST_NAME else ""
-    before = f".{stem}."
-    after = f".draft{suffix}"
-    for left in path.parent.glob(f"{glob.escape(before)}*{glob.escape(after)}"):
-        writer = left.name.removeprefix(before).removesuffix(after)
-        if left.name not in _worked_on and is_abandoned(left, writer):
-            with suppress(OSError):  # a scanner may hold it; the next draft removes it
-                left.unlink()
-    name = f"{before}{writer_name()}{after}"
-    _worked_on.add(name)
+    prefix = f".{stem}."
+    suffix_pattern = f".draft{suffix}"
+    for old_draft in path.parent.glob(f"{glob.escape(prefix)}*{glob.escape(suffix_pattern)}"):
+        writer = old_draft.name.removeprefix(prefix).removesuffix(suffix_pattern)
+        if old_draft.name not in _drafts_in_progress and is_abandoned(old_draft, writer):
+            with suppress(OSError):  # if a scanner holds it, the next draft removes it
+                old_draft.unlink()
+    name = f"{prefix}{writer_name()}{suffix_pattern}"
+    _drafts_in_progress.add(name)
     return path.with_name(name)
 
 
 def discard_draft(draft: Path) -> None:
-    """Remove a draft that is not needed any more."""
-    _worked_on.discard(draft.name)
-    with suppress(OSError):  # the error that brought us here counts
+    """Remove a draft that is no longer needed."""
+    _drafts_in_progress.discard(draft.name)
+    with suppress(OSError):  # do not hide the error that is being handled
         retry_while_in_use(lambda: draft.unlink(missing_ok=True))
 
 
 def writer_name() -> str:
-    """Return a name that no other writer has, for what `is_abandoned` is asked about."""
-    # random beside the number of the process, which is 1 in many a container
-    return f"{os.getpid()}-{_host()}-{os.urandom(4).hex()}"
+    """Return a unique name of a writer: process id, host and random digits; see `is_abandoned`."""
+    # the process id alone is not unique: it is 1 in many containers
+    return f"{os.getpid()}-{_host_hash()}-{os.urandom(4).hex()}"
 
 
 def is_abandoned(draft: Path, writer: str) -> bool:
-    """Tell whether the `writer` of a draft is gone, or is this process; a `writer_name`."""
+    """Return whether the writer of a draft (a `writer_name`) has ended, or is this process."""
     process, _, host = writer.partition("-")
     if not (process.isascii() and process.isdecimal()):
         return False
-    if host and host.partition("-")[0] != _host():  # one cannot ask for processes elsewhere
+    if (
+        host and host.partition("-")[0] != _host_hash()
+    ):  # processes of other machines cannot be queried
         try:
             return time.time() - draft.stat().st_mtime > _DAY_SECONDS
         except OSError:
             return False
-    # this process knows its own drafts; others had its number before
+    # callers skip the drafts of this process; an equal id is that of an earlier process
     return int(process) == os.getpid() or not _is_running(int(process))
 
 
-def _host() -> str:
-    """Return a short name of the machine, or of the container."""
+def _host_hash() -> str:
+    """Return a short hash of the name of the machine or container."""
     return f"{crc32(os.fsencode(socket.gethostname())):08x}"
 
 
@@ -208,21 +210,21 @@ if sys.platform == "win32":
     _NO_SUCH_PROCESS = 87
 
     def _is_running(process: int) -> bool:
-        """Tell whether this may be the number of a process that lives."""
+        """Return whether a process with this id may be running."""
         if process >= 1 << 32:
             return False
         kernel = ctypes.WinDLL("kernel32", use_last_error=True)
-        # a handle has 64 bits, where ctypes takes an int unless it is told
+        # a handle has 64 bits; without these declarations ctypes assumes an int
         kernel.OpenProcess.argtypes = wintypes.DWORD, wintypes.BOOL, wintypes.DWORD
         kernel.OpenProcess.restype = wintypes.HANDLE
         kernel.WaitForSingleObject.argtypes = wintypes.HANDLE, wintypes.DWORD
         kernel.WaitForSingleObject.restype = wintypes.DWORD
         kernel.CloseHandle.argtypes = (wintypes.HANDLE,)
         handle = kernel.OpenProcess(_SYNCHRONIZE, False, process)
-        if not handle:  # where access is denied, there is a process
+        if not handle:  # access denied means that there is a process
             return bool(ctypes.get_last_error() != _NO_SUCH_PROCESS)
         try:
-            # one that has ended is there as long as somebody has a handle
+            # a process that has ended stays visible while someone has a handle
             return bool(kernel.WaitForSingleObject(handle, 0) == _TIMEOUT)
         finally:
             kernel.CloseHandle(handle)
@@ -230,21 +232,21 @@ if sys.platform == "win32":
 else:
 
     def _is_running(process: int) -> bool:
-        """Tell whether this may be the number of a process that lives."""
+        """Return whether a process with this id may be running."""
         try:
             os.kill(process, 0)
         except (ProcessLookupError, OverflowError):
             return False
         except PermissionError:
             return True
-        return process > 0  # 0 is a group
+        return process > 0  # id 0 means a process group
 
 
 # JSON and names --------------------------------------------------------------------------------
 
 
 def read_json(text: str | bytes) -> Any:
-    """Return what strict JSON holds; raise ValueError for other text, and for what is deep.
+    """Parse strict JSON; raise ValueError for malformed or too deeply nested text.
 
     >>> read_json('{"a": [1, null]}')
     {'a': [1, None]}
@@ -254,17 +256,17 @@ def read_json(text: str | bytes) -> Any:
     ValueError: NaN is no number of JSON
     """
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return json.loads(text, parse_constant=_reject_constant)
     except RecursionError:
         raise ValueError("its lists and objects are too deep in one another") from None
 
 
-def _refuse(constant: str) -> None:
+def _reject_constant(constant: str) -> None:
     raise ValueError(f"{constant} is no number of JSON")
 
 
 def prefixed(parts: Mapping[str, Mapping[str, _T]], separator: str = ".") -> dict[str, _T]:
-    """Join mappings into one, with the name of each before its keys.
+    """Join mappings into one dict whose keys are prefixed with the name of their mapping.
 
     >>> prefixed({"lstm": {"w": 1}, "softmax": {"w": 2}})
     {'lstm.w': 1, 'softmax.w': 2}
@@ -277,7 +279,7 @@ def prefixed(parts: Mapping[str, Mapping[str, _T]], separator: str = ".") -> dic
 
 
 def unprefixed(name: str, arrays: Mapping[str, _T], separator: str = ".") -> dict[str, _T]:
-    """Return one of the mappings that `prefixed` has joined, empty if it was.
+    """Return one of the mappings joined by `prefixed`, with its original keys.
 
     >>> unprefixed("lstm", {"lstm.w": 1, "softmax.w": 2})
     {'w': 1}

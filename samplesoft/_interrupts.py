@@ -1,7 +1,7 @@
-"""How the program ends at Ctrl-C or SIGTERM: a line of advice, and exit status 130.
+"""End the program at Ctrl-C or SIGTERM with a line of advice and exit status 130.
 
-The process ends where it is, in the middle of an import or of a kernel, and no exception runs
-through code that may swallow it. That is safe, for files are written as drafts or line by line.
+The process ends at once, even inside an import or a kernel. No exception is raised, so no code can
+swallow it. This is safe because files are written as drafts or line by line.
 """
 
 from __future__ import annotations
@@ -16,38 +16,39 @@ if TYPE_CHECKING:
 
 STATUS = 130  # 128 + SIGINT, as shells count
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_words: Callable[[], str] | None = None
+_advice: Callable[[], str] | None = None
 
 
-def advise(words: Callable[[], str]) -> None:
-    """Take the advice for an interrupt from `words`, which is asked when it comes."""
-    global _words
-    _words = words
+def set_interrupt_advice(advice: Callable[[], str]) -> None:
+    """Set the advice that an interrupt prints; `advice` is called when the interrupt comes."""
+    global _advice
+    _advice = advice
 
 
 def end_at_interrupts() -> None:
-    """End the process at an interrupt from now on, unless it was started to ignore them."""
+    """End the process at the next interrupt, unless it was started with interrupts ignored."""
     _handle(_end)
 
 
 def ignore_interrupts() -> None:
-    """Let the exit status stand: the work is done."""
+    """Ignore interrupts from now on: the work is done, and its exit status stands."""
     _handle(signal.SIG_IGN)
 
 
 def _handle(handler: Callable[..., object] | signal.Handlers) -> None:
     for number in _SIGNALS:
-        if signal.getsignal(number) != signal.SIG_IGN:  # as in the background of a shell script
+        # a shell script starts background jobs with interrupts ignored
+        if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, handler)
 
 
 def _end(*_: object) -> None:
     try:
-        _handle(lambda *_: os._exit(STATUS))  # at a second one, nobody waits for a slow reader
-        if sys.stderr is not None:  # else its number may be that of another file
-            bar = "\n" if sys.stderr.isatty() else ""  # leave the line of a progress bar
-            words = "interrupted" if _words is None else _words()
-            text = f"{bar}samplesoft: {words}\n"
+        _handle(lambda *_: os._exit(STATUS))  # a second interrupt does not wait for a slow reader
+        if sys.stderr is not None:  # if it is closed, its descriptor may belong to another file
+            bar = "\n" if sys.stderr.isatty() else ""  # keep the line of a progress bar
+            advice = "interrupted" if _advice is None else _advice()
+            text = f"{bar}samplesoft: {advice}\n"
             os.write(sys.stderr.fileno(), text.encode(sys.stderr.encoding, "backslashreplace"))
         if sys.stdout is not None:
             sys.stdout.flush()

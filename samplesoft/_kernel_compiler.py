@@ -1,9 +1,9 @@
-"""Kernels compiled by Numba, without what nobody asks of them.
+"""A faster Numba compiler for kernels that are only called by other kernels.
 
-Numba makes machine code of each function that it compiles, and a wrapper for calls from Python.
-Most kernels are called by other kernels alone, into which LLVM links their bitcode: of such a
-kernel there is no more than that here. When Python calls it, it is compiled as a whole, and other
-kernels go on with the bitcode: what they compute does not depend on who was called first.
+Numba generates machine code and a Python wrapper for every function that it compiles. But most
+kernels are called only by other kernels, into which LLVM links their bitcode. Here such a kernel is
+compiled to bitcode only. If Python calls it, it is compiled completely, and other kernels still use
+the bitcode. So the results of a kernel do not depend on which function was called first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from importlib import import_module
 from inspect import signature
 from typing import Any
 
-# whose types are not those of all versions of Numba
+# imported as Any, because type hints differ between versions of Numba
 codegen: Any = import_module("numba.core.codegen")
 compiler: Any = import_module("numba.core.compiler")
 environment: Any = import_module("numba.core.environment")
@@ -28,19 +28,20 @@ sigutils: Any = import_module("numba.core.sigutils")
 global_compiler_lock: Any = import_module("numba.core.compiler_lock").global_compiler_lock
 parse_bitcode: Any = import_module("llvmlite.binding").parse_bitcode
 
-# as of Numba 0.62, where those of one function take longer to make than to run
+# Since Numba 0.62 this method takes `llvm_module`; creating its passes takes longer than running
+# them.
 _PASSES = signature(codegen.CPUCodegen._function_pass_manager).parameters
-VERSION = 2  # of how kernels are compiled here: machine code of another one is not taken from disk
-_WRAPPER = "_ZN7cpython"  # the start of the name of a function that unpacks arguments from Python
-_MANY = 48  # blocks of such a function, as for more than five arrays
+VERSION = 2  # version of this compiler; cached code of other versions is not loaded
+_WRAPPER_PREFIX = "_ZN7cpython"  # prefix of the names of functions that unpack Python arguments
+_LARGE_WRAPPER_BLOCKS = 48  # basic blocks of such a function, reached with more than five arrays
 _thread = threading.local()
-# threads that have changed what all threads see, until they have compiled, and how that is undone
+# temporary changes of global state: the thread that made them, and the function that undoes them
 _changes: list[tuple[int, Callable[[], None]]] = []
 
 
 @contextmanager
 def _undone_by(undo: Callable[[], None]) -> Iterator[None]:
-    """Undo a change of the body after it, and in a child forked while another thread is in it."""
+    """Call `undo` after the body, and in a child that is forked during the body."""
     _changes.append((threading.get_ident(), undo))
     try:
         yield
@@ -50,7 +51,7 @@ def _undone_by(undo: Callable[[], None]) -> Iterator[None]:
 
 
 def _after_fork_in_child() -> None:
-    """Undo what threads have changed that are not here to do so."""
+    """Undo the changes of threads that do not exist in the child."""
     while _changes and _changes[-1][0] != threading.get_ident():
         _changes.pop()[1]()
 
@@ -60,30 +61,33 @@ if hasattr(os, "register_at_fork"):
 
 
 def is_for_caller() -> bool:
-    """Tell whether what this thread compiles now is called by another kernel, and not by Python."""
+    """Return whether this thread is compiling a kernel for another kernel, not for Python."""
     return getattr(_thread, "for_caller", False)
 
 
 class _Code(codegen.JITCodeLibrary):  # type: ignore[misc]
-    """The code of a kernel."""
+    """The LLVM code of a kernel that Python calls."""
 
-    # Sums in any order are compiled by Numba's own passes, whose order decides on their last bits.
+    # Sums with reordered additions use Numba's standard passes, which determine their last bits.
     is_sum = False
 
     def add_ir_module(self, module: Any) -> None:
-        """Add generated code, of which what unpacks many arguments from Python stays as it is.
+        """Add generated code; exclude large wrappers for Python arguments from optimisation.
 
-        Of the runner of training steps that was a quarter of what LLVM had to optimise, for a
-        microsecond in each call, which takes many steps.
+        For the fused training steps the wrapper was a quarter of LLVM's work. Optimising it would
+        save only a microsecond per call, and each call takes many training steps.
         """
         for function in module.functions:
-            if function.name.startswith(_WRAPPER) and len(function.blocks) > _MANY:
+            if (
+                function.name.startswith(_WRAPPER_PREFIX)
+                and len(function.blocks) > _LARGE_WRAPPER_BLOCKS
+            ):
                 function.attributes.add("noinline")
                 function.attributes.add("optnone")
         super().add_ir_module(module)
 
     def _optimize_functions(self, module: Any) -> None:
-        """Leave functions to the passes over the whole, which go through all of them again."""
+        """Skip the passes over single functions; the module passes optimise all of them again."""
         if "llvm_module" in _PASSES:
             super()._optimize_functions(module)
             return
@@ -92,14 +96,14 @@ class _Code(codegen.JITCodeLibrary):  # type: ignore[misc]
             self._run_function_passes(module)
 
     def _run_function_passes(self, module: Any) -> None:
-        """Do as Numba does, but for declarations, which are most functions of a module."""
+        """Run Numba's function passes, skipping declarations, the majority of the functions."""
         for function in module.functions:
             if not function.is_declaration:
                 passes, builder = self._codegen._function_pass_manager()
                 passes.run(function, builder)
 
     def _optimize_final_module(self) -> None:
-        """Do the second half of what Numba does; the first is for code that counts references."""
+        """Run the second of Numba's two passes; the first one is for reference counting."""
         if self.is_sum or "llvm_module" in _PASSES:
             super()._optimize_final_module()
             return
@@ -109,17 +113,17 @@ class _Code(codegen.JITCodeLibrary):  # type: ignore[misc]
     def _finalize_specific(self) -> None:
         super()._finalize_specific()
         for variable in self._final_module.global_variables:
-            # constants of a kernel that was linked in, and has no machine code that would set them
-            found = environment.lookup_environment(variable.name)
-            if found is not None:
-                self._codegen.set_env(variable.name, found)
+            # constants of a linked kernel, which has no machine code of its own to set them
+            env = environment.lookup_environment(variable.name)
+            if env is not None:
+                self._codegen.set_env(variable.name, env)
 
 
 class LinkedCode(_Code):
-    """Bitcode to be linked into that of other kernels, without machine code.
+    """Bitcode of a kernel for linking into other kernels, without machine code.
 
-    LLVM simplifies it, and leaves the rest to when it is part of a whole: it would go through all
-    again there. Sums in any order are done with here, so that no caller has an order of its own.
+    LLVM only simplifies it; it is optimised again as a part of its callers. Sums with reordered
+    additions are optimised completely here, so that their order is the same in all callers.
     """
 
     def _optimize_functions(self, module: Any) -> None:
@@ -131,7 +135,7 @@ class LinkedCode(_Code):
         if self.is_sum or "llvm_module" in _PASSES:
             super()._optimize_final_module()
             return
-        # the first half of what Numba does
+        # the first of Numba's two passes
         passes, builder = self._codegen._module_pass_manager(
             loop_vectorize=self._codegen._loopvect,
             slp_vectorize=False,
@@ -147,7 +151,7 @@ class LinkedCode(_Code):
 
 
 def linked_result(context: Any, name: str, bitcode: bytes, **parts: Any) -> Any:
-    """Return the result of a compilation for other kernels, as it was saved."""
+    """Rebuild the saved result of a compilation for other kernels."""
     code = LinkedCode(context.codegen(), name)
     code._final_module = parse_bitcode(bitcode)
     code._finalize_final_module()
@@ -163,24 +167,24 @@ def linked_result(context: Any, name: str, bitcode: bytes, **parts: Any) -> Any:
 
 
 class _Flags(compiler.Flags):  # type: ignore[misc]
-    """Options of a compilation, compared in less time: that happens some hundred times in each."""
+    """Compiler options with a faster comparison, which happens a hundred times per compilation."""
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, _Flags):
-            return self._given() == other._given()
+            return self._changed_options() == other._changed_options()
         return bool(super().__eq__(other))
 
     def __hash__(self) -> int:
-        return _HASH  # as Numba's, which is of the names alone
+        return _HASH  # as in Numba, where it depends on the names only
 
     def copy(self) -> _Flags:
-        """Return what functions inherit that are compiled for this one."""
+        """Return the options that functions compiled for this one inherit."""
         copy = _Flags(self)
-        copy.discard("no_compile")  # or Numba would have its own functions once more
+        copy.discard("no_compile")  # otherwise Numba would compile its own functions again
         copy.discard("no_cpython_wrapper")
         return copy
 
-    def _given(self) -> dict[str, Any]:
+    def _changed_options(self) -> dict[str, Any]:
         default = self.options
         return {key: value for key, value in self._values.items() if value != default[key].default}
 
@@ -189,7 +193,7 @@ _HASH = hash(compiler.Flags())
 
 
 def _num_registered(context: Any) -> int:
-    """Return how many functions, attributes and types a context finds in registries."""
+    """Return the number of functions, attributes and types in the registries of a context."""
     return sum(
         len(getattr(registry, name))
         for registry, loader in context._registries.items()
@@ -197,39 +201,40 @@ def _num_registered(context: Any) -> int:
     )
 
 
-_num_known: dict[int, int] = {}  # of the two contexts of Numba, when they looked last
-_signatures: dict[Any, Any] = {}  # of Numba's own operators, by the types of their arguments
+_last_num_registered: dict[int, int] = {}  # registry size at the last refresh, by id of the context
+_signatures: dict[Any, Any] = {}  # resolved signatures of Numba's operators, by argument types
 
 
 @contextmanager
-def _quicker() -> Iterator[None]:
-    """Spare Numba, in the body of ``with``, questions to which it has had an answer before.
+def _cached_lookups() -> Iterator[None]:
+    """Cache Numba's registry scans and signature lookups in the body of ``with``.
 
-    With each function that it compiles it looks through all registries for new functions, and for
-    each operation through all overloads of an operator, as those of strings and of sets.
+    Numba scans all registries for new functions with each function that it compiles. For each
+    operation it searches all overloads of the operator, including those of strings and sets.
     """
     typing, target = registry.cpu_target.typing_context, registry.cpu_target.target_context
-    if "refresh" in vars(target):  # around a kernel that another kernel calls
+    if "refresh" in vars(target):  # nested: a kernel that another kernel calls
         yield
         return
-    find = typing.resolve_function_type
+    resolve_uncached = typing.resolve_function_type
 
-    def refresh(context: Any, whole: Any) -> None:
+    def refresh(context: Any, refresh_all: Any) -> None:
         num = _num_registered(context)
-        if _num_known.get(id(context)) != num:
-            _num_known[id(context)] = num  # before, for this comes back here
+        if _last_num_registered.get(id(context)) != num:
+            # set first, because `refresh_all` calls `refresh` again
+            _last_num_registered[id(context)] = num
             _signatures.clear()
-            whole()
+            refresh_all()
 
     def resolve(function: Any, arguments: Any, keywords: Any) -> Any:
         key = function, tuple(arguments)
         is_plain = not keywords and all(isinstance(one, types.Type) for one in arguments)
-        found = _signatures.get(key) if is_plain else None
-        if found is None:
-            found = find(function, arguments, keywords)
-            if is_plain and _is_own(typing, function, found):
-                _signatures[key] = found
-        return found
+        signature = _signatures.get(key) if is_plain else None
+        if signature is None:
+            signature = resolve_uncached(function, arguments, keywords)
+            if is_plain and _is_generated(typing, function, signature):
+                _signatures[key] = signature
+        return signature
 
     def undo() -> None:
         for context in (typing, target):
@@ -243,16 +248,16 @@ def _quicker() -> Iterator[None]:
         yield
 
 
-def _is_own(typing: Any, function: Any, found: Any) -> bool:
-    """Tell whether a signature is of code that Numba generates, and not of a compiled function."""
+def _is_generated(typing: Any, function: Any, signature: Any) -> bool:
+    """Return whether a signature is of code that Numba generates, not of a compiled function."""
     kind = function if isinstance(function, types.Type) else typing._lookup_global(function)
-    if found is None or not isinstance(kind, types.Function):
+    if signature is None or not isinstance(kind, types.Function):
         return False
-    return bool(kind._impl_keys.get(found.args) == kind.typing_key)
+    return bool(kind._impl_keys.get(signature.args) == kind.typing_key)
 
 
 class _Compiler(compiler.Compiler):  # type: ignore[misc]
-    """Numba's compiler, for the code above."""
+    """Numba's compiler with the code libraries and options above."""
 
     def compile_extra(self, function: Any) -> Any:
         """Compile a function."""
@@ -265,50 +270,50 @@ class _Compiler(compiler.Compiler):  # type: ignore[misc]
         state.library.is_sum = bool(state.flags.fastmath)
         if linked:
             state.flags.no_cpython_wrapper = state.flags.no_compile = True
-        # of the many objects of a compiler few are garbage that has to be looked for
+        # the garbage collector is off: a compiler makes many objects, few of them cyclic garbage
         with _undone_by(gc.enable) if gc.isenabled() else nullcontext():
             gc.disable()
             return super().compile_extra(function)
 
 
 class Kernel(registry.CPUDispatcher):  # type: ignore[misc]
-    """A function and what was compiled of it, for kinds of arguments."""
+    """A function with its compiled code for each signature."""
 
-    overloads: dict[Any, Any]  # results for Python, by the types of arguments
+    overloads: dict[Any, Any]  # results for calls from Python, by argument types
 
     def __init__(self, py_func: Any, locals: Any = None, targetoptions: Any = None) -> None:
         super().__init__(py_func, locals or {}, targetoptions or {}, pipeline_class=_Compiler)
-        self._linked: dict[Any, Any] = {}  # results for other kernels
+        self._linked: dict[Any, Any] = {}  # results for calls from other kernels
 
     def compile(self, sig: Any) -> Any:
-        """Compile the function for a signature, or find it on disk."""
-        with global_compiler_lock, _quicker():
+        """Compile the function for a signature, or load it from disk."""
+        with global_compiler_lock, _cached_lookups():
             return super().compile(sig)
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
-        """Return what a caller that is being compiled has to know."""
+        """Return the call template for a kernel that is being compiled and calls this one."""
         with global_compiler_lock:
-            before = is_for_caller()
+            was_for_caller = is_for_caller()
             with _undone_by(partial(setattr, self, "overloads", self.overloads)):
                 _thread.for_caller = True
                 self.overloads = self._linked
                 try:
                     return super().get_call_template(args, kws)
                 finally:
-                    _thread.for_caller = before
+                    _thread.for_caller = was_for_caller
 
     def get_overload(self, sig: Any) -> Any:
-        """Return by what a caller finds the code for a signature."""
+        """Return the key by which a caller finds the code for a signature."""
         arguments = tuple(sigutils.normalize_signature(sig)[0])
-        found = self._linked.get(arguments)
-        return super().get_overload(sig) if found is None else found.entry_point
+        result = self._linked.get(arguments)
+        return super().get_overload(sig) if result is None else result.entry_point
 
     def add_overload(self, result: Any) -> None:
-        """Add a result: to those that Python may call, unless it is for other kernels."""
+        """Add a compilation result, for Python or, if compiled for a caller, for other kernels."""
         if not is_for_caller():
             super().add_overload(result)
             return
-        if result.entry_point is None:  # by which callers find it
+        if result.entry_point is None:  # a unique key, by which callers find it
             result = result._replace(entry_point=object())
             self.targetctx.insert_user_function(result.entry_point, result.fndesc, [result.library])
         self._linked[tuple(result.signature.args)] = result

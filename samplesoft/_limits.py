@@ -1,4 +1,4 @@
-"""Ends of the range of float64 that formulas keep clear of, and what happens beyond them."""
+"""Limits of the float64 range that formulas respect, and how overflow is silenced."""
 
 from __future__ import annotations
 
@@ -8,26 +8,28 @@ from typing import Any, TypeVar
 import numpy as np
 
 Result = TypeVar("Result")
-LARGEST_EXPONENT = 700.0  # exp of it is finite, of minus it not 0; what lies beyond is cut to it
-FAR = 2.0**26  # a logit whose sum with a number about 1 keeps half of the digits of that
+# exp(LARGEST_EXPONENT) is finite and exp(-LARGEST_EXPONENT) is not 0; larger exponents are clipped
+LARGEST_EXPONENT = 700.0
+FAR = 2.0**26  # added to a logit of this size, a number near 1 keeps half of its digits
 
 
-# as a decorator, for functions whose callers look at the result: less to do than in `quiet`
-quietly = np.errstate(over="ignore", invalid="ignore")
+# Decorator for functions whose callers check that the result is finite. Cheaper than
+# `ignore_overflow`, which respects errors that a caller has asked for.
+ignoring_overflow = np.errstate(over="ignore", invalid="ignore")
 
 
-@quietly
-def call_quietly(function: Callable[..., Result], *arguments: Any) -> Result:
-    """Return what a function returns, for callers that look at it."""
+@ignoring_overflow
+def call_ignoring_overflow(function: Callable[..., Result], *arguments: Any) -> Result:
+    """Return ``function(*arguments)``; for callers that check that the result is finite."""
     return function(*arguments)
 
 
-def quiet() -> np.errstate:
-    """Leave out NumPy's warnings of overflow, for callers look at the result.
+def ignore_overflow() -> np.errstate:
+    """Silence NumPy's overflow warnings, because callers check the result.
 
-    Whoever has asked for errors in their place, as training does to see that it diverges, has them.
+    Errors stay errors where a caller has asked for them, as training does to detect divergence.
     """
-    asked = dict(np.geterr())
+    current = dict(np.geterr())
     kinds = ("over", "invalid")
-    kept: dict[str, Any] = {k: "raise" if asked[k] == "raise" else "ignore" for k in kinds}
-    return np.errstate(**kept)
+    settings: dict[str, Any] = {k: "raise" if current[k] == "raise" else "ignore" for k in kinds}
+    return np.errstate(**settings)

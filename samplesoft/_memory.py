@@ -1,4 +1,4 @@
-"""How much memory is left, as far as the system tells."""
+"""Available memory, and checks that large arrays fit into it."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from pathlib import Path
 from typing import NamedTuple
 
 _ROOT = Path("/")
-_SMALL_BYTES = 1 << 28  # bytes that are there, without a look
+_SMALL_BYTES = 1 << 28  # bytes; smaller requests are not checked
 
 
-class _Group(NamedTuple):
-    """The files of a version of control groups in which limit and usage stand, in bytes."""
+class _ControlGroup(NamedTuple):
+    """Files of one version of Linux control groups that hold memory limit and usage in bytes."""
 
-    kind: str  # of file system
+    file_system: str
     limit: str
     usage: str
-    cache: str  # in memory.stat: what the system gives up before it says that memory is short
-    mounted: str  # where it is, if /proc does not say
+    cache: str  # entry of memory.stat: cache that the system frees before memory runs short
+    default_mount: str  # mount point if /proc does not name one
 
 
 _GROUPS = (
-    _Group("cgroup2", "memory.max", "memory.current", "inactive_file", "sys/fs/cgroup"),
-    _Group(
+    _ControlGroup("cgroup2", "memory.max", "memory.current", "inactive_file", "sys/fs/cgroup"),
+    _ControlGroup(
         "cgroup",
         "memory.limit_in_bytes",
         "memory.usage_in_bytes",
@@ -34,70 +34,71 @@ _GROUPS = (
 
 
 def available_bytes(root: Path = _ROOT) -> int | None:
-    """Return the bytes that new arrays may take, or None where the system does not say.
+    """Return the number of bytes available for new arrays, or None if the system does not say.
 
-    The least of what is left to the machine, and to each of the control groups of Linux that this
-    process is in: a container, a job of a cluster, and the groups around it. `root` is where the
-    file system begins.
+    The minimum over the machine and the Linux control groups of this process: a container, a
+    cluster job, and all enclosing groups. `root` is the root of the file system, for tests.
     """
-    fields = dict(_pairs(_read(root / "proc/meminfo")))
-    known = [fields["MemAvailable"] * 1024] if "MemAvailable" in fields else []
+    fields = dict(_parse_lines(_read(root / "proc/meminfo")))
+    limits = [fields["MemAvailable"] * 1024] if "MemAvailable" in fields else []
     for group in _GROUPS:
-        for folder in _folders(root, group):
-            known += _left(folder, group)
-    return min(known, default=None)
+        for folder in _group_folders(root, group):
+            limits += _bytes_left(folder, group)
+    return min(limits, default=None)
 
 
-def _left(folder: Path, group: _Group) -> list[int]:
-    """Return what is left to a control group, or nothing where it has no limit."""
+def _bytes_left(folder: Path, group: _ControlGroup) -> list[int]:
+    """Return the bytes left to a control group, as a list of one; an empty list without a limit."""
     limit = _read(folder / group.limit).strip()
     usage = _read(folder / group.usage).strip()
-    if not limit.isdigit():  # such as max, or that of the root, which has no file
+    if not limit.isdigit():  # "max", or empty for the root group, which has no such file
         return []
-    cache = dict(_pairs(_read(folder / "memory.stat"))).get(group.cache, 0)
+    cache = dict(_parse_lines(_read(folder / "memory.stat"))).get(group.cache, 0)
     used = max(0, int(usage) - cache) if usage.isdigit() else 0
     return [max(0, int(limit) - used)]
 
 
-def _folders(root: Path, group: _Group) -> Iterator[Path]:
-    """Yield where the group of this process and those around it have their files."""
-    own = None
+def _group_folders(root: Path, group: _ControlGroup) -> Iterator[Path]:
+    """Yield the folders of the control group of this process and of all enclosing groups."""
+    group_path = None
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if "memory" in controllers.split(",") if group.kind == "cgroup" else not controllers:
-            own = path
-    if own is None:
+        if "memory" in controllers.split(",") if group.file_system == "cgroup" else not controllers:
+            group_path = path
+    if group_path is None:
         return
-    top = "/"
-    mounted = root / group.mounted
+    mount_root = "/"
+    mounted = root / group.default_mount
     for line in _read(root / "proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         fields = before.split()
-        of_system = after.split()
-        if len(fields) < 5 or of_system[:1] != [group.kind]:
+        system_fields = after.split()
+        if len(fields) < 5 or system_fields[:1] != [group.file_system]:
             continue
-        if group.kind == "cgroup" and "memory" not in of_system[-1].split(","):
+        if group.file_system == "cgroup" and "memory" not in system_fields[-1].split(","):
             continue
-        top, place = (re.sub(r"\\([0-7]{3})", _character, field) for field in fields[3:5])
-        mounted = root / place.lstrip("/")
+        mount_root, mount_point = (
+            re.sub(r"\\([0-7]{3})", _decode_octal, field) for field in fields[3:5]
+        )
+        mounted = root / mount_point.lstrip("/")
         break
-    # a container may see its own group alone, as the root of what is mounted
-    inside = [*Path(own).parts[1:]]
-    around = [*Path(top).parts[1:]]
-    below = inside[len(around) :] if inside[: len(around)] == around else []
-    if ".." in below:  # the group of a process that has come from outside
-        below = []
-    for depth in range(len(below), -1, -1):
-        yield Path(mounted, *below[:depth])
+    # a container may see only its own group, mounted as the root
+    own_parts = [*Path(group_path).parts[1:]]
+    mount_parts = [*Path(mount_root).parts[1:]]
+    relative = own_parts[len(mount_parts) :] if own_parts[: len(mount_parts)] == mount_parts else []
+    if ".." in relative:  # the process was moved in from another namespace
+        relative = []
+    for depth in range(len(relative), -1, -1):
+        yield Path(mounted, *relative[:depth])
 
 
-def _character(match: re.Match[str]) -> str:
-    """Return the character that stands in octal digits, such as a space."""
+def _decode_octal(match: re.Match[str]) -> str:
+    """Return the character of an octal escape, such as a space for ``040``."""
     return chr(int(match[1], 8))
 
 
-def _pairs(text: str) -> Iterator[tuple[str, int]]:
-    """Yield names and whole numbers of lines such as ``MemAvailable: 10 kB``."""
+def _parse_lines(text: str) -> Iterator[tuple[str, int]]:
+    """Yield the name and the integer of lines such as ``MemAvailable: 10 kB``."""
     for line in text.splitlines():
         name, number, *_ = [*line.split(), "", ""]
         if number.isdigit():
@@ -105,7 +106,7 @@ def _pairs(text: str) -> Iterator[tuple[str, int]]:
 
 
 def _read(path: Path) -> str:
-    """Return a text, empty where there is none that can be read."""
+    """Return the text of a file; an empty text if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -113,7 +114,7 @@ def _read(path: Path) -> str:
 
 
 def human_bytes(size: float) -> str:
-    """Return a size for people, such as ``1.5 GB``."""
+    """Format a number of bytes with a unit, such as ``1.5 GB``."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000.0:
             return f"{size:.3g} {unit}"
@@ -129,15 +130,16 @@ def require_fitting_option(
     predicted: Callable[[int], int],
     available: float | None,
 ) -> None:
-    """Raise MemoryError where a size would not fit, and say which value of an option would.
+    """Raise MemoryError if an object does not fit, and name a value of an option that would.
 
-    `what` is to be made with `option` = `value`, which may grow to `largest`; `predicted` returns
-    the bytes that a value needs, less for larger ones. `available` is None where it is not known.
+    The object `what` is made with `option` = `value`; the option may grow to `largest`.
+    ``predicted(value)`` returns the bytes needed, decreasing in the value. `available` is None if
+    unknown.
     """
     if available is None or predicted(value) <= available:
         return
     fitting = value
-    # by doubling, as a value that is named should be round
+    # by doubling, so that the suggested value is round
     while fitting < largest and predicted(fitting) > available:
         fitting *= 2
     remedy = f"{option}={fitting} would fit"
@@ -152,7 +154,7 @@ def require_fitting_option(
 def require_bytes(what: str, needed: float, remedy: str, available: float | None = None) -> None:
     """Raise MemoryError, with a remedy, if `what` needs more bytes than are `available`.
 
-    Those are the processor's if they are left out.
+    `available` defaults to the host's memory.
     """
     available = available_bytes() if available is None else available
     if available is not None and needed > available:
@@ -163,8 +165,8 @@ def require_bytes(what: str, needed: float, remedy: str, available: float | None
 
 
 def require_memory(name: str, value: int, size: float) -> None:
-    """Raise MemoryError where an argument asks for `size` bytes, and there are not so many."""
-    # below, a look into /proc costs more than it saves
+    """Raise MemoryError if the argument `name` = `value` needs more than the available bytes."""
+    # for smaller sizes, reading /proc costs more than it saves
     if size >= _SMALL_BYTES:
         what = f"`{name}` must leave room in the memory, got {value}: its arrays"
         require_bytes(what, size, "lower it")

@@ -1,4 +1,4 @@
-"""Keyed random streams: a draw depends on its key and its place, never on the thread."""
+"""Keyed random streams: a draw depends on its key and its counter, never on the thread."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _S11, _S27, _S30, _S31 = map(np.uint64, (11, 27, 30, 31))  # shifts
 
 
 @njit
-# SplitMix64 of Steele, Lea and Flood (2014): a counter in, 64 mixed bits out, so a draw needs no
-# state, and threads and GPUs make the same ones in any order
+# SplitMix64 of Steele, Lea and Flood (2014) maps a counter to 64 mixed bits. Draws need no state,
+# so threads and GPUs produce the same ones in any order.
 def mix64(key: np.uint64, counter: np.uint64) -> np.uint64:
     """Return the `counter`-th 64-bit word of the SplitMix64 stream that starts at `key`."""
     z = key + counter * _GOLDEN
@@ -27,38 +27,39 @@ def mix64(key: np.uint64, counter: np.uint64) -> np.uint64:
 
 @njit
 def uniform(key: np.uint64, counter: np.uint64) -> float:
-    """Return a float64 in [0, 1) with 53 random bits, at place `counter` of stream `key`."""
-    # the upper 53 bits, as many as a float64 in [0, 1) has
+    """Return the `counter`-th uniform of stream `key`: a float64 in [0, 1) with 53 random bits."""
+    # the upper 53 bits, the precision of a float64
     return float(mix64(key, counter) >> _S11) * (1.0 / 9007199254740992.0)
 
 
 @njit
 def uniform_block(key: np.uint64, batch: int, num: int) -> FloatArray:
-    """Return uniforms (batch, num): row b is the start of the stream keyed by `key` and b."""
+    """Return uniforms (batch, num): row b holds the first draws of the stream keyed by (key, b)."""
     values = np.empty((batch, num))
     for b in range(batch):
-        # a stream of its own for each row: adding rows changes no other
-        row = mix64(key, np.uint64(b))
+        # one stream per row: adding rows does not change the others
+        row_key = mix64(key, np.uint64(b))
         for k in range(num):
-            values[b, k] = uniform(row, np.uint64(k))
+            values[b, k] = uniform(row_key, np.uint64(k))
     return values
 
 
 @njit
 def uniform_run(key: np.uint64, first: int, num: int) -> FloatArray:
-    """Return uniforms (num,) of row 0 of a `uniform_block`, from a place on."""
+    """Return entries `first` to ``first + num - 1`` of row_key 0 of a `uniform_block`."""
     values = np.empty(num)
-    row = mix64(key, np.uint64(0))
+    row_key = mix64(key, np.uint64(0))
     for k in range(num):
-        values[k] = uniform(row, np.uint64(first + k))
+        values[k] = uniform(row_key, np.uint64(first + k))
     return values
 
 
 @njit
 def seed_key(low: int, high: int) -> int:
-    """Return the 64 bits with which NumPy's ``SeedSequence(low + 2**32 * high)`` starts.
+    """Return the first 64 bits of NumPy's ``SeedSequence(low + 2**32 * high)``.
 
-    NumPy takes as long for them as a hundred draws do. Words are hashed, then each with the others.
+    NumPy takes as long for them as for a hundred draws. Each word of the pool is hashed, then mixed
+    with the others.
     """
     pool = [low, high, 0, 0]
     factor = 0x43B0D7E5
@@ -79,17 +80,17 @@ def seed_key(low: int, high: int) -> int:
 
 
 class RowKey(int):
-    """A key whose rows are those that a seed has from `row` on; it stands for a seed."""
+    """The key of a block that starts at row `row` of the block of a seed; usable as a seed."""
 
     def __new__(cls, seed: int, row: int) -> RowKey:
-        """Make it by adding up counters of `mix64`."""
+        """Advance the key by `row` counters of `mix64`."""
         return super().__new__(cls, (int(as_key(seed)) + row * int(_GOLDEN)) % (1 << 64))
 
 
 def as_key(rng: int | np.random.Generator | None, name: str = "rng") -> np.uint64:
-    """Turn the public `rng` argument, or one of another name, into the 64-bit key of a stream.
+    """Return the 64-bit stream key of a public `rng` argument; errors call the argument `name`.
 
-    That is made from a seed, drawn from a generator, or fresh for None.
+    The key is derived from an int seed, drawn from a generator, or fresh for None.
     """
     if type(rng) is int and 0 <= rng < 1 << 64:
         return np.uint64(seed_key(rng & _WORD, rng >> 32) & 0xFFFFFFFFFFFFFFFF)
@@ -100,7 +101,7 @@ def as_key(rng: int | np.random.Generator | None, name: str = "rng") -> np.uint6
     if rng is None or (isinstance(rng, (int, np.integer)) and not isinstance(rng, bool)):
         if rng is not None and rng < 0:
             raise ValueError(f"`{name}` as a seed must be at least 0, got {rng}.")
-        # seeds that are close to each other give keys that are not
+        # SeedSequence maps close seeds to unrelated keys
         return np.uint64(np.random.SeedSequence(rng).generate_state(1, np.uint64)[0])
     raise TypeError(
         f"`{name}` must be an int seed, a numpy.random.Generator or None, "

@@ -1,4 +1,4 @@
-"""Checks at the public boundary: every error names the argument, what came and the remedy."""
+"""Checks of public arguments: every error names the argument, the value got, and the remedy."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from numpy.typing import ArrayLike, NDArray
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
-LARGEST_COUNT = 10**15  # float64 still tells m from m - 1
-_NO_NUMBERS = (bool, np.bool_, np.timedelta64)  # though the first and the last are of such classes
+LARGEST_COUNT = 10**15  # float64 still distinguishes m from m - 1
+_NO_NUMBERS = (bool, np.bool_, np.timedelta64)  # rejected although they are subclasses of integers
 _INTEGERS = (int, np.integer)
-# Characters of a text that NumPy may pad others to, a kilobyte for each: beside one label of 20,000
-# characters ten thousand short ones would take 800 MB.
+# Characters, 4 bytes each. NumPy pads all texts of an array to the longest one: with one label of
+# 20,000 characters, ten thousand short ones would take 800 MB.
 LONGEST_PADDED = 256
-_NUMBERS_AT_A_TIME = 1 << 18  # numbers that are looked at
+_ENTRIES_AT_A_TIME = 1 << 18  # entries per block of a check for finite values
 SUM_TOLERANCE = 1e-4  # float32 proposals over many classes sum to one only about this well
 
 
 def as_real_array(name: str, value: ArrayLike, ndim: tuple[int, ...]) -> FloatArray:
     """Return `value` as a finite float64 array with one of the allowed numbers of dimensions."""
-    # bool, unsigned, int, float: neither complex numbers nor text nor dates
+    # bool, unsigned, int, float; not complex numbers, text or dates
     array = as_array(name, value)
     if array.dtype.kind not in "buif":
         raise TypeError(
@@ -31,26 +31,26 @@ def as_real_array(name: str, value: ArrayLike, ndim: tuple[int, ...]) -> FloatAr
             "convert it with numpy.asarray(..., dtype=float)."
         )
     if array.ndim not in ndim:
-        wanted = " or ".join(str(d) for d in ndim)
-        raise ValueError(f"`{name}` must have {wanted} dimension(s), got shape {array.shape}.")
+        allowed = " or ".join(str(d) for d in ndim)
+        raise ValueError(f"`{name}` must have {allowed} dimension(s), got shape {array.shape}.")
     if array.size == 0:
         raise ValueError(f"`{name}` must not be empty, got shape {array.shape}.")
     if array.dtype != np.float64 or not array.flags.c_contiguous:
-        with np.errstate(over="ignore"):  # of a wider type, refused next
+        with np.errstate(over="ignore"):  # values of a wider type may overflow; refused next
             array = np.ascontiguousarray(array, dtype=np.float64)
     require_finite(name, array)
     return array
 
 
 def as_array(name: str, value: Any) -> NDArray[Any]:
-    """Return an array of any type; ValueError if lists are of different lengths.
+    """Return `value` as an array of any dtype; raise ValueError for ragged lists.
 
-    Integers stay integers, of whatever kinds a list of them is, and as objects, as some dataframes
-    have them.
+    Integers stay exact integers, also in lists of several integer types and in object arrays, as
+    some dataframes return them.
     """
     require_plain(name, value)
     if isinstance(value, (list, tuple)) and _has_long_text(value):
-        value = np.array(value, dtype=object)  # which callers refuse, as they do short text
+        value = np.array(value, dtype=object)  # callers refuse it, like short text
     try:
         array = native(np.asarray(value))
     except ValueError as error:
@@ -61,12 +61,12 @@ def as_array(name: str, value: Any) -> NDArray[Any]:
 
 
 def _with_exact_integers(value: Any, array: NDArray[Any]) -> NDArray[Any]:
-    """Return the array of a value, or if it is of integers one of type int64 or uint64."""
-    # NumPy makes float64 of np.uint64(1) beside 1, which rounds ids, or would be refused as floats
+    """Return `array`; if `value` holds only integers, return them exactly, as int64 or uint64."""
+    # NumPy converts a list of np.uint64 and int to float64, which rounds large ids
     first = value
     while isinstance(first, (list, tuple)) and first:
         first = first[0]
-    if isinstance(first, float):  # as in most lists, of which no entry has to be looked at then
+    if isinstance(first, float):  # the usual case: no need to inspect all entries
         return array
     objects = array if array.dtype == object else np.array(value, dtype=object)
     entries = objects.ravel().tolist()
@@ -79,23 +79,23 @@ def _with_exact_integers(value: Any, array: NDArray[Any]) -> NDArray[Any]:
 
 
 def exact_integers(values: Sequence[Any]) -> NDArray[Any]:
-    """Return integers of Python or NumPy as int64, else uint64, or as objects beyond both.
+    """Return Python or NumPy integers as int64 if they fit, else as uint64, else as objects.
 
     >>> exact_integers([5, np.uint64(2**63 + 1)])
     array([                  5, 9223372036854775809], dtype=uint64)
     """
-    numbers = list(map(int, values))
-    least = min(numbers, default=0)
-    largest = max(numbers, default=0)
+    integers = list(map(int, values))
+    smallest = min(integers, default=0)
+    largest = max(integers, default=0)
     for dtype in (np.int64, np.uint64):
         limits = np.iinfo(dtype)
-        if limits.min <= least and largest <= limits.max:
-            return np.array(numbers, dtype)
-    return np.array(numbers, dtype=object)
+        if limits.min <= smallest and largest <= limits.max:
+            return np.array(integers, dtype)
+    return np.array(integers, dtype=object)
 
 
 def _has_long_text(values: Sequence[Any]) -> bool:
-    """Return whether a list has a text that NumPy would pad all entries to, at a cost."""
+    """Return whether a list has text so long that padding all entries to it would cost memory."""
     kinds = set(map(type, values))
     if kinds & {list, tuple}:
         return any(_has_long_text(row) for row in values if isinstance(row, (list, tuple)))
@@ -105,15 +105,15 @@ def _has_long_text(values: Sequence[Any]) -> bool:
 
 
 def native(array: NDArray[Any]) -> NDArray[Any]:
-    """Return an array in the byte order of this machine, copied if it comes in another."""
-    # float32 of another machine is not equal to float32, and no kernel takes it
+    """Return an array in native byte order, copied only if necessary."""
+    # a dtype of the other byte order is not equal to np.float32, and kernels do not accept it
     if array.dtype.isnative:
         return array
     return array.astype(array.dtype.newbyteorder("="))
 
 
 def as_type(name: str, array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return a copy of another type; ValueError where a number is not finite in that type."""
+    """Return `array` as another dtype; raise ValueError for values that overflow in it."""
     with np.errstate(over="ignore"):
         converted = array.astype(dtype)
     require_finite(name, converted, dtype)
@@ -128,9 +128,8 @@ def as_float_rows(
 ) -> NDArray[Any]:
     """Return `value` as finite rows (N, `dim`) in C order.
 
-    They are of type `dtype`, or where none is given float32 if they were, else float64.
+    Their dtype is `dtype`; by default float32 stays float32 and other types become float64.
     """
-    # float32 stays, at half the memory; all else becomes float64
     if isinstance(value, np.ndarray) and value.dtype.newbyteorder("=") == np.float32:
         require_plain(name, value)
         rows = np.atleast_2d(native(value))
@@ -150,12 +149,12 @@ def as_float_rows(
 def as_ids(
     name: str, value: Any, num_classes: int, batch: int | None = None, *, of: str = "classes"
 ) -> IntArray:
-    """Return class indices as int64: (k,), or (batch, k) where a batch is given.
+    """Return class indices as int64, shape (k,), or (batch, k) if `batch` is given.
 
-    `of` says what they are indices of, if not of classes.
+    `of` is the plural noun that errors use for the indexed objects.
     """
     array = as_array(name, value)
-    if array.size == 0 and array.ndim == 1:  # a list of nothing has no integers to show
+    if array.size == 0 and array.ndim == 1:  # an empty list becomes float64
         array = np.empty(0, np.int64)
     _require_integers(name, array, f"{of} are counted from 0")
     if batch is None and array.ndim != 1:
@@ -163,7 +162,7 @@ def as_ids(
     if batch is not None:
         if array.ndim not in (1, 2) or (array.ndim == 2 and len(array) not in (1, batch)):
             raise ValueError(f"`{name}` must have shape ({batch}, k) or (k,), got {array.shape}.")
-        # the two readings differ, and a wrong guess would train without a word
+        # ambiguous, and a wrong guess would train silently on other classes
         if array.ndim == 1 and batch > 1 and len(array) == batch:
             raise ValueError(
                 f"`{name}` must have shape ({batch}, k), got {array.shape}, which may be one class "
@@ -176,10 +175,11 @@ def as_ids(
 def as_class_set(name: str, value: Any, num_classes: int) -> IntArray:
     """Return distinct class indices (k,) as int64, sorted."""
     ids = np.sort(as_ids(name, value, num_classes))
-    twice = ids[1:][ids[1:] == ids[:-1]]
-    if len(twice):
+    repeated = ids[1:][ids[1:] == ids[:-1]]
+    if len(repeated):
         raise ValueError(
-            f"`{name}` must hold distinct classes, got {twice[0]} twice; take numpy.unique of them."
+            f"`{name}` must hold distinct classes, got {repeated[0]} twice; "
+            "take numpy.unique of them."
         )
     return ids
 
@@ -189,7 +189,7 @@ def as_labels(
 ) -> IntArray:
     """Return labels as int64 of shape `batch_shape`, each in ``range(num_classes)``.
 
-    `of` says what they are, if not classes.
+    `of` is the plural noun that errors use for the labels.
     """
     array = as_array(name, value)
     _require_integers(name, array, f"{of} are counted from 0")
@@ -215,13 +215,13 @@ def _as_classes(name: str, array: NDArray[Any], num_classes: int, of: str = "cla
 
 
 def require_plain(name: str, value: Any) -> None:
-    """Raise for an array on a GPU, and for one of whose entries some are masked."""
+    """Raise TypeError for masked arrays and for arrays on a GPU."""
     if type(value) is np.ndarray:
         return
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(
             f"`{name}` must be a plain array, got a masked array, whose mask would be ignored; "
-            "leave out what is masked, or fill it with numpy.ma.filled."
+            "leave out masked entries, or fill them with numpy.ma.filled."
         )
     if hasattr(value, "__cuda_array_interface__") or hasattr(value, "__cuda_ndarray__"):
         raise TypeError(
@@ -231,22 +231,24 @@ def require_plain(name: str, value: Any) -> None:
 
 
 def require_finite(name: str, array: NDArray[Any], dtype: np.dtype[Any] | None = None) -> None:
-    """Raise ValueError at the first entry that is not finite, after a conversion to `dtype`."""
+    """Raise ValueError naming the first entry that is not finite.
+
+    `dtype` is named in the error, if the array was converted to it.
+    """
     if not is_finite(array):
-        # the first one is enough to find the cause
-        where = np.argwhere(~np.isfinite(array))[0].tolist()
-        wanted = "finite" if dtype is None else f"finite in {dtype}"
+        index = np.argwhere(~np.isfinite(array))[0].tolist()
+        expected = "finite" if dtype is None else f"finite in {dtype}"
         raise ValueError(
-            f"`{name}` must be {wanted}, got {array[tuple(where)]} at index {where}; "
+            f"`{name}` must be {expected}, got {array[tuple(index)]} at index {index}; "
             "remove or replace NaN and infinite entries first."
         )
 
 
 def is_finite(array: NDArray[Any]) -> bool:
-    """Tell whether all numbers are finite, without an array of as many flags."""
-    if array.size <= _NUMBERS_AT_A_TIME:
+    """Return whether all entries are finite, without a boolean array of the full size."""
+    if array.size <= _ENTRIES_AT_A_TIME:
         return bool(np.isfinite(array).all())
-    rows = max(1, _NUMBERS_AT_A_TIME // (array.size // len(array)))
+    rows = max(1, _ENTRIES_AT_A_TIME // (array.size // len(array)))
     starts = range(0, len(array), rows)
     return all(np.isfinite(array[start : start + rows]).all() for start in starts)
 
@@ -254,7 +256,7 @@ def is_finite(array: NDArray[Any]) -> bool:
 def as_proposal(name: str, value: ArrayLike, num_classes: int) -> FloatArray:
     """Return proposal probabilities as float64 (n,) or (B, n): nonnegative, each row sums to 1."""
     array = as_probabilities(name, value, num_classes, "divide it by its sum")
-    # the worst row is named, of a batch that may have thousands
+    # the error names the worst row of a batch
     totals = array.sum(axis=-1)
     worst = float(totals if array.ndim == 1 else totals[np.argmax(np.abs(totals - 1.0))])
     if abs(worst - 1.0) > SUM_TOLERANCE:
@@ -265,9 +267,9 @@ def as_proposal(name: str, value: ArrayLike, num_classes: int) -> FloatArray:
 
 
 def as_probabilities(
-    name: str, value: ArrayLike, num_classes: int, remedy: str = "take chances of inclusion"
+    name: str, value: ArrayLike, num_classes: int, remedy: str = "take inclusion probabilities"
 ) -> FloatArray:
-    """Return float64 (n,) or (B, n) with entries in [0, 1]; no condition on their sum."""
+    """Return float64 (n,) or (B, n) with entries in [0, 1]; the sum of a row may be any number."""
     array = as_real_array(name, value, (1, 2))
     if array.shape[-1] != num_classes:
         raise ValueError(
@@ -282,29 +284,29 @@ def as_probabilities(
 
 
 def writable(array: NDArray[Any]) -> NDArray[Any]:
-    """Return an array, or a copy of one that only can be read, as one mapped from a file."""
-    return array if array.flags.writeable else np.array(array)  # and no numpy.memmap
+    """Return `array`, or a writable copy if it is read-only, as one mapped from a file is."""
+    return array if array.flags.writeable else np.array(array)  # a plain array, not a memmap
 
 
 def copy_read_only_arrays(arrays: dict[str, Any]) -> None:
-    """Put copies in place of those arrays of a dict that only can be read, before they change.
+    """Replace the read-only NumPy arrays of a dict by writable copies, before they are updated.
 
-    A model that `joblib.load` has mapped from a file predicts from there, and is copied once it is
-    trained. Arrays on a GPU stay as they are.
+    A model that `joblib.load` has mapped from a file predicts from that file; it is copied when it
+    is trained. Arrays on a GPU are left alone.
     """
     for name in arrays:
         array = arrays[name]
         if type(array) is np.ndarray and array.flags.writeable:
-            continue  # as in most steps
+            continue  # the usual case
         if isinstance(array, np.ndarray):
             arrays[name] = writable(array)
 
 
 def as_count(name: str, value: Any, minimum: int = 1) -> int:
     """Return `value` as an int of at least `minimum`."""
-    if type(value) is int and minimum <= value <= LARGEST_COUNT:  # as in most steps
+    if type(value) is int and minimum <= value <= LARGEST_COUNT:  # the usual case, checked first
         return value
-    # True is an int to Python, and here nearly always a slip
+    # True is an int in Python, but as a count it is nearly always a mistake
     if isinstance(value, _NO_NUMBERS) or not isinstance(value, (int, np.integer)):
         raise TypeError(
             f"`{name}` must be an integer, got {type(value).__name__} {short_repr(value)}."
@@ -323,8 +325,8 @@ def as_positive(name: str, value: Any) -> float:
 
 def as_nonnegative(name: str, value: Any, below: float = np.inf) -> float:
     """Return `value` as a float of at least 0 and less than `below`."""
-    wanted = f"at least 0 and less than {below}"
-    return _as_number(name, value, wanted, lambda x: 0.0 <= x < below)
+    expected = f"at least 0 and less than {below}"
+    return _as_number(name, value, expected, lambda x: 0.0 <= x < below)
 
 
 def as_share(name: str, value: Any) -> float:
@@ -337,25 +339,31 @@ def as_finite(name: str, value: Any) -> float:
     return _as_number(name, value, "finite", np.isfinite)
 
 
-def _as_number(name: str, value: Any, wanted: str, holds: Callable[[float], Any]) -> float:
-    """Return `value` as a float that is as `wanted`; it is infinite beyond the range of float64."""
-    numbers = (int, float, np.integer, np.floating)
-    if isinstance(value, _NO_NUMBERS) or not isinstance(value, numbers):
+def _as_number(name: str, value: Any, expected: str, is_valid: Callable[[float], Any]) -> float:
+    """Return `value` as a float for which `is_valid` is true; `expected` describes that in errors.
+
+    Values beyond the range of float64 become infinite.
+    """
+    number_types = (int, float, np.integer, np.floating)
+    if isinstance(value, _NO_NUMBERS) or not isinstance(value, number_types):
         raise TypeError(
             f"`{name}` must be a number, got {type(value).__name__} {short_repr(value)}."
         )
     try:
-        with np.errstate(over="ignore"):  # of a numpy.longdouble
+        with np.errstate(over="ignore"):  # a numpy.longdouble may overflow
             number = float(value)
     except OverflowError:
         number = np.inf if value > 0 else -np.inf
-    if not holds(number):
-        raise ValueError(f"`{name}` must be {wanted}, got {short_repr(value)}.")
+    if not is_valid(number):
+        raise ValueError(f"`{name}` must be {expected}, got {short_repr(value)}.")
     return number
 
 
 def short_repr(value: Any) -> str:
-    """Return a value for a message, shortened; Python prints no integers of many digits."""
+    """Return a value as text of at most 60 characters, for error messages.
+
+    Python refuses to print integers of very many digits; their number of bits is given instead.
+    """
     try:
         text = str(value) if isinstance(value, (int, float, np.number)) else repr(value)
     except ValueError:
@@ -364,20 +372,20 @@ def short_repr(value: Any) -> str:
 
 
 def as_named_arrays(name: str, value: Any) -> dict[str, Any]:
-    """Return a mapping of names to arrays as a dict, without a look at the arrays."""
+    """Return a mapping of names to arrays as a dict; the arrays are not checked."""
     require_mapping(name, value)
     return dict(value)
 
 
 def as_flag(name: str, value: Any) -> bool:
-    """Return `value` if it is True or False, and not merely true or false."""
+    """Return `value` as a bool; raise TypeError unless it is True or False."""
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"`{name}` must be True or False, got {short_repr(value)}.")
     return bool(value)
 
 
 def require_instance(name: str, value: Any, kind: type) -> None:
-    """Raise TypeError if `value` is not of a class of the library."""
+    """Raise TypeError if `value` is not an instance of `kind`, a class of this package."""
     if not isinstance(value, kind):
         raise TypeError(
             f"`{name}` must be {kind.__name__}, got {type(value).__name__}; write "
@@ -396,11 +404,11 @@ def require_mapping(name: str, value: Any) -> None:
 
 
 def require_well_formed(name: str, matrix: Any) -> None:
-    """Raise for a scipy CSR matrix whose indices must not be followed, which scipy lets pass."""
+    """Raise ValueError for a scipy CSR matrix with invalid indices, which scipy does not check."""
     try:
-        if (np.diff(matrix.indptr) < 0).any():  # scipy does not look where the last one is 0
-            starts = short_repr(matrix.indptr.tolist())
-            raise ValueError(f"row starts must not fall, got {starts}")
+        if (np.diff(matrix.indptr) < 0).any():  # scipy skips this if the last one is 0
+            indptr = short_repr(matrix.indptr.tolist())
+            raise ValueError(f"row starts must not fall, got {indptr}")
         matrix.check_format(full_check=True)
     except ValueError as error:
         raise ValueError(
@@ -411,10 +419,10 @@ def require_well_formed(name: str, matrix: Any) -> None:
 def as_csr(name: str, value: Any) -> Any:
     """Return a scipy sparse matrix of real numbers as a new, well-formed CSR array of float64.
 
-    A sparse array of one dimension is one row. Repeated entries add up in float64; those of a bool
-    matrix are one entry, of 1.
+    A one-dimensional sparse array becomes one row. Repeated entries are added in float64; repeated
+    entries of a bool matrix become a single 1.
     """
-    from scipy import sparse  # here, to keep the import fast
+    from scipy import sparse  # imported here, because it is slow to import
 
     is_sparse: bool = sparse.issparse(value)
     if (
@@ -427,11 +435,11 @@ def as_csr(name: str, value: Any) -> Any:
             f"`{name}` must be a scipy.sparse matrix of real numbers, but not of float16, got "
             f"{type(value).__name__} {short_repr(value)}; make one with scipy.sparse.csr_array."
         )
-    # an index out of range would read foreign memory in the conversion
-    if hasattr(value, "check_format"):  # before a conversion, which follows the indices
+    # checked before the conversion, where an index out of range would read foreign memory
+    if hasattr(value, "check_format"):
         require_well_formed(name, value)
     rows = in_two_dimensions(value)
-    with np.errstate(over="ignore"):  # of a wider type
+    with np.errstate(over="ignore"):  # values of a wider type may overflow
         wide = in_wide_type(rows)
         if wide.dtype == np.float32:
             wide = wide.astype(np.float64)
@@ -441,16 +449,16 @@ def as_csr(name: str, value: Any) -> Any:
 
 
 def in_two_dimensions(value: Any) -> Any:
-    """Return a scipy sparse array of one dimension as one row; others as they are."""
-    # since SciPy 1.15 one row of a sparse array has one dimension, as of an array of NumPy
+    """Return a one-dimensional scipy sparse array as one row; return other matrices unchanged."""
+    # since SciPy 1.15, indexing one row of a sparse array gives one dimension, as in NumPy
     return value.reshape(1, -1) if value.ndim == 1 else value
 
 
 def in_wide_type(value: Any) -> Any:
-    """Return a scipy sparse matrix of integers or bool as one of float64; others as they are.
+    """Return a scipy sparse matrix of integers or bool as float64; return others unchanged.
 
-    Repeated entries add up; those of a bool matrix are one entry, of 1. SciPy adds them up when it
-    converts to CSR, in the type of the matrix: 256 entries of 1 in uint8 would be 0.
+    SciPy adds repeated entries when it converts to CSR, in the dtype of the matrix: 256 ones in
+    uint8 would sum to 0. Repeated entries of a bool matrix become a single 1.
     """
     from scipy import sparse
 
@@ -465,18 +473,20 @@ def in_wide_type(value: Any) -> Any:
 
 
 def without_repeats(matrix: Any) -> Any:
-    """Return a CSR matrix whose repeated entries are added up; one without any as it is."""
+    """Return a CSR matrix with repeated entries added; return it unchanged if it has none."""
     if matrix.has_canonical_format:
         return matrix
     added = matrix.copy()
     added.sum_duplicates()
-    # it sorts as well, which without need would change the last bits of sums over a row
+    # `sum_duplicates` also sorts, which would change the last bits of sums over a row
     return added if added.nnz < matrix.nnz else matrix
 
 
 def scale_by_power_of_two(weights: FloatArray) -> FloatArray:
-    """Return weights of which ratios count alone, with the same digits and a sum that is finite."""
-    # a power of two changes no digit
+    """Return weights divided by a power of two so that their maximum is in [0.5, 1).
+
+    For weights of which only ratios matter: their sum is then finite, and no digit changes.
+    """
     scaled: FloatArray = np.ldexp(weights, -np.frexp(np.abs(weights).max())[1])
     return scaled
 
@@ -495,7 +505,7 @@ def as_counts(
     num_classes: int | None = None,
     remedy: str = "count the classes again",
 ) -> FloatArray:
-    """Return float64 (n,) of class counts in any unit, or of weights: nonnegative, not all 0."""
+    """Return class counts or weights as float64 (n,): nonnegative and not all 0."""
     array = as_real_array(name, value, (1,))
     if num_classes not in (None, len(array)):
         raise ValueError(
@@ -503,7 +513,7 @@ def as_counts(
         )
     if array.min() < 0.0 or not array.any():
         raise ValueError(
-            f"`{name}` must be at least 0 and not all 0, got a least of {array.min()} "
-            f"and a greatest of {array.max()}; {remedy}."
+            f"`{name}` must be at least 0 and not all 0, got a minimum of {array.min()} "
+            f"and a maximum of {array.max()}; {remedy}."
         )
     return array

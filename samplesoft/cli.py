@@ -17,19 +17,21 @@ from samplesoft.commands.options import all_printable, discard_stdout, until_nob
 def main(argv: Sequence[str] | None = None) -> int:
     r"""Run the command line with the arguments `argv`, by default those of the process.
 
-    Returns 0 if all went well, 1 if a check failed or training diverged, 2 for bad usage or input,
-    130 if interrupted by KeyboardInterrupt. Signals are handled by `samplesoft.__main__` alone.
-    What the streams have no code for is printed as an escape of Python, such as ``\u6a21``.
+    Returns 0 for success, 1 if a check failed or training diverged, 2 for bad usage or input, and
+    130 for KeyboardInterrupt. Signals are handled by `samplesoft.__main__` only. Characters that
+    the streams cannot encode are printed as Python escapes, such as ``\u6a21``.
     """
     with all_printable():
         status = _run(argv)
         if sys.stdout is not None:
-            # here and not at the exit of Python, where an error has a traceback
+            # flush here: at interpreter exit an error would print a traceback
             try:
                 with until_nobody_reads():
                     sys.stdout.flush()
-            except OSError as error:  # of a full disk
-                _complain(f"samplesoft: error: what is printed cannot be written: {_reason(error)}")
+            except OSError as error:  # such as a full disk
+                _print_error(
+                    f"samplesoft: error: what is printed cannot be written: {_error_message(error)}"
+                )
                 discard_stdout()
                 status = status or 2
         return status
@@ -48,43 +50,45 @@ def _run(argv: Sequence[str] | None) -> int:
         check_files(options)
         with report_compilation(True):
             return int(options.run(options))
-    # training that diverged is a result, and no wrong input
+    # diverged training is a result, not a wrong input
     except FloatingPointError as error:
-        _complain(f"samplesoft {options.command}: failed: {error}")
+        _print_error(f"samplesoft {options.command}: failed: {error}")
         return 1
     except (MemoryError, OSError, OverflowError, TypeError, ValueError) as error:
-        _complain(f"samplesoft {options.command}: error: {_reason(error)}")
+        _print_error(f"samplesoft {options.command}: error: {_error_message(error)}")
         return 2
     except KeyboardInterrupt as error:
-        _complain(f"samplesoft {options.command}: {str(error) or 'interrupted'}")
+        _print_error(f"samplesoft {options.command}: {str(error) or 'interrupted'}")
         return 130
 
 
-def _complain(words: str) -> None:
-    """Print on stderr; the exit status tells what happened where nobody reads that."""
+def _print_error(message: str) -> None:
+    """Print a message on stderr; ignore a closed stream, because the exit status tells the rest."""
     with suppress(OSError):
-        print(words, file=sys.stderr, flush=True)
+        print(message, file=sys.stderr, flush=True)
 
 
 def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """Return the parser of all commands; only that of the arguments is loaded, to start fast."""
+    """Return the parser of all commands; only the command in use is imported, to start fast."""
     parser = argparse.ArgumentParser(
         prog="samplesoft",
         description="Sampled softmax: exact bias, bounds, Monte Carlo, and training.",
     )
     parser.add_argument("--version", action="version", version=f"samplesoft {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    for name, what in COMMANDS.items():
-        one = commands.add_parser(name, help=what)
-        # the other commands' imports would take a second
+    for name, description in COMMANDS.items():
+        command_parser = commands.add_parser(name, help=description)
+        # importing all commands would take a second
         if name in arguments:
-            import_module(f"samplesoft.commands.{name}").add(one)
+            import_module(f"samplesoft.commands.{name}").add(command_parser)
     return parser
 
 
-def _reason(error: Exception) -> str:
-    """Return what went wrong in one line, with a remedy for errors of the operating system."""
+def _error_message(error: Exception) -> str:
+    """Return an error message of one line, with a remedy for errors of the operating system."""
     if not isinstance(error, OSError) or error.errno is None:
         return str(error)
-    where = "" if error.filename is None else f"{error.filename!r}: "
-    return f"{where}{error.strerror}; check the path, its permissions, and the space on the disk."
+    path_text = "" if error.filename is None else f"{error.filename!r}: "
+    return (
+        f"{path_text}{error.strerror}; check the path, its permissions, and the space on the disk."
+    )

@@ -77,7 +77,8 @@ def imports(source):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
             if node.module == "samplesoft":  # a module, or a name that the package shows
-                yield from (samplesoft._HOMES.get(alias.name, alias.name) for alias in node.names)
+                homes = samplesoft._MODULE_OF
+                yield from (homes.get(alias.name, alias.name) for alias in node.names)
             elif node.module.startswith("samplesoft."):
                 package = node.module.removeprefix("samplesoft.")
                 for name in (f"{package}.{alias.name}" for alias in node.names):
@@ -318,7 +319,7 @@ def test_type_checkers_and_python_see_the_same_names():
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    assert {name: home for name, home in seen.items() if home} == samplesoft._HOMES
+    assert {name: home for name, home in seen.items() if home} == samplesoft._MODULE_OF
     assert {*seen, "__version__"} == {*samplesoft.__all__, "sklearn"}
 
 

@@ -11,7 +11,7 @@ from retrieval_files import small_run
 
 from samplesoft import _progress
 from samplesoft._jit import COMPILES, njit, report_compilation
-from samplesoft._progress import Pace, progress_bar, progress_line, progress_phase
+from samplesoft._progress import TimeEstimate, progress_bar, progress_line, progress_phase
 from samplesoft.cli import main
 from samplesoft.training import RetrievalTask
 
@@ -21,8 +21,8 @@ TIME = r"[\d.]+ s"
 @pytest.fixture
 def soon(monkeypatch):
     """Let the first line come after 20 ms, and the others 100 ms apart."""
-    monkeypatch.setattr(_progress, "_FIRST", 0.02)
-    monkeypatch.setattr(_progress, "_PAUSE", 0.1)
+    monkeypatch.setattr(_progress, "_FIRST_LINE_SECONDS", 0.02)
+    monkeypatch.setattr(_progress, "_PAUSE_SECONDS", 0.1)
 
 
 @pytest.fixture
@@ -72,11 +72,11 @@ def test_quick_work_and_work_that_is_not_to_be_shown_have_no_lines(soon, capsys)
 
 def test_pauses_are_short_for_minutes_and_then_double_up_to_the_longest(monkeypatch):
     pauses = []
-    monkeypatch.setattr(_progress, "_STEADY", 3)
+    monkeypatch.setattr(_progress, "_NUM_STEADY_LINES", 3)
     bar = progress_bar(True, desc="fit")
     monkeypatch.setattr(bar, "_closed", bar)
     bar.wait = lambda pause: pauses.append(pause) or len(pauses) == 10
-    bar._write_sometimes()
+    bar._write_lines()
     assert pauses == [1.0, 2.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
 
 
@@ -99,9 +99,9 @@ def test_a_line_says_how_far_it_is_and_how_long_it_takes(clock, capsys):
     + [(7100.0, "118 min"), (7200.0, "2.0 h"), (200_000.0, "55.6 h")],
 )
 def test_times_in_words(clock, seconds, words):
-    pace = Pace()
+    pace = TimeEstimate()
     clock[0] += seconds
-    assert pace.times(7) == words
+    assert pace.describe(7) == words
 
 
 def test_a_stream_that_is_closed_is_no_error(soon, monkeypatch, tmp_path):

@@ -138,7 +138,7 @@ def test_a_system_that_refuses(threads, refuse):
 @pytest.mark.parametrize("tty", [False, True])
 def test_progress_without_a_thread(refuse, tty, monkeypatch):
     monkeypatch.setattr(tqdm.tqdm, "monitor", None)
-    monkeypatch.setattr("samplesoft._progress._has_lines", lambda: not tty)
+    monkeypatch.setattr("samplesoft._progress._writes_lines", lambda: not tty)
     refuse(0)
     with progress_bar(True, desc="work", total=3, unit="step") as bar:
         bar.update()
@@ -243,7 +243,7 @@ def all_kinds_of_work():
 def locks():
     """Return the locks that a thread may hold when another one forks."""
     of_bars = tqdm.std.TqdmDefaultWriteLock
-    found = {"of compiled fits": lambda: _jit._meeting, "of bars": lambda: of_bars.th_lock}
+    found = {"of compiled fits": lambda: _jit._lockstep_lock, "of bars": lambda: of_bars.th_lock}
     if hasattr(_jit, "_Pool"):
         found["of the pool"] = lambda: _jit._pool._growing
     if COMPILES:
@@ -262,7 +262,7 @@ class TestForks:
     @pytest.fixture
     def _forks(self, threads, monkeypatch):
         threads(3)
-        monkeypatch.setattr("samplesoft._progress._has_lines", lambda: False)
+        monkeypatch.setattr("samplesoft._progress._writes_lines", lambda: False)
         monkeypatch.setattr(_jit, "_COMPILING_SECONDS", 0.1, raising=False)
         list(thread_map(abs, range(3)))
 

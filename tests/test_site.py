@@ -34,7 +34,7 @@ def listed():
 
 def public():
     """Return what the package and its packages show."""
-    found = {f"samplesoft.{name}" for name in samplesoft._HOMES}
+    found = {f"samplesoft.{name}" for name in samplesoft._MODULE_OF}
     for name in (*samplesoft._MODULES, "sklearn"):
         module = importlib.import_module(f"samplesoft.{name}")
         if hasattr(module, "__path__"):

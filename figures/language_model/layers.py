@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from samplesoft._jit import njit, row_chunks, thread_each
-from samplesoft._limits import quiet
+from samplesoft._limits import ignore_overflow
 from samplesoft._memory import require_memory
 from samplesoft._random import as_key, uniform_block
 from samplesoft._validation import (
@@ -261,7 +261,7 @@ class Dropout:
         width = x.shape[-1] if x.ndim else 1
         uniforms = uniform_block(as_key(rng), x.size // max(width, 1), width).reshape(x.shape)
         factors = (uniforms >= self.rate) * x.dtype.type(1.0 / (1.0 - self.rate))
-        with quiet():
+        with ignore_overflow():
             y = x * factors
         check_finite("x", y)
         return y, factors

@@ -18,7 +18,7 @@ from language_model.layers import (
 )
 from language_model.step_products import column_pieces, products, row_parts
 from samplesoft._jit import njit, thread_each
-from samplesoft._limits import quiet
+from samplesoft._limits import ignore_overflow
 from samplesoft._memory import require_memory
 from samplesoft._random import as_key, mix64
 from samplesoft._validation import as_count, as_flag, as_nonnegative
@@ -197,7 +197,7 @@ class LSTM:
             product = np.empty((rows.stop - rows.start, width), self.dtype)
             pieces = column_pieces(recurrent, product)
             for t in range(steps):
-                with quiet():
+                with ignore_overflow():
                     for piece, place in pieces:
                         np.matmul(run.hidden[t, rows], piece, out=place)
                 gates_forward(
@@ -275,7 +275,7 @@ def _go_back(run: _Run, recurrent: Floats, dy: Floats, d_gates: Floats) -> None:
                 d_cells,
                 d_gates,
             )
-            with quiet():
+            with ignore_overflow():
                 for piece, place in pieces:
                     np.matmul(d_gates[t, rows], piece, out=place)
 

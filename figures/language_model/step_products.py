@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samplesoft._jit import chunks, num_threads, thread_each
-from samplesoft._limits import quiet
+from samplesoft._limits import ignore_overflow
 
 Floats = NDArray[Any]
 
@@ -59,7 +59,7 @@ def products(tasks: list[tuple[Floats, Floats, Floats]]) -> None:
     parts = []
     for a, b, out in tasks:
         if not (_is_small(_ROWS, a) or _is_small(_ROWS, b)):  # as for steps, BLAS has the threads
-            with quiet():
+            with ignore_overflow():
                 np.matmul(a, b, out=out)
             continue
         right = np.ascontiguousarray(b)  # the columns of a transpose are slow to read
@@ -67,7 +67,7 @@ def products(tasks: list[tuple[Floats, Floats, Floats]]) -> None:
     left = iter(parts)  # of which each thread takes one when it is ready, for some are held up
 
     def work(_: int) -> None:
-        with quiet():
+        with ignore_overflow():
             for part in left:
                 _multiply(*part)
 

@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 from samplesoft import _memory
 from samplesoft._device.arrays import DistantRows
 from samplesoft._jit import chunks, njit, num_threads, row_chunks, thread_each
-from samplesoft._limits import quiet
+from samplesoft._limits import ignore_overflow
 from samplesoft._temperature import times_tau
 from samplesoft._validation import (
     FloatArray,
@@ -72,7 +72,7 @@ def typed(name: str, value: NDArray[Any], dtype: DTypeLike) -> NDArray[Any]:
     if value.dtype == dtype:
         is_contiguous = type(value) is np.ndarray and value.flags.c_contiguous
         return value if is_contiguous else np.asarray(value, order="C")
-    with quiet():
+    with ignore_overflow():
         return np.asarray(value, dtype, order="C")
 
 

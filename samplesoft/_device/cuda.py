@@ -16,7 +16,7 @@ from numpy.typing import DTypeLike
 from samplesoft._cuda import (
     as_device_array,
     cuda,
-    first_found,
+    first_offender,
     kernel,
     launch_threads,
     thread_index,
@@ -50,7 +50,7 @@ def first_outside(values: Any, least: Any, most: Any) -> int | None:
     """Return the flat index of the first value outside [least, most], or None."""
     # the kernel takes a flat array
     flat = values if values.ndim == 1 else values.reshape(-1)
-    return first_found(launch_threads, _find_outside, flat.size, flat, least, most)
+    return first_offender(launch_threads, _find_outside, flat.size, flat, least, most)
 
 
 def first_not_finite(values: Any) -> int | None:
@@ -130,7 +130,7 @@ def column_sums(rows: Any) -> FloatArray:
 
 def are_rows(ids: Any, num_rows: int) -> bool:
     """Return whether `ids` are strictly increasing within ``range(num_rows)``."""
-    return first_found(launch_threads, _find_not_rising, ids.size, ids, num_rows) is None
+    return first_offender(launch_threads, _find_not_rising, ids.size, ids, num_rows) is None
 
 
 def can_step(ids: Any, gradients: Any, table: Any, limit: float, largest: float) -> bool:

@@ -10,8 +10,8 @@ from typing import Any
 
 from samplesoft._executors import open_cluster
 from samplesoft._files import read_json, unprefixed
-from samplesoft._interrupts import advise
-from samplesoft._progress import Pace, progress_phase
+from samplesoft._interrupts import set_interrupt_advice
+from samplesoft._progress import TimeEstimate, progress_phase
 from samplesoft.commands.files import InputFile, check_files, write_json
 from samplesoft.commands.options import show_part, show_report
 from samplesoft.commands.train_options import (
@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
     how to continue.
     """
     out = Path(options.out)
-    advise(lambda: _how_to_continue(options))
+    set_interrupt_advice(lambda: _how_to_continue(options))
     if options.resume:
         require_run(out)
     # before the data are read, which may take minutes: an address that does not answer is refused
@@ -121,10 +121,10 @@ def _run(options: argparse.Namespace, out: Path, workers: Any, lock: ExitStack) 
     show_part(line)
     show_part(f"{task.resolved(settings)}")
     # times that are left are told by the epochs of this process
-    pace = Pace(settings.epochs, done)
+    pace = TimeEstimate(settings.epochs, done)
 
     def show_epoch(line: dict[str, Any]) -> None:
-        show_part(f"{_one_line(line, model.headline)}, {pace.times(line['epoch'])}")
+        show_part(f"{_one_line(line, model.headline)}, {pace.describe(line['epoch'])}")
 
     at = train_in(out, task, settings, None, options.resume, show_epoch)
     records = _epochs(read_log(out / LOG))

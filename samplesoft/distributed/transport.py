@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._executors import connected, require_alike
+from samplesoft._executors import connect_client, require_same_versions
 from samplesoft._memory import human_bytes
 from samplesoft._validation import IntArray, require_instance
 from samplesoft.distributed.worker import Shard
@@ -105,10 +105,10 @@ class DaskShards(Shards):
     def __init__(self, client: Any) -> None:
         if isinstance(client, str):
             what = "`workers` must be a number, a client of Dask or"
-            client = connected(client, what, direct_to_workers=True)
+            client = connect_client(client, what, direct_to_workers=True)
         distributed = import_module("distributed")
         require_instance("workers", client, distributed.Client)
-        require_alike(client, "workers")
+        require_same_versions(client, "workers")
         self._client = client
         # the last two of a worker that goes while its shard is made
         self._losses = (OSError, RuntimeError, CancelledError, distributed.KilledWorker)

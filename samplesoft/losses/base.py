@@ -17,7 +17,7 @@ from scipy import sparse
 from samplesoft._device import backend, cpu
 from samplesoft._device.select import to_host
 from samplesoft._jit import njit
-from samplesoft._limits import call_quietly
+from samplesoft._limits import call_ignoring_overflow
 from samplesoft._temperature import as_tau
 from samplesoft._validation import (
     FloatArray,
@@ -345,7 +345,7 @@ class Loss(ABC):
         per_example = checked_weights(weights, batch.z.shape[0], self.reduction, batch.z.dtype)
         # no warnings: losses that are not finite raise an error below
         if self._may_warn:
-            losses, saved = call_quietly(self._forward, batch, draw, label_log_count)
+            losses, saved = call_ignoring_overflow(self._forward, batch, draw, label_log_count)
         else:
             losses, saved = self._forward(batch, draw, label_log_count)
         # in float64 for any dtype: float32 sums over long batches lose small improvements
@@ -378,7 +378,7 @@ class Loss(ABC):
         """
         batch, arrays = cache.batch, backend(self.device)
         if self._may_warn:
-            gradients = call_quietly(self._backward, batch, cache.saved, cache.weights)
+            gradients = call_ignoring_overflow(self._backward, batch, cache.saved, cache.weights)
         else:
             gradients = self._backward(batch, cache.saved, cache.weights)
         if self.tau == 1.0 and batch.norms is None:

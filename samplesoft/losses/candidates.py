@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from samplesoft._device.arrays import DistantRows
 from samplesoft._jit import chunks, num_threads, thread_each
-from samplesoft._limits import call_quietly, quietly
+from samplesoft._limits import call_ignoring_overflow, ignoring_overflow
 from samplesoft._validation import FloatArray, IntArray, as_array, require_plain
 from samplesoft.kernels.products import MAX_SINGLE_THREADED_WORK, product
 from samplesoft.losses.base import Batch, Gradients, SparseRows, Targets
@@ -240,7 +240,7 @@ def score_candidates(
         if normalize:
             _require_finite_norms(rows, norms, candidate_table[0, :-1])
         if not multiply:
-            call_quietly(product, z, block[pairs:].T, sampled_scores)
+            call_ignoring_overflow(product, z, block[pairs:].T, sampled_scores)
             add_biases_and_check(
                 example_ids, candidate_table[0, :-1], biases, label_scores, sampled_scores
             )
@@ -328,7 +328,7 @@ def score_gradients(
     if type(rows) is not np.ndarray and isinstance(rows, DistantRows):
         # rows of the gradient stay where the class vectors are
         remote_rows = SparseRows(classes, np.empty((scores.num_unique, 0), z.dtype))
-        dz = call_quietly(rows.gradients, batch, d_labels, d_sampled, weights)
+        dz = call_ignoring_overflow(rows.gradients, batch, d_labels, d_sampled, weights)
         return Gradients(dz, remote_rows, None)
     block = scores.block
     example_ids = scores.example_ids
@@ -338,7 +338,7 @@ def score_gradients(
     if scores.shared:
         draw_gradients = dW[:0]  # computed by the kernel
         if z.size * d_sampled.shape[1] > MAX_SINGLE_THREADED_WORK:
-            call_quietly(product, d_sampled, block[d_labels.shape[0] :], dz)
+            call_ignoring_overflow(product, d_sampled, block[d_labels.shape[0] :], dz)
             draw_gradients = _shared_class_gradients(d_sampled, z, weights)
         shared_draw_gradients(
             d_labels,
@@ -361,14 +361,14 @@ def score_gradients(
     return Gradients(dz, SparseRows(classes, dW), db)
 
 
-@quietly
+@ignoring_overflow
 def _shared_class_gradients(d_sampled: Rows, z: Rows, weights: FloatArray) -> Rows:
     """Return the contribution (m, d) of shared draws to the gradient in their class vectors."""
     draw_gradients: Rows = product(d_sampled.T, weights.astype(z.dtype)[:, None] * z)
     return draw_gradients
 
 
-@quietly
+@ignoring_overflow
 def _bias_gradients(scores: Scores, d_labels: Rows, d_sampled: Rows, weights: FloatArray) -> Rows:
     """Return the gradient (k,) in biases: a bias is the weight of a feature that is always 1.
 
@@ -383,7 +383,7 @@ def _bias_gradients(scores: Scores, d_labels: Rows, d_sampled: Rows, weights: Fl
     return sums.astype(d_sampled.dtype)
 
 
-@quietly
+@ignoring_overflow
 def _separate_draw_gradients(
     scores: Scores,
     d_labels: Rows,

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from samplesoft._jit import njit, njit_bare
-from samplesoft._limits import quietly
+from samplesoft._limits import ignoring_overflow
 from samplesoft._validation import FloatArray
 from samplesoft.losses.step import (
     Floats,
@@ -60,7 +60,7 @@ def name_after_kernels(function: Kernel, *kernels: Kernel) -> Kernel:
 def make_row_differentiator(kernel: Kernel, weighs_draws: bool) -> Kernel:
     """Return a differentiator with a row of logits, of all draws, for each label."""
     if not _is_kernel(kernel):  # in NumPy
-        return quietly(_rows(kernel, weighs_draws))
+        return ignoring_overflow(_rows(kernel, weighs_draws))
     return _compiled_rows(kernel, weighs_draws)
 
 
@@ -71,7 +71,7 @@ def make_merged_differentiator(kernel: Kernel, merge: Kernel, separate_hits: boo
     them differently; else they have no weight.
     """
     if not (_is_kernel(kernel) and _is_kernel(merge)):
-        return quietly(_merged(kernel, merge, separate_hits))
+        return ignoring_overflow(_merged(kernel, merge, separate_hits))
     return _compiled_merged(kernel, merge, separate_hits)
 
 

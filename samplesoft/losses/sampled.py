@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from samplesoft._device.select import as_device
 from samplesoft._jit import chunks, njit, thread_each
-from samplesoft._limits import call_quietly
+from samplesoft._limits import call_ignoring_overflow
 from samplesoft._validation import FloatArray, IntArray, as_choice
 from samplesoft.kernels.exponential import exp_to
 from samplesoft.kernels.weights import greatest, total
@@ -219,7 +219,7 @@ class SampledLoss(Loss):
 
         # Logits: score less log expected count. In float64, because the logarithm of a small
         # probability would lose digits in float32.
-        weights = call_quietly(np.exp, -log_counts) if terms.weighs_draws else _NO_WEIGHTS
+        weights = call_ignoring_overflow(np.exp, -log_counts) if terms.weighs_draws else _NO_WEIGHTS
         if terms.weighs_draws or not properties.corrects_draws:
             log_counts = np.zeros_like(log_counts)
         if self.offset != 0.0:
@@ -254,7 +254,9 @@ class SampledLoss(Loss):
             d_labels *= np.sign(scores.label_scores)
             d_sampled *= np.sign(scores.sampled_scores)
         losses = (
-            losses if targets.example_ids is None else call_quietly(targets.per_example, losses)
+            losses
+            if targets.example_ids is None
+            else call_ignoring_overflow(targets.per_example, losses)
         )
         self.require_usable_draws(losses)
         return losses, (scores, d_labels, d_sampled)

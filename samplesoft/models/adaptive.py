@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 from scipy.special import log_softmax
 
-from samplesoft._limits import quietly
+from samplesoft._limits import ignoring_overflow
 from samplesoft._random import as_key, mix64
 from samplesoft._validation import (
     FloatArray,
@@ -215,7 +215,7 @@ class AdaptiveSoftmax:
     def update(self, ids: Any = None) -> None:
         """Do nothing: there is no sampler that follows."""
 
-    @quietly  # what is not finite is refused
+    @ignoring_overflow  # what is not finite is refused
     def log_probs(self, h: ArrayLike) -> FloatArray:
         """Compute the log-probabilities of all classes.
 

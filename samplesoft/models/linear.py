@@ -9,7 +9,7 @@ from numpy.typing import DTypeLike, NDArray
 from scipy import sparse
 
 from samplesoft._jit import chunks, row_chunks, thread_each
-from samplesoft._limits import quiet
+from samplesoft._limits import ignore_overflow
 from samplesoft._memory import require_memory
 from samplesoft._random import as_key, mix64, uniform_block
 from samplesoft._validation import (
@@ -122,7 +122,7 @@ class Linear:
         weights = self.parameters["weights"]
         x = check_inputs(x, len(weights), weights.dtype)
         if isinstance(x, np.ndarray):
-            with quiet():
+            with ignore_overflow():
                 y = product(x, weights)
         else:
             # the transpose of x is never made: the backward pass sorts its entries by column
@@ -143,7 +143,7 @@ class Linear:
                 f"{dy.shape} of {dy.dtype}."
             )
         if isinstance(cache, np.ndarray):
-            with quiet():  # optimizers refuse what overflows
+            with ignore_overflow():  # optimizers refuse what overflows
                 of_weights: Gradient = product(cache.T, dy)
         else:
             of_weights = _transposed_product(cache, np.ascontiguousarray(dy), len(weights))
@@ -237,7 +237,7 @@ def check_rows(x: Any, num_inputs: int, dtype: np.dtype[Any]) -> Any:
     if not plain or x.ndim != 2 or not x.size or x.shape[1] != num_inputs:
         return check_inputs(x, num_inputs, dtype)
     for part in row_chunks(x.shape, _CHUNK_NUMBERS):
-        with quiet():
+        with ignore_overflow():
             sound = np.isfinite(x[part].astype(dtype, copy=False)).all()
         if not sound:
             return check_inputs(x, num_inputs, dtype)  # which names the first one

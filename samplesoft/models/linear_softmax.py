@@ -13,7 +13,7 @@ from scipy import sparse
 from samplesoft._files import prefixed
 from samplesoft._files import unprefixed as part_of
 from samplesoft._jit import chunks
-from samplesoft._limits import quiet
+from samplesoft._limits import ignore_overflow
 from samplesoft._memory import require_bytes
 from samplesoft._random import as_key, mix64, uniform_block, uniform_run
 from samplesoft._temperature import times_tau
@@ -508,10 +508,10 @@ class LinearSoftmax:
             return x
         if isinstance(x, np.ndarray):
             kept = uniform_block(as_key(int(key)), *x.shape) >= rate
-            with quiet():  # the embedding refuses infinity
+            with ignore_overflow():  # the embedding refuses infinity
                 return x * (kept * x.dtype.type(1.0 / (1.0 - rate)))
         thin = some_entries(x, uniform_run(key, first, x.nnz) >= rate)
-        with quiet():
+        with ignore_overflow():
             thin.data /= x.dtype.type(1.0 - rate)
         return thin
 

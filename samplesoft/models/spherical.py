@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from samplesoft._jit import row_chunks
-from samplesoft._limits import quietly
+from samplesoft._limits import ignoring_overflow
 from samplesoft._random import as_key
 from samplesoft._validation import (
     FloatArray,
@@ -211,7 +211,7 @@ class SphericalSoftmax:
         self._V = rows.copy()
         self._fold(np.eye(shape[1]), np.zeros(shape[1]))
 
-    @quietly  # what is not finite is refused
+    @ignoring_overflow  # what is not finite is refused
     def forward(
         self, h: ArrayLike, labels: Any, *, weights: ArrayLike | None = None
     ) -> tuple[float, Any]:
@@ -263,7 +263,7 @@ class SphericalSoftmax:
         )
         return float(losses @ each), (cache, self._steps)
 
-    @quietly
+    @ignoring_overflow
     def backward(self, cache: Any) -> tuple[Rows, FactoredGradient]:
         """Compute gradients.
 
@@ -289,7 +289,7 @@ class SphericalSoftmax:
         gradient = FactoredGradient(matrix, offset, SparseRows(ids, of_labels), steps)
         return dh.astype(self.dtype), gradient
 
-    @quietly
+    @ignoring_overflow
     def step(self, gradient: FactoredGradient, learning_rate: float) -> None:
         """Take ``learning_rate`` times the gradient from the class vectors.
 
@@ -337,7 +337,7 @@ class SphericalSoftmax:
         self._s = self._s + (after - before).sum(axis=0)
         self._Q = self._Q + after.T @ after - before.T @ before
 
-    @quietly
+    @ignoring_overflow
     def log_probs(self, h: ArrayLike) -> FloatArray:
         """Compute the log-probabilities of all classes.
 
@@ -362,7 +362,7 @@ class SphericalSoftmax:
             logs[:, part] = contexts @ self._rows(part).T
         return self._log_probs(contexts, logs + self._shift)
 
-    @quietly
+    @ignoring_overflow
     def top_k(self, h: ArrayLike, k: int) -> tuple[IntArray, FloatArray]:
         """Find the most likely classes.
 

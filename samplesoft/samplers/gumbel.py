@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from scipy.special import log_softmax
 
 from samplesoft._jit import njit
-from samplesoft._limits import FAR, quiet
+from samplesoft._limits import FAR, ignore_overflow
 from samplesoft._random import as_key, mix64, uniform_block
 from samplesoft._temperature import as_tau, times_tau
 from samplesoft._validation import (
@@ -105,7 +105,7 @@ def gumbel_top_k(logits: ArrayLike, k: int, *, rng: Rng = None) -> GumbelDraw:
     batch, n = o.shape
     if as_count("k", k) > n:
         raise ValueError(f"`k` must be at most the number of classes {n}, got {k}.")
-    with quiet():
+    with ignore_overflow():
         log_p = np.maximum(log_softmax(o, axis=1), -1e300)
     noise = _gumbel_noise(as_key(rng), batch, n)
     perturbed = log_p + noise
@@ -375,7 +375,7 @@ class LazyGumbel:
         scores = np.empty(ids.shape)
         bounds = np.empty(len(queries))
         for b, query in enumerate(queries):
-            with quiet():
+            with ignore_overflow():
                 if head is None:
                     candidates, logits, bounds[b] = self._candidates(queries, b)
                     ids[b] = np.sort(candidates[np.argpartition(logits, len(logits) - k)[-k:]])
@@ -437,7 +437,7 @@ class LazyGumbel:
 def _norms(rows: Rows) -> FloatArray:
     """Return the norms of rows (N, d)."""
     precise = rows.astype(np.float64)  # squares of small float32 underflow
-    with quiet():
+    with ignore_overflow():
         norms: FloatArray = np.linalg.norm(precise, axis=1)
         if not np.isfinite(norms).all():  # squares overflow, but perhaps not the norms
             unit = np.abs(precise).max()
@@ -461,7 +461,7 @@ def _make_cells(rows: Rows, num: int) -> _Cells:
     radii = np.empty(len(offsets) - 1)
     # the rounding error of a product is below d eps / 2 |q| |c|; four times that, for all roundings
     slack = 2.0 * (rows.shape[1] + 2) * float(np.finfo(rows.dtype).eps)
-    with quiet():
+    with ignore_overflow():
         for i, (first, last) in enumerate(pairwise(offsets)):
             vectors = rows[order[first:last]].astype(np.float64)
             centers[i] = vectors.mean(axis=0)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._limits import quiet
+from samplesoft._limits import ignore_overflow
 from samplesoft._temperature import require_squares
 from samplesoft._validation import (
     FloatArray,
@@ -172,7 +172,7 @@ def warn_unless_products(problem: Problem) -> None:
     class_embeddings = problem.class_embeddings
     if h is None or class_embeddings is None:
         return
-    with quiet():  # numbers whose products overflow say nothing
+    with ignore_overflow():  # numbers whose products overflow say nothing
         norms = np.linalg.norm(h, axis=1)
         base = int(norms.argmin())
         # differences of examples, in which the biases of classes cancel

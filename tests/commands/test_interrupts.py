@@ -193,9 +193,14 @@ def test_on_a_terminal_the_advice_has_a_line_of_its_own(tmp_path):
     "code, status, words",
     [
         ("signal.raise_signal(number)", 130, "samplesoft: interrupted\n"),
-        ("advise(lambda: 1 / 0); signal.raise_signal(number)", 130, ""),
+        ("set_interrupt_advice(lambda: 1 / 0); signal.raise_signal(number)", 130, ""),
         # a second one, while the first waits or speaks
-        ("advise(lambda: signal.raise_signal(number)); signal.raise_signal(number)", 130, ""),
+        (
+            "set_interrupt_advice(lambda: signal.raise_signal(number)); "
+            "signal.raise_signal(number)",
+            130,
+            "",
+        ),
         ("sys.stderr = None; signal.raise_signal(number)", 130, ""),
         ("print('kept', end=''); signal.raise_signal(number)", 130, "samplesoft: interrupted\n"),
         ("ignore_interrupts(); signal.raise_signal(number)", 0, ""),

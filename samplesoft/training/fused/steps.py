@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from samplesoft._jit import num_threads, run_in_lockstep
-from samplesoft._limits import quiet
+from samplesoft._limits import ignore_overflow
 from samplesoft._validation import FloatArray
 from samplesoft.losses.base import Loss, check_targets
 from samplesoft.losses.differentiate import make_merged_differentiator, make_row_differentiator
@@ -153,7 +153,7 @@ def _run_on_threads(
             arrived[0] = _NOBODY_COMES
             raise
 
-    with quiet():
+    with ignore_overflow():
         run_in_lockstep(take_part, most)
 
 
