@@ -6,6 +6,7 @@ and comments, so that a name which only words still mention is found.
 
 import builtins
 import functools
+import json
 import keyword
 import re
 from pathlib import Path
@@ -30,7 +31,7 @@ OTHERS = {  # modules of other packages, whose names are theirs
     *("numba", "numpy", "os", "scipy", "sklearn", "sparse", "tf", "torch", "transformers4rec"),
 }
 FOREIGN = {  # names of other packages that no code here uses
-    *("HistGradientBoostingClassifier", "IndexFlatIP", "cross_val_score", "gradcheck"),
+    *("HistGradientBoostingClassifier", "IndexFlatIP", "cross_val_score", "gradcheck", "interact"),
     *("inner_max_num_threads", "learned_unigram_candidate_sampler", "load_wine"),
     *("log_uniform_candidate_sampler", "num_true"),
     "checks_cuda",  # stale in a docstring of samplesoft/_cuda.py
@@ -133,6 +134,19 @@ def test_names_in_pages_exist():
         examples = frozenset(IDENTIFIER.findall(" ".join(m[2] for m in FENCE.finditer(text))))
         if missing := stale(FENCE.sub("", text), examples):
             found[name] = missing
+    assert not found
+
+
+def test_names_in_notebooks_exist():
+    found = {}
+    for name in tracked():
+        if name.endswith(".ipynb"):
+            cells = json.loads((ROOT / name).read_text(encoding="utf-8"))["cells"]
+            text = "\n\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
+            code = "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
+            code += " ".join(match[2] for match in FENCE.finditer(text))
+            if missing := stale(FENCE.sub("", text), frozenset(IDENTIFIER.findall(code))):
+                found[name] = missing
     assert not found
 
 
