@@ -187,17 +187,17 @@ def stages(starts: IntArray) -> list[slice]:
     return [slice(first, last) for first, last in zip(starts[:-1], starts[1:], strict=True)]
 
 
-def take_rows(rows: Any, places: Any) -> Any:
-    """Return ``rows[places]``; `places` may be on the host."""
-    places = places if on_device(places) else to_device(places)
-    out = empty((places.shape[0], rows.shape[1]), rows.dtype)
-    launch_threads(_take_rows, out.size, rows, places, out)
+def take_rows(rows: Any, index: Any) -> Any:
+    """Return ``rows[index]``; `index` may be on the host."""
+    index = index if on_device(index) else to_device(index)
+    out = empty((index.shape[0], rows.shape[1]), rows.dtype)
+    launch_threads(_take_rows, out.size, rows, index, out)
     return out
 
 
-def put_rows(rows: Any, places: IntArray, out: Any) -> None:
-    """Write `rows` (k, d) to distinct rows `places` (k,) of `out`."""
-    launch_threads(_put_rows, rows.size, rows, to_device(places), out)
+def put_rows(rows: Any, index: IntArray, out: Any) -> None:
+    """Write `rows` (k, d) to distinct rows `index` (k,) of `out`."""
+    launch_threads(_put_rows, rows.size, rows, to_device(index), out)
 
 
 def joined(rows: Any, others: Any) -> Any:
@@ -297,19 +297,19 @@ def _multiply(values: Any, factor: float, out: Any) -> None:
 
 
 @kernel
-def _take_rows(rows: Any, places: Any, out: Any) -> None:
+def _take_rows(rows: Any, index: Any, out: Any) -> None:
     i = thread_index() // out.shape[1]
     f = thread_index() % out.shape[1]
     if i < out.shape[0]:
-        out[i, f] = rows[places[i], f]
+        out[i, f] = rows[index[i], f]
 
 
 @kernel
-def _put_rows(rows: Any, places: Any, out: Any) -> None:
+def _put_rows(rows: Any, index: Any, out: Any) -> None:
     i = thread_index() // rows.shape[1]
     f = thread_index() % rows.shape[1]
     if i < rows.shape[0]:
-        out[places[i], f] = rows[i, f]
+        out[index[i], f] = rows[i, f]
 
 
 @kernel

@@ -82,7 +82,7 @@ def random_signs(shape: tuple[int, ...], rng: np.random.Generator) -> FloatArray
 
 def generator_of(rng: int | np.random.Generator | None, num: int, dim: int) -> np.random.Generator:
     """Return the generator for `num` frequencies (dim,); MemoryError if they do not fit."""
-    require_room("num_features", num, 12.0 * num * dim)  # in both types
+    require_memory("num_features", num, 12.0 * num * dim)  # in both types
     return np.random.default_rng(int(as_key(rng)))
 
 
