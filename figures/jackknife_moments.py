@@ -148,7 +148,7 @@ def _make_draws(law: Draws, ratios: Ratios, atoms: Atoms, centred: FloatArray) -
     gamma += np.exp(log_r - log_w)[:, None] * centred[active]
     columns = law.drawn[active][:, None] * np.column_stack([gamma, squared_norms(gamma)])
     if atoms.panels is not None:
-        panel, s = atoms.places(ratios)
+        panel, s = atoms.panel_positions(ratios)
         columns = _on_panels(panel[active], s[active], columns)
     if law.weightless:
         columns = np.concatenate([columns, law.weightless * np.append(own, own @ own)[None]])

@@ -73,7 +73,7 @@ def kernels(n):
     return {
         "add_light": (add_light, [q, x[0], t, r, tiles, np.zeros((2, 7, 28))]),
         "mean_rung": (lambda q: race._mean_rung(q, 3.0), [q]),
-        "total": (laplace._total, [x[0]]),
+        "total": (laplace._sum, [x[0]]),
         "decays": (lambda a, b, c, d, e, f: laplace._sum_decays((a, b, c), d, e, f), list(x)),
         "moments": (laplace._sum_moments, list(x[:3])),
         "exponentials": (gaps._exponential_sums, [few, *x[1:4], np.zeros((2, 9))]),

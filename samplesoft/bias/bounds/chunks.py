@@ -15,7 +15,7 @@ from samplesoft.bias.bounds.classes import (
     trivial_ends,
 )
 from samplesoft.bias.bounds.gaps import RatioSpread, is_known, make_transform
-from samplesoft.bias.chunks.passes import Known, Pass, check_chunk
+from samplesoft.bias.chunks.passes import Pass, PassResults, check_chunk
 from samplesoft.bias.negatives import NegativeSums
 
 
@@ -24,12 +24,12 @@ class SpreadSums(Pass):
 
     stage = "bounds"
 
-    def __init__(self, results: Known) -> None:
+    def __init__(self, results: PassResults) -> None:
         self.results, self.negatives = results, negative_sums(results.draws)
         self.spread = RatioSpread()
 
     @classmethod
-    def after(cls, results: Known) -> Any:
+    def after(cls, results: PassResults) -> Any:
         """Return this pass, or the bounds if they are trivial."""
         trivial = trivial_ends(negative_sums(results.draws), 1)
         return cls(results) if trivial is None else _TrivialBounds(*trivial)
@@ -59,7 +59,7 @@ class EndSums(Pass):
 
     stage = "bounds"
 
-    def __init__(self, results: Known, spread: RatioSpread) -> None:
+    def __init__(self, results: PassResults, spread: RatioSpread) -> None:
         self.results, self.spread, self.ends = results, spread, EndTotals()
         self.negatives = negative_sums(results.draws)
         transform = None
@@ -100,7 +100,7 @@ class EndSums(Pass):
 
 
 def _columns_of_chunk(
-    results: Known, negatives: NegativeSums, start: int, logits: Any, q: Any
+    results: PassResults, negatives: NegativeSums, start: int, logits: Any, q: Any
 ) -> tuple[FloatArray, int | None]:
     """Return the columns (4, k) of the negatives of a chunk, and the label's index there."""
     o, proposal = check_chunk(start, logits, q, results.totals)

@@ -98,7 +98,7 @@ def negative_sums(draws: Draws) -> NegativeSums:
     mass = float(totals.q_others.value) + q_masked
     with np.errstate(all="ignore"):
         delta = float(np.clip(totals.label_logit - totals.top, -1e300, 1e300))
-    reach = math.log(mass) + totals.top - totals.least_product
+    reach = math.log(mass) + totals.top - totals.min_log_product
     return NegativeSums(totals.num, totals.top, totals.exps, mass, delta, q_masked, reach)
 
 

@@ -31,7 +31,7 @@ from samplesoft.bias.moments.squares import (
 from samplesoft.bias.numerics.quadrature import STEP
 from samplesoft.bias.numerics.summation import EPS, Sum
 from samplesoft.bias.with_replacement.draws import Draws, draws_of_chunk
-from samplesoft.bias.with_replacement.nodes import Nodes, lost_nodes, make_nodes
+from samplesoft.bias.with_replacement.nodes import Nodes, make_nodes, noisy_nodes
 from samplesoft.bias.with_replacement.ratios import ratios_of_chunk
 
 _MIN_LOG_WEIGHT = -45.0  # relative to the largest; smaller nodes do not affect float64 digits
@@ -218,7 +218,7 @@ class _NodeSums(Pass):
 
 def _require_digits(draws: Draws, nodes: Nodes, log_first: FloatArray) -> None:
     """Raise ValueError if the transform, by panels, has no digits at a node that matters."""
-    lost = lost_nodes(nodes.x, nodes.log_transform)
+    lost = noisy_nodes(nodes.x, nodes.log_transform)
     # the noise is divided by T, or by T**2 where the number of accepted draws is random
     times = 1.0 + draws.scheme.divides_by_kept
     weights = (log_first - times * nodes.log_transform)[lost] - log_first.max()

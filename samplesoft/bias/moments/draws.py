@@ -24,7 +24,7 @@ from samplesoft.bias.numerics.quadrature import STEP, rounding_at
 from samplesoft.bias.numerics.summation import EPS
 from samplesoft.bias.with_replacement.atoms import Atoms, make_atoms
 from samplesoft.bias.with_replacement.draws import Draws
-from samplesoft.bias.with_replacement.node_weights import log_kept
+from samplesoft.bias.with_replacement.node_weights import log_accepted_transform
 from samplesoft.bias.with_replacement.nodes import Nodes, make_nodes
 from samplesoft.bias.with_replacement.ratios import Ratios, make_ratios
 from samplesoft.schemes import Scheme
@@ -68,7 +68,7 @@ def nodes_of_draws(draws: Draws) -> DrawNodes | None:
 
 def term_unit(draws: Draws) -> float:
     """Return the relative rounding error of a term."""
-    return rounding_at(max(draws.largest_product, draws.largest_base_log))
+    return rounding_at(max(draws.max_log_product, draws.max_base_log))
 
 
 def draws_square(draws: Draws, centred: FloatArray) -> tuple[float, float]:
@@ -163,7 +163,7 @@ def _count_moments(draws: Draws, log_theta: FloatArray) -> tuple[FloatArray, Flo
     m = draws.num_draws
     if not draws.scheme.divides_by_kept:
         return math.log(m) + m * log_theta, np.full(len(log_theta), float(m))
-    log_mix = log_kept(draws, log_theta)
+    log_mix = log_accepted_transform(draws, log_theta)
     log_one = math.log(draws.other_draw) + log_theta
     ratio = 1.0 + (m - 1) * np.exp(log_one - log_mix)
     return math.log(m) + log_one + (m - 1) * log_mix, ratio

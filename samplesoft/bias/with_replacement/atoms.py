@@ -1,4 +1,4 @@
-"""The classes, or fewer points that stand for them: the atoms of the measure of log r."""
+"""The atoms of the distribution of log r: the classes, or fewer points that represent them."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from samplesoft.bias.with_replacement.laplace import Points, Rows
 from samplesoft.bias.with_replacement.ratios import Ratios
 from samplesoft.kernels import panels
 
-_MOMENT_CHUNK = 2048
+_CLASSES_PER_CHUNK = 2048
 
 
 @dataclass
 class Atoms:
-    """The measure of log r on few points, for the kernels.
+    """The distribution of log r on a few points, for the kernels.
 
-    `panels` (P,) are the Chebyshev panels that hold classes, counted from R, each of `width` in
-    log r; it is None where each class is its own atom.
+    `panels` (P,) are the indices of the Chebyshev panels that contain classes: intervals of `width`
+    in log r, counted from R. It is None where each class is an atom.
     """
 
-    width: float  # of the panels
+    width: float  # of a panel, in log r
     panels: IntArray | None
     points: Points  # (A,) sorted by r
-    order: IntArray  # (A,) the number of each before: by panel and node, or by class
+    order: IntArray  # (A,) index of each atom before sorting: by panel and node, or by class
 
-    def places(self, ratios: Ratios) -> tuple[IntArray, FloatArray]:
+    def panel_positions(self, ratios: Ratios) -> tuple[IntArray, FloatArray]:
         """Return the index in `panels` of each class's panel (n,), and the position there."""
         assert self.panels is not None
         first, count = int(self.panels[0]), int(self.panels[-1] - self.panels[0]) + 1
         panel, s = panels.place(ratios.log_distances, self.width, first, count)
-        number = np.zeros(count, np.int64)
-        number[self.panels - first] = np.arange(len(self.panels))
-        return number[panel], s
+        slots = np.zeros(count, np.int64)
+        slots[self.panels - first] = np.arange(len(self.panels))
+        return slots[panel], s
 
     def by_panel(self, values: FloatArray) -> FloatArray:
-        """Return what atoms (A,) have at the nodes of each panel, (P, DEGREE)."""
+        """Return `values` of the atoms (A,) at the nodes of each panel, (P, DEGREE)."""
         assert self.panels is not None
         out = np.empty(len(self.order))
         out[self.order] = values
@@ -54,65 +54,67 @@ class Atoms:
 
 
 def panel_grid(centres: Ratios) -> tuple[float, int, int]:
-    """Return the width of panels that hold all ratios, the first, and their number."""
+    """Return the width of panels that cover all ratios, the first index, and their number."""
     low, high = centres.span
-    # ratios that all lie close to R get narrow panels: one on either side of it
+    # if all ratios are close to R, two narrow panels suffice, one on either side of R
     width = min(panels.WIDTH, 1.0000001 * max(-low, high, 1e-300))
     first = math.floor(low / width)
     return width, first, math.floor(high / width) - first + 1
 
 
 class PanelMoments:
-    """The third sums over classes: the Chebyshev moments of their weights, eq. (B22)."""
+    """The sums of the third pass: Chebyshev moments of the weights of the classes, eq. (B22)."""
 
     def __init__(self, centres: Ratios) -> None:
         require_width(centres.span[1] - centres.span[0])
         self.width, self.first, self.count = panel_grid(centres)
-        self.numbers = np.empty(0, np.int64)  # of the panels that hold classes, (P,)
+        self.panel_ids = np.empty(0, np.int64)  # (P,) the panels that contain classes
         self.sums = Sum((0, 3, panels.DEGREE))
 
     def add(self, draws: Draws, ratios: Ratios) -> PanelMoments:
         """Add the classes of a chunk."""
-        numbers, s = panels.place(ratios.log_distances, self.width, self.first, self.count)
-        occupied = np.bincount(numbers, draws.drawn, self.count) > 0.0
-        panel = (np.cumsum(occupied) - 1)[numbers]
+        panel_of_class, s = panels.place(ratios.log_distances, self.width, self.first, self.count)
+        occupied = np.bincount(panel_of_class, draws.drawn, self.count) > 0.0
+        panel = (np.cumsum(occupied) - 1)[panel_of_class]
 
-        def weigh(part: slice) -> tuple[IntArray, FloatArray, FloatArray]:
+        def weighted_classes(part: slice) -> tuple[IntArray, FloatArray, FloatArray]:
             return panel[part], s[part], _class_weights(draws, ratios, part)[0]
 
-        moments = class_moments(weigh, len(s), (int(occupied.sum()), 3))
-        self._take(np.flatnonzero(occupied), Sum.of(moments))
+        moments = class_moments(weighted_classes, len(s), (int(occupied.sum()), 3))
+        self._merge_panels(np.flatnonzero(occupied), Sum.of(moments))
         return self
 
     def merge(self, other: PanelMoments) -> PanelMoments:
-        """Add what another has summed."""
-        self._take(other.numbers, other.sums)
+        """Add the sums of `other`."""
+        self._merge_panels(other.panel_ids, other.sums)
         return self
 
-    def _take(self, numbers: IntArray, sums: Sum) -> None:
-        if not len(self.numbers):
-            self.numbers, self.sums = numbers, sums.times(1.0)
+    def _merge_panels(self, panel_ids: IntArray, sums: Sum) -> None:
+        if not len(self.panel_ids):
+            self.panel_ids, self.sums = panel_ids, sums.times(1.0)
             return
-        union = np.union1d(self.numbers, numbers)
-        own, more = (np.searchsorted(union, some) for some in (self.numbers, numbers))
-        self.numbers, self.sums = union, self.sums.spread(own, len(union))
-        self.sums.merge(sums.spread(more, len(union)))
+        union = np.union1d(self.panel_ids, panel_ids)
+        mine, others = (np.searchsorted(union, ids) for ids in (self.panel_ids, panel_ids))
+        self.panel_ids, self.sums = union, self.sums.scattered(mine, len(union))
+        self.sums.merge(sums.scattered(others, len(union)))
 
     def finish(self, draws: Draws, centres: Ratios) -> Atoms:
-        """Return the nodes of the panels as atoms; `draws` may hold any of the classes."""
-        # the transpose of interpolation: the weight of a class goes to the nodes of its panel
+        """Return the nodes of the panels as atoms; `draws` may contain any of the classes."""
+        # the transpose of interpolation distributes the weight of a class over its panel's nodes
         at_nodes = self.sums.value @ panels.to_coefficients().T
         weights = np.moveaxis(at_nodes, 1, 0).reshape(3, -1)
-        positions = self.first + self.numbers[:, None] + panels.node_places()
+        positions = self.first + self.panel_ids[:, None] + panels.node_places()
         t = (positions * self.width).ravel()
         kappa = np.tanh(0.5 * t)
         zeta = np.tanh(0.5 * (t - centres.log_mean_distance))
         points, order = _sort_points(draws, centres, weights, t, kappa, zeta)
-        return Atoms(width=self.width, panels=self.numbers + self.first, points=points, order=order)
+        return Atoms(
+            width=self.width, panels=self.panel_ids + self.first, points=points, order=order
+        )
 
 
 def make_atoms(draws: Draws, ratios: Ratios) -> Atoms:
-    """Compress all classes to Chebyshev atoms where that makes fewer of them, eq. (B22)."""
+    """Compress all classes to Chebyshev atoms where that leaves fewer points, eq. (B22)."""
     width, _, count = panel_grid(ratios)
     if count * panels.DEGREE > len(draws.drawn):
         points, order = class_points(draws, ratios, draws.drawn > 0.0)
@@ -121,7 +123,7 @@ def make_atoms(draws: Draws, ratios: Ratios) -> Atoms:
 
 
 def _class_weights(draws: Draws, ratios: Ratios, part: Any) -> tuple[FloatArray, FloatArray]:
-    """Return the weights (3, k) of some classes, and their zeta (k,)."""
+    """Return the weights (3, k) of the classes of a slice or mask, and their zeta (k,)."""
     return panels.class_weights(
         ratios.log_distances[part],
         draws.drawn[part],
@@ -131,32 +133,35 @@ def _class_weights(draws: Draws, ratios: Ratios, part: Any) -> tuple[FloatArray,
     )
 
 
-def class_points(draws: Draws, ratios: Ratios, some: NDArray[np.bool_]) -> tuple[Points, IntArray]:
-    """Return each of some classes that are drawn as an atom."""
-    t, kappa = ratios.log_distances[some], ratios.contrast[some]
-    weights, zeta = _class_weights(draws, ratios, some)
+def class_points(
+    draws: Draws, ratios: Ratios, selected: NDArray[np.bool_]
+) -> tuple[Points, IntArray]:
+    """Return the selected classes, all of which are drawn, as one atom each."""
+    t, kappa = ratios.log_distances[selected], ratios.contrast[selected]
+    weights, zeta = _class_weights(draws, ratios, selected)
     return _sort_points(draws, ratios, weights, t, kappa, zeta)
 
 
 def class_moments(
-    weigh: Callable[[slice], tuple[IntArray, FloatArray, FloatArray]],
+    weighted_classes: Callable[[slice], tuple[IntArray, FloatArray, FloatArray]],
     num_classes: int,
     shape: tuple[int, int],
 ) -> FloatArray:
     """Return Chebyshev moments (panels, k, DEGREE), with `shape` (panels, k), on all threads.
 
-    `weigh` returns the panels, positions in them and weights (k, ...) of a slice of the classes.
+    ``weighted_classes(slice)`` returns the panels of a slice of classes, the positions in the
+    panels, and the weights (k, ...).
     """
     total = np.zeros((*shape, panels.DEGREE))
 
     def work(part: slice) -> FloatArray:
         moments = np.zeros_like(total)
-        panels.add_moments(*weigh(part), moments)
+        panels.add_moments(*weighted_classes(part), moments)
         return moments
 
-    # Equal terms that are added one after another err in one direction, the further the more: so
-    # parts are no longer than it costs to add their moments up.
-    parts = chunks(num_classes, max(_MOMENT_CHUNK, total.size))
+    # The rounding errors of many equal terms in sequence have one sign and add up. So chunks are as
+    # short as possible, until adding their moments would dominate.
+    parts = chunks(num_classes, max(_CLASSES_PER_CHUNK, total.size))
     for moments in (thread_map if num_classes > CLASS_CHUNK else map)(work, parts):
         total += moments
     return total
@@ -170,7 +175,7 @@ def _sort_points(
     kappa: FloatArray,
     zeta: FloatArray,
 ) -> tuple[Points, IntArray]:
-    """Return atoms at r = R exp(t), (A,), whose `weights` are (3, A), and the number of each."""
+    """Return atoms (A,) at r = R exp(t) with `weights` (3, A), sorted by r, and the order."""
     if draws.weightless:  # an atom at r = 0, where kappa = zeta = -1
         t = np.append(t, -np.inf)
         kappa, zeta = np.append(kappa, -1.0), np.append(zeta, -1.0)
@@ -184,7 +189,10 @@ def _sort_points(
 
 @njit
 def _write_points(weights: FloatArray, columns: Rows, centres: Floats) -> FloatArray:
-    """Return the rows of `Points`, (10, A), from t, kappa and zeta, log R, t_mean and log r0."""
+    """Return the rows of `Points`, (10, A).
+
+    `columns` are t, kappa and zeta, `centres` log R, log(mean / R) and log r0.
+    """
     (t, kappa, zeta), (log_ref, t_mean, log_least) = columns, centres
     rows = np.empty((10, len(t)))
     for i in range(len(t)):
@@ -193,8 +201,8 @@ def _write_points(weights: FloatArray, columns: Rows, centres: Floats) -> FloatA
         log_sum_mean = max(t[i], t_mean) + math.log1p(math.exp(-abs(t[i] - t_mean))) + log_ref
         rows[3, i] = rows[4, i] = t[i] + log_ref
         if log_least > -np.inf:
-            share = -math.expm1(min(log_least - log_ref - t[i], 0.0))
-            rows[4, i] += math.log(share) if share > 0.0 else -np.inf
+            fraction_above = -math.expm1(min(log_least - log_ref - t[i], 0.0))
+            rows[4, i] += math.log(fraction_above) if fraction_above > 0.0 else -np.inf
         rows[6, i] = max(t[i], 0.0) + math.log1p(math.exp(-abs(t[i]))) + log_ref
         rows[8, i] = log_sum_mean + (math.log(abs(zeta[i])) if zeta[i] != 0.0 else -np.inf)
         rows[9, i] = log_sum_mean

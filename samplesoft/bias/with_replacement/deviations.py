@@ -1,4 +1,4 @@
-"""How far a ratio lies from that of the reference, in double-double where the two nearly agree.
+"""Relative deviation of a ratio from the reference ratio, in double-double where they are close.
 
 `relative_ratios` measures all classes of a slice, eq. (B19).
 """
@@ -13,17 +13,17 @@ from samplesoft._jit import njit
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
 
-# ln 2 in three parts, the first two short enough that a product with |k| < 2**11 is exact
+# ln 2 as a sum of three floats, the first two short enough that a product with |k| < 2**11 is exact
 _LN2_1 = 0.6931471803691238
 _LN2_2 = 1.9082149288430703e-10
 _LN2_3 = 4.275175589747649e-20
-_SPLIT = 134217729.0
-_REFINE_BELOW = 2.0**-6
-# Where ratios nearly agree, each is known to this before R is subtracted from it (twice the largest
-# error of 6,000 at random): in the rounding of a softmax, 1e-16, that leaves some eleven digits.
+_VELTKAMP_FACTOR = 134217729.0
+_MAX_REFINED_LOG_RATIO = 2.0**-6
+# Error of r / R before 1 is subtracted, where it is near 1: twice the largest of 6,000 at random.
+# For a deviation of 1e-16, the rounding of a softmax, this leaves about eleven digits.
 DEVIATION_ERROR = 1e-27
-NEAR_REFERENCE = 0.5 * _REFINE_BELOW  # of kappa
-# 1/4!, 1/3!, 1/2, 1 and 1, each with what it is off by
+MAX_NEAR_KAPPA = 0.5 * _MAX_REFINED_LOG_RATIO  # below it kappa comes from double-double
+# 1/4!, 1/3!, 1/2, 1 and 1, each with its rounding error
 _QUARTIC, _CUBIC = (0.041666666666666664, 2.3129646346357427e-18), (1.0 / 6.0, 9.25185853854297e-18)
 Floats = tuple[float, float, float]
 _EXP_TERMS = _QUARTIC, _CUBIC, (0.5, 0.0), (1.0, 0.0), (1.0, 0.0)
@@ -41,11 +41,12 @@ def relative_ratios(
 ) -> tuple[FloatArray, FloatArray]:
     """Write kappa_j = (r_j - R) / (r_j + R) into `contrast` (n,), and return sums and extremes.
 
-    `reference` are o, q and log r of the class whose ratio is R; classes with ``drawn == 0`` are
-    passed over. The sums (6,) are sum_j drawn_j (r_j / R - 1), and for the errors of kappa: those
-    of p and of 1 - kappa**2 times p, of classes near R and of others; the same of `drawn` with
-    squares; and of kappa's size times p. The extremes (5,) are those of log r and of kappa, and
-    what the class of the least ratio is drawn with.
+    `reference` is o, q and log r of the class with ratio R. Classes with ``drawn == 0`` are
+    skipped. The first of the sums (6,) is sum_j drawn_j (r_j / R - 1). The others are for the
+    errors of kappa, where "near" means |kappa| < MAX_NEAR_KAPPA: p over the near classes;
+    (1 - kappa**2) p over the others; drawn over the near classes; (1 - kappa**2)**2 drawn over the
+    others; and |kappa| p. The extremes (5,) are the minimum and maximum of log r, the minimum and
+    maximum of kappa, and the `drawn` of the class with the smallest ratio.
     """
     o_ref, q_ref, log_ref = reference
     sums = np.zeros(6)
@@ -59,10 +60,10 @@ def relative_ratios(
         kappa = 1.0 if far else d / (2.0 + d)
         contrast[j] = kappa
         sums[0] += math.exp(min(math.log(drawn[j]) + t, 709.0)) if far else drawn[j] * d
-        # ratios near R that are not R itself are known by `DEVIATION_ERROR`, all others by their
-        # logs, of which kappa has a part of (1 - kappa**2) / 2 from each
+        # near ratios have the error `DEVIATION_ERROR` (R itself has none); the others have the
+        # error of log r, of which d kappa / d log r = (1 - kappa**2) / 2 reaches kappa
         size = abs(kappa)
-        if size >= NEAR_REFERENCE:
+        if size >= MAX_NEAR_KAPPA:
             part = 1.0 - kappa * kappa
             sums[2] += part * probs[j]
             sums[4] += part * part * drawn[j]
@@ -81,16 +82,18 @@ def relative_ratios(
 def deviation(log_ratio: float, o: float, o_ref: float, q: float, q_ref: float) -> float:
     """Return r_j / r_ref - 1, given log(r_j / r_ref) to working precision.
 
-    Where the two nearly agree, log r carries an absolute error of many ulps of the logits;
-    there the deviation is computed again in double-double.
+    expm1(log_ratio) has the absolute error of log_ratio, which is several ulps of the logits. Where
+    log_ratio is small, few digits are left: for |log_ratio| < 1/64 the deviation is recomputed
+    from the logits and q in double-double.
     """
-    if abs(log_ratio) < _REFINE_BELOW:  # else the deviation has most of the digits of log r
+    if abs(log_ratio) < _MAX_REFINED_LOG_RATIO:
         return _accurate_deviation(o, o_ref, q, q_ref)
     return math.expm1(min(log_ratio, 709.0))
 
 
 @njit
 def _two_sum(a: float, b: float) -> tuple[float, float]:
+    """Return a + b rounded, and the exact rounding error (Knuth)."""
     s = a + b
     t = s - a
     return s, (a - (s - t)) + (b - t)
@@ -98,11 +101,12 @@ def _two_sum(a: float, b: float) -> tuple[float, float]:
 
 @njit
 def _two_product(a: float, b: float) -> tuple[float, float]:
+    """Return a * b rounded, and the exact rounding error (Dekker)."""
     p = a * b
-    t = _SPLIT * a
+    t = _VELTKAMP_FACTOR * a
     a_high = t - (t - a)
     a_low = a - a_high
-    t = _SPLIT * b
+    t = _VELTKAMP_FACTOR * b
     b_high = t - (t - b)
     b_low = b - b_high
     return p, ((a_high * b_high - p) + a_high * b_low + a_low * b_high) + a_low * b_low
@@ -110,6 +114,7 @@ def _two_product(a: float, b: float) -> tuple[float, float]:
 
 @njit
 def _multiply(a: float, a_low: float, b: float, b_low: float) -> tuple[float, float]:
+    """Return the product of two double-double numbers."""
     p, e = _two_product(a, b)
     e += a * b_low + a_low * b
     s = p + e
@@ -118,6 +123,7 @@ def _multiply(a: float, a_low: float, b: float, b_low: float) -> tuple[float, fl
 
 @njit
 def _add(a: float, a_low: float, b: float, b_low: float) -> tuple[float, float]:
+    """Return the sum of two double-double numbers."""
     s, e = _two_sum(a, b)
     e += a_low + b_low
     t = s + e
@@ -126,12 +132,12 @@ def _add(a: float, a_low: float, b: float, b_low: float) -> tuple[float, float]:
 
 @njit
 def _exp(x: float, x_low: float) -> tuple[float, float, int]:
-    """Return exp(x + x_low) = (high + low) * 2**k in double-double, |x| < 1400."""
+    """Return exp(x + x_low) = (high + low) * 2**k in double-double, for |x| < 1400."""
     k = math.floor(x * 1.4426950408889634 + 0.5)
     r, e = _two_sum(x, -k * _LN2_1)
     r, e2 = _two_sum(r, -k * _LN2_2)
     r, low = _two_sum(r, e + e2 - k * _LN2_3 + x_low)
-    # exp of a 16th by its series, of which only the first terms need two numbers; then squared
+    # exp(r / 16) by its series, in double-double for the leading terms only; then squared 4 times
     r *= 0.0625
     low *= 0.0625
     tail = 1.0 / 39916800.0 + r / 479001600.0
@@ -149,7 +155,7 @@ def _exp(x: float, x_low: float) -> tuple[float, float, int]:
 
 @njit
 def _accurate_deviation(o: float, o_ref: float, q: float, q_ref: float) -> float:
-    """Return exp(o - o_ref) * q_ref / q - 1 to about 28 digits before the final subtraction."""
+    """Return exp(o - o_ref) * q_ref / q - 1, where the product has about 28 digits."""
     x, x_low = _two_sum(o, -o_ref)
     high, low, k = _exp(x, x_low)
     f_ref, k_ref = math.frexp(q_ref)

@@ -1,14 +1,14 @@
 """The Laplace sums of the exact bias: over atoms at each node, and over nodes at each atom.
 
 A draw of class j contributes r_j = e_j / q_j, and T(v) = sum_j q_j exp(-v r_j) is its transform.
-All is written around three centres, so that no difference of nearly equal numbers is formed: the
-least ratio r0 (keeps T from underflowing), the reference R (differences between classes), and the
+Everything is relative to one of three centres, so that nearly equal numbers are never subtracted:
+the smallest ratio r0 (T does not underflow), the reference R (differences between classes), and the
 mean of r (differences from the limit of many draws); section 4 of the README of `bias`.
 
-The atoms come sorted by r. At a node v, those with v (r - r0) near 0 are "flat", and one atom
-stands for all of them; of those with large v (r - r0), which are "gone", nothing changes any more.
-Only the atoms between are gone through, in blocks and in loops that the compiler turns into vector
-code: those loops have no branches, and no more arrays than it can tell apart.
+The atoms are sorted by r. At a node v, atoms with v (r - r0) near 0 are "flat", and are merged into
+one atom. Atoms with large v (r - r0) are "gone": their terms are constant. Only the atoms in
+between are evaluated, in blocks and in loops that the compiler vectorises: these loops have no
+branches, and only as many arrays as the compiler can check for overlap.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from samplesoft.kernels.exponential import (
 from samplesoft.kernels.rows import add_row, copy_row
 from samplesoft.kernels.sort_ids import count_below
 
-CENTRED_LIMIT = 600.0  # of v (mean - r0): beyond it exp(-y) leaves float64, and is not needed
-FLAT = -38.0  # below this log of d = v (r - r0), exp(-d) is 1 - d to the last bit
-GONE = 7.3  # above it exp(-d) is 0, and so is exp(-y) for y = d - v (mean - r0)
-_BLOCK = 512
-_LARGEST = 708.0  # exp(-d) beyond it is taken for 0, and never a slow denormal number
+CENTRED_LIMIT = 600.0  # largest v (mean - r0): beyond it exp(-y) overflows, and is not needed
+FLAT = -38.0  # for smaller log d, d = v (r - r0), exp(-d) is 1 - d to the last bit
+GONE = 7.3  # for larger log d, exp(-d) is 0, and so is exp(-y) for y = d - v (mean - r0)
+_ATOMS_PER_BLOCK = 512
+_MAX_EXPONENT = 708.0  # for larger d, exp(-d) is set to 0, to avoid slow subnormal numbers
 
 Rows = tuple[FloatArray, FloatArray, FloatArray]
 
 
 class Points(NamedTuple):
-    """What the kernels know of the atoms r, all (A,), sorted by r; distances are logs."""
+    """Arrays (A,) of the atoms r for the kernels, sorted by r; distances are given as logs."""
 
     q: FloatArray
     q_kappa: FloatArray
@@ -77,20 +77,20 @@ class Integrals(NamedTuple):
     """Integrals over the nodes at each atom, all (A,)."""
 
     full: FloatArray
-    half: FloatArray  # the same from every second node
-    size: FloatArray  # of the sizes of what the terms are made of
+    half: FloatArray  # the same by every second node
+    size: FloatArray  # of the sizes of the terms before cancellation
 
 
 def node_sums(
     x: FloatArray, points: Points, log_above_least: FloatArray, tilted: bool = True
 ) -> NodeSums:
-    """Return the sums over atoms at each node log v, `x` (K,).
+    """Return the sums over atoms at each node `x` = log v (K,).
 
-    `log_above_least` (2,) is log (R - r0) and log (mean - r0); without `tilted` the sums that
-    cumulants alone are made of are 0.
+    `log_above_least` (2,) is log (R - r0) and log (mean - r0). Without `tilted`, the sums that only
+    the cumulants need are 0.
     """
     plain, moments = np.zeros((4, len(x))), np.zeros((7, len(x)))
-    workspace, block = np.empty((24, len(points.q) + 1)), np.empty((9, _BLOCK))
+    workspace, block = np.empty((24, len(points.q) + 1)), np.empty((9, _ATOMS_PER_BLOCK))
     sums_at_nodes(x, points, log_above_least, plain, moments if tilted else None, workspace, block)
     return NodeSums(
         transform=plain[0],
@@ -114,19 +114,20 @@ def atom_integrals(
     points: Points,
     log_d_ref: float,
 ) -> Integrals:
-    """Integrate over the nodes log v, `x` (K,), at each atom.
+    """Integrate over the nodes `x` = log v (K,) at each atom.
 
     The integrand is v r T exp(v r0) (c0 D + c1 v D' + c2 v**2 D'') / kappa for D = psi - psi_R,
-    eq. (B23). `coefficients` (K, 6) are c0, c1, c2 and their sizes; `tilted` (K, 5) is v (mean -
-    r0), v (R - mean) and v**2 variance, of r tilted by exp(-v r), and the sizes of the last two;
-    None where c1 = c2 = 0, as of all schemes but the jackknife. `log_d_ref` is log (R - r0).
+    eq. (B23). `coefficients` (K, 6) are c0, c1, c2 and their sizes. `tilted` (K, 5) is
+    v (mean - r0), v (R - mean) and v**2 variance, for r tilted by exp(-v r), and the sizes of the
+    last two. It is None where c1 = c2 = 0: for all schemes except the jackknife. `log_d_ref` is
+    log (R - r0).
     """
     num = len(points.q)
     integrals, reference = np.zeros((3, num)), np.array([log_d_ref])
     of_nodes, of_atoms, block = (
         np.empty((12, len(x) + 1)),
         np.empty((6, num)),
-        np.empty((3, _BLOCK)),
+        np.empty((3, _ATOMS_PER_BLOCK)),
     )
     _add_atom_integrals(
         x, coefficients, tilted, points, reference, integrals, of_nodes, of_atoms, block
@@ -147,40 +148,42 @@ def sums_at_nodes(
     workspace: FloatArray,
     block: FloatArray,
 ) -> None:
-    """Add the sums at each node to `out` (4, K), and those of cumulants to `tilted` (7, K).
+    """Write the sums at each node to `out` (4, K), and the sums for cumulants to `tilted` (7, K).
 
-    Both are 0 before; the compiler leaves out what is for `tilted` where that is None. It works in
-    `room` (24, A + 1) and `block` (9, block).
+    Both must be 0 before. With `tilted` None, the code for it is not compiled. `workspace`
+    (24, A + 1) and `block` (9, block) are workspace.
     """
     num = len(points.q)
     log_d, kappa, log_sum = points.log_d, points.kappa, points.log_sum
     zeta, log_sum_mean = points.zeta, points.log_sum_mean
-    # rows are q, q kappa, q zeta**2, and q where it is multiplied by d; at flat atoms they are
-    # changed below, and changed back; `by` are those of atoms that are gone
-    weights, by, early = workspace[:4], workspace[4:8], workspace[8:12]
+    # rows of `weights`: q, q kappa, q zeta**2, and q as the factor of d; the entries of the merged
+    # flat atom are replaced below, and restored; `over_contrast` has the rows for gone atoms
+    weights, over_contrast, early = workspace[:4], workspace[4:8], workspace[8:12]
     early_d, late = workspace[12:16], workspace[16:20]
     plain_d, plain_sum = workspace[20], workspace[21]
-    plain_sum_mean, still = workspace[22], workspace[23]
+    plain_sum_mean, zeros = workspace[22], workspace[23]
     for i in range(num):
-        weights[0, i] = weights[3, i] = by[0, i] = points.q[i]
+        weights[0, i] = weights[3, i] = over_contrast[0, i] = points.q[i]
         weights[1, i], weights[2, i] = points.q_kappa[i], points.q_zeta2[i]
-        by[1, i] = weights[1, i] / kappa[i] if kappa[i] != 0.0 else 0.0
-        by[2, i] = weights[2, i] / (zeta[i] * zeta[i]) if zeta[i] != 0.0 else 0.0
-        by[3, i] = by[2, i] * math.exp(points.log_from_mean[i] - max(reference[1], -1e300))
-        still[i] = 0.0
-    write_far_sums(weights, still[:num], False, early)
+        over_contrast[1, i] = weights[1, i] / kappa[i] if kappa[i] != 0.0 else 0.0
+        over_contrast[2, i] = weights[2, i] / (zeta[i] * zeta[i]) if zeta[i] != 0.0 else 0.0
+        over_contrast[3, i] = over_contrast[2, i] * math.exp(
+            points.log_from_mean[i] - max(reference[1], -1e300)
+        )
+        zeros[i] = 0.0
+    write_far_sums(weights, zeros[:num], False, early)
     write_far_sums(weights, log_d, False, early_d)
-    write_far_sums(by, still[:num], True, late)
+    write_far_sums(over_contrast, zeros[:num], True, late)
     reach_d, reach_sum = _write_exps(log_d, plain_d), _write_exps(log_sum, plain_sum)
     reach_sum_mean = _write_exps(log_sum_mean, plain_sum_mean)
-    d, decay, fall, contrast, y = block[0], block[1], block[2], block[3], block[4]
+    d, decay, drop, contrast, y = block[0], block[1], block[2], block[3], block[4]
     terms = block[5:]
     for k in range(len(x)):
-        at = x[k]
-        d_mean = scaled(at, reference[1])
-        decay_ref = math.exp(-scaled(at, reference[0]))
-        is_centred = at + reference[1] < math.log(CENTRED_LIMIT)
-        flat, gone = near_atoms(at, log_d, reference)
+        log_v = x[k]
+        d_mean = scaled(log_v, reference[1])
+        decay_ref = math.exp(-scaled(log_v, reference[0]))
+        is_centred = log_v + reference[1] < math.log(CENTRED_LIMIT)
+        flat, gone = near_atoms(log_v, log_d, reference)
         if gone < num:
             out[1, k] -= late[0, gone]
             out[2, k] -= decay_ref * late[1, gone]
@@ -189,18 +192,18 @@ def sums_at_nodes(
                 if tilted is not None:
                     tilted[3, k] += late[2, gone]
                     tilted[4, k] -= 2.0 * late[2, gone]
-        merged = max(flat - 1, 0)  # the last flat atom stands for all of them
+        flat_atom = max(flat - 1, 0)  # the last flat atom represents all of them
         for h in range(4):
-            weights[h, merged] = early[h, merged + 1] if h < 3 else early_d[h, merged + 1]
+            weights[h, flat_atom] = early[h, flat_atom + 1] if h < 3 else early_d[h, flat_atom + 1]
         q, q_kappa, q_zeta2, q_drop = weights[0], weights[1], weights[2], weights[3]
-        for start in range(merged, gone, _BLOCK):
-            part = slice(start, min(start + _BLOCK, gone))
+        for start in range(flat_atom, gone, _ATOMS_PER_BLOCK):
+            part = slice(start, min(start + _ATOMS_PER_BLOCK, gone))
             size = part.stop - start
-            _times(at, log_d, plain_d, reach_d, part, d)
-            _times(at, log_sum, plain_sum, reach_sum, part, contrast)
-            _write_decays(d[:size], decay, fall)
+            _write_scaled_exps(log_v, log_d, plain_d, reach_d, part, d)
+            _write_scaled_exps(log_v, log_sum, plain_sum, reach_sum, part, contrast)
+            _write_decays(d[:size], decay, drop)
             _write_contrasts(decay_ref, kappa[part], decay, y, contrast)
-            of_block = _sum_decays((q[part], q_drop[part], q_kappa[part]), decay, fall, contrast)
+            of_block = _sum_decays((q[part], q_drop[part], q_kappa[part]), decay, drop, contrast)
             for h in range(3):
                 out[h, k] += of_block[h]
             if tilted is not None:
@@ -208,20 +211,24 @@ def sums_at_nodes(
                 for h in range(3):
                     tilted[h, k] += moments[h]
             if is_centred:
-                _times(at, log_sum_mean, plain_sum_mean, reach_sum_mean, part, y)
+                _write_scaled_exps(log_v, log_sum_mean, plain_sum_mean, reach_sum_mean, part, y)
                 of_mean = q_zeta2[part], zeta[part], y
-                _write_excess(of_mean, decay, fall, contrast)
-                out[3, k] += _total(contrast[:size])
+                _write_excess(of_mean, decay, drop, contrast)
+                out[3, k] += _sum(contrast[:size])
                 if tilted is not None:
                     _write_centred(*of_mean, decay, terms)
                     for h in range(4):
-                        tilted[3 + h, k] += _total(terms[h, :size])
-        weights[0, merged] = weights[3, merged] = points.q[merged]
-        weights[1, merged], weights[2, merged] = points.q_kappa[merged], points.q_zeta2[merged]
+                        tilted[3 + h, k] += _sum(terms[h, :size])
+        weights[0, flat_atom] = weights[3, flat_atom] = points.q[flat_atom]
+        weights[1, flat_atom], weights[2, flat_atom] = (
+            points.q_kappa[flat_atom],
+            points.q_zeta2[flat_atom],
+        )
 
 
 @njit_sum
-def _total(values: FloatArray) -> float:
+def _sum(values: FloatArray) -> float:
+    """Return the sum of `values`."""
     total = 0.0
     for i in range(len(values)):
         total += values[i]
@@ -230,23 +237,23 @@ def _total(values: FloatArray) -> float:
 
 @njit_sum
 def _sum_decays(
-    weights: Rows, decay: FloatArray, fall: FloatArray, contrast: FloatArray
+    weights: Rows, decay: FloatArray, drop: FloatArray, contrast: FloatArray
 ) -> tuple[float, float, float]:
-    """Return the first three sums of a block, by q, q of what vanishes with d, and q kappa."""
+    """Return the sums over a block of q exp(-d), q (exp(-d) - 1), and q kappa contrast."""
     q, q_drop, q_kappa = weights
-    transform = drop = above = 0.0
+    transform = total_drop = above = 0.0
     for i in range(len(q)):
         transform += q[i] * decay[i]
         above += q_kappa[i] * contrast[i]
-        drop += q_drop[i] * fall[i]
-    return transform, drop, above
+        total_drop += q_drop[i] * drop[i]
+    return transform, total_drop, above
 
 
 @njit_sum
 def _sum_moments(
     q_drop: FloatArray, d: FloatArray, decay: FloatArray
 ) -> tuple[float, float, float]:
-    """Return the sums of d exp(-d), d**2 exp(-d) and d**3 exp(-d) of a block."""
+    """Return the sums of q times d exp(-d), d**2 exp(-d) and d**3 exp(-d) over a block."""
     first = second = third = 0.0
     for i in range(len(q_drop)):
         moment = q_drop[i] * decay[i]
@@ -258,9 +265,10 @@ def _sum_moments(
 
 @njit_bare
 def _write_excess(of_mean: Rows, e: FloatArray, y: FloatArray, p: FloatArray) -> None:
-    """Write exp(-y) - 1 + y of a block times q, y and exp(-y).
+    """Write q (exp(-y) - 1 + y), y and exp(-y) of a block.
 
-    `of_mean` are q zeta**2, zeta and v (r + mean).
+    `of_mean` is q zeta**2, zeta and v (r + mean). exp(-y) - 1 + y loses digits for small y: for
+    |y| < 1 take its series times y**2.
     """
     weights, zeta, total = of_mean
     first, last = _write_signed(zeta, total, y)
@@ -269,7 +277,7 @@ def _write_excess(of_mean: Rows, e: FloatArray, y: FloatArray, p: FloatArray) ->
     for i in range(len(w)):
         half = second_order_series(u[i])
         near[i] = 1.0 - u[i] * (1.0 - u[i] * half)
-        out[i] = w[i] * v[i] * v[i] * half  # q y**2, with no difference in it
+        out[i] = w[i] * v[i] * v[i] * half  # q y**2 times the series
     for part in (slice(0, first), slice(last, len(weights))):
         w, v, u, out, far = weights[part], zeta[part], y[part], p[part], e[part]
         for i in range(len(w)):
@@ -282,10 +290,13 @@ def _write_excess(of_mean: Rows, e: FloatArray, y: FloatArray, p: FloatArray) ->
 def _write_centred(
     weights: FloatArray, zeta: FloatArray, total: FloatArray, e: FloatArray, terms: FloatArray
 ) -> None:
-    """Write the terms of the other sums around the mean of a block, made of the same series."""
+    """Write the terms of `tangent`, `bend`, `square` and `cube` of a block, times q.
+
+    The first two are differences that lose digits for small y: for |y| <= 1 take the series.
+    """
     h, t, y2, y3 = terms[0], terms[1], terms[2], terms[3]
     for i in range(len(weights)):
-        y3[i] = zeta[i] * total[i]  # y, until its own sum is written there
+        y3[i] = zeta[i] * total[i]  # holds y, until the term of `cube` is written
     for i in range(len(weights)):
         y = y3[i]
         near = -1.0 if y < -1.0 else y
@@ -304,9 +315,10 @@ def _write_centred(
 
 @njit
 def far_sums(terms: FloatArray, logs: FloatArray, onward: bool) -> FloatArray:
-    """Return sums of terms (H, K) times exp(logs) before each place, or `onward` from it.
+    """Return cumulative sums of terms (H, K) times exp(logs), (H, K + 1).
 
-    They are (H, K + 1), over the exp(logs) of the last, or the first, that is in them.
+    Column k is the sum over all indices below k, divided by exp(logs[k - 1]); with `onward`, over
+    all indices from k on, divided by exp(logs[k]). The scaling prevents overflow.
     """
     out = np.empty((len(terms), len(logs) + 1))
     write_far_sums(terms, logs, onward, out)
@@ -315,7 +327,7 @@ def far_sums(terms: FloatArray, logs: FloatArray, onward: bool) -> FloatArray:
 
 @njit_bare
 def write_far_sums(terms: FloatArray, logs: FloatArray, onward: bool, out: FloatArray) -> None:
-    """Write what `far_sums` returns."""
+    """Write the result of `far_sums` to `out` (H, K + 1)."""
     num = len(logs)
     for h in range(len(terms)):
         out[h, num if onward else 0] = 0.0
@@ -344,16 +356,16 @@ def _add_atom_integrals(
     of_atoms: FloatArray,
     block: FloatArray,
 ) -> None:
-    """Add the integrals at some atoms to `out` (3, A), which is zero: full, half and size.
+    """Write the integrals at the atoms to `out` (3, A), which must be 0: full, half and size.
 
-    `reference` holds log (R - r0); the compiler leaves out what is bent where `tilted` is None. It
-    works in `of_nodes` (12, K + 1), `of_atoms` (6, A) and `block` (3, block).
+    `reference` holds log (R - r0). With `tilted` None, the code for derivatives is not compiled.
+    `of_nodes` (12, K + 1), `of_atoms` (6, A) and `block` (3, block) are workspace.
     """
     num = len(x)
     log_r, log_d, kappa, log_sum = points.log_r, points.log_d, points.kappa, points.log_sum
     at_flat, at_gone, early, late = of_nodes[:3], of_nodes[3:6], of_nodes[6:9], of_nodes[9:]
     _write_far_terms(x, coefficients, tilted, reference[0], at_flat, at_gone)
-    # what the nodes before each, and from each on, bring to an atom there, over v r / kappa
+    # sums over the nodes before each, and from each on, in units of v r / kappa
     write_far_sums(at_flat, x, False, early)
     write_far_sums(at_gone, x, True, late)
     plain_d, plain_sum, plain_r, scales = of_atoms[0], of_atoms[1], of_atoms[2], of_atoms[3:]
@@ -365,31 +377,31 @@ def _add_atom_integrals(
     d, decay, contrast = block[0], block[1], block[2]
     flat, gone = 0, len(log_r)
     for k in range(num):
-        at, c = x[k], coefficients[k]
-        new_flat, new_gone = near_atoms(at, log_d, reference)
+        log_v, c = x[k], coefficients[k]
+        new_flat, new_gone = near_atoms(log_v, log_d, reference)
         add_far(x[max(k - 1, 0)], early, k, log_r, scales, slice(new_flat, flat), out)
-        add_far(at, late, k, log_r, scales, slice(new_gone, gone), out)
+        add_far(log_v, late, k, log_r, scales, slice(new_gone, gone), out)
         flat, gone = new_flat, new_gone
         if c[0] == 0.0 and c[1] == 0.0 and c[2] == 0.0:
             continue
-        decay_ref = math.exp(-scaled(at, reference[0]))
-        for start in range(flat, gone, _BLOCK):
-            part = slice(start, min(start + _BLOCK, gone))
+        decay_ref = math.exp(-scaled(log_v, reference[0]))
+        for start in range(flat, gone, _ATOMS_PER_BLOCK):
+            part = slice(start, min(start + _ATOMS_PER_BLOCK, gone))
             length = part.stop - start
-            _times(at, log_d, plain_d, reach_d, part, d)
+            _write_scaled_exps(log_v, log_d, plain_d, reach_d, part, d)
             _write_decays(d[:length], decay, contrast)
-            # what has been used makes room: the term stands in `contrast`, the size in `d`
+            # reuse the workspace: the terms go to `contrast`, their sizes to `d`
             if c[1] == 0.0 and c[2] == 0.0:
-                _times(at, log_sum, plain_sum, reach_sum, part, contrast)
+                _write_scaled_exps(log_v, log_sum, plain_sum, reach_sum, part, contrast)
                 _write_contrasts(decay_ref, kappa[part], decay, d, contrast)
-                _times(at, log_r, plain_r, reach_r, part, decay)
-                _write_plain(c[0], decay[:length], contrast, d)
+                _write_scaled_exps(log_v, log_r, plain_r, reach_r, part, decay)
+                _write_plain_terms(c[0], decay[:length], contrast, d)
             elif tilted is not None:
-                parts = _make_derivative_terms(c, tilted[k], decay_ref)
+                derivative_terms = _make_derivative_terms(c, tilted[k], decay_ref)
                 copy_row(contrast, decay[:length])
                 rows = log_r[part], kappa[part], log_sum[part]
-                _write_with_derivatives(at, parts, decay_ref, rows, d, contrast)
-            # one loop over all arrays would not be turned into vector code
+                _write_with_derivatives(log_v, derivative_terms, decay_ref, rows, d, contrast)
+            # one loop over all arrays would not be vectorised
             add_row(out[0][part], 1.0, contrast)
             if k % 2 == 0:
                 add_row(out[1][part], 2.0, contrast)
@@ -401,18 +413,18 @@ def _add_atom_integrals(
 def add_far(
     x: float,
     terms: FloatArray,
-    place: int,
+    index: int,
     log_r: FloatArray,
     scales: FloatArray,
-    part: slice,
+    atoms: slice,
     out: FloatArray,
 ) -> None:
-    """Add what far nodes bring, `terms` at a place times v r `scales` (k, A), to atoms of `out`."""
-    for i in range(part.start, part.stop):
+    """Add the terms of far nodes, ``terms[:, index]`` times v r `scales`, to `out` (k, A)."""
+    for i in range(atoms.start, atoms.stop):
         rate = scaled(x, log_r[i])
         for h in range(len(terms)):
-            if terms[h, place] != 0.0:
-                out[h, i] += terms[h, place] * rate * scales[h, i]
+            if terms[h, index] != 0.0:
+                out[h, i] += terms[h, index] * rate * scales[h, i]
 
 
 @njit_bare
@@ -424,9 +436,9 @@ def _write_far_terms(
     at_flat: FloatArray,
     at_gone: FloatArray,
 ) -> None:
-    """Write what each node brings to atoms that are flat, and to those that are gone, (3, K).
+    """Write the terms of each node at flat atoms, and at gone atoms, both (3, K).
 
-    They are over v r / kappa, in the order full, half, size.
+    They are in units of v r / kappa, in the order full, half, size.
     """
     for k in range(len(x)):
         for h in range(3):
@@ -439,20 +451,28 @@ def _write_far_terms(
         if tilted is None:
             at_gone[0, k] = -decay_ref * c[0]
             value, size = c[0] + at_gone[0, k], 0.0
-            if d_ref < 1.0:  # the least ratio is near the reference: (B19), r = r0, kappa = -1
+            if (
+                d_ref < 1.0
+            ):  # the smallest ratio is near the reference: (B19) with r = r0, kappa = -1
                 value = decay_ref * d_ref * (c[0] * _decay_ratio(-d_ref))
         else:
-            parts = _make_derivative_terms(c, tilted[k], decay_ref)
-            ref, ref_size = _terms_far(parts, parts.lead, parts.lead_size)
+            derivative_terms = _make_derivative_terms(c, tilted[k], decay_ref)
+            ref, ref_size = _terms_far(
+                derivative_terms, derivative_terms.lead, derivative_terms.lead_size
+            )
             if decay_ref > 0.0:
                 at_gone[0, k], at_gone[2, k] = -decay_ref * ref, decay_ref * ref_size
             if d_ref < 1.0:
-                value, size = _terms_near(parts, -d_ref, _decay_ratio(-d_ref), math.exp(d_ref))
+                value, size = _terms_near(
+                    derivative_terms, -d_ref, _decay_ratio(-d_ref), math.exp(d_ref)
+                )
                 value, size = decay_ref * d_ref * value, decay_ref * d_ref * size
             else:
-                value, size = _terms_far(parts, -parts.mean, parts.mean)
+                value, size = _terms_far(
+                    derivative_terms, -derivative_terms.mean, derivative_terms.mean
+                )
                 value, size = value + at_gone[0, k], size + at_gone[2, k]
-        if x[k] + log_d_ref >= FLAT:  # else no atom is taken for flat
+        if x[k] + log_d_ref >= FLAT:  # otherwise no atom counts as flat
             at_flat[0, k], at_flat[2, k] = value, size
         if tilted is None or (c[1] == 0.0 and c[2] == 0.0):
             at_flat[2, k], at_gone[2, k] = abs(at_flat[0, k]), abs(at_gone[0, k])
@@ -461,8 +481,8 @@ def _write_far_terms(
 
 
 @njit_bare
-def _write_plain(c: float, rate: FloatArray, term: FloatArray, size: FloatArray) -> None:
-    """Write the terms of one node in a block, from contrasts and v r, and their sizes."""
+def _write_plain_terms(c: float, rate: FloatArray, term: FloatArray, size: FloatArray) -> None:
+    """Write the terms of one node in a block, c contrast v r, and their sizes, in place."""
     for i in range(len(rate)):
         term[i] *= c * rate[i]
     for i in range(len(rate)):
@@ -470,16 +490,16 @@ def _write_plain(c: float, rate: FloatArray, term: FloatArray, size: FloatArray)
 
 
 class _DerivativeTerms(NamedTuple):
-    """What (c0 D + c1 v D' + c2 v**2 D'') depends on at a node, v times differences of ratios."""
+    """The values at a node of which c0 D + c1 v D' + c2 v**2 D'' is a function, scaled by v."""
 
     c0: float
     c1: float
     c2: float
-    s0: float  # sizes of what the three are made of
+    s0: float  # sizes of c0, c1 and c2 before cancellation
     s1: float
     s2: float
     mean: float  # tilted mean - r0
-    lead: float  # R - tilted mean; 0 where psi_R has vanished
+    lead: float  # R - tilted mean; 0 where psi_R is 0
     lead_size: float
     variance: float
     variance_size: float
@@ -489,7 +509,7 @@ class _DerivativeTerms(NamedTuple):
 
 @njit
 def _make_derivative_terms(c: FloatArray, tilted: FloatArray, decay_ref: float) -> _DerivativeTerms:
-    """Return what is needed at a node, from its rows of `atom_integrals`."""
+    """Return the derivative terms of a node, from its rows of `coefficients` and `tilted`."""
     lead, lead_size = (tilted[1], tilted[3]) if decay_ref > 0.0 else (0.0, 0.0)
     variance, variance_size = tilted[2], tilted[4]
     square, square_size = lead * lead - variance, abs(lead) * lead_size + variance_size
@@ -501,7 +521,7 @@ def _make_derivative_terms(c: FloatArray, tilted: FloatArray, decay_ref: float) 
 
 @njit
 def _terms_far(parts: _DerivativeTerms, ahead: float, ahead_size: float) -> tuple[float, float]:
-    """Return c0 psi + c1 v psi' + c2 v**2 psi'' over psi, and its size; above eq. (B16).
+    """Return (c0 psi + c1 v psi' + c2 v**2 psi'') / psi, and its size; above eq. (B16).
 
     `ahead` is v (r - tilted mean).
     """
@@ -514,9 +534,9 @@ def _terms_far(parts: _DerivativeTerms, ahead: float, ahead_size: float) -> tupl
 def _terms_near(
     parts: _DerivativeTerms, away: float, ratio: float, e: float
 ) -> tuple[float, float]:
-    """Return the same of D over -psi_R v (r - R), for away = v (r - R) below 1.
+    """Return (c0 D + c1 v D' + c2 v**2 D'') / (-psi_R v (r - R)), and its size, for r near R.
 
-    `e` is exp(-away) and `ratio` (1 - e) / away.
+    `away` is v (r - R), below 1 in magnitude, `e` is exp(-away), and `ratio` is (1 - e) / away.
     """
     value = parts.c0 * ratio - parts.c1 * (parts.lead * ratio - e)
     value += parts.c2 * (parts.square * ratio - (2.0 * parts.lead + away) * e)
@@ -534,12 +554,15 @@ def _write_with_derivatives(
     size: FloatArray,
     term: FloatArray,
 ) -> None:
-    """Write the terms of one node in a block, with derivatives of D, over d and exp(-d)."""
+    """Write the terms of one node in a block, with derivatives of D, and their sizes.
+
+    On entry `size` holds d and `term` exp(-d); they are overwritten.
+    """
     log_r, kappa, log_sum = rows
     ref, ref_size = _terms_far(parts, parts.lead, parts.lead_size)
     ref, ref_size = decay_ref * ref, decay_ref * ref_size
     for i in range(len(log_r)):
-        d, decay = size[i], term[i]  # until their places are written
+        d, decay = size[i], term[i]
         total = exp64(at + log_sum[i])
         away = kappa[i] * total
         near = -1.0 if away < -1.0 else away
@@ -562,15 +585,16 @@ def _write_with_derivatives(
 
 @njit
 def scaled(x: float, log_distance: float) -> float:
-    """Return v times a distance that is known by its log."""
+    """Return v times a distance, given both logs, limited to the range of float64."""
     return math.exp(min(x + log_distance, LARGEST_EXPONENT))
 
 
 @njit_bare
 def near_atoms(x: float, log_d: FloatArray, reference: FloatArray) -> tuple[int, int]:
-    """Return the numbers of the first atom that is not flat, and of the first that is gone.
+    """Return the index of the first atom that is not flat, and of the first that is gone.
 
-    Flat atoms are as good as at r0, beside each `reference` too; none are where one of these is.
+    Flat atoms may be replaced by atoms at r0, also relative to each distance in `reference`. If v
+    times one of these distances is itself flat, no atom counts as flat.
     """
     edge = FLAT - x
     for log_distance in reference:
@@ -580,7 +604,7 @@ def near_atoms(x: float, log_d: FloatArray, reference: FloatArray) -> tuple[int,
 
 @njit_bare
 def _write_exps(logs: FloatArray, out: FloatArray) -> float:
-    """Write exp(logs); return the largest size of a log: it says where v exp(logs) is finite."""
+    """Write exp(logs); return the largest |log|, from which the range of v exp(logs) follows."""
     reach = 0.0
     for i in range(len(logs)):
         out[i] = math.exp(min(logs[i], LARGEST_EXPONENT))
@@ -590,37 +614,40 @@ def _write_exps(logs: FloatArray, out: FloatArray) -> float:
 
 
 @njit_bare
-def _times(
+def _write_scaled_exps(
     x: float, logs: FloatArray, plain: FloatArray, reach: float, part: slice, out: FloatArray
 ) -> None:
-    """Write v exp(logs) of a block into `out`, as products where none can leave float64."""
-    if abs(x) + reach < _LARGEST:
-        v, own = math.exp(x), plain[part]
-        for i in range(len(own)):
-            out[i] = v * own[i]
+    """Write v exp(logs) of a block to `out`: as products unless one could overflow or underflow."""
+    if abs(x) + reach < _MAX_EXPONENT:
+        v, exps = math.exp(x), plain[part]
+        for i in range(len(exps)):
+            out[i] = v * exps[i]
     else:
-        those = logs[part]
-        for i in range(len(those)):
-            out[i] = exp64(x + those[i])
+        block_logs = logs[part]
+        for i in range(len(block_logs)):
+            out[i] = exp64(x + block_logs[i])
 
 
 @njit_bare
-def _write_decays(d: FloatArray, decay: FloatArray, fall: FloatArray) -> None:
-    """Write exp(-d) of a block, d = v (r - r0), and exp(-d) - 1."""
+def _write_decays(d: FloatArray, decay: FloatArray, drop: FloatArray) -> None:
+    """Write exp(-d) of a block, d = v (r - r0), and exp(-d) - 1.
+
+    exp(-d) - 1 loses digits for small d: for d < 1 take the series of (1 - exp(-d)) / d times -d.
+    """
     last = count_below(d, 1.0)
     for i in range(len(d[:last])):
-        fall[i] = -d[i] * decay_ratio_series(d[i])
-        decay[i] = 1.0 + fall[i]
-    far, of_far, rest = d[last:], decay[last:], fall[last:]
+        drop[i] = -d[i] * decay_ratio_series(d[i])
+        decay[i] = 1.0 + drop[i]
+    far, of_far, far_drop = d[last:], decay[last:], drop[last:]
     for i in range(len(far)):
-        e = exp64(-far[i] if far[i] < _LARGEST else -_LARGEST)
-        of_far[i] = e if far[i] < _LARGEST else 0.0
-        rest[i] = of_far[i] - 1.0
+        e = exp64(-far[i] if far[i] < _MAX_EXPONENT else -_MAX_EXPONENT)
+        of_far[i] = e if far[i] < _MAX_EXPONENT else 0.0
+        far_drop[i] = of_far[i] - 1.0
 
 
 @njit_bare
 def _write_signed(signs: FloatArray, total: FloatArray, out: FloatArray) -> tuple[int, int]:
-    """Write the products of a block, which rise; return where they pass -1 and 1."""
+    """Write signs * total of a block, which is increasing; return the indices of -1 and 1 in it."""
     for i in range(len(signs)):
         out[i] = signs[i] * total[i]
     rising = out[: len(signs)]
@@ -631,7 +658,11 @@ def _write_signed(signs: FloatArray, total: FloatArray, out: FloatArray) -> tupl
 def _write_contrasts(
     decay_ref: float, kappa: FloatArray, decay: FloatArray, away: FloatArray, out: FloatArray
 ) -> None:
-    """Write (exp(-v (r - r0)) - exp(-v (R - r0))) / kappa of a block over v (r + R), eq. (B19)."""
+    """Write (exp(-v (r - r0)) - exp(-v (R - r0))) / kappa of a block, eq. (B19).
+
+    The difference loses digits where r is near R. With a = v (r - R) = kappa v (r + R) it is
+    -exp(-v (R - r0)) a (1 - exp(-a)) / a, which is used for |a| < 1. `out` holds v (r + R) before.
+    """
     first, last = _write_signed(kappa, out, away)  # v (r - R)
     near, close = away[first:last], out[first:last]
     for i in range(len(near)):
@@ -642,7 +673,7 @@ def _write_contrasts(
             far[i] = (e[i] - decay_ref) / k[i]
 
 
-# --- functions of one number -------------------------------------------------------------------
+# --- scalar functions --------------------------------------------------------------------------
 
 
 @njit

@@ -1,4 +1,4 @@
-"""The Laplace transform of a draw at the nodes of a quadrature, and what follows from it there."""
+"""The Laplace transform of a draw, and its cumulants, at the nodes of the quadrature."""
 
 from __future__ import annotations
 
@@ -28,15 +28,17 @@ from samplesoft.bias.with_replacement.ratios import Ratios
 from samplesoft.kernels import panels
 
 _LARGEST_LOG = math.log(LARGEST_FLOAT)
-_BACK = 3.0  # log of v over that at which a class of noise 1e-14 still has most of its weight
-_NARROW = 1e-3  # panels on which all ratios decay as one, without noise
-_UNSEEN = 3.0  # log of how far below T a panel's weight is beside which its noise is none
-_LOST = -12.0  # log of how far T has fallen since, below which that noise may be seen
+# noise of panels: a class whose noise matters at v still had most of its weight at exp(-3) v; if T
+# has fallen by more than exp(-12) since then, the noise may matter
+_LOG_STEP_BACK = 3.0
+_MAX_NOISELESS_WIDTH = 1e-3  # on narrower panels all ratios decay equally, without noise
+_LOG_NOISE_MARGIN = 3.0  # noise of panels with a weight exp(-3) below T does not matter
+_MAX_LOG_DROP = -12.0
 
 
 @dataclass
 class Nodes:
-    """The transform T and what follows from it at the quadrature nodes, all arrays (K,)."""
+    """The transform T and related values at the quadrature nodes, all arrays (K,)."""
 
     x: FloatArray  # log v
     dx: FloatArray  # weight of dv / v
@@ -51,9 +53,9 @@ class Nodes:
 
 @dataclass
 class TiltedNodes(Nodes):
-    """Nodes with the cumulants that the jackknife alone needs, all arrays (K,).
+    """Nodes with cumulants, which only the jackknife needs, all arrays (K,).
 
-    "Tilted" is the distribution of r with probabilities q exp(-v r) / T; README, section 4.
+    The tilted distribution of r has probabilities q exp(-v r) / T; README, section 4.
     """
 
     mean: FloatArray  # v times the tilted mean
@@ -61,7 +63,7 @@ class TiltedNodes(Nodes):
     skew: FloatArray  # v**3 times the third
     above_least: FloatArray  # v (tilted mean - r0)
     lead: FloatArray  # v (R - tilted mean)
-    variance_size: FloatArray  # the sums of the sizes of what these three are made of
+    variance_size: FloatArray  # sizes of `variance`, `skew` and `lead` before cancellation
     skew_size: FloatArray
     lead_size: FloatArray
     gap: FloatArray  # log T + v times the tilted mean, at most 0, eq. (B21)
@@ -75,8 +77,8 @@ class TiltedNodes(Nodes):
 
 
 def compute_decay_rates(draws: Draws, ratios: Ratios) -> tuple[float, float]:
-    """Return the logs of the typical and of the least rate at which E(v) decays."""
-    # a factor psi may take one draw away; of the draws that are kept, one may be left
+    """Return the logs of the typical and of the smallest rate at which E(v) decays."""
+    # psi replaces one draw; with a random number of accepted draws, as few as one may be left
     least_count = 1 if draws.scheme.divides_by_kept else max(draws.num_draws - 1, 1)
     base = -np.inf if draws.scheme.label_is_a_draw else draws.log_base
     typical = math.log(draws.num_draws) + float(np.log(draws.expected_sum))
@@ -84,9 +86,9 @@ def compute_decay_rates(draws: Draws, ratios: Ratios) -> tuple[float, float]:
 
 
 def make_nodes(draws: Draws, ratios: Ratios, atoms: Atoms, step: float) -> Nodes:
-    """Evaluate the transform on nodes that cover every scale of v at which it changes.
+    """Evaluate the transform at nodes that cover every scale of v at which it changes.
 
-    `step` is that of the trapezoid rule.
+    `step` is the step of the trapezoid rule, in log v.
     """
     typical, least = compute_decay_rates(draws, ratios)
     largest = max(typical, float(atoms.points.log_r.max()))
@@ -97,14 +99,14 @@ def make_nodes(draws: Draws, ratios: Ratios, atoms: Atoms, step: float) -> Nodes
 def evaluate_nodes(
     draws: Draws, ratios: Ratios, atoms: Atoms, x: FloatArray, dx: FloatArray
 ) -> Nodes:
-    """Evaluate the transform at given nodes log v, `x` (K,), of weights `dx` (K,).
+    """Evaluate the transform at nodes `x` = log v (K,) with weights `dx` (K,).
 
-    They are `TiltedNodes` where the scheme is a jackknife.
+    Returns `TiltedNodes` if the scheme is a jackknife.
     """
     tilted = draws.scheme.jackknife
     sums = node_sums(x, atoms.points, ratios.log_above_least, tilted)
-    # of classes in chunks only the bias is asked for, which does without
-    on_panels = atoms.panels is not None and atoms.width > _NARROW
+    # for classes in chunks only the bias is computed, which does not need this
+    on_panels = atoms.panels is not None and atoms.width > _MAX_NOISELESS_WIDTH
     if len(ratios.log_r) > 0 and on_panels and len(x) > 0:
         _replace_noise(draws, ratios, atoms, x, sums)
     columns = sums.transform, sums.drop, sums.excess
@@ -129,59 +131,61 @@ def evaluate_nodes(
 def _replace_noise(
     draws: Draws, ratios: Ratios, atoms: Atoms, x: FloatArray, sums: NodeSums
 ) -> None:
-    """Put sums over classes in place of a transform that panels leave no digits; README, section 5.
+    """Replace sums by panels that have lost all digits by sums over classes; README, section 5.
 
-    Weights of their atoms have both signs. Next to what has decayed they leave noise, which is
-    nothing beside 1, but may be more than T, and is divided by where draws are few.
+    The weights of Chebyshev atoms have both signs. Where exp(-v r) has decayed within a panel, they
+    leave noise of 1e-14 of the panel's weight. It is negligible compared with 1, but T may be
+    smaller, and with few draws the integrand is divided by T.
     """
     with np.errstate(all="ignore"):
         v_least = np.exp(x + ratios.log_least)
         log_transform = np.log(np.maximum(sums.transform, 1e-307)) - v_least
-    lost = lost_nodes(x, log_transform)
-    if len(lost):
-        points = _low_classes_as_atoms(draws, ratios, atoms, float(x[lost].min()))
-        exact = node_sums(x[lost], points, ratios.log_above_least, draws.scheme.jackknife)
+    noisy = noisy_nodes(x, log_transform)
+    if len(noisy):
+        points = _atoms_with_low_classes(draws, ratios, atoms, float(x[noisy].min()))
+        exact = node_sums(x[noisy], points, ratios.log_above_least, draws.scheme.jackknife)
         for column, values in zip(sums, exact, strict=True):
-            column[lost] = values
+            column[noisy] = values
 
 
-def lost_nodes(x: FloatArray, log_transform: FloatArray) -> IntArray:
-    """Return the nodes log v, of `x` (K,), at which panels leave log T no digits."""
+def noisy_nodes(x: FloatArray, log_transform: FloatArray) -> IntArray:
+    """Return the indices of the nodes `x` = log v (K,) at which log T by panels has no digits."""
     order = np.argsort(x)
-    before = np.interp(x - _BACK, x[order], log_transform[order], left=0.0)
-    return np.flatnonzero(log_transform < before + _LOST)
+    before = np.interp(x - _LOG_STEP_BACK, x[order], log_transform[order], left=0.0)
+    return np.flatnonzero(log_transform < before + _MAX_LOG_DROP)
 
 
-def _low_classes_as_atoms(draws: Draws, ratios: Ratios, atoms: Atoms, x: float) -> Points:
-    """Return the atoms, but the classes themselves in panels whose noise may be seen from log v, x.
+def _atoms_with_low_classes(draws: Draws, ratios: Ratios, atoms: Atoms, x: float) -> Points:
+    """Return the atoms, with classes in place of panels whose noise matters at nodes >= `x`.
 
-    That noise is 1e-14 of the panel's weight times exp(-v r) at its left end, and T is no less
-    than what the least ratio brings.
+    The noise is 1e-14 of the panel's weight times exp(-v r) at its left end. T is at least the term
+    of the class with the smallest ratio.
     """
     assert atoms.panels is not None
-    room = math.log(_UNSEEN - math.log(ratios.least_drawn)) - x - ratios.log_ref
-    last = min(float(np.logaddexp(ratios.span[0], room)), ratios.span[1])
+    log_margin = math.log(_LOG_NOISE_MARGIN - math.log(ratios.drawn_at_min)) - x - ratios.log_ref
+    last = min(float(np.logaddexp(ratios.span[0], log_margin)), ratios.span[1])
     first_high = math.floor(last / atoms.width) + 1
     low = (draws.drawn > 0.0) & (np.floor(ratios.log_distances / atoms.width) < first_high)
     classes_below = class_points(draws, ratios, low)[0]
-    of_panel = atoms.order // panels.DEGREE  # beyond the last one stands what has no weight
-    known = of_panel < len(atoms.panels)
-    above = known & (atoms.panels[np.where(known, of_panel, 0)] >= first_high)
+    of_panel = atoms.order // panels.DEGREE  # the atom of draws without weight is in no panel
+    in_panel = of_panel < len(atoms.panels)
+    above = in_panel & (atoms.panels[np.where(in_panel, of_panel, 0)] >= first_high)
     pairs = zip(classes_below, atoms.points, strict=True)  # both are sorted
     return Points(*(np.concatenate([low, high[above]]) for low, high in pairs))
 
 
 @njit
 def _exp(x: float) -> float:
-    """Return exp(x), infinite where it is too large, as NumPy does: math.exp would raise."""
+    """Return exp(x), and inf on overflow, where math.exp would raise."""
     return np.inf if x > _LARGEST_LOG else math.exp(x)
 
 
 @njit
 def _transform_logs(x: FloatArray, columns: Rows, centres: Floats) -> FloatArray:
-    """Return v to `log_psi_ref` of `Nodes`, `excess`, and v (mean - r0), (7, K).
+    """Return the fields `v` to `log_psi_ref` of `Nodes`, `excess`, and v (mean - r0), (7, K).
 
-    `columns` are three sums; `centres` the logs of r0, R - r0 and mean - r0.
+    `columns` are the sums `transform`, `drop` and `excess`; `centres` are the logs of r0, R - r0
+    and mean - r0.
     """
     transform, drop, excess = columns
     rows = np.empty((7, len(x)))
@@ -189,7 +193,8 @@ def _transform_logs(x: FloatArray, columns: Rows, centres: Floats) -> FloatArray
         # v times a ratio, and d = v times its distance from the least ratio r0
         v_least, d_ref = _exp(x[k] + centres[0]), _exp(x[k] + centres[1])
         d_mean = scaled(x[k], centres[2])
-        # at least these, which rounding may miss where no weight is left
+        # rounding may make T negative where nothing is left. log T loses digits where T is near 1:
+        # take log1p(T - 1) for T > 1/2
         log_t_least = math.log(1e-307 if transform[k] < 1e-307 else transform[k])
         if drop[k] > -0.5:
             log_t_least = math.log1p(drop[k])
@@ -205,12 +210,12 @@ def _transform_logs(x: FloatArray, columns: Rows, centres: Floats) -> FloatArray
 def _with_cumulants(
     ratios: Ratios, nodes: Nodes, sums: NodeSums, d_mean: FloatArray
 ) -> TiltedNodes:
-    """Return the nodes with the cumulants of r tilted; `d_mean` is v (mean - r0)."""
+    """Return the nodes with the cumulants of the tilted r; `d_mean` is v (mean - r0) (K,)."""
     x, log_t_least, p = nodes.x, nodes.log_transform_least, np.maximum(sums.excess, 0.0)
     with np.errstate(over="ignore", under="ignore"):
         v_ref = np.exp(np.minimum(x + ratios.log_ref, LARGEST_EXPONENT))
         v_mean = np.exp(np.minimum(x + ratios.log_mean, LARGEST_EXPONENT))
-    # cumulants from the centre that the tilted mean is nearer to: the mean of r, or r0
+    # cumulants cancel if the centre is far from the tilted mean: take the nearer of E[r] and r0
     h = sums.tangent
     near = (d_mean < CENTRED_LIMIT) & ((p + h) / (1.0 + p) <= sums.first * np.exp(-log_t_least))
     total = np.where(near, 1.0 + p, np.exp(log_t_least))
@@ -218,7 +223,7 @@ def _with_cumulants(
     second = np.where(near, sums.square, sums.second) / total
     third = np.where(near, sums.cube, sums.third) / total
     variance = np.maximum(second - first**2, 0.0)
-    rest = excess_decay(np.log1p(p))  # log (1 + p) - p / (1 + p)
+    rest = excess_decay(np.log1p(p))  # log(1 + p) - p / (1 + p), without cancellation
     gap = np.where(near, rest - h / (1.0 + p), log_t_least + first)
     from_mean = np.where(near, -first, d_mean - first)  # v (mean - tilted mean)
     return TiltedNodes(
@@ -227,7 +232,7 @@ def _with_cumulants(
         variance=variance,
         skew=third - 3.0 * first * second + 2.0 * first**3,
         above_least=np.where(near, d_mean + first, first),
-        # R - mean is known without cancellation, and so is the distance of the tilted mean
+        # both R - mean and mean - tilted mean are known without cancellation
         lead=-ratios.mean_deviation * v_ref + from_mean,
         variance_size=second + first**2,
         skew_size=np.abs(third) + np.abs(first) * (3.0 * second + 2.0 * first**2),

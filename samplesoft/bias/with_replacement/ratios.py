@@ -1,7 +1,7 @@
-"""The ratios of the classes, and the three centres that they are measured from.
+"""The ratios of the classes, and the three centres from which they are measured.
 
-`Ratios` measures the ratios of classes from three centres, which `RatioStatistics` finds by sums
-over all of them.
+`Ratios` holds the ratios of classes relative to the centres, which `RatioStatistics` computes as
+sums over all classes.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from samplesoft.bias.with_replacement.deviations import Floats, relative_ratios
 from samplesoft.bias.with_replacement.draws import Draws, map_classes
 from samplesoft.kernels import panels
 
-DIGITS_OF_KAPPA = 0.3  # of kappa: below it, it has more digits than a difference of logs
+MAX_NEAR_RATIO_KAPPA = 0.3  # for smaller |kappa|, log(r / R) = 2 artanh(kappa) has more digits
 _NO_CLASSES = np.empty(0)
-_NO_ENDS = np.array([np.inf, -np.inf, np.inf, -np.inf, np.nan])  # of no ratios
+_NO_EXTREMES = np.array([np.inf, -np.inf, np.inf, -np.inf, np.nan])
 
 
 @dataclass
 class Ratios:
-    """The ratios r of classes, and the three centres: R, the mean and the least of all ratios.
+    """The ratios r of classes, and the three centres: R, the mean and the smallest ratio.
 
-    The arrays are of all classes, of a chunk, or empty where the centres alone are asked for.
+    The arrays are of all classes, of a chunk, or empty if only the centres are needed.
     """
 
     reference: Floats  # o and q of the class whose ratio is R, and log R
     mean_deviation: float  # mean / R - 1
-    log_mean: float  # of the mean of r over a draw
-    log_least: float  # log r0, which no ratio lies below
+    log_mean: float  # log E[r] of one draw
+    log_least: float  # log r0, a lower bound on all log r
     near: bool  # whether all ratios are near R
-    span: tuple[float, float]  # the least and the largest of log (r / R)
-    least_drawn: float  # probability of the class of the least ratio
+    span: tuple[float, float]  # the smallest and the largest log(r / R)
+    drawn_at_min: float  # draw probability of the class with the smallest ratio
     errors: FloatArray  # (5,) sums of `relative_ratios`
     log_r: FloatArray  # (n,)
     contrast: FloatArray  # (n,) kappa = (r - R) / (r + R)
@@ -50,7 +50,7 @@ class Ratios:
             log_least=self.log_least,
             near=self.near,
             span=self.span,
-            least_drawn=self.least_drawn,
+            drawn_at_min=self.drawn_at_min,
             errors=self.errors,
             log_r=log_r,
             contrast=contrast,
@@ -69,7 +69,7 @@ class Ratios:
     @property
     def log_mean_distance(self) -> float:
         """Log (mean / R)."""
-        if abs(self.mean_deviation) < DIGITS_OF_KAPPA:
+        if abs(self.mean_deviation) < MAX_NEAR_RATIO_KAPPA:
             return float(np.log1p(self.mean_deviation))
         return self.log_mean - self.log_ref
 
@@ -80,24 +80,26 @@ class Ratios:
         with np.errstate(divide="ignore"):
             parts = -np.expm1(np.minimum(self.log_least - upper, 0.0))  # 1 - r0 / upper
             above: FloatArray = upper + np.log(parts)
-            if self.mean_deviation > -0.5:  # mean - r0 keeps what the mean has above R
+            if (
+                self.mean_deviation > -0.5
+            ):  # mean - r0 = (R - r0) + (mean - R), without cancellation
                 above[1] = self.log_ref + np.log(max(parts[0] + self.mean_deviation, 0.0))
         return above
 
     @cached_property
     def log_distances(self) -> FloatArray:
-        """Log (r / R), (n,); where all ratios are near R, with the digits of kappa."""
+        """Log (r / R), (n,); from kappa if all ratios are near R, where logs lose digits."""
         if self.near:
             return 2.0 * np.arctanh(self.contrast)
         return self.log_r - self.log_ref
 
 
 class RatioStatistics:
-    """The second sums over classes: how far the ratios lie from that of the reference.
+    """The sums of the second pass: deviations of the ratios from the reference ratio R.
 
-    It is the softmax-weighted median of the ratios, or of the medians of chunks: measured from
-    there, the sizes of the flows (B6) add up to little more than the L1 norm of the bias in case
-    (B9), so nothing cancels there.
+    R is the softmax-weighted median of the ratios, or of the medians of chunks. With this R, the
+    magnitudes of the flows (B6) add up to little more than the L1 norm of the bias in case (B9), so
+    that nothing cancels.
     """
 
     def __init__(self, draws: Draws) -> None:
@@ -115,50 +117,50 @@ class RatioStatistics:
         self.weightless = draws.weightless
         self.log_mean = float(np.log(draws.mean))
         self.sums = Sum((6,))
-        # the least and the largest of log r and of kappa, and the probability of the least class
-        self.ends = _NO_ENDS
+        # min and max of log r, min and max of kappa, and the probability of the smallest ratio
+        self.extremes = _NO_EXTREMES
 
     def add(self, draws: Draws) -> tuple[FloatArray, FloatArray]:
         """Add the classes of a chunk, and return their log r and kappa."""
-        log_r, contrast, found = _measure(draws, self.reference)
-        for sums, ends in found:
+        log_r, contrast, slices = _measure(draws, self.reference)
+        for sums, extremes in slices:
             self.sums.add(sums)
-            self._take(ends)
+            self._merge_extremes(extremes)
         return log_r, contrast
 
     def merge(self, other: RatioStatistics) -> RatioStatistics:
-        """Add what another has summed."""
+        """Add the sums of `other`."""
         self.sums.merge(other.sums)
-        self._take(other.ends)
+        self._merge_extremes(other.extremes)
         return self
 
-    def _take(self, ends: FloatArray) -> None:
-        if self.ends is _NO_ENDS:
-            self.ends = ends.copy()
+    def _merge_extremes(self, extremes: FloatArray) -> None:
+        if self.extremes is _NO_EXTREMES:
+            self.extremes = extremes.copy()
             return
-        if ends[0] < self.ends[0]:
-            self.ends[4] = ends[4]
-        self.ends[[0, 2]] = np.minimum(self.ends[[0, 2]], ends[[0, 2]])
-        self.ends[[1, 3]] = np.maximum(self.ends[[1, 3]], ends[[1, 3]])
+        if extremes[0] < self.extremes[0]:
+            self.extremes[4] = extremes[4]
+        self.extremes[[0, 2]] = np.minimum(self.extremes[[0, 2]], extremes[[0, 2]])
+        self.extremes[[1, 3]] = np.maximum(self.extremes[[1, 3]], extremes[[1, 3]])
 
     def finish(self) -> Ratios:
-        """Return the centres, around the ratios of no classes."""
+        """Return the centres, as `Ratios` without classes."""
         sums: FloatArray = self.sums.value
         log_ref = self.reference[2]
-        # a draw without weight has r = 0, and so r / R - 1 = -1
+        # a draw without weight has r = 0: r / R - 1 is -1
         mean_deviation = float(sums[0]) - self.weightless
         if mean_deviation > -0.5:
             log_mean = log_ref + math.log1p(mean_deviation)
-        else:  # far below R the sum has cancelled, while the mean itself is known
+        else:  # the mean is far below R: the sum has cancelled, but the mean is known directly
             log_mean = self.log_mean
-        low, high, least_kappa, largest_kappa, least_drawn = self.ends.tolist()
-        near = max(abs(least_kappa), abs(largest_kappa)) < DIGITS_OF_KAPPA
+        low, high, least_kappa, largest_kappa, drawn_at_min = self.extremes.tolist()
+        near = max(abs(least_kappa), abs(largest_kappa)) < MAX_NEAR_RATIO_KAPPA
         span = low - log_ref, high - log_ref
         if near:
             span = 2.0 * math.atanh(least_kappa), 2.0 * math.atanh(largest_kappa)
         log_least = -math.inf
         if not self.weightless:
-            # r0 is a panel's edge: no Chebyshev atom lies below it, nor any class by its distance
+            # r0 is the edge of a panel, below all Chebyshev atoms and all classes
             log_least = log_ref + panels.WIDTH * math.floor(span[0] / panels.WIDTH)
         return Ratios(
             reference=self.reference,
@@ -167,7 +169,7 @@ class RatioStatistics:
             log_least=log_least,
             near=near,
             span=span,
-            least_drawn=least_drawn,
+            drawn_at_min=drawn_at_min,
             errors=sums[1:],
             log_r=_NO_CLASSES,
             contrast=_NO_CLASSES,
@@ -177,7 +179,7 @@ class RatioStatistics:
 def _measure(
     draws: Draws, reference: Floats
 ) -> tuple[FloatArray, FloatArray, list[tuple[FloatArray, FloatArray]]]:
-    """Return log r and kappa of classes, (n,), and what `relative_ratios` returns of slices."""
+    """Return log r and kappa of the classes, (n,), and (sums, extremes) of each slice of them."""
     with np.errstate(divide="ignore"):
         log_r = draws.log_probs - np.log(draws.drawn)
     contrast = np.zeros(len(log_r))
@@ -197,7 +199,7 @@ def _measure(
 
 
 def ratios_of_chunk(draws: Draws, centres: Ratios) -> Ratios:
-    """Return the ratios of the classes of a chunk around centres that are known."""
+    """Return the ratios of the classes of a chunk around given centres."""
     log_r, contrast, _ = _measure(draws, centres.reference)
     return centres.of_classes(log_r, contrast)
 
