@@ -421,7 +421,7 @@ class SampledSum:
         Log of the label's own mass in S, and the label's logit in the loss.
     num_draws : int
         Number of draws; 1 set; 0 where S has the label and `certain` classes alone.
-    label_slope : ndarray, shape (E,), or float
+    label_derivative : ndarray, shape (E,), or float
         Derivative of `base` and `own` in the label's logit.
     loss_factor, gradient_factor : float
         Factors of loss and gradient.

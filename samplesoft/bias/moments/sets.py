@@ -144,8 +144,8 @@ def _set_terms(
         value = hazard * (_add_blocks(mean * mean) + scatter) - cross + last_scatter
         size = np.abs(hazard) * (_add_blocks(np.abs(mean) ** 2) + np.abs(scatter))
         size += np.abs(cross) + np.abs(last_scatter)
-        np.add.circle_points(terms[part, :3], time, (term * value).real)
-        np.add.circle_points(terms[part, 3], time, (np.abs(term) * size)[:, 0])
+        np.add.at(terms[part, :3], time, (term * value).real)
+        np.add.at(terms[part, 3], time, (np.abs(term) * size)[:, 0])
 
     thread_each(work, chunks(len(race.t), max(4, _CLASSES_PER_CHUNK // len(decay))))
     return terms
