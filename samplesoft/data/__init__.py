@@ -1,4 +1,4 @@
-"""Real input: text, vocabularies, embeddings from counts, and loaders of files that users hold."""
+"""Real input: texts, vocabularies, embeddings from counts, and loaders of users' files."""
 
 from samplesoft.data.embeddings import Embeddings, load_embeddings, load_logits
 from samplesoft.data.interactions import load_interactions

@@ -1,4 +1,4 @@
-"""Arrays in files of NumPy, whose sizes are read and asked of the memory before they are."""
+"""Arrays in NumPy's files, with their sizes checked against the available memory first."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ from numpy.typing import NDArray
 
 from samplesoft._files import retry_while_in_use
 from samplesoft._memory import require_bytes
-from samplesoft.data.files import missing
+from samplesoft.data.files import file_not_found
 
-_HEADER_BYTES = 1 << 14  # bytes; NumPy refuses a header of more than 10,000
+_HEADER_BYTES = 1 << 14  # NumPy refuses a header of more than 10,000 characters
 _READERS: dict[tuple[int, int], Callable[..., Any]] = {
     (1, 0): npy.read_array_header_1_0,
     (2, 0): npy.read_array_header_2_0,
 }
 _ENCRYPTED = 0x1  # in the flags of a member
-_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # which NumPy writes
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # the compressions that NumPy writes
 
 
 class Archive:
-    """The arrays of an ``.npz`` file: those that are asked for are read, and no others."""
+    """The arrays of an ``.npz`` file, read on demand."""
 
     def __init__(self, path: str | Path, stream: BinaryIO) -> None:
         self._path = path
         self._zip = zipfile.ZipFile(stream)
         members = self._zip.infolist()
         self._members = {member.filename.removesuffix(".npy"): member for member in members}
-        if len(self._members) < len(members):  # of which readers would take one or the other
+        if len(self._members) < len(members):  # readers would disagree on which one counts
             raise ValueError("two arrays have the same name")
         self.names = list(self._members)
 
     def read(self, names: Iterable[str]) -> dict[str, NDArray[Any]]:
-        """Return arrays by name, once the headers of all are sound and the memory is enough."""
+        """Return arrays by name, after checking all headers and the available memory."""
         members = {name: self._members[name] for name in names}
         total = 0
         for name, member in members.items():
             if member.flag_bits & _ENCRYPTED or member.compress_type not in _METHODS:
                 raise ValueError(f"{name!r} is encrypted, or compressed as NumPy does not")
             with self._zip.open(member) as stream:
-                total += _size(stream, member.file_size)
+                total += _array_bytes(stream, member.file_size)
         _require_memory(self._path, total)
         arrays = {}
         for name, member in members.items():
@@ -59,17 +59,17 @@ class Archive:
 
 @contextmanager
 def open_arrays(path: str | Path, what: str, remedy: str) -> Iterator[BinaryIO]:
-    """Open a file of NumPy; the body may read arrays of it, and do nothing else that can fail.
+    """Open a file of NumPy; the body must only read arrays from it.
 
-    Raises FileNotFoundError, MemoryError if arrays would not fit, or else ValueError, which says
-    that the file must be `what` it should be, and the remedy.
+    Raises FileNotFoundError, MemoryError if arrays do not fit, or else ValueError, which says that
+    the file must be `what`, and the remedy.
     """
     try:
         with warnings.catch_warnings(), _opened(path) as stream:
-            warnings.simplefilter("ignore")  # NumPy's on headers that it has to repair
+            warnings.simplefilter("ignore")  # NumPy warns of headers that it repairs
             yield stream
     except FileNotFoundError:
-        raise missing(path) from None
+        raise file_not_found(path) from None
     except MemoryError:
         raise
     except Exception as error:  # the parsers of NumPy and zipfile raise a dozen kinds
@@ -78,7 +78,7 @@ def open_arrays(path: str | Path, what: str, remedy: str) -> Iterator[BinaryIO]:
 
 
 def _opened(path: str | Path) -> BinaryIO:
-    """Open a file, which Windows refuses for the moment in which a writer replaces it."""
+    """Open a file, with retries if it exists: Windows refuses while a writer replaces it."""
     if os.access(path, os.R_OK):
         return retry_while_in_use(lambda: open(path, "rb"))
     return open(path, "rb")
@@ -88,22 +88,22 @@ def read_array(path: str | Path, stream: BinaryIO) -> NDArray[Any]:
     """Return the array of an ``.npy`` file."""
     size = stream.seek(0, 2)
     stream.seek(0)
-    _require_memory(path, _size(stream, size))
+    _require_memory(path, _array_bytes(stream, size))
     stream.seek(0)
     array: NDArray[Any] = npy.read_array(stream, allow_pickle=False)
     return array
 
 
-def _size(stream: Any, num_bytes: int) -> int:
-    """Return the bytes of the array in a stream of `num_bytes`, whose header must fit."""
-    first = io.BytesIO(stream.read(_HEADER_BYTES))  # no more, whatever length a header claims
+def _array_bytes(stream: Any, num_bytes: int) -> int:
+    """Return the size in bytes of the array in a stream of `num_bytes`, whose header must agree."""
+    first = io.BytesIO(stream.read(_HEADER_BYTES))  # whatever length the header claims
     version = npy.read_magic(first)
     if version not in _READERS:
         raise ValueError(f"its format has version {version}, which plain arrays do not need")
     shape, _, dtype = _READERS[version](first)
     if dtype.hasobject or dtype.itemsize == 0:
         raise ValueError(f"Object arrays and empty types cannot be loaded, got dtype {dtype}")
-    size: int = math.prod(shape) * dtype.itemsize  # of Python's integers, which do not overflow
+    size: int = math.prod(shape) * dtype.itemsize  # Python's integers do not overflow
     if min(shape, default=0) < 0 or first.tell() + size != num_bytes:
         raise ValueError(
             f"its header says {dtype} of shape {shape}, and {num_bytes - first.tell():,} bytes "

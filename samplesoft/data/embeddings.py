@@ -1,4 +1,4 @@
-"""What a verification runs on: contexts, classes and labels, or logits, and their files."""
+"""Input of a verification: contexts, classes and labels, or logits, and their files."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from samplesoft._validation import (
 )
 from samplesoft.data.arrays import Archive, open_arrays, read_array
 
-_ARRAYS = ("h", "class_embeddings", "labels", "counts")
-_PLAIN = (
+_ARRAY_NAMES = ("h", "class_embeddings", "labels", "counts")
+_EXPECTED_AND_REMEDY = (
     "a file of plain arrays",
     "write it with numpy.save, or numpy.savez where it ends in .npz, without Python objects",
 )
@@ -42,7 +42,7 @@ class Embeddings:
     labels : array_like of int, shape (N,)
         The true class of each example.
     counts : array_like or None, shape (n,)
-        How often each class occurs, for the unigram proposal.
+        Count of each class, for the unigram proposal.
 
     Raises
     ------
@@ -73,13 +73,13 @@ class Embeddings:
             object.__setattr__(self, "counts", as_counts("counts", self.counts, len(classes)))
 
     def take(self, num_examples: int | None, rng: int | np.random.Generator | None) -> Embeddings:
-        """Return `num_examples` of the examples, in order; all where there are no more."""
-        chosen = choose(len(self.h), num_examples, rng)
-        return Embeddings(self.h[chosen], self.class_embeddings, self.labels[chosen], self.counts)
+        """Return a random subset of `num_examples` examples, in order; all if there are no more."""
+        indices = choose_indices(len(self.h), num_examples, rng)
+        return Embeddings(self.h[indices], self.class_embeddings, self.labels[indices], self.counts)
 
 
-def choose(size: int, num: int | None, rng: int | np.random.Generator | None) -> IntArray:
-    """Return `num` distinct indices below `size` in rising order; all where there are no more."""
+def choose_indices(size: int, num: int | None, rng: int | np.random.Generator | None) -> IntArray:
+    """Return `num` random distinct indices below `size`, sorted; all if there are no more."""
     if num is None or as_count("num_examples", num) >= size:
         return np.arange(size, dtype=np.int64)
     generator = np.random.default_rng(int(as_key(rng)))
@@ -94,15 +94,15 @@ def load_embeddings(
 ) -> Embeddings:
     r"""Load examples from an ``.npz`` file.
 
-    It holds ``h`` (N, d), ``class_embeddings`` (n, d), ``labels`` (N,) and, if wanted, ``counts``
-    (n,), which are taken as they are.
+    It holds ``h`` (N, d), ``class_embeddings`` (n, d), ``labels`` (N,) and optionally ``counts``
+    (n,), which are used unchanged.
 
     Parameters
     ----------
     path : str or Path
         The file.
     num_examples : int or None
-        How many examples to draw, without replacement; None takes all.
+        Number of examples to draw, without replacement; None takes all.
     rng : int or numpy.random.Generator or None
         Seed of the draw.
 
@@ -116,7 +116,7 @@ def load_embeddings(
     FileNotFoundError
         If there is no such file.
     MemoryError
-        If its arrays would not fit.
+        If its arrays do not fit in memory.
     ValueError
         If it is malformed.
 
@@ -130,16 +130,16 @@ def load_embeddings(
     array([1, 0])
     """
     arrays: dict[str, Any] = {}
-    with open_arrays(path, *_PLAIN) as stream:
+    with open_arrays(path, *_EXPECTED_AND_REMEDY) as stream:
         archive = Archive(path, stream)
-        names = [name for name in _ARRAYS if name in archive.names]
-        if set(names) >= set(_ARRAYS[:3]):
+        names = [name for name in _ARRAY_NAMES if name in archive.names]
+        if set(names) >= set(_ARRAY_NAMES[:3]):
             arrays = archive.read(names)
-    absent = [name for name in _ARRAYS[:3] if name not in names]
-    if absent:
+    missing_names = [name for name in _ARRAY_NAMES[:3] if name not in names]
+    if missing_names:
         raise ValueError(
             f"{str(path)!r} must hold the arrays h, class_embeddings and labels, got of them "
-            f"{', '.join(names) or 'none'}; add {', '.join(absent)} with numpy.savez."
+            f"{', '.join(names) or 'none'}; add {', '.join(missing_names)} with numpy.savez."
         )
     try:
         return Embeddings(**arrays).take(num_examples, rng)
@@ -155,7 +155,7 @@ def load_logits(path: str | Path, labels: str | Path) -> tuple[FloatArray, IntAr
     path : str or Path
         An ``.npy`` file of logits, shape (B, n), or (n,) for one example.
     labels : str or Path
-        An ``.npy`` file of B class indices, or the indices themselves parted by commas.
+        An ``.npy`` file of B class indices, or the indices themselves, separated by commas.
 
     Returns
     -------
@@ -167,7 +167,7 @@ def load_logits(path: str | Path, labels: str | Path) -> tuple[FloatArray, IntAr
     FileNotFoundError
         If there is no such file.
     MemoryError
-        If its array would not fit.
+        If its array does not fit in memory.
     TypeError, ValueError
         If a file is unreadable, shapes disagree, logits are not finite or labels out of range.
 
@@ -198,5 +198,5 @@ def load_logits(path: str | Path, labels: str | Path) -> tuple[FloatArray, IntAr
 
 
 def _load_array(path: str | Path) -> Any:
-    with open_arrays(path, *_PLAIN) as stream:
+    with open_arrays(path, *_EXPECTED_AND_REMEDY) as stream:
         return read_array(path, stream)

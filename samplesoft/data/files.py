@@ -1,4 +1,4 @@
-"""Open text files, compressed or not, with errors that name the file and the remedy."""
+"""Text files, compressed or not, with errors that name the file and the remedy."""
 
 from __future__ import annotations
 
@@ -12,30 +12,33 @@ from typing import TextIO
 from samplesoft._memory import available_bytes, human_bytes
 from samplesoft._validation import as_count
 
-# A user of a million items of eight digits makes a line of 9 million characters; the longest of
-# the Penn Treebank, Bibtex and Gowalla have 520, 1,765 and 4,309.
-LONGEST_LINE = 1 << 24
-_PIECE_CHARACTERS = 1 << 20  # characters that are read at a time
-_CHARACTERS_BETWEEN_LOOKS = 1 << 24  # characters between two looks at the memory
-_MOST_DIGITS = 25
-_OPENED_BY = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma"}  # some Pythons lack one of them
+# A user with a million items of eight digits makes a line of 9 million characters. The longest
+# lines of the Penn Treebank, Bibtex and Gowalla have 520, 1,765 and 4,309.
+MAX_LINE_CHARACTERS = 1 << 24
+_PIECE_CHARACTERS = 1 << 20  # characters read at a time
+_CHARACTERS_BETWEEN_CHECKS = 1 << 24  # characters between two checks of the available memory
+_MAX_DIGITS = 25
+_MODULE_OF_SUFFIX = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma"}  # some Pythons lack one of them
 
 
 @contextmanager
 def open_text(path: str | Path) -> Iterator[TextIO]:
-    """Open a UTF-8 text file, without a byte order mark; ``.gz``, ``.xz``, ``.bz2`` are unpacked.
+    """Open a UTF-8 text file, with or without a byte order mark; unpack ``.gz``, ``.xz``, ``.bz2``.
+
+    Raises FileNotFoundError, or ValueError if the file cannot be read, decompressed or decoded, now
+    or while it is read.
 
     Raises FileNotFoundError, or ValueError if the file cannot be read, decompressed or decoded,
     while it is open too.
     """
     name = str(path)
-    module = import_module(_OPENED_BY.get(Path(name).suffix, "io"))
+    module = import_module(_MODULE_OF_SUFFIX.get(Path(name).suffix, "io"))
     damaged = (OSError, EOFError, zlib.error, getattr(module, "LZMAError", OSError))
     try:
         with module.open(name, "rt", encoding="utf-8-sig") as stream:
             yield stream
     except FileNotFoundError:
-        raise missing(path) from None
+        raise file_not_found(path) from None
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{name!r} must be UTF-8 text, got {error}; convert it with "
@@ -49,40 +52,40 @@ def open_text(path: str | Path) -> Iterator[TextIO]:
 
 
 class Malformed(Exception):
-    """What is wrong with a line of a file; `open_lines` adds which file and which line."""
+    """An error in a line of a file; `open_lines` adds the file and the line number."""
 
 
 @contextmanager
 def open_lines(path: str | Path, longest_line: int, remedy: str) -> Iterator[Iterator[str]]:
-    """Open a text file as `open_text`, for its lines, each with the end that it has in the file.
+    """Open a text file with `open_text`, and yield an iterator of its lines with their line ends.
 
-    Also raises ValueError at a line of more than `longest_line` characters, before the rest of it
-    is read, MemoryError as `pieces`, and for a `Malformed` of the body ValueError, which names the
-    last line that it has taken and ends with the remedy.
+    In addition, raises ValueError at a line of more than `longest_line` characters, before the rest
+    of it is read; MemoryError as `pieces`; and, for `Malformed` from the body, ValueError with the
+    number of the last line and the remedy.
     """
     as_count("longest_line", longest_line)
-    number = 1  # of the line that the body works on, or that is being read
+    number = 1  # of the current line
 
     def lines(stream: TextIO) -> Iterator[str]:
         nonlocal number
-        begun = []  # pieces of a line whose end has not come
+        line_pieces = []  # pieces of an unfinished line
         size = 0  # characters in them
         for piece in pieces(path, stream):
-            begun.append(piece)
-            ended = piece[-1] == "\n"
-            size += len(piece) - ended
+            line_pieces.append(piece)
+            is_ended = piece[-1] == "\n"
+            size += len(piece) - is_ended
             if size > longest_line:
                 raise ValueError(
                     f"{str(path)!r}, line {number}: got more than {longest_line:,} characters, the "
                     "limit for a line; check that this is the right file, or raise `longest_line`."
                 )
-            if ended:
-                yield piece if len(begun) == 1 else "".join(begun)
+            if is_ended:
+                yield piece if len(line_pieces) == 1 else "".join(line_pieces)
                 number += 1
-                begun = []
+                line_pieces = []
                 size = 0
-        if begun:
-            yield "".join(begun)
+        if line_pieces:
+            yield "".join(line_pieces)
 
     with open_text(path) as stream:
         try:
@@ -92,27 +95,32 @@ def open_lines(path: str | Path, longest_line: int, remedy: str) -> Iterator[Ite
 
 
 def pieces(path: str | Path, stream: TextIO) -> Iterator[str]:
-    """Yield the lines of a stream, those of more than a million characters in several pieces.
+    """Yield the lines of a stream; a line of more than a million characters in several pieces.
 
-    Raises MemoryError when less than a quarter is left of the memory that was there at first: what
-    has been read is still to be turned into arrays.
+    Raises MemoryError if less than a quarter is left of the memory available at first, because the
+    data still have to be converted to arrays.
     """
-    first = available_bytes()
-    read = 0
+    initial_bytes = available_bytes()
+    num_read = 0
     while piece := stream.readline(_PIECE_CHARACTERS):
-        read += len(piece)
-        if read >= _CHARACTERS_BETWEEN_LOOKS:
-            left = available_bytes()
-            read = 0
-            if first is not None and left is not None and left < first / 4:
+        num_read += len(piece)
+        if num_read >= _CHARACTERS_BETWEEN_CHECKS:
+            bytes_left = available_bytes()
+            num_read = 0
+            if (
+                initial_bytes is not None
+                and bytes_left is not None
+                and bytes_left < initial_bytes / 4
+            ):
                 raise MemoryError(
-                    f"what has been read of {str(path)!r} leaves {human_bytes(left)} of the "
-                    f"{human_bytes(first)} of memory that were available; give a shorter file."
+                    f"what has been read of {str(path)!r} leaves {human_bytes(bytes_left)} of the "
+                    f"{human_bytes(initial_bytes)} of memory that were available; give a "
+                    "shorter file."
                 )
         yield piece
 
 
-def missing(path: str | Path) -> FileNotFoundError:
+def file_not_found(path: str | Path) -> FileNotFoundError:
     """Return the error for a file that does not exist."""
     try:
         folder = repr(str(Path.cwd()))
@@ -124,11 +132,11 @@ def missing(path: str | Path) -> FileNotFoundError:
 
 
 def whole_number(word: str) -> int | None:
-    """Return the number that a word of ASCII digits is, and None for other words.
+    """Return the value of a word of ASCII digits, None for other words.
 
-    One of more than 25 digits is returned as one of 25, beyond any limit of a file.
+    A number of more than 25 digits is truncated to 25, which is beyond any limit of a file.
     """
     if not (word.isascii() and word.isdecimal()):
         return None
-    # Python refuses to read more than 4,300 digits, with a message that names no file
-    return int(word if len(word) <= _MOST_DIGITS else word.lstrip("0")[:_MOST_DIGITS] or "0")
+    # Python refuses more than 4,300 digits, with a message that names no file
+    return int(word if len(word) <= _MAX_DIGITS else word.lstrip("0")[:_MAX_DIGITS] or "0")

@@ -1,4 +1,4 @@
-"""Lists of what users have taken."""
+"""Interactions: lists of the items of each user."""
 
 from __future__ import annotations
 
@@ -10,37 +10,39 @@ from scipy import sparse
 
 from samplesoft._memory import require_bytes
 from samplesoft._validation import short_repr
-from samplesoft.data.files import LONGEST_LINE, Malformed, open_lines, whole_number
+from samplesoft.data.files import MAX_LINE_CHARACTERS, Malformed, open_lines, whole_number
 
 _REMEDY = "; each line is 'user item item ...', of numbers counted from 0"
-_LARGEST = 10**9
+_MAX_ID = 10**9
 
 
-def load_interactions(path: str | Path, *, longest_line: int = LONGEST_LINE) -> sparse.csr_array:
-    r"""Read lines ``user item item ...`` of numbers from 0.
+def load_interactions(
+    path: str | Path, *, longest_line: int = MAX_LINE_CHARACTERS
+) -> sparse.csr_array:
+    r"""Read lines ``user item item ...`` of indices from 0.
 
-    Gowalla's data [1]_ are such lines.
+    The format of the Gowalla data [1]_.
 
     Parameters
     ----------
     path : str or Path
-        The file; ``.gz``, ``.xz`` and ``.bz2`` are read as they are.
+        The file; ``.gz``, ``.xz`` and ``.bz2`` are unpacked.
     longest_line : int
-        Most characters of a line.
+        Maximum number of characters in a line.
 
     Returns
     -------
     scipy.sparse.csr_array of float32, shape (users, items)
-        1 where a user has taken an item, however often it is listed.
+        1 for each item of a user, however often it is listed.
 
     Raises
     ------
     FileNotFoundError
         If there is no such file.
     MemoryError
-        If a row for each user up to the largest number would not fit.
+        If a row for each user up to the largest index does not fit in memory.
     ValueError
-        If a line is malformed or too long, with its number.
+        If a line is malformed or too long; the message has its number.
 
     References
     ----------
@@ -56,25 +58,25 @@ def load_interactions(path: str | Path, *, longest_line: int = LONGEST_LINE) -> 
     ...     load_interactions(path).toarray().tolist()
     [[0.0, 1.0, 1.0], [0.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
     """
-    users = array("q")  # 8 bytes a number, not 28
+    users = array("q")  # 8 bytes for a value, not 28
     items = array("q")
     num_users = 0
     seen: set[int] = set()
     with open_lines(path, longest_line, _REMEDY) as lines:
         for line in lines:
-            numbers = list(map(_number, line.split()))
+            numbers = list(map(_parse_index, line.split()))
             if not numbers:
                 continue
-            user, *taken = numbers
+            user, *its_items = numbers
             if user in seen:
                 raise Malformed(f"got user {user} a second time")
             seen.add(user)
-            users.extend([user] * len(taken))
-            items.extend(taken)
+            users.extend([user] * len(its_items))
+            items.extend(its_items)
             num_users = max(num_users, user + 1)
     if not len(items):
         raise ValueError(f"{str(path)!r} must hold lines 'user item item ...', got no item.")
-    # a row for each number up to the largest: one user 999,999,999 makes a billion of them
+    # a row for each index up to the largest: one user 999,999,999 makes a billion rows
     require_bytes(
         f"the rows of {num_users:,} users, up to the largest number in {str(path)!r},",
         8 * num_users + 32 * len(items),
@@ -84,21 +86,21 @@ def load_interactions(path: str | Path, *, longest_line: int = LONGEST_LINE) -> 
     shape = num_users, int(columns.max()) + 1
     matrix = sparse.csr_array((np.ones(len(rows), np.float32), (rows, columns)), shape)
     matrix.sum_duplicates()
-    matrix.data[:] = 1.0  # however often an item was listed
+    matrix.data[:] = 1.0  # repeated items count once
     return matrix
 
 
 def padded(matrix: sparse.csr_array, shape: tuple[int, ...]) -> sparse.csr_array:
     """Return `matrix` with empty rows and columns added, up to `shape`."""
-    found = matrix.copy()
-    found.resize(*shape)  # type: ignore[arg-type]
-    return found
+    result = matrix.copy()
+    result.resize(*shape)  # type: ignore[arg-type]
+    return result
 
 
-def _number(word: str) -> int:
+def _parse_index(word: str) -> int:
     number = whole_number(word)
     if number is None:
         raise Malformed(f"got {short_repr(word)}, which is no number")
-    if number > _LARGEST:
-        raise Malformed(f"got a number outside 0 to {_LARGEST:,}")
+    if number > _MAX_ID:
+        raise Malformed(f"got a number outside 0 to {_MAX_ID:,}")
     return number

@@ -11,15 +11,15 @@ from numpy.typing import ArrayLike
 
 from samplesoft._memory import require_bytes, require_memory
 from samplesoft._validation import FloatArray, IntArray, as_array, as_count, as_labels
-from samplesoft.data.embeddings import Embeddings, choose
+from samplesoft.data.embeddings import Embeddings, choose_indices
 from samplesoft.data.text import UNK, as_words, count_words
 
-SMOOTHING = 0.75  # of the next words' distribution: raw PMI ranks the rarest words first
+SMOOTHING = 0.75  # exponent of the next words' distribution: raw PMI ranks the rarest words first
 NORM_QUANTILE = 0.99  # a few very long class vectors would otherwise flatten all others
-DENSE_SVD = 512  # classes; below, LAPACK takes milliseconds
-OVERSAMPLING = 32  # with these, twelve iterations fix singular values to three digits and more
+DENSE_SVD = 512  # number of classes up to which LAPACK takes milliseconds
+OVERSAMPLING = 32  # extra vectors; singular values then have three digits after 12 iterations
 ITERATIONS = 12
-_BLOCK_ARRAYS = 6  # arrays (n, rank) at a time
+_BLOCK_ARRAYS = 6  # arrays (n, rank) in memory at a time
 _PAIR_BYTES = 64  # bytes of a pair of words
 
 
@@ -31,31 +31,31 @@ def examples_from_corpus(
     num_examples: int | None = 1000,
     rng: int | np.random.Generator | None = None,
 ) -> Embeddings:
-    """Make next-word examples from a text: the vectors of `ppmi_svd`, the labels that came next.
+    """Make next-word examples from a text: vectors from `ppmi_svd`, and the next words as labels.
 
     Parameters
     ----------
     tokens : sequence of str
         The text.
     vocabulary_size, dim : int
-        Largest number of classes, of which one is ``<unk>`` where words are left out; `dim` is
-        passed on to `ppmi_svd`.
+        Maximum number of classes, one of which is ``<unk>`` if words are left out; `dim` is passed
+        to `ppmi_svd`.
     num_examples : int or None
-        How many places of the text to draw, without replacement; None takes all there are.
+        Number of positions of the text to draw, without replacement; None takes all.
     rng : int or numpy.random.Generator or None
         Seed of the draw; the vectors do not depend on it.
 
     Returns
     -------
     Embeddings
-        ``h`` is the unit vector of the word before; classes are numbered by falling frequency.
+        ``h`` is the unit vector of the previous word; classes are sorted by decreasing frequency.
 
     Raises
     ------
     TypeError, ValueError
         If an argument is malformed or the text too short.
     MemoryError
-        If the vectors would not fit.
+        If the vectors do not fit in memory.
 
     Examples
     --------
@@ -65,26 +65,26 @@ def examples_from_corpus(
     ((4, 6), (7, 6))
     """
     tokens = as_words("tokens", tokens)
-    places = choose(len(tokens) - 1, num_examples, rng) + 1
+    positions = choose_indices(len(tokens) - 1, num_examples, rng) + 1
     counts = count_words(tokens, as_count("vocabulary_size", vocabulary_size, 2))
     classes_of = {word: i for i, word in enumerate(counts)}
-    unknown = classes_of.get(UNK, -1)  # no word is, where none was left out
+    unknown = classes_of.get(UNK, -1)  # -1 is not used if no word was left out
     ids = np.fromiter(map(classes_of.get, tokens, repeat(unknown)), np.int64)
     contexts, classes = ppmi_svd(ids, len(counts), dim)
     frequencies = np.array([*counts.values()], float)
-    return Embeddings(contexts[ids[places - 1]], classes, ids[places], frequencies)
+    return Embeddings(contexts[ids[positions - 1]], classes, ids[positions], frequencies)
 
 
 def ppmi_svd(ids: ArrayLike, num_classes: int, dim: int) -> tuple[FloatArray, FloatArray]:
-    r"""Embed words and next words so that their dot product follows how often they meet.
+    r"""Embed words and next words so that their inner products follow co-occurrence.
 
     The matrix of :math:`\max(0, \log [P(i \mid c) / P_{0.75}(i)])`, with `P_0.75` the next words'
-    distribution to the power 0.75, is cut to rank ``dim - 1`` by its singular value
-    decomposition. Context vectors are then divided by their norms, which is a temperature of each
-    context's own. Doing the same to the class vectors would lose how frequent each word is, which
-    their norms carry, so they are scaled by one number, the 99th percentile of their norms,
-    clipped to the unit ball, and lifted to the sphere by one more coordinate, in which every
-    context has 0.
+    distribution to the power 0.75, is truncated to rank ``dim - 1`` by its singular value
+    decomposition. Context vectors are then divided by their norms, which gives each context its own
+    temperature. Class vectors cannot be normalised the same way, because their norms carry the
+    frequency of each word. They are divided by one number, the 99th percentile of their norms,
+    clipped to the unit ball, and lifted to the sphere by one more coordinate, which is 0 in every
+    context.
 
     Parameters
     ----------
@@ -93,23 +93,23 @@ def ppmi_svd(ids: ArrayLike, num_classes: int, dim: int) -> tuple[FloatArray, Fl
     num_classes : int
         Number of classes n.
     dim : int
-        Dimension of the vectors, at least 2; ``n + 1`` where that is less.
+        Dimension of the vectors, at least 2; at most ``n + 1`` is used.
 
     Returns
     -------
     contexts : ndarray of float64, shape (n, d)
-        Unit vector of each word as context. A word that no other follows more often than by
-        chance has the direction of the average context.
+        Unit vector of each word as context. A word that no other follows more often than by chance
+        has the direction of the average context.
     class_embeddings : ndarray of float64, shape (n, d)
-        Unit vector of each word as next word. One that follows none more often than by chance
-        has the last basis vector: its dot product with every context is 0.
+        Unit vector of each word as next word. A word that follows none more often than by chance
+        has the last basis vector, and so an inner product of 0 with every context.
 
     Raises
     ------
     TypeError, ValueError
         If an argument is malformed, or the text has no two words.
     MemoryError
-        If so many vectors, or pairs of words, would not fit.
+        If the vectors, or the pairs of words, do not fit in memory.
 
     References
     ----------
@@ -128,8 +128,8 @@ def ppmi_svd(ids: ArrayLike, num_classes: int, dim: int) -> tuple[FloatArray, Fl
     """
     n = as_count("num_classes", num_classes)
     rank = min(as_count("dim", dim, 2) - 1, n)
-    given = as_array("ids", ids)
-    text = as_labels("ids", given, n, given.shape)
+    values_of_ids = as_array("ids", ids)
+    text = as_labels("ids", values_of_ids, n, values_of_ids.shape)
     if text.ndim != 1 or len(text) < 2:
         raise ValueError(
             f"`ids` must be 1-D and hold at least 2 words, got shape {text.shape}; give a longer "
@@ -141,8 +141,8 @@ def ppmi_svd(ids: ArrayLike, num_classes: int, dim: int) -> tuple[FloatArray, Fl
     )
     matrix = _ppmi(text, n)
     left, values, right = _truncated_svd(matrix, rank)
-    root = np.sqrt(values)  # both sides get as much of them [Levy et al., section 3.3]
-    contexts = np.zeros((n, rank + 1))  # the last coordinate is that of the lift
+    root = np.sqrt(values)  # shared equally by both sides [Levy et al., section 3.3]
+    contexts = np.zeros((n, rank + 1))  # the last coordinate is for the lift
     contexts[:, :rank] = left * root
     return _unit_rows(contexts), _lift(right.T * root)
 
@@ -153,19 +153,25 @@ def _ppmi(text: IntArray, n: int) -> Any:
 
     before = text[:-1]
     after = text[1:]
-    # to CSR and back adds up the pairs that occur more than once
+    # conversion to CSR and back sums repeated pairs
     joint = coo_array((np.ones(len(after)), (before, after)), shape=(n, n)).tocsr().tocoo()
     rows, columns = joint.coords
     smoothed = np.bincount(after, minlength=n) ** SMOOTHING
     # P(i | c) / P_0.75(i) is the joint count over the row's sum times P_0.75
     expected = np.bincount(before, minlength=n)[rows] * (smoothed / smoothed.sum())[columns]
     information = np.log(joint.data / expected)
-    kept = information > 0.0
-    return coo_array((information[kept], (rows[kept], columns[kept])), shape=(n, n)).tocsr()
+    is_positive = information > 0.0
+    return coo_array(
+        (information[is_positive], (rows[is_positive], columns[is_positive])), shape=(n, n)
+    ).tocsr()
 
 
 def _truncated_svd(matrix: Any, rank: int) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return the leading `rank` singular triplets of a sparse (n, n) matrix, the same every time.
+    """Return the leading `rank` singular triplets of a sparse (n, n) matrix, deterministically.
+
+    Subspace iteration needs a few products of whole blocks. Lanczos (``scipy.sparse.linalg.svds``)
+    and QR make thousands of products with single vectors, whose threads wait for each other if
+    other work shares the cores: up to 16 s then, instead of 1 s.
 
     Subspace iteration needs a few products of whole blocks. Lanczos (``scipy.sparse.linalg.svds``)
     and QR make thousands of products with single vectors, whose threads wait for each other where
@@ -180,7 +186,9 @@ def _truncated_svd(matrix: Any, rank: int) -> tuple[FloatArray, FloatArray, Floa
         basis = np.random.default_rng(0).standard_normal((n, block))
         for _ in range(ITERATIONS):
             basis = transposed @ (matrix @ basis)
-            basis = basis @ _principal_axes(basis)[0]  # else all columns turn to the first vector
+            basis = (
+                basis @ _principal_axes(basis)[0]
+            )  # otherwise all columns approach the first vector
         image = matrix @ basis
         axes, values = _principal_axes(image)
         left = image @ axes
@@ -189,11 +197,11 @@ def _truncated_svd(matrix: Any, rank: int) -> tuple[FloatArray, FloatArray, Floa
 
 
 def _principal_axes(block: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return A (k, k) that makes the columns of ``block @ A`` orthonormal, and their old norms.
+    """Return A (k, k) such that ``block @ A`` has orthonormal columns, and their former norms.
 
-    Columns come by falling norm; those without one, for a matrix of lower rank, become 0.
+    Columns are sorted by decreasing norm; columns of norm 0, for a matrix of lower rank, become 0.
     """
-    # eigenvalues are squares of the norms, with half of the digits for small ones: these are cut
+    # eigenvalues are squared norms: small norms have half of the digits, and are set to 0
     squares, axes = np.linalg.eigh(block.T @ block)
     norms = np.sqrt(np.maximum(squares[::-1], 0.0))
     inverse = np.divide(1.0, norms, out=np.zeros_like(norms), where=norms > 1e-6 * norms[0])
@@ -202,7 +210,7 @@ def _principal_axes(block: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 def _unit_rows(vectors: FloatArray) -> FloatArray:
-    """Divide rows by their norms; rows that vanish take the direction of the rows' sum."""
+    """Return rows divided by their norms; rows near 0 get the direction of the sum of all rows."""
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     empty = norms[:, 0] <= 1e-12 * norms.max()
     centre = vectors.sum(axis=0)
@@ -214,7 +222,7 @@ def _unit_rows(vectors: FloatArray) -> FloatArray:
 
 
 def _lift(vectors: FloatArray) -> FloatArray:
-    """Scale rows into the unit ball and add the coordinate that puts them on the sphere."""
+    """Return rows scaled into the unit ball, with a coordinate that lifts them to the sphere."""
     norms = np.linalg.norm(vectors, axis=1)
     radius = np.quantile(norms, NORM_QUANTILE) or norms.max() or 1.0
     inside = vectors / np.maximum(norms, radius)[:, None]

@@ -1,4 +1,4 @@
-"""Texts as tokens, of a file or of Python's own sources, and the vocabulary of their words."""
+"""Texts as tokens, from a file or from Python's own sources, and their vocabulary."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ STDLIB_TOKENS = 2_000_000
 _NOT_LIBRARY = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 )
-# A line end takes the blank lines after it, so that <eos> does not follow itself.
+# The end of a line includes following blank lines, so that <eos> is not repeated.
 _TOKEN = re.compile(
     r"\n\s*|[^\W\d]\w*|\d[\w.]*|\*\*=?|//=?|>>=?|<<=?|->|\.\.\.|[-+*/%&|^@:=!<>]=|[^\w\s]"
 )
 
 
 def read_tokens(path: str | Path) -> list[str]:
-    r"""Read a text file: one sentence a line, words parted by white space, ``<eos>`` after each.
+    r"""Read a text file with one sentence a line into words, with ``<eos>`` after each line.
 
     Parameters
     ----------
     path : str or Path
-        UTF-8 text; compressed where the name ends in ``.gz``, ``.xz`` or ``.bz2``.
+        UTF-8 text; compressed if the name ends in ``.gz``, ``.xz`` or ``.bz2``.
 
     Returns
     -------
@@ -45,9 +45,9 @@ def read_tokens(path: str | Path) -> list[str]:
     FileNotFoundError
         If there is no such file.
     MemoryError
-        If the words would not fit.
+        If the words do not fit in memory.
     ValueError
-        If it cannot be read or decoded, or holds no word, or one of a million characters.
+        If it cannot be read or decoded, has no words, or a word of a million characters.
 
     Examples
     --------
@@ -60,24 +60,24 @@ def read_tokens(path: str | Path) -> list[str]:
     """
     tokens: list[str] = []
     lines = 0
-    ended = True
-    begun = ""  # the start of a word that goes on in the next piece
+    is_line_ended = True
+    word_start = ""  # start of a word that continues in the next piece
     with open_text(path) as stream:
         for piece in pieces(path, stream):
-            words = (begun + piece).split()
-            ended = piece[-1] == "\n"
-            begun = "" if ended or piece[-1].isspace() else words.pop()
-            if len(begun) > LONGEST_WORD:
+            words = (word_start + piece).split()
+            is_line_ended = piece[-1] == "\n"
+            word_start = "" if is_line_ended or piece[-1].isspace() else words.pop()
+            if len(word_start) > LONGEST_WORD:
                 raise ValueError(
                     f"{str(path)!r}, line {lines + 1}: got a word of more than {LONGEST_WORD:,} "
                     "characters; give a plain text file, with words parted by white space."
                 )
             tokens += words
-            if ended:
+            if is_line_ended:
                 tokens.append(EOS)
                 lines += 1
-    if not ended:
-        tokens += [begun, EOS] if begun else [EOS]
+    if not is_line_ended:
+        tokens += [word_start, EOS] if word_start else [EOS]
         lines += 1
     if len(tokens) == lines:
         raise ValueError(
@@ -91,13 +91,13 @@ def stdlib_tokens(max_tokens: int = STDLIB_TOKENS) -> list[str]:
     """Return the tokens of the Python standard library's sources on this interpreter.
 
     Files are read in the order of their paths, without tests and installed packages. A token is an
-    identifier, a number, an operator, or ``<eos>`` at the end of a line; words inside strings and
-    comments count as identifiers do.
+    identifier, a number, an operator, or ``<eos>`` at the end of a line; words in strings and
+    comments are tokens like identifiers.
 
     Parameters
     ----------
     max_tokens : int
-        Where to stop: two million tokens are read in about a second, and are most of the library.
+        Maximum number of tokens: two million, most of the library, take about a second.
 
     Returns
     -------
@@ -107,7 +107,7 @@ def stdlib_tokens(max_tokens: int = STDLIB_TOKENS) -> list[str]:
     Raises
     ------
     FileNotFoundError
-        If this interpreter comes without its sources.
+        If this interpreter has no library sources.
 
     Examples
     --------
@@ -138,9 +138,9 @@ def stdlib_tokens(max_tokens: int = STDLIB_TOKENS) -> list[str]:
 def count_words(tokens: Sequence[str], size: int) -> dict[str, int]:
     """Return the `size` most frequent words and their counts, ties in alphabetical order.
 
-    Words fall in frequency, so that their places follow the Zipf order that log-uniform sampling
-    expects. Where words are left out, one of them is ``<unk>``, and it carries their counts, as
-    language models have it. Raises ValueError for a text of fewer than 2 distinct words.
+    Words are sorted by decreasing frequency, as log-uniform sampling expects. If words are left
+    out, one of the words is ``<unk>`` with their total count, as in language models. Raises
+    ValueError for a text of fewer than 2 distinct words.
     """
     counts = Counter(tokens)
     if len(counts) < 2:
@@ -148,7 +148,7 @@ def count_words(tokens: Sequence[str], size: int) -> dict[str, int]:
             f"`tokens` must hold at least 2 distinct words, got {len(counts)}; give a longer text."
         )
     if len(counts) > size:
-        # a text may have such a word already, which is one of the rest
+        # a text may contain this word, which then counts as left out
         unknown = counts.pop(UNK, 0)
         ranked = sorted(counts.items(), key=_by_frequency)
         unknown += sum(count for _, count in ranked[size - 1 :])
@@ -157,10 +157,10 @@ def count_words(tokens: Sequence[str], size: int) -> dict[str, int]:
 
 
 def as_words(name: str, value: Any) -> list[str]:
-    """Return the words of a text as a list; TypeError for one string, and for what are no words."""
+    """Return the words of a text as a list; TypeError for a string or other items."""
     try:
         words = list(value)
-    except TypeError:  # of a number, or of an array without a dimension
+    except TypeError:  # a number, or an array of dimension 0
         words = [None]
     if isinstance(value, str) or not all(issubclass(kind, str) for kind in set(map(type, words))):
         raise TypeError(

@@ -1,4 +1,4 @@
-"""Examples in the text format of the extreme classification repository."""
+"""Examples in the text format of the Extreme Classification Repository."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from samplesoft._validation import short_repr
-from samplesoft.data.files import LONGEST_LINE, Malformed, open_lines, whole_number
+from samplesoft.data.files import MAX_LINE_CHARACTERS, Malformed, open_lines, whole_number
 
 _REMEDY = "; the format is that of the extreme classification repository"
-_LARGEST = 10**12
-_LARGEST_VALUE = 3.4028235e38  # of float32
-_NUMBER = "[0-9]{1,18}"  # which 64 bits hold
-# values are printed ASCII but for colons; nothing is tried in a second way, which costs memory
+_MAX_SIZE = 10**12
+_MAX_FLOAT32 = 3.4028235e38
+_NUMBER = "[0-9]{1,18}"  # fits in 64 bits
+# values are printable ASCII except colons; possessive quantifiers avoid backtracking and its memory
 _ENTRIES = re.compile(rf"(?:[ \t]++{_NUMBER}+:[!-9;-~]++)*+[ \t]*+")
 _LABELS = re.compile(rf"{_NUMBER}(?:,{_NUMBER})*+")
 
@@ -39,19 +39,21 @@ class SparseExamples(NamedTuple):
     labels: sparse.csr_array
 
 
-def load_xml_repository(path: str | Path, *, longest_line: int = LONGEST_LINE) -> SparseExamples:
+def load_xml_repository(
+    path: str | Path, *, longest_line: int = MAX_LINE_CHARACTERS
+) -> SparseExamples:
     r"""Read a file of the extreme classification repository.
 
-    The first line is ``points features labels``, each other one ``l,l,l f:v f:v f:v`` with numbers
-    from 0; where a point has no label, the line starts with a space. Data sets are published at
+    The first line is ``points features labels``, all others ``l,l,l f:v f:v f:v`` with indices from
+    0. The line of a point without labels starts with a space. Data sets are published at
     http://manikvarma.org/downloads/XC/XMLRepository.html.
 
     Parameters
     ----------
     path : str or Path
-        The file; ``.gz``, ``.xz`` and ``.bz2`` are read as they are.
+        The file; ``.gz``, ``.xz`` and ``.bz2`` are unpacked.
     longest_line : int
-        Most characters of a line.
+        Maximum number of characters in a line.
 
     Returns
     -------
@@ -63,9 +65,9 @@ def load_xml_repository(path: str | Path, *, longest_line: int = LONGEST_LINE) -
     FileNotFoundError
         If there is no such file.
     MemoryError
-        If the examples would not fit.
+        If the examples do not fit in memory.
     ValueError
-        If a line is malformed or too long, with its number.
+        If a line is malformed or too long; the message has its number.
 
     References
     ----------
@@ -81,48 +83,48 @@ def load_xml_repository(path: str | Path, *, longest_line: int = LONGEST_LINE) -
     >>> inputs.toarray().tolist(), labels.toarray().tolist()
     ([[1.5, 0.0, 1.0], [0.0, 2.0, 0.0]], [[1.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 0.0]])
     """
-    features = array("q")  # a few bytes a number
+    features = array("q")  # a few bytes for a value
     values = array("f")
     labels = array("q")
-    feature_starts = array("q", [0])
-    label_starts = array("q", [0])
+    feature_offsets = array("q", [0])
+    label_offsets = array("q", [0])
     with open_lines(path, longest_line, _REMEDY) as lines:
-        num, width, num_labels = _sizes(next(lines, ""))
+        num, width, num_labels = _parse_header(next(lines, ""))
         for line in lines:
-            if len(feature_starts) > num:
+            if len(feature_offsets) > num:
                 if line.strip():
                     raise Malformed(f"got more points than the {num} of line 1")
                 continue
-            names, entries = _parts(line.rstrip("\r\n"))
-            labels.extend(_distinct("label", names, num_labels))
+            names, entries = _labels_and_entries(line.rstrip("\r\n"))
+            labels.extend(_parse_indices("label", names, num_labels))
             numbers = [entry.partition(":")[0] for entry in entries]
-            features.extend(_distinct("feature", numbers, width))
-            values.extend(map(_value, entries))
-            feature_starts.append(len(features))
-            label_starts.append(len(labels))
-    if len(feature_starts) <= num:
+            features.extend(_parse_indices("feature", numbers, width))
+            values.extend(map(_parse_value, entries))
+            feature_offsets.append(len(features))
+            label_offsets.append(len(labels))
+    if len(feature_offsets) <= num:
         raise ValueError(
-            f"{str(path)!r} must hold the {num} points of line 1, got {len(feature_starts) - 1}; "
+            f"{str(path)!r} must hold the {num} points of line 1, got {len(feature_offsets) - 1}; "
             "it may be cut short."
         )
     return SparseExamples(
-        _matrix(np.array(values), features, feature_starts, width),
-        _matrix(np.ones(len(labels)), labels, label_starts, num_labels),
+        _matrix(np.array(values), features, feature_offsets, width),
+        _matrix(np.ones(len(labels)), labels, label_offsets, num_labels),
     )
 
 
-def _sizes(line: str) -> list[int]:
+def _parse_header(line: str) -> list[int]:
     """Return the numbers of points, features and labels in the first line."""
     numbers = list(map(whole_number, line.split()))
     sizes = [number for number in numbers if number is not None]
     if len(sizes) != 3 or len(numbers) != 3:
         raise Malformed("got no 'points features labels', three whole numbers")
-    if not 1 <= min(sizes) <= max(sizes) <= _LARGEST:
-        raise Malformed(f"got a number outside 1 to {_LARGEST:,} in {short_repr(line.strip())}")
+    if not 1 <= min(sizes) <= max(sizes) <= _MAX_SIZE:
+        raise Malformed(f"got a number outside 1 to {_MAX_SIZE:,} in {short_repr(line.strip())}")
     return sizes
 
 
-def _parts(line: str) -> tuple[list[str], list[str]]:
+def _labels_and_entries(line: str) -> tuple[list[str], list[str]]:
     """Return the labels and the entries of a line."""
     head = line.partition(" ")[0].partition("\t")[0]
     if ":" in head:
@@ -132,38 +134,38 @@ def _parts(line: str) -> tuple[list[str], list[str]]:
     if head and not _LABELS.fullmatch(head):
         raise Malformed(f"got {short_repr(head)} for labels, as in '1,2'")
     rest = line[len(head) :]
-    if not _ENTRIES.fullmatch(rest):  # of the whole line at once, which is quick
+    if not _ENTRIES.fullmatch(rest):  # the whole line at once is fast
         words = rest.split(" ")
-        bad = next((w for w in words if w and not _ENTRIES.fullmatch(f" {w}")), rest.strip())
-        raise Malformed(f"got {short_repr(bad)} for a feature, as in '7:0.5'")
+        malformed = next((w for w in words if w and not _ENTRIES.fullmatch(f" {w}")), rest.strip())
+        raise Malformed(f"got {short_repr(malformed)} for a feature, as in '7:0.5'")
     return head.split(",") if head else [], rest.split()
 
 
-def _distinct(what: str, names: list[str], stop: int) -> list[int]:
-    """Return numbers below `stop`, each once."""
-    numbers = list(map(int, names))
-    if numbers and max(numbers) >= stop:
-        raise Malformed(f"got {what} {max(numbers)}, and line 1 allows 0 to {stop - 1}")
-    if len(set(numbers)) < len(numbers):
-        raise Malformed(f"got {what} {Counter(numbers).most_common(1)[0][0]} twice")
-    return numbers
+def _parse_indices(kind: str, words: list[str], stop: int) -> list[int]:
+    """Return distinct indices below `stop`; raise for repeated or larger ones."""
+    indices = list(map(int, words))
+    if indices and max(indices) >= stop:
+        raise Malformed(f"got {kind} {max(indices)}, and line 1 allows 0 to {stop - 1}")
+    if len(set(indices)) < len(indices):
+        raise Malformed(f"got {kind} {Counter(indices).most_common(1)[0][0]} twice")
+    return indices
 
 
-def _value(entry: str) -> float:
+def _parse_value(entry: str) -> float:
     try:
         value = float(entry.partition(":")[2].replace("_", "?"))  # Python would allow 1_0
     except ValueError:
         raise Malformed(f"got {short_repr(entry)} with a value that is no number") from None
-    if not abs(value) <= _LARGEST_VALUE:  # so that NaN is refused too
+    if not abs(value) <= _MAX_FLOAT32:  # refuses NaN too
         raise Malformed("got a value that is not finite in float32")
     return value
 
 
 def _matrix(
-    values: NDArray[Any], columns: array[int], starts: array[int], width: int
+    values: NDArray[Any], columns: array[int], offsets: array[int], width: int
 ) -> sparse.csr_array:
-    """Return a matrix whose indices have 32 bits if they can, which some libraries insist on."""
-    kind = np.int32 if max(len(columns), width) <= np.iinfo(np.int32).max else np.int64
-    indices = np.array(columns, kind)
-    indptr = np.array(starts, kind)
-    return sparse.csr_array((values, indices, indptr), shape=(len(starts) - 1, width))
+    """Return a CSR matrix with 32-bit indices if possible, which some libraries require."""
+    index_dtype = np.int32 if max(len(columns), width) <= np.iinfo(np.int32).max else np.int64
+    indices = np.array(columns, index_dtype)
+    indptr = np.array(offsets, index_dtype)
+    return sparse.csr_array((values, indices, indptr), shape=(len(offsets) - 1, width))

@@ -23,7 +23,7 @@ from samplesoft._files import (
 )
 from samplesoft._progress import progress_bar, progress_phase
 from samplesoft._validation import short_repr
-from samplesoft.data.files import missing
+from samplesoft.data.files import file_not_found
 from samplesoft.optimizers.registry import make_optimizer
 from samplesoft.training.callbacks import EarlyStop
 from samplesoft.training.checkpoint import (
@@ -555,7 +555,7 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
         # what stands after the last end of a line was cut off while it was written
         *lines, _ = Path(path).read_bytes().split(b"\n")
     except FileNotFoundError:
-        raise missing(path) from None
+        raise file_not_found(path) from None
     records = []
     for number, line in enumerate(lines, start=1):
         try:

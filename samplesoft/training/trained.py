@@ -20,7 +20,7 @@ from samplesoft._validation import (
     short_repr,
     without_repeats,
 )
-from samplesoft.data.embeddings import Embeddings, choose
+from samplesoft.data.embeddings import Embeddings, choose_indices
 from samplesoft.losses.vectors import unit_rows
 from samplesoft.models.hierarchical import HierarchicalSoftmax
 from samplesoft.models.linear_softmax import (
@@ -338,7 +338,7 @@ def linear_examples(
         raise ValueError(
             f"`labels` must hold labels of some examples, got {labels.shape[0]} without any."
         )
-    rows = rows[choose(len(rows), num_examples, seed)]
+    rows = rows[choose_indices(len(rows), num_examples, seed)]
     some, drawn = one_label_each(inputs[rows], labels[rows], trained.leave_out, int(as_key(seed)))
     examples = {"h": trained.embed(some), "labels": drawn, "counts": trained.counts}
     softmax = softmax_config(trained.model.softmax) | {"absolute": trained.absolute}

@@ -320,7 +320,7 @@ def test_draws_by_clusters_need_a_reach_that_holds(reach):
     rng = np.random.default_rng(0)
     rows, h = rng.normal(size=(N, 2)), np.array([[2.0, 0.0]])
     lazy = LazyGumbel(rows, num_head=12, num_clusters=10)
-    lazy._cells = lazy._cells._replace(reach=reach * lazy._cells.reach)
+    lazy._cells = lazy._cells._replace(radii=reach * lazy._cells.radii)
     assert len(lazy._candidates(h, 0)[0]) < N  # there is a bound on some
     counts = np.bincount(lazy.sample(h, DRAWS, rng=2).ids[0], minlength=N)
     fits = chi_square(counts, softmax(h @ rows.T)[0])
