@@ -386,7 +386,7 @@ import samplesoft.training.fused.steps as fused_steps
 from samplesoft.search import top_k_classes
 from samplesoft.samplers import UnigramSampler
 
-fused_steps._ONE_WORKER = 0  # for threads that meet
+fused_steps._MIN_PARALLEL_MULTIPLICATIONS = 0  # for threads that meet
 SAMPLER = UnigramSampler(np.arange(1.0, 2000.0))
 
 def work():

@@ -49,7 +49,7 @@ from samplesoft.samplers.base import Rows
 from samplesoft.samplers.registry import SAMPLERS
 from samplesoft.search import check_k, check_leave_out, top_k_classes
 
-_ENTRIES = 1 << 17  # counted at a time
+_CHUNK_ENTRIES = 1 << 17  # counted at a time
 _SCORES = 1 << 24  # scores at a time, where all classes are scored
 _EMBEDDING, _CLASSES, _SAMPLER, _DROPOUT, _DRAWS = map(np.uint64, range(5))
 _PENALTY = 0.003  # of all classes together, by default
@@ -510,18 +510,18 @@ class LinearSoftmax:
             kept = uniform_block(as_key(int(key)), *x.shape) >= rate
             with ignore_overflow():  # the embedding refuses infinity
                 return x * (kept * x.dtype.type(1.0 / (1.0 - rate)))
-        thin = some_entries(x, uniform_run(key, first, x.nnz) >= rate)
+        thin = select_entries(x, uniform_run(key, first, x.nnz) >= rate)
         with ignore_overflow():
             thin.data /= x.dtype.type(1.0 - rate)
         return thin
 
 
-def some_entries(matrix: Any, kept: NDArray[np.bool_]) -> sparse.csr_array:
+def select_entries(matrix: Any, kept: NDArray[np.bool_]) -> sparse.csr_array:
     """Return a copy of a CSR matrix with some of its entries, those where `kept` is true."""
     # how many entries are kept before each row begins; in the type of the indices, or SciPy would
     # make all of them wider
     starts = np.zeros_like(matrix.indptr)
-    for part in chunks(len(starts) - 1, max(1, _ENTRIES * len(starts) // max(1, len(kept)))):
+    for part in chunks(len(starts) - 1, max(1, _CHUNK_ENTRIES * len(starts) // max(1, len(kept)))):
         ends = matrix.indptr[part.start : part.stop + 1]
         before = np.concatenate([[0], np.cumsum(kept[ends[0] : ends[-1]])])
         starts[part.start + 1 : part.stop + 1] = starts[part.start] + before[ends[1:] - ends[0]]

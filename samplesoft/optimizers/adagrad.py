@@ -1,4 +1,4 @@
-"""Adagrad: steps over the root of the sum of all squares so far."""
+"""Adagrad: the gradient over the root of the sum of all past squares."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from samplesoft.optimizers.updates import Array
 
 @njit
 def adagrad_rows(
-    ids: IntArray, gradients: Array, parameters: Array, states: Any, numbers: Any
+    ids: IntArray, gradients: Array, parameters: Array, states: Any, hyper_parameters: Any
 ) -> None:
     """Step by the gradient over the root of `initial` and the squares of all gradients so far."""
-    rate, epsilon, initial = numbers[0], numbers[1], numbers[2]
+    rate, epsilon, initial = hyper_parameters[0], hyper_parameters[1], hyper_parameters[2]
     for i in range(len(ids)):
         gradient, row = gradients[i], parameters[ids[i]]
         square = states[0][ids[i]]
         for c in range(len(row)):
-            # the initial sum is added in the root alone: rows that are never touched stay zeros
+            # `initial` is added only in the root, so that the state of unused rows stays 0
             square[c] += gradient[c] * gradient[c]
             row[c] -= rate * gradient[c] / (sqrt(initial + square[c]) + epsilon)
 
 
 class Adagrad(Optimizer):
-    r"""Adagrad: each entry has a step of its own, which shrinks with its gradients so far.
+    r"""Adagrad: the step size of each entry shrinks with its past gradients.
 
     .. math:: s \leftarrow s + g^2, \qquad w \leftarrow w - \eta g / (\sqrt{s_0 + s} + \epsilon)
 
@@ -36,10 +36,10 @@ class Adagrad(Optimizer):
     learning_rate : float
         Size of a step :math:`\eta`; finite and at least 0.
     epsilon : float
-        What keeps the first steps finite, :math:`\epsilon`; at least 1e-37.
+        Added to the root, so that first steps are finite, :math:`\epsilon`; at least 1e-37.
     initial_accumulator : float
         Sum of squares before the first gradient, :math:`s_0`; finite and at least 0. TensorFlow
-        takes 0.1.
+        uses 0.1.
 
     Raises
     ------
@@ -48,7 +48,7 @@ class Adagrad(Optimizer):
 
     Notes
     -----
-    The state holds :math:`s` without :math:`s_0`, so that rows without a gradient stay zeros.
+    The state is :math:`s` without :math:`s_0`, so that rows without a gradient stay 0.
 
     References
     ----------
@@ -75,5 +75,5 @@ class Adagrad(Optimizer):
         self.epsilon = as_epsilon("epsilon", epsilon)
         self.initial_accumulator = as_nonnegative("initial_accumulator", initial_accumulator)
 
-    def _numbers(self) -> tuple[float, ...]:
+    def _step_parameters(self) -> tuple[float, ...]:
         return self.learning_rate, self.epsilon, self.initial_accumulator

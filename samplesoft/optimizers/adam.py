@@ -1,4 +1,4 @@
-"""Adam: steps by decaying means of gradients and of their squares."""
+"""Adam: steps by moving averages of gradients and of their squares."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from samplesoft.optimizers.updates import Array
 
 @njit
 def adam_rows(
-    ids: IntArray, gradients: Array, parameters: Array, states: Any, numbers: Any
+    ids: IntArray, gradients: Array, parameters: Array, states: Any, hyper_parameters: Any
 ) -> None:
     """Step by the mean of gradients over the root of the mean of their squares.
 
-    `new_first` and `new_second` are what a new gradient weighs in the means, 1 - beta; `rate` and
-    `correction` hold the corrections of the bias of the first mean and of the root of the second.
+    `new_first` and `new_second` are the weights 1 - beta of a new gradient in the means. `rate` and
+    `correction` include the bias corrections of the first mean and of the root of the second.
     """
-    rate, new_first, new_second = numbers[0], numbers[1], numbers[2]
-    correction, epsilon = numbers[3], numbers[4]
+    rate, new_first, new_second = hyper_parameters[0], hyper_parameters[1], hyper_parameters[2]
+    correction, epsilon = hyper_parameters[3], hyper_parameters[4]
     for i in range(len(ids)):
         gradient, row = gradients[i], parameters[ids[i]]
         mean, square = states[0][ids[i]], states[1][ids[i]]
         for c in range(len(row)):
             g = gradient[c]
-            # in this order, and not as a step towards g, a beta of 0 leaves nothing of the old
+            # in this order a beta of 0 removes the old mean exactly, unlike mean + new * (g - mean)
             mean[c] = (mean[c] - new_first * mean[c]) + new_first * g
             square[c] = (square[c] - new_second * square[c]) + new_second * g * g
             row[c] -= rate * mean[c] / (correction * sqrt(square[c]) + epsilon)
@@ -49,9 +49,10 @@ class Adam(Optimizer):
     learning_rate : float
         Size of a step :math:`\eta`; finite and at least 0.
     beta1, beta2 : float
-        What remains of the means after a step; at least 0 and less than 1.
+        Decay factors of the means in a step; at least 0 and less than 1.
     epsilon : float
-        What keeps steps by small gradients finite, :math:`\epsilon`; at least 1e-37.
+        Added to the root, so that steps with small gradients are finite, :math:`\epsilon`; at
+        least 1e-37.
 
     Raises
     ------
@@ -91,9 +92,9 @@ class Adam(Optimizer):
         self.beta2 = as_nonnegative("beta2", beta2, below=1.0)
         self.epsilon = as_epsilon("epsilon", epsilon)
 
-    def _numbers(self) -> tuple[float, ...]:
-        # both corrections of the bias are computed once for a step, not for each number: the last
-        # lines of algorithm 1, with epsilon added to the corrected root
+    def _step_parameters(self) -> tuple[float, ...]:
+        # bias corrections, once for a step: the last lines of algorithm 1, with epsilon added to
+        # the corrected root
         rate = self.learning_rate / (1.0 - self.beta1**self.steps)
         correction = 1.0 / sqrt(1.0 - self.beta2**self.steps)
         return rate, 1.0 - self.beta1, 1.0 - self.beta2, correction, self.epsilon

@@ -1,9 +1,10 @@
-"""The base class of optimizers, which change named parameters in place, all rows or a few.
+"""The base class of optimizers, which update named parameters in place, all rows or a few.
 
-A kernel takes a step over the rows that have a gradient in one pass. It takes ``ids`` (k,), rows
-that ascend, each once; `gradients` (k, d); `parameters` (n, d) and a tuple of states of the same
-shape, which change in place; and a tuple of numbers, in the type of the parameters, so that float32
-stays float32. A gradient of all of a parameter is one long row, whatever its shape.
+A kernel updates the rows that have a gradient in one pass. Its arguments are ``ids`` (k,), distinct
+row indices in ascending order; `gradients` (k, d); `parameters` (n, d) and a tuple of states of the
+same shape, which are updated in place; and a tuple of hyper-parameters, in the dtype of the
+parameters, so that float32 stays float32. A dense gradient is one long row, for any shape of the
+parameter.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from samplesoft._validation import (
     writable,
 )
 from samplesoft.losses.base import SparseRows
-from samplesoft.optimizers.updates import LARGEST, Array, Update, as_update
+from samplesoft.optimizers.updates import MAX_FLOAT, Array, Update, as_update
 
-_SMALLEST = 1e-37  # a number of float32 with all its digits
+_MIN_EPSILON = 1e-37  # nearly the smallest normal number of float32
 
 
 class Optimizer(ABC):
-    """Changes parameters in place by their gradients, of all rows or of a few.
+    """Updates parameters in place by their gradients, of all rows or of a few.
 
-    A new optimizer is a kernel, a subclass with the names of its state and the numbers of a step,
-    and a line in `OPTIMIZERS`.
+    A new optimizer is a kernel, a subclass with the names of its state and the hyper-parameters of
+    a step, and a line in `OPTIMIZERS`.
 
     Parameters
     ----------
@@ -45,8 +46,8 @@ class Optimizer(ABC):
     steps : int
         Steps taken.
     schedule : callable or None
-        Returns the factor of the learning rate in a step, counted from 1. It is set for a time, as
-        `samplesoft.training.fit` does, and is no part of a copy.
+        Returns the factor of the learning rate in a step, counted from 1. `samplesoft.training.fit`
+        sets it during training. It is not copied or pickled.
 
     Raises
     ------
@@ -55,17 +56,16 @@ class Optimizer(ABC):
 
     Notes
     -----
-    A gradient that is `SparseRows` touches only its rows, of the parameter and of the state: the
-    others keep their values and their state, which does not decay meanwhile, as in LazyAdam of
-    TensorFlow Addons and ``torch.optim.SparseAdam``. Where it has all rows, the result equals the
-    dense one to the last bit. The cost of a step does not depend on how many rows there are
-    besides; state is made of zeros when a parameter has its first gradient, with a shape and a
-    type like the parameter.
+    A gradient of `SparseRows` changes only its rows, in the parameter and in the state. The state
+    of other rows does not decay meanwhile, as in LazyAdam of TensorFlow Addons and
+    ``torch.optim.SparseAdam``. With all rows, the result equals the dense one to the last bit. The
+    cost of a step does not depend on the number of rows without a gradient. The state is zeros of
+    the parameter's shape and dtype, allocated at its first gradient.
     """
 
-    # the names stand before those of the parameters in a saved state: "velocity/w"
+    # prefixes of parameter names in a saved state, as in "velocity/w"
     _state_names: ClassVar[tuple[str, ...]] = ()
-    squares: ClassVar[bool] = False  # whether the kernel adds up squares of gradients
+    squares: ClassVar[bool] = False  # whether the kernel sums squares of gradients
     _kernel: ClassVar[Callable[..., None]]
     schedule: Callable[[int], float] | None = None
 
@@ -75,15 +75,15 @@ class Optimizer(ABC):
         self._state: dict[str, tuple[Array, ...]] = {}
 
     @abstractmethod
-    def _numbers(self) -> tuple[float, ...]:
-        """Return the numbers that the kernel takes, for the step that `steps` counts."""
+    def _step_parameters(self) -> tuple[float, ...]:
+        """Return the hyper-parameters of the kernel for step number `steps`."""
 
     @property
     def learning_rate(self) -> float:
-        """Size of the last step: what has been set, times the factor of `schedule` for that step.
+        """Learning rate of the last step: the base rate times the factor of `schedule`.
 
-        Before the first step it is that of the first; without a schedule the factor is 1. What is
-        set is the learning rate before the schedule.
+        Before the first step it is the rate of the first. Without a schedule the factor is 1.
+        Assigning to it sets the base rate.
         """
         if self.schedule is None:
             return self._learning_rate
@@ -106,26 +106,26 @@ class Optimizer(ABC):
     def step(
         self, parameters: Mapping[str, Array], gradients: Mapping[str, Array | SparseRows]
     ) -> None:
-        """Change parameters in place.
+        """Update parameters in place.
 
         Parameters
         ----------
         parameters : mapping of str to ndarray
-            C-contiguous float32 or float64. Those without a gradient stay as they are. Those on a
-            GPU change there.
+            C-contiguous, float32 or float64. Parameters without a gradient do not change. Those on
+            a GPU are updated there.
         gradients : mapping of str to ndarray or SparseRows
-            By the same names: of the shape of the parameter, or some of its rows.
+            Gradients by parameter name: of the shape of the parameter, or some of its rows.
 
         Raises
         ------
         TypeError, ValueError
-            If a name, a shape, a type or a row number is wrong, or a gradient is not finite, nor,
-            on the processor, a row that it changes; no parameter and no state has changed then.
+            If a name, a shape, a dtype or a row index is wrong, or a gradient is not finite, or, on
+            the processor, a row that it updates. No parameter and no state has changed then.
         """
         require_mapping("parameters", parameters)
         require_mapping("gradients", gradients)
-        # everything is read and checked before the first number changes, so that an error in the
-        # second parameter leaves the first as it was
+        # validate everything before the first update, so that an error in the second parameter
+        # leaves the first unchanged
         updates: dict[str, Update] = {}
         for name in gradients:
             if name not in parameters:
@@ -135,15 +135,15 @@ class Optimizer(ABC):
                 )
             update = as_update(name, parameters[name], gradients[name], self.squares)
             if self._state_names:
-                update.states = self._states_of(update)
+                update.states = self._writable_states(update)
             updates[name] = update
-        # Adam's corrections need the number of this step; it is taken back where it is refused
-        numbers = self.next_numbers()
-        largest = max(numbers)
+        # Adam's corrections need the step number; it is decremented again if the step is rejected
+        hyper_parameters = self.advance()
+        max_hyper_parameter = max(hyper_parameters)
         for name in updates:
             dtype = updates[name].table.dtype
-            # a rate beyond float32 would become infinity on its way into the kernel; NaN fails too
-            if not largest <= LARGEST[dtype]:
+            # a rate beyond float32 would become infinite in the kernel; NaN fails too
+            if not max_hyper_parameter <= MAX_FLOAT[dtype]:
                 self.steps -= 1
                 raise ValueError(
                     f"`learning_rate` must be within the range of {dtype} for {name!r}, got "
@@ -155,12 +155,16 @@ class Optimizer(ABC):
             self._state[name] = states
             if self._state_names:
                 states = tuple([state.reshape(table.shape) for state in states])
-            # a float64 among the numbers would make all arithmetic of a float32 kernel float64
-            typed = tuple(map(table.dtype.type, numbers))
-            update.arrays.step_rows(self._kernel, update.ids, update.rows, table, states, typed)
+            # one float64 hyper-parameter would make all arithmetic of a float32 kernel float64
+            typed_parameters = tuple(map(table.dtype.type, hyper_parameters))
+            update.arrays.step_rows(
+                self._kernel, update.ids, update.rows, table, states, typed_parameters
+            )
 
-    def with_states(self, parameters: Mapping[str, Array]) -> dict[str, tuple[Array, ...]]:
-        """Return each parameter and its states, for callers that take steps with the kernel."""
+    def parameters_with_states(
+        self, parameters: Mapping[str, Array]
+    ) -> dict[str, tuple[Array, ...]]:
+        """Return each parameter with its states, for callers that run the kernel themselves."""
         for name, array in parameters.items():
             if name not in self._state:
                 self._state[name] = tuple(np.zeros_like(array) for _ in self._state_names)
@@ -169,21 +173,21 @@ class Optimizer(ABC):
             self._state[name] = tuple(map(writable, self._state[name]))
         return {name: (array, *self._state[name]) for name, array in parameters.items()}
 
-    def next_numbers(self) -> tuple[float, ...]:
-        """Count a step, and return the numbers that the kernel takes for it."""
+    def advance(self) -> tuple[float, ...]:
+        """Count a step, and return the hyper-parameters of the kernel for it."""
         self.steps += 1
         try:
-            return self._numbers()
-        except BaseException:  # of a schedule
+            return self._step_parameters()
+        except BaseException:  # raised by a schedule
             self.steps -= 1
             raise
 
-    def _states_of(self, update: Update) -> tuple[Array, ...]:
-        """Return the states of a parameter, which can be written."""
+    def _writable_states(self, update: Update) -> tuple[Array, ...]:
+        """Return the states of a parameter as writable arrays."""
         like, arrays = update.parameter, update.arrays
         before = self._state.get(update.name)
         if before is None:
-            # at the first gradient: the state of parameters that never have one takes no room
+            # at the first gradient: parameters without gradients take no memory for state
             return tuple(arrays.placed(np.zeros(like.shape, like.dtype)) for _ in self._state_names)
         state = tuple(map(arrays.writable, before))
         for array in state:
@@ -191,16 +195,16 @@ class Optimizer(ABC):
         return state
 
     def state(self) -> dict[str, Array]:
-        """Return a copy of all that the next steps depend on, but for the settings.
+        """Return a copy of the state that the next steps depend on, without the settings.
 
         Returns
         -------
         dict of str to ndarray
-            ``"steps"``, and by names such as ``"velocity/class_embeddings"`` the state of each
-            parameter; fit for `numpy.savez`. An optimizer of the same settings that loads it goes
-            on to the last bit as this one would.
+            ``"steps"``, and the state of each parameter under names such as
+            ``"velocity/class_embeddings"``; suitable for `numpy.savez`. An optimizer of the same
+            settings that loads it continues exactly as this one would, to the last bit.
         """
-        # copies, for the arrays go on to change; from a GPU they come to the host
+        # copies, because the arrays are updated in place; from a GPU to the host
         state = {"steps": np.array(self.steps)}
         for parameter, arrays in self._state.items():
             for name, array in zip(self._state_names, arrays, strict=True):
@@ -208,32 +212,32 @@ class Optimizer(ABC):
         return state
 
     def load_state(self, state: Mapping[str, Array]) -> None:
-        """Go on from what `state` returned.
+        """Restore a `state`.
 
         Parameters
         ----------
         state : mapping of str to ndarray
-            Of an optimizer of this class.
+            State of an optimizer of this class.
 
         Raises
         ------
         TypeError, ValueError
-            If a name is missing or unknown, or arrays are malformed; nothing has changed then.
+            If a name is missing or unknown, or arrays are malformed. Nothing has changed then.
         """
         state = as_named_arrays("state", state)
         steps = as_array("state['steps']", state.get("steps"))
         if steps.ndim != 0 or steps.dtype.kind not in "iu" or steps < 0:
             raise ValueError(f"`state` must have `steps`, an integer of at least 0, got {steps!r}.")
-        # names of parameters may hold dots, and slashes too, but names of states do not
+        # names of parameters may contain dots and slashes, names of states do not
         parameters = [name.split("/", 1)[-1] for name in state if name != "steps"]
-        # each parameter has all arrays of its state, or none
-        wanted = {f"{name}/{key}" for key in parameters for name in self._state_names} | {"steps"}
-        if wanted != set(state):
+        # each parameter has all its state arrays, or none
+        expected = {f"{name}/{key}" for key in parameters for name in self._state_names} | {"steps"}
+        if expected != set(state):
             raise ValueError(
-                f"`state` of {type(self).__name__} must have {', '.join(sorted(wanted))}; got "
+                f"`state` of {type(self).__name__} must have {', '.join(sorted(expected))}; got "
                 f"{', '.join(sorted(state))}; load the state of an optimizer of the same class."
             )
-        # made before anything is assigned: a state that is refused changes nothing
+        # convert all before assigning: a rejected state changes nothing
         loaded = {
             key: tuple(_as_state(f"{name}/{key}", state) for name in self._state_names)
             for key in parameters
@@ -242,7 +246,7 @@ class Optimizer(ABC):
 
 
 def _require_like(name: str, parameter: Array, state: Array) -> None:
-    """Raise unless the state of a parameter is one of its shape and its type."""
+    """Raise unless the state of a parameter has its shape and dtype."""
     if state.shape != parameter.shape or state.dtype != parameter.dtype:
         raise ValueError(
             f"`parameters` has {name!r} of shape {parameter.shape} and {parameter.dtype}, but its "
@@ -262,8 +266,8 @@ def _as_state(name: str, state: Mapping[str, Array]) -> Array:
 
 
 def as_epsilon(name: str, value: Any) -> float:
-    """Return `value` as a float that is greater than 0 in float32 too."""
+    """Return `value` as a float that is also greater than 0 in float32."""
     number = as_nonnegative(name, value)
-    if number < _SMALLEST:
-        raise ValueError(f"`{name}` must be at least {_SMALLEST}, got {value}; 1e-8 is usual.")
+    if number < _MIN_EPSILON:
+        raise ValueError(f"`{name}` must be at least {_MIN_EPSILON}, got {value}; 1e-8 is usual.")
     return number

@@ -12,17 +12,21 @@ from samplesoft.optimizers.updates import Array
 
 @njit
 def momentum_rows(
-    ids: IntArray, gradients: Array, parameters: Array, states: Any, numbers: Any
+    ids: IntArray, gradients: Array, parameters: Array, states: Any, hyper_parameters: Any
 ) -> None:
-    """Add to a sum of gradients that decays by `momentum`; step against a mixture of the two."""
-    momentum, of_gradient, of_velocity = numbers[0], numbers[1], numbers[2]
+    """Update the velocity, and step by a linear combination of gradient and velocity."""
+    momentum, gradient_rate, velocity_rate = (
+        hyper_parameters[0],
+        hyper_parameters[1],
+        hyper_parameters[2],
+    )
     for i in range(len(ids)):
         gradient, row = gradients[i], parameters[ids[i]]
         velocity = states[0][ids[i]]
         for c in range(len(row)):
-            # Nesterov's step is by g + mu v, the plain one by v: two factors say which
+            # Nesterov's step is g + mu v, Polyak's v; the two rates select one
             velocity[c] = momentum * velocity[c] + gradient[c]
-            row[c] -= of_gradient * gradient[c] + of_velocity * velocity[c]
+            row[c] -= gradient_rate * gradient[c] + velocity_rate * velocity[c]
 
 
 class Momentum(Optimizer):
@@ -37,9 +41,9 @@ class Momentum(Optimizer):
     learning_rate : float
         Size of a step :math:`\eta`; finite and at least 0.
     momentum : float
-        What remains of the sum after a step, :math:`\mu`; at least 0 and less than 1.
+        Decay factor of the sum in a step, :math:`\mu`; at least 0 and less than 1.
     nesterov : bool
-        Step by the gradient and what the sum will step next time.
+        Use Nesterov's correction, a look-ahead by one step.
 
     Raises
     ------
@@ -48,9 +52,9 @@ class Momentum(Optimizer):
 
     Notes
     -----
-    As in PyTorch, the learning rate is outside of the sum :math:`v`, where the papers have it
-    inside; the two are the same while it does not change. With `SparseRows`, the velocity of a row
-    decays only when the row has a gradient.
+    As in PyTorch, the learning rate multiplies the sum :math:`v`. In the papers it is inside the
+    sum, which is equivalent for a constant rate. With `SparseRows`, the velocity of a row decays
+    only when the row has a gradient.
 
     References
     ----------
@@ -79,6 +83,6 @@ class Momentum(Optimizer):
         self.momentum = as_nonnegative("momentum", momentum, below=1.0)
         self.nesterov = as_flag("nesterov", nesterov)
 
-    def _numbers(self) -> tuple[float, ...]:
+    def _step_parameters(self) -> tuple[float, ...]:
         rate = self.learning_rate
         return self.momentum, *((rate, rate * self.momentum) if self.nesterov else (0.0, rate))

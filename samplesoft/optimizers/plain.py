@@ -1,7 +1,7 @@
-"""The optimizers as their sources write them, of one number: to be read, not to be used.
+"""The optimizers as in their papers, for one number: to be read, not to be used.
 
-A parameter is an array of numbers, and each of them goes its own way. Let a number w begin at 1 and
-have three gradients g, the derivatives of the loss in w where it then is; the learning rate is 0.1:
+Each entry of a parameter array is updated independently. Let an entry w start at 1, with gradients
+g in two of three steps and a learning rate of 0.1:
 
     step                   1      2      3
     gradient g             4      none   -1
@@ -11,14 +11,14 @@ have three gradients g, the derivatives of the loss in w where it then is; the l
     adam      mean of g    4      -      0.96     w = 1 - 0.4 / 16^0.5 - 0.096 / 5.67^0.5 = 0.860
               mean of g^2  16     -      5.67
 
-In step 2 the number has no gradient: its class was not drawn. It stays where it is, and what is
-kept of it does not decay. Only Adam counts that step too, in its corrections.
+In step 2 the entry has no gradient, because its class was not drawn. The entry does not change, and
+its state does not decay. Only Adam counts that step too, in its corrections.
 
-Functions take the number at the start and its `history`: for each step a learning rate and a
-gradient, or None for a gradient where there is none. They return the number at the end. All that an
-optimizer keeps is written as the sum that it stands for, over all gradients so far.
+Functions take the initial value and its `history`: for each step a learning rate and a gradient, or
+None without a gradient. They return the final value. The state of an optimizer is written out as a
+sum over all past gradients.
 
-`samplesoft.optimizers` computes the same for arrays, or for some of their rows, and keeps the sums.
+`samplesoft.optimizers` computes the same for arrays, or some of their rows, and stores the sums.
 """
 
 from math import sqrt
@@ -37,10 +37,10 @@ def sgd(w, history):
 
 
 def momentum(w, history, momentum=0.9, nesterov=False):
-    """Step against a sum of gradients, in which older ones weigh less. Polyak (1964).
+    """Step against a sum of gradients with exponentially decaying weights. Polyak (1964).
 
-    The rate is outside of the sum, as in PyTorch. Nesterov's step, as Sutskever et al. (2013) write
-    it, is by this gradient and by what the next step would be if its own were 0.
+    The rate multiplies the sum, as in PyTorch. Nesterov's step, as in Sutskever et al. (2013), adds
+    the gradient to the next step's velocity for a next gradient of 0.
 
     >>> round(momentum(1.0, [(0.1, 4.0), (0.1, None), (0.1, -1.0)]), 3)
     0.34
@@ -56,7 +56,7 @@ def momentum(w, history, momentum=0.9, nesterov=False):
 
 
 def adagrad(w, history, epsilon=1e-10, initial_accumulator=0.0):
-    """Step by the gradient over the root of all squares so far. Duchi, Hazan and Singer (2011).
+    """Step by the gradient over the root of the past squares. Duchi, Hazan and Singer (2011).
 
     >>> round(adagrad(1.0, [(0.1, 4.0), (0.1, None), (0.1, -1.0)]), 3)
     0.924
@@ -70,10 +70,10 @@ def adagrad(w, history, epsilon=1e-10, initial_accumulator=0.0):
 
 
 def adam(w, history, beta1=0.9, beta2=0.999, epsilon=1e-8):
-    """Step by a mean of gradients over the root of one of squares. Kingma and Ba (2015), alg. 1.
+    """Step by mean gradient over root mean square gradient. Kingma and Ba (2015), algorithm 1.
 
-    Both means begin at 0. After t steps they are divided by what their weights then add up to; t
-    also counts steps without a gradient.
+    Both means start at 0. After t steps they are divided by the sum of their weights, 1 - beta^t.
+    t also counts steps without a gradient.
 
     >>> round(adam(1.0, [(0.1, 4.0), (0.1, None), (0.1, -1.0)]), 3)
     0.86

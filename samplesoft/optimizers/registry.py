@@ -1,4 +1,4 @@
-"""Optimizers by name."""
+"""Registry of optimizers by name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def make_optimizer(name: str, learning_rate: float, **options: Any) -> Optimizer
     learning_rate : float
         Size of a step; finite and at least 0.
     **options : float or bool
-        What else its class takes.
+        Further arguments of its class.
 
     Returns
     -------
@@ -39,7 +39,7 @@ def make_optimizer(name: str, learning_rate: float, **options: Any) -> Optimizer
     Raises
     ------
     TypeError, ValueError
-        If the name is unknown, or its class refuses the learning rate or an option.
+        If the name is unknown, or its class rejects the learning rate or an option.
 
     Examples
     --------

@@ -11,9 +11,11 @@ from samplesoft.optimizers.updates import Array
 
 
 @njit
-def sgd_rows(ids: IntArray, gradients: Array, parameters: Array, states: Any, numbers: Any) -> None:
+def sgd_rows(
+    ids: IntArray, gradients: Array, parameters: Array, states: Any, hyper_parameters: Any
+) -> None:
     """Step against the gradient."""
-    rate = numbers[0]
+    rate = hyper_parameters[0]
     for i in range(len(ids)):
         gradient, row = gradients[i], parameters[ids[i]]
         for c in range(len(row)):
@@ -50,5 +52,5 @@ class SGD(Optimizer):
 
     _kernel = staticmethod(sgd_rows)
 
-    def _numbers(self) -> tuple[float, ...]:
+    def _step_parameters(self) -> tuple[float, ...]:
         return (self.learning_rate,)

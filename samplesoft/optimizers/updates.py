@@ -1,4 +1,4 @@
-"""A parameter and its gradient, checked and in the form that kernels take."""
+"""A parameter and its gradient, validated, in the form that kernels take."""
 
 from __future__ import annotations
 
@@ -16,46 +16,46 @@ from samplesoft.losses.base import SparseRows
 
 Array = NDArray[Any]
 
-LARGEST = {np.dtype(t): float(np.finfo(t).max) for t in (np.float32, np.float64)}
+MAX_FLOAT = {np.dtype(t): float(np.finfo(t).max) for t in (np.float32, np.float64)}
 _INT64 = np.dtype(np.int64)
-_FIRST = np.zeros(1, np.int64)  # the only row of a table that is one row
-_ROOM = 2.0**-10  # a million of the largest squares have a finite sum
+_ROW_0 = np.zeros(1, np.int64)  # ids of a table with one row
+_SQUARES_MARGIN = 2.0**-10  # the sum of a million squares of the limit is finite
 
 
 def largest_gradient(dtype: np.dtype[Any], squares: bool) -> Any:
-    """Return how large a number of a gradient may be, of which squares may be added up."""
-    limit = LARGEST[dtype]
-    # an infinite sum of squares would end all learning of its entry, without a word
-    return dtype.type(limit**0.5 * _ROOM if squares else limit)
+    """Return the largest allowed absolute value of a gradient, smaller if `squares` are summed."""
+    limit = MAX_FLOAT[dtype]
+    # an infinite sum of squares would silently stop all updates of its entry
+    return dtype.type(limit**0.5 * _SQUARES_MARGIN if squares else limit)
 
 
-# of a type as of the numbers that kernels compare with it, and by whether squares are added up
+# by whether squares are summed, and by dtype; the values have that dtype, as in kernels
 _LIMITS = {
-    squares: {dtype: largest_gradient(dtype, squares) for dtype in LARGEST}
+    squares: {dtype: largest_gradient(dtype, squares) for dtype in MAX_FLOAT}
     for squares in (False, True)
 }
 
 
 @dataclass(slots=True, eq=False)
 class Update:
-    """A parameter and its gradient, both C-contiguous and of one type, as kernels take them."""
+    """A parameter and its gradient, both C-contiguous and of one dtype, as kernels take them."""
 
     name: str
     parameter: Array
-    arrays: Backend  # where the parameter lies
-    table: Array  # (n, d): the parameter, or (1, parameter.size) where all of it has a gradient
-    ids: IntArray  # (k,): the rows of the table that have a gradient
+    arrays: Backend  # backend of the parameter's device
+    table: Array  # (n, d): the parameter, or (1, parameter.size) for a dense gradient
+    ids: IntArray  # (k,): rows of the table with a gradient
     rows: Array  # (k, d): the gradient
     states: tuple[Array, ...] = ()  # of the shape of the parameter
 
 
 def as_update(name: str, parameter: Any, gradient: Any, squares: bool) -> Update:
-    """Return the update of a parameter; the gradient, or its `squares` too, must be finite."""
-    # as in most steps, a matrix and rows of its gradient, which are computed with as they are
+    """Return the update of a parameter; the gradient, and its `squares` if set, must be finite."""
+    # the usual case: a matrix and rows of its gradient, which need no conversion
     if (
         type(gradient) is SparseRows
         and type(parameter) is type(gradient.ids) is type(gradient.rows) is np.ndarray
-        and parameter.dtype in LARGEST
+        and parameter.dtype in MAX_FLOAT
         and parameter.ndim == 2
         and parameter.flags.carray
         and gradient.ids.dtype == _INT64
@@ -74,53 +74,53 @@ def as_update(name: str, parameter: Any, gradient: Any, squares: bool) -> Update
             rows=gradient.rows,
         )
     else:
-        update = _converted(name, parameter, gradient)
+        update = _convert(name, parameter, gradient)
     table = update.table
-    limit, largest = _LIMITS[squares][table.dtype], _LIMITS[False][table.dtype]
-    if not update.arrays.can_step(update.ids, update.rows, table, limit, largest):
-        raise _wrong_step(update, gradient, float(limit))
+    limit, max_float = _LIMITS[squares][table.dtype], _LIMITS[False][table.dtype]
+    if not update.arrays.can_step(update.ids, update.rows, table, limit, max_float):
+        raise _update_error(update, gradient, float(limit))
     return update
 
 
-def _converted(name: str, parameter: Any, gradient: Any) -> Update:
-    """Return the update of a parameter on any device, by a gradient of any form."""
+def _convert(name: str, parameter: Any, gradient: Any) -> Update:
+    """Return the update of a parameter on any device, for any valid form of gradient."""
     device = device_of(parameter)
-    arrays, there = backend(device), device != "cpu"
-    if not there:
+    arrays, on_gpu = backend(device), device != "cpu"
+    if not on_gpu:
         check_changeable("parameters", name, parameter)
     parameter = arrays.viewed(parameter)
-    if there and not (parameter.dtype in LARGEST and parameter.flags["C_CONTIGUOUS"]):
+    if on_gpu and not (parameter.dtype in MAX_FLOAT and parameter.flags["C_CONTIGUOUS"]):
         raise TypeError(
             f"`parameters` must hold C-contiguous arrays of float32 or float64, got "
             f"{parameter.dtype} with strides {parameter.strides} for {name!r}."
         )
-    whole = tuple(parameter.shape)
+    parameter_shape = tuple(parameter.shape)
     if isinstance(gradient, SparseRows):
-        some, values = gradient.ids, gradient.rows
-        if not (there and on_device(some)):
-            some = _as_row_ids(name, some, whole)
-        # of any integer type, as one type spares the kernels a version for each
-        ids = arrays.typed(f"gradients[{name!r}]", some, _INT64)
-        shape = (ids.shape[0], *whole[1:])
-        table = parameter.reshape(whole[0], prod(whole[1:]))
+        given_ids, values = gradient.ids, gradient.rows
+        if not (on_gpu and on_device(given_ids)):
+            given_ids = _as_row_ids(name, given_ids, parameter_shape)
+        # one integer type, so that kernels are compiled only once
+        ids = arrays.typed(f"gradients[{name!r}]", given_ids, _INT64)
+        shape = (ids.shape[0], *parameter_shape[1:])
+        table = parameter.reshape(parameter_shape[0], prod(parameter_shape[1:]))
     else:
-        values, shape = gradient, whole
-        ids = arrays.placed(_FIRST)
-        table = parameter.reshape(1, prod(whole))
-    if not (there and on_device(values)):
+        values, shape = gradient, parameter_shape
+        ids = arrays.placed(_ROW_0)
+        table = parameter.reshape(1, prod(parameter_shape))
+    if not (on_gpu and on_device(values)):
         _require_floats(name, values)
-    # a gradient in float64 for a parameter in float32 is taken, and cast once:
-    # what is too large for float32 becomes infinite, and is refused next
+    # a float64 gradient of a float32 parameter is cast once; values that overflow become infinite,
+    # and are rejected below
     rows = arrays.typed(f"gradients[{name!r}]", values, parameter.dtype)
     if rows.shape != shape:
-        raise _wrong_shape(name, rows.shape, shape, whole, gradient)
+        raise _shape_error(name, rows.shape, shape, parameter_shape, gradient)
     columns = (ids.shape[0], table.shape[1])
     rows = rows if shape == columns else rows.reshape(columns)
     return Update(name=name, parameter=parameter, arrays=arrays, table=table, ids=ids, rows=rows)
 
 
-def _wrong_step(update: Update, gradient: Any, limit: float) -> ValueError:
-    """Return the error for an update that cannot be made, by a gradient as it was given."""
+def _update_error(update: Update, gradient: Any, limit: float) -> ValueError:
+    """Return the error for an invalid update; `gradient` is the one that the caller passed."""
     name, table, arrays = update.name, update.table, update.arrays
     if not arrays.are_rows(update.ids, table.shape[0]):
         ids = to_host(update.ids)
@@ -129,10 +129,10 @@ def _wrong_step(update: Update, gradient: Any, limit: float) -> ValueError:
             f"{name!r}, got {ids[:5].tolist()}{'...' if len(ids) > 5 else ''}; add up rows that "
             "have the same id first."
         )
-    place = arrays.first_outside(update.rows, -limit, limit)
-    if place is not None:
+    index = arrays.first_outside(update.rows, -limit, limit)
+    if index is not None:
         values = gradient.rows if isinstance(gradient, SparseRows) else gradient
-        worst = to_host(values).flat[place]
+        worst = to_host(values).flat[index]
         return ValueError(
             f"`gradients` must be finite, and at most {limit:.2g} for a {table.dtype} parameter, "
             f"got {worst} for {name!r}; clip it, or look for the first step that is too large."
@@ -145,9 +145,9 @@ def _wrong_step(update: Update, gradient: Any, limit: float) -> ValueError:
 
 
 def check_changeable(argument: str, name: str, array: Any) -> None:
-    """Require that the array `name` of a mapping is of floats and can be changed in place."""
+    """Raise unless the array `name` of a mapping has floats and can be updated in place."""
     require_plain(f"{argument}[{name!r}]", array)
-    if not isinstance(array, np.ndarray) or array.dtype not in LARGEST:
+    if not isinstance(array, np.ndarray) or array.dtype not in MAX_FLOAT:
         raise TypeError(
             f"`{argument}` must hold arrays of float32 or float64, got "
             f"{getattr(array, 'dtype', type(array).__name__)} for {name!r}."
@@ -179,14 +179,14 @@ def _as_row_ids(name: str, ids: Any, whole: tuple[int, ...]) -> IntArray:
     return array
 
 
-def _wrong_shape(
+def _shape_error(
     name: str,
     got: tuple[int, ...],
     shape: tuple[int, ...],
     whole: tuple[int, ...],
     gradient: Any,
 ) -> ValueError:
-    """Return the error for a gradient that has not the shape of its parameter."""
+    """Return the error for a gradient whose shape does not fit its parameter."""
     rows = f" and there are {len(gradient.ids)} ids" if isinstance(gradient, SparseRows) else ""
     return ValueError(
         f"`gradients` must have shape {shape} for {name!r}, got {got}; the parameter has shape "

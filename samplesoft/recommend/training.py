@@ -26,7 +26,7 @@ from samplesoft.losses.registry import LOSSES
 from samplesoft.losses.vectors import unit_rows
 from samplesoft.metrics.ranking import ranking_scores
 from samplesoft.models.linear import Linear, column_counts, sparse_product
-from samplesoft.models.linear_softmax import LinearSoftmax, some_entries
+from samplesoft.models.linear_softmax import LinearSoftmax, select_entries
 from samplesoft.optimizers.registry import make_optimizer
 from samplesoft.samplers.base import Rows
 from samplesoft.search import best_classes
@@ -42,7 +42,7 @@ from samplesoft.training.linear_task import (
     Examples,
     LinearTask,
     as_weights,
-    divergence_told,
+    divergence_as_value_error,
     entry_chunks,
     example_ids_of,
     held_out_order,
@@ -245,7 +245,7 @@ def _rounds(
         epochs=resolved.epochs,
         schedule=resolved.make_schedule(),
         callbacks=[*callbacks, *further],
-        guard=divergence_told,
+        guard=divergence_as_value_error,
     )
     losses = [epoch["train_loss"] for epoch in progress.history]
     scores = [] if score is None else score.scores
@@ -303,7 +303,7 @@ def thinned(
     may be a part of some whose entries, `first` of them, stand before theirs.
     """
     left = uniform_run(np.uint64(seed), first, histories.nnz) >= dropout
-    x = some_entries(histories, left)
+    x = select_entries(histories, left)
     x.data /= x.data.dtype.type(1.0 - dropout)
     values = np.where(left, _KEPT, 1.0) * labels.data
     return x, sparse.csr_array((values, labels.indices, labels.indptr), labels.shape)
@@ -347,7 +347,7 @@ def hide(user_items: Matrix, share: float, seed: int) -> tuple[Matrix, IntArray,
         rank = np.empty(len(example_ids), np.int64)
         rank[first] = np.arange(len(example_ids)) - (np.cumsum(sizes) - sizes)[example_ids]
         hidden[some] = chosen[part][example_ids] & (rank < np.maximum(1, sizes // 5)[example_ids])
-    return some_entries(user_items, ~hidden), users, some_entries(user_items, hidden)[users]
+    return select_entries(user_items, ~hidden), users, select_entries(user_items, hidden)[users]
 
 
 def normalized(user_items: Matrix) -> Matrix:

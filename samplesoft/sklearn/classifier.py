@@ -532,7 +532,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                 optimizer = self._learner.optimizer
                 resolved = resolved_for(self, codec, len(rows), row_norm=row_norm)
                 optimizer.learning_rate = resolved.learning_rate
-                batch = Examples(X, codes, weights).all_or(rows)
+                batch = Examples(X, codes, weights).select(rows)
                 self._learner.learn(optimizer, *batch)
             self.n_iter_ = getattr(self, "n_iter_", 0) + 1  # none in a copy made while `fit` ran
         return self
@@ -882,7 +882,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         rows = np.unique(examples_and_ids(codes)[0])
         if not len(rows):
             raise ValueError(f"`{name}` must hold a label for at least one example, got none.")
-        return Examples(X, codes, np.ones(X.shape[0])).all_or(rows)
+        return Examples(X, codes, np.ones(X.shape[0])).select(rows)
 
     def _new_seed(self) -> int:
         return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))

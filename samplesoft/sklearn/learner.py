@@ -32,7 +32,7 @@ from samplesoft.training.callbacks import (
 from samplesoft.training.linear_task import (
     Examples,
     LinearTask,
-    divergence_told,
+    divergence_as_value_error,
     held_out_order,
 )
 from samplesoft.training.loop import Callback, Progress, fit
@@ -183,7 +183,7 @@ class Calibrate(Callback):
         if progress.epoch == self._halfway:
             before = task.rows
             task.use(task.data, self._apart, task.batch_size)
-            fit(task, optimizer, epochs=1, callbacks=[Refresh()], guard=divergence_told)
+            fit(task, optimizer, epochs=1, callbacks=[Refresh()], guard=divergence_as_value_error)
             task.use(task.data, np.sort(np.concatenate((before, self._apart))), task.batch_size)
 
     def end(self, task: Any, optimizer: Any, progress: Progress) -> None:
@@ -252,7 +252,7 @@ def train(
             epochs=resolved.epochs,
             schedule=resolved.make_schedule(),
             callbacks=[*_callbacks(classifier, resolved, average, score, apart), *callbacks],
-            guard=divergence_told,
+            guard=divergence_as_value_error,
         )
     classifier.resolved_ = resolved
     classifier.loss_curve_ = [epoch["train_loss"] for epoch in progress.history]
@@ -316,7 +316,7 @@ def auto_choice(
             learner.optimizer,
             epochs=-(-steps // learner.num_steps),
             max_steps=steps,
-            guard=divergence_told,
+            guard=divergence_as_value_error,
         )
     some = learner.batches(rows, learner.epochs_begun, max(size, NUM_EXAMPLES))[0]
     choice = choose(

@@ -12,27 +12,27 @@ from samplesoft.training.checkpoint import Arrays
 from samplesoft.training.loop import Callback, Progress
 from samplesoft.training.task import Task
 
-_NUMBERS = 1 << 16  # at a time, which stay in the cache
-_LATE = 3.0  # the t-th epoch has a weight about proportional to t to this power
+_CHUNK_VALUES = 1 << 16  # values in a chunk, which fits into the cache
+_DECAY_EXPONENT = 3.0  # the weight of epoch t is about proportional to t to this power
 
 
 class Refresh(Callback):
-    """Rebuilds the sampler at the end of each epoch, for the class vectors have moved."""
+    """Rebuilds the sampler at the end of each epoch, from the current class vectors."""
 
     def end_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
-        """Rebuild it."""
+        """Rebuild the sampler."""
         task.refresh()
 
 
 class Average(Callback):
-    """The average of the parameters over the epochs, late ones weighing more.
+    """The weighted average of the parameters over the epochs, with larger weights for late ones.
 
-    It stands for the parameters while a model is validated, and in the end.
+    It replaces the parameters during validation, and at the end of training.
 
     Parameters
     ----------
     parameters : dict of str to ndarray
-        Of the model.
+        Parameters of the model.
 
     Attributes
     ----------
@@ -50,28 +50,28 @@ class Average(Callback):
         self._epochs = 0
 
     def add(self, parameters: Arrays) -> None:
-        """Let the parameters after another epoch count."""
+        """Add the parameters of another epoch to the average."""
         self._epochs += 1
-        # section 4 of the paper with eta = 3: the first share is 1, so that the start has no weight
-        share = (_LATE + 1.0) / (_LATE + self._epochs)
+        # section 4 of the paper with eta = 3: the first weight is 1, so that the start has none
+        weight = (_DECAY_EXPONENT + 1.0) / (_DECAY_EXPONENT + self._epochs)
         for name, array in self.parameters.items():
             mean, new = array.reshape(-1), parameters[name].reshape(-1)
-            # in place and in pieces, without an array of the size of the parameters between
-            for part in chunks(len(mean), _NUMBERS):
-                mean[part] += mean.dtype.type(share) * (new[part] - mean[part])
+            # in place and in chunks, without a temporary array of the parameter's size
+            for chunk in chunks(len(mean), _CHUNK_VALUES):
+                mean[chunk] += mean.dtype.type(weight) * (new[chunk] - mean[chunk])
 
     def end_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
         """Add the parameters."""
         self.add(task.parameters)
 
     def end(self, task: Task, optimizer: Any, progress: Progress) -> None:
-        """Let the parameters be the averages for good."""
+        """Replace the parameters by the averages."""
         write(self.parameters, task.parameters)
         task.refresh()  # class vectors have changed, and no step follows
 
     @contextmanager
     def in_place_of(self, parameters: Arrays) -> Iterator[None]:
-        """Let the parameters of a model be the averages for a while."""
+        """Replace the parameters of a model by the averages within the context."""
         before = copied(parameters)
         write(self.parameters, parameters)
         try:
@@ -81,21 +81,21 @@ class Average(Callback):
 
 
 class Score(Callback):
-    """Scores the model at the end of each epoch; the greater the score, the better.
+    """Scores the model at the end of each epoch; higher scores are better.
 
     Parameters
     ----------
     score : callable
-        Returns the score of the model as its parameters are.
+        Returns the score of the model with its current parameters.
     tolerance : float
-        A rise by no more than this does not count as one.
+        Smallest increase that counts as an improvement.
     average : Average, optional
-        What stands for the parameters meanwhile.
+        Averages that replace the parameters while scoring.
 
     Attributes
     ----------
     scores : list of float
-        Those of the epochs.
+        Scores of the epochs.
     """
 
     def __init__(
@@ -116,14 +116,14 @@ class Score(Callback):
 
 
 class KeepBest(Callback):
-    """Goes back to the parameters of the best epoch in the end, the last one of several.
+    """Restores the parameters of the best epoch at the end; of equal epochs, the last.
 
-    Of few examples many epochs have the same score, and late ones have learned more.
+    With few validation examples many epochs have equal scores, and late ones are trained longer.
 
     Parameters
     ----------
     average : Average, optional
-        Whose averages are kept in place of the parameters.
+        Averages to keep in place of the parameters.
     """
 
     def __init__(self, average: Average | None = None) -> None:
@@ -131,19 +131,19 @@ class KeepBest(Callback):
         self._best: Arrays | None = None
 
     def after_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
-        """Keep the parameters as they are now, if no epoch so far was better."""
+        """Keep a copy of the parameters if no epoch so far was better."""
         if progress.metrics["loss"] == progress.best_loss:
-            # copied, as the parameters go on to change
-            self._best = copied(self._kept(task))
+            # copied, because training continues to update the parameters
+            self._best = copied(self._tracked_parameters(task))
 
     def end(self, task: Task, optimizer: Any, progress: Progress) -> None:
-        """Go back."""
+        """Restore the best parameters."""
         if self._best is not None:
-            write(self._best, self._kept(task))
-            if self._average is None:  # else it does so too
+            write(self._best, self._tracked_parameters(task))
+            if self._average is None:  # `Average.end` refreshes too
                 task.refresh()
 
-    def _kept(self, task: Task) -> Arrays:
+    def _tracked_parameters(self, task: Task) -> Arrays:
         return task.parameters if self._average is None else self._average.parameters
 
 
@@ -153,33 +153,33 @@ class EarlyStop(Callback):
     Parameters
     ----------
     patience : int
-        How many.
+        Number of epochs without improvement.
     """
 
     def __init__(self, patience: int) -> None:
         self._patience = patience
 
     def begin(self, task: Task, optimizer: Any, progress: Progress) -> None:
-        """Stop where training had come so far already."""
+        """Stop if a resumed run has exhausted its patience."""
         self.after_epoch(task, optimizer, progress)
 
     def after_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
-        """Stop if no epoch has been better for long."""
+        """Stop if the last `patience` epochs brought no improvement."""
         if progress.epoch - (progress.best_epoch or 0) >= self._patience:
             progress.stop = True
 
 
 class EpochBar(Callback):
-    """Shows progress on stderr, a bar or a line for each epoch.
+    """Shows progress on stderr, as a bar or one line for each epoch.
 
     Parameters
     ----------
     epochs : int
-        At most so many.
+        Largest number of epochs.
     score_name : str
         Name of the score.
     score : Score, optional
-        Whose last score is shown.
+        Source of the score to show.
     """
 
     def __init__(self, epochs: int, score_name: str, score: Score | None) -> None:
@@ -203,7 +203,7 @@ class EpochBar(Callback):
 
 
 def averaged(average: Average | None, parameters: Arrays) -> AbstractContextManager[None]:
-    """Return a context in which parameters are the averages, if there are some."""
+    """Return a context in which averages, if given, replace the parameters."""
     return nullcontext() if average is None else average.in_place_of(parameters)
 
 
@@ -213,6 +213,6 @@ def copied(parameters: Arrays) -> Arrays:
 
 
 def write(values: Arrays, parameters: Arrays) -> None:
-    """Write values into the arrays of the same names."""
+    """Copy values into the parameter arrays of the same names."""
     for name, array in parameters.items():
         array[...] = values[name]

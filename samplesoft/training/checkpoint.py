@@ -1,4 +1,4 @@
-"""Checkpoints: arrays and JSON in files that are either whole or refused."""
+"""Checkpoints: arrays and JSON, in files with a checksum that rejects damaged ones."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from samplesoft.data.arrays import Archive, open_arrays
 from samplesoft.distributed.layer import ShardedSoftmaxLayer
 
 FORMAT = 2
-SHARDS = "shards.npz"  # the list of the files of a sharded layer
+SHARDS = "shards.npz"  # lists the files of a sharded layer
 Arrays = dict[str, NDArray[Any]]
 
-_ARRAY = "array/"  # before the names of arrays, so that none of them is an argument of savez
-_MARK = b"\nsamplesoft sha256 "
-_TRAILER = len(_MARK) + 64
+_ARRAY = "array/"  # prefix of array names, so that none is an argument name of savez
+_CHECKSUM_MARK = b"\nsamplesoft sha256 "
+_CHECKSUM_BYTES = len(_CHECKSUM_MARK) + 64
 _ABSENT = "nothing"
 _WHOLE = (
     "a whole checkpoint of samplesoft",
@@ -47,16 +47,16 @@ _WHOLE = (
 
 
 class Checkpoint(NamedTuple):
-    """What a checkpoint holds.
+    """Content of a checkpoint.
 
     Parameters
     ----------
     config : dict
-        What the model and its training are, in JSON; it must be the same on resuming.
+        Settings of the model and its training, in JSON; must be equal on resuming.
     values : dict
-        How far they have come, in JSON.
+        Progress of training, in JSON.
     arrays : dict of str to ndarray
-        Parameters and whatever else must survive.
+        Parameters and other state.
     """
 
     config: dict[str, Any]
@@ -65,29 +65,27 @@ class Checkpoint(NamedTuple):
 
 
 def write_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint; `path` holds the old one until the new one is whole and on the disk.
+    """Write a checkpoint; `path` keeps the old one until the new one is complete on the disk.
 
     Parameters
     ----------
     path : str or Path
-        An ``.npz`` file, which `numpy.load` reads too. Nothing in it is pickled, and a checksum
-        ends it.
+        An ``.npz`` file, which `numpy.load` can read. It has no pickles, and ends with a checksum.
     checkpoint : Checkpoint
-        What to write.
+        Content to write.
 
     Raises
     ------
     OSError
-        If it cannot be written; the old one stands then. Where the system refuses for a second to
-        replace the old one, as Windows does while another program holds it, the message says
-        where the new one is.
+        If it cannot be written; the old one then remains. If another program holds the old one for
+        more than a second, as on Windows, the message names the file with the new one.
     TypeError, ValueError
         If an array holds Python objects, or config or values are not plain JSON.
 
     Notes
     -----
-    Threads and processes may write to one path at once: the last one wins, and who reads meanwhile
-    finds a whole one.
+    Threads and processes may write to one path concurrently: the last one wins, and readers always
+    find a complete file.
 
     Examples
     --------
@@ -95,8 +93,8 @@ def write_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = pathlib.Path(folder, "model.npz")
     ...     write_checkpoint(path, Checkpoint({"dim": 2}, {"epoch": 3}, {"w": np.ones(2)}))
-    ...     found = read_checkpoint(path)
-    >>> found.config, found.values, found.arrays
+    ...     checkpoint = read_checkpoint(path)
+    >>> checkpoint.config, checkpoint.values, checkpoint.arrays
     ({'dim': 2}, {'epoch': 3}, {'w': array([1., 1.])})
     """
     draft = write_draft(path, checkpoint)
@@ -105,37 +103,37 @@ def write_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
 
 
 def write_draft(path: str | Path, checkpoint: Checkpoint) -> Path:
-    """Write a checkpoint next to `path`; return its path, for `move_into_place`."""
+    """Write a checkpoint to a file next to `path`; return its path, for `move_into_place`."""
     for name, array in checkpoint.arrays.items():
-        # pickled objects would run code when the file is read
+        # unpickling objects would run code when the file is read
         if array.dtype.hasobject:
             raise TypeError(
                 f"array {name!r} of a checkpoint must hold numbers, got dtype {array.dtype}; "
                 "leave Python objects out, or convert them."
             )
     about = {"format": FORMAT, "config": checkpoint.config, "values": checkpoint.values}
-    # NaN is not JSON, and other programs would not read the file
+    # NaN is not valid JSON for other programs
     text = json.dumps(about, allow_nan=False)
     arrays: dict[str, Any] = {_ARRAY + name: a for name, a in checkpoint.arrays.items()}
     with writing(path), draft_path(path) as draft, open(draft, "w+b") as stream:
-        # as bytes: NumPy would store text in four bytes a character
+        # as bytes: NumPy stores text with four bytes a character
         np.savez(stream, about=np.frombuffer(text.encode(), np.uint8), **arrays)
         stream.seek(0)
-        # zip has checksums of its members alone, which cannot tell that one is missing
+        # checksums of a zip file are per member, and cannot detect a missing member
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        stream.write(_MARK + digest.encode())
+        stream.write(_CHECKSUM_MARK + digest.encode())
     return draft
 
 
 @contextmanager
 def writing(path: str | Path) -> Iterator[None]:
-    """Name the file and the remedy in an OSError of the body, such as that of a full disk.
+    """Add the file name and a remedy to an OSError of the body, such as a full disk.
 
-    It is a PermissionError where another program may hold the file.
+    The error is a PermissionError if another program may hold the file.
     """
     try:
         yield
-    except FileInUse:  # which has named it
+    except FileInUse:  # its message has the name
         raise
     except OSError as error:
         raise (PermissionError if is_in_use(error) else OSError)(
@@ -145,7 +143,7 @@ def writing(path: str | Path) -> Iterator[None]:
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
-    """Read a checkpoint, every byte of which has been checked.
+    """Read a checkpoint, after checking its checksum.
 
     Parameters
     ----------
@@ -155,7 +153,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     Returns
     -------
     Checkpoint
-        As it was written.
+        Its content.
 
     Raises
     ------
@@ -164,16 +162,16 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     MemoryError
         If its arrays would not fit.
     ValueError
-        If it is not a checkpoint, is cut short or changed, or is of another format.
+        If it is not a checkpoint, is truncated or changed, or has another format.
     """
     with open_arrays(path, *_WHOLE) as stream:
-        # before any of it is parsed: what a damaged file says is never believed
+        # before parsing: the content of a damaged file is never trusted
         _require_whole(stream)
         archive = Archive(path, stream)
         about = read_json(archive.read(["about"])["about"].tobytes())
         config, values = about["config"], about["values"]
         names = [name for name in archive.names if name.startswith(_ARRAY)]
-        # the arrays of another format may mean anything, and take any amount of memory
+        # arrays of another format may have any meaning and size: do not read them
         arrays = archive.read(names) if about["format"] == FORMAT else {}
     if about["format"] != FORMAT:
         raise ValueError(
@@ -188,25 +186,26 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 
 @contextmanager
 def reading(path: str | Path, model: str | None = None) -> Iterator[Checkpoint]:
-    """Read a checkpoint, and name the file in an error of the body, which makes something of it.
+    """Read a checkpoint, and add the file name to errors of the body, which converts it.
 
-    What its checksum seals has been written by this package, so that the body believes what the
-    file says, and looks at its arrays alone. With `model` it must be a file of that class.
+    The checksum shows that this package wrote the file, so that the body trusts its config and
+    validates only arrays. With `model` the file must be of that class.
     """
     checkpoint = read_checkpoint(path)
     try:
-        held = checkpoint.config.get("model")
-        if model not in (None, held):
-            what, reader = held, "what wrote it"
-            if held is None:
-                what = "a run of samplesoft train"
+        stored_model = checkpoint.config.get("model")
+        if model not in (None, stored_model):
+            shown_model, reader = stored_model, "what wrote it"
+            if stored_model is None:
+                shown_model = "a run of samplesoft train"
                 reader = "samplesoft.training.read_linear_softmax"
             raise ValueError(
-                f"{str(path)!r} must hold a {model}, got {short_repr(what)}; read it with {reader}."
+                f"{str(path)!r} must hold a {model}, got {short_repr(shown_model)}; read it with "
+                f"{reader}."
             )
         yield checkpoint
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # it has been named already, by what the body called
+        # the message has the name already
         if str(error).startswith(repr(str(path))):
             raise
         reason = f"unknown {error}" if isinstance(error, KeyError) else str(error).rstrip(".")
@@ -217,17 +216,17 @@ def reading(path: str | Path, model: str | None = None) -> Iterator[Checkpoint]:
 
 
 def saved_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Return the parameters of an estimator, without a generator, which has no number to go by."""
+    """Return the parameters of an estimator to store; `random_state` only if it is an integer."""
     seed = parameters.pop("random_state")
     return {**parameters, **({"random_state": int(seed)} if isinstance(seed, Integral) else {})}
 
 
 def plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings as they come back from JSON: no tuples, and no numbers of NumPy."""
+    """Return settings after a round trip through JSON: no tuples, and no NumPy scalars."""
 
     def number(value: Any) -> Any:
         if isinstance(value, np.floating):
-            return float(value)  # a longdouble too, as models take it
+            return float(value)  # longdouble too, which models accept
         if isinstance(value, np.generic):
             return value.item()
         raise TypeError(
@@ -239,10 +238,12 @@ def plain(config: Mapping[str, Any]) -> dict[str, Any]:
     return same
 
 
-def require_config(path: str | Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Raise ValueError naming all settings of a checkpoint that differ from what is wanted."""
-    # through JSON, as the file: tuples become lists there, and NumPy's numbers Python's
-    old, new = _flat(stored), _flat(plain(wanted))
+def require_config(
+    path: str | Path, stored: Mapping[str, Any], expected: Mapping[str, Any]
+) -> None:
+    """Raise ValueError naming all settings of a checkpoint that differ from the expected."""
+    # compare after a round trip through JSON, like the stored settings
+    old, new = _flat(stored), _flat(plain(expected))
     different = [
         f"{name} = {_shown(old, name)} (asked for: {_shown(new, name)})"
         for name in dict.fromkeys([*new, *old])
@@ -256,8 +257,8 @@ def require_config(path: str | Path, stored: Mapping[str, Any], wanted: Mapping[
 
 
 def copy_arrays(path: str | Path, stored: Arrays, into: Arrays) -> None:
-    """Copy the arrays of a checkpoint into those of a model of the same shapes, all or none."""
-    # all are compared before the first is copied
+    """Copy the arrays of a checkpoint to a model's arrays of the same shapes, all or none."""
+    # validate all before copying the first
     for name in [*into, *stored]:
         before, now = (
             f"{a[name].dtype} of shape {a[name].shape}" if name in a else _ABSENT
@@ -279,27 +280,27 @@ def copy_arrays(path: str | Path, stored: Arrays, into: Arrays) -> None:
 
 
 def part_of(name: str, arrays: Arrays) -> Arrays:
-    """Return "parameters", "optimizer", "state" or "examples" of a checkpoint, arrays by name."""
+    """Return the arrays of a checkpoint under "parameters", "optimizer", "state" or "examples"."""
     return unprefixed(name, arrays, "/")
 
 
 def write_shards(folder: str | Path, layer: ShardedSoftmaxLayer) -> None:
-    """Write the class vectors and optimizers of a sharded layer: a file for each shard, and a list.
+    """Write the class vectors and optimizers of a sharded layer: one file per shard, and a list.
 
-    The list names the new files once all of them are on the disk, and then the old ones go. Arrays
-    travel through this process, one shard at a time.
+    The list is replaced after all new files are on the disk; then the old files are removed. Arrays
+    pass through this process, one shard at a time.
 
     Parameters
     ----------
     folder : str or Path
-        For this layer alone; made if need be.
+        Folder for this layer only; made if need be.
     layer : ShardedSoftmaxLayer
-        What to write. An error for a worker that is lost names this folder from then on.
+        The layer. Later errors for a lost worker name this folder.
 
     Raises
     ------
     OSError
-        If a file cannot be written; what was there stands then.
+        If a file cannot be written; the old files then remain.
     RuntimeError
         If a worker is lost.
     TypeError
@@ -312,11 +313,11 @@ def write_shards(folder: str | Path, layer: ShardedSoftmaxLayer) -> None:
     require_instance("layer", layer, ShardedSoftmaxLayer)
     with writing(folder):
         Path(folder).mkdir(parents=True, exist_ok=True)
-    path, shards, before = Path(folder) / SHARDS, layer.shards, []
+    path, shards, old_files = Path(folder) / SHARDS, layer.shards, []
     if path.exists():
         with reading(path, SHARDS) as old:
-            before = [path.with_name(name) for name in old.values["files"]]
-    # no other has these names, so that each list names files of one writer
+            old_files = [path.with_name(name) for name in old.values["files"]]
+    # unique names, so that each list names files of one writer
     writer = writer_name()
     names = [f"shard-{writer}-{s}.npz" for s in range(shards.num)]
     rows = layer.class_embeddings
@@ -327,19 +328,19 @@ def write_shards(folder: str | Path, layer: ShardedSoftmaxLayer) -> None:
         values = {"files": names, "bounds": shards.bounds.tolist(), "steps": layer.steps}
         config = {"model": SHARDS, "shape": list(rows.shape), "dtype": str(rows.dtype)}
         write_checkpoint(path, Checkpoint(config, values, {}))
-    except FileInUse:  # the draft of the list names them
+    except FileInUse:  # a draft of the list still refers to the files
         raise
     except BaseException:
         _remove(map(path.with_name, names))
         raise
-    with reading(path, SHARDS) as now:  # perhaps of another writer, who came last
-        named = {*now.values["files"]}
-    mine = str(os.getpid())
-    for left in path.parent.glob("shard-*-*.npz"):
-        process, *_ = rest = left.stem.split("-")[1:]
-        if process != mine and is_abandoned(left, "-".join(rest[:-1])):
-            before.append(left)
-    _remove(left for left in before if left.name not in named)
+    with reading(path, SHARDS) as now:  # possibly from a concurrent writer
+        listed_files = {*now.values["files"]}
+    own_process = str(os.getpid())
+    for leftover in path.parent.glob("shard-*-*.npz"):
+        process, *_ = rest = leftover.stem.split("-")[1:]
+        if process != own_process and is_abandoned(leftover, "-".join(rest[:-1])):
+            old_files.append(leftover)
+    _remove(leftover for leftover in old_files if leftover.name not in listed_files)
     shards.name_checkpoint(str(folder))
 
 
@@ -350,21 +351,21 @@ def _remove(files: Iterable[Path]) -> None:
 
 
 class StoredShards:
-    """The class vectors of a sharded layer in files, for a layer with any number of shards.
+    """Stored class vectors of a sharded layer, for a layer with any number of shards.
 
     Parameters
     ----------
     path : Path
-        The list that `write_shards` has written.
+        The list of files from `write_shards`.
 
     Attributes
     ----------
     folder : str
-        Where it is.
+        Folder of the files.
     shape, dtype
         Of the class vectors (n, d).
     steps : int
-        Of the optimizers.
+        Steps of the optimizers.
     """
 
     def __init__(self, path: Path) -> None:
@@ -375,42 +376,43 @@ class StoredShards:
         self.folder = str(path.parent)
 
     def part(self, lo: int, hi: int) -> tuple[NDArray[Any], Arrays]:
-        """Return the vectors of a range of classes, and the state of their optimizer."""
-        parts = []
+        """Return the vectors of classes [lo, hi), and the state of their optimizer."""
+        shards = []
         for file, (first, last) in zip(self._files, pairwise(self._bounds), strict=True):
-            here = slice(max(lo - first, 0), max(min(hi, last) - first, 0))
-            if here.start < here.stop:
+            overlap = slice(max(lo - first, 0), max(min(hi, last) - first, 0))
+            if overlap.start < overlap.stop:
                 with reading(file, file.name) as stored:
-                    parts.append({k: a[here] if a.ndim else a for k, a in stored.arrays.items()})
+                    shards.append(
+                        {k: a[overlap] if a.ndim else a for k, a in stored.arrays.items()}
+                    )
         joined = {
-            k: np.concatenate([part[k] for part in parts]) if a.ndim else a
-            for k, a in parts[0].items()
+            k: np.concatenate([part[k] for part in shards]) if a.ndim else a
+            for k, a in shards[0].items()
         }
         return joined.pop("class_embeddings"), part_of("optimizer", joined)
 
 
 def read_shards(folder: str | Path) -> StoredShards:
-    """Read what `write_shards` has written, as the `class_embeddings` of a new layer.
+    """Read files of `write_shards`, as the `class_embeddings` of a new layer.
 
     Parameters
     ----------
     folder : str or Path
-        As it was written, by a layer with any number of shards.
+        Folder of `write_shards`, for any number of shards.
 
     Returns
     -------
     StoredShards
-        The layer reads the files, each of which is checked whole, one shard after another. Give it
-        the loss, the sampler and the optimizer that the old one had. Its samplers are as after
-        `refresh`: where the old one was refreshed too, and there are as many shards, the new one
-        goes on to the bit.
+        A new layer reads the files one shard after another, and checks their checksums. Give it the
+        loss, sampler and optimizer of the old one. Its samplers are as after `refresh`. If the old
+        layer was refreshed too, and the number of shards is the same, it continues to the last bit.
 
     Raises
     ------
     FileNotFoundError
         If there is no such file.
     ValueError
-        If it is not one of `write_shards`.
+        If the files are not from `write_shards`.
 
     Examples
     --------
@@ -442,15 +444,15 @@ def _shown(settings: Mapping[str, Any], name: str) -> str:
 
 
 def _require_whole(stream: BinaryIO) -> None:
-    """Compare the checksum at the end with that of all bytes before it; rewind."""
-    # the file may be larger than the memory, so it goes through the digest in pieces
-    rest = max(stream.seek(0, 2) - _TRAILER, 0)
+    """Raise unless the checksum at the end matches all bytes before it; rewind."""
+    # in blocks, because the file may be larger than memory
+    rest = max(stream.seek(0, 2) - _CHECKSUM_BYTES, 0)
     stream.seek(0)
     digest = hashlib.sha256()
     while rest and (block := stream.read(min(rest, 1 << 20))):
         digest.update(block)
         rest -= len(block)
-    if stream.read() != _MARK + digest.hexdigest().encode():
+    if stream.read() != _CHECKSUM_MARK + digest.hexdigest().encode():
         raise ValueError(
             "its last bytes are not the checksum of the rest, so it was cut short or changed"
         )

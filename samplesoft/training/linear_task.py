@@ -1,4 +1,4 @@
-"""A linear softmax model and its examples: order, seeds, steps, and the sampler that follows."""
+"""The training task of a linear softmax model: order of examples, seeds, steps, sampler updates."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from samplesoft.models.linear import Gradient
 from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSettings
 from samplesoft.optimizers.base import Optimizer
 from samplesoft.training.fused import (
-    draws_of_steps,
-    steps_at_once,
+    draw_steps,
+    steps_per_call,
     take_steps,
     why_step_by_step,
 )
 from samplesoft.training.task import Task, sub_seed
 
 _MODEL, _ORDER, _STEP, _SPLIT, _LABELS, _DROPOUT = range(6)  # streams of the seed
-_ENTRIES = 1 << 17  # of inputs that are made ready at a time, some 60 bytes each
-_COPIED = 1 << 18  # numbers of inputs, which cost little
+_CHUNK_ENTRIES = 1 << 17  # input entries that are prepared at a time, about 60 bytes each
+_MAX_COPIED_VALUES = 1 << 18  # input values up to which examples are always copied
 DENSE = "inputs are dense, whose products are quicker so"
-_FIRST_REFRESH = 64  # steps after which, and whenever they have doubled, the sampler is rebuilt
+_FIRST_REFRESH_STEPS = 64  # the sampler is rebuilt after so many steps, and each time they double
 
 
 class Examples(NamedTuple):
@@ -38,46 +38,45 @@ class Examples(NamedTuple):
     labels: Any  # class numbers (N,), or a CSR matrix (N, n)
     weights: FloatArray  # (N,)
 
-    def all_or(self, rows: IntArray) -> Examples:
-        """Return some of them, not copied where they are many, and all in their order."""
-        # small products may have other last bits where an array begins elsewhere: a copy begins
-        # where arrays do
+    def select(self, rows: IntArray) -> Examples:
+        """Return the given rows; not copied if these are all examples in order, and many."""
+        # last bits of small products may depend on the alignment of an array: a copy is aligned
         size = self.X.size if isinstance(self.X, np.ndarray) else self.X.nnz
-        every = size > _COPIED and np.array_equal(rows, np.arange(len(self.weights)))
-        return self if every else self.rows(rows)
+        is_all = size > _MAX_COPIED_VALUES and np.array_equal(rows, np.arange(len(self.weights)))
+        return self if is_all else self.rows(rows)
 
     def rows(self, rows: IntArray) -> Examples:
-        """Return some of them."""
+        """Return the given rows, copied."""
         return Examples(self.X[rows], self.labels[rows], self.weights[rows])
 
 
 class LinearTask(Task):
     """A linear softmax model and examples in memory.
 
-    All that is random in a step follows from one seed, below ``2**64``: parameters, order, dropout,
-    draws and held-out examples.
+    All randomness follows from one seed below ``2**64``: parameters, order, dropout, draws and
+    held-out examples.
 
     Parameters
     ----------
     num_inputs, num_classes : int
         Columns v of an input, and classes n.
     settings : LinearSoftmaxSettings
-        The model.
+        Settings of the model.
     counts : ndarray, shape (n,)
-        How often each class occurs, for samplers that draw by that.
+        Count of each class, for samplers that use frequencies.
     seed : int
         The seed.
     dtype : dtype
-        Of the parameters.
+        Dtype of the parameters.
 
     Attributes
     ----------
     data : Examples
-        What is trained on, as `use` has set it.
+        Training examples, set by `use`.
     rows : ndarray of int, shape (k,)
-        Which of these examples; an epoch goes over them once.
+        Indices of the examples that an epoch uses once each.
     steps_taken, epochs_begun : int
-        Since the model was made; the randomness of a step follows from these.
+        Counts since the model was made; they determine the randomness of a step.
     """
 
     data: Examples
@@ -104,10 +103,10 @@ class LinearTask(Task):
         )
         self.parameters = self.model.parameters
         self.steps_taken = self.epochs_begun = 0
-        self._epoch: int | None = None  # the one that `_batches` are of
+        self._epoch: int | None = None  # epoch of `_batches`
         self._batches: list[IntArray] = []
-        self._draws_by_row = False
-        self._asked_for: Any = None  # the optimizer that the reason below is for
+        self._draws_like_fused = False
+        self._reason_optimizer: Any = None  # optimizer of the reason below
         self._step_by_step: str | None = None
 
     def use(self, data: Examples, rows: IntArray, batch_size: int) -> None:
@@ -115,17 +114,17 @@ class LinearTask(Task):
         self.model.own_parameters()
         self.parameters = self.model.parameters
         self.data, self.rows, self.batch_size = data, rows, batch_size
-        self._asked_for = None
+        self._reason_optimizer = None
 
     @contextmanager
     def using(self, data: Examples, rows: IntArray, batch_size: int) -> Iterator[None]:
-        """Set the examples for a while: a model is kept, and stored, without them."""
+        """Set the examples within the context; a task is stored without them."""
         self.use(data, rows, batch_size)
         try:
             yield
         finally:
             del self.data, self.rows
-            self._asked_for = None
+            self._reason_optimizer = None
             self._epoch, self._batches = None, []
 
     @property
@@ -135,34 +134,34 @@ class LinearTask(Task):
 
     @property
     def num_examples(self) -> int:  # type: ignore[override]
-        """Examples in a step, of which the last of an epoch may have fewer."""
+        """Examples in a step; the last step of an epoch may have fewer."""
         return self.batch_size
 
     def begin_epoch(self, epoch: int, index: int) -> None:
         """Shuffle the rows."""
-        # counted when it begins: an epoch that is interrupted is not shuffled the same way again
+        # counted at its beginning: after an interrupted epoch the next has another order
         self.epochs_begun += 1
         self._epoch = epoch
         self._batches = self.batches(self.rows, self.epochs_begun - 1, self.batch_size)
 
-    def examples_of(self, index: int) -> int:
-        """Return the number of examples of a step of the epoch that has begun."""
+    def num_examples_in(self, index: int) -> int:
+        """Return the number of examples in a step of the current epoch."""
         return len(self._batches[index])
 
-    def end_of_call(self, optimizer: Any, epoch: int, index: int) -> int | None:
-        """Return the step before which a call of `take` ends; None where steps go one by one."""
-        if self._asked_for is not optimizer:  # once for a fit
+    def fused_block_end(self, optimizer: Any, epoch: int, index: int) -> int | None:
+        """Return the end (exclusive) of the fused block with `index`; None if not fused."""
+        if self._reason_optimizer is not optimizer:  # computed once in a fit
             self._step_by_step = self.why_step_by_step(optimizer)
-            self._asked_for = optimizer
-            # dense inputs get the draws that the same inputs get as a sparse matrix, in one call
-            self._draws_by_row = self._step_by_step == DENSE
+            self._reason_optimizer = optimizer
+            # dense inputs get the same draws as sparse inputs in fused steps
+            self._draws_like_fused = self._step_by_step == DENSE
         if self._step_by_step is not None:
             return None
-        each = steps_at_once(self.model, self._size())
-        return min((index // each + 1) * each, len(self._batches))
+        steps_each = steps_per_call(self.model, self._batch_size())
+        return min((index // steps_each + 1) * steps_each, len(self._batches))
 
     def why_step_by_step(self, optimizer: Any) -> str | None:
-        """Return why steps are taken one by one, None where `take` takes many."""
+        """Return the reason why training is not fused, or None if it is."""
         reason = why_step_by_step(self.model, optimizer)
         if reason is None and isinstance(self.data.X, np.ndarray):
             return DENSE
@@ -172,47 +171,47 @@ class LinearTask(Task):
         """Return the mean loss of a batch, and its gradients."""
         if self._epoch != epoch:
             self.begin_epoch(epoch, index)
-        draws = self._seed_of_draws(index) if self._draws_by_row else None
+        draws = self._draw_seed(index) if self._draws_like_fused else None
         return self.gradients(*self._rows(self._batches[index]), draws)
 
     def learn(self, optimizer: Optimizer, x: Any, labels: Any, weights: FloatArray) -> float:
-        """Take a step on a batch from elsewhere; return its mean loss."""
+        """Take a step on a given batch; return its mean loss."""
         loss, gradients = self.gradients(x, labels, weights)
         optimizer.step(self.model.parameters, gradients)
         self.after_step(gradients)
         return loss
 
-    def take(self, optimizer: Any, epoch: int, first: int, last: int) -> list[float]:
+    def run_fused_steps(self, optimizer: Any, epoch: int, first: int, last: int) -> list[float]:
         """Take steps [first, last) of an epoch in one call; return their mean losses.
 
-        `first` steps of the epoch have been taken, and `last` is at most `end_of_call`.
+        `first` steps of the epoch have been taken; `last` is at most `fused_block_end`.
         """
         before = self.steps_taken
         try:
-            losses = self._take(optimizer, first, last)
+            losses = self._run_fused_steps(optimizer, first, last)
         except BaseException:
             self.steps_taken = before
             raise
         self.steps_taken = before + last - first
         return losses
 
-    def _take(self, optimizer: Any, first: int, last: int) -> list[float]:
-        # whole calls are made ready, of which a run that goes on in the midst takes the rest
-        size, batches = self._size(), self._batches
-        each = steps_at_once(self.model, size)
-        begin = first // each * each
-        whole = batches[begin : begin + each]
-        self.steps_taken -= first - begin
+    def _run_fused_steps(self, optimizer: Any, first: int, last: int) -> list[float]:
+        # prepare the whole block; a run that resumes within it takes the remaining steps
+        size, batches = self._batch_size(), self._batches
+        steps_each = steps_per_call(self.model, size)
+        block_begin = first // steps_each * steps_each
+        block = batches[block_begin : block_begin + steps_each]
+        self.steps_taken -= first - block_begin
         seeds = [sub_seed(self._seed, stream, self.steps_taken) for stream in (_STEP, _DROPOUT)]
-        draws = draws_of_steps(self.model, len(whole), seeds[0], size)
+        draws = draw_steps(self.model, len(block), seeds[0], size)
         losses: list[float] = []
-        # entries before, given and prepared, which are left out by a stream for the whole call
-        given = made = 0
-        for part in _parts(self.data.X, whole, first - begin, last - begin):
-            x, labels, weights = self._rows(np.concatenate(whole[part]))
+        # entries of earlier steps before and after `prepared`; dropout has one stream for the block
+        num_given = num_prepared = 0
+        for steps in _step_chunks(self.data.X, block, first - block_begin, last - block_begin):
+            x, labels, weights = self._rows(np.concatenate(block[steps]))
             num = x.nnz
-            x, labels = self.prepared(x, labels, given)
-            if part.start >= first - begin:
+            x, labels = self.prepared(x, labels, num_given)
+            if steps.start >= first - block_begin:
                 self.count(x, labels)
                 losses += take_steps(
                     self.model,
@@ -222,59 +221,59 @@ class LinearTask(Task):
                     weights,
                     size,
                     seeds,
-                    draws=draws.of(part),
-                    first_entry=made,
+                    draws=draws.at_steps(steps),
+                    first_entry=num_prepared,
                 ).tolist()
-            given, made = given + num, made + x.nnz
+            num_given, num_prepared = num_given + num, num_prepared + x.nnz
         return losses
 
-    def _size(self) -> int:
-        """Return the number of examples of each step of the epoch but its last."""
+    def _batch_size(self) -> int:
+        """Return the number of examples in each step of the epoch except the last."""
         return len(self._batches[0])
 
     def _rows(self, rows: IntArray) -> Examples:
-        """Return some examples, with inputs of the type of the model."""
-        some = self.data.rows(rows)
-        return some._replace(X=some.X.astype(self.model.dtype, copy=False))
+        """Return the given examples, with inputs in the dtype of the model."""
+        examples = self.data.rows(rows)
+        return examples._replace(X=examples.X.astype(self.model.dtype, copy=False))
 
-    def _seed_of_draws(self, step: int) -> int:
-        """Return the seed of what `take` would draw for the next step."""
-        row = step % steps_at_once(self.model, self._size())
+    def _draw_seed(self, step: int) -> int:
+        """Return the seed of the draws of fused training for the next step."""
+        row = step % steps_per_call(self.model, self._batch_size())
         return RowKey(sub_seed(self._seed, _STEP, self.steps_taken - row), row)
 
     def prepared(self, x: Any, labels: Any, first: int = 0) -> tuple[Any, Any]:
-        """Return the examples of the next steps as they are to be learned.
+        """Return examples as training uses them, for example with hidden items.
 
-        Before those of `x` stand `first` entries of other examples, of steps of the same call.
+        `first` is the number of entries of earlier examples in the same fused block.
         """
         return x, labels
 
     def count(self, x: Any, labels: Any) -> None:
-        """Count examples that are learned, where somebody asks for their number."""
+        """Record examples that are trained on; subclasses may count them."""
 
     def batches(self, rows: IntArray, epoch: int, batch_size: int) -> list[IntArray]:
-        """Return the examples of each step of an epoch."""
+        """Return the indices of the examples of each step of an epoch."""
         order = np.random.default_rng(sub_seed(self._seed, _ORDER, epoch)).permutation(rows)
         return [order[part] for part in chunks(len(order), batch_size)]
 
     def gradients(
         self, x: Any, labels: Any, weights: ArrayLike | None = None, draws: int | None = None
     ) -> tuple[float, dict[str, Gradient]]:
-        """Go forward and back over a batch, as `LinearSoftmax.step`, with the next step's seed."""
+        """Return mean loss and gradients of a batch, with the seed of the next step."""
         x, labels = self.prepared(x, labels)
         self.count(x, labels)
         seed = sub_seed(self._seed, _STEP, self.steps_taken)
         return self.model.step(x, labels, weights=weights, rng=seed, draws=draws)
 
     def after_step(self, gradients: Mapping[str, Gradient]) -> None:
-        """Count a step, and let the sampler follow the class vectors that it has changed.
+        """Count a step, and update the sampler for the class vectors that it has changed.
 
-        It is rebuilt at times, for vectors that began at random leave the cells they were in.
+        The sampler is also rebuilt from time to time, because vectors leave their initial cells.
         """
         self.model.after_step(gradients)
-        # vectors that began at random move most in the first steps: after 64, 128, 256... of them
+        # random initial vectors move most in the first steps: rebuild after 64, 128, 256, ...
         done = self.steps_taken + 1
-        if done >= _FIRST_REFRESH and done & (done - 1) == 0:
+        if done >= _FIRST_REFRESH_STEPS and done & (done - 1) == 0:
             self.model.softmax.refresh()
         self.steps_taken = done
 
@@ -285,14 +284,14 @@ class LinearTask(Task):
     def tune_inputs(self, x: Any, labels: Any) -> dict[str, Any]:
         """Return arguments of `samplesoft.tune` for inputs (N, v) and their labels.
 
-        Labels are (N,) or, where examples have several, a CSR matrix (N, n) without empty rows; of
-        each the first is taken of a random order of the classes.
+        Labels are (N,), or a CSR matrix (N, n) without empty rows if examples have several; one of
+        them is then drawn uniformly.
         """
         model = self.model
         if not isinstance(labels, np.ndarray):
-            places = np.random.default_rng(sub_seed(self._seed, _LABELS)).random(labels.nnz)
+            uniforms = np.random.default_rng(sub_seed(self._seed, _LABELS)).random(labels.nnz)
             # sorted by random numbers within each example, the first label is drawn uniformly
-            order = np.lexsort((places, np.repeat(np.arange(x.shape[0]), np.diff(labels.indptr))))
+            order = np.lexsort((uniforms, np.repeat(np.arange(x.shape[0]), np.diff(labels.indptr))))
             labels = labels.indices[order[labels.indptr[:-1]]]
         return {
             "class_embeddings": model.class_vectors(),
@@ -303,12 +302,12 @@ class LinearTask(Task):
         }
 
 
-def _parts(x: Any, batches: list[IntArray], first: int, last: int) -> list[slice]:
-    """Return slices of steps [0, last) of few entries of the inputs; one begins at `first`."""
+def _step_chunks(x: Any, batches: list[IntArray], first: int, last: int) -> list[slice]:
+    """Return slices of the steps [0, last) with limited input entries; one begins at `first`."""
     sizes, parts, begin, num = np.diff(x.indptr), [], 0, 0
     for step in range(last):
         of_step = int(sizes[batches[step]].sum())
-        if step > begin and (num + of_step > _ENTRIES or step == first):
+        if step > begin and (num + of_step > _CHUNK_ENTRIES or step == first):
             parts.append(slice(begin, step))
             begin, num = step, 0
         num += of_step
@@ -316,8 +315,8 @@ def _parts(x: Any, batches: list[IntArray], first: int, last: int) -> list[slice
 
 
 @contextmanager
-def divergence_told() -> Iterator[None]:
-    """Make a ValueError of training that has diverged, which says what to do."""
+def divergence_as_value_error() -> Iterator[None]:
+    """Convert FloatingPointError of diverged training to a ValueError with a remedy."""
     try:
         yield
     except FloatingPointError as error:
@@ -328,13 +327,13 @@ def divergence_told() -> Iterator[None]:
 
 
 def held_out_order(rows: IntArray, seed: int | np.uint64) -> IntArray:
-    """Return examples (N,) in the order in which they are held out, for the seed of the steps."""
-    # a stream of its own: which examples are held out does not depend on the epochs before
+    """Return a random permutation of `rows` (N,), the first of which are to be held out."""
+    # a separate stream: held-out examples do not depend on the number of epochs before
     return np.random.default_rng(sub_seed(seed, _SPLIT)).permutation(rows)
 
 
 def as_weights(name: str, value: Any) -> sparse.csr_array:
-    """Return weights of labels or interactions, at least 0, as a new CSR matrix without zeros."""
+    """Return weights of labels or interactions, at least 0, as a CSR copy without zeros."""
     matrix: sparse.csr_array = as_csr(name, value)
     require_finite(name, matrix.data)
     matrix.eliminate_zeros()
@@ -344,28 +343,28 @@ def as_weights(name: str, value: Any) -> sparse.csr_array:
 
 
 def unit_norm(matrix: Any) -> sparse.csr_array:
-    """Divide the rows of a CSR matrix (N, v) by their norms, as float32; empty ones stay empty."""
-    found = np.empty(len(matrix.data), np.float32)
+    """Return a CSR matrix (N, v) with rows divided by their norms, as float32."""
+    unit_values = np.empty(len(matrix.data), np.float32)
     for part in entry_chunks(matrix):
-        example_ids, some = example_ids_of(matrix, part)
-        values = matrix.data[some].astype(np.float64)
-        largest = np.zeros(part.stop - part.start)
-        np.maximum.at(largest, example_ids, np.abs(values))
-        # by the largest first: squares of large or tiny numbers would leave float64
-        values /= np.where(largest > 0.0, largest, 1.0)[example_ids]
-        norms = np.sqrt(np.bincount(example_ids, values**2, minlength=len(largest)))
+        example_ids, entries = example_ids_of(matrix, part)
+        values = matrix.data[entries].astype(np.float64)
+        max_abs = np.zeros(part.stop - part.start)
+        np.maximum.at(max_abs, example_ids, np.abs(values))
+        # scale by the maximum first: squares of very large or small values leave float64
+        values /= np.where(max_abs > 0.0, max_abs, 1.0)[example_ids]
+        norms = np.sqrt(np.bincount(example_ids, values**2, minlength=len(max_abs)))
         values /= np.where(norms > 0.0, norms, 1.0)[example_ids]
-        found[some] = values
-    return sparse.csr_array((found, matrix.indices, matrix.indptr), matrix.shape)
+        unit_values[entries] = values
+    return sparse.csr_array((unit_values, matrix.indices, matrix.indptr), matrix.shape)
 
 
 def entry_chunks(matrix: Any) -> list[slice]:
-    """Split the rows of a CSR matrix into slices of few entries, or of one row."""
-    starts = np.unique(matrix.indptr[:-1] // _ENTRIES, return_index=True)[1].tolist()
+    """Split the rows of a CSR matrix into slices of limited entries, or of one row."""
+    starts = np.unique(matrix.indptr[:-1] // _CHUNK_ENTRIES, return_index=True)[1].tolist()
     return [slice(*ends) for ends in zip(starts, [*starts[1:], matrix.shape[0]], strict=True)]
 
 
 def example_ids_of(matrix: Any, rows: slice) -> tuple[IntArray, slice]:
-    """Return the row of each entry of some rows, counted from the first, and which entries."""
+    """Return, for a slice of rows, the row of each entry relative to the first, and their slice."""
     ends = matrix.indptr[rows.start : rows.stop + 1]
     return np.repeat(np.arange(len(ends) - 1), np.diff(ends)), slice(int(ends[0]), int(ends[-1]))

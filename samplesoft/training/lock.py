@@ -1,11 +1,11 @@
-"""One process at a time in the folder of a run.
+"""A lock that admits one process at a time to the folder of a run.
 
-The lock is the kernel's, on a file that stays in the folder. It ends with the process that holds
-it, however that ends, so that no lock is ever stale, and a number that another process has got
-since is no matter. What the file says is for the message alone.
+The operating system locks a file that stays in the folder. The lock ends with its process, however
+that ends, so that no lock is ever stale, even if the process id is reused. The content of the file
+is only used in the error message.
 
-A forked child has the lock too, as the kernel sees it, and would keep it when its parent has ended:
-so it closes its copy at once.
+A forked child inherits the lock, and would keep it after its parent has ended. It therefore closes
+its copy at once.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from pathlib import Path
 from samplesoft._files import retry_while_in_use
 
 LOCK = ".lock"
-_WAYS = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
-_LONGEST = 200  # bytes of what the file says
-_held: set[int] = set()  # descriptors of this process, as it is after a fork too
+_OPEN_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
+_MAX_HOLDER_BYTES = 200  # bytes of the file's content that are read
+_held: set[int] = set()  # open descriptors of this process; a fork copies the set
 
 if sys.platform == "win32":
     import msvcrt
 
     def _lock(descriptor: int) -> None:
-        os.lseek(descriptor, 1 << 30, os.SEEK_SET)  # a byte that nobody reads
+        os.lseek(descriptor, 1 << 30, os.SEEK_SET)  # a byte beyond the content
         try:
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
         except PermissionError as error:
             raise BlockingIOError from error
 
     def _unlock(descriptor: int) -> None:
-        # at the end of the file's last handle the system takes its time
+        # explicitly, because Windows may release the lock only some time after the file is closed
         os.lseek(descriptor, 1 << 30, os.SEEK_SET)
         msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1)
 
@@ -47,31 +47,32 @@ else:
         flock(descriptor, LOCK_EX | LOCK_NB)
 
     def _unlock(descriptor: int) -> None:
-        # and not only the descriptor closed, of which a child may have been made a copy
+        # closing is not enough, because a child may hold a copy of the descriptor
         flock(descriptor, LOCK_UN)
 
 
 @contextmanager
 def locked(folder: str | Path) -> Iterator[None]:
-    """Keep other processes and threads out of a folder, which is made, while the body runs.
+    """Lock a folder against other processes and threads while the body runs.
 
-    Raises ValueError if it is locked already, and warns where the file system has no locks.
+    Makes the folder if need be. Raises ValueError if it is locked already, and warns if the file
+    system has no locks.
     """
     path, host = Path(folder, LOCK), socket.gethostname()
     path.parent.mkdir(parents=True, exist_ok=True)
-    # the file stays: one that is removed may be open elsewhere, and keep nobody out
-    descriptor = retry_while_in_use(lambda: os.open(path, _WAYS, 0o666))
+    # the file is never removed: a removed file that is open elsewhere would lock nothing
+    descriptor = retry_while_in_use(lambda: os.open(path, _OPEN_FLAGS, 0o666))
     _held.add(descriptor)
     try:
         try:
             _lock(descriptor)
         except BlockingIOError:
             os.lseek(descriptor, 0, os.SEEK_SET)
-            said = os.read(descriptor, _LONGEST).decode(errors="replace")
-            # whoever holds it may not have written yet
-            holder = said.partition("\n")[0].strip() or "another process"
+            content = os.read(descriptor, _MAX_HOLDER_BYTES).decode(errors="replace")
+            # the holder may not have written its name yet
+            holder = content.partition("\n")[0].strip() or "another process"
             remedy = "wait until it has ended, end it, or choose another folder"
-            # a process of another machine cannot be ended from here, and may have lost its network
+            # a process on another machine cannot be ended from here, and may be disconnected
             if " on " in holder and not holder.endswith(f" on {host}"):
                 remedy += f"; if that machine is gone for good, delete {str(path)!r}"
             raise ValueError(
@@ -91,20 +92,20 @@ def locked(folder: str | Path) -> Iterator[None]:
             yield
         finally:
             if descriptor in _held:
-                with suppress(OSError):  # of a file system without locks
+                with suppress(OSError):  # on file systems without locks
                     _unlock(descriptor)
     finally:
-        # in a child that was forked meanwhile it is closed, and its number may be another file's
+        # in a forked child it is closed already, and the number may belong to another file
         if descriptor in _held:
             _held.discard(descriptor)
             os.close(descriptor)
 
 
-def _let_go() -> None:
+def _close_inherited() -> None:
     while _held:
         with suppress(OSError):
             os.close(_held.pop())
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_let_go)
+    os.register_at_fork(after_in_child=_close_inherited)

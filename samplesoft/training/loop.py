@@ -1,7 +1,7 @@
-"""The loop of training: epochs of steps, and callbacks between them.
+"""The training loop: epochs of steps, with callbacks between them.
 
 The classifier, the recommender, `samplesoft.training.train` and the language models of the figures
-train by `fit`.
+all train with `fit`.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from samplesoft.training.task import Task
 
 @dataclass
 class Progress:
-    """How far training has come.
+    """Progress of training.
 
     Attributes
     ----------
     epoch, index : int
-        Whole epochs done, and steps done in the one that is going on.
+        Completed epochs, and completed steps of the current epoch.
     step : int
-        Steps done since training began, without those that callbacks take.
+        Completed steps in all, without steps that callbacks take.
     loss_sum : float
-        Sum of the losses of the examples of the last epoch, so far.
+        Sum of the losses of the examples in the current epoch, so far.
     examples : int
         Number of these examples.
     epoch_seconds : float
-        Time of the steps of that epoch.
+        Time of the steps of the current epoch.
     seconds : float
         Time of all steps, without validation and checkpoints.
     best_epoch : int or None
-        The last epoch that had a lower validation loss than all before, counted from 1.
+        Last epoch that improved the validation loss, counted from 1.
     best_loss : float or None
         The lowest validation loss.
     metrics : dict of str to float
-        What validation has found in the last epoch, the loss to be minimised as ``loss``. Not part
-        of a checkpoint, as the next two.
+        Validation metrics of the last epoch; ``loss`` is the one to be minimised. This and the
+        next two are not part of a checkpoint.
     history : list of dict
-        Of each epoch, its mean loss as ``train_loss``, and its metrics.
+        For each epoch, its mean loss as ``train_loss``, and its metrics.
     stop : bool
-        Whether a callback has asked `fit` to end.
+        Set by a callback to end training.
     """
 
     epoch: int = 0
@@ -79,18 +79,18 @@ class Progress:
         self.seconds += seconds
 
     def begin_epoch(self) -> None:
-        """Begin the sums of an epoch."""
+        """Reset the sums of the epoch."""
         self.loss_sum, self.examples, self.epoch_seconds = 0.0, 0, 0.0
         self.metrics = {}
 
     def validated(self, metrics: dict[str, float], tolerance: float = 0.0) -> None:
-        """Note the metrics of the epoch that ends.
+        """Record the metrics of the epoch that ends.
 
-        Its loss is better if it is below the best one by more than a tolerance.
+        Its loss is an improvement if it is below the best one by more than `tolerance`.
         """
         self.metrics = metrics
         loss, best = metrics["loss"], self.best_loss
-        # of equal losses the first, so that patience ends a run that stands still
+        # of equal losses the first, so that patience ends a run without improvement
         if best is None or loss < best - tolerance:
             self.best_epoch = self.epoch + 1
         self.best_loss = loss if best is None else min(loss, best)
@@ -102,7 +102,7 @@ class Progress:
         self.index = 0
 
     def stored(self) -> dict[str, Any]:
-        """Return what a checkpoint holds of it."""
+        """Return the fields that a checkpoint stores."""
         values = asdict(self)
         for name in ("metrics", "history", "stop"):
             del values[name]
@@ -110,17 +110,16 @@ class Progress:
 
 
 class Callback:
-    """Something to be done between the steps of `fit`.
+    """Base class of actions between the steps of `fit`.
 
-    A callback overrides what it needs. It is entered before the first epoch and left after the
-    last one, also after an error, as a context manager.
+    A callback overrides the methods that it needs. As a context manager, it is entered before the
+    first epoch, and exited after the last one or after an error.
 
     Attributes
     ----------
     every : tuple of int
-        Multiples of these are numbers of steps of an epoch after which `fit` must call
-        `after_steps`. It also calls it at other times, after each step or after each call of
-        several steps.
+        Periods in steps: `fit` calls `after_steps` at least after each multiple of these in an
+        epoch. It also calls it after each other step or fused block of steps.
     """
 
     every: tuple[int, ...] = ()
@@ -132,22 +131,22 @@ class Callback:
         pass
 
     def begin(self, task: Task, optimizer: Any, progress: Progress) -> None:
-        """Get ready; training may have come some way already."""
+        """Prepare for training, which may be resumed."""
 
     def begin_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
-        """Do what is to be done before the steps of an epoch, or the rest of them."""
+        """Act before the steps of an epoch, or before the rest of them on resuming."""
 
     def after_steps(self, task: Task, optimizer: Any, progress: Progress) -> None:
-        """Do what is to be done after one step or several, all of one epoch."""
+        """Act after one or several steps of one epoch."""
 
     def end_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
-        """Do what belongs to an epoch, such as its validation, before it counts as done."""
+        """Act at the end of an epoch, before it is counted; for example, validate."""
 
     def after_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
-        """Do what is to be done after an epoch, such as writing a checkpoint, or stopping."""
+        """Act after an epoch; for example, write a checkpoint, or stop."""
 
     def end(self, task: Task, optimizer: Any, progress: Progress) -> None:
-        """Do what is to be done at the end; the last callback comes first."""
+        """Act at the end of training; callbacks end in reverse order."""
 
 
 def require_callbacks(callbacks: Any) -> None:
@@ -167,7 +166,7 @@ def require_callbacks(callbacks: Any) -> None:
 
 @contextmanager
 def unchanged_on_error(estimator: Any) -> Iterator[None]:
-    """Undo what the body has set of an estimator, if it fails or is interrupted.
+    """Restore the attributes of an estimator if the body fails or is interrupted.
 
     Arrays are not copied: a model that was trained further stays so.
     """
@@ -175,7 +174,7 @@ def unchanged_on_error(estimator: Any) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        estimator.__dict__ = before  # at once: another Ctrl-C finds nothing half undone
+        estimator.__dict__ = before  # one assignment: another Ctrl-C cannot leave it half restored
         raise
 
 
@@ -191,34 +190,34 @@ def fit(
     max_steps: float = math.inf,
     guard: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Progress:
-    """Train.
+    """Train a task.
 
     Parameters
     ----------
     task : Task
-        Model and data; its parameters are changed.
+        Model and data; its parameters are updated.
     optimizer : samplesoft.optimizers.Optimizer
-        What takes the steps, with its learning rate.
+        Takes the steps, with its learning rate.
     epochs : int
-        Passes over the data in all, those that are done counted.
+        Total passes over the data, including completed ones.
     schedule : str or callable, optional
-        How the learning rate changes: a key of `samplesoft.training.SCHEDULES`, or a function that
-        returns the factor of a step, counted from 1. By default the learning rate stays as it is.
+        A key of `samplesoft.training.SCHEDULES`, or a function that returns the factor of the
+        learning rate in a step, counted from 1. By default the learning rate is constant.
     warmup_steps : int
-        Steps at the beginning in which it rises in a line, with a schedule that is named.
+        Length of the linear warm-up of a named schedule, in steps.
     callbacks : sequence of Callback
-        What is to be done between steps, in this order.
+        Called between steps, in this order.
     progress : Progress, optional
-        How far training has come; by default it begins.
+        Progress of a resumed training; by default none.
     max_steps : int, optional
-        Steps in all, after which it ends in the midst of an epoch.
+        Total steps after which training ends, possibly within an epoch.
     guard : callable
-        Returns a context manager in which steps are taken, to say more in an error.
+        Returns a context manager around the steps, for example to extend error messages.
 
     Returns
     -------
     Progress
-        How far it came.
+        Progress at the end.
 
     Raises
     ------
@@ -244,7 +243,7 @@ def fit(
         num_steps = min(epochs * task.num_steps, max_steps)
         schedule = make_schedule(schedule, int(num_steps), warmup_steps)
     if schedule is not None:
-        optimizer.schedule = _from(schedule, optimizer.steps - progress.step)
+        optimizer.schedule = _shifted(schedule, optimizer.steps - progress.step)
     try:
         with ExitStack() as stack:
             for callback in callbacks:
@@ -252,7 +251,7 @@ def fit(
             for callback in callbacks:
                 callback.begin(task, optimizer, progress)
             while progress.epoch < epochs and progress.step < max_steps and not progress.stop:
-                _epoch(task, optimizer, callbacks, progress, max_steps, guard)
+                _run_epoch(task, optimizer, callbacks, progress, max_steps, guard)
             for callback in reversed(callbacks):
                 callback.end(task, optimizer, progress)
     finally:
@@ -260,12 +259,12 @@ def fit(
     return progress
 
 
-def _from(schedule: Schedule, start: int) -> Schedule:
-    """Return a schedule for an optimizer that has taken some steps before training began."""
+def _shifted(schedule: Schedule, start: int) -> Schedule:
+    """Return the schedule for an optimizer that has taken `start` steps before training."""
     return lambda step: schedule(step - start)
 
 
-def _epoch(
+def _run_epoch(
     task: Task,
     optimizer: Any,
     callbacks: Sequence[Callback],
@@ -273,7 +272,7 @@ def _epoch(
     max_steps: float,
     guard: Callable[[], AbstractContextManager[Any]],
 ) -> None:
-    """Do an epoch, or the rest of it."""
+    """Run an epoch, or the rest of it."""
     if progress.index == 0:
         progress.begin_epoch()
     task.begin_epoch(progress.epoch, progress.index)
@@ -286,7 +285,7 @@ def _epoch(
         ends = [(progress.index // every + 1) * every for every in periods]
         last = min(ends, default=task.num_steps)
         with guard():
-            _steps(
+            _run_steps(
                 task,
                 optimizer,
                 progress,
@@ -301,27 +300,27 @@ def _epoch(
         callback.after_epoch(task, optimizer, progress)
 
 
-def _steps(task: Task, optimizer: Any, progress: Progress, last: int) -> None:
-    """Take a step, or several in one call of the task, none of them at `last` or later."""
+def _run_steps(task: Task, optimizer: Any, progress: Progress, last: int) -> None:
+    """Take a step, or a fused block of steps that ends at `last` at the latest."""
     first, start = progress.index, time.perf_counter()
-    end = task.end_of_call(optimizer, progress.epoch, first)
+    end = task.fused_block_end(optimizer, progress.epoch, first)
     if end is None:
-        losses = [_step(task, optimizer, progress)]
+        losses = [_run_step(task, optimizer, progress)]
     else:
-        losses = task.take(optimizer, progress.epoch, first, min(end, last))
+        losses = task.run_fused_steps(optimizer, progress.epoch, first, min(end, last))
     seconds = (time.perf_counter() - start) / len(losses)
     for index, loss in enumerate(losses, start=first):
-        progress.add(loss, task.examples_of(index), seconds)
+        progress.add(loss, task.num_examples_in(index), seconds)
 
 
-def _step(task: Task, optimizer: Any, progress: Progress) -> float:
-    """Take a step, and return its loss."""
+def _run_step(task: Task, optimizer: Any, progress: Progress) -> float:
+    """Take one step, and return its loss."""
     loss, gradients = task.step(progress.epoch, progress.index)
     require_finite("loss", loss)
     try:
         optimizer.step(task.parameters, gradients)
     except ValueError as error:
-        # an optimizer refuses what is not finite, and also what no training can mend
+        # an optimizer rejects gradients that are not finite, which is divergence, and other errors
         rows = (getattr(gradient, "rows", gradient) for gradient in gradients.values())
         if all(np.isfinite(array).all() for array in rows):
             raise
@@ -330,7 +329,7 @@ def _step(task: Task, optimizer: Any, progress: Progress) -> float:
     return loss
 
 
-def require_finite(what: str, value: float) -> None:
-    """Raise FloatingPointError for a loss, or another metric, of training that has diverged."""
+def require_finite(name: str, value: float) -> None:
+    """Raise FloatingPointError if a loss or another metric is not finite."""
     if not math.isfinite(value):
-        raise FloatingPointError(f"the {what} is {value}")
+        raise FloatingPointError(f"the {name} is {value}")

@@ -1,4 +1,4 @@
-"""What a user asks of a fit, and what it does: `resolve` settles every default."""
+"""Settings of a fit with and without defaults: `resolve` determines every default."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from samplesoft.models.linear_softmax import LinearSoftmaxSettings, normalizes
 from samplesoft.samplers.registry import SAMPLERS
 from samplesoft.training.schedules import Schedule, default_learning_rate, make_schedule
 
-NUM_SAMPLED = 100  # draws by default, and classes up to which nothing is drawn
-_MAX_SAMPLED = 1000  # draws of a set for a whole batch, by default
-_CLASSES_PER_DRAW = 32  # of such a set
+NUM_SAMPLED = 100  # default number of draws; with at most so many classes, nothing is drawn
+_MAX_SAMPLED = 1000  # default limit of a set of draws that a batch shares
+_CLASSES_PER_DRAW = 32  # in such a set
 _EPOCHS = 5
 _MAX_EPOCHS = 20
-_MIN_STEPS = 200  # steps below which there are more epochs
-_MANY_EXAMPLES = 1 << 18  # examples from which an epoch has very many steps
+_MIN_STEPS = 200  # with fewer steps there are more epochs
+_MANY_EXAMPLES = 1 << 18  # from so many examples on, there are fewer epochs
 _EPOCHS_OF_MANY = 3
 
 
 @dataclass(frozen=True)
 class FitSettings:
-    """What a user asks of a fit; `resolve` settles what is None.
+    """Settings of a fit as a user requests them; `resolve` determines those that are None.
 
     Parameters
     ----------
     model : LinearSoftmaxSettings or mapping of str to object
-        The model as it is made; or fields of `LinearSoftmaxSettings` as the user gave them, of
-        which `num_sampled` may be None too, and which then depend on the number of classes.
+        Final settings of the model; or fields of `LinearSoftmaxSettings` as the user gave them.
+        The defaults then depend on the number of classes, and `num_sampled` may be None.
     batch_size : int
         Examples in a step.
     epochs : int, optional
-        How often it goes over the examples, at most.
+        Largest number of epochs.
     optimizer : str
         A key of `samplesoft.optimizers.OPTIMIZERS`.
     learning_rate : float, optional
-        Of the optimizer, before the schedule.
+        Base rate of the optimizer, before the schedule.
     schedule : str
-        How it changes: a key of `samplesoft.training.SCHEDULES`.
+        A key of `samplesoft.training.SCHEDULES`.
     warmup : float
-        Share of the steps, at the beginning, in which it rises.
+        Length of the linear warm-up, as a fraction of all steps.
     warmup_steps : int
-        The same as a number of steps, which is added.
+        Length of the warm-up in steps, added to `warmup`.
     early_stopping : bool
-        Whether training ends before the last epoch where it no longer helps.
+        Whether training ends early if the validation score no longer improves.
     """
 
     model: LinearSoftmaxSettings | Mapping[str, Any]
@@ -63,9 +63,9 @@ class FitSettings:
 
 @dataclass(frozen=True)
 class Resolved:
-    """How a linear softmax model is trained, for a number of classes and of examples.
+    """Final settings of a fit of a linear softmax model.
 
-    ``str`` makes one line of it.
+    ``str`` returns a one-line summary.
 
     Parameters
     ----------
@@ -74,23 +74,23 @@ class Resolved:
     num_classes : int
         Classes n.
     num_examples : int
-        Examples in an epoch. Those that are held out to calibrate a model join them halfway.
+        Examples in an epoch. Examples held out for calibration are added halfway.
     epochs : int
-        How often it goes over them, at most.
+        Largest number of epochs.
     batch_size : int
         Examples in a step.
     num_steps : int
-        Steps in all, at most.
+        Largest total number of steps.
     optimizer : str
-        What takes them.
+        A key of `samplesoft.optimizers.OPTIMIZERS`.
     learning_rate : float
-        Of the optimizer, before the schedule.
+        Base rate of the optimizer, before the schedule.
     schedule : str
-        How it changes: a key of `samplesoft.training.SCHEDULES`.
+        A key of `samplesoft.training.SCHEDULES`.
     warmup_steps : int
-        Steps at the beginning in which it rises.
+        Length of the linear warm-up, in steps.
     step_by_step : str or None
-        Why steps are taken one by one; None where many of them are one compiled call.
+        Reason why training is not fused; None if it is.
 
     Examples
     --------
@@ -113,20 +113,22 @@ class Resolved:
     step_by_step: str | None
 
     def stored(self) -> dict[str, Any]:
-        """Return all but the model, to be written to a file beside it."""
+        """Return all fields except the model, to be stored next to it."""
         return {name: value for name, value in vars(self).items() if name != "model"}
 
     def make_schedule(self) -> Schedule:
-        """Return the factor of the learning rate by the step."""
+        """Return the schedule of the learning rate."""
         return make_schedule(self.schedule, self.num_steps, self.warmup_steps)
 
     def __str__(self) -> str:
         model = self.model
         loss = model.loss
         if LOSSES[loss].draws:
-            drawn = model.sampler if isinstance(model.sampler, str) else "a sampler of your own"
-            whose = "a batch" if model.shared else "each example"
-            loss += f", {model.num_sampled:,} draws by {drawn} for {whose}"
+            sampler_name = (
+                model.sampler if isinstance(model.sampler, str) else "a sampler of your own"
+            )
+            per = "a batch" if model.shared else "each example"
+            loss += f", {model.num_sampled:,} draws by {sampler_name} for {per}"
         elif not LOSSES[loss].on_tree:
             loss += ", all classes in each step"
         vectors = "class vectors on the inputs"
@@ -156,7 +158,7 @@ class Resolved:
 
 
 def resolve(
-    asked: FitSettings,
+    requested: FitSettings,
     num_classes: int,
     num_examples: int,
     *,
@@ -165,77 +167,77 @@ def resolve(
     row_norm: float = 1.0,
     step_by_step: str | None = None,
 ) -> Resolved:
-    """Return what is done for what a user has asked, with every default settled.
+    """Return the final settings of a fit, with every default determined.
 
     Parameters
     ----------
-    asked : FitSettings
-        What is asked.
+    requested : FitSettings
+        Settings as the user gave them.
     num_classes, num_examples : int
         Classes n, and examples N in an epoch.
     several_labels : bool
         Whether examples may have several labels.
     num_held_back : int
-        Examples that are held out until halfway, then learned once, and part of all later epochs.
+        Examples held out until halfway, then trained on once, and part of all later epochs.
     row_norm : float
         Mean norm of the inputs.
     step_by_step : str, optional
-        Why steps are taken one by one, if they are.
+        Reason why training is not fused, if it is not.
 
     Returns
     -------
     Resolved
-        What is done.
+        The final settings.
 
     Raises
     ------
     TypeError, ValueError
-        If the model's settings are malformed, or do not go together.
+        If the model's settings are malformed, or inconsistent.
 
     Examples
     --------
     >>> fields = {"loss": "sampled-masked", "sampler": "unigram", "embedding_dim": 64}
-    >>> asked = FitSettings(model=fields, batch_size=128)
-    >>> print(resolve(asked, 50_000, 10_000))
+    >>> requested = FitSettings(model=fields, batch_size=128)
+    >>> print(resolve(requested, 50_000, 10_000))
     50,000 classes, 10,000 examples; sampled-masked, 1,000 draws by unigram for a batch; vectors of
     64, of norm 1, tau 16.2; at most 5 epochs of batches of 128; adagrad at 0.1; compiled steps
-    >>> resolve(asked, 80, 10_000).model.loss
+    >>> resolve(requested, 80, 10_000).model.loss
     'full'
     """
-    model = asked.model
+    model = requested.model
     if not isinstance(model, LinearSoftmaxSettings):
         model = _model_of_size(model, num_classes, several_labels)
     model = model.resolved()
     on_inputs = model.embedding_dim is None
-    epochs = asked.epochs
+    epochs = requested.epochs
     if epochs is None:
-        epochs = _num_epochs(asked, num_examples, on_inputs)
-    late = epochs - half_of(epochs)
-    num_steps = half_of(epochs) * _num_steps(num_examples, asked.batch_size)
-    num_steps += _num_steps(num_held_back, asked.batch_size)
-    num_steps += late * _num_steps(num_examples + num_held_back, asked.batch_size)
-    learning_rate = asked.learning_rate
+        epochs = _num_epochs(requested, num_examples, on_inputs)
+    num_late_epochs = epochs - half_of(epochs)
+    num_steps = half_of(epochs) * _num_steps(num_examples, requested.batch_size)
+    num_steps += _num_steps(num_held_back, requested.batch_size)
+    num_steps += num_late_epochs * _num_steps(num_examples + num_held_back, requested.batch_size)
+    learning_rate = requested.learning_rate
     if learning_rate is None:
         learning_rate = default_learning_rate(
-            asked.optimizer, on_inputs=on_inputs, row_norm=row_norm
+            requested.optimizer, on_inputs=on_inputs, row_norm=row_norm
         )
     return Resolved(
         model=model,
         num_classes=num_classes,
         num_examples=num_examples,
         epochs=epochs,
-        batch_size=asked.batch_size,
+        batch_size=requested.batch_size,
         num_steps=num_steps,
-        optimizer=asked.optimizer,
+        optimizer=requested.optimizer,
         learning_rate=float(learning_rate),
-        schedule=asked.schedule,
-        warmup_steps=asked.warmup_steps + ceil(asked.warmup * num_steps),
+        schedule=requested.schedule,
+        warmup_steps=requested.warmup_steps + ceil(requested.warmup * num_steps),
         step_by_step=step_by_step,
     )
 
 
 def half_of(epochs: int) -> int:
-    """Return the epoch at whose end a model is calibrated, counted from 1."""
+    """Return the epoch, counted from 1, after which a model is calibrated."""
     return -(-epochs // 2)
 
 
@@ -243,60 +245,62 @@ def _num_steps(num_examples: int, batch_size: int) -> int:
     return -(-num_examples // batch_size)
 
 
-def _num_epochs(asked: FitSettings, num_examples: int, on_inputs: bool) -> int:
-    """Return how often to go over so many examples, by default."""
-    if asked.early_stopping or on_inputs:
+def _num_epochs(requested: FitSettings, num_examples: int, on_inputs: bool) -> int:
+    """Return the default number of epochs."""
+    if requested.early_stopping or on_inputs:
         return _MAX_EPOCHS
     if num_examples >= _MANY_EXAMPLES:
         return _EPOCHS_OF_MANY
-    steps = max(_num_steps(num_examples, asked.batch_size), 1)
+    steps = max(_num_steps(num_examples, requested.batch_size), 1)
     return max(_EPOCHS, min(-(-_MIN_STEPS // steps), _MAX_EPOCHS))
 
 
 def _model_of_size(
-    asked: Mapping[str, Any], num_classes: int, several_labels: bool
+    requested: Mapping[str, Any], num_classes: int, several_labels: bool
 ) -> LinearSoftmaxSettings:
-    """Return the model for a number of classes.
+    """Return the settings of a model with `num_classes` classes.
 
-    The loss takes its masked form where draws cannot leave out the label of an example.
+    The loss becomes its masked variant if draws cannot exclude the label of an example.
     """
-    spec = LOSSES[asked["loss"]]
-    settings = {**asked, "num_sampled": num_draws(asked, num_classes)}
-    unit_vectors = asked.get("normalize")
+    spec = LOSSES[requested["loss"]]
+    settings = {**requested, "num_sampled": num_draws(requested, num_classes)}
+    unit_vectors = requested.get("normalize")
     if unit_vectors is None:
-        embedding_dim = asked.get("embedding_dim", LinearSoftmaxSettings.embedding_dim)
-        unit_vectors = normalizes(embedding_dim, asked["loss"])
-    if asked.get("tau") is None and unit_vectors:  # a default that grows with log n
+        embedding_dim = requested.get("embedding_dim", LinearSoftmaxSettings.embedding_dim)
+        unit_vectors = normalizes(embedding_dim, requested["loss"])
+    if requested.get("tau") is None and unit_vectors:  # a default that grows with log n
         settings["tau"] = tau_of_classes(num_classes)
-    if scores_all(asked, num_classes):
+    if scores_all(requested, num_classes):
         settings |= {"sampler": None, "num_sampled": None, "shared": False}
-        if spec.draws:  # an estimate of the full softmax, which is no dearer here
+        if spec.draws:  # the full softmax costs no more than its estimate here
             settings |= {"loss": "full", "label_reduction": "pal-n"}
-    elif several_labels or asked.get("shared"):  # one set cannot leave out several labels
-        settings["loss"] = spec.masked or asked["loss"]
+    elif several_labels or requested.get(
+        "shared"
+    ):  # one set of draws cannot exclude several labels
+        settings["loss"] = spec.masked or requested["loss"]
     return LinearSoftmaxSettings(**settings)
 
 
-def num_draws(asked: Mapping[str, Any], num_classes: int) -> Any:
-    """Return the number of draws, or ``"auto"``, for a model whose fields are as a user gave them.
+def num_draws(requested: Mapping[str, Any], num_classes: int) -> Any:
+    """Return the number of draws, or ``"auto"``, for fields of a model as a user gave them.
 
-    By default it grows with the classes where one set serves a batch, which costs little.
+    The default grows with the number of classes if a batch shares its draws, which are then cheap.
     """
-    if asked.get("num_sampled") is not None:
-        return asked["num_sampled"]
-    sampler = asked["sampler"]
-    named = isinstance(sampler, str) and sampler in SAMPLERS
-    alone = asked.get("shared") is False or not LOSSES[asked["loss"]].shares_draws
-    if alone or not named or SAMPLERS[sampler].follows_vectors:
+    if requested.get("num_sampled") is not None:
+        return requested["num_sampled"]
+    sampler = requested["sampler"]
+    is_named = isinstance(sampler, str) and sampler in SAMPLERS
+    is_unshared = requested.get("shared") is False or not LOSSES[requested["loss"]].shares_draws
+    if is_unshared or not is_named or SAMPLERS[sampler].follows_vectors:
         return NUM_SAMPLED
     return max(NUM_SAMPLED, min(num_classes // _CLASSES_PER_DRAW, _MAX_SAMPLED))
 
 
-def scores_all(asked: Mapping[str, Any], num_classes: int) -> bool:
-    """Return whether all classes are scored: one, or no more than are drawn by default.
+def scores_all(requested: Mapping[str, Any], num_classes: int) -> bool:
+    """Return whether all classes are scored: there is one, or no more than the default draws.
 
-    A loss that is no estimate of the full softmax has draws in the second case too.
+    A loss that does not estimate the full softmax draws in the second case too.
     """
-    spec = LOSSES[asked["loss"]]
-    few = asked.get("num_sampled") is None and num_classes <= NUM_SAMPLED
-    return not spec.draws or num_classes < 2 or (few and spec.is_softmax)
+    spec = LOSSES[requested["loss"]]
+    few_classes = requested.get("num_sampled") is None and num_classes <= NUM_SAMPLED
+    return not spec.draws or num_classes < 2 or (few_classes and spec.is_softmax)

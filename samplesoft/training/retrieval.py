@@ -1,4 +1,4 @@
-"""Sparse inputs and very many classes: extreme classification, and items for users."""
+"""Training task for extreme classification and item retrieval, with sparse inputs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from samplesoft.losses.full import FullSoftmaxLoss
 from samplesoft.losses.registry import LOSSES
 from samplesoft.metrics.ranking import MIN_EXAMPLES, propensities, ranking_scores
 from samplesoft.models.linear import Gradient
-from samplesoft.models.linear_softmax import LinearSoftmaxSettings, some_entries
+from samplesoft.models.linear_softmax import LinearSoftmaxSettings, select_entries
 from samplesoft.optimizers.base import Optimizer
 from samplesoft.optimizers.registry import make_optimizer
 from samplesoft.samplers.static import UniformSampler
@@ -41,13 +41,13 @@ from samplesoft.training.linear_task import (
 from samplesoft.training.resolved import FitSettings, Resolved, resolve
 from samplesoft.training.settings import Settings
 from samplesoft.training.task import NUM_EXAMPLES, sub_seed
-from samplesoft.training.trained import linear_softmax_config, one_label_each
+from samplesoft.training.trained import linear_softmax_config, sample_one_label
 
-CUTS = (1, 3, 5, 20)  # lengths of the lists that are scored
-_VALIDATED = 2000  # examples of a validation
-_EACH = 256  # of them at a time
-_HIDDEN = 3, 1  # the stream of the seed by which items of held-out users are hidden
-_CHOSEN = 3, 2  # that by which examples in a checkpoint get one label
+LIST_LENGTHS = (1, 3, 5, 20)  # lengths k of the top-k lists in metrics
+_MAX_VALIDATION_EXAMPLES = 2000  # in a validation
+_LOSS_BATCH_EXAMPLES = 256  # examples per batch when computing the loss
+_HIDDEN_ITEMS_STREAM = 3, 1  # path of the seed: hidden items of held-out users
+_ONE_LABEL_STREAM = 3, 2  # path of the seed: the label of examples in a checkpoint
 
 Matrix = sparse.csr_array
 
@@ -59,17 +59,17 @@ class RetrievalSettings(LinearSoftmaxSettings):
     Parameters
     ----------
     loss : str
-        Loss that is minimised, for several labels of an example; see `samplesoft.losses.LOSSES`.
+        Training loss, for several labels of an example; see `samplesoft.losses.LOSSES`.
     tau : float, optional
         Inverse temperature; by default 10, and 1 without `normalize`.
     normalize : bool, optional
-        Divide contexts and class vectors by their norms; the default but for full-logistic.
+        Divide contexts and class vectors by their norms; the default, except for full-logistic.
     sampler : str or None
-        What draws classes; see `samplesoft.samplers.SAMPLERS`. None for a loss that draws nothing.
+        Draws classes; see `samplesoft.samplers.SAMPLERS`. None for a loss over all classes.
     num_sampled : int or None
         Draws for each example, or for the batch if `shared`.
     num_certain : int
-        So many of the most frequent classes take part for certain, beside the draws of the others.
+        Number of always-included classes, the most frequent, in addition to draws of the others.
     shared : bool, optional
         Draw one set of classes for all examples of a batch; the default with a sampler such as
         unigram and a loss such as sampled-masked.
@@ -89,16 +89,16 @@ class RetrievalSettings(LinearSoftmaxSettings):
         Loss of an example with several labels: pal-n, the mean of theirs; pal, their sum; ova,
         one versus all, with nce or negative-sampling-masked.
     mask_other_labels : bool
-        Leave the other labels of an example out of the negatives of a label; the default.
+        Exclude the other labels of an example from the negatives of a label; the default.
     negative_weight : float, optional
         Weight of the log-sum-exp of the draws in the bilateral loss.
     batch_size : int
         Examples in a batch.
     validation : float
-        Share of the examples that are held out; after each epoch at most 2,000 of them are
-        evaluated, or with a share of 0 as many of the training data.
+        Fraction of examples to hold out. After each epoch at most 2,000 of them are evaluated; with
+        a fraction of 0, as many training examples.
     seed : int
-        Seed of everything random.
+        Seed of all randomness.
 
     Raises
     ------
@@ -126,14 +126,14 @@ class RetrievalTask(LinearTask):
     inputs : scipy.sparse matrix, shape (N, v)
         Divided by the norms of its rows.
     labels : scipy.sparse matrix, shape (N, n)
-        Ones, or weights of the labels; examples without any are left out of training.
+        Ones, or weights of the labels. Examples without labels are not trained on.
     settings : RetrievalSettings
-        The model.
+        Settings of the model.
     leave_out : bool
-        Whether inputs are items that a user has taken and labels the same items: in validation a
-        fifth of them is to be found from the other items, which are left out of the lists.
+        Whether inputs and labels are the same items of users. Validation then predicts a fifth of a
+        user's items from the others, which are excluded from the lists.
     workers : optional
-        That keep the class vectors in training, as for a
+        Workers that hold the class vectors in training, as for a
         `samplesoft.distributed.ShardedSoftmaxLayer`.
 
     Attributes
@@ -141,7 +141,7 @@ class RetrievalTask(LinearTask):
     num_unlabeled : int
         Examples without a label.
     test : tuple of matrix, or None
-        Arguments of `evaluate` for the end, if somebody sets them.
+        Arguments of `evaluate` for a final test, if set by the caller.
 
     Raises
     ------
@@ -172,36 +172,38 @@ class RetrievalTask(LinearTask):
     ) -> None:
         require_instance("settings", settings, RetrievalSettings)
         settings = settings.resolved()
-        self._workers, made = workers, settings
+        self._workers, model_settings = workers, settings
         if workers is not None:
             require_shardable(settings)
-            # the workers make the sampler; until they have the vectors a cheap one stands for it
-            made = replace(settings, sampler=lambda given: UniformSampler(len(given.counts)))
+            # the workers make the sampler later; until then a uniform one is a placeholder
+            model_settings = replace(
+                settings, sampler=lambda given: UniformSampler(len(given.counts))
+            )
         self.settings, self.leave_out = settings, as_flag("leave_out", leave_out)
-        inputs, labels = _examples(inputs, labels)
+        inputs, labels = _as_examples(inputs, labels)
         if self.leave_out:
             _require_same_items(inputs, labels)
         self.test: Any = None
         self._key = as_key(settings.seed)
-        self._given, self._labels = inputs, labels
+        self._inputs, self._labels = inputs, labels
         self.num_unlabeled = int(np.sum(np.diff(labels.indptr) == 0))
         rows, held_out = self._split()
-        self._validation = self._held_out(held_out[:_VALIDATED])
-        # their contexts go into checkpoints, for `verify --checkpoint`
-        self._shown = held_out[:NUM_EXAMPLES]
-        sizes = inputs.shape[1], labels.shape[1]
-        settings.require_memory(*sizes, np.dtype(np.float32))
-        # held-out examples count too: a class that occurs in these alone must be drawn as well
-        counts = np.bincount(labels.indices, minlength=sizes[1]).astype(np.float64)
-        super().__init__(*sizes, made, counts, self._key)
-        every = np.ones(inputs.shape[0])
-        self.use(Examples(unit_norm(inputs), labels, every), rows, settings.batch_size)
+        self._validation = self._held_out(held_out[:_MAX_VALIDATION_EXAMPLES])
+        # contexts of these examples are stored in checkpoints, for `verify --checkpoint`
+        self._checkpoint_rows = held_out[:NUM_EXAMPLES]
+        num_columns = inputs.shape[1], labels.shape[1]
+        settings.require_memory(*num_columns, np.dtype(np.float32))
+        # include held-out examples: their classes must be drawn too
+        counts = np.bincount(labels.indices, minlength=num_columns[1]).astype(np.float64)
+        super().__init__(*num_columns, model_settings, counts, self._key)
+        unit_weights = np.ones(inputs.shape[0])
+        self.use(Examples(unit_norm(inputs), labels, unit_weights), rows, settings.batch_size)
 
     def config(self) -> dict[str, Any]:
         """Return the settings, the sizes, and a fingerprint of the data."""
         data = hashlib.sha256()
-        for matrix in (self._given, self._labels):
-            # in float64, whatever type the matrix has: the fingerprint is that of the numbers
+        for matrix in (self._inputs, self._labels):
+            # as float64, so that the fingerprint does not depend on the dtype
             for part in (matrix.indptr, matrix.indices, matrix.data):
                 data.update(part.astype(np.float64).tobytes())
         return {
@@ -215,13 +217,13 @@ class RetrievalTask(LinearTask):
         }
 
     def resolved(self, settings: Settings) -> Resolved:
-        """Return what is done where this task is trained with some settings."""
+        """Return the final settings of training this task with `settings`."""
         options = settings.optimizer_options
         optimizer = make_optimizer(settings.optimizer, settings.learning_rate, **options)
         reason: str | None = "class vectors lie on workers"
         if self._workers is None:
             reason = self.why_step_by_step(optimizer)
-        asked = FitSettings(
+        fit_settings = FitSettings(
             model=self.settings,
             batch_size=self.batch_size,
             epochs=settings.epochs,
@@ -230,10 +232,10 @@ class RetrievalTask(LinearTask):
             schedule=settings.schedule,
             warmup_steps=settings.warmup_steps,
         )
-        return resolve(asked, self.model.num_classes, len(self.rows), step_by_step=reason)
+        return resolve(fit_settings, self.model.num_classes, len(self.rows), step_by_step=reason)
 
     def start(self, optimizer: Optimizer) -> Any:
-        """Give the workers, if there are some, their classes."""
+        """Distribute the classes to the workers, if there are any."""
         if self._workers is None:
             return optimizer
         sharded = shard(
@@ -247,81 +249,81 @@ class RetrievalTask(LinearTask):
         return sharded
 
     def begin_epoch(self, epoch: int, index: int) -> None:
-        """Shuffle the rows; all follows from the epoch and the step, for a run may be resumed."""
+        """Shuffle the rows, depending only on epoch and step, so that a run can be resumed."""
         self.epochs_begun, self.steps_taken = epoch, epoch * self.num_steps + index
         super().begin_epoch(epoch, index)
 
     def step(self, epoch: int, index: int) -> tuple[float, dict[str, Gradient]]:
-        """Go forward and back over a batch."""
+        """Return the mean loss of a batch, and its gradients."""
         self.steps_taken = epoch * self.num_steps + index
         return super().step(epoch, index)
 
     def examples(self) -> Arrays:
-        """Return contexts of held-out examples with one label of each, and counts of the classes.
+        """Return contexts of held-out examples with one label each, and counts of the classes.
 
-        Of several labels one is drawn; with `leave_out` it is left out of the items of its user.
+        One of several labels is drawn. With `leave_out` it is removed from the user's items.
         """
-        given, labels = self._given[self._shown], self._labels[self._shown]
-        seed = sub_seed(self._key, *_CHOSEN)
-        inputs, drawn = one_label_each(given, labels, self.leave_out, seed)
+        given, labels = self._inputs[self._checkpoint_rows], self._labels[self._checkpoint_rows]
+        seed = sub_seed(self._key, *_ONE_LABEL_STREAM)
+        inputs, drawn = sample_one_label(given, labels, self.leave_out, seed)
         return {"h": self.model.embed(unit_norm(inputs)), "labels": drawn, "counts": self.counts}
 
     def state(self) -> Arrays:
-        """Return what the sampler has learned."""
+        """Return the state of the sampler."""
         return self.model.state()
 
     def load_state(self, state: Arrays) -> None:
-        """Load what a sampler has learned."""
+        """Restore the state of the sampler."""
         self.model.load_state(state)
 
     def validate(self) -> dict[str, float]:
-        """Return loss of the full softmax in nats, and scores of lists, on what is held out."""
+        """Return the full-softmax loss in nats, and top-k metrics, on the validation examples."""
         return self.evaluate(*self._validation)
 
     def evaluate(self, inputs: Any, labels: Any) -> dict[str, float]:
-        """Return loss of all classes, and scores of lists of the best ones.
+        """Return the full-softmax loss, and metrics of top-k lists.
 
         Parameters
         ----------
         inputs : scipy.sparse matrix, shape (N, v)
-            Not yet divided by norms; with `leave_out` what is left out of the lists.
+            Not divided by norms. With `leave_out` these items are excluded from the lists.
         labels : scipy.sparse matrix, shape (N, n)
-            Examples without any are left out.
+            Examples without labels are ignored.
 
         Returns
         -------
         dict
-            ``loss``, the mean in nats, and what `ranking_scores` returns; ``psp_at_k`` where inputs
-            are not items.
+            ``loss``, the mean in nats, and metrics of `ranking_scores`; ``psp_at_k`` only without
+            `leave_out`.
 
         Raises
         ------
         TypeError, ValueError
             If an argument is malformed.
         """
-        inputs, labels = _examples(inputs, labels)
+        inputs, labels = _as_examples(inputs, labels)
         rows = np.flatnonzero(np.diff(labels.indptr))
-        kept, wanted = inputs[rows], labels[rows]
-        x, k = unit_norm(kept), [k for k in CUTS if k <= labels.shape[1]]
-        ids, _ = self.model.top_k(x, k[-1], leave_out=kept if self.leave_out else None)
+        rated_inputs, rated_labels = inputs[rows], labels[rows]
+        x, k = unit_norm(rated_inputs), [k for k in LIST_LENGTHS if k <= labels.shape[1]]
+        ids, _ = self.model.top_k(x, k[-1], leave_out=rated_inputs if self.leave_out else None)
         size = self._labels.shape[0] - self.num_unlabeled
-        # users' lists of items are not scored by propensities
-        weigh = not self.leave_out and size >= MIN_EXAMPLES
-        each = propensities(self.counts, size) if weigh else None
-        scores = ranking_scores(ids, wanted, k, propensities=each)
-        return {"loss": self._loss(x, wanted), **scores}
+        # no propensities for lists of users' items
+        uses_propensities = not self.leave_out and size >= MIN_EXAMPLES
+        class_propensities = propensities(self.counts, size) if uses_propensities else None
+        scores = ranking_scores(ids, rated_labels, k, propensities=class_propensities)
+        return {"loss": self._loss(x, rated_labels), **scores}
 
     def _loss(self, x: Any, labels: Any) -> float:
-        if LOSSES[self.settings.loss].on_tree:  # which has no softmax of class vectors
+        if LOSSES[self.settings.loss].on_tree:  # no softmax of class vectors
             return float(self.model.softmax.evaluate(self.model.embed(x), labels).loss)
-        # the same loss for all models, so that runs of different losses can be compared
+        # the same loss for all models, so that runs with different losses are comparable
         tau, normalize = self.settings.tau, bool(self.settings.normalize)
         full = FullSoftmaxLoss(tau=tau, normalize=normalize, reduction="sum")
         rows = self.model.softmax.class_embeddings
         # scores of all classes for 256 examples at a time
         losses = (
             full.forward(self.model.embed(x[part]), rows, labels[part])[0]
-            for part in chunks(x.shape[0], _EACH)
+            for part in chunks(x.shape[0], _LOSS_BATCH_EXAMPLES)
         )
         return sum(map(float, losses)) / float(x.shape[0])
 
@@ -329,28 +331,28 @@ class RetrievalTask(LinearTask):
         """Return the rows to train on, and those held out."""
         rows = np.flatnonzero(np.diff(self._labels.indptr))
         order = held_out_order(rows, self._key)
-        held = int(self.settings.validation * len(rows))
-        # nothing is held out: some of the training data stand in for the validation
-        if held == 0:
+        num_held_out = int(self.settings.validation * len(rows))
+        # nothing is held out: validate on training examples
+        if num_held_out == 0:
             return rows, order
-        return np.sort(order[held:]), order[:held]
+        return np.sort(order[num_held_out:]), order[:num_held_out]
 
     def _held_out(self, rows: IntArray) -> tuple[Matrix, Matrix]:
-        """Return inputs and labels of a validation."""
-        inputs, labels = self._given[rows], self._labels[rows]
+        """Return inputs and labels of the validation."""
+        inputs, labels = self._inputs[rows], self._labels[rows]
         if not self.leave_out:
             return inputs, labels
-        generator = np.random.default_rng(sub_seed(self._key, *_HIDDEN))
+        generator = np.random.default_rng(sub_seed(self._key, *_HIDDEN_ITEMS_STREAM))
         hidden = generator.random(labels.nnz) < 0.2
-        # of users with two items or more, one is hidden and the next one known, whatever was drawn
+        # users with two or more items have at least one hidden and one known
         first = labels.indptr[:-1][np.diff(labels.indptr) > 1]
-        hidden[first] = True  # something is to be found, and something known
+        hidden[first] = True
         hidden[first + 1] = False
-        return some_entries(inputs, ~hidden), some_entries(labels, hidden)
+        return select_entries(inputs, ~hidden), select_entries(labels, hidden)
 
 
-def _examples(inputs: Any, labels: Any) -> tuple[Matrix, Matrix]:
-    """Return copies of inputs and labels, without labels of weight 0, once they are sound."""
+def _as_examples(inputs: Any, labels: Any) -> tuple[Matrix, Matrix]:
+    """Return validated copies of inputs and labels, without labels of weight 0."""
     inputs = without_repeats(as_csr("inputs", inputs))
     labels = without_repeats(as_weights("labels", labels))
     if inputs.shape[0] != labels.shape[0]:
@@ -367,9 +369,9 @@ def _examples(inputs: Any, labels: Any) -> tuple[Matrix, Matrix]:
 
 
 def _require_same_items(inputs: Matrix, labels: Matrix) -> None:
-    """Raise ValueError unless the entries of both are in the same places, each once."""
+    """Raise ValueError unless both matrices have entries at the same positions."""
     for matrix in (inputs, labels):
-        # it also sorts them, so that places can be compared
+        # also sorts the entries, so that positions can be compared
         matrix.sum_duplicates()
     same = all(
         np.array_equal(getattr(inputs, part), getattr(labels, part))

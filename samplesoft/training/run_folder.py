@@ -1,4 +1,4 @@
-"""Training in a folder: begin or resume, steps and epochs, log, checkpoints."""
+"""Training runs in a folder: start or resume, log, checkpoints."""
 
 from __future__ import annotations
 
@@ -54,61 +54,61 @@ def train(
     schedule: Schedule | None = None,
     progress: bool | Callable[[dict[str, Any]], object] = False,
 ) -> Progress:
-    """Train, or resume a run that was interrupted, with the same parameters to the last bit.
+    """Train, or resume an interrupted run, with the same parameters to the last bit.
 
-    The folder gets ``checkpoint.npz``, ``best.npz`` of the epoch with the lowest validation loss,
-    and ``log.jsonl``. A run may be killed at any time; what it did after its last checkpoint is
-    done again on resuming.
+    Writes ``checkpoint.npz``, ``best.npz`` of the epoch with the lowest validation loss, and
+    ``log.jsonl``. A run may be killed at any time; resuming repeats the steps after its last
+    checkpoint.
 
     Parameters
     ----------
     task : Task
-        Model and data; its parameters are changed.
+        Model and data; its parameters are updated.
     settings : Settings
-        How to train.
+        Settings of the run.
     folder : str or Path
-        Where the files go; made where there is none.
+        Folder of the files; made if need be.
     resume : bool
-        Go on from the checkpoint in `folder`, with the settings that it was written with.
+        Continue from the checkpoint in `folder`; the settings must be equal.
     schedule : callable, optional
-        The factor of the learning rate in each step, counted from 1, in place of the schedule that
-        `settings` name. To resume the run it must be given again.
+        Returns the factor of the learning rate in each step, counted from 1, in place of the
+        schedule in `settings`. Pass it again on resuming.
     progress : bool or callable
         Show progress on stderr: a bar if that is a terminal, else lines. A callable, such as
-        ``print``, gets the last line of the log of each epoch too, as a dict, once the epoch is in
-        the checkpoint.
+        ``print``, is also called with the last line of the log of each epoch, as a dict, after the
+        checkpoint is written.
 
     Returns
     -------
     Progress
-        How far it came, with the best epoch; the parameters are those of the last.
+        Progress at the end, with the best epoch. The parameters are those of the last epoch.
 
     Raises
     ------
     FloatingPointError
-        If a loss, a gradient or a parameter is not finite; the last checkpoint stands.
+        If a loss, a gradient or a parameter is not finite; the last checkpoint remains.
     FileNotFoundError
         If there is nothing to resume.
     KeyboardInterrupt
-        At Ctrl-C; the last checkpoint stands. Where it comes while a file is closed, Python may
-        make another error of it, whose ``__context__`` it is.
+        At Ctrl-C; the last checkpoint remains. If it arrives while a file is closed, Python may
+        raise another error with it as ``__context__``.
     MemoryError
         If the arrays of the checkpoint would not fit.
     OSError
-        If a file cannot be written; the last checkpoint stands. A file that another program holds,
-        as scanners do on Windows, is no error before the end: training goes on, with a
-        RuntimeWarning, and tries again at the next checkpoint. If it is held at the end too, the
-        message says where the draft of it is.
+        If a file cannot be written; the last checkpoint remains. If another program holds a file,
+        such as a virus scanner on Windows, training continues with a RuntimeWarning, and tries
+        again at the next checkpoint. If the file is still held at the end, the message names the
+        draft of it.
     ValueError
-        If `folder` already holds a run and `resume` is false, or the run there is another, or
-        another process trains there, or model or sampler refuse their input. After a first step
-        that failed, the folder is free.
+        If `folder` already holds a run and `resume` is false, or holds a different run, or another
+        process trains there, or the model or the sampler reject their input. If the first step
+        fails, the files of the run are removed.
 
     Notes
     -----
-    The same bits need the same machine and the same number of BLAS threads. While it trains, the
-    folder is locked by a file ``.lock``, which stays and does not matter. On network file
-    systems the lock keeps other machines out where the system has locks that reach them.
+    Equal bits require the same machine and the same number of BLAS threads. During training a file
+    ``.lock`` locks the folder. The file remains afterwards, and is harmless. On network file
+    systems the lock excludes other machines only if the system supports that.
 
     Examples
     --------
@@ -123,7 +123,7 @@ def train(
     >>> at.epoch, at.step
     (3, 6)
     """
-    # before the lock, which would make a folder that is not there
+    # before the lock, which would make a missing folder
     if resume:
         require_run(folder)
     with locked(folder):
@@ -140,36 +140,36 @@ def train_in(
     resume: bool,
     show: bool | Callable[[dict[str, Any]], object],
 ) -> Progress:
-    """Do what `train` does, in a folder that the caller has locked and looked into."""
+    """Train as `train` does, in a folder that the caller has locked and checked."""
     options = settings.optimizer_options
-    made = make_optimizer(settings.optimizer, settings.learning_rate, **options)
-    optimizer = task.start(made)
+    new_optimizer = make_optimizer(settings.optimizer, settings.learning_rate, **options)
+    optimizer = task.start(new_optimizer)
     config = {"task": task.config(), "training": settings.config()}
-    if schedule is not None:  # which must be given again on resuming
+    if schedule is not None:  # must be passed again on resuming
         config["training"]["schedule"] = "a function"
-    watched = Watch(task, Progress())
+    error_context = ErrorContext(task, Progress())
     files = RunFiles(
         folder,
         config,
         settings.checkpoint_every,
         settings.log_every,
-        watched,
+        error_context,
     )
     with progress_phase(bool(show), "checkpoint"):
         if resume:
-            watched.progress = files.load(task, optimizer)
+            error_context.progress = files.load(task, optimizer)
         else:
-            # the start is a checkpoint too: a run that is killed in its first epoch resumes
-            files.save(task, optimizer, watched.progress)
+            # an initial checkpoint, so that a run killed in its first epoch can be resumed
+            files.save(task, optimizer, error_context.progress)
             files.require_saved()
-    callbacks: list[Callback] = [Validate(watched, bool(show)), files]
+    callbacks: list[Callback] = [Validate(error_context, bool(show)), files]
     if show:
         callbacks.insert(0, StepBars())
     if settings.patience is not None:
         callbacks.append(EarlyStop(settings.patience))
     if callable(show):
         callbacks.append(Report(show, files))
-    progress = watched.progress
+    progress = error_context.progress
     try:
         cut_log(files.log, progress.step)
         fit(
@@ -180,7 +180,7 @@ def train_in(
             warmup_steps=settings.warmup_steps,
             callbacks=callbacks,
             progress=progress,
-            guard=watched,
+            guard=error_context,
         )
     except Exception:
         files.forget(all_of_it=progress.step == 0 and not resume)
@@ -190,33 +190,33 @@ def train_in(
 
 
 def require_free(folder: str | Path) -> None:
-    """Raise ValueError where a folder holds files of a run.
+    """Raise ValueError if a folder holds files of a run.
 
     Parameters
     ----------
     folder : str or Path
-        Where a new run is to go.
+        Folder of a new run.
 
     Raises
     ------
     ValueError
-        If one of them is there.
+        If it holds files of a run.
     """
-    there = [name for name in (CHECKPOINT, BEST, LOG) if Path(folder, name).exists()]
-    if there:
+    existing = [name for name in (CHECKPOINT, BEST, LOG) if Path(folder, name).exists()]
+    if existing:
         raise ValueError(
-            f"{str(folder)!r} already holds {', '.join(there)} of a run; resume it, choose "
+            f"{str(folder)!r} already holds {', '.join(existing)} of a run; resume it, choose "
             "another folder, or delete them."
         )
 
 
 def require_run(folder: str | Path) -> None:
-    """Raise FileNotFoundError where a folder holds no run that can be resumed.
+    """Raise FileNotFoundError if a folder holds no run to resume.
 
     Parameters
     ----------
     folder : str or Path
-        Of the run.
+        Folder of the run.
 
     Raises
     ------
@@ -247,7 +247,7 @@ def load_parameters(path: str | Path, task: Task) -> None:
     MemoryError
         If its arrays would not fit.
     ValueError
-        If it is damaged or of another task; nothing has changed then.
+        If it is damaged or of another task. Nothing has changed then.
     """
     with reading(path) as (config, _, arrays):
         require_config(path, config.get("task", {}), task.config())
@@ -260,15 +260,15 @@ class RunFiles(Callback):
     Parameters
     ----------
     folder : Path
-        Of the run.
+        Folder of the run.
     config : dict
-        What must be the same on resuming.
+        Settings that must be equal on resuming.
     checkpoint_every : int or None
-        Steps of an epoch from one checkpoint to the next; there is one at its end too.
+        Steps between checkpoints within an epoch; there is always one at its end.
     log_every : int
-        Steps of an epoch from one line of the log to the next.
-    watched : callable
-        Returns the context in which a model is read, to say more in an error.
+        Steps between lines of the log within an epoch.
+    error_context : callable
+        Returns a context that extends error messages while a model is read.
     """
 
     def __init__(
@@ -277,20 +277,20 @@ class RunFiles(Callback):
         config: dict[str, Any],
         checkpoint_every: int | None,
         log_every: int,
-        watched: Callable[[], AbstractContextManager[None]],
+        error_context: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self.folder, self.log = folder, folder / LOG
-        self.config, self.watched = config, watched
+        self.config, self.error_context = config, error_context
         self.checkpoint_every, self.log_every = checkpoint_every, log_every
         self.every = (log_every, checkpoint_every or log_every)
-        # what another program has kept from its place: drafts by name, and lines of the log
+        # drafts by name, and lines of the log, that could not be written because a file was held
         self.drafts: dict[str, Path] = {}
         self.lines: list[dict[str, Any]] = []
         self.last_line: dict[str, Any] = {}
 
     def after_steps(self, task: Task, optimizer: Any, progress: Progress) -> None:
-        """Write a line of the log, and a checkpoint, where it is time for them."""
-        if progress.index == task.num_steps:  # written with the validation, at the end of the epoch
+        """Write a line of the log, and a checkpoint, if due."""
+        if progress.index == task.num_steps:  # `end_epoch` writes it, with the validation
             return
         if progress.index % self.log_every == 0:
             self.write_line(optimizer, progress)
@@ -300,13 +300,13 @@ class RunFiles(Callback):
     def end_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
         """Write the last line of an epoch.
 
-        It is written before the checkpoint: a run that dies between the two cuts the line off when
-        it resumes.
+        It is written before the checkpoint. If the process dies in between, resuming removes the
+        line.
         """
         self.write_line(optimizer, progress)
 
     def after_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
-        """Write the checkpoint, that of the best epoch before it."""
+        """Write the checkpoint; if this epoch is the best so far, first the best one."""
         self.save(task, optimizer, progress, best=progress.best_epoch == progress.epoch)
 
     def write_line(self, optimizer: Any, progress: Progress) -> None:
@@ -328,22 +328,22 @@ class RunFiles(Callback):
             _warn(error, "the next line brings this one with it")
 
     def put_lines(self) -> None:
-        """Append the lines that are not in the log yet."""
+        """Append the pending lines to the log."""
         while self.lines:
             append_line(self.log, self.lines[0])
             del self.lines[0]
 
     def save(self, task: Task, optimizer: Any, progress: Progress, *, best: bool = False) -> None:
-        """Write the checkpoint, that of the best epoch before it."""
-        with self.watched():
-            # class vectors that lie on workers come here once
+        """Write the checkpoint; with `best`, first the best one."""
+        with self.error_context():
+            # copies class vectors from workers once
             parameters = {name: np.asarray(array) for name, array in task.parameters.items()}
-            # never a checkpoint with NaN: the one before is the way back
+            # never write NaN: the previous checkpoint is needed for recovery
             reason = not_finite(parameters)
             if reason is not None:
                 raise FloatingPointError(reason)
-            # sums that a sampler updates drift in their last bits; rebuilt when a checkpoint is
-            # written and when it is read, they do not depend on interruptions
+            # updated sums of a sampler drift in their last bits; rebuilding them on both writing
+            # and reading a checkpoint makes them independent of interruptions
             task.refresh()
             examples = task.examples()
         parts = {
@@ -353,24 +353,24 @@ class RunFiles(Callback):
             "examples": examples,
         }
         checkpoint = Checkpoint(self.config, progress.stored(), prefixed(parts, "/"))
-        refused = None
+        error = None
         for name in (BEST, CHECKPOINT) if best else (CHECKPOINT,):
-            self.discard([name])  # what has been kept from its place is old now
+            self.discard([name])  # a pending draft is out of date now
             self.drafts[name] = write_draft(self.folder / name, checkpoint)
-            refused = self.put_drafts()
-        if refused is not None:
-            _warn(refused, "training goes on, and the next checkpoint tries again")
+            error = self.put_drafts()
+        if error is not None:
+            _warn(error, "training goes on, and the next checkpoint tries again")
 
     def discard(self, names: Iterable[str]) -> None:
-        """Remove drafts that have been kept from their places."""
+        """Remove pending drafts."""
         for name in names:
             if name in self.drafts:
                 discard_draft(self.drafts.pop(name))
 
     def put_drafts(self) -> FileInUse | None:
-        """Let drafts take their names, or return the refusal."""
-        # the best first, and no other without it: if the process dies between the two, the run
-        # repeats the epoch, and finds the same best
+        """Rename drafts to their final names; return the error if a file is held."""
+        # the best one first, and the other only after it: if the process dies in between, the run
+        # repeats the epoch and finds the same best
         for name in (BEST, CHECKPOINT):
             if name in self.drafts:
                 try:
@@ -382,18 +382,20 @@ class RunFiles(Callback):
         return None
 
     def require_saved(self) -> None:
-        """Raise an OSError if what has been refused before is refused once more."""
-        refused = self.put_drafts()
-        if refused is not None:
-            left = ", ".join(f"{str(draft)!r} to {name!r}" for name, draft in self.drafts.items())
+        """Write pending drafts and lines; raise OSError if a file is still held."""
+        error = self.put_drafts()
+        if error is not None:
+            remaining = ", ".join(
+                f"{str(draft)!r} to {name!r}" for name, draft in self.drafts.items()
+            )
             raise PermissionError(
-                f"{str(refused.path)!r} cannot be replaced: {refused.reason}; end the program that "
-                f"holds it, and rename {left}, which hold what this run has come to."
-            ) from refused
+                f"{str(error.path)!r} cannot be replaced: {error.reason}; end the program that "
+                f"holds it, and rename {remaining}, which hold what this run has come to."
+            ) from error
         self.put_lines()
 
     def load(self, task: Task, optimizer: Any) -> Progress:
-        """Go back to the checkpoint, or raise and change nothing."""
+        """Restore the checkpoint, or raise and change nothing."""
         path = self.folder / CHECKPOINT
         with reading(path) as (config, values, arrays):
             require_config(path, config, self.config)
@@ -405,11 +407,11 @@ class RunFiles(Callback):
         return progress
 
     def forget(self, *, all_of_it: bool) -> None:
-        """Remove drafts after an error, and all files of a run that has done nothing."""
-        self.discard([*self.drafts])  # the last checkpoint stands
-        if all_of_it:  # they would only be in the way of the next try
+        """Remove drafts after an error, and with `all_of_it` all files of the run."""
+        self.discard([*self.drafts])  # the last checkpoint remains
+        if all_of_it:  # they would block the next attempt
             for left in (self.folder / CHECKPOINT, self.log):
-                with suppress(OSError):  # the first error counts
+                with suppress(OSError):  # the first error matters
                     retry_while_in_use(partial(left.unlink, missing_ok=True))
 
 
@@ -418,19 +420,21 @@ class Validate(Callback):
 
     Parameters
     ----------
-    watched : callable
-        Returns the context in which it is done.
+    error_context : callable
+        Returns the context of the validation.
     progress : bool
-        Whether to show that on stderr.
+        Whether to show progress on stderr.
     """
 
-    def __init__(self, watched: Callable[[], AbstractContextManager[None]], progress: bool) -> None:
-        self._watched, self._progress = watched, progress
+    def __init__(
+        self, error_context: Callable[[], AbstractContextManager[None]], progress: bool
+    ) -> None:
+        self._error_context, self._progress = error_context, progress
 
     def end_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
         """Validate."""
         shown_phase = progress_phase(self._progress, f"epoch {progress.epoch + 1}, validation")
-        with shown_phase, self._watched():
+        with shown_phase, self._error_context():
             metrics = task.validate()
             for name, value in metrics.items():
                 require_finite(f"validation {name}", value)
@@ -447,13 +451,13 @@ class StepBars(Callback):
         self._stack.close()
 
     def begin_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
-        """Begin a bar."""
+        """Show a new bar."""
         name, total = f"epoch {progress.epoch + 1}", task.num_steps
         bar = progress_bar(True, desc=name, initial=progress.index, total=total, unit="step")
         self._bar, self._shown = self._stack.enter_context(bar), progress.index
 
     def after_steps(self, task: Task, optimizer: Any, progress: Progress) -> None:
-        """Show how many steps have been taken, and the loss."""
+        """Update the number of steps and the loss."""
         self._bar.update(progress.index - self._shown)
         self._bar.set_postfix(loss=f"{progress.mean_loss:.3f}", refresh=False)
         self._shown = progress.index
@@ -464,32 +468,32 @@ class StepBars(Callback):
 
 
 class Report(Callback):
-    """Gives the last line of each epoch to a function, once it is in the checkpoint."""
+    """Calls a function with the last log line of each epoch, after its checkpoint."""
 
     def __init__(self, function: Callable[[dict[str, Any]], object], files: RunFiles) -> None:
         self._function, self._files = function, files
 
     def after_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
-        """Call it."""
+        """Call the function."""
         self._function(self._files.last_line)
 
 
-class Watch:
-    """Contexts that name the step in errors, and treat overflow as divergence."""
+class ErrorContext:
+    """Makes contexts that name the step in errors, and treat overflow as divergence."""
 
     def __init__(self, task: Task, progress: Progress) -> None:
         self.task, self.progress = task, progress
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Return one; in it Ctrl-C is Ctrl-C, also within a compiled function."""
+        """Return a context; in it, Ctrl-C within a compiled function raises KeyboardInterrupt."""
         epoch, index = self.progress.epoch + 1, self.progress.index
         where = f"epoch {epoch}, after {index} of {self.task.num_steps} steps"
         try:
             with np.errstate(over="raise", invalid="raise"):
                 yield
         except (FloatingPointError, ValueError) as error:
-            # a model or a sampler may refuse its input for what training has come to
+            # a model or a sampler may reject its input because training has diverged
             diverged = isinstance(error, FloatingPointError)
             reason = str(error) if diverged else not_finite(self.task.parameters)
             if reason is None:
@@ -498,14 +502,14 @@ class Watch:
                 f"{where}: training has diverged: {reason.rstrip('.')}. Train anew in another "
                 "folder with a lower learning rate."
             ) from error
-        except SystemError as error:  # as a compiled function may call what came meanwhile
+        except SystemError as error:  # a compiled function may convert KeyboardInterrupt to it
             if isinstance(error.__cause__, KeyboardInterrupt):
                 raise KeyboardInterrupt from error
             raise
 
 
 def not_finite(parameters: Arrays) -> str | None:
-    """Say which parameter holds NaN or infinity, if any does."""
+    """Return a message naming the first parameter with NaN or infinity, or None."""
     for name, array in parameters.items():
         if not np.isfinite(array).all():
             return f"the parameter {name!r} is nan"
@@ -513,8 +517,8 @@ def not_finite(parameters: Arrays) -> str | None:
 
 
 def _progress(values: dict[str, Any], task: Task) -> Progress:
-    """Return the progress that a checkpoint holds."""
-    if "examples" not in values:  # of a version that summed the losses of steps
+    """Return the progress stored in a checkpoint."""
+    if "examples" not in values:  # written by a version that summed the losses of steps
         examples = task.num_examples
         values = {
             **values,
@@ -524,8 +528,8 @@ def _progress(values: dict[str, Any], task: Task) -> Progress:
     return Progress(**values)
 
 
-def _warn(error: OSError, what_then: str) -> None:
-    warnings.warn(f"{str(error).rstrip('.')}; {what_then}.", RuntimeWarning, stacklevel=2)
+def _warn(error: OSError, consequence: str) -> None:
+    warnings.warn(f"{str(error).rstrip('.')}; {consequence}.", RuntimeWarning, stacklevel=2)
 
 
 def read_log(path: str | Path) -> list[dict[str, Any]]:
@@ -552,7 +556,7 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
         If a line is damaged, with its number.
     """
     try:
-        # what stands after the last end of a line was cut off while it was written
+        # text after the last newline is an incomplete line
         *lines, _ = Path(path).read_bytes().split(b"\n")
     except FileNotFoundError:
         raise file_not_found(path) from None
@@ -560,12 +564,12 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, start=1):
         try:
             record = read_json(line)
-            # numbers alone, so that whoever reads the log can compute with them
-            sound = all(isinstance(value, (int, float)) for value in record.values())
-            sound &= isinstance(record["step"], int)
+            # only numbers, for readers of the log
+            is_valid = all(isinstance(value, (int, float)) for value in record.values())
+            is_valid &= isinstance(record["step"], int)
         except (AttributeError, KeyError, ValueError):
-            sound = False
-        if not sound:
+            is_valid = False
+        if not is_valid:
             raise ValueError(
                 f"{str(path)!r}, line {number}: expected a JSON object of numbers with a step, got "
                 f"{short_repr(line)}; repair the line, or move the file away."
@@ -575,8 +579,8 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
-    """Append a record to a log; it is in the file even if the process is killed then."""
-    # a log that somebody looks at may be held for a moment
+    """Append a record to a log; it persists even if the process is killed afterwards."""
+    # another program may hold the log for a moment
     with (
         writing(path),
         retry_while_in_use(lambda: open(path, "a", encoding="utf-8", newline="\n")) as stream,
@@ -585,8 +589,10 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
 
 
 def cut_log(path: Path, step: int) -> None:
-    """Remove the lines after a step from a log, which is made where there is none."""
-    # they are done again, and would have two lines each
-    kept = [line for line in (read_log(path) if path.exists() else []) if line["step"] <= step]
+    """Remove the lines after a step from a log, which is made if need be."""
+    # these steps are repeated, and would have two lines each
+    kept_lines = [
+        line for line in (read_log(path) if path.exists() else []) if line["step"] <= step
+    ]
     with writing(path):
-        write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+        write_text(path, "".join(json.dumps(line) + "\n" for line in kept_lines))

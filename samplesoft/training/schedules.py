@@ -1,8 +1,8 @@
-"""The learning rate of linear softmax models by default, and schedules, by which it changes.
+"""Learning rate schedules, and the default learning rate of linear softmax models.
 
-`samplesoft.training.loop.fit` gives a schedule to the optimizer, whose `learning_rate` is what it
-was made with times the factor of its step. Nothing else changes a learning rate. (The recommender
-has a default of its own, which was measured for its model.)
+`samplesoft.training.loop.fit` sets a schedule on the optimizer, whose `learning_rate` is then its
+base rate times the factor of the step. Nothing else changes a learning rate. (The recommender has
+its own default, measured for its model.)
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from math import cos, pi
 
 from samplesoft._validation import as_choice, as_count
 
-Schedule = Callable[[int], float]  # the factor of a step, counted from 1
+Schedule = Callable[[int], float]  # step, counted from 1 -> factor of the learning rate
 
-# by the optimizer; others have none that suits most data
+# by optimizer; for others no rate suits most data
 RATES = {"adagrad": 0.1, "adam": 0.003}
-# for class vectors on the inputs themselves, of norm 1
+# for models without an embedding, on inputs of norm 1
 RATES_OF_INPUTS = {"adagrad": 2.0, "adam": 0.2}
 
 
 def default_learning_rate(optimizer: str, *, on_inputs: bool, row_norm: float = 1.0) -> float:
-    """Return the learning rate for a linear softmax model; that of Adagrad where none is known.
+    """Return the default learning rate of a linear softmax model, Adagrad's for other optimizers.
 
-    Weights of features that are rare see few steps, and must take large ones. With class vectors
-    on the inputs scores grow with these, and so do gradients: the rate is divided by their mean
-    norm, but not by less than that of the intercept's input, which is 1.
+    Weights of rare features have few steps, which must be large. Without an embedding
+    (`on_inputs`), scores and gradients are proportional to the inputs. The rate is then divided by
+    their mean norm, or by 1, the norm of the intercept's input, if that is larger.
     """
     if on_inputs:
         return RATES_OF_INPUTS.get(optimizer, RATES_OF_INPUTS["adagrad"]) / max(1.0, row_norm)
@@ -38,12 +38,12 @@ def constant(step: int, num_steps: int) -> float:
 
 
 def linear(step: int, num_steps: int) -> float:
-    """Return a factor that falls from 1 in a line, and would be 0 after the last step."""
+    """Return a factor that decreases linearly from 1, and would be 0 after the last step."""
     return 1.0 - (step - 1) / num_steps
 
 
 def cosine(step: int, num_steps: int) -> float:
-    """Return a factor that falls from 1 by half a period of a cosine.
+    """Return a factor that decreases from 1 along half a period of a cosine.
 
     I. Loshchilov and F. Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", ICLR 2017,
     eq. 5, without restarts.
@@ -51,7 +51,7 @@ def cosine(step: int, num_steps: int) -> float:
     return 0.5 * (1.0 + cos(pi * (step - 1) / num_steps))
 
 
-# The factor of a step, counted from 1 after the warm-up, of `num_steps` that follow the warm-up.
+# (step, num_steps) -> factor; both are counted from the end of the warm-up
 SCHEDULES: dict[str, Callable[[int, int], float]] = {
     "constant": constant,
     "linear": linear,
@@ -66,17 +66,17 @@ def make_schedule(name: str, num_steps: int, warmup_steps: int = 0) -> Schedule:
     Parameters
     ----------
     name : str
-        A key of `SCHEDULES`: ``"constant"``, or a decay by ``"linear"`` or ``"cosine"``.
+        A key of `SCHEDULES`: ``"constant"``, or a decay, ``"linear"`` or ``"cosine"``.
     num_steps : int
-        Steps in all, at least 1. After them the factor of a decay stays at that of the last step.
+        Total number of steps, at least 1. Later steps have the factor of the last.
     warmup_steps : int
-        So many steps at the beginning rise in a line: step t has the factor t / `warmup_steps`.
+        Length of a linear warm-up: step t has the factor t / `warmup_steps`.
 
     Returns
     -------
     callable
-        Returns the factor of a step, counted from 1. The first step after the warm-up has the
-        factor 1, and the last one a factor above 0.
+        Returns the factor of a step, counted from 1. The factor is 1 in the first step after the
+        warm-up, and above 0 in the last.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""How to train in a folder."""
+"""Settings of a training run in a folder."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from samplesoft.training.schedules import ENDLESS, SCHEDULES
 
 @dataclass(frozen=True)
 class Settings:
-    """How to train.
+    """Settings of a training run.
 
     Parameters
     ----------
     epochs : int
         Passes over the training data; a run may be resumed with more.
     optimizer : str
-        What takes the steps; see `samplesoft.optimizers.OPTIMIZERS`.
+        A key of `samplesoft.optimizers.OPTIMIZERS`.
     learning_rate : float
-        Of the optimizer, before the schedule.
+        Base rate of the optimizer, before the schedule.
     optimizer_options : mapping
         Further arguments of `make_optimizer`, in JSON.
     schedule : str
-        How the learning rate changes: a key of `samplesoft.training.SCHEDULES`. One that decays
-        depends on the number of epochs, with which the run must then be resumed.
+        A key of `samplesoft.training.SCHEDULES`. A decay depends on the number of epochs, which
+        must then be the same on resuming.
     warmup_steps : int
-        Steps at the beginning in which it rises.
+        Length of the linear warm-up, in steps.
     patience : int or None
-        Stop after so many epochs without a lower validation loss; None goes on to the end.
+        Stop after this many epochs without a lower validation loss; None never stops early.
     checkpoint_every : int or None
-        Write a checkpoint after so many steps of an epoch too, and not only at its end.
+        Steps between checkpoints within an epoch; None writes them only at its end.
     log_every : int
-        Steps of an epoch from one line of the log to the next.
+        Steps between lines of the log within an epoch.
 
     Raises
     ------
@@ -63,7 +63,7 @@ class Settings:
         as_count("epochs", self.epochs)
         as_positive("learning_rate", self.learning_rate)
         as_choice("optimizer", self.optimizer, OPTIMIZERS)
-        # made and thrown away: wrong options are found here, and not after the data are read
+        # made only to validate the options, before the data are read
         try:
             make_optimizer(self.optimizer, self.learning_rate, **self.optimizer_options)
         except (TypeError, ValueError) as error:
@@ -76,13 +76,13 @@ class Settings:
                 as_count(name, getattr(self, name))
 
     def config(self) -> dict[str, Any]:
-        """Return the settings that decide the numbers of a run: all but when it stops."""
+        """Return the settings that determine the results of a run: all but when it stops."""
         config = plain(asdict(self))
-        # a run may go on for longer, or stop earlier, and is the same run
+        # a run that continues for longer, or stops earlier, is the same run
         del config["patience"]
         if self.schedule in ENDLESS:
             del config["epochs"]
-        # left out where it is the default: older checkpoints do not name it
+        # omitted at the default: older checkpoints do not have these keys
         for name in ("schedule", "warmup_steps"):
             if config[name] == getattr(Settings, name):
                 del config[name]

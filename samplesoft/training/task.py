@@ -1,4 +1,4 @@
-"""What can be trained: a model, its data and its state, behind a few methods."""
+"""The interface of a training task: a model, its data and its state."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from samplesoft.models.linear import Gradient
 from samplesoft.optimizers.base import Optimizer
 from samplesoft.training.checkpoint import Arrays
 
-NUM_EXAMPLES = 300  # contexts that a task puts into a checkpoint
+NUM_EXAMPLES = 300  # contexts that a task stores in a checkpoint
 
 
 class Task(ABC):
     """A model and its data, as `samplesoft.training.fit` needs them.
 
-    A small task sets the attributes and implements `step`; for `samplesoft.training.train`, which
-    writes files, it also implements `config` and `validate`. The other methods do nothing until
-    they are overridden.
+    A minimal task sets the attributes and implements `step`. For `samplesoft.training.train`, which
+    writes files, it also implements `config` and `validate`. The other methods do nothing by
+    default.
 
-    All randomness of a step must follow from a seed and the step, and all else that a step
-    depends on must be in `parameters`, in `state`, or be made from them by `refresh`. Then a run
-    that was interrupted ends with the bits of one that was not.
+    All randomness of a step must follow from a seed and the step number. All other state must be in
+    `parameters` or `state`, or be computed from them by `refresh`. An interrupted run then ends
+    with the same bits as an uninterrupted one.
 
     Attributes
     ----------
     parameters : dict of str to ndarray
-        The same arrays all the time; the optimizer changes them in place.
+        Always the same arrays; the optimizer updates them in place.
     num_steps : int
         Steps in an epoch.
     num_examples : int
-        Examples in a step, for the log.
+        Examples in a step; used in the log.
 
     Examples
     --------
@@ -59,67 +59,67 @@ class Task(ABC):
     num_examples: int
 
     def config(self) -> dict[str, Any]:
-        """Return plain JSON that identifies this model, its data and its seed."""
+        """Return plain JSON that identifies the model, its data and its seed."""
         raise NotImplementedError(f"{type(self).__name__} has no `config`, which `train` needs.")
 
     def start(self, optimizer: Optimizer) -> Any:
-        """Get ready to be trained; return what takes the steps, as the optimizer does."""
+        """Prepare for training; return an object that takes steps, by default the optimizer."""
         return optimizer
 
     def begin_epoch(self, epoch: int, index: int) -> None:  # noqa: B027
-        """Get ready for the steps of an epoch, from `index` on; both are counted from 0."""
+        """Prepare for the steps of an epoch, from `index` on; both are counted from 0."""
 
     @abstractmethod
     def step(self, epoch: int, index: int) -> tuple[float, dict[str, Gradient]]:
-        """Return the loss of a step, in nats for an example, and gradients by parameter."""
+        """Return the mean loss of a step, in nats per example, and gradients by parameter."""
 
-    def end_of_call(self, optimizer: Any, epoch: int, index: int) -> int | None:
-        """Return before which step a call of `take` that begins at one ends; None: there is none.
+    def fused_block_end(self, optimizer: Any, epoch: int, index: int) -> int | None:
+        """Return the end (exclusive) of the fused block of steps that contains `index`.
 
-        A task that has no such calls is trained step by step.
+        None trains step by step.
         """
         return None
 
-    def take(self, optimizer: Any, epoch: int, first: int, last: int) -> list[float]:
-        """Take steps [first, last) with an optimizer; return their losses as `step` does.
+    def run_fused_steps(self, optimizer: Any, epoch: int, first: int, last: int) -> list[float]:
+        """Take steps [first, last) with an optimizer in one call; return their mean losses.
 
-        Where calls end has no effect on what is learned.
+        The result must not depend on how steps are divided among calls.
         """
         raise NotImplementedError
 
-    def examples_of(self, index: int) -> int:
+    def num_examples_in(self, index: int) -> int:
         """Return the number of examples of a step."""
         return self.num_examples
 
     def validate(self) -> dict[str, float]:
-        """Return metrics of the validation data, the one to be minimised as ``loss``."""
+        """Return metrics of the validation data; ``loss`` is the one to be minimised."""
         raise NotImplementedError(f"{type(self).__name__} has no `validate`, which `train` needs.")
 
     def after_step(self, gradients: dict[str, Gradient]) -> None:  # noqa: B027
-        """Follow the parameters, which the optimizer has just changed."""
+        """Update other state after the optimizer has changed the parameters."""
 
     def refresh(self) -> None:  # noqa: B027
-        """Rebuild whatever follows the parameters, such as a sampler's sums.
+        """Rebuild state that is derived from the parameters, such as a sampler's sums.
 
-        It is called whenever a checkpoint is written and when one has been read, for sums that
-        were updated in many steps differ from new ones in their last bits.
+        It is called when a checkpoint is written and when one has been read, because sums that are
+        updated in many steps differ from rebuilt ones in their last bits.
         """
 
     def examples(self) -> Arrays:
-        """Return arrays for readers of the checkpoint; they are stored and never loaded."""
+        """Return arrays to store in the checkpoint for other readers; training never loads them."""
         return {}
 
     def state(self) -> Arrays:
-        """Return what a resumed run needs besides the parameters, such as a hidden state."""
+        """Return the state that a resumed run needs in addition to the parameters."""
         return {}
 
     def load_state(self, state: Arrays) -> None:  # noqa: B027
-        """Go back to a `state`."""
+        """Restore a `state`."""
 
 
 def sub_seed(seed: int | np.uint64, *path: int) -> int:
-    """Return the seed of a stream of its own, both below ``2**64``, for each path of numbers."""
-    # mixed one after another: (1, 2) and (2, 1) are different streams
+    """Return the seed, below ``2**64``, of the independent random stream at a path of numbers."""
+    # mixed in sequence: (1, 2) and (2, 1) are different streams
     for number in path:
         seed = mix64(np.uint64(seed), np.uint64(number))
     return int(seed)

@@ -1,4 +1,4 @@
-"""What a file of a trained model holds, made again: to rank classes, and to look at its bias."""
+"""Trained models read from files: to rank classes, and to measure the bias of their losses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from samplesoft.models.hierarchical import HierarchicalSoftmax
 from samplesoft.models.linear_softmax import (
     LinearSoftmax,
     LinearSoftmaxSettings,
-    some_entries,
+    select_entries,
 )
 from samplesoft.models.softmax_layer import SoftmaxLayer
 from samplesoft.samplers.base import Rows
@@ -45,17 +45,17 @@ class TrainedLinearSoftmax:
     model : LinearSoftmax
         Without a sampler.
     unit_inputs : bool
-        Whether the model wants inputs divided by their norms.
+        Whether inputs must be divided by their norms.
     leave_out : bool
-        Whether inputs are items, which are left out of the lists.
+        Whether inputs are items, which are excluded from the lists.
     classes : ndarray, shape (n,), or None
-        What classes are called, if not by their numbers.
+        Names of the classes, if they are not 0, ..., n - 1.
     counts : ndarray, shape (n,)
-        How often each class occurs in the training data.
+        Count of each class in the training data.
     absolute : bool
-        Whether the scores that were trained are absolute values of the model's.
+        Whether training used absolute values of the scores.
     step : int
-        Steps of training.
+        Number of training steps.
     """
 
     model: LinearSoftmax
@@ -67,15 +67,15 @@ class TrainedLinearSoftmax:
     step: int
 
     def top_k(self, inputs: Any, k: int) -> tuple[IntArray, Rows]:
-        """Find the best classes, as `LinearSoftmax.top_k`, of inputs (B, v) as they were read."""
+        """Return the top k classes of raw inputs (B, v), as `LinearSoftmax.top_k`."""
         leave_out = inputs if self.leave_out else None
-        return self.model.top_k(self._prepared(inputs), k, leave_out=leave_out)
+        return self.model.top_k(self._prepare(inputs), k, leave_out=leave_out)
 
     def embed(self, inputs: Any) -> Rows:
-        """Return contexts (B, d), as `LinearSoftmax.embed`, of inputs (B, v) as they were read."""
-        return self.model.embed(self._prepared(inputs))
+        """Return contexts (B, d) of raw inputs (B, v), as `LinearSoftmax.embed`."""
+        return self.model.embed(self._prepare(inputs))
 
-    def _prepared(self, inputs: Any) -> Any:
+    def _prepare(self, inputs: Any) -> Any:
         if sparse.issparse(inputs):
             inputs = without_repeats(as_csr("inputs", inputs))
         return (unit_norm(inputs) if self.unit_inputs else inputs).astype(self.model.dtype)
@@ -84,9 +84,9 @@ class TrainedLinearSoftmax:
 def linear_softmax_config(
     model: LinearSoftmax, *, unit_inputs: bool, leave_out: bool
 ) -> dict[str, Any]:
-    """Return what `read_linear_softmax` must know: ``linear_softmax`` in a checkpoint's config.
+    """Return the entry ``linear_softmax`` of a checkpoint's config, for `read_linear_softmax`.
 
-    The checkpoint holds the parameters of the model as its part ``parameters``.
+    The model's parameters are in the checkpoint's part ``parameters``.
     """
     return {
         "num_inputs": model.num_inputs,
@@ -124,7 +124,7 @@ def read_linear_softmax(path: str | Path) -> TrainedLinearSoftmax:
         If it is damaged, of another format, or holds another model.
     """
     with reading(path) as (config, values, arrays):
-        # a run has its task beside how it was trained, a classifier's file nothing but the model
+        # the config of a run has the model under "task", a classifier's file at the top level
         config = config.get("task", config)
         about = config.get("linear_softmax")
         if about is None:
@@ -133,7 +133,7 @@ def read_linear_softmax(path: str | Path) -> TrainedLinearSoftmax:
                 f"{short_repr(config.get('model', 'something else'))}; take best.npz of samplesoft "
                 "train xc or items, or what SampledSoftmaxClassifier.save wrote."
             )
-        # prediction needs scores alone, so the model has no sampler, whatever it was trained with
+        # prediction needs no sampler
         on_tree = about.get("on_tree", False)
         counts = arrays["counts" if "counts" in arrays else "examples/counts"]
         settings = LinearSoftmaxSettings(
@@ -151,7 +151,7 @@ def read_linear_softmax(path: str | Path) -> TrainedLinearSoftmax:
             rng=0,
         )
         parameters = part_of("parameters", arrays)
-        if settings.embedding_dim is None:  # a model that draws classes keeps them in one row
+        if settings.embedding_dim is None:  # a sampled model stores the weights in one row
             shape = model.parameters["softmax.weights"].shape
             parameters = {name: array.reshape(shape) for name, array in parameters.items()}
         copy_arrays(path, parameters, model.parameters)
@@ -167,7 +167,7 @@ def read_linear_softmax(path: str | Path) -> TrainedLinearSoftmax:
 
 
 def classes_to_store(classes: NDArray[Any]) -> tuple[dict[str, Any], Arrays]:
-    """Return what `stored_classes` reads: parts of the config and the arrays of a checkpoint.
+    """Return class names as entries of the config and the arrays, for `stored_classes`.
 
     Raises TypeError for classes that are neither text nor numbers.
     """
@@ -181,39 +181,39 @@ def classes_to_store(classes: NDArray[Any]) -> tuple[dict[str, Any], Arrays]:
                 f"{short_repr(label)}; convert the labels with numpy.asarray(y, dtype=...) and fit "
                 "again."
             )
-    # an array would be padded to the longest text, and holds no integer beyond 64 bits
+    # as JSON: an array would pad to the longest text, and has no integers beyond 64 bits
     return {**config, "class_objects": classes.tolist()}, {}
 
 
 def stored_classes(config: Mapping[str, Any], arrays: Arrays) -> NDArray[Any] | None:
-    """Return the classes of a checkpoint, None if it has none."""
+    """Return the class names of a checkpoint, or None."""
     if "class_objects" in config:
         classes = np.empty(len(config["class_objects"]), dtype=object)
         classes[:] = config["class_objects"]
         return classes
     if "classes" not in arrays:
         return None
-    found, dtype = arrays["classes"], np.dtype(config["classes"])
-    if dtype not in (found.dtype, np.dtype(object)):
-        raise ValueError(f"classes are of type {found.dtype}, and not {dtype}")
-    if found.dtype.kind == "U" and found.dtype.itemsize > _LONGEST_PADDED:
-        return found.astype(object)  # of a file that an older version has written
-    return found.astype(dtype)
+    classes, dtype = arrays["classes"], np.dtype(config["classes"])
+    if dtype not in (classes.dtype, np.dtype(object)):
+        raise ValueError(f"classes are of type {classes.dtype}, and not {dtype}")
+    if classes.dtype.kind == "U" and classes.dtype.itemsize > _LONGEST_PADDED:
+        return classes.astype(object)  # in files of older versions
+    return classes.astype(dtype)
 
 
 @dataclass(frozen=True, eq=False)
 class TrainedSoftmax:
-    """A softmax layer as it was trained, and contexts that its model made.
+    """A trained softmax layer, and contexts of its model.
 
     Attributes
     ----------
     embeddings : Embeddings
-        Contexts, labels, class vectors and counts, in float64; of norm 1 where the layer
-        normalises. Biases, where there are some, are one more coordinate of the class vectors.
+        Contexts, labels, class vectors and counts, in float64; of norm 1 if the layer normalises.
+        Biases are one more coordinate of the class vectors.
     tau : float
         Inverse temperature: logits are ``tau * h @ class_embeddings.T``.
     absolute : bool
-        Whether scores are absolute values of these.
+        Whether scores are absolute values of the logits.
     step : int
         Steps of training.
     """
@@ -225,22 +225,22 @@ class TrainedSoftmax:
 
 
 def softmax_config(layer: SoftmaxLayer) -> dict[str, Any]:
-    """Return what `read_examples` must know of a layer, to be ``softmax`` in the config of a task.
+    """Return the entry ``softmax`` of a task's config, for `read_examples`.
 
-    The task calls the parameters ``softmax.class_embeddings`` and ``softmax.biases``.
+    The task's parameters are named ``softmax.class_embeddings`` and ``softmax.biases``.
     """
     loss = layer.loss
     return {"tau": loss.tau, "normalize": loss.normalize, "absolute": loss.absolute}
 
 
 def read_examples(path: str | Path) -> TrainedSoftmax:
-    """Read the softmax layer of a checkpoint, with the contexts that were stored with it.
+    """Read the softmax layer of a checkpoint, and the contexts stored with it.
 
     Parameters
     ----------
     path : str or Path
-        A checkpoint of `samplesoft.training.train`. Contexts are those of held-out examples; of an
-        example with several labels it holds one, which was drawn at random.
+        A checkpoint of `samplesoft.training.train`. Its contexts are those of held-out examples.
+        One of several labels of an example was drawn at random.
 
     Returns
     -------
@@ -271,7 +271,7 @@ def read_examples(path: str | Path) -> TrainedSoftmax:
     """
     with reading(path) as (config, values, arrays):
         task, examples = config.get("task", {}), part_of("examples", arrays)
-        # language models say the first, models of sparse inputs the second; both hold what is asked
+        # the first in language models, the second in models of sparse inputs
         softmax = task.get("softmax", task.get("linear_softmax"))
         if softmax is None or "h" not in examples:
             remedy = "take one of samplesoft train"
@@ -288,9 +288,9 @@ def read_examples(path: str | Path) -> TrainedSoftmax:
 def _trained_softmax(
     softmax: Mapping[str, Any], examples: Arrays, parameters: Arrays, step: int
 ) -> TrainedSoftmax:
-    """Return a softmax layer of `softmax_config`, with the arrays ``h`` and ``labels`` of examples.
+    """Return the softmax layer of a `softmax_config` and its examples.
 
-    Where there is an array ``counts``, it says how often each class occurs.
+    `examples` has arrays ``h`` and ``labels``, and optionally ``counts`` of the classes.
     """
     h = examples["h"].astype(np.float64)
     rows = parameters["softmax.class_embeddings"].astype(np.float64)
@@ -307,23 +307,23 @@ def _trained_softmax(
 def linear_examples(
     trained: TrainedLinearSoftmax, inputs: Any, labels: Any, num_examples: int, seed: int
 ) -> TrainedSoftmax:
-    """Return the softmax layer of a model, with some of the examples that are given.
+    """Return the softmax layer of a model, with a random sample of the given examples.
 
     Parameters
     ----------
     trained : TrainedLinearSoftmax
         The model.
     inputs, labels : scipy.sparse.csr_array, shapes (N, v) and (N, n)
-        Inputs as they were read; those without a label are not taken.
+        Raw inputs, and labels. Examples without labels are ignored.
     num_examples : int
-        How many to draw; all where there are no more.
+        Number of examples to draw, or all if there are fewer.
     seed : int
-        Of the examples, and of the label of an example that has several.
+        Seed of the examples, and of the label of an example with several.
 
     Returns
     -------
     TrainedSoftmax
-        Contexts that the model makes, and one label of each.
+        Contexts of the examples, and one label of each.
 
     Raises
     ------
@@ -332,32 +332,34 @@ def linear_examples(
     """
     if isinstance(trained.model.softmax, HierarchicalSoftmax):
         raise ValueError("`trained` must have class vectors, got a model over a tree.")
-    # an example without a label has no loss whose bias could be looked at
+    # examples without labels have no loss, and no bias
     rows = np.flatnonzero(np.diff(labels.indptr))
     if not len(rows):
         raise ValueError(
             f"`labels` must hold labels of some examples, got {labels.shape[0]} without any."
         )
-    rows = rows[choose_indices(len(rows), num_examples, seed)]
-    some, drawn = one_label_each(inputs[rows], labels[rows], trained.leave_out, int(as_key(seed)))
-    examples = {"h": trained.embed(some), "labels": drawn, "counts": trained.counts}
+    rows = rows[choose(len(rows), num_examples, seed)]
+    chosen_inputs, one_label = sample_one_label(
+        inputs[rows], labels[rows], trained.leave_out, int(as_key(seed))
+    )
+    examples = {"h": trained.embed(chosen_inputs), "labels": one_label, "counts": trained.counts}
     softmax = softmax_config(trained.model.softmax) | {"absolute": trained.absolute}
     return _trained_softmax(softmax, examples, trained.model.parameters, trained.step)
 
 
-def one_label_each(inputs: Any, labels: Any, leave_out: bool, seed: int) -> tuple[Any, IntArray]:
-    """Return inputs (B, v) and labels (B,) of examples that have one or more, as CSR matrices.
+def sample_one_label(inputs: Any, labels: Any, leave_out: bool, seed: int) -> tuple[Any, IntArray]:
+    """Return inputs (B, v) and one label (B,) for each example, from CSR matrices.
 
-    One of several is drawn by their weights, so that on average its loss is that of the example.
-    With `leave_out` labels are items of the input, which loses the one that is drawn.
+    One of several labels is drawn in proportion to its weight, so that its expected loss is the
+    example's loss. With `leave_out` labels are items of the input, from which it is removed.
     """
-    size, each = len(labels.indptr) - 1, np.diff(labels.indptr)
-    # of exponential times with the weights as rates, the first comes from each with its share
-    times = np.random.default_rng(seed).standard_exponential(labels.nnz) / labels.data
-    order = np.lexsort((times, np.repeat(np.arange(size), each)))  # the first comes by its weight
-    drawn = labels.indices[order[labels.indptr[:-1]]].astype(np.int64)
+    size, num_labels = len(labels.indptr) - 1, np.diff(labels.indptr)
+    # the smallest of exponential clocks with the weights as rates has the right distribution
+    exponential_clocks = np.random.default_rng(seed).standard_exponential(labels.nnz) / labels.data
+    order = np.lexsort((exponential_clocks, np.repeat(np.arange(size), num_labels)))
+    one_label = labels.indices[order[labels.indptr[:-1]]].astype(np.int64)
     if leave_out:
-        # the item that is to be found must not be among those it is found from
+        # the item to be predicted must not be in the input
         example_ids = np.repeat(np.arange(size), np.diff(inputs.indptr))
-        inputs = some_entries(inputs, inputs.indices != drawn[example_ids])
-    return inputs, drawn
+        inputs = select_entries(inputs, inputs.indices != one_label[example_ids])
+    return inputs, one_label

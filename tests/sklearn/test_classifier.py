@@ -282,7 +282,7 @@ def test_dense_inputs_and_sparse_ones_give_the_same_model(options, monkeypatch):
     X = np.random.default_rng(0).normal(size=(200, 6))
     y = np.arange(200) % 40
     clf = SampledSoftmaxClassifier(**SMALL | {"max_iter": 3, "batch_size": 16} | options)
-    monkeypatch.setattr(draws, "_CALL_DRAWS", 3 * (16 + clf.num_sampled))
+    monkeypatch.setattr(draws, "_MAX_CALL_DRAWS", 3 * (16 + clf.num_sampled))
     dense, other = clone(clf).fit(X, y), clone(clf).fit(sparse.csr_array(X), y)
     assert dense.loss_curve_ == pytest.approx(other.loss_curve_, rel=1e-9)
     for name, array in other.model_.parameters.items():

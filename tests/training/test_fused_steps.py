@@ -18,9 +18,9 @@ from samplesoft.samplers import WeightedSampler
 from samplesoft.samplers.base import Draw
 from samplesoft.schemes import SCHEMES
 from samplesoft.training.fused import (
-    draws_of_steps,
+    draw_steps,
     plain,
-    steps_at_once,
+    steps_per_call,
     take_steps,
     why_step_by_step,
 )
@@ -177,7 +177,7 @@ def test_settings(options, dtype):
 
 
 def test_threads_change_no_bit(monkeypatch):
-    monkeypatch.setattr("samplesoft.training.fused.steps._ONE_WORKER", 0)
+    monkeypatch.setattr("samplesoft.training.fused.steps._MIN_PARALLEL_MULTIPLICATIONS", 0)
     x, labels, weights = problem(True, np.float32)
     before = numba.get_num_threads()
     models = []
@@ -196,7 +196,7 @@ def test_threads_change_no_bit(monkeypatch):
 @pytest.mark.parametrize("left", [0, 1, 2])
 def test_threads_that_are_refused_change_no_bit(left, threads, monkeypatch):
     """As in a container with a limit; and the next call finds nobody who waits for the last one."""
-    monkeypatch.setattr("samplesoft.training.fused.steps._ONE_WORKER", 0)
+    monkeypatch.setattr("samplesoft.training.fused.steps._MIN_PARALLEL_MULTIPLICATIONS", 0)
     x, labels, weights = problem(True, np.float32)
     threads(4)
     real, started, models = threading.Thread.start, [], []
@@ -232,7 +232,7 @@ def test_a_call_that_is_cut_in_two(dropout):
     models = []
     for parts in ([slice(0, 3)], [slice(0, 1), slice(1, 3)]):
         model, optimizer = make("sampled-masked", np.float32, dropout=dropout)
-        draws, losses = draws_of_steps(model, 3, 5), []
+        draws, losses = draw_steps(model, 3, 5), []
         for part in parts:
             rows = slice(part.start * BATCH, part.stop * BATCH)
             given = x[rows], labels[rows], weights[rows]
@@ -261,8 +261,8 @@ def test_a_loss_that_decides_on_its_draws_takes_a_call_for_each_step():
     numbers, results = set(), []
     for seed in range(12):
         one, first = make("multilevel-masked", np.float64)
-        assert steps_at_once(one, BATCH) == 1
-        numbers.add(draws_of_steps(one, 1, seed, BATCH).ids.shape[1])
+        assert steps_per_call(one, BATCH) == 1
+        numbers.add(draw_steps(one, 1, seed, BATCH).ids.shape[1])
         batch = x[rows], labels[rows], weights[rows]
         value = take_steps(one, first, *batch, BATCH, (seed, 0))
         other, second = make("multilevel-masked", np.float64)
@@ -466,7 +466,7 @@ class Raising(Hinge):
 
 
 def test_a_kernel_that_raises_leaves_nobody_waiting(threads, monkeypatch):
-    monkeypatch.setattr("samplesoft.training.fused.steps._ONE_WORKER", 0)
+    monkeypatch.setattr("samplesoft.training.fused.steps._MIN_PARALLEL_MULTIPLICATIONS", 0)
     threads(4)
     x, labels, weights = problem(False, np.float64)
     model, optimizer = make("sampled-masked", np.float64)
@@ -478,7 +478,7 @@ def test_a_kernel_that_raises_leaves_nobody_waiting(threads, monkeypatch):
 @pytest.mark.parametrize("number", [1, 4])
 def test_a_step_whose_loss_is_not_finite_changes_nothing(number, threads, monkeypatch):
     """As by the public path, where a draw is left for each label is asked before the step."""
-    monkeypatch.setattr("samplesoft.training.fused.steps._ONE_WORKER", 0)
+    monkeypatch.setattr("samplesoft.training.fused.steps._MIN_PARALLEL_MULTIPLICATIONS", 0)
     threads(number)
     x, _, weights = problem(False, np.float64)
     labels = np.zeros((N, CLASSES))
@@ -513,7 +513,7 @@ def test_steps_are_those_of_the_plain_twin(optimizer):
         parameters[name][row] -= 0.1 * gradient
 
     update = plain.adagrad(parameters, 0.1) if optimizer == "adagrad" else descend
-    draws = draws_of_steps(model, 3, 5)
+    draws = draw_steps(model, 3, 5)
     assert np.isin(labels, draws.ids).any()  # accidental hits are among them
     wanted = plain.train(
         parameters,

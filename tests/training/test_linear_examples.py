@@ -6,7 +6,7 @@ from scipy import sparse
 from scipy.stats import chisquare
 
 from samplesoft.training import RetrievalSettings, RetrievalTask, Settings, read_examples, train
-from samplesoft.training.trained import one_label_each
+from samplesoft.training.trained import sample_one_label
 
 FULL = {"loss": "full", "sampler": None, "num_sampled": None, "embedding_dim": 6}
 
@@ -16,19 +16,19 @@ def test_one_of_several_labels_is_drawn_by_its_weight():
     labels = sparse.csr_array(np.tile(weights, (num, 1)))
     labels.eliminate_zeros()
     inputs = sparse.csr_array(np.ones((num, 2)))
-    given, drawn = one_label_each(inputs, labels, False, 0)
+    given, drawn = sample_one_label(inputs, labels, False, 0)
     assert given is inputs
     counts = np.bincount(drawn, minlength=5)[[1, 3, 4]]
     assert chisquare(counts, num * np.array([1, 3, 2]) / 6).pvalue > 1e-3
     assert chisquare(counts).pvalue < 1e-9
-    np.testing.assert_array_equal(one_label_each(inputs, labels, False, 0)[1], drawn)
-    assert (one_label_each(inputs, labels, False, 1)[1] != drawn).any()
+    np.testing.assert_array_equal(sample_one_label(inputs, labels, False, 0)[1], drawn)
+    assert (sample_one_label(inputs, labels, False, 1)[1] != drawn).any()
 
 
 def test_an_item_that_is_a_label_is_no_input():
     taken = sparse.csr_array((np.random.default_rng(0).random((50, 9)) < 0.4).astype(np.float32))
     taken = taken[np.flatnonzero(np.diff(taken.indptr))]
-    given, drawn = one_label_each(taken, taken, True, 0)
+    given, drawn = sample_one_label(taken, taken, True, 0)
     wanted = taken.toarray()
     assert (wanted[np.arange(len(drawn)), drawn] == 1.0).all()
     wanted[np.arange(len(drawn)), drawn] = 0.0

@@ -5,7 +5,7 @@ import pytest
 from scipy import sparse
 
 from samplesoft.models import linear
-from samplesoft.models.linear_softmax import some_entries
+from samplesoft.models.linear_softmax import select_entries
 from samplesoft.recommend import SampledSoftmaxRecommender
 from samplesoft.recommend.training import as_interactions, hide, normalized
 from samplesoft.training import RetrievalSettings, RetrievalTask, Settings, linear_task, train
@@ -19,8 +19,9 @@ TAKEN = as_interactions("taken", TAKEN)
 @pytest.fixture
 def small(monkeypatch):
     """Let parts be of some 50 entries."""
-    for module in ("training.linear_task", "recommend.training", "models.linear_softmax"):
-        monkeypatch.setattr(f"samplesoft.{module}._ENTRIES", 50)
+    for module in ("training.linear_task", "models.linear_softmax"):
+        monkeypatch.setattr(f"samplesoft.{module}._CHUNK_ENTRIES", 50)
+    monkeypatch.setattr("samplesoft.recommend.training._ENTRIES", 50)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
@@ -57,22 +58,22 @@ def test_tasks(every, request, tmp_path):
 def test_parts_are_of_few_entries():
     """Beside a step, or there would be nothing to see in the tests before."""
     batches = np.array_split(np.arange(80), 8)
-    found = linear_task._parts(TAKEN, batches, 0, 8)
+    found = linear_task._step_chunks(TAKEN, batches, 0, 8)
     assert found == [slice(0, 8)]
-    assert found[0] != linear_task._parts(TAKEN, batches, 3, 8)[0]
+    assert found[0] != linear_task._step_chunks(TAKEN, batches, 3, 8)[0]
 
 
 def test_matrices(request):
     whole = unit_norm(TAKEN), normalized(TAKEN), *hide(TAKEN, 0.5, 3)
     kept = RNG.random(TAKEN.nnz) < 0.5
-    some = some_entries(TAKEN, kept)
+    some = select_entries(TAKEN, kept)
     assert some.indices.dtype == TAKEN.indices.dtype
     request.getfixturevalue("small")
     parts = unit_norm(TAKEN), normalized(TAKEN), *hide(TAKEN, 0.5, 3)
     for one, other in zip(whole, parts, strict=True):
         assert np.sum(one != other) == 0 if isinstance(one, np.ndarray) else not (one != other).nnz
-    assert not (some_entries(TAKEN, kept) != some).nnz
-    assert some_entries(TAKEN, kept).nnz == np.count_nonzero(kept)
+    assert not (select_entries(TAKEN, kept) != some).nnz
+    assert select_entries(TAKEN, kept).nnz == np.count_nonzero(kept)
 
 
 def test_gradients_of_sparse_inputs(monkeypatch):

@@ -250,7 +250,7 @@ def test_data_that_is_refused(x, labels, message):
 
 
 def test_the_sampler_is_made_anew_whenever_steps_have_doubled(monkeypatch):
-    monkeypatch.setattr(linear_task, "_FIRST_REFRESH", 4)
+    monkeypatch.setattr(linear_task, "_FIRST_REFRESH_STEPS", 4)
     x = sparse.csr_array(np.eye(6))
     settings = RetrievalSettings(sampler="unigram", num_sampled=2, batch_size=2, validation=0.0)
     task, anew = RetrievalTask(x, x, settings), []

@@ -89,11 +89,11 @@ def test_steps_in_one_call_have_the_rates_of_steps_one_by_one(name, monkeypatch)
     assert one.resolved_.step_by_step is None
 
     def one_by_one(task, *_):
-        task._draws_by_row = True  # with the same draws
+        task._draws_like_fused = True  # with the same draws
         return None
 
     with monkeypatch.context() as patch:
-        patch.setattr(LinearTask, "end_of_call", one_by_one)
+        patch.setattr(LinearTask, "fused_block_end", one_by_one)
         steps = SampledSoftmaxClassifier(8, random_state=0, **how).fit(X, Y)
     for key, array in one.model_.parameters.items():
         np.testing.assert_allclose(array, steps.model_.parameters[key], rtol=2e-3, atol=2e-5)

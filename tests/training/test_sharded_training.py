@@ -74,7 +74,7 @@ def test_one_worker_ends_with_the_bits_of_none(kind, optimizer, options, files, 
 def test_static_draws_are_those_of_steps_one_by_one(files, tmp_path, monkeypatch):
     """In memory many such steps are one compiled call, which draws from other streams."""
     train(task_of(files, 1, sampler="unigram"), how(), tmp_path / "shard")
-    monkeypatch.setattr(RetrievalTask, "end_of_call", lambda *_: None)
+    monkeypatch.setattr(RetrievalTask, "fused_block_end", lambda *_: None)
     train(task_of(files, None, sampler="unigram"), how(), tmp_path / "memory")
     assert_same_end(tmp_path / "memory", tmp_path / "shard")
 

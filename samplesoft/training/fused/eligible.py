@@ -1,4 +1,4 @@
-"""Which models a compiled block of steps can train, and why not the others."""
+"""Which models fused training supports, and the reason for others."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from samplesoft.models.linear_softmax import LinearSoftmax
 from samplesoft.optimizers.base import Optimizer
 from samplesoft.samplers.base import Draw, Sampler
 
-# The methods that a compiled step replaces: a loss or an optimizer with one of its own goes step by
+# Methods that a fused step replaces. A loss or an optimizer that overrides one is trained step by
 # step.
 _REPLACED: dict[Any, tuple[str, ...]] = {
     Loss: ("forward", "forward_batch", "backward", "check_batch"),
-    Optimizer: ("step", "with_states", "next_numbers"),
+    Optimizer: ("step", "parameters_with_states", "advance"),
 }
 _SAMPLED_LOSSES: tuple[type[Loss], ...] = (SampledLoss, SampledSoftmaxLoss)
-# to losses over all classes, each class is a draw that is made once
+# for losses over all classes, each class is drawn exactly once
 FULL_LOSSES: dict[type[Loss], Terms] = {
     FullSoftmaxLoss: Terms(softmax_terms, merge=merge_exponentials, adds_exponentials=True),
     FullLogisticLoss: Terms(logistic_terms, (1.0,), merge=merge_softplus),
@@ -37,28 +37,32 @@ FULL_LOSSES: dict[type[Loss], Terms] = {
 
 
 def why_step_by_step(model: LinearSoftmax, optimizer: Optimizer | None) -> str | None:
-    """Return why `take_steps` cannot take the steps of a model, None where it can.
+    """Return the reason why `take_steps` cannot train a model, or None if it can.
 
     Parameters
     ----------
     model : LinearSoftmax
         Its loss and its sampler decide.
     optimizer : Optimizer or None
-        Must have a compiled kernel, and no step of its own.
+        Must have a compiled kernel, and not override `step`.
 
     Returns
     -------
     str or None
-        The reason, in words for a user.
+        The reason, in words for the user.
     """
     loss, sampler = model.softmax.loss, model.softmax.sampler
     if model.settings.embedding_dim is None:
         return "a model without embeddings has class vectors as long as its inputs"
-    if passes_of(loss) is None or _has_own(Loss, loss):
+    if base_loss_of(loss) is None or _overrides_replaced_method(Loss, loss):
         return f"{type(loss).__name__} has a forward or a backward pass of its own"
     if loss.reduction != "sum":
         return f"reduction={loss.reduction!r} is not the sum of the examples' losses"
-    if optimizer is None or _has_own(Optimizer, optimizer) or not is_kernel(optimizer._kernel):
+    if (
+        optimizer is None
+        or _overrides_replaced_method(Optimizer, optimizer)
+        or not is_kernel(optimizer._kernel)
+    ):
         return f"{type(optimizer).__name__} has no kernel, or a step of its own"
     if not isinstance(loss, SampledLoss):
         return None
@@ -70,29 +74,29 @@ def why_step_by_step(model: LinearSoftmax, optimizer: Optimizer | None) -> str |
         return "each example has draws of its own"
     if type(loss).draw is MultilevelLoss.draw:
         return None
-    if not draws_as_asked(loss):
+    if not draws_num_sampled(loss):
         return f"{type(loss).__name__} has draws of its own"
-    few = np.zeros((1, model.softmax.num_sampled))
-    terms = loss._terms_of(Draw(few.astype(np.int64), few), model.num_classes)
+    example_ids = np.zeros((1, model.softmax.num_sampled))
+    terms = loss._terms_of(Draw(example_ids.astype(np.int64), example_ids), model.num_classes)
     if not is_kernel(terms.kernel) or not (terms.merge is None or is_kernel(terms.merge)):
         return f"the terms of {type(loss).__name__} have no kernel of samplesoft's njit"
     return None
 
 
-def passes_of(loss: Loss) -> type[Loss] | None:
-    """Return the class whose forward and backward pass a loss has, if it is known here."""
-    for known in (*_SAMPLED_LOSSES, *FULL_LOSSES):
-        one = type(loss)._forward, type(loss)._backward
-        if one == (known._forward, known._backward):
-            return known
+def base_loss_of(loss: Loss) -> type[Loss] | None:
+    """Return the class that defines the passes of a loss, if fused training supports it."""
+    for base in (*_SAMPLED_LOSSES, *FULL_LOSSES):
+        passes = type(loss)._forward, type(loss)._backward
+        if passes == (base._forward, base._backward):
+            return base
     return None
 
 
-def _has_own(base: Any, thing: Any) -> bool:
-    """Tell whether a loss or an optimizer has a method of its own in place of one of `base`."""
-    return any(getattr(type(thing), name) is not getattr(base, name) for name in _REPLACED[base])
+def _overrides_replaced_method(base: Any, instance: Any) -> bool:
+    """Whether a loss or an optimizer overrides a method of `base` that fused steps replace."""
+    return any(getattr(type(instance), name) is not getattr(base, name) for name in _REPLACED[base])
 
 
-def draws_as_asked(loss: SampledLoss) -> bool:
-    """Tell whether a loss makes as many draws as it is asked for."""
+def draws_num_sampled(loss: SampledLoss) -> bool:
+    """Whether a loss draws exactly `num_sampled` classes."""
     return type(loss).draw is SampledLoss.draw

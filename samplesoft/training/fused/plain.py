@@ -1,23 +1,23 @@
-"""Steps of training as on paper, one example at a time: to be read, not to be used.
+"""Steps of training, one example at a time: to be read, not to be used.
 
-A linear embedding under a sampled softmax. An input x (v,) with few entries that are not 0 becomes
-a context, the context scores classes, and a step moves only the rows that took part:
+A linear embedding under a sampled softmax. A sparse input x (v,) becomes a context, the context
+scores classes, and a step changes only the rows involved:
 
     embedded   u = sum of x_f U_f over the entries f of x, plus the intercept
     context    h = u / |u|
-    scores     o_j = tau h . c_j / |c_j|          of the label and of the classes drawn
+    scores     o_j = tau h . c_j / |c_j|          for the label and the drawn classes
     logits     the label's score; o_j less log(m q_j) for a draw
     loss       log(sum of e^logit) - the label's logit
 
-Let an example have features 2 and 5 and the label 7, and let the step have drawn 3, 9 and 3. Then
-the rows c_3, c_7, c_9, U_2, U_5 and the intercept change, and no others, whatever n and v are.
+Let an example have features 2 and 5 and label 7, and let the draws of the step be 3, 9 and 3. Then
+only the rows c_3, c_7, c_9, U_2, U_5 and the intercept change, for any n and v.
 
-A step has several examples. They share its draws, and all of them see the parameters of before the
-step: gradients are summed over the examples first, and each row is updated once, by its sum.
+The examples of a step share its draws, and all use the parameters from before the step: gradients
+are summed over the examples first, and each row is updated once, by its sum.
 
-`samplesoft.training.fused` computes the same for a block of steps in one compiled call: it lists
-the rows of each step before the first one, scores blocks of examples by products of matrices, and
-shares the blocks out among threads.
+`samplesoft.training.fused` computes the same for a block of steps in one compiled call. It lists
+the rows of each step in advance, scores blocks of examples by matrix products, and distributes the
+blocks over threads.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ import numpy as np
 
 
 def unit(vector: Any) -> Any:
-    """Return a vector of norm 1; one of zeros stays."""
+    """Return the vector divided by its norm; a zero vector is returned unchanged."""
     norm = math.sqrt(float(np.dot(vector, vector)))
     return vector / norm if norm > 0 else vector
 
 
 def through_norm(d_unit: Any, vector: Any) -> Any:
-    """Turn the gradient in ``u = x / |x|`` into that in x, which is (I - u u') d / |x|.
+    """Return the gradient in x from the gradient d in ``u = x / |x|``: (I - u u') d / |x|.
 
-    A change of the length alone changes nothing: the part along u is left out.
+    Scaling x does not change u, so that the gradient has no component along u.
     """
     norm = math.sqrt(float(np.dot(vector, vector)))
     if norm == 0:
@@ -47,7 +47,7 @@ def through_norm(d_unit: Any, vector: Any) -> Any:
 
 
 def embed(x: Any, inputs: Any, intercept: Any) -> Any:
-    """Return the embedded input, a sum over the features that occur in it."""
+    """Return the embedded input: the intercept plus a sum over the features that occur."""
     total = intercept.copy()
     for feature in np.flatnonzero(x):
         total += x[feature] * inputs[feature]
@@ -59,8 +59,8 @@ def logits_of(
 ) -> list[tuple[int, float]]:
     """Return pairs of a class and its logit: of the label, then of each draw.
 
-    A draw stands for all classes like it, as many as its expected number m q says: so its score
-    loses log(m q). Draws of the label, accidental hits, are left out: it is in the sum already.
+    A draw is weighted by 1 over its expected count m q: log(m q) is subtracted from its score.
+    Accidental hits are left out, because the label is in the sum already.
     """
     logits = [(label, scores[label])]
     for j, log_count in zip(drawn, log_counts, strict=True):
@@ -70,18 +70,18 @@ def logits_of(
 
 
 def loss_and_derivatives(logits: list[tuple[int, float]]) -> tuple[float, dict[int, float]]:
-    """Return the loss, and its derivative in the score of each class that is in the sum.
+    """Return the loss, and its derivative in the score of each class in the sum.
 
-    It is p_j for a draw and p - 1 for the label; a class drawn twice has both terms.
+    The derivative is p_j for a draw and p - 1 for the label. A class drawn twice has both terms.
     """
-    most = max(logit for _, logit in logits)
-    masses = [math.exp(logit - most) for _, logit in logits]
+    max_logit = max(logit for _, logit in logits)
+    masses = [math.exp(logit - max_logit) for _, logit in logits]
     total = math.fsum(masses)
     label, label_logit = logits[0]
     derivatives = {label: -1.0}
     for (j, _), mass in zip(logits, masses, strict=True):
         derivatives[j] = derivatives.get(j, 0.0) + mass / total
-    return most + math.log(total) - label_logit, derivatives
+    return max_logit + math.log(total) - label_logit, derivatives
 
 
 def step(
@@ -94,7 +94,7 @@ def step(
     tau: float,
     update: Any,
 ) -> float:
-    """Take one step on B examples; return their mean loss by their weights.
+    """Take one step on B examples; return their weighted mean loss.
 
     `parameters` are "inputs" U (v, d), "intercept" (1, d) and "classes" (n, d), changed in place.
     ``update(name, row, gradient)`` changes one row of them: the optimizer.
@@ -131,7 +131,7 @@ def step(
 
 
 def adagrad(parameters: dict[str, Any], rate: float, epsilon: float = 1e-10) -> Any:
-    """Return an `update` of `step`: each number has a step that shrinks with its gradients so far.
+    """Return an `update` for `step`: the rate of each entry shrinks with its past gradients.
 
     Duchi et al. (2011): s += g^2, and w -= rate g / (sqrt(s) + epsilon).
     """
@@ -155,7 +155,7 @@ def train(
     tau: float,
     update: Any,
 ) -> list[float]:
-    """Take steps of `batch_size` examples, the last one of fewer; return their mean losses.
+    """Take steps of `batch_size` examples, fewer in the last; return their mean losses.
 
     Step s has the draws ``ids[s]`` and ``log_counts[s]`` (m,): classes, and log(m q) of each.
     """

@@ -1,16 +1,16 @@
-"""The compiled function that takes the steps of a block, stage after stage.
+"""The compiled function that takes the steps of a block.
 
-A step has five stages. Workers share out the blocks of a stage and wait for each other at three
+A step has five stages. Workers (threads) divide the blocks of each stage, and synchronise at three
 barriers:
 
 1. class vectors are gathered, a block of classes at a time - barrier;
 2. examples are embedded, scored and differentiated, a block of them at a time - barrier;
-3. gradients of classes are added up, and their rows updated, a block of classes at a time;
+3. gradients of classes are summed, and their rows updated, a block of classes at a time;
 4. gradients of features likewise, a block of features at a time;
 5. the gradient of the intercept likewise, by one worker - barrier.
 
-A block does the same whichever worker takes it, and each sum stands in one block, so that results
-do not depend on how many workers there are.
+The result of a block does not depend on the worker, and each sum is computed within one block, so
+that results do not depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -46,49 +46,49 @@ Kernel = Callable[..., Any]
 
 
 class TrainedRows(NamedTuple):
-    """Rows that are trained, and the state of their optimizer."""
+    """Parameter rows, and the state of their optimizer."""
 
     rows: Rows
     states: tuple[Rows, ...]
 
 
 class Updates(NamedTuple):
-    """What is trained, and by what an optimizer's kernel changes it in each step."""
+    """Trained parameters, and the hyper-parameters of the optimizer's kernel in each step."""
 
     inputs: TrainedRows
     intercept: TrainedRows
-    intercept_id: IntArray  # (1,): its only row, 0
+    intercept_id: IntArray  # (1,): index of its only row, 0
     classes: TrainedRows
     hyper_parameters: Rows  # (S, k)
-    largest_gradient: float  # absolute value
+    largest_gradient: float  # in absolute value; larger entries are rejected
 
 
 class WorkerWorkspace(NamedTuple):
-    """What one worker writes and reads, for one block at a time."""
+    """Arrays of one worker, for one block at a time."""
 
-    scores: Rows  # of a block of examples
-    gradients: Rows  # of a block of rows
+    scores: Rows  # of drawn classes, for a block of examples
+    gradients: Rows  # for a block of rows
     product: Rows
-    drawn: Rows  # scores of each draw of a block of examples, in the type of their logits
-    d_drawn: Rows
+    sampled_scores: Rows  # scores of draws, in the dtype of the logits
+    d_sampled: Rows
     logits: FloatArray
 
 
 def worker_workspace(steps: StepBlock, terms: Terms) -> WorkerWorkspace:
     """Return the workspace of a worker."""
-    most_classes, dim = steps.workspace.class_vectors.shape
+    max_classes, dim = steps.workspace.class_vectors.shape
     dtype = steps.workspace.class_vectors.dtype
-    most_rows = max(steps.width, BLOCK_EXAMPLES, _BLOCK_FEATURES)
-    # a loss that merges exponentials needs no more digits than scores have
+    max_rows = max(steps.width, BLOCK_EXAMPLES, _BLOCK_FEATURES)
+    # a loss that merges exponentials computes in the precision of the scores
     merges = terms.merge is not None and terms.adds_exponentials
     logit_dtype = dtype if merges else np.float64
-    num_logits = max(steps.classes.log_counts.shape[1], most_classes)
+    num_logits = max(steps.classes.log_counts.shape[1], max_classes)
     return WorkerWorkspace(
-        scores=np.empty(BLOCK_EXAMPLES * most_classes, dtype),
-        gradients=np.empty(most_rows * dim, dtype),
-        product=np.empty(max(most_rows * dim, BLOCK_EXAMPLES * steps.width), dtype),
-        drawn=np.empty(BLOCK_EXAMPLES * num_logits, logit_dtype),
-        d_drawn=np.empty(BLOCK_EXAMPLES * num_logits, logit_dtype),
+        scores=np.empty(BLOCK_EXAMPLES * max_classes, dtype),
+        gradients=np.empty(max_rows * dim, dtype),
+        product=np.empty(max(max_rows * dim, BLOCK_EXAMPLES * steps.width), dtype),
+        sampled_scores=np.empty(BLOCK_EXAMPLES * num_logits, logit_dtype),
+        d_sampled=np.empty(BLOCK_EXAMPLES * num_logits, logit_dtype),
         logits=np.empty(max(CHUNK_LOGITS, 3 * (2 + num_logits))),
     )
 
@@ -97,7 +97,7 @@ def worker_workspace(steps: StepBlock, terms: Terms) -> WorkerWorkspace:
 
 
 @njit_bare
-def _embed(
+def _embed_examples(
     loss: LossSettings,
     offsets: IntArray,
     features: IntArray,
@@ -108,7 +108,7 @@ def _embed(
     norms: FloatArray,
     z: Rows,
 ) -> None:
-    """Write the contexts of a block of examples, and these times tau."""
+    """Write the contexts of a block of examples, and `z`, contexts times tau."""
     weighted_rows(offsets, features, values, inputs, contexts)
     for b in range(len(z)):
         add_row(contexts[b], 1.0, intercept)
@@ -121,18 +121,18 @@ def _embed(
 
 
 @njit_bare
-def _scores_of_draws(
-    loss: LossSettings, class_of_draw: IntArray, scores: Rows, num_drawn: int, drawn: Rows
+def _expand_class_scores(
+    loss: LossSettings, class_of_draw: IntArray, scores: Rows, num_drawn: int, sampled_scores: Rows
 ) -> None:
-    """Write the scores of draws, from those of the classes drawn of one example after another."""
-    for b in range(len(drawn)):
-        for k in range(drawn.shape[1]):
-            drawn[b, k] = scores[
+    """Write the scores of draws, from the scores of the distinct drawn classes."""
+    for b in range(len(sampled_scores)):
+        for k in range(sampled_scores.shape[1]):
+            sampled_scores[b, k] = scores[
                 b * num_drawn + (class_of_draw[k] if len(class_of_draw) > 0 else k)
             ]
         if loss.absolute:
-            for k in range(drawn.shape[1]):
-                drawn[b, k] = abs(drawn[b, k])
+            for k in range(sampled_scores.shape[1]):
+                sampled_scores[b, k] = abs(sampled_scores[b, k])
 
 
 @njit_bare
@@ -151,7 +151,7 @@ def _label_logits(
 
 
 @njit_bare
-def _sum_losses(
+def _sum_pair_losses(
     loss: LossSettings,
     offsets: IntArray,
     example_weights: FloatArray,
@@ -163,7 +163,7 @@ def _sum_losses(
     losses: FloatArray,
     diverged: IntArray,
 ) -> None:
-    """Write the losses of examples [first, last), and weigh the derivatives of their labels."""
+    """Write the losses of examples [first, last), and weight the derivatives of their labels."""
     for b in range(first, last):
         total = 0.0
         for p in range(offsets[b], offsets[b + 1]):
@@ -176,23 +176,23 @@ def _sum_losses(
 
 
 @njit_bare
-def _derivatives_of_classes(
-    loss: LossSettings, class_of_draw: IntArray, d_drawn: Rows, num_drawn: int, scores: Rows
+def _sum_derivatives_by_class(
+    loss: LossSettings, class_of_draw: IntArray, d_sampled: Rows, num_drawn: int, class_scores: Rows
 ) -> None:
-    """Turn the scores of the classes drawn into derivatives in them."""
-    for b in range(len(d_drawn)):
-        if loss.absolute:  # from derivatives in |o| to those in o
-            for k in range(d_drawn.shape[1]):
+    """Overwrite the scores of the drawn classes by derivatives, summed over draws of a class."""
+    for b in range(len(d_sampled)):
+        if loss.absolute:  # d|o| / do is the sign of o
+            for k in range(d_sampled.shape[1]):
                 column = class_of_draw[k] if len(class_of_draw) > 0 else k
-                d_drawn[b, k] *= np.sign(scores[b * num_drawn + column])
+                d_sampled[b, k] *= np.sign(class_scores[b * num_drawn + column])
         if len(class_of_draw) == 0:
             for k in range(num_drawn):
-                scores[b * num_drawn + k] = d_drawn[b, k]
+                class_scores[b * num_drawn + k] = d_sampled[b, k]
         else:
             for k in range(num_drawn):
-                scores[b * num_drawn + k] = 0.0
+                class_scores[b * num_drawn + k] = 0.0
             for k in range(len(class_of_draw)):
-                scores[b * num_drawn + class_of_draw[k]] += d_drawn[b, k]
+                class_scores[b * num_drawn + class_of_draw[k]] += d_sampled[b, k]
 
 
 @njit_bare
@@ -203,14 +203,14 @@ def _weigh_and_store(
     d_scores: Rows,
     num_drawn: int,
     width: int,
-    stored: Rows,
+    d_sampled_blocks: Rows,
 ) -> None:
-    """Weigh derivatives in scores, and store them by blocks of classes, as stage 3 reads them."""
+    """Weight derivatives in scores, and store them by blocks of classes for stage 3."""
     for b in range(last - first):
         weight = d_scores.dtype.type(example_weights[first + b])
         for start in range(0, num_drawn, width):
             num = min(width, num_drawn - start)
-            out = stored[start // width]
+            out = d_sampled_blocks[start // width]
             for k in range(num):
                 out[b * num + k] = weight * d_scores[b * num_drawn + start + k]
 
@@ -219,7 +219,7 @@ def _weigh_and_store(
 def _context_gradients(
     loss: LossSettings, contexts: Rows, norms: FloatArray, d_embedded: Rows
 ) -> None:
-    """Turn derivatives in contexts times tau into those in embedded inputs."""
+    """Turn gradients in contexts times tau into gradients in embedded inputs."""
     tau = d_embedded.dtype.type(loss.tau)
     for b in range(len(d_embedded)):
         for i in range(d_embedded.shape[1]):
@@ -241,13 +241,13 @@ def _add_label_gradients(
     z: Rows,
     gradient: Rows,
 ) -> None:
-    """Add what labels bring to the gradients of a block of classes, from the class `first` on.
+    """Add the contribution of labels to the gradients of a block of classes.
 
-    Pairs of the step are [begin, end).
+    The block begins at class `first`. The step has the pairs [begin, end).
     """
     low = begin
     high = end
-    while low < high:  # a binary search for the first label of the block
+    while low < high:  # binary search for the first label in the block
         middle = (low + high) // 2
         if pairs.classes[pairs.by_class[middle]] < first:
             low = middle + 1
@@ -261,7 +261,7 @@ def _add_label_gradients(
 
 @njit_bare
 def _sum_rows(rows: Rows, gradient: Rows) -> None:
-    """Write the sum of rows to the first row of a gradient: that of the intercept."""
+    """Write the sum of rows to the only row of a gradient, the intercept's."""
     gradient[:] = 0.0
     for b in range(len(rows)):
         add_row(gradient[0], 1.0, rows[b])
@@ -269,7 +269,7 @@ def _sum_rows(rows: Rows, gradient: Rows) -> None:
 
 @cache
 def make_updater(rows_kernel: Kernel) -> Kernel:
-    """Return a kernel that updates rows, or none of them, and counts the numbers it refuses."""
+    """Return a kernel that updates rows, or none, and returns the number of rejected entries."""
 
     def update_rows(
         ids: IntArray,
@@ -294,10 +294,10 @@ def make_updater(rows_kernel: Kernel) -> Kernel:
 
 @cache
 def make_runner(differentiate: Kernel, update_rows: Kernel, draws_are_classes: bool) -> Kernel:
-    """Return the kernel that takes steps by a loss and an optimizer; it is compiled when called.
+    """Return the kernel that takes steps with a loss and an optimizer; it compiles when called.
 
-    Where `draws_are_classes`, the scores of the classes drawn are those of the draws; else they are
-    copied for each draw, and derivatives added up again.
+    If `draws_are_classes`, logits are those of the drawn classes. Else scores are copied for each
+    draw, and derivatives are summed by class again.
     """
 
     def run(
@@ -308,7 +308,7 @@ def make_runner(differentiate: Kernel, update_rows: Kernel, draws_are_classes: b
         worker: int,
         workers: int,
     ) -> None:
-        """Take all the steps, as one of some workers that do so side by side."""
+        """Take all steps, as one of several workers that run concurrently."""
         loss, classes, pairs, hits = steps.loss, steps.classes, steps.pairs, steps.hits
         entries, shared = steps.entries, steps.workspace
         dim = shared.z.shape[1]
@@ -340,16 +340,16 @@ def make_runner(differentiate: Kernel, update_rows: Kernel, draws_are_classes: b
             # 2. losses, derivatives in scores, and gradients of contexts
             for first in range(begin + worker * BLOCK_EXAMPLES, end, workers * BLOCK_EXAMPLES):
                 last = min(first + BLOCK_EXAMPLES, end)
-                here = first - begin
-                of_block = slice(here, last - begin)
+                row_begin = first - begin
+                of_block = slice(row_begin, last - begin)
                 z = shared.z[of_block]
                 d_embedded = shared.d_embedded[of_block]
                 contexts = shared.contexts[of_block]
                 norms = shared.context_norms[of_block]
                 begin_pairs = pairs.offsets[first]
                 end_pairs = pairs.offsets[last]
-                stored = shared.d_drawn[here // BLOCK_EXAMPLES]
-                _embed(
+                d_sampled_blocks = shared.d_sampled[row_begin // BLOCK_EXAMPLES]
+                _embed_examples(
                     loss,
                     entries.offsets[first : last + 1],
                     entries.features,
@@ -365,18 +365,20 @@ def make_runner(differentiate: Kernel, update_rows: Kernel, draws_are_classes: b
                 num_logits = len(class_of_draw) if len(class_of_draw) > 0 else num_drawn
                 shape = (len(z), num_logits)
                 size = len(z) * num_logits
-                d_drawn = local.d_drawn[:size].reshape(shape)
-                if draws_are_classes:  # decided when it is compiled
-                    drawn = local.scores[:size].reshape(shape)
+                d_sampled = local.d_sampled[:size].reshape(shape)
+                if draws_are_classes:  # a constant when compiled
+                    sampled_scores = local.scores[:size].reshape(shape)
                 else:
-                    drawn = local.drawn[:size].reshape(shape)
-                    _scores_of_draws(loss, class_of_draw, local.scores, num_drawn, drawn)
+                    sampled_scores = local.sampled_scores[:size].reshape(shape)
+                    _expand_class_scores(
+                        loss, class_of_draw, local.scores, num_drawn, sampled_scores
+                    )
                 score_labels(
                     shared.class_vectors,
                     pairs.classes,
                     z,
                     pairs.example_ids,
-                    here,
+                    row_begin,
                     begin_pairs,
                     end_pairs,
                     shared.label_scores,
@@ -389,15 +391,17 @@ def make_runner(differentiate: Kernel, update_rows: Kernel, draws_are_classes: b
                     end_pairs,
                     shared.d_labels,
                 )
-                nan_where_not_finite(shared.d_labels, drawn, pairs.example_ids, here, begin_pairs)
+                nan_where_not_finite(
+                    shared.d_labels, sampled_scores, pairs.example_ids, row_begin, begin_pairs
+                )
 
                 differentiate(
                     Pairs(
                         label_logits=shared.d_labels,
-                        sampled_scores=drawn,
+                        sampled_scores=sampled_scores,
                         log_counts=classes.log_counts[s : s + 1],
                         example_ids=pairs.example_ids,
-                        first_example=here,
+                        first_example=row_begin,
                         label_weights=pairs.weights,
                         hit_starts=hits.starts,
                         hit_stops=hits.stops,
@@ -412,10 +416,10 @@ def make_runner(differentiate: Kernel, update_rows: Kernel, draws_are_classes: b
                     classes.weights[s : s + 1],
                     local.logits,
                     shared.pair_losses,
-                    shared.d_labels,  # in place of the logits
-                    d_drawn,
+                    shared.d_labels,  # overwrites the logits
+                    d_sampled,
                 )
-                _sum_losses(
+                _sum_pair_losses(
                     loss,
                     pairs.offsets,
                     steps.example_weights,
@@ -428,23 +432,28 @@ def make_runner(differentiate: Kernel, update_rows: Kernel, draws_are_classes: b
                     steps.diverged,
                 )
                 if draws_are_classes:
-                    d_scores = local.d_drawn
+                    d_scores = local.d_sampled
                 else:
                     d_scores = local.scores
-                    _derivatives_of_classes(loss, class_of_draw, d_drawn, num_drawn, d_scores)
+                    _sum_derivatives_by_class(loss, class_of_draw, d_sampled, num_drawn, d_scores)
                 _weigh_and_store(
-                    steps.example_weights, first, last, d_scores, num_drawn, width, stored
+                    steps.example_weights, first, last, d_scores, num_drawn, width, d_sampled_blocks
                 )
 
                 context_gradients_of_draws(
-                    stored, shared.class_vectors, num_drawn, width, d_embedded, local.product
+                    d_sampled_blocks,
+                    shared.class_vectors,
+                    num_drawn,
+                    width,
+                    d_embedded,
+                    local.product,
                 )
                 add_label_context_gradients(
                     shared.d_labels,
                     shared.class_vectors,
                     pairs.classes,
                     pairs.example_ids,
-                    here,
+                    row_begin,
                     begin_pairs,
                     end_pairs,
                     d_embedded,
@@ -452,7 +461,7 @@ def make_runner(differentiate: Kernel, update_rows: Kernel, draws_are_classes: b
                 _context_gradients(loss, contexts, norms, d_embedded)
             num_barriers += 1
             meet(arrived, workers, num_barriers)
-            if steps.diverged[_LOSS] != 0:  # nothing changes by a loss that is not finite
+            if steps.diverged[_LOSS] != 0:  # no update with a loss that is not finite
                 return
 
             # 3. gradients of classes
@@ -461,7 +470,7 @@ def make_runner(differentiate: Kernel, update_rows: Kernel, draws_are_classes: b
                 gradient = local.gradients[: (last - first) * dim].reshape((last - first, dim))
                 z = shared.z[: end - begin]
                 class_gradients_of_draws(
-                    shared.d_drawn,
+                    shared.d_sampled,
                     first // width,
                     BLOCK_EXAMPLES,
                     z,
@@ -507,7 +516,7 @@ def make_runner(differentiate: Kernel, update_rows: Kernel, draws_are_classes: b
                 num_refused += update_rows(
                     updates.intercept_id, gradient, updates.intercept, hyper_parameters, limit
                 )
-            if num_refused > 0:  # all write the same
+            if num_refused > 0:  # all workers store the same value
                 steps.diverged[_GRADIENT] = 1
             num_barriers += 1
             meet(arrived, workers, num_barriers)

@@ -1,4 +1,4 @@
-"""A block of steps from arguments to parameters: checked, arranged, and run on all threads."""
+"""Take a block of steps: validate the arguments, build the arrays, run on all threads."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from samplesoft.losses.differentiate import make_merged_differentiator, make_row
 from samplesoft.losses.sampled import SampledLoss, Terms
 from samplesoft.models.linear_softmax import LinearSoftmax
 from samplesoft.optimizers.base import Optimizer
-from samplesoft.optimizers.updates import LARGEST, largest_gradient
-from samplesoft.training.fused.draws import DrawsOfSteps, draws_of_steps, label_log_counts
-from samplesoft.training.fused.layout import LossSettings, StepBlock, arrange
+from samplesoft.optimizers.updates import MAX_FLOAT, largest_gradient
+from samplesoft.training.fused.draws import StepDraws, draw_steps, label_log_counts
+from samplesoft.training.fused.layout import LossSettings, StepBlock, make_step_block
 from samplesoft.training.fused.runner import (
     TrainedRows,
     Updates,
@@ -26,8 +26,8 @@ from samplesoft.training.fused.runner import (
     worker_workspace,
 )
 
-_ONE_WORKER = 1 << 21  # multiplications of a step below which workers cost more than they save
-_NOBODY_COMES = 1 << 62  # workers that have come to a barrier, where one will come to no more
+_MIN_PARALLEL_MULTIPLICATIONS = 1 << 21  # in a step; fewer run on one thread
+_RELEASED_BARRIER = 1 << 62  # count of arrivals that releases all barriers
 
 
 def take_steps(
@@ -39,17 +39,17 @@ def take_steps(
     batch_size: int,
     seeds: Sequence[int],
     *,
-    draws: DrawsOfSteps | None = None,
+    draws: StepDraws | None = None,
     first_entry: int = 0,
 ) -> FloatArray:
-    """Take steps of `batch_size` examples, the last one maybe of fewer.
+    """Take steps of `batch_size` examples; the last step may have fewer.
 
     Parameters
     ----------
     model : LinearSoftmax
-        Trained in place; one for which `why_step_by_step` returns None.
+        Trained in place; `why_step_by_step` must return None for it.
     optimizer : Optimizer
-        Of the same model; it counts the steps.
+        Optimizer of the model; it counts the steps.
     x : scipy.sparse CSR matrix, shape (N, v)
         Inputs.
     labels : array_like of int, shape (N,), or scipy.sparse CSR matrix, shape (N, n)
@@ -59,11 +59,11 @@ def take_steps(
     batch_size : int
         Examples B of a step.
     seeds : sequence of two ints
-        Those of the draws and of dropout.
+        Seeds of the draws and of dropout.
     draws : DrawsOfSteps, optional
-        Draws made already; by default they are made here.
+        Draws of the steps; made here by default.
     first_entry : int
-        Number of entries of other inputs before these, which share the seed of dropout.
+        Number of input entries of earlier steps that share the seed of dropout.
 
     Returns
     -------
@@ -75,13 +75,13 @@ def take_steps(
     FloatingPointError
         If a loss or a gradient is not finite: training has diverged.
     TypeError, ValueError
-        If inputs, labels or the learning rate are malformed, or the loss needs draws that no label
-        of an example leaves.
+        If inputs, labels or the learning rate are malformed, or no draw of an example has weight
+        where the loss needs one.
     """
     loss = model.softmax.loss
     num_steps = -(-x.shape[0] // batch_size)
     if draws is None:
-        draws = draws_of_steps(model, num_steps, seeds[0], batch_size)
+        draws = draw_steps(model, num_steps, seeds[0], batch_size)
     terms = draws.terms
     corrects_draws = not isinstance(loss, SampledLoss) or loss.properties.corrects_draws
     if not corrects_draws and not terms.weighs_draws:
@@ -89,16 +89,16 @@ def take_steps(
     x = model.thinned(model.check_inputs(x), np.uint64(seeds[1]), first_entry)
     targets = check_targets(labels, x.shape[0], model.num_classes, loss.label_reduction)
     label_counts = label_log_counts(model, targets, draws.ids, batch_size)
-    # an offset is added to all scores, of which draws and labels lose so much less
+    # the offset is added to all scores: subtract it from the corrections
     offset = getattr(loss, "offset", 0.0)
     draws = draws._replace(log_counts=draws.log_counts - offset)
     sizes = np.minimum(batch_size, x.shape[0] - batch_size * np.arange(num_steps))
     example_weights = weights / np.repeat(sizes, sizes)
-    settings = _settings_of(loss)
-    steps = arrange(
+    settings = _loss_settings(loss)
+    steps = make_step_block(
         settings, x, targets, draws, label_counts - offset, example_weights, batch_size, model
     )
-    updates = _updates_of(optimizer, model, num_steps)
+    updates = _prepare_updates(optimizer, model, num_steps)
     if terms.merge is None:
         differentiate = make_row_differentiator(terms.kernel, terms.weighs_draws)
     else:
@@ -120,11 +120,11 @@ def take_steps(
     return means
 
 
-def _settings_of(loss: Loss) -> LossSettings:
-    """Return how scores are made, and which draws have weight for which labels."""
+def _loss_settings(loss: Loss) -> LossSettings:
+    """Return the settings of scores, and of accidental hits."""
     draws_label = isinstance(loss, SampledLoss) and loss.properties.draws_label
     keeps_other_hits = not loss.mask_other_labels
-    # each label alone against the draws, which then have weight once: all hits are kept, or none
+    # one versus all: draws count once for an example, and hits of its labels are treated alike
     counts_draws_once = loss.label_reduction == "ova"
     return LossSettings(
         tau=loss.tau,
@@ -139,40 +139,40 @@ def _settings_of(loss: Loss) -> LossSettings:
 def _run_on_threads(
     run: Any, steps: StepBlock, updates: Updates, terms: Terms, num_draws: int
 ) -> None:
-    """Take the steps on as many threads as their work is worth."""
+    """Run the steps on one thread or on all, depending on the work in a step."""
     arrived = np.zeros(1, np.int64)
     work = steps.batch_size * num_draws * steps.workspace.z.shape[1]
-    most = num_threads() if work > _ONE_WORKER else 1
-    # before any worker waits for another: there may be no memory
-    workspaces = [worker_workspace(steps, terms) for _ in range(most)]
+    num_workers = num_threads() if work > _MIN_PARALLEL_MULTIPLICATIONS else 1
+    # allocate before any worker waits at a barrier, because allocation may fail
+    workspaces = [worker_workspace(steps, terms) for _ in range(num_workers)]
 
-    def take_part(worker: int, workers: int) -> None:
+    def run_worker(worker: int, workers: int) -> None:
         try:
             run(steps, updates, workspaces[worker], arrived, worker, workers)
-        except BaseException:  # of a kernel that raises: nobody waits for this worker any more
-            arrived[0] = _NOBODY_COMES
+        except BaseException:  # release the others, which would wait for this worker
+            arrived[0] = _RELEASED_BARRIER
             raise
 
     with ignore_overflow():
-        run_in_lockstep(take_part, most)
+        run_in_lockstep(run_worker, num_workers)
 
 
-def _updates_of(optimizer: Optimizer, model: LinearSoftmax, num_steps: int) -> Updates:
-    """Return parameters with their states, and the optimizer's hyper-parameters of each step."""
+def _prepare_updates(optimizer: Optimizer, model: LinearSoftmax, num_steps: int) -> Updates:
+    """Return parameters, optimizer states, and the hyper-parameters of each step."""
     model.own_parameters()
-    of_names = optimizer.with_states(model.parameters)
+    rows_and_states = optimizer.parameters_with_states(model.parameters)
 
     def trained(name: str) -> TrainedRows:
-        rows, *states = (array.reshape(-1, array.shape[-1]) for array in of_names[name])
+        rows, *states = (array.reshape(-1, array.shape[-1]) for array in rows_and_states[name])
         return TrainedRows(rows, tuple(states))
 
     steps_before = optimizer.steps
     try:
-        of_steps = np.array([optimizer.next_numbers() for _ in range(num_steps)], np.float64)
-    except BaseException:  # of a schedule
+        hyper_parameters = np.array([optimizer.advance() for _ in range(num_steps)], np.float64)
+    except BaseException:  # raised by a schedule
         optimizer.steps = steps_before
         raise
-    if not (of_steps <= LARGEST[model.dtype]).all():  # NaN too
+    if not (hyper_parameters <= MAX_FLOAT[model.dtype]).all():  # NaN too
         optimizer.steps = steps_before
         raise ValueError(
             f"`learning_rate` must be within the range of {model.dtype}, got "
@@ -183,6 +183,6 @@ def _updates_of(optimizer: Optimizer, model: LinearSoftmax, num_steps: int) -> U
         intercept=trained("embedding.intercept"),
         intercept_id=np.zeros(1, np.int64),
         classes=trained("softmax.class_embeddings"),
-        hyper_parameters=of_steps.astype(model.dtype),
+        hyper_parameters=hyper_parameters.astype(model.dtype),
         largest_gradient=largest_gradient(model.dtype, optimizer.squares),
     )
