@@ -1,4 +1,4 @@
-"""From scores to probabilities, calibrated on examples that the model has not been trained on."""
+"""Calibrated probabilities from scores, fitted on examples that the model was not trained on."""
 
 from __future__ import annotations
 
@@ -14,74 +14,77 @@ from samplesoft._jit import chunks
 from samplesoft._validation import FloatArray, scale_by_power_of_two
 from samplesoft.samplers.base import Rows
 
-_PRIOR = 10.0  # examples' worth of trust in what the model was trained with
-_FARTHEST = 4.0  # of a logarithm from there
-_NUMBERS = 1 << 18  # at a time
-_LEAST, _MOST = 1e-300, 1.0 - 2.0**-53  # probabilities whose logarithms are finite
+_PRIOR_EXAMPLES = 10.0  # weight of the initial values in the fit, in examples
+_MAX_LOG_CHANGE = 4.0  # largest change of the log of a parameter
+_SCORES_AT_A_TIME = 1 << 18  # scores at a time
+# probabilities are clipped to this range, in which log(p) and log(1 - p) are finite
+_MIN_PROB, _MAX_PROB = 1e-300, 1.0 - 2.0**-53
 
 
 class SoftmaxCalibration(NamedTuple):
-    """How scores become probabilities, of a softmax.
+    """Calibration of a softmax: temperature and, with several labels, the number of labels.
 
-    With p the softmax of the scores divided by `temperature`, a class has the probability p, or
-    where an example may have several labels ``1 - (1 - p)**labels_each``.
+    Let p be the softmax of the scores divided by `temperature`. The probability of a class is p, or
+    ``1 - (1 - p)**labels_each`` if an example may have several labels.
 
     Parameters
     ----------
     temperature : float
-        What scores are divided by; 1 where nothing was calibrated.
+        Divisor of the scores; 1 without calibration.
     labels_each : float or None
-        Of several labels, how many an example has; None where each has one.
+        Number of labels per example, if an example may have several; None if each has one.
     """
 
     temperature: float = 1.0
     labels_each: float | None = None
 
     def probabilities(self, scores: Rows) -> FloatArray:
-        """Return probabilities (B, n) of scores (B, n)."""
+        """Return the probabilities (B, n) for scores (B, n)."""
         p = _softmax(scores, 1.0 / self.temperature)
         if self.labels_each is None:
             return p
-        # 1 - (1 - p)**L by logarithms, for p far below the rounding of 1 too
+        # naive: 1 - (1 - p)**L, which loses p below the rounding unit of 1
         with np.errstate(divide="ignore"):
-            several: FloatArray = -np.expm1(self.labels_each * np.log1p(-p))
-        return several
+            prob_among_labels: FloatArray = -np.expm1(self.labels_each * np.log1p(-p))
+        return prob_among_labels
 
     def fitted(self, scores: Rows, codes: Any, weights: FloatArray) -> SoftmaxCalibration:
-        """Return the calibration of least log loss, not far from this one where examples are few.
+        """Fit a calibration by penalised log loss; with few examples it stays close to this one.
 
         Parameters
         ----------
         scores : ndarray, shape (N, n)
             Scores of held-out examples.
         codes : ndarray of int, shape (N,), or sparse matrix, shape (N, n)
-            Their labels; a matrix if `labels_each` is a number.
+            Labels of the examples; a matrix if `labels_each` is a number.
         weights : ndarray, shape (N,)
             Weights of the examples, not all 0.
 
         Returns
         -------
         Calibration
-            The minimum of the log loss, which of several labels is the sum of that of each class,
-            and of 5 nats for each square of a logarithm of what changes.
+            The minimum of the log loss plus a penalty. With several labels, the log loss is the sum
+            of the binary log losses of all classes. The penalty is 5 nats times the squared log of
+            the factor by which each parameter changes.
         """
         start = [1.0 / self.temperature]
         if self.labels_each is not None:
             start.append(self.labels_each)
-        scale, *labels = _least_log_loss(softmax_log_loss, start, scores, codes, weights)
-        return SoftmaxCalibration(1.0 / scale, *labels)
+        scale, *labels_each = _minimise_log_loss(softmax_log_loss, start, scores, codes, weights)
+        return SoftmaxCalibration(1.0 / scale, *labels_each)
 
 
 class LogisticCalibration(NamedTuple):
-    """How scores become probabilities, of a logistic regression of each class.
+    """Calibration of one logistic regression per class: a temperature.
 
-    A class has the probability ``1 / (1 + exp(-score / temperature))`` to be among several labels;
-    where an example has one, its share in the sum of those of all classes.
+    If an example may have several labels, the probability of a class is
+    ``1 / (1 + exp(-score / temperature))``. If it has one label, these probabilities are divided by
+    their sum over the classes.
 
     Parameters
     ----------
     temperature : float
-        What scores are divided by; 1 where nothing was calibrated.
+        Divisor of the scores; 1 without calibration.
     several_labels : bool
         Whether an example may have several labels.
     """
@@ -90,105 +93,108 @@ class LogisticCalibration(NamedTuple):
     several_labels: bool = True
 
     def probabilities(self, scores: Rows) -> FloatArray:
-        """Return probabilities (B, n) of scores (B, n)."""
+        """Return the probabilities (B, n) for scores (B, n)."""
         logs = log_sigmoid(scores / self.temperature, dtype=np.float64)
         p: FloatArray = np.exp(logs if self.several_labels else log_softmax(logs, axis=1))
         return p
 
     def fitted(self, scores: Rows, codes: Any, weights: FloatArray) -> LogisticCalibration:
-        """Return the calibration of least log loss, as `SoftmaxCalibration.fitted`."""
+        """Fit a calibration by penalised log loss; see `SoftmaxCalibration.fitted`."""
         start = [1.0 / self.temperature]
-        (scale,) = _least_log_loss(logistic_log_loss, start, scores, codes, weights)
+        (scale,) = _minimise_log_loss(logistic_log_loss, start, scores, codes, weights)
         return LogisticCalibration(1.0 / scale, self.several_labels)
 
 
 Calibration = SoftmaxCalibration | LogisticCalibration
 
 
-def _least_log_loss(
+def _minimise_log_loss(
     log_loss: Callable[..., tuple[float, FloatArray]],
     start: list[float],
     scores: Rows,
     codes: Any,
     weights: FloatArray,
 ) -> list[float]:
-    """Return the numbers of a calibration of least log loss, not far from those at the start."""
+    """Return the calibration parameters that minimise log loss plus a penalty on their change."""
     weights = scale_by_power_of_two(weights)
-    weights *= len(weights) / weights.sum()  # of mean 1, for the prior counts examples
-    parts = chunks(len(scores), max(1, _NUMBERS // scores.shape[1]))
+    weights *= len(weights) / weights.sum()  # mean 1, because the prior is in units of examples
+    score_chunks = chunks(len(scores), max(1, _SCORES_AT_A_TIME // scores.shape[1]))
 
     def penalised(logs: FloatArray) -> tuple[float, FloatArray]:
-        # in logarithms all numbers stay above 0, and the prior is the same up and down
+        # optimise logarithms: parameters stay positive, and the penalty is symmetric
         factors = np.array(start) * np.exp(logs)
-        value, gradient = _PRIOR / 2.0 * float(logs @ logs), _PRIOR * logs
-        for part in parts:
-            loss, derivatives = log_loss(scores[part], codes[part], weights[part], *factors)
+        value, gradient = _PRIOR_EXAMPLES / 2.0 * float(logs @ logs), _PRIOR_EXAMPLES * logs
+        for chunk in score_chunks:
+            loss, derivatives = log_loss(scores[chunk], codes[chunk], weights[chunk], *factors)
             value, gradient = (
                 value + loss,
                 gradient + factors * derivatives,
             )  # d / d log f = f d / d f
         return value, gradient
 
-    bounds = [(-_FARTHEST, _FARTHEST)] * len(start)
+    bounds = [(-_MAX_LOG_CHANGE, _MAX_LOG_CHANGE)] * len(start)
     best = minimize(penalised, np.zeros(len(start)), jac=True, bounds=bounds).x
-    return [float(number) for number in np.array(start) * np.exp(best)]
+    return [float(parameter) for parameter in np.array(start) * np.exp(best)]
 
 
 def softmax_log_loss(
     scores: Rows, codes: Any, weights: FloatArray, scale: float, labels_each: float | None = None
 ) -> tuple[float, FloatArray]:
-    """Return the weighted log loss of scores times a scale, and its derivatives in both numbers."""
+    """Return the weighted log loss of scores times a scale, and its derivatives.
+
+    The derivatives are by the scale and, if given, by `labels_each`.
+    """
     p = _softmax(scores, scale)
     rows = np.arange(len(p))
     if labels_each is None:
-        own = scores[rows, codes].astype(np.float64)
-        # -log p of the label, from its distance to the best: no p is 0 here, however far
-        behind = scale * (scores.max(axis=1) - own) - np.log(p.max(axis=1))
-        # d log sum exp(s z) / ds is the mean of the scores under p
-        derivative = np.einsum("ij,ij->i", p, scores) - own
-        return float(weights @ behind), np.array([weights @ derivative])
-    # each class is hit by L draws, or by none: log loss of n yes-or-no questions
-    np.clip(p, _LEAST, _MOST, out=p)
-    missed = np.log1p(-p)  # of one draw
-    gradient = labels_each * p / (1.0 - p)  # in the scores, before the softmax's own
-    # as if no class were a label; then the labels change sides
-    losses, in_labels = -labels_each * missed.sum(axis=1), -missed.sum(axis=1)
+        label_scores = scores[rows, codes].astype(np.float64)
+        # naive: -log(p[label]), infinite where p underflows; here from the gap to the largest score
+        losses = scale * (scores.max(axis=1) - label_scores) - np.log(p.max(axis=1))
+        # d log(sum(exp(s z))) / ds is the mean of the scores z under p
+        derivative = np.einsum("ij,ij->i", p, scores) - label_scores
+        return float(weights @ losses), np.array([weights @ derivative])
+    # n binary log losses: is the class among L draws from p or not
+    np.clip(p, _MIN_PROB, _MAX_PROB, out=p)
+    log_missed = np.log1p(-p)  # log-probability that one draw is another class
+    gradient = labels_each * p / (1.0 - p)  # by log p; the chain rule of the softmax comes below
+    # first as if no class were a label, then correct the labels
+    losses, d_labels_each = -labels_each * log_missed.sum(axis=1), -log_missed.sum(axis=1)
     labels = codes.tocoo()
-    places = labels.row, labels.col
-    found = -np.expm1(labels_each * missed[places])  # how likely some draw is the label
-    np.add.at(losses, labels.row, labels_each * missed[places] - np.log(found))
-    np.add.at(in_labels, labels.row, missed[places] / found)
-    gradient[places] -= gradient[places] / found
-    means = np.einsum("ij,ij->i", p, scores)  # through the softmax: dp/ds = p (z - mean z)
-    in_scale = np.einsum("ij,ij->i", gradient, scores) - gradient.sum(axis=1) * means
-    return float(weights @ losses), np.array([weights @ in_scale, weights @ in_labels])
+    label_index = labels.row, labels.col
+    prob_drawn = -np.expm1(labels_each * log_missed[label_index])  # P(some draw is the label)
+    np.add.at(losses, labels.row, labels_each * log_missed[label_index] - np.log(prob_drawn))
+    np.add.at(d_labels_each, labels.row, log_missed[label_index] / prob_drawn)
+    gradient[label_index] -= gradient[label_index] / prob_drawn
+    means = np.einsum("ij,ij->i", p, scores)  # softmax: dp/ds = p (z - mean z)
+    d_scale = np.einsum("ij,ij->i", gradient, scores) - gradient.sum(axis=1) * means
+    return float(weights @ losses), np.array([weights @ d_scale, weights @ d_labels_each])
 
 
 def logistic_log_loss(
     scores: Rows, codes: Any, weights: FloatArray, scale: float
 ) -> tuple[float, FloatArray]:
-    """Return the weighted log loss of scores times a scale, and its derivative in that."""
+    """Return the weighted log loss of ``scale * scores``, and its derivative by the scale."""
     scores = scores.astype(np.float64)
     logs = log_sigmoid(scale * scores)
-    rest = scores * -np.expm1(logs)  # derivatives of the logarithms
+    d_logs = scores * -np.expm1(logs)  # derivatives of the logarithms
     if codes.ndim == 1:
         rows = np.arange(len(scores))
-        shares = softmax(logs, axis=1)  # one label: its share in the sum of all probabilities
+        normalised = softmax(logs, axis=1)  # one label: sigmoids divided by their sum
         losses = logsumexp(logs, axis=1) - logs[rows, codes]
-        gradient = np.einsum("ij,ij->i", shares, rest) - rest[rows, codes]
+        gradient = np.einsum("ij,ij->i", normalised, d_logs) - d_logs[rows, codes]
     else:
         labels = codes.tocoo()
-        places = labels.row, labels.col
-        # -log(1 - sigmoid(x)) = x - log sigmoid(x), of all classes; then the labels change sides
-        losses, gradient = (scale * scores - logs).sum(axis=1), (scores - rest).sum(axis=1)
-        np.add.at(losses, labels.row, -scale * scores[places])
-        np.add.at(gradient, labels.row, -scores[places])
+        label_index = labels.row, labels.col
+        # -log(1 - sigmoid(x)) = x - log sigmoid(x) for all classes; then correct the labels
+        losses, gradient = (scale * scores - logs).sum(axis=1), (scores - d_logs).sum(axis=1)
+        np.add.at(losses, labels.row, -scale * scores[label_index])
+        np.add.at(gradient, labels.row, -scores[label_index])
     return float(weights @ losses), np.array([weights @ gradient])
 
 
 def _softmax(scores: Rows, scale: float) -> FloatArray:
     p = scores.astype(np.float64)
-    p -= p.max(axis=1, keepdims=True)  # before the scale, which may be any number
+    p -= p.max(axis=1, keepdims=True)  # before scaling, so that any scale is safe
     p *= scale
     np.exp(p, out=p)
     p /= p.sum(axis=1, keepdims=True)

@@ -1,4 +1,4 @@
-"""The scikit-learn estimator: its parameters, and how it is fitted, asked, measured and saved."""
+"""The scikit-learn classifier: parameters, fitting, prediction, evaluation and saving."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ from samplesoft.sklearn.labels import (
 )
 from samplesoft.sklearn.learner import (
     Learner,
-    auto_choice,
-    in_order,
-    mean_norm,
-    resolved_for,
+    canonical_inputs,
+    choose_automatically,
+    mean_row_norm,
+    resolve_classifier,
     train,
 )
 from samplesoft.sklearn.parameters import (
@@ -63,202 +63,204 @@ from samplesoft.training.resolved import scores_all
 from samplesoft.tuning.report import TuneReport
 from samplesoft.tuning.tune import tune
 
-_LONGEST_REASON = 500  # characters of an error that is told on
-_IN_PIPELINES = (
+_LONGEST_REASON = 500  # characters of an error message that is quoted
+_EVAL_SET_REMEDY = (
     "a pipeline transforms no inputs of an `eval_set`, or its labels too: pass `X_val` and `y_val` "
     "to it, which has transform_input=['X_val']."
 )
-_TRANSFORMED = "a pipeline transforms `X_val` if it has transform_input=['X_val']."
+_X_VAL_REMEDY = "a pipeline transforms `X_val` if it has transform_input=['X_val']."
 
 
 @dataclass(eq=False, repr=False)
 class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
-    """A linear embedding under a softmax over very many classes, trained on a few of them a step.
+    """Linear softmax classifier for very many classes, trained by sampled softmax.
 
-    Scores are ``tau * (x @ U + u) . c_j``, by default of vectors divided by their norms. A step
-    of training costs what a batch touches: the entries of its inputs, its labels, and draws from
-    a sampler; not n.
+    The score of class j is ``tau * (x @ U + u) . c_j``; by default both vectors are normalised.
+    The cost of a training step depends on the nonzero inputs of the batch, its labels and the
+    sampled classes, not on the number n of classes.
 
     Parameters
     ----------
     embedding_dim : int or None
-        Length d of the embedding of an input and of a class vector. None for scores ``tau *
-        (x @ W + b)``, a linear model without a bottleneck, for inputs such as tf-idf: a step
-        touches only features that occur in it, and classes that are labels or drawn. It needs
-        v times n numbers, and draws by counts or uniform ones.
+        Dimension d of the input embedding and of the class vectors. None gives the scores ``tau *
+        (x @ W + b)``, a linear model without a bottleneck, for sparse inputs such as tf-idf. A step
+        then updates only the features that occur in the batch, for its labels and draws. The model
+        has v times n parameters, and the sampler must not depend on inputs (uniform or by counts).
     alpha : float, optional
-        Of an L2 penalty ``alpha / 2 * sum(W**2)`` on the mean loss, for an `embedding_dim` of None;
-        by default 0.003 divided by the number of classes. It is worth a search; see Notes.
+        Strength of the L2 penalty ``alpha / 2 * sum(W**2)`` on the mean loss, for `embedding_dim`
+        None; by default 0.003 divided by the number of classes. Worth tuning; see Notes.
     loss : str
-        ``"sampled"`` for sampled softmax, ``"jackknife"`` for the same with its bias of order 1/m
-        removed, ``"multilevel"`` for no bias at all, from 4.4 m draws in the mean, or
-        ``"negative-sampling"``, each with draws that leave out the label; the same names with
-        ``-masked`` for draws in which the label has no weight; ``"nce"`` for noise-contrastive
-        estimation; ``"importance"`` for draws without a term for the label; ``"gbce"``, ``"bpr"``
-        and ``"warp"``, which recommenders are compared with, and which are meant for uniform draws;
-        ``"full"``; ``"full-logistic"``, a logistic regression of each class; or ``"hierarchical"``,
-        a softmax over cells of classes of similar frequency and one over the classes of a cell.
-        Negative sampling learns how much more often a class is the label than a draw: with draws by
-        counts it puts rare classes too far up, the more so the more classes. Where draws cannot
-        leave out the label, as examples share them or have several labels, a name without
-        ``-masked`` stands for the one with it. ``"full"`` has no bias, and takes twice as long with
-        600 classes, 6 times with 10,000.
+        ``"sampled"``: sampled softmax. ``"jackknife"``: sampled softmax without its bias of order
+        1/m. ``"multilevel"``: an unbiased estimate, from 4.4 m draws on average.
+        ``"negative-sampling"``: negative sampling. These exclude the label from the draws; the same
+        names with ``-masked`` give it no weight instead. ``"nce"``: noise-contrastive estimation.
+        ``"importance"``: draws only, without a separate term for the label. ``"gbce"``, ``"bpr"``
+        and ``"warp"``: losses of recommenders, for comparison, meant for uniform draws.
+        ``"full"``: the full softmax. ``"full-logistic"``: one logistic regression per class.
+        ``"hierarchical"``: a softmax over cells of classes of similar frequency, and one over the
+        classes of a cell. Negative sampling learns the ratio of label frequency to proposal; with
+        draws by counts it ranks rare classes too high, the more so the more classes there are.
+        If the draws cannot exclude the label, because examples share them or have several labels, a
+        name without ``-masked`` means the one with it. ``"full"`` has no bias, and takes twice as
+        long with 600 classes, 6 times as long with 10,000.
     sampler : str, callable or sampler
-        A key of `samplesoft.samplers.SAMPLERS`; not used by ``loss="full"``. Samplers that draw by
-        counts, such as the default, go by those of the data that `fit` is given. ``"auto"``
-        chooses between draws by counts and by clusters; see Notes. One of your own is a function
-        that makes a sampler from a `samplesoft.samplers.SamplerInputs`, for `fit` alone knows the
-        class vectors and their number, such as
-        ``lambda inputs: make_sampler("quadratic", dataclasses.replace(inputs, alpha=1.0))``; or a
-        sampler, of which each `fit` takes a copy.
+        A key of `samplesoft.samplers.SAMPLERS`; ignored by ``loss="full"``. Samplers by counts,
+        such as the default, use the class counts of the data in `fit`. ``"auto"`` chooses between
+        draws by counts and by clusters; see Notes. For a custom sampler, pass a function that makes
+        one from a `samplesoft.samplers.SamplerInputs`, which `fit` provides with the class vectors,
+        such as
+        ``lambda inputs: make_sampler("quadratic", dataclasses.replace(inputs, alpha=1.0))``; or
+        pass a sampler, which each `fit` copies.
     num_sampled : int or "auto", optional
-        Draws m for each batch, or for each example if not `shared`. By default 100; where one set
-        serves a batch, and costs little, a thirty-second of the classes up to 1,000; and no draws
-        but the full softmax for up to 100 classes, where that is as quick and has no bias, unless
-        `loss` is another than the softmax. ``"auto"`` chooses a number.
+        Number m of draws per batch, or per example if not `shared`. The default is 100. If one set
+        of draws serves a batch at little cost, it is n / 32, from 100 to 1,000. With up to 100
+        classes and a softmax loss, the default is the full softmax, which is as fast and has no
+        bias. ``"auto"`` chooses a number; see Notes.
     shared : bool, optional
-        Draw one set for the whole batch, which makes a step faster; by default where that loses
-        little, as in `samplesoft.models.SoftmaxSettings`: with samplers that do not look at
-        contexts, such as the default, and losses whose draws may contain the label.
+        Use one set of draws for the whole batch, which makes a step faster. The default is True if
+        that costs little accuracy, as in `samplesoft.models.SoftmaxSettings`: for samplers that do
+        not depend on contexts, such as the default, and losses whose draws may contain the label.
     tau : float, optional
         Inverse temperature of the scores in training; by default ``max(10, 1.5 log n)`` if
-        `normalize`, else 1. Scores of vectors of norm 1 lie from -tau to tau, and with more classes
-        must be larger for one of them to be probable.
+        `normalize`, else 1. Scores of normalised vectors lie from -tau to tau; the more classes
+        there are, the larger a score must be for a high probability.
     normalize : bool, optional
-        Divide embeddings and class vectors by their norms, which some samplers need; by default
-        unless `embedding_dim` is None or the loss ``"full-logistic"``, for which it must be False.
+        Divide embeddings and class vectors by their norms, which some samplers require. The default
+        is True, except for `embedding_dim` None and the loss ``"full-logistic"``, where it must be
+        False.
     nu, num_features : float, int
-        Of the sampler; see `samplesoft.samplers.SamplerInputs`.
+        Parameters of the sampler; see `samplesoft.samplers.SamplerInputs`.
     update_every : int
-        Steps from one update of the sampler to the next, for samplers that follow class vectors.
+        Number of steps between updates of the sampler, for samplers that use class vectors.
     dropout : float
-        Share of the entries of an input that a step leaves out.
+        Fraction of the entries of an input that a step leaves out.
     label_reduction : {"pal-n", "pal", "ova"}
-        What the loss of an example with several labels is: the mean of their losses; their sum;
-        or one versus all, for ``loss="nce"`` and ``"negative-sampling-masked"``. In theory the mean
-        is for recall and the sum for precision; measured, the mean had the better precision at 1.
-        See `samplesoft.losses.base.Loss`.
+        Loss of an example with several labels: the mean of the losses of its labels, their sum, or
+        one versus all (for ``loss="nce"`` and ``"negative-sampling-masked"``). In theory the mean
+        is for recall and the sum for precision; in our measurements the mean had the better
+        precision at 1. See `samplesoft.losses.base.Loss`.
     mask_other_labels : bool
-        Leave the other labels of an example out of the negatives of a label.
+        Exclude the other labels of an example from the negatives of a label.
     max_iter : int, optional
-        Times to go over the training data. By default 5; 3 from 262,144 examples on, and up to 20
-        where 5 make fewer than 200 steps; 20 with `early_stopping`, which ends them, and for an
-        `embedding_dim` of None.
+        Number of epochs. The default is 5; 3 from 262,144 examples on; up to 20 if 5 epochs have
+        fewer than 200 steps; 20 with `early_stopping` and for `embedding_dim` None.
     batch_size : int
-        Examples in a step.
+        Number of examples per step.
     optimizer : str
         A key of `samplesoft.optimizers.OPTIMIZERS`.
     learning_rate : float, optional
-        Of the optimizer; by default 0.1, 0.003 for ``"adam"``. Where `embedding_dim` is None 2, 0.2
-        for ``"adam"``, divided by the mean norm of the rows of `X` in the first call if that is
-        above 1. These suit Adagrad and Adam.
+        Learning rate of the optimizer, with defaults for Adagrad and Adam: 0.1, or 0.003 for
+        ``"adam"``. For `embedding_dim` None: 2, or 0.2 for ``"adam"``, divided by the mean row norm
+        of `X` in the first call if that is above 1.
     schedule : {"constant", "linear", "cosine"}
-        How the learning rate changes in a `fit`: it stays, or falls to 0 at the end of `max_iter`.
-        `partial_fit`, which has no end, takes it as it is.
+        Learning rate during `fit`: constant, or decreasing to 0 at the end of `max_iter`.
+        `partial_fit` uses the constant rate.
     warmup : float
-        Share of the steps of a `fit`, at its beginning, in which the learning rate rises in a line.
+        Fraction of the steps, at the start of `fit`, in which the learning rate rises linearly.
     early_stopping : bool
-        Hold out examples, stop when precision at 1 on them no longer rises, and keep the best.
+        Hold out examples, stop when precision at 1 on them no longer rises, and keep the best
+        parameters.
     validation_fraction : float
-        How many to hold out, unless `fit` is given an ``eval_set``.
+        Fraction of the examples to hold out, unless `fit` is given an ``eval_set``.
     n_iter_no_change : int
-        Stop after so many times over the data without a rise.
+        Number of epochs without improvement after which training stops.
     tol : float
-        Least rise that counts.
+        Smallest rise of the validation score that counts as an improvement.
     average : bool
-        Let `fit` average the parameters after each round, late rounds weighing more. It costs
-        memory for a copy of them, and takes the harm out of a round too many.
+        Average the parameters of the epochs in `fit`, with larger weights for later epochs. It
+        needs memory for a copy of the parameters, and protects against too many epochs.
     calibrate : bool
-        Calibrate `predict_proba` on examples that the model was not trained on: those of
-        ``eval_set``; with `early_stopping` those that it holds out; else a share of
-        `validation_fraction`, at most 1,000, that the first half of the rounds leaves out and the
-        second half learns. Without the first two, only a `fit` from scratch does so. False takes
-        the softmax of the scores as they are, and learns all examples in all rounds; see Notes.
+        Calibrate `predict_proba` on examples that the model was not trained on. These are the
+        examples of ``eval_set``, or those held out for `early_stopping`. Otherwise, a `fit` from
+        scratch leaves `validation_fraction` of the examples, at most 1,000, out of the first half
+        of the epochs, calibrates on them, and trains on them in the second half. With False,
+        probabilities are the softmax of the scores, and all epochs use all examples; see Notes.
     class_weight : dict, "balanced" or None
-        Weights of classes; an example with several labels has the mean of theirs, times its
-        `sample_weight` in `fit`. One of weight 0 is not trained on, and its class stays one.
+        Weights of classes. The weight of an example is the mean of the weights of its labels, times
+        its `sample_weight` in `fit`. Classes of weight 0 are not trained on, but remain classes.
     warm_start : bool
-        Go on from the parameters of the last `fit`, which must have had the same classes.
+        Continue from the parameters of the last `fit`, which must have had the same classes.
     random_state : int, numpy.random.RandomState or None
-        Seed of parameters, order, dropout and draws. The same seed gives the same model at any
-        number of threads, for sparse inputs, sampled losses and an `embedding_dim`; products of
-        dense matrices may change in their last bits with the threads of BLAS, unless under
-        ``with threadpoolctl.threadpool_limits(1, "blas"):``. Dense inputs and the same ones
-        as a sparse matrix take the same draws, so that the models differ by rounding alone: but
-        not with `dropout`, nor with samplers that follow vectors, where rounding changes draws.
+        Seed of initial parameters, order, dropout and draws. The same seed gives the same model at
+        any number of threads for sparse inputs, sampled losses and an `embedding_dim`. Products of
+        dense matrices may change in their last bits with the number of BLAS threads, except inside
+        ``with threadpoolctl.threadpool_limits(1, "blas"):``. Dense inputs and the same inputs as a
+        sparse matrix use the same draws, so their models differ by rounding only. This does not
+        hold with `dropout`, or for samplers that use class vectors, where rounding changes draws.
     verbose : bool
-        Show progress on stderr, the loss and the validation score: a bar if that is a terminal,
-        else a line for each round.
+        Show loss and validation score on stderr: a progress bar on a terminal, else one line per
+        epoch.
 
     Attributes
     ----------
     classes_ : ndarray, shape (n,)
-        Labels in ascending order, or columns of an indicator matrix: their numbers, or the names
-        that a dataframe has. They are of the type of the labels: of integers of several types, or
-        as objects, int64, else uint64, else objects; of text objects if one has more than 256
-        characters, to which NumPy would pad all.
+        Labels in ascending order, or columns of an indicator matrix: their indices, or their names
+        in a dataframe. Their dtype is that of the labels. Integers of several types, or in an
+        object array, become int64 if they fit, else uint64, else objects. Text becomes objects if a
+        label has more than 256 characters, because NumPy would pad all labels to its length.
     model_ : LinearSoftmax
         Embedding and softmax layer.
     n_features_in_ : int
-        Columns v of the input.
+        Number v of input columns.
     feature_names_in_ : ndarray of object, shape (v,)
-        Their names, if it was a dataframe with names of text.
+        Names of the input columns, if the input was a dataframe whose column names are text.
     n_iter_ : int
-        Times gone over the data in the last `fit`.
+        Number of epochs of the last `fit`.
     num_unlabeled_ : int
-        Examples without a label in the last `fit`, which were left out.
+        Number of examples without a label in the last `fit`, which were left out.
     loss_curve_ : list of float
-        Mean loss in nats that was minimised, each time.
+        Mean training loss in nats, per epoch.
     resolved_ : samplesoft.training.Resolved
-        What the last `fit` did: the loss, sampler, draws, rounds, learning rate and kind of steps
-        that the parameters stood for. `verbose` shows it in its first line. Its `step_by_step` says
-        why steps were taken one by one; it is None where many of them were one compiled call, which
-        makes an epoch on sparse inputs some 2.5 times as quick.
+        Settings of the last `fit` with all defaults resolved: loss, sampler, draws, epochs,
+        learning rate and kind of steps. `verbose` prints them in its first line. `step_by_step` is
+        the reason why steps ran one by one; it is None if many steps ran in one compiled call,
+        which is about 2.5 times as fast on sparse inputs.
     validation_scores_ : list of float
-        Precision at 1 of the examples of ``eval_set``, or of those held out for `early_stopping`,
-        each time; empty without both.
+        Precision at 1 per epoch, on ``eval_set`` or the examples held out for `early_stopping`;
+        empty without either.
     calibration_ : Calibration
-        The ``temperature`` that `predict_proba` divides scores by, 1 if nothing was calibrated;
-        and, unless the loss is ``"full-logistic"``, ``labels_each``, how many labels it takes an
-        example to have, None if each has one.
+        ``temperature`` is the divisor of the scores in `predict_proba`, 1 without calibration.
+        ``labels_each``, unless the loss is ``"full-logistic"``, is the assumed number of labels per
+        example; None if each example has one.
     auto_choice_ : dict
-        What ``"auto"`` stands for, if anything was: ``loss``, ``sampler``, ``num_sampled``,
-        ``shared``, and ``verdict``, the reason in words.
+        Result of ``"auto"``: ``loss``, ``sampler``, ``num_sampled``, ``shared``, and ``verdict``,
+        the reason in words.
 
     Notes
     -----
-    **When to use it.** For more than some hundred classes, with sparse or dense inputs, one label
-    or several; up to 100 classes it takes the full softmax, as there is nothing to gain from
-    draws. More draws are the first thing to spend time on. Losses, samplers and draws are measured
-    in docs/benchmarks.md, section "Losses and samplers of the classifier", and peers such as
-    fastText, label trees and one classifier for each label by ``figures/classifier_frontier.py``.
+    **When to use it.** For more than a few hundred classes, with sparse or dense inputs, one label
+    or several per example. Up to 100 classes it uses the full softmax, because sampling gains
+    nothing. To improve accuracy, increase `num_sampled` first. Losses, samplers and draws are
+    measured in docs/benchmarks.md, section "Losses and samplers of the classifier". Other methods,
+    such as fastText, label trees and one-vs-rest, are in ``figures/classifier_frontier.py``.
 
-    **Without a bottleneck.** Bags of words with several of some hundred labels are better off with
-    an `embedding_dim` of None; with one label each they were not (docs/benchmarks.md, section "The
-    classifier without a bottleneck"). ``"full-logistic"`` is a logistic regression of each label,
-    as scikit-learn's one-vs-rest; an example with many labels has more to say in it than in a
-    softmax, unless `sample_weight` takes that back. Choose `alpha` by a grid search.
+    **Without a bottleneck.** For bags of words with several labels out of a few hundred,
+    `embedding_dim` None was better; with one label per example it was not (docs/benchmarks.md,
+    section "The classifier without a bottleneck"). ``"full-logistic"`` is a logistic regression per
+    label, as in scikit-learn's one-vs-rest. There an example with many labels has more influence
+    than in a softmax, unless `sample_weight` compensates. Choose `alpha` by a grid search.
 
-    **Calibration.** A model is surer of the examples that it has learned than of new ones. So `fit`
-    looks for the temperature of least log loss on examples that are new to the model; a few of them
-    move it little from that of training. They are learned too in the second half of the rounds, so
-    that accuracy stays as it was. Where examples have several labels, `labels_each` is fitted too.
-    Measured in docs/benchmarks.md, section "Calibration of the classifier".
+    **Calibration.** A model is more confident on its training examples than on new ones. So `fit`
+    chooses the temperature that minimises log loss on examples that are new to the model. A penalty
+    keeps it near the training temperature if there are few of them. The model is then trained on
+    these examples in the second half of the epochs, so no accuracy is lost. With several labels
+    per example, `labels_each` is fitted as well. Measurements are in docs/benchmarks.md, section
+    "Calibration of the classifier".
 
-    With ``"auto"`` `fit` trains a pilot, a model that is thrown away, for a tenth of its steps (at
-    least 100, at most 1000) with 100 draws by counts. On its vectors `samplesoft.tune` measures
-    draws, one set for a batch and for each example unless `shared` says which, and takes the
-    quickest with a bias of at most 0.02, or the full softmax if that is quicker. Then the
-    model is trained from scratch with what was chosen, and keeps it in `warm_start`, `partial_fit`
-    and `save`. Times are those of this machine at this moment: where two settings are about as
-    quick, another machine may choose the other with the same seed.
+    **Automatic choice.** With ``"auto"``, `fit` first trains a pilot model for a tenth of its steps
+    (100 to 1000) with 100 draws by counts. `samplesoft.tune` measures settings on the vectors of
+    the pilot, with shared and separate draws unless `shared` is given. It takes the fastest setting
+    with a bias of at most 0.02, or the full softmax if that is faster. The model is then trained
+    from scratch with this setting, which `warm_start`, `partial_fit` and `save` keep. Running times
+    are measured on this machine: if two settings are about equally fast, another machine may choose
+    the other one with the same seed.
 
-    An input without entries, such as a text of unknown words, is embedded as the intercept, and
-    gets what is frequent. An example without a label, an empty list or a row of zeros, is left out
-    of training, even where ``"full-logistic"`` would take it as a negative of each, and does not
-    count in ``eval_set``; `score` counts it as right if nothing is predicted. Labels that were not
-    seen in training are an error in `partial_fit`, never right in `score` and ``eval_set``, and
-    ignored in ``exclude``. Missing labels, None, NaN or NA, are an error.
+    **Edge cases.** An input without entries, such as a text of unknown words, is embedded as the
+    intercept, so frequent classes are predicted. An example without a label (an empty list or a row
+    of zeros) is left out of training, also for ``"full-logistic"``, and ignored in ``eval_set``;
+    `score` counts it as correct if no label is predicted. Labels that were not seen in training are
+    an error in `partial_fit`, never correct in `score` and ``eval_set``, and ignored in
+    ``exclude``. Missing labels (None, NaN or NA) are an error.
 
     References
     ----------
@@ -327,33 +329,31 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         y_val: Any = None,
         callbacks: Sequence[Callback] = (),
     ) -> Self:
-        """Train again, or with `warm_start` go on.
+        """Train the model from scratch, or continue with `warm_start`.
 
         Parameters
         ----------
         X : array_like, sparse matrix or dataframe, shape (N, v)
-            Inputs; sparse ones stay sparse. A row of zeros is an example like others.
+            Inputs; sparse inputs stay sparse. A row of zeros is a valid example.
         y : array_like, shape (N,), or indicator matrix (N, n), or list of N lists of labels
-            One label an example, or several: text, whole numbers of any size, or booleans. Those
-            that Python's ``==`` tells apart are different classes, such as 2**60 and 2**60 + 1, in
-            a nullable column of pandas too. Examples without any are left out and counted. The
-            names of the columns of a dataframe with several are its labels, which
-            `predict_topk` returns; `predict` returns an array of zeros and ones, as
-            scikit-learn's own classifiers do.
+            One label per example, or several: text, whole numbers of any size, or booleans. Labels
+            are different classes if Python's ``==`` says so, such as 2**60 and 2**60 + 1, also in a
+            nullable column of pandas. Examples without labels are left out and counted. If `y` is a
+            dataframe with several columns, their names are the labels that `predict_topk` returns;
+            `predict` returns an array of zeros and ones, like scikit-learn's classifiers.
         sample_weight : array_like, shape (N,), optional
-            Weights of the losses of examples, times those of `class_weight`. An example counts as
-            often as its weight says where classes are counted; one of weight 0 is left out.
+            Weights of the losses of examples, multiplied by `class_weight`. Class counts are sums
+            of these weights; examples of weight 0 are left out.
         eval_set : tuple of X and y, optional
-            Other inputs and labels, for `validation_scores_`, and for `early_stopping` and
-            `calibrate`, which then hold out nothing. Labels that are not in `y` count as ones that
-            were not found; examples without a label do not count. A pipeline hands it over as it
-            is, or transforms the labels too.
+            Validation inputs and labels, for `validation_scores_`, `early_stopping` and
+            `calibrate`; nothing is then held out. Labels that are not in `y` count as missed;
+            examples without a label are ignored. A pipeline does not transform it.
         X_val, y_val : array_like, optional
-            The same in two arguments, for a pipeline with ``transform_input=["X_val"]``, which
-            transforms the inputs alone.
+            `eval_set` as two arguments, for a pipeline with ``transform_input=["X_val"]``, which
+            transforms the inputs only.
         callbacks : sequence of samplesoft.training.Callback
-            What else is to be done between steps and after epochs. Their ``task.model`` is the
-            model as the last step left it; with `average` it becomes the average in the end.
+            Callbacks between steps and after epochs. Their ``task.model`` is the model after the
+            last step; with `average` it becomes the average at the end.
 
         Returns
         -------
@@ -365,11 +365,11 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         TypeError, ValueError
             If an argument or a parameter is malformed, or training diverges.
         MemoryError
-            If a model of such parameters does not fit.
+            If the model does not fit into memory.
 
         KeyboardInterrupt
-            At Ctrl-C. As after an error, the estimator is then as it was before; with `warm_start`
-            its parameters are as the last step left them.
+            At Ctrl-C. The estimator is then unchanged, as after an error; with `warm_start` it has
+            the parameters of the last step.
 
         Warns
         -----
@@ -379,81 +379,86 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         check_parameters(self)
         require_callbacks(callbacks)
         with report_compilation(bool(self.verbose)), unchanged_on_error(self):
-            go_on = self.warm_start and hasattr(self, "model_")
-            X = self._checked_examples(X, y, reset=not go_on)
-            codec = self._learner.codec if go_on else infer_codec(y)
+            continues = self.warm_start and hasattr(self, "model_")
+            X = self._check_examples(X, y, reset=not continues)
+            codec = self._learner.codec if continues else infer_codec(y)
             codes = codec.encode(y)
-            labelled = np.unique(examples_and_ids(codes)[0])
-            if not len(labelled):
+            labelled_ids = np.unique(examples_and_ids(codes)[0])
+            if not len(labelled_ids):
                 raise ValueError("`y` must hold a label for at least one example, got none.")
             sample_weight = check_sample_weight(sample_weight, X.shape[0])
-            of_class = class_weights(self.class_weight, codec, codes, sample_weight)
-            weights = example_weights(of_class, codes, sample_weight)
-            rows = labelled[sample_weight[labelled] > 0.0]
-            counted = np.flatnonzero(weights)  # all others are left out, as if they were not there
-            if not len(counted):
-                name = "class_weight" if len(rows) else "sample_weight"
+            weights_by_class = class_weights(self.class_weight, codec, codes, sample_weight)
+            weights = example_weights(weights_by_class, codes, sample_weight)
+            labelled_rows = labelled_ids[sample_weight[labelled_ids] > 0.0]
+            train_rows = np.flatnonzero(weights)  # examples of weight 0 are left out
+            if not len(train_rows):
+                name = "class_weight" if len(labelled_rows) else "sample_weight"
                 raise ValueError(
                     f"`{name}` must be above 0 for an example with a label, got zero for all."
                 )
-            validation = self._checked_eval_set(eval_set, X_val, y_val, codec)
-            if go_on:
-                require_same_model(self, resolved_for(self, codec, len(counted)).model)
-            else:  # the model takes the type and the width of these inputs
+            validation = self._check_eval_set(eval_set, X_val, y_val, codec)
+            if continues:
+                require_same_model(self, resolve_classifier(self, codec, len(train_rows)).model)
+            else:  # the inputs determine dtype and width of the model
                 counts = class_counts(codes, len(codec.classes), sample_weight)
                 seed = self._new_seed()
                 self.__dict__.pop("auto_choice_", None)
                 if wants_pilot(self, len(codec.classes)):
                     examples = Examples(X, codes, weights)
-                    self.auto_choice_ = auto_choice(self, examples, counted, codec, counts, seed)
-                self._begin(X, codec, counts, seed)
-                X = in_order(X)
-                self._learner.row_norm = mean_norm(X, counted)
-            self.num_unlabeled_ = X.shape[0] - len(labelled)
+                    self.auto_choice_ = choose_automatically(
+                        self, examples, train_rows, codec, counts, seed
+                    )
+                self._make_learner(X, codec, counts, seed)
+                X = canonical_inputs(X)
+                self._learner.row_norm = mean_row_norm(X, train_rows)
+            self.num_unlabeled_ = X.shape[0] - len(labelled_ids)
             if self.num_unlabeled_:
                 warnings.warn(
                     f"{self.num_unlabeled_:,} of {X.shape[0]:,} examples are without a label and "
                     "were left out.",
                     stacklevel=2,
                 )
-            learner, apart = self._learner, rows[:0]
+            learner, calibration_rows = self._learner, labelled_rows[:0]
             if validation is None and self.early_stopping:
-                # scores are of examples as they are, and not as `class_weight` weighs them
-                left, held_out = learner.split(rows, self.validation_fraction)
+                # validation scores do not use `class_weight`
+                remaining, held_out = learner.split(labelled_rows, self.validation_fraction)
                 validation = Examples(X, codes, sample_weight).rows(held_out)
-                counted = left[weights[left] > 0.0]
-                if not len(counted):
+                train_rows = remaining[weights[remaining] > 0.0]
+                if not len(train_rows):
                     raise ValueError(
                         "`class_weight` must be above 0 for an example that is not held out, got "
                         "zero for all; give more examples, or an `eval_set`."
                     )
-            elif validation is None and self.calibrate and not go_on:
-                # all examples are old to a model that goes on
-                counted, apart = learner.split_to_calibrate(counted, self.validation_fraction)
+            elif validation is None and self.calibrate and not continues:
+                # with `warm_start` the model has seen all examples already
+                train_rows, calibration_rows = learner.split_to_calibrate(
+                    train_rows, self.validation_fraction
+                )
             train(
                 self,
                 Examples(X, codes, weights),
-                counted,
+                train_rows,
                 validation,
-                apart,
-                of_class,
+                calibration_rows,
+                weights_by_class,
                 callbacks,
             )
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
-        """Take one step on a batch.
+        """Train one step on a batch.
 
         Parameters
         ----------
         X : array_like or sparse matrix, shape (B, v)
-            Inputs. Of Dask, as `y` and `sample_weight` then are, each block of rows is a batch.
+            Inputs. If `X`, `y` and `sample_weight` are Dask collections, each block of rows is a
+            batch.
         y : array_like or matrix
             Labels, as in `fit`.
         classes : array_like, shape (n,)
-            All labels, or what the columns of `y` are called; needed in the first call, unless `y`
-            is an indicator matrix. Samplers that draw by counts go by those of the first batch,
-            one more for each class.
+            All labels, or the names of the columns of `y`; required in the first call unless `y` is
+            an indicator matrix. Samplers by counts use the class counts of the first batch plus
+            one.
         sample_weight : array_like, shape (B,), optional
             Weights of the examples, as in `fit`.
 
@@ -465,25 +470,25 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         Raises
         ------
         TypeError, ValueError
-            If an argument or a parameter is malformed, or classes differ from those of before.
+            If an argument or a parameter is malformed, or classes differ from the first call.
         MemoryError
-            If a model of such parameters does not fit.
+            If the model does not fit into memory.
 
         Warns
         -----
         UserWarning
             If `num_sampled` is more than there are classes, in the first call.
         """
-        if is_dask(X):  # one step for each block, of which one is in memory
+        if is_dask(X):  # one step per block; one block is in memory at a time
             if not is_dask(y):
                 raise TypeError(f"`y` must be of Dask where `X` is, got {type(y).__name__}.")
-            given = [blocks_of(one) for one in (X, y, sample_weight) if one is not None]
-            if len({len(blocks) for blocks in given}) > 1:
+            block_lists = [blocks_of(array) for array in (X, y, sample_weight) if array is not None]
+            if len({len(blocks) for blocks in block_lists}) > 1:
                 raise ValueError(
                     "`X`, `y` and `sample_weight` must have as many blocks of rows, got "
-                    f"{', '.join(str(len(blocks)) for blocks in given)}; rechunk them alike."
+                    f"{', '.join(str(len(blocks)) for blocks in block_lists)}; rechunk them alike."
                 )
-            for blocks in zip(*given, strict=True):
+            for blocks in zip(*block_lists, strict=True):
                 x, labels, *weights = import_module("dask").compute(*blocks)
                 self.partial_fit(x, labels, classes, *weights)
             return self
@@ -494,12 +499,12 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                 "time; pass the weights as a dict."
             )
         with unchanged_on_error(self):
-            first = not hasattr(self, "model_")
-            X = self._checked_examples(X, y, reset=first)
+            is_first = not hasattr(self, "model_")
+            X = self._check_examples(X, y, reset=is_first)
             sample_weight = check_sample_weight(sample_weight, X.shape[0])
-            codec = infer_codec(y, classes) if first else self._learner.codec
+            codec = infer_codec(y, classes) if is_first else self._learner.codec
             codes = codec.encode(y)
-            if first:
+            if is_first:
                 if classes is None and codec.form in (SINGLE, LISTS):
                     raise ValueError(
                         "`classes` must hold all labels in the first call of partial_fit, got None."
@@ -510,40 +515,40 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                         "partial_fit, which sees one batch; call fit on some of the data first, or "
                         "name them."
                     )
-                # one more, for classes that this batch lacks will come too
+                # plus one, for classes that are not in this batch
                 counts = class_counts(codes, len(codec.classes), sample_weight) + 1.0
-                self._begin(X, codec, counts, self._new_seed())
-                X = in_order(X)
+                self._make_learner(X, codec, counts, self._new_seed())
+                X = canonical_inputs(X)
                 self.n_iter_ = 0
             else:
                 if classes is not None and not codec.has_same_classes(classes):
                     raise ValueError(
                         "`classes` must be those of the first call of partial_fit; leave it out."
                     )
-                require_same_model(self, resolved_for(self, codec, X.shape[0]).model)
+                require_same_model(self, resolve_classifier(self, codec, X.shape[0]).model)
                 X = X.astype(self.model_.dtype, copy=False)
-            of_class = class_weights(self.class_weight, codec, codes, sample_weight)
-            weights = example_weights(of_class, codes, sample_weight)
+            weights_by_class = class_weights(self.class_weight, codec, codes, sample_weight)
+            weights = example_weights(weights_by_class, codes, sample_weight)
             rows = np.flatnonzero(weights)
             if len(rows):
-                if not self._learner.steps_taken:  # batches before, if any, were left out
-                    self._learner.row_norm = mean_norm(X, rows)
+                if not self._learner.steps_taken:  # earlier batches, if any, had weight 0
+                    self._learner.row_norm = mean_row_norm(X, rows)
                 row_norm = self._learner.row_norm
                 optimizer = self._learner.optimizer
-                resolved = resolved_for(self, codec, len(rows), row_norm=row_norm)
+                resolved = resolve_classifier(self, codec, len(rows), row_norm=row_norm)
                 optimizer.learning_rate = resolved.learning_rate
                 batch = Examples(X, codes, weights).select(rows)
                 self._learner.learn(optimizer, *batch)
-            self.n_iter_ = getattr(self, "n_iter_", 0) + 1  # none in a copy made while `fit` ran
+            self.n_iter_ = getattr(self, "n_iter_", 0) + 1  # absent in a copy made during `fit`
         return self
 
     @property
     def calibration_(self) -> Calibration:
-        """How `predict_proba` makes probabilities of scores."""
+        """The calibration that `predict_proba` applies to scores."""
         return self._learner.calibration
 
     def predict(self, X: Any) -> Any:
-        """Return the most probable label of each input, or all of at least even odds.
+        """Return the most probable label of each input, or all labels with probability >= 1/2.
 
         Parameters
         ----------
@@ -552,13 +557,14 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
 
         Returns
         -------
-        ndarray, shape (N,), or labels in the form in which `fit` got several for an example
-            Labels. Of several, those with a probability of `predict_proba` of at least 1/2.
+        ndarray, shape (N,), or labels in the form of `y` in `fit`
+            Predicted labels. If examples may have several labels, those whose probability in
+            `predict_proba` is at least 1/2.
         """
         X = self._check_fitted_inputs(X)
         if not self._learner.codec.multilabel:
             return self.classes_[self.model_.top_k(X, 1)[0][:, 0]]
-        # by the block, of which few entries are left: no matrix of all probabilities
+        # block by block, so that there is no matrix of all probabilities
         chosen = [sparse.csr_array(proba >= 0.5) for _, proba in self._learner.probabilities(X)]
         matrix = sparse.csr_array(sparse.vstack(chosen, format="csr"))
         return self._learner.codec.decode_matrix(matrix)
@@ -566,28 +572,28 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     def predict_topk(
         self, X: Any, k: int | None = None, *, exclude: Any = None
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return the labels of the largest scores, without a matrix of all scores.
+        """Return the k labels with the largest scores, without a matrix of all scores.
 
         `samplesoft.sklearn.predict_topk` does the same for a pipeline.
 
         Parameters
         ----------
         X : array_like or sparse matrix, shape (N, v)
-            Inputs. Of a Dask array or dataframe the results are Dask arrays, computed by blocks of
-            rows, without `exclude`.
+            Inputs. For a Dask array or dataframe the results are Dask arrays, computed by blocks of
+            rows; `exclude` must then be None.
         k : int, optional
-            How many labels, at most n; by default 5, or all of fewer.
+            Number of labels, at most n; by default min(5, n).
         exclude : sparse matrix, shape (N, n), or list of N lists of labels, optional
-            Labels that are not wanted, such as those that are known; columns are in the order of
-            `classes_`. Labels that are no class are ignored.
+            Labels to exclude, such as known ones. Columns are in the order of `classes_`. Labels
+            that are not classes are ignored.
 
         Returns
         -------
         labels : ndarray, shape (N, k)
-            The best first.
+            Labels, best first.
         scores : ndarray, shape (N, k)
-            Their scores: logits of the softmax; -inf for labels that are not wanted, where fewer
-            than k are left.
+            Scores: logits of the softmax; -inf for excluded labels, which appear if fewer than k
+            others remain.
 
         Raises
         ------
@@ -600,7 +606,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             if exclude is not None:
                 raise ValueError("`exclude` must be None for Dask; call predict_topk by the block.")
             kinds = [(k, self.classes_.dtype), (k, self.model_.dtype)]
-            labels, scores = self._by_blocks(X, "predict_topk", kinds, k)
+            labels, scores = self._map_blocks(X, "predict_topk", kinds, k)
             return labels, scores
         X = self._check_fitted_inputs(X)
         if exclude is not None:
@@ -609,10 +615,10 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         return self.classes_[ids], scores
 
     def embed(self, X: Any) -> NDArray[Any]:
-        """Return contexts, which class vectors are compared with.
+        """Return the embeddings of inputs: the context vectors.
 
-        Scores are their inner products with the rows of ``model_.class_vectors()``, times
-        ``model_.settings.tau``. An index of these rows for the largest inner product, such as
+        Scores are inner products of these vectors with the rows of ``model_.class_vectors()``,
+        times ``model_.settings.tau``. A maximum-inner-product index of these rows, such as
         ``IndexFlatIP`` of FAISS or ``space="ip"`` of hnswlib, finds the labels of `predict_topk`.
 
         Parameters
@@ -623,7 +629,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         Returns
         -------
         ndarray, shape (N, d)
-            Contexts, of norm 1 if the model normalises, as its class vectors then are: inner
+            Context vectors. With `normalize` they and the class vectors have norm 1, so inner
             products are cosines.
 
         Raises
@@ -635,7 +641,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         return self.model_.embed(X.astype(self.model_.dtype, copy=False))
 
     def decision_function(self, X: Any) -> NDArray[Any]:
-        """Return scores: logits of the softmax, or of two classes their difference.
+        """Return scores: logits of the softmax; for two classes, their difference.
 
         Parameters
         ----------
@@ -650,12 +656,12 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         Raises
         ------
         MemoryError
-            If they would not fit.
+            If the result does not fit into memory.
         ValueError
             If inputs are malformed, or so large that a score is infinite.
         """
         X = self._check_fitted_inputs(X)
-        out = self._gathered(X.shape[0], self._learner.scores(X))
+        out = self._gather(X.shape[0], self._learner.scores(X))
         # scikit-learn's convention for two classes
         if len(self.classes_) == 2 and not self._learner.codec.multilabel:
             difference: NDArray[Any] = out[:, 1] - out[:, 0]
@@ -663,44 +669,44 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         return out
 
     def predict_proba(self, X: Any) -> NDArray[Any]:
-        """Return probabilities.
+        """Return class probabilities.
 
         Parameters
         ----------
         X : array_like or sparse matrix, shape (N, v)
-            Inputs. Of a Dask array or dataframe the result is a Dask array, computed by blocks of
+            Inputs. For a Dask array or dataframe the result is a Dask array, computed by blocks of
             rows.
 
         Returns
         -------
         ndarray, shape (N, n)
-            The softmax p of the scores divided by the temperature of `calibration_`. Where
-            examples may have several labels, ``1 - (1 - p)**L``: that of a label to be among L
-            draws, the ``labels_each`` of `calibration_`.
+            The softmax p of the scores divided by the temperature of `calibration_`. If examples
+            may have several labels, ``1 - (1 - p)**L``: the probability that a label is among L
+            draws from p, with L = ``labels_each`` of `calibration_`.
 
         Raises
         ------
         MemoryError
-            If they would not fit.
+            If the result does not fit into memory.
         ValueError
             If inputs are malformed, or so large that a score is infinite.
         """
         if is_dask(X):
             check_is_fitted(self)
             kinds = [(len(self.classes_), np.float64)]
-            return next(self._by_blocks(X, "predict_proba", kinds))
+            return next(self._map_blocks(X, "predict_proba", kinds))
         X = self._check_fitted_inputs(X)
-        return self._gathered(X.shape[0], self._learner.probabilities(X))
+        return self._gather(X.shape[0], self._learner.probabilities(X))
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Return the share of inputs whose label, or set of labels, is predicted.
+        """Return the accuracy: the fraction of inputs whose label, or set of labels, is predicted.
 
         Parameters
         ----------
         X : array_like or sparse matrix, shape (N, v)
             Inputs.
         y : array_like or matrix
-            Labels, as in `fit`, but ones not seen there too, which are never predicted.
+            Labels, as in `fit`. Labels not seen there are allowed, and count as wrong.
         sample_weight : array_like, shape (N,), optional
             Weights of the inputs, at least 0.
 
@@ -717,33 +723,37 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         predicted = self.predict(X)
         check_consistent_length(predicted, y)
         codec = self._learner.codec
-        codes, wanted = (codec.encode(labels, unseen=True) for labels in (predicted, y))
+        codes, targets = (codec.encode(labels, unseen=True) for labels in (predicted, y))
         if codec.multilabel:  # the whole set
-            right = np.diff(sparse.csr_array(codes != wanted).indptr) == 0
+            is_correct = np.diff(sparse.csr_array(codes != targets).indptr) == 0
         else:
-            right = codes == wanted
-        weights = check_sample_weight(sample_weight, len(right))
-        counted = np.flatnonzero(weights)  # sums with zeros among them have other last bits
-        if not len(counted):
+            is_correct = codes == targets
+        weights = check_sample_weight(sample_weight, len(is_correct))
+        weighted = np.flatnonzero(weights)  # zeros in a sum could change its last bits
+        if not len(weighted):
             raise ValueError("`sample_weight` must be above 0 for an example, got zero for all.")
-        return float(np.average(right[counted], weights=scale_by_power_of_two(weights[counted])))
+        return float(
+            np.average(is_correct[weighted], weights=scale_by_power_of_two(weights[weighted]))
+        )
 
     def bias_report(self, X: Any, y: Any, **options: Any) -> TuneReport:
-        """Measure which sampler and how many draws fit this model: `samplesoft.tune` on it.
+        """Measure bias and speed of samplers and numbers of draws on this model.
+
+        Calls `samplesoft.tune` with the vectors of the model.
 
         Parameters
         ----------
         X : array_like or sparse matrix, shape (N, v)
-            Inputs of examples; `batch_size` of them make a step.
+            Inputs; a step has `batch_size` of them.
         y : array_like
-            Their labels, one of each.
+            Labels, one per input.
         **options
-            Those of `samplesoft.tune`, such as ``samplers`` or ``largest_bias``.
+            Options of `samplesoft.tune`, such as ``samplers`` or ``largest_bias``.
 
         Returns
         -------
         TuneReport
-            Bias, error and time of all settings, and the one to take.
+            Bias, error and time of all settings, and the recommended one.
 
         Raises
         ------
@@ -756,32 +766,31 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                 "`y` must hold one label of each example, but this model takes several; pass "
                 "vectors and one label of each to samplesoft.tune."
             )
-        X = self._checked_examples(X, y, reset=False).astype(self.model_.dtype, copy=False)
-        known = self._learner.tune_inputs(X, self._learner.codec.encode(y))
-        return tune(**{**known, "batch": self.batch_size, **options})
+        X = self._check_examples(X, y, reset=False).astype(self.model_.dtype, copy=False)
+        inputs = self._learner.tune_inputs(X, self._learner.codec.encode(y))
+        return tune(**{**inputs, "batch": self.batch_size, **options})
 
     def save(self, path: str | Path) -> None:
-        """Write the model, as arrays and JSON without any pickled object.
+        """Write the model as arrays and JSON, without pickled objects.
 
         Parameters
         ----------
         path : str or Path
-            An ``.npz`` file; it is written whole or not at all.
+            An ``.npz`` file, written atomically.
 
         Raises
         ------
         OSError
             If it cannot be written.
         TypeError
-            If a parameter or a class is a Python object that JSON does not have, such as a sampler
-            of your own.
+            If a parameter or a class cannot be written as JSON, such as a custom sampler.
         """
         check_is_fitted(self)
         saving.write_classifier(path, self)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read a model of `save`; `partial_fit` goes on with it.
+        """Read a model written by `save`; `partial_fit` can continue training it.
 
         Parameters
         ----------
@@ -798,58 +807,58 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         FileNotFoundError
             If there is no such file.
         MemoryError
-            If the model would not fit.
+            If the model does not fit into memory.
         ValueError
-            If it is damaged, of another format, or holds another model; of one that ``samplesoft
-            train`` has written, `samplesoft.training.read_linear_softmax` makes a model.
+            If the file is damaged, of another format, or holds another model. For a file written by
+            ``samplesoft train``, use `samplesoft.training.read_linear_softmax`.
         """
         classifier, learner = saving.read_classifier(path, cls)
-        classifier._take(learner)
+        classifier._set_learner(learner)
         return classifier
 
     def __sklearn_tags__(self) -> Any:
-        """Say what the estimator can do."""
+        """Return the tags: sparse inputs and several labels are supported."""
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         tags.classifier_tags.multi_label = True
         return tags
 
-    def _checked_inputs(self, X: Any, reset: bool) -> Any:
-        """Return inputs (N, v) as an array or a CSR matrix; `reset` for those of a new model."""
+    def _check_inputs(self, X: Any, reset: bool) -> Any:
+        """Return inputs (N, v) as an array or CSR matrix; `reset` stores their feature names."""
         require_plain("X", X)
         if sparse.issparse(X) and hasattr(X, "check_format"):
             require_well_formed("X", X)  # before its indices are followed
         if sparse.issparse(X):  # before repeated entries add up
             X = in_wide_type(X)
         if isinstance(X, np.ndarray):
-            X = native(X)  # or scikit-learn would make float64 of a float32 that it does not know
+            X = native(X)  # scikit-learn would convert float32 in foreign byte order to float64
         kinds = [np.float64, np.float32]
-        with np.errstate(over="ignore"):  # infinity is refused, here or by the model
+        with np.errstate(over="ignore"):  # infinity is refused later
             try:
                 return validate_data(self, X, accept_sparse="csr", dtype=kinds, reset=reset)
-            except OverflowError as error:  # of an integer of Python
+            except OverflowError as error:  # a large Python integer
                 raise ValueError(
                     f"`X` must hold numbers of float64, got one beyond: {error}."
                 ) from None
 
-    def _checked_examples(self, X: Any, y: Any, reset: bool) -> Any:
-        """Return inputs to train on, once there are as many labels."""
+    def _check_examples(self, X: Any, y: Any, reset: bool) -> Any:
+        """Check inputs, and that there is one label entry for each of them."""
         if y is None:
             raise ValueError(
                 f"{type(self).__name__} requires y to be passed, but the target y is None."
             )
-        X = self._checked_inputs(X, reset)
+        X = self._check_inputs(X, reset)
         check_consistent_length(X, y)
         return X
 
     def _check_fitted_inputs(self, X: Any) -> Any:
         check_is_fitted(self)
-        return self._checked_inputs(X, reset=False)
+        return self._check_inputs(X, reset=False)
 
-    def _checked_eval_set(
+    def _check_eval_set(
         self, eval_set: Any, X_val: Any, y_val: Any, codec: LabelCodec
     ) -> Examples | None:
-        """Return the examples of `eval_set`, or of `X_val` and `y_val`, that have a label."""
+        """Return the labelled examples of `eval_set`, or of `X_val` and `y_val`; None without."""
         if X_val is None and y_val is None:
             if eval_set is None:
                 return None
@@ -859,7 +868,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                     f"{short_repr(eval_set)}; give one set of inputs, and their labels."
                 )
             X_val, y_val = eval_set
-            name, remedy = "eval_set", _IN_PIPELINES
+            name, remedy = "eval_set", _EVAL_SET_REMEDY
         elif eval_set is not None or X_val is None or y_val is None:
             names = {"eval_set": eval_set, "X_val": X_val, "y_val": y_val}
             raise ValueError(
@@ -867,12 +876,12 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                 f"{' and '.join(name for name, value in names.items() if value is not None)}."
             )
         else:
-            name, remedy = "X_val` and `y_val` as `eval_set", _TRANSFORMED
+            name, remedy = "X_val` and `y_val` as `eval_set", _X_VAL_REMEDY
         try:
-            X = self._checked_examples(X_val, y_val, reset=False)
+            X = self._check_examples(X_val, y_val, reset=False)
             codes = codec.encode(y_val, unseen=True)
         except (TypeError, ValueError) as error:
-            # an error of scikit-learn would be taken for one of the training data
+            # scikit-learn's message would seem to be about the training data
             kind = TypeError if isinstance(error, TypeError) else ValueError
             reason = str(error).rstrip(".")[:_LONGEST_REASON]
             raise kind(
@@ -887,12 +896,12 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     def _new_seed(self) -> int:
         return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
 
-    def _begin(self, X: Any, codec: LabelCodec, counts: FloatArray, seed: int) -> None:
-        """Make a model with random parameters."""
-        settings = resolved_for(self, codec, X.shape[0]).model
+    def _make_learner(self, X: Any, codec: LabelCodec, counts: FloatArray, seed: int) -> None:
+        """Make a learner with random parameters."""
+        settings = resolve_classifier(self, codec, X.shape[0]).model
         with progress_phase(bool(self.verbose), "making the model"):
             learner = Learner(codec, X.shape[1], settings, counts, X.dtype, seed, self.optimizer)
-        self._take(learner)
+        self._set_learner(learner)
         m, n = self.num_sampled, len(codec.classes)
         if isinstance(m, (int, np.integer)) and m > n and not scores_all(model_fields(self), n):
             warnings.warn(
@@ -901,23 +910,25 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                 stacklevel=3,
             )
 
-    def _take(self, learner: Learner) -> None:
+    def _set_learner(self, learner: Learner) -> None:
         self._learner = learner
         self.classes_, self.model_ = learner.codec.classes, learner.model
 
-    def _by_blocks(self, X: Any, method: str, kinds: Any, *args: Any) -> Any:
-        """Yield what a method returns, of columns and types, as Dask arrays that call it later."""
+    def _map_blocks(self, X: Any, method: str, columns_and_dtypes: Any, *args: Any) -> Any:
+        """Call a method on each block of `X`; yield its results as lazy Dask arrays."""
         da, delayed = import_module("dask.array"), import_module("dask").delayed
-        ask = delayed(getattr(self, method), traverse=False)  # the model goes to a worker once
-        found = [ask(block, *args) for block in blocks_of(X)]
-        sizes = X.chunks[0] if hasattr(X, "chunks") else [np.nan] * len(found)
-        for place, (columns, dtype) in enumerate(kinds):
-            parts = [part[place] if len(kinds) > 1 else part for part in found]
-            made = zip(parts, sizes, strict=True)
-            yield da.concatenate([da.from_delayed(p, (rows, columns), dtype) for p, rows in made])
+        call = delayed(getattr(self, method), traverse=False)  # send the model to each worker once
+        results = [call(block, *args) for block in blocks_of(X)]
+        sizes = X.chunks[0] if hasattr(X, "chunks") else [np.nan] * len(results)
+        for position, (columns, dtype) in enumerate(columns_and_dtypes):
+            columns_of_blocks = [
+                result[position] if len(columns_and_dtypes) > 1 else result for result in results
+            ]
+            blocks = zip(columns_of_blocks, sizes, strict=True)
+            yield da.concatenate([da.from_delayed(p, (rows, columns), dtype) for p, rows in blocks])
 
-    def _gathered(self, num: int, parts: Iterable[tuple[slice, NDArray[Any]]]) -> NDArray[Any]:
-        """Return a number for each of some inputs and each class, or raise MemoryError."""
+    def _gather(self, num: int, chunks: Iterable[tuple[slice, NDArray[Any]]]) -> NDArray[Any]:
+        """Gather chunks of scores or probabilities in an array (num, n), or raise MemoryError."""
         n = len(self.classes_)
         require_bytes(
             f"{num:,} inputs times {n:,} classes",
@@ -925,13 +936,13 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             "pass fewer inputs at a time, or take predict_topk",
         )
         out = np.empty((num, n))
-        for part, numbers in parts:  # which are made one by one
-            out[part] = numbers
+        for chunk, values in chunks:  # computed lazily
+            out[chunk] = values
         return out
 
 
 def blocks_of(array: Any) -> list[Any]:
-    """Return the rows of a Dask array or dataframe by the block, each with all columns."""
+    """Return the blocks of rows of a Dask array or dataframe, each with all columns."""
     if not hasattr(array, "rechunk"):
         return list(array.to_delayed())
     if array.ndim > 1:
@@ -942,15 +953,15 @@ def blocks_of(array: Any) -> list[Any]:
 def predict_topk(
     estimator: Any, X: Any, k: int | None = None, *, exclude: Any = None
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the best labels of inputs that a pipeline transforms first.
+    """Return the k best labels predicted by a pipeline or search that ends in the classifier.
 
-    It is ``pipeline[-1].predict_topk(pipeline[:-1].transform(X), k)``.
+    For a pipeline this is ``pipeline[-1].predict_topk(pipeline[:-1].transform(X), k)``.
 
     Parameters
     ----------
     estimator : Pipeline, search such as GridSearchCV, or SampledSoftmaxClassifier
-        Fitted; the last step of a pipeline is the classifier, or a pipeline that ends in it. Of a
-        search its `best_estimator_`.
+        A fitted estimator. The last step of a pipeline must be the classifier or such a pipeline; a
+        search is replaced by its `best_estimator_`.
     X : array_like or sparse matrix, shape (N, v), or whatever the first step takes
         Inputs.
     k, exclude
@@ -959,7 +970,7 @@ def predict_topk(
     Returns
     -------
     labels, scores : ndarray, shape (N, k)
-        As of `SampledSoftmaxClassifier.predict_topk`.
+        As returned by `SampledSoftmaxClassifier.predict_topk`.
 
     Raises
     ------

@@ -1,7 +1,7 @@
-"""Labels as they are, whatever carries them: no two become one, and none is padded at a cost.
+"""Exact label arrays from any container: distinct labels stay distinct, and padding stays cheap.
 
-Labels are the same where Python says so with ``==``: 2, 2.0 and ``np.uint64(2)`` are, 2**60 and
-2**60 + 1 are not, though they are in float64.
+Labels are equal if Python's ``==`` says so: 2, 2.0 and ``np.uint64(2)`` are equal; 2**60 and
+2**60 + 1 are different, although they are equal in float64.
 """
 
 from __future__ import annotations
@@ -23,45 +23,45 @@ from samplesoft._validation import (
 
 _TEXT = {str: "text", bytes: "bytes"}
 _INTEGERS, _FLOATS, _BOOLS = (int, np.integer), (float, np.floating), (bool, np.bool_)
-_MISSING = ("NoneType", "NAType", "NaTType")  # of Python and of pandas
-_PADDED = ("String", "Utf8")  # of polars, whose arrays are padded to the longest text
-_TOLD_APART = 2**53  # up to which float64 holds all integers
+_MISSING = ("NoneType", "NAType", "NaTType")  # types of Python and pandas
+_PADDED = ("String", "Utf8")  # dtypes of polars; its arrays are padded to the longest text
+_MAX_EXACT_FLOAT = 2**53  # float64 represents all integers up to this one
 
 
 def read_labels(name: str, y: Any, *, whole: bool = True) -> NDArray[Any]:
-    """Return labels (N,), one of each example; errors call the argument `name`.
+    """Return labels as an array (N,), one per example; errors call the argument `name`.
 
-    Floats must be whole numbers, unless told otherwise, since others are hardly labels.
-    Integers of one type stay of it; of several, or as objects, they are int64, else uint64, else
-    objects. Text of a list is padded to the longest label, as NumPy does, but stays objects where
-    that is long, or where the padding would not be told from the text.
+    Floats must be whole numbers unless `whole` is False. Integers of one NumPy type keep it;
+    integers of several types, or in an object array, become int64 if they fit, else uint64, else
+    objects. Text in a list is padded to the longest label, as in NumPy. It stays objects if a label
+    is long, or ends in a null character, which cannot be told from padding.
     """
-    given = unpacked(name, y)
-    if isinstance(given, (list, tuple)):
-        return _of_values(name, given, whole, False)
-    array = np.asarray(given)
-    if array.dtype.kind == "T":  # text of any length, of which scikit-learn knows nothing
-        return _of_values(name, array.ravel().tolist(), whole, False)
+    content = unwrap(name, y)
+    if isinstance(content, (list, tuple)):
+        return _labels_of_list(name, content, whole, False)
+    array = np.asarray(content)
+    if array.dtype.kind == "T":  # NumPy's StringDType, which scikit-learn does not support
+        return _labels_of_list(name, array.ravel().tolist(), whole, False)
     labels: NDArray[Any] = column_or_1d(array, warn=True)
     if labels.dtype == object:
-        return _of_values(name, labels.tolist(), whole, True)
+        return _labels_of_list(name, labels.tolist(), whole, True)
     if labels.dtype.kind in "US":
-        return _unpadded(labels)
+        return _text_without_padding(labels)
     if labels.dtype.kind == "f":
-        return _checked_floats(name, labels, whole)
+        return _check_floats(name, labels, whole)
     if labels.dtype.kind not in "biuMm":
-        _refuse(name, labels.dtype)
+        _raise_unknown_type(name, labels.dtype)
     return labels
 
 
-def unpacked(name: str, y: Any) -> Any:
-    """Return what a series, a dataframe or another carrier holds, as an array or a list."""
+def unwrap(name: str, y: Any) -> Any:
+    """Return the content of a series, dataframe or other container as an array or a list."""
     if type(y) is np.ndarray or isinstance(y, (list, tuple)) or not hasattr(y, "__array__"):
         return y
     require_plain(name, y)
     if str(getattr(y, "dtype", "")) in _PADDED and hasattr(y, "to_list"):
         return y.to_list()
-    # NumPy's conversion is exact, while scikit-learn makes floats of nullable integers
+    # NumPy's conversion is exact; scikit-learn converts nullable integers to floats
     return np.asarray(y)
 
 
@@ -72,12 +72,13 @@ def ascending(labels: NDArray[Any]) -> NDArray[Any]:
     return np.unique(labels)
 
 
-def places(
+def class_indices(
     classes: NDArray[Any], labels: NDArray[Any], lookup: Callable[[], Mapping[Any, int]]
 ) -> IntArray:
-    """Return where labels (N,) stand among distinct classes (n,), n for those that do not.
+    """Return the index of each label (N,) in the distinct classes (n,), or n if it is no class.
 
-    `lookup` returns the place of each class as Python has it; it is not called for numbers.
+    `lookup` returns a dict from classes, as Python values, to indices. It is only called for labels
+    that are not numbers.
     """
     n, kinds = len(classes), {classes.dtype.kind, labels.dtype.kind}
     if not n or not len(labels):
@@ -85,26 +86,26 @@ def places(
     if kinds <= set("biuf"):
         if classes.dtype.kind == "b":
             classes = classes.astype(np.uint8)
-        labels, same = _in_type(labels, classes.dtype)
-    elif len(kinds) == 1 and kinds <= set("Mm"):  # of which Python's values depend on the unit
+        labels, same = _convert_exactly(labels, classes.dtype)
+    elif len(kinds) == 1 and kinds <= set("Mm"):  # their Python values depend on the unit
         same = np.ones(len(labels), bool)
     else:
-        found = map(lookup().get, labels.tolist())
-        return np.fromiter((n if i is None else i for i in found), np.int64, len(labels))
-    order = np.argsort(classes)  # labels are in it, names of columns may not be
+        indices = map(lookup().get, labels.tolist())
+        return np.fromiter((n if i is None else i for i in indices), np.int64, len(labels))
+    order = np.argsort(classes)  # column names may be in any order
     ids = order[np.minimum(np.searchsorted(classes, labels, sorter=order), n - 1)].astype(np.int64)
     ids[~(same & (classes[ids] == labels))] = n
     return ids
 
 
 def python_value(label: Any) -> Any:
-    """Return a label as Python has it, which equals and hashes as labels of all types do."""
+    """Return a label as a Python value, which compares and hashes equally for all types."""
     return label.item() if isinstance(label, np.generic) else label
 
 
 def require_one_kind(name: str, labels: Iterable[Any]) -> None:
-    """Raise ValueError for text beside something else, and for bool beside numbers."""
-    # of which NumPy would make one kind: text, or 1 of True
+    """Raise ValueError for text mixed with other types, and for bools mixed with numbers."""
+    # NumPy would convert all to text, or True to 1
     kinds = {
         next((_TEXT[text] for text in _TEXT if issubclass(kind, text)), kind.__name__)
         for kind in set(map(type, labels))
@@ -118,8 +119,10 @@ def require_one_kind(name: str, labels: Iterable[Any]) -> None:
         )
 
 
-def _of_values(name: str, values: Sequence[Any], whole: bool, as_objects: bool) -> NDArray[Any]:
-    """Return the labels of a list, text `as_objects` or if it can be as NumPy has it."""
+def _labels_of_list(
+    name: str, values: Sequence[Any], whole: bool, as_objects: bool
+) -> NDArray[Any]:
+    """Return the labels of a list; with `as_objects`, text becomes an object array."""
     require_one_kind(name, values)
     kinds = set(map(type, values))
     if any(kind.__name__ in _MISSING for kind in kinds):
@@ -128,50 +131,51 @@ def _of_values(name: str, values: Sequence[Any], whole: bool, as_objects: bool) 
             f"`{name}` must hold no missing labels, got {values[index]} at index {index}; leave "
             "out examples without a label, or give each a list of labels."
         )
-    if _are(kinds, tuple(_TEXT)):
+    if _all_of(kinds, tuple(_TEXT)):
         return _as_objects(values) if as_objects else _text(values)
-    if _are(kinds, _BOOLS):
+    if _all_of(kinds, _BOOLS):
         return np.array(values, dtype=bool)
-    if _are(kinds, _INTEGERS):
+    if _all_of(kinds, _INTEGERS):
         array = np.asarray(values)
         exact = array.dtype.kind in "iu" and not as_objects
         return array if exact else exact_integers(values)
-    if _are(kinds, _INTEGERS + _FLOATS):
-        return _numbers(name, values, whole)
+    if _all_of(kinds, _INTEGERS + _FLOATS):
+        return _numeric_labels(name, values, whole)
     array = np.asarray(values)
     if array.ndim == 1 and array.dtype.kind not in "Mm" and len(values):
         strange = (v for v in values if not isinstance(v, _INTEGERS + _FLOATS))
-        _refuse(name, next(strange, values[0]))
-    labels: NDArray[Any] = column_or_1d(array)  # dates, or nothing
+        _raise_unknown_type(name, next(strange, values[0]))
+    labels: NDArray[Any] = column_or_1d(array)  # dates, or an empty list
     return labels
 
 
-def _numbers(name: str, values: Sequence[Any], whole: bool) -> NDArray[Any]:
-    """Return labels of which some are floats."""
+def _numeric_labels(name: str, values: Sequence[Any], whole: bool) -> NDArray[Any]:
+    """Return numeric labels, at least one of them a float."""
     floats = np.asarray([value for value in values if isinstance(value, _FLOATS)])
-    _checked_floats(name, floats, whole)
+    _check_floats(name, floats, whole)
     if len(floats) == len(values):
         return floats
     if (floats != np.trunc(floats)).any():
         return np.asarray(values, np.float64)
     exact = exact_integers(values)
-    if exact.dtype != object and -_TOLD_APART <= exact.min() and exact.max() <= _TOLD_APART:
+    limit = _MAX_EXACT_FLOAT
+    if exact.dtype != object and -limit <= exact.min() and exact.max() <= limit:
         return exact.astype(np.float64)
     return exact
 
 
-def _checked_floats(name: str, labels: NDArray[Any], whole: bool) -> NDArray[Any]:
-    """Return floats if they are finite, and whole numbers where these are wanted."""
+def _check_floats(name: str, labels: NDArray[Any], whole: bool) -> NDArray[Any]:
+    """Return float labels; raise ValueError unless they are finite and, if `whole`, integral."""
     check_array(labels, ensure_2d=False, dtype=None, ensure_min_samples=0, input_name=name)
-    broken = labels != np.trunc(labels)
-    if whole and broken.any():
-        _refuse(name, labels[broken][0])
+    is_fractional = labels != np.trunc(labels)
+    if whole and is_fractional.any():
+        _raise_unknown_type(name, labels[is_fractional][0])
     return labels
 
 
-def _refuse(name: str, label: Any) -> NoReturn:
+def _raise_unknown_type(name: str, label: Any) -> NoReturn:
     kind = "continuous" if isinstance(label, _FLOATS) else type(label).__name__
-    # the first words are scikit-learn's, by which its checks know the error
+    # scikit-learn's estimator checks look for these first words
     raise ValueError(
         f"Unknown label type: {kind}. `{name}` must hold text, whole numbers or booleans, got "
         f"{short_repr(label)}; convert the labels."
@@ -180,15 +184,15 @@ def _refuse(name: str, label: Any) -> NoReturn:
 
 def _text(values: Sequence[Any]) -> NDArray[Any]:
     longest = max(map(len, values), default=0)
-    # a null at the end is what NumPy pads by, so that "a" and "a\0" would be one label
+    # NumPy pads with nulls, so "a" and "a\0" would become one label
     end = values[0][:0] + ("\0" if isinstance(values[0], str) else b"\0")
     if longest > LONGEST_PADDED or any(value.endswith(end) for value in values):
         return _as_objects(values)
     return np.array(values)
 
 
-def _unpadded(labels: NDArray[Any]) -> NDArray[Any]:
-    """Return text as objects if it is so long that padding predictions would cost much."""
+def _text_without_padding(labels: NDArray[Any]) -> NDArray[Any]:
+    """Return a text array; as objects if its labels are so long that padding would be costly."""
     size = np.dtype(f"{labels.dtype.kind}1").itemsize
     if labels.dtype.itemsize <= size * LONGEST_PADDED:
         return labels
@@ -201,14 +205,18 @@ def _as_objects(values: Sequence[Any]) -> NDArray[Any]:
     return array
 
 
-def _are(kinds: set[type], wanted: tuple[type, ...]) -> bool:
-    times = {np.timedelta64}  # an integer by its class
-    return bool(kinds) and not kinds & times and all(issubclass(kind, wanted) for kind in kinds)
+def _all_of(kinds: set[type], allowed: tuple[type, ...]) -> bool:
+    durations = {np.timedelta64}  # a subclass of np.integer
+    return (
+        bool(kinds) and not kinds & durations and all(issubclass(kind, allowed) for kind in kinds)
+    )
 
 
-def _in_type(labels: NDArray[Any], dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return numbers in another type, and where they are what they were."""
-    # NumPy would compare int64 with uint64 in float64, in which neighbours beyond 2**53 are equal
+def _convert_exactly(
+    labels: NDArray[Any], dtype: np.dtype[Any]
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return labels converted to `dtype`, and a mask of those that the conversion leaves equal."""
+    # NumPy compares int64 with uint64 in float64, where neighbours beyond 2**53 are equal
     if labels.dtype == dtype:
         return labels, np.ones(len(labels), bool)
     if dtype.kind == "f":
@@ -216,12 +224,13 @@ def _in_type(labels: NDArray[Any], dtype: np.dtype[Any]) -> tuple[NDArray[Any], 
             converted = labels.astype(dtype)
         if labels.dtype.kind == "f":
             return converted, converted == labels
-        back, same = _in_type(converted, np.dtype(np.int64 if labels.dtype.kind == "i" else "u8"))
+        integer = np.dtype(np.int64 if labels.dtype.kind == "i" else "u8")
+        back, same = _convert_exactly(converted, integer)
         return converted, same & (back == labels)
     limits = np.iinfo(dtype)
     if labels.dtype.kind == "f":
         labels = labels.astype(np.result_type(labels, np.float64))
-        # the largest integer is no float, but the one after it is a power of two
+        # the largest integer is not representable as a float, but the next one is a power of two
         same = (labels >= float(limits.min)) & (labels < float(limits.max + 1))
         same &= labels == np.trunc(labels)
     else:

@@ -1,4 +1,4 @@
-"""Labels as users write them, the class numbers that models work with, and what examples weigh."""
+"""Encoding of labels as class indices, class counts, and weights of examples."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ from samplesoft._validation import (
 )
 from samplesoft.sklearn.exact_labels import (
     ascending,
-    places,
+    class_indices,
     python_value,
     read_labels,
-    unpacked,
+    unwrap,
 )
 
 SINGLE, DENSE, SPARSE, LISTS = "single", "dense indicator", "sparse indicator", "lists of labels"
-_LISTS = (list, tuple, set, frozenset, np.ndarray)
-_NUMBERS = (int, float, np.generic)
-_HEAVIEST = 1e15  # weight of an example, which gradients of float32 stand
+_LIST_TYPES = (list, tuple, set, frozenset, np.ndarray)
+_NUMBER_TYPES = (int, float, np.generic)
+_MAX_WEIGHT = 1e15  # largest weight of an example that keeps float32 gradients finite
 
 
 @dataclass(frozen=True, eq=False)
 class LabelCodec:
-    """Classes, and the form in which labels come and go; encodes and decodes them.
+    """Encodes labels as class indices and decodes predictions into the same form.
 
-    Codes are class numbers (N,) where an example has one label, else a CSR matrix (N, n) of ones.
+    Codes are class indices (N,) if each example has one label, else a CSR matrix (N, n) of ones.
     """
 
-    # scikit-learn's LabelEncoder and MultiLabelBinarizer have no number for labels that are no
-    # class, take one form each, and name neither the argument nor the remedy
+    # scikit-learn's LabelEncoder and MultiLabelBinarizer have no code for unseen labels, accept one
+    # form each, and their errors name neither the argument nor the remedy
     classes: NDArray[Any]  # (n,): labels in ascending order, or columns of an indicator matrix
-    form: str  # one of the four
-    dtype: np.dtype[Any]  # of the labels, or of the entries of the matrix
+    form: str  # SINGLE, DENSE, SPARSE or LISTS
+    dtype: np.dtype[Any]  # of the labels, or of the entries of an indicator matrix
 
     @property
     def multilabel(self) -> bool:
@@ -56,34 +56,34 @@ class LabelCodec:
         return self.form != SINGLE
 
     def encode(self, y: Any, unseen: bool = False) -> Any:
-        """Turn labels of this form into codes.
+        """Encode labels of this form.
 
-        With `unseen`, labels that are no class get the number n; the matrix of lists of labels has
-        a column more for them. Else they are an error.
+        With `unseen`, labels that are not classes get the index n; for lists of labels, column n of
+        the matrix. Otherwise they are an error.
         """
-        y, form, names = _read("y", y)
-        if self.form == LISTS and _is_nested(y):  # even if all are of one length
+        y, form, names = _unwrap_labels("y", y)
+        if self.form == LISTS and _is_nested(y):  # even if all lists have the same length
             form = LISTS
         if form != self.form:
             raise ValueError(
                 f"`y` must come as {self.form}, as in the first call, got {form}; convert it."
             )
         if form == SINGLE:
-            return self._numbers(read_labels("y", y), unseen)
+            return self._class_codes(read_labels("y", y), unseen)
         if form == LISTS:
-            return self._matrix("y", y, unseen)
-        matrix = _indicator(y)
+            return self._encode_lists("y", y, unseen)
+        matrix = _check_indicator(y)
         if matrix.shape[1] != len(self.classes):
             raise ValueError(
                 f"`y` must have {len(self.classes)} columns, one for each class, got "
                 f"{matrix.shape[1]}."
             )
-        # columns that had no names in the first call may have any now
+        # if the columns had no names in the first call, any names are accepted now
         is_named = not np.array_equal(self.classes, np.arange(len(self.classes)))
         if (
             names is not None
             and is_named
-            and not np.array_equal(self._places(names), np.arange(len(self.classes)))
+            and not np.array_equal(self._indices(names), np.arange(len(self.classes)))
         ):
             raise ValueError(
                 f"`y` must have the columns {short_repr(self.classes.tolist())} of the first "
@@ -93,16 +93,16 @@ class LabelCodec:
         return matrix
 
     def encode_unwanted(self, name: str, unwanted: Any, num_rows: int) -> Any:
-        """Turn lists of labels or a sparse matrix into a CSR matrix (N, n), whatever the form.
+        """Encode lists of labels or a sparse matrix as a CSR matrix (N, n), whatever the form.
 
-        Labels that are no class are ignored; errors call the argument `name`.
+        Labels that are not classes are ignored. Errors call the argument `name`.
         """
-        unwanted, _, _ = _read(name, unwanted)
+        unwanted, _, _ = _unwrap_labels(name, unwanted)
         if sparse.issparse(unwanted):
             matrix = as_csr(name, unwanted)
             matrix.eliminate_zeros()
         elif _is_nested(unwanted):
-            matrix = self._matrix(name, unwanted, unseen=True)[:, :-1]
+            matrix = self._encode_lists(name, unwanted, unseen=True)[:, :-1]
         else:
             raise TypeError(
                 f"`{name}` must be a scipy.sparse matrix or a list of lists of labels, got "
@@ -117,7 +117,7 @@ class LabelCodec:
         return matrix
 
     def decode_matrix(self, chosen: sparse.csr_array) -> Any:
-        """Turn a CSR matrix (N, n) into the form in which labels came."""
+        """Decode a CSR matrix (N, n) into the form of the labels."""
         if self.form == SPARSE:
             return chosen.astype(self.dtype)
         if self.form == DENSE:
@@ -125,72 +125,74 @@ class LabelCodec:
         return [self.classes[ids] for ids in np.split(chosen.indices, chosen.indptr[1:-1])]
 
     def has_same_classes(self, classes: Any) -> bool:
-        """Return whether `classes` of a user are those of the codec, in whatever order."""
-        given = ascending(read_labels("classes", classes, whole=False))
-        return np.array_equal(np.sort(self._places(given)), np.arange(len(self.classes)))
+        """Return whether `classes` are the classes of the codec, in any order."""
+        distinct = ascending(read_labels("classes", classes, whole=False))
+        return np.array_equal(np.sort(self._indices(distinct)), np.arange(len(self.classes)))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is pickled: not what is made of it."""
+        """Return the state to pickle, without the cached lookup."""
         return {name: value for name, value in vars(self).items() if name != "_lookup"}
 
     @cached_property
     def _lookup(self) -> dict[Any, int]:
-        return {label: place for place, label in enumerate(self.classes.tolist())}
+        return {label: index for index, label in enumerate(self.classes.tolist())}
 
-    def _places(self, labels: NDArray[Any]) -> IntArray:
-        return places(self.classes, labels, lambda: self._lookup)
+    def _indices(self, labels: NDArray[Any]) -> IntArray:
+        return class_indices(self.classes, labels, lambda: self._lookup)
 
-    def _numbers(self, labels: NDArray[Any], unseen: bool) -> IntArray:
-        ids = self._places(labels)
-        strange = ids == len(self.classes)
-        if not unseen and strange.any():
+    def _class_codes(self, labels: NDArray[Any], unseen: bool) -> IntArray:
+        codes = self._indices(labels)
+        is_unseen = codes == len(self.classes)
+        if not unseen and is_unseen.any():
             raise ValueError(
                 f"`y` must hold labels among the {len(self.classes)} classes, got "
-                f"{short_repr(labels[strange].tolist()[0])}, which is none of them; give all "
+                f"{short_repr(labels[is_unseen].tolist()[0])}, which is none of them; give all "
                 "classes to "
                 "the first call of partial_fit."
             )
-        return ids
+        return codes
 
-    def _matrix(self, name: str, rows: Any, unseen: bool) -> sparse.csr_array:
-        """Turn lists of labels into a CSR matrix (N, n) of ones; of (N, n + 1) with `unseen`."""
-        ids = self._numbers(_all_labels(name, rows), unseen)
-        starts = np.cumsum([0, *map(len, rows)])
+    def _encode_lists(self, name: str, rows: Any, unseen: bool) -> sparse.csr_array:
+        """Encode lists of labels as a CSR matrix (N, n) of ones; (N, n + 1) with `unseen`."""
+        ids = self._class_codes(_concatenate_labels(name, rows), unseen)
+        indptr = np.cumsum([0, *map(len, rows)])
         shape = len(rows), len(self.classes) + unseen
-        return _of_ones(sparse.csr_array((np.ones(len(ids)), ids, starts), shape))
+        return _as_ones(sparse.csr_array((np.ones(len(ids)), ids, indptr), shape))
 
 
 def infer_codec(y: Any, classes: Any = None) -> LabelCodec:
-    """Find out in which form labels come, and the classes: those of `y`, or `classes` (n,).
+    """Infer the form of labels and their classes: those in `y`, or the given `classes` (n,).
 
-    Of an indicator matrix, these are what its columns are called.
+    The classes of an indicator matrix are the names of its columns.
     """
-    y, form, names = _read("y", y)
-    given = None
+    y, form, names = _unwrap_labels("y", y)
+    class_array = None
     if classes is not None:
-        given = read_labels("classes", classes, whole=False)  # columns may be called 0.5
-        if not len(given):
+        class_array = read_labels("classes", classes, whole=False)  # a column may have the name 0.5
+        if not len(class_array):
             raise ValueError("`classes` must hold a label, got none.")
-        distinct = ascending(given)
+        distinct = ascending(class_array)
         if form in (SINGLE, DENSE) and _is_nested(y) and len(y[0]) != len(distinct):
-            form = LISTS  # of one length each, and so no indicator matrix
+            form = LISTS  # lists of equal lengths, but not an indicator matrix
     if form in (SINGLE, LISTS):
-        labels = read_labels("y", y) if form == SINGLE else _all_labels("y", y)
-        return LabelCodec(ascending(labels) if given is None else distinct, form, labels.dtype)
-    matrix = _indicator(y)
+        labels = read_labels("y", y) if form == SINGLE else _concatenate_labels("y", y)
+        return LabelCodec(
+            ascending(labels) if class_array is None else distinct, form, labels.dtype
+        )
+    matrix = _check_indicator(y)
     columns = np.arange(matrix.shape[1]) if names is None else names
-    if given is not None and len(distinct) != len(columns):
+    if class_array is not None and len(distinct) != len(columns):
         raise ValueError(
             f"`classes` must name the {len(columns)} columns of `y`, got {len(distinct)} of them."
         )
     dtype = y.dtype if hasattr(y, "dtype") else np.asarray(y).dtype
-    return LabelCodec(columns if given is None else given, form, dtype)
+    return LabelCodec(columns if class_array is None else class_array, form, dtype)
 
 
-def _read(name: str, y: Any) -> tuple[Any, str, NDArray[Any] | None]:
-    """Return labels without a dataframe or series around them, their form, and names of columns.
+def _unwrap_labels(name: str, y: Any) -> tuple[Any, str, NDArray[Any] | None]:
+    """Return the labels out of a dataframe or series, their form, and the names of its columns.
 
-    A series or an array of lists becomes a list of them. Errors call the labels `name`.
+    A series or an array of lists becomes a list of lists. Errors call the labels `name`.
     """
     if hasattr(y, "columns") and hasattr(y, "__array__"):
         columns = list(y.columns)
@@ -208,38 +210,40 @@ def _read(name: str, y: Any) -> tuple[Any, str, NDArray[Any] | None]:
             )
         names = read_labels("y", columns)
         if len(names) > 1:
-            if hasattr(y, "sparse"):  # of pandas, where all columns are
+            if hasattr(y, "sparse"):  # a pandas dataframe with sparse columns only
                 return y.sparse.to_coo(), SPARSE, names
             y = check_array(y, dtype=None, ensure_min_samples=0, input_name="y")
-            return y, _form(y), names
-        return y, _form(y), None
+            return y, _infer_form(y), names
+        return y, _infer_form(y), None
     if not sparse.issparse(y):
-        carrier, y = y, unpacked(name, y)
+        container, y = y, unwrap(name, y)
     rows = y
-    if isinstance(y, np.ndarray) and y.dtype == object and y.ndim == 1:  # labels, or lists of them
-        rows = carrier.to_list() if hasattr(carrier, "to_list") else y.tolist()
+    # an array of objects may hold labels or lists of labels
+    if isinstance(y, np.ndarray) and y.dtype == object and y.ndim == 1:
+        rows = container.to_list() if hasattr(container, "to_list") else y.tolist()
     if isinstance(rows, (list, tuple)):
         kinds_of_rows = set(map(type, rows))
-        others = [kind.__name__ for kind in kinds_of_rows if not issubclass(kind, _LISTS)]
-        if others and len(others) < len(kinds_of_rows):
+        non_lists = [kind.__name__ for kind in kinds_of_rows if not issubclass(kind, _LIST_TYPES)]
+        if non_lists and len(non_lists) < len(kinds_of_rows):
             raise ValueError(
-                f"`{name}` must hold a list of labels for each example, got {others[0]} for one; "
+                f"`{name}` must hold a list of labels for each example, got {non_lists[0]} for "
+                "one; "
                 "write [] for an example without labels."
             )
     y = rows if _is_nested(rows) else y
-    return y, _form(y), None
+    return y, _infer_form(y), None
 
 
-def _form(y: Any) -> str:
+def _infer_form(y: Any) -> str:
     if sparse.issparse(y):
         return SPARSE
     if _is_nested(y):
         sizes = {len(row) for row in y}
         if len(sizes) != 1 or max(sizes) < 2 or isinstance(y[0], (set, frozenset)):
             return LISTS
-        if _hold_any(chain.from_iterable(y), (str, bytes)):
+        if _contains_type(chain.from_iterable(y), (str, bytes)):
             return LISTS  # NumPy would pad them to the longest text
-    elif isinstance(y, (list, tuple)) and _hold_any(y, (str, bytes, *_NUMBERS)):
+    elif isinstance(y, (list, tuple)) and _contains_type(y, (str, bytes, *_NUMBER_TYPES)):
         return SINGLE
     array = np.asarray(y)
     if array.ndim == 2 and array.shape[1] > 1:
@@ -250,24 +254,24 @@ def _form(y: Any) -> str:
     return SINGLE
 
 
-def _hold_any(values: Iterable[Any], kinds: tuple[type, ...]) -> bool:
+def _contains_type(values: Iterable[Any], kinds: tuple[type, ...]) -> bool:
     return any(issubclass(kind, kinds) for kind in set(map(type, values)))
 
 
 def _is_nested(y: Any) -> bool:
-    return isinstance(y, (list, tuple)) and all(isinstance(row, _LISTS) for row in y)
+    return isinstance(y, (list, tuple)) and all(isinstance(row, _LIST_TYPES) for row in y)
 
 
-def _all_labels(name: str, rows: Any) -> NDArray[Any]:
-    """Return the labels of lists of them, one after another."""
+def _concatenate_labels(name: str, rows: Any) -> NDArray[Any]:
+    """Return the concatenated labels of all lists."""
     labels = list(chain.from_iterable(rows))
     return read_labels(name, labels) if labels else np.empty(0, np.int64)
 
 
-def _indicator(y: Any) -> sparse.csr_array:
-    """Return an indicator matrix as a CSR matrix (N, n) of ones."""
+def _check_indicator(y: Any) -> sparse.csr_array:
+    """Check an indicator matrix, and return it as a CSR matrix (N, n) of ones."""
     is_sparse: bool = sparse.issparse(y)
-    if is_sparse and y.ndim != 2:  # one label each, or the labels of one example?
+    if is_sparse and y.ndim != 2:  # ambiguous: one label each, or the labels of one example
         raise ValueError(
             f"`y` must have a row for each example and a column for each class as a sparse matrix, "
             f"got shape {y.shape}; reshape it to (1, n), or pass y.toarray() for one label each."
@@ -275,7 +279,7 @@ def _indicator(y: Any) -> sparse.csr_array:
     checked = as_csr("y", y) if is_sparse else y
     checked = check_array(checked, accept_sparse="csr", dtype=None, input_name="y")
     if isinstance(checked, np.ndarray):
-        checked = native(checked)  # as SciPy asks
+        checked = native(checked)  # SciPy requires native byte order
     matrix = sparse.csr_array(checked, copy=True)
     matrix.sum_duplicates()
     matrix.eliminate_zeros()
@@ -284,24 +288,24 @@ def _indicator(y: Any) -> sparse.csr_array:
             "`y` as a matrix must hold zeros and ones, one for each label, got "
             f"{matrix.data[matrix.data != 1][0]}."
         )
-    return _of_ones(matrix)
+    return _as_ones(matrix)
 
 
-def _of_ones(matrix: sparse.csr_array) -> sparse.csr_array:
-    matrix.sum_duplicates()  # a label that an example has twice
+def _as_ones(matrix: sparse.csr_array) -> sparse.csr_array:
+    matrix.sum_duplicates()  # an example may list a label twice
     ones = np.ones(matrix.nnz)
     return sparse.csr_array((ones, matrix.indices, matrix.indptr), matrix.shape)
 
 
 def examples_and_ids(codes: Any) -> tuple[IntArray, IntArray]:
-    """Return the example and the class of each label (P,), of codes."""
+    """Return the example index and the class index of each label (P,) in `codes`."""
     if isinstance(codes, np.ndarray):
         return np.arange(len(codes)), codes
     return np.repeat(np.arange(codes.shape[0]), np.diff(codes.indptr)), codes.indices
 
 
 def class_counts(codes: Any, num_classes: int, sample_weight: FloatArray) -> FloatArray:
-    """Return how often each class occurs, (n,); an example counts as often as its weight says."""
+    """Return the weighted counts of the classes (n,): sums of the weights of their examples."""
     example_ids, ids = examples_and_ids(codes)
     counts = np.bincount(ids, sample_weight[example_ids], num_classes).astype(np.float64)
     if not np.isfinite(counts).all():
@@ -313,7 +317,7 @@ def class_counts(codes: Any, num_classes: int, sample_weight: FloatArray) -> Flo
 
 
 def check_sample_weight(sample_weight: Any, num_examples: int) -> FloatArray:
-    """Return the weights (N,) that a user gives to examples; ones for None."""
+    """Check the public `sample_weight`, and return it as an array (N,); ones for None."""
     if sample_weight is None:
         return np.ones(num_examples)
     weights = as_real_array("sample_weight", sample_weight, (1,))
@@ -330,58 +334,60 @@ def check_sample_weight(sample_weight: Any, num_examples: int) -> FloatArray:
 def class_weights(
     class_weight: Any, codec: LabelCodec, codes: Any, sample_weight: FloatArray
 ) -> FloatArray:
-    """Return the weights (n + 1,) of classes, the last, 0, for a label that is none.
+    """Return the weights (n + 1,) of the classes; the last one, for unseen labels, is 0.
 
-    "balanced" divides by how often a class occurs in `codes`. A weight for a label that is no class
-    is an error.
+    "balanced" weights are inversely proportional to the class counts in `codes`. A weight for a
+    label that is not a class is an error.
     """
     n = len(codec.classes)
-    of_class = np.append(np.ones(n), 0.0)
+    weights_by_class = np.append(np.ones(n), 0.0)
     if isinstance(class_weight, dict):
         for label, weight in class_weight.items():
             as_nonnegative(f"class_weight[{short_repr(label)}]", weight)
         labels = codec.classes.tolist()
         class_weight = {python_value(label): weight for label, weight in class_weight.items()}
-        strange = class_weight.keys() - set(labels)
-        if strange:
+        unknown = class_weight.keys() - set(labels)
+        if unknown:
             raise ValueError(
-                f"`class_weight` must name classes, got {short_repr(min(strange, key=repr))}, "
+                f"`class_weight` must name classes, got {short_repr(min(unknown, key=repr))}, "
                 "which is "
                 f"none of the {n}; mind the type."
             )
-        of_class[:n] = [class_weight.get(label, 1.0) for label in labels]
+        weights_by_class[:n] = [class_weight.get(label, 1.0) for label in labels]
     elif class_weight is not None:
         if not isinstance(class_weight, str) or class_weight != "balanced":
             raise ValueError(
                 "`class_weight` must be a dict, 'balanced' or None, got "
                 f"{type(class_weight).__name__}."
             )
-        # scikit-learn's compute_class_weight takes one label an example, and weights since 1.7
-        # ratios, whatever the unit of the weights is
+        # not scikit-learn's compute_class_weight, which takes one label per example, and weights
+        # only since 1.7; only ratios of the weights matter
         counts = class_counts(codes, n, scale_by_power_of_two(sample_weight))
-        of_class = np.zeros(n + 1)
-        # what a class without examples weighs does not matter
+        weights_by_class = np.zeros(n + 1)
+        # the weight of a class without examples is not used
         occurs = np.flatnonzero(class_counts(codes, n, (sample_weight > 0.0).astype(np.float64)))
-        with np.errstate(divide="ignore"):  # refused as too heavy
-            of_class[occurs] = counts.sum() / (len(occurs) * counts[occurs])
-    return of_class
+        with np.errstate(divide="ignore"):  # infinite weights are refused later
+            weights_by_class[occurs] = counts.sum() / (len(occurs) * counts[occurs])
+    return weights_by_class
 
 
-def example_weights(of_class: FloatArray, codes: Any, sample_weight: FloatArray) -> FloatArray:
-    """Return the weights (N,) of examples, their own times that of the class or classes.
+def example_weights(
+    weights_by_class: FloatArray, codes: Any, sample_weight: FloatArray
+) -> FloatArray:
+    """Return the weights (N,) of the examples: `sample_weight` times the mean class weight.
 
-    Of several labels it is the mean. A weight that gradients of float32 would not stand is an
+    The mean is over the labels of an example. A weight that would overflow float32 gradients is an
     error.
     """
     example_ids, ids = examples_and_ids(codes)
-    num = len(sample_weight)
-    weights = np.bincount(example_ids, of_class[ids], num) / np.maximum(
-        np.bincount(example_ids, None, num), 1
+    num_examples = len(sample_weight)
+    weights = np.bincount(example_ids, weights_by_class[ids], num_examples) / np.maximum(
+        np.bincount(example_ids, None, num_examples), 1
     )
     weights *= sample_weight
-    if weights.max() > _HEAVIEST:
+    if weights.max() > _MAX_WEIGHT:
         raise ValueError(
-            f"`sample_weight` times `class_weight` must be at most {_HEAVIEST:g}, got "
+            f"`sample_weight` times `class_weight` must be at most {_MAX_WEIGHT:g}, got "
             f"{weights.max():g}; divide all by one number."
         )
     return weights

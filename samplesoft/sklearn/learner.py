@@ -1,4 +1,4 @@
-"""A model while it is trained: steps, rounds, what has been counted, and the pilot before it."""
+"""Training of the classifier: the learner, its calibration, callbacks, and the "auto" pilot."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ from samplesoft.training.resolved import Resolved, half_of, num_draws, resolve
 from samplesoft.training.task import NUM_EXAMPLES
 from samplesoft.tuning.pilot import PILOT, choose, pilot_steps
 
-_CALIBRATED = 1000  # examples at most, and so many of their scores
-_SCORES = 1 << 24
-_AT_A_TIME = 1 << 16  # numbers of the inputs whose norms are taken
+_MAX_CALIBRATION_EXAMPLES = 1000  # examples for calibration, at most
+_MAX_CALIBRATION_SCORES = 1 << 24  # scores of these examples, at most
+_ENTRIES_AT_A_TIME = 1 << 16  # entries of the inputs per chunk of a norm computation
 
 
 class Learner(LinearTask):
-    """A linear softmax model with random parameters, and an optimizer by its name.
+    """A linear softmax model in training: model, optimizer, label codec and counters.
 
-    `counts` (n,) say how often each class occurs, for samplers that draw by that; all randomness
-    follows from the seed.
+    The model starts with random parameters; all randomness is derived from `seed`. `counts` (n,)
+    are the class counts, for samplers that draw by frequency.
     """
 
-    calibrated: Calibration | None = None
-    row_norm = 1.0  # of the inputs of the first fit, in the mean
+    calibrated: Calibration | None = None  # the fitted calibration
+    row_norm = 1.0  # mean norm of the inputs of the first fit
 
     def __init__(
         self,
@@ -71,125 +71,130 @@ class Learner(LinearTask):
         self.examples_seen = self.labels_seen = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy is made from: never the examples, also if a fit is going on."""
-        of_fit = ("data", "rows")
-        state = {name: value for name, value in vars(self).items() if name not in of_fit}
+        """Return the state to copy or pickle: without training data, even during a fit."""
+        training_data = ("data", "rows")
+        state = {name: value for name, value in vars(self).items() if name not in training_data}
         return {**state, "_epoch": None, "_batches": []}
 
-    def split(self, rows: IntArray, share: float) -> tuple[IntArray, IntArray]:
-        """Return the rows to train on, and a share of them that is held out."""
-        held = int(np.ceil(share * len(rows)))
-        if held >= len(rows):
+    def split(self, rows: IntArray, fraction: float) -> tuple[IntArray, IntArray]:
+        """Split rows into those to train on and a fraction `fraction` that is held out."""
+        num_held_out = int(np.ceil(fraction * len(rows)))
+        if num_held_out >= len(rows):
             raise ValueError(
                 f"`early_stopping` needs examples to hold out, got {len(rows)} in all; turn it "
                 "off, or give more or an `eval_set`."
             )
-        return self._parted(rows, held)
+        return self._split_rows(rows, num_held_out)
 
     def count(self, x: Any, labels: Any) -> None:
-        """Count examples and labels, for the mean number of labels."""
+        """Add to the counts of examples and labels, which give the mean number of labels."""
         self.examples_seen += x.shape[0]
         self.labels_seen += labels.nnz if self.codec.multilabel else x.shape[0]
 
     def scores(self, X: Any) -> Iterator[tuple[slice, Rows]]:
-        """Yield scores of all classes, as `LinearSoftmax.scores`; raise if one is infinite."""
-        for part, scores in self.model.scores(X):
+        """Yield scores of all classes, as `LinearSoftmax.scores`; raise if one is not finite."""
+        for chunk, scores in self.model.scores(X):
             if not scores.max() < np.inf:
                 row = int(np.argmin(scores.max(axis=1) < np.inf))
                 raise ValueError(
-                    f"the scores of row {part.start + row} of `X` must be finite in "
+                    f"the scores of row {chunk.start + row} of `X` must be finite in "
                     f"{scores.dtype}, got {scores[row].max()}; bring inputs to the scale of those "
                     "that the model was trained on."
                 )
-            yield part, scores
+            yield chunk, scores
 
     def precision_at_1(self, X: Any, codes: Any, weights: FloatArray) -> float:
-        """Return the share of examples, by weights (N,), whose best class is a label."""
+        """Return the weighted fraction of examples whose best class is one of their labels."""
         best = self.model.top_k(X, 1)[0][:, 0]
         single = isinstance(codes, np.ndarray)
-        right = best == codes if single else codes[np.arange(len(best)), best]
-        return float(np.average(right, weights=scale_by_power_of_two(weights)))
+        is_correct = best == codes if single else codes[np.arange(len(best)), best]
+        return float(np.average(is_correct, weights=scale_by_power_of_two(weights)))
 
     @property
     def calibration(self) -> Calibration:
-        """How scores become probabilities."""
+        """The fitted calibration, or the default one of the loss and the label form."""
         if self.calibrated is not None:
             return self.calibrated
         if isinstance(self.model.softmax.loss, FullLogisticLoss):
             return LogisticCalibration(1.0, self.codec.multilabel)
         if not self.codec.multilabel:
             return SoftmaxCalibration()
-        # as many labels as in training; before the first step one
+        # mean number of labels in training; 1 before the first step
         return SoftmaxCalibration(1.0, self.labels_seen / max(self.examples_seen, 1) or 1.0)
 
-    def split_to_calibrate(self, rows: IntArray, share: float) -> tuple[IntArray, IntArray]:
-        """Return the rows to train on at first, and a share of them, if few, for `calibrate`."""
-        return self._parted(rows, min(int(share * len(rows)), self._most_calibrated()))
+    def split_to_calibrate(self, rows: IntArray, fraction: float) -> tuple[IntArray, IntArray]:
+        """Split rows into those to train on at first and a limited number for `calibrate`."""
+        return self._split_rows(
+            rows, min(int(fraction * len(rows)), self._max_calibration_examples())
+        )
 
-    def _parted(self, rows: IntArray, held: int) -> tuple[IntArray, IntArray]:
+    def _split_rows(self, rows: IntArray, num_held_out: int) -> tuple[IntArray, IntArray]:
         order = held_out_order(rows, self.seed)
-        return np.sort(order[held:]), np.sort(order[:held])
+        return np.sort(order[num_held_out:]), np.sort(order[:num_held_out])
 
     def calibrate(self, X: Any, codes: Any, weights: FloatArray, rows: IntArray) -> None:
-        """Calibrate probabilities on some of the rows, which the model was not trained on."""
-        some = np.sort(held_out_order(rows, self.seed)[: self._most_calibrated()])
-        if weights[some].any():
-            scores = np.concatenate([scores for _, scores in self.scores(X[some])])
-            labels = codes[some]
-            if self.codec.multilabel:  # without the column of labels that are no class
+        """Fit the calibration on a random subset of rows that the model was not trained on."""
+        subset = np.sort(held_out_order(rows, self.seed)[: self._max_calibration_examples()])
+        if weights[subset].any():
+            scores = np.concatenate([scores for _, scores in self.scores(X[subset])])
+            labels = codes[subset]
+            if self.codec.multilabel:  # without the column of unseen labels
                 labels = labels[:, : len(self.codec.classes)]
-            # from what it was last time on, whose temperature a few examples move little
-            self.calibrated = self.calibration.fitted(scores, labels, weights[some])
+            # start from the last calibration, which a few examples change little
+            self.calibrated = self.calibration.fitted(scores, labels, weights[subset])
 
     def with_seen_labels(self, codes: Any) -> IntArray:
-        """Return the rows whose labels are classes."""
-        n = len(self.codec.classes)  # the number of labels that are no class
-        unseen = codes[:, n:].sum(axis=1) if self.codec.multilabel else codes == n
-        return np.flatnonzero(unseen == 0)
+        """Return the indices of the examples whose labels are all known classes."""
+        n = len(self.codec.classes)  # the code of unseen labels
+        num_unseen = codes[:, n:].sum(axis=1) if self.codec.multilabel else codes == n
+        return np.flatnonzero(num_unseen == 0)
 
     def probabilities(self, X: Any) -> Iterator[tuple[slice, FloatArray]]:
-        """Yield probabilities of all classes, as `calibration` makes them of the scores."""
-        for part, scores in self.scores(X):
-            yield part, self.calibration.probabilities(scores)
+        """Yield calibrated probabilities of all classes, chunk by chunk."""
+        for chunk, scores in self.scores(X):
+            yield chunk, self.calibration.probabilities(scores)
 
-    def _most_calibrated(self) -> int:
-        return min(_CALIBRATED, max(1, _SCORES // len(self.codec.classes)))
+    def _max_calibration_examples(self) -> int:
+        fitting = max(1, _MAX_CALIBRATION_SCORES // len(self.codec.classes))
+        return min(_MAX_CALIBRATION_EXAMPLES, fitting)
 
 
 class Calibrate(Callback):
-    """Calibrates a model halfway on examples that are held out until then, and learned afterwards.
+    """Calibrate on held-out examples halfway through training, and train on them afterwards.
 
     Parameters
     ----------
     apart : ndarray of int, shape (k,)
-        Rows of these examples.
+        Rows of the held-out examples.
     halfway : int
-        At the end of which epoch.
+        Number of epochs before calibration.
     average : Average or None
-        What stands for the parameters meanwhile.
+        Averaged parameters, which replace the current ones during calibration.
     """
 
-    def __init__(self, apart: IntArray, halfway: int, average: Average | None) -> None:
-        self._apart, self._halfway, self._average = apart, halfway, average
+    def __init__(self, calibration_rows: IntArray, halfway: int, average: Average | None) -> None:
+        self._calibration_rows, self._halfway, self._average = calibration_rows, halfway, average
         self._is_calibrated = False
 
     def end_epoch(self, task: Any, optimizer: Any, progress: Progress) -> None:
-        """Calibrate, if it is halfway."""
+        """Calibrate at the end of epoch `halfway`."""
         if progress.epoch + 1 == self._halfway:
             self._calibrate(task)
 
     def after_epoch(self, task: Any, optimizer: Any, progress: Progress) -> None:
-        """Learn the examples that were left out so far, once now and in each epoch to come."""
+        """Train on the held-out examples, once now and in every later epoch."""
         if progress.epoch == self._halfway:
-            before = task.rows
-            task.use(task.data, self._apart, task.batch_size)
-            fit(task, optimizer, epochs=1, callbacks=[Refresh()], guard=divergence_as_value_error)
-            task.use(task.data, np.sort(np.concatenate((before, self._apart))), task.batch_size)
+            training_rows = task.rows
+            task.use(task.data, self._calibration_rows, task.batch_size)
+            fit(task, optimizer, epochs=1, callbacks=[Refresh()], guard=divergence_told)
+            all_rows = np.sort(np.concatenate((training_rows, self._calibration_rows)))
+            task.use(task.data, all_rows, task.batch_size)
 
     def end(self, task: Any, optimizer: Any, progress: Progress) -> None:
-        """Calibrate, if a callback has ended training before; the examples are not learned then.
+        """Calibrate if training ended before halfway; then the held-out examples are not learned.
 
-        Where no epoch has followed, an average has not yet seen what was learned of the examples.
+        If training ends right after calibration, add the parameters, which have just learned the
+        held-out examples, to the average.
         """
         if not self._is_calibrated:
             self._calibrate(task)
@@ -198,18 +203,20 @@ class Calibrate(Callback):
 
     def _calibrate(self, task: Any) -> None:
         with averaged(self._average, task.parameters):
-            task.calibrate(*task.data, self._apart)
+            task.calibrate(*task.data, self._calibration_rows)
         self._is_calibrated = True
 
 
-def resolved_for(classifier: Any, codec: LabelCodec, num_examples: int, **known: Any) -> Resolved:
-    """Return what the parameters of a classifier stand for, for some examples and their labels.
+def resolve_classifier(
+    classifier: Any, codec: LabelCodec, num_examples: int, **options: Any
+) -> Resolved:
+    """Resolve the parameters of a classifier, including defaults, for a number of examples.
 
-    What else is `known` is as for `samplesoft.training.resolved.resolve`.
+    Keyword arguments are passed to `samplesoft.training.resolved.resolve`.
     """
     num_classes = len(codec.classes)
-    asked = fit_settings(classifier, num_classes, getattr(classifier, "auto_choice_", {}))
-    return resolve(asked, num_classes, num_examples, several_labels=codec.multilabel, **known)
+    settings = fit_settings(classifier, num_classes, getattr(classifier, "auto_choice_", {}))
+    return resolve(settings, num_classes, num_examples, several_labels=codec.multilabel, **options)
 
 
 def train(
@@ -217,24 +224,24 @@ def train(
     examples: Examples,
     rows: IntArray,
     validation: Examples | None,
-    apart: IntArray,
-    of_class: FloatArray,
+    calibration_rows: IntArray,
+    weights_by_class: FloatArray,
     callbacks: Sequence[Callback],
 ) -> None:
-    """Train on some rows; losses, scores and rounds become attributes of the classifier.
+    """Train on `rows` of the examples; set losses, scores and epochs on the classifier.
 
-    A score is precision at 1 of the examples for validation. Rows that are apart calibrate the
-    model halfway, and are learned from then on. Weights `of_class` (n + 1,) count in calibration
-    as in training, and not in scores.
+    Validation scores are precision at 1. The model is calibrated on `calibration_rows` halfway, and
+    trained on them afterwards. `weights_by_class` (n + 1,) apply to training and calibration, not
+    to validation scores.
     """
     learner = classifier._learner
     with learner.using(examples, rows, classifier.batch_size):
         resolved = replace(
-            resolved_for(
+            resolve_classifier(
                 classifier,
                 learner.codec,
                 len(rows),
-                num_held_back=len(apart),
+                num_held_back=len(calibration_rows),
                 row_norm=learner.row_norm,
             ),
             step_by_step=learner.why_step_by_step(learner.optimizer),
@@ -251,8 +258,11 @@ def train(
             learner.optimizer,
             epochs=resolved.epochs,
             schedule=resolved.make_schedule(),
-            callbacks=[*_callbacks(classifier, resolved, average, score, apart), *callbacks],
-            guard=divergence_as_value_error,
+            callbacks=[
+                *_callbacks(classifier, resolved, average, score, calibration_rows),
+                *callbacks,
+            ],
+            guard=divergence_told,
         )
     classifier.resolved_ = resolved
     classifier.loss_curve_ = [epoch["train_loss"] for epoch in progress.history]
@@ -260,7 +270,7 @@ def train(
     classifier.n_iter_ = progress.epoch
     if validation is not None and classifier.calibrate:
         X, codes, weights = validation
-        weights = example_weights(of_class, codes, weights)
+        weights = example_weights(weights_by_class, codes, weights)
         learner.calibrate(X, codes, weights, learner.with_seen_labels(codes))
 
 
@@ -269,14 +279,14 @@ def _callbacks(
     resolved: Resolved,
     average: Average | None,
     score: Score | None,
-    apart: IntArray,
+    calibration_rows: IntArray,
 ) -> list[Callback]:
-    """Return what is done between the steps of a fit, in this order."""
+    """Return the callbacks of a fit, in the order in which they are called."""
     callbacks: list[Callback] = [Refresh()]
     if average is not None:
         callbacks.append(average)
-    if len(apart):
-        callbacks.append(Calibrate(apart, half_of(resolved.epochs), average))
+    if len(calibration_rows):
+        callbacks.append(Calibrate(calibration_rows, half_of(resolved.epochs), average))
     if score is not None:
         callbacks.append(score)
     if classifier.verbose:
@@ -287,7 +297,7 @@ def _callbacks(
     return callbacks
 
 
-def auto_choice(
+def choose_automatically(
     classifier: Any,
     examples: Examples,
     rows: IntArray,
@@ -295,22 +305,22 @@ def auto_choice(
     counts: FloatArray,
     seed: int,
 ) -> dict[str, Any]:
-    """Return loss, sampler, number of draws and `shared` for some rows, and the verdict in words.
+    """Train a pilot model, and choose loss, sampler, number of draws and `shared` by measuring it.
 
-    The pilot is a learner of its own.
+    Returns these settings and the verdict in words, the attribute ``auto_choice_``.
     """
     X = examples.X
     num_classes = len(codec.classes)
-    asked = fit_settings(classifier, num_classes, PILOT)
-    resolved = resolve(asked, num_classes, len(rows), several_labels=codec.multilabel)
+    pilot_settings = fit_settings(classifier, num_classes, PILOT)
+    resolved = resolve(pilot_settings, num_classes, len(rows), several_labels=codec.multilabel)
     settings = replace(resolved.model, **PILOT)
     learner = Learner(codec, X.shape[1], settings, counts, X.dtype, seed, classifier.optimizer)
-    loss = LOSSES[classifier.loss].masked if codec.multilabel else None
-    size, verbose = classifier.batch_size, bool(classifier.verbose)
+    masked_loss = LOSSES[classifier.loss].masked if codec.multilabel else None
+    batch_size, verbose = classifier.batch_size, bool(classifier.verbose)
     steps = pilot_steps(resolved.num_steps)
     progress_line(verbose, f"pilot of {steps:,} steps, by which the sampler is chosen")
     learner.optimizer.learning_rate = resolved.learning_rate
-    with learner.using(examples, rows, size), progress_phase(verbose, "pilot"):
+    with learner.using(examples, rows, batch_size), progress_phase(verbose, "pilot"):
         fit(
             learner,
             learner.optimizer,
@@ -318,16 +328,16 @@ def auto_choice(
             max_steps=steps,
             guard=divergence_as_value_error,
         )
-    some = learner.batches(rows, learner.epochs_begun, max(size, NUM_EXAMPLES))[0]
+    batch_rows = learner.batches(rows, learner.epochs_begun, max(batch_size, NUM_EXAMPLES))[0]
     choice = choose(
-        learner.tune_inputs(examples.X[some], examples.labels[some]),
-        loss or classifier.loss,
+        learner.tune_inputs(examples.X[batch_rows], examples.labels[batch_rows]),
+        masked_loss or classifier.loss,
         classifier.sampler,
         num_draws(model_fields(classifier), num_classes),
         shared=classifier.shared,
         nu=classifier.nu,
         num_features=classifier.num_features,
-        batch=size,
+        batch=batch_size,
         progress=verbose,
         rng=seed,
     )
@@ -335,51 +345,50 @@ def auto_choice(
     return choice
 
 
-def in_order(X: Any) -> Any:
-    """Return inputs whose entries are in order, each once: the same ones where they can change."""
+def canonical_inputs(X: Any) -> Any:
+    """Return inputs in canonical CSR format: sorted, without duplicates; in place if writable."""
     if isinstance(X, np.ndarray) or X.has_canonical_format:
         return X
     arrays = (X.data, X.indices, X.indptr)
-    # SciPy puts a matrix in order whenever it needs that; one mapped from a file cannot change
+    # copy a matrix mapped from a file, because SciPy sorts in place
     X = X if all(array.flags.writeable for array in arrays) else X.copy()
     X.sum_duplicates()
     return X
 
 
-def mean_norm(X: Any, rows: IntArray) -> float:
-    """Return the mean norm of those of some rows of inputs (N, v) that are not zero, 1 if all are.
+def mean_row_norm(X: Any, rows: IntArray) -> float:
+    """Return the mean norm of the nonzero rows among `rows` of inputs (N, v); 1 if there are none.
 
-    The inputs are read in parts, so that no array of their size is made.
+    The inputs are read in chunks, so that no array of their size is made.
     """
-    every = len(rows) == X.shape[0]
-    chosen = [part if every else rows[part] for part in _parts(X, rows)]
-    largest = max((float(abs(X[some]).max()) for some in chosen), default=0.0)
+    all_rows = len(rows) == X.shape[0]
+    selections = [chunk if all_rows else rows[chunk] for chunk in _row_chunks(X, rows)]
+    largest = max((float(abs(X[selection]).max()) for selection in selections), default=0.0)
     if largest == 0.0:
         return 1.0
-    norms = np.concatenate([_norms(X[some], largest) for some in chosen])
+    norms = np.concatenate([_scaled_norms(X[selection], largest) for selection in selections])
     return largest * float(norms[norms > 0.0].mean())
 
 
-def _parts(X: Any, rows: IntArray) -> list[slice]:
-    """Return slices of `rows` (k,), of each of which the inputs (N, v) have few entries."""
+def _row_chunks(X: Any, rows: IntArray) -> list[slice]:
+    """Split `rows` (k,) into slices whose inputs have a limited number of entries."""
     if not len(rows) or not X.shape[1]:
         return []
     if isinstance(X, np.ndarray):
-        # never a row alone: NumPy adds up the squares of a row of a Fortran array in another
-        # order where it is all that there is
-        size = max(2, _AT_A_TIME // X.shape[1])
-        starts = np.arange(0, max(len(rows) - 1, 1), size)
+        # at least two rows: for a single row of a Fortran array NumPy adds squares in another order
+        chunk_rows = max(2, _ENTRIES_AT_A_TIME // X.shape[1])
+        chunk_starts = np.arange(0, max(len(rows) - 1, 1), chunk_rows)
     else:
-        # by their entries, for some rows may have most of them
-        before = np.append(0, np.cumsum(np.diff(X.indptr)[rows]))[:-1]
-        starts = np.unique(before // _AT_A_TIME, return_index=True)[1]
-    stops = np.append(starts[1:], len(rows))
-    return [slice(start, stop) for start, stop in zip(starts, stops, strict=True)]
+        # by number of entries, because a few rows may have most of them
+        entries_before = np.append(0, np.cumsum(np.diff(X.indptr)[rows]))[:-1]
+        chunk_starts = np.unique(entries_before // _ENTRIES_AT_A_TIME, return_index=True)[1]
+    chunk_ends = np.append(chunk_starts[1:], len(rows))
+    return [slice(start, stop) for start, stop in zip(chunk_starts, chunk_ends, strict=True)]
 
 
-def _norms(part: Any, largest: float) -> FloatArray:
-    """Return the norms of rows, in the unit of the largest number, so that no square overflows."""
-    scaled = part.astype(np.float64) / largest
-    of_entries = scaled.multiply(scaled) if sparse.issparse(part) else scaled**2
-    norms: FloatArray = np.sqrt(np.asarray(of_entries.sum(axis=1)).reshape(-1))
+def _scaled_norms(rows: Any, largest: float) -> FloatArray:
+    """Return the norms of ``rows / largest``; `largest` is the largest entry, against overflow."""
+    scaled = rows.astype(np.float64) / largest
+    squares = scaled.multiply(scaled) if sparse.issparse(rows) else scaled**2
+    norms: FloatArray = np.sqrt(np.asarray(squares.sum(axis=1)).reshape(-1))
     return norms

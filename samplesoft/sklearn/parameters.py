@@ -1,4 +1,4 @@
-"""Parameters of the classifier: checked, and given to `samplesoft.training.resolved.resolve`."""
+"""Checks of the classifier's parameters, and their conversion for `resolve`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from samplesoft.tuning.pilot import PILOT, check_auto, is_auto
 
 
 def check_parameters(classifier: Any) -> None:
-    """Raise TypeError or ValueError for a parameter that is malformed or does not fit others."""
+    """Raise TypeError or ValueError for a parameter that is malformed or conflicts with others."""
     for name in ("max_iter", "batch_size", "n_iter_no_change"):
         if name != "max_iter" or classifier.max_iter is not None:
             as_count(name, getattr(classifier, name))
@@ -26,16 +26,16 @@ def check_parameters(classifier: Any) -> None:
     as_choice("schedule", classifier.schedule, SCHEDULES)
     as_nonnegative("warmup", classifier.warmup, below=1.0)
     as_nonnegative("tol", classifier.tol)
-    share = as_positive("validation_fraction", classifier.validation_fraction)
-    if share >= 1.0:
-        raise ValueError(f"`validation_fraction` must be less than 1, got {share}.")
+    fraction = as_positive("validation_fraction", classifier.validation_fraction)
+    if fraction >= 1.0:
+        raise ValueError(f"`validation_fraction` must be less than 1, got {fraction}.")
     for name in ("average", "calibrate", "early_stopping", "warm_start"):
         as_flag(name, getattr(classifier, name))
-    offered = [name for name, spec in LOSSES.items() if spec.classifier]
-    as_choice("loss", classifier.loss, offered)
-    # more classes than are scored at once, so that sampler and draws are checked too
-    many = NUM_SAMPLED + 1
-    settings = resolve(fit_settings(classifier, many, PILOT), many, many).model
+    loss_names = [name for name, spec in LOSSES.items() if spec.classifier]
+    as_choice("loss", classifier.loss, loss_names)
+    # so many classes that the full softmax is not chosen, and sampler and draws are checked too
+    num_classes = NUM_SAMPLED + 1
+    settings = resolve(fit_settings(classifier, num_classes, PILOT), num_classes, num_classes).model
     if settings.sampler is not None and is_auto(classifier.sampler, classifier.num_sampled):
         if not isinstance(classifier.sampler, str):
             raise ValueError(
@@ -51,19 +51,20 @@ def check_parameters(classifier: Any) -> None:
 
 
 def fit_settings(classifier: Any, num_classes: int, chosen: Mapping[str, Any]) -> FitSettings:
-    """Return what a classifier's parameters ask of `fit`.
+    """Return the training settings of a classifier.
 
-    What is ``"auto"`` is as in `chosen`, as if the user had named it.
+    Parameters that are ``"auto"`` take their value from `chosen`.
     """
     model = model_fields(classifier)
     if wants_pilot(classifier, num_classes):
-        named = {name for name in ("sampler", "num_sampled") if not is_auto(model[name])}
-        named = set() if chosen.get("loss") == "full" else named  # which draws nothing
-        model |= {name: chosen[name] for name in PILOT if name in chosen and name not in named}
+        user_named = {name for name in ("sampler", "num_sampled") if not is_auto(model[name])}
+        if chosen.get("loss") == "full":  # the full softmax draws nothing
+            user_named = set()
+        model |= {name: chosen[name] for name in PILOT if name in chosen and name not in user_named}
     return FitSettings(
         model=model,
         batch_size=classifier.batch_size,
-        # of one class there is nothing to learn
+        # with one class there is nothing to learn
         epochs=classifier.max_iter if num_classes > 1 else 1,
         optimizer=classifier.optimizer,
         learning_rate=classifier.learning_rate,
@@ -80,27 +81,30 @@ def model_fields(classifier: Any) -> dict[str, Any]:
 
 
 def wants_pilot(classifier: Any, num_classes: int) -> bool:
-    """Return whether a parameter is ``"auto"`` that has an effect."""
+    """Return whether an ``"auto"`` parameter needs a pilot: not if all classes are scored."""
     auto = is_auto(classifier.sampler, classifier.num_sampled)
     return auto and not scores_all(model_fields(classifier), num_classes)
 
 
-def require_same_model(classifier: Any, wanted: LinearSoftmaxSettings) -> None:
-    """Raise ValueError unless the model was made with the parameters as they are."""
+def require_same_model(classifier: Any, current: LinearSoftmaxSettings) -> None:
+    """Raise ValueError if parameters have changed since the model was made."""
     learner = classifier._learner
-    now = {**vars(wanted), "optimizer": classifier.optimizer}
-    before = {**vars(classifier.model_.settings), "optimizer": learner.optimizer_name}
+    new_values = {**vars(current), "optimizer": classifier.optimizer}
+    old_values = {**vars(classifier.model_.settings), "optimizer": learner.optimizer_name}
     names = classifier.get_params(deep=False)
     changed = [
         name
-        for name in now
-        # a sampler of one's own may have an == of its own, so that the same one is looked for first
-        if name in names and now[name] is not before[name] and now[name] != before[name]
+        for name in new_values
+        # identity first, because a user's sampler may define its own ==
+        if name in names
+        and new_values[name] is not old_values[name]
+        and new_values[name] != old_values[name]
     ]
     if changed:
         raise ValueError(
             f"the model was made with other {', '.join(changed)}: got "
-            f"{', '.join(repr(now[name]) for name in changed)}, and it has "
-            f"{', '.join(repr(before[name]) for name in changed)}; call fit without warm_start, "
+            f"{', '.join(repr(new_values[name]) for name in changed)}, and it has "
+            f"{', '.join(repr(old_values[name]) for name in changed)}; call fit without "
+            "warm_start, "
             "or set them back."
         )

@@ -1,4 +1,4 @@
-"""Files of a classifier: arrays and JSON."""
+"""Save and load a classifier as arrays and JSON."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _FITTED = (
     "validation_scores_",
     "auto_choice_",
 )
-# what a learner counts, by the names that files have for it
-_COUNTED = {
+# attributes of the learner by their keys in files
+_LEARNER_FIELDS = {
     "seed": "seed",
     "num_steps": "steps_taken",
     "num_epochs": "epochs_begun",
@@ -49,7 +49,7 @@ _COUNTED = {
 
 
 def write_classifier(path: str | Path, classifier: Any) -> None:
-    """Write a classifier that has been fitted; see `SampledSoftmaxClassifier.save`."""
+    """Write a fitted classifier; see `SampledSoftmaxClassifier.save`."""
     learner = classifier._learner
     codec, model = learner.codec, learner.model
     for sampler in (classifier.sampler, model.settings.sampler):
@@ -63,14 +63,14 @@ def write_classifier(path: str | Path, classifier: Any) -> None:
     if isinstance(parameters["class_weight"], dict):  # keys of JSON are text
         parameters["class_weight"] = list(parameters["class_weight"].items())
     names = getattr(classifier, "feature_names_in_", None)
-    about_classes, classes = classes_to_store(codec.classes)
+    class_config, classes = classes_to_store(codec.classes)
     config = {
         "model": _MODEL,
         "parameters": parameters,
         "settings": model.settings.config(),
         "form": codec.form,
         "labels": str(codec.dtype),
-        **about_classes,
+        **class_config,
         "linear_softmax": linear_softmax_config(model, unit_inputs=False, leave_out=False),
         "optimizer": learner.optimizer_name,
         "feature_names": None if names is None else list(names),
@@ -78,7 +78,9 @@ def write_classifier(path: str | Path, classifier: Any) -> None:
     resolved = getattr(classifier, "resolved_", None)
     values = {
         "resolved": None if resolved is None else resolved.stored(),
-        "learner": {name: getattr(learner, ours) for name, ours in _COUNTED.items()},
+        "learner": {
+            name: getattr(learner, attribute) for name, attribute in _LEARNER_FIELDS.items()
+        },
         "fitted": {name: vars(classifier)[name] for name in _FITTED if name in vars(classifier)},
         "calibrated": learner.calibrated,
     }
@@ -98,29 +100,31 @@ def read_classifier(path: str | Path, make: type[_T]) -> tuple[_T, Learner]:
         if isinstance(parameters["class_weight"], list):
             parameters["class_weight"] = dict(parameters["class_weight"])
         classifier = make(**parameters)
-        about, counted = config["linear_softmax"], values["learner"]
+        model_config, learner_values = config["linear_softmax"], values["learner"]
         classes = stored_classes(config, arrays)
         if classes is None:
             raise ValueError("there are no classes")
         learner = Learner(
             LabelCodec(classes, config["form"], np.dtype(config["labels"])),
-            about["num_inputs"],
+            model_config["num_inputs"],
             LinearSoftmaxSettings(**config["settings"]),
             arrays["counts"],
-            np.dtype(about["dtype"]),
-            counted["seed"],
+            np.dtype(model_config["dtype"]),
+            learner_values["seed"],
             config["optimizer"],
         )
-        # the order counts: the sampler is made from class vectors, then gets what it had learned
+        # order matters: rebuild the sampler from the class vectors, then load its learned state
         copy_arrays(path, part_of("parameters", arrays), learner.model.parameters)
         learner.model.softmax.refresh()
         learner.model.load_state(part_of("state", arrays))
         learner.optimizer.load_state(part_of("optimizer", arrays))
-        vars(learner).update({ours: counted[name] for name, ours in _COUNTED.items()})
+        vars(learner).update(
+            {attribute: learner_values[name] for name, attribute in _LEARNER_FIELDS.items()}
+        )
         if values["calibrated"] is not None:
             learner.calibrated = type(learner.calibration)(*values["calibrated"])
         fitted = {name: values["fitted"][name] for name in _FITTED if name in values["fitted"]}
-        fitted["n_features_in_"] = about["num_inputs"]
+        fitted["n_features_in_"] = model_config["num_inputs"]
         if values.get("resolved") is not None:
             fitted["resolved_"] = Resolved(learner.model.settings, **values["resolved"])
         if config["feature_names"] is not None:

@@ -16,7 +16,7 @@ from sklearn.model_selection import GridSearchCV
 
 from samplesoft.cli import main
 from samplesoft.sklearn import SampledSoftmaxClassifier
-from samplesoft.sklearn.exact_labels import ascending, places, read_labels
+from samplesoft.sklearn.exact_labels import ascending, class_indices, read_labels
 from samplesoft.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 
 Y = np.tile(np.arange(3), 8)
@@ -339,7 +339,7 @@ def test_places_are_those_of_python(classes, labels, kind, data):
     labels = in_type(labels + [int(c) for c in classes], other)
     table = {int(label): place for place, label in enumerate(classes.tolist())}
     wanted = [table.get(int(label), len(classes)) for label in labels.tolist()]
-    found = places(classes, labels, lambda: {c: k for k, c in enumerate(classes.tolist())})
+    found = class_indices(classes, labels, lambda: {c: k for k, c in enumerate(classes.tolist())})
     assert found.tolist() == wanted and found.dtype == np.int64
 
 

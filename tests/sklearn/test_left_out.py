@@ -8,7 +8,7 @@ from scipy import sparse
 
 pytest.importorskip("sklearn", reason="needs scikit-learn; pip install samplesoft[sklearn]")
 from samplesoft.sklearn import SampledSoftmaxClassifier
-from samplesoft.sklearn.learner import mean_norm
+from samplesoft.sklearn.learner import mean_row_norm
 
 RNG = np.random.default_rng(0)
 N, V = 240, 60
@@ -165,13 +165,13 @@ def test_the_scale_of_parts_has_the_bits_of_the_whole(shape, dtype):
     x = rng.normal(size=shape).astype(dtype)
     thin = sparse.csr_array(x * (rng.random(shape) < 0.2))
     for one in (x, np.asfortranarray(x), x[::-1], x[:, ::2], thin, sparse.csr_matrix(thin)):
-        assert mean_norm(one, np.arange(shape[0])) == plain_mean_norm(one)
+        assert mean_row_norm(one, np.arange(shape[0])) == plain_mean_norm(one)
     some = np.arange(0, shape[0], 3)
     for one in (x, thin):
-        assert mean_norm(one, some) == plain_mean_norm(one[some])
+        assert mean_row_norm(one, some) == plain_mean_norm(one[some])
 
 
 def test_the_scale_of_nothing():
-    assert mean_norm(np.zeros((3, 2)), np.arange(3)) == 1.0
-    assert mean_norm(sparse.csr_array((3, 2)), np.arange(3)) == 1.0
-    assert mean_norm(np.ones((3, 2)), np.arange(0)) == 1.0
+    assert mean_row_norm(np.zeros((3, 2)), np.arange(3)) == 1.0
+    assert mean_row_norm(sparse.csr_array((3, 2)), np.arange(3)) == 1.0
+    assert mean_row_norm(np.ones((3, 2)), np.arange(0)) == 1.0
