@@ -1,4 +1,4 @@
-"""Recommendation: items for users, from those that they have taken."""
+"""Recommendation of items to users from their interaction histories."""
 
 from samplesoft.recommend.recommender import SampledSoftmaxRecommender
 

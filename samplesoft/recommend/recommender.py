@@ -42,111 +42,114 @@ from samplesoft.training.resolved import Resolved
 Lists = tuple[NDArray[np.int32], Rows]
 _MODEL = "SampledSoftmaxRecommender"
 _FACTORS = ("item_factors", "user_factors")
-_COMPARED, _ROUNDING = 1000, 1e-4  # users of whom `evaluate` compares vectors, of norm 1
+_MAX_COMPARED_USERS = 1000  # users whose vectors `evaluate` checks for leaked items
+_VECTOR_TOLERANCE = 1e-4  # tolerance of that check, for vectors of norm 1
 _FITTED = ("loss_curve_", "validation_scores_", "propagation_")
 
 
 @dataclass(eq=False, repr=False)
 class SampledSoftmaxRecommender:
-    """Recommend items by a linear embedding of what a user has taken, under a sampled softmax.
+    """Recommender with a linear embedding of user histories, trained by sampled softmax.
 
-    A user is the sum of the vectors of the items that the user has taken, divided by its norm: a
-    new user needs no training. Training begins with singular vectors of the interactions, and
-    predicts the items of a user from a part of them, on one set of drawn items for a batch. The
-    model is an average of the parameters after each round, late ones weighing more. Item vectors
-    then get those of their users added, one step over the graph of interactions.
+    The vector of a user is the normalised sum of the input vectors of the items in the history, so
+    new users need no training. Training starts from singular vectors of the interaction matrix. It
+    predicts all items of a user from a random part of them, with one set of sampled items per
+    batch. The final parameters are an average over the epochs, with larger weights for later
+    epochs. Finally, the vectors of its users are added to each item vector: one propagation step
+    over the interaction graph.
 
     Parameters
     ----------
     embedding_dim : int
-        Length d of the vectors.
+        Dimension d of the vectors.
     loss : str
-        A key of `samplesoft.losses.LOSSES` that takes several labels: ``"bilateral"`` and
-        ``"sampled-masked"`` are quick; ``"full"`` draws nothing; ``"bpr"``, ``"warp"`` and
-        ``"gbce"`` are there to compare with, by uniform draws.
+        A key of `samplesoft.losses.LOSSES` that supports several labels. ``"bilateral"`` and
+        ``"sampled-masked"`` are fast; ``"full"`` is the full softmax; ``"bpr"``, ``"warp"`` and
+        ``"gbce"`` are for comparison, with uniform draws.
     sampler : str
-        A key of `samplesoft.samplers.SAMPLERS`: ``"uniform"``; ``"unigram"`` by how often items are
-        taken, which is corrected; ``"clusters"`` among items that are likely for each user.
+        A key of `samplesoft.samplers.SAMPLERS`: ``"uniform"``; ``"unigram"``, by item counts, with
+        correction; ``"clusters"``, items that are likely for each user.
     num_sampled : int, optional
-        Draws m for a batch, or for each user if not `shared`; by default a tenth of the items, from
-        1,000 to 4,000.
+        Number m of draws per batch, or per user if not `shared`; by default a tenth of the number
+        of items, from 1,000 to 4,000.
     shared : bool, optional
-        Draw one set for a batch; by default where the sampler does not look at users.
+        Use one set of draws per batch; by default True if the sampler does not depend on users.
     negative_weight : float
-        What the log-sum-exp of the draws weighs in ``"bilateral"``; other losses have none.
+        Weight of the log-sum-exp of the draws in ``"bilateral"``; not used by other losses.
     tau : float
         Inverse temperature of the cosines in training.
     dropout : float
-        Share of the items of a user that a step leaves out of the user's vector. As labels they
-        weigh most.
+        Fraction of a user's items that a step leaves out of the user's vector. These items have the
+        largest weight as labels.
     propagation : float or "auto"
-        What the vectors of its users weigh in an item's; 0 for none. ``"auto"`` takes the best of
-        some for what is held out, or 0.1 without `early_stopping`, which holds nothing out.
+        Weight of the user vectors that are added to an item vector; 0 for none. ``"auto"`` chooses
+        the best of several weights on the held-out items, or takes 0.1 without `early_stopping`,
+        when nothing is held out.
     max_iter : int
-        Times to go over the users.
+        Number of epochs over the users.
     batch_size : int
-        Users in a step.
+        Number of users per step.
     learning_rate : float
-        Of Adagrad.
+        Learning rate of Adagrad.
     schedule : {"constant", "linear", "cosine"}
-        How the learning rate changes: it stays, or falls to 0 at the end of `max_iter`.
+        Learning rate during training: constant, or decreasing to 0 at the end of `max_iter`.
     warmup : float
-        Share of the steps, at the beginning, in which the learning rate rises in a line.
+        Fraction of the steps, at the start, in which the learning rate rises linearly.
     early_stopping : bool
-        Hide a fifth of the items of some users, stop when nDCG at 20 of these no longer rises, and
-        keep the best.
+        Hide a fifth of the items of some users, stop when nDCG at 20 on these items no longer
+        rises, and keep the best parameters.
     validation_fraction : float
-        Share of the users of whom items are hidden, at most 2,000.
+        Fraction of the users whose items are hidden; at most 2,000 users.
     n_iter_no_change : int
-        Stop after so many times over the users without a rise.
+        Number of epochs without improvement after which training stops.
     random_state : int, numpy.random.Generator or None
-        Seed of draws, order, dropout and what is hidden. The same seed gives the same model at any
-        number of Numba's threads; with other threads of BLAS the last bits may differ.
+        Seed of draws, order, dropout and hidden items. The same seed gives the same model at any
+        number of Numba threads; the last bits may differ with the number of BLAS threads.
     verbose : bool
-        Show progress on stderr: a bar if that is a terminal, else a line for each round.
+        Show progress on stderr: a bar on a terminal, else one line per epoch.
 
     Attributes
     ----------
     item_factors : ndarray of float32, shape (items, d)
-        Vectors of the items, with those of their users added.
+        Item vectors after propagation.
     user_factors : ndarray of float32, shape (users, d)
-        Vectors of the users, of norm 1. Scores are ``user_factors @ item_factors.T``.
+        User vectors of norm 1. Scores are ``user_factors @ item_factors.T``.
     propagation_ : float
-        The weight that was taken.
+        Weight of the propagation that was used.
     n_iter_ : int
-        Times gone over the users.
+        Number of epochs.
     loss_curve_ : list of float
-        Mean loss that was minimised, each time.
+        Mean training loss per epoch.
     resolved_ : samplesoft.training.Resolved
-        What `fit` did: the loss, draws, rounds, learning rate and kind of steps that the parameters
-        stood for. `verbose` shows it in its first line. Its `step_by_step` says why steps were
-        taken one by one; it is None where many of them were one compiled call.
+        Settings of `fit` with all defaults resolved: loss, draws, epochs, learning rate and kind of
+        steps. `verbose` prints them in its first line. `step_by_step` is the reason why steps ran
+        one by one; it is None if many steps ran in one compiled call.
     validation_scores_ : list of float
-        nDCG at 20 of what was hidden, each time; none without `early_stopping`.
+        nDCG at 20 on the hidden items per epoch; empty without `early_stopping`.
 
     Notes
     -----
-    **How many draws.** As many as cost no more than the rest of a step: of some ten thousand items
-    4,000 draws are as good as the full softmax in a third of its time; of few items, few draws, or
-    the full softmax. Losses, draws and dimensions are measured in docs/benchmarks.md, section
-    "Losses and draws of the recommender".
+    **Number of draws.** Use as many as cost no more than the rest of a step. With about ten
+    thousand items, 4,000 draws are as good as the full softmax, in a third of its time. With few
+    items, use few draws or the full softmax. Losses, draws and dimensions are measured in
+    docs/benchmarks.md, section "Losses and draws of the recommender".
 
-    **Steps over the graph.** One step on the items is all: a second one, or one on the users, or
-    other powers of the degrees than -1/2 bring nothing more.
+    **Propagation.** One step for the items is enough. A second step, a step for the users, or other
+    powers of the degrees than -1/2 bring no improvement.
 
-    **The weight of negatives.** Of texts, where frequent words are right for all, it should be low;
-    of user histories and few draws, high: it makes up for hard negatives that were not drawn. With
-    4,000 draws 1.1 does there what 1.2 does.
+    **Weight of negatives.** For texts, where frequent words suit all contexts, it should be low.
+    For user histories with few draws it should be high, to make up for hard negatives that were not
+    drawn. With 4,000 draws, 1.1 is as good as 1.2.
 
-    **Other models.** Of a few thousand items a ridge regression on items, EASE, is trained in a
-    second and about as good. ``figures/recommenders.py`` compares with others.
+    **Other models.** With a few thousand items, EASE, a ridge regression on items, is trained in a
+    second and about as good. ``figures/recommenders.py`` compares it with other models.
 
     References
     ----------
     .. [1] P. Covington, J. Adams and E. Sargin, "Deep Neural Networks for YouTube Recommendations",
-       RecSys 2016: users as pooled histories under a sampled softmax.
+       RecSys 2016: users as pooled histories, trained by sampled softmax.
     .. [2] X. He et al., "LightGCN: Simplifying and Powering Graph Convolution Network for
-       Recommendation", SIGIR 2020: the step over the graph.
+       Recommendation", SIGIR 2020: propagation over the graph.
 
     Examples
     --------
@@ -183,23 +186,23 @@ class SampledSoftmaxRecommender:
 
     @property
     def n_iter_(self) -> int:
-        """Times gone over the users."""
+        """Number of epochs over the users."""
         return len(self.loss_curve_)
 
     def fit(
         self, user_items: Any, *, callbacks: Sequence[Callback] = ()
     ) -> SampledSoftmaxRecommender:
-        """Train again.
+        """Train the model from scratch.
 
         Parameters
         ----------
         user_items : scipy.sparse matrix, shape (users, items)
-            Weights of at least 0 of what users have taken, such as ones. A user without any is left
-            out, as if it were not there, and has the vector of no items. An item that nobody has
-            taken is drawn and recommended like any other, and begins at random.
+            Interactions: nonnegative weights of the items that users have taken, such as ones.
+            Users without items are left out of training, and get the vector of an empty history. An
+            item without users is drawn and recommended like others, and starts at random.
         callbacks : sequence of samplesoft.training.Callback
-            What else is to be done between steps and after epochs. Their ``task.model`` is the
-            model as the last step left it; it becomes the average in the end.
+            Callbacks between steps and after epochs. Their ``task.model`` is the model after the
+            last step; it becomes the average at the end.
 
         Returns
         -------
@@ -211,18 +214,19 @@ class SampledSoftmaxRecommender:
         TypeError, ValueError
             If an argument or a parameter is malformed, or training diverges.
         MemoryError
-            If a model of such parameters does not fit.
+            If the model does not fit into memory.
         KeyboardInterrupt
-            At Ctrl-C. As after an error, the recommender is then as it was before.
+            At Ctrl-C. The recommender is then unchanged, as after an error.
         """
-        taken = as_interactions("user_items", user_items)
-        if not taken.nnz:
+        interactions = as_interactions("user_items", user_items)
+        if not interactions.nnz:
             raise ValueError(
-                f"`user_items` must hold items of some users, got a matrix {taken.shape} of zeros."
+                f"`user_items` must hold items of some users, got a matrix {interactions.shape} "
+                "of zeros."
             )
         require_callbacks(callbacks)
         with report_compilation(bool(self.verbose)), unchanged_on_error(self):
-            trained = train(self, taken, callbacks)
+            trained = train(self, interactions, callbacks)
             self._embedding = trained.embedding
             self.item_factors = trained.items
             self.user_factors = trained.users
@@ -242,32 +246,33 @@ class SampledSoftmaxRecommender:
         recalculate_user: bool = False,
         items: ArrayLike | None = None,
     ) -> Lists:
-        """Return the items of the largest scores.
+        """Return the N items with the largest scores for each user.
 
         Parameters
         ----------
         userids : int or array_like of int, shape (B,)
-            Users, by their rows in `fit`; any numbers where `recalculate_user` is set.
+            Users, by their rows in `fit`; ignored if `recalculate_user` is set.
         user_items : scipy.sparse matrix, shape (B, items), optional
-            What each of them has taken, a row for each; needed for the next two. Of one user also
-            an array of shape (items,), as a row of a sparse array is.
+            Histories, one row per user; required for `filter_already_liked_items` and
+            `recalculate_user`. For one user also an array of shape (items,), such as a row of a
+            sparse array.
         N : int
-            Length of a list.
+            Length of the list.
         filter_already_liked_items : bool
-            Leave out what is in `user_items`.
+            Leave out the items in `user_items`.
         filter_items : array_like of int, shape (k,), optional
-            Items to leave out for all.
+            Items to leave out for all users.
         recalculate_user : bool
-            Make the vectors of the users from `user_items`, as for users who are new.
+            Compute the user vectors from `user_items`, as for new users.
         items : array_like of int, shape (k,), optional
-            The only items to choose from.
+            Candidates: recommend only these items.
 
         Returns
         -------
         ids : ndarray of int32, shape (B, N), or (N,) for one user
-            Items, the best first; -1 where too few are left.
+            Items, best first; -1 if fewer than N remain.
         scores : ndarray of float32, of the same shape
-            Their scores; -inf where too few are left.
+            Scores of the items; -inf if fewer than N remain.
 
         Raises
         ------
@@ -278,103 +283,114 @@ class SampledSoftmaxRecommender:
         """
         self._require_fitted()
         length, num_items = as_count("N", N), len(self.item_factors)
-        liked = as_flag("filter_already_liked_items", filter_already_liked_items)
-        anew = as_flag("recalculate_user", recalculate_user)
+        exclude_liked = as_flag("filter_already_liked_items", filter_already_liked_items)
+        recalculate = as_flag("recalculate_user", recalculate_user)
         single = as_array("userids", userids).ndim == 0
         ids = _user_ids(userids)
-        taken = self._histories(user_items, len(ids)) if liked or anew else None
-        if not anew and len(ids) and ids.max() >= len(self.user_factors):
+        histories = self._histories(user_items, len(ids)) if exclude_liked or recalculate else None
+        if not recalculate and len(ids) and ids.max() >= len(self.user_factors):
             raise ValueError(
                 f"`userids` must be below {len(self.user_factors)}, the number of users, got "
                 f"{ids.max()}; call partial_fit_users, or pass recalculate_user=True."
             )
-        vectors = user_vectors(self._embedding, taken) if anew else self.user_factors[ids]
-        absent = _absent(num_items, filter_items, items)
-        left_out = {"leave_out": taken if liked else None, "absent": absent}
-        return best_items(vectors, self.item_factors, length, single, **left_out)
+        vectors = (
+            user_vectors(self._embedding, histories) if recalculate else self.user_factors[ids]
+        )
+        excluded = _excluded_mask(num_items, filter_items, items)
+        exclusions = {"leave_out": histories if exclude_liked else None, "absent": excluded}
+        return best_items(vectors, self.item_factors, length, single, **exclusions)
 
     def evaluate(
         self, user_items: Any, hidden: Any, k: int | Sequence[int] = 20, sampled: int | None = None
     ) -> dict[str, float]:
-        """Score the lists of users by items that are hidden from `fit`.
+        """Compute ranking metrics on items that were hidden from `fit`.
 
         Parameters
         ----------
         user_items : scipy.sparse matrix, shape (users, items)
-            What users have taken, the rows of `fit`. It is in no list.
+            The interactions given to `fit`. They are excluded from the lists.
         hidden : scipy.sparse matrix, shape (users, items)
-            Items to be found, where it is not 0, others than those in `user_items`. Users without
-            any are left out.
+            Nonzero entries are the hidden items to be found, none of them in `user_items`. Users
+            without hidden items are left out.
         k : int or sequence of int
             Lengths of the lists.
         sampled : int, optional
-            Rank the hidden items of a user among so many of the user's other items only, drawn
-            uniformly and without replacement. By default they are ranked among all.
+            Number of negatives: rank the hidden items of a user only among this many other items,
+            drawn uniformly without replacement. By default they are ranked among all items.
 
         Returns
         -------
         dict of str to float
             ``recall@k``, ``precision@k``, ``ndcg@k`` and ``mrr@k`` for each k, and ``auc``. With
-            `sampled` these are other metrics, which may order recommenders otherwise, and have
-            other names: ``sampled_recall@k`` and so on. They are exact expectations over the draws.
+            `sampled` the keys are ``sampled_recall@k`` and so on, and the values are exact
+            expectations over the draws. These are different metrics, which may rank recommenders
+            differently.
 
         Raises
         ------
         AttributeError
             If `fit` has not been called.
         TypeError, ValueError
-            If an argument is malformed, or a user has fewer other items than are to be drawn, or
-            users' vectors are made from `hidden`, and not from `user_items`.
+            If an argument is malformed, `sampled` exceeds the number of negatives of a user, or the
+            user vectors were computed from `hidden` and not from `user_items`.
 
         Notes
         -----
-        `samplesoft.metrics.sampled_metrics` says more: variances, draws with replacement or by any
-        q, from `samplesoft.metrics.target_ranks` of ``user_factors @ item_factors.T``.
+        For variances, draws with replacement or another proposal q, pass
+        ``user_factors @ item_factors.T`` to `samplesoft.metrics.target_ranks`, and the result to
+        `samplesoft.metrics.sampled_metrics`.
         """
         self._require_fitted()
-        taken = self._histories(user_items, len(self.user_factors))
-        wanted, found = check_leave_out(as_csr("hidden", hidden), taken.shape, "hidden"), []
-        both = wanted.multiply(taken).nnz
-        if not wanted.nnz or both:
+        interactions = self._histories(user_items, len(self.user_factors))
+        hidden_items = check_leave_out(as_csr("hidden", hidden), interactions.shape, "hidden")
+        num_in_both = hidden_items.multiply(interactions).nnz
+        if not hidden_items.nnz or num_in_both:
             raise ValueError(
                 "`hidden` must hold items to be found, and none of `user_items`, got "
-                f"{wanted.nnz} items, of which {both} are in both; take some items of each user "
+                f"{hidden_items.nnz} items, of which {num_in_both} are in both; take some items "
+                "of each user "
                 "out of what the recommender is given, and pass them here."
             )
-        users = np.flatnonzero(np.diff(wanted.indptr))
-        some = users[:_COMPARED]
-        given, hides = (self._made(matrix[some], some) for matrix in (taken, wanted))
-        if hides and not given:
+        users = np.flatnonzero(np.diff(hidden_items.indptr))
+        checked_users = users[:_MAX_COMPARED_USERS]
+        uses_given, uses_hidden = (
+            self._were_computed_from(matrix[checked_users], checked_users)
+            for matrix in (interactions, hidden_items)
+        )
+        if uses_hidden and not uses_given:
             raise ValueError(
                 "`hidden` must hold items that are hidden from the recommender, got those that "
                 "its vectors of these users are made from, and `user_items` has others; pass what "
                 "`fit` was given first, and the hidden items second."
             )
-        for part in row_chunks((len(users), taken.shape[1]), 1 << 23):
-            rows = users[part]
+        ranks_by_chunk = []
+        for chunk in row_chunks((len(users), interactions.shape[1]), 1 << 23):
+            rows = users[chunk]
             scores = self.user_factors[rows] @ self.item_factors.T
-            places = target_ranks(scores, wanted[rows], leave_out=taken[rows])
-            examples = rows[places.examples]
-            found.append((places.ranks, places.num_candidates, examples, places.num_tied))
-        ranks, sizes, examples, num_tied = map(np.concatenate, zip(*found, strict=True))
+            chunk_ranks = target_ranks(scores, hidden_items[rows], leave_out=interactions[rows])
+            examples = rows[chunk_ranks.examples]
+            ranks_by_chunk.append(
+                (chunk_ranks.ranks, chunk_ranks.num_candidates, examples, chunk_ranks.num_tied)
+            )
+        ranks, sizes, examples, num_tied = map(np.concatenate, zip(*ranks_by_chunk, strict=True))
         targets = TargetRanks(ranks, sizes, examples, num_tied=num_tied)
         metrics = sampled_metrics(targets, 1 if sampled is None else sampled, k)
         return metrics.full if sampled is None else metrics.expected
 
     def similar_items(self, itemid: ArrayLike, N: int = 10) -> Lists:
-        """Return the items whose vectors have the largest cosines with that of an item.
+        """Return the N items most similar to an item, by the cosine of their vectors.
 
         Parameters
         ----------
         itemid : int or array_like of int, shape (B,)
             Items.
         N : int
-            Length of a list, which begins with the item itself, or others of the same vector.
+            Length of the list, which includes the item itself.
 
         Returns
         -------
         ids : ndarray of int32, shape (B, N), or (N,) for one item
-            Items, the most similar first; -1 where there are fewer.
+            Items, most similar first; -1 if there are fewer than N.
         scores : ndarray of float32, of the same shape
             Cosines.
 
@@ -386,22 +402,22 @@ class SampledSoftmaxRecommender:
             If an argument is malformed.
         """
         self._require_fitted()
-        return _similar("itemid", itemid, self.item_factors, N, "items")
+        return _most_similar("itemid", itemid, self.item_factors, N, "items")
 
     def similar_users(self, userid: ArrayLike, N: int = 10) -> Lists:
-        """Return the users whose vectors have the largest cosines with that of a user.
+        """Return the N users most similar to a user, by the cosine of their vectors.
 
         Parameters
         ----------
         userid : int or array_like of int, shape (B,)
             Users, by their rows in `fit`.
         N : int
-            Length of a list, which begins with the user, or others of the same vector.
+            Length of the list, which includes the user.
 
         Returns
         -------
         ids : ndarray of int32, shape (B, N), or (N,) for one user
-            Users, the most similar first; -1 where there are fewer.
+            Users, most similar first; -1 if there are fewer than N.
         scores : ndarray of float32, of the same shape
             Cosines.
 
@@ -413,18 +429,18 @@ class SampledSoftmaxRecommender:
             If an argument is malformed.
         """
         self._require_fitted()
-        return _similar("userid", userid, self.user_factors, N, "users")
+        return _most_similar("userid", userid, self.user_factors, N, "users")
 
     def partial_fit_users(self, userids: ArrayLike, user_items: Any) -> Self:
-        """Make the vectors of some users again, from what they have taken; items stay as they are.
+        """Recompute the vectors of some users from new histories; item vectors stay unchanged.
 
         Parameters
         ----------
         userids : array_like of int, shape (B,)
-            Users, each once; numbers beyond those of `fit` are new users, and users between are
-            without items.
+            Distinct users. Numbers beyond those of `fit` are new users; users in a gap between old
+            and new ones get an empty history.
         user_items : scipy.sparse matrix, shape (B, items)
-            What each of them has taken by now, a row for each; of one user also of shape (items,).
+            Current histories, one row per user; for one user also of shape (items,).
 
         Returns
         -------
@@ -436,7 +452,7 @@ class SampledSoftmaxRecommender:
         AttributeError
             If `fit` has not been called.
         MemoryError
-            If so many users do not fit.
+            If the vectors of all users do not fit into memory.
         TypeError, ValueError
             If an argument is malformed.
         """
@@ -445,26 +461,31 @@ class SampledSoftmaxRecommender:
         if len(np.unique(ids)) < len(ids):
             raise ValueError("`userids` must hold each user once; add the rows of a user up.")
         vectors = user_vectors(self._embedding, self._histories(user_items, len(ids)))
-        old, number = self.user_factors, max(len(self.user_factors), int(ids.max(initial=-1)) + 1)
+        old_factors, num_users = (
+            self.user_factors,
+            max(len(self.user_factors), int(ids.max(initial=-1)) + 1),
+        )
         require_bytes(
-            f"vectors of {number:,} users, up to the largest of `userids`,",
-            number * old[:1].nbytes,
+            f"vectors of {num_users:,} users, up to the largest of `userids`,",
+            num_users * old_factors[:1].nbytes,
             "number users from 0 without gaps",
         )
-        # users between those of `fit` and new ones have taken nothing, and so the same vector
-        of_none = user_vectors(self._embedding, Matrix((1, len(self.item_factors))))
-        users = np.concatenate([old, of_none.repeat(number - len(old), axis=0)])
+        # users in a gap between old and new ones have the vector of an empty history
+        empty_vector = user_vectors(self._embedding, Matrix((1, len(self.item_factors))))
+        users = np.concatenate(
+            [old_factors, empty_vector.repeat(num_users - len(old_factors), axis=0)]
+        )
         users[ids] = vectors
         self.user_factors = users
         return self
 
     def save(self, path: str | Path) -> None:
-        """Write the model, as arrays and JSON without any pickled object.
+        """Write the model as arrays and JSON, without pickled objects.
 
         Parameters
         ----------
         path : str or Path
-            An ``.npz`` file; it is written whole or not at all.
+            An ``.npz`` file, written atomically.
 
         Raises
         ------
@@ -476,7 +497,7 @@ class SampledSoftmaxRecommender:
         self._require_fitted()
         parameters = saved_parameters(asdict(self))
         values = {name: getattr(self, name) for name in _FITTED}
-        resolved = getattr(self, "resolved_", None)  # None of a file of an older version
+        resolved = getattr(self, "resolved_", None)  # None after loading a file of an older version
         if resolved is not None:
             values["resolved"] = {"model": resolved.model.config(), **resolved.stored()}
         arrays = {name: getattr(self, name) for name in _FACTORS}
@@ -486,7 +507,7 @@ class SampledSoftmaxRecommender:
 
     @classmethod
     def load(cls, path: str | Path) -> SampledSoftmaxRecommender:
-        """Read a model of `save`.
+        """Read a model written by `save`.
 
         Parameters
         ----------
@@ -503,16 +524,16 @@ class SampledSoftmaxRecommender:
         FileNotFoundError
             If there is no such file.
         MemoryError
-            If the model would not fit.
+            If the model does not fit into memory.
         ValueError
-            If it is damaged, of another format, or holds another model.
+            If the file is damaged, of another format, or holds another model.
         """
         with reading(path, _MODEL) as (config, values, arrays):
             recommender = cls(**config["parameters"])
             resolved = values.get("resolved")
             vars(recommender).update({name: values[name] for name in _FITTED})
             vars(recommender).update({name: arrays[name] for name in _FACTORS})
-            if resolved is not None:  # a file of before has none
+            if resolved is not None:  # None in a file of an older version
                 model = LinearSoftmaxSettings(**resolved.pop("model"))
                 recommender.resolved_ = Resolved(model, **resolved)
             recommender._embedding = Linear(*recommender.item_factors.shape)
@@ -525,18 +546,18 @@ class SampledSoftmaxRecommender:
                 "`user_items` must hold what the users have taken, got None; pass their rows, or "
                 "filter_already_liked_items=False."
             )
-        taken = as_interactions("user_items", user_items, len(self.item_factors))
-        if taken.shape[0] != batch:
+        histories = as_interactions("user_items", user_items, len(self.item_factors))
+        if histories.shape[0] != batch:
             raise ValueError(
                 f"`user_items` must have a row for each of the {batch} users, got "
-                f"{taken.shape[0]}; pass user_items[userids]."
+                f"{histories.shape[0]}; pass user_items[userids]."
             )
-        return taken
+        return histories
 
-    def _made(self, histories: Matrix, users: IntArray) -> bool:
-        """Return whether the vectors of some users are made from these histories."""
-        made = user_vectors(self._embedding, histories)
-        return np.allclose(made, self.user_factors[users], rtol=0.0, atol=_ROUNDING)
+    def _were_computed_from(self, histories: Matrix, users: IntArray) -> bool:
+        """Return whether the vectors of `users` were computed from these histories."""
+        computed = user_vectors(self._embedding, histories)
+        return np.allclose(computed, self.user_factors[users], rtol=0.0, atol=_VECTOR_TOLERANCE)
 
     def _require_fitted(self) -> None:
         if not hasattr(self, "item_factors"):
@@ -544,25 +565,25 @@ class SampledSoftmaxRecommender:
 
 
 def _user_ids(userids: ArrayLike) -> IntArray:
-    """Return numbers of users (B,), be they of `fit` or new."""
+    """Check user ids and return them as an array (B,); they may be of new users."""
     ids = np.atleast_1d(as_array("userids", userids))
     if ids.size and ids.dtype.kind == "i" and ids.min() < 0:
         raise ValueError(f"`userids` must be at least 0, got {ids.min()}.")
     return as_ids("userids", ids, np.iinfo(int).max, of="users")
 
 
-def _similar(name: str, value: ArrayLike, factors: Rows, number: int, of: str) -> Lists:
-    """Return the rows of the largest cosines with some rows (B,) of vectors (n, d)."""
+def _most_similar(name: str, value: ArrayLike, factors: Rows, number: int, of: str) -> Lists:
+    """Return the most similar rows of `factors` (n, d) for the given rows (B,), and the cosines."""
     array = as_array(name, value)
     ids = as_ids(name, np.atleast_1d(array), len(factors), of=of)
-    vectors = unit_rows("factors", factors.copy())[0]  # propagated items have no norm of 1
+    vectors = unit_rows("factors", factors.copy())[0]  # propagated item vectors are not of norm 1
     return best_items(vectors[ids], vectors, as_count("N", number), array.ndim == 0)
 
 
 def best_items(users: Rows, items: Rows, number: int, single: bool, **left_out: Any) -> Lists:
-    """Return the best items (B, N) of user vectors (B, d), and their scores.
+    """Return the best items (B, N) for user vectors (B, d), and their scores.
 
-    Those of `single`, who was asked for without a sequence, are (N,). What is `left_out` is as for
+    With `single`, for a scalar user id, both have shape (N,). Keyword arguments are passed to
     `best_classes`.
     """
     ids, scores = best_classes(users, items, number, **left_out)
@@ -570,16 +591,16 @@ def best_items(users: Rows, items: Rows, number: int, single: bool, **left_out: 
     return (lists[0][0], lists[1][0]) if single else lists
 
 
-def _absent(
+def _excluded_mask(
     num_items: int, filter_items: ArrayLike | None, items: ArrayLike | None
 ) -> NDArray[np.bool_] | None:
-    """Return which items (num_items,) are in no list."""
+    """Return the mask (num_items,) of items excluded from all lists; None if none are."""
     if filter_items is None and items is None:
         return None
-    absent = np.zeros(num_items, bool)
+    excluded = np.zeros(num_items, bool)
     if items is not None:
-        absent[:] = True
-        absent[as_ids("items", items, num_items, of="items")] = False
+        excluded[:] = True
+        excluded[as_ids("items", items, num_items, of="items")] = False
     if filter_items is not None:
-        absent[as_ids("filter_items", filter_items, num_items, of="items")] = True
-    return absent
+        excluded[as_ids("filter_items", filter_items, num_items, of="items")] = True
+    return excluded

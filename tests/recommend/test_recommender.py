@@ -10,7 +10,7 @@ from scipy import sparse
 from samplesoft._random import as_key
 from samplesoft.metrics import ranking_scores
 from samplesoft.recommend import SampledSoftmaxRecommender
-from samplesoft.recommend.training import _HELD_OUT, HeldOut, check_parameters
+from samplesoft.recommend.training import _HELD_OUT_STREAM, HeldOut, check_parameters
 from samplesoft.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from samplesoft.training.resolved import resolve
 from samplesoft.training.task import sub_seed
@@ -140,7 +140,7 @@ def test_similar_users(model):
 
 def test_what_is_hidden_has_no_part_in_training():
     """Its weights change no loss and no parameter; those of what is left do."""
-    seed = sub_seed(as_key(0), _HELD_OUT)
+    seed = sub_seed(as_key(0), _HELD_OUT_STREAM)
     left = HeldOut(TAKEN, 0.5, seed).left.toarray()
     dense = TAKEN.toarray()
     options = {"validation_fraction": 0.5, "max_iter": 3, "propagation": 0.1}
