@@ -251,7 +251,7 @@ def _train_model(
         epochs=resolved.epochs,
         schedule=resolved.make_schedule(),
         callbacks=[*callbacks, *more_callbacks],
-        guard=divergence_told,
+        guard=divergence_as_value_error,
     )
     losses = [epoch["train_loss"] for epoch in progress.history]
     scores = [] if score is None else score.scores
@@ -358,7 +358,7 @@ def hide(user_items: Matrix, share: float, seed: int) -> tuple[Matrix, IntArray,
         hidden[entries] = chosen[chunk][example_ids] & (
             rank < np.maximum(1, sizes // 5)[example_ids]
         )
-    return some_entries(user_items, ~hidden), users, some_entries(user_items, hidden)[users]
+    return select_entries(user_items, ~hidden), users, select_entries(user_items, hidden)[users]
 
 
 def normalized(user_items: Matrix) -> Matrix:

@@ -186,7 +186,7 @@ class Calibrate(Callback):
         if progress.epoch == self._halfway:
             training_rows = task.rows
             task.use(task.data, self._calibration_rows, task.batch_size)
-            fit(task, optimizer, epochs=1, callbacks=[Refresh()], guard=divergence_told)
+            fit(task, optimizer, epochs=1, callbacks=[Refresh()], guard=divergence_as_value_error)
             all_rows = np.sort(np.concatenate((training_rows, self._calibration_rows)))
             task.use(task.data, all_rows, task.batch_size)
 
@@ -262,7 +262,7 @@ def train(
                 *_callbacks(classifier, resolved, average, score, calibration_rows),
                 *callbacks,
             ],
-            guard=divergence_told,
+            guard=divergence_as_value_error,
         )
     classifier.resolved_ = resolved
     classifier.loss_curve_ = [epoch["train_loss"] for epoch in progress.history]

@@ -338,7 +338,7 @@ def linear_examples(
         raise ValueError(
             f"`labels` must hold labels of some examples, got {labels.shape[0]} without any."
         )
-    rows = rows[choose(len(rows), num_examples, seed)]
+    rows = rows[choose_indices(len(rows), num_examples, seed)]
     chosen_inputs, one_label = sample_one_label(
         inputs[rows], labels[rows], trained.leave_out, int(as_key(seed))
     )
