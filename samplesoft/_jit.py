@@ -277,10 +277,10 @@ def call_single_threaded(function: Callable[[Item], Result], item: Item) -> Resu
 def run_in_lockstep(function: Callable[[int, int], object], workers: int) -> None:
     """Call ``function(worker, workers)`` for all workers at the same time, each on its own thread.
 
-    For kernels whose workers synchronise with `meet`. A worker must not raise, because the others
-    would wait for it forever. The number of workers is the number of threads that could be started.
-    The threads are new ones: in the shared pool, a worker might wait for another that no thread has
-    begun.
+    For kernels whose workers synchronise with `barrier_wait`. A worker must not raise, because the
+    others would wait for it forever. The number of workers is the number of threads that could be
+    started. The threads are new ones: in the shared pool, a worker might wait for another that no
+    thread has begun.
     """
     workers = min(workers, num_threads()) if COMPILES else 1
     if workers > 1:
@@ -356,7 +356,7 @@ _SPINS_BEFORE_YIELD = 1000  # polls, about 20 us, after which a waiting thread y
 
 
 @njit
-def meet(arrived: Any, workers: int, number: int) -> None:
+def barrier_wait(arrived: Any, workers: int, number: int) -> None:
     """Wait at a barrier until all workers have arrived; `number` counts the barriers from 1.
 
     `arrived` (1,) is an int64 counter, 0 before the first barrier. After the barrier, a worker can

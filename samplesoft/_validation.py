@@ -329,7 +329,7 @@ def as_nonnegative(name: str, value: Any, below: float = np.inf) -> float:
     return _as_number(name, value, expected, lambda x: 0.0 <= x < below)
 
 
-def as_share(name: str, value: Any) -> float:
+def as_fraction(name: str, value: Any) -> float:
     """Return `value` as a float from 0 to 1."""
     return _as_number(name, value, "from 0 to 1", lambda x: 0.0 <= x <= 1.0)
 

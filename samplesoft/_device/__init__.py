@@ -51,7 +51,7 @@ class Backend(Protocol):
     typed: Callable[..., Array]
     # arrays on the device
     empty: Callable[..., Array]
-    placed: Callable[..., Array]
+    to_device: Callable[..., Array]
     viewed: Callable[..., Array]
     copied: Callable[..., Array]
     writable: Callable[..., Array]
@@ -85,7 +85,7 @@ def backend(device: str) -> Backend:
 
     CUDA is imported only here, so that it is never loaded on the CPU.
 
-    >>> backend("cpu").placed([1.0, 2.0])
+    >>> backend("cpu").to_device([1.0, 2.0])
     array([1., 2.])
     """
     # cached: a dict look-up after the first call

@@ -35,7 +35,6 @@ from samplesoft.kernels.tiles_cuda import multiply
 _CHUNK_VALUES = 1 << 26  # values of a chunk in memory at a time
 _NUM_ROW_BLOCKS = 64  # blocks of rows whose columns are summed in parallel
 
-placed = to_device
 viewed = as_device_array
 run = run_on_warps
 

@@ -69,7 +69,7 @@ def union(ids: list[IntArray]) -> IntArray:
     # the common case needs no sort: one sorted array, as from a gradient
     if len(host_ids) == 1 and (host_ids[0][1:] > host_ids[0][:-1]).all():
         return ids[0]
-    return backend_of(ids[0]).placed(np.unique(np.concatenate(host_ids)))
+    return backend_of(ids[0]).to_device(np.unique(np.concatenate(host_ids)))
 
 
 def last_of_each(ids: IntArray, rows: NDArray[Any]) -> tuple[IntArray, NDArray[Any]]:

@@ -128,7 +128,7 @@ class LossReport(Report):
 
     def _lines(self) -> list[str]:
         best, calls = self.scores[0], f"{self.calls:,} calls"
-        distance = f"greatest |z| {best.z:.3g}, limit {self.limit:.3g}, {calls}"
+        distance = f"max |z| {best.z:.3g}, limit {self.limit:.3g}, {calls}"
         if not self.is_random:
             distance = f"off by {best.z:.2g}, root mean square" if best.z else "equal to rounding"
         if self.scheme is None and self.of_losses:
@@ -234,7 +234,7 @@ class LossReport(Report):
         columns = [
             Column("scheme", lambda s: s.scheme),
             Column("mistake", lambda s: s.fault or ""),
-            Column("greatest |z|" if self.is_random else "off by", lambda s: s.z, ".3g"),
+            Column("max |z|" if self.is_random else "off by", lambda s: s.z, ".3g"),
             Column("sd / exact", lambda s: s.sd_ratio, ".3f"),
             Column("", lambda s: "allowed" if s.allowed else "excluded"),
         ]
@@ -296,7 +296,7 @@ class LossReport(Report):
         axes.set_yticks(places, labels)
         axes.tick_params(axis="y", labelsize=8, length=0)
         axes.set_xlabel(
-            "greatest |z|: distance of a mean from the hypothesis, in standard errors"
+            "max |z|: distance of a mean from the hypothesis, in standard errors"
             if self.is_random
             else "what single values are off by, root mean square"
         )

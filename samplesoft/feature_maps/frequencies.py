@@ -123,7 +123,7 @@ def _for_device(matrix: FloatArray, device: str) -> Any:
     """Return a matrix of frequencies (D, d) in the form for a device."""
     if device == "cpu":
         return Dense(matrix)
-    return {t: backend(device).placed(matrix.T.astype(t)) for t in _TYPES}
+    return {t: backend(device).to_device(matrix.T.astype(t)) for t in _TYPES}
 
 
 # Every pass has Pease's constant geometry: it reads contiguous parts of one buffer and interleaves

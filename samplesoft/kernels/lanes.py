@@ -4,7 +4,7 @@ Such a function loops over ``range(lane(), size, num_lanes())``, and calls `meet
 synchronises the warp, before it reads values that other lanes have written. On the CPU there is one
 lane, and the compiler sees a plain loop. `for_device` of ``lanes_cuda`` compiles the same function
 for the lanes of a warp. Control flow must be uniform across the warp. Several lanes may store the
-same value to one address; it must not be read again before `meet`.
+same value to one address; it must not be read again before `sync_lanes`.
 
 Loops over examples, draws or rows are over ``range(worker(), num, num_workers())``: all of them
 on the CPU, and one for each warp on a GPU. The index of a worker is that of its row in workspaces.
@@ -40,7 +40,7 @@ def num_lanes() -> int:
 
 
 @njit
-def meet() -> None:
+def sync_lanes() -> None:
     """Wait for all lanes, so that each sees the writes of the others."""
 
 

@@ -84,7 +84,7 @@ def _on_warps(function: Callable[..., None]) -> Any:
 
 replaces(lanes.worker)(warp_index)
 replaces(lanes.lane)(lane)
-replaces(lanes.meet)(warp_sync)
+replaces(lanes.sync_lanes)(warp_sync)
 replaces(lanes.sum_of_lanes)(warp_sum)
 replaces(lanes.max_of_lanes)(warp_max)
 

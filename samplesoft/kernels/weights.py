@@ -15,7 +15,7 @@ MIN_WEIGHT = 1e-300  # smaller weights become 0: no uniform except 0 would draw 
 
 
 @njit
-def greatest(x: Real) -> float:
+def row_max(x: Real) -> float:
     """Return the maximum of `x`, or -inf if it is empty."""
     a = b = c = d = x.dtype.type(-np.inf)
     whole = len(x) // 4 * 4  # four independent chains of comparisons run in parallel

@@ -9,7 +9,7 @@ import numpy as np
 
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, as_positive
-from samplesoft.kernels.weights import greatest, total
+from samplesoft.kernels.weights import row_max, total
 from samplesoft.losses.sampled import SampledLoss, Terms, exp_in_place, merge_exponentials
 from samplesoft.samplers.base import Draw
 from samplesoft.schemes import SCHEMES, Scheme, select
@@ -163,7 +163,7 @@ def bilateral_terms(
         row = logits[b]
         # The label is not in the sum: its derivative is -1 for any draws. Without draws of weight
         # logsumexp is -inf, and all derivatives are 0.
-        max_logit = greatest(row[1:])
+        max_logit = row_max(row[1:])
         losses[b] = empty if max_logit == -np.inf else weight * max_logit - row[0]
         row[0] = 0.0 if max_logit == -np.inf else -1.0
         for k in range(1, len(row)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from samplesoft._validation import as_share
+from samplesoft._validation import as_fraction
 from samplesoft.losses.logistic import LogisticLoss, NegativeSamplingLoss
 from samplesoft.losses.sampled import Terms
 from samplesoft.samplers.base import Draw
@@ -86,7 +86,7 @@ class GBCELoss(LogisticLoss):
         **options: Any,
     ) -> None:
         super().__init__(scheme=scheme, offset=offset, **options)
-        self.calibration = as_share("calibration", calibration)
+        self.calibration = as_fraction("calibration", calibration)
 
     def _terms_of(self, draw: Draw, num_classes: int) -> Terms:
         others = max(1, num_classes - self.excludes_label)  # n = 1 is rejected elsewhere

@@ -9,7 +9,7 @@ import numpy as np
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray
 from samplesoft.kernels.exponential import log1p_to
-from samplesoft.kernels.weights import greatest, total
+from samplesoft.kernels.weights import row_max, total
 from samplesoft.losses.sampled import SampledLoss, Terms, exp_in_place, loss_from_masses
 from samplesoft.samplers.base import Draw
 from samplesoft.schemes import SCHEMES, Scheme
@@ -93,7 +93,7 @@ def jackknife_terms(logits: FloatArray, losses: FloatArray) -> None:
     change, ratio = np.empty(m), np.empty(m)
     for b in range(len(logits)):
         row = logits[b]
-        max_logit = greatest(row)
+        max_logit = row_max(row)
         # relative to the largest mass, so that none overflows
         for k in range(1 + m):
             weights[k] = row[k] - max_logit
@@ -139,7 +139,7 @@ def _log_sum_without_heavy(row: FloatArray, heavy: int, m: int, fractions: Float
     fractions[0] = row[0]
     for k in range(1, len(row)):
         fractions[k] = -np.inf if k == heavy else row[k] + gain
-    max_logit = greatest(fractions)
+    max_logit = row_max(fractions)
     for k in range(len(row)):
         fractions[k] -= max_logit
     exp_in_place(fractions)

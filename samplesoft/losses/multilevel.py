@@ -17,7 +17,7 @@ from samplesoft._jit import njit
 from samplesoft._memory import require_bytes
 from samplesoft._random import as_key
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.kernels.weights import greatest, total
+from samplesoft.kernels.weights import row_max, total
 from samplesoft.losses.base import Targets
 from samplesoft.losses.candidates import require_replacement
 from samplesoft.losses.sampled import (
@@ -243,7 +243,7 @@ def multilevel_terms(
 @njit
 def exp_relative_to_max(logits: FloatArray, label: float) -> float:
     """Replace logits by exp(logit - max), with `label` in the max; return the max."""
-    max_logit = max(label, greatest(logits))
+    max_logit = max(label, row_max(logits))
     for k in range(len(logits)):
         logits[k] -= max_logit
     exp_in_place(logits)
@@ -255,7 +255,7 @@ def _scaled_masses(
     label: float, max_logits: FloatArray, sums: FloatArray
 ) -> tuple[float, float, float]:
     """Return the max logit of some blocks, and the masses of label and draws relative to it."""
-    max_logit, sampled_mass = greatest(max_logits), 0.0
+    max_logit, sampled_mass = row_max(max_logits), 0.0
     for b in range(len(max_logits)):
         sampled_mass += sums[b] * math.exp(max_logits[b] - max_logit)
     return max_logit, math.exp(label - max_logit), sampled_mass

@@ -20,7 +20,7 @@ from samplesoft._jit import chunks, njit, thread_each
 from samplesoft._limits import call_ignoring_overflow
 from samplesoft._validation import FloatArray, IntArray, as_choice
 from samplesoft.kernels.exponential import exp_to
-from samplesoft.kernels.weights import greatest, total
+from samplesoft.kernels.weights import row_max, total
 from samplesoft.losses.base import Batch, Gradients, Loss, Targets
 from samplesoft.losses.candidates import (
     check_label_count,
@@ -433,7 +433,7 @@ def softmax_terms(logits: FloatArray, losses: FloatArray) -> None:
     """
     for b in range(len(logits)):
         row = logits[b]
-        max_logit = 0.0 if row.itemsize == 4 else greatest(row)
+        max_logit = 0.0 if row.itemsize == 4 else row_max(row)
         losses[b] = max_logit - row[0]  # for now the gap between maximum and label
         if max_logit != 0.0:
             for k in range(len(row)):
@@ -457,7 +457,7 @@ def merge_exponentials(logits: FloatArray, merged: FloatArray) -> None:
     """
     for b in range(len(logits)):
         row = logits[b]
-        merged[b] = greatest(row)
+        merged[b] = row_max(row)
         if merged[b] != -np.inf:
             for k in range(len(row)):
                 row[k] -= merged[b]

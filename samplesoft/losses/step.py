@@ -23,7 +23,7 @@ from samplesoft.kernels.rows import (
     unit_gradient,
 )
 from samplesoft.kernels.sort_ids import count_below, equal_runs
-from samplesoft.kernels.weights import greatest
+from samplesoft.kernels.weights import row_max
 from samplesoft.samplers.base import Rows
 
 Floats = NDArray[Any]  # float32 or float64, the same for all arguments of a call
@@ -446,7 +446,7 @@ def write_pair_logits(pairs: Pairs, first_pair: int, logits: Floats) -> None:
             mask_hits(pairs, p, row)
         else:
             row[1:] = -np.inf
-        shift = greatest(row) if logits.itemsize == 4 else 0.0
+        shift = row_max(row) if logits.itemsize == 4 else 0.0
         for k in range(len(row)):
             logits[i, k] = row[k] - shift
 

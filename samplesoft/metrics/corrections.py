@@ -15,9 +15,9 @@ from samplesoft._validation import (
     as_count,
     as_counts,
     as_flag,
+    as_fraction,
     as_positive,
     as_real_array,
-    as_share,
     scale_by_power_of_two,
 )
 from samplesoft.metrics.rank_distribution import rank_distributions
@@ -131,7 +131,7 @@ def correct_metric(
     """
     metric_by_rank = as_real_array("metric", metric, (1,))
     size = len(metric_by_rank)
-    variance_weight = as_share("gamma", gamma)
+    variance_weight = as_fraction("gamma", gamma)
     targets = TargetRanks(np.arange(1, size + 1), size)
     draws, without_replacement = targets._check_draws(num_sampled, replacement)
     prior_weights = scale_by_power_of_two(

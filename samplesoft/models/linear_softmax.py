@@ -358,7 +358,7 @@ class LinearSoftmax:
         x = self.check_inputs(x)
         size = x.shape[0]
         of_examples = np.ones(size) if weights is None else as_real_array("weights", weights, (1,))
-        thin = self.thinned(x, np.uint64(mix64(key, _DROPOUT)))
+        thin = self.with_dropout(x, np.uint64(mix64(key, _DROPOUT)))
         draws = int(np.uint64(mix64(key, _DRAWS))) if draws is None else draws
         # the loss adds examples up, so that weights divided by the batch make its mean
         of_loss = {"weights": of_examples / size, "rng": draws}
@@ -498,7 +498,7 @@ class LinearSoftmax:
         """Go back to a `state`."""
         self.softmax.load_state(part_of("sampler", as_named_arrays("state", state)))
 
-    def thinned(self, x: Any, key: np.uint64, first: int = 0) -> Any:
+    def with_dropout(self, x: Any, key: np.uint64, first: int = 0) -> Any:
         """Return inputs without the entries that dropout leaves out, the others scaled up.
 
         Sparse inputs may be a part of some whose entries, `first` of them, stand before theirs.

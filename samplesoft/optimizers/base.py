@@ -188,7 +188,9 @@ class Optimizer(ABC):
         before = self._state.get(update.name)
         if before is None:
             # at the first gradient: parameters without gradients take no memory for state
-            return tuple(arrays.placed(np.zeros(like.shape, like.dtype)) for _ in self._state_names)
+            return tuple(
+                arrays.to_device(np.zeros(like.shape, like.dtype)) for _ in self._state_names
+            )
         state = tuple(map(arrays.writable, before))
         for array in state:
             _require_like(update.name, like, array)

@@ -105,7 +105,7 @@ def _convert(name: str, parameter: Any, gradient: Any) -> Update:
         table = parameter.reshape(parameter_shape[0], prod(parameter_shape[1:]))
     else:
         values, shape = gradient, parameter_shape
-        ids = arrays.placed(_ROW_0)
+        ids = arrays.to_device(_ROW_0)
         table = parameter.reshape(1, prod(parameter_shape))
     if not (on_gpu and on_device(values)):
         _require_floats(name, values)

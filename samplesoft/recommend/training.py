@@ -299,10 +299,10 @@ class RecommenderTask(LinearTask):
     def prepared(self, x: Any, labels: Any, first: int = 0) -> tuple[Any, Any]:
         """Return histories after dropout, and all items as weighted labels."""
         seed = sub_seed(self._seed, _DROPOUT_STREAM, self.steps_taken)
-        return thinned(x, labels, self.dropout, seed, first)
+        return with_dropout(x, labels, self.dropout, seed, first)
 
 
-def thinned(
+def with_dropout(
     histories: Matrix, labels: Matrix, dropout: float, seed: int | np.uint64, first: int = 0
 ) -> tuple[Matrix, Matrix]:
     """Apply dropout to histories (B, items); return them, and the labels with their weights.

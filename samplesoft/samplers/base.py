@@ -77,7 +77,7 @@ class Draw:
         if type(self.log_q) is np.ndarray:  # the common case
             return self.log_q + _log_of(self.ids.shape[1])
         log_counts = to_host(self.log_q) + np.log(self.ids.shape[1])
-        return backend_of(self.log_q).placed(log_counts)
+        return backend_of(self.log_q).to_device(log_counts)
 
     def to_host(self) -> Draw:
         """Return the draw in NumPy arrays, copied if they are on a GPU."""
@@ -280,7 +280,7 @@ class Sampler(ABC):
         batch = contexts.shape[0]
         require_memory("h", batch, 8.0 * batch * self.num_classes)
         probs = self._probs(contexts, excluded)
-        return probs if weights is None else self._arrays.placed(weights[None] @ to_host(probs))
+        return probs if weights is None else self._arrays.to_device(weights[None] @ to_host(probs))
 
     def update(self, ids: Any, class_embeddings: ArrayLike) -> None:
         """Update class vectors; a sampler that does not depend on them ignores this.
@@ -373,14 +373,14 @@ class Sampler(ABC):
             return hook(contexts, self._arrays.writable(classes), excluded)
         classes = self._arrays.ids("ids", ids, self.num_classes, 1)
         # the mean of probabilities, not of logarithms: evaluate all classes for each context
-        repeated = self._arrays.placed(np.repeat(to_host(classes), contexts.shape[0], axis=0))
+        repeated = self._arrays.to_device(np.repeat(to_host(classes), contexts.shape[0], axis=0))
         return self._log_mean(hook(contexts, repeated, excluded), weights)
 
     def _log_mean(self, logs: FloatArray, weights: FloatArray) -> FloatArray:
         """Return log(weights @ exp(logs)) (1, k) of logs (R, k) and weights `weights` (R,)."""
         # in logarithms, because the probabilities themselves may underflow
         weighted = to_host(logs) + np.log(weights)[:, None]
-        return self._arrays.placed(np.logaddexp.reduce(weighted, axis=0, keepdims=True))
+        return self._arrays.to_device(np.logaddexp.reduce(weighted, axis=0, keepdims=True))
 
     def _check(
         self, h: ArrayLike | None, exclude: Any, shared: bool
@@ -487,7 +487,7 @@ class Sampler(ABC):
 
     def _check_excluded(self, exclude: Any, batch: int) -> IntArray:
         if exclude is None:
-            return self._arrays.placed(np.full(batch, NO_CLASS))
+            return self._arrays.to_device(np.full(batch, NO_CLASS))
         labels: IntArray = self._arrays.labels("exclude", exclude, self.num_classes, (batch,))
         # the probability would be 0 / 0
         if self.num_classes == 1:
@@ -523,8 +523,10 @@ class Sampler(ABC):
         drawn = self._sample(chosen_contexts, int(counts.max()), no_exclusion, draw_key).ids
         ids = to_host(drawn)[slots, turns][None]
         no_exclusion = self._check_excluded(None, h.shape[0])
-        log_q = self._log_prob(h, arrays.placed(np.repeat(ids, h.shape[0], axis=0)), no_exclusion)
-        return Draw(arrays.placed(ids), self._log_mean(log_q, weights))
+        log_q = self._log_prob(
+            h, arrays.to_device(np.repeat(ids, h.shape[0], axis=0)), no_exclusion
+        )
+        return Draw(arrays.to_device(ids), self._log_mean(log_q, weights))
 
     @abstractmethod
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
@@ -536,7 +538,7 @@ class Sampler(ABC):
 
     def _log_expected_count(self, h: Rows, ids: IntArray, m: int, exclude: IntArray) -> FloatArray:
         """Return log-expected-counts (B, k); override for draws without replacement."""
-        return self._arrays.placed(to_host(self._log_prob(h, ids, exclude)) + np.log(m))
+        return self._arrays.to_device(to_host(self._log_prob(h, ids, exclude)) + np.log(m))
 
     @abstractmethod
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:

@@ -17,11 +17,11 @@ from samplesoft._validation import (
     as_count,
     as_counts,
     as_csr,
+    as_fraction,
     as_ids,
     as_named_arrays,
     as_positive,
     as_real_array,
-    as_share,
     scale_by_power_of_two,
 )
 from samplesoft.samplers.base import Draw, Rows, Sampler, as_sampler
@@ -243,7 +243,7 @@ class BigramSampler(Sampler):
         states = self._check_contexts(h)
         drawn = as_ids("ids", ids, self.num_classes, len(states))
         o = as_real_array("scores", scores, (2,))
-        share = as_share("rate", rate)
+        share = as_fraction("rate", rate)
         if o.shape != drawn.shape:
             raise ValueError(
                 f"`scores` must have the shape of `ids`, {drawn.shape}, got {o.shape}; give one "

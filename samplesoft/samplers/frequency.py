@@ -20,10 +20,10 @@ from samplesoft._validation import (
     as_array,
     as_count,
     as_counts,
+    as_fraction,
     as_ids,
     as_named_arrays,
     as_positive,
-    as_share,
     scale_by_power_of_two,
     writable,
 )
@@ -344,7 +344,7 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
         initial: ArrayLike = 1.0,
     ) -> None:
         super().__init__(num_classes, power=power, initial=initial)
-        self.rate = as_positive("rate", as_share("rate", rate))
+        self.rate = as_positive("rate", as_fraction("rate", rate))
         with np.errstate(over="ignore"):
             self._total = float(self._counts.sum())  # the count of a class with an average gap of 1
         if self._total == np.inf:

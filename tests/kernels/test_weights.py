@@ -27,14 +27,14 @@ def test_weights_are_exponentials_over_the_greatest(size, excluded, dtype):
     logits = np.random.default_rng(size).normal(0.0, 20.0, size).astype(dtype)
     kept = np.arange(size) != excluded
     weights = logits.copy()
-    total, greatest = exp_weights(weights[None], weights[None], 0, size, excluded)
+    total, max_logit = exp_weights(weights[None], weights[None], 0, size, excluded)
     if not kept.any():
-        assert (total, greatest, weights[0]) == (0.0, -np.inf, 0.0)
+        assert (total, max_logit, weights[0]) == (0.0, -np.inf, 0.0)
         return
     exact = np.where(kept, np.exp(logits.astype(float) - logits[kept].max()), 0.0)
     close = 1e-14 if dtype == np.float64 else 2e-5  # a difference of 80 is rounded by 4e-6
     assert weights.dtype == dtype
-    assert greatest == logits[kept].max()
+    assert max_logit == logits[kept].max()
     np.testing.assert_allclose(weights, exact, rtol=close, atol=1e-37)
     assert total == pytest.approx(weights.sum(dtype=float), rel=1e-13)
 

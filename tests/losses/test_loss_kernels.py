@@ -10,7 +10,7 @@ from scipy.special import logsumexp, softmax
 
 from samplesoft.kernels.exponential import log1p_to
 from samplesoft.kernels.sort_ids import equal_runs
-from samplesoft.kernels.weights import greatest, total
+from samplesoft.kernels.weights import row_max, total
 from samplesoft.losses.bilateral import bilateral_terms
 from samplesoft.losses.differentiate import make_merged_differentiator, make_row_differentiator
 from samplesoft.losses.logistic import logistic_terms, merge_softplus
@@ -48,11 +48,11 @@ def test_maximum_and_sum_of_rows_of_any_length(size):
     for place in range(size):
         x = rng.normal(size=size)
         x[place] = 9.0
-        assert greatest(x) == 9.0
+        assert row_max(x) == 9.0
         assert total(x) == pytest.approx(math.fsum(x), rel=1e-14)
         x[place] = -INF
-        assert greatest(x) == (max(np.delete(x, place)) if size > 1 else -INF)
-    assert greatest(np.empty(0)) == -INF and total(np.empty(0)) == 0.0
+        assert row_max(x) == (max(np.delete(x, place)) if size > 1 else -INF)
+    assert row_max(np.empty(0)) == -INF and total(np.empty(0)) == 0.0
 
 
 def test_weights_of_what_is_masked_or_too_small_are_zero():

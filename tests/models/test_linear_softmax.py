@@ -99,7 +99,7 @@ def test_dropout_keeps_the_mean(dense):
     settings = LinearSoftmaxSettings(**FULL, dropout=0.4)
     model = LinearSoftmax(1000, 2, settings, rng=0)
     x = np.ones((20, 1000), np.float32)
-    thin = model.thinned(x if dense else sparse.csr_array(x), np.uint64(3))
+    thin = model.with_dropout(x if dense else sparse.csr_array(x), np.uint64(3))
     values = thin if dense else thin.toarray()
     assert set(np.unique(values)) == {0.0, np.float32(1.0 / np.float32(0.6))}
     share = (values > 0).mean()

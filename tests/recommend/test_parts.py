@@ -13,9 +13,9 @@ from samplesoft.recommend.training import (
     item_directions,
     normalized,
     propagated,
-    thinned,
     transposed,
     user_vectors,
+    with_dropout,
 )
 
 WEIGHTED = np.array(
@@ -98,13 +98,13 @@ def test_histories_lose_items_that_remain_labels():
     rng = np.random.default_rng(0)
     taken = sparse.csr_array(rng.integers(0, 4, size=(200, 30)).astype(np.float32))
     histories = sparse.csr_array(taken * 0.25)
-    x, labels = (found.toarray() for found in thinned(histories, taken, 0.4, 7))
+    x, labels = (found.toarray() for found in with_dropout(histories, taken, 0.4, 7))
     left = x > 0.0
     np.testing.assert_allclose(x, np.where(left, histories.toarray() / 0.6, 0.0), rtol=1e-6)
     np.testing.assert_allclose(labels, taken.toarray() * np.where(left, 0.3, 1.0), rtol=1e-6)
     assert abs(left.sum() / taken.nnz - 0.6) < 4.0 * np.sqrt(0.24 / taken.nnz)
-    other, _ = thinned(histories, taken, 0.4, 8)
+    other, _ = with_dropout(histories, taken, 0.4, 8)
     assert (other.toarray() > 0.0).tolist() != left.tolist()
-    whole, labels = thinned(histories, taken, 0.0, 7)
+    whole, labels = with_dropout(histories, taken, 0.0, 7)
     np.testing.assert_array_equal(whole.toarray(), histories.toarray())
     np.testing.assert_allclose(labels.data, 0.3 * taken.data, rtol=1e-6)

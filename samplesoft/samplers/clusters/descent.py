@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from samplesoft._jit import njit, njit_bare, njit_inline
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.kernels.lanes import lane, meet, num_lanes, num_workers, worker
+from samplesoft.kernels.lanes import lane, num_lanes, num_workers, sync_lanes, worker
 from samplesoft.kernels.products import products
 from samplesoft.kernels.rows import prefetch_row
 from samplesoft.kernels.weights import exp_weights, search_cumulative
@@ -114,7 +114,7 @@ def softmax_weights(logits: Real, weights: Real, row: int, num: int) -> tuple[fl
     # padding has weight 0; a loop of constant length, whatever `num` is
     for i in range(size - 8 + lane(), size, num_lanes()):
         logits[row, i] = logits[row, i] if i < num else -np.inf
-    meet()
+    sync_lanes()
     return exp_weights(logits, weights, row, size, -1)
 
 
@@ -158,7 +158,7 @@ def exclude_classes(tree: CellTree, contexts: Contexts, workspace: Workspace) ->
                 total, max_logit = softmax_weights(logits, weights, row, last - first)
                 log_kept = max_logit - max_before + math.log(total / total_before)
             log_remaining[b, level] = log_fraction = log_kept
-            meet()  # all have read what the next cell overwrites
+            sync_lanes()  # all have read what the next cell overwrites
 
 
 @njit
@@ -267,7 +267,7 @@ def step(
                         prob = 1.0 / total
                         log_prob = logits[row, child] - max_logit
                 prob *= probs[b, k]
-                meet()  # all have read what is replaced now
+                sync_lanes()  # all have read what is replaced now
                 uniforms[b, k] = rescaled
                 cells[b, k] = first + child
                 probs[b, k] = prob

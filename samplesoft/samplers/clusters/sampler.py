@@ -235,13 +235,13 @@ class ClusterSampler(Sampler):
         ranges = np.concatenate([ranges, [[0, levels[1]]]])
         widest = int(np.diff(ranges, axis=1).max())
         self._max_children = round_up_to_8(widest)
-        placed = self._arrays.placed
+        to_device = self._arrays.to_device
         self._tree = CellTree(
-            moments=placed(np.empty((len(first_classes), 2 * dim), rows.dtype)),
-            rows=placed(rows[self._order]),
-            log_sizes=placed(np.log(self._sizes).astype(rows.dtype)),
-            ranges=placed(ranges),
-            levels=placed(levels),
+            moments=to_device(np.empty((len(first_classes), 2 * dim), rows.dtype)),
+            rows=to_device(rows[self._order]),
+            log_sizes=to_device(np.log(self._sizes).astype(rows.dtype)),
+            ranges=to_device(ranges),
+            levels=to_device(levels),
         )
         self._update_moments(np.arange(levels[-2], levels[-1]))
         self._variance_when_clustered = self._variance_in_leaves()
@@ -251,11 +251,11 @@ class ClusterSampler(Sampler):
         tree = self._tree
         arrays = self._arrays
         children = tree.rows
-        sizes = arrays.placed(self._sizes[:0])  # empty: the children are classes
+        sizes = arrays.to_device(self._sizes[:0])  # empty: the children are classes
 
         def update_chunk(chunk: slice) -> None:
             num = chunk.stop - chunk.start
-            chunk_ids = arrays.placed(cell_ids[chunk])
+            chunk_ids = arrays.to_device(cell_ids[chunk])
             workspace = arrays.empty((2 * arrays.workers(num), tree.rows.shape[1]), np.float64)
             arrays.run(update_moments, num, tree, children, sizes, chunk_ids, workspace)
 
@@ -272,13 +272,13 @@ class ClusterSampler(Sampler):
                 else parents[:0]
             )
             children = tree.moments
-            sizes = arrays.placed(self._sizes)
+            sizes = arrays.to_device(self._sizes)
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         positions, log_q = self._descend_and_score(
             h, exclude, uniform_block(key, h.shape[0], m), None
         )
-        return Draw(self._arrays.placed(self._order[positions].astype(np.int64)), log_q)
+        return Draw(self._arrays.to_device(self._order[positions].astype(np.int64)), log_q)
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
         positions = self._positions[to_host(ids)].astype(np.int64)
@@ -288,7 +288,7 @@ class ClusterSampler(Sampler):
         self, h: Rows, exclude: IntArray, uniforms: FloatArray, positions: IntArray | None
     ) -> tuple[IntArray, FloatArray]:
         """Return positions (B, k) of classes, drawn or given, and their log-probabilities."""
-        placed = self._arrays.placed
+        to_device = self._arrays.to_device
         shape = uniforms.shape
         drawn = np.empty(shape, np.int64)
         log_q = np.empty(shape)
@@ -309,10 +309,10 @@ class ClusterSampler(Sampler):
                 else np.empty((len(self._levels), 0, 0), np.int64)
             )
             paths = Paths(
-                uniforms=placed(u),
-                cells=placed(np.full_like(order, _ROOT_CELL)),
-                probs=placed(np.ones(order.shape)),
-                log_q=placed(np.zeros(order.shape)),
+                uniforms=to_device(u),
+                cells=to_device(np.full_like(order, _ROOT_CELL)),
+                probs=to_device(np.ones(order.shape)),
+                log_q=to_device(np.zeros(order.shape)),
             )
             self._descend(contexts, targets, paths)
             cells = to_host(paths.cells)
@@ -330,7 +330,7 @@ class ClusterSampler(Sampler):
         self._arrays.each(
             process_chunk, self._arrays.split(batch, size, 2 * k * self._max_children)
         )
-        return drawn, placed(log_q)
+        return drawn, to_device(log_q)
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
         batch = h.shape[0]
@@ -340,7 +340,7 @@ class ClusterSampler(Sampler):
         for chunk in self._arrays.split(n, n, 2 * self._max_children):
             ids = np.broadcast_to(np.arange(n)[chunk], (batch, chunk.stop - chunk.start))
             np.exp(to_host(self._log_prob(h, ids, exclude)), out=probs[:, chunk])
-        return self._arrays.placed(probs)
+        return self._arrays.to_device(probs)
 
     def _log_mass(self, h: Rows, exclude: IntArray) -> FloatArray:
         """Return the logarithms (B,) of the estimated mass of all cells at the top."""
@@ -419,17 +419,17 @@ class ClusterSampler(Sampler):
 
     def _with_exclusions(self, queries: Rows, exclude: IntArray) -> Contexts:
         """Return queries with the ancestors of excluded classes and the masses left there."""
-        placed = self._arrays.placed
+        to_device = self._arrays.to_device
         excludes = exclude != NO_CLASS
         excluded_path = np.full((len(queries), len(self._levels)), -1)
         contexts = Contexts(
-            placed(queries), placed(excluded_path), placed(np.empty(excluded_path.shape))
+            to_device(queries), to_device(excluded_path), to_device(np.empty(excluded_path.shape))
         )
         # without exclusion the remaining masses are not read
         if excludes.any():
             ways = self._ancestors(self._positions[exclude[excludes]].astype(np.int64))
             excluded_path[excludes] = np.stack(ways, axis=1)
-            contexts = contexts._replace(excluded_path=placed(excluded_path))
+            contexts = contexts._replace(excluded_path=to_device(excluded_path))
             num = len(excluded_path)
             workspace = self._workspace(len(excluded_path))
             self._arrays.run(exclude_classes, num, self._tree, contexts, workspace)
@@ -442,11 +442,11 @@ class ClusterSampler(Sampler):
             return
         # each path is a visit, and has a warp
         b, k = np.indices(paths.cells.shape).reshape(2, -1)
-        visits = self._arrays.placed(np.stack([b, k, k + 1], axis=1))
+        visits = self._arrays.to_device(np.stack([b, k, k + 1], axis=1))
         num = paths.cells.size
         workspace = self._workspace(num)
         for level, children in enumerate(targets, start=-1):
-            children = self._arrays.placed(children)
+            children = self._arrays.to_device(children)
             self._arrays.run(
                 step, num, self._tree, contexts, level, visits, children, paths, workspace
             )

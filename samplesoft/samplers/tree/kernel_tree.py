@@ -315,8 +315,10 @@ class KernelTree(Sampler):
                 paths = self._walk_down(contexts, ranked // self._rules.leaf_size)
             leaves = to_host(paths.leaves).reshape(order.shape)
             # in the order of leaves, so that the rows of a leaf are in the cache for all visits
-            visits = arrays.placed(group_runs_by_node(leaves, 0, self._num_leaves))
-            classes = ClassLogProbs(ids=ids[chunk], log_q=log_q[chunk], order=arrays.placed(order))
+            visits = arrays.to_device(group_runs_by_node(leaves, 0, self._num_leaves))
+            classes = ClassLogProbs(
+                ids=ids[chunk], log_q=log_q[chunk], order=arrays.to_device(order)
+            )
             for visited in self._leaf_rows(h[chunk], phi[chunk], leaves):
                 arrays.run(
                     draw_in_leaves,
@@ -369,7 +371,7 @@ class KernelTree(Sampler):
 
         # two passes: the tree in chunks of examples, then the leaves in chunks of leaves
         arrays.each(write_log_reach, self._batch_chunks(h.shape[0], num_leaves))
-        log_reach_on_device = arrays.placed(log_reach)
+        log_reach_on_device = arrays.to_device(log_reach)
         arrays.each(write_probs, self._leaf_chunks(num_leaves, h.shape[0]))
         return probs
 
@@ -416,7 +418,7 @@ class KernelTree(Sampler):
             max_features[chunk_classes] = largest_in_rows(new)
             # in float64, before the difference is rounded to the dtype of the features
             totals[i] = arrays.column_sums(new)[0] - arrays.column_sums(old)[0]
-            offsets = arrays.placed(starts[chunk_leaves] - starts[chunk_leaves.start])
+            offsets = arrays.to_device(starts[chunk_leaves] - starts[chunk_leaves.start])
             arrays.run(sum_changes, len(offsets), new, old, offsets, change[chunk_leaves])
 
         arrays.each(compute_changes, range(len(chunk_bounds)))
@@ -499,16 +501,16 @@ class KernelTree(Sampler):
         Features are computed for a chunk of leaves at a time; other leaves have the offset -1.
         """
         size = self._rules.leaf_size
-        placed = self._arrays.placed
+        to_device = self._arrays.to_device
         if self._weighs_vectors:
-            yield LeafRows(h, self._rows, placed(leaves * size))
+            yield LeafRows(h, self._rows, to_device(leaves * size))
             return
         visited, slots = np.unique(leaves, return_inverse=True)
         slots = slots.reshape(leaves.shape)
         for chunk in self._leaf_chunks(len(visited)):
             # leaves of other chunks are skipped
             in_chunk = (slots >= chunk.start) & (slots < chunk.stop)
-            offsets = placed(np.where(in_chunk, (slots - chunk.start) * size, -1))
+            offsets = to_device(np.where(in_chunk, (slots - chunk.start) * size, -1))
             yield LeafRows(phi, self._features_in(visited[chunk]), offsets)
 
     def _contexts(self, h: Rows, phi: Rows, exclude: IntArray, workspace: Workspace) -> Contexts:
@@ -523,7 +525,7 @@ class KernelTree(Sampler):
         contexts = Contexts(
             phi=phi,
             excluded=exclude,
-            log_remaining=arrays.placed(np.zeros((batch, 2))),
+            log_remaining=arrays.to_device(np.zeros((batch, 2))),
             branches=arrays.empty((batch, levels, 2), np.float64),
             left_probs=arrays.empty((batch, levels), np.float64),
         )
@@ -547,9 +549,9 @@ class KernelTree(Sampler):
         num = leaves.size
         is_drawn = uniforms is not None
         paths = Paths(
-            leaves=arrays.placed(leaves.reshape(-1)),
+            leaves=arrays.to_device(leaves.reshape(-1)),
             run_ends=arrays.empty(num, np.int64),
-            uniforms=arrays.placed(uniforms.reshape(-1) if is_drawn else np.empty(num)),
+            uniforms=arrays.to_device(uniforms.reshape(-1) if is_drawn else np.empty(num)),
             log_reach=arrays.empty(num, np.float64),
             factors=arrays.empty(num, np.float64),
             masses=arrays.empty(num, np.float64),
@@ -606,7 +608,7 @@ class KernelTree(Sampler):
 
     def _sum_leaves(self, features: Rows, out: Rows) -> None:
         """Write the sums (k, F) of features that are grouped by leaf."""
-        offsets = self._arrays.placed(np.arange(0, features.shape[0], self._rules.leaf_size))
+        offsets = self._arrays.to_device(np.arange(0, features.shape[0], self._rules.leaf_size))
         self._arrays.run(sum_runs, offsets.shape[0], features, offsets, out)
 
 

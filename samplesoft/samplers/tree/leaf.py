@@ -16,7 +16,7 @@ import numpy as np
 
 from samplesoft._jit import njit, njit_inline
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.kernels.lanes import lane, meet, num_lanes, num_workers, sum_of_lanes, worker
+from samplesoft.kernels.lanes import lane, num_lanes, num_workers, sum_of_lanes, sync_lanes, worker
 from samplesoft.kernels.products import products as multiply
 from samplesoft.kernels.rows import CACHE, prefetch_row
 from samplesoft.kernels.weights import exp_weights, search_cumulative
@@ -123,7 +123,7 @@ def compute_leaf_weights(
         weight = linear_weight(products[row, c], rules) if c != excluded_index else 0.0
         weights[row, c] = weight
         total += weight
-    meet()
+    sync_lanes()
     return sum_of_lanes(total), 0.0
 
 

@@ -84,7 +84,7 @@ class TreeSums:
         arrays = self._arrays
         # steps of a level read the results of the level below
         for stage in arrays.stages(offsets):
-            stage_steps = arrays.placed(steps[stage])
+            stage_steps = arrays.to_device(steps[stage])
 
             def add(columns: tuple[int, int], stage_steps: IntArray = stage_steps) -> None:
                 arrays.run(
@@ -95,7 +95,7 @@ class TreeSums:
 
     def subtract(self, leaves: IntArray, leaf_sums: NDArray[Any]) -> None:
         """Subtract the leaf sums that the tree holds for leaves (k,) from `leaf_sums` (k, F)."""
-        leaves = self._arrays.placed(leaves)
+        leaves = self._arrays.to_device(leaves)
         self._arrays.run(subtract_leaf_sums, leaves.shape[0], self.nodes, leaves, leaf_sums)
 
     def _total_and_bounds(self, leaf_sums: NDArray[Any]) -> tuple[FloatArray, FloatArray]:

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from samplesoft._jit import njit, njit_inline
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.kernels.lanes import meet, num_workers, worker
+from samplesoft.kernels.lanes import num_workers, sync_lanes, worker
 from samplesoft.kernels.rows import CACHE, prefetch_row, row_dot
 
 Real = NDArray[Any]  # float32 or float64
@@ -279,7 +279,7 @@ def partition(
         is_left = u < left_prob
         # given the branch, the rescaled uniform is uniform again
         begin, width = (0.0, left_prob) if is_left else (left_prob, 1.0 - left_prob)
-        meet()  # all have read the uniform
+        sync_lanes()  # all have read the uniform
         # a uniform that rounds to 1 would enter a branch without mass
         paths.uniforms[k] = min((u - begin) / width, _LARGEST_BELOW_ONE)
         first += is_left
@@ -349,7 +349,7 @@ def walk(
             # copy the values of the first path of the run to all its paths
             leaf = paths.leaves[start]
             log_reach = paths.log_reach[start] + math.log(paths.factors[start])
-            meet()  # all have read them
+            sync_lanes()  # all have read them
             for k in range(start, stop):
                 paths.leaves[k] = leaf
                 paths.log_reach[k] = log_reach

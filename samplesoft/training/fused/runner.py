@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from samplesoft._jit import meet, njit_bare
+from samplesoft._jit import barrier_wait, njit_bare
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels.rows import add_row, divide_by_norms, unit_gradient, weighted_rows
 from samplesoft.losses.differentiate import name_after_kernels
@@ -335,7 +335,7 @@ def make_runner(differentiate: Kernel, update_rows: Kernel, draws_are_classes: b
                     shared.class_norms[first:last],
                 )
             num_barriers += 1
-            meet(arrived, workers, num_barriers)
+            barrier_wait(arrived, workers, num_barriers)
 
             # 2. losses, derivatives in scores, and gradients of contexts
             for first in range(begin + worker * BLOCK_EXAMPLES, end, workers * BLOCK_EXAMPLES):
@@ -460,7 +460,7 @@ def make_runner(differentiate: Kernel, update_rows: Kernel, draws_are_classes: b
                 )
                 _context_gradients(loss, contexts, norms, d_embedded)
             num_barriers += 1
-            meet(arrived, workers, num_barriers)
+            barrier_wait(arrived, workers, num_barriers)
             if steps.diverged[_LOSS] != 0:  # no update with a loss that is not finite
                 return
 
@@ -519,7 +519,7 @@ def make_runner(differentiate: Kernel, update_rows: Kernel, draws_are_classes: b
             if num_refused > 0:  # all workers store the same value
                 steps.diverged[_GRADIENT] = 1
             num_barriers += 1
-            meet(arrived, workers, num_barriers)
+            barrier_wait(arrived, workers, num_barriers)
 
     if not draws_are_classes:
         run.__name__ = "run_of_draws"

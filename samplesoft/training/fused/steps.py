@@ -86,7 +86,7 @@ def take_steps(
     corrects_draws = not isinstance(loss, SampledLoss) or loss.properties.corrects_draws
     if not corrects_draws and not terms.weighs_draws:
         draws = draws._replace(log_counts=np.zeros_like(draws.log_counts))
-    x = model.thinned(model.check_inputs(x), np.uint64(seeds[1]), first_entry)
+    x = model.with_dropout(model.check_inputs(x), np.uint64(seeds[1]), first_entry)
     targets = check_targets(labels, x.shape[0], model.num_classes, loss.label_reduction)
     label_counts = label_log_counts(model, targets, draws.ids, batch_size)
     # the offset is added to all scores: subtract it from the corrections
