@@ -11,7 +11,7 @@ from importlib import import_module
 from samplesoft import __version__
 from samplesoft.commands import COMMANDS
 from samplesoft.commands.files import check_files
-from samplesoft.commands.options import all_printable, discard_stdout, until_nobody_reads
+from samplesoft.commands.options import discard_stdout, escape_unprintable, until_reader_gone
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,12 +21,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     130 for KeyboardInterrupt. Signals are handled by `samplesoft.__main__` only. Characters that
     the streams cannot encode are printed as Python escapes, such as ``\u6a21``.
     """
-    with all_printable():
+    with escape_unprintable():
         status = _run(argv)
         if sys.stdout is not None:
             # flush here: at interpreter exit an error would print a traceback
             try:
-                with until_nobody_reads():
+                with until_reader_gone():
                     sys.stdout.flush()
             except OSError as error:  # such as a full disk
                 _print_error(

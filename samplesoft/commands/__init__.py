@@ -1,7 +1,7 @@
-"""The commands, one file each.
+"""The commands of the command line, one module each.
 
-A new one is a file with a function `add`, which adds what it takes to its parser, and an entry of
-`COMMANDS`, which says in a line what it does.
+A new command is a module with a function `add`, which adds its options to a parser, and an entry in
+`COMMANDS`, which is its help in one line.
 """
 
 COMMANDS = {

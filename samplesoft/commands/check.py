@@ -1,4 +1,4 @@
-"""``samplesoft check``: what an implementation of a sampled loss estimates."""
+"""``samplesoft check``: find out what an implementation of a sampled loss estimates."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from samplesoft.commands.options import (
     check_outputs,
     draw_count,
     give_report,
-    given,
+    given_options,
     positive_float,
     positive_int,
     seed,
@@ -93,7 +93,7 @@ _OPTIONS: Options = {
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes."""
+    """Add description and options of the command to its parser."""
     parser.description = (
         "Call a sampled loss on small problems and hold the means of what it returns "
         "against the exact means of every scheme, as it should be and with each of the usual "
@@ -119,54 +119,57 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run ``samplesoft check``; 0 if the loss is right, and what was asked for, else 1."""
+    """Run ``samplesoft check``; return 0 if the loss is right and follows ``--scheme``, else 1."""
     check_outputs(options)
-    # What the user's code prints goes to stderr: the report alone is on stdout. What it says
-    # numpy.seterr is about itself, and not about the exact means.
+    # Output of the user's code goes to stderr, so that stdout has only the report. Calls of
+    # numpy.seterr in the user's code must not affect the exact means.
     with redirect_stdout(sys.stderr), np.errstate():
-        loss = _named("module:function", options.loss, options)
+        loss = _load_object("module:function", options.loss, options)
         proposal = _proposal(options)
-        check_files(options)  # once more, as modules have been loaded
-        values = given(options, check_loss) | {"loss": loss, "proposal": proposal}
+        check_files(options)  # again, because the user's modules are now loaded
+        values = given_options(options, check_loss) | {"loss": loss, "proposal": proposal}
     with redirect_stdout(sys.stderr):
-        report = _checked(lambda: check_loss(progress=True, rng=options.seed, **values), options)
+        report = _check_or_explain(
+            lambda: check_loss(progress=True, rng=options.seed, **values), options
+        )
     give_report(options, report)
     if options.scheme:
         return 0 if report.ok and (options.scheme, None) in report.consistent else 1
     return 0 if report.ok else 1
 
 
-def _checked(check: Callable[[], Any], options: argparse.Namespace) -> Any:
-    """Return what `check` does; ValueError, which is no verdict, where the user's code raises."""
+def _check_or_explain(check: Callable[[], Any], options: argparse.Namespace) -> Any:
+    """Return ``check()``; if the user's code raises, raise ValueError, which is not a verdict."""
     try:
         return check()
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # SystemExit too, whose status would be a verdict
+    except BaseException as error:  # also SystemExit, whose status would look like a verdict
         frames = frames_of_user(error)
         if frames is None:
             if isinstance(error, (MemoryError, OSError, OverflowError, TypeError, ValueError)):
-                raise  # in words already
-            traceback.print_exc()  # a mistake in samplesoft, and not in the loss
+                raise  # the message is meant for users
+            traceback.print_exc()  # a bug in samplesoft, not in the loss
             raise ValueError(
-                f"the loss could not be checked: {_named_error(error)}, in samplesoft itself; "
+                f"the loss could not be checked: {_describe_error(error)}, in samplesoft itself; "
                 "please report it with what stands above."
             ) from None
         _show_traceback(error, options)
-        what, (file, line, _) = "`loss` or `--proposal` must not raise", frames[-1]
-        where = f" in {os.path.basename(file)}, line {line}" if file else ""
+        problem, (file, line, _) = "`loss` or `--proposal` must not raise", frames[-1]
+        location = f" in {os.path.basename(file)}, line {line}" if file else ""
         names = dict.fromkeys(name for *_, name in frames if name)
-        through = f" ({' > '.join(names)})" if names else ""
+        call_chain = f" ({' > '.join(names)})" if names else ""
         raise ValueError(
-            f"{what}, got {_named_error(error)}{where}{through}; the loss could not be checked. "
+            f"{problem}, got {_describe_error(error)}{location}{call_chain}; the loss could not "
+            "be checked. "
             "--traceback shows more."
         ) from None
 
 
-def _named_error(error: BaseException) -> str:
-    """Return the type of an error and the first line of what it says."""
-    words = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {words[0]}" if words else type(error).__name__
+def _describe_error(error: BaseException) -> str:
+    """Return the type of an error and the first line of its message."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def _show_traceback(error: BaseException, options: argparse.Namespace) -> None:
@@ -175,58 +178,58 @@ def _show_traceback(error: BaseException, options: argparse.Namespace) -> None:
 
 
 def _proposal(options: argparse.Namespace) -> Any:
-    """Return a proposal by its name, or what a module holds."""
+    """Return the name of a proposal, or the object ``module:name``."""
     text = options.proposal
     if ":" in text:
-        return _named("--proposal", text, options)
+        return _load_object("--proposal", text, options)
     return as_choice("--proposal", text, NAMED)
 
 
-def _named(option: str, text: str, options: argparse.Namespace) -> Any:
-    """Return what ``module:name`` stands for; the module may be in the current folder."""
+def _load_object(option: str, text: str, options: argparse.Namespace) -> Any:
+    """Return the object ``module:name``; the module may be in the current folder."""
     module, _, name = text.partition(":")
     if not (module and name):
         raise ValueError(f"{option} must be written module:name, got {text!r}.")
-    # as python -m does; a console script starts without the current folder
+    # as `python -m` does; console scripts start without the current folder on the path
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        holder = import_module(module)
+        loaded = import_module(module)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # whatever the module does: SystemExit, SyntaxError, ...
+    except BaseException as error:  # a module may raise anything, such as SystemExit
         _show_traceback(error, options)
         raise ValueError(
             f"{option} must name a module that can be imported, got {module!r}: "
-            f"{_named_error(error)}{_line_of(error)}; {_remedy(module, error)}"
+            f"{_describe_error(error)}{_location_of(error)}; {_remedy(module, error)}"
         ) from None
     try:
-        return attrgetter(name)(holder)
+        return attrgetter(name)(loaded)
     except AttributeError:
         raise ValueError(f"{option} must name something in {module!r}, got {name!r}.") from None
-    except Exception as error:  # of a property, or of the module's own __getattr__
+    except Exception as error:  # raised by a property or the module's __getattr__
         _show_traceback(error, options)
         raise ValueError(
-            f"{option} must name something in {module!r}, got {name!r}: {_named_error(error)}."
+            f"{option} must name something in {module!r}, got {name!r}: {_describe_error(error)}."
         ) from None
 
 
-def _line_of(error: BaseException) -> str:
-    """Return where an import failed, in words: the last line outside of libraries, if any is."""
+def _location_of(error: BaseException) -> str:
+    """Return the file and line where an import failed, preferably in the user's code."""
     if isinstance(error, SyntaxError) and error.filename:
-        return ""  # it says so itself
-    own = (os.path.dirname(os.__file__), os.path.abspath(__file__), "<frozen")
+        return ""  # the message has the location already
+    skipped = (os.path.dirname(os.__file__), os.path.abspath(__file__), "<frozen")
     frames = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
-    of_libraries = [f for f in frames if "-packages" in f[0]]
-    of_user = [f for f in frames if not f[0].startswith(own) and f not in of_libraries]
-    if not (of_user or of_libraries):
+    library_frames = [f for f in frames if "-packages" in f[0]]
+    user_frames = [f for f in frames if not f[0].startswith(skipped) and f not in library_frames]
+    if not (user_frames or library_frames):
         return ""
-    file, line = (of_user or of_libraries)[-1]
+    file, line = (user_frames or library_frames)[-1]
     return f" in {os.path.basename(file)}, line {line}"
 
 
 def _remedy(module: str, error: BaseException) -> str:
-    """Return what to do about a module that cannot be imported."""
+    """Return a remedy for a module that cannot be imported."""
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if module.endswith(".py") or "/" in module or "\\" in module:
         return "write its name, without folders and without .py, where it lies."

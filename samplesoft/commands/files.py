@@ -1,7 +1,7 @@
-"""What a command reads and what it writes, by the types of its options, and one check of both.
+"""Input and output files of commands: types of their options, and a check of all paths.
 
-An option of a file says by its type what becomes of it: `InputFile`, `OutputFile`, or a subclass of
-`OutputFolder`. `check_files` looks at all of them before a command begins its work.
+The type of an option tells how its file is used: `InputFile`, `OutputFile`, or a subclass of
+`OutputFolder`. `check_files` checks all of them before a command begins its work.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from samplesoft._files import discard_draft, draft_path, write_text
 
 
 class _Path(str):
-    """The text of an option that names a file or a folder."""
+    """The value of an option that names a file or a folder."""
 
-    _what: ClassVar[str]
+    _description: ClassVar[str]
 
     def __new__(cls, text: str) -> Self:
-        """Take a text that is not empty, as an unset variable of a shell is."""
+        """Refuse an empty text, which comes from an unset shell variable."""
         if not text:
             raise argparse.ArgumentTypeError(f"expected {cls._what}, got {text!r}")
         return super().__new__(cls, text)
@@ -36,32 +36,31 @@ class _Path(str):
 class InputFile(_Path):
     """A file that a command reads."""
 
-    _what = "the name of a file"
+    _description = "the name of a file"
 
 
 class OutputFile(_Path):
     """A file that a command writes."""
 
-    _what = "the name of a file"
+    _description = "the name of a file"
 
 
 class OutputFolder(_Path):
-    """A folder that a command makes, unless it is there, and in which it writes some `files`."""
+    """A folder that a command creates if necessary, and in which it writes `files`."""
 
-    _what = "the name of a folder"
+    _description = "the name of a folder"
     files: ClassVar[tuple[str, ...]] = ()
 
 
 def check_files(options: argparse.Namespace) -> None:
-    """Raise ValueError unless all that is to be written can be, and is nothing that is read.
+    """Raise ValueError unless all outputs are writable and distinct from each other and the inputs.
 
-    Two names are the same file whatever leads to it: links, other folders on the way, or other
-    letters where the file system does not tell them apart. The sources of all modules that are
-    loaded are read too.
+    Links, other spellings of a path, and names that a case-insensitive file system treats as equal
+    are recognised as the same file. Sources of all loaded modules count as inputs.
     """
-    inputs: list[tuple[str, InputFile]] = [*_named(options, InputFile)]
-    files: list[tuple[str, OutputFile]] = [*_named(options, OutputFile)]
-    folders: list[tuple[str, OutputFolder]] = [*_named(options, OutputFolder)]
+    inputs: list[tuple[str, InputFile]] = [*_options_of_type(options, InputFile)]
+    files: list[tuple[str, OutputFile]] = [*_options_of_type(options, OutputFile)]
+    folders: list[tuple[str, OutputFolder]] = [*_options_of_type(options, OutputFolder)]
     in_folders = [
         (option, path)
         for option, folder in folders
@@ -71,15 +70,15 @@ def check_files(options: argparse.Namespace) -> None:
     for option, path in written:
         for reader, source in inputs:
             if _is_same(path, source):
-                what = "" if path == source else f", which is the same file as {path!r}"
+                note = "" if path == source else f", which is the same file as {path!r}"
                 raise ValueError(
-                    f"{option} would overwrite what {reader} reads, {source!r}{what}; choose "
+                    f"{option} would overwrite what {reader} reads, {source!r}{note}; choose "
                     f"another name for {option}."
                 )
     for (option, first), (other, second) in combinations(files, 2):
         if _is_same(first, second) or _is_inside(first, second) or _is_inside(second, first):
-            both = f"{first!r} for both" if first == second else f"{first!r} and {second!r}"
-            raise ValueError(f"{option} and {other} must name two files, got {both}; rename one.")
+            names = f"{first!r} for both" if first == second else f"{first!r} and {second!r}"
+            raise ValueError(f"{option} and {other} must name two files, got {names}; rename one.")
     for (option, first), (other, inside) in product(files, in_folders):
         if _is_same(first, inside) or _is_inside(inside, first):
             raise ValueError(
@@ -96,14 +95,14 @@ def check_files(options: argparse.Namespace) -> None:
 def check_folder(option: str, folder: str | Path) -> None:
     """Raise ValueError unless `folder` is writable, or can be created."""
     existing = Path(folder)
-    # its first folder that is there decides, for the others can be made in it
+    # the nearest existing ancestor decides: the other folders can be created in it
     while not os.path.exists(existing) and existing != existing.parent:
         existing = existing.parent
     if not existing.is_dir() or not _can_write(existing / "draft"):
-        what = "is not writable" if existing.is_dir() else "is a file"
+        reason = "is not writable" if existing.is_dir() else "is a file"
         raise ValueError(
             f"{option} must name a folder that is writable or can be created, got "
-            f"{str(folder)!r}, and {str(existing)!r} {what}; choose another."
+            f"{str(folder)!r}, and {str(existing)!r} {reason}; choose another."
         )
 
 
@@ -112,8 +111,8 @@ def write_json(path: str | Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
-def _named(options: argparse.Namespace, kind: type[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the options of a kind that are given, as they are written, with their values."""
+def _options_of_type(options: argparse.Namespace, kind: type[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield flag and value of each given option whose value has the type `kind`."""
     for name, value in vars(options).items():
         if isinstance(value, kind):
             yield flag(name), value
@@ -135,7 +134,7 @@ def _check_file(option: str, path: str, folders: list[tuple[str, OutputFolder]])
         problem = "the file there may not be changed"
     elif not _can_write(Path(path)):
         within = os.path.dirname(os.path.abspath(path))
-        # one that the command makes
+        # a folder that the command creates
         if os.path.exists(within) or not any(_is_same(within, made) for _, made in folders):
             problem = "no file can be made there"
     if problem:
@@ -146,11 +145,11 @@ def _check_file(option: str, path: str, folders: list[tuple[str, OutputFolder]])
 
 
 def _can_write(path: Path) -> bool:
-    """Tell whether a file can be made beside `path`, and `path` is a name that a file can have."""
+    """Return whether `path` is a valid file name, and files can be created in its folder."""
     try:
         with suppress(FileNotFoundError):
             path.lstat()
-        # tried, as systems do not say beforehand: Windows calls every folder writable
+        # try it: Windows reports every folder as writable
         with draft_path(path) as draft:
             draft.touch()
         discard_draft(draft)
@@ -160,15 +159,15 @@ def _can_write(path: Path) -> bool:
 
 
 def _check_sources(files: list[tuple[str, OutputFile]]) -> None:
-    """Raise ValueError if a file that is written is the source of a module that is loaded."""
-    there = {_identity(path): (option, path) for option, path in files if os.path.exists(path)}
-    if not there:
+    """Raise ValueError if an output file is the source of a loaded module."""
+    outputs = {_identity(path): (option, path) for option, path in files if os.path.exists(path)}
+    if not outputs:
         return
     for name, module in [*sys.modules.items()]:
         source = getattr(module, "__file__", None)
         if not isinstance(source, str) or not os.path.exists(source):
             continue
-        option, path = there.get(_identity(source), ("", ""))
+        option, path = outputs.get(_identity(source), ("", ""))
         if option:
             raise ValueError(
                 f"{option} would overwrite the source of the module {name!r}, got {path!r}; choose "
@@ -179,65 +178,67 @@ def _check_sources(files: list[tuple[str, OutputFile]]) -> None:
 # names of one file -------------------------------------------------------------------------------
 
 
-class _Place(NamedTuple):
-    """Where a path leads: the last folder or file that exists, and the rest of the way."""
+class _ResolvedPath(NamedTuple):
+    """A resolved path: its last existing folder or file, and the names after it."""
 
     existing: str
     identity: tuple[int, int]
-    rest: tuple[str, ...]
+    missing_names: tuple[str, ...]
 
 
-def _place(path: str) -> _Place:
+def _resolve(path: str) -> _ResolvedPath:
     existing = Path(os.path.realpath(path))
-    rest = list[str]()
+    missing_names = list[str]()
     while not os.path.exists(existing) and existing != existing.parent:
-        rest.insert(0, existing.name)
+        missing_names.insert(0, existing.name)
         existing = existing.parent
-    return _Place(str(existing), _identity(existing), tuple(rest))
+    return _ResolvedPath(str(existing), _identity(existing), tuple(missing_names))
 
 
 def _identity(path: str | Path) -> tuple[int, int]:
-    """Return the numbers by which the system knows a file, as `os.path.samefile` does."""
+    """Return device and inode of a file, which identify it, as in `os.path.samefile`."""
     status = os.stat(path)
     return status.st_dev, status.st_ino
 
 
-def _is_same(one: str, other: str) -> bool:
-    """Tell whether two paths lead to one file, which need not exist."""
-    first = _place(one)
-    second = _place(other)
-    return first.identity == second.identity and _begins(first, second, len(second.rest))
+def _is_same(path: str, other: str) -> bool:
+    """Return whether two paths name the same file, which need not exist."""
+    first = _resolve(path)
+    second = _resolve(other)
+    return first.identity == second.identity and _starts_with(
+        first, second, len(second.missing_names)
+    )
 
 
 def _is_inside(path: str, file: str) -> bool:
-    """Tell whether `path` lies in what is to be a file."""
-    outer = _place(file)
-    inner = _place(path)
-    if outer.identity != inner.identity or not outer.rest:
+    """Return whether `path` is inside `file`, as if that were a folder."""
+    outer = _resolve(file)
+    inner = _resolve(path)
+    if outer.identity != inner.identity or not outer.missing_names:
         return False
-    return _begins(outer, inner, len(outer.rest))
+    return _starts_with(outer, inner, len(outer.missing_names))
 
 
-def _begins(first: _Place, second: _Place, length: int) -> bool:
-    """Tell whether the whole rest of the first is that of the second up to a length."""
-    names = first.rest
-    others = second.rest[:length]
+def _starts_with(first: _ResolvedPath, second: _ResolvedPath, length: int) -> bool:
+    """Return whether all remaining names of `first` equal the first `length` names of `second`."""
+    names = first.missing_names
+    others = second.missing_names[:length]
     if names == others or len(names) != len(others):
         return names == others
-    if [*map(_folded, names)] != [*map(_folded, others)]:
+    if [*map(_normalised, names)] != [*map(_normalised, others)]:
         return False
     return _ignores_case(first.existing)
 
 
-def _folded(name: str) -> str:
+def _normalised(name: str) -> str:
     return unicodedata.normalize("NFC", name).casefold()
 
 
 def _ignores_case(folder: str) -> bool:
-    """Tell whether "a" and "A" are one file in a folder, as on Windows and macOS."""
+    """Return whether "a" and "A" are the same file in a folder, as on Windows and macOS."""
     try:
         with tempfile.NamedTemporaryFile(prefix=".a", dir=folder) as probe:
             name = Path(probe.name)
             return name.with_name(name.name.swapcase()).exists()
-    except OSError:  # nothing can be written there anyway
+    except OSError:  # the folder is not writable, which is reported elsewhere
         return False

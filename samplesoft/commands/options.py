@@ -1,4 +1,4 @@
-"""What commands share: parsing of values, the files of a report, and printing."""
+"""Shared parts of the commands: parsers of values, option tables, report files, and printing."""
 
 from __future__ import annotations
 
@@ -21,26 +21,29 @@ from samplesoft.reports.report import Report
 
 
 def number_of(
-    wanted: str, holds: Callable[[Any], bool], kind: Callable[[str], Any] = float
+    expected: str, is_valid: Callable[[Any], bool], kind: Callable[[str], Any] = float
 ) -> Callable[[str], Any]:
-    """Return a parser of what `wanted` describes: a text of this kind for which `holds` is true."""
+    """Return a parser of values of type `kind` for which `is_valid` is true.
+
+    `expected` describes them in errors.
+    """
 
     def parse(text: str) -> Any:
-        """Parse such a text, or refuse it in words."""
+        """Parse a text; raise ArgumentTypeError if it is not valid."""
         try:
             value = kind(text)
         except ValueError:
             value = None
-        if value is None or not holds(value):
-            raise argparse.ArgumentTypeError(f"expected {wanted}, got {text!r}")
+        if value is None or not is_valid(value):
+            raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}")
         return value
 
     return parse
 
 
-def integer_of(least: int) -> Callable[[str], Any]:
-    """Return a parser of integers of at least `least`."""
-    return number_of(f"an integer of at least {least}", lambda value: value >= least, int)
+def integer_of(minimum: int) -> Callable[[str], Any]:
+    """Return a parser of integers of at least `minimum`."""
+    return number_of(f"an integer of at least {minimum}", lambda value: value >= minimum, int)
 
 
 positive_int = integer_of(1)
@@ -59,10 +62,10 @@ def draw_count(text: str) -> int:
 
 
 def list_of(parse: Callable[[str], Any]) -> Callable[[str], list[Any]]:
-    """Return a parser of what `parse` takes, separated by commas and each at most once."""
+    """Return a parser of a comma-separated list of distinct values, each parsed by `parse`."""
 
     def parse_all(text: str) -> list[Any]:
-        """Parse such a list, or refuse it in words."""
+        """Parse a list; raise ArgumentTypeError if it is not valid."""
         values = [parse(part.strip()) for part in text.split(",")]
         if len(set(values)) < len(values):
             raise argparse.ArgumentTypeError(f"expected different values, got {text!r}")
@@ -72,43 +75,44 @@ def list_of(parse: Callable[[str], Any]) -> Callable[[str], list[Any]]:
 
 
 def names_of(choices: Iterable[str]) -> Callable[[str], list[str]]:
-    """Return a parser of names out of `choices`."""
-    known = list(choices)
-    wanted = f"names out of {', '.join(known)}, separated by commas"
-    return list_of(number_of(wanted, known.__contains__, str))
+    """Return a parser of a comma-separated list of names from `choices`."""
+    names = list(choices)
+    expected = f"names out of {', '.join(names)}, separated by commas"
+    return list_of(number_of(expected, names.__contains__, str))
 
 
 draw_counts = list_of(draw_count)
 
 
-def given(options: argparse.Namespace, taker: Callable[..., Any]) -> dict[str, Any]:
-    """Return the options that are given, not None, and that a function or a class takes."""
-    values = {name: getattr(options, name, None) for name in signature(taker).parameters}
+def given_options(options: argparse.Namespace, function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the given options (not None) that are parameters of a function or class."""
+    values = {name: getattr(options, name, None) for name in signature(function).parameters}
     return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True)
 class Option:
-    """An option of a command: what it says of itself, and how its value is read.
+    """An option of a command, for argparse.
 
     Attributes
     ----------
     help : str
-        What it is; ``%`` is doubled.
+        Help text; ``%`` is doubled.
     parse : callable or None
-        Makes a value of a text, or raises ``argparse.ArgumentTypeError``.
+        Converts a text to a value, or raises ``argparse.ArgumentTypeError``.
     metavar : str or None
-        What stands for the value in the help; the name in capitals by default.
+        Placeholder of the value in the help; by default the name in capitals.
     choices : iterable of str
-        Names that it may have.
+        Allowed values.
     default : object
-        Its value where it is not given.
+        Default value.
     switch : {"", "on", "either"}
-        Without a value: ``--name`` alone, or also ``--no-name``.
+        For options without a value: ``"on"`` for ``--name``, ``"either"`` for ``--name`` and
+        ``--no-name``.
     required : bool
-        Whether it must be given.
+        Whether the option must be given.
     flag : str or None
-        How it is written, where that is not its name.
+        The flag, if it is not derived from the name.
     """
 
     help: str
@@ -121,25 +125,25 @@ class Option:
     flag: str | None = None
 
 
-Options = Mapping[str, Option]  # by the name under which argparse keeps the value
+Options = Mapping[str, Option]  # by the attribute of the argparse namespace
 
 
 def add_options(group: Any, options: Options) -> None:
-    """Add the options of a table."""
+    """Add the options of a table to a parser or group."""
     for name, option in options.items():
-        given: dict[str, Any] = {"default": option.default, "required": option.required}
+        arguments: dict[str, Any] = {"default": option.default, "required": option.required}
         if option.switch == "on":
-            given["action"] = "store_true"
+            arguments["action"] = "store_true"
         elif option.switch:
-            given["action"] = argparse.BooleanOptionalAction
+            arguments["action"] = argparse.BooleanOptionalAction
         else:
-            given |= {"type": option.parse, "metavar": option.metavar}
+            arguments |= {"type": option.parse, "metavar": option.metavar}
         if option.choices:
-            given["choices"] = list(option.choices)
-        group.add_argument(option.flag or flag(name), dest=name, help=option.help, **given)
+            arguments["choices"] = list(option.choices)
+        group.add_argument(option.flag or flag(name), dest=name, help=option.help, **arguments)
 
 
-# for `samplesoft._executors.open_scheduler`
+# its value is for `samplesoft._executors.open_scheduler`
 SCHEDULER = Option(
     "whose workers share the examples out: threads, processes, or a scheduler of Dask by its "
     "address, such as tcp://10.0.0.1:8786; results are the same",
@@ -159,12 +163,12 @@ _OUTPUTS = {
 
 
 def add_outputs(group: Any, names: Sequence[str] = ("json", "html", "figure")) -> None:
-    """Add the options, for `check_files`, `check_outputs` and `give_report`."""
+    """Add the options of report files; see `check_files`, `check_outputs` and `give_report`."""
     add_options(group, {name: Option(_OUTPUTS[name], OutputFile, "FILE") for name in names})
 
 
 def check_outputs(options: argparse.Namespace) -> None:
-    """Raise ValueError for a figure of a format that cannot be drawn; others are checked before."""
+    """Raise ValueError if the format of the figure is not supported."""
     paths = _paths(options)
     if "figure" in paths:
         figure_path("--figure", paths["figure"])
@@ -173,120 +177,123 @@ def check_outputs(options: argparse.Namespace) -> None:
 def give_report(
     options: argparse.Namespace, report: Report, settings: Mapping[str, Any] | None = None
 ) -> None:
-    """Write a report where the options say, and print it.
+    """Write a report to the files of the options, and print it.
 
-    `settings` and the options are shown on the page.
+    The HTML page lists `settings` and the options.
     """
-    # before it is printed, which may fail where the files are none the worse
+    # files first, because printing may fail
     for name, path in _paths(options).items():
         if name == "json":
             write_json(path, report.to_dict())
         elif name == "figure":
             report.plot(path)
         elif name == "html":
-            write_text(path, report.to_html({**(settings or {}), **_chosen(options)}))
+            write_text(path, report.to_html({**(settings or {}), **_report_settings(options)}))
         else:
             write_text(path, getattr(report, f"to_{name}")())
     show_report(report.to_text(getattr(options, "details", False)) + "\n")
 
 
 def _paths(options: argparse.Namespace) -> dict[str, str]:
-    """Return the path of each option that is given."""
+    """Return the paths of the given options for report files."""
     return {name: path for name in _OUTPUTS if (path := getattr(options, name, None))}
 
 
-def _chosen(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the options, given or by default, that make the report what it is."""
-    other = (*_OUTPUTS, "command", "run", "details", "scheduler")
+def _report_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options that influence the content of the report, with their values."""
+    excluded = (*_OUTPUTS, "command", "run", "details", "scheduler")
     return {
         name: value
         for name, value in vars(options).items()
-        if name not in other and value is not None and value is not False
+        if name not in excluded and value is not None and value is not False
     }
 
 
 # what is printed ---------------------------------------------------------------------------------
 
-# a pipe that is closed, as Windows says too, and a terminal that has gone
-_NOBODY_READS = {errno.EPIPE, errno.EINVAL, errno.EIO}
+# errors of a closed pipe, on Windows too, and of a closed terminal
+_CLOSED_ERRORS = {errno.EPIPE, errno.EINVAL, errno.EIO}
 
 
 @contextmanager
-def all_printable() -> Iterator[None]:
-    r"""Let stdout and stderr print any text in the body, whatever their encoding.
+def escape_unprintable() -> Iterator[None]:
+    r"""Let stdout and stderr print any text in the body of ``with``, whatever their encoding.
 
-    What it has no code for becomes an escape of Python, such as ``\u6a21``: a name that cannot be
-    printed must not end the work.
+    Characters that cannot be encoded become Python escapes, such as ``\u6a21``: an unprintable name
+    must not end the work.
     """
-    before = []
+    previous = []
     for stream in (sys.stdout, sys.stderr):
-        # others, such as those of notebooks, take any text, or `show` sees to it
+        # other streams, as in notebooks, accept any text, or `show` handles the error
         if isinstance(stream, io.TextIOWrapper):
-            before.append((stream, stream.errors))
+            previous.append((stream, stream.errors))
             stream.reconfigure(errors="backslashreplace")
     try:
         yield
     finally:
-        for stream, errors in before:
-            with suppress(OSError, ValueError):  # nobody reads it, or it has been closed
+        for stream, errors in previous:
+            with suppress(OSError, ValueError):  # the reader has gone, or the stream is closed
                 stream.reconfigure(errors=errors)
 
 
 def show(text: str) -> None:
-    """Print text at once; a reader that has closed the pipe, as `head` does, is no error."""
-    with until_nobody_reads():
+    """Print text at once; a pipe closed by its reader, such as `head`, is not an error."""
+    with until_reader_gone():
         try:
             print(text, end="", flush=True)
         except UnicodeEncodeError as error:
-            seen = text.encode(error.encoding, "backslashreplace").decode(error.encoding)
-            print(seen, end="", flush=True)
+            escaped = text.encode(error.encoding, "backslashreplace").decode(error.encoding)
+            print(escaped, end="", flush=True)
 
 
 @contextmanager
-def until_nobody_reads() -> Iterator[None]:
-    """Leave the body where nobody reads stdout any more: the work goes on for its files."""
+def until_reader_gone() -> Iterator[None]:
+    """Leave the body when the reader of stdout has gone, and discard all further output.
+
+    The command continues, because it may write files.
+    """
     try:
         yield
     except OSError as error:
-        if error.errno not in _NOBODY_READS:
+        if error.errno not in _CLOSED_ERRORS:
             raise
         discard_stdout()
 
 
 def discard_stdout() -> None:
-    """Send what is printed from now on nowhere, as nobody reads it."""
-    # Python flushes its buffer at exit, and would report the closed pipe once more
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
+    """Redirect stdout to the null device."""
+    # Python flushes its buffer at exit, and would report the closed pipe again
+    null_device = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null_device, sys.stdout.fileno())
+    os.close(null_device)
 
 
 def show_part(text: str) -> None:
-    """Print a line about a part of the work that has ended, unless a terminal has progress bars.
+    """Print a line about finished work as a Markdown list item.
 
-    Such lines are a Markdown list.
+    Nothing is printed on a terminal, which has progress bars.
     """
     if not _on_terminal():
         show(f"- {text}\n")
 
 
 def show_row(text: str) -> None:
-    """Print a row of a report as soon as it is known, unless a terminal has progress bars.
+    """Print a row of a report on stderr as soon as it is computed, unless stderr is a terminal.
 
-    On stderr, as the report repeats it: a log of a killed run keeps the rows that it had.
+    The report repeats these rows; the log of a killed run has those that were finished.
     """
     if sys.stderr is not None and not sys.stderr.isatty():
-        with suppress(OSError, ValueError):  # closed, or nobody reads it
+        with suppress(OSError, ValueError):  # the stream is closed, or its reader has gone
             print(f"- {text}", file=sys.stderr, flush=True)
 
 
 def show_report(text: str) -> None:
-    """Print the report, below the lines of `show_part` if there are some."""
+    """Print the report, separated by a blank line from lines of `show_part`."""
     show(text if _on_terminal() else f"\n{text}")
 
 
 def say(message: str) -> None:
-    """Print a remark on stderr, if that is a terminal, above the bars that it has."""
+    """Print a remark on stderr above the progress bars, if stderr is a terminal."""
     if _is_terminal(sys.stderr):
         from tqdm import tqdm
 
@@ -294,7 +301,7 @@ def say(message: str) -> None:
 
 
 def _on_terminal() -> bool:
-    """Return whether both what is printed and the bars, on stderr, go to a terminal."""
+    """Return whether both stdout and stderr are terminals."""
     return _is_terminal(sys.stdout) and _is_terminal(sys.stderr)
 
 

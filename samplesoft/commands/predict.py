@@ -1,4 +1,4 @@
-"""``samplesoft predict``: the best classes for the inputs of a file."""
+"""``samplesoft predict``: predict the best classes for the inputs of a file."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from samplesoft._files import atomic_write
 from samplesoft._jit import chunks
 from samplesoft._progress import progress_bar
 from samplesoft.commands.files import InputFile, OutputFile
-from samplesoft.commands.options import positive_int, until_nobody_reads
+from samplesoft.commands.options import positive_int, until_reader_gone
 from samplesoft.commands.source import read_inputs
 
-_ROWS = 1024  # scored at a time
+_ROWS_AT_A_TIME = 1024  # inputs per chunk
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes."""
+    """Add description and options of the command to its parser."""
     parser.description = (
         "Predict the best classes with a model of samplesoft train xc or items, or one "
         "that SampledSoftmaxClassifier.save wrote. For each input a line of JSON has its row (or "
@@ -64,14 +64,14 @@ def run(options: argparse.Namespace) -> int:
             f"--k must be at most {num_classes:,}, the classes of the model, got {options.k}."
         )
     inputs, _ = read_inputs(options.input, trained)
-    if options.output:  # whose reader never finds half of the lines
+    if options.output:  # written atomically
         with (
             atomic_write(options.output) as draft,
             draft.open("w", encoding="utf-8", newline="\n") as stream,
         ):
             _write(stream, inputs, trained, k)
-    elif sys.stdout is not None:  # lines come out while the work goes on
-        with until_nobody_reads():
+    elif sys.stdout is not None:  # lines are printed as they are computed
+        with until_reader_gone():
             _write(sys.stdout, inputs, trained, k)
     return 0
 
@@ -79,17 +79,17 @@ def run(options: argparse.Namespace) -> int:
 def _write(stream: TextIO, inputs: Any, trained: Any, k: int) -> None:
     name = "user" if trained.leave_out else "row"
     with progress_bar(True, total=inputs.shape[0], unit="input", desc="predict") as bar:
-        for part in chunks(inputs.shape[0], _ROWS):
-            ids, scores = trained.top_k(inputs[part], k)
+        for chunk in chunks(inputs.shape[0], _ROWS_AT_A_TIME):
+            ids, scores = trained.top_k(inputs[chunk], k)
             labels = ids if trained.classes is None else trained.classes[ids]
             for row in range(len(ids)):
-                if trained.leave_out and not inputs[[part.start + row]].nnz:
-                    continue  # the file has no such user
-                kept = scores[row] > -float("inf")  # the user's own items have -inf
+                if trained.leave_out and not inputs[[chunk.start + row]].nnz:
+                    continue  # a user without items, who is not in the file
+                is_candidate = scores[row] > -float("inf")  # excluded items have the score -inf
                 line = {
-                    name: part.start + row,
-                    "classes": labels[row][kept].tolist(),
-                    "scores": [round(float(score), 6) for score in scores[row][kept]],
+                    name: chunk.start + row,
+                    "classes": labels[row][is_candidate].tolist(),
+                    "scores": [round(float(score), 6) for score in scores[row][is_candidate]],
                 }
                 stream.write(json.dumps(line, default=str) + "\n")
             bar.update(len(ids))

@@ -1,4 +1,4 @@
-"""The input of ``samplesoft verify`` and ``tune``: text, vectors, logits or a checkpoint."""
+"""Input of ``samplesoft verify`` and ``tune``: text, vectors, logits or a checkpoint."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
     from samplesoft.training.trained import TrainedLinearSoftmax, TrainedSoftmax
 
 
-_OF_LOGITS = ("logits", "labels")  # options
+_LOGIT_OPTIONS = ("logits", "labels")  # options
 
 
 @dataclass(frozen=True)
 class Source:
-    """Logits and labels with the name of their origin, and what else the input says."""
+    """Logits and labels of examples, with vectors, class counts and tau if the input has them."""
 
-    title: str
+    title: str  # names the origin in reports
     logits: FloatArray  # (B, n)
     labels: IntArray  # (B,)
-    embeddings: Embeddings | None = None  # where logits are products of vectors
+    embeddings: Embeddings | None = None  # if logits are products of vectors
     counts: FloatArray | None = None  # (n,)
     tau: float = 1.0
-    unit_vectors: bool = False  # whether there are vectors, all of norm 1
+    unit_vectors: bool = False  # True if there are vectors, all of norm 1
 
 
-_EITHER: Options = {
+_INPUT_OPTIONS: Options = {
     "corpus": Option(
         "a text file with one sentence a line; also .gz, .xz or .bz2",
         parse=InputFile,
@@ -67,7 +67,7 @@ _EITHER: Options = {
         metavar="FILE",
     ),
 }
-_BESIDE: Options = {
+_EXTRA_OPTIONS: Options = {
     "input": Option(
         "examples for a --checkpoint of train xc, train items or a classifier, whose file "
         "holds none, in the format of the training data; labels are the model's classes, numbered "
@@ -90,21 +90,21 @@ _BESIDE: Options = {
 
 
 def add_source(parser: argparse.ArgumentParser, *, examples: int, logits: bool) -> None:
-    """Add the options that `load_source` reads, without `logits` those of vectors alone."""
-    either, beside = (
-        {name: option for name, option in options.items() if logits or name not in _OF_LOGITS}
-        for options in (_EITHER, _BESIDE)
+    """Add the options of `load_source`; without `logits`, only those for inputs with vectors."""
+    input_options, extra_options = (
+        {name: option for name, option in options.items() if logits or name not in _LOGIT_OPTIONS}
+        for options in (_INPUT_OPTIONS, _EXTRA_OPTIONS)
     )
-    group = parser.add_argument_group(f"input (one of {', '.join(map(flag, either))})")
-    add_options(group.add_mutually_exclusive_group(), either)
-    add_options(group, beside)
+    group = parser.add_argument_group(f"input (one of {', '.join(map(flag, input_options))})")
+    add_options(group.add_mutually_exclusive_group(), input_options)
+    add_options(group, extra_options)
     parser.set_defaults(examples=examples)
     if not logits:
-        parser.set_defaults(**dict.fromkeys(_OF_LOGITS))
+        parser.set_defaults(**dict.fromkeys(_LOGIT_OPTIONS))
 
 
 def check_source(options: argparse.Namespace) -> None:
-    """Raise ValueError if options of the input do not go together."""
+    """Raise ValueError for conflicting options of the input."""
     if options.checkpoint and options.tau is not None:
         raise ValueError(
             f"--tau has no effect with --checkpoint, which holds its own, got {options.tau}; "
@@ -117,19 +117,19 @@ def check_source(options: argparse.Namespace) -> None:
 
 
 def load_source(options: argparse.Namespace) -> Source:
-    """Load ``--examples`` examples of the input that the options name, or of Python's library."""
+    """Load ``--examples`` examples of the input; by default of Python's standard library."""
     with progress_phase(True, "reading the input"):
-        return _loaded(options)
+        return _load(options)
 
 
-def _loaded(options: argparse.Namespace) -> Source:
+def _load(options: argparse.Namespace) -> Source:
     if options.logits:
-        # logits have no vectors behind them, so samplers that follow vectors cannot be tried
+        # without vectors, samplers that use vectors cannot be tried
         logits, labels = load_logits(options.logits, options.labels)
         count = options.examples
         return Source(f"logits of {options.logits}", logits[:count], labels[:count])
     if options.checkpoint:
-        trained = _trained(options)
+        trained = _load_trained(options)
         title = f"checkpoint {options.checkpoint} after {trained.step:,} steps"
         if options.input:
             title += f", examples of {options.input}"
@@ -138,18 +138,18 @@ def _loaded(options: argparse.Namespace) -> Source:
             logits = np.abs(source.logits)
             return Source(f"{title}, |o|", logits, source.labels, counts=source.counts)
         return source
-    some: dict[str, Any] = {"num_examples": options.examples, "rng": options.seed}
+    sampling: dict[str, Any] = {"num_examples": options.examples, "rng": options.seed}
     if options.embeddings:
         title = f"embeddings of {options.embeddings}"
-        vectors = load_embeddings(options.embeddings, **some)
+        vectors = load_embeddings(options.embeddings, **sampling)
     else:
         version = ".".join(map(str, sys.version_info[:3]))
         title = f"Python {version}'s library"
         if options.corpus:
             title = f"text of {options.corpus}"
-        # a text that every installation has, so that the first call needs no file
+        # a text that every installation has, so that a first call needs no file
         tokens = read_tokens(options.corpus) if options.corpus else stdlib_tokens()
-        vectors = examples_from_corpus(tokens, **some)
+        vectors = examples_from_corpus(tokens, **sampling)
         title += f" ({len(tokens):,} tokens)"
     return _from_vectors(title, vectors, options.tau)
 
@@ -161,13 +161,13 @@ def _from_vectors(title: str, vectors: Embeddings, tau: float | None) -> Source:
     return Source(title, logits, vectors.labels, vectors, vectors.counts, tau, are_unit)
 
 
-def _trained(options: argparse.Namespace) -> TrainedSoftmax:
-    """Return the model with ``--examples`` examples of its own, or of ``--input``."""
+def _load_trained(options: argparse.Namespace) -> TrainedSoftmax:
+    """Return the model with ``--examples`` of its stored examples, or of ``--input``."""
     from samplesoft.training.trained import linear_examples, read_examples, read_linear_softmax
 
     if not options.input:
         trained = read_examples(options.checkpoint)
-        # a checkpoint holds 300 contexts, of which a few are enough for exact figures
+        # a checkpoint holds 300 contexts; a few are enough for exact values
         embeddings = trained.embeddings.take(options.examples, options.seed)
         return replace(trained, embeddings=embeddings)
     model = read_linear_softmax(options.checkpoint)
@@ -178,15 +178,17 @@ def _trained(options: argparse.Namespace) -> TrainedSoftmax:
 
 
 def read_inputs(path: str, trained: TrainedLinearSoftmax) -> SparseExamples:
-    """Read inputs (N, v) and labels; of items, which a model leaves out, both are the same."""
+    """Read inputs (N, v) and labels; for a model of items, both are the interaction matrix."""
     from samplesoft.data.interactions import load_interactions, padded
     from samplesoft.data.xml_repository import SparseExamples, load_xml_repository
 
     width = trained.model.num_inputs
     if trained.leave_out:
-        taken = load_interactions(path)
-        taken = padded(taken, (taken.shape[0], max(taken.shape[1], width)))
-        examples = SparseExamples(taken, taken)
+        interactions = load_interactions(path)
+        interactions = padded(
+            interactions, (interactions.shape[0], max(interactions.shape[1], width))
+        )
+        examples = SparseExamples(interactions, interactions)
     else:
         examples = load_xml_repository(path)
     _require_width("columns that the model was trained on", width, examples.inputs, "")

@@ -1,6 +1,6 @@
-"""Options of ``samplesoft train xc`` and ``items``, and the task that they make.
+"""Options of ``samplesoft train xc`` and ``items``, and the training task made from them.
 
-An option stands for a field of the settings, whose default it names.
+Each option sets a field of the settings; its help names the default of that field.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from samplesoft.commands.options import (
     add_options,
     address,
     draw_count,
-    given,
+    given_options,
     integer_of,
     positive_float,
     positive_int,
@@ -45,45 +45,54 @@ from samplesoft.training.schedules import (
 )
 from samplesoft.training.settings import Settings
 
-# options of draws, which a loss that draws nothing does not have
-OF_DRAWS = ("sampler", "num_sampled", "num_certain", "shared", "nu", "num_features", "update_every")
+# options without effect for a loss that draws nothing
+DRAW_OPTIONS = (
+    "sampler",
+    "num_sampled",
+    "num_certain",
+    "shared",
+    "nu",
+    "num_features",
+    "update_every",
+)
 DEFAULTS = {"epochs": 20, "optimizer": "adagrad"}
 
-OPTIONS = "options.json"  # of a run, beside its checkpoint, so that --resume needs none of them
+OPTIONS = "options.json"  # file in the run folder, so that --resume needs no options
 DATA = {"train": "training data", "test": "data to evaluate at the end"}
 
 
 class RunFolder(OutputFolder):
-    """A folder of a run."""
+    """The folder of a training run."""
 
     files = (BEST, CHECKPOINT, LOCK, LOG, OPTIONS)
 
 
 @dataclass(frozen=True)
 class Model:
-    """In what the two commands differ."""
+    """The differences between ``train xc`` and ``train items``."""
 
     help: str
     description: str
-    form: str  # of the lines of its files
-    headline: str  # the figure of the validation, beside the loss, that is printed for each epoch
-    dropout: float  # by default
-    # makes the task of the files "train" and perhaps "test", which becomes its attribute `test`
+    form: str  # format of the lines of its files
+    headline: str  # validation metric that is printed for each epoch, in addition to the loss
+    dropout: float  # default
+    # makes the task from the files "train" and, optionally, "test"
     make_task: Callable[[dict[str, str], RetrievalSettings, Any], RetrievalTask]
 
 
-def _classification(
+def _make_classification_task(
     files: dict[str, str], settings: RetrievalSettings, workers: Any
 ) -> RetrievalTask:
-    parts = {name: load_xml_repository(path) for name, path in files.items()}
-    train = parts["train"]
-    test = parts.get("test")
+    data = {name: load_xml_repository(path) for name, path in files.items()}
+    train = data["train"]
+    test = data.get("test")
     if test is not None:
-        for name, of_train, of_test in zip(("features", "labels"), train, test, strict=True):
-            if of_train.shape[1] != of_test.shape[1]:
+        kinds = ("features", "labels")
+        for name, train_matrix, test_matrix in zip(kinds, train, test, strict=True):
+            if train_matrix.shape[1] != test_matrix.shape[1]:
                 raise ValueError(
-                    f"--test must have the {of_train.shape[1]:,} {name} of --train, got "
-                    f"{of_test.shape[1]:,}."
+                    f"--test must have the {train_matrix.shape[1]:,} {name} of --train, got "
+                    f"{test_matrix.shape[1]:,}."
                 )
     task = RetrievalTask(train.inputs, train.labels, settings, workers=workers)
     task.test = test
@@ -92,14 +101,16 @@ def _classification(
     return task
 
 
-def _items(files: dict[str, str], settings: RetrievalSettings, workers: Any) -> RetrievalTask:
-    parts = {name: load_interactions(path) for name, path in files.items()}
-    shape = tuple(max(matrix.shape[axis] for matrix in parts.values()) for axis in range(2))
-    # users and items of either file may be missing from the other
-    taken = padded(parts["train"], shape)
-    task = RetrievalTask(taken, taken, settings, leave_out=True, workers=workers)
-    if "test" in parts:
-        task.test = taken, padded(parts["test"], shape)
+def _make_items_task(
+    files: dict[str, str], settings: RetrievalSettings, workers: Any
+) -> RetrievalTask:
+    data = {name: load_interactions(path) for name, path in files.items()}
+    shape = tuple(max(matrix.shape[axis] for matrix in data.values()) for axis in range(2))
+    # either file may have users and items that the other lacks
+    interactions = padded(data["train"], shape)
+    task = RetrievalTask(interactions, interactions, settings, leave_out=True, workers=workers)
+    if "test" in data:
+        task.test = interactions, padded(data["test"], shape)
     return task
 
 
@@ -112,7 +123,7 @@ MODELS = {
         form="lines 'l,l f:v f:v' after one 'points features labels'",
         headline="precision_at_1",
         dropout=RetrievalSettings.dropout,
-        make_task=_classification,
+        make_task=_make_classification_task,
     ),
     "items": Model(
         help="further items for users, from those that they have taken",
@@ -122,18 +133,18 @@ MODELS = {
         form="lines 'user item item ...'",
         headline="recall_at_20",
         dropout=0.5,
-        make_task=_items,
+        make_task=_make_items_task,
     ),
 }
 
 
-def _of_model(model: Model) -> Options:
-    """Return the options of `RetrievalSettings`."""
-    of = RetrievalSettings
+def _model_options(model: Model) -> Options:
+    """Return the options for the fields of `RetrievalSettings`."""
+    defaults = RetrievalSettings
     losses = [name for name, spec in LOSSES.items() if spec.several_labels]
     return {
         "loss": Option(
-            f"loss that is minimised, one of {', '.join(losses)} (default {of.loss})",
+            f"loss that is minimised, one of {', '.join(losses)} (default {defaults.loss})",
             choices=losses,
             metavar="NAME",
         ),
@@ -147,30 +158,31 @@ def _of_model(model: Model) -> Options:
             switch="either",
         ),
         "sampler": Option(
-            f"what draws classes, one of {', '.join(SAMPLERS)} (default {of.sampler})",
+            f"what draws classes, one of {', '.join(SAMPLERS)} (default {defaults.sampler})",
             choices=SAMPLERS,
             metavar="NAME",
         ),
         "num_sampled": Option(
-            f"draws m for each example, or for the batch with --shared (default {of.num_sampled})",
+            "draws m for each example, or for the batch with --shared (default "
+            f"{defaults.num_sampled})",
             parse=draw_count,
             metavar="N",
         ),
         "num_certain": Option(
             "so many of the most frequent classes are in each set for certain, beside draws of "
-            f"the others (default {of.num_certain})",
+            f"the others (default {defaults.num_certain})",
             parse=positive_int,
             metavar="N",
         ),
         "nu": Option(
             "sharpness of the Gaussian kernel of the rff samplers, 1 over its variance (default "
-            f"{of.nu})",
+            f"{defaults.nu})",
             parse=positive_float,
             metavar="N",
         ),
         "num_features": Option(
             "random frequencies of the rff samplers, and features of positive (default "
-            f"{of.num_features})",
+            f"{defaults.num_features})",
             parse=positive_int,
             metavar="N",
         ),
@@ -181,12 +193,12 @@ def _of_model(model: Model) -> Options:
         ),
         "update_every": Option(
             "steps between two updates of a sampler that follows the class vectors (default "
-            f"{of.update_every})",
+            f"{defaults.update_every})",
             parse=positive_int,
             metavar="N",
         ),
         "embedding_dim": Option(
-            f"length of embedded inputs and of class vectors (default {of.embedding_dim})",
+            f"length of embedded inputs and of class vectors (default {defaults.embedding_dim})",
             parse=positive_int,
             metavar="N",
         ),
@@ -204,7 +216,7 @@ def _of_model(model: Model) -> Options:
         "label_reduction": Option(
             "loss of an example with several labels: pal-n, the mean of theirs; pal, their sum; "
             f"ova, one versus all, with nce or negative-sampling-masked (default "
-            f"{of.label_reduction})",
+            f"{defaults.label_reduction})",
             choices=LABEL_REDUCTIONS,
             metavar="NAME",
         ),
@@ -218,7 +230,7 @@ def _of_model(model: Model) -> Options:
             metavar="N",
         ),
         "batch_size": Option(
-            f"examples in a batch (default {of.batch_size})",
+            f"examples in a batch (default {defaults.batch_size})",
             parse=positive_int,
             metavar="N",
             flag="--batch",
@@ -226,11 +238,13 @@ def _of_model(model: Model) -> Options:
         "validation": Option(
             "share of the examples that are held out, of which at most 2,000 are evaluated after "
             "each epoch; with 0 as many of the training data are (default "
-            f"{of.validation})",
+            f"{defaults.validation})",
             parse=rate,
             metavar="N",
         ),
-        "seed": Option(f"seed of everything random (default {of.seed})", parse=seed, metavar="N"),
+        "seed": Option(
+            f"seed of everything random (default {defaults.seed})", parse=seed, metavar="N"
+        ),
         "no_embedding": Option(
             "class vectors on the inputs themselves, for labels of bags of words; draws are by "
             "counts (--sampler unigram) or uniform, and the learning rate is 2 for adagrad and 0.2 "
@@ -241,7 +255,7 @@ def _of_model(model: Model) -> Options:
 
 
 _RATES = ", ".join(f"{number} for {name}" for name, number in RATES.items())
-_OF_RUN: Options = {
+_RUN_OPTIONS: Options = {
     "out": Option(
         "folder for checkpoint.npz, best.npz (of the best epoch), log.jsonl, options.json",
         parse=RunFolder,
@@ -304,25 +318,25 @@ _OF_RUN: Options = {
 
 
 def add_model(parser: argparse.ArgumentParser, model: Model) -> None:
-    """Add the options of data and model; those that are not given are None."""
-    for name, what in DATA.items():
-        text = f"{what}: {model.form}; also .gz, .xz, .bz2"
+    """Add the options of data and model; options that are not given are None."""
+    for name, description in DATA.items():
+        text = f"{description}: {model.form}; also .gz, .xz, .bz2"
         add_options(parser, {name: Option(text, parse=InputFile, metavar="FILE")})
-    add_options(parser.add_argument_group("model"), _of_model(model))
+    add_options(parser.add_argument_group("model"), _model_options(model))
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the run; those that are not given are None."""
-    add_options(parser.add_argument_group("run"), _OF_RUN)
+    """Add the options of the run; options that are not given are None."""
+    add_options(parser.add_argument_group("run"), _RUN_OPTIONS)
 
 
 def make_task(model: Model, options: argparse.Namespace, workers: Any) -> RetrievalTask:
-    """Read the data and make the task; paths in `options` become absolute."""
-    values = given(options, RetrievalSettings)
+    """Read the data and make the task; make the paths in `options` absolute."""
+    values = given_options(options, RetrievalSettings)
     loss = LOSSES[values.get("loss", RetrievalSettings.loss)]
     if options.no_embedding:
         refuse(values, ["embedding_dim"], "--no-embedding")
-        # the default sampler follows embedded inputs
+        # the default sampler needs embedded inputs
         values = {**({"sampler": "unigram"} if loss.draws else {}), **values, "embedding_dim": None}
     else:
         refuse(values, ["alpha"], "an embedding, but is for --no-embedding")
@@ -332,42 +346,42 @@ def make_task(model: Model, options: argparse.Namespace, workers: Any) -> Retrie
     files = {}
     for name in DATA:
         if getattr(options, name) is not None:
-            # absolute, for --resume may be called from another folder
+            # absolute, because --resume may be called from another folder
             files[name] = str(Path(getattr(options, name)).resolve())
             setattr(options, name, files[name])
     return model.make_task(files, settings, workers)
 
 
 def make_settings(values: dict[str, Any], sharded: bool) -> RetrievalSettings:
-    """Make settings of options that are given; refuse in words of the command line."""
+    """Make settings from the given options; errors name command-line options."""
     loss = values.get("loss", RetrievalSettings.loss)
     sampler = values.get("sampler", RetrievalSettings.sampler)
     if loss != "bilateral":
         refuse(values, ["negative_weight"], f"--loss {loss}")
     if LOSSES[loss].draws:
         spec = SAMPLERS[sampler]
-        unread = {"nu", "num_features"} - set(spec.reads)
-        refuse(values, sorted(unread), f"--sampler {sampler}")
+        unused = {"nu", "num_features"} - set(spec.reads)
+        refuse(values, sorted(unused), f"--sampler {sampler}")
         if not spec.follows_vectors:
             by = f"--sampler {sampler}, which does not use class vectors"
             refuse(values, ["update_every"], by)
     else:
-        refuse(values, OF_DRAWS, f"--loss {loss}, which draws nothing")
-        # the defaults of the settings are those of a loss that draws
+        refuse(values, DRAW_OPTIONS, f"--loss {loss}, which draws nothing")
+        # replace the defaults, which are for losses with draws
         values = {**values, "sampler": None, "num_sampled": None}
     try:
         settings = RetrievalSettings(**values)
         if sharded:
             require_shardable(settings)
         return settings
-    except ValueError as error:  # which names arguments of Python
+    except ValueError as error:  # its message names Python arguments
         names = "|".join(field.name for field in fields(RetrievalSettings))
-        in_words = re.sub(f"`({names})`", lambda name: flag(name[1]), str(error))
-        raise ValueError(in_words) from None
+        message = re.sub(f"`({names})`", lambda name: flag(name[1]), str(error))
+        raise ValueError(message) from None
 
 
 def refuse(values: dict[str, Any], useless: Iterable[str], by: str) -> None:
-    """Raise ValueError if options are given that have no effect with another one."""
+    """Raise ValueError if options are given that have no effect with the option `by`."""
     options = [flag(name) for name in useless if name in values]
     if options:
         verb, it = ("has", "it") if len(options) == 1 else ("have", "them")
@@ -375,8 +389,8 @@ def refuse(values: dict[str, Any], useless: Iterable[str], by: str) -> None:
 
 
 def training_settings(options: argparse.Namespace) -> Settings:
-    """Return how the task is trained."""
-    values = {**DEFAULTS, **given(options, Settings)}
+    """Return the training settings of the options, with a default learning rate."""
+    values = {**DEFAULTS, **given_options(options, Settings)}
     if "learning_rate" not in values:
         # others must be given
         rates = RATES_OF_INPUTS if options.no_embedding else RATES

@@ -1,4 +1,4 @@
-"""``samplesoft tune``: which sampler to take, and how many draws."""
+"""``samplesoft tune``: choose a sampler and a number of draws by measurement."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from samplesoft.commands.options import (
     check_outputs,
     draw_counts,
     give_report,
-    given,
+    given_options,
     names_of,
     positive_float,
     positive_int,
@@ -28,7 +28,7 @@ from samplesoft.samplers.registry import SAMPLERS
 from samplesoft.tuning.tune import tune
 
 _DEFAULTS = {name: argument.default for name, argument in signature(tune).parameters.items()}
-_ALLOWED: Options = {
+_LIMIT_OPTIONS: Options = {
     "largest_bias": Option(
         "bias of the gradient in the logits that is allowed in the mean over contexts, as an L1 "
         "norm, which is at most 2; a setting is taken where two standard errors above its mean "
@@ -45,8 +45,8 @@ _ALLOWED: Options = {
 }
 
 
-def _measured() -> Options:
-    """Return what is measured; samplers may have been added since this was imported."""
+def _measurement_options() -> Options:
+    """Return the options of the measurement; built when called, to include later samplers."""
     return {
         "samplers": Option(
             "names of samplers; those that the input has no data for are left out, and named with "
@@ -78,7 +78,7 @@ def _measured() -> Options:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes."""
+    """Add description and options of the command to its parser."""
     parser.description = (
         "Measure each sampler with each number of draws on this machine: the exact "
         "bias of its gradients, their error, and the time of a step; and name the one to take. "
@@ -88,9 +88,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_source(parser, examples=128, logits=False)
     names = f"The samplers are {', '.join(SAMPLERS)}."
     group = parser.add_argument_group("what is measured", names)
-    add_options(group, _measured())
+    add_options(group, _measurement_options())
     group = parser.add_argument_group("what is allowed")
-    add_options(group.add_mutually_exclusive_group(), _ALLOWED)
+    add_options(group.add_mutually_exclusive_group(), _LIMIT_OPTIONS)
     add_outputs(parser.add_argument_group("output"))
     parser.set_defaults(run=run)
 
@@ -120,7 +120,7 @@ def _run(options: argparse.Namespace, executor: Executor | None) -> int:
         progress=True,
         rng=options.seed,
         executor=executor,
-        **given(options, tune) | {"tau": source.tau},
+        **given_options(options, tune) | {"tau": source.tau},
     )
     give_report(options, report, {"input": source.title, "tau": source.tau})
     return 0

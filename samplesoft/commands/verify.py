@@ -1,4 +1,4 @@
-"""``samplesoft verify``: theory, bounds and Monte Carlo against each other."""
+"""``samplesoft verify``: check theory, bounds and Monte Carlo against each other."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ from samplesoft.verification.bounds import BLOCKS
 from samplesoft.verification.verify import verify
 
 DEFAULT_SAMPLERS = ("uniform", "log-uniform", "unigram", "softmax", "quadratic", "rff")
-_FEATURES = ("nu", "num_features")  # of `SamplerInputs`
-_OF_VECTORS: Options = {
+_SAMPLER_FIELDS = ("nu", "num_features")  # of `SamplerInputs`
+_VECTOR_OPTIONS: Options = {
     "tau": Option(
         "inverse temperature, logits being tau h . c (default "
         f"{TAU_OF_UNIT_VECTORS:g} for vectors of norm 1, else {TAU_OF_OTHER_VECTORS:g}; "
@@ -62,8 +62,8 @@ _OF_VECTORS: Options = {
         metavar="N",
     ),
 }
-# Those kernels of `verify` that take longest to compile, and that it has need of last.
-_REHEARSAL = """
+# Compiles the kernels of `verify` that take longest to compile and are needed last.
+_COMPILE_SCRIPT = """
 import sys, numpy as np
 from samplesoft import monte_carlo_bias
 from samplesoft.bias.with_replacement.laplace import Points, atom_integrals, node_sums
@@ -74,8 +74,8 @@ monte_carlo_bias(np.zeros(2), 0, np.full(2, 0.5), 2, num_trials=2, scheme=sys.ar
 """
 
 
-def _checked() -> Options:
-    """Return what is checked; schemes and samplers may have been added since this was imported."""
+def _check_option_table() -> Options:
+    """Return the options of the check; built when called, to include later schemes and samplers."""
     return {
         "samplers": Option(
             f"names out of {','.join(SAMPLERS)} (default: {','.join(DEFAULT_SAMPLERS)}, without "
@@ -117,7 +117,7 @@ def _checked() -> Options:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes."""
+    """Add description and options of the command to its parser."""
     parser.description = (
         "Compute the exact bias of sampled softmax on real input, and put Monte Carlo, "
         "the printed bounds of Theorem 1 and bounds that hold for every m beside it. Without "
@@ -130,9 +130,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     add_source(parser, examples=5, logits=True)
     group = parser.add_argument_group("what is checked")
-    add_options(group, {**_checked(), "scheduler": SCHEDULER})
+    add_options(group, {**_check_option_table(), "scheduler": SCHEDULER})
     group = parser.add_argument_group("model and samplers (not with --logits)")
-    add_options(group, _OF_VECTORS)
+    add_options(group, _VECTOR_OPTIONS)
     group = parser.add_argument_group("output")
     add_options(group, {"details": Option("print the tables of all figures", switch="on")})
     add_outputs(group, ("json", "html", "csv", "figure"))
@@ -146,41 +146,45 @@ def run(options: argparse.Namespace) -> int:
     1 if not.
     """
     _check_options(options)
-    with open_scheduler(options.scheduler) as executor, _compiling_ahead(options.scheme):
+    with open_scheduler(options.scheduler) as executor, _compile_ahead(options.scheme):
         return _run(options, executor)
 
 
 @contextmanager
-def _compiling_ahead(scheme: str) -> Iterator[None]:
-    """Let another process compile kernels of `verify` while this one reads and has its own.
+def _compile_ahead(scheme: str) -> Iterator[None]:
+    """Compile kernels of `verify` in another process while this one reads and compiles others.
 
-    Only where they are not in Numba's cache on disk, through which they come back.
+    The kernels come back through the cache on disk. Nothing is done if they are there already.
     """
     kernel: Any = sums_at_nodes
     cache = kernel.stats.cache_path if COMPILES else None  # None where no folder is writable
     if cache is None or num_threads() < 2 or any(Path(cache).glob("*.sums_at_nodes-*.nbi")):
         yield
         return
-    command = sys.executable, "-c", _REHEARSAL, scheme
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as other:
+    command = sys.executable, "-c", _COMPILE_SCRIPT, scheme
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             yield
         finally:
-            other.kill()
+            process.kill()
 
 
 def _run(options: argparse.Namespace, executor: Executor | None) -> int:
     source = load_source(options)
     show_part(f"input: {source.title}, {source.logits.shape[1]:,} classes")
     vectors = source.embeddings
-    of_vectors: dict[str, Any] = {}
+    vector_arguments: dict[str, Any] = {}
     if vectors is not None:
-        of_vectors = {"h": vectors.h, "class_embeddings": vectors.class_embeddings}
-    features = {name: x for name in _FEATURES if (x := getattr(options, name)) is not None}
-    of_samplers = {"counts": source.counts, "logits": source.logits, "rng": options.seed}
-    inputs = SamplerInputs(tau=source.tau, **of_samplers, **of_vectors, **features)
+        vector_arguments = {"h": vectors.h, "class_embeddings": vectors.class_embeddings}
+    sampler_fields = {
+        name: x for name in _SAMPLER_FIELDS if (x := getattr(options, name)) is not None
+    }
+    sampler_arguments = {"counts": source.counts, "logits": source.logits, "rng": options.seed}
+    inputs = SamplerInputs(
+        tau=source.tau, **sampler_arguments, **vector_arguments, **sampler_fields
+    )
     left_out: dict[str, str] = {}
-    # only a sampler that was asked for by name is an error without its data
+    # default samplers without the required data are left out; named samplers raise an error
     if options.samplers is None:
         lacks = {k: SAMPLERS[k].lacks(inputs, source.unit_vectors) for k in DEFAULT_SAMPLERS}
         left_out = {name: reason for name, reason in lacks.items() if reason}
@@ -207,7 +211,7 @@ def _run(options: argparse.Namespace, executor: Executor | None) -> int:
         source.labels,
         proposals,
         options.num_sampled,
-        **of_vectors,
+        **vector_arguments,
         tau=source.tau,
         wrt=options.wrt,
         scheme=options.scheme,
@@ -222,8 +226,8 @@ def _run(options: argparse.Namespace, executor: Executor | None) -> int:
 
 
 def _check_options(options: argparse.Namespace) -> None:
-    """Raise ValueError if an option has no effect, two do not go together, or a file is no use."""
-    for name in ("tau", *_FEATURES):
+    """Raise ValueError for options without effect, conflicting options, and unusable files."""
+    for name in ("tau", *_SAMPLER_FIELDS):
         if options.logits and getattr(options, name) is not None:
             raise ValueError(
                 f"{flag(name)} has no effect with --logits, which has no vectors; leave it out, or "
@@ -238,7 +242,7 @@ def _check_options(options: argparse.Namespace) -> None:
             f"--wrt must include logits for --logits, got {','.join(options.wrt)}; h and "
             "class_embeddings need vectors: use --corpus or --embeddings."
         )
-    # before the input is read, which takes seconds
+    # checked before the input is read, which takes seconds
     least = SCHEMES[options.scheme].least_draws
     if min(options.num_sampled) < least:
         raise ValueError(

@@ -287,7 +287,7 @@ def _moments(
                     )
                     num_listed = min(
                         length - j - b, draws - b + 1
-                    )  # with more draws no later item is in the list
+                    )  # with more draws than this, no later item is in the list
                     num_listed = max(num_listed, 0)
                     prob_unlisted = pmf[num_listed : draws - b + 1].sum()
                     for c in range(columns):

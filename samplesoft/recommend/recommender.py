@@ -461,10 +461,8 @@ class SampledSoftmaxRecommender:
         if len(np.unique(ids)) < len(ids):
             raise ValueError("`userids` must hold each user once; add the rows of a user up.")
         vectors = user_vectors(self._embedding, self._histories(user_items, len(ids)))
-        old_factors, num_users = (
-            self.user_factors,
-            max(len(self.user_factors), int(ids.max(initial=-1)) + 1),
-        )
+        old_factors = self.user_factors
+        num_users = max(len(old_factors), int(ids.max(initial=-1)) + 1)
         require_bytes(
             f"vectors of {num_users:,} users, up to the largest of `userids`,",
             num_users * old_factors[:1].nbytes,
@@ -472,9 +470,8 @@ class SampledSoftmaxRecommender:
         )
         # users in a gap between old and new ones have the vector of an empty history
         empty_vector = user_vectors(self._embedding, Matrix((1, len(self.item_factors))))
-        users = np.concatenate(
-            [old_factors, empty_vector.repeat(num_users - len(old_factors), axis=0)]
-        )
+        added = empty_vector.repeat(num_users - len(old_factors), axis=0)
+        users = np.concatenate([old_factors, added])
         users[ids] = vectors
         self.user_factors = users
         return self

@@ -126,10 +126,8 @@ def _minimise_log_loss(
         value, gradient = _PRIOR_EXAMPLES / 2.0 * float(logs @ logs), _PRIOR_EXAMPLES * logs
         for chunk in score_chunks:
             loss, derivatives = log_loss(scores[chunk], codes[chunk], weights[chunk], *factors)
-            value, gradient = (
-                value + loss,
-                gradient + factors * derivatives,
-            )  # d / d log f = f d / d f
+            value = value + loss
+            gradient = gradient + factors * derivatives  # chain rule: d / d log f = f * d / d f
         return value, gradient
 
     bounds = [(-_MAX_LOG_CHANGE, _MAX_LOG_CHANGE)] * len(start)

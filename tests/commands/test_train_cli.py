@@ -14,7 +14,7 @@ from run_files import assert_same_end
 
 import samplesoft.commands.train as train_command
 from samplesoft.cli import main
-from samplesoft.commands.train_options import _OF_RUN, MODELS, _of_model
+from samplesoft.commands.train_options import _RUN_OPTIONS, MODELS, _model_options
 from samplesoft.reports.values import described
 from samplesoft.samplers.registry import SAMPLERS as SAMPLER_NAMES
 from samplesoft.training import (
@@ -116,7 +116,7 @@ KILL = """
 import os, signal, sys
 import numpy as np
 from samplesoft.cli import main
-from samplesoft.commands.train_options import _OF_RUN, MODELS, _of_model
+from samplesoft.commands.train_options import _RUN_OPTIONS, MODELS, _model_options
 
 savez, calls = np.savez, []
 
@@ -366,7 +366,7 @@ def test_the_docstring_says_what_each_field_is(settings):
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_each_setting_is_an_option_that_names_its_default(model):
-    options = _of_model(model)
+    options = _model_options(model)
     assert {field.name for field in fields(RetrievalSettings)} == set(options) - {"no_embedding"}
     for field in fields(RetrievalSettings):
         text, default = options[field.name].help, field.default
@@ -374,7 +374,7 @@ def test_each_setting_is_an_option_that_names_its_default(model):
             default = model.dropout
         if default is not None and not options[field.name].switch:
             assert f"(default {default})" in text, text
-    for option in (*options.values(), *_OF_RUN.values()):
+    for option in (*options.values(), *_RUN_OPTIONS.values()):
         assert len(option.help) > 15 and not option.help.endswith(".")
 
 

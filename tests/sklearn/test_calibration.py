@@ -245,7 +245,7 @@ def test_who_calibrates_is_learned_later(rounds, monkeypatch):
 
 def test_scores_that_calibrate_are_not_too_many(monkeypatch):
     X, y = noisy(200)
-    monkeypatch.setattr("samplesoft.sklearn.learner._SCORES", 12 * 3)
+    monkeypatch.setattr("samplesoft.sklearn.learner._MAX_CALIBRATION_SCORES", 12 * 3)
     clf = make(max_iter=1).fit(X, y)
     _, apart = clf._learner.split_to_calibrate(np.arange(200), 0.5)
     assert len(apart) == 3
