@@ -114,7 +114,7 @@ def test_other_bits_would_be_seen(alone):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_lost_digits_are_told_from_the_line_that_asks(workers, monkeypatch):
-    monkeypatch.setattr("samplesoft.bias.with_replacement.integral._SURE", 1e-30)
+    monkeypatch.setattr("samplesoft.bias.with_replacement.integral._MAX_RELATIVE_ERROR", 1e-30)
     softmax = np.exp(LOGITS) / np.exp(LOGITS).sum(axis=1, keepdims=True)
     q = np.where(LABELS[:, None] < 3, softmax, Q)  # of examples 0 to 2 it is rounding alone
     with ThreadPoolExecutor(max(workers, 1)) as pool, pytest.warns(RuntimeWarning) as seen:

@@ -1,9 +1,9 @@
 """Reports of `verify`, `check_loss` and `tune`: text, JSON, CSV, a figure, and one HTML page.
 
-A report says what it has to say once, in parts. Values stay values until a part is written: a
-number on the page knows its size, so that a click on the title of its column sorts.
+A report is a list of parts, which are rendered as text and as HTML. Numbers are formatted only when
+a part is rendered, so that the HTML page can sort the columns of tables by value.
 
 Read in this order: `report`, the base class; `parts`, headings, paragraphs and tables as text and
-as HTML; `values`, as JSON and CSV have them; `figures`, how they are drawn and written; `page`, all
-of it in one file, with ``page.css`` and ``page.js``.
+as HTML; `values`, conversion to JSON and CSV; `figures`, drawing and saving; `page`, the report as
+one HTML file, with ``page.css`` and ``page.js``.
 """

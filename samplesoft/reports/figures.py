@@ -1,4 +1,4 @@
-"""Figures of reports; Matplotlib is loaded when one is drawn."""
+"""Figures of reports; Matplotlib is imported when one is drawn."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NO_METADATA: dict[str, dict[str, Any]] = {  # so that equal figures have equal 
 
 
 def figure_path(name: str, path: str | Path) -> Path:
-    """Return a path with one of the `FIGURE_FORMATS`; `name` is that of the argument."""
+    """Return `path`, which must end in one of the `FIGURE_FORMATS`; `name` is for the message."""
     if Path(path).suffix.lower() not in FIGURE_FORMATS:
         raise ValueError(
             f"{name} must end in {', '.join(FIGURE_FORMATS)}, got {str(path)!r}; rename it, for "
@@ -38,13 +38,13 @@ def figure_path(name: str, path: str | Path) -> Path:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure to a path with one of the `FIGURE_FORMATS`, whole or not at all."""
+    """Save a figure to a path with one of the `FIGURE_FORMATS`, atomically."""
     with atomic_write(path) as draft:
         _save(figure, draft, path.suffix.lower())
 
 
 def titled_figure(verdict: str, size: tuple[float, float]) -> tuple[Figure, Any]:
-    """Return a figure of so many inches with a verdict above it, and its axes."""
+    """Return a figure of `size` (inches) with the verdict as title, and its axes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained")
@@ -57,9 +57,10 @@ def titled_figure(verdict: str, size: tuple[float, float]) -> tuple[Figure, Any]
 
 
 def image(figure: Figure, title: str) -> str:
-    """Return a figure as an image of a page, as wide as its place; `title` says what it is.
+    """Return a figure as an HTML image with alternative text `title`.
 
-    It has at least a pixel for each of its points, as letters of 8 points must be readable.
+    It is as wide as its container, and at least one pixel for each point, so that 8-point letters
+    are readable.
     """
     file = io.BytesIO()
     _save(figure, file, ".svg")
@@ -71,8 +72,8 @@ def image(figure: Figure, title: str) -> str:
 
 
 def _save(figure: Figure, file: Any, ending: str) -> None:
-    # half a second, which a report without a figure does not need
+    # imported here: it takes half a second, which a report without figure does not need
     import matplotlib
 
-    with matplotlib.rc_context({"svg.hashsalt": "samplesoft"}):  # ids are else random
+    with matplotlib.rc_context({"svg.hashsalt": "samplesoft"}):  # otherwise ids are random
         figure.savefig(file, format=ending[1:], dpi=_DPI, metadata=_NO_METADATA[ending])

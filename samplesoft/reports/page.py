@@ -1,4 +1,4 @@
-"""A report as one HTML page, which needs no other file and no network."""
+"""A report as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from samplesoft import __version__
 
 
 def page(title: str, parts: Sequence[str]) -> str:
-    """Return a page of parts that are HTML, whose tables a click on a title sorts.
+    """Return a page from HTML parts; a click on a column title sorts its table.
 
-    The browser is told to load nothing, and to run no other script.
+    The content security policy forbids other scripts and all network requests.
     """
     here = Path(__file__)
     style, script = (here.with_suffix(end).read_text(encoding="utf-8") for end in (".css", ".js"))
@@ -46,7 +46,7 @@ style-src 'unsafe-inline'; script-src 'sha256-{digest}'">
 
 
 def versions() -> dict[str, Any]:
-    """Return what results may depend on: versions, the platform, and the number of threads."""
+    """Return the environment of the results: versions, platform, and number of threads."""
     import numba
 
     libraries = ("NumPy", "Numba", "SciPy")

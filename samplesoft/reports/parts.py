@@ -10,72 +10,72 @@ from html import escape
 from itertools import repeat
 from typing import Any
 
-TEXT_WIDTH = 80  # of sentences; a table is as wide as it is
+TEXT_WIDTH = 80  # characters in a line of sentences; tables may be wider
 
 _CODE = re.compile("`([^`]+)`")
 
 
 @dataclass(frozen=True)
 class Heading:
-    """The title of what comes next."""
+    """A heading."""
 
     title: str
 
     def text(self) -> str:
-        """Return it with a line below."""
+        """Return the title, underlined."""
         return f"{self.title}\n{'-' * len(self.title)}"
 
     def html(self) -> str:
-        """Return it as HTML."""
+        """Return the HTML heading."""
         return f"<h2>{_html(self.title)}</h2>"
 
 
 @dataclass(frozen=True)
 class Paragraph:
-    """Sentences, with code between backticks; those of the verdict stand out on a page."""
+    """A paragraph, with code between backticks; a verdict is bold in HTML."""
 
     words: str
     is_verdict: bool = False
 
     def text(self) -> str:
-        """Return it in lines."""
-        return _in_lines(self.words)
+        """Return the wrapped text."""
+        return _wrapped(self.words)
 
     def html(self) -> str:
-        """Return it as HTML."""
+        """Return the HTML paragraph."""
         words = _html(self.words)
         return f"<p><strong>{words}</strong></p>" if self.is_verdict else f"<p>{words}</p>"
 
 
 @dataclass(frozen=True)
 class Items:
-    """A list of sentences."""
+    """A bullet list of sentences."""
 
     sentences: Sequence[str]
 
     def text(self) -> str:
-        """Return them in lines, each sentence with a dash before it."""
+        """Return the wrapped sentences, each after a dash."""
         layout = {"initial_indent": "- ", "subsequent_indent": "  "}
-        return "\n".join(_in_lines(sentence, **layout) for sentence in self.sentences)
+        return "\n".join(_wrapped(sentence, **layout) for sentence in self.sentences)
 
     def html(self) -> str:
-        """Return them as HTML."""
+        """Return the HTML list."""
         return "\n".join(["<ul>", *(f"<li>{_html(s)}</li>" for s in self.sentences), "</ul>"])
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Names with their values, which stand at the end of a page."""
+    """Settings by name, shown at the end of a page."""
 
     values: Mapping[str, Any]
 
     def text(self) -> str:
-        """Return them as a sentence."""
+        """Return the settings as one sentence."""
         pairs = (f"{name}: {value}" for name, value in self.values.items())
-        return _in_lines(f"{'; '.join(pairs)}.")
+        return _wrapped(f"{'; '.join(pairs)}.")
 
     def html(self) -> str:
-        """Return them as HTML."""
+        """Return the HTML description list."""
         lines = []
         for name, value in self.values.items():
             text = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
@@ -85,32 +85,32 @@ class Settings:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: its title, the value of a row, and how that is written."""
+    """A column of a table: its title, the value for a row, and the format of the value."""
 
-    title: str  # of one or two lines
-    value: Callable[[Any], Any]  # a number, a text, or None for a cell that is absent
-    form: str | Callable[[Any], str] = ""  # of a number as `format` takes it, or the row's text
+    title: str  # one or two lines
+    value: Callable[[Any], Any]  # maps a row to a number, a text, or None for an empty cell
+    form: str | Callable[[Any], str] = ""  # format specification, or a function of the row
 
-    def written(self, row: Any) -> str:
-        """Return the text of a row's cell, in one line."""
+    def cell_text(self, row: Any) -> str:
+        """Return the text of a cell, in one line."""
         value = self.value(row)
         if value is None:
             return "-"
         if callable(self.form):
             text = self.form(row)
-        else:  # a zero has no digits to show
+        else:  # 0 without decimals
             text = "0" if value == 0.0 else format(value, self.form)
         return " ".join(text.split())
 
-    def is_of_numbers(self, rows: Iterable[Any]) -> bool:
-        """Return whether all cells that are not absent hold numbers."""
+    def is_numeric(self, rows: Iterable[Any]) -> bool:
+        """Whether all nonempty cells are numbers."""
         values = [value for row in rows if (value := self.value(row)) not in (None, "")]
         return bool(values) and not any(isinstance(value, str) for value in values)
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows, and what stands in their columns, of which the first names the row.
+    """A table; the first column is the header of the row.
 
     >>> columns = [Column("name", lambda row: row[0]), Column("n", lambda row: row[1], ",")]
     >>> table = Table([("a & b", 10), ("c", 2000)], columns, "Counts")
@@ -125,30 +125,30 @@ class Table:
 
     rows: Sequence[Any]
     columns: Sequence[Column]
-    caption: str  # of the page
+    caption: str  # in HTML only
 
     def text(self) -> str:
-        """Return it with numbers to the right and words to the left."""
+        """Return the table as text, with numbers aligned right and words left."""
         columns = []
         height = max(len(column.title.splitlines()) for column in self.columns)
         for column in self.columns:
             title = column.title.splitlines()
             cells = [*[""] * (height - len(title)), *title]
-            cells += (column.written(row) for row in self.rows)
+            cells += (column.cell_text(row) for row in self.rows)
             width = max(map(len, cells))
-            put = str.rjust if column.is_of_numbers(self.rows) else str.ljust
+            put = str.rjust if column.is_numeric(self.rows) else str.ljust
             cells.insert(height, "-" * width)
             columns.append([put(cell, width) for cell in cells])
         return "\n".join("  ".join(line).rstrip() for line in zip(*columns, strict=True))
 
     def html(self) -> str:
-        """Return it in a box of its own, in which it can be scrolled."""
-        kinds = [' class="number"' if c.is_of_numbers(self.rows) else "" for c in self.columns]
+        """Return the HTML table in a scrollable box."""
+        kinds = [' class="number"' if c.is_numeric(self.rows) else "" for c in self.columns]
         heads = (
             f'<th scope="col"{kind}>{_html(column.title or "note")}</th>'
             for column, kind in zip(self.columns, kinds, strict=True)
         )
-        tags = ['th scope="row"', *["td"] * (len(kinds) - 1)]  # the first cell names its row
+        tags = ['th scope="row"', *["td"] * (len(kinds) - 1)]  # the first cell is the row header
         lines = ("".join(map(_cell, tags, kinds, self.columns, repeat(row))) for row in self.rows)
         body = "\n".join(f"<tr>{cells}</tr>" for cells in lines)
         name = escape(self.caption)
@@ -169,20 +169,20 @@ Part = Heading | Paragraph | Items | Settings | Table
 
 
 def _cell(tag: str, kind: str, column: Column, row: Any) -> str:
-    """Return a cell with its number as JavaScript reads it, for the script that sorts."""
+    """Return an HTML cell, with its number in JavaScript syntax for the script that sorts."""
     value = column.value(row)
-    # sorted by the value, whatever its text looks like
-    known = value is not None and not isinstance(value, str)
-    number = f' data-value="{float(value)!r}"'.replace("inf", "Infinity") if known else ""
-    return f"<{tag}{kind}{number}>{_html(column.written(row))}</{tag[:2]}>"
+    # sorted by value, not by the formatted text
+    is_number = value is not None and not isinstance(value, str)
+    number = f' data-value="{float(value)!r}"'.replace("inf", "Infinity") if is_number else ""
+    return f"<{tag}{kind}{number}>{_html(column.cell_text(row))}</{tag[:2]}>"
 
 
-def _in_lines(text: str, **layout: str) -> str:
-    """Return text in lines that are no longer than a terminal is wide."""
+def _wrapped(text: str, **layout: str) -> str:
+    """Return text in lines of at most `TEXT_WIDTH` characters."""
     return textwrap.fill(text, TEXT_WIDTH, break_on_hyphens=False, **layout)  # type: ignore[arg-type]
 
 
 def _html(text: str) -> str:
-    """Return text as HTML, with code between backticks."""
-    # escaped first, so that no name of a sampler becomes a tag
+    """Return text as HTML, with text between backticks as code."""
+    # escape first: names of samplers may contain "<"
     return _CODE.sub(r"<code>\1</code>", escape(text))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Report(ABC):
-    """A result for programs and for readers; a new one has values, parts and a figure."""
+    """Base class of reports; a subclass defines values, parts and a figure."""
 
     _title: ClassVar[str]  # of the page
     _figure_title: ClassVar[str]
@@ -27,22 +27,22 @@ class Report(ABC):
 
     @abstractmethod
     def _values(self) -> dict[str, Any]:
-        """Return what programs read, by name: numbers and arrays of NumPy too, dicts and lists."""
+        """Return the values of the report by name; NumPy scalars and arrays are allowed."""
 
     @abstractmethod
     def _parts(self) -> list[Part]:
-        """Return what the report says, in the order of reading."""
+        """Return the parts of the report, in order."""
 
     @abstractmethod
     def _figure(self) -> Figure:
-        """Draw the report."""
+        """Return the figure of the report."""
 
     def _settings(self) -> dict[str, Any]:
-        """Return what the report was made with, for the end of the page; None is not shown."""
+        """Return the settings of the report, for the end of the page; None is not shown."""
         return {name: getattr(self, name) for name in self._setting_names}
 
     def _details(self) -> list[Part]:
-        """Return what only those read who want all of it."""
+        """Return additional parts, which `to_text` shows only on request."""
         return []
 
     def to_dict(self) -> dict[str, Any]:
@@ -51,7 +51,7 @@ class Report(ABC):
         Returns
         -------
         dict
-            Ready for ``json.dumps(..., allow_nan=False)``; numbers that are not finite are None.
+            Suitable for ``json.dumps(..., allow_nan=False)``; NaN and infinities become None.
         """
         return dict(plain(self._values()))
 
@@ -71,12 +71,12 @@ class Report(ABC):
         Parameters
         ----------
         details : bool
-            Add all figures, where the report has more than it shows at first.
+            Add all values, for reports that show only a summary by default.
 
         Returns
         -------
         str
-            Lines of at most 80 characters, but for tables that are wider.
+            Lines of at most 80 characters; tables may be wider.
         """
         more = self._details()
         parts = self._parts() + (more if details else [])
@@ -85,23 +85,23 @@ class Report(ABC):
         return "\n\n".join(part.text() for part in parts)
 
     def to_html(self, settings: Mapping[str, Any] | None = None) -> str:
-        """Return the report as a page: text, all tables, and the figure of `plot`.
+        """Return the report as an HTML page: text, all tables, and the figure of `plot`.
 
-        The page needs no other file and no network. A click on the title of a column sorts its
-        table. At its end are the settings and the versions of what is installed.
+        The page is self-contained. A click on a column title sorts its table. At the end are the
+        settings and the versions of the installed libraries.
 
         Parameters
         ----------
         settings : mapping, optional
-            Shown with those of the report, for example where the data came from. Where both have a
-            name, the report's value counts.
+            Shown with the settings of the report, for example the origin of the data. If a name
+            occurs in both, the report's value is shown.
 
         Returns
         -------
         str
             HTML of several lines.
         """
-        # the report's own settings win, for they are what was used
+        # the report's settings take precedence
         shown = {**(settings or {}), **self._settings()}
         figure = image(self._figure(), self._figure_title)
         parts: list[Part] = [part for part in self._parts() if not isinstance(part, Settings)]
@@ -121,12 +121,12 @@ class Report(ABC):
         return self.to_text()
 
     def plot(self, path: str | Path) -> None:
-        """Draw the report.
+        """Draw the figure of the report and save it.
 
         Parameters
         ----------
         path : str or Path
-            Where to write it; the ending gives the format (.png, .pdf, .svg).
+            Path of the file; its ending gives the format (.png, .pdf, .svg).
 
         Raises
         ------

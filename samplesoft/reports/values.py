@@ -1,4 +1,4 @@
-"""Values of a report as JSON and CSV have them, and what docstrings say of each."""
+"""Conversion of report values for JSON and CSV, and their descriptions from docstrings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def plain(value: Any) -> Any:
-    """Return `value` with Python's numbers for NumPy's, and None for those that are not finite."""
+    """Return `value` with NumPy types as Python types, and None for NaN and infinities."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -23,8 +23,8 @@ def plain(value: Any) -> Any:
 
 
 def described(kind: Callable[..., Any]) -> dict[str, str]:
-    """Return what a docstring says of each argument or attribute, without the full stop."""
-    # without docstrings, as of python -OO, nothing is found
+    """Return the description of each argument or attribute in a docstring, without full stop."""
+    # empty if docstrings are stripped (python -OO)
     text = inspect.getdoc(kind) or ""
     blocks = re.findall(r"^(\w[\w, ]*) : [^\n]*\n((?:    [^\n]*\n?)+)", text, re.MULTILINE)
     return {
@@ -35,9 +35,9 @@ def described(kind: Callable[..., Any]) -> dict[str, str]:
 
 
 def csv_table(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Return comma-separated values, quoted where they have to be (RFC 4180).
+    """Return comma-separated values, quoted where necessary (RFC 4180).
 
-    Rows hold text, numbers, of which floats get 8 significant digits, and None for an empty cell.
+    Cells are text, numbers, or None for an empty cell. Floats get 8 significant digits.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

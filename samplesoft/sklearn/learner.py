@@ -38,7 +38,7 @@ from samplesoft.training.linear_task import (
 from samplesoft.training.loop import Callback, Progress, fit
 from samplesoft.training.resolved import Resolved, half_of, num_draws, resolve
 from samplesoft.training.task import NUM_EXAMPLES
-from samplesoft.tuning.pilot import PILOT, choose, pilot_steps
+from samplesoft.tuning.pilot import PILOT, choose_settings, pilot_steps
 
 _MAX_CALIBRATION_EXAMPLES = 1000  # examples for calibration, at most
 _MAX_CALIBRATION_SCORES = 1 << 24  # scores of these examples, at most
@@ -329,7 +329,7 @@ def choose_automatically(
             guard=divergence_as_value_error,
         )
     batch_rows = learner.batches(rows, learner.epochs_begun, max(batch_size, NUM_EXAMPLES))[0]
-    choice = choose(
+    choice = choose_settings(
         learner.tune_inputs(examples.X[batch_rows], examples.labels[batch_rows]),
         masked_loss or classifier.loss,
         classifier.sampler,

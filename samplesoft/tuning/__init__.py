@@ -1,5 +1,6 @@
-"""Which sampler, and how many draws: measured on one's own vectors and machine.
+"""Choice of the sampler and the number of draws, by measurement on your vectors and machine.
 
-`measure` has bias, error and time of one setting; `report` the table, the front and the verdict;
-`tune` goes through all settings. `pilot` is what ``"auto"`` does in training and in the classifier.
+`measure` measures bias, error and time of one setting. `report` has the table, the Pareto front and
+the verdict. `tune` measures all settings. `pilot` resolves ``"auto"`` in training and in the
+classifier.
 """

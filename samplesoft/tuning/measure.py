@@ -1,4 +1,4 @@
-"""One setting: its exact bias, the error of its gradients, and the time of draws and steps."""
+"""Measurement of one setting: exact bias, error of the gradients, time of draws and of steps."""
 
 from __future__ import annotations
 
@@ -18,30 +18,31 @@ from samplesoft.optimizers import make_optimizer
 from samplesoft.samplers.base import Rows, Sampler
 from samplesoft.samplers.registry import SamplerInputs, make_sampler
 
-_CALLS = 5  # of which the quickest counts, after one that compiles
-_MOST_CALLS = 20
-_SECONDS_ENOUGH = 0.05  # seconds after which `_CALLS` calls are enough
-_MOST_SECONDS = 1.0  # seconds after which one call is enough
-_DRAWS = 8  # over which the error of a gradient is averaged
-NUMBERS = 4_000_000  # of logits in the examples of the bias
-# Examples of the bias: at first so many that hard contexts, a tenth of all, are hardly ever missed
-# (0.9^64 = 0.1%), and more where the mean is too near the limit to tell on which side it is.
-LEAST = 4
+_MIN_TIMED_CALLS = 5  # the fastest counts; a first call, which compiles, does not
+_MAX_TIMED_CALLS = 20
+_MIN_TIMED_SECONDS = 0.05  # after this time `_MIN_TIMED_CALLS` calls are enough
+_MAX_TIMED_SECONDS = 1.0  # after this time a single call is enough
+_NUM_GRADIENTS = 8  # number of gradients over which the error is averaged
+MAX_BIAS_LOGITS = 4_000_000  # number of logits in the examples of the bias
+# Examples of the bias: the first 64 almost never miss hard contexts that are a tenth of all
+# (0.9^64 = 0.1%); more are added if the mean is too close to the limit to decide.
+MIN_BIAS_EXAMPLES = 4
 _FIRST_EXAMPLES = 64
-MOST = 256
-_SURE_STDERRS = 2.0  # standard errors
-_LEARNING_RATE = 1e-9  # steps are to cost time and change nothing
-# Where sampling pays: numbers in class vectors that are copied to time more classes; how many
-# numbers of classes are timed; and logs of their ratios, and slopes, below which noise rules.
-_GROWTH = 8_000_000
-_TRIES = 4
-_NEAR = 0.1
-_FLAT = 0.5
+MAX_BIAS_EXAMPLES = 256
+_NUM_STDERRS = 2.0  # width of the margin around a mean bias
+_LEARNING_RATE = 1e-9  # timed steps must not change the vectors
+# Search for the crossover: largest number of entries in class vectors, which are copied to time
+# more classes; number of sizes that are timed; smallest log ratio of sizes, and smallest slope,
+# that timing noise does not dominate.
+_MAX_VECTOR_ENTRIES = 8_000_000
+_MAX_SECANT_STEPS = 4
+_MIN_LOG_SIZE_RATIO = 0.1
+_MIN_SLOPE = 0.5
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A sampler with a number of draws, and what was measured.
+    """A sampler with a number of draws, and its measurements.
 
     Attributes
     ----------
@@ -50,11 +51,11 @@ class Setting:
     shared : bool
         Whether a batch shares one set of draws.
     num_sampled : int or None
-        Draws m of an example, or of the batch.
+        Number of draws m for an example, or for the batch.
     bias : float
-        Exact L1 norm of the bias of the gradient in the logits, in the mean over the examples.
+        Exact L1 norm of the bias of the gradient in the logits, averaged over the examples.
     bias_stderr : float
-        Standard error of that mean, for other examples would have another; infinite for one.
+        Standard error of this average over the examples; infinite for a single example.
     error : float
         Root mean square error, bias and noise, of the gradient in h, relative to its size.
     draw_seconds, step_seconds : float
@@ -72,24 +73,24 @@ class Setting:
 
     @property
     def most_bias(self) -> float:
-        """What the bias hardly exceeds: the mean and two standard errors."""
-        return self.bias + _SURE_STDERRS * self.bias_stderr
+        """Mean bias plus two standard errors."""
+        return self.bias + _NUM_STDERRS * self.bias_stderr
 
     @property
     def title(self) -> str:
-        """The setting in words."""
+        """Description of the setting, for sentences."""
         if self.sampler is None:
             return "the full softmax"
-        whom = "shared by the batch" if self.shared else "for each example"
-        return f"{self.sampler}, {self.num_sampled:,} draws {whom}"
+        sharing = "shared by the batch" if self.shared else "for each example"
+        return f"{self.sampler}, {self.num_sampled:,} draws {sharing}"
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What a step works on: class vectors (n, d), contexts (B, d), labels (B,), and tau.
+    """The data of a step: class vectors (n, d), contexts (B, d), labels (B,), and tau.
 
-    Vectors that are `unit` have norm 1, and stay so. Where `masked`, draws for each example may
-    contain its label.
+    `unit` says that vectors have norm 1 and are kept so. `masked` says that draws for each example
+    may contain its label.
     """
 
     rows: Rows
@@ -98,35 +99,35 @@ class Workload:
     tau: float
     unit: bool
     masked: bool
-    logits: FloatArray  # (E, n): of the examples for which the bias is computed, or some of them
+    logits: FloatArray  # (E, n): logits of the examples for which the bias is computed
     examples: tuple[Rows, IntArray]  # their contexts and labels
-    largest_bias: float | None  # on which side of it a bias is should be clear
-    executor: Executor | None = None  # whose workers compute biases, while nothing is timed
+    largest_bias: float | None  # examples are added until a bias is clearly above or below this
+    executor: Executor | None = None  # computes biases, while nothing is timed
 
     def layer(
         self, name: str, sampler: Sampler | None, m: int | None, shared: bool
     ) -> SoftmaxLayer:
-        """Return a softmax layer with a loss by its name."""
+        """Return a softmax layer with the loss `name`."""
         loss = make_loss(name, tau=self.tau, normalize=self.unit, reduction="sum")
         return SoftmaxLayer(self.rows, loss, sampler, m, shared=None if sampler is None else shared)
 
 
 def full_setting(work: Workload) -> tuple[Setting, FloatArray]:
-    """Return the full softmax, and its gradient in h (B, d)."""
+    """Return the setting of the full softmax, and its gradient in h (B, d)."""
     layer = work.layer("full", None, None, False)
     gradient = _gradient(layer, work, 0)
     return Setting(None, False, None, 0.0, 0.0, 0.0, 0.0, _step_seconds(layer, work)), gradient
 
 
-def measured(
+def measure_sampler(
     name: str, sampler: Sampler, shared: bool, sizes: list[int], work: Workload, full: FloatArray
 ) -> Iterator[Setting]:
-    """Yield what a sampler costs and leaves with each number of draws m of `sizes`.
+    """Yield the measured setting of a sampler for each number of draws m in `sizes`.
 
     `full` is the gradient of the full softmax.
     """
     h, labels = work.examples
-    # draws that may hold the label of an example: hits have no weight there
+    # where draws may contain the label of an example, such hits are masked
     masks = shared or work.masked
     scheme, loss = ("masked", "sampled-masked") if masks else ("negatives", "sampled")
     exclude = None if masks else work.labels
@@ -139,16 +140,18 @@ def measured(
     for m in sizes:
         bias, bias_stderr = _mean_bias(work, q, m, scheme)
         layer = work.layer(loss, sampler, m, shared)
-        # bias and noise together, as a gradient of training has them
-        off = float(
-            np.mean([((_gradient(layer, work, k) - full) ** 2).sum() for k in range(_DRAWS)])
+        # mean square of bias and noise together, as in training
+        mean_square = float(
+            np.mean(
+                [((_gradient(layer, work, k) - full) ** 2).sum() for k in range(_NUM_GRADIENTS)]
+            )
         )
-        error = np.sqrt(off / size) if size > 0.0 else np.inf if off else 0.0
+        error = np.sqrt(mean_square / size) if size > 0.0 else np.inf if mean_square else 0.0
 
         def draw(seed: int, m: int = m) -> None:
             sampler.sample(work.h, m, exclude=exclude, shared=shared, rng=seed)
 
-        draw_seconds = _least_seconds(draw)
+        draw_seconds = _min_seconds(draw)
         step_seconds = _step_seconds(layer, work)
         yield Setting(name, shared, m, bias, bias_stderr, float(error), draw_seconds, step_seconds)
 
@@ -158,16 +161,21 @@ def _mean_bias(work: Workload, q: FloatArray, m: int, scheme: str) -> tuple[floa
     labels = work.examples[1]
     norms = np.empty(0)
     while True:
-        more = slice(len(norms), min(max(2 * len(norms), _FIRST_EXAMPLES), len(labels)))
-        proposal = q if len(q) == 1 else q[more]
+        next_examples = slice(len(norms), min(max(2 * len(norms), _FIRST_EXAMPLES), len(labels)))
+        proposal = q if len(q) == 1 else q[next_examples]
         exact = exact_bias(
-            work.logits[more], labels[more], proposal, m, scheme=scheme, executor=work.executor
+            work.logits[next_examples],
+            labels[next_examples],
+            proposal,
+            m,
+            scheme=scheme,
+            executor=work.executor,
         )
         norms = np.append(norms, np.abs(exact.bias).sum(axis=1))
         mean = float(norms.mean())
         stderr = float(norms.std(ddof=1) / np.sqrt(len(norms))) if len(norms) > 1 else np.inf
-        clear = work.largest_bias is None or abs(mean - work.largest_bias) > _SURE_STDERRS * stderr
-        if clear or len(norms) == len(labels):
+        decided = work.largest_bias is None or abs(mean - work.largest_bias) > _NUM_STDERRS * stderr
+        if decided or len(norms) == len(labels):
             return mean, stderr
 
 
@@ -185,51 +193,54 @@ def _step_seconds(layer: SoftmaxLayer, work: Workload) -> float:
         optimizer.step(layer.parameters, gradients)
         layer.update(getattr(gradients["class_embeddings"], "ids", None))
 
-    return _least_seconds(step)
+    return _min_seconds(step)
 
 
 def crossover(setting: Setting, full: Setting, work: Workload, inputs: SamplerInputs) -> int | None:
-    """Return from how many classes on a sampled step takes less time than a full one.
+    """Return the number of classes above which a sampled step is faster than a full one.
 
-    Steps of both are timed with some of the class vectors, or with copies of them; None where those
-    would have to be more than can be timed.
+    Steps of both are timed with a part of the class vectors, or with copies of them. None if the
+    crossover is beyond the number of classes that can be timed.
     """
     n, d = work.rows.shape
     m = setting.num_sampled or 1
     loss = "sampled-masked" if setting.shared or work.masked else "sampled"
-    # A full step takes time in proportion to the classes, and a constant; a sampled one nearly the
-    # same with any number. So the first guess is near, and a secant does the rest.
-    at = n
-    ahead = np.log(full.step_seconds / setting.step_seconds)
-    guess = at * np.exp(-ahead)
-    most = max(n, _GROWTH // d)
-    for _ in range(_TRIES):
-        size = round(float(np.clip(guess, m // 2 + 2, most)))
-        if abs(np.log(size / at)) < _NEAR:  # a slope between the two would be noise
+    # The time of a full step is a constant plus a multiple of the number of classes, and the time
+    # of a sampled step is nearly constant. So the first guess is close, and the secant method in
+    # log size converges fast.
+    last_size = n
+    log_time_ratio = np.log(full.step_seconds / setting.step_seconds)
+    guess = last_size * np.exp(-log_time_ratio)
+    max_size = max(n, _MAX_VECTOR_ENTRIES // d)
+    for _ in range(_MAX_SECANT_STEPS):
+        size = round(float(np.clip(guess, m // 2 + 2, max_size)))
+        if abs(np.log(size / last_size)) < _MIN_LOG_SIZE_RATIO:  # the slope would be noise
             break
         ids = np.arange(size) * n // size
-        part = replace(work, rows=work.rows[ids], labels=work.labels * size // n)
-        counts = None if inputs.counts is None else inputs.counts[ids] + 1.0  # not all 0
-        made_from = replace(inputs, class_embeddings=part.rows, counts=counts)
+        resized = replace(work, rows=work.rows[ids], labels=work.labels * size // n)
+        counts = None if inputs.counts is None else inputs.counts[ids] + 1.0  # never all 0
+        made_from = replace(inputs, class_embeddings=resized.rows, counts=counts)
         sampler = make_sampler(str(setting.sampler), made_from)
-        sampled = _step_seconds(part.layer(loss, sampler, m, setting.shared), part)
-        now = np.log(_step_seconds(part.layer("full", None, None, False), part) / sampled)
-        slope = (now - ahead) / np.log(size / at)
-        at = size
-        ahead = now
-        guess = size * np.exp(-now / max(slope, _FLAT))
-    return round(float(guess)) if guess <= most and ahead > -_FLAT else None
+        sampled = _step_seconds(resized.layer(loss, sampler, m, setting.shared), resized)
+        new_log_time_ratio = np.log(
+            _step_seconds(resized.layer("full", None, None, False), resized) / sampled
+        )
+        slope = (new_log_time_ratio - log_time_ratio) / np.log(size / last_size)
+        last_size = size
+        log_time_ratio = new_log_time_ratio
+        guess = size * np.exp(-new_log_time_ratio / max(slope, _MIN_SLOPE))
+    return round(float(guess)) if guess <= max_size and log_time_ratio > -_MIN_SLOPE else None
 
 
-def _least_seconds(function: Callable[[int], Any]) -> float:
-    """Return the least seconds of some calls, after one that does not count.
+def _min_seconds(function: Callable[[int], Any]) -> float:
+    """Return the shortest time of several calls, after one that does not count.
 
-    What else a machine does can only add to the time of a call.
+    The minimum is taken because other processes can only slow a call down.
     """
     times: list[float] = []
-    for k in range(_MOST_CALLS + 1):
+    for k in range(_MAX_TIMED_CALLS + 1):
         spent = sum(times[1:])
-        if spent > _SECONDS_ENOUGH and k > _CALLS or spent > _MOST_SECONDS:
+        if spent > _MIN_TIMED_SECONDS and k > _MIN_TIMED_CALLS or spent > _MAX_TIMED_SECONDS:
             break
         start = perf_counter()
         function(k)

@@ -1,8 +1,8 @@
-"""What ``"auto"`` stands for: a pilot is trained for some steps, and `tune` looks at its vectors.
+"""The option ``"auto"``: a pilot model is trained for some steps, and `tune` measures its vectors.
 
-Vectors at random say little of the bias, so that the pilot, a model of its own that is thrown away,
-learns for a while with draws that cost little. The run then starts from scratch with what was
-chosen, as if the user had named it.
+The bias for random vectors says little about the bias in training. So a pilot, a separate model
+that is discarded, is trained for a while with cheap draws. The run then starts from scratch with
+the chosen settings, as if the user had given them.
 
 The limits below are measured in docs/benchmarks.md, section "What ``"auto"`` chooses".
 """
@@ -22,13 +22,13 @@ PILOT: dict[str, Any] = {
     "num_sampled": 100,
     "shared": True,
 }
-LOSSES_OF_AUTO = ("sampled", "sampled-masked")  # whose bias `tune` measures
+LOSSES_OF_AUTO = ("sampled", "sampled-masked")  # losses whose bias `tune` measures
 CANDIDATES = ("unigram", "clusters")
-DRAWS = (100, 300, 1000)  # fewer leave more noise than training bears
-LARGEST_BIAS = 0.02  # it grows while a model learns, by more than twice after a pilot
-_LEAST_STEPS = 100  # steps
-_MOST_STEPS = 1000  # steps
-_STEPS_PER_PILOT_STEP = 10  # one step of so many of the run
+DRAWS = (100, 300, 1000)  # fewer draws are too noisy for training
+LARGEST_BIAS = 0.02  # small, because the bias more than doubles in training after the pilot
+_MIN_PILOT_STEPS = 100
+_MAX_PILOT_STEPS = 1000
+_RUN_STEPS_PER_PILOT_STEP = 10
 
 
 def is_auto(*values: Any) -> bool:
@@ -37,7 +37,7 @@ def is_auto(*values: Any) -> bool:
 
 
 def check_auto(sampler: Any, loss: str | None) -> None:
-    """Raise ValueError where nothing can be chosen for a loss, or with a sampler that is named."""
+    """Raise ValueError if "auto" does not support the loss, or the given sampler."""
     if loss is not None and loss not in LOSSES_OF_AUTO:
         raise ValueError(
             f"`sampler` and `num_sampled` must not be 'auto' with loss={loss!r}, whose bias is not "
@@ -51,19 +51,22 @@ def check_auto(sampler: Any, loss: str | None) -> None:
 
 
 def pilot_steps(total: int) -> int:
-    """Return how many steps a pilot takes before a run of `total` steps."""
-    return min(total, max(_LEAST_STEPS, min(total // _STEPS_PER_PILOT_STEP, _MOST_STEPS)))
+    """Return the number of pilot steps before a run of `total` steps."""
+    return min(
+        total, max(_MIN_PILOT_STEPS, min(total // _RUN_STEPS_PER_PILOT_STEP, _MAX_PILOT_STEPS))
+    )
 
 
-def choose(
+def choose_settings(
     inputs: dict[str, Any], loss: str, sampler: Any, num_sampled: Any, **options: Any
 ) -> dict[str, Any]:
-    """Choose the quickest settings whose bias is small, by `samplesoft.tune`.
+    """Return the fastest settings with a small bias, by `samplesoft.tune`.
 
-    They are ``loss``, ``sampler``, ``num_sampled`` and ``shared`` of a softmax layer, and come with
-    the ``verdict``: why, in a sentence or two. `inputs` and `options` are arguments of `tune`:
-    class vectors, contexts and labels of a pilot. What is not ``"auto"`` is kept, unless the full
-    softmax is the quickest. One set of draws for a batch takes the masked form of the loss.
+    The result has the keys ``loss``, ``sampler``, ``num_sampled`` and ``shared`` of a softmax
+    layer, and ``verdict``, the reason in one or two sentences. `inputs` (class vectors, contexts
+    and labels of a pilot) and `options` are arguments of `tune`. Arguments that are not ``"auto"``
+    are kept, unless the full softmax is the fastest. If a batch shares its draws, the loss is the
+    masked form.
     """
     masked = LOSSES[loss].masked or loss
     n = len(inputs["class_embeddings"])

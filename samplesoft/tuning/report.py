@@ -1,4 +1,4 @@
-"""What `tune` found: the table, the front, and the setting to take."""
+"""The report of `tune`: the table, the Pareto front, and the best setting."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_LEAST_BIAS = 1e-6  # drawn for settings without any
+_MIN_DRAWN_BIAS = 1e-6  # settings with smaller biases are not drawn
 
 
 @dataclass(frozen=True)
 class TuneReport(Report):
-    """Settings by their time, and the best of them.
+    """The measured settings and the best of them.
 
     Attributes
     ----------
     settings : tuple of Setting
-        All that were measured, by the time of a step.
+        All measured settings, sorted by the time of a step.
     best : Setting
-        The quickest whose bias, and two standard errors above it, are at most `largest_bias`; or
-        where `seconds` are given, that with the least error among those whose step takes no longer.
+        The fastest setting whose bias plus two standard errors is at most `largest_bias`. With
+        `seconds`, the setting with the smallest error among those whose step takes no longer.
     largest_bias, seconds : float or None
-        As given to `tune`.
+        Arguments of `tune`.
     num_classes, dim, batch : int
         Number of classes, dimension of the vectors, and examples in a step.
     left_out : dict of str to str
-        Samplers that were not measured, and why.
+        Samplers that were not measured, and the reasons.
     crossover : int or None
-        Number of classes from which on a step of `contender` takes less time than one of the full
-        softmax on this machine; None where no draws are allowed, it was not measured, or needs
-        too many classes.
+        Number of classes above which a step of `contender` is faster than a step of the full
+        softmax on this machine. None without a `contender`, if it was not measured, or if it is
+        beyond the number of classes that can be timed.
     """
 
     _title = "Which sampler, and how many draws"
@@ -63,23 +63,23 @@ class TuneReport(Report):
 
     @property
     def front(self) -> tuple[Setting, ...]:
-        """Settings that no other beats in both bias and time, the quickest first."""
-        found: list[Setting] = []  # settings come by their time, so only the bias is compared
-        for one in self.settings:
-            if not found or one.bias < found[-1].bias:
-                found.append(one)
-        return tuple(found)
+        """The Pareto front of bias and time, the fastest setting first."""
+        front: list[Setting] = []  # settings are sorted by time, so that only the bias is compared
+        for setting in self.settings:
+            if not front or setting.bias < front[-1].bias:
+                front.append(setting)
+        return tuple(front)
 
     @property
     def contender(self) -> Setting | None:
-        """The best setting with draws of those that are allowed; None if there is none."""
+        """The best sampled setting with an allowed bias; None if there is none."""
         limit = inf if self.largest_bias is None else self.largest_bias
         sampled = [one for one in self.settings if one.sampler and one.most_bias <= limit]
         return self.best if self.best in sampled else next(iter(sampled), None)
 
     @property
     def where_it_pays(self) -> str:
-        """From how many classes on sampling pays, in a sentence; empty if that was not measured."""
+        """A sentence on the number of classes above which sampling pays; empty if not measured."""
         if self.contender is None and self.largest_bias is not None:
             return (
                 f"No draws that were measured have a bias of at most {self.largest_bias:g}, so "
@@ -94,7 +94,7 @@ class TuneReport(Report):
 
     @property
     def verdict(self) -> str:
-        """What to take, and why, in a sentence or two."""
+        """The recommended setting, and the reason, in one or two sentences."""
         best = self.best
         full = self.full
         if self.seconds is None:
@@ -160,7 +160,7 @@ class TuneReport(Report):
 
     def _figure(self) -> Figure:
         figure, axes = titled_figure(self.verdict, (8.2, 4.8))
-        named = [s for s in self.settings if s.sampler is not None and s.bias > _LEAST_BIAS]
+        named = [s for s in self.settings if s.sampler is not None and s.bias > _MIN_DRAWN_BIAS]
         names = list(dict.fromkeys(str(s.sampler) for s in named))
         for (k, name), shared in product(enumerate(names), (False, True)):
             points = [s for s in named if (s.sampler, s.shared) == (name, shared)]
@@ -175,12 +175,12 @@ class TuneReport(Report):
                     linewidth=1.0,
                     label=f"{name}, shared" if shared else name,
                 )
-        # what is right of this line is slower than the full softmax, which has no bias
+        # settings to the right of this line are slower than the full softmax
         at = 1e3 * self.full.step_seconds
         above = axes.get_xaxis_transform()
         axes.axvline(at, color="black", linewidth=1.2)
         axes.text(at, 1.01, "full softmax", fontsize=8.5, ha="center", transform=above)
-        if self.best in named:  # a circle around what is to be taken
+        if self.best in named:  # a circle around the best setting
             at = 1e3 * self.best.step_seconds
             axes.plot([at], [self.best.bias], "ko", markersize=13, fillstyle="none")
         if self.largest_bias is not None and self.seconds is None:

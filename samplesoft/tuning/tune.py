@@ -1,4 +1,4 @@
-"""`tune`: which sampler, and how many draws."""
+"""`tune`: the choice of a sampler and of the number of draws, by measurement."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from samplesoft._validation import (
 )
 from samplesoft.samplers.registry import SAMPLERS, SamplerInputs, SamplerSpec, make_sampler
 from samplesoft.tuning.measure import (
-    LEAST,
-    MOST,
-    NUMBERS,
+    MAX_BIAS_EXAMPLES,
+    MAX_BIAS_LOGITS,
+    MIN_BIAS_EXAMPLES,
     Setting,
     Workload,
     crossover,
     full_setting,
-    measured,
+    measure_sampler,
 )
 from samplesoft.tuning.report import TuneReport
 
@@ -60,64 +60,64 @@ def tune(
     rng: int | np.random.Generator | None = 0,
     executor: Executor | None = None,
 ) -> TuneReport:
-    """Find the sampler and the number of draws to take, by measurement on this machine.
+    """Find the best sampler and number of draws, by measurement on this machine.
 
-    Each sampler is measured with each number of draws, for each example and shared by the batch:
-    the exact bias of its gradients, their error, and the time of a step.
+    Each sampler is measured with each number of draws, separate for each example and shared by the
+    batch: the exact bias of its gradients, their error, and the time of a step.
 
     Parameters
     ----------
     class_embeddings : array_like, shape (n, d)
-        Class vectors of a model that has learned something: of random ones the bias says little.
-        float32 or float64, as in training.
+        Class vectors of a trained model: the bias for random vectors says little. float32 or
+        float64, as in training.
     h : array_like, shape (N, d)
         Contexts of typical examples.
     labels : array_like of int, shape (N,)
         Their labels.
     counts : array_like, shape (n,), optional
-        How often each class occurs, which ``"unigram"`` needs.
+        Number of occurrences of each class, for ``"unigram"``.
     tau : float, optional
-        Inverse temperature of the logits ``tau h . c``; by default 10 where all vectors have norm
+        Inverse temperature of the logits ``tau h . c``. The default is 10 if all vectors have norm
         1, else 1.
     samplers : iterable of str
-        Keys of `samplesoft.samplers.SAMPLERS`. Those that the input has no data for are left out,
-        and named with the reason.
+        Keys of `samplesoft.samplers.SAMPLERS`. Samplers that need missing data are left out, and
+        reported with the reason.
     num_sampled : iterable of int
-        Numbers of draws m. One set for a batch is measured with these too.
+        Numbers of draws m, for an example, or shared by a batch.
     shared : bool, optional
-        Measure one set of draws for a batch only, or draws for each example only.
+        True: only draws shared by a batch. False: only separate draws. By default both.
     masked : bool
-        Let draws for each example contain its label, which has no weight then, as in
-        ``"sampled-masked"``; else they exclude it. The masked form is that of several labels.
+        Whether draws for each example may contain its label, with weight 0, as in
+        ``"sampled-masked"``; otherwise they exclude it. Several labels need the masked form.
     nu, num_features : float, int
-        Of samplers; see `samplesoft.samplers.SamplerInputs`.
+        Parameters of samplers; see `samplesoft.samplers.SamplerInputs`.
     batch : int, optional
-        Examples in a step; by default as many as there are contexts, which are taken again where
-        they are fewer.
+        Number of examples in a step. The default is the number of contexts; if there are fewer
+        contexts, they are repeated.
     thorough : bool
-        Measure every number of draws, and from how many classes on sampling pays. If False, draws
-        are tried in ascending order, and those that cannot be the quickest within `largest_bias`
-        are left out.
+        Measure every number of draws, and the number of classes above which sampling pays. If
+        False, numbers of draws are tried in increasing order, and those that cannot be the fastest
+        within `largest_bias` are skipped.
     largest_bias : float
-        L1 norm of the bias of the gradient in the logits, of at most 2, that is allowed in the
-        mean over contexts. A setting is taken where two standard errors above its mean are too.
+        Largest L1 norm of the bias of the gradient in the logits (at most 2), averaged over the
+        contexts. The average plus two standard errors must not exceed it.
     seconds : float, optional
-        Time of a step that is allowed. If given, the setting with the least error within it is
-        taken, and `largest_bias` has no effect.
+        Time limit of a step. If given, the setting with the smallest error within it is chosen, and
+        `largest_bias` has no effect.
     progress : bool
         Show progress on stderr: a bar if that is a terminal, else lines.
     rng : int, numpy.random.Generator or None
-        Seed of samplers and draws. Times differ from run to run, and with them the choice may.
+        Seed of samplers and draws. The choice may still vary from run to run, because times do.
     executor : concurrent.futures.Executor, optional
-        Whose workers share the examples out, each on one thread: pools of threads or processes, or
-        ``client.get_executor(pure=False)`` of Dask. Biases have the same bits as without;
-        times are of this process, while the workers wait.
+        Computes the examples on its workers, each on one thread: a pool of threads or processes, or
+        ``client.get_executor(pure=False)`` of Dask. Biases have the same bits as without it. Times
+        are measured in this process, while the workers are idle.
 
     Returns
     -------
     TuneReport
-        All settings, the front of bias against time, and the best one, with the reason; and from
-        how many classes on sampling pays.
+        All settings, the Pareto front of bias and time, the best setting with the reason, and the
+        number of classes above which sampling pays.
 
     Raises
     ------
@@ -143,37 +143,39 @@ def tune(
     ids = as_labels("labels", labels, len(rows), (len(contexts),))
     unit = have_unit_norm(rows, contexts)
     tau = as_tau(tau, unit)
-    names = [as_choice("samplers", name, SAMPLERS) for name in _several("samplers", samplers)]
-    sizes = [as_count("num_sampled", m) for m in _several("num_sampled", num_sampled)]
+    names = [
+        as_choice("samplers", name, SAMPLERS) for name in _as_nonempty_list("samplers", samplers)
+    ]
+    sizes = [as_count("num_sampled", m) for m in _as_nonempty_list("num_sampled", num_sampled)]
     if len(rows) < 2:
         raise ValueError("`class_embeddings` must hold at least 2 classes, got 1.")
     size = len(contexts) if batch is None else as_count("batch", batch)
     limit = None if seconds is None else as_positive("seconds", seconds)
     largest_bias = as_positive("largest_bias", largest_bias)
-    ways = (False, True) if shared is None else (as_flag("shared", shared),)
+    sharing_modes = (False, True) if shared is None else (as_flag("shared", shared),)
     if not as_flag("thorough", thorough):
         if limit is not None:
             raise ValueError(
                 "`thorough` must be True with `seconds`, within which more draws may have the "
                 "least error, got False; leave one of them out."
             )
-        sizes.sort()  # few draws are quick: what follows need not be measured if it is slower
-        ways = ways[::-1]  # what is quick comes first, and spares what is slow
+        sizes.sort()  # more draws are slower, and can be skipped once they are too slow
+        sharing_modes = sharing_modes[::-1]  # the faster mode first
     key = as_key(rng)
     workers = as_executor(executor)
-    # a sample of contexts for the bias; others, with repetition, make the batch that is timed
+    # a sample of contexts for the bias, and a sample with repetition as the batch that is timed
     order = np.random.default_rng(int(key)).permutation(len(contexts))
-    most = min(max(NUMBERS // len(rows), LEAST), MOST)
-    some = order[:most]
-    chosen = np.resize(order, size)
-    examples = contexts[some], ids[some]
-    logits = tau * contexts[some].astype(np.float64) @ rows.T.astype(np.float64)
+    num_bias_examples = min(max(MAX_BIAS_LOGITS // len(rows), MIN_BIAS_EXAMPLES), MAX_BIAS_EXAMPLES)
+    bias_examples = order[:num_bias_examples]
+    batch_examples = np.resize(order, size)
+    examples = contexts[bias_examples], ids[bias_examples]
+    logits = tau * contexts[bias_examples].astype(np.float64) @ rows.T.astype(np.float64)
     bias = largest_bias if limit is None else None
     masked = as_flag("masked", masked)
     work = Workload(
         rows=rows,
-        h=contexts[chosen],
-        labels=ids[chosen],
+        h=contexts[batch_examples],
+        labels=ids[batch_examples],
         tau=tau,
         unit=unit,
         masked=masked,
@@ -186,38 +188,40 @@ def tune(
     inputs = SamplerInputs(rows, counts, tau=tau, **features, rng=int(key), h=contexts)
     full, gradient = full_setting(work)
     settings: list[Setting] = [full]
-    reasons = {name: _why_not(SAMPLERS[name], inputs, unit) for name in names}
+    reasons = {name: _reason_to_leave_out(SAMPLERS[name], inputs, unit) for name in names}
     left_out = {name: why for name, why in reasons.items() if why}
-    todo = [name for name in names if name not in left_out]
-    total = len(ways) * len(todo) * len(sizes)
+    remaining = [name for name in names if name not in left_out]
+    total = len(sharing_modes) * len(remaining) * len(sizes)
     shown = as_flag("progress", progress)
     with progress_bar(shown, total=total, unit="setting", desc="tune") as bar:
-        for name in todo:  # one sampler serves all its settings: making one may take longest
+        for name in remaining:  # one sampler for all its settings: construction may be expensive
             sampler = make_sampler(name, inputs)
-            for way in ways:
-                for setting in measured(name, sampler, way, sizes, work, gradient):
+            for is_shared in sharing_modes:
+                for setting in measure_sampler(name, sampler, is_shared, sizes, work, gradient):
                     bar.set_postfix(sampler=name, m=setting.num_sampled)
                     bar.update()
                     settings.append(setting)
-                    if not thorough and _is_last(setting, settings, largest_bias):
+                    if not thorough and _more_draws_are_useless(setting, settings, largest_bias):
                         break
     settings.sort(key=lambda one: one.step_seconds)
-    best = take(settings, largest_bias, limit)
-    found = TuneReport(tuple(settings), best, bias, limit, len(rows), rows.shape[1], size, left_out)
-    if not thorough or found.contender is None:
-        return found
-    return replace(found, crossover=crossover(found.contender, full, work, inputs))
+    best = pick_setting(settings, largest_bias, limit)
+    report = TuneReport(
+        tuple(settings), best, bias, limit, len(rows), rows.shape[1], size, left_out
+    )
+    if not thorough or report.contender is None:
+        return report
+    return replace(report, crossover=crossover(report.contender, full, work, inputs))
 
 
-def _is_last(setting: Setting, settings: list[Setting], largest_bias: float) -> bool:
-    """Return whether more draws of a sampler cannot be the quickest with a bias that is allowed."""
+def _more_draws_are_useless(setting: Setting, settings: list[Setting], largest_bias: float) -> bool:
+    """Whether more draws of a sampler cannot be the fastest setting with an allowed bias."""
     return setting.step_seconds >= min(
         one.step_seconds for one in settings if one.most_bias <= largest_bias
     )
 
 
-def take(settings: list[Setting], largest_bias: float, seconds: float | None) -> Setting:
-    """Return the setting to take, of those sorted by their time."""
+def pick_setting(settings: list[Setting], largest_bias: float, seconds: float | None) -> Setting:
+    """Return the best of `settings`, which are sorted by time."""
     if seconds is None:
         return next(one for one in settings if one.most_bias <= largest_bias)
     within = [one for one in settings if one.step_seconds <= seconds]
@@ -229,19 +233,19 @@ def take(settings: list[Setting], largest_bias: float, seconds: float | None) ->
     return min(within, key=lambda one: one.error)
 
 
-def _several(name: str, values: Any) -> list[Any]:
-    """Return values of an argument that takes several, each once."""
+def _as_nonempty_list(name: str, values: Any) -> list[Any]:
+    """Return the distinct values of an iterable argument, which must not be empty."""
     try:
-        found = None if isinstance(values, str) else list(dict.fromkeys(values))
+        distinct = None if isinstance(values, str) else list(dict.fromkeys(values))
     except TypeError:
-        found = None
-    if not found:
+        distinct = None
+    if not distinct:
         raise ValueError(f"`{name}` must be a list of at least one, got {values!r}; write [...].")
-    return found
+    return distinct
 
 
-def _why_not(spec: SamplerSpec, inputs: SamplerInputs, unit: bool) -> str:
-    """Return why a sampler cannot be measured; empty if it can."""
+def _reason_to_leave_out(spec: SamplerSpec, inputs: SamplerInputs, unit: bool) -> str:
+    """Return the reason why a sampler cannot be measured; empty if it can."""
     if not spec.every_class:
         return "draws among candidates that are others in each step"
     return spec.lacks(inputs, unit)

@@ -1,7 +1,7 @@
-"""The bias of each example beside its bounds: in the logits, in h, and in the class vectors.
+"""The bias of each example compared with its bounds: in the logits, in h, and in class vectors.
 
-What is computed of P coordinates of a gradient has the shape (B, P); figures that sum them up are
-arrays (B,) under the names of the fields of `VerificationRow`, which are their means or totals.
+Arrays over P coordinates of a gradient have the shape (B, P). Their summaries are arrays (B,), by
+the field names of `VerificationRow`; a row holds their means or totals over the examples.
 """
 
 from __future__ import annotations
@@ -17,58 +17,57 @@ from samplesoft.bias.inputs import Inputs
 from samplesoft.bias.theorems import Theorem1Bounds, Theorem1Terms, theorem1_terms_of, widened
 
 BLOCKS = ("logits", "h", "class_embeddings")
-# A coordinate counts as outside a bound if it is so by more than rounding explains, and by more
-# than this fraction of M / m, far below violations that matter.
-_ABSOLUTE = 1e-14
-# how figures of some coordinates become those of all, where they are not added up
-_JOINED = {
+# A coordinate counts as outside a bound if it exceeds the bound by more than rounding and more than
+# this fraction of M / m, which is far below relevant violations.
+_SLACK_FRACTION = 1e-14
+# how values of several blocks of coordinates are combined; the others are added
+_REDUCTIONS = {
     **dict.fromkeys(("max_bias", "finite_min_max", "finite_max_max"), np.maximum),
     **dict.fromkeys(("resolved", "printed_max", "corrected_max"), np.maximum),
     "sign_condition": np.minimum,
 }
 
 Ends = tuple[FloatArray, FloatArray]  # lower and upper bounds
-Figures = dict[str, Any]  # of arrays (B,)
+RowValues = dict[str, Any]  # arrays (B,) by field name of `VerificationRow`
 
 
-class Theory(NamedTuple):
-    """What Theorem 1 says of a batch, as printed and corrected, and the limit for many draws."""
+class TheoryTerms(NamedTuple):
+    """The terms of Theorem 1 for a batch, printed and corrected, and the limit for many draws."""
 
     terms: Theorem1Terms
     g: FloatArray  # (B, P): sum_j p_j d o_j over the negatives
-    limit: FloatArray  # (B, P): of m times the bias
+    limit: FloatArray  # (B, P): limit of m times the bias
 
-    def of_h(self, jacobian: FloatArray) -> Theory:
-        """Go from the logits to P parameters, with the Jacobian (n, P)."""
+    def of_h(self, jacobian: FloatArray) -> TheoryTerms:
+        """Return the terms with respect to P parameters, given the Jacobian (n, P)."""
         return self._replace(g=self.g @ jacobian, limit=self.limit @ jacobian)
 
 
-def theory_of(inputs: Inputs) -> Theory:
-    """Return the theory of a batch with regard to its logits, for any number of draws."""
+def theory_terms(inputs: Inputs) -> TheoryTerms:
+    """Return the terms of a batch with respect to its logits; the number of draws is ignored."""
     terms = theorem1_terms_of(inputs)
-    return Theory(terms, terms.negative_probs, asymptotic_bias_of(inputs))
+    return TheoryTerms(terms, terms.negative_probs, asymptotic_bias_of(inputs))
 
 
-def figures_of(
+def row_values(
     bias: FloatArray,
     error: FloatArray,
-    theory: Theory | None,
+    theory: TheoryTerms | None,
     ends: Ends | None,
     m: int,
     scale: float | FloatArray,
-) -> Figures:
-    """Put the bias (B, P) beside its bounds in the same P parameters, and sum up each example.
+) -> RowValues:
+    """Compare the bias (B, P) with its bounds in the same P parameters, and summarise each example.
 
-    `error` (B,) is the numerical error of the bias in the logits, in the L1 norm; `scale`, for all
-    or (B,), is M, the largest derivative of a logit. Figures that the scheme does not have are
-    left out.
+    `error` (B,) is the numerical L1 error of the bias in the logits. `scale`, a scalar or (B,), is
+    M, the largest derivative of a logit. Values that the scheme does not have are omitted.
     """
-    # the bias in a parameter is off by at most M times that in the logits, in the L1 norm
-    allowed = (error + (0.0 if ends is None else _ABSOLUTE / m)) * scale
+    # the error in a parameter is at most M times the L1 error in the logits
+    allowed = (error + (0.0 if ends is None else _SLACK_FRACTION / m)) * scale
     slack = allowed[:, None]
     size = np.abs(bias)
     l1 = size.sum(axis=1)
-    figures: Figures = {
+    values: RowValues = {
         "num_coordinates": np.full(len(size), size.shape[1]),
         "max_bias": size.max(axis=1),
         "l1_bias": l1,
@@ -81,10 +80,10 @@ def figures_of(
     if ends is not None:
         lower, upper = ends
         largest = np.maximum(-lower, upper)
-        figures |= {
+        values |= {
             "finite_outside": num_outside(lower, upper),
             "finite_tightness": (upper - lower).sum(axis=1),
-            # an interval that holds 0 says nothing of how large its bias is at least
+            # an interval that contains 0 gives no lower bound on |bias|
             "finite_min_max": np.maximum(np.maximum(lower.max(axis=1), -upper.min(axis=1)), 0.0),
             "finite_max_max": largest.max(axis=1),
             "finite_max_l1": largest.sum(axis=1),
@@ -97,7 +96,7 @@ def figures_of(
         low, high = widened(printed, slack)
         outside = (bias < low) | (bias > high)
         limit = theory.limit / m
-        figures |= {
+        values |= {
             "printed_max": np.maximum(np.abs(printed.lower), np.abs(printed.upper)).max(axis=1),
             "outside_printed": outside.sum(axis=1),
             "outside_printed_limit": ((limit < low) | (limit > high)).sum(axis=1),
@@ -106,38 +105,40 @@ def figures_of(
             "corrected_max": np.asarray(terms.reaches(scale, m)[0]),
             "corrected_outside": num_outside(*terms.corrected_bounds(g, scale, m)),
         }
-    return figures
+    return values
 
 
-def class_vector_figures(
+def class_vector_row_values(
     bias: FloatArray,
     error: FloatArray,
-    theory: Theory | None,
+    theory: TheoryTerms | None,
     ends: Ends | None,
     m: int,
     scaled_h: FloatArray,
-) -> Figures:
-    """Return the figures of all class vectors, without their n * d coordinates at once.
+) -> RowValues:
+    """Return `row_values` for all class vectors, without an array of all n * d coordinates.
 
-    Coordinate k of class vector i has the bias ``bias_i * scaled_h_k``, where `scaled_h`, (B, d),
-    is ``tau * h``, the derivatives of a logit in its class vector. All else is as for the logits in
-    `figures_of`.
+    Coordinate k of class vector i has the bias ``bias_i * scaled_h_k``, where `scaled_h` (B, d) is
+    ``tau * h``, the derivatives of a logit with respect to its class vector. The other arguments
+    are those of `row_values` for the logits.
     """
     largest = np.abs(scaled_h).max(axis=1)
-    figures: Figures = {}
+    values: RowValues = {}
 
-    def of_coordinate(coordinate: FloatArray) -> Figures:
-        """Return the figures of n coordinates, as many as there are logits, for a column (B, 1)."""
-        between = ends and (ends[0] * coordinate, ends[1] * coordinate)
-        if between:  # a factor below 0 makes the lower end the upper one
-            between = np.minimum(*between), np.maximum(*between)
-        here = theory and theory._replace(g=theory.g * coordinate, limit=theory.limit * coordinate)
-        return figures_of(bias * coordinate, error, here, between, m, largest)
+    def of_coordinate(coordinate: FloatArray) -> RowValues:
+        """Return the values of the n coordinates k of all class vectors; `coordinate` is (B, 1)."""
+        scaled_ends = ends and (ends[0] * coordinate, ends[1] * coordinate)
+        if scaled_ends:  # a negative factor swaps the lower and the upper end
+            scaled_ends = np.minimum(*scaled_ends), np.maximum(*scaled_ends)
+        scaled_theory = theory and theory._replace(
+            g=theory.g * coordinate, limit=theory.limit * coordinate
+        )
+        return row_values(bias * coordinate, error, scaled_theory, scaled_ends, m, largest)
 
-    # the same numbers for any number of threads: they are joined in order
-    for some in thread_map(of_coordinate, scaled_h.T[:, :, None]):
-        figures = {
-            name: _JOINED.get(name, np.add)(figures[name], value) if name in figures else value
-            for name, value in some.items()
+    # combined in order, so that the bits do not depend on the number of threads
+    for coordinate_values in thread_map(of_coordinate, scaled_h.T[:, :, None]):
+        values = {
+            name: _REDUCTIONS.get(name, np.add)(values[name], value) if name in values else value
+            for name, value in coordinate_values.items()
         }
-    return figures
+    return values

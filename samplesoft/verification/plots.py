@@ -1,4 +1,4 @@
-"""The figure of a verification report; Matplotlib is loaded when one is drawn."""
+"""The plot of a verification report; Matplotlib is imported when one is drawn."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from samplesoft.verification.row import VerificationRow
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_EXACT, _PRINTED = COLOURS[:2]
-_TRIALS = "#000000"
-_BAND = "#A6CEE3"
-_COLUMNS = 3
-_NO_BIAS = 1e-13  # below, a bias is rounding
-_QUANTILE = 1.96  # of 95% of a normal distribution
+_EXACT_COLOUR, _PRINTED_COLOUR = COLOURS[:2]
+_TRIALS_COLOUR = "#000000"
+_BOUNDS_COLOUR = "#A6CEE3"
+_MAX_COLUMNS = 3
+_MIN_BIAS = 1e-13  # smaller biases are rounding
+_QUANTILE_OF_95 = 1.96  # half width of the 95% interval of a normal distribution
 
 Style = dict[str, Any]
-_LINE_OF_EXACT: Style = {"color": _EXACT, "linewidth": 2.0, "marker": "s", "markersize": 4}
-_LINE_OF_PRINTED: Style = {"color": _PRINTED, "linestyle": "--", "linewidth": 1.6}
-_DOTS: Style = {"color": _TRIALS, "linestyle": "none", "markersize": 4}
+_LINE_OF_EXACT: Style = {"color": _EXACT_COLOUR, "linewidth": 2.0, "marker": "s", "markersize": 4}
+_LINE_OF_PRINTED: Style = {"color": _PRINTED_COLOUR, "linestyle": "--", "linewidth": 1.6}
+_DOTS: Style = {"color": _TRIALS_COLOUR, "linestyle": "none", "markersize": 4}
 
 
 def draw_rows(
     rows: Sequence[VerificationRow], *, trials: str, has_theorem: bool, has_bounds: bool
 ) -> Figure:
-    """Draw the largest bias against m, a panel for each sampler.
+    """Draw the largest bias against m, one panel for each sampler.
 
     Parameters
     ----------
     rows : sequence of VerificationRow
-        The rows of a report, of which those of its first block of parameters are shown.
+        The rows of a report; those of the first block of parameters are shown.
     trials : str
-        How many trials a point of Monte Carlo is made of, for the legend.
+        Number of trials of a Monte Carlo point, for the legend.
     has_theorem, has_bounds : bool
-        Whether rows tell of Theorem 1, and of the finite-m bounds.
+        Whether rows have values for Theorem 1, and for the finite-m bounds.
 
     Returns
     -------
@@ -50,7 +50,7 @@ def draw_rows(
 
     shown = [row for row in rows if row.wrt == rows[0].wrt]
     names = list(dict.fromkeys(row.sampler for row in shown))
-    columns = min(_COLUMNS, len(names))
+    columns = min(_MAX_COLUMNS, len(names))
     lines = -(-len(names) // columns)
     size = max(3.7 * columns, 8.5), 2.7 * lines + 1.3
     figure = Figure(figsize=size, layout="constrained")
@@ -58,18 +58,18 @@ def draw_rows(
     title = f"Largest |bias| of the gradient in the {shown[0].wrt} ({unit}) against the number of"
     figure.suptitle(f"{title} draws m", fontsize=11, fontweight="bold", wrap=True)
     axes = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True).ravel()
-    seen = [row.max_bias for row in shown if row.max_bias > _NO_BIAS]
-    floor = min(seen, default=_NO_BIAS) / 8.0
+    seen = [row.max_bias for row in shown if row.max_bias > _MIN_BIAS]
+    floor = min(seen, default=_MIN_BIAS) / 8.0
     ceiling = 4.0 * max([*seen, *(row.printed_max or 0.0 for row in shown), 8.0 * floor])
     for k, (axis, name) in enumerate(zip(axes, names, strict=False)):
         axis.grid(True, color="0.9", linewidth=0.6)
         axis.set_axisbelow(True)
         axis.tick_params(labelsize=8)
-        if k + columns >= len(names):  # nothing is below it
+        if k + columns >= len(names):  # the lowest panel of its column
             axis.tick_params(labelbottom=True)
             axis.set_xlabel("m (draws)", fontsize=9)
         curve = [row for row in shown if row.sampler == name]
-        # the largest values alone look as if the printed theorem held; it most often fails in h
+        # the largest values do not show violations of the printed theorem, which are mostly in h
         outside = sum(row.outside_printed or 0 for row in rows if row.sampler == name)
         fails = f": Theorem 1 fails in {outside:,} coordinates" if outside else ""
         axis.set_title(f"{name}{fails}", fontsize=9)
@@ -85,31 +85,31 @@ def _draw_curve(axis: Any, curve: list[VerificationRow], floor: float) -> None:
     """Draw one sampler: the exact bias, its bounds, and Monte Carlo."""
     m = _column(curve, "num_sampled")
     axis.set_xlim(m.min() / 1.6, m.max() * 1.6)
-    if len(m) <= 6:  # their labels have room
+    if len(m) <= 6:  # more labels would overlap
         axis.set_xticks(m, [f"{row.num_sampled:,}" for row in curve])
         axis.set_xticks([], minor=True)
     if curve[0].finite_max_max is not None:
         low = np.maximum(_column(curve, "finite_min_max"), floor / 10.0)
         high = _column(curve, "finite_max_max")
-        # an area needs two points, a bar does not: a report of one m shows every mark too
-        axis.vlines(m, low, high, color=_BAND, linewidth=8)
-        axis.fill_between(m, low, high, color=_BAND, alpha=0.55, linewidth=0)
+        # with a single m the area is empty, and the bar shows the interval
+        axis.vlines(m, low, high, color=_BOUNDS_COLOUR, linewidth=8)
+        axis.fill_between(m, low, high, color=_BOUNDS_COLOUR, alpha=0.55, linewidth=0)
         printed = _column(curve, "printed_max")
         axis.plot(m, printed, **_LINE_OF_PRINTED, marker="_", markersize=14)
     exact = _column(curve, "max_bias")
     axis.plot(m, exact, **_LINE_OF_EXACT)
-    if exact.max() < _NO_BIAS:
+    if exact.max() < _MIN_BIAS:
         axis.text(0.5, 0.08, "no bias", transform=axis.transAxes, ha="center", fontsize=9)
     elif curve[0].monte_carlo_max is not None:
         _draw_trials(axis, m, curve)
 
 
 def _draw_trials(axis: Any, m: Any, curve: list[VerificationRow]) -> None:
-    """Draw estimates with 95% intervals; if one is not above 0, the upper end of its interval."""
+    """Draw estimates with 95% intervals; for estimates <= 0, only the upper end of the interval."""
     mean = _column(curve, "monte_carlo_max")
-    reach = _QUANTILE * _column(curve, "monte_carlo_max_stderr")
+    reach = _QUANTILE_OF_95 * _column(curve, "monte_carlo_max_stderr")
     shown = mean > 0.0
-    below = np.minimum(reach, mean * (1.0 - 1e-6))[shown]  # a logarithm has no 0
+    below = np.minimum(reach, mean * (1.0 - 1e-6))[shown]  # keep the lower end positive
     ends = [below.tolist(), reach[shown].tolist()]
     axis.errorbar(m[shown], mean[shown], yerr=ends, marker="o", capsize=3, **_DOTS)
     axis.plot(m[~shown], (mean + reach)[~shown], marker="v", **_DOTS)
@@ -124,12 +124,12 @@ def _add_legend(figure: Figure, trials: str, has_theorem: bool, has_bounds: bool
         entries["Theorem 1 as printed: largest value that LB, UB allow"] = _LINE_OF_PRINTED
     if has_bounds:
         text = "finite-m bounds, most often behind the exact values"
-        entries[text] = {"color": _BAND, "linewidth": 8}
+        entries[text] = {"color": _BOUNDS_COLOUR, "linewidth": 8}
     handles = [Line2D([], [], **style) for style in entries.values()]
     place: Style = {"loc": "outside lower center", "ncols": 2}
     figure.legend(handles, list(entries), **place, fontsize=9, frameon=False)
 
 
 def _column(curve: list[VerificationRow], name: str) -> FloatArray:
-    """Return a field of each row, NaN where it is None."""
+    """Return a field of all rows as an array, with NaN for None."""
     return np.array([getattr(row, name) for row in curve], dtype=np.float64)

@@ -1,4 +1,4 @@
-"""The arguments of `verify`, checked once, and whether its logits are those of its vectors."""
+"""The checked arguments of `verify`, and a check that its logits are products of its vectors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from samplesoft.schemes import Scheme, as_scheme
 from samplesoft.verification.bounds import BLOCKS
 
 _FLOAT32 = float(np.finfo(np.float32).eps)
-_SAME = 1e-6  # share of the squares that a better tau may leave unexplained
+_MAX_UNEXPLAINED = 1e-6  # fraction of the sum of squares that a better tau may leave unexplained
 
 
 @dataclass(frozen=True)
@@ -48,16 +48,16 @@ class Problem:
     tau: float
     blocks: tuple[str, ...]  # of `BLOCKS`
     scheme: Scheme
-    counts: list[int]  # numbers of draws m, from the least to the largest
+    counts: list[int]  # numbers of draws m, in increasing order
     num_trials: int
 
     @property
     def jacobian(self) -> FloatArray | None:
-        """Derivatives of the logits in h, (n, d)."""
+        """Derivatives of the logits with respect to h, (n, d)."""
         return None if self.class_embeddings is None else self.tau * self.class_embeddings
 
     def of(self, part: slice) -> Problem:
-        """Return the same for some of the examples."""
+        """Return the problem for a slice of the examples."""
         h = None if self.h is None else self.h[part]
         return replace(self, logits=self.logits[part], labels=self.labels[part], h=h)
 
@@ -125,9 +125,10 @@ def _check_vectors(
 
 
 def check_proposals(proposals: Mapping[str, Any], problem: Problem) -> dict[str, Inputs]:
-    """Return each proposal with the problem's logits; that of a sampler is taken at the contexts.
+    """Return the checked inputs for each proposal; a sampler is evaluated at the contexts.
 
-    The number of draws is the least, and q not yet that of inclusions where a scheme asks for them.
+    The number of draws is the smallest one. For schemes with independent inclusion, q is not yet
+    converted to inclusion probabilities.
     """
     if not isinstance(proposals, Mapping) or not proposals:
         raise ValueError(
@@ -147,7 +148,7 @@ def check_proposals(proposals: Mapping[str, Any], problem: Problem) -> dict[str,
                 f"`{title}` of shape {q.shape} does not match `logits` of shape ({batch}, {n}); "
                 "give one row for all examples, or one row for each."
             )
-        # q is checked here, with the name that it has in messages; no function below does it again
+        # q is checked here, where its name for messages is known, and nowhere below
         inputs = Inputs(
             problem.logits, problem.labels, q, problem.counts[0], problem.scheme, True, none
         )
@@ -161,30 +162,29 @@ def check_proposals(proposals: Mapping[str, Any], problem: Problem) -> dict[str,
 
 
 def warn_unless_products(problem: Problem) -> None:
-    """Warn where logits (B, n) are not ``tau h . c``, in the name of the caller's caller.
+    """Warn if the logits (B, n) are not ``tau h . c``, attributed to the caller's caller.
 
-    A bias of each class and a constant of each example are allowed, and rounding as of logits and
-    vectors in float32. The biases are taken from the example with the shortest context, so that one
-    example by itself fits always.
+    A bias of each class, a constant of each example, and float32 rounding are allowed. The biases
+    are taken from the example with the shortest context, so that a single example always fits.
     """
     logits = problem.logits
     h = problem.h
     class_embeddings = problem.class_embeddings
     if h is None or class_embeddings is None:
         return
-    with ignore_overflow():  # numbers whose products overflow say nothing
+    with ignore_overflow():  # products that overflow cannot be compared
         norms = np.linalg.norm(h, axis=1)
         base = int(norms.argmin())
-        # differences of examples, in which the biases of classes cancel
+        # differences of examples, where the biases of classes cancel
         y = logits - logits[base]
         x = (h - h[base]) @ class_embeddings.T
-        # d products and their sum, the norms before, and what was added
+        # rounding of d products and their sum, of normalisation, and of the biases and constants
         unit = _FLOAT32 * (h.shape[1] + 4) * problem.tau * np.linalg.norm(class_embeddings, axis=1)
         slack = (norms[:, None] + norms[base]) * unit
         slack += 4.0 * _FLOAT32 * (np.abs(logits) + np.abs(logits[base]))
         slack += np.median(slack, axis=1, keepdims=True)
         off = y - problem.tau * x
-        # a median stands for the constant, so that one wrong logit does not move the others
+        # estimate the constant by the median, which a single wrong logit does not change
         off = np.abs(off - np.median(off, axis=1, keepdims=True))
         row, column = np.unravel_index(np.argmax(off - slack), off.shape)
         size = float(off[row, column])
@@ -196,8 +196,8 @@ def warn_unless_products(problem: Problem) -> None:
         yy = np.vdot(y, y)
         xy = np.vdot(y, x)
         xx = np.vdot(x, x)
-        # what the best tau leaves is next to nothing
-        fits = xy > 0.0 and yy - xy / xx * xy <= _SAME * yy
+        # the best tau leaves almost no residual
+        fits = xy > 0.0 and yy - xy / xx * xy <= _MAX_UNEXPLAINED * yy
     remedy = "pass the vectors and the tau that the logits were made of, or leave the vectors out"
     if fits:
         remedy = f"pass tau={xy / xx:.6g}, which fits"

@@ -1,4 +1,4 @@
-"""The verification report: its rows, the summary and the verdict, and the tables of all figures."""
+"""The verification report: rows, the summary, the verdict, and the tables of all values."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from samplesoft.verification.row import VerificationRow as VerificationRow  # pu
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-WANTED_BIAS = 0.01  # whose number of draws the summary names
+TARGET_BIAS = 0.01  # the summary reports the number of draws for this L1 bias
 
-_ROUNDING = 1e-12  # what has no bias is below
+_MAX_ROUNDING = 1e-12  # numerical errors of a zero bias are below
 _NAMES = {"logits": "the logits", "h": "h", "class_embeddings": "the class vectors"}
 
 
 @dataclass(frozen=True)
 class VerificationReport(Report):
-    """What `samplesoft.verify` found.
+    """The result of `samplesoft.verify`.
 
     Attributes
     ----------
     rows : tuple of VerificationRow
-        One for each sampler, number of draws and block of parameters.
+        One row for each sampler, number of draws and block of parameters.
     scheme : str
         The scheme.
     num_classes, num_examples, num_trials : int
@@ -42,12 +42,12 @@ class VerificationReport(Report):
     alpha : float
         Probability that `agrees` is False by chance, if all statistics are normal.
     num_tests, num_untested : int
-        Number of statistics tested in the whole report, and of those that were not as they have
-        too few effective draws.
+        Number of statistics tested in the whole report, and of statistics that were not tested
+        because they have too few effective draws.
     max_abs_z, z_limit : float
         Largest ``|z|`` of the report, and the limit by Bonferroni's correction.
     settings : dict
-        What is printed and saved with it, as given to `verify`.
+        The argument `settings` of `verify`, which is printed and saved with the report.
     """
 
     _title = "Exact bias, bounds and Monte Carlo"
@@ -68,22 +68,22 @@ class VerificationReport(Report):
 
     @property
     def agrees(self) -> bool:
-        """Whether statistics were tested and every ``|z|`` is within the limit."""
+        """Whether at least one statistic was tested, and every ``|z|`` is within the limit."""
         return self.num_tests > 0 and self.max_abs_z <= self.z_limit
 
     @property
     def has_bounds(self) -> bool:
-        """Whether the bounds are about this scheme, and rows tell of them."""
+        """Whether rows have finite-m bounds, which exist only for some schemes."""
         return any(row.finite_hold is not None for row in self.rows)
 
     @property
     def has_theorem(self) -> bool:
-        """Whether Theorem 1 is about this scheme, and rows tell of it."""
+        """Whether rows have bounds of Theorem 1, which covers only some schemes."""
         return any(row.outside_printed is not None for row in self.rows)
 
     @property
     def bounds_hold(self) -> bool:
-        """Whether the finite-m bounds and the corrected theorem hold; True where there are none."""
+        """Whether the finite-m bounds and the corrected theorem hold; True if there are none."""
         return all(row.finite_hold is not False and not row.corrected_outside for row in self.rows)
 
     @property
@@ -93,15 +93,17 @@ class VerificationReport(Report):
 
     @property
     def verdict(self) -> str:
-        """What was found, in three sentences or fewer."""
-        return " ".join(filter(None, (_of_trials(self), _of_bounds(self), _of_draws(self))))
+        """The result in at most three sentences."""
+        return " ".join(
+            filter(None, (_trials_sentence(self), _bounds_sentence(self), _draws_sentence(self)))
+        )
 
     def _values(self) -> dict[str, Any]:
         findings = {
             name: getattr(self, name) for name in ("agrees", "bounds_hold", "ok", "verdict")
         }
         values = asdict(self) | findings
-        rows = values.pop("rows")  # the longest part comes last
+        rows = values.pop("rows")  # put the longest item last
         return values | {"rows": rows}
 
     def to_csv(self) -> str:
@@ -110,9 +112,9 @@ class VerificationReport(Report):
         Returns
         -------
         str
-            A line of names, those of `VerificationRow` after ``scheme``, and a line for each row.
+            A header line, ``scheme`` and the fields of `VerificationRow`, and a line for each row.
         """
-        names = [one.name for one in fields(VerificationRow)]
+        names = [column.name for column in fields(VerificationRow)]
         rows = [[self.scheme, *(getattr(row, name) for name in names)] for row in self.rows]
         return csv_table(["scheme", *names], rows)
 
@@ -129,20 +131,22 @@ class VerificationReport(Report):
         shown: list[str] = []
         for wrt in _blocks(self):
             rows = [row for row in self.rows if row.wrt == wrt]
-            figures = [
-                one for one in _FIGURES if any(_figure(row, one) is not None for row in rows)
+            names = [
+                key
+                for key in _VALUE_FIELDS
+                if any(_field_value(row, key) is not None for row in rows)
             ]
-            shown += figures
+            shown += names
             where = f"{rows[0].num_coordinates:,} coordinates"
             caption = f"Bias in {_NAMES[wrt]}, by sampler and number of draws m"
-            table = Table(figures, [Column("figure", str), *map(_column_of, rows)], caption)
+            table = Table(names, [Column("figure", str), *map(_row_as_column, rows)], caption)
             parts += [Heading(f"Gradient in {_NAMES[wrt]}: {where}"), table]
         meanings = described(VerificationRow)
-        names = [name for name in _FIGURES if name in shown]
-        # several that one sentence is about come one after the other
+        names = [name for name in _VALUE_FIELDS if name in shown]
+        # fields that share a description are adjacent
         texts = [
-            f"{', '.join(some)}: {meaning}."
-            for meaning, some in groupby(names, lambda name: meanings.get(name, name))
+            f"{', '.join(group)}: {meaning}."
+            for meaning, group in groupby(names, lambda name: meanings.get(name, name))
         ]
         chance = (
             "Monte Carlo agrees where every |z| of the report is within Bonferroni's limit for a "
@@ -171,16 +175,16 @@ class VerificationReport(Report):
 
 # the summary -------------------------------------------------------------------------------------
 
-Group = Sequence[VerificationRow]  # the rows of one sampler at one m, a block each
+Group = Sequence[VerificationRow]  # the rows of one sampler at one m, one for each block
 
 
 def _groups(report: VerificationReport) -> list[Group]:
-    by_place = groupby(report.rows, attrgetter("sampler", "num_sampled"))
-    return [list(rows) for _, rows in by_place]
+    groups = groupby(report.rows, attrgetter("sampler", "num_sampled"))
+    return [list(rows) for _, rows in groups]
 
 
 def _tested(group: Group) -> Group:
-    """Return the rows with tests of their own: class vectors share those of the logits."""
+    """Return the rows with tests of their own; those of class vectors repeat the logits' tests."""
     return [row for row in group if row.wrt != "class_embeddings"] or group
 
 
@@ -188,7 +192,9 @@ def _summary(report: VerificationReport) -> Table:
     columns = [
         Column("proposal", lambda group: group[0].sampler),
         Column("m", lambda group: group[0].num_sampled),
-        Column("exact\nbias", lambda group: _shown(group[0], group[0].l1_bias), "#.3g"),
+        Column(
+            "exact\nbias", lambda group: _zero_unless_resolved(group[0], group[0].l1_bias), "#.3g"
+        ),
         Column("Monte Carlo\nagrees", lambda group: _agreement(report, group)),
     ]
     if report.has_theorem:
@@ -196,13 +202,13 @@ def _summary(report: VerificationReport) -> Table:
     if report.has_bounds:
         columns += [
             Column("bound for\nevery m", lambda group: group[0].finite_max_l1, _bound_text),
-            Column(f"draws for\na bias of {WANTED_BIAS:g}", lambda g: g[0].draws_needed, ","),
+            Column(f"draws for\na bias of {TARGET_BIAS:g}", lambda g: g[0].draws_needed, ","),
         ]
     return Table(_groups(report), columns, "Each proposal at each number of draws m")
 
 
-def _shown(row: VerificationRow, bias: float | None) -> float | None:
-    """Return a bias, or 0 where it is within its numerical error."""
+def _zero_unless_resolved(row: VerificationRow, bias: float | None) -> float | None:
+    """Return a bias, or 0 if it is within its numerical error."""
     return bias if row.resolved or bias is None else 0.0
 
 
@@ -212,10 +218,10 @@ def _agreement(report: VerificationReport, group: Group) -> str:
     if not tested:
         return "not tested"
     scores = [row.max_abs_z or 0.0 for row in rows] + [group[0].loss_z or 0.0]
-    # the limit is that of the whole report: a row alone may be far below it
+    # the limit is for the whole report
     if max(scores) > report.z_limit:
         return f"NO, |z| = {max(scores):.3g}"
-    # rounded down, so that 100% is said only of all
+    # rounded down, so that 100% means all
     share = tested / (tested + sum(row.num_untested for row in rows))
     return f"yes, {math.floor(100.0 * share)}%" if share >= 0.01 else "yes, < 1%"
 
@@ -236,7 +242,7 @@ def _bound_text(group: Group) -> str:
 
 
 def _summary_legend(report: VerificationReport) -> list[str]:
-    """Return what the columns of the summary mean."""
+    """Return explanations of the columns of the summary."""
     wrt = report.rows[0].wrt
     most = ", which is at most 2" if wrt == "logits" else ""
     lines = [
@@ -253,7 +259,7 @@ def _summary_legend(report: VerificationReport) -> list[str]:
     if report.has_bounds:
         lines.append(
             "bound for every m: on the same norm, proved; draws: the least m with a bias of at "
-            f"most {WANTED_BIAS:g} in the logits."
+            f"most {TARGET_BIAS:g} in the logits."
         )
     return lines
 
@@ -273,8 +279,8 @@ def _and(words: Sequence[str]) -> str:
 # the verdict -------------------------------------------------------------------------------------
 
 
-def _of_trials(report: VerificationReport) -> str:
-    """Say whether Monte Carlo agrees, and what could not be tested."""
+def _trials_sentence(report: VerificationReport) -> str:
+    """Return a sentence on whether Monte Carlo agrees, and on the untested statistics."""
     if report.num_tests == 0:
         return (
             f"NOTHING was tested: {report.num_trials:,} trials are too few for any statistic of "
@@ -290,7 +296,7 @@ def _of_trials(report: VerificationReport) -> str:
         return f"{text}."
     share = 100.0 * report.num_untested / (report.num_untested + report.num_tests)
     rows = [row for group in _groups(report) for row in _tested(group)]
-    # the row that a reader should trust least
+    # the row with the smallest fraction of tested statistics
     least = min(rows, key=lambda row: row.num_tested / (row.num_tested + row.num_untested))
     return (
         f"{text} that could be tested; {report.num_untested:,} ({share:.2g}%) could not, for lack "
@@ -300,8 +306,8 @@ def _of_trials(report: VerificationReport) -> str:
     )
 
 
-def _of_bounds(report: VerificationReport) -> str:
-    """Say which bounds hold, and where the printed theorem does not."""
+def _bounds_sentence(report: VerificationReport) -> str:
+    """Return a sentence on whether the bounds hold, and on violations of the printed theorem."""
     if not report.has_bounds:
         return ""
     proved = "The bounds for every m" + " and the corrected Theorem 1" * report.has_theorem
@@ -311,7 +317,7 @@ def _of_bounds(report: VerificationReport) -> str:
     outside = _total_outside(report.rows)
     if not outside:
         return f"{text}; nothing is outside Theorem 1 as printed."
-    # outside where g < 0 the printed bound was never proved, so the two are told apart
+    # the printed proof needs g >= 0: report violations with g >= 0 separately
     with_sign = sum(row.outside_with_sign or 0 for row in report.rows)
     where = f"{with_sign:,} of them" if with_sign else "none"
     return (
@@ -320,50 +326,50 @@ def _of_bounds(report: VerificationReport) -> str:
     )
 
 
-def _of_draws(report: VerificationReport) -> str:
-    """Say what the proposals are worth, in draws."""
+def _draws_sentence(report: VerificationReport) -> str:
+    """Return a sentence that compares the proposals by the draws they need for the target bias."""
     needed = {row.sampler: row.draws_needed for row in report.rows if row.draws_needed}
-    # the softmax itself needs one draw, and is no proposal that anybody can afford
+    # exclude the softmax itself, which needs one draw but is too expensive as a proposal
     biased = {name: m for name, m in needed.items() if m > 1}
     if not biased:
         return ""
     best = min(biased, key=biased.__getitem__)
     worst = max(biased, key=biased.__getitem__)
     if biased[best] == biased[worst]:
-        return f"A bias of {WANTED_BIAS:g} takes {biased[best]:,} draws of {best}."
+        return f"A bias of {TARGET_BIAS:g} takes {biased[best]:,} draws of {best}."
     return (
-        f"For a bias of {WANTED_BIAS:g}, {biased[best]:,} draws of {best} are as good as "
+        f"For a bias of {TARGET_BIAS:g}, {biased[best]:,} draws of {best} are as good as "
         f"{biased[worst]:,} of {worst}."
     )
 
 
-# all figures -------------------------------------------------------------------------------------
+# all values --------------------------------------------------------------------------------------
 
-_FIGURES = [one.name for one in fields(VerificationRow)][4:]  # after what a row is about
+_VALUE_FIELDS = [column.name for column in fields(VerificationRow)][4:]  # after the keys of a row
 
 
-def _figure(row: VerificationRow, name: str) -> Any:
-    """Return a field of a row, 0 where it is within the numerical error of a bias."""
+def _field_value(row: VerificationRow, name: str) -> Any:
+    """Return a field of a row, or 0 if it is within the numerical error of a bias."""
     value = getattr(row, name)
-    is_none = isinstance(value, float) and abs(value) < _ROUNDING and not row.resolved
+    is_none = isinstance(value, float) and abs(value) < _MAX_ROUNDING and not row.resolved
     return 0.0 if is_none else value
 
 
-def _column_of(row: VerificationRow) -> Column:
-    """Return the figures of a row as a column, for their names need more room than they do."""
+def _row_as_column(row: VerificationRow) -> Column:
+    """Return the values of a row as a column: field names are too wide for column titles."""
 
     def text(name: str) -> str:
-        value = _figure(row, name)
+        value = _field_value(row, name)
         if isinstance(value, bool):
             return "yes" if value else "no"
         return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
 
     sampler = " ".join(row.sampler.split())
-    return Column(f"{sampler}\nm = {row.num_sampled}", partial(_figure, row), text)
+    return Column(f"{sampler}\nm = {row.num_sampled}", partial(_field_value, row), text)
 
 
 def one_line(row: VerificationRow) -> str:
-    """Return what a reader wants to see of a row as soon as it is there."""
+    """Return a row in one line, for progress output."""
     bias = f"{row.l1_bias:.2e}" if row.resolved else "0"
     z = "nothing could be tested" if row.max_abs_z is None else f"largest |z| {row.max_abs_z:.2f}"
     return f"{row.sampler}, m = {row.num_sampled}: L1 bias {bias} in {row.wrt}, {z}"

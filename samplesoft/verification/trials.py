@@ -1,9 +1,9 @@
-"""Monte Carlo against the exact bias: z-scores, how large they may be, and which are tested.
+"""Monte Carlo against the exact bias: z-scores, their limit, and the choice of statistics.
 
-A mean over trials is close to normal unless its variance comes from few, rare trials. How much a
-rare trial contributes follows from the distribution of S, whose inverse moments are
-one-dimensional integrals. The predictions are good to about 10%: they decide which statistics are
-tested, and have no part in any result.
+A mean over trials is close to normal unless its variance comes from few, rare trials. The
+contribution of a rare trial follows from the distribution of S, whose inverse moments are
+one-dimensional integrals. These predictions are accurate to about 10%. They only decide which
+statistics are tested.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from samplesoft.bias.monte_carlo import simulate
 from samplesoft.schemes import Scheme
 
 ALPHA = 1e-4  # probability of one false alarm in a whole report, for normal statistics
-HITS = 400  # trials that are expected to hit a bin; the skewness of a mean is below 1/20 then
-MAX_SKEWNESS = 1.0 / math.sqrt(HITS)
-_LEAST_STDERR = 0.1  # of the predicted standard error
+MIN_EXPECTED_HITS = 400  # trials that draw from a bin: then the skewness of a mean is below 1/20
+MAX_SKEWNESS = 1.0 / math.sqrt(MIN_EXPECTED_HITS)
+_MIN_STDERR_RATIO = 0.1  # observed over predicted standard error
 _ROUNDING = 1e-12  # relative rounding error of p' in a trial of many draws
 _MAX_BINS = 128
-_ATOM = 0.1  # classes whose log weights agree to 0.1 are one atom of the distribution of S
-_STEP = 0.3  # of log u: the trapezoid rule is good to three digits
+_ATOM_WIDTH = 0.1  # classes whose log weights agree to this are one atom of the distribution of S
+_LOG_STEP = 0.3  # in log u: the trapezoid rule is accurate to three digits
 
 
 class Scores(NamedTuple):
-    """z-scores of the statistics that were tested, and the number of those that were not."""
+    """z-scores of the tested statistics, and the number of untested ones."""
 
     z: FloatArray  # Monte Carlo mean minus exact value, in standard errors
-    num_untested: int  # with too few effective draws to be close to normal
+    num_untested: int  # statistics with too few effective draws to be close to normal
 
     @property
     def max_abs_z(self) -> float:
@@ -43,14 +43,14 @@ class Scores(NamedTuple):
         return float(np.abs(self.z).max(initial=0.0))
 
 
-def merge(parts: list[Scores]) -> Scores:
-    """Join the statistics of several examples."""
+def merge_scores(parts: list[Scores]) -> Scores:
+    """Concatenate the scores of several examples or blocks."""
     return Scores(np.concatenate([part.z for part in parts]), sum(p.num_untested for p in parts))
 
 
 def z_limit(num_tests: int, alpha: float = ALPHA) -> float:
-    """Return the ``|z|`` that one of some normal statistics exceeds with probability `alpha`."""
-    # two sides, and Bonferroni's correction for the number of statistics
+    """Return the limit that any of `num_tests` normal ``|z|`` exceeds with probability `alpha`."""
+    # two-sided, with Bonferroni's correction
     return -NormalDist().inv_cdf(alpha / (2.0 * max(num_tests, 1)))
 
 
@@ -62,12 +62,13 @@ def p_value(max_abs_z: float, num_tests: int) -> float:
 class Comparison(NamedTuple):
     """Monte Carlo of one example compared with its exact bias b.
 
-    The norms are ``sign(b_i) b_i`` for the largest coordinate i of b, and ``sign(b) . b``. As both
-    are linear in b, their estimates are unbiased, which the norm of a noisy estimate is not.
+    The norms are ``sign(b_i) b_i`` for the largest coordinate i of b, and ``sign(b) . b``. With the
+    signs of the exact b, both are linear in the estimate, and so unbiased. The norm of a noisy
+    estimate would be biased.
     """
 
     logits: Scores  # of bins of classes, and of the norms
-    h: Scores  # of its coordinates
+    h: Scores  # of the coordinates of h
     loss: Scores
     norms: FloatArray  # (2, 2): estimates of the largest |b_i| and the L1 norm, standard errors
 
@@ -82,7 +83,7 @@ def compare(
 ) -> Comparison:
     """Simulate one example of a batch and compare it with its exact bias.
 
-    `jacobian` (n, d) holds the derivatives of the logits in h.
+    `jacobian` (n, d) holds the derivatives of the logits with respect to h.
     """
     logits = inputs.logits[example]
     label = int(inputs.labels[example])
@@ -94,7 +95,7 @@ def compare(
     error = float(exact.error[example])
     tails = predict_tails(p, label, q, m, scheme)
     bins = bin_classes(label, tails, num_trials)
-    # the norm of an estimate is biased upwards; these two are linear in it and are not
+    # linear forms with the value of the norm: the norm of the estimate itself is biased upwards
     top = int(np.argmax(np.abs(bias)))
     norms = np.zeros((len(p), 2))
     norms[top, 0] = np.sign(bias[top])
@@ -105,7 +106,7 @@ def compare(
     p_bin, bias_bin, expected_bin = (
         np.bincount(bins, values).astype(np.float64) for values in (p, bias, p + bias)
     )
-    # single classes are hit too seldom for a normal mean, so bins of them are compared
+    # single classes are drawn too rarely for a normal mean: compare bins of classes
     of_bins = _z_scores(
         num_trials,
         trials.bias - bias_bin,
@@ -120,8 +121,8 @@ def compare(
         _moments_of_projections(tails, label, directions - (p + bias) @ directions),
     )
     of_norms, of_h = (
-        _z_scores(num_trials, *(values[..., some] for values in of_directions))
-        for some in (slice(2), slice(2, None))
+        _z_scores(num_trials, *(values[..., block] for values in of_directions))
+        for block in (slice(2), slice(2, None))
     )
     of_loss = _z_scores(
         num_trials,
@@ -131,7 +132,7 @@ def compare(
         _moments_of_loss(tails, label, q, p, m, scheme),
     )
     estimates = np.array([trials.projection_bias[:2], trials.projection_stderr[:2]])
-    return Comparison(merge([of_bins, of_norms]), of_h, of_loss, estimates)
+    return Comparison(merge_scores([of_bins, of_norms]), of_h, of_loss, estimates)
 
 
 def _z_scores(
@@ -141,142 +142,150 @@ def _z_scores(
     rounding: FloatArray,
     moments: FloatArray,
 ) -> Scores:
-    """Return z-scores of differences from exact values, 0 where one is within rounding.
+    """Return the z-scores of differences from exact values; 0 for differences within rounding.
 
-    `moments` (2, P) are about the second and the third moment of P statistics in one trial.
+    `moments` (2, P) are approximate second and third moments of P statistics in one trial.
     """
-    # what rounding explains is no difference
-    apart = np.sign(difference) * np.maximum(np.abs(difference) - rounding, 0.0)
-    z = np.divide(apart, stderr, out=np.where(apart == 0.0, 0.0, np.inf), where=stderr > 0.0)
-    z[apart == 0.0] = 0.0
+    beyond_rounding = np.sign(difference) * np.maximum(np.abs(difference) - rounding, 0.0)
+    z = np.divide(
+        beyond_rounding,
+        stderr,
+        out=np.where(beyond_rounding == 0.0, 0.0, np.inf),
+        where=stderr > 0.0,
+    )
+    z[beyond_rounding == 0.0] = 0.0
     second, third = moments
     skewness = np.divide(third, second**1.5, out=np.zeros_like(second), where=second > 0.0)
-    normal = skewness / math.sqrt(num_trials) <= MAX_SKEWNESS
-    # a standard error far below the predicted one: the rare trials that cause it are missing
-    normal &= (apart == 0.0) | (stderr >= _LEAST_STDERR * np.sqrt(second / num_trials))
-    return Scores(z[normal], int((~normal).sum()))
+    testable = skewness / math.sqrt(num_trials) <= MAX_SKEWNESS
+    # a standard error far below the prediction means that the rare trials did not occur
+    testable &= (beyond_rounding == 0.0) | (
+        stderr >= _MIN_STDERR_RATIO * np.sqrt(second / num_trials)
+    )
+    return Scores(z[testable], int((~testable).sum()))
 
 
 class Tails(NamedTuple):
-    """Moments of the contributions of one draw, and of 1/S, to a trial of one example."""
+    """Moments of the contributions of one draw, and of 1/S, to p' in a trial of one example."""
 
     rates: FloatArray  # (n,): variance of the number of draws of each class in a trial
     hits: FloatArray  # (n,): probability that a trial draws the class
-    share: FloatArray  # (n,): mean share of p' that one draw has
-    moments: FloatArray  # (2, n): what all draws of a class add to the moments of p'
-    common: FloatArray  # (2,): about variance and third absolute moment of 1/S over its mean
-    base: float  # mean share of p' that the base mass has
+    fraction: FloatArray  # (n,): mean of the weight of one draw over S
+    moments: FloatArray  # (2, n): second and third moments that all draws of a class add to p'
+    common: FloatArray  # (2,): approximate variance and third absolute moment of 1/S over its mean
+    base: float  # mean of the base mass over S
 
 
 def predict_tails(p: FloatArray, label: int, q: FloatArray, m: int, scheme: Scheme) -> Tails:
-    """Return `Tails` for one example: `p` the softmax (n,), `q` the proposal (n,).
+    """Return `Tails` for one example with softmax `p` (n,) and proposal `q` (n,).
 
     As in the exact bias, ``S**-k = int u**(k - 1) exp(-u S) du / (k - 1)!`` and the draws are
-    independent, so the mean of ``S**-k`` is an integral over a power of one Laplace transform.
+    independent. So the mean of ``S**-k`` is an integral over a power of one Laplace transform.
     """
-    # what the scheme draws from: without the label where draws exclude it or give it no weight
+    # draw probabilities of classes with weight: without the label if it is excluded or masked
     drawn = q.copy()
     if not scheme.draws_label:
         drawn[label] = 0.0
     if scheme.excludes_label and not scheme.independent and drawn.any():
         drawn /= drawn.sum()
     drawn = np.minimum(drawn, 1.0)
-    # an independent class is one draw of its own, where the others are m alike
+    # with independent inclusion each class is one draw; otherwise there are m equal draws
     num = 1 if scheme.independent else m
     weights = np.divide(p, num * drawn, out=np.zeros_like(p), where=drawn > 0.0)
     base = float(p[label]) if scheme.label_in_sum else 0.0
     if scheme.corrects_label:
         base /= m * float(q[label])
-    # 1 - (1 - q)^m, with the digits of a small q
+    # 1 - (1 - q)^m loses the digits of a small q: take -expm1(m log1p(-q))
     with np.errstate(divide="ignore"):
         hits = -np.expm1(num * np.log1p(-drawn))
-    # of a binomial count
+    # variance of a binomial count
     rates = num * drawn * (1.0 - drawn)
 
     used = np.flatnonzero((weights > 0.0) & np.isfinite(weights))
-    # mean, root mean square, and cube root of the mean cube of one draw's share of p'
-    shares = np.zeros((3, len(p)))
+    # mean, root mean square, and cube root of the mean cube of one draw's weight over S
+    fractions = np.zeros((3, len(p)))
     if not len(used):
-        return Tails(rates, hits, shares[0], shares[1:], np.zeros(2), 1.0)
-    # S depends on the weights alone, so classes of about one weight are added up: the integrals
-    # below take time by the number of atoms, some hundred, and not of classes
-    keys = np.rint(np.log(weights[used]) / _ATOM)[:, None]
-    if scheme.independent:  # then classes of an atom agree in q and 1 - q too
+        return Tails(rates, hits, fractions[0], fractions[1:], np.zeros(2), 1.0)
+    # S depends on the weights only: merge classes of nearly equal weight into some hundred atoms,
+    # to which the cost of the integrals below is proportional
+    keys = np.rint(np.log(weights[used]) / _ATOM_WIDTH)[:, None]
+    if scheme.independent:  # the classes of an atom must agree in q and 1 - q, too
         inside = drawn[used, None]
-        keys = np.hstack([keys, np.rint(np.log([inside, 1.0 - inside + 1e-18])[:, :, 0].T / _ATOM)])
+        keys = np.hstack(
+            [keys, np.rint(np.log([inside, 1.0 - inside + 1e-18])[:, :, 0].T / _ATOM_WIDTH)]
+        )
     _, first, atom_of, count = np.unique(
         keys, axis=0, return_index=True, return_inverse=True, return_counts=True
     )
     atom_of = atom_of.ravel()
     mass = np.bincount(atom_of, drawn[used]) / count
-    atoms = np.exp(np.clip(keys[first, 0] * _ATOM, -LARGEST_EXPONENT, LARGEST_EXPONENT))
-    # the integrand lives where u S is about 1, from the largest S that is likely to the least
+    atoms = np.exp(np.clip(keys[first, 0] * _ATOM_WIDTH, -LARGEST_EXPONENT, LARGEST_EXPONENT))
+    # the integrand is concentrated where u S is about 1, for the likely range of S
     least = max(base + (0.0 if scheme.label_in_sum else atoms.min()), 1e-300)
     log_u = np.arange(
         -7.0 - math.log(base + float(num * mass @ (count * atoms)) + atoms.max()),
         5.0 - math.log(least),
-        _STEP,
+        _LOG_STEP,
     )
     u = np.exp(np.minimum(log_u, LARGEST_EXPONENT))
     log_one = _log_transform(u, atoms, mass, count, scheme)
     inverse = _inverse_moments(u, log_one * (num if num > 1 else 1), np.array([base]))[:, 0]
-    # one draw is known to be the class; the others are as before
-    rest = log_one * (num - 1) if not scheme.independent else log_one
-    moments = _inverse_moments(u, rest, base + atoms)
+    # one draw is fixed to the class, the others are random
+    log_others = log_one * (num - 1) if not scheme.independent else log_one
+    moments = _inverse_moments(u, log_others, base + atoms)
     orders = np.array([[1.0], [2.0], [3.0]])
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         parts = np.minimum(atoms * moments ** (1.0 / orders), 1.0)
-        # moments of 1/S over its mean; the third is bounded by its parts, which may cancel
+        # moments of 1/S over its mean; the third is bounded by its terms, which may cancel
         second = inverse[1] / inverse[0] ** 2
         third = inverse[2] / inverse[0] ** 3
         variance = max(second - 1.0, 0.0)
         cube = abs(third - 3.0 * second + 2.0) + variance**1.5
-    if not math.isfinite(cube):  # no base mass: S can be as small as a single draw
+    if not math.isfinite(cube):  # without base mass, S can be as small as the weight of one draw
         variance = 1.0
         cube = 1e6
-    shares[:, used] = parts[:, atom_of]
-    added = rates * np.stack([shares[1] ** 2, shares[2] ** 3])
+    fractions[:, used] = parts[:, atom_of]
+    added = rates * np.stack([fractions[1] ** 2, fractions[2] ** 3])
     common = np.array([variance, cube])
-    return Tails(rates, hits, shares[0], added, common, min(base * float(inverse[0]), 1.0))
+    return Tails(rates, hits, fractions[0], added, common, min(base * float(inverse[0]), 1.0))
 
 
 def _log_transform(
     u: FloatArray, atoms: FloatArray, mass: FloatArray, count: IntArray, scheme: Scheme
 ) -> FloatArray:
-    """Return the log of the Laplace transform of one draw, or of all if they are independent."""
-    # 1 - exp(-u r), with the digits of a small u r; exp(-745) is the least float64
-    falls = -np.expm1(-np.minimum(np.outer(u, atoms), 745.0))
-    lost = mass * falls if scheme.independent else falls @ (mass * count)
-    logs: FloatArray = np.log1p(-np.minimum(lost, 1.0 - 1e-16))
+    """Return the log of the Laplace transform of one draw; of all classes if `independent`."""
+    # 1 - exp(-u r) loses the digits of a small u r: take -expm1(-u r); exp(-745) underflows to 0
+    drops = -np.expm1(-np.minimum(np.outer(u, atoms), 745.0))
+    mean_drops = mass * drops if scheme.independent else drops @ (mass * count)
+    logs: FloatArray = np.log1p(-np.minimum(mean_drops, 1.0 - 1e-16))
     return logs @ count if scheme.independent else logs
 
 
 def _inverse_moments(u: FloatArray, log_transform: FloatArray, shift: FloatArray) -> FloatArray:
-    """Return the means of ``(shift + S)**-k`` for k = 1, 2, 3, shape (3, number of shifts)."""
-    # du = u d(log u), which adds the power of u that the exponent k has too many
+    """Return the means of ``(shift + S)**-k`` for k = 1, 2, 3, (3, number of shifts)."""
+    # u**(k - 1) du = u**k d(log u)
     log_u = np.log(u)[:, None]
     log_decay = log_transform[:, None] - np.minimum(np.outer(u, shift), 1e4)
     with np.errstate(over="ignore", under="ignore"):
         sums = [np.exp(k * log_u + log_decay).sum(axis=0) for k in (1, 2, 3)]
-    return _STEP * np.stack([sums[0], sums[1], sums[2] / 2.0])
+    return _LOG_STEP * np.stack([sums[0], sums[1], sums[2] / 2.0])
 
 
 def bin_classes(label: int, tails: Tails, num_trials: int) -> IntArray:
-    """Merge classes of similar weight until a bin is expected to be hit in `HITS` trials.
+    """Merge classes of similar weight until `MIN_EXPECTED_HITS` trials are expected to draw a bin.
 
-    Returns the bin of each class, (n,) int64; bin 0 is the label's alone.
+    Returns the bin of each class, (n,) int64; bin 0 contains only the label.
     """
     expected = num_trials * tails.hits
     expected[label] = 0.0
-    # in order of weight, as one heavy and rare class would be the whole variance of its bin
-    order = np.argsort(-tails.share, kind="stable")
+    # in order of weight: one heavy, rare class would dominate the variance of a mixed bin
+    order = np.argsort(-tails.fraction, kind="stable")
     order = order[order != label]
-    # a bin ends where enough hits are together; the last ones, too few for a bin, join it
+    # a bin ends when it has enough hits; the last classes, too few for a bin, join the last one
     filled = np.cumsum(expected[order])
-    size = max(HITS, filled[-1] / _MAX_BINS)
+    size = max(MIN_EXPECTED_HITS, filled[-1] / _MAX_BINS)
     starts = [0]
     reached = 0.0
-    while filled[-1] - reached >= 2.0 * size:  # leaves enough for another bin
+    while filled[-1] - reached >= 2.0 * size:  # enough is left for another bin
         start = int(np.searchsorted(filled, reached + size)) + 1
         reached = float(filled[start - 1])
         if filled[-1] - reached < size:
@@ -289,26 +298,26 @@ def bin_classes(label: int, tails: Tails, num_trials: int) -> IntArray:
 
 
 def _moments_of_projections(tails: Tails, label: int, centered: FloatArray) -> FloatArray:
-    """Predict the moments of ``p' @ directions`` in a trial, whatever their signs.
+    """Predict absolute moments (2, P) of ``p' @ directions`` in a trial.
 
     `centered` (n, P) are the directions minus their means under the expected p'.
     """
-    # each draw moves p' by its share: second and third moments of independent draws add up
+    # second and third central moments of independent draws are additive
     size = np.abs(centered)
     of_label = tails.base * size[label]
     square = size * size
     added = [tails.moments[0] @ square, tails.moments[1] @ (square * size)]
-    return np.stack(added) + _of_common(tails, of_label)
+    return np.stack(added) + _common_moments(tails, of_label)
 
 
 def _moments_of_bins(tails: Tails, bins: IntArray, expected: FloatArray) -> FloatArray:
-    """Predict the moments of the mass of each bin; `expected`, (number of bins,), is E[p']."""
+    """Predict the moments (2, k) of the mass of each of k bins; `expected` (k,) is E[p']."""
     added = [np.bincount(bins, moment) for moment in tails.moments]
-    return np.stack(added) + _of_common(tails, np.abs(expected))
+    return np.stack(added) + _common_moments(tails, np.abs(expected))
 
 
-def _of_common(tails: Tails, size: FloatArray) -> FloatArray:
-    """Return the moments of what 1/S, which all classes share, does to values of this size."""
+def _common_moments(tails: Tails, size: FloatArray) -> FloatArray:
+    """Return the moments that the common factor 1/S adds to values of the given size."""
     return tails.common[:, None] * np.stack([size**2, size**3])
 
 
@@ -317,15 +326,15 @@ def _moments_of_loss(
 ) -> FloatArray:
     """Predict the moments of the loss, (2, 1)."""
     total = tails.rates.sum()
-    # with m draws in all, what they share on average is no part of the variance
+    # with a fixed number of draws, their mean contribution adds no variance
     fixed_number = not scheme.independent and total > 0.0
-    mean = tails.rates @ tails.share / total if fixed_number else 0.0
-    effects = np.abs(tails.share - mean)
+    mean = tails.rates @ tails.fraction / total if fixed_number else 0.0
+    effects = np.abs(tails.fraction - mean)
     second = tails.rates @ effects**2
     third = tails.rates @ effects**3
     if scheme.random_count:
-        # all draws are then of the label, and S is its own mass
-        none = float(q[label]) ** m  # a trial of the label's draws only: loss 0
+        # the probability of a trial without negatives, where S is the label's mass and the loss 0
+        none = float(q[label]) ** m
         if scheme.independent:
             none = float(np.prod(1.0 - np.minimum(np.delete(q, label), 1.0)))
         size = -math.log(max(float(p[label]), 1e-300))

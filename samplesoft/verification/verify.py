@@ -1,4 +1,4 @@
-"""Theory, bounds and Monte Carlo side by side, for samplers on given logits."""
+"""`verify`: exact bias, theory, bounds and Monte Carlo of samplers, for given logits."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from samplesoft.bias.with_replacement.integral import with_replacement_bias
 from samplesoft.schemes import Scheme
 from samplesoft.verification.bounds import (
     BLOCKS,
-    Figures,
-    Theory,
-    class_vector_figures,
-    figures_of,
-    theory_of,
+    RowValues,
+    TheoryTerms,
+    class_vector_row_values,
+    row_values,
+    theory_terms,
 )
 from samplesoft.verification.problem import (
     Problem,
@@ -38,12 +38,19 @@ from samplesoft.verification.problem import (
     warn_unless_products,
 )
 from samplesoft.verification.report import (
-    WANTED_BIAS,
+    TARGET_BIAS,
     VerificationReport,
     VerificationRow,
     one_line,
 )
-from samplesoft.verification.trials import ALPHA, Comparison, compare, merge, p_value, z_limit
+from samplesoft.verification.trials import (
+    ALPHA,
+    Comparison,
+    compare,
+    merge_scores,
+    p_value,
+    z_limit,
+)
 
 
 def verify(
@@ -63,20 +70,20 @@ def verify(
     settings: Mapping[str, Any] | None = None,
     executor: Executor | None = None,
 ) -> VerificationReport:
-    """Check the exact bias of sampled softmax by Monte Carlo, and the bounds by the exact bias.
+    """Check the exact bias of sampled softmax by Monte Carlo, and bounds by the exact bias.
 
     Parameters
     ----------
     logits : array_like, shape (n,) or (B, n)
-        Finite logits. Where vectors are given, ``tau * h @ class_embeddings.T``, to which a bias
-        of each class and a constant of each example may be added.
+        Finite logits. With vectors, they must be ``tau * h @ class_embeddings.T``, plus optionally
+        a bias of each class and a constant of each example.
     labels : int or array_like of int, shape () or (B,)
         The true class of each example.
     proposals : mapping of str to array_like, shape (n,) or (B, n), or to sampler
         Probabilities of all classes by name, see `samplesoft.samplers.dense_proposals`; or
-        samplers, that is objects with a method ``probs(h)``, which are taken at the contexts `h`.
-        For scheme ``poisson`` class j is included with the probability ``1 - (1 - q_j)^m`` of
-        being among m draws.
+        samplers, objects with a method ``probs(h)``, which are evaluated at the contexts `h`. For
+        scheme ``poisson`` class j is included with probability ``1 - (1 - q_j)^m``, the probability
+        that m draws contain it.
     num_sampled : int or iterable of int
         Numbers of draws m.
     h : array_like, shape (d,) or (B, d), optional
@@ -86,23 +93,23 @@ def verify(
     tau : float
         Inverse temperature.
     wrt : sequence of str
-        Blocks of parameters: ``logits``, ``h``, ``class_embeddings``. The last two are left out
-        where there are no vectors.
+        Blocks of parameters: ``logits``, ``h``, ``class_embeddings``. The last two are omitted
+        without vectors.
     scheme : str
-        See `exact_bias`. Theorem 1 and the limit are of ``negatives``; bounds for every m, moments
-        and the terms of `samplesoft.self_normalized_terms` of ``masked`` too.
+        See `exact_bias`. Theorem 1 and the limit are reported for ``negatives`` only; bounds for
+        every m, moments and `samplesoft.self_normalized_terms` also for ``masked``.
     num_trials : int
         Monte Carlo trials for each example, sampler and m; at least 2.
     rng : int or numpy.random.Generator or None
         Seed of the trials.
     progress : bool or callable
         Show progress on stderr: a bar if that is a terminal, else lines. A callable, such as
-        ``print``, gets a line of text too whenever a proposal at one m has been checked.
+        ``print``, is also called with a line of text when a proposal at one m has been checked.
     settings : mapping, optional
-        Shown and saved with the report, for example where the data came from.
+        Shown and saved with the report, for example the origin of the data.
     executor : concurrent.futures.Executor, optional
-        Whose workers share the examples out, each on one thread: pools of threads or processes, or
-        ``client.get_executor(pure=False)`` of Dask. The result has the same bits as without.
+        Computes the examples on its workers, each on one thread: a pool of threads or processes, or
+        ``client.get_executor(pure=False)`` of Dask. The result has the same bits as without it.
 
     Returns
     -------
@@ -118,16 +125,16 @@ def verify(
     Warns
     -----
     RuntimeWarning
-        As `exact_bias`; and where two or more examples show that `logits` are not those of `h`,
-        `class_embeddings` and `tau`, to the rounding of float32.
+        As `exact_bias`; and if two or more examples show that `logits` are not products of `h`,
+        `class_embeddings` and `tau`, up to float32 rounding.
 
     Notes
     -----
-    Monte Carlo is compared on bins of classes of similar weight that are each hit in 400 trials or
-    more, on every coordinate of h, on two norms and on the loss. A statistic whose skewness,
-    predicted from the proposal, exceeds 1/20 is not tested but counted, as its standard error
-    would be misleading. The whole report has one Bonferroni limit, which a correct library exceeds
-    with probability 1e-4 as far as the statistics are normal.
+    Monte Carlo is compared for bins of classes of similar weight, each drawn in at least 400
+    trials, for every coordinate of h, for two norms and for the loss. If the skewness of a
+    statistic, predicted from the proposal, exceeds 1/20, its standard error would be misleading: it
+    is counted as untested. The whole report has one Bonferroni limit, which a correct library
+    exceeds with probability 1e-4 if the statistics are normal.
 
     References
     ----------
@@ -159,32 +166,37 @@ def verify(
     rows: list[VerificationRow] = []
     comparisons: list[Comparison] = []
     pairs = [(name, m) for name in samplers for m in counts]
-    parts = next(iter(samplers.values())).parts(len(pairs))
+    slices = next(iter(samplers.values())).parts(len(pairs))
     tasks = (
-        # streams are keyed by place, so that no row depends on the order or on who works at it
-        _Part(problem.of(part), samplers[name].at(m).of(part), part.start, _stream(key, place))
-        for place, (name, m) in enumerate(pairs)
-        for part in parts
+        # streams are keyed by index, so that no row depends on the order of work or on the worker
+        _Task(
+            problem.of(examples),
+            samplers[name].at(m).of(examples),
+            examples.start,
+            _stream(key, index),
+        )
+        for index, (name, m) in enumerate(pairs)
+        for examples in slices
     )
     total = len(pairs) * len(problem.logits)
     with progress_bar(bool(progress), total=total, unit="example", desc="verify") as bar:
-        results = run_tasks(_check, tasks, workers)
+        results = run_tasks(_check_examples, tasks, workers)
         for name, m in pairs:
             checked = []
-            for part in parts:
+            for examples in slices:
                 checked.append(next(results))
-                bar.update(part.stop - part.start)
+                bar.update(examples.stop - examples.start)
             at_m, trials = _make_rows(name, m, checked)
             if callable(progress):
                 progress(one_line(at_m[0]))
             rows += at_m
             comparisons += trials
-        # asked for last, so that the first line is printed sooner
+        # computed last, so that the first line is printed sooner
         needed = dict(
-            zip(samplers, run_tasks(_draws_needed, samplers.values(), workers), strict=True)
+            zip(samplers, run_tasks(_num_draws_needed, samplers.values(), workers), strict=True)
         )
     rows = [replace(row, draws_needed=needed[row.sampler]) for row in rows]
-    scores = merge([part for one in comparisons for part in (one.logits, one.h, one.loss)])
+    scores = merge_scores([block for one in comparisons for block in (one.logits, one.h, one.loss)])
     return VerificationReport(
         rows=tuple(rows),
         scheme=problem.scheme.name,
@@ -201,77 +213,78 @@ def verify(
     )
 
 
-def _stream(key: np.uint64, place: int) -> np.uint64:
-    return np.uint64(mix64(key, np.uint64(place)))
+def _stream(key: np.uint64, index: int) -> np.uint64:
+    """Return the key of an independent random stream."""
+    return np.uint64(mix64(key, np.uint64(index)))
 
 
-class _Part(NamedTuple):
-    """Some examples of one sampler at one m, which one worker checks."""
+class _Task(NamedTuple):
+    """Examples of one sampler at one m, for one worker."""
 
     problem: Problem
     inputs: Inputs
-    first: int  # number of the first example
-    key: np.uint64  # of all examples
+    first: int  # index of the first example
+    key: np.uint64  # of the streams of all examples
 
 
-class _Checked(NamedTuple):
-    """What came of it."""
+class _TaskResult(NamedTuple):
+    """The result of a `_Task`."""
 
-    blocks: dict[str, Figures]
+    blocks: dict[str, RowValues]
     comparisons: list[Comparison]
     warning: str | None
 
 
-def _check(part: _Part) -> _Checked:
+def _check_examples(task: _Task) -> _TaskResult:
     """Compare the exact bias of examples with bounds and with trials."""
-    problem, inputs, first, key = part
-    theory = theory_of(inputs) if problem.scheme.has_bounds else None
-    if problem.scheme.independent:  # each class is included as often as m draws would hold it
+    problem, inputs, first, key = task
+    theory = theory_terms(inputs) if problem.scheme.has_bounds else None
+    if problem.scheme.independent:  # inclusion probability: that m draws contain the class
         m = inputs.num_sampled
-        with np.errstate(divide="ignore"):  # of a class that has all of q
+        with np.errstate(divide="ignore"):  # a class with q = 1
             inputs = replace(inputs, q=-np.expm1(m * np.log1p(-np.minimum(inputs.q, 1.0))))
     exact = exact_bias_of(inputs)
-    blocks = _figures_of_blocks(problem, inputs, exact, theory)
+    blocks = _row_values_of_blocks(problem, inputs, exact, theory)
     jacobian = problem.jacobian if "h" in problem.blocks else None
     comparisons = []
     for b in range(len(problem.logits)):
         stream = _stream(key, first + b)
         comparisons.append(compare(inputs, exact, b, jacobian, problem.num_trials, stream))
-    return _Checked(blocks, comparisons, lost_digits(exact, inputs, first))
+    return _TaskResult(blocks, comparisons, lost_digits(exact, inputs, first))
 
 
 def _make_rows(
-    name: str, m: int, parts: list[_Checked]
+    name: str, m: int, results: list[_TaskResult]
 ) -> tuple[list[VerificationRow], list[Comparison]]:
-    """Return a row for each block, and the trials, of all examples; in the name of `verify`."""
-    lost = next((part.warning for part in parts if part.warning is not None), None)
-    if lost is not None:
-        warnings.warn(lost, RuntimeWarning, stacklevel=3)
-    comparisons = [one for part in parts for one in part.comparisons]
+    """Return a row for each block, and the comparisons, of all examples; pass on warnings."""
+    warning = next((result.warning for result in results if result.warning is not None), None)
+    if warning is not None:
+        warnings.warn(warning, RuntimeWarning, stacklevel=3)
+    comparisons = [one for result in results for one in result.comparisons]
     rows = []
-    for wrt, fields in parts[0].blocks.items():
-        figures = {f: np.concatenate([part.blocks[wrt][f] for part in parts]) for f in fields}
-        rows.append(_make_row(name, m, wrt, figures, comparisons))
+    for wrt, fields in results[0].blocks.items():
+        values = {f: np.concatenate([result.blocks[wrt][f] for result in results]) for f in fields}
+        rows.append(_make_row(name, m, wrt, values, comparisons))
     return rows, comparisons
 
 
-def _figures_of_blocks(
-    problem: Problem, inputs: Inputs, exact: ExactBias, theory: Theory | None
-) -> dict[str, Figures]:
-    """Return the fields of a row for each example; ratios are norms still, not yet divided."""
+def _row_values_of_blocks(
+    problem: Problem, inputs: Inputs, exact: ExactBias, theory: TheoryTerms | None
+) -> dict[str, RowValues]:
+    """Return the values of each example by block; "ratio" values are norms, divided later."""
     m = inputs.num_sampled
     bias = exact.bias
     error = exact.error
     jacobian = problem.jacobian
     ends = None
-    # their proofs need a sum of e_t and a mean of independent draws
+    # the proofs need S to be e_t plus a mean of independent draws
     has_bounds = _has_bounds_for_every_m(problem.scheme)
     if has_bounds:
         finite = finite_sample_bounds_of(inputs)
         ends = finite.lower, finite.upper
-    blocks: dict[str, Figures] = {}
+    blocks: dict[str, RowValues] = {}
     if "logits" in problem.blocks:
-        blocks["logits"] = figures_of(bias, error, theory, ends, m, 1.0)
+        blocks["logits"] = row_values(bias, error, theory, ends, m, 1.0)
         if has_bounds:
             terms = self_normalized_terms_of(inputs)
             blocks["logits"] |= {
@@ -283,21 +296,21 @@ def _figures_of_blocks(
         of_h = theory and theory.of_h(jacobian)
         ends_of_h = finite.gradient(jacobian) if has_bounds else None
         scale = float(np.abs(jacobian).max())
-        blocks["h"] = figures_of(bias @ jacobian, error, of_h, ends_of_h, m, scale)
-        # variances of the logits' gradient have no use, and need n integrals
+        blocks["h"] = row_values(bias @ jacobian, error, of_h, ends_of_h, m, scale)
+        # no moments for the logits: they would need n integrals
         if has_bounds and problem.class_embeddings is not None:
             moments = exact_gradient_moments_of(inputs, problem.class_embeddings, problem.tau)
             names = ("squared_bias", "variance", "mse")
             blocks["h"] |= {name: getattr(moments, name) for name in names}
     if "class_embeddings" in problem.blocks and problem.h is not None:
         scaled_h = problem.tau * problem.h
-        blocks["class_embeddings"] = class_vector_figures(bias, error, theory, ends, m, scaled_h)
-    for figures in blocks.values():
-        figures["loss_bias"] = exact.loss_bias
+        blocks["class_embeddings"] = class_vector_row_values(bias, error, theory, ends, m, scaled_h)
+    for values in blocks.values():
+        values["loss_bias"] = exact.loss_bias
         if theory is not None:
             second: FloatArray = theory.terms.second_moment
             with np.errstate(divide="ignore"):
-                figures["draws_per_moment"] = np.where(second < np.inf, m / second, np.inf)
+                values["draws_per_moment"] = np.where(second < np.inf, m / second, np.inf)
     return {wrt: blocks[wrt] for wrt in problem.blocks}
 
 
@@ -305,11 +318,11 @@ def _has_bounds_for_every_m(scheme: Scheme) -> bool:
     return scheme.adds_mean and not scheme.jackknife
 
 
-def _draws_needed(inputs: Inputs) -> int | None:
-    """Return the least m whose bias is at most `WANTED_BIAS` in the mean of the examples.
+def _num_draws_needed(inputs: Inputs) -> int | None:
+    """Return the smallest m for which the mean bias of the examples is at most `TARGET_BIAS`.
 
-    None where no m in the range of float64 is enough, and for schemes whose bias has not been
-    proved to fall with m.
+    None if no m in the range of float64 is enough, and for schemes whose bias is not proved to
+    decrease with m.
     """
     if not _has_bounds_for_every_m(inputs.scheme):
         return None
@@ -318,36 +331,36 @@ def _draws_needed(inputs: Inputs) -> int | None:
         biases = (with_replacement_bias(*row, m, inputs.scheme).bias for row in inputs.rows())
         return float(np.mean([np.abs(bias).sum() for bias in biases]))
 
-    # the norm falls with m for each example (bias/README.md, section 14), and so does the mean
+    # the norm decreases with m for each example (bias/README.md, section 14), and so does the mean
     try:
-        return least_num_sampled(norm, 1, WANTED_BIAS)
+        return least_num_sampled(norm, 1, TARGET_BIAS)
     except ValueError:
         return None
 
 
 def _make_row(
-    name: str, m: int, wrt: str, figures: Figures, comparisons: list[Comparison]
+    name: str, m: int, wrt: str, example_values: RowValues, comparisons: list[Comparison]
 ) -> VerificationRow:
-    """Sum up the examples in one row: the sampler `name` in the block `wrt`."""
-    values = {field: _summed_up(of_examples) for field, of_examples in figures.items()}
-    is_resolved = values["resolved"] = bool(figures["resolved"].all())
-    # in parts of the bias, where it is not 0 as far as can be told
-    l1_bias = values["l1_bias"] if is_resolved else 0.0
+    """Return the row of a sampler, m and block from the values of all examples."""
+    values = {field: _summarise(of_examples) for field, of_examples in example_values.items()}
+    resolved = values["resolved"] = bool(example_values["resolved"].all())
+    # relative to the bias, unless that is 0 within its error
+    l1_bias = values["l1_bias"] if resolved else 0.0
     for field in ("finite_tightness", "leading_ratio", "agapiou_ratio"):
         norm = values.pop(field, None)
         values[field] = None if norm is None or not l1_bias else norm / l1_bias
     if wrt == "logits":
         norms = np.array([one.norms for one in comparisons])
-        # of means of independent estimates
+        # standard error of the mean of independent estimates
         stderr = np.sqrt((norms[:, 1] ** 2).sum(axis=0)) / len(norms)
         for k, norm in enumerate(("max", "l1")):
             values[f"monte_carlo_{norm}"] = float(norms[:, 0, k].mean())
             values[f"monte_carlo_{norm}_stderr"] = float(stderr[k])
-    tested = merge([one.h if wrt == "h" else one.logits for one in comparisons])
+    tested = merge_scores([one.h if wrt == "h" else one.logits for one in comparisons])
     if tested.z.size:
         values["max_abs_z"] = tested.max_abs_z
         values["p_value"] = p_value(tested.max_abs_z, tested.z.size)
-    loss = merge([one.loss for one in comparisons])
+    loss = merge_scores([one.loss for one in comparisons])
     return VerificationRow(
         sampler=name,
         num_sampled=m,
@@ -360,8 +373,8 @@ def _make_row(
     )
 
 
-def _summed_up(of_examples: Any) -> Any:
-    """Return the total of counts, and the mean of other figures or None if it is not finite."""
+def _summarise(of_examples: Any) -> Any:
+    """Return the sum of counts, and the mean of other values, or None if it is not finite."""
     values = np.asarray(of_examples)
     if values.dtype.kind != "f":
         return int(values.sum())

@@ -125,7 +125,7 @@ def test_compressed_inclusion_equals_uncompressed(monkeypatch, spread):
     for pi in (np.minimum(300.0 * q, 1.0), np.minimum(30.0 * p / p.sum(), 1.0), rare):
         compressed = exact_bias(logits, 5, pi, 1, scheme="poisson")
         with monkeypatch.context() as patch:
-            patch.setattr(poisson, "_LARGEST_DECAY", 1e-300)  # every class by itself
+            patch.setattr(poisson, "_MAX_CELL_DECAY", 1e-300)  # every class by itself
             plain = exact_bias(logits, 5, pi, 1, scheme="poisson")
         assert not np.array_equal(compressed.bias, plain.bias)
         assert relative_error(compressed.bias, plain.bias) < 1e-13
@@ -136,7 +136,7 @@ def test_a_wider_panel_would_not_do(monkeypatch):
     logits, q = instance(20_000)
     pi = np.minimum(300.0 * q, 1.0)
     good = exact_bias(logits, 5, pi, 1, scheme="poisson").bias
-    monkeypatch.setattr(poisson, "_PRECISION", 1e-4)  # fewer nodes in l
+    monkeypatch.setattr(poisson, "_INTERPOLATION_ERROR", 1e-4)  # fewer nodes in l
     assert relative_error(exact_bias(logits, 5, pi, 1, scheme="poisson").bias, good) > 1e-10
 
 

@@ -16,7 +16,7 @@ from samplesoft.bias.with_replacement.jackknife import _LossTerms
 def test_terms_that_cancel_are_in_doubt_although_half_of_them_have_the_same_sum():
     def doubt(*terms, narrow=False):
         found = _LossTerms(np.array(terms), np.abs(terms), narrow)
-        return jackknife._doubt(found, 4e-15)
+        return jackknife._expected_error(found, 4e-15)
 
     assert 0.0 < doubt(1.0, 1.0, 1.0, 1.0) < 1e-13
     assert doubt(1e9, 1e9, -1e9, 1.0 - 1e9) > 1e-6

@@ -9,7 +9,7 @@ from samplesoft.samplers import RFSoftmaxSampler, UnigramSampler
 from samplesoft.tuning import pilot
 from samplesoft.tuning import tune as tuning
 from samplesoft.tuning.measure import Setting
-from samplesoft.tuning.pilot import AUTO, check_auto, choose, is_auto, pilot_steps
+from samplesoft.tuning.pilot import AUTO, check_auto, choose_settings, is_auto, pilot_steps
 from samplesoft.tuning.report import TuneReport
 
 RNG = np.random.default_rng(0)
@@ -48,7 +48,7 @@ def found(monkeypatch, best):
 )
 def test_what_is_not_auto_is_kept(sampler, m, samplers, sizes, monkeypatch):
     given = found(monkeypatch, FULL)
-    choose(INPUTS, "sampled", sampler, m, shared=True, nu=2.0)
+    choose_settings(INPUTS, "sampled", sampler, m, shared=True, nu=2.0)
     assert (given["samplers"], given["num_sampled"]) == (samplers, sizes)
     assert given["shared"] is True and given["nu"] == 2.0 and given["thorough"] is False
     assert given["largest_bias"] == pilot.LARGEST_BIAS
@@ -56,7 +56,7 @@ def test_what_is_not_auto_is_kept(sampler, m, samplers, sizes, monkeypatch):
 
 def test_a_number_is_tried_where_classes_are_few(monkeypatch):
     given = found(monkeypatch, FULL)
-    choose({**INPUTS, "class_embeddings": C[:9]}, "sampled", AUTO, AUTO)
+    choose_settings({**INPUTS, "class_embeddings": C[:9]}, "sampled", AUTO, AUTO)
     assert list(given["num_sampled"]) == [pilot.DRAWS[0]]
 
 
@@ -72,7 +72,7 @@ def test_a_number_is_tried_where_classes_are_few(monkeypatch):
 )
 def test_settings_are_those_of_the_best(loss, best, wanted, monkeypatch):
     given = found(monkeypatch, best)
-    choice = choose(INPUTS, loss, AUTO, AUTO)
+    choice = choose_settings(INPUTS, loss, AUTO, AUTO)
     verdict = choice.pop("verdict")
     assert choice == {
         "loss": wanted,
@@ -116,7 +116,7 @@ def compared(monkeypatch, rng):
     def measured(name, sampler, shared, sizes, work, gradient):
         return (table[name, shared, m] for m in sizes)
 
-    monkeypatch.setattr(tuning, "measured", measured)
+    monkeypatch.setattr(tuning, "measure_sampler", measured)
     monkeypatch.setattr(tuning, "full_setting", lambda work: (FULL, None))
     monkeypatch.setattr(tuning, "crossover", lambda *arguments: None)  # which takes its time
     given = {**INPUTS, "samplers": pilot.CANDIDATES, "num_sampled": pilot.DRAWS[::-1]}
@@ -131,7 +131,7 @@ def test_what_is_left_out_is_never_the_best(monkeypatch):
         assert set(some.settings) <= set(every.settings)
         fewer += len(every.settings) - len(some.settings)
     assert fewer > 60
-    monkeypatch.setattr(tuning, "_is_last", lambda *arguments: True)  # a wrong twin
+    monkeypatch.setattr(tuning, "_more_draws_are_useless", lambda *arguments: True)  # a wrong twin
     assert any(one.best != two.best for one, two in (compared(monkeypatch, rng) for _ in range(40)))
 
 

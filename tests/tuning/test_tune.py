@@ -13,7 +13,7 @@ from samplesoft.samplers import ClusterSampler, UniformSampler
 from samplesoft.tuning import measure
 from samplesoft.tuning.measure import Setting
 from samplesoft.tuning.report import TuneReport
-from samplesoft.tuning.tune import take
+from samplesoft.tuning.tune import pick_setting
 
 RNG = np.random.default_rng(0)
 C = RNG.normal(size=(60, 5)) / 2
@@ -84,15 +84,15 @@ def test_the_rules():
         setting("softmax", 0.0, 0.050, 0.1),
     )
     every = [quick, middle, full, good]
-    assert take(every, 0.05, None) == middle
-    assert take(every, 0.3, None) == quick
-    assert take(every, 0.001, None) == full
-    assert take(every, 0.001, 0.012) == middle  # the least error within the time
-    assert take(every, 0.05, 1.0) == full
+    assert pick_setting(every, 0.05, None) == middle
+    assert pick_setting(every, 0.3, None) == quick
+    assert pick_setting(every, 0.001, None) == full
+    assert pick_setting(every, 0.001, 0.012) == middle  # the least error within the time
+    assert pick_setting(every, 0.05, 1.0) == full
     with pytest.raises(
         ValueError, match="`seconds` must allow a setting, got 0.0001: the quickest"
     ):
-        take(every, 0.05, 0.0001)
+        pick_setting(every, 0.05, 0.0001)
     report = TuneReport(tuple(every), middle, 0.05, None, 1000, 8, 64, {})
     assert report.front == (quick, middle, full)
     assert report.verdict.startswith("Take clusters, 10 draws for each example: the quickest")
@@ -156,8 +156,8 @@ def test_what_grows_with_the_classes_as_the_full_softmax_does_never_pays(monkeyp
 def test_a_bias_that_may_be_above_the_limit_is_not_taken():
     full = setting(None, 0.0, 0.040)
     near = replace(setting("uniform", 0.049, 0.01), bias_stderr=0.001)
-    assert take([near, full], 0.05, None) == full
-    assert take([near, full], 0.052, None) == near
+    assert pick_setting([near, full], 0.05, None) == full
+    assert pick_setting([near, full], 0.052, None) == near
 
 
 @pytest.mark.thorough(but=1)

@@ -21,9 +21,9 @@ from samplesoft.schemes import SCHEMES, exact_schemes
 from samplesoft.verification import bounds, trials
 from samplesoft.verification import verify as verify_module
 from samplesoft.verification.bounds import (
-    class_vector_figures,
-    figures_of,
-    theory_of,
+    class_vector_row_values,
+    row_values,
+    theory_terms,
 )
 from samplesoft.verification.verify import verify
 
@@ -203,17 +203,17 @@ def test_class_vectors_match_the_whole_jacobian(m, factor):
     slopes = rng.standard_normal((batch, d))
     slopes[:, 1] = 0.0
     exact, finite = exact_bias_of(inputs), finite_sample_bounds_of(inputs)
-    theory = theory_of(inputs)
+    theory = theory_terms(inputs)
     theory = theory._replace(terms=narrow(theory.terms, factor))
     ends = finite.lower, finite.upper
-    got = class_vector_figures(exact.bias, exact.error, theory, ends, m, slopes)
+    got = class_vector_row_values(exact.bias, exact.error, theory, ends, m, slopes)
     assert got["corrected_outside"].any() == (factor < 1.0)
     assert not got["finite_outside"].any()
     for b in range(batch):
         jacobian = np.zeros((n, n * d))
         for i in range(n):
             jacobian[i, i * d : (i + 1) * d] = slopes[b]
-        whole = figures_of(
+        whole = row_values(
             exact.bias @ jacobian,
             exact.error,
             theory.of_h(jacobian),
@@ -230,10 +230,10 @@ def test_class_vector_counts_see_violations():
     logits = np.zeros((1, 1001))
     logits[0, :2] = math.log(1000.0)
     inputs = check_inputs(logits, [0], np.full(1001, 1 / 1001), 1000)
-    exact, theory = exact_bias_of(inputs), theory_of(inputs)
+    exact, theory = exact_bias_of(inputs), theory_terms(inputs)
     ends = exact.bias, exact.bias
     slopes = np.array([[1.0, -1.0, 0.01]])
-    got = class_vector_figures(exact.bias, exact.error, theory, ends, 1000, slopes)
+    got = class_vector_row_values(exact.bias, exact.error, theory, ends, 1000, slopes)
     assert got["outside_printed"][0] >= got["outside_with_sign"][0] >= 1
 
 
@@ -493,7 +493,7 @@ def test_bins_are_hit_often_enough():
     bins = trials.bin_classes(7, predicted, num_trials)
     assert np.sum(bins == bins[7]) == 1
     hits = np.bincount(bins, num_trials * predicted.hits)
-    assert np.delete(hits, bins[7]).min() >= trials.HITS
+    assert np.delete(hits, bins[7]).min() >= trials.MIN_EXPECTED_HITS
     assert 20 < bins.max() <= 130
 
 
