@@ -23,9 +23,7 @@ from samplesoft._cuda import (
 )
 from samplesoft._cuda import available_bytes as available_bytes
 from samplesoft._cuda import empty as empty
-from samplesoft._cuda import (
-    to_device as to_device,  # one of `Backend`
-)
+from samplesoft._cuda import to_device as to_device
 from samplesoft._device import cpu
 from samplesoft._device.select import on_device
 from samplesoft._jit import chunks

@@ -29,7 +29,7 @@ class _Path(str):
     def __new__(cls, text: str) -> Self:
         """Refuse an empty text, which comes from an unset shell variable."""
         if not text:
-            raise argparse.ArgumentTypeError(f"expected {cls._what}, got {text!r}")
+            raise argparse.ArgumentTypeError(f"expected {cls._description}, got {text!r}")
         return super().__new__(cls, text)
 
 

@@ -194,7 +194,7 @@ def _columns(headline: str) -> list[Column]:
 
 def _format_epoch(line: dict[str, Any], headline: str) -> str:
     """Format the log line of an epoch for printing, without its speed."""
-    epoch, *values, _ = ((column.title, column.written(line)) for column in _columns(headline))
+    epoch, *values, _ = ((column.title, column.cell_text(line)) for column in _columns(headline))
     return f"{' '.join(epoch)}: {', '.join(f'{title} {value}' for title, value in values)}"
 
 

@@ -137,7 +137,7 @@ def test_the_page_has_the_cells_of_the_text(both):
         for table in tables
         for line in [
             [column.title or "note" for column in table.columns],
-            *([column.written(row) for column in table.columns] for row in table.rows),
+            *([column.cell_text(row) for column in table.columns] for row in table.rows),
         ]
         for cell in line
     ]

@@ -322,7 +322,7 @@ def test_forms(report, tmp_path):
 def summary_of(report):
     """Return titles and cells of the table that a newcomer sees first."""
     (table,) = [part for part in report._parts() if isinstance(part, Table)]
-    lines = [[column.written(row) for column in table.columns] for row in table.rows]
+    lines = [[column.cell_text(row) for column in table.columns] for row in table.rows]
     return [" ".join(column.title.split()) for column in table.columns], lines
 
 
