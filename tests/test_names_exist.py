@@ -34,7 +34,6 @@ FOREIGN = {  # names of other packages that no code here uses
     *("HistGradientBoostingClassifier", "IndexFlatIP", "cross_val_score", "gradcheck", "interact"),
     *("inner_max_num_threads", "learned_unigram_candidate_sampler", "load_wine"),
     *("log_uniform_candidate_sampler", "num_true"),
-    "checks_cuda",  # stale in a docstring of samplesoft/_cuda.py
 }
 SYMBOLS = re.compile(
     r"[A-Za-z]|[A-Za-z]{1,2}_\w{1,2}|pA|\w+_at_k"
