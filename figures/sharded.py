@@ -87,7 +87,7 @@ def made(rows: Any, sampler: str, shards: int) -> Iterator[tuple[Any, Any]]:
         sharded = ShardedSoftmaxLayer(
             rows, loss, sampler, DRAWS, optimizer=sgd, workers=client, shared=shared, rng=0
         )
-        sharded.shards.ask("refresh", [()] * shards)  # all are there
+        sharded.shards.call_all("refresh", [()] * shards)  # all are there
         yield sharded, lambda _: sharded.update()
 
 

@@ -1,4 +1,4 @@
-"""A softmax layer whose classes are sharded over workers."""
+"""A softmax layer with classes sharded over workers."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from samplesoft.search import top_k_classes
 
 
 class ShardedSoftmaxLayer(SoftmaxLayer):
-    r"""A `SoftmaxLayer` whose classes lie on several workers, with their optimizer and sampler.
+    r"""A `SoftmaxLayer` with classes sharded over workers, each with an optimizer and a sampler.
 
-    It pays where one machine does not hold the classes, or does not draw and update fast enough;
-    else a `SoftmaxLayer` is quicker, for a step here takes five round trips.
+    Use it if one machine cannot hold the classes, or does not draw and update fast enough.
+    Otherwise a `SoftmaxLayer` is faster, because a step here takes five round trips.
 
     Parameters
     ----------
     class_embeddings : array_like, shape (n, d)
-        Class vectors at the start, float32 or float64: an array, which may be mapped from a file,
-        or what `samplesoft.training.read_shards` returns, with the state of the optimizer.
+        Initial class vectors, float32 or float64: an array, which may be memory-mapped, or the
+        result of `samplesoft.training.read_shards`, with the state of the optimizer.
     loss : SampledLoss
         A loss on draws with replacement, on the processor.
     sampler : str
@@ -48,13 +48,13 @@ class ShardedSoftmaxLayer(SoftmaxLayer):
     num_sampled : int
         Number of draws m of an example.
     optimizer : Optimizer
-        Of which each shard takes a copy. The layer goes by the `learning_rate` of this one.
+        Each shard has a copy. The layer uses the `learning_rate` of this one.
     workers : int, distributed.Client or str
-        Number of shards in this process, for tests; or a Dask cluster, each worker of which takes
-        one: the address of its scheduler, or its client, which should have been made with
-        ``direct_to_workers=True``; else all goes through the scheduler.
+        Number of shards in this process, for tests; or a Dask cluster with one shard per worker:
+        the address of its scheduler, or a client, made with ``direct_to_workers=True`` to bypass
+        the scheduler.
     counts : array_like, shape (n,), optional
-        How often each class occurs, for ``"unigram"``.
+        Count of each class, for ``"unigram"``.
     shared, update_every
         As for a `SoftmaxLayer`.
     rng : int, numpy.random.Generator or None
@@ -65,35 +65,34 @@ class ShardedSoftmaxLayer(SoftmaxLayer):
     Attributes
     ----------
     shards : Shards
-        With the `round_trips`, `bytes_sent` and `bytes_received` so far.
+        The shards, with counters `round_trips`, `bytes_sent` and `bytes_received`.
     steps : int
-        Steps that the optimizers have taken.
+        Steps taken by the optimizers.
 
     Raises
     ------
     MemoryError
-        If a worker has not the memory for its shard.
+        If a worker has too little memory for its shard.
     RuntimeError
-        If a worker is lost, in any method: it names the last checkpoint.
+        In any method, if a worker is lost; the message names the last checkpoint.
     TypeError, ValueError
         If an argument is malformed, versions differ between this process and the workers, or no
         scheduler answers at an address within ten seconds.
 
     Notes
     -----
-    A step is `forward`, `backward` and `update`. The derivatives of class vectors stay with the
-    workers, which take the step of the optimizer in `update`; `backward` returns the ids of the
-    rows alone.
+    A step is `forward`, `backward` and `update`. Gradients of class vectors stay on the workers,
+    which run their optimizers in `update`; `backward` returns only the ids of the rows.
 
-    **Draws.** A shard says the mass of its proposal for each context: the number of its classes,
-    the sum of their weights, that of its cells, or that at the root of its tree. A draw takes shard
-    s with :math:`M_s / \sum_r M_r`, and there class j with :math:`q_{j|s}`, so that q is their
-    product, whatever the masses are worth. With one shard draws, losses and vectors are those of a
-    `SoftmaxLayer` to the bit; with more, draws by counts and uniform ones have the same
-    distribution.
+    **Draws.** A shard returns the mass of its proposal for each context: the number of its classes,
+    the sum of their weights, the sum over its cells, or the mass at the root of its tree. A draw
+    selects shard s with probability :math:`M_s / \sum_r M_r`, and then class j with
+    :math:`q_{j|s}`. Their product q is exact for any masses. With one shard, draws, losses and
+    vectors equal those of a `SoftmaxLayer` to the last bit. With more, uniform and unigram draws
+    have the same distribution.
 
-    **Partial steps.** Where the optimizer of a shard refuses a step, others may have taken it. Go
-    on from a checkpoint then; `update` refuses to go on otherwise.
+    **Partial steps.** If the optimizer of a shard rejects a step, others may have taken it.
+    `update` then raises; continue from a checkpoint.
 
     Examples
     --------
@@ -137,37 +136,44 @@ class ShardedSoftmaxLayer(SoftmaxLayer):
                 f"{type(loss).__name__}; take a SampledSoftmaxLoss."
             )
         spec = SAMPLERS[as_choice("sampler", sampler, SHARDED)]
-        stored, whole = hasattr(class_embeddings, "part"), class_embeddings
+        stored, all_rows = hasattr(class_embeddings, "part"), class_embeddings
         if not stored:
-            whole = cpu.shaped_rows(CLASS_VECTORS, class_embeddings)
-        (n, d), dtype, weights = whole.shape, whole.dtype, None
-        # a seed for all: features of one map have masses that can be compared
+            all_rows = cpu.shaped_rows(CLASS_VECTORS, class_embeddings)
+        (n, d), dtype, weights = all_rows.shape, all_rows.dtype, None
+        # one seed for all shards: masses are comparable only for the same random features
         options["rng"] = rng if isinstance(rng, int) else int(as_key(rng))
         inputs = SamplerInputs(counts=np.ones(1) if counts is None else counts, **options)
         if spec.needs_counts:
-            counted = as_counts("counts", as_array("counts", counts), n)
-            weights = unigram_weights(counted, inputs.power)
-        local = isinstance(workers, (int, np.integer))
-        shards = Shards(as_count("workers", workers)) if local else DaskShards(workers)
+            class_counts = as_counts("counts", as_array("counts", counts), n)
+            weights = unigram_weights(class_counts, inputs.power)
+        is_local = isinstance(workers, (int, np.integer))
+        shards = Shards(as_count("workers", workers)) if is_local else DaskShards(workers)
         if shards.num > max(1, n // 2):
             raise ValueError(
                 f"`workers` must be at most {max(1, n // 2)} for {n} classes, two for each, got "
                 f"{shards.num}; take fewer."
             )
         shards.bounds = np.linspace(0, n, shards.num + 1).astype(np.int64)
-        # vectors and two copies while they come, states, and what a sampler copies
+        # vectors and two copies in transfer, optimizer states, and copies in the sampler
         copies = 3 + len(optimizer._state_names) + 2 * spec.follows_vectors
         size = int(np.diff(shards.bounds).max()) * d * dtype.itemsize
         shards.require_memory(f"shards of {n:,} classes", copies * size)
         for s, (lo, hi) in enumerate(shards.ranges):
-            rows, state = whole.part(lo, hi) if stored else (whole[lo:hi], None)
+            rows, state = all_rows.part(lo, hi) if stored else (all_rows[lo:hi], None)
             rows = cpu.float_rows(CLASS_VECTORS, np.asarray(rows))
-            part = None if weights is None else weights[lo:hi]
-            made = (part, loss, sampler, options, optimizer, as_count("update_every", update_every))
-            shards.start(s, rows, state, *made)
+            shard_weights = None if weights is None else weights[lo:hi]
+            shard_arguments = (
+                shard_weights,
+                loss,
+                sampler,
+                options,
+                optimizer,
+                as_count("update_every", update_every),
+            )
+            shards.start(s, rows, state, *shard_arguments)
         if stored:
-            shards.name_checkpoint(whole.folder)
-        self.steps: int = whole.steps if stored else 0
+            shards.name_checkpoint(all_rows.folder)
+        self.steps: int = all_rows.steps if stored else 0
         self.shards, self.optimizer = shards, optimizer
         self._sharded = ShardedRows(shards, (n, d), dtype)
         super().__init__(
@@ -180,31 +186,33 @@ class ShardedSoftmaxLayer(SoftmaxLayer):
         )
 
     def update(self, ids: Any = None) -> None:
-        """Let the workers take a step by the derivatives of the last `backward`.
+        """Run the optimizers on the workers, with the gradients of the last `backward`.
 
-        Their samplers follow, every `update_every` calls.
+        Their samplers are updated every `update_every` calls.
 
         Parameters
         ----------
         ids : object
-            Ignored: the workers know which rows have changed.
+            Ignored: the workers have the ids of the changed rows.
 
         Raises
         ------
         RuntimeError
-            If a worker is lost, or has not taken all steps before.
+            If a worker is lost, or has missed an earlier step.
         TypeError, ValueError
-            If there are no such derivatives, or the optimizer of a shard refuses the step.
+            If there are no such gradients, or the optimizer of a shard rejects the step.
         """
-        told = [(self.optimizer.learning_rate, self.steps)] * self.shards.num
-        done = self.shards.ask("step", told)
-        if not all(done):
-            raise self.shards.lost(done.index(False), "it was started again, or refused a step")
+        arguments = [(self.optimizer.learning_rate, self.steps)] * self.shards.num
+        are_done = self.shards.call_all("step", arguments)
+        if not all(are_done):
+            raise self.shards.lost_error(
+                are_done.index(False), "it was started again, or refused a step"
+            )
         self.steps += 1
 
     def refresh(self) -> None:
-        """Let the samplers be as if just made from the class vectors."""
-        self.shards.ask("refresh", [()] * self.shards.num)
+        """Rebuild the samplers from the class vectors."""
+        self.shards.call_all("refresh", [()] * self.shards.num)
 
     def predict_topk(
         self, h: ArrayLike, k: int, *, leave_out: Any = None
@@ -218,19 +226,19 @@ class ShardedSoftmaxLayer(SoftmaxLayer):
         k : int
             How many classes, at most n.
         leave_out : scipy.sparse matrix, shape (B, n), optional
-            Classes that are not wanted for a context.
+            Classes to exclude for each context.
 
         Returns
         -------
         ids : ndarray of int64, shape (B, k)
-            Classes of each example, the best first, and of classes of equal score the first one.
+            Classes by descending score; of equal scores the smallest class first.
         scores : ndarray, shape (B, k)
             Their scores.
         """
         loss = self.loss
-        scored: dict[str, Any] = {
+        options: dict[str, Any] = {
             "tau": loss.tau,
             "normalize": loss.normalize,
             "absolute": loss.absolute,
         }
-        return top_k_classes(h, self.class_embeddings, k, leave_out=leave_out, **scored)
+        return top_k_classes(h, self.class_embeddings, k, leave_out=leave_out, **options)

@@ -1,4 +1,4 @@
-"""A linear model whose class vectors lie on workers, who take their part of its steps."""
+"""A linear model whose class vectors, and their optimizer steps, are on workers."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from samplesoft.optimizers.base import Optimizer
 
 
 class ShardedOptimizer:
-    """The optimizer of a model with a sharded layer, whose shards take its steps of class vectors.
+    """The optimizer of a model with a sharded layer. Shards update the class vectors.
 
-    Its state is that of an optimizer in one process, with the arrays of all classes.
+    Its state equals that of an optimizer in one process, with arrays of all classes.
 
     Parameters
     ----------
     layer : ShardedSoftmaxLayer
-        Whose `optimizer` takes the other steps.
+        The layer; its `optimizer` updates the other parameters.
     name : str
-        That the model has for the class vectors among its parameters.
+        Name of the class vectors among the model's parameters.
     """
 
     def __init__(self, layer: ShardedSoftmaxLayer, name: str) -> None:
@@ -54,58 +54,65 @@ class ShardedOptimizer:
         return self._layer.optimizer.steps
 
     def step(self, parameters: dict[str, Any], gradients: dict[str, Any]) -> None:
-        """Change all parameters but the class vectors, which follow in the layer's `update`."""
-        here = {name: gradient for name, gradient in gradients.items() if name != self._name}
-        self._layer.optimizer.step(parameters, here)
+        """Update all parameters except the class vectors, which the layer's `update` changes."""
+        other_gradients = {
+            name: gradient for name, gradient in gradients.items() if name != self._name
+        }
+        self._layer.optimizer.step(parameters, other_gradients)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return the state, as `Optimizer.state` does."""
         layer, state = self._layer, self._layer.optimizer.state()
         for name in layer.optimizer._state_names if layer.steps else ():
-            state[f"{name}/{self._name}"] = layer.shards.joined(f"{name}/{CLASS_VECTORS}")
+            state[f"{name}/{self._name}"] = layer.shards.concatenated(f"{name}/{CLASS_VECTORS}")
         return state
 
     def load_state(self, state: dict[str, NDArray[Any]]) -> None:
-        """Go on from a `state`, written with any number of shards or none."""
-        layer, end = self._layer, f"/{self._name}"
-        there = {name for name in state if name.endswith(end)}
-        layer.optimizer.load_state({name: state[name] for name in state.keys() - there})
-        parts = [
-            {name.removesuffix(end) + f"/{CLASS_VECTORS}": state[name][lo:hi] for name in there}
+        """Restore a `state`, written with any number of shards or none."""
+        layer, suffix = self._layer, f"/{self._name}"
+        sharded_names = {name for name in state if name.endswith(suffix)}
+        layer.optimizer.load_state({name: state[name] for name in state.keys() - sharded_names})
+        shard_states = [
+            {
+                name.removesuffix(suffix) + f"/{CLASS_VECTORS}": state[name][lo:hi]
+                for name in sharded_names
+            }
             for lo, hi in layer.shards.ranges
         ]
-        layer.shards.ask("load_optimizer", [({"steps": state["steps"], **p},) for p in parts])
+        layer.shards.call_all(
+            "load_optimizer", [({"steps": state["steps"], **p},) for p in shard_states]
+        )
         layer.steps = layer.optimizer.steps
 
 
 def require_shardable(settings: LinearSoftmaxSettings) -> None:
-    """Raise ValueError unless the class vectors of a model can lie on several workers.
+    """Raise ValueError unless the class vectors of a model can be sharded.
 
     Parameters
     ----------
     settings : LinearSoftmaxSettings
-        Of the model.
+        Settings of the model.
 
     Raises
     ------
     ValueError
-        If the loss, the sampler or another setting is for one process alone.
+        If the loss, the sampler or another setting does not support shards.
     """
-    there = "for class vectors on workers"
+    where = "for class vectors on workers"
     loss, sampler = settings.loss, settings.sampler
     if settings.embedding_dim is None:
         raise ValueError(
-            f"`embedding_dim` must be a number {there}, got None: those on the inputs "
+            f"`embedding_dim` must be a number {where}, got None: those on the inputs "
             "themselves stay in memory."
         )
     if not LOSSES[loss].draws:
-        able = ", ".join(name for name, spec in LOSSES.items() if spec.shares_draws)
-        raise ValueError(f"`loss` must be one of {able} {there}, got {loss!r}.")
+        choices = ", ".join(name for name, spec in LOSSES.items() if spec.shares_draws)
+        raise ValueError(f"`loss` must be one of {choices} {where}, got {loss!r}.")
     if sampler not in SHARDED:
-        able = ", ".join(SHARDED)
-        raise ValueError(f"`sampler` must be one of {able} {there}, got {sampler!r}.")
+        choices = ", ".join(SHARDED)
+        raise ValueError(f"`sampler` must be one of {choices} {where}, got {sampler!r}.")
     if settings.num_certain:
-        raise ValueError(f"`num_certain` must be 0 {there}, got {settings.num_certain}.")
+        raise ValueError(f"`num_certain` must be 0 {where}, got {settings.num_certain}.")
 
 
 def shard(
@@ -116,32 +123,32 @@ def shard(
     workers: Any,
     optimizer: Optimizer,
 ) -> ShardedOptimizer:
-    """Let workers keep the class vectors of a model, and their sampler.
+    """Move the class vectors of a model, and their sampler, to workers.
 
     Parameters
     ----------
     model : LinearSoftmax
-        Its `softmax` becomes a `ShardedSoftmaxLayer` with the class vectors that it has.
+        Its `softmax` is replaced by a `ShardedSoftmaxLayer` with the same class vectors.
     settings : LinearSoftmaxSettings
-        Those of the model, but for its sampler, which the workers make.
+        Settings of the model, with the sampler that the workers make.
     counts : array_like, shape (n,)
-        How often each class occurs.
+        Count of each class.
     workers : int, distributed.Client or str
         As for a `ShardedSoftmaxLayer`.
     optimizer : Optimizer
-        Of which each shard takes a copy.
+        Each shard has a copy.
 
     Returns
     -------
     ShardedOptimizer
-        The optimizer that takes the steps of the model from now on.
+        The optimizer for the model from now on.
 
     Raises
     ------
     MemoryError
-        If a worker has not the memory for its shard.
+        If a worker has too little memory for its shard.
     TypeError, ValueError
-        If an argument is malformed, or `require_shardable` refuses the settings.
+        If an argument is malformed, or `require_shardable` rejects the settings.
     """
     require_shardable(settings)
     layer = ShardedSoftmaxLayer(
@@ -158,6 +165,6 @@ def shard(
         nu=settings.nu,
         num_features=settings.num_features,
     )
-    layer.shards.go_on = "resume if there is a checkpoint, with any number of workers"
+    layer.shards.recovery_hint = "resume if there is a checkpoint, with any number of workers"
     model.softmax = layer
     return ShardedOptimizer(layer, "softmax.class_embeddings")

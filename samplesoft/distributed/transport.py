@@ -1,4 +1,4 @@
-"""All shards, asked at once: in this process, or as Dask actors on workers of a cluster."""
+"""Method calls on all shards at once: in this process, or on Dask actors of a cluster."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ from samplesoft._validation import IntArray, require_instance
 from samplesoft.distributed.worker import Shard
 from samplesoft.samplers.base import Rows
 
-_PATIENCE = 2.0  # seconds of silence after which it is asked whether the worker lives
+_TIMEOUT_SECONDS = 2.0  # without an answer; then check that the worker is alive
 
 
 class Shards:
-    """Shards in this process, asked one after another: the same bits as on a cluster.
+    """Shards in this process, called one after another, with the same bits as on a cluster.
 
     Parameters
     ----------
     num : int
-        How many.
+        Number of shards.
 
     Attributes
     ----------
     bounds : ndarray of int64, shape (num + 1,)
         Shard s has the classes from ``bounds[s]`` to ``bounds[s + 1] - 1``.
     round_trips, bytes_sent, bytes_received : int
-        Of all questions so far, and the arrays in them.
-    go_on : str
-        What to do if a worker is lost.
+        Totals of all calls so far, and of the arrays in them.
+    recovery_hint : str
+        Advice in the error for a lost worker.
     """
 
     def __init__(self, num: int) -> None:
         self.num = num
         self.bounds: IntArray = np.zeros(num + 1, np.int64)
         self.round_trips = self.bytes_sent = self.bytes_received = 0
-        self.go_on = "there is no checkpoint: start again, and write some with write_shards"
+        self.recovery_hint = "there is no checkpoint: start again, and write some with write_shards"
         self._shards: list[Any] = []
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
-        """First class of each shard, and of the next."""
+        """First class of each shard, and of the next shard."""
         return list(pairwise(self.bounds.tolist()))
 
     def require_memory(self, what: str, needed: int) -> None:
@@ -57,34 +57,34 @@ class Shards:
         """Make shard s."""
         self._shards.append(Shard(*arguments))
 
-    def ask(self, question: str, arguments: list[Any], first: int = 0) -> list[Any]:
-        """Ask shards from the first on, all at once, with arguments of their own for each."""
-        pending = [self._put(s, question, each) for s, each in enumerate(arguments, first)]
-        answers = [self._answer(s, each) for s, each in enumerate(pending, first)]
+    def call_all(self, method: str, arguments: list[Any], first: int = 0) -> list[Any]:
+        """Call a method on shards from `first` on, with one tuple of arguments for each."""
+        pending = [self._submit(s, method, each) for s, each in enumerate(arguments, first)]
+        answers = [self._wait(s, each) for s, each in enumerate(pending, first)]
         self.round_trips += 1
         self.bytes_sent += _nbytes(arguments)
         self.bytes_received += _nbytes(answers)
         return answers
 
-    def _put(self, s: int, question: str, arguments: Sequence[Any]) -> Any:
-        return self._shards[s].answer(question, *arguments)
+    def _submit(self, s: int, method: str, arguments: Sequence[Any]) -> Any:
+        return self._shards[s].call(method, *arguments)
 
-    def _answer(self, s: int, pending: Any) -> Any:
+    def _wait(self, s: int, pending: Any) -> Any:
         return pending
 
-    def lost(self, s: int, why: object) -> RuntimeError:
-        """Return the error for a shard that does not answer any more."""
+    def lost_error(self, s: int, why: object) -> RuntimeError:
+        """Return the error for a shard whose worker is lost."""
         lo, hi = self.ranges[s]
         what = f"the worker of classes {lo} to {hi - 1} was lost ({why})"
-        return RuntimeError(f"{what}; {self.go_on}.")
+        return RuntimeError(f"{what}; {self.recovery_hint}.")
 
     def name_checkpoint(self, folder: str) -> None:
-        """Let errors for a lost worker name what was written or read last."""
-        self.go_on = f"go on from {folder!r}, with read_shards and any number of workers"
+        """Set the checkpoint that errors for a lost worker name."""
+        self.recovery_hint = f"go on from {folder!r}, with read_shards and any number of workers"
 
-    def joined(self, name: str) -> NDArray[Any]:
-        """Return an array (n, d) of all shards."""
-        return np.concatenate(self.ask("array", [(name,)] * self.num))
+    def concatenated(self, name: str) -> NDArray[Any]:
+        """Return an array (n, d), concatenated from all shards."""
+        return np.concatenate(self.call_all("array", [(name,)] * self.num))
 
 
 def _nbytes(value: Any) -> int:
@@ -94,12 +94,12 @@ def _nbytes(value: Any) -> int:
 
 
 class DaskShards(Shards):
-    """Shards that are actors of a Dask cluster, one on each worker.
+    """Shards as actors of a Dask cluster, one on each worker.
 
     Parameters
     ----------
     client : distributed.Client or str
-        Connected to the cluster; or the address of its scheduler.
+        Client of the cluster; or the address of its scheduler.
     """
 
     def __init__(self, client: Any) -> None:
@@ -110,11 +110,11 @@ class DaskShards(Shards):
         require_instance("workers", client, distributed.Client)
         require_same_versions(client, "workers")
         self._client = client
-        # the last two of a worker that goes while its shard is made
+        # the last two if a worker is lost while its shard is made
         self._losses = (OSError, RuntimeError, CancelledError, distributed.KilledWorker)
-        known = client.scheduler_info(n_workers=-1)["workers"]
-        self._workers = sorted(known)
-        self._resources = [known[address] for address in self._workers]
+        worker_info = client.scheduler_info(n_workers=-1)["workers"]
+        self._workers = sorted(worker_info)
+        self._resources = [worker_info[address] for address in self._workers]
         super().__init__(len(self._workers))
 
     def require_memory(self, what: str, needed: int) -> None:
@@ -128,29 +128,33 @@ class DaskShards(Shards):
                 )
 
     def start(self, s: int, rows: Rows, *arguments: Any) -> None:
-        """Make shard s on its worker, to which the rows go without a way through the scheduler."""
-        place: dict[str, Any] = {"workers": [self._workers[s]]}
-        placed = self._client.scatter(rows, direct=True, hash=False, **place)
+        """Make shard s on its worker; rows are sent directly, not through the scheduler."""
+        on_worker: dict[str, Any] = {"workers": [self._workers[s]]}
+        remote_rows = self._client.scatter(rows, direct=True, hash=False, **on_worker)
         arguments = (*arguments, self._resources[s]["nthreads"])
-        made = self._client.submit(Shard, placed, *arguments, actor=True, pure=False, **place)
-        self._shards.append(made)
+        actor = self._client.submit(
+            Shard, remote_rows, *arguments, actor=True, pure=False, **on_worker
+        )
+        self._shards.append(actor)
 
-    def _put(self, s: int, question: str, arguments: Sequence[Any]) -> Any:
+    def _submit(self, s: int, method: str, arguments: Sequence[Any]) -> Any:
         try:
-            if hasattr(self._shards[s], "result"):  # a future until all are made, side by side
+            if hasattr(
+                self._shards[s], "result"
+            ):  # a future, so that all shards are made concurrently
                 self._shards[s] = self._shards[s].result()
-            return self._shards[s].answer(question, *arguments)
+            return self._shards[s].call(method, *arguments)
         except self._losses as error:
-            raise self.lost(s, error) from None
+            raise self.lost_error(s, error) from None
 
-    def _answer(self, s: int, pending: Any) -> Any:
+    def _wait(self, s: int, pending: Any) -> Any:
         while True:
             try:
-                return pending.result(timeout=_PATIENCE)
+                return pending.result(timeout=_TIMEOUT_SECONDS)
             except OSError as error:
-                # silence, for which an actor on a worker that has gone would be waited for forever
+                # on a timeout check the worker: waiting for an actor of a lost worker never ends
                 if (
                     not isinstance(error, TimeoutError)
                     or self._workers[s] not in self._client.nthreads()
                 ):
-                    raise self.lost(s, error) from None
+                    raise self.lost_error(s, error) from None

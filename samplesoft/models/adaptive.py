@@ -33,44 +33,44 @@ from samplesoft.models.linear import Gradient, as_float_dtype, uniform_weights
 from samplesoft.samplers.base import Rows
 from samplesoft.search import check_k
 
-_PLACES = 32  # that cutoffs are chosen from
+_MAX_CUTOFF_CANDIDATES = 32  # cutoffs that are tried
 
 
 class AdaptiveSoftmax:
     """A softmax over frequent classes and over tails of rarer ones, which have shorter vectors.
 
-    The head has a score for each of the most frequent classes, and one for each tail. A class of a
-    tail has the probability of the tail times that of the class among those of the tail, by a
-    projection of the context to ``d / div_value**i`` numbers in the i-th. Take it where a few
-    classes make up most examples, such as words: what an example costs is the head, and seldom
-    more. Rare classes are told apart less well than by the full or the sampled softmax.
+    The head has a score for each of the most frequent classes, and one for each tail. The
+    probability of a class in a tail is the tail's probability times the class's probability within
+    the tail. Tail i projects contexts to ``d / div_value**i`` dimensions. Use it if a few classes
+    make up most examples, as for words: the cost of an example is mostly that of the head. Rare
+    classes are distinguished less well than by the full or the sampled softmax.
 
     Parameters
     ----------
     embedding_dim : int
         Length d of contexts.
     counts : array_like, shape (n,)
-        How often each class occurs, in any unit: the head and the tails are by that.
+        Count or frequency of each class, in any unit; determines head and tails.
     cutoffs : sequence of int, optional
-        How many of the most frequent classes are in the head, and how many in the head and in the
-        tails up to each but the last. By default one or two, or a head of all n, of least
-        multiplications for an example.
+        Cumulative numbers of classes, by descending frequency: in the head, then including each
+        tail except the last. By default one or two cutoffs, or a head of all n, with the fewest
+        expected multiplications for an example.
     div_value : float
-        How much shorter the vectors of each tail are, at least 1.
+        Factor by which the dimension shrinks from tail to tail, at least 1.
     reduction : {"mean", "sum"}
-        The value is the mean of the examples' losses by their weights, or their weighted sum.
+        Weighted mean or weighted sum of the examples' losses.
     dtype : dtype
         float32 or float64.
     rng : int or numpy.random.Generator or None
-        Source of the parameters.
+        Seed of the parameters.
 
     Attributes
     ----------
     parameters : dict of str to ndarray
-        ``"head"`` (c + T, d), of c frequent classes by their frequency and T tails, and for each
-        tail ``"projection_i"`` (d_i, d) and ``"tail_i"`` (n_i, d_i).
+        ``"head"`` (c + T, d), for the c most frequent classes and T tails; for each tail
+        ``"projection_i"`` (d_i, d) and ``"tail_i"`` (n_i, d_i).
     order : ndarray of int64, shape (n,)
-        The classes by frequency.
+        The classes by descending frequency.
     cutoffs : tuple of int
         As above.
 
@@ -115,10 +115,10 @@ class AdaptiveSoftmax:
         self.order: IntArray = np.argsort(-frequencies, kind="stable")
         self._ranks = np.argsort(self.order)
         if cutoffs is None:
-            chosen = _cheapest(frequencies[self.order], d, divisor)
+            chosen = _cheapest_cutoffs(frequencies[self.order], d, divisor)
         else:
-            every = np.atleast_1d(as_array("cutoffs", cutoffs)).tolist()
-            chosen = tuple(as_count("cutoffs", cutoff) for cutoff in every)
+            given = np.atleast_1d(as_array("cutoffs", cutoffs)).tolist()
+            chosen = tuple(as_count("cutoffs", cutoff) for cutoff in given)
             if not chosen or any(b <= a for a, b in zip(chosen, (*chosen[1:], n), strict=True)):
                 raise ValueError(
                     f"`cutoffs` must rise and be below the {n} classes, got {list(chosen)}."
@@ -126,9 +126,9 @@ class AdaptiveSoftmax:
         self.cutoffs = chosen
         self._bounds = np.unique([*chosen, n])  # a head of all classes has no tail
         shapes = {"head": (chosen[0] + len(self._bounds) - 1, d)}
-        for i, num in enumerate(np.diff(self._bounds).tolist(), start=1):
-            short = _length(d, divisor, i)
-            shapes |= {f"projection_{i}": (short, d), f"tail_{i}": (num, short)}
+        for i, num_tail in enumerate(np.diff(self._bounds).tolist(), start=1):
+            tail_dim = _tail_dim(d, divisor, i)
+            shapes |= {f"projection_{i}": (tail_dim, d), f"tail_{i}": (num_tail, tail_dim)}
         key = as_key(rng)
         self.parameters: dict[str, Rows] = {
             name: uniform_weights(
@@ -141,7 +141,7 @@ class AdaptiveSoftmax:
     def forward(
         self, h: ArrayLike, labels: Any, *, weights: ArrayLike | None = None, rng: object = None
     ) -> tuple[float, Any]:
-        """Compute the loss; nothing is drawn, so that `rng` is not used.
+        """Compute the loss. Nothing is drawn; `rng` is not used.
 
         Parameters
         ----------
@@ -169,21 +169,23 @@ class AdaptiveSoftmax:
         head = self.parameters["head"]
         contexts = as_float_rows("h", h, head.shape[1], self.dtype)
         ranks = self._ranks[as_labels("labels", labels, self.num_classes, contexts.shape[:1])]
-        each = checked_weights(weights, len(contexts), self.reduction, self.dtype)
+        example_weights = checked_weights(weights, len(contexts), self.reduction, self.dtype)
         tails = np.searchsorted(self._bounds, ranks, side="right")  # 0 is the head
-        first = np.where(tails > 0, self.cutoffs[0] + tails - 1, ranks)
-        value, of_head = self._loss.forward(contexts, head, first, weights=each)
-        parts: list[tuple[int, IntArray, Rows, Cache]] = []
+        head_labels = np.where(tails > 0, self.cutoffs[0] + tails - 1, ranks)
+        value, head_cache = self._loss.forward(contexts, head, head_labels, weights=example_weights)
+        tail_caches: list[tuple[int, IntArray, Rows, Cache]] = []
         for i in range(1, len(self._bounds)):
             rows = np.flatnonzero(tails == i)
             if len(rows):
-                short = product(contexts[rows], self.parameters[f"projection_{i}"].T)
-                places = ranks[rows] - self._bounds[i - 1]
+                projected = product(contexts[rows], self.parameters[f"projection_{i}"].T)
+                tail_labels = ranks[rows] - self._bounds[i - 1]
                 vectors = self.parameters[f"tail_{i}"]
-                lost, cache = self._loss.forward(short, vectors, places, weights=each[rows])
-                value += lost
-                parts.append((i, rows, contexts[rows], cache))
-        return float(value), (of_head, parts)
+                tail_loss, cache = self._loss.forward(
+                    projected, vectors, tail_labels, weights=example_weights[rows]
+                )
+                value += tail_loss
+                tail_caches.append((i, rows, contexts[rows], cache))
+        return float(value), (head_cache, tail_caches)
 
     def backward(self, cache: Any) -> tuple[Rows, dict[str, Gradient]]:
         """Compute gradients.
@@ -198,22 +200,22 @@ class AdaptiveSoftmax:
         dh : ndarray, shape (B, d)
             Derivatives in the contexts.
         gradients : dict of str to ndarray or SparseRows
-            Derivatives under the names of `parameters`, of the head and of the tails that have a
-            label in the batch.
+            Gradients under the names of `parameters`: of the head, and of tails with labels in the
+            batch.
         """
-        copy_read_only_arrays(self.parameters)  # which are about to change
-        of_head, parts = cache
-        found = self._loss.backward(of_head)
-        dh, gradients = found.dh, dict[str, Gradient](head=found.dW)
-        for i, rows, contexts, of_tail in parts:
-            of_loss = self._loss.backward(of_tail)
-            dh[rows] += product(of_loss.dh, self.parameters[f"projection_{i}"])
-            gradients[f"projection_{i}"] = product(of_loss.dh.T, contexts)
-            gradients[f"tail_{i}"] = of_loss.dW
+        copy_read_only_arrays(self.parameters)  # the optimizer will update them
+        head_cache, tail_caches = cache
+        head_gradients = self._loss.backward(head_cache)
+        dh, gradients = head_gradients.dh, dict[str, Gradient](head=head_gradients.dW)
+        for i, rows, contexts, tail_cache in tail_caches:
+            tail_gradients = self._loss.backward(tail_cache)
+            dh[rows] += product(tail_gradients.dh, self.parameters[f"projection_{i}"])
+            gradients[f"projection_{i}"] = product(tail_gradients.dh.T, contexts)
+            gradients[f"tail_{i}"] = tail_gradients.dW
         return dh, gradients
 
     def update(self, ids: Any = None) -> None:
-        """Do nothing: there is no sampler that follows."""
+        """Do nothing: there is no sampler to update."""
 
     @ignoring_overflow  # what is not finite is refused
     def log_probs(self, h: ArrayLike) -> FloatArray:
@@ -236,13 +238,13 @@ class AdaptiveSoftmax:
         """
         head, num = self.parameters["head"], self.cutoffs[0]
         contexts = as_float_rows("h", h, head.shape[1], self.dtype)
-        of_head = log_softmax(product(contexts, head.T).astype(np.float64), axis=1)
-        parts = [of_head[:, :num]]
+        head_logs = log_softmax(product(contexts, head.T).astype(np.float64), axis=1)
+        log_blocks = [head_logs[:, :num]]
         for i in range(1, len(self._bounds)):
-            short = product(contexts, self.parameters[f"projection_{i}"].T)
-            scores = product(short, self.parameters[f"tail_{i}"].T).astype(np.float64)
-            parts.append(of_head[:, num + i - 1, None] + log_softmax(scores, axis=1))
-        logs = np.concatenate(parts, axis=1)[:, self._ranks]
+            projected = product(contexts, self.parameters[f"projection_{i}"].T)
+            scores = product(projected, self.parameters[f"tail_{i}"].T).astype(np.float64)
+            log_blocks.append(head_logs[:, num + i - 1, None] + log_softmax(scores, axis=1))
+        logs = np.concatenate(log_blocks, axis=1)[:, self._ranks]
         if not np.isfinite(logs).all():
             raise ValueError(
                 f"`h` must have scores within the range of {self.dtype}, got numbers up to "
@@ -263,7 +265,7 @@ class AdaptiveSoftmax:
         Returns
         -------
         ids : ndarray of int64, shape (B, k)
-            Classes, the most likely first, and of equal ones the first one.
+            Classes by descending probability; of equal ones the smallest first.
         logs : ndarray of float64, shape (B, k)
             Their log-probabilities.
 
@@ -277,24 +279,30 @@ class AdaptiveSoftmax:
         return ids, np.take_along_axis(logs, ids, axis=1)
 
 
-def _length(d: int, divisor: float, i: int) -> int:
-    """Return the length of the vectors of the i-th tail; a power beyond d is as good as d."""
+def _tail_dim(d: int, divisor: float, i: int) -> int:
+    """Return the dimension of tail i, at least 1."""
     return max(1, int(d // divisor**i)) if i * math.log(divisor) < 500.0 else 1
 
 
-def _cheapest(frequencies: FloatArray, d: int, divisor: float) -> tuple[int, ...]:
-    """Return one or two cutoffs of least multiplications, for falling frequencies (n,).
+def _cheapest_cutoffs(frequencies: FloatArray, d: int, divisor: float) -> tuple[int, ...]:
+    """Return one or two cutoffs with the fewest multiplications, for descending frequencies (n,).
 
-    It is n where a head of all classes takes the fewest.
+    The only cutoff is n if a head of all classes takes the fewest.
     """
     n = len(frequencies)
-    shares = np.append(0.0, np.cumsum(frequencies)) / frequencies.sum()
-    places = np.unique(np.geomspace(1, max(n - 1, 1), _PLACES).astype(np.int64)).tolist()
-    found = [(float(n * d), (n,))]
-    for cut in [*combinations(places, 1), *combinations(places, 2)]:
+    cumulative_fractions = np.append(0.0, np.cumsum(frequencies)) / frequencies.sum()
+    candidates = np.unique(
+        np.geomspace(1, max(n - 1, 1), _MAX_CUTOFF_CANDIDATES).astype(np.int64)
+    ).tolist()
+    costs = [(float(n * d), (n,))]
+    for cut in [*combinations(candidates, 1), *combinations(candidates, 2)]:
         cost, ends = float(d * (cut[0] + len(cut))), (*cut, n)
         for i, (first, last) in enumerate(zip(ends, ends[1:], strict=False), start=1):
-            short = _length(d, divisor, i)
-            cost += float(shares[last] - shares[first]) * short * (d + last - first)
-        found.append((cost, cut))
-    return min(found)[1]
+            dim = _tail_dim(d, divisor, i)
+            cost += (
+                float(cumulative_fractions[last] - cumulative_fractions[first])
+                * dim
+                * (d + last - first)
+            )
+        costs.append((cost, cut))
+    return min(costs)[1]

@@ -22,17 +22,17 @@ from samplesoft.models.softmax_layer import SoftmaxLayer
 from samplesoft.samplers.base import Rows
 from samplesoft.search import check_k, check_leave_out
 
-_NUMBERS = 1 << 22  # log-probabilities at a time
+_CHUNK_VALUES = 1 << 22  # log-probabilities that are computed at a time
 
 
 class HierarchicalSoftmax(SoftmaxLayer):
     """A softmax layer over a tree of classes: a step costs as much as the path to the label.
 
-    A class has the probability of all steps on the path to it, each of which is a softmax over the
-    scores ``tau * h . c`` of siblings: probabilities sum to 1 without a sum over all classes. Two
-    levels (`two_level_tree`) cost about 2 sqrt(n) scores an example, a binary tree (`huffman_tree`)
-    log n. Take it where a normalised loss is wanted at that cost; what a node cannot tell apart
-    is lost to all classes below it, so that the full or the sampled softmax is usually better.
+    The probability of a class is the product of the steps on its path, each a softmax over the
+    scores ``tau * h . c`` of siblings. Probabilities sum to 1 without a sum over all classes. Two
+    levels (`two_level_tree`) cost about 2 sqrt(n) scores for an example, a binary tree
+    (`huffman_tree`) log n. Use it for a normalised loss at that cost. Errors at a node affect all
+    classes below it, so that the full or the sampled softmax is usually more accurate.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class HierarchicalSoftmax(SoftmaxLayer):
     Attributes
     ----------
     parameters : dict of str to ndarray
-        ``"class_embeddings"`` (N, d): those of the nodes.
+        ``"class_embeddings"`` (N, d): vectors of the nodes.
 
     Raises
     ------
@@ -102,19 +102,22 @@ class HierarchicalSoftmax(SoftmaxLayer):
         TypeError, ValueError
             If an argument is malformed.
         """
-        tree, z = self.tree, self._scaled(h)
+        tree, z = self.tree, self._scaled_contexts(h)
         logs = np.empty((len(z), tree.num_classes))
 
-        def work(part: slice) -> None:
-            scores = product(z[part], self.class_embeddings.T).astype(np.float64)
-            _add_up(tree.children, scores)
-            np.take(scores, tree.places, axis=1, out=logs[part])
+        def compute_log_probs(rows: slice) -> None:
+            scores = product(z[rows], self.class_embeddings.T).astype(np.float64)
+            _log_probs_down_tree(tree.children, scores)
+            np.take(scores, tree.places, axis=1, out=logs[rows])
 
-        thread_each(work, chunks(len(z), max(1, _NUMBERS // (tree.num_nodes * num_threads()))))
+        thread_each(
+            compute_log_probs,
+            chunks(len(z), max(1, _CHUNK_VALUES // (tree.num_nodes * num_threads()))),
+        )
         return logs
 
     def top_k(self, h: ArrayLike, k: int, *, leave_out: Any = None) -> tuple[IntArray, FloatArray]:
-        """Find the most likely classes, by branch and bound: exactly, without a look at the rest.
+        """Find the most likely classes exactly, by branch and bound.
 
         Parameters
         ----------
@@ -123,60 +126,63 @@ class HierarchicalSoftmax(SoftmaxLayer):
         k : int
             How many classes, at most n.
         leave_out : scipy.sparse CSR matrix, shape (B, n), optional
-            Classes that are not wanted for a context.
+            Classes to exclude for each context.
 
         Returns
         -------
         ids : ndarray of int64, shape (B, k)
-            Classes, the most likely first, and of equal ones the first one.
+            Classes by descending probability; of equal ones the smallest first.
         logs : ndarray of float64, shape (B, k)
-            Their log-probabilities; -inf for classes left out, where fewer than k are left.
+            Their log-probabilities; -inf for excluded classes, if fewer than k remain.
 
         Raises
         ------
         TypeError, ValueError
             If an argument is malformed.
         """
-        tree, z = self.tree, self._scaled(h)
+        tree, z = self.tree, self._scaled_contexts(h)
         k = check_k(k, tree.num_classes)
-        absent = check_leave_out(leave_out, (len(z), tree.num_classes))
-        bounds, unwanted = np.zeros(len(z) + 1, np.int64), np.zeros(0, np.int64)
-        if absent is not None:
-            bounds, unwanted = absent.indptr.astype(np.int64), absent.indices.astype(np.int64)
+        excluded = check_leave_out(leave_out, (len(z), tree.num_classes))
+        excluded_offsets, excluded_classes = np.zeros(len(z) + 1, np.int64), np.zeros(0, np.int64)
+        if excluded is not None:
+            excluded_offsets, excluded_classes = (
+                excluded.indptr.astype(np.int64),
+                excluded.indices.astype(np.int64),
+            )
         ids, logs = np.empty((len(z), k), np.int64), np.empty((len(z), k))
 
-        def work(part: slice) -> None:
+        def search_contexts(rows: slice) -> None:
             workspace = make_workspace(tree, z)
-            for b in range(part.start, part.stop):
-                without = unwanted[bounds[b] : bounds[b + 1]]
-                _search(
+            for b in range(rows.start, rows.stop):
+                excluded_here = excluded_classes[excluded_offsets[b] : excluded_offsets[b + 1]]
+                _search_most_likely(
                     *(tree.children, tree.classes, self.class_embeddings, z, b),
-                    *(without, ids[b], logs[b], workspace),
+                    *(excluded_here, ids[b], logs[b], workspace),
                 )
 
-        thread_each(work, chunks(len(z), max(1, -(-len(z) // (4 * num_threads())))))
+        thread_each(search_contexts, chunks(len(z), max(1, -(-len(z) // (4 * num_threads())))))
         return ids, logs
 
     def evaluate(self, h: ArrayLike, labels: Any, *, k: tuple[int, ...] = ()) -> Evaluation:
         """Compute the loss and ranks of the labels, as `SoftmaxLayer.evaluate`."""
-        whole = HierarchicalLoss(self.tree, tau=self.loss.tau)
-        value, cache = whole.forward(h, self.class_embeddings, labels)
+        mean_loss = HierarchicalLoss(self.tree, tau=self.loss.tau)
+        value, cache = mean_loss.forward(h, self.class_embeddings, labels)
         targets, size = cache.batch.targets, len(cache.batch.z)
         classes, example_ids = self.tree.classes[targets.labels], targets.rows(np.arange(size))
-        in_place = np.zeros(0)
+        label_hits = np.zeros(0)
         if k:
             contexts = np.asarray(h)
-            in_place = count_labels_by_position(
+            label_hits = count_labels_by_position(
                 self.top_k, contexts, example_ids, classes, max(k), len(self.class_embeddings)
             )
-        return make_evaluation(value, in_place, k, len(classes), size)
+        return make_evaluation(value, label_hits, k, len(classes), size)
 
-    def _scaled(self, h: ArrayLike) -> Rows:
+    def _scaled_contexts(self, h: ArrayLike) -> Rows:
         rows = self.class_embeddings
         require_finite_rows(rows)
         contexts = as_float_rows("h", h, rows.shape[1], rows.dtype)
-        largest = float(np.abs(rows).max()) * float(np.abs(contexts).max()) * self.loss.tau
-        if not largest * rows.shape[1] < np.finfo(rows.dtype).max:
+        max_product = float(np.abs(rows).max()) * float(np.abs(contexts).max()) * self.loss.tau
+        if not max_product * rows.shape[1] < np.finfo(rows.dtype).max:
             raise ValueError(
                 f"`h` must have logits within the range of {rows.dtype}, got numbers up to "
                 f"{np.abs(contexts).max():.3g}; scale the vectors down, or use float64."
@@ -185,57 +191,58 @@ class HierarchicalSoftmax(SoftmaxLayer):
 
 
 @njit
-def _add_up(children: IntArray, scores: FloatArray) -> None:
-    """Turn scores (b, N) of nodes into log-probabilities."""
+def _log_probs_down_tree(children: IntArray, scores: FloatArray) -> None:
+    """Replace scores (b, N) of nodes by log-probabilities."""
     for b in range(len(scores)):
         row = scores[b]
-        for node in range(-1, len(children) - 1):  # a node before its children
+        for node in range(-1, len(children) - 1):  # parents before their children
             first, last = children[node, 0], children[node, 1]
             if first == last:
                 continue
-            top, total = -np.inf, 0.0
+            max_score, total = -np.inf, 0.0
             for i in range(first, last):
-                top = max(top, row[i])
+                max_score = max(max_score, row[i])
             for i in range(first, last):
-                total += math.exp(row[i] - top)
-            shift = top + math.log(total) - (row[node] if node >= 0 else 0.0)
+                total += math.exp(row[i] - max_score)
+            shift = max_score + math.log(total) - (row[node] if node >= 0 else 0.0)
             for i in range(first, last):
                 row[i] -= shift
 
 
 @njit
-def _search(
+def _search_most_likely(
     children: IntArray,
     classes: IntArray,
     rows: Rows,
     z: Rows,
     b: int,
-    unwanted: IntArray,
+    excluded: IntArray,
     ids: IntArray,
     logs: FloatArray,
     workspace: Workspace,
 ) -> None:
-    """Write the most likely classes of a context, but for those unwanted, which rise.
+    """Write the most likely classes of context b, without the ascending `excluded` ones.
 
-    A class is as likely as the nodes above it at most: those are opened from the most likely on.
+    A class is at most as likely as its ancestors. Nodes are therefore expanded in order of
+    decreasing probability.
     """
     logits, weights = workspace
-    # by how unlikely they are; of equal ones nodes are opened before classes are taken
-    heap, found = [(0.0, -1, -1)], 0
-    while found < len(ids) and len(heap) > 0:
+    # ordered by minus log-probability; of equal ones, inner nodes (class -1) come first
+    heap, num_found = [(0.0, -1, -1)], 0
+    while num_found < len(ids) and len(heap) > 0:
         cost, class_id, node = heapq.heappop(heap)
         if class_id >= 0:
-            ids[found], logs[found] = class_id, -cost
-            found += 1
+            ids[num_found], logs[num_found] = class_id, -cost
+            num_found += 1
             continue
         first, last = children[node, 0], children[node, 1]
         products(rows, first, last, z, b, -1, logits, 0)
-        total, top = exp_weights(logits, weights, 0, last - first, -1)
-        cost += top + math.log(total)
+        total, max_logit = exp_weights(logits, weights, 0, last - first, -1)
+        cost += max_logit + math.log(total)
         for i in range(first, last):
-            place = count_below(unwanted, classes[i])
-            if place == len(unwanted) or unwanted[place] != classes[i]:
+            index = count_below(excluded, classes[i])
+            if index == len(excluded) or excluded[index] != classes[i]:
                 heapq.heappush(heap, (cost - float(logits[0, i - first]), classes[i], i))
-    for class_id in unwanted[: len(ids) - found]:
-        ids[found], logs[found] = class_id, -np.inf
-        found += 1
+    for class_id in excluded[: len(ids) - num_found]:
+        ids[num_found], logs[num_found] = class_id, -np.inf
+        num_found += 1

@@ -1,4 +1,4 @@
-"""A linear layer whose input may be sparse, and what arrays of layers must be."""
+"""A linear layer with dense or sparse inputs, and validation of arrays of layers."""
 
 from __future__ import annotations
 
@@ -26,11 +26,14 @@ from samplesoft.kernels.rows import weighted_rows
 from samplesoft.kernels.sort_ids import equal_runs
 from samplesoft.losses.base import SparseRows
 
-Gradient = NDArray[Any] | SparseRows  # of a parameter, of all its rows or of a few
+Gradient = NDArray[Any] | SparseRows  # in a parameter: dense, or of a few rows
 
-_CHUNK_NUMBERS = 1 << 17  # numbers of output that a thread computes at a time
-_SORTED, _PASSES = 1 << 18, 32  # entries that are sorted at once, and times for more, at most
-_DRAWN_NUMBERS = 1 << 20  # uniforms drawn at a time: memory for them, whatever the weights take
+_CHUNK_VALUES = 1 << 17  # output values that a thread computes at a time
+_MAX_SORTED_ENTRIES, _MAX_PASSES = (
+    1 << 18,
+    32,
+)  # entries that are sorted at once, and times for more, at most
+_CHUNK_UNIFORMS = 1 << 20  # uniforms drawn at a time, which bounds the memory for them
 
 
 class Linear:
@@ -45,12 +48,12 @@ class Linear:
     dtype : dtype
         float32 or float64.
     rng : int or numpy.random.Generator or None
-        Source of the parameters, which start uniform in +-1 / sqrt(d).
+        Seed of the parameters, uniform in +-1 / sqrt(d).
 
     Attributes
     ----------
     parameters : dict of str to ndarray
-        ``weights`` (v, d) and ``intercept`` (d,), the output for a row without entries.
+        ``weights`` (v, d) and ``intercept`` (d,).
 
     Raises
     ------
@@ -65,8 +68,8 @@ class Linear:
 
     Notes
     -----
-    For dense inputs the last bits may change with the number of threads that BLAS uses, unless
-    under ``with threadpoolctl.threadpool_limits(1, "blas"):``; for sparse ones they do not.
+    For dense inputs the last bits may depend on the number of BLAS threads, except under
+    ``with threadpoolctl.threadpool_limits(1, "blas"):``. For sparse inputs they do not.
 
     Examples
     --------
@@ -94,7 +97,7 @@ class Linear:
         require_memory("num_inputs", shape[0], kind.itemsize * shape[0] * shape[1])
         scale, stream = embedding_dim**-0.5, np.uint64(mix64(key, np.uint64(1)))
         self.parameters = {
-            # the key is hashed once more, or every seed would have other weights than before
+            # hash the key again, so that seeds give the same weights as in earlier versions
             "weights": uniform_weights(shape, scale, kind, as_key(int(key))),
             "intercept": uniform_weights((embedding_dim,), scale, kind, stream),
         }
@@ -105,7 +108,7 @@ class Linear:
         Parameters
         ----------
         x : ndarray or scipy.sparse CSR matrix, shape (B, v)
-            Inputs, finite, of the type of the weights.
+            Finite inputs, in the dtype of the weights.
 
         Returns
         -------
@@ -125,17 +128,17 @@ class Linear:
             with ignore_overflow():
                 y = product(x, weights)
         else:
-            # the transpose of x is never made: the backward pass sorts its entries by column
+            # x is never transposed: the backward pass sorts its entries by column
             y = sparse_product(x, weights)
         y += self.parameters["intercept"]
         check_products(y)
         return y, x
 
     def backward(self, cache: Any, dy: NDArray[Any]) -> tuple[None, dict[str, Gradient]]:
-        """Return None, for inputs are data, and the gradient; of sparse inputs, sparse rows."""
+        """Return None, because inputs are data, and gradients; for sparse inputs, sparse rows."""
         copy_read_only_arrays(self.parameters)  # which are about to change
         weights = self.parameters["weights"]
-        # a dense input has a dense gradient of all rows, a sparse one of the rows that occur
+        # dense inputs have a dense gradient, sparse ones a gradient of the rows that occur
         shape = (cache.shape[0], weights.shape[1])
         if dy.shape != shape or dy.dtype != weights.dtype:  # kernels would read beyond its end
             raise ValueError(
@@ -144,16 +147,16 @@ class Linear:
             )
         if isinstance(cache, np.ndarray):
             with ignore_overflow():  # optimizers refuse what overflows
-                of_weights: Gradient = product(cache.T, dy)
+                d_weights: Gradient = product(cache.T, dy)
         else:
-            of_weights = _transposed_product(cache, np.ascontiguousarray(dy), len(weights))
-        return None, {"weights": of_weights, "intercept": dy.sum(axis=0)}
+            d_weights = _transposed_product(cache, np.ascontiguousarray(dy), len(weights))
+        return None, {"weights": d_weights, "intercept": dy.sum(axis=0)}
 
 
 def sparse_product(x: sparse.csr_array, weights: NDArray[Any]) -> NDArray[Any]:
-    """Return sparse rows (B, v) times weights (v, d), at a cost that does not depend on v.
+    """Return sparse rows (B, v) times weights (v, d), at a cost independent of v.
 
-    Rows are divided among threads; each is a sum in the order of its entries, as SciPy's is.
+    Threads divide the rows. Each row is summed in the order of its entries, as in SciPy.
     """
     y = np.empty((x.shape[0], weights.shape[1]), weights.dtype)
 
@@ -161,100 +164,102 @@ def sparse_product(x: sparse.csr_array, weights: NDArray[Any]) -> NDArray[Any]:
         starts = x.indptr[part.start : part.stop + 1]
         weighted_rows(starts, x.indices, x.data, weights, y[part])
 
-    thread_each(multiply, row_chunks(y.shape, _CHUNK_NUMBERS))
+    thread_each(multiply, row_chunks(y.shape, _CHUNK_VALUES))
     return y
 
 
 def _transposed_product(x: sparse.csr_array, dy: NDArray[Any], num_inputs: int) -> SparseRows:
-    """Return ``x.T @ dy`` in the inputs that occur; no two threads write to the same row."""
-    if x.nnz <= _SORTED:
-        return _of_entries(x, slice(0, x.nnz), dy, num_inputs)
-    # sorted entries take five times a matrix: those of some columns at a time
+    """Return ``x.T @ dy`` for the inputs that occur; each row is written by one thread."""
+    if x.nnz <= _MAX_SORTED_ENTRIES:
+        return _product_of_entries(x, slice(0, x.nnz), dy, num_inputs)
+    # sorting takes five times the memory of the entries: sort a range of columns at a time
     counts = column_counts(x)
-    parts = chunks(x.nnz, max(_SORTED, num_inputs))
+    parts = chunks(x.nnz, max(_MAX_SORTED_ENTRIES, num_inputs))
     occurring = int(np.count_nonzero(counts))
     ids, rows = np.empty(occurring, np.int64), np.empty((occurring, dy.shape[1]), dy.dtype)
-    # each time all entries are looked through, so that there are not many times
-    before = (np.cumsum(counts) - counts) // max(_SORTED, x.nnz // _PASSES)
-    offsets = np.unique(before, return_index=True)[1]
-    done = 0
+    # each pass scans all entries, so that the number of passes is limited
+    pass_of_column = (np.cumsum(counts) - counts) // max(_MAX_SORTED_ENTRIES, x.nnz // _MAX_PASSES)
+    offsets = np.unique(pass_of_column, return_index=True)[1]
+    num_done = 0
     for first, last in zip(offsets, [*offsets[1:], num_inputs], strict=True):
-        places = [
+        entries = [
             part.start + np.flatnonzero((first <= x.indices[part]) & (x.indices[part] < last))
             for part in parts
         ]
-        found = _of_entries(x, np.concatenate(places), dy, num_inputs)
-        some = slice(done, done + len(found.ids))
-        ids[some], rows[some], done = found.ids, found.rows, some.stop
+        found = _product_of_entries(x, np.concatenate(entries), dy, num_inputs)
+        new_rows = slice(num_done, num_done + len(found.ids))
+        ids[new_rows], rows[new_rows], num_done = found.ids, found.rows, new_rows.stop
     return SparseRows(ids, rows)
 
 
 def column_counts(matrix: Any) -> IntArray:
-    """Return how many entries each column (v,) of a CSR matrix has."""
+    """Return the number of entries (v,) in each column of a CSR matrix."""
     counts = np.zeros(matrix.shape[1], np.int64)
-    for part in chunks(matrix.nnz, max(_SORTED, len(counts))):  # of which NumPy makes int64
+    for part in chunks(
+        matrix.nnz, max(_MAX_SORTED_ENTRIES, len(counts))
+    ):  # NumPy converts the indices to int64
         counts += np.bincount(matrix.indices[part], minlength=len(counts))
     return counts
 
 
-def _of_entries(
-    x: sparse.csr_array, places: slice | IntArray, dy: NDArray[Any], num_inputs: int
+def _product_of_entries(
+    x: sparse.csr_array, entries: slice | IntArray, dy: NDArray[Any], num_inputs: int
 ) -> SparseRows:
-    """Return ``x.T @ dy`` for entries at some places, which are all of some columns, and rise."""
+    """Return ``x.T @ dy`` for ascending indices of entries: all entries of some columns."""
     # sorting brings the entries of a column together; each column is then one sum
-    ids, _, order, starts = equal_runs(x.indices[places].astype(np.int64), num_inputs)
+    ids, _, order, starts = equal_runs(x.indices[entries].astype(np.int64), num_inputs)
     example_ids: IntArray
-    if isinstance(places, slice):  # all; the example of each
+    if isinstance(entries, slice):  # all; the example of each
         example_ids = np.repeat(np.arange(len(dy)), np.diff(x.indptr))
     else:
-        example_ids = np.searchsorted(x.indptr, places, side="right") - 1
-    example_ids, values = example_ids[order], x.data[places][order]
+        example_ids = np.searchsorted(x.indptr, entries, side="right") - 1
+    example_ids, values = example_ids[order], x.data[entries][order]
     rows = np.empty((len(ids), dy.shape[1]), dy.dtype)
 
     def add(part: slice) -> None:
         weighted_rows(starts[part.start : part.stop + 1], example_ids, values, dy, rows[part])
 
-    thread_each(add, row_chunks(rows.shape, _CHUNK_NUMBERS))
+    thread_each(add, row_chunks(rows.shape, _CHUNK_VALUES))
     return SparseRows(ids, rows)
 
 
 def check_inputs(x: Any, num_inputs: int, dtype: np.dtype[Any]) -> Any:
-    """Return inputs (B, v), an array or a CSR matrix, once they are sound and of type `dtype`."""
+    """Return validated inputs (B, v) of type `dtype`, an array or a CSR matrix."""
     if not sparse.issparse(x):
         return as_float_rows("x", x, num_inputs, dtype)
     return _checked_csr(x, num_inputs, dtype)
 
 
 def check_rows(x: Any, num_inputs: int, dtype: np.dtype[Any]) -> Any:
-    """Return inputs (B, v) that are sound, for callers that bring some rows at a time to a type.
+    """Return validated inputs (B, v), for callers that convert a few rows at a time.
 
-    An array stays in its order and type, and a CSR matrix in its type: no copy is made of all.
+    Arrays keep their memory order and dtype, CSR matrices their dtype: nothing is copied.
     """
     if not isinstance(x, np.ndarray) and sparse.issparse(x):
         kind: Any = getattr(x, "dtype", None)
         return _checked_csr(x, num_inputs, None if kind in (np.float32, np.float64) else dtype)
-    plain = type(x) in (np.ndarray, np.memmap) and x.dtype in (np.float32, np.float64)
-    if not plain or x.ndim != 2 or not x.size or x.shape[1] != num_inputs:
+    is_plain = type(x) in (np.ndarray, np.memmap) and x.dtype in (np.float32, np.float64)
+    if not is_plain or x.ndim != 2 or not x.size or x.shape[1] != num_inputs:
         return check_inputs(x, num_inputs, dtype)
-    for part in row_chunks(x.shape, _CHUNK_NUMBERS):
+    for part in row_chunks(x.shape, _CHUNK_VALUES):
         with ignore_overflow():
-            sound = np.isfinite(x[part].astype(dtype, copy=False)).all()
-        if not sound:
+            is_valid = np.isfinite(x[part].astype(dtype, copy=False)).all()
+        if not is_valid:
             return check_inputs(x, num_inputs, dtype)  # which names the first one
     return np.asarray(x)
 
 
-def some_rows(x: Any, part: slice, dtype: np.dtype[Any]) -> Any:
-    """Return some rows of `check_rows`, of type `dtype`, an array in C order."""
+def select_rows(x: Any, part: slice, dtype: np.dtype[Any]) -> Any:
+    """Return a slice of the rows of `check_rows`, converted to `dtype`, in C order."""
     rows = x[part].astype(dtype, copy=False)
     return rows if sparse.issparse(rows) else np.ascontiguousarray(rows)
 
 
 def _checked_csr(x: Any, num_inputs: int, dtype: np.dtype[Any] | None) -> Any:
-    """Return a CSR matrix (B, v) once it is sound, and of type `dtype` if that is given."""
+    """Return a validated CSR matrix (B, v), of type `dtype` unless that is None."""
     if x.ndim == 1:
         x = sparse.csr_array(in_two_dimensions(x))
-    # kernels follow its indices without a look
+    # kernels do not check indices
     if getattr(x, "format", None) != "csr":
         raise TypeError(
             f"`x` must be a scipy.sparse CSR matrix, got {type(x).__name__}; "
@@ -268,7 +273,7 @@ def _checked_csr(x: Any, num_inputs: int, dtype: np.dtype[Any] | None) -> Any:
             f"convert it with x.astype({dtype})."
         )
     require_well_formed("x", x)
-    # scipy allows room behind the last entry, which is not part of the matrix
+    # scipy allows unused memory after the last entry
     if not is_finite(x.data[: x.nnz]):
         raise ValueError("`x` must be finite, got NaN or infinity; remove or replace them.")
     return x
@@ -286,7 +291,7 @@ def as_float_dtype(dtype: DTypeLike) -> np.dtype[Any]:
 
 
 def check_products(y: NDArray[Any]) -> None:
-    """Require that what a layer has computed is finite."""
+    """Raise unless the output of a layer is finite."""
     if not np.isfinite(y).all():
         raise ValueError(
             f"`x` must have products with the weights within the range of {y.dtype}, got some that "
@@ -297,19 +302,19 @@ def check_products(y: NDArray[Any]) -> None:
 def uniform_weights(
     shape: tuple[int, ...], init_scale: float, dtype: np.dtype[Any], key: np.uint64
 ) -> NDArray[Any]:
-    """Return weights of a shape, uniform in [-init_scale, init_scale] by the stream of a key.
+    """Return random weights, uniform in [-init_scale, init_scale], from the stream of a key.
 
     They are the same at any number of threads.
     """
-    # uniforms are float64, eight bytes each; in chunks they take 8 MB a thread
+    # uniforms are float64; in chunks they take 8 MB a thread
     weights = np.empty(shape, dtype)
     flat = weights.reshape(-1)
 
     def fill(part: slice) -> None:
-        # a stream for each chunk, by its place: the weights are the same at any number of threads
+        # one stream for each chunk: independent of the number of threads
         stream = mix64(key, np.uint64(part.start))
         uniforms = uniform_block(np.uint64(stream), 1, part.stop - part.start)[0]
         flat[part] = init_scale * (2.0 * uniforms - 1.0)
 
-    thread_each(fill, chunks(flat.size, _DRAWN_NUMBERS))
+    thread_each(fill, chunks(flat.size, _CHUNK_UNIFORMS))
     return weights

@@ -1,4 +1,4 @@
-"""A linear embedding under a softmax layer: inputs and classes may be very many."""
+"""Linear softmax models: a linear embedding of sparse inputs, and a softmax layer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from samplesoft.models.linear import (
     as_float_dtype,
     check_inputs,
     check_rows,
-    some_rows,
+    select_rows,
     uniform_weights,
 )
 from samplesoft.models.softmax_layer import SoftmaxLayer
@@ -49,55 +49,55 @@ from samplesoft.samplers.base import Rows
 from samplesoft.samplers.registry import SAMPLERS
 from samplesoft.search import check_k, check_leave_out, top_k_classes
 
-_CHUNK_ENTRIES = 1 << 17  # counted at a time
-_SCORES = 1 << 24  # scores at a time, where all classes are scored
+_CHUNK_ENTRIES = 1 << 17  # input entries that are counted at a time
+_CHUNK_SCORES = 1 << 24  # scores of all classes that are computed at a time
 _EMBEDDING, _CLASSES, _SAMPLER, _DROPOUT, _DRAWS = map(np.uint64, range(5))
-_PENALTY = 0.003  # of all classes together, by default
+_DEFAULT_TOTAL_PENALTY = 0.003  # default `alpha` times the number of classes
 
 
 def normalizes(embedding_dim: int | None, loss: str) -> bool:
-    """Return whether vectors are divided by their norms by default."""
+    """Return the default of `normalize`."""
     spec = LOSSES[loss]
     return embedding_dim is not None and not spec.on_tree and spec.make is not FullLogisticLoss
 
 
 @dataclass(frozen=True)
 class LinearSoftmaxSettings(SoftmaxSettings):
-    """A linear embedding under a softmax layer.
+    """Settings of a linear embedding with a softmax layer.
 
-    The default sampler is `samplesoft.samplers.ClusterSampler`, nearly as good as the full softmax
-    in a third of its time for 40,981 items; for a few hundred classes ``"unigram"`` is nearly as
-    good as clusters in half of their time. Measured in docs/benchmarks.md, section "Defaults of
-    softmax layers".
+    The default sampler is `samplesoft.samplers.ClusterSampler`: for 40,981 items nearly as accurate
+    as the full softmax in a third of its time. For a few hundred classes ``"unigram"`` is nearly as
+    accurate as clusters in half of their time. See docs/benchmarks.md, section "Defaults of softmax
+    layers".
 
     Parameters
     ----------
     embedding_dim : int or None
-        Length d of embedded inputs and of class vectors. None for class vectors on the inputs
-        themselves, a linear model without a bottleneck. It is not normalised, and takes samplers
-        that do not look at inputs.
+        Length d of embedded inputs and of class vectors. None for a linear model without a
+        bottleneck, with class vectors directly on the inputs; it is not normalised, and needs a
+        sampler that is independent of inputs.
     alpha : float, optional
-        Of an L2 penalty, for an `embedding_dim` of None: half of it times the sum of the squares of
-        the numbers of class vectors is added to the mean loss. By default 0.003 divided by the
-        number of classes, for the more of them, the less each has to do with the loss.
+        Factor of an L2 penalty for an `embedding_dim` of None: half of it times the sum of squares
+        of all class vectors is added to the mean loss. By default 0.003 divided by the number of
+        classes, because with more classes each has a smaller effect on the loss.
     dropout : float
-        Share of the entries of an input that a step of training leaves out.
+        Fraction of the entries of an input that a training step drops.
     label_reduction : {"pal-n", "pal", "ova"}
-        What the loss of an example with several labels is: the mean of their losses, or their
-        sum; ``"ova"``, one versus all, is for ``"nce"``, ``"negative-sampling-masked"`` and
-        ``"gbce"``. `samplesoft.losses.base.Loss` says which is for what.
+        Reduction of the losses of several labels: their mean, or their sum. ``"ova"``, one versus
+        all, is for ``"nce"``, ``"negative-sampling-masked"`` and ``"gbce"``. See
+        `samplesoft.losses.base.Loss`.
     negative_weight : float, optional
-        What the log-sum-exp of the draws weighs in ``loss="bilateral"``, by default as in
-        `samplesoft.losses.BilateralSoftmaxLoss`; other losses have none.
+        Weight of the log-sum-exp of the draws in ``loss="bilateral"``, by default as in
+        `samplesoft.losses.BilateralSoftmaxLoss`; not used by other losses.
     mask_other_labels : bool
-        Leave the other labels of an example out of the negatives of a label; measured there, too.
+        Exclude the other labels of an example from the negatives of a label.
     loss, tau, normalize, sampler, num_sampled, num_certain, nu, num_features, shared, update_every
-        Of the softmax layer, as in `SoftmaxSettings`.
+        Settings of the softmax layer, as in `SoftmaxSettings`.
 
     Raises
     ------
     TypeError, ValueError
-        If a value is malformed, or the loss and the sampler do not go together.
+        If a value is malformed, or the loss and the sampler are incompatible.
     """
 
     loss: str = "sampled-masked"
@@ -108,20 +108,20 @@ class LinearSoftmaxSettings(SoftmaxSettings):
     mask_other_labels: bool = True
     negative_weight: float | None = None
 
-    _of_loss = (*SoftmaxSettings._of_loss, "label_reduction", "mask_other_labels")
+    _loss_fields = (*SoftmaxSettings._loss_fields, "label_reduction", "mask_other_labels")
 
     def __post_init__(self) -> None:
-        # first, for it explains more than what the default sampler says of its vectors
+        # first, because its error is clearer than that of the default sampler
         if self.embedding_dim is None:
-            self._check_direct()
+            self._check_without_embedding()
         super().__post_init__()
-        if self._unit_vectors() and LOSSES[self.loss].make is FullLogisticLoss:
+        if self._resolved_normalize() and LOSSES[self.loss].make is FullLogisticLoss:
             raise ValueError(
                 f"`normalize` must be False with loss={self.loss!r}, got True: scores of vectors "
                 "of norm 1 cannot fall to the -log n of classes that are rare; leave it out."
             )
         tree = {"tree": two_level_tree([1.0])} if LOSSES[self.loss].on_tree else {}
-        make_loss(self.loss, **tree, **self._loss_options())  # which checks those of labels
+        make_loss(self.loss, **tree, **self._loss_options())  # validates the options of labels
         if self.alpha is not None:
             as_nonnegative("alpha", self.alpha)
         if self.negative_weight is not None:
@@ -130,7 +130,7 @@ class LinearSoftmaxSettings(SoftmaxSettings):
         if self.embedding_dim is not None:
             as_count("embedding_dim", self.embedding_dim)
 
-    def _normalizes(self) -> bool:
+    def _default_normalize(self) -> bool:
         return normalizes(self.embedding_dim, self.loss)
 
     def _loss_options(self) -> dict[str, Any]:
@@ -140,14 +140,14 @@ class LinearSoftmaxSettings(SoftmaxSettings):
         return options
 
     def config(self) -> dict[str, Any]:
-        """Return the fields for a file, which has a key for `negative_weight` if that is given."""
+        """Return the fields as plain values; `negative_weight` only if given."""
         config = asdict(self)
-        if self.negative_weight is None:  # files of before do not name it
+        if self.negative_weight is None:  # older files do not have this key
             del config["negative_weight"]
         return config
 
-    def _check_direct(self) -> None:
-        """Raise ValueError unless a model on the inputs themselves can be so."""
+    def _check_without_embedding(self) -> None:
+        """Raise ValueError for settings that a model without an embedding does not support."""
         if self.loss in LOSSES and LOSSES[self.loss].on_tree:
             raise ValueError(
                 f"`embedding_dim` must be a number with loss={self.loss!r}, whose nodes have "
@@ -158,12 +158,14 @@ class LinearSoftmaxSettings(SoftmaxSettings):
                 "`normalize` must be False with embedding_dim=None, got True; divide the inputs by "
                 "their norms, with sklearn.preprocessing.normalize."
             )
-        unknown = self.sampler is None or callable(self.sampler)  # which the layer looks at
-        if not unknown and self._sampler_follows():
-            able = ", ".join(name for name, spec in SAMPLERS.items() if not spec.follows_vectors)
+        is_object = self.sampler is None or callable(self.sampler)  # validated by the layer
+        if not is_object and self._sampler_follows():
+            samplers = ", ".join(
+                name for name, spec in SAMPLERS.items() if not spec.follows_vectors
+            )
             raise ValueError(
                 f"`sampler` must not look at inputs with embedding_dim=None, got {self.sampler!r}; "
-                f"take one of {able}."
+                f"take one of {samplers}."
             )
 
     def require_memory(self, num_inputs: int, num_classes: int, dtype: np.dtype[Any]) -> None:
@@ -174,18 +176,18 @@ class LinearSoftmaxSettings(SoftmaxSettings):
         num_inputs, num_classes : int
             Columns v of an input, and classes n.
         dtype : dtype
-            Of the parameters.
+            Dtype of the parameters.
 
         Raises
         ------
         MemoryError
             If they would not fit.
         TypeError, ValueError
-            If a number is malformed.
+            If a size is malformed.
         """
         inputs, classes = as_count("num_inputs", num_inputs), as_count("num_classes", num_classes)
         dim = self.embedding_dim
-        # one more input is the intercept
+        # the intercept is one more input
         nodes = 2 * classes if LOSSES[self.loss].on_tree else classes
         size = (inputs + 1) * classes if dim is None else (inputs + nodes) * dim
         require_bytes(
@@ -198,31 +200,31 @@ class LinearSoftmaxSettings(SoftmaxSettings):
 
 
 class LinearSoftmax:
-    """Class scores ``tau * (x @ U + u).c``, of vectors of norm 1 if the settings say so.
+    """A model with class scores ``tau * (x @ U + u) . c_j``, optionally for vectors of norm 1.
 
-    With an `embedding_dim` of None, scores are ``tau * (x . c_j + b_j)``, of inputs themselves.
+    With an `embedding_dim` of None, scores are ``tau * (x . c_j + b_j)``.
 
     Parameters
     ----------
     num_inputs, num_classes : int
         Columns v of an input, and classes n.
     settings : LinearSoftmaxSettings
-        Sizes, loss and sampler; the model keeps them as `LinearSoftmaxSettings.resolved`.
+        Sizes, loss and sampler; stored as `LinearSoftmaxSettings.resolved`.
     counts : array_like, shape (n,), optional
-        How often each class occurs, for samplers that draw by that.
+        Count of each class, for samplers that use frequencies.
     dtype : dtype
         float32 or float64.
     rng : int or numpy.random.Generator or None
-        Source of the parameters and of random features.
+        Seed of the parameters and of random features.
 
     Attributes
     ----------
     parameters : dict of str to ndarray
         ``embedding.weights`` (v, d), ``embedding.intercept`` (d,) and
-        ``softmax.class_embeddings`` (n, d). Without an embedding ``softmax.weights``, zeros at
-        first: of each feature, a number for each class, and last the intercepts.
+        ``softmax.class_embeddings`` (n, d). Without an embedding ``softmax.weights``, initially
+        zeros: for each feature a weight for each class, and last the intercepts.
     embedding : Linear
-        What makes contexts of inputs, in a model with an `embedding_dim`.
+        Maps inputs to contexts, in a model with an `embedding_dim`.
     softmax : SoftmaxLayer
         Loss, sampler and class vectors.
     sampler_seed : int
@@ -269,15 +271,15 @@ class LinearSoftmax:
         self.num_inputs, self.num_classes = int(num_inputs), int(num_classes)
         settings = self.settings
         key, dim = as_key(rng), settings.embedding_dim
-        # inputs at a time, where no gradient is wanted; with few features that occur, without d
-        self._rows_at_a_time = 64 if dim is None else 1024
+        # inputs at a time in prediction; few without d, so that few features occur
+        self._chunk_rows = 64 if dim is None else 1024
         if dim is None:
             self.softmax = self._layer_on_inputs(counts, int(key))
             return
         streams = [np.uint64(mix64(key, k)) for k in (_EMBEDDING, _CLASSES, _SAMPLER)]
         self.sampler_seed = int(streams[2])
         self.embedding = Linear(num_inputs, dim, dtype=self.dtype, rng=int(streams[0]))
-        # in +-1 / sqrt(d) a vector has a norm of about 0.58, whatever d
+        # in +-1 / sqrt(d) vectors have norms of about 0.58 for any d
         rows = uniform_weights((num_classes, dim), dim**-0.5, self.dtype, streams[1])
         self.softmax = settings.make_layer(rows, counts, self.sampler_seed, reduction="sum")
 
@@ -286,7 +288,7 @@ class LinearSoftmax:
         settings, n = self.settings, self.num_classes
         sampler = None
         if settings.sampler is not None:
-            # it does not look at vectors: one number for each class stands for them
+            # the sampler does not use vectors: pass placeholders of length 1
             sampler = settings.make_sampler(np.zeros((n, 1)), counts, seed)
         return FeatureLayer(
             self.num_inputs,
@@ -295,23 +297,23 @@ class LinearSoftmax:
             sampler,
             settings.num_sampled,
             shared=settings.shared,
-            # the more classes there are, the less each has to do with the loss
-            alpha=_PENALTY / n if settings.alpha is None else settings.alpha,
+            # with more classes, each has a smaller effect on the loss
+            alpha=_DEFAULT_TOTAL_PENALTY / n if settings.alpha is None else settings.alpha,
             dtype=self.dtype,
         )
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What an optimizer changes, by name."""
+        """Parameters by name; the optimizer updates them."""
         parts = {"softmax": self.softmax.parameters}
         if self.settings.embedding_dim is not None:
             parts = {"embedding": self.embedding.parameters, **parts}
         return prefixed(parts)
 
-    def own_parameters(self) -> None:
-        """Copy parameters that only can be read, such as those mapped from a file, to train them.
+    def copy_read_only_parameters(self) -> None:
+        """Copy read-only parameters, such as memory-mapped ones, so that they can be trained.
 
-        Arrays of `parameters` that somebody holds from before are then no longer the model's.
+        Earlier references to arrays in `parameters` then no longer refer to the model's.
         """
         copy_read_only_arrays(self.softmax.parameters)
         if self.settings.embedding_dim is not None:
@@ -326,7 +328,7 @@ class LinearSoftmax:
         rng: int | np.random.Generator | None = None,
         draws: int | np.random.Generator | None = None,
     ) -> tuple[float, dict[str, Gradient]]:
-        """Go forward and back over a batch.
+        """Compute the mean loss of a batch and its gradients.
 
         Parameters
         ----------
@@ -335,11 +337,11 @@ class LinearSoftmax:
         labels : array_like of int, shape (B,), or scipy sparse matrix, shape (B, n)
             Labels, as in `samplesoft.losses.base.Loss.forward`.
         weights : array_like, shape (B,), optional
-            Weights of the examples, by which their losses are multiplied.
+            Weights of the examples' losses.
         rng : int or numpy.random.Generator or None
             Seed of dropout and draws.
         draws : int or numpy.random.Generator or None
-            Seed of the draws, if they have another.
+            Separate seed of the draws; by default from `rng`.
 
         Returns
         -------
@@ -353,44 +355,46 @@ class LinearSoftmax:
         TypeError, ValueError
             If an argument is malformed.
         """
-        # dropout and draws have streams of their own, so that one does not change with the other
+        # separate streams for dropout and draws, so that they are independent
         key = as_key(rng)
         x = self.check_inputs(x)
         size = x.shape[0]
-        of_examples = np.ones(size) if weights is None else as_real_array("weights", weights, (1,))
-        thin = self.with_dropout(x, np.uint64(mix64(key, _DROPOUT)))
+        example_weights = (
+            np.ones(size) if weights is None else as_real_array("weights", weights, (1,))
+        )
+        dropped_inputs = self.with_dropout(x, np.uint64(mix64(key, _DROPOUT)))
         draws = int(np.uint64(mix64(key, _DRAWS))) if draws is None else draws
-        # the loss adds examples up, so that weights divided by the batch make its mean
-        of_loss = {"weights": of_examples / size, "rng": draws}
+        # the loss is a sum over examples: weights divided by the batch size give the mean
+        loss_arguments = {"weights": example_weights / size, "rng": draws}
         if self.settings.embedding_dim is None:
-            loss, saved = self.softmax.forward(thin, labels, **of_loss)
+            loss, saved = self.softmax.forward(dropped_inputs, labels, **loss_arguments)
             return float(loss), prefixed({"softmax": self.softmax.backward(saved)[1]})
-        h, cache = self.embedding.forward(thin)
-        loss, saved = self.softmax.forward(h, labels, **of_loss)
-        dh, of_softmax = self.softmax.backward(saved)
-        # inputs are data: nothing asks for the derivative in them
-        _, of_embedding = self.embedding.backward(cache, dh)
+        h, cache = self.embedding.forward(dropped_inputs)
+        loss, saved = self.softmax.forward(h, labels, **loss_arguments)
+        dh, softmax_gradients = self.softmax.backward(saved)
+        # inputs are data: no gradient in them is needed
+        _, embedding_gradients = self.embedding.backward(cache, dh)
         parts: dict[str, Mapping[str, Gradient]]
-        parts = {"embedding": of_embedding, "softmax": of_softmax}
+        parts = {"embedding": embedding_gradients, "softmax": softmax_gradients}
         return float(loss), prefixed(parts)
 
     def check_inputs(self, x: Any) -> Any:
-        """Return inputs (B, v) whose rows can be taken, for callers that look at them first."""
+        """Return validated inputs (B, v)."""
         return check_inputs(x, self.num_inputs, self.dtype)
 
     def _check_rows(self, x: Any) -> Any:
-        """Return inputs (B, v) of which some rows at a time are brought to the model's type."""
+        """Return validated inputs (B, v), to be converted to the model's dtype in chunks."""
         return check_rows(x, self.num_inputs, self.dtype)
 
     def after_step(self, gradients: Mapping[str, Gradient]) -> None:
-        """Let the sampler follow the class vectors that an optimizer has changed."""
-        # a model on inputs themselves has no such vectors, and a sampler that follows none
+        """Update the sampler for the class vectors that an optimizer has changed."""
+        # a model without an embedding has no such vectors, and needs no update
         self.softmax.update(getattr(gradients.get("softmax.class_embeddings"), "ids", None))
 
     def embed(self, x: Any) -> Rows:
         """Return contexts (B, d) of inputs (B, v), of norm 1 if the model normalises.
 
-        Without an embedding these are the inputs, dense, with a one for the intercept (B, v + 1).
+        Without an embedding these are the dense inputs with a column of ones (B, v + 1).
         """
         if self.settings.embedding_dim is None:
             x = self.check_inputs(x)
@@ -409,23 +413,23 @@ class LinearSoftmax:
         return unit_rows("class_embeddings", rows.copy())[0]
 
     def top_k(self, x: Any, k: int, *, leave_out: Any = None) -> tuple[IntArray, Rows]:
-        """Find the classes of the largest scores, some inputs at a time.
+        """Find the classes of the largest scores, in chunks of inputs.
 
         Parameters
         ----------
         x : ndarray or scipy.sparse CSR matrix, shape (B, v)
-            Inputs; those of another type or order are converted some at a time.
+            Inputs; other dtypes and memory orders are converted in chunks.
         k : int
             How many classes, at most n.
         leave_out : scipy.sparse CSR matrix, shape (B, n), optional
-            Classes that are not wanted for an input, such as those it was made from.
+            Classes to exclude for each input, such as known items of a user.
 
         Returns
         -------
         ids : ndarray of int64, shape (B, k)
-            Classes of each input, the best first, and of classes of equal score the first one.
+            Classes by descending score; of equal scores the smallest class first.
         scores : ndarray, shape (B, k)
-            Their scores; -inf for classes left out, where fewer than k are left.
+            Their scores; -inf for excluded classes, if fewer than k remain.
 
         Raises
         ------
@@ -433,96 +437,101 @@ class LinearSoftmax:
             If an argument is malformed, or a score among the best is not finite.
         """
         layer, x, k = self.softmax, self._check_rows(x), check_k(k, self.num_classes)
-        absent = check_leave_out(leave_out, (x.shape[0], self.num_classes))
+        excluded = check_leave_out(leave_out, (x.shape[0], self.num_classes))
         best = []
-        for part in chunks(x.shape[0], self._rows_at_a_time):
-            without = None if absent is None else absent[part]
-            some = some_rows(x, part, self.dtype)
+        for part in chunks(x.shape[0], self._chunk_rows):
+            excluded_part = None if excluded is None else excluded[part]
+            inputs = select_rows(x, part, self.dtype)
             if isinstance(layer, HierarchicalSoftmax):
-                best.append(layer.top_k(self.embed(some), k, leave_out=without))
+                best.append(layer.top_k(self.embed(inputs), k, leave_out=excluded_part))
                 continue
             tau, normalize = layer.loss.tau, layer.loss.normalize
-            scored = self._scored(some, layer.class_embeddings)
-            best.append(top_k_classes(*scored, k, tau=tau, normalize=normalize, leave_out=without))
+            contexts_and_vectors = self._contexts_and_vectors(inputs, layer.class_embeddings)
+            best.append(
+                top_k_classes(
+                    *contexts_and_vectors, k, tau=tau, normalize=normalize, leave_out=excluded_part
+                )
+            )
         ids, scores = (np.concatenate(parts) for parts in zip(*best, strict=True))
         return ids, scores
 
     def scores(self, x: Any, *, leave_out: Any = None) -> Iterator[tuple[slice, Rows]]:
-        """Yield scores (b, n) of all classes, for some inputs at a time.
+        """Yield scores (b, n) of all classes, for chunks of inputs.
 
         Parameters
         ----------
         x : ndarray or scipy.sparse CSR matrix, shape (B, v)
             Inputs.
         leave_out : scipy.sparse CSR matrix, shape (B, n), optional
-            Classes that are not wanted for an input, whose scores are -inf.
+            Classes to exclude for each input; their scores are -inf.
 
         Yields
         ------
         part : slice
-            Which inputs.
+            Slice of the inputs.
         scores : ndarray, shape (b, n)
             Their scores.
         """
         layer, x, n = self.softmax, self._check_rows(x), self.num_classes
         tree = layer if isinstance(layer, HierarchicalSoftmax) else None
-        if tree is None:  # divided by their norms once, not for each part of the inputs
+        if tree is None:  # normalise once, not for each chunk of inputs
             rows = self.class_vectors()
-        absent = check_leave_out(leave_out, (x.shape[0], n))
-        for part in chunks(x.shape[0], max(1, min(self._rows_at_a_time, _SCORES // n))):
-            some = some_rows(x, part, self.dtype)
+        excluded = check_leave_out(leave_out, (x.shape[0], n))
+        for part in chunks(x.shape[0], max(1, min(self._chunk_rows, _CHUNK_SCORES // n))):
+            inputs = select_rows(x, part, self.dtype)
             if tree is not None:
-                scores = tree.log_probs(self.embed(some)).astype(self.dtype)
+                scores = tree.log_probs(self.embed(inputs)).astype(self.dtype)
             else:
-                h, vectors = self._scored(some, rows)
-                # tau goes into the contexts, of which there are fewer than scores
+                h, vectors = self._contexts_and_vectors(inputs, rows)
+                # multiply contexts by tau, which are fewer values than scores
                 scores = times_tau(h, layer.loss.tau) @ vectors.T
-            if absent is not None:
-                # so that they are last in any order, and have a probability of 0
-                scores[absent[part].nonzero()] = -np.inf
+            if excluded is not None:
+                # excluded classes are last in any order, and have probability 0
+                scores[excluded[part].nonzero()] = -np.inf
             yield part, scores
 
-    def _scored(self, x: Any, rows: Rows) -> tuple[Rows, Rows]:
-        """Return contexts of inputs, and class vectors, whose products are those with `rows`."""
+    def _contexts_and_vectors(self, x: Any, rows: Rows) -> tuple[Rows, Rows]:
+        """Return contexts of inputs, and vectors `rows`, restricted to features that occur."""
         if self.settings.embedding_dim is not None:
             return self.embed(x), rows
-        # products over the features that occur in these inputs, often few of all
+        # products only over the features that occur in these inputs
         contexts, features = with_intercept(x, self.num_inputs)
         return contexts, np.ascontiguousarray(np.take(rows.T, features, axis=0).T)
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Return what the sampler has learned besides the class vectors."""
+        """Return the state of the sampler that does not follow from the class vectors."""
         return prefixed({"sampler": self.softmax.state()})
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Go back to a `state`."""
+        """Restore a `state`."""
         self.softmax.load_state(part_of("sampler", as_named_arrays("state", state)))
 
     def with_dropout(self, x: Any, key: np.uint64, first: int = 0) -> Any:
-        """Return inputs without the entries that dropout leaves out, the others scaled up.
+        """Return inputs after dropout, with the remaining entries scaled up.
 
-        Sparse inputs may be a part of some whose entries, `first` of them, stand before theirs.
+        `first` is the number of entries of earlier inputs that share the random stream.
         """
         rate = self.settings.dropout
         if rate == 0.0:
             return x
         if isinstance(x, np.ndarray):
             kept = uniform_block(as_key(int(key)), *x.shape) >= rate
-            with ignore_overflow():  # the embedding refuses infinity
+            with ignore_overflow():  # the embedding rejects infinity
                 return x * (kept * x.dtype.type(1.0 / (1.0 - rate)))
-        thin = select_entries(x, uniform_run(key, first, x.nnz) >= rate)
+        kept_inputs = select_entries(x, uniform_run(key, first, x.nnz) >= rate)
         with ignore_overflow():
-            thin.data /= x.dtype.type(1.0 - rate)
-        return thin
+            kept_inputs.data /= x.dtype.type(1.0 - rate)
+        return kept_inputs
 
 
 def select_entries(matrix: Any, kept: NDArray[np.bool_]) -> sparse.csr_array:
-    """Return a copy of a CSR matrix with some of its entries, those where `kept` is true."""
-    # how many entries are kept before each row begins; in the type of the indices, or SciPy would
-    # make all of them wider
+    """Return a copy of a CSR matrix with only the entries for which `kept` is true."""
+    # offsets of the rows; in the dtype of the indices, or SciPy would convert all indices
     starts = np.zeros_like(matrix.indptr)
-    for part in chunks(len(starts) - 1, max(1, _CHUNK_ENTRIES * len(starts) // max(1, len(kept)))):
-        ends = matrix.indptr[part.start : part.stop + 1]
-        before = np.concatenate([[0], np.cumsum(kept[ends[0] : ends[-1]])])
-        starts[part.start + 1 : part.stop + 1] = starts[part.start] + before[ends[1:] - ends[0]]
+    for rows in chunks(len(starts) - 1, max(1, _CHUNK_ENTRIES * len(starts) // max(1, len(kept)))):
+        ends = matrix.indptr[rows.start : rows.stop + 1]
+        num_kept_before = np.concatenate([[0], np.cumsum(kept[ends[0] : ends[-1]])])
+        starts[rows.start + 1 : rows.stop + 1] = (
+            starts[rows.start] + num_kept_before[ends[1:] - ends[0]]
+        )
     return sparse.csr_array((matrix.data[kept], matrix.indices[kept], starts), matrix.shape)

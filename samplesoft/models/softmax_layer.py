@@ -1,4 +1,4 @@
-"""The softmax layer: class vectors, a loss, and a sampler that follows them."""
+"""The softmax layer: class vectors, a loss, and a sampler."""
 
 from __future__ import annotations
 
@@ -40,32 +40,31 @@ class SoftmaxLayer:
     class_embeddings : array_like, shape (n, d)
         Class vectors, float32 or float64; copied. Optimizers change the copy in `parameters`.
     loss : Loss
-        Full or sampled, from `samplesoft.losses`. The layer works on its device, and keeps
-        parameters and gradients there. The sampler may be on the processor all the same: what it
-        looks at is then copied to it, and its draws are copied back.
+        Full or sampled, from `samplesoft.losses`. Its device holds parameters and gradients. The
+        sampler may still be on the processor; vectors and draws are then copied.
     sampler : Sampler, optional
-        Where negatives come from; needed for sampled losses. Any object with the methods of
-        `Sampler` will do. If the loss normalises, the sampler sees vectors of norm 1, and
-        must have been made from such.
+        Sampler of negatives; required for sampled losses. Any object with the methods of `Sampler`
+        is accepted. If the loss normalises, the sampler gets vectors of norm 1, and must have been
+        made from such.
     num_sampled : int, optional
-        Number of draws m of an example, of which losses such as `MultilevelLoss` make more.
+        Number of draws m for each example; losses such as `MultilevelLoss` make more.
     biases : array_like, shape (n,), optional
-        Class biases, trained with the vectors; a sampler does not see them.
+        Class biases, trained with the vectors; samplers ignore them.
     shared : bool, optional
-        Draw one set of classes for the whole batch; by default where the sampler does not look at
-        contexts, and the loss takes draws of the label, which it masks or corrects.
+        Draw one set of classes for the whole batch. The default if the sampler is independent of
+        contexts, and the loss accepts draws of the label, which it masks or corrects.
     update_every : int
-        The sampler follows the class vectors after so many calls of `update`. In between, draws
-        and their probabilities still agree: both come from the vectors of the last time.
+        Number of calls of `update` between updates of the sampler. In between, draws and their
+        probabilities are still consistent: both use the vectors of the last update.
     allow_other_tau : bool
-        Take a sampler whose `tau` is not that of the loss. Draws and their probabilities agree
-        then too, but draws follow another softmax than the one that is trained.
+        Accept a sampler with another `tau` than the loss. Draws and their probabilities are still
+        consistent, but the proposal approximates another softmax than the trained one.
 
     Attributes
     ----------
     parameters : dict of str to ndarray
-        ``"class_embeddings"`` (n, d), and ``"biases"`` (n,) where there are some; Numba's device
-        arrays where the loss is on a GPU.
+        ``"class_embeddings"`` (n, d), and ``"biases"`` (n,) if given; Numba's device arrays if the
+        loss is on a GPU.
 
     Raises
     ------
@@ -76,15 +75,15 @@ class SoftmaxLayer:
     -----
     A step of training is
 
-    1. `forward`: draws, without the labels if the loss is of scheme ``"negatives"``, and computes
-       the loss; before, a two-pass sampler takes new candidates, and after it, a sampler that
-       learns counts observes the labels, but those of examples of weight 0;
-    2. `backward`: gives gradients, from which nothing may have changed since `forward`;
+    1. `forward`: draws, excluding the labels if the loss has scheme ``"negatives"``, and computes
+       the loss. A two-pass sampler draws new candidates before it. A sampler that learns counts
+       observes the labels after it, except those of examples of weight 0;
+    2. `backward`: computes gradients; parameters must not have changed since `forward`;
     3. the optimizer's ``step(layer.parameters, gradients)``;
     4. `update` with the ids of the rows that have a gradient.
 
-    A sampler that was made from other class vectors than the layer's draws by those until it has
-    been updated; call `refresh` first.
+    A sampler that was made from other class vectors uses those until it is updated; call `refresh`
+    first.
 
     Examples
     --------
@@ -119,7 +118,7 @@ class SoftmaxLayer:
                 f"`loss` must be a Loss, got {type(loss).__name__}; make one with "
                 "samplesoft.losses.make_loss(name)."
             )
-        if loss.on_tree != self._on_tree:  # the best classes and `evaluate` would be wrong
+        if loss.on_tree != self._on_tree:  # top-k lists and `evaluate` would be wrong
             raise ValueError(
                 f"`loss` must not be over a tree for a {type(self).__name__}, got a "
                 f"{type(loss).__name__}; take a samplesoft.models.HierarchicalSoftmax."
@@ -135,17 +134,19 @@ class SoftmaxLayer:
             vector = self._arrays.vector("biases", to_host(biases), rows.shape[0], rows.dtype)
             self.parameters["biases"] = self._arrays.copied(vector)
         self.sampler = sampler
-        self._sampled = loss if isinstance(loss, SampledLoss) else None
+        self._sampled_loss = loss if isinstance(loss, SampledLoss) else None
         self.num_sampled = 0
         self.shared = False
         self.update_every = as_count("update_every", update_every)
-        self._changed: list[IntArray] = []  # ids of the calls of `update` that still wait
+        self._pending_ids: list[
+            IntArray
+        ] = []  # ids of `update` calls that the sampler has not seen
         if isinstance(loss, SampledLoss):
             self._check_sampler(loss, rows, allow_other_tau)
-            # draws that follow a context are worth little for the others of its batch
-            follows = self.sampler is not None and self.sampler.dim is not None
-            # a set for the whole batch costs one draw and one product, where it follows nothing
-            self.shared = as_shared(shared, not loss.excludes_label and not follows)
+            # draws for one context are poor proposals for the others of the batch
+            follows_contexts = self.sampler is not None and self.sampler.dim is not None
+            # without contexts, one set for the batch is one draw and one matrix product
+            self.shared = as_shared(shared, not loss.excludes_label and not follows_contexts)
             if loss.excludes_label and self.shared:
                 raise ValueError(
                     f"`shared` must be False with scheme={loss.scheme!r}, for one set cannot leave "
@@ -157,8 +158,8 @@ class SoftmaxLayer:
                 f"`sampler` and `num_sampled` must be None for {type(loss).__name__}, which draws "
                 "nothing; leave them out, or take a sampled loss."
             )
-        # asked once: a call of what does nothing costs each step as much as a small product
-        self._draws_as_asked = getattr(type(loss), "draw", None) is SampledLoss.draw
+        # computed once: calls of empty methods would cost as much as a small product in each step
+        self._draws_num_sampled = getattr(type(loss), "draw", None) is SampledLoss.draw
         self._refreshes = _overrides(self.sampler, "refresh")
         self._observes = _overrides(self.sampler, "observe")
 
@@ -167,7 +168,7 @@ class SoftmaxLayer:
         return backend(self.loss.device)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy is made from."""
+        """Return the state for copies and pickles."""
         require_copyable(self, self.loss.device)
         return self.__dict__
 
@@ -179,7 +180,7 @@ class SoftmaxLayer:
         weights: ArrayLike | None = None,
         rng: int | np.random.Generator | None = None,
     ) -> tuple[Any, Cache]:
-        """Draw negatives where the loss needs them, without the labels, and compute the loss.
+        """Draw negatives if the loss needs them, and compute the loss.
 
         Parameters
         ----------
@@ -188,7 +189,7 @@ class SoftmaxLayer:
         labels : array_like of int, shape (B,), or scipy sparse matrix, shape (B, n)
             Labels, as in `Loss.forward`.
         weights : array_like, shape (B,), optional
-            Weights of the examples; a sampler does not observe the labels of those of weight 0.
+            Weights of the examples; samplers do not observe labels of examples of weight 0.
         rng : int or numpy.random.Generator or None
             Seed of the draws.
 
@@ -204,15 +205,15 @@ class SoftmaxLayer:
         TypeError, ValueError
             If an argument is malformed.
         MemoryError
-            If so many draws do not fit.
+            If the draws do not fit.
         """
-        # checked before the draws: a refused call must not leave its mark on a sampler
+        # validate before drawing: a rejected call must not change the sampler
         rows = self.parameters["class_embeddings"]
         biases = self.parameters["biases"] if "biases" in self.parameters else None
         batch = self.loss.check_batch(h, rows, labels, biases)
         draw, log_count = self._draw(batch.contexts, batch.targets, rng)
         result = self.loss.forward_batch(batch, draw, label_log_count=log_count, weights=weights)
-        # after the loss, for a draw must not know the labels that it is corrected by
+        # after the loss, because the proposal must not depend on the labels of the batch
         if self._observes:
             self._observe(batch.targets, weights)
         return result
@@ -232,15 +233,15 @@ class SoftmaxLayer:
         gradients : dict of str to SparseRows
             Derivatives under the names of `parameters`.
         """
-        copy_read_only_arrays(self.parameters)  # which are about to change
-        of_loss = self.loss.backward(cache)
-        gradients = {"class_embeddings": of_loss.dW}
-        if of_loss.db is not None:
-            gradients["biases"] = of_loss.db
-        return of_loss.dh, gradients
+        copy_read_only_arrays(self.parameters)  # the optimizer will update them
+        loss_gradients = self.loss.backward(cache)
+        gradients = {"class_embeddings": loss_gradients.dW}
+        if loss_gradients.db is not None:
+            gradients["biases"] = loss_gradients.db
+        return loss_gradients.dh, gradients
 
     def update(self, ids: Any = None) -> None:
-        """Let the sampler follow class vectors that have changed, every `update_every` calls.
+        """Update the sampler for changed class vectors, every `update_every` calls.
 
         Parameters
         ----------
@@ -250,20 +251,20 @@ class SoftmaxLayer:
         Raises
         ------
         TypeError, ValueError
-            If ids are malformed, or the sampler refuses the new vectors.
+            If ids are malformed, or the sampler rejects the new vectors.
         """
         if self.sampler is None or self.sampler.dim is None:
             return
         n = self.class_embeddings.shape[0]
         classes = self._arrays.ids("ids", np.arange(n) if ids is None else ids, n)
-        # a copy, for callers may use the buffer of ids again before the sampler is updated
-        self._changed.append(self._arrays.copied(classes))
-        if len(self._changed) >= self.update_every:
-            # a tree changes its sums once for each class, however often it has moved since
-            self._update_sampler(union(self._changed))
+        # a copy, because callers may reuse the buffer of ids before the sampler is updated
+        self._pending_ids.append(self._arrays.copied(classes))
+        if len(self._pending_ids) >= self.update_every:
+            # each class is updated once, even if it has changed several times
+            self._update_sampler(union(self._pending_ids))
 
     def refresh(self) -> None:
-        """Update the sampler with all class vectors; it then is as if just made from them."""
+        """Rebuild the sampler from all class vectors."""
         if self.sampler is not None:
             self.sampler.load_state(self.sampler.state())
             if self.sampler.dim is not None:
@@ -271,21 +272,21 @@ class SoftmaxLayer:
                 self._update_sampler(self._arrays.ids("ids", np.arange(n), n))
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Return what the sampler has learned besides the class vectors."""
+        """Return the state of the sampler that does not follow from the class vectors."""
         return {} if self.sampler is None else self.sampler.state()
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Go back to a `state`.
+        """Restore a `state`.
 
         Parameters
         ----------
         state : mapping of str to ndarray
-            Of a layer made in the same way.
+            State of a layer with the same arguments.
 
         Raises
         ------
         TypeError, ValueError
-            If it is of another layer; this one is unchanged then.
+            If it is from a different layer. Nothing has changed then.
         """
         if self.sampler is not None:
             self.sampler.load_state(state)
@@ -298,7 +299,7 @@ class SoftmaxLayer:
     def evaluate(self, h: ArrayLike, labels: Any, *, k: tuple[int, ...] = ()) -> Evaluation:
         """Compute the full-softmax loss and ranks of the labels, as `samplesoft.metrics.evaluate`.
 
-        On the processor, to which vectors are copied from another device.
+        Computed on the processor; vectors are copied from other devices.
 
         Parameters
         ----------
@@ -328,14 +329,14 @@ class SoftmaxLayer:
 
     @property
     def class_embeddings(self) -> Rows:
-        """Class vectors (n, d) as they are now."""
+        """Current class vectors (n, d)."""
         return self.parameters["class_embeddings"]
 
     def _draw(
         self, contexts: Rows, targets: Targets, rng: Seed
     ) -> tuple[Draw | None, FloatArray | None]:
-        """Return draws where the loss needs them, and what it must know of the labels in them."""
-        loss, sampler = self._sampled, self.sampler
+        """Return draws and log expected counts of the labels (P,), each None if not needed."""
+        loss, sampler = self._sampled_loss, self.sampler
         if loss is None or sampler is None:
             return None, None
         if loss.excludes_label and targets.example_ids is not None:
@@ -343,12 +344,12 @@ class SoftmaxLayer:
                 f"`labels` must hold one label an example with scheme={loss.scheme!r}, "
                 "got a matrix; take scheme='masked'."
             )
-        exclude = self._for_sampler(targets.labels) if loss.excludes_label else None
-        h = contexts if loss.device == "cpu" else self._for_sampler(contexts)
+        exclude = self._to_sampler_device(targets.labels) if loss.excludes_label else None
+        h = contexts if loss.device == "cpu" else self._to_sampler_device(contexts)
 
-        if self._refreshes:  # a two-pass sampler takes new candidates, by the seed of the step
+        if self._refreshes:  # a two-pass sampler draws new candidates, with the seed of the step
             sampler.refresh(rng)
-        if self._draws_as_asked:
+        if self._draws_num_sampled:
             draw = sampler.sample(h, self.num_sampled, exclude=exclude, shared=self.shared, rng=rng)
         else:
 
@@ -360,11 +361,11 @@ class SoftmaxLayer:
         return draw, log_count
 
     def _observe(self, targets: Targets, weights: ArrayLike | None) -> None:
-        """Tell the sampler of labels, but not of those of examples of weight 0, as padding is."""
+        """Pass labels to the sampler, except those of examples of weight 0, such as padding."""
         assert self.sampler is not None
         labels = targets.labels
         if self.loss.device != "cpu":
-            labels = self._for_sampler(labels)
+            labels = self._to_sampler_device(labels)
         if weights is not None:
             counted = targets.rows(np.asarray(to_host(weights))) != 0.0
             if not counted.all():
@@ -374,32 +375,32 @@ class SoftmaxLayer:
     def _label_log_count(self, contexts: Rows, targets: Targets) -> FloatArray:
         """Return the log expected count (P,) of each label in a draw for its example."""
         assert self.sampler is not None
-        h, labels = self._for_sampler(contexts), self._for_sampler(targets.labels)
-        counts_of, m = self.sampler.log_expected_count, self.num_sampled
+        h, labels = self._to_sampler_device(contexts), self._to_sampler_device(targets.labels)
+        log_expected_count, m = self.sampler.log_expected_count, self.num_sampled
         if targets.example_ids is None or self.shared:
-            # of a shared set all labels at once, in one row; else each label for its own context
+            # shared draws: all labels in one row; else each label for its own context
             ids = labels.reshape((1, -1) if self.shared else (-1, 1))
-            return counts_of(h, ids, m, shared=self.shared).reshape(-1)
-        # the sampler is asked once for each context: those with fewer labels repeat their last
+            return log_expected_count(h, ids, m, shared=self.shared).reshape(-1)
+        # one row for each context: contexts with fewer labels repeat their last
         offsets = targets.offsets()
         last = np.append(offsets[1:], len(labels)) - 1
         width = int((last - offsets).max()) + 1
-        places = np.minimum(offsets[:, None] + np.arange(width), last[:, None])
+        columns = np.minimum(offsets[:, None] + np.arange(width), last[:, None])
         log_counts = np.empty(len(labels))
-        log_counts[places] = counts_of(h, labels[places], m)
+        log_counts[columns] = log_expected_count(h, labels[columns], m)
         return log_counts
 
     def _update_sampler(self, ids: IntArray) -> None:
         assert self.sampler is not None
         rows = self._arrays.take_rows(self.class_embeddings, ids)
-        # the sampler sees what the loss scores: vectors of norm 1 where it divides by norms
+        # the sampler gets the vectors that the loss scores: of norm 1 if it normalises
         if self.loss.normalize:
             rows, _ = unit_rows("class_embeddings", rows, ids)
-        self.sampler.update(self._for_sampler(ids), self._for_sampler(rows))
-        self._changed = []
+        self.sampler.update(self._to_sampler_device(ids), self._to_sampler_device(rows))
+        self._pending_ids = []
 
-    def _for_sampler(self, array: Any) -> Any:
-        """Return an array where the sampler works, which may be beside the GPU of the loss."""
+    def _to_sampler_device(self, array: Any) -> Any:
+        """Return an array on the device of the sampler, which may be the processor."""
         assert self.sampler is not None
         return to_host(array) if self.sampler.device == "cpu" else array
 
@@ -411,13 +412,13 @@ class SoftmaxLayer:
                 f"`sampler` must work where the loss does, on {loss.device!r}, got one on "
                 f"{self.sampler.device!r}; make both with the same device."
             )
-        # one that does not look at contexts has no dimension
+        # samplers that are independent of contexts have no dimension
         if self.sampler.num_classes != n or self.sampler.dim not in (None, d):
             raise ValueError(
                 f"`sampler` must be for {n} classes of dimension {d}, got "
                 f"{self.sampler.num_classes} of dimension {self.sampler.dim}."
             )
-        # samplers of users have no such attribute, and may work in any type
+        # custom samplers may not have this attribute, and accept any dtype
         dtype = getattr(self.sampler, "_dtype", None)
         if self.sampler.device != "cpu" and dtype is not None and dtype != rows.dtype:
             raise ValueError(
@@ -440,7 +441,7 @@ class SoftmaxLayer:
 
 
 def _overrides(sampler: Sampler | None, method: str) -> bool:
-    """Tell whether there is a sampler whose method does something."""
+    """Whether there is a sampler that overrides a method of `Sampler`."""
     if sampler is None:
         return False
     return getattr(type(sampler), method, None) is not getattr(Sampler, method)

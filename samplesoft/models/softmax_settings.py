@@ -1,4 +1,4 @@
-"""Settings of a softmax layer: names and numbers, which go into JSON, or a sampler of one's own."""
+"""Settings of a softmax layer: names and numbers, for JSON, or a custom sampler."""
 
 from __future__ import annotations
 
@@ -31,47 +31,47 @@ from samplesoft.samplers.registry import (
 
 @dataclass(frozen=True)
 class SoftmaxSettings:
-    """A softmax layer, for vectors of norm 1 unless told otherwise.
+    """Settings of a softmax layer, by default with vectors of norm 1.
 
-    The fields are as they were given. None stands for a default in `tau`, `normalize` and `shared`;
-    `resolved` returns the settings with the defaults in place.
+    Fields hold the values as given. None in `tau`, `normalize` and `shared` means the default;
+    `resolved` returns settings with these defaults filled in.
 
     Parameters
     ----------
     loss : str
         A key of `samplesoft.losses.LOSSES`. ``"nce"`` and ``"negative-sampling"`` get an `offset`
-        with which random vectors start at probabilities that sum to 1; without one, training may
-        not get anywhere. ``"gbce"`` gets that of negative sampling.
+        for which the probabilities of random vectors sum to 1; training may fail without one.
+        ``"gbce"`` gets the offset of negative sampling.
     tau : float, optional
         Inverse temperature; by default 10 if `normalize`, else 1.
     normalize : bool, optional
         Divide contexts and class vectors by their norms; the default.
     sampler : str, sampler, callable or None
         A key of `samplesoft.samplers.SAMPLERS`; or a sampler, any object with the methods of
-        `samplesoft.samplers.Sampler`, of which a layer takes a copy; or a function that
-        makes one from a `SamplerInputs`; None for a loss that draws nothing. The default takes a
-        small language model where the full softmax takes it, in half of its time, and further than
+        `samplesoft.samplers.Sampler`, which is copied; or a function that makes one from a
+        `SamplerInputs`; None for a loss over all classes. With the default, a small language model
+        reaches the loss of the full softmax in half of its time, and a lower one than with
         ``"rff"``, the sampler of [1]_.
     num_sampled : int or None
-        Draws for each example, or for the batch if `shared`; None where there is no sampler.
+        Draws for each example, or for the batch if `shared`; None without a sampler.
     num_certain : int
-        How many of the most frequent classes are in every draw for certain, beside those that are
-        drawn; see `samplesoft.samplers.CertainSampler`. For losses such as ``"sampled-masked"``
-        and ``"sampled"``.
+        Number of always-included classes, the most frequent, in addition to the draws; see
+        `samplesoft.samplers.CertainSampler`. For losses such as ``"sampled-masked"`` and
+        ``"sampled"``.
     nu, num_features : float, int
-        Of the sampler; see `SamplerInputs`.
+        Settings of the sampler; see `SamplerInputs`.
     shared : bool, optional
-        Draw one set for all examples of a batch, from the mean of their distributions: quicker,
-        but draws follow no example. By default True where there is nothing to follow, with a
-        sampler such as ``"unigram"``, for a loss whose draws may contain the label, such as
-        ``"sampled-masked"``; else False, and each example has draws of its own.
+        Draw one set for all examples of a batch, from the mean of their proposals: faster, but not
+        adapted to the example. The default is True for a sampler that is independent of contexts,
+        such as ``"unigram"``, with a loss whose draws may contain the label, such as
+        ``"sampled-masked"``; else False.
     update_every : int
-        Steps from one update of the sampler to the next.
+        Steps between updates of the sampler.
 
     Raises
     ------
     TypeError, ValueError
-        If a value is malformed, or the loss and the sampler do not go together.
+        If a value is malformed, or the loss and the sampler are incompatible.
 
     Notes
     -----
@@ -94,14 +94,17 @@ class SoftmaxSettings:
     shared: bool | None = None
     update_every: int = 1
 
-    _of_loss: ClassVar[tuple[str, ...]] = ("tau", "normalize")  # fields that the loss is given
+    _loss_fields: ClassVar[tuple[str, ...]] = (
+        "tau",
+        "normalize",
+    )  # fields that are arguments of the loss
 
     def __post_init__(self) -> None:
         for name in ("num_features", "update_every"):
             as_count(name, getattr(self, name))
         as_positive("nu", self.nu)
         loss = LOSSES[as_choice("loss", self.loss, LOSSES)]
-        normalize = self._unit_vectors()
+        normalize = self._resolved_normalize()
         if normalize and loss.on_tree:
             raise ValueError(
                 f"`normalize` must be False with loss={self.loss!r}, got {normalize!r}; leave it "
@@ -109,10 +112,10 @@ class SoftmaxSettings:
             )
         as_tau(self.tau, unit_vectors=normalize)
         if as_count("num_certain", self.num_certain, 0) and not loss.takes_certain:
-            able = ", ".join(name for name, spec in LOSSES.items() if spec.takes_certain)
+            losses = ", ".join(name for name, spec in LOSSES.items() if spec.takes_certain)
             raise ValueError(
                 f"`num_certain` must be 0 with loss={self.loss!r}, got {self.num_certain}; take "
-                f"one of {able}."
+                f"one of {losses}."
             )
         shared = self._shares_draws()
         if not loss.draws:
@@ -123,7 +126,7 @@ class SoftmaxSettings:
                 )
             return
         as_count("num_sampled", self.num_sampled, loss.least_draws)
-        # a sampler of one's own is known to fit only when the layer has its vectors
+        # custom samplers are validated when the layer has its vectors
         is_object = not isinstance(self.sampler, str)
         if is_object and self.num_certain:
             raise ValueError(
@@ -143,24 +146,24 @@ class SoftmaxSettings:
                 "'sampled' or 'sampled-masked'."
             )
         if shared and not loss.shares_draws:
-            able = repr(loss.masked or "sampled-masked")
+            losses = repr(loss.masked or "sampled-masked")
             raise ValueError(
                 f"`shared` must be False with loss={self.loss!r}, for one set of draws cannot "
-                f"leave out the label of each example; take loss={able}."
+                f"leave out the label of each example; take loss={losses}."
             )
 
     def resolved(self) -> Self:
-        """Return the settings with the defaults of `tau`, `normalize` and `shared` in place.
+        """Return settings with the defaults of `tau`, `normalize` and `shared` filled in.
 
-        Where `sampler` is a function, `shared` may stay None: the layer decides it, once there is
-        a sampler.
+        If `sampler` is a function, `shared` may remain None: the layer determines it from the
+        sampler.
 
         Examples
         --------
         >>> SoftmaxSettings().tau, SoftmaxSettings().resolved().tau
         (None, 10.0)
         """
-        unit_vectors = self._unit_vectors()
+        unit_vectors = self._resolved_normalize()
         return replace(
             self,
             tau=as_tau(self.tau, unit_vectors=unit_vectors),
@@ -168,25 +171,25 @@ class SoftmaxSettings:
             shared=self._shares_draws(),
         )
 
-    def _unit_vectors(self) -> bool:
+    def _resolved_normalize(self) -> bool:
         """Return whether vectors are divided by their norms."""
         if self.normalize is None:
-            return self._normalizes()
+            return self._default_normalize()
         return as_flag("normalize", self.normalize)
 
-    def _normalizes(self) -> bool:
-        """Return what `normalize` is by default, for the loss that is given."""
+    def _default_normalize(self) -> bool:
+        """Return the default of `normalize` for the loss."""
         return not LOSSES[self.loss].on_tree
 
     def _shares_draws(self) -> bool | None:
-        """Return whether a batch has one set of draws; None where the layer is to decide it."""
+        """Return whether a batch shares its draws; None if the layer must determine it."""
         loss = LOSSES[self.loss]
         if not loss.draws:
             return as_shared(self.shared, False)
         if callable(self.sampler):
             return self.shared
-        follows = self._sampler_follows()  # which looks at the sampler, whatever the loss
-        return as_shared(self.shared, loss.shares_draws and not follows)
+        follows_contexts = self._sampler_follows()  # also validates the sampler
+        return as_shared(self.shared, loss.shares_draws and not follows_contexts)
 
     def _sampler_follows(self) -> bool:
         """Return whether draws depend on contexts and class vectors."""
@@ -195,33 +198,33 @@ class SoftmaxSettings:
         return as_sampler("sampler", self.sampler).dim is not None
 
     def _loss_options(self) -> dict[str, Any]:
-        """Return what the settings say of the loss, but for what its name says."""
-        said = LOSSES[self.loss].fixed
-        unit_vectors = self._unit_vectors()
+        """Return the arguments of the loss that its name does not imply."""
+        implied = LOSSES[self.loss].fixed
+        unit_vectors = self._resolved_normalize()
         values = {
             **vars(self),
             "tau": as_tau(self.tau, unit_vectors=unit_vectors),
             "normalize": unit_vectors,
         }
-        return {name: values[name] for name in self._of_loss if name not in said}
+        return {name: values[name] for name in self._loss_fields if name not in implied}
 
     def _offset(self, n: int, d: int) -> dict[str, float]:
-        """Return the offset with which what random vectors say of all classes sums to 1.
+        """Return the offset for which the estimates of random vectors sum to 1 over all classes.
 
-        Noise-contrastive estimation learns p(j), negative sampling p(j) / (m q(j)); dot products of
-        random unit vectors have a variance of 1/d.
+        Noise-contrastive estimation estimates p(j), negative sampling p(j) / (m q(j)). Dot products
+        of random unit vectors have variance 1/d.
         """
         spec = LOSSES[self.loss]
         if not issubclass(spec.make, LogisticLoss):
             return {}
         assert spec.scheme is not None and self.num_sampled is not None
-        unit_vectors = self._unit_vectors()
+        unit_vectors = self._resolved_normalize()
         tau = as_tau(self.tau, unit_vectors=unit_vectors)
-        # NCE learns p(j), which sums to 1 over n classes, negative sampling p(j) / (m q(j))
-        total = n if spec.scheme.corrects_draws else self.num_sampled
-        # log of the mean of exp(tau x) of a normal x of variance 1/d is tau^2 / 2d, and at most tau
-        spread = min(tau, tau * tau / (2.0 * d)) if unit_vectors else 0.0
-        return {"offset": -log(total) - spread}
+        # sum over classes of the estimated ratio to p(j)
+        mass = n if spec.scheme.corrects_draws else self.num_sampled
+        # log E exp(tau x) for a normal x of variance 1/d is tau^2 / 2d; dot products are at most 1
+        log_mean_exp = min(tau, tau * tau / (2.0 * d)) if unit_vectors else 0.0
+        return {"offset": -log(mass) - log_mean_exp}
 
     def make_layer(
         self, rows: Rows, counts: ArrayLike | None, seed: int, *, reduction: str = "mean"
@@ -231,13 +234,13 @@ class SoftmaxSettings:
         Parameters
         ----------
         rows : ndarray, shape (n, d)
-            Class vectors at the start; on a tree the other nodes start with zeros.
+            Initial class vectors; inner nodes of a tree start at 0.
         counts : array_like, shape (n,), or None
-            How often each class occurs, for samplers that draw by that, and for certain classes.
+            Count of each class, for samplers that use frequencies and for always-included classes.
         seed : int
-            Of the sampler.
+            Seed of the sampler.
         reduction : {"mean", "sum", "none"}
-            Of the loss.
+            Reduction of the loss.
 
         Returns
         -------
@@ -247,7 +250,7 @@ class SoftmaxSettings:
         Raises
         ------
         TypeError, ValueError
-            If the sampler refuses the vectors or the counts.
+            If the sampler rejects the vectors or the counts.
 
         Examples
         --------
@@ -264,10 +267,10 @@ class SoftmaxSettings:
         loss = self.make_loss(rows.shape[0], rows.shape[1], reduction)
         sampler = None
         if self.sampler is not None:
-            # a copy: what is trained keeps its lengths
-            unit_vectors = self._unit_vectors()
-            seen = unit_rows("class_embeddings", rows.copy())[0] if unit_vectors else rows
-            sampler = self.make_sampler(seen, counts, seed)
+            # a copy: the trained vectors are not normalised
+            unit_vectors = self._resolved_normalize()
+            sampler_rows = unit_rows("class_embeddings", rows.copy())[0] if unit_vectors else rows
+            sampler = self.make_sampler(sampler_rows, counts, seed)
         layer = SoftmaxLayer(
             rows,
             loss,
@@ -277,35 +280,35 @@ class SoftmaxSettings:
             update_every=self.update_every,
         )
         if not isinstance(self.sampler, str):
-            layer.refresh()  # it may have been made from other vectors
+            layer.refresh()  # custom samplers may have been made from other vectors
         return layer
 
     def make_loss(self, n: int, d: int, reduction: str) -> Loss:
-        """Make the loss of n classes and vectors of d, with a `reduction` of the examples."""
+        """Make the loss for n classes and vectors of length d, with a `reduction`."""
         options = {**self._loss_options(), **self._offset(n, d)}
         return make_loss(self.loss, reduction=reduction, **options)
 
-    def make_sampler(self, seen: Rows, counts: ArrayLike | None, seed: int) -> Sampler:
+    def make_sampler(self, rows: Rows, counts: ArrayLike | None, seed: int) -> Sampler:
         """Make the sampler, of class vectors (n, d) as it sees them, and counts (n,)."""
         inputs = SamplerInputs(
-            seen,
+            rows,
             counts,
-            tau=as_tau(self.tau, unit_vectors=self._unit_vectors()),
+            tau=as_tau(self.tau, unit_vectors=self._resolved_normalize()),
             nu=self.nu,
             num_features=self.num_features,
             rng=seed,
         )
         if not isinstance(self.sampler, str):
-            # two models made from the same settings must not share what their samplers learn
-            made: Sampler = (
+            # copied: models with the same settings must not share the state of a sampler
+            sampler: Sampler = (
                 self.sampler(inputs)
                 if callable(self.sampler)
                 else deepcopy(as_sampler("sampler", self.sampler))
             )
             if inputs.counts is not None:
-                warn_of_wrong_ranks(made, inputs.counts)
-            return made
-        # the others are drawn by the named sampler, with their own counts
+                warn_of_wrong_ranks(sampler, inputs.counts)
+            return sampler
+        # the named sampler draws the other classes, with their counts
         if self.num_certain:
             return make_certain_sampler(self.sampler, inputs, self.num_certain)
         return make_sampler(self.sampler, inputs)

@@ -1,4 +1,4 @@
-"""Taylor and spherical softmax: the exact loss and step of all classes, whatever their number."""
+"""Taylor and spherical softmax: exact loss and step at a cost independent of the classes."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ from samplesoft.models.linear import as_float_dtype, uniform_weights
 from samplesoft.samplers.base import Rows
 from samplesoft.search import check_k, top_k_classes
 
-_NUMBERS = 1 << 20  # of class vectors, or of scores, that are computed at a time
+_CHUNK_VALUES = 1 << 20  # entries of class vectors, or scores, that are computed at a time
 
 
 class FactoredGradient(NamedTuple):
-    """A gradient in class vectors W (n, d) as ``W @ matrix + offset + rows``, by its few numbers.
+    """A gradient in class vectors W (n, d), in the factored form ``W @ matrix + offset + rows``.
 
     Parameters
     ----------
     matrix : ndarray of float64, shape (d, d)
-        What W is multiplied by.
+        Factor of W.
     offset : ndarray of float64, shape (d,)
-        Gradient that all classes have.
+        Gradient common to all classes.
     rows : SparseRows
-        What the labels of the batch have besides.
+        Additional gradient of the labels of the batch.
     steps : int
-        How many changes the layer had seen, for W is that of then.
+        Number of changes of the layer before; W is the one at that time.
     """
 
     matrix: FloatArray
@@ -54,7 +54,7 @@ class FactoredGradient(NamedTuple):
     steps: int
 
     def dense(self, class_embeddings: Rows) -> FloatArray:
-        """Return all rows (n, d), of the class vectors that the layer had."""
+        """Return the dense gradient (n, d), given the class vectors W."""
         gradient: FloatArray = class_embeddings @ self.matrix + self.offset
         gradient[self.rows.ids] += self.rows.rows
         return gradient
@@ -64,10 +64,10 @@ class SphericalSoftmax:
     r"""A layer with quadratic weights in place of exponentials: a step costs the same for any n.
 
     With scores :math:`o = W h` class i has the probability :math:`w_i / \sum_j w_j`, and the loss
-    is that of the label, :math:`-\log p_t`. The weight is :math:`1 + o + o^2/2` in the log-Taylor
-    softmax, and :math:`o^2 + \epsilon` in the log-spherical softmax. Then the sum over all classes
-    needs no scores, but :math:`s = W^\top 1` and :math:`Q = W^\top W` alone, and a step of gradient
-    descent moves all n class vectors by a few numbers: it is exact, and takes
+    is :math:`-\log p_t` for the label t. The weight is :math:`1 + o + o^2/2` in the log-Taylor
+    softmax, and :math:`o^2 + \epsilon` in the log-spherical softmax. The sum over all classes then
+    needs only :math:`s = W^\top 1` and :math:`Q = W^\top W`, not the scores. A step of gradient
+    descent changes all n class vectors through a few small matrices: it is exact, and takes
     :math:`O(B d^2 + d^3)` operations.
 
     Parameters
@@ -77,17 +77,17 @@ class SphericalSoftmax:
     embedding_dim : int
         Length d of contexts and of class vectors.
     kind : {"taylor", "spherical"}
-        The weight.
+        The weight function.
     epsilon : float
         Weight of a class of score 0 in the spherical softmax, a parameter of that model: no
         probability is below :math:`\epsilon / \sum_j w_j`, and scores matter from
         :math:`\sqrt{\epsilon}` on. The Taylor softmax has none.
     reduction : {"mean", "sum"}
-        The value is the mean of the examples' losses by their weights, or their weighted sum.
+        Weighted mean or weighted sum of the examples' losses.
     dtype : dtype
-        float32 or float64, of what is held for each class and of ``dh``. All else is float64.
+        float32 or float64, for arrays with a row per class and for ``dh``. All else is float64.
     rng : int or numpy.random.Generator or None
-        Source of the class vectors.
+        Seed of the class vectors.
 
     Raises
     ------
@@ -96,20 +96,20 @@ class SphericalSoftmax:
 
     Notes
     -----
-    Up to a factor both weights are :math:`(o + \beta)^2 + \epsilon`, where the Taylor softmax has
-    :math:`\beta = \epsilon = 1`. With a batch H, and :math:`r_b` its weights over the sums, the
-    gradient in W is :math:`W M + 1 g^\top` and rows of the labels, for
-    :math:`M = 2 H^\top \mathrm{diag}(r) H` and :math:`g = 2 \beta H^\top r`. So W is held as
-    :math:`V U + 1 \omega^\top`, and a step changes U, :math:`\omega` and B rows of V. Where U comes
-    near to a singular matrix, V is written again. That takes about as long as a full-softmax step,
-    and memory for a second V; it happens seldom, and mostly in early steps.
+    Up to a factor both weights are :math:`(o + \beta)^2 + \epsilon`; the Taylor softmax has
+    :math:`\beta = \epsilon = 1`. Let H be the contexts of a batch, and :math:`r_b` the example
+    weights divided by the sums. The gradient in W is :math:`W M + 1 g^\top` plus rows of the
+    labels, with :math:`M = 2 H^\top \mathrm{diag}(r) H` and :math:`g = 2 \beta H^\top r`. W is
+    stored as :math:`V U + 1 \omega^\top`, and a step changes U, :math:`\omega` and B rows of V. If
+    U becomes nearly singular, V is recomputed. That takes about as long as a full-softmax step, and
+    memory for a second V; it is rare, and happens mostly in early steps.
 
-    **When to use it.** Where n is far above d, plain gradient descent will do, and so will another
-    model than the softmax, for it is no estimate of that. A step takes 0.6 ms at d = 64 for any
-    number of classes, and a full-softmax step a second for a million of them; on text the model is
-    less accurate than a softmax. Both are measured in docs/benchmarks.md, section "Spherical
-    softmax". Learning rates are far above those of a softmax, near 10 or 30, for gradients are
-    small. In a sampled softmax one can have the softmax itself, and any optimizer.
+    **When to use it.** If n is far above d, plain gradient descent suffices, and a model other than
+    the softmax is acceptable: this loss does not estimate the softmax loss. A step takes 0.6 ms at
+    d = 64 for any number of classes, where a full-softmax step takes a second for a million. On
+    text the model is less accurate than a softmax. Both are measured in docs/benchmarks.md, section
+    "Spherical softmax". Learning rates are far above those of a softmax, about 10 to 30, because
+    gradients are small. A sampled softmax trains the softmax itself, with any optimizer.
 
     References
     ----------
@@ -186,12 +186,12 @@ class SphericalSoftmax:
             chosen = as_ids("ids", ids, self.num_classes)
             return self._rows(chosen).astype(self.dtype)
         rows = np.empty_like(self._V)
-        for part in row_chunks(rows.shape, _NUMBERS):
+        for part in row_chunks(rows.shape, _CHUNK_VALUES):
             rows[part] = self._rows(part)
         return rows
 
     def set_class_embeddings(self, class_embeddings: ArrayLike) -> None:
-        """Take other class vectors, such as those of a layer that was saved.
+        """Replace the class vectors, for example by those of a saved layer.
 
         Parameters
         ----------
@@ -240,14 +240,14 @@ class SphericalSoftmax:
         """
         contexts = as_float_rows("h", h, self.embedding_dim, self.dtype).astype(np.float64)
         targets = as_labels("labels", labels, self.num_classes, contexts.shape[:1])
-        each = checked_weights(weights, len(contexts), self.reduction, self.dtype)
+        example_weights = checked_weights(weights, len(contexts), self.reduction, self.dtype)
         rows = self._rows(targets)
-        own = np.einsum("bd,bd->b", rows, contexts) + self._shift
-        weight, (total, derivative) = own**2 + self.epsilon, self._total(contexts)
-        # of the other classes, which have epsilon each at least: for one class alone the loss is 0
-        rest = np.maximum(total - weight, (self.num_classes - 1) * self.epsilon)
-        losses = np.log1p(rest / weight)
-        if not np.isfinite(losses @ each):
+        label_scores = np.einsum("bd,bd->b", rows, contexts) + self._shift
+        label_weights, (total, derivative) = label_scores**2 + self.epsilon, self._total(contexts)
+        # sum over the other classes, at least epsilon each; for a single class the loss is 0
+        other_weights = np.maximum(total - label_weights, (self.num_classes - 1) * self.epsilon)
+        losses = np.log1p(other_weights / label_weights)
+        if not np.isfinite(losses @ example_weights):
             worst = int(np.argmin(np.isfinite(losses)))
             raise ValueError(
                 f"`h` must have scores whose squares are within the range of float64, got a loss "
@@ -258,10 +258,10 @@ class SphericalSoftmax:
             targets,
             rows,
             derivative,
-            each / (weight + rest),
-            each * 2.0 * own / weight,
+            example_weights / (label_weights + other_weights),
+            example_weights * 2.0 * label_scores / label_weights,
         )
-        return float(losses @ each), (cache, self._steps)
+        return float(losses @ example_weights), (cache, self._steps)
 
     @ignoring_overflow
     def backward(self, cache: Any) -> tuple[Rows, FactoredGradient]:
@@ -279,32 +279,32 @@ class SphericalSoftmax:
         gradient : FactoredGradient
             Derivatives in the class vectors, of all classes.
         """
-        (contexts, targets, rows, derivative, shares, pulls), steps = cache
-        dh = shares[:, None] * derivative - pulls[:, None] * rows
+        (contexts, targets, rows, derivative, inverse_sums, label_factors), steps = cache
+        dh = inverse_sums[:, None] * derivative - label_factors[:, None] * rows
         order = np.argsort(targets, kind="stable")
         ids, offsets = np.unique(targets[order], return_index=True)
-        of_labels = np.add.reduceat(-(pulls[:, None] * contexts)[order], offsets, axis=0)
-        matrix = 2.0 * contexts.T @ (shares[:, None] * contexts)
-        offset = 2.0 * self._shift * (shares @ contexts)
-        gradient = FactoredGradient(matrix, offset, SparseRows(ids, of_labels), steps)
+        label_rows = np.add.reduceat(-(label_factors[:, None] * contexts)[order], offsets, axis=0)
+        matrix = 2.0 * contexts.T @ (inverse_sums[:, None] * contexts)
+        offset = 2.0 * self._shift * (inverse_sums @ contexts)
+        gradient = FactoredGradient(matrix, offset, SparseRows(ids, label_rows), steps)
         return dh.astype(self.dtype), gradient
 
     @ignoring_overflow
     def step(self, gradient: FactoredGradient, learning_rate: float) -> None:
-        """Take ``learning_rate`` times the gradient from the class vectors.
+        """Subtract ``learning_rate`` times the gradient from the class vectors.
 
         Parameters
         ----------
         gradient : FactoredGradient
-            From `backward`, with no step since `forward`.
+            From `backward`, without a step since `forward`.
         learning_rate : float
             At least 0.
 
         Raises
         ------
         TypeError, ValueError
-            If an argument is malformed, or class vectors would leave the range of numbers; the
-            layer is as before.
+            If an argument is malformed, or class vectors would overflow. The layer is then
+            unchanged.
         """
         require_instance("gradient", gradient, FactoredGradient)
         rate, n, s = as_nonnegative("learning_rate", learning_rate), self.num_classes, self._s
@@ -314,25 +314,25 @@ class SphericalSoftmax:
                 f"last {self._steps - gradient.steps} step(s); call `forward` again."
             )
         A, move = np.eye(len(s)) - rate * gradient.matrix, rate * gradient.offset
-        ids, of_labels = gradient.rows.ids, rate * gradient.rows.rows
+        ids, label_rows = gradient.rows.ids, rate * gradient.rows.rows
         # All classes: W becomes W A - 1 move'.
         U, omega, s = self._U @ A, A @ self._omega - move, A @ s
-        across = np.outer(s, move)
-        Q = A @ self._Q @ A - across - across.T + n * np.outer(move, move)
+        cross = np.outer(s, move)
+        Q = A @ self._Q @ A - cross - cross.T + n * np.outer(move, move)
         self._require_range(
-            "learning_rate", np.sqrt(max(np.trace(Q), 0.0)) + np.linalg.norm(of_labels)
+            "learning_rate", np.sqrt(max(np.trace(Q), 0.0)) + np.linalg.norm(label_rows)
         )
         self._steps += 1
-        inverse = _inverse(U, float(np.finfo(self.dtype).eps))
+        inverse = _well_conditioned_inverse(U, float(np.finfo(self.dtype).eps))
         if inverse is None:
             self._fold(U, omega)
             inverse = self._U  # 1
         else:
             self._U, self._omega, self._s, self._Q = U, omega, s - n * move, (Q + Q.T) / 2.0
-        # Labels: s and Q follow their vectors as V holds them, rounded.
+        # Labels: s and Q are updated with their rounded vectors, as stored in V.
         before = self._rows(ids)
         self._V = writable(self._V)
-        self._V[ids] -= (of_labels @ inverse).astype(self.dtype)
+        self._V[ids] -= (label_rows @ inverse).astype(self.dtype)
         after = self._rows(ids)
         self._s = self._s + (after - before).sum(axis=0)
         self._Q = self._Q + after.T @ after - before.T @ before
@@ -358,7 +358,7 @@ class SphericalSoftmax:
         """
         contexts = as_float_rows("h", h, self.embedding_dim, self.dtype).astype(np.float64)
         logs = np.empty((len(contexts), self.num_classes))
-        for part in row_chunks(self._V.shape, _NUMBERS):
+        for part in row_chunks(self._V.shape, _CHUNK_VALUES):
             logs[:, part] = contexts @ self._rows(part).T
         return self._log_probs(contexts, logs + self._shift)
 
@@ -415,13 +415,13 @@ class SphericalSoftmax:
         sizes = [check_k(size, self.num_classes) for size in np.atleast_1d(as_array("k", k))]
         value, ((_, targets, *_), _) = self.forward(h, labels)
         value = value if self.reduction == "mean" else value / len(targets)
-        in_place = np.zeros(0)
+        label_hits = np.zeros(0)
         if sizes:
             contexts, example_ids = np.asarray(h), np.arange(len(targets))
-            in_place = count_labels_by_position(
+            label_hits = count_labels_by_position(
                 self.top_k, contexts, example_ids, targets, max(sizes), self.num_classes
             )
-        return make_evaluation(value, in_place, sizes, len(targets), len(targets))
+        return make_evaluation(value, label_hits, sizes, len(targets), len(targets))
 
     def _rows(self, ids: IntArray | slice) -> FloatArray:
         """Return class vectors in float64."""
@@ -429,14 +429,14 @@ class SphericalSoftmax:
         return rows
 
     def _total(self, contexts: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return the sum (B,) of the weights of all classes, and its derivatives (B, d)."""
+        """Return the sum (B,) of the weights of all classes, and its gradient (B, d)."""
         half = contexts @ self._Q + self._shift * self._s
         squares = np.einsum("bd,bd->b", half, contexts) + self._shift * (contexts @ self._s)
-        n = self.num_classes  # rounding may leave less than epsilon a class, where all scores are 0
+        n = self.num_classes  # the maximum guards against rounding if all scores are 0
         return np.maximum(squares + n * self._shift**2, 0.0) + n * self.epsilon, 2.0 * half
 
     def _log_probs(self, contexts: FloatArray, scores: FloatArray) -> FloatArray:
-        """Return log-probabilities, in place of shifted scores (B, k)."""
+        """Return log-probabilities of shifted scores (B, k), which are overwritten."""
         logs = np.log(np.square(scores, out=scores) + self.epsilon)
         logs -= np.log(self._total(contexts)[0])[:, None]
         if not np.isfinite(logs).all():
@@ -447,10 +447,10 @@ class SphericalSoftmax:
         return logs
 
     def _fold(self, U: FloatArray, omega: FloatArray) -> None:
-        """Write V U + 1 omega' into V, and recompute the sums s and Q, which ends their drift."""
+        """Replace V by V U + 1 omega', and recompute s and Q, which removes their drift."""
         d = len(omega)
         s, Q, V = np.zeros(d), np.zeros((d, d)), np.empty_like(self._V)
-        for part in row_chunks(V.shape, _NUMBERS):
+        for part in row_chunks(V.shape, _CHUNK_VALUES):
             V[part] = self._V[part] @ U + omega
             rows = V[part].astype(np.float64)
             s, Q = s + rows.sum(axis=0), Q + rows.T @ rows
@@ -458,27 +458,27 @@ class SphericalSoftmax:
         self._steps += 1
 
     def _require_range(self, name: str, size: float) -> None:
-        """Refuse class vectors whose size, all together, is not well within the range of V."""
-        most = min(float(np.finfo(self.dtype).max) / 1e6, 1e150)  # V is larger than W by 1 / U
-        if not size < most:
+        """Raise unless the norm of all class vectors is well within the range of V."""
+        max_norm = min(float(np.finfo(self.dtype).max) / 1e6, 1e150)  # V is larger than W by 1 / U
+        if not size < max_norm:
             raise ValueError(
-                f"`{name}` must keep the norm of the class vectors below {most:.0e}, got one of "
-                f"{size:.3g}; lower it."
+                f"`{name}` must keep the norm of the class vectors below {max_norm:.0e}, got "
+                f"one of {size:.3g}; lower it."
             )
 
 
-def _inverse(U: FloatArray, eps: float) -> FloatArray | None:
-    """Return the inverse of U, and None where V would not be sound with it.
+def _well_conditioned_inverse(U: FloatArray, eps: float) -> FloatArray | None:
+    """Return the inverse of U, or None if U is too ill-conditioned.
 
-    A vector of W is V U, rounded where it is written, so that what is lost of it grows with the
-    condition of U. That grows with the steps, each of which shortens directions of contexts; one
-    along an eigenvector of M by just 1 / eigenvalue makes U singular, though W is sound. U is held
-    against 1 as well, or a U that shrinks in all directions would take V out of range.
+    Rows of V are rounded, so that the error in W = V U grows with the condition number of U. Steps
+    increase that number, because they shorten the directions of contexts; a rate of 1 / eigenvalue
+    of M makes U singular, although W is well defined. Norms below 1 count as 1, because V would
+    overflow if U shrank in all directions.
     """
     try:
         inverse = np.linalg.inv(U)
     except np.linalg.LinAlgError:
         return None
-    largest, least = (max(1.0, float(np.linalg.norm(x, 1))) for x in (U, inverse))
-    # a third of the digits, at most: to write V again costs as much as a step of the full softmax
-    return np.asarray(inverse, np.float64) if largest * least < eps ** (-1 / 3) else None
+    norm, inverse_norm = (max(1.0, float(np.linalg.norm(x, 1))) for x in (U, inverse))
+    # lose at most a third of the digits; recomputing V costs as much as a full-softmax step
+    return np.asarray(inverse, np.float64) if norm * inverse_norm < eps ** (-1 / 3) else None

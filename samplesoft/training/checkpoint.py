@@ -323,7 +323,7 @@ def write_shards(folder: str | Path, layer: ShardedSoftmaxLayer) -> None:
     rows = layer.class_embeddings
     try:
         for s, name in enumerate(names):
-            arrays = shards.ask("saved", [()], s)[0]
+            arrays = shards.call_all("saved", [()], s)[0]
             write_checkpoint(path.with_name(name), Checkpoint({"model": name}, {}, arrays))
         values = {"files": names, "bounds": shards.bounds.tolist(), "steps": layer.steps}
         config = {"model": SHARDS, "shape": list(rows.shape), "dtype": str(rows.dtype)}

@@ -111,7 +111,7 @@ class LinearTask(Task):
 
     def use(self, data: Examples, rows: IntArray, batch_size: int) -> None:
         """Set the examples of the next epochs."""
-        self.model.own_parameters()
+        self.model.copy_read_only_parameters()
         self.parameters = self.model.parameters
         self.data, self.rows, self.batch_size = data, rows, batch_size
         self._reason_optimizer = None

@@ -376,10 +376,10 @@ def test_a_layer_goes_on_from_a_checkpoint_with_any_number_of_shards(workers, op
     again = sharded("clusters", loss_of(), M, workers, rows=read_shards(tmp_path), **options)
     assert again.steps == 6
     np.testing.assert_array_equal(again.class_embeddings.take(np.arange(N)), rows)
-    for name in layer.shards.ask("saved", [()])[0].keys() - {"optimizer/steps"}:
+    for name in layer.shards.call_all("saved", [()])[0].keys() - {"optimizer/steps"}:
         old, new = (
             np.concatenate(
-                [shard[name] for shard in some.shards.ask("saved", [()] * some.shards.num)]
+                [shard[name] for shard in some.shards.call_all("saved", [()] * some.shards.num)]
             )
             for some in (layer, again)
         )
@@ -468,7 +468,7 @@ def test_a_worker_may_be_lost_while_its_shard_is_made(local_cluster, monkeypatch
 
 @pytest.mark.slow
 def test_a_lost_worker_is_an_error_that_names_the_checkpoint(tmp_path, monkeypatch):
-    monkeypatch.setattr("samplesoft.distributed.transport._PATIENCE", 0.5)
+    monkeypatch.setattr("samplesoft.distributed.transport._TIMEOUT_SECONDS", 0.5)
     distributed = pytest.importorskip("distributed", reason="needs the extra `dask`")
     how = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0"}
     with distributed.LocalCluster(**how) as cluster, distributed.Client(cluster) as client:

@@ -110,7 +110,7 @@ def test_a_step_touches_features_that_occur_and_classes_that_are_drawn():
 @pytest.mark.parametrize("dense", [True, False], ids=["dense", "sparse"])
 def test_scores_and_lists(dense, monkeypatch):
     made, x = model(tau=1.5, dtype=np.float32), inputs(dense, 9, np.float32)
-    monkeypatch.setattr(made, "_rows_at_a_time", 4)
+    monkeypatch.setattr(made, "_chunk_rows", 4)
     rows = made.class_vectors().astype(float)
     plain = x if dense else x.toarray()
     wanted = 1.5 * (plain @ rows[:, :-1].T + rows[:, -1])

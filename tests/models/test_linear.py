@@ -84,7 +84,7 @@ def test_a_matrix_without_entries():
 
 
 def test_results_do_not_depend_on_the_number_of_threads(rng, threads, monkeypatch):
-    monkeypatch.setattr(linear_module, "_CHUNK_NUMBERS", 64)
+    monkeypatch.setattr(linear_module, "_CHUNK_VALUES", 64)
     layer, results = Linear(70, 8, rng=0), []
     x = sparse(rng, 90, 70, dtype=np.float32)
     for count in (1, 3):

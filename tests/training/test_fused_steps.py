@@ -444,7 +444,7 @@ def test_a_rate_beyond_the_type_is_refused_and_nothing_changes():
 def test_a_score_of_a_draw_beyond_all_numbers_is_an_error(loss):
     x, labels, weights = problem(False, np.float32)
     model, optimizer = make(loss, np.float32, normalize=False)
-    model.own_parameters()
+    model.copy_read_only_parameters()
     model.parameters["embedding.intercept"][0] = 1e3
     model.parameters["softmax.class_embeddings"][10:] = 0.0
     model.parameters["softmax.class_embeddings"][10:, 0] = -3e38
@@ -488,7 +488,7 @@ def test_a_step_whose_loss_is_not_finite_changes_nothing(number, threads, monkey
     model, optimizer = make(
         "importance", np.float64, sampler=lambda inputs: WeightedSampler(q), mask_other_labels=True
     )
-    model.own_parameters()
+    model.copy_read_only_parameters()
     before = {name: array.copy() for name, array in model.parameters.items()}
     with pytest.raises(ValueError, match="`draw` must hold for each label of example 0"):
         take_steps(model, optimizer, x, sparse.csr_array(labels), weights, BATCH, (5, 0))
@@ -501,7 +501,7 @@ def test_steps_are_those_of_the_plain_twin(optimizer):
     """Which takes them one example at a time, by nothing of the package."""
     x, labels, weights = problem(False, np.float64)
     model, trained = make("sampled-masked", np.float64, optimizer)
-    model.own_parameters()
+    model.copy_read_only_parameters()
     names = {
         "inputs": "embedding.weights",
         "intercept": "embedding.intercept",

@@ -83,8 +83,8 @@ def test_gradients_of_sparse_inputs(monkeypatch):
     whole = linear._transposed_product(x, dy, 500)
     np.testing.assert_allclose(whole.rows, (dense.T @ dy)[whole.ids], atol=1e-12)
     for most, passes in ((1000, 32), (1, 7), (10, 10_000)):
-        monkeypatch.setattr(linear, "_SORTED", most)
-        monkeypatch.setattr(linear, "_PASSES", passes)
+        monkeypatch.setattr(linear, "_MAX_SORTED_ENTRIES", most)
+        monkeypatch.setattr(linear, "_MAX_PASSES", passes)
         parts = linear._transposed_product(x, dy, 500)
         np.testing.assert_array_equal(parts.ids, whole.ids)
         np.testing.assert_array_equal(parts.rows, whole.rows)

@@ -159,7 +159,7 @@ def _run_on_threads(
 
 def _prepare_updates(optimizer: Optimizer, model: LinearSoftmax, num_steps: int) -> Updates:
     """Return parameters, optimizer states, and the hyper-parameters of each step."""
-    model.own_parameters()
+    model.copy_read_only_parameters()
     rows_and_states = optimizer.parameters_with_states(model.parameters)
 
     def trained(name: str) -> TrainedRows:
