@@ -14,7 +14,7 @@ DRAWS = ("own", "given", "given-negatives")
 
 
 def call(loss: Callable[..., Any], names: str, *given: Any) -> Any:
-    """Return ``loss(*given)``; TypeError that says what was passed if the call itself fails."""
+    """Return ``loss(*given)``; raise TypeError with argument names if the call itself fails."""
     try:
         return loss(*given)
     except TypeError as error:
@@ -32,10 +32,10 @@ def ask(function: Callable[..., Any], *given: Any) -> Any:
 
 
 def frames_of_user(error: BaseException) -> list[tuple[str, int, str]] | None:
-    """Return file, line and function of where a loss or a proposal raised, from outside in.
+    """Return (file, line, function) of the frames in which the user's code raised, outermost first.
 
-    They are those of the file in which it stands, not of libraries that it calls, and one of
-    nothing if it is no Python function. None if the error is not of a loss or a proposal.
+    Only frames of the file that defines it are included, not of libraries. An empty frame stands
+    for a function that is not Python. None if the error is not from a loss or a proposal.
     """
     frames = list(walk_tb(error.__traceback__))
     of_calls = [i for i, (frame, _) in enumerate(frames) if frame.f_code in _CALLS_OF_USER]

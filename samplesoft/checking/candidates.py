@@ -1,4 +1,4 @@
-"""A candidate: what a loss may be, with the exact means that it then has, and a verdict."""
+"""A candidate: a hypothesis about a loss, the exact means that it predicts, and its score."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from samplesoft.checking.faults import AND, FAULTS
 from samplesoft.checking.observe import Observer
 from samplesoft.checking.spread import Spread, spread
 
-_SAME = 1e-7  # relative distance of means that no experiment can tell apart
-_DIGITS = 1e-11  # relative error of exact means
-_DIGITS_OF_SETS = 1e-7
-_DIGITS_OF_MIXTURES = 1e-5  # of sets by their numbers of tries
+_MAX_MEAN_DISTANCE = 1e-7  # relative distance of means that no experiment can tell apart
+_ERROR = 1e-11  # relative error of exact means
+_ERROR_OF_SETS = 1e-7
+_ERROR_OF_MIXTURES = 1e-5  # of sets by their numbers of tries
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A scheme, the mistake in it or None; its exact means; and how far the loss is from them.
+    """A scheme, optionally with faults; its exact means; and the distance of the loss from them.
 
     Attributes
     ----------
@@ -36,13 +36,13 @@ class Candidate:
     sums : tuple of SampledSum
         The random sums that the means follow from; empty without a closed form.
     spread : Spread or None
-        How widely single calls spread, where that is known.
+        Standard deviations and skewness of single calls, if known.
     digits : float
-        Error of the means, relative to the numbers that they are made of.
+        Error of the means, relative to the magnitudes of their terms.
     number : str
         What was fitted or is not given, in words.
     same : tuple of Candidate
-        Others with the same means.
+        Other candidates with the same means.
     z : float
         The largest distance of a mean from the observed one, in standard errors; of a loss that
         is the same for every seed the root mean square of the errors of single values.
@@ -61,7 +61,7 @@ class Candidate:
     expected: Means | None = None
     sums: tuple[SampledSum, ...] = ()
     spread: Spread | None = None
-    digits: float = _DIGITS
+    digits: float = _ERROR
     number: str = ""
     same: tuple[Candidate, ...] = ()
     z: float = np.inf
@@ -94,12 +94,12 @@ def make_candidate(
     number: str = "",
     with_spread: bool = False,
 ) -> Candidate:
-    """Return the candidate that a loss has one of some sums, with its spread if asked for."""
+    """Return the candidate for a loss with one of the given random sums, optionally with spread."""
     problem, gradients = observer.problem, observer.gradients
     expected = expectation(sums)
-    digits = _DIGITS
+    digits = _ERROR
     if any(one.sets is not None for one in sums):
-        digits = _DIGITS_OF_SETS if len(sums) == 1 else _DIGITS_OF_MIXTURES
+        digits = _ERROR_OF_SETS if len(sums) == 1 else _ERROR_OF_MIXTURES
     return Candidate(
         scheme,
         fault,
@@ -113,14 +113,14 @@ def make_candidate(
 
 
 def merged(candidates: Iterator[Candidate]) -> list[Candidate]:
-    """Return one candidate for all that have the same means, and the others with it."""
-    groups: list[list[Candidate]] = []  # the first of a group stands for it
+    """Return one candidate for each group with equal means; the rest of the group is in `same`."""
+    groups: list[list[Candidate]] = []  # the first of a group represents it
     means = np.empty((0, 0))
     for one in candidates:
         if len(groups) == len(means):
             means = np.resize(means, (2 * len(means) + 64, len(one.means)))
         apart = np.abs(means[: len(groups)] - one.means).max(axis=1)
-        same = np.flatnonzero(apart <= _SAME * (1.0 + np.abs(one.means).max()))
+        same = np.flatnonzero(apart <= _MAX_MEAN_DISTANCE * (1.0 + np.abs(one.means).max()))
         if not len(same):
             means[len(groups)] = one.means
             groups.append([one])

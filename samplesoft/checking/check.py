@@ -1,4 +1,4 @@
-"""`check_loss`: what an implementation of a sampled loss estimates."""
+"""`check_loss`: identify what an implementation of a sampled loss estimates."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ from samplesoft.checking.report import LossReport
 from samplesoft.checking.spread import Spread, squares, with_rare_sets
 
 Name = tuple[str, str | None]  # of a scheme and a mistake
-ALPHA = 1e-4  # probability that a right candidate is excluded, over all looks
+ALPHA = 1e-4  # probability that the right candidate is excluded, over all looks
 _MIN_CALLS = {True: 2048, False: 8192}  # before a verdict, with a gradient and without
-_MAX_SKEWNESS = 0.3  # of a mean that is tested: eleven or so of the rare draws behind it
-_AS_NEAR = 2.0  # standard errors, which say little about which of two candidates is right
-_MIN_SPREAD = 0.5  # of the predicted one; a lower one comes of draws that have not been seen
+_MAX_SKEWNESS = 0.3  # of a tested mean: about eleven of the rare draws that cause it
+_TIE_STDERRS = 2.0  # candidates whose distances differ by less are equally good
+_MIN_STDERR_RATIO = 0.5  # observed over predicted; it is lower if rare draws did not occur
 
 
 def check_loss(
@@ -62,11 +62,11 @@ def check_loss(
     progress: bool = False,
     rng: int | np.random.Generator | None = 0,
 ) -> LossReport:
-    r"""Find out what an implementation of a sampled loss estimates.
+    r"""Identify what an implementation of a sampled loss estimates.
 
-    The loss is called on small problems, again and again, and the means of what it returns are
-    held against exact means: those of every scheme that samplesoft knows, as it should be and with
-    each of the usual mistakes. Most often that takes from 3 to 30 seconds.
+    The loss is called many times on small problems, and its average results are compared with exact
+    means: of every known scheme, without a mistake and with each of the usual mistakes. This mostly
+    takes from 3 to 30 seconds.
 
     Parameters
     ----------
@@ -229,26 +229,28 @@ def check_loss(
             observer.more(2)
             scores = classify_deterministic(observer)
         # 4. the verdict: what is allowed first, and of that what has fewest mistakes
-        scores = _in_order(scores)
+        scores = _sort_scores(scores)
         ordinary: tuple[str, ...] = ()
         # 5. what is right is tried where mistakes show that are too small otherwise
         for extreme, calls_of_extreme in extreme_problems(proposal, problem, m, key):
             left = surviving_names(scores, extreme)
-            right = _right_of(left)
+            right = _faultless_schemes(left)
             if not left or not (right or ordinary):
                 break
             other = observe(extreme, min(most, calls_of_extreme))
             other.looks = observer.looks
             found = test_on_extreme(other, left, right or ordinary)
-            if right and found and not _allows(found, right=True) and observer.is_random:
+            if right and found and not _any_allowed(found, right=True) and observer.is_random:
                 # what is less simple was not tried, for something simpler seemed to fit
-                again = _in_order(test_until_decided(observer, bar, left))
+                again = _sort_scores(test_until_decided(observer, bar, left))
                 left_again = surviving_names(again, extreme)
-                there = test_on_extreme(other, left_again, _right_of(left_again))
-                if _allows(there, right=True):
+                there = test_on_extreme(other, left_again, _faultless_schemes(left_again))
+                if _any_allowed(there, right=True):
                     scores, found = again, there
-            if _allows(found, right=bool(_right_of(surviving_names(scores, extreme)))):
-                scores = _in_order(exclude_refuted(scores, found))
+            if _any_allowed(
+                found, right=bool(_faultless_schemes(surviving_names(scores, extreme)))
+            ):
+                scores = _sort_scores(exclude_refuted(scores, found))
             elif found:
                 ordinary = ordinary or right
                 observer, scores = other, found
@@ -293,13 +295,13 @@ def check_loss(
     )
 
 
-def _allows(scores: list[Candidate], right: bool) -> bool:
-    """Whether a candidate is allowed, or a right one."""
+def _any_allowed(scores: list[Candidate], right: bool) -> bool:
+    """Whether any candidate is allowed; with `right`, any without a fault."""
     return any(s.allowed and (s.fault is None or not right) for s in scores)
 
 
 def surviving_names(scores: list[Candidate], problem: Problem) -> set[Name]:
-    """Return the names of what is allowed, and can be tried on another problem."""
+    """Return the names of the allowed candidates that can be tested on `problem`."""
     names = {one.name for s in scores if s.allowed for one in (s, *s.same)}
     draws = draws_that_are_tried(problem)
     return {name for name in names if ESTIMATORS[name[0]].draws in draws}
@@ -308,9 +310,9 @@ def surviving_names(scores: list[Candidate], problem: Problem) -> set[Name]:
 def test_until_decided(
     observer: Observer, bar: Any, excluded: AbstractSet[Name] = frozenset()
 ) -> list[Candidate]:
-    """Call the loss until one candidate is left, or often enough, and return all with their scores.
+    """Call the loss until one candidate is left, or `calls` were made; return all scores.
 
-    Names that were `excluded`, elsewhere, are not left.
+    Candidates whose names are in `excluded` are not allowed.
     """
     scores: list[Candidate] = []
 
@@ -327,8 +329,8 @@ def test_until_decided(
         for family in FAMILIES if is_enough else FAMILIES[:1]:
             simpler = {
                 "never": False,
-                "right": _allows(scores, True),
-                "any": _allows(scores, False),
+                "right": _any_allowed(scores, True),
+                "any": _any_allowed(scores, False),
             }
             if simpler[family.unless]:
                 continue
@@ -344,18 +346,18 @@ def test_until_decided(
     return scores
 
 
-def _right_of(names: set[Name]) -> tuple[str, ...]:
-    """Return the schemes that are among some names as they should be."""
+def _faultless_schemes(names: set[Name]) -> tuple[str, ...]:
+    """Return the schemes that are among `names` without a fault."""
     return tuple(scheme for scheme in ESTIMATORS if (scheme, None) in names)
 
 
 def test_on_extreme(
     observer: Observer, left: set[Name], schemes: tuple[str, ...]
 ) -> list[Candidate]:
-    """Return the scores of what is left on an extreme problem; empty if that has no closed form.
+    """Return the scores of the remaining candidates on an extreme problem; empty if none can be.
 
-    Where the loss follows none of it there, other proposals and mistakes with a number are tried
-    too, of some schemes.
+    If the loss fits none of them there, other proposals, and mistakes with a fitted number, are
+    tried for `schemes`.
     """
     candidates = named_candidates(observer, left)
     if not (candidates and schemes):
@@ -372,11 +374,11 @@ def test_on_extreme(
     if not any(s.allowed for s in scores):
         others = chain(of_other_proposals(observer, schemes), fitted(observer, observed, schemes))
         scores += [test(one, observed) for one in others]
-    return _in_order(scores)
+    return _sort_scores(scores)
 
 
 def exclude_refuted(scores: list[Candidate], found: list[Candidate]) -> list[Candidate]:
-    """Return scores in which what was excluded elsewhere, however it is made, is excluded too."""
+    """Return the scores, with candidates excluded whose names were all refuted in `found`."""
     less = []
     for s in scores:
         names = {one.name for one in (s, *s.same)}
@@ -388,9 +390,9 @@ def exclude_refuted(scores: list[Candidate], found: list[Candidate]) -> list[Can
 
 
 def with_batch_checked(observer: Observer, best: Candidate) -> Candidate:
-    """Return a candidate whose gradient is a constant, or 1 / B, times that of the losses.
+    """Return the candidate with its gradient factor resolved: a constant, or 1 / B.
 
-    One batch does not tell which: in one of half the size 1 / B is twice as large.
+    A batch of half the size decides: there 1 / B is twice as large.
     """
     if not (best.allowed and best.sums and observer.gradients):
         return best  # that is known of negatives of the batch: see `Batches.scaled`
@@ -409,10 +411,10 @@ def with_batch_checked(observer: Observer, best: Candidate) -> Candidate:
     return replace(best, fault="gradient_scaled", number=number)
 
 
-def _in_order(scores: list[Candidate]) -> list[Candidate]:
-    """Return what is allowed first, of that what has fewest mistakes, and then what is nearest.
+def _sort_scores(scores: list[Candidate]) -> list[Candidate]:
+    """Return the candidates sorted: allowed first, then by number of faults, then by distance.
 
-    Of what is about as near as the first, the usual goes before: see `ESTIMATORS` and `FAULTS`.
+    Among the best that are about equally near, the order of `ESTIMATORS` and `FAULTS` decides.
     """
 
     def by_fit(one: Candidate) -> tuple[bool, int, float]:
@@ -426,7 +428,7 @@ def _in_order(scores: list[Candidate]) -> list[Candidate]:
     if not rest or not rest[0].allowed:
         return rest
     *simplest, z = by_fit(rest[0])
-    first = [s for s in rest if [*by_fit(s)[:2]] == simplest and s.z < z + _AS_NEAR]
+    first = [s for s in rest if [*by_fit(s)[:2]] == simplest and s.z < z + _TIE_STDERRS]
     return sorted(first, key=by_use) + rest[len(first) :]
 
 
@@ -480,7 +482,7 @@ def classify_deterministic(observer: Observer) -> list[Candidate]:
 
 
 def z_limit(observed: Observed) -> float:
-    """Return what ``|z|`` exceeds with probability `ALPHA` in all looks, by Bonferroni."""
+    """Return the limit that any ``|z|`` of all looks exceeds with probability `ALPHA`."""
     tests = len(observed.means)
     if observed.squares is not None:
         tests += len(observed.squares.means)
@@ -488,7 +490,7 @@ def z_limit(observed: Observed) -> float:
 
 
 def score(one: Candidate, observed: Observed) -> Candidate:
-    """Return a candidate with its distance from what was observed, of the losses at least."""
+    """Return a candidate with its distance from the observed means, of all or of the losses."""
     size, limit = len(observed.means), z_limit(observed)
     width = one.spread if size == len(one.means) else None
     z, allowed = _distance(one.means[:size], one.digits, width, observed, limit)
@@ -496,7 +498,7 @@ def score(one: Candidate, observed: Observed) -> Candidate:
 
 
 def exact_score(one: Candidate, observed: Observed) -> Candidate:
-    """Return the score where nothing is random, with how far single values are off as its `z`."""
+    """Return the score of a deterministic loss; its `z` is the root mean square error."""
     found = score(one, observed)
     off = np.sqrt(((one.means[: len(observed.means)] - observed.means) ** 2).mean())
     return replace(found, z=0.0 if found.allowed else float(off))
@@ -508,9 +510,9 @@ def with_squares(
     observed: Observed,
     centre: FloatArray,
 ) -> Candidate:
-    """Return a candidate whose means are allowed, excluded where single losses spread otherwise.
+    """Return a candidate with allowed means, excluded if the variance of single losses differs.
 
-    `expected` are the means of squares of losses less `centre` (E,), and their spread.
+    `expected` are the means of squared losses minus `centre` (E,), and their spread.
     """
     if expected is None or observed.squares is None:
         return one
@@ -530,16 +532,16 @@ def _distance(
     """Return the largest ``|z|``, and whether all are within their limits."""
     stderrs, skewness = observed.stderrs, np.abs(observed.skewness)
     if spread is not None:
-        least = _MIN_SPREAD * spread.deviations / np.sqrt(observed.sets * observed.calls)
+        least = _MIN_STDERR_RATIO * spread.deviations / np.sqrt(observed.sets * observed.calls)
         stderrs = np.maximum(stderrs, least)
         skewness = np.maximum(skewness, spread.skewness / np.sqrt(observed.sets))
     skewness = skewness / np.sqrt(observed.calls)  # of a mean
-    # differences beyond rounding, in standard errors
+    # differences beyond rounding, in units of standard errors
     rounding = observed.rounding + digits * (observed.sizes + np.abs(means))
     apart = np.maximum(np.abs(observed.means - means) - rounding, 0.0)
     z = np.where(apart > 0.0, np.inf, 0.0)
     np.divide(apart, stderrs, out=z, where=stderrs > rounding * 1e-3)
-    z[skewness > _MAX_SKEWNESS] = 0.0  # nobody knows how far such a mean may be off
-    # of means that are a little skewed, by the expansion of Cornish and Fisher for Student's t
+    z[skewness > _MAX_SKEWNESS] = 0.0  # no limit is known for such a mean
+    # limits for slightly skewed means, by the Cornish-Fisher expansion for Student's t
     limits = limit + skewness * (2.0 * limit**2 + 1.0) / 6.0
     return float(z.max()), bool((z <= limits).all())

@@ -83,7 +83,7 @@ class Means(NamedTuple):
 
 
 def expectation(sums: Sequence[SampledSum]) -> Means:
-    """Return the exact means of a loss that has one of some sums."""
+    """Return the exact means of a loss whose sum is one of `sums`, by their weights."""
     found = [_expectation(one) for one in sums]
     losses = np.sum([one.weight * x.losses for one, x in zip(sums, found, strict=True)], axis=0)
     weights = [np.reshape(one.weight, (-1, 1)) for one in sums]
@@ -125,10 +125,10 @@ def _expectation(one: SampledSum) -> Means:
 
 
 def smoothing_of(one: SampledSum, times: FloatArray, x: FloatArray, follow: bool) -> Means:
-    """Return what label smoothing adds when all of the target is spread over label and draws.
+    """Return the terms of label smoothing with the whole target spread over label and draws.
 
-    `x` (E, n) are logits of classes that are there so many `times` (E, n) in addition to the label;
-    those of draws of the label `follow` the label's, or are constants.
+    `x` (E, n) are the logits of classes that occur `times` (E, n) in addition to the label. Logits
+    of draws of the label `follow` the label's logit, or are constants.
     """
     rows, num = np.arange(len(x)), 1.0 + times.sum(axis=1)
     # the smoothed target puts the same weight on each candidate
@@ -190,16 +190,16 @@ def integral(one: SampledSum, e: int, centre: float, digits: Digits) -> Terms:
 
 
 def _fast_expm1(x: FloatArray) -> FloatArray:
-    """Return exp(x) - 1, without the last digits where x is small, in less time than expm1."""
+    """Return exp(x) - 1: faster than expm1, but without the last digits for small x."""
     value: FloatArray = np.exp(x) - 1.0
     return value
 
 
 def _products(one: SampledSum, e: int, weights: FloatArray) -> list[Product]:
-    """Return the products of which the transform of example e is a mixture.
+    """Return the mixture of products that is the transform of example e.
 
-    Each is a probability and factors: a distribution (n,) of draws, the masses (n,) that draws
-    add, and the number of draws.
+    Each component is a probability and factors: the distribution (n,) of draws, the masses (n,)
+    that draws add, and the number of draws. See `samplesoft.bias.plain.mixture`.
     """
     probs, m, label = one.probs[e], one.num_draws, one.labels[e]
     if one.reduction == "twice":
@@ -223,6 +223,6 @@ def _products(one: SampledSum, e: int, weights: FloatArray) -> list[Product]:
 
 
 def _successes(m: int, probability: float) -> list[tuple[int, float]]:
-    """Return numbers of successes in m trials that are not too rare, each with its probability."""
+    """Return the probable numbers of successes in m trials, with their probabilities."""
     found = binom.pmf(np.arange(m + 1), m, probability)
     return [(k, p) for k, p in enumerate(found) if p > _NO_PROBABILITY]

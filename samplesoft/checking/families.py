@@ -1,4 +1,4 @@
-"""The families of candidates, from simple ones on: one is tried where nothing simpler fits."""
+"""The families of candidates, simplest first: one is tried if no simpler candidate fits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from samplesoft.checking.observe import Observed, Observer
 
 
 class Look(NamedTuple):
-    """What was observed so far, and the candidates that were tested on it."""
+    """The observations so far, and the candidates that were tested on them."""
 
     observer: Observer
     observed: Observed
@@ -35,7 +35,7 @@ class Look(NamedTuple):
 
 
 class Family(NamedTuple):
-    """Candidates that are tried together, `unless` simpler ones fit: right ones, or any."""
+    """Candidates that are tried together, `unless` simpler ones fit: "right" ones, or "any"."""
 
     make: Callable[[Look], Iterable[Candidate]]
     unless: str
@@ -51,7 +51,7 @@ def _unbiased(look: Look) -> Iterable[Candidate]:
 
 
 def _dependent(look: Look) -> Iterator[Candidate]:
-    """Yield right means with another spread."""
+    """Yield candidates with the right means and another variance."""
     for one in look.tested:
         if one.sd_ratio and not one.fault:
             ratio = f"{one.sd_ratio:.3g} times that of independent draws"

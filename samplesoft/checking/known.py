@@ -26,23 +26,23 @@ from samplesoft.checking.faults import AND, FAULTS, combined
 from samplesoft.checking.observe import Observer
 from samplesoft.checking.problems import NAMED, Problem
 
-_MAX_CLASSES_TWICE = 64  # for which the mistakes that take longest are tried
+_MAX_CLASSES_OF_SLOW_FAULTS = 64  # for which the mistakes that take longest are tried
 _MAX_CLASSES_DISTINCT = 512  # of sets
-_MAX_KEPT = 32  # families of problems whose candidates are kept, for the next loss
-_KEPT: dict[tuple[object, ...], list[Candidate]] = {}
+_MAX_CACHED = 32  # families of problems whose candidates are kept, for the next loss
+_CACHE: dict[tuple[object, ...], list[Candidate]] = {}
 # without replacement those are tried that are made most often, for their means take a while
 _COMMON = ("log_q_added", "uncorrected", "distinct_as_repeated", "hits_kept", "label_uncorrected")
 
 
 def _single() -> list[tuple[str]]:
-    """Return the mistakes of an estimator that have no unknown number, each alone."""
+    """Return all faults without an unknown number, as tuples of one."""
     return [(name,) for name, fault in FAULTS.items() if fault.ways and not fault.in_gradients]
 
 
 def known_candidates(observer: Observer) -> list[Candidate]:
-    """Return repeated draws without and with one mistake, as they should be first, and mixed.
+    """Return repeated draws without a fault, then with one fault, and mixed negatives.
 
-    Of a loss that draws nothing only the full softmax is asked for.
+    For a deterministic loss, only the full softmax.
     """
     if not observer.is_random:
         return merged(_candidates(observer, [(), *_single()], [ESTIMATORS["full"]]))
@@ -51,28 +51,28 @@ def known_candidates(observer: Observer) -> list[Candidate]:
     def make() -> list[Candidate]:
         return [*merged(_candidates(observer, [(), *_single()], rights)), *_mixed(observer)]
 
-    return _kept(observer, "known", make)
+    return _cached(observer, "known", make)
 
 
 def full_candidate(known: Iterable[Candidate]) -> Candidate:
-    """Return the full softmax as it should be."""
+    """Return the candidate of the full softmax without a fault."""
     return next(one for one in known if one.name == ("full", None))
 
 
 def distinct_candidates(observer: Observer) -> list[Candidate]:
-    """Return draws without replacement, or of which each class counts once."""
+    """Return candidates with draws without replacement, or with repeats counted once."""
     rights = estimators("distinct", "once")
-    return _kept(observer, "distinct", lambda: merged(_candidates(observer, [()], rights)))
+    return _cached(observer, "distinct", lambda: merged(_candidates(observer, [()], rights)))
 
 
 def distinct_mistakes(observer: Observer) -> list[Candidate]:
-    """Return the same with a mistake."""
+    """Return the candidates of `distinct_candidates` with one fault."""
     rights = estimators("distinct", "once")
-    return _kept(observer, "mistakes", lambda: merged(_candidates(observer, _single(), rights)))
+    return _cached(observer, "mistakes", lambda: merged(_candidates(observer, _single(), rights)))
 
 
 def draws_that_are_tried(problem: Problem) -> tuple[str, ...]:
-    """Return the kinds of draws whose means do not take too long."""
+    """Return the kinds of draws whose exact means are fast enough for `problem`."""
     few = problem.num_classes <= _MAX_CLASSES_DISTINCT
     return "all", "repeated", "independent", "once", *(("distinct",) if few else ())
 
@@ -100,7 +100,7 @@ def pairs(observer: Observer) -> list[Candidate]:
     """Return estimators with two mistakes."""
     single = [name for (name,) in _single()]
     repeated = estimators("all", "repeated", "independent")
-    return _kept(
+    return _cached(
         observer,
         "pairs",
         lambda: merged(
@@ -112,17 +112,19 @@ def pairs(observer: Observer) -> list[Candidate]:
     )
 
 
-def _kept(observer: Observer, family: str, make: Callable[[], list[Candidate]]) -> list[Candidate]:
-    """Return what `make` does for a problem; that of the last ones is kept."""
+def _cached(
+    observer: Observer, family: str, make: Callable[[], list[Candidate]]
+) -> list[Candidate]:
+    """Return ``make()``, cached by problem and family."""
     problem = observer.problem
     arrays = problem.class_embeddings, problem.logits, problem.labels, problem.q, problem.weights
     sizes = problem.tau, observer.num_sampled, observer.batch, observer.gradients
     key = (family, *(array.tobytes() for array in arrays), *sizes, *FAULTS)
-    if key not in _KEPT:
-        if len(_KEPT) >= _MAX_KEPT:
-            _KEPT.clear()
-        _KEPT[key] = make()
-    return _KEPT[key]
+    if key not in _CACHE:
+        if len(_CACHE) >= _MAX_CACHED:
+            _CACHE.clear()
+        _CACHE[key] = make()
+    return _CACHE[key]
 
 
 def _candidates(
@@ -133,7 +135,7 @@ def _candidates(
     known: dict[tuple[object, ...], Candidate] = {}
     for names, right in product(mistakes, rights):
         for wrong in _made_in(right, names):
-            if wrong.reduction == "twice" and problem.num_classes > _MAX_CLASSES_TWICE:
+            if wrong.reduction == "twice" and problem.num_classes > _MAX_CLASSES_OF_SLOW_FAULTS:
                 continue
             for number, one in _forms(problem, wrong, right, names):
                 sums = one(problem, *sizes)

@@ -1,4 +1,4 @@
-"""What a loss returns on a problem: means over its calls, and how far rounding may move them."""
+"""Observation of a loss on a problem: means over calls, and bounds on their rounding."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from samplesoft._validation import FloatArray, IntArray
 from samplesoft.checking.calls import call
 from samplesoft.checking.problems import MAX_EXTREMES, NUM_VIEWS, REPLICAS, Problem
 
-_FIRST = 64  # calls before the first look; twice as many before each next one
-_SEEDS = 500  # with the same results, before a loss is said to draw nothing
+_CALLS_OF_FIRST_LOOK = 64  # calls before the first look; twice as many before each next one
+_MAX_EQUAL_SEEDS = 500  # with the same results, before a loss is said to draw nothing
 _ARGUMENTS = "class_embeddings, h, labels, num_sampled, seed"
-_PILOTS = 32  # calls for the centre of squares
+_NUM_PILOT_CALLS = 32  # calls for the centre of squares
 _CALLS_OF_OTHER_SIZE = 128  # whose gradients are told from twice as large ones
-_COARSEST = 1e-6  # unit of the last place, of types in which a loss is computed throughout
-_ROUNDING = 64.0  # units of the last place of a type, that a loss may be off by
+_MAX_FULL_PRECISION_UNIT = (
+    1e-6  # unit of the last place, of types in which a loss is computed throughout
+)
+_MAX_ERROR_UNITS = 64.0  # units of the last place of a type, that a loss may be off by
 # of the rounding that is measured: lines, points on each, how far apart they are (relative; numbers
 # of few bits need steps of several units), and how many standard deviations a mean may be off
 _LINES, _POINTS, _STEPS, _DEVIATIONS = 4, 7, (4e-3, 0.016, 0.064), 6.0
-_MOST_GROWTH = 8.0  # from step to step: of what is smooth it would be 4^6
+_MAX_GROWTH_OF_STEP = 8.0  # from step to step: of what is smooth it would be 4^6
 _FEW_BITS = 16  # of a number; float16 has 11, bfloat16 8
-_LEAST_BEFORE = 0.25  # of a deviation, that may be of what was rounded before the last time
+_MIN_INNER_ROUNDING = 0.25  # of a deviation, that may be of what was rounded before the last time
 _UPPER = 0.8, 1.2816  # a quantile, and that of |x| for normal x: what is off at few points, is none
-_MOST_ROUNDING = 2.0**-6  # of numbers that are made of some of size 1: four units of bfloat16
-_LEAST_ROUNDING = 1e-9  # below, the type of the results says more
+_MAX_ROUNDING = 2.0**-6  # of numbers that are made of some of size 1: four units of bfloat16
+_MIN_ROUNDING = 1e-9  # below, the type of the results says more
 _FEW_DIGITS = 1e-5  # above, numbers are not those of float32
 _HALF_OF_LEAST = 2.0**-25  # of the least number of float16 above 0
 # units of the last place of types in which a part of a loss may be computed; results that are off
@@ -43,14 +45,14 @@ _STAYS, _ROUNDING_OF_UNIT = 1e-3, 2e-6
 
 @dataclass(frozen=True)
 class Observed:
-    """What `calls` calls returned: means over them of K numbers, and their standard errors (K,).
+    """Means of K values over `calls` calls, and their standard errors (K,).
 
-    The numbers are the losses of E examples, and where the loss gives gradients the E d of those
-    in h, and 4 views of those in the class vectors and in the biases. `sizes` (K,) are those of the
-    numbers that each is made of, `rounding` (K,) is how far the type of the results may be off,
-    `skewness` (K,) that of what single calls returned; `sets` is the number of sets of draws for an
-    example in one call, `looks` how often the means are looked at in all.
-    `squares` are the means of squares of the E losses, less the observer's `centre`.
+    The values are the losses of E examples, the E d gradients in h if the loss returns them, and 4
+    views of the gradients in the class vectors and in the biases. `sizes` (K,) are the magnitudes
+    of their terms, `rounding` (K,) bounds their rounding errors, and `skewness` (K,) is the
+    skewness of single calls. `sets` is the number of sets of draws for an example in one call, and
+    `looks` the total number of times that the means are tested. `squares` are the means of squares
+    of the E losses minus the observer's `centre`.
     """
 
     means: FloatArray
@@ -64,7 +66,7 @@ class Observed:
     squares: Observed | None = None
 
     def part(self, part: slice) -> Observed:
-        """Return what was observed of some numbers: losses stand before gradients."""
+        """Return a slice of the values, which are ordered: losses, then gradients."""
         arrays = {
             name: getattr(self, name)[part]
             for name in ("means", "stderrs", "rounding", "sizes", "skewness")
@@ -72,8 +74,8 @@ class Observed:
         return replace(self, **arrays, squares=None)
 
 
-def _units(values: FloatArray) -> FloatArray:
-    """Return the unit of the last place of each of some numbers, if all are of few digits, or 0."""
+def _units_in_last_place(values: FloatArray) -> FloatArray:
+    """Return the unit in the last place of each value if all have few bits, else 0."""
     mantissas, exponents = np.frexp(values)
     whole = (mantissas * 2.0**_FEW_BITS) % 1.0 == 0.0
     if not whole.all():
@@ -83,11 +85,11 @@ def _units(values: FloatArray) -> FloatArray:
 
 
 class Observer:
-    """Calls a loss with one seed after another, and keeps sums of what it returns.
+    """Calls a loss with successive seeds, and accumulates sums of its results.
 
-    A batch has each example several times over; rows that are neighbours are different examples.
-    The loss is called `most` times at most. Part of it is computed in numbers that have a `unit` of
-    the last place, or 0 if nobody said so.
+    A batch contains several copies of each example; adjacent rows are different examples. The loss
+    is called at most `most` times. `unit` is the relative rounding of the type in which part of the
+    loss is computed, or 0 if unknown.
     """
 
     def __init__(
@@ -102,7 +104,7 @@ class Observer:
         self._least_rounding = unit
         self._loss, self.problem, self.num_sampled = loss, problem, num_sampled
         self.most = most
-        self.looks = 1 + ((most - 1) // _FIRST).bit_length() + MAX_EXTREMES
+        self.looks = 1 + ((most - 1) // _CALLS_OF_FIRST_LOOK).bit_length() + MAX_EXTREMES
         self._seeds = np.random.default_rng(int(key))
         self.batch = REPLICAS * len(problem.labels)
         self._order: IntArray = np.tile(np.arange(len(problem.labels)), REPLICAS)
@@ -119,20 +121,20 @@ class Observer:
         self.follows_seed = bool(np.array_equal(first, self._call(0)))
         if self.follows_seed:
             self.noise = self._measured_noise()
-        others = (self._call(seed) for seed in range(1, _SEEDS))
+        others = (self._call(seed) for seed in range(1, _MAX_EQUAL_SEEDS))
         size = len(first) - len(self.centre)  # sums in another order are no draws
         rounding = self._allowed()
         self.is_random = any((np.abs(first - other)[:size] > rounding).any() for other in others)
         self.calls = 0
         self._results: set[int] = set()  # hashes: repeated results betray seeds that repeat
-        pilots = [self._call(seed) for seed in range(min(_PILOTS, 1 + most // 16))]
+        pilots = [self._call(seed) for seed in range(min(_NUM_PILOT_CALLS, 1 + most // 16))]
         self.centre = np.mean(pilots, axis=0)[: len(problem.labels)]
         self._origin = self._call(0)  # near the means, so that squares keep their digits
         # of changes from it: sums, sums of squares and cubes, and of products with the last
         self._sums, self._last = np.zeros((4, len(self._origin))), np.zeros_like(self._origin)
 
     def more(self, calls: int) -> None:
-        """Call the loss so many times more."""
+        """Call the loss `calls` more times."""
         for seed in self._seeds.integers(0, 2**31 - 1, calls):
             change = self._call(int(seed)) - self._origin
             self._results.add(hash(change.tobytes()))
@@ -143,12 +145,12 @@ class Observer:
 
     @property
     def next_calls(self) -> int:
-        """How many calls to make before the next look."""
-        return min(max(_FIRST, self.calls), self.most - self.calls)
+        """Number of calls before the next look."""
+        return min(max(_CALLS_OF_FIRST_LOOK, self.calls), self.most - self.calls)
 
     @property
     def num_results(self) -> int:
-        """How many of the calls gave different results."""
+        """Number of distinct results of the calls."""
         return len(self._results)
 
     @property
@@ -161,7 +163,7 @@ class Observer:
 
     @property
     def num_sets(self) -> float:
-        """How many sets of draws the copies of an example in a batch have, by their variance."""
+        """Number of independent sets of draws among the copies of an example, from variances."""
         observed = self.means()
         if observed.squares is None or not self.is_random:
             return 0.0
@@ -195,7 +197,7 @@ class Observer:
         return self.follows_seed and bool((np.abs(before - after) <= stays).all())
 
     def gradient_in_batches_of(self, copies: int) -> FloatArray:
-        """Return the mean gradient (E, d) in h of batches with each example so many times."""
+        """Return the mean gradient (E, d) in h of batches with `copies` of each example."""
         order = np.tile(np.arange(len(self.problem.labels)), copies)
         here = self.problem.of_rows(order, self.problem.labels[order])
         calls = _CALLS_OF_OTHER_SIZE if self.is_random else 1
@@ -206,7 +208,7 @@ class Observer:
         return mean
 
     def names_of(self, where: NDArray[np.bool_]) -> list[str]:
-        """Return names of what is marked in (K,): of ``losses``, ``dh``, ``dW`` and ``db``."""
+        """Return the results with a True in (K,): of ``losses``, ``dh``, ``dW`` and ``db``."""
         examples, d = self.problem.h.shape
         sizes = np.cumsum([examples, examples * d, NUM_VIEWS * d])
         parts = zip(("losses", "dh", "dW", "db"), np.split(where, sizes), strict=True)
@@ -236,9 +238,9 @@ class Observer:
         return replace(whole.part(slice(None, -examples)), squares=squares)
 
     def rounding_of_parts(self, problem: Problem) -> list[float]:
-        """Return how far rounding may move losses, and each kind of gradients, of a problem.
+        """Return bounds on the rounding of losses, and of each kind of gradient, of a problem.
 
-        Of what is rounded to few digits it is measured; otherwise it is 0.
+        They are measured if results have few digits; otherwise they are 0.
         """
         examples, d = self.problem.h.shape
         ends = np.cumsum([examples, examples * d, NUM_VIEWS * d])[: self.gradients]
@@ -254,17 +256,17 @@ class Observer:
         return bool((self._allowed() > _HALF_PRECISION * scales)[scales > 0.0].any())
 
     def _allowed(self) -> FloatArray:
-        """Return how far rounding may move the means (K,)."""
+        """Return bounds (K,) on the rounding errors of the means."""
         of_type = self.rounding * self._scales()
         return np.maximum(of_type, self.noise) if len(self.noise) else of_type
 
     def _measured_noise(self) -> FloatArray:
-        """Return how far rounding inside the loss may move what it returns (K,).
+        """Return measured bounds (K,) on the rounding errors inside the loss.
 
-        Of logits in float16 or bfloat16, and of results that were rounded to these, the type of
-        what is returned says nothing. Along a line of inputs, with one seed, an exact loss is
-        smooth: its sixth differences vanish, and those of rounding stay. Empty where there is no
-        more than the type says, or more than any type explains: draws that change with the inputs.
+        The type of the results does not show whether intermediate values are float16 or bfloat16.
+        Along a line of inputs, with one seed, an exact loss is smooth: its sixth differences
+        vanish, and those of rounding remain. Empty if there is no more rounding than the type of
+        the results implies, or more than any type explains: draws that depend on the inputs.
         """
         scales, allowed, last = self._scales(), np.zeros(0), np.inf
         for step in _STEPS:
@@ -272,7 +274,7 @@ class Observer:
             sized = scales > 0.0
             found = float((deviations[sized] / scales[sized]).max())
             # an exact loss that is no more smooth at such a step, or draws that change with it
-            if found > min(_MOST_ROUNDING, _MOST_GROWTH * last) or found <= _LEAST_ROUNDING:
+            if found > min(_MAX_ROUNDING, _MAX_GROWTH_OF_STEP * last) or found <= _MIN_ROUNDING:
                 break
             # numbers of few digits may be those of float16, of which the smallest are far apart
             least = _HALF_OF_LEAST if found > _FEW_DIGITS else 0.0
@@ -281,7 +283,7 @@ class Observer:
         return allowed
 
     def _rounding_along(self, step: float, whole: Problem) -> tuple[FloatArray, FloatArray]:
-        """Return standard deviations (K,) of rounding on lines of inputs, and what it may move."""
+        """Return standard deviations (K,) of rounding along lines of inputs, and bounds on it."""
         rng, given = np.random.default_rng(0), (whole.class_embeddings, whole.h)
         lines = []
         for line in range(_LINES):
@@ -296,7 +298,7 @@ class Observer:
         size = comb(2 * _POINTS - 2, _POINTS - 1)  # sum of squares of the coefficients
         for values in map(np.array, zip(*lines, strict=True)):  # lines, points and an array
             part = np.abs(np.diff(values, _POINTS - 1, axis=1)[:, 0]) / np.sqrt(size)
-            units = _units(values).max(axis=1)
+            units = _units_in_last_place(values).max(axis=1)
             if part.shape[1] == self.batch:  # with copies of the examples
                 shape = -1, len(self.problem.labels), *part.shape[2:]
                 part, units = part.reshape(shape), units.reshape(shape)
@@ -304,13 +306,13 @@ class Observer:
             unit = units.max(axis=0).ravel()
             # what is rounded at last is off by half a unit at most; and what was rounded before
             before = np.sqrt(np.maximum(deviation**2 - unit**2 / 12.0, 0.0))
-            before = np.maximum(before, _LEAST_BEFORE * deviation)
+            before = np.maximum(before, _MIN_INNER_ROUNDING * deviation)
             deviations.append(deviation)
             allowed.append(0.5 * unit + _DEVIATIONS * before)
         return np.concatenate(deviations), np.concatenate(allowed)
 
     def _scales(self) -> FloatArray:
-        """Return the sizes (K,) of the numbers that a loss and its gradient are made of."""
+        """Return the magnitudes (K,) of the terms of the losses and their gradients."""
         problem = self.problem
         losses: FloatArray = 10.0 + np.abs(problem.logits).max(axis=1)
         of_h = np.tile(
@@ -322,7 +324,7 @@ class Observer:
         return np.concatenate(parts[: 1 + self.gradients])
 
     def _call(self, seed: int) -> FloatArray:
-        """Return means over the copies of each example in one call: K, and those of E squares."""
+        """Return means over the copies of each example in one call: K values, then E squares."""
         problem, order = self.problem, self._order
         parts = self.results_of(self._whole, seed)
         examples = len(problem.labels)
@@ -336,7 +338,7 @@ class Observer:
         return np.concatenate([mean.ravel() for mean in means])
 
     def results_of(self, problem: Problem, seed: int) -> list[FloatArray]:
-        """Return losses (B,) of one call, and gradients: in h (B, d), and what is seen of others.
+        """Return the losses (B,) of one call, gradients in h (B, d), and views of other gradients.
 
         Losses and gradients in h are divided by the weights of their examples.
         """
@@ -400,5 +402,7 @@ class Observer:
             )
         unit = float(np.finfo(array.dtype).eps)
         # of types with few digits their own rounding: what is lost before it is measured
-        self.rounding = max(self.rounding, unit * (_ROUNDING if unit < _COARSEST else 0.5))
+        self.rounding = max(
+            self.rounding, unit * (_MAX_ERROR_UNITS if unit < _MAX_FULL_PRECISION_UNIT else 0.5)
+        )
         return array.astype(np.float64)

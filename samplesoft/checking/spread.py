@@ -1,8 +1,9 @@
-r"""How widely single losses and gradients spread under a hypothesis, and the moments of a loss.
+r"""Standard deviation and skewness of single losses and gradients under a candidate.
 
-A mean of calls is tested in its standard error, and a mean of squares as well. Their own spread is
-known in two ways: to first order in what single draws add (`spread`), and exactly, where the mean
-of exp(-s log S) has the integral of `samplesoft.checking.exact` with powers of log u (`squares`).
+Means of calls, and means of squares, are tested in units of their standard errors. The predicted
+spread is known in two ways: to first order in the contributions of single draws (`spread`), and
+exactly (`squares`), because the mean of exp(-s log S) is the integral of
+`samplesoft.checking.exact` with powers of log u.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ _NEARLY_ONE = 1.0 - 2.0**-53
 def spread(
     sums: Sequence[SampledSum], losses: FloatArray, problem: Problem, gradients: int
 ) -> Spread:
-    """Return the spread of losses and gradients; `losses` (E,) are the mean losses.
+    """Return the spread of losses and gradients, given the mean `losses` (E,).
 
-    It is linearised in what single draws add; of losses without a mistake `squares` is exact.
+    It is linearised in the contributions of single draws; `squares` is exact.
     """
     one = max(sums, key=lambda each: float(np.mean(each.weight)))
     rows, labels, x = np.arange(len(one.probs)), one.labels, one.logits

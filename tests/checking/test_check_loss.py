@@ -1513,7 +1513,7 @@ def test_right_losses_are_not_called_wrong_where_draws_are_rare(scheme, m, share
     q = np.array([0.9, 0.06, 0.02, 0.012, 0.008])
     monkeypatch.setattr(twins, "log_uniform", lambda n: q)
     monkeypatch.setattr(known, "_single", list)  # which take their time, and call nothing wrong
-    monkeypatch.setattr(known, "_KEPT", {})
+    monkeypatch.setattr(known, "_CACHE", {})
     for seed in range(2):
         report = check_loss(make(scheme, shared=shared), q, m, rng=seed, calls=4096)
         assert (scheme, None) in report.consistent, report

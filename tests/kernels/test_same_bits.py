@@ -78,7 +78,7 @@ def kernels(n):
         "moments": (laplace._sum_moments, list(x[:3])),
         "exponentials": (gaps._exponential_sums, [few, *x[1:4], np.zeros((2, 9))]),
         "sets": (
-            lambda a, p, e, w, v, m, o: sets._means(a, p, e, w, True, v, m, o),
+            lambda a, p, e, w, v, m, o: sets._set_means(a, p, e, w, True, v, m, o),
             [*sets_of, np.zeros(2, complex), np.zeros((2, 9), complex)],
         ),
         "row_dot": (lambda a, b: rows.row_dot(a, 2, b, 1), [x, x[:2]]),

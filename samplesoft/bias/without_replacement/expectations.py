@@ -1,4 +1,4 @@
-"""Expectations of 1/S, and of log S, where independent groups draw: integrals over log u."""
+"""Expectations of 1/S and of log S for draws from independent strata: integrals over log u."""
 
 from __future__ import annotations
 

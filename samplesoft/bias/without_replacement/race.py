@@ -1,14 +1,14 @@
-"""Draws without replacement: m distinct classes in turn, each by its q among those that are left.
+"""Draws without replacement: m distinct classes in turn, by q among the remaining classes.
 
 Give class j an exponential clock of rate q_j. The clocks ring in the order of such draws, and the
-set is what has rung when the next one does. At a given time the clocks are independent. So with
-``1/S = int exp(-u S) du`` an expectation over the sets is an integral over u, one over the time t,
-and one around a circle that picks the products of m classes: (B82), in section 22 of ``README.md``
-beside this file.
+set consists of the clocks that have rung before the next one does. At a given time the clocks are
+independent. So with ``1/S = int exp(-u S) du`` an expectation over the sets is an integral over u,
+over the time t, and around a circle that selects the products of m classes: (B82), in section 22
+of the README of `bias`.
 
-Nothing cancels on a circle through the saddle point. Most classes are *light*: on it the odds that
-they have rung are small, and sums of powers of the odds are all that is needed of them, real
-numbers that serve every point of the circle. Only *heavy* classes are gone through point by point.
+Nothing cancels on a circle through the saddle point. Most classes are *light*: the odds that they
+have rung are small there. Light classes enter through sums of powers of their odds, which are real
+and the same for all points of the circle. Only *heavy* classes are evaluated point by point.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from samplesoft.bias.without_replacement.race_kernels import (
 )
 from samplesoft.samplers.without_replacement import SuccessiveInclusion
 
-_LOG_PROBABLE_DENSITY = -12.0  # of a time that decides the step
+_MIN_LOG_DENSITY_OF_STEP = -12.0  # of a time that decides the step
 _MAX_LOG_T_STEP = 0.17
 _CHUNK_CLASSES = 1 << 14
 _CHUNK_TIMES = 4
 _CHUNK_HEAVY_CLASSES = 256
 _MAX_GUESSES_OF_CIRCLES = 1000
 _MAX_LOG_R_STEP = 0.5  # of an extrapolation
-_LEAST_PROB_BY_NODES = 1e-9  # rarer classes have theirs from `SuccessiveInclusion`
+_MIN_PROB_BY_NODES = 1e-9  # rarer classes have theirs from `SuccessiveInclusion`
 
 
 class ExponentialRace:
-    """Clocks of rates `q` (N,), above 0, of which the first m < N to ring are the set."""
+    """The set of the first m < N exponential clocks to ring, with rates `q` (N,) above 0."""
 
     def __init__(self, q: FloatArray, m: int) -> None:
         self.order = np.argsort(-q, kind="stable")
@@ -64,26 +64,26 @@ class ExponentialRace:
         # (2, T) weights of all nodes, and of half of them
         self.scale = np.stack([np.full(len(self.t), step), np.zeros(len(self.t))])
         self.scale[1, ::2] = 2.0 * step
-        # what has rung for certain is never light
+        # clocks that have rung almost surely are never light
         self._always = int(np.searchsorted(-self.q, -MAX_EXP_AGE / self.t[-1]))
-        self.exponent = 0.0  # the largest that a term has had
+        self.exponent = 0.0  # the largest exponent of a term so far
         self._total = np.ones(2)
-        # the probability of all sets, which should be 1
+        # the total probability of all sets, whose exact value is 1
         self._total, members = self.expect(np.zeros(len(q)), [])
         self.noise = 8.0 * EPS + 2.0 * abs(float(self._total[0]) - 1.0)
         self.by_nodes = members[0].copy()
-        rare = members[0] < _LEAST_PROB_BY_NODES  # to which t beyond the nodes may add as much
+        rare = members[0] < _MIN_PROB_BY_NODES  # times beyond the nodes may matter for these
         if rare.any():
             ids = np.flatnonzero(rare)[None]
             members[:, rare] = SuccessiveInclusion(np.log(q), m).of_classes(ids, np.array([-1]))
         self.inclusion = members  # (2, N), by all nodes in t, and by half of them
 
     def expect(self, decay: FloatArray, saddles: list[FloatArray]) -> tuple[FloatArray, FloatArray]:
-        """Return E[exp(-sum of `decay` (N,) over the set)], and its parts by the classes in it.
+        """Return E[exp(-D)], D the sum of `decay` (N,) over the set, and E[exp(-D); k in set].
 
-        They are (2,) and (2, N), by all nodes in t and by half of them. `saddles` is an empty list
-        at first; the saddle points of a call are kept there for the next, at equal distances in
-        log u.
+        They are (2,) and (2, N), by all nodes in t and by half of them. `saddles` must be an empty
+        list at first: it stores saddle points for the following calls, which must be at equal
+        distances in log u.
         """
         circles = self.circles(decay[self.order], saddles)
         if circles is None:
@@ -123,9 +123,9 @@ class ExponentialRace:
         return self.scale @ circles.density / self._total, members
 
     def circles(self, decay: FloatArray, saddles: list[FloatArray]) -> Circles | None:
-        """Return the circles for a `decay` (N,) of the classes in `order`, or None if all is gone.
+        """Return the circles for a `decay` (N,) of the classes in `order`; None on underflow.
 
-        The decay of the m-th class to decay is left out of log r: without it, r changes little.
+        The m-th smallest decay is subtracted from all, so that log r changes little between calls.
         """
         log_r = _extrapolate(saddles) if saddles else self._log_r
         m, num_times = self._m, len(self.t)
@@ -139,7 +139,7 @@ class ExponentialRace:
                     break
                 log_r = classes.log_r + classes.shift
                 classes = self._light_and_heavy(weights, decay - level, log_r)
-            # terms of the circle at each time, and the sums of them that light classes need
+            # the terms on the circle at each time, and their sums for the light classes
             values = np.zeros((num_times, 6, HALF_CIRCLE_POINTS))
             series = np.zeros((2, num_times, NUM_POWERS + 1))
             density = np.empty(num_times)
@@ -176,7 +176,7 @@ class ExponentialRace:
         return circles
 
     def bound_times(self) -> tuple[float, float]:
-        """Bound the relative error of the nodes in t for any one set, and what they leave out.
+        """Return bounds on the relative error of the nodes in t for any set, and on the truncation.
 
         The first is (B86); the second bounds the probability of rings beyond the ends (Chernoff).
         """
@@ -185,7 +185,7 @@ class ExponentialRace:
         turn = 2.0 * math.pi * angle / step
         rule = 2.0 * math.exp(-turn - sides * math.log(math.cos(angle))) / -math.expm1(-turn)
         left_out = 0.0
-        # more than m rings by the first of them, and at most m by the last
+        # P(more than m rings before the first node) and P(at most m rings by the last)
         for k, number, sign in (0, sides, 1.0), (-1, self._m, -1.0):
             t = self.t[k]
             log_r = max(sign * _saddle(self.q, t, number - 0.5, self._log_r[k])[0], 0.0) * sign
@@ -198,7 +198,7 @@ class ExponentialRace:
     def _light_and_heavy(
         self, weights: FloatArray, decay: FloatArray, log_r: FloatArray
     ) -> _Classes:
-        """Tell light classes from heavy ones on circles of radius exp(log_r), (T,), and sum."""
+        """Separate light and heavy classes on circles of radius exp(log_r), (T,); sum powers."""
         q, t = self.q, self.t
         r = np.exp(np.clip(log_r, -MAX_EXPONENT, MAX_EXPONENT))
         heavy = np.zeros(len(q), np.bool_)
@@ -235,10 +235,10 @@ class ExponentialRace:
 
 
 class Circles(NamedTuple):
-    """Circles through the saddle points at times t, (T,), and what stands on their points."""
+    """Circles through the saddle points at times t, (T,), and the values at their points."""
 
     weights: FloatArray  # (N,) exp(-decay)
-    decay: FloatArray  # (N,) less that of the m-th class to decay
+    decay: FloatArray  # (N,) minus the m-th smallest decay
     log_r: FloatArray  # (T,)
     values: FloatArray  # (T, 6, points) see `integrate_circles`
     series: FloatArray  # (2, T, powers)
@@ -249,12 +249,12 @@ class Circles(NamedTuple):
 class _Classes(NamedTuple):
     """Light classes, as sums of powers of their odds at times t, (T,), and the heavy ones."""
 
-    log_r: FloatArray  # (T,) at which the odds are taken
+    log_r: FloatArray  # (T,) radius for which the odds are computed
     r: FloatArray  # (T,)
-    shift: FloatArray  # (T,) from there to the saddle points
-    sums: FloatArray  # (2, T, powers) of powers of the odds, plain and times q
+    shift: FloatArray  # (T,) log r of the saddle point minus `log_r`
+    sums: FloatArray  # (2, T, powers) sums of powers of the odds, plain and times q
     heavy: NDArray[np.bool_]  # (N,)
-    orders: IntArray  # (tiles,) how many powers matter
+    orders: IntArray  # (tiles,) number of powers that matter
     heavy_q: FloatArray  # (H,)
     heavy_decay: FloatArray  # (H,)
 
@@ -264,10 +264,10 @@ def _tiles(part: slice) -> slice:
 
 
 def _extrapolate(saddles: list[FloatArray]) -> FloatArray:
-    """Return what follows the last three of `saddles`, which stand at equal distances.
+    """Return the quadratic extrapolation of the last three `saddles`, at equal distances in log u.
 
-    Where few classes can be in the set, saddle points are flat, and any radius is as good: a step
-    is no longer than `_MAX_LOG_R_STEP`, or extrapolation would run away.
+    Where few classes can be in the set, the saddle is flat, and extrapolation is unstable: the step
+    is limited to `_MAX_LOG_R_STEP`.
     """
     if len(saddles) < 3:
         return saddles[-1]
@@ -279,7 +279,7 @@ def _extrapolate(saddles: list[FloatArray]) -> FloatArray:
 
 
 def _time_grid(q: FloatArray, m: int) -> tuple[FloatArray, FloatArray, float]:
-    """Return t and log r (T,) as far as the next ring after m is to be expected, and the step."""
+    """Return nodes t and log r (T,) that cover the time of ring m + 1, and the step in log t."""
     low, high = -math.log(len(q)) - 40.0, math.log(60.0) - math.log(q[-1])
     while high - low > 1e-3:
         middle = 0.5 * (low + high)
@@ -298,7 +298,7 @@ def _time_grid(q: FloatArray, m: int) -> tuple[FloatArray, FloatArray, float]:
                     ahead += min(max(ahead - nodes[k - side][0], -3.0), 3.0)
                 k += side
                 nodes[k] = _saddle(q, math.exp(low + k * step), m, ahead)
-        shortest = min(node[2] for node in nodes.values() if node[1] > _LOG_PROBABLE_DENSITY)
+        shortest = min(node[2] for node in nodes.values() if node[1] > _MIN_LOG_DENSITY_OF_STEP)
         if shortest >= 0.75 * step:
             break
         step = shortest
@@ -309,7 +309,7 @@ def _time_grid(q: FloatArray, m: int) -> tuple[FloatArray, FloatArray, float]:
 
 @njit_sum
 def _mean_rung(q: FloatArray, t: float) -> float:
-    """Return how many clocks are expected to have rung by `t`."""
+    """Return the expected number of clocks that have rung by `t`."""
     total = 0.0
     for j in range(len(q)):
         total -= math.expm1(-q[j] * t)
@@ -318,9 +318,9 @@ def _mean_rung(q: FloatArray, t: float) -> float:
 
 @njit
 def _saddle(q: FloatArray, t: float, m: float, log_r: float) -> tuple[float, float, float]:
-    """Return log r of the circle at `t`, a bound of the log density of the next ring, and a step.
+    """Return log r of the saddle at `t`, a bound on the log density of the next ring, and a step.
 
-    The step in log t follows the distribution of the number of rings. `log_r` is a guess.
+    `log_r` is an initial guess. The step in log t resolves the number of rings as a function of t.
     """
     low, high = -1e300, 1e300
     variance = hazard = 0.0

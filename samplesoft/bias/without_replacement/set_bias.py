@@ -21,7 +21,7 @@ from samplesoft.bias.without_replacement.race import ExponentialRace
 from samplesoft.bias.without_replacement.terms import Terms, weigh
 from samplesoft.schemes import Scheme
 
-_LEAST_PROB_OF_ALL_DIGITS = 1e-290  # below it floats have fewer digits
+_MIN_PROB_WITH_ALL_DIGITS = 1e-290  # smaller values are near the subnormal numbers
 
 Strata = tuple[Sequence[int], IntArray]
 
@@ -39,8 +39,8 @@ def set_bias(
 def draws_of(
     example: Example, num_sampled: int, scheme: Scheme
 ) -> tuple[StratumDistribution, IntArray]:
-    """Return what draws the set of one example, and the classes that it draws from."""
-    ((group, which),) = _drawing(example, _one_stratum(example, num_sampled), scheme)
+    """Return the distribution of the drawn set of one example, and the indices of its classes."""
+    ((group, which),) = _strata_draws(example, _one_stratum(example, num_sampled), scheme)
     return group, which
 
 
@@ -51,18 +51,18 @@ def _one_stratum(example: Example, num_sampled: int) -> Strata:
 def strata_bias(
     example: Example, strata: Strata, scheme: Scheme, correction: FloatArray | None
 ) -> ExampleBias:
-    """Return the same for draws from strata: how many in each, and the stratum of each class (n,).
+    """Return the exact bias for draws from `strata`: draws in each, and stratum of each class (n,).
 
-    With replacement a class is divided by how often it is drawn, as the mean.
+    With replacement a draw is divided by the expected number of draws of its class.
     """
     logits, label, _ = example
-    return set_row(logits, label, scheme, _drawing(example, strata, scheme), correction)
+    return set_row(logits, label, scheme, _strata_draws(example, strata, scheme), correction)
 
 
-def _drawing(
+def _strata_draws(
     example: Example, strata: Strata, scheme: Scheme
 ) -> list[tuple[StratumDistribution, IntArray]]:
-    """Return the group that draws in each stratum, and the classes that it draws from."""
+    """Return the distribution of the draws of each stratum, and the indices of its classes."""
     _, label, q = example
     drawn = q > 0.0
     if scheme.excludes_label:
@@ -72,7 +72,7 @@ def _drawing(
     for g, count in enumerate(counts):
         which = np.flatnonzero(drawn & (stratum == g))
         if count and len(which):
-            drawing.append((_group(q[which], count, scheme), which))
+            drawing.append((_make_distribution(q[which], count, scheme), which))
     return drawing
 
 
@@ -83,27 +83,29 @@ def set_row(
     drawing: list[tuple[StratumDistribution, IntArray]],
     correction: FloatArray | None,
 ) -> ExampleBias:
-    """Return the exact bias of one example where groups draw, each from the classes beside it."""
+    """Return the exact bias of one example, given a distribution and class indices per stratum."""
     inclusion = np.zeros((2, len(logits)))
     for group, which in drawing:
         inclusion[:, which] = group.inclusion
     divisors = inclusion[0] if correction is None else correction
     every = np.concatenate([*(which for _, which in drawing), np.empty(0, np.int64)])
     if all(isinstance(group, DrawAll) for group, _ in drawing):
-        return _certain_row(logits, label, scheme, every, divisors)._replace(inclusion=inclusion[0])
+        return _bias_if_all_drawn(logits, label, scheme, every, divisors)._replace(
+            inclusion=inclusion[0]
+        )
     weights = weigh(logits, label, scheme, divisors)
     terms, probs = weights.terms(every, inclusion[0, every]), weights.probs
     sums = expect_terms([group for group, _ in drawing], terms)
     expected = np.zeros((3, len(probs)))
     expected[:, every] = sums.shares
     expected[:, label] += sums.base
-    # all have the error by which they do not add up to 1
+    # normalise: all entries share the relative error by which the sum differs from 1
     total = expected.sum(axis=1, keepdims=True)
     expected /= total
     bias = expected[0] - probs
     unit, norm = rounding_at(terms.largest_log), float(np.abs(bias).sum())
     error = unit * (1.0 + norm) + 2.0 * abs(float(total[0, 0]) - 1.0)
-    # log S is measured from the largest logit in S
+    # log S is relative to the largest logit in S
     shift = float(weights.log_probs[np.append(every, label)[terms.top]])
     if scheme.corrects_label:
         shift += weights.shift
@@ -116,27 +118,27 @@ def set_row(
         error += estimate_error(float(change), 0.0, 1.0, 0.0)
     for coarse in sums.log_sum[1:]:
         loss_error += estimate_error(abs(float(coarse - sums.log_sum[0])), 0.0, 1.0, 0.0)
-    # what sets without the largest term are off by in their probability, however rare they are,
-    # their loss has as often as it is nats away
+    # an error in the probability of a rare set without the largest term is multiplied by its loss
+    # difference, at most the range in nats
     loss_error += min(error, 2.0) * _range(logits, terms)
     loss_bias = float(sums.log_sum[0]) + shift
-    # nor can two distributions be further apart
+    # the L1 distance of two distributions is at most 2
     return ExampleBias(bias, probs, loss_bias, min(error, 2.0), float(loss_error), inclusion[0])
 
 
 def _range(logits: FloatArray, terms: Terms) -> float:
-    """Return how far the least term lies below the largest of all logits; inf beyond floats."""
+    """Return the largest logit minus the smallest logit in S; inf if that overflows."""
     least = float(terms.logits[terms.log_divisors < np.inf].min())
     return float(logits.max()) - least
 
 
-def _certain_row(
+def _bias_if_all_drawn(
     logits: FloatArray, label: int, scheme: Scheme, every: IntArray, divisors: FloatArray
 ) -> ExampleBias:
-    """Return the exact bias of one example where all classes of `every` are drawn for certain.
+    """Return the exact bias of one example where all classes in `every` are always drawn.
 
-    p' is the softmax of other logits, ``o_j - log c_j`` with the number c_j of `divisors` (n,), and
-    without the classes that are not drawn.
+    p' is the softmax of the logits ``o_j - log c_j`` with the `divisors` c (n,), over the classes
+    in S.
     """
     log_probs, probs, _ = softmax_apart(logits, label)
     there = np.zeros(len(probs), np.bool_)
@@ -147,15 +149,15 @@ def _certain_row(
         own[label] = 1.0
     elif scheme.label_is_a_draw and label in every:
         own[label] *= 0.5  # it is in S twice
-    # Measured from the likeliest class h of S, whose own bias would be a difference of equal
-    # numbers: with d_j = c_h / c_j - 1, as a quotient of a difference, and D its mean under p, the
-    # bias is p_j (d_j - D) / (1 + D). Where D is far from 0 nothing cancels in p' - p.
+    # p' - p cancels where all divisors are nearly equal. Take the most probable class h in S,
+    # d_j = (c_h - c_j) / c_j and its mean D under p: the bias is p_j (d_j - D) / (1 + D). For
+    # |D| >= 1/2 the plain difference p' - p is accurate.
     h = int(np.where(there, logits, -np.inf).argmax())
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         apart = np.where(there, (own[h] - own) / own, -1.0)
         parts = probs * apart
-        # the least floats have few digits, and a tiny divisor may leave much of them
-        tiny = (probs < _LEAST_PROB_OF_ALL_DIGITS) & np.isfinite(apart)
+        # tiny probabilities have few digits, but a tiny divisor may make the product large
+        tiny = (probs < _MIN_PROB_WITH_ALL_DIGITS) & np.isfinite(apart)
         parts[tiny] = np.sign(apart[tiny]) * np.exp(log_probs[tiny] + np.log(np.abs(apart[tiny])))
         gain = float(parts.sum())
     log_own = np.where(there, np.log(np.where(there, own, 1.0)), np.inf)
@@ -163,7 +165,7 @@ def _certain_row(
     unit = rounding_at(terms.largest_log)
     if abs(gain) < 0.5:
         sizes = np.abs(parts)
-        # of p, of the quotients, and of their mean
+        # rounding of p, of the quotients, and of their mean
         off = 2.0 * (rounding_at(0.0) * sizes + EPS * sizes * np.abs(np.maximum(log_probs, -1e4)))
         rounding = 2.0 * float(off.sum()) / (1.0 + gain)
         bias = np.where(tiny, parts - probs * gain, probs * (apart - gain)) / (1.0 + gain)
@@ -190,7 +192,7 @@ def _certain_row(
     return ExampleBias(bias, probs, log_sum + log_ratio, min(error, 2.0), loss_error)
 
 
-def _group(q: FloatArray, count: int, scheme: Scheme) -> StratumDistribution:
+def _make_distribution(q: FloatArray, count: int, scheme: Scheme) -> StratumDistribution:
     if not scheme.distinct:
         return Draws(q, count)
     return ExponentialRace(q, count) if count < len(q) else DrawAll(q)

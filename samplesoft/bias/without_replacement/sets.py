@@ -35,13 +35,13 @@ from samplesoft.schemes import Scheme
 
 ComplexArray = NDArray[np.complex128]
 
-_LEAST_WEIGHT = 1e-10  # of a point, relative to the largest
-_LEAST_SQUARE = 1e-290  # of a factor: points below it add nothing
-_TAIL_PROB = 1e-9  # of the numbers of tries that are left out
-_NUM_TRIES_NODES = 12  # numbers of tries, between which means are interpolated
+_MIN_POINT_WEIGHT = 1e-10  # relative to the largest; smaller points are dropped
+_MIN_FACTOR_SQUARE = 1e-290  # squared magnitude of a factor; smaller factors count as 0
+_TAIL_PROB = 1e-9  # probability of the numbers of tries that are left out
+_NUM_TRIES_NODES = 12  # numbers of tries at which means are computed; others are interpolated
 _MAX_TRIES = 1 << 9
-_MAX_FACTORS = 1 << 18  # of all classes and points, for one number of tries
-_MAX_FACTORS_OF_BIAS = 1 << 23  # where nothing else is computed
+_MAX_FACTORS = 1 << 18  # classes times points, for one number of tries
+_MAX_FACTORS_OF_BIAS = 1 << 23  # the same, in `tries_bias`
 _NUM_TRIES_NODES_OF_BIAS = 24, 48
 
 
@@ -79,7 +79,7 @@ class Sets:
         values = np.ascontiguousarray(values, np.complex128)
         means, parts = np.empty(len(values), np.complex128), np.empty_like(values)
         points = self.absent, self.present, self.last, self.weights, self.has_last
-        _means(*points, values, means, parts)
+        _set_means(*points, values, means, parts)
         return means, parts
 
     @property
@@ -100,7 +100,7 @@ class Sets:
 
 
 @njit
-def _means(
+def _set_means(
     absent: ComplexArray,
     present: ComplexArray,
     last: ComplexArray,
@@ -120,22 +120,22 @@ def _means(
                 factor = absent[j, i] + present[j, i] * value
                 products[i] *= factor
                 size = factor.real**2 + factor.imag**2
-                over_size = 1.0 / size if size > _LEAST_SQUARE else 0.0
+                over_size = 1.0 / size if size > _MIN_FACTOR_SQUARE else 0.0
                 inverse[j, i] = value * np.conj(factor) * over_size
                 totals[i] += last[j, i] * inverse[j, i]
         for i in range(num):
             terms[i] = products[i] * totals[i]
-        means[u] = _total(terms)
+        means[u] = _sum(terms)
         for j in range(n):
             for i in range(num):
                 others = totals[i] - last[j, i] * inverse[j, i]
                 shares = (last[j, i] + others * present[j, i]) * inverse[j, i]
                 terms[i] = products[i] * shares
-            parts[u, j] = _total(terms)
+            parts[u, j] = _sum(terms)
 
 
 @njit_sum
-def _total(terms: ComplexArray) -> complex:
+def _sum(terms: ComplexArray) -> complex:
     total = 0.0j
     for i in range(len(terms)):
         total += terms[i]
@@ -147,7 +147,7 @@ def _total(terms: ComplexArray) -> complex:
 
 @lru_cache(maxsize=32)
 def each_once(q: bytes, m: int) -> Sets:
-    """Return the set of m draws with replacement."""
+    """Return the distribution of the set of classes among m draws with replacement."""
     x = m * _half_circle(m)
     log_weights = gammaln(m + 1.0) + m - m * np.log(x) - np.log(len(x))
     return _points(np.frombuffer(q), x, np.ones_like(x), log_weights, False)[1]
@@ -155,26 +155,26 @@ def each_once(q: bytes, m: int) -> Sets:
 
 @lru_cache(maxsize=32)
 def independent(q: bytes, m: int) -> Sets:
-    """Return the set that holds each class with its probability in m draws with replacement."""
+    """Return the set with independent inclusion, with the probabilities of m draws."""
     absent = np.exp(m * np.log1p(-np.frombuffer(q)))[:, None] + 0.0j
     return Sets(absent, 1.0 - absent, np.zeros_like(absent), np.ones(1, np.complex128), False)
 
 
 @lru_cache(maxsize=32)
 def first_different(q: bytes, m: int) -> Sets:
-    """Return the set of the first m different classes: of draws without replacement."""
+    """Return the distribution of the first m different classes: draws without replacement."""
     probs = np.frombuffer(q)
     # from when m rings are out of the question to when the m likeliest classes have rung
     start, end = (gammaln(m + 1.0) - 40.0) / m, np.log((45.0 + np.log(m)) / np.sort(probs)[-m])
     step = min(0.35, 0.7 / np.sqrt(m))
     times = np.exp(np.arange(start, end, step))
-    log_z, probabilities = _tilted(probs, times, m)
+    log_z, probabilities = _tilted_probabilities(probs, times, m)
     half = _half_circle((probabilities * (1.0 - probabilities)).sum(axis=1).max())
     t, z = np.repeat(times, len(half)), np.outer(np.exp(log_z), half).ravel()
     return _points(probs, t + 0.0j, z, np.log(t * step / len(half)) - m * np.log(z), True)[1]
 
 
-class _Tries(NamedTuple):
+class _NumTriesDistribution(NamedTuple):
     """The distribution of the number of tries, from m on."""
 
     least: int  # m
@@ -207,12 +207,14 @@ class _Tries(NamedTuple):
 
 @lru_cache(maxsize=32)
 def by_tries(q: bytes, m: int) -> tuple[tuple[int, float, Sets], ...]:
-    """Return numbers of tries, their weights, and sets, as `_Tries.interpolated`; few, or none."""
+    """Return numbers of tries, their weights, and sets, as `_NumTriesDistribution.interpolated`; few, or none."""
     tries = _distribution_of_tries(np.frombuffer(q), m, _MAX_FACTORS)
     return () if tries is None else tries.interpolated(_NUM_TRIES_NODES)
 
 
-def _distribution_of_tries(probs: FloatArray, m: int, most_factors: int) -> _Tries | None:
+def _distribution_of_tries(
+    probs: FloatArray, m: int, most_factors: int
+) -> _NumTriesDistribution | None:
     """Return the distribution of the number of tries; None where numbers or sums are too large."""
     # what is left by the m - 1 likeliest classes is drawn at last
     last = np.sort(probs)[: len(probs) - m + 1].sum()
@@ -220,7 +222,7 @@ def _distribution_of_tries(probs: FloatArray, m: int, most_factors: int) -> _Tri
         return None
     # of times, that in which so many tries are likeliest; a class that came, came lam / p times
     times = np.exp(np.linspace(np.log(0.01 * m), np.log(8.0 * _MAX_TRIES), 512))
-    log_z, probabilities = _tilted(probs, times, max(m - 1.0, 0.3))
+    log_z, probabilities = _tilted_probabilities(probs, times, max(m - 1.0, 0.3))
     lam = np.outer(times, probs)
     comes = probabilities * lam / np.where(lam > 0.0, -np.expm1(-lam), 1.0)
     means, variances = comes.sum(axis=1), (comes * (1.0 + lam - comes)).sum(axis=1)
@@ -240,7 +242,7 @@ def _distribution_of_tries(probs: FloatArray, m: int, most_factors: int) -> _Tri
         if m + len(found) > _MAX_TRIES or sets.absent.size > most_factors:
             return None
         found.append(probability)
-    return _Tries(m, found, given)
+    return _NumTriesDistribution(m, found, given)
 
 
 def _half_circle(variance: float) -> ComplexArray:
@@ -251,7 +253,9 @@ def _half_circle(variance: float) -> ComplexArray:
     return half
 
 
-def _tilted(probs: FloatArray, times: FloatArray, count: float) -> tuple[FloatArray, FloatArray]:
+def _tilted_probabilities(
+    probs: FloatArray, times: FloatArray, count: float
+) -> tuple[FloatArray, FloatArray]:
     """Return log z (T,) for `count` classes on average, and their probabilities (T, n)."""
     x = np.outer(times, probs)
     with np.errstate(divide="ignore"):
@@ -280,7 +284,7 @@ def _points(
     last = z[:, None] * probs * gone / whole if has_last else np.zeros_like(come)
     weights = np.exp(log_weights + np.log(whole).sum(axis=1))
     sizes = np.abs(weights) * (np.abs(last).sum(axis=1) if has_last else 1.0)
-    kept = sizes > _LEAST_WEIGHT * sizes.max()
+    kept = sizes > _MIN_POINT_WEIGHT * sizes.max()
     absent, present = gone / whole, z[:, None] * come / whole
     absent, present, last = (
         np.ascontiguousarray(f[kept].T) + 0.0j for f in (absent, present, last)
@@ -298,10 +302,10 @@ class _Points:
 
     def __init__(self, sets: Sets) -> None:
         self._sets = sets
-        self.inclusion, self.noise = np.stack([sets.inclusion] * 2), _LEAST_WEIGHT
+        self.inclusion, self.noise = np.stack([sets.inclusion] * 2), _MIN_POINT_WEIGHT
 
     def expect(self, decay: FloatArray, saddles: list[FloatArray]) -> tuple[FloatArray, FloatArray]:
-        """Return what `ExponentialRace.expect` does."""
+        """Return the result of `ExponentialRace.expect` for these sets."""
         mean, parts = self._sets.means(np.exp(-decay)[None])
         return np.full(2, mean[0].real), np.stack([parts[0].real] * 2)
 
@@ -314,11 +318,11 @@ def tries_bias(
     *,
     scheme: str = "distinct_candidate_masked",
 ) -> ExactBias:
-    """Compute exactly what draws without replacement do that are corrected by their tries.
+    """Compute the exact bias of draws without replacement, corrected by the number of tries.
 
     TensorFlow draws with replacement until there are m different classes, and divides a draw of
-    class j by ``1 - (1 - q_j)**N``, where N is how many draws that took: another number each time.
-    Where no draw was repeated, N = m, it divides by ``m q_j``.
+    class j by ``1 - (1 - q_j)**N``, where N is the random number of draws that this took. If no
+    draw was repeated, N = m, it divides by ``m q_j``.
 
     Parameters
     ----------

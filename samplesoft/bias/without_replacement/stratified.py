@@ -1,4 +1,4 @@
-"""The exact bias of draws from strata: so many classes from each of some groups of classes."""
+"""The exact bias of draws from strata: a given number of draws from each group of classes."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ def stratified_bias(
     scheme: str = "distinct",
     correction: ArrayLike | None = None,
 ) -> ExactBias:
-    """Compute exactly what sampled softmax does where classes are drawn from each stratum apart.
+    """Compute the exact bias of sampled softmax with separate draws from each stratum of classes.
 
-    Shards that each draw from the classes that they hold are strata, as in Partial FC.
+    Shards that draw from their own classes are strata, as in Partial FC.
 
     Parameters
     ----------
     logits, labels
         As for `samplesoft.exact_bias`.
     q : array_like, shape (n,) or (B, n)
-        Proposal. In a stratum classes are drawn in proportion to it.
+        Proposal. Within a stratum, classes are drawn in proportion to q.
     num_sampled : int or array_like of int, shape (G,)
         Number of draws in each stratum.
     strata : array_like of int, shape (n,)
         The stratum of each class, from 0 to G - 1.
     scheme : str
         ``distinct``, ``distinct_masked``, ``distinct_candidate``, ``distinct_candidate_masked`` or
-        ``distinct_importance`` for draws without replacement, or the scheme with replacement of
-        such a name. A draw of class j is divided by the probability that j is drawn, or with
-        replacement by how often it is, as the mean.
+        ``distinct_importance`` for draws without replacement, or the corresponding scheme with
+        replacement. A draw of class j is divided by the probability that j is drawn; with
+        replacement, by the expected number of its draws.
     correction : array_like, shape (n,) or (B, n), optional
-        What draws are divided by instead; ones for none, as in Partial FC.
+        Divisors of the draws in place of these; ones for no correction, as in Partial FC.
 
     Returns
     -------
     ExactBias
-        The bias, the loss bias, and estimates of their numerical errors; `inclusion` is what draws
-        are divided by where there is no `correction`.
+        The bias, the loss bias, and estimates of their numerical errors; `inclusion` contains the
+        default divisors.
 
     Raises
     ------
@@ -111,7 +111,7 @@ def _require_sum(scheme: Scheme) -> None:
 def _require_divisors(
     stratum: IntArray, counts: list[int], inputs: Inputs, corrected: bool
 ) -> None:
-    """Raise where S would be empty, or the label be divided by a probability of 0."""
+    """Raise ValueError if S would be empty, or the label would be divided by 0."""
     if not inputs.scheme.label_in_sum and not any(counts):
         raise ValueError(
             f"`num_sampled` must be above 0 in a stratum with scheme={inputs.scheme.name!r}, whose "

@@ -1,7 +1,7 @@
 """The sum S of the weights of a set of draws: its terms, and the nodes in log u of (B2).
 
-Terms may lie any number of nats apart. They are logs, measured from one of them, and where nothing
-changes between the scales of two of them one node stands for all there.
+Terms may lie any number of nats apart. They are given by logs relative to one of them. Between the
+scales of two distant terms the integrand is constant, and one node represents the whole stretch.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Terms(NamedTuple):
 
     logits: FloatArray  # (k,)
     log_divisors: FloatArray  # (k,) infinite where there is no term
-    often: FloatArray  # (k,) how often each is in the sum, as the mean
+    counts: FloatArray  # (k,) expected number of times that each is in the sum
 
     def above(self, origin: int) -> FloatArray:
-        """Return the logs of the terms over the one of number `origin`, (k,).
+        """Return log(term / term at index `origin`), (k,).
 
-        Logits are subtracted as they were given: a log of either term would have lost the digits of
-        their difference where both are far below another term.
+        A difference of logs relative to the largest term loses digits where both terms are far
+        below it. So the original logits are subtracted.
         """
         divisors = self.log_divisors
         # nothing to draw there: the infinity may be in both
@@ -52,12 +52,13 @@ class Terms(NamedTuple):
 
     @property
     def top(self) -> int:
-        """The number of the term that logs are measured from: the largest logit that is not rare.
+        """Index of the reference term: the largest logit of the terms that are not rare.
 
-        From one that is hardly ever in the sum, all others could be at the same distance.
+        Relative to a very rare, very large term, the differences of all others could be rounded
+        away.
         """
         there = self.log_divisors < np.inf
-        seen = there & (self.often > _RARE_COUNT)
+        seen = there & (self.counts > _RARE_COUNT)
         return int(np.where(seen if seen.any() else there, self.logits, -np.inf).argmax())
 
     @property
@@ -70,9 +71,9 @@ class Terms(NamedTuple):
 
     @property
     def largest_log(self) -> float:
-        """The largest size of the numbers that a log is the sum of, of terms near each other.
+        """The largest magnitude of the summands of a log, within groups of neighbouring terms.
 
-        Two terms that are not near have shares in no sum that the error of their distance moves.
+        For terms that are far apart, an error of their distance does not affect any sum.
         """
         kept = np.flatnonzero(self.log_divisors < np.inf)
         logits, divisors = self.logits[kept], np.abs(self.log_divisors[kept])
@@ -85,7 +86,7 @@ class Terms(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """What S is made of where each class is divided by a number of its own."""
+    """The weights in S of the draws of each class, and of the label."""
 
     log_probs: FloatArray  # (n,)
     probs: FloatArray  # (n,)
@@ -94,13 +95,13 @@ class Weights(NamedTuple):
     label: int
     shift: float  # log of what the label is divided by, drawn or not; infinite where it is not in S
 
-    def terms(self, which: IntArray, often: FloatArray) -> Terms:
-        """Return the terms of draws of some classes (k,), and behind them that of the label.
+    def terms(self, which: IntArray, counts: FloatArray) -> Terms:
+        """Return the terms of the classes `which` (k,), and last the base term of the label.
 
-        The classes are drawn as `often` (k,), as the mean.
+        `counts` (k,) are the expected numbers of draws of these classes.
         """
         every, divisors = np.append(which, self.label), self.log_divisors[which]
-        return Terms(self.logits[every], np.append(divisors, self.shift), np.append(often, 1.0))
+        return Terms(self.logits[every], np.append(divisors, self.shift), np.append(counts, 1.0))
 
 
 def weigh(logits: FloatArray, label: int, scheme: Scheme, divisors: FloatArray) -> Weights:
@@ -120,16 +121,16 @@ def weigh(logits: FloatArray, label: int, scheme: Scheme, divisors: FloatArray) 
 
 
 def scales_of_sum(terms: Terms) -> tuple[float, float]:
-    """Return log E[S], and where the nodes in log u begin, less `_FIRST_Z`."""
+    """Return log E[S], and the start of the nodes in log u, relative to `_FIRST_Z`."""
     logs = terms.logs
-    some = (terms.often > _RARE_COUNT) & (logs > -np.inf)
+    some = (terms.counts > _RARE_COUNT) & (logs > -np.inf)
     top = float(logs[some].max())
-    reference = top + math.log(float((terms.often[some] * np.exp(logs[some] - top)).sum()))
+    reference = top + math.log(float((terms.counts[some] * np.exp(logs[some] - top)).sum()))
     return reference, max(top, reference) + _LOG_U_TO_LARGEST_TERM
 
 
 class Node(NamedTuple):
-    """A node in log u, or a stretch of them on which nothing changes."""
+    """A node in log u, or a stretch of nodes on which the integrand is constant."""
 
     log_decay: FloatArray  # (k,) log of u times each term
     log_mean: float  # and of u times the mean of S
