@@ -1,4 +1,4 @@
-"""Losses whose negatives are the labels of the batch: nothing is random, single values compare."""
+"""Losses with in-batch negatives: they are deterministic, so that single values are compared."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class _Known(NamedTuple):
 
 
 def _with(scheme: str, *faults: str) -> Estimator:
-    """Return a scheme with the first way to make each of one or two mistakes."""
+    """Return the estimator of a scheme with one or two faults, each in its first form."""
     right = ESTIMATORS[scheme]
     first, *rest = (FAULTS[name].made_in(right)[0] for name in faults)
     both = combined(right, first, rest[0]) if rest else first
@@ -93,7 +93,7 @@ _TWO_WAY = {
 
 
 def _both_sides(here: Problem, one: SampledSum) -> tuple[Problem, Means]:
-    """Return the sum of the cross entropies of rows and of columns, and its gradient."""
+    """Return the sum of the row-wise and column-wise cross entropies, and its gradient."""
     size = len(here.labels)
     x = one.logits[:, here.labels]  # contexts (B,) by labels of the batch (B,)
     np.fill_diagonal(x, one.base)
@@ -110,9 +110,9 @@ def _both_sides(here: Problem, one: SampledSum) -> tuple[Problem, Means]:
 
 
 class Batches:
-    """The losses of some batches of random labels, and those of each way to use these.
+    """The losses of several batches of random labels, and the candidates for them.
 
-    Nothing is random then, so single values are compared. Gradients come with them, if asked for.
+    The losses are deterministic, so that single values are compared; optionally also gradients.
     """
 
     def __init__(self, observer: Observer, gradients: int, size: int | None = None) -> None:
@@ -158,7 +158,7 @@ class Batches:
         )
 
     def known(self) -> Iterator[Candidate]:
-        """Yield ways that have no number which nobody gave."""
+        """Yield the candidates without a fitted number."""
         m, problem = self._size - 1, self._observer.problem
         numbers = {"others": m, "all": self._size, "given": self._observer.num_sampled, 1: 1}
         seen = set()
@@ -179,7 +179,7 @@ class Batches:
             yield Candidate(name, one.fault, means=means, expected=expected, number=number)
 
     def scaled(self) -> Iterator[Candidate]:
-        """Yield those without a mistake whose gradient is a constant times that of the losses."""
+        """Yield faultless candidates whose gradient is a multiple of the losses' gradient."""
         for one in self._right():
             scaled = with_scaled_gradient(one, self.observed, self._is_gradient)
             if scaled is None:
@@ -199,7 +199,7 @@ class Batches:
         yield from self.two_way()
 
     def two_way(self) -> Iterator[Candidate]:
-        """Yield losses of which one half is over the classes of the batch, one over its contexts.
+        """Yield two-way losses: one half over the classes of the batch, one over its contexts.
 
         As in two towers: of the matrix of logits, contexts by labels of the batch, the cross
         entropy of rows and that of columns, added up or averaged.
@@ -214,7 +214,7 @@ class Batches:
             yield Candidate(name, None, means=means, number=f"the sum of both; {words}")
 
     def fitted(self) -> Iterator[Candidate]:
-        """Yield the best of ways that have a number: another temperature, and label smoothing."""
+        """Yield the candidates with a fitted number: another temperature, and label smoothing."""
         tau = self._observer.problem.tau
         for scheme, name in _IN_BATCH.items():
             yield nearest(partial(self._at_tau, scheme), np.log(tau) + LOG_FACTORS, self.observed)

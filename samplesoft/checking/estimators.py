@@ -1,4 +1,4 @@
-"""How a sampled loss is computed from its draws, as a function of a problem: `Estimator`."""
+"""`Estimator`: a description of a sampled loss, from which its random sums on a problem follow."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ OWN = Weighting()
 
 @dataclass(frozen=True, kw_only=True)
 class Estimator:
-    """How a loss is computed from its draws, step by step; a fault replaces some of the steps.
+    """The steps by which a loss is computed from its draws; a fault replaces some of the steps.
 
     Called with a problem, a number of draws and the size of the batch, it returns the random sums
     S of the loss ``log S - own``: see `SampledSum`.
@@ -93,7 +93,7 @@ class Estimator:
     Attributes
     ----------
     name, aim : str
-        Its name, and what the loss estimates, in words.
+        Its name, and a description of the quantity that the loss estimates.
     draws : str
         ``"repeated"``; ``"distinct"``, without replacement; ``"once"``, repeated, of which each
         class counts once; ``"independent"`` inclusion; ``"all"`` classes, in the full softmax; and
@@ -101,30 +101,30 @@ class Estimator:
     more_draws : int
         Draws in excess of the m of the correction.
     expected : callable
-        Log of how often each class is expected among the draws.
+        Log of the expected number of draws of each class.
     link : callable
         The correction, which is subtracted from the logits, as a function of that.
     corrects_draws : bool
         Whether the logits of draws are corrected.
     divides_by_number : bool
-        Whether draws are divided by the number that is kept, where `hits` are ``"counted"``.
+        Whether draws are divided by the number of accepted draws, if `hits` is ``"counted"``.
     correction_times_tau : bool
         Whether the correction is multiplied by tau, as the scores are.
     label_correction : float
         Multiple of the correction that is subtracted from the label's logit.
     label_weight : float
-        How often the label itself is in the sum.
+        Multiple of the label's mass in the sum.
     label_biases : int
-        How often the bias of the label is in its logit.
+        Multiple of the label's bias in its logit.
     label_margin, label_angle : float
         Of cosines: the label's logit is tau times its cosine less a margin, or tau times the
         cosine of an angle that is larger by this (radians).
     hits : str
-        What becomes of accidental hits, draws of the label: ``"absent"``, ``"masked"``,
+        Treatment of accidental hits, draws of the label: ``"absent"``, ``"masked"``,
         ``"counted"`` or ``"kept"`` as in `samplesoft.schemes.Scheme`. Or the label of another row
         is masked in its place, ``"next"``, ``"previous"``, ``"first"``; or of ``"any"`` row.
     hit_penalty, hit_constant : float or None
-        Masked hits lose this number, or have this logit, a constant; None: they are left out.
+        Penalty that is subtracted from masked hits, or their constant logit; None for exact masks.
     reduction : str
         ``"sum"``: the loss is log S - own. ``"jackknife"`` of that. ``"logistic"``: a sum of
         logistic losses of label and draws. ``"twice"``: the first draw is in S twice. ``"one hit
@@ -165,7 +165,7 @@ class Estimator:
     by_tries: bool = False
     of_all: bool = False
 
-    # properties by which a fault asks whether it can be made --------------------------------------
+    # properties that decide which faults apply ----------------------------------------------------
 
     @property
     def has_draws(self) -> bool:
@@ -179,7 +179,7 @@ class Estimator:
 
     @property
     def excludes_label(self) -> bool:
-        """Whether draws are made so that none is the label, and others are likelier than q."""
+        """Whether the label is excluded from the draws, so that they follow q given "not label"."""
         return self.hits == "absent"
 
     @property
@@ -199,13 +199,13 @@ class Estimator:
 
     @property
     def adds_draws(self) -> bool:
-        """Whether repeated draws are added up, with no jackknife and no count of those kept."""
+        """Whether repeated draws are summed, without jackknife and without division by K."""
         is_plain = self.reduction != "jackknife" and not self.divides_by_kept
         return self.draws == "repeated" and is_plain
 
     @property
     def is_sum(self) -> bool:
-        """Whether repeated draws are added up in the logarithm."""
+        """Whether the loss is the log of a sum over repeated draws."""
         return self.adds_draws and self.reduction != "logistic"
 
     @property
@@ -221,10 +221,10 @@ class Estimator:
     # the loss -------------------------------------------------------------------------------------
 
     def __call__(self, problem: Problem, num_sampled: int, batch: int) -> list[SampledSum]:
-        """Return S on a problem; nothing where it cannot be, or a fault would change nothing.
+        """Return the sums S on a problem; none if undefined, or if a fault would have no effect.
 
-        Draws without replacement that are corrected by the number of tries have one of several
-        sums, by that number; those without the label where it was drawn, one of two.
+        With a correction by the number of tries there is one sum for each number. For sets from
+        which a drawn label is removed there are two: with and without a hit.
         """
         if not self.draws or (self.label_biases > 1 and problem.biases is None):
             return []
@@ -467,7 +467,7 @@ class SampledSum:
         return tuple(v.tobytes() if isinstance(v, np.ndarray) else v for v in values)
 
     def with_hits(self, logits: FloatArray) -> SampledSum:
-        """Return the same with other logits (E,) of draws of the label."""
+        """Return a copy with other logits (E,) of accidental hits."""
         changed = self.logits.copy()
         changed[np.arange(len(changed)), self.labels] = logits
         return replace(self, logits=changed)
@@ -476,7 +476,7 @@ class SampledSum:
 def sum_without_draws(
     labels: IntArray, own: FloatArray, base: FloatArray, certain: FloatArray
 ) -> SampledSum:
-    """Return an S in which all classes are certain."""
+    """Return an S in which all classes are always included."""
     return SampledSum(
         reduction="sum",
         labels=labels,
@@ -490,7 +490,7 @@ def sum_without_draws(
 
 
 def full_sum(problem: Problem, of_all: bool = False) -> SampledSum:
-    """Return S of the full softmax, over the classes that can be drawn or over all."""
+    """Return S of the full softmax, over the classes with q > 0, or over all."""
     rows, others = np.arange(len(problem.labels)), problem.logits.copy()
     if not of_all:
         others[problem.q <= 0.0] = -np.inf
@@ -544,7 +544,7 @@ def _without_draws(name: str, aim: str, draws: str = "") -> Estimator:
 
 
 def _known() -> Iterator[Estimator]:
-    """Yield what a loss may be meant to be; of two with the same means the first is named."""
+    """Yield the known estimators; of two with equal means, the first one is reported."""
     aim = "the full softmax loss, of which it is no estimate: it is the same"
     yield _without_draws("full", aim, draws="all")
     for name, scheme in SCHEMES.items():
@@ -580,5 +580,5 @@ ESTIMATORS: dict[str, Estimator] = {one.name: one for one in _known()}
 
 
 def estimators(*draws: str) -> list[Estimator]:
-    """Return the known ones with some kinds of draws."""
+    """Return the known estimators with the given kinds of draws."""
     return [one for one in ESTIMATORS.values() if one.draws in draws]

@@ -25,7 +25,7 @@ from samplesoft.checking.problems import NAMED, Problem
 
 
 def of_gradients(observer: Observer, tested: Iterable[Candidate]) -> Iterator[Candidate]:
-    """Yield candidates without a mistake, with one in how the gradients of examples are added."""
+    """Yield faultless candidates with a fault in the summation of the examples' gradients."""
     faults = {name: fault for name, fault in FAULTS.items() if fault.in_gradients}
     for one, (name, fault) in product(tested, faults.items()):
         if one.fault is not None or one.expected is None:
@@ -41,13 +41,13 @@ def of_gradients(observer: Observer, tested: Iterable[Candidate]) -> Iterator[Ca
 def with_scaled_gradient(
     one: Candidate, observed: Observed, is_gradient: NDArray[np.bool_]
 ) -> Candidate | None:
-    """Return a candidate whose gradients (where K are so) are the best constant times its own.
+    """Return the candidate with its gradients multiplied by the best constant.
 
-    None where there are none, or the best constant is 1.
+    None without gradients, or if the best constant is 1.
     """
     if not is_gradient.any():
         return None
-    unit = _unit(observed)[is_gradient]
+    unit = _distance_unit(observed)[is_gradient]
     due = one.means[is_gradient] / unit
     size = float(due @ due)
     if not 0.0 < size < np.inf:
@@ -67,14 +67,14 @@ def with_scaled_gradient(
         fault="gradient_scaled",
         means=one.means * factors,
         spread=width,
-        number=f"the gradient is {_times(factor)} theirs",
+        number=f"the gradient is {_factor_text(factor)} theirs",
         factor=factor,
         same=(),
     )
 
 
 def _simple_fraction(value: float, error: float) -> float:
-    """Return a whole number, or 1 over one, if no other is as near to a value; or the value."""
+    """Return the nearest integer, or reciprocal of an integer, if unambiguous; else the value."""
     inverse = abs(value) < 1.0
     whole = round(1.0 / value if inverse else value) if value else 0
     if whole == 0:
@@ -85,8 +85,8 @@ def _simple_fraction(value: float, error: float) -> float:
     return nearest_one if is_it else value
 
 
-def _times(factor: float) -> str:
-    """Return a factor in words."""
+def _factor_text(factor: float) -> str:
+    """Return a description of a factor."""
     inverse = 1.0 / factor if factor else 0.0
     if inverse == round(inverse) and abs(inverse) > 1.0:
         return f"{'-' if inverse < 0.0 else ''}1/{abs(round(inverse))} of"
@@ -96,7 +96,7 @@ def _times(factor: float) -> str:
 def scaled_gradients(
     observer: Observer, observed: Observed, tested: Iterable[Candidate]
 ) -> Iterator[Candidate]:
-    """Yield candidates without a mistake whose gradient is a constant times that of the losses."""
+    """Yield faultless candidates whose gradient is a constant multiple of the losses' gradient."""
     is_gradient = np.arange(len(observed.means)) >= len(observer.problem.labels)
     for one in tested:
         if one.fault is None and one.expected is not None:
@@ -108,8 +108,8 @@ def scaled_gradients(
 # another proposal, another temperature -----------------------------------------------------------
 
 
-def _right_sums(observer: Observer, problem: Problem) -> Iterator[tuple[Estimator, SampledSum]]:
-    """Yield the estimators that draw, as they should be, with their sums on a problem."""
+def _faultless_sums(observer: Observer, problem: Problem) -> Iterator[tuple[Estimator, SampledSum]]:
+    """Yield the faultless estimators that draw, with their sums on a problem."""
     for right in estimators("repeated", "independent"):
         for one in right(problem, observer.num_sampled, observer.batch):
             yield right, one
@@ -118,10 +118,10 @@ def _right_sums(observer: Observer, problem: Problem) -> Iterator[tuple[Estimato
 def of_other_proposals(
     observer: Observer, schemes: Container[str] = ESTIMATORS
 ) -> Iterator[Candidate]:
-    """Yield estimators with draws by a proposal that was not given."""
+    """Yield estimators whose draws follow another proposal than the argument."""
     problem = observer.problem
     for fault, words, q in _other_proposals(problem):
-        of_both = (_right_sums(observer, one) for one in (replace(problem, q=q), problem))
+        of_both = (_faultless_sums(observer, one) for one in (replace(problem, q=q), problem))
         for (right, drawn), (_, meant) in zip(*of_both, strict=True):
             if right.name not in schemes:
                 continue
@@ -135,7 +135,7 @@ def of_other_proposals(
 
 
 def _other_proposals(problem: Problem) -> Iterator[tuple[str, str, FloatArray]]:
-    """Yield mistakes, proposals in words, and their probabilities (E, n) if not the problem's."""
+    """Yield faults, descriptions of other proposals, and their probabilities (E, n)."""
     for name, of_size in NAMED.items():
         q = np.broadcast_to(of_size(problem.num_classes), problem.q.shape)
         if not np.allclose(q, problem.q):
@@ -153,7 +153,7 @@ LOG_FACTORS = np.linspace(-4.0, 4.0, 17)  # of other temperatures
 
 
 def of_other_temperatures(observer: Observer, observed: Observed) -> Iterator[Candidate]:
-    """Yield all estimators with the best inverse temperature in place of the one that was given."""
+    """Yield all estimators with a fitted inverse temperature in place of the argument."""
     sizes = observer.num_sampled, observer.batch
 
     def at_tau(right: Estimator, log_tau: float) -> Candidate:
@@ -186,7 +186,7 @@ _MAX_SMOOTHING = 0.9
 def fitted(
     observer: Observer, observed: Observed, schemes: Container[str] = ESTIMATORS
 ) -> Iterator[Candidate]:
-    """Yield the best of each way to make a mistake that has a number, for what was observed."""
+    """Yield the best fit of each fault with an unknown number to the observed means."""
     problem, sizes = observer.problem, (observer.num_sampled, observer.batch)
     for right in estimators("repeated", "independent") if observer.is_random else estimators("all"):
         if right.name not in schemes:
@@ -208,8 +208,8 @@ def _with_number(
 
 
 def smoothed(observer: Observer, observed: Observed) -> Iterator[Candidate]:
-    """Yield label smoothing, of all estimators that are sums."""
-    for right, one in _right_sums(observer, observer.problem):
+    """Yield candidates with label smoothing, for all estimators that are sums."""
+    for right, one in _faultless_sums(observer, observer.problem):
         if right.is_sum:
             yield from _smoothed(observer, observed, right.name, one)
 
@@ -243,8 +243,8 @@ _POLISHES, _NUDGE = 3, 1e-6
 def nearest(
     of_number: Callable[[float], Candidate], grid: FloatArray, observed: Observed
 ) -> Candidate:
-    """Return the candidate nearest to what was observed: on a grid, then beside the best there."""
-    unit = _unit(observed)
+    """Return the candidate nearest to the observed means: by grid search, then refinement."""
+    unit = _distance_unit(observed)
 
     def distance(number: float) -> float:
         away: FloatArray = (of_number(number).means - observed.means) / unit
@@ -293,7 +293,7 @@ def _smoothed(
 
 
 def observed_parts(parts: list[Part], gradients: int) -> tuple[FloatArray, FloatArray]:
-    """Return what is seen of an estimator, and of what label smoothing adds."""
+    """Return the observed values of an estimator, and of its label smoothing term."""
     both = (
         (part.plain.observed(part.problem, gradients), part.added.observed(part.problem, gradients))
         for part in parts
@@ -309,10 +309,10 @@ def with_smoothing(
     scheme: str,
     mask: float | None,
 ) -> Candidate:
-    """Return label smoothing with the best fraction of what it adds to what is there without."""
+    """Return the candidate with the best fraction of label smoothing."""
     plain, added = observed_parts(parts, gradients)
     # it is linear: least squares for the fraction, in units of the standard errors
-    unit: FloatArray = _unit(observed)
+    unit: FloatArray = _distance_unit(observed)
     direction: FloatArray = added / unit
     fraction = float(((observed.means - plain) / unit * direction).sum() / (direction**2).sum())
     fraction = min(max(fraction, 0.0), _MAX_SMOOTHING)
@@ -331,8 +331,8 @@ def with_smoothing(
     return Candidate(scheme, fault, means=plain + fraction * added, expected=expected, number=words)
 
 
-def _unit(observed: Observed) -> FloatArray:
-    """Return what differences are measured in: infinity for means of what has hardly come."""
+def _distance_unit(observed: Observed) -> FloatArray:
+    """Return the units (K,) of differences from observed means; inf for means of rare events."""
     if not observed.stderrs.any():  # nothing is random
         return observed.rounding
     unit = observed.stderrs + observed.rounding

@@ -89,7 +89,7 @@ def make_problem(
     with_weights: bool = False,
     unit: bool = False,
 ) -> Problem:
-    """Return the problem of a proposal, in any of the forms that `check_loss` takes."""
+    """Return the problem for a proposal, in any of the forms that `check_loss` takes."""
     rng = np.random.default_rng(int(key))
     # so many that draws can do without replacement, and still leave some out
     n = max(_LEAST_CLASSES, num_sampled + min(num_sampled, _MORE_CLASSES))
@@ -156,10 +156,10 @@ def make_problem(
 
 
 def _with_likely_labels(problem: Problem) -> Problem:
-    """Return a problem in which no label is much less likely than it should be.
+    """Return a problem in which every label has a sufficient probability.
 
-    Of very many classes none is likely by chance, and what becomes of the label's draws then tells
-    nothing. Such a label gets a number of its own, which its context alone asks for.
+    With very many classes, labels have small probabilities, and the treatment of accidental hits
+    does not show. Such a label gets an extra dimension, in which only its context is nonzero.
     """
     rows, labels = np.arange(len(problem.labels)), problem.labels
     own, others = problem.logits[rows, labels], problem.logits.copy()
@@ -196,7 +196,7 @@ _MOST_CALLS_OF_FEW = 16384
 
 
 class Extreme(NamedTuple):
-    """A problem that tells apart what others do not, and how often to call a loss on it."""
+    """A problem that separates candidates which other problems do not, and its number of calls."""
 
     problem: Problem
     calls: int
@@ -256,7 +256,7 @@ def extreme_problems(
 
 
 def _with_raised_classes(problem: Problem, num_sampled: int, key: np.uint64) -> Extreme:
-    """Return a problem in each of whose examples one class is far above all others.
+    """Return a problem with one class far above all others in each example.
 
     Whether such a class is drawn as often as q says shows in the loss, however many classes there
     are. They are those at both ends, for ranges that are off by one, and some others.
@@ -293,7 +293,7 @@ def _with_raised_classes(problem: Problem, num_sampled: int, key: np.uint64) -> 
 
 
 def _calls_for(probability: float, times: float) -> int:
-    """Return in how many calls something comes so many times, at least 1024 and at most 16,384."""
+    """Return the number of calls for a given number of occurrences, from 1024 to 16,384."""
     wanted = times / max(REPLICAS * probability, times / _MOST_CALLS_OF_FEW)
     return max(_CALLS_OF_FEW, int(np.ceil(wanted)))
 
@@ -308,7 +308,7 @@ def _near_q(
     ahead: FloatArray,
     key: np.uint64,
 ) -> Problem:
-    """Return a problem whose logits are near log q, but for the level of all and marked classes.
+    """Return a problem with logits near log q, except for a common level and for marked classes.
 
     The logits (E, n) are ``levels + powers * log q + ahead @ marks.T`` with `marks` (n, k) of the
     classes, and small random numbers beside.

@@ -24,7 +24,7 @@ _LEAST_SURVIVAL = 1e-20  # E exp(-u S), below which no node in u follows
 
 
 class Sums(NamedTuple):
-    """Expectations over the sets: first by all nodes, then by half of those in u, and in t."""
+    """Expectations over the sets: by all nodes, by half of those in u, by half of those in t."""
 
     shares: FloatArray  # (3, N) E[w_k I_k / S]
     base: FloatArray  # (3,) E[base / S]
@@ -44,7 +44,7 @@ class StratumDistribution(Protocol):
 
 
 class Draws:
-    """The same for m draws with replacement by `q` (N,)."""
+    """The distribution of m draws with replacement, in proportion to `q` (N,)."""
 
     def __init__(self, q: FloatArray, m: int) -> None:
         self._q, self._m = q / q.sum(), m
@@ -59,7 +59,7 @@ class Draws:
 
 
 class DrawAll:
-    """The same where all N classes are drawn."""
+    """The distribution of a stratum from which all N classes are drawn."""
 
     def __init__(self, q: FloatArray) -> None:
         self.inclusion, self.noise = np.ones((2, len(q))), 8.0 * EPS
@@ -73,10 +73,10 @@ class DrawAll:
 def expect_terms(
     groups: Sequence[StratumDistribution], terms: Terms, rule: Rule | None = None
 ) -> Sums:
-    """Return expectations where S is the sum of a base and of the draws of independent groups.
+    """Return expectations where S is a base plus the draws of independent strata.
 
-    `terms` are those of the classes of all groups, and that of the base; `rule` is `steps`, the
-    default, or `even_steps`.
+    `terms` are the terms of the classes of all strata, and last the base. `rule` is `steps` (the
+    default) or `even_steps`.
     """
     edges = np.cumsum([0, *(len(group.inclusion[0]) for group in groups)])
     parts = [slice(*pair) for pair in zip(edges[:-1], edges[1:], strict=True)]

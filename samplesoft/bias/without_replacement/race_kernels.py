@@ -1,4 +1,4 @@
-"""The compiled loops of the race: one u at all times t, light classes and heavy ones, circles."""
+"""Compiled loops of `ExponentialRace`: light and heavy classes, circles, for one u and all t."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ MAX_EXPONENT = 690.0  # exp of it is finite
 
 @njit
 def log_growth(age: float) -> float:
-    """Return log (exp(age) - 1), the log odds that a clock has rung at that age."""
+    """Return log(exp(age) - 1), the log odds that a clock of this age has rung.
+
+    expm1 overflows for large ages: from 30 on take age + log1p(-exp(-age)).
+    """
     if age < MAX_EXP_AGE:
         return math.log(math.expm1(age))
     return age + math.log1p(-math.exp(-age))
@@ -31,7 +34,7 @@ def log_growth(age: float) -> float:
 
 @njit
 def probabilities_of(log_odds: float) -> tuple[float, float]:
-    """Return the probabilities, by its log odds, that a clock has rung, and that it has not."""
+    """Return the probabilities that a clock has rung, and that it has not, from the log odds."""
     rung = 1.0 / (1.0 + math.exp(-log_odds))
     return rung, math.exp(-log_odds) * rung if log_odds > 0.0 else 1.0 - rung
 
@@ -55,7 +58,7 @@ def _odds(
 
 @njit
 def _powers_of(largest: float) -> int:
-    """Return how many powers of odds up to `largest` matter."""
+    """Return the number of powers that matter for odds up to `largest`."""
     if largest <= 0.0:
         return 1
     return min(NUM_POWERS, 1 + int(LOG_LEFT_OUT / math.log(largest)))
@@ -71,9 +74,9 @@ def add_light_powers(
     orders: IntArray,
     sums: FloatArray,
 ) -> None:
-    """Add the powers of the odds of light classes to `sums` (2, T, powers), plain and times q.
+    """Add powers of the odds of light classes to `sums` (2, T, powers), plain and times q.
 
-    The others are marked as heavy.
+    All other classes are marked in `heavy`.
     """
     odds, highest = np.empty((len(t), TILE_CLASSES)), np.empty(TILE_CLASSES)
     power, times_q = np.empty(TILE_CLASSES), np.empty(TILE_CLASSES)
@@ -110,7 +113,7 @@ def add_light_powers(
 
 @njit_sum
 def _sums_of(values: FloatArray, weights: FloatArray, size: int) -> tuple[float, float]:
-    """Return the sum of the first `size` of `values`, and of them times `weights`."""
+    """Return the sums of ``values[:size]`` and of ``values[:size] * weights[:size]``."""
     total = weighted = 0.0
     for i in range(size):
         total += values[i]
@@ -128,9 +131,9 @@ def find_saddles(
     sums: FloatArray,
     shift: FloatArray,
 ) -> None:
-    """Write how far the saddle points (T,) are from `log_r`.
+    """Write log r of the saddle points minus `log_r`, (T,).
 
-    `q` and `decay` are those of heavy classes.
+    `q` and `decay` are those of the heavy classes.
     """
     log_odds = np.empty(len(q))
     for k in range(len(t)):
@@ -263,7 +266,7 @@ def add_light_members(
     scale: FloatArray,
     members: FloatArray,
 ) -> None:
-    """Add what sets with each light class have to `members` (2, n), by weights `scale` (2, T)."""
+    """Add E[exp(-D); k in set] of each light class k to `members` (2, n), by `scale` (2, T)."""
     odds, value = np.empty(TILE_CLASSES), np.empty(TILE_CLASSES)
     for start in range(0, len(q), TILE_CLASSES):
         size = min(TILE_CLASSES, len(q) - start)
@@ -291,7 +294,7 @@ def add_heavy_members(
     scale: FloatArray,
     members: FloatArray,
 ) -> None:
-    """Add what sets with each heavy class have to `members` (2, n), by weights `scale` (2, T)."""
+    """Add E[exp(-D); k in set] of each heavy class k to `members` (2, n), by `scale` (2, T)."""
     for k in range(len(t)):
         x, y, real, imag, rate, rate_y = values[k]
         points = 0

@@ -207,7 +207,7 @@ class _NumTriesDistribution(NamedTuple):
 
 @lru_cache(maxsize=32)
 def by_tries(q: bytes, m: int) -> tuple[tuple[int, float, Sets], ...]:
-    """Return numbers of tries, their weights, and sets, as `_NumTriesDistribution.interpolated`; few, or none."""
+    """Return numbers of tries, their weights, and their sets; empty if there are too many."""
     tries = _distribution_of_tries(np.frombuffer(q), m, _MAX_FACTORS)
     return () if tries is None else tries.interpolated(_NUM_TRIES_NODES)
 
