@@ -1,4 +1,4 @@
-"""What the notebooks share: exercises that check themselves, and how plots look.
+"""Tools of the notebooks: exercises that check themselves, and a common style of plots.
 
 For instructors, ``python -m samplesoft.teaching student`` writes the notebooks without solutions.
 """

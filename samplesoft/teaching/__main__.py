@@ -7,7 +7,7 @@ from samplesoft.teaching.students import write_student_version
 
 
 def main() -> int:
-    """Write the folder for students, and return the exit status."""
+    """Write the student version of the notebooks; return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m samplesoft.teaching",
         description="Write the notebooks without solutions, the assignment, and the scripts that "

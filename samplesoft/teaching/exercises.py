@@ -1,7 +1,7 @@
-"""Exercises that check themselves, and how the plots of notebooks look.
+"""Exercises that check themselves, and the style of the plots of notebooks.
 
-`check` knows the usual wrong answers. Answers are computed when they are asked for, so that none
-stands here to be read off.
+`check` recognises common wrong answers and prints hints. Answers are computed at run time, so that
+they cannot be read here.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from numpy.typing import ArrayLike
 from samplesoft._validation import FloatArray, as_real_array
 from samplesoft.bias.exact import exact_bias
 
-# colours that differ for all eyes, from Okabe and Ito
+# the colour-blind safe palette of Okabe and Ito
 BLACK = "#000000"
 ORANGE = "#E69F00"
 BLUE = "#0072B2"
 GREEN = "#009E73"
 RED = "#D55E00"
 
-_NEAR = 5e-3  # of the size of an answer: three digits will do, and often two
-_SAME = 1e-6  # as near to a usual mistake, it is one, though it may round to the right answer
-_SIGN = "The size is right. Look at the sign again."
+_RELATIVE_TOLERANCE = 5e-3  # relative tolerance of an answer: two or three digits are enough
+_MISTAKE_TOLERANCE = 1e-6  # so close to a mistake, an answer is wrong even if it rounds correctly
+_SIGN_HINT = "The size is right. Look at the sign again."
 
 
 class Exercise(NamedTuple):
-    """What an answer is held against.
+    """The answer of an exercise, common mistakes, and hints.
 
     Attributes
     ----------
     right : float or sequence of float
-        The answer.
+        The correct answer.
     usual : dict of str to float or sequence of float
-        Usual wrong answers by their hints. The first that fits is given.
+        Common wrong answers, by their hints. The hint of the first one that matches is printed.
     general : str
-        The hint for any other answer.
+        The hint for all other answers.
     """
 
     right: Any
@@ -49,20 +49,20 @@ class Exercise(NamedTuple):
 
 
 def check(exercise: str, answer: ArrayLike | types.EllipsisType) -> None:
-    """Print whether an answer is right, and else a hint; never the solution.
+    """Print whether an answer is right, or a hint if it is not; never the solution.
 
     Parameters
     ----------
     exercise : str
         Notebook and number of the exercise, such as ``"0.1"``.
     answer : float or array_like, shape (k,)
-        Your answer, with three digits or more. The dots ``...`` that stand in the notebooks print
-        what is wanted.
+        Your answer, with at least three digits. With ``...``, the placeholder in the notebooks, the
+        expected form of the answer is printed.
 
     Raises
     ------
     TypeError
-        If the answer holds no real numbers.
+        If the answer is not made of real numbers.
     ValueError
         If there is no such exercise, or the answer has another shape.
 
@@ -81,40 +81,44 @@ def check(exercise: str, answer: ArrayLike | types.EllipsisType) -> None:
         )
     right, usual, general = EXERCISES[exercise]()
     right = np.asarray(right, dtype=float)
-    kind = "a number" if right.ndim == 0 else f"a list of {right.size} numbers"
+    expected = "a number" if right.ndim == 0 else f"a list of {right.size} numbers"
     if answer is ...:
-        print(f"Put {kind} in place of the dots.")
+        print(f"Put {expected} in place of the dots.")
         return
-    given = as_real_array("answer", answer, (0, 1))
+    numbers = as_real_array("answer", answer, (0, 1))
     if np.asarray(answer).dtype == bool:
         raise TypeError(f"`answer` must hold real numbers, got {answer}; give what you computed.")
     if np.shape(answer) != right.shape:
-        raise ValueError(f"`answer` must be {kind}, got shape {np.shape(answer)}.")
-    wrong = {hint: np.asarray(mistake, dtype=float) for hint, mistake in usual.items()}
-    same = [hint for hint, mistake in wrong.items() if _near(given, mistake, _SAME)]
-    near = [
+        raise ValueError(f"`answer` must be {expected}, got shape {np.shape(answer)}.")
+    mistakes = {hint: np.asarray(mistake, dtype=float) for hint, mistake in usual.items()}
+    same_hints = [
         hint
-        for hint, mistake in wrong.items()
-        if _near(given, mistake) or _rounds_to(answer, mistake)
+        for hint, mistake in mistakes.items()
+        if _is_close(numbers, mistake, _MISTAKE_TOLERANCE)
     ]
-    if not same and _near(given, right):
+    near_hints = [
+        hint
+        for hint, mistake in mistakes.items()
+        if _is_close(numbers, mistake) or _rounds_to(answer, mistake)
+    ]
+    if not same_hints and _is_close(numbers, right):
         print("Right.")
-    # before the hints: what is rounded may be as near to a usual mistake
-    elif not same and _rounds_to(answer, right):
+    # before the hints, because a rounded answer may also be close to a common mistake
+    elif not same_hints and _rounds_to(answer, right):
         print("Right so far. Give one more digit.")
     else:
-        print([*same, *near, general][0])
+        print([*same_hints, *near_hints, general][0])
 
 
 def set_up_plots(width: float = 7.0, height: float = 3.6, dpi: int = 72) -> None:
-    """Make the plots of a notebook sharp on a projector, with a light grid behind them.
+    """Set the style of notebook plots: sharp on a projector, with a light grid.
 
     Parameters
     ----------
     width, height : float
-        Size of a figure, in inches.
+        Size of a figure in inches.
     dpi : int
-        Points of the page for an inch; the screen has two pixels for each.
+        Dots per inch on the page; the image has two pixels per dot.
 
     Examples
     --------
@@ -130,36 +134,38 @@ def set_up_plots(width: float = 7.0, height: float = 3.6, dpi: int = 72) -> None
     rcParams.update({"grid.color": "0.9", "axes.axisbelow": True, "figure.autolayout": True})
 
 
-def _near(given: FloatArray, wanted: FloatArray, within: float = _NEAR) -> bool:
-    # of a list, in proportion to its largest number
-    return bool((np.abs(given - wanted) <= within * np.abs(wanted).max() + 1e-12).all())
+def _is_close(
+    answer: FloatArray, target: FloatArray, tolerance: float = _RELATIVE_TOLERANCE
+) -> bool:
+    # for a list, relative to its largest entry
+    return bool((np.abs(answer - target) <= tolerance * np.abs(target).max() + 1e-12).all())
 
 
 def _rounds_to(answer: ArrayLike, right: FloatArray) -> bool:
-    """Return whether each number is the right one, rounded to the two digits or more that it has.
+    """Return whether each number is the right one, correctly rounded to at least two digits.
 
-    Integers do not tell how many of their last zeros are digits, so none counts.
+    Trailing zeros of an integer do not count as digits.
     """
-    for number, wanted in zip(np.ravel(answer).tolist(), np.ravel(right).tolist(), strict=True):
-        given = Decimal(str(number))  # in decimal, as it was typed: a float has no digits
+    for number, target in zip(np.ravel(answer).tolist(), np.ravel(right).tolist(), strict=True):
+        typed = Decimal(str(number))  # the decimal digits as typed
         if isinstance(number, int):
-            given = given.normalize()  # 250 may be 247 or 248, rounded
-        _, digits, exponent = given.as_tuple()
+            typed = typed.normalize()  # 250 may be 247 rounded to two digits
+        _, digits, exponent = typed.as_tuple()
         # half a unit of the last digit
-        half = Decimal(5).scaleb(int(exponent) - 1)
-        if len(digits) < 2 or abs(given - Decimal(wanted)) > half:
+        half_unit = Decimal(5).scaleb(int(exponent) - 1)
+        if len(digits) < 2 or abs(typed - Decimal(target)) > half_unit:
             return False
     return True
 
 
-def _correction() -> Exercise:
+def _log_correction() -> Exercise:
     m = 20
     q = 1 / 500
     return Exercise(
         -np.log(m * q),
         {
             "Without a correction the draws do not stand for all classes.": 0.0,
-            _SIGN: np.log(m * q),
+            _SIGN_HINT: np.log(m * q),
             "You left out log m: a class is drawn m q times on average, not q times.": -np.log(q),
             "You left out log q: a class is drawn m q times on average, not m times.": -np.log(m),
             "That is a factor of exp(score); for the score take its logarithm.": 1 / m / q,
@@ -168,7 +174,7 @@ def _correction() -> Exercise:
     )
 
 
-def _three_words() -> Exercise:
+def _total_bias() -> Exercise:
     b = exact_bias([2.0, 1.0, 0.0], 0, [1 / 3] * 3, 1).bias
     signed = "The biases of all classes sum to 0. Take their absolute values first."
     return Exercise(
@@ -186,12 +192,12 @@ def _three_words() -> Exercise:
     )
 
 
-def _popular() -> Exercise:
+def _popularity_ratio() -> Exercise:
     ratio = 8.0
     return Exercise(
         ratio,
         {
-            "So it is after a correction, and InfoNCE has none.": 1.0,
+            "That is so with a correction, and InfoNCE has none.": 1.0,
             "Upside down: the score is log(p / q), so that p is q times exp(score).": 1 / ratio,
             "That is the logarithm of the ratio.": np.log(ratio),
         },
@@ -199,13 +205,14 @@ def _popular() -> Exercise:
     )
 
 
-_PICTURE = np.array([0.3, 0.9, 0.6, 3.0, 1.2, 2.4, 0.2, 3.4, 0.4, 2.2])  # notebook 1, section 1
-_DRAWN_BY = np.array([5.0, 1.0, 3.0, 1.0, 2.0, 1.0, 4.0, 3.0, 2.0, 1.0])
+# the example of notebook 1, section 1
+_EXAMPLE_LOGITS = np.array([0.3, 0.9, 0.6, 3.0, 1.2, 2.4, 0.2, 3.4, 0.4, 2.2])
+_EXAMPLE_WEIGHTS = np.array([5.0, 1.0, 3.0, 1.0, 2.0, 1.0, 4.0, 3.0, 2.0, 1.0])
 
 
-def _spike() -> Exercise:
-    o = _PICTURE
-    q = _DRAWN_BY / _DRAWN_BY.sum()
+def _label_gradient() -> Exercise:
+    o = _EXAMPLE_LOGITS
+    q = _EXAMPLE_WEIGHTS / _EXAMPLE_WEIGHTS.sum()
     t = 7
     others = np.arange(len(o)) != t
 
@@ -221,18 +228,18 @@ def _spike() -> Exercise:
             "That is E[p'] at the label. The gradient there is E[p'] - 1.": p,
             "That is the spike of the full softmax.": full - 1,
             "That is the bias of the spike. The spike is the gradient itself.": p - full,
-            _SIGN: 1 - p,
+            _SIGN_HINT: 1 - p,
             "That is without a correction.": spike(3, 1),
             "That is with the wrong sign of the correction.": spike(3, 2),
             "That is for one draw. Here three are drawn.": spike(1),
-            # of uniform draws, three have the same to three digits
+            # three uniform draws give the same three digits
             "That is for ten draws, or for uniform ones. Take three, by the weights.": spike(10),
         },
         "Section 2 averages over all draws. Which entry of the mean is the label's?",
     )
 
 
-def _scored() -> Exercise:
+def _scores_saved() -> Exercise:
     n = 50_000
     m = 100
     times = 2  # as many steps
@@ -249,28 +256,28 @@ def _scored() -> Exercise:
     )
 
 
-def _unit(x: FloatArray) -> FloatArray:
+def _unit_rows(x: FloatArray) -> FloatArray:
     return np.asarray(x / np.linalg.norm(x, axis=-1, keepdims=True))
 
 
-def _table() -> tuple[FloatArray, FloatArray, FloatArray, int]:
-    """Return of notebook 2, section 3: exp(logits), softmax, `near`, and the likeliest class."""
+def _notebook_2_data() -> tuple[FloatArray, FloatArray, FloatArray, int]:
+    """Return the data of notebook 2, section 3: exp(logits), softmax, proposal, best class."""
     rng = np.random.default_rng(2)
-    classes = _unit(rng.normal(size=(100, 16)))
-    h = _unit(rng.normal(size=16))
+    classes = _unit_rows(rng.normal(size=(100, 16)))
+    h = _unit_rows(rng.normal(size=16))
     e = np.exp(8.0 * classes @ h)
     near = e * np.exp(0.3 * rng.normal(size=100))
     return e, e / e.sum(), near / near.sum(), int(e.argmax())
 
 
-def _masked() -> Exercise:
-    _, probs, _, label = _table()
+def _masked_bias() -> Exercise:
+    _, probs, _, label = _notebook_2_data()
     p = probs[label]
     return Exercise(
         2 * p,
         {
             "That is what the label loses. The other classes gain as much together.": p,
-            "So it is for `candidate`. With masks S tends to the sum without the label.": 0.0,
+            "That holds for `candidate`. With masks S tends to the sum without the label.": 0.0,
             "The label loses p, not 1 - p: E[p'] tends to 0 there.": 2 * (1 - p),
             "That is with Z_t in place of Z: a softmax is over all classes.": 2 * p / (1 - p),
         },
@@ -279,7 +286,7 @@ def _masked() -> Exercise:
 
 
 def _loss_limit() -> Exercise:
-    e, p, near, label = _table()
+    e, p, near, label = _notebook_2_data()
     others = np.arange(len(e)) != label
     ratios = e[others] / near[others]
     mean = e[others].sum()
@@ -303,7 +310,7 @@ def _loss_limit() -> Exercise:
     )
 
 
-def _twice() -> Exercise:
+def _second_jackknife() -> Exercise:
     m = 10
     right = np.array([m**2 / 2, -((m - 1) ** 2), (m - 2) ** 2 / 2])
     return Exercise(
@@ -318,7 +325,7 @@ def _twice() -> Exercise:
     )
 
 
-def _left() -> Exercise:
+def _child_masses() -> Exercise:
     mass = 5.0
     difference = 1.0
     return Exercise(
@@ -334,7 +341,7 @@ def _left() -> Exercise:
     )
 
 
-def _bucket() -> Exercise:
+def _bucket_size() -> Exercise:
     d = 64
     features = 256
     best = 2 * features / (d * np.log(2))
@@ -349,7 +356,7 @@ def _bucket() -> Exercise:
     )
 
 
-def _net() -> Exercise:
+def _largest_ratio() -> Exercise:
     n = 500
     weight = 0.25
     e = 2.0
@@ -368,15 +375,15 @@ def _net() -> Exercise:
 
 
 EXERCISES: dict[str, Callable[[], Exercise]] = {
-    "0.1": _correction,
-    "0.2": _three_words,
-    "0.3": _popular,
-    "1.1": _spike,
-    "1.7": _scored,
-    "2.1": _masked,
+    "0.1": _log_correction,
+    "0.2": _total_bias,
+    "0.3": _popularity_ratio,
+    "1.1": _label_gradient,
+    "1.7": _scores_saved,
+    "2.1": _masked_bias,
     "2.2": _loss_limit,
-    "2.3": _twice,
-    "3.2": _left,
-    "3.3": _bucket,
-    "3.4": _net,
+    "2.3": _second_jackknife,
+    "3.2": _child_masses,
+    "3.3": _bucket_size,
+    "3.4": _largest_ratio,
 }
