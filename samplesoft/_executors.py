@@ -166,10 +166,10 @@ def _require_memory(function: Any, item: Any, executor: Executor) -> None:
     workers = {} if client is None else client.scheduler_info(n_workers=-1)["workers"]
     for address, worker in workers.items():
         if worker["memory_limit"]:  # 0 for none
-            what = f"a task on each thread of `executor`'s worker {address}: its arrays"
+            description = f"a task on each thread of `executor`'s worker {address}: its arrays"
             remedy = "start workers with more memory or fewer threads, or take fewer classes"
             needed = _BYTES_PER_BYTE_SENT * size * worker["nthreads"]
-            require_bytes(what, needed, remedy, worker["memory_limit"])
+            require_bytes(description, needed, remedy, worker["memory_limit"])
 
 
 # a cluster of Dask --------------------------------------------------------------------------------
@@ -245,27 +245,28 @@ def open_cluster(address: str | None) -> Iterator[Any]:
     if address is None:
         yield None
         return
-    what = "--scheduler must be"
+    error_prefix = "--scheduler must be"
     if address in SCHEDULERS:
         raise ValueError(
-            f"{what} the address of a scheduler of Dask, whose workers keep class vectors, got "
+            f"{error_prefix} the address of a scheduler of Dask, whose workers keep class "
+            "vectors, got "
             f"{address!r}; leave it out to train on the threads of this process."
         )
-    with connect_client(address, what, direct_to_workers=True) as client:
+    with connect_client(address, error_prefix, direct_to_workers=True) as client:
         require_same_versions(client, "--scheduler")
         yield client
 
 
-def connect_client(address: str, what: str, **options: Any) -> Any:
+def connect_client(address: str, error_prefix: str, **options: Any) -> Any:
     """Return a Dask client of the scheduler at `address`, which must answer within 10 seconds.
 
-    Errors begin with `what`, such as "--scheduler must be threads, processes or".
+    Errors begin with `error_prefix`, such as "--scheduler must be threads, processes or".
     """
     try:
         distributed = import_module("distributed")
     except ImportError:
         raise ValueError(
-            f"{what} an address, for which there must be Dask, got {address!r}; "
+            f"{error_prefix} an address, for which there must be Dask, got {address!r}; "
             "pip install 'dask[array]' distributed."
         ) from None
 
@@ -282,7 +283,7 @@ def connect_client(address: str, what: str, **options: Any) -> Any:
         asyncio.run(probe())
     except Exception as error:  # of the network, the address or the server
         raise ValueError(
-            f"{what} the address of a scheduler of Dask that answers in "
+            f"{error_prefix} the address of a scheduler of Dask that answers in "
             f"{_CONNECT_SECONDS} s, such as tcp://10.0.0.1:8786, got {address!r} "
             f"({str(error) or 'silence'})."
         ) from error

@@ -124,12 +124,12 @@ def _compile(function: Function, fastmath: bool | set[str], **extra_options: boo
 
 
 @contextmanager
-def report_compilation(wanted: bool) -> Iterator[None]:
+def report_compilation(enabled: bool) -> Iterator[None]:
     """Report on stderr, once, if kernels are compiled in the body of ``with``.
 
     Kernels loaded from the disk cache are not reported.
     """
-    if not (wanted and COMPILES):
+    if not (enabled and COMPILES):
         yield
         return
     reported = False

@@ -123,7 +123,7 @@ def human_bytes(size: float) -> str:
 
 
 def require_fitting_option(
-    what: str,
+    subject: str,
     option: str,
     value: int,
     largest: int,
@@ -132,7 +132,7 @@ def require_fitting_option(
 ) -> None:
     """Raise MemoryError if an object does not fit, and name a value of an option that would.
 
-    The object `what` is made with `option` = `value`; the option may grow to `largest`.
+    The object `subject` is made with `option` = `value`; the option may grow to `largest`.
     ``predicted(value)`` returns the bytes needed, decreasing in the value. `available` is None if
     unknown.
     """
@@ -146,20 +146,20 @@ def require_fitting_option(
     if predicted(fitting) > available:
         remedy = f"no {option} would fit; use float32 or fewer classes"
     raise MemoryError(
-        f"{what} needs {human_bytes(predicted(value))}, but {human_bytes(available)} are "
+        f"{subject} needs {human_bytes(predicted(value))}, but {human_bytes(available)} are "
         f"available; {remedy}."
     )
 
 
-def require_bytes(what: str, needed: float, remedy: str, available: float | None = None) -> None:
-    """Raise MemoryError, with a remedy, if `what` needs more bytes than are `available`.
+def require_bytes(subject: str, needed: float, remedy: str, available: float | None = None) -> None:
+    """Raise MemoryError, with a remedy, if `subject` needs more bytes than are `available`.
 
     `available` defaults to the host's memory.
     """
     available = available_bytes() if available is None else available
     if available is not None and needed > available:
         raise MemoryError(
-            f"{what} need {human_bytes(needed)}, and {human_bytes(available)} are available; "
+            f"{subject} need {human_bytes(needed)}, and {human_bytes(available)} are available; "
             f"{remedy}."
         )
 
@@ -168,5 +168,5 @@ def require_memory(name: str, value: int, size: float) -> None:
     """Raise MemoryError if the argument `name` = `value` needs more than the available bytes."""
     # for smaller sizes, reading /proc costs more than it saves
     if size >= _SMALL_BYTES:
-        what = f"`{name}` must leave room in the memory, got {value}: its arrays"
-        require_bytes(what, size, "lower it")
+        subject = f"`{name}` must leave room in the memory, got {value}: its arrays"
+        require_bytes(subject, size, "lower it")

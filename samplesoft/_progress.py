@@ -21,13 +21,13 @@ _NUM_STEADY_LINES = 60  # lines at that interval; then each interval is twice th
 _MAX_PAUSE_SECONDS = 60.0
 
 
-def progress_bar(wanted: bool, *, each: bool = False, **options: Any) -> Any:
+def progress_bar(show: bool, *, each: bool = False, **options: Any) -> Any:
     """Return a tqdm bar that disappears when closed, or on other streams an object writing lines.
 
     `options` are those of ``tqdm``. With `each`, every update writes a line at once. Use the result
     in a ``with`` statement, because both kinds must be closed.
     """
-    if wanted and _writes_lines():
+    if show and _writes_lines():
         return _ProgressLines(each, **options)
     from tqdm import tqdm
 
@@ -38,7 +38,7 @@ def progress_bar(wanted: bool, *, each: bool = False, **options: Any) -> Any:
 
     tqdm.get_lock()  # type: ignore[no-untyped-call]  # creates the lock shared by all bars
     # stderr is None if it was closed at the start; tqdm would fail at the first write
-    enabled = wanted and sys.stderr is not None
+    enabled = show and sys.stderr is not None
     bar = Bar(leave=False, disable=not enabled, **options)
     if enabled:
         _start_thread(_tick, bar)
@@ -74,27 +74,27 @@ def _tick(bar: Any) -> None:
                 bar.refresh(nolock=True)
 
 
-def progress_phase(wanted: bool, what: str) -> Any:
+def progress_phase(show: bool, what: str) -> Any:
     """Show the name of a phase without a count during the body of ``with``."""
-    return progress_bar(wanted, desc=what, bar_format="{desc}...")
+    return progress_bar(show, desc=what, bar_format="{desc}...")
 
 
-def progress_line(wanted: bool, line: str) -> None:
+def progress_line(show: bool, line: str) -> None:
     """Write a line to stderr at once, unless stderr is a terminal, which has a bar instead."""
     # a broken pipe, a closed stream or an unencodable letter must not stop the work
     with suppress(OSError, ValueError):
-        if wanted and _writes_lines():
+        if show and _writes_lines():
             print(line, file=sys.stderr, flush=True)
 
 
-def report_line(wanted: bool, line: str) -> None:
+def report_line(show: bool, line: str) -> None:
     """Write a line to stderr at once; on a terminal it appears above the bars."""
-    if wanted and not _writes_lines() and sys.stderr is not None:
+    if show and not _writes_lines() and sys.stderr is not None:
         from tqdm import tqdm
 
         with suppress(OSError, ValueError):
             tqdm.write(line, file=sys.stderr)
-    progress_line(wanted, line)
+    progress_line(show, line)
 
 
 class TimeEstimate:

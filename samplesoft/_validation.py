@@ -12,7 +12,7 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 LARGEST_COUNT = 10**15  # float64 still distinguishes m from m - 1
-_NO_NUMBERS = (bool, np.bool_, np.timedelta64)  # rejected although they are subclasses of integers
+_NON_NUMBERS = (bool, np.bool_, np.timedelta64)  # rejected although they are subclasses of integers
 _INTEGERS = (int, np.integer)
 # Characters, 4 bytes each. NumPy pads all texts of an array to the longest one: with one label of
 # 20,000 characters, ten thousand short ones would take 800 MB.
@@ -48,11 +48,11 @@ def as_array(name: str, value: Any) -> NDArray[Any]:
     Integers stay exact integers, also in lists of several integer types and in object arrays, as
     some dataframes return them.
     """
-    require_plain(name, value)
+    require_host_array(name, value)
     if isinstance(value, (list, tuple)) and _has_long_text(value):
         value = np.array(value, dtype=object)  # callers refuse it, like short text
     try:
-        array = native(np.asarray(value))
+        array = native_byte_order(np.asarray(value))
     except ValueError as error:
         raise ValueError(f"`{name}` must be a rectangular array of numbers: {error}") from None
     if array.dtype == object or (array.dtype.kind == "f" and isinstance(value, (list, tuple))):
@@ -72,7 +72,7 @@ def _with_exact_integers(value: Any, array: NDArray[Any]) -> NDArray[Any]:
     entries = objects.ravel().tolist()
     kinds = set(map(type, entries))
     are_integers = all(issubclass(kind, _INTEGERS) for kind in kinds)
-    if not kinds or not are_integers or kinds.intersection(_NO_NUMBERS):
+    if not kinds or not are_integers or kinds.intersection(_NON_NUMBERS):
         return array
     exact = exact_integers(entries)
     return array if exact.dtype == object else exact.reshape(array.shape)
@@ -104,7 +104,7 @@ def _has_long_text(values: Sequence[Any]) -> bool:
     )
 
 
-def native(array: NDArray[Any]) -> NDArray[Any]:
+def native_byte_order(array: NDArray[Any]) -> NDArray[Any]:
     """Return an array in native byte order, copied only if necessary."""
     # a dtype of the other byte order is not equal to np.float32, and kernels do not accept it
     if array.dtype.isnative:
@@ -112,7 +112,7 @@ def native(array: NDArray[Any]) -> NDArray[Any]:
     return array.astype(array.dtype.newbyteorder("="))
 
 
-def as_type(name: str, array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+def convert_finite(name: str, array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return `array` as another dtype; raise ValueError for values that overflow in it."""
     with np.errstate(over="ignore"):
         converted = array.astype(dtype)
@@ -131,8 +131,8 @@ def as_float_rows(
     Their dtype is `dtype`; by default float32 stays float32 and other types become float64.
     """
     if isinstance(value, np.ndarray) and value.dtype.newbyteorder("=") == np.float32:
-        require_plain(name, value)
-        rows = np.atleast_2d(native(value))
+        require_host_array(name, value)
+        rows = np.atleast_2d(native_byte_order(value))
     else:
         rows = np.atleast_2d(as_real_array(name, value, (1, 2)))
     if rows.ndim != 2 or rows.size == 0:
@@ -140,7 +140,7 @@ def as_float_rows(
     if dim is not None and rows.shape[1] != dim:
         raise ValueError(f"`{name}` must have {dim} columns, got shape {rows.shape}.")
     if dtype is not None and dtype != rows.dtype:
-        return np.ascontiguousarray(as_type(name, rows, dtype))
+        return np.ascontiguousarray(convert_finite(name, rows, dtype))
     rows = np.ascontiguousarray(rows)
     require_finite(name, rows, rows.dtype)
     return rows
@@ -214,7 +214,7 @@ def _as_classes(name: str, array: NDArray[Any], num_classes: int, of: str = "cla
     return np.ascontiguousarray(array, dtype=np.int64)
 
 
-def require_plain(name: str, value: Any) -> None:
+def require_host_array(name: str, value: Any) -> None:
     """Raise TypeError for masked arrays and for arrays on a GPU."""
     if type(value) is np.ndarray:
         return
@@ -307,7 +307,7 @@ def as_count(name: str, value: Any, minimum: int = 1) -> int:
     if type(value) is int and minimum <= value <= LARGEST_COUNT:  # the usual case, checked first
         return value
     # True is an int in Python, but as a count it is nearly always a mistake
-    if isinstance(value, _NO_NUMBERS) or not isinstance(value, (int, np.integer)):
+    if isinstance(value, _NON_NUMBERS) or not isinstance(value, (int, np.integer)):
         raise TypeError(
             f"`{name}` must be an integer, got {type(value).__name__} {short_repr(value)}."
         )
@@ -345,7 +345,7 @@ def _as_number(name: str, value: Any, expected: str, is_valid: Callable[[float],
     Values beyond the range of float64 become infinite.
     """
     number_types = (int, float, np.integer, np.floating)
-    if isinstance(value, _NO_NUMBERS) or not isinstance(value, number_types):
+    if isinstance(value, _NON_NUMBERS) or not isinstance(value, number_types):
         raise TypeError(
             f"`{name}` must be a number, got {type(value).__name__} {short_repr(value)}."
         )
@@ -371,7 +371,7 @@ def short_repr(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def as_named_arrays(name: str, value: Any) -> dict[str, Any]:
+def as_array_dict(name: str, value: Any) -> dict[str, Any]:
     """Return a mapping of names to arrays as a dict; the arrays are not checked."""
     require_mapping(name, value)
     return dict(value)
@@ -438,9 +438,9 @@ def as_csr(name: str, value: Any) -> Any:
     # checked before the conversion, where an index out of range would read foreign memory
     if hasattr(value, "check_format"):
         require_well_formed(name, value)
-    rows = in_two_dimensions(value)
+    rows = as_two_dimensional(value)
     with np.errstate(over="ignore"):  # values of a wider type may overflow
-        wide = in_wide_type(rows)
+        wide = integers_to_float64(rows)
         if wide.dtype == np.float32:
             wide = wide.astype(np.float64)
         matrix = sparse.csr_array(wide, dtype=np.float64, copy=wide is rows)
@@ -448,13 +448,13 @@ def as_csr(name: str, value: Any) -> Any:
     return matrix
 
 
-def in_two_dimensions(value: Any) -> Any:
+def as_two_dimensional(value: Any) -> Any:
     """Return a one-dimensional scipy sparse array as one row; return other matrices unchanged."""
     # since SciPy 1.15, indexing one row of a sparse array gives one dimension, as in NumPy
     return value.reshape(1, -1) if value.ndim == 1 else value
 
 
-def in_wide_type(value: Any) -> Any:
+def integers_to_float64(value: Any) -> Any:
     """Return a scipy sparse matrix of integers or bool as float64; return others unchanged.
 
     SciPy adds repeated entries when it converts to CSR, in the dtype of the matrix: 256 ones in
@@ -472,7 +472,7 @@ def in_wide_type(value: Any) -> Any:
     return wide
 
 
-def without_repeats(matrix: Any) -> Any:
+def sum_repeated_entries(matrix: Any) -> Any:
     """Return a CSR matrix with repeated entries added; return it unchanged if it has none."""
     if matrix.has_canonical_format:
         return matrix

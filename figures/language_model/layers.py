@@ -19,7 +19,7 @@ from samplesoft._validation import (
     as_ids,
     as_nonnegative,
     as_positive,
-    require_plain,
+    require_host_array,
 )
 from samplesoft.kernels.sort_ids import equal_runs
 from samplesoft.losses import SparseRows
@@ -44,7 +44,7 @@ def check_finite(name: str, value: NDArray[Any]) -> None:
 
 def check_array(name: str, value: Any, shape: tuple[int | None, ...], dtype: np.dtype[Any]) -> None:
     """Require an array of type `dtype` and of `shape`, where None stands for any length but 0."""
-    require_plain(name, value)
+    require_host_array(name, value)
     if not isinstance(value, np.ndarray):
         raise TypeError(f"`{name}` must be a numpy array, got {type(value).__name__}.")
     wanted = tuple("*" if length is None else length for length in shape)
@@ -254,7 +254,7 @@ class Dropout:
         if not isinstance(x, np.ndarray) or x.dtype not in (np.float32, np.float64):
             kind = getattr(x, "dtype", type(x).__name__)
             raise TypeError(f"`x` must be an array of float32 or float64, got {kind}.")
-        require_plain("x", x)
+        require_host_array("x", x)
         if not as_flag("training", training) or self.rate == 0.0:
             check_finite("x", x)
             return x, None

@@ -17,8 +17,8 @@ from samplesoft._files import prefixed, unprefixed
 from samplesoft._random import as_key
 from samplesoft._validation import (
     IntArray,
+    as_array_dict,
     as_count,
-    as_named_arrays,
     as_nonnegative,
     as_positive,
     require_instance,
@@ -292,7 +292,7 @@ class LanguageModelTask(Task):
 
     def load_state(self, state: Arrays) -> None:
         """Load a hidden state, and what a sampler has learned."""
-        state = as_named_arrays("state", state)
+        state = as_array_dict("state", state)
         like = self._state[0]
         for name in ("hidden", "cells"):
             check_array(name, state.get(name), like.shape, like.dtype)

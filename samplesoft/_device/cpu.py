@@ -24,7 +24,7 @@ from samplesoft._validation import (
     as_ids,
     as_labels,
     as_real_array,
-    as_type,
+    convert_finite,
 )
 from samplesoft._validation import writable as writable
 
@@ -64,7 +64,7 @@ def vector(name: str, value: Any, size: int, dtype: np.dtype[Any]) -> NDArray[An
     values = as_real_array(name, value, (1,))
     if len(values) != size:
         raise ValueError(f"`{name}` must have shape ({size},), got {values.shape}.")
-    return as_type(name, values, dtype)
+    return convert_finite(name, values, dtype)
 
 
 def typed(name: str, value: NDArray[Any], dtype: DTypeLike) -> NDArray[Any]:

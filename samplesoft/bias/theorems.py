@@ -21,7 +21,7 @@ from samplesoft._validation import (
     as_labels,
     as_positive,
     as_real_array,
-    require_plain,
+    require_host_array,
 )
 from samplesoft.bias.inputs import (
     Inputs,
@@ -358,7 +358,7 @@ def _scale_near_one(
 
     Products with g and M then do not overflow.
     """
-    require_plain("g", g)
+    require_host_array("g", g)
     weights, bound = np.asarray(g, dtype=np.float64), np.broadcast_to(grad_bound, shape)
     sizes = np.abs(weights).max(), bound.max()
     for name, size in zip(("g", "grad_bound"), sizes, strict=True):

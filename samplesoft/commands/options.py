@@ -66,7 +66,7 @@ def list_of(parse: Callable[[str], Any]) -> Callable[[str], list[Any]]:
 
     def parse_all(text: str) -> list[Any]:
         """Parse a list; raise ArgumentTypeError if it is not valid."""
-        values = [parse(part.strip()) for part in text.split(",")]
+        values = [parse(item.strip()) for item in text.split(",")]
         if len(set(values)) < len(values):
             raise argparse.ArgumentTypeError(f"expected different values, got {text!r}")
         return values

@@ -195,8 +195,8 @@ def read_inputs(path: str, trained: TrainedLinearSoftmax) -> SparseExamples:
     return examples
 
 
-def _require_width(what: str, width: int, matrix: Any, remedy: str) -> None:
+def _require_width(columns: str, width: int, matrix: Any, remedy: str) -> None:
     if matrix.shape[1] != width:
         raise ValueError(
-            f"--input must have the {width:,} {what}, got {matrix.shape[1]:,}{remedy}."
+            f"--input must have the {width:,} {columns}, got {matrix.shape[1]:,}{remedy}."
         )

@@ -243,10 +243,10 @@ def _check_options(options: argparse.Namespace) -> None:
             "class_embeddings need vectors: use --corpus or --embeddings."
         )
     # checked before the input is read, which takes seconds
-    least = SCHEMES[options.scheme].least_draws
-    if min(options.num_sampled) < least:
+    min_draws = SCHEMES[options.scheme].least_draws
+    if min(options.num_sampled) < min_draws:
         raise ValueError(
-            f"--num-sampled must be at least {least} for --scheme {options.scheme}, got "
+            f"--num-sampled must be at least {min_draws} for --scheme {options.scheme}, got "
             f"{min(options.num_sampled)}."
         )
     check_outputs(options)

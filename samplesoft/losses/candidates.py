@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from samplesoft._device.arrays import DistantRows
 from samplesoft._jit import chunks, num_threads, thread_each
 from samplesoft._limits import call_ignoring_overflow, ignoring_overflow
-from samplesoft._validation import FloatArray, IntArray, as_array, require_plain
+from samplesoft._validation import FloatArray, IntArray, as_array, require_host_array
 from samplesoft.kernels.products import MAX_SINGLE_THREADED_WORK, product
 from samplesoft.losses.base import Batch, Gradients, SparseRows, Targets
 from samplesoft.losses.step import (
@@ -70,7 +70,7 @@ def draw_arrays(draw: Draw | None, batch: int) -> tuple[IntArray, FloatArray]:
     fields = ("ids", ids, "iu"), ("log_q", log_q, "f"), ("log_inclusion", logs, "f")
     for name, array, kinds in fields:
         if type(array) not in (np.ndarray, np.memmap) or array.dtype.kind not in kinds:
-            require_plain(f"draw.{name}", array)
+            require_host_array(f"draw.{name}", array)
             raise TypeError(
                 f"`draw.{name}` must be an array of {'integers' if name == 'ids' else 'floats'}, "
                 f"got {getattr(array, 'dtype', type(array).__name__)}; take it from sampler.sample."

@@ -154,7 +154,7 @@ def correct_metric(
             )
             triangle = np.asarray(np.linalg.qr(np.concatenate([triangle, block]), mode="r"))
         unit = np.divide(1.0, np.sqrt(rank_pmf), out=np.zeros_like(rank_pmf), where=rank_pmf > 0.0)
-        left, s, right = np.linalg.svd(triangle[:, :-1] * unit, full_matrices=False)
+        u, s, vt = np.linalg.svd(triangle[:, :-1] * unit, full_matrices=False)
         is_nonzero = s > np.finfo(np.float64).eps * size
         factor = np.divide(
             s,
@@ -162,7 +162,7 @@ def correct_metric(
             out=np.zeros_like(s),
             where=is_nonzero,
         )
-        values = unit * (right.T @ (factor * (left.T @ triangle[:, -1])))
+        values = unit * (vt.T @ (factor * (u.T @ triangle[:, -1])))
     bias = np.empty(size)
     variance = np.empty(size)
     for ranks in chunks_of_ranks:

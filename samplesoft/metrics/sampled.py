@@ -285,9 +285,8 @@ def _moments(
                     write_pmf(
                         draws - b, between[p], tie_masses[p] + worse[p], without_replacement, pmf
                     )
-                    num_listed = min(
-                        length - j - b, draws - b + 1
-                    )  # with more draws than this, no later item is in the list
+                    # with more better draws than this, no later item is in the list
+                    num_listed = min(length - j - b, draws - b + 1)
                     num_listed = max(num_listed, 0)
                     prob_unlisted = pmf[num_listed : draws - b + 1].sum()
                     for c in range(columns):

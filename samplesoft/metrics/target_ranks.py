@@ -104,9 +104,9 @@ class TargetRanks:
         self.uniform = better is None
         self._first_item = np.flatnonzero(np.diff(self.examples, prepend=-1))
         self._num_relevant = np.diff(self._first_item, append=len(order))  # items per example
-        self._order_index = np.arange(len(order)) - np.repeat(
-            self._first_item, self._num_relevant
-        )  # from 0
+        # position of an item among the relevant items of its example, from 0
+        offsets = np.repeat(self._first_item, self._num_relevant)
+        self._order_index = np.arange(len(order)) - offsets
         above = self.ranks - 1 - self._order_index
         self._num_above = above
         self._num_negatives = self.num_candidates - np.repeat(

@@ -16,8 +16,8 @@ from samplesoft._validation import (
     IntArray,
     as_count,
     as_float_rows,
+    as_two_dimensional,
     copy_read_only_arrays,
-    in_two_dimensions,
     is_finite,
     require_well_formed,
 )
@@ -258,8 +258,8 @@ def select_rows(x: Any, part: slice, dtype: np.dtype[Any]) -> Any:
 def _checked_csr(x: Any, num_inputs: int, dtype: np.dtype[Any] | None) -> Any:
     """Return a validated CSR matrix (B, v), of type `dtype` unless that is None."""
     if x.ndim == 1:
-        x = sparse.csr_array(in_two_dimensions(x))
-    # kernels do not check indices
+        x = sparse.csr_array(as_two_dimensional(x))
+    # kernels follow its indices without a look
     if getattr(x, "format", None) != "csr":
         raise TypeError(
             f"`x` must be a scipy.sparse CSR matrix, got {type(x).__name__}; "

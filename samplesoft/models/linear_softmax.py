@@ -19,8 +19,8 @@ from samplesoft._random import as_key, mix64, uniform_block, uniform_run
 from samplesoft._temperature import times_tau
 from samplesoft._validation import (
     IntArray,
+    as_array_dict,
     as_count,
-    as_named_arrays,
     as_nonnegative,
     as_positive,
     as_real_array,
@@ -503,8 +503,8 @@ class LinearSoftmax:
         return prefixed({"sampler": self.softmax.state()})
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Restore a `state`."""
-        self.softmax.load_state(part_of("sampler", as_named_arrays("state", state)))
+        """Go back to a `state`."""
+        self.softmax.load_state(part_of("sampler", as_array_dict("state", state)))
 
     def with_dropout(self, x: Any, key: np.uint64, first: int = 0) -> Any:
         """Return inputs after dropout, with the remaining entries scaled up.

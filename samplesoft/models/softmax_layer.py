@@ -16,9 +16,9 @@ from samplesoft._device.select import require_copyable, to_host
 from samplesoft._validation import (
     FloatArray,
     IntArray,
+    as_array_dict,
     as_count,
     as_flag,
-    as_named_arrays,
     copy_read_only_arrays,
 )
 from samplesoft.losses.base import Cache, Loss, SparseRows, Targets
@@ -290,7 +290,7 @@ class SoftmaxLayer:
         """
         if self.sampler is not None:
             self.sampler.load_state(state)
-        elif as_named_arrays("state", state):
+        elif as_array_dict("state", state):
             raise ValueError(
                 f"`state` must be empty without a sampler, got {', '.join(state)}; it is that of "
                 "another layer."

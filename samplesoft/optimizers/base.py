@@ -19,7 +19,7 @@ import numpy as np
 from samplesoft._device.select import to_host
 from samplesoft._validation import (
     as_array,
-    as_named_arrays,
+    as_array_dict,
     as_nonnegative,
     require_mapping,
     writable,
@@ -226,7 +226,7 @@ class Optimizer(ABC):
         TypeError, ValueError
             If a name is missing or unknown, or arrays are malformed. Nothing has changed then.
         """
-        state = as_named_arrays("state", state)
+        state = as_array_dict("state", state)
         steps = as_array("state['steps']", state.get("steps"))
         if steps.ndim != 0 or steps.dtype.kind not in "iu" or steps < 0:
             raise ValueError(f"`state` must have `steps`, an integer of at least 0, got {steps!r}.")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from samplesoft._device import Backend, backend, cpu
 from samplesoft._device.select import device_of, on_device, to_host
-from samplesoft._validation import IntArray, as_array, require_plain
+from samplesoft._validation import IntArray, as_array, require_host_array
 from samplesoft.losses.base import SparseRows
 
 Array = NDArray[Any]
@@ -146,7 +146,7 @@ def _update_error(update: Update, gradient: Any, limit: float) -> ValueError:
 
 def check_changeable(argument: str, name: str, array: Any) -> None:
     """Raise unless the array `name` of a mapping has floats and can be updated in place."""
-    require_plain(f"{argument}[{name!r}]", array)
+    require_host_array(f"{argument}[{name!r}]", array)
     if not isinstance(array, np.ndarray) or array.dtype not in MAX_FLOAT:
         raise TypeError(
             f"`{argument}` must hold arrays of float32 or float64, got "
@@ -160,7 +160,7 @@ def check_changeable(argument: str, name: str, array: Any) -> None:
 
 
 def _require_floats(name: str, values: Any) -> None:
-    require_plain(f"gradients[{name!r}]", values)
+    require_host_array(f"gradients[{name!r}]", values)
     if not isinstance(values, np.ndarray) or values.dtype.kind != "f":
         raise TypeError(
             f"`gradients` must hold arrays or SparseRows of floating-point numbers, got "

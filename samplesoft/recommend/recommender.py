@@ -569,21 +569,21 @@ def _user_ids(userids: ArrayLike) -> IntArray:
     return as_ids("userids", ids, np.iinfo(int).max, of="users")
 
 
-def _most_similar(name: str, value: ArrayLike, factors: Rows, number: int, of: str) -> Lists:
+def _most_similar(name: str, value: ArrayLike, factors: Rows, length: int, of: str) -> Lists:
     """Return the most similar rows of `factors` (n, d) for the given rows (B,), and the cosines."""
     array = as_array(name, value)
     ids = as_ids(name, np.atleast_1d(array), len(factors), of=of)
     vectors = unit_rows("factors", factors.copy())[0]  # propagated item vectors are not of norm 1
-    return best_items(vectors[ids], vectors, as_count("N", number), array.ndim == 0)
+    return best_items(vectors[ids], vectors, as_count("N", length), array.ndim == 0)
 
 
-def best_items(users: Rows, items: Rows, number: int, single: bool, **left_out: Any) -> Lists:
+def best_items(users: Rows, items: Rows, length: int, single: bool, **left_out: Any) -> Lists:
     """Return the best items (B, N) for user vectors (B, d), and their scores.
 
     With `single`, for a scalar user id, both have shape (N,). Keyword arguments are passed to
     `best_classes`.
     """
-    ids, scores = best_classes(users, items, number, **left_out)
+    ids, scores = best_classes(users, items, length, **left_out)
     lists = ids.astype(np.int32), scores
     return (lists[0][0], lists[1][0]) if single else lists
 

@@ -26,9 +26,9 @@ from samplesoft._validation import (
     FloatArray,
     IntArray,
     as_array,
+    as_array_dict,
     as_count,
     as_flag,
-    as_named_arrays,
 )
 from samplesoft.samplers.k_means import k_means
 
@@ -357,7 +357,7 @@ class Sampler(ABC):
         TypeError, ValueError
             If the state is of another sampler; this one is then unchanged.
         """
-        if as_named_arrays("state", state):
+        if as_array_dict("state", state):
             raise ValueError(
                 f"`state` must be empty for {type(self).__name__}, got {', '.join(state)}; it is "
                 "that of another sampler."

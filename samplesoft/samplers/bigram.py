@@ -14,12 +14,12 @@ from samplesoft._random import as_key, mix64, uniform_block
 from samplesoft._validation import (
     FloatArray,
     IntArray,
+    as_array_dict,
     as_count,
     as_counts,
     as_csr,
     as_fraction,
     as_ids,
-    as_named_arrays,
     as_positive,
     as_real_array,
     scale_by_power_of_two,
@@ -159,7 +159,7 @@ class BigramSampler(Sampler):
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Restore the counts of a `state`, of a sampler made of the same bigrams."""
-        if set(as_named_arrays("state", state)) != {"counts"}:
+        if set(as_array_dict("state", state)) != {"counts"}:
             raise ValueError(f"`state` must hold counts, got {', '.join(state) or 'nothing'}.")
         counts = as_counts("state['counts']", state["counts"])
         if counts.shape != self._bigrams.shape:

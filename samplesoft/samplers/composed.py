@@ -17,11 +17,11 @@ from samplesoft._temperature import as_tau
 from samplesoft._validation import (
     FloatArray,
     IntArray,
+    as_array_dict,
     as_class_set,
     as_count,
     as_float_rows,
     as_ids,
-    as_named_arrays,
     as_positive,
     writable,
 )
@@ -293,7 +293,7 @@ class MixtureSampler(Sampler):
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Restore the states of both samplers."""
-        state = as_named_arrays("state", state)
+        state = as_array_dict("state", state)
         unknown_keys = [key for key in state if not key.startswith(("first/", "second/"))]
         if unknown_keys:
             raise ValueError(f"`state` must be that of a mixture, got {', '.join(unknown_keys)}.")

@@ -18,11 +18,11 @@ from samplesoft._validation import (
     FloatArray,
     IntArray,
     as_array,
+    as_array_dict,
     as_count,
     as_counts,
     as_fraction,
     as_ids,
-    as_named_arrays,
     as_positive,
     scale_by_power_of_two,
     writable,
@@ -228,7 +228,7 @@ class LearnedUnigramSampler(Sampler):
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Restore the counts of a `state`."""
-        if set(as_named_arrays("state", state)) != {"counts"}:
+        if set(as_array_dict("state", state)) != {"counts"}:
             raise ValueError(f"`state` must hold counts, got {', '.join(state) or 'nothing'}.")
         counts = as_counts("state['counts']", state["counts"], self.num_classes)
         if counts.min() <= 0.0:
@@ -421,7 +421,7 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Restore a `state`."""
         names = {"counts", "gaps", "seen", "last", "time"}
-        if set(as_named_arrays("state", state)) != names:
+        if set(as_array_dict("state", state)) != names:
             raise ValueError(
                 f"`state` must hold {', '.join(sorted(names))}, got "
                 f"{', '.join(state) or 'nothing'}; it is that of another sampler."

@@ -22,9 +22,9 @@ from samplesoft._memory import require_bytes
 from samplesoft._progress import progress_phase
 from samplesoft._validation import (
     FloatArray,
-    in_wide_type,
-    native,
-    require_plain,
+    integers_to_float64,
+    native_byte_order,
+    require_host_array,
     require_well_formed,
     scale_by_power_of_two,
     short_repr,
@@ -825,13 +825,14 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
 
     def _check_inputs(self, X: Any, reset: bool) -> Any:
         """Return inputs (N, v) as an array or CSR matrix; `reset` stores their feature names."""
-        require_plain("X", X)
+        require_host_array("X", X)
         if sparse.issparse(X) and hasattr(X, "check_format"):
             require_well_formed("X", X)  # before its indices are followed
         if sparse.issparse(X):  # before repeated entries add up
-            X = in_wide_type(X)
+            X = integers_to_float64(X)
         if isinstance(X, np.ndarray):
-            X = native(X)  # scikit-learn would convert float32 in foreign byte order to float64
+            # scikit-learn would convert float32 in foreign byte order to float64
+            X = native_byte_order(X)
         kinds = [np.float64, np.float32]
         with np.errstate(over="ignore"):  # infinity is refused later
             try:

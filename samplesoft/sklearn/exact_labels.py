@@ -17,7 +17,7 @@ from samplesoft._validation import (
     LONGEST_PADDED,
     IntArray,
     exact_integers,
-    require_plain,
+    require_host_array,
     short_repr,
 )
 
@@ -28,27 +28,27 @@ _PADDED = ("String", "Utf8")  # dtypes of polars; its arrays are padded to the l
 _MAX_EXACT_FLOAT = 2**53  # float64 represents all integers up to this one
 
 
-def read_labels(name: str, y: Any, *, whole: bool = True) -> NDArray[Any]:
+def read_labels(name: str, y: Any, *, integral: bool = True) -> NDArray[Any]:
     """Return labels as an array (N,), one per example; errors call the argument `name`.
 
-    Floats must be whole numbers unless `whole` is False. Integers of one NumPy type keep it;
+    Floats must be whole numbers unless `integral` is False. Integers of one NumPy type keep it;
     integers of several types, or in an object array, become int64 if they fit, else uint64, else
     objects. Text in a list is padded to the longest label, as in NumPy. It stays objects if a label
     is long, or ends in a null character, which cannot be told from padding.
     """
     content = unwrap(name, y)
     if isinstance(content, (list, tuple)):
-        return _labels_of_list(name, content, whole, False)
+        return _labels_of_list(name, content, integral, False)
     array = np.asarray(content)
     if array.dtype.kind == "T":  # NumPy's StringDType, which scikit-learn does not support
-        return _labels_of_list(name, array.ravel().tolist(), whole, False)
+        return _labels_of_list(name, array.ravel().tolist(), integral, False)
     labels: NDArray[Any] = column_or_1d(array, warn=True)
     if labels.dtype == object:
-        return _labels_of_list(name, labels.tolist(), whole, True)
+        return _labels_of_list(name, labels.tolist(), integral, True)
     if labels.dtype.kind in "US":
         return _text_without_padding(labels)
     if labels.dtype.kind == "f":
-        return _check_floats(name, labels, whole)
+        return _check_floats(name, labels, integral)
     if labels.dtype.kind not in "biuMm":
         _raise_unknown_type(name, labels.dtype)
     return labels
@@ -58,7 +58,7 @@ def unwrap(name: str, y: Any) -> Any:
     """Return the content of a series, dataframe or other container as an array or a list."""
     if type(y) is np.ndarray or isinstance(y, (list, tuple)) or not hasattr(y, "__array__"):
         return y
-    require_plain(name, y)
+    require_host_array(name, y)
     if str(getattr(y, "dtype", "")) in _PADDED and hasattr(y, "to_list"):
         return y.to_list()
     # NumPy's conversion is exact; scikit-learn converts nullable integers to floats
@@ -120,7 +120,7 @@ def require_one_kind(name: str, labels: Iterable[Any]) -> None:
 
 
 def _labels_of_list(
-    name: str, values: Sequence[Any], whole: bool, as_objects: bool
+    name: str, values: Sequence[Any], integral: bool, as_objects: bool
 ) -> NDArray[Any]:
     """Return the labels of a list; with `as_objects`, text becomes an object array."""
     require_one_kind(name, values)
@@ -140,7 +140,7 @@ def _labels_of_list(
         exact = array.dtype.kind in "iu" and not as_objects
         return array if exact else exact_integers(values)
     if _all_of(kinds, _INTEGERS + _FLOATS):
-        return _numeric_labels(name, values, whole)
+        return _numeric_labels(name, values, integral)
     array = np.asarray(values)
     if array.ndim == 1 and array.dtype.kind not in "Mm" and len(values):
         strange = (v for v in values if not isinstance(v, _INTEGERS + _FLOATS))
@@ -149,10 +149,10 @@ def _labels_of_list(
     return labels
 
 
-def _numeric_labels(name: str, values: Sequence[Any], whole: bool) -> NDArray[Any]:
+def _numeric_labels(name: str, values: Sequence[Any], integral: bool) -> NDArray[Any]:
     """Return numeric labels, at least one of them a float."""
     floats = np.asarray([value for value in values if isinstance(value, _FLOATS)])
-    _check_floats(name, floats, whole)
+    _check_floats(name, floats, integral)
     if len(floats) == len(values):
         return floats
     if (floats != np.trunc(floats)).any():
@@ -164,11 +164,11 @@ def _numeric_labels(name: str, values: Sequence[Any], whole: bool) -> NDArray[An
     return exact
 
 
-def _check_floats(name: str, labels: NDArray[Any], whole: bool) -> NDArray[Any]:
-    """Return float labels; raise ValueError unless they are finite and, if `whole`, integral."""
+def _check_floats(name: str, labels: NDArray[Any], integral: bool) -> NDArray[Any]:
+    """Return float labels; raise ValueError unless they are finite and, if `integral`, integral."""
     check_array(labels, ensure_2d=False, dtype=None, ensure_min_samples=0, input_name=name)
     is_fractional = labels != np.trunc(labels)
-    if whole and is_fractional.any():
+    if integral and is_fractional.any():
         _raise_unknown_type(name, labels[is_fractional][0])
     return labels
 

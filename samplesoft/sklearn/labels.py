@@ -19,7 +19,7 @@ from samplesoft._validation import (
     as_csr,
     as_nonnegative,
     as_real_array,
-    native,
+    native_byte_order,
     scale_by_power_of_two,
     short_repr,
 )
@@ -126,7 +126,7 @@ class LabelCodec:
 
     def has_same_classes(self, classes: Any) -> bool:
         """Return whether `classes` are the classes of the codec, in any order."""
-        distinct = ascending(read_labels("classes", classes, whole=False))
+        distinct = ascending(read_labels("classes", classes, integral=False))
         return np.array_equal(np.sort(self._indices(distinct)), np.arange(len(self.classes)))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -168,7 +168,8 @@ def infer_codec(y: Any, classes: Any = None) -> LabelCodec:
     y, form, names = _unwrap_labels("y", y)
     class_array = None
     if classes is not None:
-        class_array = read_labels("classes", classes, whole=False)  # a column may have the name 0.5
+        # a column may have the name 0.5
+        class_array = read_labels("classes", classes, integral=False)
         if not len(class_array):
             raise ValueError("`classes` must hold a label, got none.")
         distinct = ascending(class_array)
@@ -279,7 +280,7 @@ def _check_indicator(y: Any) -> sparse.csr_array:
     checked = as_csr("y", y) if is_sparse else y
     checked = check_array(checked, accept_sparse="csr", dtype=None, input_name="y")
     if isinstance(checked, np.ndarray):
-        checked = native(checked)  # SciPy requires native byte order
+        checked = native_byte_order(checked)  # SciPy requires native byte order
     matrix = sparse.csr_array(checked, copy=True)
     matrix.sum_duplicates()
     matrix.eliminate_zeros()

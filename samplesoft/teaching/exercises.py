@@ -266,8 +266,8 @@ def _notebook_2_data() -> tuple[FloatArray, FloatArray, FloatArray, int]:
     classes = _unit_rows(rng.normal(size=(100, 16)))
     h = _unit_rows(rng.normal(size=16))
     e = np.exp(8.0 * classes @ h)
-    near = e * np.exp(0.3 * rng.normal(size=100))
-    return e, e / e.sum(), near / near.sum(), int(e.argmax())
+    proposal = e * np.exp(0.3 * rng.normal(size=100))
+    return e, e / e.sum(), proposal / proposal.sum(), int(e.argmax())
 
 
 def _masked_bias() -> Exercise:
@@ -286,14 +286,14 @@ def _masked_bias() -> Exercise:
 
 
 def _loss_limit() -> Exercise:
-    e, p, near, label = _notebook_2_data()
+    e, p, proposal, label = _notebook_2_data()
     others = np.arange(len(e)) != label
-    ratios = e[others] / near[others]
+    ratios = e[others] / proposal[others]
     mean = e[others].sum()
     whole = e.sum()
     m = 10**9
-    limit = m * float(exact_bias(np.log(e), label, near, m).loss_bias)
-    unconditioned = near[others] @ (ratios - mean) ** 2
+    limit = m * float(exact_bias(np.log(e), label, proposal, m).loss_bias)
+    unconditioned = proposal[others] @ (ratios - mean) ** 2
     return Exercise(
         limit,
         {

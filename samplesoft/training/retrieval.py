@@ -19,7 +19,7 @@ from samplesoft._validation import (
     as_nonnegative,
     require_finite,
     require_instance,
-    without_repeats,
+    sum_repeated_entries,
 )
 from samplesoft.distributed.linear_softmax import require_shardable, shard
 from samplesoft.losses.full import FullSoftmaxLoss
@@ -353,8 +353,8 @@ class RetrievalTask(LinearTask):
 
 def _as_examples(inputs: Any, labels: Any) -> tuple[Matrix, Matrix]:
     """Return validated copies of inputs and labels, without labels of weight 0."""
-    inputs = without_repeats(as_csr("inputs", inputs))
-    labels = without_repeats(as_weights("labels", labels))
+    inputs = sum_repeated_entries(as_csr("inputs", inputs))
+    labels = sum_repeated_entries(as_weights("labels", labels))
     if inputs.shape[0] != labels.shape[0]:
         raise ValueError(
             f"`labels` must have a row for each of the {inputs.shape[0]} inputs, got "

@@ -18,7 +18,7 @@ from samplesoft._validation import (
     IntArray,
     as_csr,
     short_repr,
-    without_repeats,
+    sum_repeated_entries,
 )
 from samplesoft.data.embeddings import Embeddings, choose_indices
 from samplesoft.losses.vectors import unit_rows
@@ -77,7 +77,7 @@ class TrainedLinearSoftmax:
 
     def _prepare(self, inputs: Any) -> Any:
         if sparse.issparse(inputs):
-            inputs = without_repeats(as_csr("inputs", inputs))
+            inputs = sum_repeated_entries(as_csr("inputs", inputs))
         return (unit_norm(inputs) if self.unit_inputs else inputs).astype(self.model.dtype)
 
 
