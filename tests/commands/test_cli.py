@@ -299,7 +299,7 @@ assert before == [str(kernel.signatures) for kernel in kernels] and all(before),
 
 @pytest.mark.skipif(not COMPILES, reason="nothing is compiled")
 def test_the_rehearsal_of_verify_compiles_what_it_needs():
-    code = verify_command._REHEARSAL + _AFTER_REHEARSAL
+    code = verify_command._COMPILE_SCRIPT + _AFTER_REHEARSAL
     command = [sys.executable, "-c", code, "negatives"]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr
@@ -324,7 +324,7 @@ def test_another_process_compiles_only_what_is_not_known(state, tmp_path, monkey
     monkeypatch.setattr(verify_command.subprocess, "Popen", Process)
     if state == "known":
         (tmp_path / "laplace.sums_at_nodes-1.py311.nbi").write_bytes(b"")
-    with pytest.raises(KeyError), verify_command._compiling_ahead("masked"):
+    with pytest.raises(KeyError), verify_command._compile_ahead("masked"):
         raise KeyError
     assert bool(started) == (state == "new")
     assert not started or (started[0][-1], started[1]) == ("masked", "killed")
