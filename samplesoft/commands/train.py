@@ -192,10 +192,10 @@ def _columns(headline: str) -> list[Column]:
     ]
 
 
-def _one_line(line: dict[str, Any], headline: str) -> str:
-    """Return an epoch's line of the log as it is printed, without its speed."""
-    epoch, *others, _ = ((column.title, column.cell_text(line)) for column in _columns(headline))
-    return f"{' '.join(epoch)}: {', '.join(f'{title} {value}' for title, value in others)}"
+def _format_epoch(line: dict[str, Any], headline: str) -> str:
+    """Format the log line of an epoch for printing, without its speed."""
+    epoch, *values, _ = ((column.title, column.cell_text(line)) for column in _columns(headline))
+    return f"{' '.join(epoch)}: {', '.join(f'{title} {value}' for title, value in values)}"
 
 
 def _metric_title(name: str) -> str:
