@@ -164,7 +164,7 @@ class Calibrate(Callback):
 
     Parameters
     ----------
-    apart : ndarray of int, shape (k,)
+    calibration_rows : ndarray of int, shape (k,)
         Rows of the held-out examples.
     halfway : int
         Number of epochs before calibration.
