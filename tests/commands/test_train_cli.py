@@ -134,7 +134,7 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.mark.parametrize(
     ("sampler", "method", "stops"),
-    [("learned-unigram", "step", (12, 37)), ("unigram", "take", (5, 8))],
+    [("learned-unigram", "step", (12, 37)), ("unigram", "run_fused_steps", (5, 8))],
     ids=["step by step", "in calls"],
 )
 def test_resumed_run_ends_with_the_same_bits(
@@ -187,7 +187,7 @@ def test_first_step_that_fails_leaves_the_folder_free(small, tmp_path, monkeypat
 
     args = [*small, "--out", str(tmp_path / "run"), "--epochs", "1"]
     with monkeypatch.context() as patch:
-        patch.setattr(RetrievalTask, "take", fails)
+        patch.setattr(RetrievalTask, "run_fused_steps", fails)
         assert main(args) == 2
     assert "epoch 1, after 0 of 10 steps: no" in capsys.readouterr().err
     assert main(args) == 0
