@@ -246,8 +246,8 @@ def _load_checked(data: bytes) -> Any:
 # stamps -------------------------------------------------------------------------------------------
 
 
-class _NoStampError(Exception):
-    """An object without a stamp that would be the same in another process."""
+class _NoStableStampError(Exception):
+    """Raised for an object whose stamp would differ in another process: it is not cached."""
 
 
 def kernel_stamp(kernel: Any) -> str:
@@ -268,7 +268,7 @@ def _named_tuple_classes(sig: Any) -> list[Any]:
     classes: list[Any] = []
     for kind in sig if isinstance(sig, tuple) else sig.args:
         if isinstance(kind, types.Callable):  # a function type differs between processes
-            raise _NoStampError(kind)
+            raise _NoStableStampError(kind)
         if isinstance(kind, (types.NamedTuple, types.NamedUniTuple)):
             classes.append(kind.instance_class)
         if isinstance(kind, types.BaseTuple):
@@ -405,7 +405,7 @@ class _Stamp:
         try:
             self._checksum.update(sha256(pickle.dumps(thing, 4)).digest())
         except Exception as error:
-            raise _NoStampError(thing) from error
+            raise _NoStableStampError(thing) from error
 
 
 def _is_known_package(module: str | None) -> bool:

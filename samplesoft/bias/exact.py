@@ -1,16 +1,10 @@
 """The exact bias of sampled softmax, by one integral and no sampling.
 
-Read in this order; (B1), (B2), ... are the equations of ``README.md`` in this folder:
-
-1. ``exact.py``: the public function, and the result.
-2. ``inputs.py``: the arguments, checked once, and the always-included classes; the properties of a
-   scheme are in ``samplesoft/schemes.py``.
-3. ``with_replacement/``: the integral, for draws with replacement; its ``__init__.py`` lists its
-   files in the order to read them.
-
-Step 3 is replaced by ``poisson.py`` where each class is included independently, by
-``without_replacement/`` for draws without replacement, and by ``chunks/`` for classes in chunks.
-``plain.py`` computes the same in a hundred lines of NumPy, with fewer digits.
+``README.md`` in this folder has the equations (B1), (B2), ... and the order in which to read: this
+file, ``inputs.py``, and ``with_replacement/`` for the integral. The last is replaced by
+``poisson.py`` where each class is included independently, by ``without_replacement/`` for draws
+without replacement, and by ``chunks/`` for classes in chunks. ``plain.py`` computes the same in a
+hundred lines of NumPy, with fewer digits.
 """
 
 from __future__ import annotations
@@ -370,8 +364,8 @@ def _bias_with_correction(correction: FloatArray, example: Example, inputs: Inpu
 def _log_quotient(numerators: FloatArray, divisors: FloatArray) -> FloatArray:
     """Return log(numerators / divisors), (k,), also where the quotient is beyond float64.
 
-    log(a) - log(b) loses digits where a is near b, log(a / b) where a / b overflows or underflows.
-    Take the log of the quotient up to a size of exp(700), and the difference of logs beyond.
+    log(a) - log(b) cancels if a is near b, and a / b may overflow or underflow. So log(a / b) is
+    taken while it is within +-700, and log(a) - log(b) otherwise.
     """
     with np.errstate(over="ignore", divide="ignore"):
         logs: FloatArray = np.log(numerators / divisors)

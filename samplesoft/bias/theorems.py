@@ -85,7 +85,7 @@ class Theorem1Terms(NamedTuple):
         the logits), `grad_bound` is M, at least as large as every coordinate of every ``d o_i``.
         """
         m = as_count("num_sampled", num_sampled)
-        weights, bound, unit = _scale_near_one(g, grad_bound, np.shape(self.ub1))
+        weights, bound, unit = _divide_by_power_of_two(g, grad_bound, np.shape(self.ub1))
         scalars = self.ub1, self.ub2, self.lb_sum
         ub1, ub2, lb_sum = (np.expand_dims(x, -1) / m for x in scalars)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -125,7 +125,7 @@ class Theorem1Terms(NamedTuple):
 
         The arguments are those of `bounds`.
         """
-        weights, bound, unit = _scale_near_one(g, grad_bound, np.shape(self.variance))
+        weights, bound, unit = _divide_by_power_of_two(g, grad_bound, np.shape(self.variance))
         from_zero, from_lead, from_minus_lead = (
             x[..., None] for x in self.reaches(bound, num_sampled)
         )
@@ -351,7 +351,7 @@ def _bounds_of(inputs: Inputs, jacobian: ArrayLike, corrected: bool = False) -> 
     return Theorem1Bounds(lower, upper, g, bound, terms)
 
 
-def _scale_near_one(
+def _divide_by_power_of_two(
     g: ArrayLike, grad_bound: Scalar, shape: tuple[int, ...]
 ) -> tuple[FloatArray, FloatArray, int]:
     """Return g and M divided by 2**k, where the larger is between 1/2 and 1, and k.

@@ -18,12 +18,12 @@ from samplesoft.checking.faults import AND, FAULTS, combined
 from samplesoft.checking.fitted import (
     LOG_FACTORS,
     Part,
+    fit_smoothing,
     nearest,
     observed_parts,
     with_scaled_gradient,
-    with_smoothing,
 )
-from samplesoft.checking.known import all_of_one_kind
+from samplesoft.checking.known import drawn_with_counts
 from samplesoft.checking.observe import Observed, Observer
 from samplesoft.checking.problems import Problem
 
@@ -222,13 +222,14 @@ class Batches:
             masks = [None] if scheme == "candidate" else [None, self._logit_of_hits(scheme)]
             for mask in masks:
                 parts = self._smoothed(scheme, mask)
-                yield with_smoothing(parts, self._gradients, self.observed, name, mask)
+                yield fit_smoothing(parts, self._gradients, self.observed, name, mask)
 
     def _logit_of_hits(self, scheme: str) -> float:
         """Return the best one for label smoothing, which is linear in it and in its fraction."""
         of_masks = (self._smoothed(scheme, mask) for mask in (0.0, 1.0))
         (plain, less), (_, more) = (observed_parts(parts, self._gradients) for parts in of_masks)
-        # the fraction times what smoothing adds with hits at 0, and the fraction times their logit
+        # linear in two unknowns: the smoothing fraction, for hits of logit 0, and the product of
+        # the fraction and the logit of hits
         columns = np.column_stack([less, more - less])
         fraction, times_logit = np.linalg.lstsq(columns, self.observed.means - plain)[0]
         return float(times_logit / fraction) if fraction else 0.0
@@ -266,7 +267,7 @@ class Batches:
         for given, times in self._batches:
             here = given.at_tau(tau)
             with np.errstate(divide="ignore"):
-                drawn = all_of_one_kind(here, np.log(here.q), float(np.log(m)))
+                drawn = drawn_with_counts(here, np.log(here.q), float(np.log(m)))
             own, base, x = estimator.logits(here, drawn)
             with np.errstate(divide="ignore"):
                 certain = x + np.log(times)

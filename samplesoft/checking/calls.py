@@ -13,7 +13,7 @@ from samplesoft._validation import FloatArray, IntArray
 DRAWS = ("own", "given", "given-negatives")
 
 
-def call(loss: Callable[..., Any], names: str, *given: Any) -> Any:
+def call_loss(loss: Callable[..., Any], names: str, *given: Any) -> Any:
     """Return ``loss(*given)``; raise TypeError with argument names if the call itself fails."""
     try:
         return loss(*given)
@@ -26,7 +26,7 @@ def call(loss: Callable[..., Any], names: str, *given: Any) -> Any:
         ) from error
 
 
-def ask(function: Callable[..., Any], *given: Any) -> Any:
+def call_proposal(function: Callable[..., Any], *given: Any) -> Any:
     """Return ``function(*given)`` of a proposal, which may be the user's code."""
     return function(*given)
 
@@ -42,7 +42,7 @@ def frames_of_user(error: BaseException) -> list[tuple[str, int, str]] | None:
     if not of_calls:
         return None
     inside = frames[of_calls[-1] + 1 :]
-    # what `call` and `drawing` say themselves is no error of the user's code
+    # what `call_loss` and `drawing` say themselves is no error of the user's code
     if inside and inside[0][0].f_code.co_filename == __file__:
         return None
     if not inside and error.__cause__ is not None:
@@ -51,7 +51,7 @@ def frames_of_user(error: BaseException) -> list[tuple[str, int, str]] | None:
     return [one for one in named if one[0] == named[0][0]] or [("", 0, "")]
 
 
-_CALLS_OF_USER = (call.__code__, ask.__code__)
+_CALLS_OF_USER = (call_loss.__code__, call_proposal.__code__)
 
 
 def drawing(
@@ -77,7 +77,7 @@ def drawing(
         parts = np.random.default_rng(seed).random((copies, len(examples), m))
         ids = [ends[e].searchsorted(parts[:, e], side="right") for e in examples]
         given = np.stack(ids, axis=1).reshape(len(h), m), np.tile(log_q, (copies, 1)), labels
-        returned = call(loss, "scores, ids, log_q, labels", scores, *given)
+        returned = call_loss(loss, "scores, ids, log_q, labels", scores, *given)
         if not isinstance(returned, (tuple, list)):
             return returned
         shape = np.shape(returned[1]) if len(returned) == 2 else None

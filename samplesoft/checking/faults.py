@@ -2,8 +2,9 @@
 
 A new one is an entry of `FAULTS`: what it is and what to do about it, in words; `where` it can be
 made; and the `ways` to make it, each ``lambda right: replace(right, field=...)`` with a field of
-`Estimator`. That is all: it is then tried alone and with each of the others, and reports name it.
-Two mistakes that replace the same field are about one step of the loss, and are not tried together.
+`Estimator`. It is then tried alone and with each of the others, and reports name it. Its test needs
+a loss with the mistake in ``tests/checking/twins.py``. Two mistakes that replace the same field are
+about one step of the loss, and are not tried together.
 """
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ def fitted(
         if right.name not in schemes:
             continue
         for one in right(problem, *sizes) if right.is_sum else ():
-            yield from _capped(observer, observed, right.name, one)
+            yield from _with_constant_in_log(observer, observed, right.name, one)
         for name, fault in FAULTS.items():
             for fit in fault.fitted if fault.where(right) else ():
                 if fit.way(right, float(fit.grid[0]))(problem, *sizes):  # it can be made
@@ -214,7 +214,7 @@ def smoothed(observer: Observer, observed: Observed) -> Iterator[Candidate]:
             yield from _smoothed(observer, observed, right.name, one)
 
 
-def _capped(
+def _with_constant_in_log(
     observer: Observer, observed: Observed, scheme: str, one: SampledSum
 ) -> Iterator[Candidate]:
     """Yield losses -log(p + a number), where a label is so far behind that only the number is left.
@@ -289,7 +289,7 @@ def _smoothed(
         x = one.with_hits(logits).logits
         added = smoothing_of(one, one.num_draws * one.probs, x, follow)
         parts = [Part(plain, added, observer.problem)]
-        yield with_smoothing(parts, observer.gradients, observed, scheme, mask)
+        yield fit_smoothing(parts, observer.gradients, observed, scheme, mask)
 
 
 def observed_parts(parts: list[Part], gradients: int) -> tuple[FloatArray, FloatArray]:
@@ -302,7 +302,7 @@ def observed_parts(parts: list[Part], gradients: int) -> tuple[FloatArray, Float
     return np.concatenate(plain), np.concatenate(added)
 
 
-def with_smoothing(
+def fit_smoothing(
     parts: list[Part],
     gradients: int,
     observed: Observed,

@@ -174,7 +174,7 @@ def _forms(
 # negatives of the batch with draws beside (mixed) ------------------------------------------------
 
 
-def all_of_one_kind(problem: Problem, log_counts: FloatArray, log_num: float = 0.0) -> Drawn:
+def drawn_with_counts(problem: Problem, log_counts: FloatArray, log_num: float = 0.0) -> Drawn:
     """Return the log-probabilities of draws whose expected counts are known."""
     return Drawn(
         one_draw=log_counts,
@@ -212,8 +212,8 @@ def _mixed(observer: Observer) -> Iterator[Candidate]:
         one = ESTIMATORS[scheme]
         if fault == "uncorrected":
             (one,) = FAULTS[fault].made_in(one)
-        own, base, certain = one.logits(problem, all_of_one_kind(problem, of_labels))
-        _, _, logits = one.logits(problem, all_of_one_kind(problem, of_draws))
+        own, base, certain = one.logits(problem, drawn_with_counts(problem, of_labels))
+        _, _, logits = one.logits(problem, drawn_with_counts(problem, of_draws))
         mixed = SampledSum(
             reduction="sum",
             labels=labels,

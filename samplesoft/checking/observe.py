@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.checking.calls import call
+from samplesoft.checking.calls import call_loss
 from samplesoft.checking.problems import MAX_EXTREMES, NUM_VIEWS, REPLICAS, Problem
 
 _CALLS_OF_FIRST_LOOK = 64  # calls before the first look; twice as many before each next one
@@ -246,7 +246,7 @@ class Observer:
         ends = np.cumsum([examples, examples * d, NUM_VIEWS * d])[: self.gradients]
         if not len(self.noise):
             return [0.0] * (1 + self.gradients)
-        _, allowed = self._rounding_along(self._step, problem)
+        _, allowed = self._measure_rounding(self._step, problem)
         return [float(part.max()) for part in np.split(allowed, ends)]
 
     @property
@@ -270,7 +270,7 @@ class Observer:
         """
         scales, allowed, last = self._scales(), np.zeros(0), np.inf
         for step in _STEPS:
-            deviations, here = self._rounding_along(step, self._whole)
+            deviations, here = self._measure_rounding(step, self._whole)
             sized = scales > 0.0
             found = float((deviations[sized] / scales[sized]).max())
             # an exact loss that is no more smooth at such a step, or draws that change with it
@@ -282,7 +282,7 @@ class Observer:
             last, self._step = found, step
         return allowed
 
-    def _rounding_along(self, step: float, whole: Problem) -> tuple[FloatArray, FloatArray]:
+    def _measure_rounding(self, step: float, whole: Problem) -> tuple[FloatArray, FloatArray]:
         """Return standard deviations (K,) of rounding along lines of inputs, and bounds on it."""
         rng, given = np.random.default_rng(0), (whole.class_embeddings, whole.h)
         lines = []
@@ -348,7 +348,7 @@ class Observer:
         # copies, for a loss may write into what it is given
         arrays = [value.copy() for value in optional.values() if value is not None]
         first = problem.class_embeddings.copy(), h.copy(), labels.copy(), self.num_sampled, seed
-        returned = call(self._loss, ", ".join(names), *first, *arrays)
+        returned = call_loss(self._loss, ", ".join(names), *first, *arrays)
         results = returned if isinstance(returned, (tuple, list)) else (returned,)
         shapes = {"dh": h.shape, "dW": problem.class_embeddings.shape}
         if problem.biases is not None:

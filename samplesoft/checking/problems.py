@@ -11,7 +11,7 @@ from scipy.special import logit, softmax
 from scipy.stats import binom
 
 from samplesoft._validation import FloatArray, IntArray, as_choice, as_proposal
-from samplesoft.checking.calls import ask
+from samplesoft.checking.calls import call_proposal
 from samplesoft.samplers.frequency import log_uniform_weights
 
 REPLICAS = 16  # of each example in a batch
@@ -104,7 +104,7 @@ def make_problem(
     elif isinstance(proposal, str):
         values = NAMED[as_choice("proposal", proposal, NAMED)](n)
     elif callable(proposal):
-        values = ask(proposal, n)
+        values = call_proposal(proposal, n)
     elif np.ndim(proposal) == 0:
         raise TypeError(
             "`proposal` must be probabilities (n,), a function of n that returns them, one of "
@@ -128,7 +128,7 @@ def make_problem(
         contexts *= _SPREAD / (tau * (contexts @ rows.T).std(axis=1, keepdims=True))
     logits = tau * contexts @ rows.T + (0.0 if biases is None else biases)
     if is_sampler:
-        values = ask(proposal.probs, None if dim is None else contexts)
+        values = call_proposal(proposal.probs, None if dim is None else contexts)
     q = np.atleast_2d(as_proposal("proposal", values, n))
     # classes of which q is 0, such as that of padding, are never drawn, and never the label
     drawn = np.flatnonzero((q > 0.0).all(axis=0))
@@ -240,7 +240,7 @@ def extreme_problems(
     yield _with_raised_classes(problem, num_sampled, key)
     named = NAMED.get(proposal) if isinstance(proposal, str) else proposal
     if callable(named):
-        q = as_proposal("proposal", ask(named, _MANY_CLASSES), _MANY_CLASSES)
+        q = as_proposal("proposal", call_proposal(named, _MANY_CLASSES), _MANY_CLASSES)
         order = np.argsort(q, kind="stable")[(q <= 0.0).sum() :]
         many = _near_q(
             problem,

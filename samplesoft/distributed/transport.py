@@ -58,7 +58,7 @@ class Shards:
         self._shards.append(Shard(*arguments))
 
     def call_all(self, method: str, arguments: list[Any], first: int = 0) -> list[Any]:
-        """Call a method on shards from `first` on, with one tuple of arguments for each."""
+        """Call a method on shards `first`, `first` + 1, ..., one for each tuple of arguments."""
         pending = [self._submit(s, method, each) for s, each in enumerate(arguments, first)]
         answers = [self._wait(s, each) for s, each in enumerate(pending, first)]
         self.round_trips += 1

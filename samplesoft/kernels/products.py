@@ -98,7 +98,7 @@ def _plain(
 
 
 def _vectors(num: int) -> Any:
-    """Return the intrinsic of `_plain` for `num` queries: b, or b and c."""
+    """Return `_plain` with vector instructions, a Numba intrinsic, for query b, or b and c."""
     return intrinsic(
         lambda _, matrix, i, last, queries, b, c, out, row, at: (
             types.void(matrix, i, last, queries, b, c, out, row, at),

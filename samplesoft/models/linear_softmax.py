@@ -200,9 +200,10 @@ class LinearSoftmaxSettings(SoftmaxSettings):
 
 
 class LinearSoftmax:
-    """A model with class scores ``tau * (x @ U + u) . c_j``, optionally for vectors of norm 1.
+    """A linear embedding with a softmax layer, optionally with vectors of norm 1.
 
-    With an `embedding_dim` of None, scores are ``tau * (x . c_j + b_j)``.
+    The score of class j for an input x is ``tau * (x @ U + u) . c_j``, and with an `embedding_dim`
+    of None ``tau * (x . c_j + b_j)``.
 
     Parameters
     ----------

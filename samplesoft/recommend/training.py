@@ -87,7 +87,7 @@ _USERS_AT_A_TIME = 1024  # users per chunk
 _ENTRIES_AT_A_TIME = 1 << 18  # entries per chunk
 
 
-def check_parameters(recommender: Any, num_items: int = 2) -> FitSettings:
+def checked_settings(recommender: Any, num_items: int = 2) -> FitSettings:
     """Check the parameters of a recommender, and return its training settings."""
     for name in ("max_iter", "batch_size", "n_iter_no_change"):
         as_count(name, getattr(recommender, name))
@@ -158,7 +158,7 @@ def train(recommender: Any, interactions: Matrix, more_callbacks: Sequence[Callb
 
     The callbacks `more_callbacks` are called after the built-in ones.
     """
-    settings = check_parameters(recommender, interactions.shape[1])
+    settings = checked_settings(recommender, interactions.shape[1])
     active, num_users = np.flatnonzero(np.diff(interactions.indptr)), interactions.shape[0]
     if len(active) < num_users:  # users without items are left out
         interactions = interactions[active]

@@ -45,7 +45,7 @@ style-src 'unsafe-inline'; script-src 'sha256-{digest}'">
 """
 
 
-def versions() -> dict[str, Any]:
+def environment() -> dict[str, Any]:
     """Return the environment of the results: versions, platform, and number of threads."""
     import numba
 

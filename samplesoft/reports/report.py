@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from samplesoft.reports.figures import figure_path, image, save_figure
-from samplesoft.reports.page import page, versions
+from samplesoft.reports.page import environment, page
 from samplesoft.reports.parts import Heading, Paragraph, Part, Settings
 from samplesoft.reports.values import plain
 
@@ -110,7 +110,7 @@ class Report(ABC):
             Heading("Settings"),
             Settings({name: value for name, value in shown.items() if value is not None}),
             Heading("Versions"),
-            Settings(versions()),
+            Settings(environment()),
         ]
         drawing = f'<figure class="scroll" tabindex="0">\n{figure}\n</figure>'
         content = [part.html() for part in parts], [drawing], [part.html() for part in ending]

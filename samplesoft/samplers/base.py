@@ -389,11 +389,9 @@ class Sampler(ABC):
 
         If `shared`, contexts are those of the pooled batch. Weights are None if one context is
         enough or nothing is shared.
-
-        These come with their shares, or None where one context serves or nothing is shared.
         """
         if self.dim is None and shared is True and exclude is None and type(h) is np.ndarray:
-            # one set for a batch whose contexts are not used
+            # the sampler ignores contexts: one is enough for the shared draws of a batch
             if h.ndim == 2 and h.shape[0] and h.dtype.kind == "f" and self.device == "cpu":
                 return h[:1], _NONE, None
         if h is None and self.dim is None:
@@ -412,18 +410,15 @@ class Sampler(ABC):
                 f"of each of {batch} examples, got {np.size(exclude)}; mask hits of the label in "
                 "the loss."
             )
-        contexts, weights = self._pool(contexts)
+        contexts, weights = self._representatives(contexts)
         pooled = contexts.shape[0]
         return contexts, self._check_excluded(None, pooled), weights if pooled > 1 else None
 
-    def _pool(self, h: Rows) -> tuple[Rows, FloatArray]:
+    def _representatives(self, h: Rows) -> tuple[Rows, FloatArray]:
         """Return representatives (R, d) of a batch (B, d), and their weights (R,).
 
         The representative of a group has its mean direction and mean norm. Batches of up to 32 are
         returned unchanged; a sampler that does not use contexts gets one.
-
-        Those of a group have its mean direction and its mean norm. A batch of up to 32 is as it
-        was; a sampler that does not look at contexts gets one.
         """
         batch = h.shape[0]
         if self.dim is None:

@@ -268,7 +268,7 @@ class BigramSampler(Sampler):
             raise ValueError("`h` must hold the number of a state at least, got none.")
         return states
 
-    def _pool(self, h: Rows) -> tuple[Rows, FloatArray]:
+    def _representatives(self, h: Rows) -> tuple[Rows, FloatArray]:
         states, counts = np.unique(h, return_counts=True)
         return states, counts / len(h)
 

@@ -570,7 +570,7 @@ def _draw_lazily(
                 skipped += 1
             logit = row_dot(rows, position + skipped, queries, b) - shift
             max_tail_logit = max(max_tail_logit, logit)
-            # the time of the clock, given that it rings in time
+            # the ringing time: exponential, conditioned on being less than `time`
             clock = -math.log1p(-prob * _uniform(stream, np.uint64(counter + 1)))
             counter += 2
             if logit - math.log(clock) > best:

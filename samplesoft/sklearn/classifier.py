@@ -44,7 +44,7 @@ from samplesoft.sklearn.labels import (
     infer_codec,
 )
 from samplesoft.sklearn.learner import (
-    Learner,
+    ClassifierTask,
     canonical_inputs,
     choose_automatically,
     mean_row_norm,
@@ -901,7 +901,9 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         """Make a learner with random parameters."""
         settings = resolve_classifier(self, codec, X.shape[0]).model
         with progress_phase(bool(self.verbose), "making the model"):
-            learner = Learner(codec, X.shape[1], settings, counts, X.dtype, seed, self.optimizer)
+            learner = ClassifierTask(
+                codec, X.shape[1], settings, counts, X.dtype, seed, self.optimizer
+            )
         self._set_learner(learner)
         m, n = self.num_sampled, len(codec.classes)
         if isinstance(m, (int, np.integer)) and m > n and not scores_all(model_fields(self), n):
@@ -911,7 +913,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                 stacklevel=3,
             )
 
-    def _set_learner(self, learner: Learner) -> None:
+    def _set_learner(self, learner: ClassifierTask) -> None:
         self._learner = learner
         self.classes_, self.model_ = learner.codec.classes, learner.model
 

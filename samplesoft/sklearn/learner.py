@@ -45,7 +45,7 @@ _MAX_CALIBRATION_SCORES = 1 << 24  # scores of these examples, at most
 _ENTRIES_AT_A_TIME = 1 << 16  # entries of the inputs per chunk of a norm computation
 
 
-class Learner(LinearTask):
+class ClassifierTask(LinearTask):
     """A linear softmax model in training: model, optimizer, label codec and counters.
 
     The model starts with random parameters; all randomness is derived from `seed`. `counts` (n,)
@@ -314,7 +314,9 @@ def choose_automatically(
     pilot_settings = fit_settings(classifier, num_classes, PILOT)
     resolved = resolve(pilot_settings, num_classes, len(rows), several_labels=codec.multilabel)
     settings = replace(resolved.model, **PILOT)
-    learner = Learner(codec, X.shape[1], settings, counts, X.dtype, seed, classifier.optimizer)
+    learner = ClassifierTask(
+        codec, X.shape[1], settings, counts, X.dtype, seed, classifier.optimizer
+    )
     masked_loss = LOSSES[classifier.loss].masked if codec.multilabel else None
     batch_size, verbose = classifier.batch_size, bool(classifier.verbose)
     steps = pilot_steps(resolved.num_steps)

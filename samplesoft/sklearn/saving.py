@@ -11,7 +11,7 @@ from samplesoft._files import prefixed
 from samplesoft._validation import short_repr
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings
 from samplesoft.sklearn.labels import LabelCodec
-from samplesoft.sklearn.learner import Learner
+from samplesoft.sklearn.learner import ClassifierTask
 from samplesoft.training.checkpoint import (
     Checkpoint,
     copy_arrays,
@@ -93,7 +93,7 @@ def write_classifier(path: str | Path, classifier: Any) -> None:
     write_checkpoint(path, Checkpoint(plain(config), plain(values), arrays))
 
 
-def read_classifier(path: str | Path, make: type[_T]) -> tuple[_T, Learner]:
+def read_classifier(path: str | Path, make: type[_T]) -> tuple[_T, ClassifierTask]:
     """Read a classifier and its learner; see `SampledSoftmaxClassifier.load`."""
     with reading(path, _MODEL) as (config, values, arrays):
         parameters = config["parameters"]
@@ -104,7 +104,7 @@ def read_classifier(path: str | Path, make: type[_T]) -> tuple[_T, Learner]:
         classes = stored_classes(config, arrays)
         if classes is None:
             raise ValueError("there are no classes")
-        learner = Learner(
+        learner = ClassifierTask(
             LabelCodec(classes, config["form"], np.dtype(config["labels"])),
             model_config["num_inputs"],
             LinearSoftmaxSettings(**config["settings"]),

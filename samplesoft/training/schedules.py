@@ -14,7 +14,7 @@ from samplesoft._validation import as_choice, as_count
 
 Schedule = Callable[[int], float]  # step, counted from 1 -> factor of the learning rate
 
-# by optimizer; for others no rate suits most data
+# by optimizer; others get the rate of Adagrad, because no rate of theirs suits most data
 RATES = {"adagrad": 0.1, "adam": 0.003}
 # for models without an embedding, on inputs of norm 1
 RATES_OF_INPUTS = {"adagrad": 2.0, "adam": 0.2}
@@ -51,7 +51,8 @@ def cosine(step: int, num_steps: int) -> float:
     return 0.5 * (1.0 + cos(pi * (step - 1) / num_steps))
 
 
-# (step, num_steps) -> factor; both are counted from the end of the warm-up
+# (step, num_steps) -> factor; both are counted from the end of the warm-up. A new one also needs a
+# value in `tests/training/test_schedules.py`.
 SCHEDULES: dict[str, Callable[[int, int], float]] = {
     "constant": constant,
     "linear": linear,

@@ -184,7 +184,10 @@ def _groups(report: VerificationReport) -> list[Group]:
 
 
 def _tested(group: Group) -> Group:
-    """Return the rows with tests of their own; those of class vectors repeat the logits' tests."""
+    """Return the rows without those of class vectors, which repeat the tests of the logits.
+
+    All rows if there are no others.
+    """
     return [row for row in group if row.wrt != "class_embeddings"] or group
 
 
@@ -358,14 +361,14 @@ def _field_value(row: VerificationRow, name: str) -> Any:
 def _row_as_column(row: VerificationRow) -> Column:
     """Return the values of a row as a column: field names are too wide for column titles."""
 
-    def text(name: str) -> str:
+    def format_field(name: str) -> str:
         value = _field_value(row, name)
         if isinstance(value, bool):
             return "yes" if value else "no"
         return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
 
     sampler = " ".join(row.sampler.split())
-    return Column(f"{sampler}\nm = {row.num_sampled}", partial(_field_value, row), text)
+    return Column(f"{sampler}\nm = {row.num_sampled}", partial(_field_value, row), format_field)
 
 
 def one_line(row: VerificationRow) -> str:

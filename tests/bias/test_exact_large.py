@@ -13,7 +13,7 @@ from samplesoft import exact_bias, monte_carlo_bias
 from samplesoft.bias import poisson
 from samplesoft.bias.with_replacement import integral
 from samplesoft.bias.with_replacement import nodes as transform
-from samplesoft.bias.with_replacement.laplace import Integrals, NodeSums
+from samplesoft.bias.with_replacement.laplace import AtomIntegrals, NodeSums
 from samplesoft.kernels import panels
 from samplesoft.schemes import SCHEMES, exact_schemes
 
@@ -172,7 +172,9 @@ def test_far_atoms_left_out_change_nothing(monkeypatch, scheme, n):
     got = exact_bias(logits, 3, q, 100, scheme=scheme)
     sums, integrals = laplace_loops.sums_at_nodes, laplace_loops.integrals_at_atoms
     monkeypatch.setattr(transform, "node_sums", lambda *given: NodeSums(*sums(*given[:3])))
-    monkeypatch.setattr(integral, "atom_integrals", lambda *given: Integrals(*integrals(*given)))
+    monkeypatch.setattr(
+        integral, "atom_integrals", lambda *given: AtomIntegrals(*integrals(*given))
+    )
     want = exact_bias(logits, 3, q, 100, scheme=scheme)
     assert relative_error(got.bias, want.bias) < 1e-12
     assert got.loss_bias == pytest.approx(want.loss_bias, rel=1e-11)

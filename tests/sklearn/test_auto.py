@@ -8,7 +8,7 @@ pytest.importorskip("sklearn", reason="needs scikit-learn; pip install samplesof
 from sklearn.base import clone
 
 from samplesoft.sklearn import SampledSoftmaxClassifier, classifier, learner
-from samplesoft.sklearn.learner import Learner
+from samplesoft.sklearn.learner import ClassifierTask
 
 UNIGRAM = {"loss": "sampled-masked", "sampler": "unigram", "num_sampled": 7, "shared": True}
 CLUSTERS = {"loss": "sampled-masked", "sampler": "clusters", "num_sampled": 5, "shared": False}
@@ -49,7 +49,7 @@ def chosen(monkeypatch):
             asked.append((inputs, *wanted, options))
             return {**settings, "verdict": "Take it."}
 
-        monkeypatch.setattr(learner, "choose", choose)
+        monkeypatch.setattr(learner, "choose_settings", choose)
         return asked
 
     return let
@@ -150,13 +150,13 @@ def test_one_batch_is_too_little():
 
 @pytest.mark.thorough
 def test_a_real_pilot(capfd, monkeypatch):
-    learners, begin_epoch = [], Learner.begin_epoch
+    learners, begin_epoch = [], ClassifierTask.begin_epoch
 
     def noted(self, *arguments):
         learners.append(self)
         begin_epoch(self, *arguments)
 
-    monkeypatch.setattr(Learner, "begin_epoch", noted)
+    monkeypatch.setattr(ClassifierTask, "begin_epoch", noted)
     clf = auto(max_iter=30, batch_size=64, verbose=True, calibrate=False).fit(X, Y)
     assert clf.auto_choice_["verdict"].startswith("Take ")
     err = capfd.readouterr().err

@@ -14,7 +14,7 @@ from samplesoft.sklearn.calibration import (
     logistic_log_loss,
     softmax_log_loss,
 )
-from samplesoft.sklearn.learner import Learner
+from samplesoft.sklearn.learner import ClassifierTask
 from samplesoft.training import Callback
 
 
@@ -214,7 +214,7 @@ def test_probabilities_of_several_labels_are_those_of_their_bins(tau):
 def test_who_calibrates_is_learned_later(rounds, monkeypatch):
     X, y = noisy(100)
     trained, calibrated = [], []
-    begin_epoch, calibrate = Learner.begin_epoch, Learner.calibrate
+    begin_epoch, calibrate = ClassifierTask.begin_epoch, ClassifierTask.calibrate
 
     def one_epoch(self, *arguments):
         trained.append(set(self.rows.tolist()))
@@ -224,8 +224,8 @@ def test_who_calibrates_is_learned_later(rounds, monkeypatch):
         calibrated.append((len(trained), set(rows.tolist())))
         calibrate(self, x, codes, weights, rows)
 
-    monkeypatch.setattr(Learner, "begin_epoch", one_epoch)
-    monkeypatch.setattr(Learner, "calibrate", one_calibration)
+    monkeypatch.setattr(ClassifierTask, "begin_epoch", one_epoch)
+    monkeypatch.setattr(ClassifierTask, "calibrate", one_calibration)
     clf = make(max_iter=rounds, validation_fraction=0.2).fit(X, y)
     [(turn, apart)] = calibrated
     every = set(range(100))

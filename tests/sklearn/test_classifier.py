@@ -28,7 +28,7 @@ from samplesoft.losses import LOSSES
 from samplesoft.optimizers import OPTIMIZERS
 from samplesoft.samplers import SAMPLERS, ClusterSampler
 from samplesoft.sklearn import SampledSoftmaxClassifier
-from samplesoft.sklearn.learner import Learner
+from samplesoft.sklearn.learner import ClassifierTask
 from samplesoft.training import read_linear_softmax
 from samplesoft.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from samplesoft.training.fused import draws
@@ -593,13 +593,13 @@ def test_weights_of_classes():
 
 def test_early_stopping_goes_back_to_the_best(monkeypatch):
     X, y = make_blobs(300, centers=6, cluster_std=6.0, random_state=0)
-    scores, score = [], Learner.precision_at_1
+    scores, score = [], ClassifierTask.precision_at_1
 
     def recorded(self, x, codes, weights):
         scores.append(score(self, x, codes, weights))
         return scores[-1]
 
-    monkeypatch.setattr(Learner, "precision_at_1", recorded)
+    monkeypatch.setattr(ClassifierTask, "precision_at_1", recorded)
     options = {"early_stopping": True, "validation_fraction": 0.3, "n_iter_no_change": 4}
     clf = make(loss="sampled", sampler="rff+softmax-leaf", max_iter=40, **options).fit(X, y)
     assert scores[-1] < max(scores)  # else there is nothing to go back to

@@ -12,7 +12,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from samplesoft.sklearn import SampledSoftmaxClassifier
-from samplesoft.sklearn.learner import Learner
+from samplesoft.sklearn.learner import ClassifierTask
 
 RNG = np.random.default_rng(0)
 Y = np.repeat(np.arange(6), 30)
@@ -66,7 +66,7 @@ def test_scores_are_precision_at_1_after_each_round(form):
 def test_early_stopping_is_on_the_eval_set(form, monkeypatch):
     y = forms()[form]
     options = {"early_stopping": True, "n_iter_no_change": 3, "max_iter": 40}
-    monkeypatch.setattr(Learner, "split", None)  # nothing is held out
+    monkeypatch.setattr(ClassifierTask, "split", None)  # nothing is held out
     clf = make(**options).fit(X[TRAIN], y[TRAIN], eval_set=(X[OTHER], y[OTHER]))
     scores = clf.validation_scores_
     assert 3 < len(scores) == clf.n_iter_ < 40

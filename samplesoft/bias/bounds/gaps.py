@@ -40,7 +40,7 @@ class RatioSpread:
     def add(self, columns: FloatArray) -> RatioSpread:
         """Add k negatives with `columns` (4, k), see `NegativeSums.columns`."""
         _, log_qn, log_ratio, log_deviation = columns
-        self.square.add_logs(log_qn + 2.0 * log_deviation)
+        self.square.add_exps(log_qn + 2.0 * log_deviation)
         self.ends = (
             float(log_ratio.max(initial=self.ends[0])),
             float(log_ratio.min(initial=self.ends[1])),

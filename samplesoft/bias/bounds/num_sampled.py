@@ -91,11 +91,11 @@ def num_sampled_for(
     # two draws are valid for every scheme, so that the only possible error is an unsupported one
     inputs = check_inputs(logits, labels, q, 2, scheme, h, require=require_bounds)
     target = as_positive("bias", bias)
-    rows = [_search(row, inputs.scheme, target) for row in inputs.rows()]
+    rows = [_exact_and_guaranteed(row, inputs.scheme, target) for row in inputs.rows()]
     return NumSampled(*inputs.columns(rows))
 
 
-def _search(example: Example, scheme: Scheme, target: float) -> tuple[int, int]:
+def _exact_and_guaranteed(example: Example, scheme: Scheme, target: float) -> tuple[int, int]:
     """Return the exact and the guaranteed number of draws of one example."""
 
     def exact(m: int) -> float:

@@ -143,7 +143,7 @@ def with_label(
     label_reach: float,
     sums: tuple[FloatArray, FloatArray, FloatArray],
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Return `numerator_moments` from the `sums` over classes and the label's vector (d,)."""
+    """Add the label's terms to the `sums` over classes; return what `numerator_moments` returns."""
     # A = sum_k e_k psi_k c_k cancels, because sum_k e_k c_k = 0: replace psi_k by psi_k - psi_R,
     # also for the label
     change, size, square = sums

@@ -62,7 +62,7 @@ def add_up_classes(
     centred: FloatArray,
     reach: FloatArray,
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return the sums over classes of a c, |a| reach and b |c|**2 at each node.
+    """Return the sums over classes of ``a * c``, ``|a| * reach`` and ``b * |c|**2`` at each node.
 
     ``class_terms(slice)`` returns the coefficients a, their sizes |a| and the coefficients b of a
     slice of classes, all (K, classes). `centred` (n, d) are the class vectors c, and `reach` is

@@ -44,7 +44,7 @@ class Sum:
         return total
 
     def scattered(self, indices: IntArray, length: int) -> Sum:
-        """Return a sum of `length` rows with these rows at `indices`, and 0 elsewhere."""
+        """Return a `Sum` with `length` rows: the rows of this one at `indices`, 0 elsewhere."""
         if len(indices) == length:
             return self
         wide = Sum((length, *self._high.shape[1:]))
@@ -77,7 +77,7 @@ class LogSum:
         total.top, total.exps = top, Sum.of(exps)
         return total
 
-    def add_logs(self, logs: FloatArray) -> None:
+    def add_exps(self, logs: FloatArray) -> None:
         """Add the exponentials of `logs` (k,)."""
         if len(logs):
             top = float(logs.max())

@@ -105,13 +105,13 @@ class Pairs(NamedTuple):
 
 
 class Flows(NamedTuple):
-    """The flows (B6) divided by the mass of their atoms, for one set of node weights.
+    """The flows (B6) of the classes at each atom, for one set of node weights.
 
     The sizes are sums of magnitudes of terms, to which rounding errors are proportional.
     """
 
     atoms: Atoms
-    values: FloatArray  # (A,) integrals of E (psi - psi_R) / kappa at the atoms
+    values: FloatArray  # (A,) Phi of (B23): the flow divided by q kappa, at each atom
     total: float  # sum of the flows over the atoms
     label_flow: float  # l of (B8); 0 without a base mass, and if the base mass is a draw
     coarse: float  # change of the sums under half of the nodes
@@ -150,7 +150,7 @@ class Integral:
         self.draws, self.ratios, self.atoms, self.pairs = draws, ratios, atoms, pairs
         # |log(e q)| is |log e| + |log q|, because both are logs of probabilities
         unit = rounding_at(draws.max_log_product)
-        near, far, near_squares, far_squares, size = ratios.errors.tolist()
+        near, far, near_squares, far_squares, size = ratios.error_sums.tolist()
         errors = DEVIATION_ERROR * near + unit * far
         squares = DEVIATION_ERROR**2 * near_squares + unit * unit * far_squares
         spread = math.sqrt(max(float(atoms.points.q_zeta2.sum()), 0.0))
@@ -237,31 +237,33 @@ def _integrate_flows(
 
 
 def bias_of_classes(
-    integrals: Flows, draws: Draws, ratios: Ratios, others: float | None = None
+    flows: Flows, draws: Draws, ratios: Ratios, others: float | None = None
 ) -> FloatArray:
     """Return the bias (n,) of the classes of a chunk, or of all.
 
     For a chunk, `others` is the sum of the bias of all classes of the example except the label.
     """
-    atoms, flows, total = integrals.atoms, draws.drawn * ratios.contrast, integrals.total
+    atoms = flows.atoms
+    class_flows = draws.drawn * ratios.contrast
+    total = flows.total
     if atoms.panels is None:
         # each class is an atom; a last one may represent draws without weight
         active = draws.drawn > 0.0
         by_class = np.empty(len(atoms.order))
-        by_class[atoms.order] = integrals.values
-        flows[active] *= by_class[: active.sum()]
+        by_class[atoms.order] = flows.values
+        class_flows[active] *= by_class[: active.sum()]
     elif len(atoms.panels):
         panel, s = atoms.panel_positions(ratios)
-        values = atoms.by_panel(integrals.values)[:, None]
+        values = atoms.by_panel(flows.values)[:, None]
         coefficients = values @ panels.to_coefficients()
 
         def work(part: slice) -> None:
-            flows[part] *= panels.evaluate(panel[part], s[part], coefficients)[0]
+            class_flows[part] *= panels.evaluate(panel[part], s[part], coefficients)[0]
 
-        thread_each(work, chunks(len(flows), CLASS_CHUNK))
+        thread_each(work, chunks(len(class_flows), CLASS_CHUNK))
     if others is None and not draws.scheme.label_is_a_draw:
-        total = float(flows.sum())  # then the bias sums to 0
-    return assemble(draws, flows, total, integrals.label_flow, others)
+        total = float(class_flows.sum())  # then the bias sums to 0
+    return assemble(draws, class_flows, total, flows.label_flow, others)
 
 
 def _log_pair_scale(log_r_label: float) -> float:

@@ -73,7 +73,7 @@ class NodeSums(NamedTuple):
     cube: FloatArray  # y**3 exp(-y)
 
 
-class Integrals(NamedTuple):
+class AtomIntegrals(NamedTuple):
     """Integrals over the nodes at each atom, all (A,)."""
 
     full: FloatArray
@@ -82,16 +82,18 @@ class Integrals(NamedTuple):
 
 
 def node_sums(
-    x: FloatArray, points: Points, log_above_least: FloatArray, tilted: bool = True
+    x: FloatArray, points: Points, log_above_least: FloatArray, with_moments: bool = True
 ) -> NodeSums:
     """Return the sums over atoms at each node `x` = log v (K,).
 
-    `log_above_least` (2,) is log (R - r0) and log (mean - r0). Without `tilted`, the sums that only
-    the cumulants need are 0.
+    `log_above_least` (2,) is log (R - r0) and log (mean - r0). Without `with_moments`, the
+    sums that only the cumulants need are 0.
     """
     plain, moments = np.zeros((4, len(x))), np.zeros((7, len(x)))
     workspace, block = np.empty((24, len(points.q) + 1)), np.empty((9, _ATOMS_PER_BLOCK))
-    sums_at_nodes(x, points, log_above_least, plain, moments if tilted else None, workspace, block)
+    sums_at_nodes(
+        x, points, log_above_least, plain, moments if with_moments else None, workspace, block
+    )
     return NodeSums(
         transform=plain[0],
         drop=plain[1],
@@ -113,7 +115,7 @@ def atom_integrals(
     tilted: FloatArray | None,
     points: Points,
     log_d_ref: float,
-) -> Integrals:
+) -> AtomIntegrals:
     """Integrate over the nodes `x` = log v (K,) at each atom.
 
     The integrand is v r T exp(v r0) (c0 D + c1 v D' + c2 v**2 D'') / kappa for D = psi - psi_R,
@@ -132,7 +134,7 @@ def atom_integrals(
     _add_atom_integrals(
         x, coefficients, tilted, points, reference, integrals, of_nodes, of_atoms, block
     )
-    return Integrals(full=integrals[0], half=integrals[1], size=integrals[2])
+    return AtomIntegrals(full=integrals[0], half=integrals[1], size=integrals[2])
 
 
 # --- sums over atoms --------------------------------------------------------------------------

@@ -76,7 +76,7 @@ def _with_corrected_loss(
 
     The loss terms are those of (B7), or of (B74) if that has the smaller sizes.
     """
-    shift, shift_size = _log_sum_shift(draws)
+    shift, shift_size = _corrected_loss_offset(draws)
     shifted = replace(weights, loss_offset=shift, loss_offset_size=shift_size)
     if draws.scheme.label_is_a_draw:  # (B74) does not apply: the nodes end before exp(-m v B) does
         return shifted
@@ -94,7 +94,7 @@ def _with_corrected_loss(
     )
 
 
-def _log_sum_shift(draws: Draws) -> tuple[float, float]:
+def _corrected_loss_offset(draws: Draws) -> tuple[float, float]:
     """Return log E[S] - (corrected label logit) + (label logit), and its size before cancellation.
 
     It is log(1 + d). If the label is drawn, d is the expected number of its draws minus the mass of

@@ -37,7 +37,7 @@ class Ratios:
     near: bool  # whether all ratios are near R
     span: tuple[float, float]  # the smallest and the largest log(r / R)
     drawn_at_min: float  # draw probability of the class with the smallest ratio
-    errors: FloatArray  # (5,) sums of `relative_ratios`
+    error_sums: FloatArray  # (5,) sums of `relative_ratios`, from which errors are computed
     log_r: FloatArray  # (n,)
     contrast: FloatArray  # (n,) kappa = (r - R) / (r + R)
 
@@ -51,7 +51,7 @@ class Ratios:
             near=self.near,
             span=self.span,
             drawn_at_min=self.drawn_at_min,
-            errors=self.errors,
+            error_sums=self.error_sums,
             log_r=log_r,
             contrast=contrast,
         )
@@ -80,9 +80,8 @@ class Ratios:
         with np.errstate(divide="ignore"):
             parts = -np.expm1(np.minimum(self.log_least - upper, 0.0))  # 1 - r0 / upper
             above: FloatArray = upper + np.log(parts)
-            if (
-                self.mean_deviation > -0.5
-            ):  # mean - r0 = (R - r0) + (mean - R), without cancellation
+            if self.mean_deviation > -0.5:
+                # mean - r0 = (R - r0) + (mean - R), without cancellation
                 above[1] = self.log_ref + np.log(max(parts[0] + self.mean_deviation, 0.0))
         return above
 
@@ -170,7 +169,7 @@ class RatioStatistics:
             near=near,
             span=span,
             drawn_at_min=drawn_at_min,
-            errors=sums[1:],
+            error_sums=sums[1:],
             log_r=_NO_CLASSES,
             contrast=_NO_CLASSES,
         )

@@ -121,7 +121,7 @@ def weigh(logits: FloatArray, label: int, scheme: Scheme, divisors: FloatArray) 
 
 
 def scales_of_sum(terms: Terms) -> tuple[float, float]:
-    """Return log E[S], and the start of the nodes in log u, relative to `_FIRST_Z`."""
+    """Return log E[S], and the log of the scale of the nodes: log u of a node is x minus it."""
     logs = terms.logs
     some = (terms.counts > _RARE_COUNT) & (logs > -np.inf)
     top = float(logs[some].max())

@@ -165,7 +165,10 @@ def exclude_classes(tree: CellTree, contexts: Contexts, workspace: Workspace) ->
 def walk(
     tree: CellTree, contexts: Contexts, targets: IntArray, paths: Paths, workspace: Workspace
 ) -> None:
-    """Take paths from the top to classes: drawn, or given by `targets` (T + 1, B, k)."""
+    """Extend paths level by level from the root to classes.
+
+    `targets` (T + 1, B, k) are the children to go to at each level; if it is empty they are drawn.
+    """
     levels = tree.levels
     for level in range(-1, len(levels) - 1):
         first, last = (-1, 0) if level < 0 else (levels[level], levels[level + 1])

@@ -477,9 +477,10 @@ class KernelTree(Sampler):
         return partial(self._sums.add, leaves, errors) if len(leaves) else lambda: None
 
     def _leaves_due(self, num: int) -> IntArray:
-        """Return the leaves (k,), increasing, to be summed again within `num` more updates.
+        """Return the sorted leaves (k,) whose sums are renewed during the next `num` updates.
 
-        Leaves take turns: each comes up once in `UPDATES_BEFORE_RENEWAL` updates per class.
+        Leaves take turns: with n classes, each is renewed once in about ``n *
+        UPDATES_BEFORE_RENEWAL`` updates.
         """
         # turns depend on the number of updates, not on their classes: a class that is updated all
         # the time affects only nodes on its path, and taking turns reaches all nodes
