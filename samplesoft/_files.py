@@ -119,7 +119,7 @@ def retry_while_in_use(action: Callable[[], _T]) -> _T:
 def is_in_use(error: OSError) -> bool:
     """Return whether an error may be temporary, because another program holds the file.
 
-    Windows reports such a file in the same way as one without permission.
+    On Windows that is a PermissionError, as for missing permission, so that all of these count.
     """
     return (
         isinstance(error, PermissionError)

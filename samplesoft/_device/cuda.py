@@ -270,7 +270,7 @@ def labels(name: str, value: Any, num_classes: int, batch_shape: tuple[int, ...]
 
 
 def _classes(name: str, value: Any, num_classes: int, fits: bool, shape: str) -> Any:
-    """Return checked class indices on the device; `fits` says whether the shape is right."""
+    """Return checked class indices on the device. `fits` is False for an unexpected shape."""
     array = contiguous(name, value, np.int64)
     if not fits:
         raise ValueError(f"`{name}` must have shape {shape}, got {array.shape}.")

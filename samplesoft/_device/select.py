@@ -13,7 +13,7 @@ DEVICES = ("cpu", "cuda")
 
 
 def as_device(value: Any) -> str:
-    """Return the public `device` argument, "cpu" or "cuda", or raise `TypeError` or `ValueError`.
+    """Check the public argument `device`, which must be "cpu" or "cuda", and return it.
 
     Raises `RuntimeError`, which says what to install, if there is no GPU that Numba can use.
     """

@@ -340,7 +340,7 @@ def _run_block(
 ) -> tuple[FloatArray, FloatArray]:
     """Run trials `start` to `stop`; each trial has random numbers of its own.
 
-    `ratios` (n + 1,) is workspace of the jackknife; with None the jackknife is not compiled.
+    `ratios` (n + 1,) is workspace for the jackknife, or None without it.
 
     Returns sums (num_bins, 4) and moments (2, 1 + P). The columns of the sums are the center, and
     over the trials that draw from a bin: sum of d = p' - center, sum of d**2, number of trials. The

@@ -493,7 +493,7 @@ class Theorem2Ratio:
 def theorem2_ratio(
     cosine: ArrayLike, labels: int, estimates: ArrayLike, *, tau: float, nu: float
 ) -> Theorem2Ratio:
-    """Return the ratio of equation 20 for given random-feature estimates of the kernel.
+    """Return the ratios of softmax to proposal (equation 20) for given estimates of the kernel.
 
     Logits are ``o_i = tau h.c_i`` and ``q_i = phi(c_i).phi(h) / C``, with the normalising
     constant C and Z_t both summed over the negatives. Eq. 20 as printed lacks a normaliser: for

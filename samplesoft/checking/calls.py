@@ -14,7 +14,7 @@ DRAWS = ("own", "given", "given-negatives")
 
 
 def call_loss(loss: Callable[..., Any], names: str, *given: Any) -> Any:
-    """Return ``loss(*given)``; raise TypeError with argument names if the call itself fails."""
+    """Return ``loss(*given)``; if it does not take these arguments, a TypeError shows `names`."""
     try:
         return loss(*given)
     except TypeError as error:

@@ -134,7 +134,7 @@ def file_not_found(path: str | Path) -> FileNotFoundError:
 def whole_number(word: str) -> int | None:
     """Return the value of a word of ASCII digits, None for other words.
 
-    A number of more than 25 digits is truncated to 25, which is beyond any limit of a file.
+    Only the first 25 digits of a longer number are kept: it is still above every limit of a format.
     """
     if not (word.isascii() and word.isdecimal()):
         return None

@@ -157,7 +157,7 @@ def count_words(tokens: Sequence[str], size: int) -> dict[str, int]:
 
 
 def as_words(name: str, value: Any) -> list[str]:
-    """Return the words of a text as a list; TypeError for a string or other items."""
+    """Return a sequence of words as a list; TypeError for a string, or for items that are none."""
     try:
         words = list(value)
     except TypeError:  # a number, or an array of dimension 0

@@ -199,7 +199,7 @@ class RandomMaclaurinFeatures(FeatureMap):
             features = out[chunk]
             products = np.empty_like(features)
             with np.errstate(over="ignore", invalid="ignore"):
-                # multiply by one factor at a time, for the features with this degree or more
+                # factor by factor: factor k is for the features of degree k or more
                 features[:] = self._scale
                 for num, signs in self._factors:
                     signs.project(rows, products[:, :num])

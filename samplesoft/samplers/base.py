@@ -465,7 +465,7 @@ class Sampler(ABC):
                 f"`h` must hold context vectors of shape (B, {self.dim}), got None; only "
                 "samplers that do not look at them take None."
             )
-        # draws do not depend on them, but mistakes such as labels in their place are caught
+        # this sampler ignores contexts, but labels passed by mistake are caught
         if self.dim is None and self.device == "cpu":
             contexts = np.atleast_2d(as_array("h", h))
             if contexts.ndim != 2 or contexts.dtype.kind != "f" or 0 in np.shape(h)[:1]:

@@ -128,7 +128,7 @@ def gumbel_top_k(logits: ArrayLike, k: int, *, rng: Rng = None) -> GumbelDraw:
 
 
 def _order_without_rounding(logits: FloatArray, noise: FloatArray) -> IntArray:
-    """Return the classes of rows (B, n) by decreasing sum of logit and noise, without rounding."""
+    """Return the classes of rows (B, n) by decreasing exact sum of logit and noise."""
     # Rounding preserves the order of sums, except that different sums may become equal. Their
     # rounding errors, which are known exactly (Knuth), then decide: 0.3 for -1e17 + 0.3.
     sums = logits + noise

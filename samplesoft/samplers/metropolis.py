@@ -16,7 +16,7 @@ from samplesoft.samplers.frequency import unigram_weights
 
 
 class MetropolisSampler(DenseSampler):
-    """The state of a Metropolis-Hastings chain after some steps from a unigram, for study.
+    """Draw the exact state of a Metropolis-Hastings chain after T steps; for study, not for speed.
 
     A step proposes class j in proportion to a power of its count, and moves there from class i with
     the probability ``min(1, w_j / w_i)``, where w is ``exp(tau h . c)`` divided by the proposal

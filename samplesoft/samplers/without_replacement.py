@@ -159,7 +159,7 @@ class SuccessiveInclusion:
         panels.add_moments(*crowd_positions, np.ones((1, len(crowd_positions[0]))), moments)
         node_positions = first + np.flatnonzero(crowded)[:, None] + panels.node_places()
         log_rates = np.append((node_positions * _PANEL_WIDTH).ravel(), log_w[self._single_classes])
-        # classes per node: its Lagrange polynomial summed over the classes
+        # weight of a node: the sum over classes of its Lagrange polynomial
         counts = (moments[:, 0] @ panels.to_coefficients().T).ravel()
         return _Atoms(log_rates, np.append(counts, np.ones(len(self._single_classes))))
 

@@ -737,14 +737,14 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         )
 
     def bias_report(self, X: Any, y: Any, **options: Any) -> TuneReport:
-        """Measure bias and speed of samplers and numbers of draws on this model.
+        """Measure the bias and speed of several samplers and numbers of draws with this model.
 
         Calls `samplesoft.tune` with the vectors of the model.
 
         Parameters
         ----------
         X : array_like or sparse matrix, shape (N, v)
-            Inputs; a step has `batch_size` of them.
+            Inputs; each timed step uses `batch_size` of them.
         y : array_like
             Labels, one per input.
         **options

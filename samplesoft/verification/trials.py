@@ -298,7 +298,7 @@ def bin_classes(label: int, tails: Tails, num_trials: int) -> IntArray:
 
 
 def _moments_of_projections(tails: Tails, label: int, centered: FloatArray) -> FloatArray:
-    """Predict absolute moments (2, P) of ``p' @ directions`` in a trial.
+    """Predict the second and third absolute central moments (2, P) of ``p' @ directions``.
 
     `centered` (n, P) are the directions minus their means under the expected p'.
     """

@@ -201,7 +201,7 @@ class BiasSums(Pass):
 
 
 class PassResults(NamedTuple):
-    """The results of the passes so far."""
+    """What the finished passes have computed: the totals, then the ratios, then the atoms."""
 
     totals: Totals
     ratios: Any = None  # Ratios without classes: their centres

@@ -1,4 +1,4 @@
-"""The exact bias of independent draws with replacement; ``samplesoft/bias/README.md`` says where to begin.
+"""The exact bias of draws with replacement; begin with ``samplesoft/bias/README.md``.
 
 - `draws`: S as a base mass and independent draws, (B1), and the totals over classes for it.
 - `ratios`: the ratios of the classes around three centres; `deviations`: in double-double.

@@ -194,7 +194,7 @@ class Integral:
         error = estimate_error(flows.coarse, flows.size, norm, bias_unit, is_jackknife)
         loss_error = sum_error(terms, size, loss_unit, weights.loss_narrow)
         is_enough = error <= (RELATIVE_TOLERANCE + 4.0 * bias_unit) * norm
-        # the terms of the jackknife cancel, so that their size is no scale for the result
+        # the terms of the jackknife cancel: compare with their sum, not with their magnitudes
         enough = RELATIVE_TOLERANCE * (abs(float(terms.sum())) if is_jackknife else size)
         is_enough = is_enough and loss_error <= enough + 4.0 * loss_unit * size
         error += self.contrast_unit * flows.class_size + none_accepted_error(draws)

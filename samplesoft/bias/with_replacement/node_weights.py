@@ -114,7 +114,7 @@ def _corrected_loss_offset(draws: Draws) -> tuple[float, float]:
 
 @njit
 def exponent_sizes(sizes: FloatArray, exponents: FloatArray) -> FloatArray:
-    """Return sizes * (1 + |exponents|), (K,): exp(x) has |x| times the relative rounding of x."""
+    """Return ``sizes * (1 + |exponents|)``, (K,): rounding of x by e changes exp(x) by |x| e."""
     out = np.zeros(len(sizes))
     for k in range(len(sizes)):
         if sizes[k] > 0.0:

@@ -96,7 +96,7 @@ class Weights(NamedTuple):
     shift: float  # log of what the label is divided by, drawn or not; infinite where it is not in S
 
     def terms(self, which: IntArray, counts: FloatArray) -> Terms:
-        """Return the terms of the classes `which` (k,), and last the base term of the label.
+        """Return the terms of the classes `which` (k,), and then the term that the label has in S.
 
         `counts` (k,) are the expected numbers of draws of these classes.
         """
