@@ -205,7 +205,7 @@ def class_blocks(batch: Batch, normalize: bool) -> Iterator[Block]:
 
 
 def masked_score_blocks(loss: Loss, batch: Batch, excluded: LabelPositions) -> Iterator[Rows]:
-    """Yield the scores (r, B) of each block: -inf for excluded labels, absolute if `loss.absolute`."""
+    """Yield the scores (r, B) of each block: -inf for excluded labels; absolute for such losses."""
     for block in class_blocks(batch, loss.normalize):
         if loss.absolute:
             np.abs(block.scores, out=block.scores)
