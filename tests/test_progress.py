@@ -120,7 +120,7 @@ def test_a_stream_that_is_closed_is_no_error(soon, monkeypatch, tmp_path):
     [
         ("__init__", "preparing "),
         ("examples", "checkpoint: "),
-        ("take", "epoch 1: step "),
+        ("run_fused_steps", "epoch 1: step "),
         ("validate", "epoch 1, validation: "),
         ("evaluate", "evaluating the best epoch: "),
     ],

@@ -220,7 +220,7 @@ def _checkpoints(folder: Path) -> Iterator[Case]:
     yield Case(
         "train --resume",
         options,
-        lambda: train_command._fill_in_saved_options(argparse.Namespace(**given)),
+        lambda: train_command._saved_options(argparse.Namespace(**given), options),
         named=("xc",),
     )
     run_ = folder / "run"

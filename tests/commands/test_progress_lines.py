@@ -96,7 +96,7 @@ def killed(args, **place):
 
 def test_killed_training_has_printed_each_epoch_that_ended(tmp_path):
     args = [*small_run(tmp_path), "--out", str(tmp_path / "run"), "--epochs", "9"]
-    place = {"module": "samplesoft.training", "owner": "RetrievalTask", "name": "take"}
+    place = {"module": "samplesoft.training", "owner": "RetrievalTask", "name": "run_fused_steps"}
     printed, _ = killed(args, **place, call=4)
     first, resolved, *lines = printed.splitlines(keepends=True)
     assert all(line.endswith("\n") for line in (first, resolved, *lines))

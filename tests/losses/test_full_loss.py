@@ -39,7 +39,7 @@ def dense_gradients(gradients):
 
 @pytest.fixture(params=[1, 2, 7, 13, 1000])
 def block_size(request, monkeypatch):
-    monkeypatch.setattr(full, "_LEAST_CLASSES", request.param)
+    monkeypatch.setattr(full, "_MIN_BLOCK_CLASSES", request.param)
     monkeypatch.setattr(full, "_BLOCK_SCORES", 1)
 
 

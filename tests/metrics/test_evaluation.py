@@ -34,7 +34,7 @@ def case(n=23, d=5, batch=11, seed=0):
 
 @pytest.fixture(params=[1, 2, 7, 23])
 def block_size(request, monkeypatch):
-    monkeypatch.setattr(full, "_LEAST_CLASSES", request.param)
+    monkeypatch.setattr(full, "_MIN_BLOCK_CLASSES", request.param)
     monkeypatch.setattr(full, "_BLOCK_SCORES", 1)
 
 

@@ -10,7 +10,7 @@ from scipy import sparse
 from samplesoft._random import as_key
 from samplesoft.metrics import ranking_scores
 from samplesoft.recommend import SampledSoftmaxRecommender
-from samplesoft.recommend.training import _HELD_OUT_STREAM, HeldOut, check_parameters
+from samplesoft.recommend.training import _HELD_OUT_STREAM, HeldOut, checked_settings
 from samplesoft.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from samplesoft.training.resolved import resolve
 from samplesoft.training.task import sub_seed
@@ -159,7 +159,7 @@ def test_what_is_hidden_has_no_part_in_training():
 
 @pytest.mark.parametrize(("loss", "weight"), [("bilateral", 1.3), ("sampled-masked", None)])
 def test_the_weight_of_negatives_is_that_of_the_loss(loss, weight):
-    asked = check_parameters(make(loss=loss, negative_weight=1.3))
+    asked = checked_settings(make(loss=loss, negative_weight=1.3))
     settings = resolve(asked, 8, 8, several_labels=True).model
     layer = settings.make_layer(np.eye(8, dtype=np.float32), None, 0)
     assert getattr(layer.loss, "negative_weight", None) == weight
@@ -168,7 +168,7 @@ def test_the_weight_of_negatives_is_that_of_the_loss(loss, weight):
 @pytest.mark.parametrize("loss", ["bpr", "warp", "gbce"])
 def test_losses_that_others_compare_with(loss, tmp_path):
     """They draw uniformly, from one set for a batch, and a file holds them as any other."""
-    settings = resolve(check_parameters(make(loss=loss)), 8, 8, several_labels=True).model
+    settings = resolve(checked_settings(make(loss=loss)), 8, 8, several_labels=True).model
     assert (settings.sampler, settings.shared, settings.mask_other_labels) == (
         "uniform",
         True,
@@ -186,7 +186,7 @@ def test_losses_that_others_compare_with(loss, tmp_path):
 @pytest.mark.parametrize(("items", "draws"), [(30, 1000), (25_000, 2500), (10**6, 4000)])
 def test_more_items_are_given_more_draws(items, draws):
     for given, found in ((None, draws), (7, 7)):
-        asked = check_parameters(make(num_sampled=given), items)
+        asked = checked_settings(make(num_sampled=given), items)
         assert resolve(asked, items, 100, several_labels=True).model.num_sampled == found
 
 
