@@ -244,7 +244,7 @@ def test_a_call_that_is_cut_in_two(dropout):
                     *given,
                     BATCH,
                     (5, 6),
-                    draws=draws.of(part),
+                    draws=draws.at_steps(part),
                     first_entry=before,
                 )
             )
