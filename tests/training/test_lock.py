@@ -148,7 +148,7 @@ import sys
 from samplesoft.training import loop
 from samplesoft.cli import main
 
-original, calls = loop._steps, []
+original, calls = loop._run_steps, []
 
 def waiting(*arguments):
     calls.append(1)
@@ -157,7 +157,7 @@ def waiting(*arguments):
         sys.stdin.readline()
     return original(*arguments)
 
-loop._steps = waiting
+loop._run_steps = waiting
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -175,8 +175,10 @@ def test_two_processes(tmp_path, capsys):
             stdout=subprocess.PIPE,
             text=True,
         ) as first:
-            while first.stdout.readline() != "waiting\n":
-                pass
+            for line in first.stdout:
+                if line == "waiting\n":
+                    break
+            assert first.poll() is None
             before = contents(tmp_path / "run")
             capsys.readouterr()
             for attempt in ([*out, "--seed", "3"], [*out, "--resume", "--epochs", "9"]):
