@@ -22,7 +22,7 @@ def why_not():
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 FLOAT32 = {"multiply_write_fourier", "multiply_write_positive"}
 FLOAT32 |= {"sum_runs", "sum_changes"}
-FLOAT32 |= {"combine_siblings", "apply_updates", "context_sums", "largest_in_rows"}
+FLOAT32 |= {"combine_siblings", "apply_updates", "context_gradients", "largest_in_rows"}
 FLOAT32 |= {f"{name}_rows_on_device" for name in ("sgd", "momentum", "adagrad", "adam")}
 
 
