@@ -154,6 +154,11 @@ class SampledLoss(Loss):
         """Whether draws may have always-included classes."""
         return self.properties.loss_takes_certain and not self.with_replacement
 
+    @property
+    def draws_num_sampled(self) -> bool:
+        """Whether `draw` draws exactly `num_sampled` classes."""
+        return type(self).draw is SampledLoss.draw
+
     def draw(
         self, sample: Sample, num_sampled: int, targets: Targets, num_classes: int, rng: Seed
     ) -> Draw:

@@ -138,9 +138,8 @@ class SoftmaxLayer:
         self.num_sampled = 0
         self.shared = False
         self.update_every = as_count("update_every", update_every)
-        self._pending_ids: list[
-            IntArray
-        ] = []  # ids of `update` calls that the sampler has not seen
+        # ids of `update` calls that the sampler has not seen
+        self._pending_ids: list[IntArray] = []
         if isinstance(loss, SampledLoss):
             self._check_sampler(loss, rows, allow_other_tau)
             # draws for one context are poor proposals for the others of the batch
@@ -159,7 +158,7 @@ class SoftmaxLayer:
                 "nothing; leave them out, or take a sampled loss."
             )
         # computed once: calls of empty methods would cost as much as a small product in each step
-        self._draws_num_sampled = getattr(type(loss), "draw", None) is SampledLoss.draw
+        self._draws_num_sampled = isinstance(loss, SampledLoss) and loss.draws_num_sampled
         self._refreshes = _overrides(self.sampler, "refresh")
         self._observes = _overrides(self.sampler, "observe")
 

@@ -13,7 +13,7 @@ from samplesoft.losses.sampled import SampledLoss, Terms
 from samplesoft.losses.step import reject_corrections
 from samplesoft.models.linear_softmax import LinearSoftmax
 from samplesoft.samplers.base import Draw
-from samplesoft.training.fused.eligible import FULL_LOSSES, base_loss_of, draws_num_sampled
+from samplesoft.training.fused.eligible import FULL_LOSSES, base_loss_of
 
 _MAX_CALL_DRAWS = 1 << 18  # draws and examples of all steps in a call
 _MAX_CALL_STEPS = 512
@@ -35,7 +35,7 @@ def steps_per_call(model: LinearSoftmax, batch_size: int) -> int:
         Number of steps S, at least 1.
     """
     loss = model.softmax.loss
-    if isinstance(loss, SampledLoss) and not draws_num_sampled(loss):
+    if isinstance(loss, SampledLoss) and not loss.draws_num_sampled:
         return 1  # the loss chooses the number of draws in each step
     num_draws = model.softmax.num_sampled or model.num_classes
     return max(1, min(_MAX_CALL_DRAWS // (num_draws + batch_size), _MAX_CALL_STEPS))

@@ -74,7 +74,7 @@ def why_step_by_step(model: LinearSoftmax, optimizer: Optimizer | None) -> str |
         return "each example has draws of its own"
     if type(loss).draw is MultilevelLoss.draw:
         return None
-    if not draws_num_sampled(loss):
+    if not loss.draws_num_sampled:
         return f"{type(loss).__name__} has draws of its own"
     example_ids = np.zeros((1, model.softmax.num_sampled))
     terms = loss._terms_of(Draw(example_ids.astype(np.int64), example_ids), model.num_classes)
@@ -95,8 +95,3 @@ def base_loss_of(loss: Loss) -> type[Loss] | None:
 def _overrides_replaced_method(base: Any, instance: Any) -> bool:
     """Whether a loss or an optimizer overrides a method of `base` that fused steps replace."""
     return any(getattr(type(instance), name) is not getattr(base, name) for name in _REPLACED[base])
-
-
-def draws_num_sampled(loss: SampledLoss) -> bool:
-    """Whether a loss draws exactly `num_sampled` classes."""
-    return type(loss).draw is SampledLoss.draw
