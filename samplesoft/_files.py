@@ -185,9 +185,8 @@ def is_abandoned(draft: Path, writer: str) -> bool:
     process, _, host = writer.partition("-")
     if not (process.isascii() and process.isdecimal()):
         return False
-    if (
-        host and host.partition("-")[0] != _host_hash()
-    ):  # processes of other machines cannot be queried
+    # processes of other machines cannot be queried
+    if host and host.partition("-")[0] != _host_hash():
         try:
             return time.time() - draft.stat().st_mtime > _DAY_SECONDS
         except OSError:

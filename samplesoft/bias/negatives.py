@@ -29,9 +29,8 @@ class Negatives:
     log_qn: FloatArray
     log_ratio: FloatArray  # log(r_j / Z_t); the mean of r_j / Z_t under qn is 1
     log_deviation: FloatArray  # log|r_j / Z_t - 1|; its sign is that of `log_ratio`
-    log_chi2: (
-        float  # log of sum_j qn_j (r_j / Z_t - 1)^2 = Var(r) / Z_t^2; that is 0 for the softmax
-    )
+    # log of sum_j qn_j (r_j / Z_t - 1)^2 = Var(r) / Z_t^2, which is the log of 0 for the softmax
+    log_chi2: float
     rounding: float  # bound on the float64 error of `log_ratio`, `log_p`, `log_a` and `log_zt`
 
     def fill(self, label_value: float, values: FloatArray) -> FloatArray:

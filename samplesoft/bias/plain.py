@@ -128,9 +128,8 @@ def bias(logits, label, q, m, scheme):
     """Return E[p'] - p (n,) and E[L'] - L of any scheme that is not without replacement."""
     e, q = softmax(logits), np.asarray(q, dtype=float)
     name, others = scheme.removesuffix("_masked"), np.arange(len(e)) != label
-    base = exp_label_logit = e[
-        label
-    ]  # the label's mass in S, and exp of the label's logit in the loss
+    # the label's mass in S, and exp of the label's logit in the loss
+    base = exp_label_logit = e[label]
     if name == "candidate":
         base = exp_label_logit = e[label] / (m * q[label])
     if name == "importance":

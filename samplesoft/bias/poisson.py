@@ -87,9 +87,8 @@ def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> ExampleBias:
     loss_unit = max(unit, rounding_unit(draws.log_probs))
 
     best = None
-    with np.errstate(
-        all="ignore"
-    ):  # a result that is not finite is dropped: its error is not, either
+    # a result that is not finite is dropped: its error is not, either
+    with np.errstate(all="ignore"):
         for step in halved_steps(STEP):
             nodes = make_nodes(classes, atoms, draws.log_base, step)
             flows, total, size, coarse = _integrate_flows(classes, atoms, nodes.x, nodes.weights)

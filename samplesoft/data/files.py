@@ -27,9 +27,6 @@ def open_text(path: str | Path) -> Iterator[TextIO]:
 
     Raises FileNotFoundError, or ValueError if the file cannot be read, decompressed or decoded, now
     or while it is read.
-
-    Raises FileNotFoundError, or ValueError if the file cannot be read, decompressed or decoded,
-    while it is open too.
     """
     name = str(path)
     module = import_module(_MODULE_OF_SUFFIX.get(Path(name).suffix, "io"))

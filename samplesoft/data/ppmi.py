@@ -172,10 +172,6 @@ def _truncated_svd(matrix: Any, rank: int) -> tuple[FloatArray, FloatArray, Floa
     Subspace iteration needs a few products of whole blocks. Lanczos (``scipy.sparse.linalg.svds``)
     and QR make thousands of products with single vectors, whose threads wait for each other if
     other work shares the cores: up to 16 s then, instead of 1 s.
-
-    Subspace iteration needs a few products of whole blocks. Lanczos (``scipy.sparse.linalg.svds``)
-    and QR make thousands of products with single vectors, whose threads wait for each other where
-    other work shares the cores: up to 16 s then, against 1 s.
     """
     n = matrix.shape[0]
     block = rank + OVERSAMPLING
@@ -186,9 +182,8 @@ def _truncated_svd(matrix: Any, rank: int) -> tuple[FloatArray, FloatArray, Floa
         basis = np.random.default_rng(0).standard_normal((n, block))
         for _ in range(ITERATIONS):
             basis = transposed @ (matrix @ basis)
-            basis = (
-                basis @ _principal_axes(basis)[0]
-            )  # otherwise all columns approach the first vector
+            # otherwise all columns approach the first vector
+            basis = basis @ _principal_axes(basis)[0]
         image = matrix @ basis
         axes, values = _principal_axes(image)
         left = image @ axes

@@ -139,9 +139,8 @@ class DaskShards(Shards):
 
     def _submit(self, s: int, method: str, arguments: Sequence[Any]) -> Any:
         try:
-            if hasattr(
-                self._shards[s], "result"
-            ):  # a future, so that all shards are made concurrently
+            # a future, so that all shards are made concurrently
+            if hasattr(self._shards[s], "result"):
                 self._shards[s] = self._shards[s].result()
             return self._shards[s].call(method, *arguments)
         except self._losses as error:

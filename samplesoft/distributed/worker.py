@@ -93,9 +93,8 @@ class Shard(SoftmaxLayer):
         return getattr(self, method)(*arguments)
 
     def _use_threads(self) -> None:
-        if (
-            self._threads is not None
-        ):  # set in each call, because it is a setting of the calling thread
+        # set in each call, because it is a setting of the calling thread
+        if self._threads is not None:
             use_threads(self._threads)
 
     def masses(self, h: Rows, exclude: IntArray) -> FloatArray:
@@ -137,9 +136,8 @@ class Shard(SoftmaxLayer):
         z = h if self.loss.tau == 1.0 else times_tau(h, self.loss.tau)
         self._batch = Batch(h, None, z, self.class_embeddings, Targets(labels, example_ids), None)
         self._slots = np.arange(counts.max()) < counts[:, None]
-        padded_ids = np.full(
-            self._slots.shape, ids[0] if len(ids) else 0
-        )  # padding with any valid class
+        # padding with any valid class
+        padded_ids = np.full(self._slots.shape, ids[0] if len(ids) else 0)
         padded_ids[self._slots] = ids
         no_counts = np.zeros(padded_ids.shape)  # not used: the layer has validated the draw
         scores = self._scores = score_candidates(

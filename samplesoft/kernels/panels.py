@@ -32,9 +32,8 @@ def place(
     s = np.empty(len(t))
     for j in range(len(t)):
         index = np.floor(t[j] / width) - first
-        index = (
-            0.0 if index < 0.0 else index
-        )  # branch-free, unlike min and max, which check for NaN
+        # branch-free, unlike min and max, which check for NaN
+        index = 0.0 if index < 0.0 else index
         index = count - 1.0 if index > count - 1.0 else index
         panel[j] = np.int32(index)  # int64 would not be vectorised
         position = 2.0 * (t[j] / width - (first + index)) - 1.0

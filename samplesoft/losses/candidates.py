@@ -48,9 +48,8 @@ def check_draw(draw: Draw | None, batch: int, n: int) -> tuple[IntArray, FloatAr
     The draw must be for `batch` contexts or shared by them, of classes in ``range(n)``.
     """
     ids, log_counts = draw_arrays(draw, batch)
-    if not are_valid_draws(
-        ids, log_counts, n
-    ):  # one pass; the error is located only if there is one
+    # one pass; the error is located only if there is one
+    if not are_valid_draws(ids, log_counts, n):
         raise invalid_draw_error(ids, log_counts, n)
     return ids, log_counts
 
@@ -377,9 +376,8 @@ def _bias_gradients(scores: Scores, d_labels: Rows, d_sampled: Rows, weights: Fl
     column = weights.astype(d_sampled.dtype)[:, None]
     d_draw_scores = (d_sampled.T @ column)[:, 0] if scores.shared else (column * d_sampled).ravel()
     candidate_gradients = np.concatenate([column[scores.example_ids, 0] * d_labels, d_draw_scores])
-    sums = np.bincount(
-        scores.candidate_table[2, :-1], candidate_gradients, scores.num_unique
-    )  # in float64
+    # in float64
+    sums = np.bincount(scores.candidate_table[2, :-1], candidate_gradients, scores.num_unique)
     return sums.astype(d_sampled.dtype)
 
 

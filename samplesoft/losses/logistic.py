@@ -210,9 +210,8 @@ class FullLogisticLoss(Loss):
         with np.errstate(over="ignore", invalid="ignore"):  # `Loss.forward` raises
             # labels are positives; `masked_score_blocks` excluded them from the negatives
             losses += batch.targets.per_example(np.logaddexp(0.0, -label_scores))
-            d_label_logits = np.exp(
-                -np.logaddexp(0.0, label_scores)
-            )  # 1 / (1 + exp(score)) without overflow
+            # 1 / (1 + exp(score)) without overflow
+            d_label_logits = np.exp(-np.logaddexp(0.0, label_scores))
         return losses, -d_label_logits * signs  # derivatives in the scores of the labels
 
     def _backward(self, batch: Batch, saved: FloatArray, weights: FloatArray) -> Gradients:
@@ -227,9 +226,8 @@ def logistic_terms(logits: FloatArray, losses: FloatArray, weight: float = 1.0) 
     Overwrites logits (P, 1 + m), with the label's in column 0, by the gradient.
     """
     width = logits.shape[1]
-    step = max(
-        1, _BUFFER_LOGITS // width
-    )  # rows at a time, for vector instructions on short ones too
+    # rows at a time, for vector instructions on short ones too
+    step = max(1, _BUFFER_LOGITS // width)
     small, large = np.empty(step * width), np.empty(step * width)
     for first in range(0, len(logits), step):
         rows = logits[first : first + step]

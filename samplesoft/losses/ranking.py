@@ -160,9 +160,8 @@ def warp_terms(logits: FloatArray, losses: FloatArray, harmonic: FloatArray) -> 
             num_tried += draws[k] > -np.inf
             draws[k] = 0.0
             if derivative == 0.0 and margin > 0.0:
-                derivative = harmonic[
-                    num_tried - 1
-                ]  # 0 from the n-th on, as is that of all later ones
+                # 0 from the n-th on, as is that of all later ones
+                derivative = harmonic[num_tried - 1]
                 losses[b] = derivative * margin
                 draws[k] = derivative
         logits[b, 0] = -derivative

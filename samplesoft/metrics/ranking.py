@@ -142,9 +142,8 @@ def ranking_scores(
     discounts = 1.0 / np.log2(np.arange(2, lists.shape[1] + 2))
     ideal = np.cumsum(discounts)  # DCG of a list of labels only, by its length
     scores = {}
-    if (
-        inverse_propensities is not None
-    ):  # gains of the labels in the lists, and the largest possible gains
+    # gains of the labels in the lists, and the largest possible gains
+    if inverse_propensities is not None:
         gains = np.where(hits, inverse_propensities[lists], 0.0)
         largest_gains = np.zeros(lists.shape)
         for b, row_labels in enumerate(labels_of_rows):

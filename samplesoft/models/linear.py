@@ -29,10 +29,8 @@ from samplesoft.losses.base import SparseRows
 Gradient = NDArray[Any] | SparseRows  # in a parameter: dense, or of a few rows
 
 _CHUNK_VALUES = 1 << 17  # output values that a thread computes at a time
-_MAX_SORTED_ENTRIES, _MAX_PASSES = (
-    1 << 18,
-    32,
-)  # entries that are sorted at once, and times for more, at most
+_MAX_SORTED_ENTRIES = 1 << 18  # entries that are sorted at once
+_MAX_PASSES = 32  # passes over the entries, each of which sorts some of them
 _CHUNK_UNIFORMS = 1 << 20  # uniforms drawn at a time, which bounds the memory for them
 
 
@@ -195,9 +193,8 @@ def _transposed_product(x: sparse.csr_array, dy: NDArray[Any], num_inputs: int) 
 def column_counts(matrix: Any) -> IntArray:
     """Return the number of entries (v,) in each column of a CSR matrix."""
     counts = np.zeros(matrix.shape[1], np.int64)
-    for part in chunks(
-        matrix.nnz, max(_MAX_SORTED_ENTRIES, len(counts))
-    ):  # NumPy converts the indices to int64
+    # NumPy converts the indices to int64
+    for part in chunks(matrix.nnz, max(_MAX_SORTED_ENTRIES, len(counts))):
         counts += np.bincount(matrix.indices[part], minlength=len(counts))
     return counts
 

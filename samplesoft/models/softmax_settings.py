@@ -94,10 +94,11 @@ class SoftmaxSettings:
     shared: bool | None = None
     update_every: int = 1
 
+    # fields that are arguments of the loss
     _loss_fields: ClassVar[tuple[str, ...]] = (
         "tau",
         "normalize",
-    )  # fields that are arguments of the loss
+    )
 
     def __post_init__(self) -> None:
         for name in ("num_features", "update_every"):

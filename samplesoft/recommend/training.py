@@ -59,6 +59,7 @@ Matrix = sparse.csr_array
 _AUTO = "auto"
 # default number of draws: a tenth of the items, within these limits
 _MIN_DRAWS, _MAX_DRAWS, _ITEMS_PER_DRAW = 1000, 4000, 10
+# labels have weights, which one versus all does not support
 _LOSS_NAMES = [
     name
     for name, spec in LOSSES.items()
@@ -66,7 +67,7 @@ _LOSS_NAMES = [
     and not spec.absolute
     and not spec.on_tree
     and "label_reduction" not in spec.fixed
-]  # labels have weights, which one versus all does not support
+]
 
 # epochs
 _TRAINING_STREAM, _START_STREAM, _HELD_OUT_STREAM = range(3)  # random streams derived from the seed

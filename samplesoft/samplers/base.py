@@ -449,9 +449,8 @@ class Sampler(ABC):
         mean_norms = np.add.reduceat(norms[order], starts) / counts
         sums = np.add.reduceat(rows[order], starts)  # direction of each group
         lengths = np.sqrt((sums**2).sum(axis=1))
-        cancels = (
-            lengths <= 1e-6 * counts * mean_norms
-        )  # contexts cancel: represent the group by one
+        # contexts cancel: represent the group by one
+        cancels = lengths <= 1e-6 * counts * mean_norms
         sums[cancels] = rows[order[starts[cancels]]]
         lengths[cancels] = norms[order[starts[cancels]]]
         factors = np.divide(mean_norms, lengths, out=np.zeros_like(lengths), where=lengths > 0.0)

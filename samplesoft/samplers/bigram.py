@@ -147,9 +147,8 @@ class BigramSampler(Sampler):
         pseudo_counts[pseudo_counts[:, 1] == 0, 1] = (
             1.0  # only the unigram, after a state that was never seen
         )
-        shares = pseudo_counts / pseudo_counts.sum(
-            axis=1, keepdims=True
-        )  # both: 1 - share would lose digits
+        # both: 1 - share would lose digits
+        shares = pseudo_counts / pseudo_counts.sum(axis=1, keepdims=True)
         self._table = _Table(offsets, ids, values, below, above, shares)
         self._update_cumulative(np.arange(self.num_states + 1))
 

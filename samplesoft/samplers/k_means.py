@@ -33,8 +33,6 @@ def k_means(rows: Rows, num: int, key: np.uint64) -> IntArray:
     """Return the index of the nearest of `num` centers for each row (k, d), by Lloyd's algorithm.
 
     Adding one vector to all rows, such as a large common component, changes nothing.
-
-    What all rows have in common, such as a large vector that was added to each, changes nothing.
     """
     rows = _centered(rows)
     permutation = np.argsort(uniform_block(key, 1, len(rows))[0], kind="stable")

@@ -274,9 +274,8 @@ def _model_of_size(
         settings |= {"sampler": None, "num_sampled": None, "shared": False}
         if spec.draws:  # the full softmax costs no more than its estimate here
             settings |= {"loss": "full", "label_reduction": "pal-n"}
-    elif several_labels or requested.get(
-        "shared"
-    ):  # one set of draws cannot exclude several labels
+    elif several_labels or requested.get("shared"):
+        # one set of draws cannot exclude several labels
         settings["loss"] = spec.masked or requested["loss"]
     return LinearSoftmaxSettings(**settings)
 

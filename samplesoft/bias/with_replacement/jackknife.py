@@ -226,9 +226,8 @@ def _terms_by_parts(
     draws: Draws, nodes: TiltedNodes, kernel: _Kernel
 ) -> tuple[_LossTerms, FloatArray]:
     """Return the terms of the integral of g K', eq. (B70), and v g K (K,) for a smooth step."""
-    derivative = (
-        np.exp(np.minimum(nodes.x + draws.log_base, LARGEST_EXPONENT)) + nodes.mean
-    )  # v ds/dv
+    # v ds/dv
+    derivative = np.exp(np.minimum(nodes.x + draws.log_base, LARGEST_EXPONENT)) + nodes.mean
     s = kernel.s
     tilt = nodes.gap / s
     # derivative is s + gap: the first two orders in v cancel exactly in this form of `curve`

@@ -453,9 +453,8 @@ def _write_far_terms(
         if tilted is None:
             at_gone[0, k] = -decay_ref * c[0]
             value, size = c[0] + at_gone[0, k], 0.0
-            if (
-                d_ref < 1.0
-            ):  # the smallest ratio is near the reference: (B19) with r = r0, kappa = -1
+            # the smallest ratio is near the reference: (B19) with r = r0, kappa = -1
+            if d_ref < 1.0:
                 value = decay_ref * d_ref * (c[0] * _decay_ratio(-d_ref))
         else:
             derivative_terms = _make_derivative_terms(c, tilted[k], decay_ref)
