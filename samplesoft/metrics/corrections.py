@@ -121,6 +121,7 @@ def correct_metric(
     Examples
     --------
     >>> import numpy as np
+    >>> from samplesoft.metrics import TargetRanks, rank_metric, sampled_rank_distribution
     >>> recall = rank_metric("recall", 10, np.arange(1, 1001))
     >>> naive = rank_metric("recall", 10, np.arange(1, 101))  # at the sampled ranks
     >>> distribution = sampled_rank_distribution(TargetRanks([50], 1000), 99)
@@ -221,6 +222,7 @@ def estimate_rank_distribution(
     Examples
     --------
     >>> import numpy as np
+    >>> from samplesoft.metrics import TargetRanks, sampled_rank_distribution
     >>> seen = sampled_rank_distribution(TargetRanks([5], 50), 20)[0]  # all items have rank 5
     >>> estimate = estimate_rank_distribution(seen, 50)
     >>> (estimate @ np.arange(1, 51)).round(1)

@@ -22,7 +22,7 @@ def sampler(dtype=np.float64):
 @pytest.mark.parametrize("batch", [1, 2, 32])
 def test_a_small_batch_is_taken_as_it_is(batch):
     h = rows(batch)
-    pooled, shares = sampler()._pool(h)
+    pooled, shares = sampler()._representatives(h)
     np.testing.assert_array_equal(pooled, h)
     np.testing.assert_allclose(shares, 1.0 / batch)
 
@@ -30,7 +30,7 @@ def test_a_small_batch_is_taken_as_it_is(batch):
 @pytest.mark.parametrize(("batch", "most"), [(33, 32), (500, 32), (2000, 100)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_large_batch_costs_few_contexts(batch, most, dtype):
-    pooled, shares = sampler(dtype)._pool(rows(batch, dtype=dtype))
+    pooled, shares = sampler(dtype)._representatives(rows(batch, dtype=dtype))
     assert 1 < len(pooled) == len(shares) <= most
     assert pooled.dtype == dtype
     assert shares.sum() == pytest.approx(1.0)
@@ -38,21 +38,21 @@ def test_a_large_batch_costs_few_contexts(batch, most, dtype):
 
 
 def test_unit_vectors_stay_of_norm_1():
-    pooled, _ = sampler()._pool(unit(rows(300)))
+    pooled, _ = sampler()._representatives(unit(rows(300)))
     np.testing.assert_allclose(np.linalg.norm(pooled, axis=1), 1.0, rtol=1e-12)
 
 
 def test_well_separated_groups_are_found():
     centers = 50.0 * unit(rows(8, seed=3))
     h = np.repeat(centers, 20, axis=0) + 1e-6 * rows(160, seed=4)
-    pooled, _ = sampler()._pool(h)
+    pooled, _ = sampler()._representatives(h)
     nearest = np.linalg.norm(pooled[:, None] - centers, axis=2).min(axis=1)
     assert nearest.max() < 1e-4
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-150, 1e150])
 def test_any_size_of_contexts(scale):
-    pooled, shares = sampler()._pool(scale * rows(100))
+    pooled, shares = sampler()._representatives(scale * rows(100))
     assert np.isfinite(pooled).all()
     assert shares.sum() == pytest.approx(1.0)
     assert (np.linalg.norm(pooled, axis=1) > 0.0).all() == (scale > 0.0)
@@ -60,7 +60,7 @@ def test_any_size_of_contexts(scale):
 
 def test_contexts_that_cancel_leave_one_of_them():
     h = np.concatenate([np.full((30, 2), 1.0), np.full((30, 2), -1.0)]) * [[1e-9, 1.0]]
-    pooled, _ = sampler()._pool(h)
+    pooled, _ = sampler()._representatives(h)
     assert np.isin(np.abs(pooled[:, 1]).round(9), 1.0).all()
 
 
