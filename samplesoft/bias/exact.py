@@ -1,9 +1,9 @@
 """The exact bias of sampled softmax, by one integral and no sampling.
 
-``README.md`` in this folder has the equations (B1), (B2), ... and the order in which to read: this
-file, ``inputs.py``, and ``with_replacement/`` for the integral. The last is replaced by
-``poisson.py`` where each class is included independently, by ``without_replacement/`` for draws
-without replacement, and by ``chunks/`` for classes in chunks. ``plain.py`` computes the same in a
+``README.md`` in this folder has the equations (B1), (B2), ... and the order in which to read the
+code. The integral itself is in one of four places: ``with_replacement/`` for independent draws,
+``poisson.py`` if each class is included independently, ``without_replacement/`` for sets of
+distinct classes, and ``chunks/`` for classes in chunks. ``plain.py`` computes the same bias in a
 hundred lines of NumPy, with fewer digits.
 """
 
@@ -44,8 +44,8 @@ from samplesoft.bias.with_replacement.integral import loses_digits, with_replace
 from samplesoft.bias.without_replacement.set_bias import set_bias
 from samplesoft.schemes import SCHEMES, Scheme
 
-_MAX_LOG_QUOTIENT = 700.0  # beyond it exp(log) overflows or underflows
-_MAX_SOFTMAX_ROUNDING = 1e-8  # of the bias where q is the softmax, L1 norm
+_MAX_LOG_QUOTIENT = 700.0  # the quotient of a larger |log| may overflow or underflow
+_MAX_SOFTMAX_ROUNDING = 1e-8  # L1 norm of a bias that is rounding, because q is the softmax
 SOFTMAX_ROUNDING = 16.0 * 2.0**-52  # relative error of the q of a softmax, for logits of order 1
 
 
@@ -273,7 +273,11 @@ def exact_bias(
 def exact_bias_of(
     inputs: Inputs, corrections: FloatArray | None = None, executor: Executor | None = None
 ) -> ExactBias:
-    """Return `exact_bias` of checked inputs, with optional `corrections` (B, n)."""
+    """Return the exact bias of checked inputs.
+
+    `corrections` (B, n) are the divisors of the draws; None for the proposal of `inputs`. The
+    examples are computed by `executor` if there is one.
+    """
     if executor is None:
         return ExactBias(*inputs.columns(_example_biases((inputs, corrections))))
     tasks = (
@@ -285,7 +289,7 @@ def exact_bias_of(
 
 
 def _example_biases(task: tuple[Inputs, FloatArray | None]) -> list[ExampleBias]:
-    """Return the exact bias of each example of a task, (inputs, corrections)."""
+    """Return the exact bias of each example of a task, which is (inputs, corrections)."""
     inputs, corrections = task
     if corrections is None:
         return [_bias_with_merged_label(row, inputs) for row in inputs.rows()]
@@ -297,8 +301,8 @@ def _bias_with_correction(correction: FloatArray, example: Example, inputs: Inpu
     """Return the exact bias of one example whose draws are corrected by `correction` (n,).
 
     A weight ``e_j / (m c_j)`` equals ``e'_j / (m q_j)`` with ``e'_j = e_j q_j / c_j``. So E[p'] is
-    the expectation for modified logits o'. The bias then gains the difference softmax(o') -
-    softmax(o), eq. (B81).
+    the same as for logits o' = o + log(q / c), corrected by q. The bias is the bias for o' plus the
+    difference softmax(o') - softmax(o), eq. (B81).
     """
     logits, label, q = example
     scheme, n = inputs.scheme, len(q)
@@ -314,14 +318,14 @@ def _bias_with_correction(correction: FloatArray, example: Example, inputs: Inpu
     shift[shifted] = _log_quotient(q[shifted] / total, correction[shifted])
     in_sum, new_label = shifted | always_in, label
     if q[label] == 0.0 and label_moves:  # the label is never drawn
-        if scheme.corrects_label:  # its mass in S is e_t / (m c_t) in every outcome
+        if scheme.corrects_label:  # the label has the mass e_t / (m c_t) in every outcome
             shift[label] = -math.log(inputs.num_sampled) - math.log(correction[label])
             inputs = replace(inputs, scheme=SCHEMES["masked"])
-        else:  # it is not in S, so that any other class may take the role of the label
+        else:  # S does not contain the label, so any other class may take its role
             in_sum = shifted
             new_label = int(shifted.argmax())
     kept = np.flatnonzero(in_sum)
-    # subtract the largest logit first: only differences matter, and these round less
+    # only differences of logits matter, and logits minus their maximum have smaller rounding errors
     with np.errstate(over="ignore"):
         centred = np.maximum(logits[kept] - logits[kept].max(), -LARGEST_FLOAT)
     new_logits = centred + shift[kept]
@@ -334,11 +338,11 @@ def _bias_with_correction(correction: FloatArray, example: Example, inputs: Inpu
     log_probs = log_softmax(logits)
     probs = np.exp(log_probs)
     with np.errstate(over="ignore"):
-        # exp(log_p + shift) - p cancels where the shift is small: there p expm1(shift)
-        # is exact; the difference is for |shift| >= 1, where p may underflow
+        # the naive exp(log_p + shift) - p cancels where the shift is small: for |shift| < 1 take
+        # p expm1(shift); for |shift| >= 1 take the difference, because p may underflow
         near, far = probs * np.expm1(np.clip(shift, -1.0, 1.0)), np.exp(log_probs + shift) - probs
         change = np.where(in_sum, np.where(np.abs(shift) < 1.0, near, far), -probs)
-        gain = float(change.sum())  # relative change of the partition function
+        gain = float(change.sum())  # (sum of exp(o')) / (sum of exp(o)) - 1
     if abs(gain) < 0.5:
         bias = (change - probs * gain) / (1.0 + gain)
         log_gain = math.log1p(gain)
@@ -352,7 +356,7 @@ def _bias_with_correction(correction: FloatArray, example: Example, inputs: Inpu
         rounding = 2.0
     bias[kept] += row.bias
     loss_bias = row.loss_bias + log_gain - (shift[label] if scheme.corrects_label else 0.0)
-    # the modified logits are rounded, and so are the p' of their classes
+    # rounding of the modified logits changes the p' of their classes
     unit = float(np.spacing(np.abs(centred) + np.abs(shift[kept])).max()) + 4.0 * EPS
     affected_mass = 1.0 if label_moves else float(np.abs(probs + bias)[~always_in].sum())
     error = row.error + 2.0 * EPS * rounding + 2.0 * unit * affected_mass
@@ -364,8 +368,8 @@ def _bias_with_correction(correction: FloatArray, example: Example, inputs: Inpu
 def _log_quotient(numerators: FloatArray, divisors: FloatArray) -> FloatArray:
     """Return log(numerators / divisors), (k,), also where the quotient is beyond float64.
 
-    log(a) - log(b) cancels if a is near b, and a / b may overflow or underflow. So log(a / b) is
-    taken while it is within +-700, and log(a) - log(b) otherwise.
+    The naive log(a) - log(b) cancels where a is near b, and a / b may overflow or underflow. So
+    take log(a / b) where it is within +-700, and log(a) - log(b) elsewhere.
     """
     with np.errstate(over="ignore", divide="ignore"):
         logs: FloatArray = np.log(numerators / divisors)
@@ -395,16 +399,16 @@ def _bias_with_merged_label(example: Example, inputs: Inputs) -> ExampleBias:
 
 
 def lost_digits(result: ExactBias, inputs: Inputs, first: int = 0) -> str | None:
-    """Return a warning for the first bias with an uncertain precision, or None.
+    """Return a warning about the first example whose bias has lost digits, or None.
 
-    `first` is the index of the first example, for the message.
+    `first` is the index of the first example of `result`, for the message.
     """
     size, error = np.abs(result.bias).sum(axis=-1), np.asarray(result.error)
     imprecise = np.flatnonzero(loses_digits(error, size))
     if not len(imprecise):
         return None
     rows = list(inputs.rows())
-    for row in map(int, imprecise):  # where q is the softmax, the bias consists of rounding alone
+    for row in map(int, imprecise):  # no warning if q is the softmax: the bias is rounding
         if not (error.flat[row] < _MAX_SOFTMAX_ROUNDING and _is_softmax(*rows[row], inputs.scheme)):
             break
     else:
@@ -417,7 +421,10 @@ def lost_digits(result: ExactBias, inputs: Inputs, first: int = 0) -> str | None
 
 
 def _is_softmax(logits: FloatArray, label: int, q: FloatArray, scheme: Scheme) -> bool:
-    """Whether q is the softmax of the negatives up to rounding, so that the bias is rounding."""
+    """Return whether q is the softmax of the negatives up to rounding.
+
+    The computed bias then consists of rounding errors.
+    """
     if scheme.independent or not scheme.excludes_label:
         return False
     others = np.delete(logits, label)

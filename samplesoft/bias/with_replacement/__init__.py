@@ -1,11 +1,14 @@
 """The exact bias of draws with replacement; begin with ``samplesoft/bias/README.md``.
 
-- `draws`: S as a base mass and independent draws, (B1), and the totals over classes for it.
-- `ratios`: the ratios of the classes around three centres; `deviations`: in double-double.
-- `atoms`: the ratios compressed to atoms, on Chebyshev panels where there are many classes.
+The modules, in the order in which one example uses them:
+
+- `integral`: the complete computation, as a loop over the steps of the quadrature.
+- `draws`: S as a base mass plus independent draws, eq. (B1).
+- `ratios`: the ratios of the classes, and their distances from three centres.
+- `deviations`: the distances from the reference ratio, in double-double arithmetic.
+- `atoms`: few points that represent the ratios of many classes.
 - `nodes`: the Laplace transform of a draw at the nodes of the quadrature.
-- `node_weights`: the weights of the nodes in each scheme, and the bias from the integrals.
-- `integral`: all of these for one example, with the flows (B6) of its classes.
-- `laplace`: the compiled sums over atoms at each node, and over nodes at each atom.
+- `node_weights`: the weights of the nodes for a scheme, and the bias from the integrals.
 - `jackknife`: the weights of the nodes for the jackknife.
+- `laplace`: the compiled sums over atoms at each node, and over nodes at each atom.
 """

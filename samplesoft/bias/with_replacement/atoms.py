@@ -1,4 +1,7 @@
-"""The atoms of the distribution of log r: the classes, or fewer points that represent them."""
+"""Atoms: the classes themselves, or fewer points with weights that represent their ratios.
+
+Sums over atoms replace sums over classes; section 5 of the README of `bias`.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +28,19 @@ _CLASSES_PER_CHUNK = 2048
 
 @dataclass
 class Atoms:
-    """The distribution of log r on a few points, for the kernels.
+    """The distribution of log r, as A atoms with weights.
 
-    `panels` (P,) are the indices of the Chebyshev panels that contain classes: intervals of `width`
-    in log r, counted from R. It is None where each class is an atom.
+    The atoms are the Chebyshev points of panels, or the classes themselves. A panel with index i
+    covers log(r / R) from i * `width` to (i + 1) * `width`.
     """
 
     width: float  # of a panel, in log r
-    panels: IntArray | None
-    points: Points  # (A,) sorted by r
-    order: IntArray  # (A,) index of each atom before sorting: by panel and node, or by class
+    panels: IntArray | None  # (P,) indices of the panels that contain classes; None without panels
+    points: Points  # arrays (A,), sorted by r
+    order: IntArray  # (A,) index of each atom before sorting: by panel and point, or by class
 
     def panel_positions(self, ratios: Ratios) -> tuple[IntArray, FloatArray]:
-        """Return the index in `panels` of each class's panel (n,), and the position there."""
+        """Return the index in `panels` of each class's panel, and the position there, both (n,)."""
         assert self.panels is not None
         first, count = int(self.panels[0]), int(self.panels[-1] - self.panels[0]) + 1
         panel, s = panels.place(ratios.log_distances, self.width, first, count)
@@ -46,7 +49,7 @@ class Atoms:
         return slots[panel], s
 
     def by_panel(self, values: FloatArray) -> FloatArray:
-        """Return `values` of the atoms (A,) at the nodes of each panel, (P, DEGREE)."""
+        """Return `values` of the atoms (A,), reordered by panel and point, (P, DEGREE)."""
         assert self.panels is not None
         out = np.empty(len(self.order))
         out[self.order] = values
@@ -54,16 +57,16 @@ class Atoms:
 
 
 def panel_grid(centres: Ratios) -> tuple[float, int, int]:
-    """Return the width of panels that cover all ratios, the first index, and their number."""
+    """Return the width, the first index and the number of the panels that cover all ratios."""
     low, high = centres.span
-    # if all ratios are close to R, two narrow panels suffice, one on either side of R
+    # if all ratios are close to R, two narrow panels suffice, one on each side of R
     width = min(panels.WIDTH, 1.0000001 * max(-low, high, 1e-300))
     first = math.floor(low / width)
     return width, first, math.floor(high / width) - first + 1
 
 
 class PanelMoments:
-    """The sums of the third pass: Chebyshev moments of the weights of the classes, eq. (B22)."""
+    """The sums over classes of the third pass: Chebyshev moments of the weights of eq. (B22)."""
 
     def __init__(self, centres: Ratios) -> None:
         require_width(centres.span[1] - centres.span[0])
@@ -72,7 +75,7 @@ class PanelMoments:
         self.sums = Sum((0, 3, panels.DEGREE))
 
     def add(self, draws: Draws, ratios: Ratios) -> PanelMoments:
-        """Add the classes of a chunk."""
+        """Add the classes of a chunk; return self."""
         panel_of_class, s = panels.place(ratios.log_distances, self.width, self.first, self.count)
         occupied = np.bincount(panel_of_class, draws.drawn, self.count) > 0.0
         panel = (np.cumsum(occupied) - 1)[panel_of_class]
@@ -85,7 +88,7 @@ class PanelMoments:
         return self
 
     def merge(self, other: PanelMoments) -> PanelMoments:
-        """Add the sums of `other`."""
+        """Add the sums of `other`, which are over other classes; return self."""
         self._merge_panels(other.panel_ids, other.sums)
         return self
 
@@ -99,8 +102,11 @@ class PanelMoments:
         self.sums.merge(sums.scattered(others, len(union)))
 
     def finish(self, draws: Draws, centres: Ratios) -> Atoms:
-        """Return the nodes of the panels as atoms; `draws` may contain any of the classes."""
-        # the transpose of interpolation distributes the weight of a class over its panel's nodes
+        """Return the Chebyshev points of the panels as atoms.
+
+        `draws` may be of any chunk of the classes, because only its `weightless` is used.
+        """
+        # the transpose of interpolation distributes the weight of a class over its panel's points
         at_nodes = self.sums.value @ panels.to_coefficients().T
         weights = np.moveaxis(at_nodes, 1, 0).reshape(3, -1)
         positions = self.first + self.panel_ids[:, None] + panels.node_places()
@@ -114,7 +120,7 @@ class PanelMoments:
 
 
 def make_atoms(draws: Draws, ratios: Ratios) -> Atoms:
-    """Compress all classes to Chebyshev atoms where that leaves fewer points, eq. (B22)."""
+    """Return Chebyshev points as atoms, eq. (B22), or the classes if there are fewer of them."""
     width, _, count = panel_grid(ratios)
     if count * panels.DEGREE > len(draws.drawn):
         points, order = class_points(draws, ratios, draws.drawn > 0.0)
@@ -136,7 +142,10 @@ def _class_weights(draws: Draws, ratios: Ratios, part: Any) -> tuple[FloatArray,
 def class_points(
     draws: Draws, ratios: Ratios, selected: NDArray[np.bool_]
 ) -> tuple[Points, IntArray]:
-    """Return the selected classes, all of which are drawn, as one atom each."""
+    """Return the points and the order of atoms that are the `selected` classes.
+
+    `selected` (n,) is a mask; a selected class must have a positive draw probability.
+    """
     t, kappa = ratios.log_distances[selected], ratios.contrast[selected]
     weights, zeta = _class_weights(draws, ratios, selected)
     return _sort_points(draws, ratios, weights, t, kappa, zeta)
@@ -147,10 +156,11 @@ def class_moments(
     num_classes: int,
     shape: tuple[int, int],
 ) -> FloatArray:
-    """Return Chebyshev moments (panels, k, DEGREE), with `shape` (panels, k), on all threads.
+    """Return the Chebyshev moments of classes, (P, k, DEGREE), computed on all threads.
 
-    ``weighted_classes(slice)`` returns the panels of a slice of classes, the positions in the
-    panels, and the weights (k, ...).
+    `shape` is (P, k): the number of panels and of weights per class. ``weighted_classes(slice)``
+    returns, for a slice of L classes, their panels (L,), their positions in the panels (L,), and
+    their weights (k, L).
     """
     total = np.zeros((*shape, panels.DEGREE))
 
@@ -159,8 +169,8 @@ def class_moments(
         panels.add_moments(*weighted_classes(part), moments)
         return moments
 
-    # The rounding errors of many equal terms in sequence have one sign and add up. So chunks are as
-    # short as possible, until adding their moments would dominate.
+    # Rounding errors of a long sum of equal terms have the same sign and add up. So chunks are
+    # short, but not so short that adding their moments would take most of the time.
     parts = chunks(num_classes, max(_CLASSES_PER_CHUNK, total.size))
     for moments in (thread_map if num_classes > CLASS_CHUNK else map)(work, parts):
         total += moments
@@ -175,8 +185,11 @@ def _sort_points(
     kappa: FloatArray,
     zeta: FloatArray,
 ) -> tuple[Points, IntArray]:
-    """Return atoms (A,) at r = R exp(t) with `weights` (3, A), sorted by r, and the order."""
-    if draws.weightless:  # an atom at r = 0, where kappa = zeta = -1
+    """Return the atoms at r = R exp(t) with `weights` (3, A), sorted by r, and their order.
+
+    `t`, `kappa` and `zeta` are (A,). Weightless draws become one more atom.
+    """
+    if draws.weightless:  # their atom is at r = 0, where kappa = zeta = -1
         t = np.append(t, -np.inf)
         kappa, zeta = np.append(kappa, -1.0), np.append(zeta, -1.0)
         masked = draws.weightless * np.array([[1.0], [-1.0], [1.0]])
@@ -191,7 +204,7 @@ def _sort_points(
 def _write_points(weights: FloatArray, columns: Rows, centres: Floats) -> FloatArray:
     """Return the rows of `Points`, (10, A).
 
-    `columns` are t, kappa and zeta, `centres` log R, log(mean / R) and log r0.
+    `columns` are t, kappa and zeta, each (A,). `centres` are log R, log(mean / R) and log r0.
     """
     (t, kappa, zeta), (log_ref, t_mean, log_least) = columns, centres
     rows = np.empty((10, len(t)))

@@ -1,7 +1,7 @@
 """The distribution of one draw, for each scheme.
 
-`Draws` writes every scheme with replacement in one form: a base mass and independent draws with
-ratios r, eq. (B1). `Totals` are the sums over classes that this needs.
+`Draws` describes every scheme with replacement in one form, eq. (B1): a base mass, plus the mean
+of independent draws with ratios r. `Totals` has the sums over classes from which it is made.
 """
 
 from __future__ import annotations
@@ -19,24 +19,26 @@ from samplesoft.bias.numerics.summation import LogSum, Sum, weighted_median
 from samplesoft.schemes import Scheme
 
 CLASS_CHUNK = 1 << 16
-_MIN_LOG_MASS = -1e300  # differences of smaller logs could overflow
+_MIN_LOG_MASS = -1e300  # logs are limited to it, because differences of smaller logs could overflow
 Result = TypeVar("Result")
 
 
 class Totals:
-    """The sums of the first pass: the normalisers of the softmax and of q, and the reference.
+    """The sums over classes of the first pass: the normalisers of the softmax and of q.
 
-    `add` adds a chunk of classes, and `merge` the sums over other chunks.
+    They also contain the medians from which the reference ratio is chosen. `add` adds a chunk of
+    classes, and `merge` adds the sums over other chunks.
     """
 
     def __init__(self, scheme: Scheme, num_draws: int, label: int) -> None:
         self.scheme, self.num_draws, self.label = scheme, num_draws, label
-        self.num = 0  # number of classes
+        self.num = 0  # number of classes added
         self.label_logit, self.label_q = math.nan, math.nan  # until the label has been added
-        # over all classes except the label: sums of exp(o) and of q, and the smallest logit
+        # over all classes except the label: the sums of exp(o) and of q, and the smallest logit
         self.other_exps, self.q_others, self.min_logit = LogSum(), Sum(), math.inf
-        self.min_log_product = math.inf  # smallest o + log q of a drawn class
-        # (k, 3) for each slice: log of its mass, and o and q of its weighted median ratio
+        self.min_log_product = math.inf  # the smallest o + log q of the drawn classes
+        # (k, 3), a row for each slice of classes: the log of the slice's mass, and the o and q of
+        # the class that has the weighted median of the slice's ratios
         self.medians = np.empty((0, 3))
 
     @property
@@ -50,7 +52,7 @@ class Totals:
         return float(self.other_exps.exps.value)
 
     def add(self, start: int, logits: FloatArray, q: FloatArray) -> Totals:
-        """Add the k classes from index `start` on."""
+        """Add the classes `start`, `start` + 1, ...; return self."""
 
         def work(part: slice) -> Totals:
             o, proposal, index = logits[part], q[part], self.label - start - part.start
@@ -75,7 +77,7 @@ class Totals:
         return self
 
     def merge(self, other: Totals) -> Totals:
-        """Add the sums of `other`, over other classes."""
+        """Add the sums of `other`, which are over other classes; return self."""
         self.num += other.num
         self.other_exps.merge(other.other_exps)
         self.q_others.merge(other.q_others)
@@ -90,15 +92,15 @@ class Totals:
         return self
 
     def empty(self) -> Totals:
-        """Return the same sums without any classes."""
+        """Return sums for the same example to which no class has been added."""
         return Totals(self.scheme, self.num_draws, self.label)
 
     def add_others(self, logits: FloatArray, q: FloatArray) -> None:
-        """Write the sums over a slice of classes without the label; self must be empty."""
+        """Add a slice of classes without the label; no class may have been added before."""
         top, drawn = float(logits.max(initial=-np.inf)), q > 0.0
         with np.errstate(over="ignore", divide="ignore"):
             exps, log_q = np.exp(logits - top), np.log(q)
-        if drawn.all() and len(drawn):  # a faster form of the next case
+        if drawn.all() and len(drawn):  # the next branch does the same, but slower
             highest, drawn_exps = top, exps
             self.min_log_product = float((logits + log_q).min())
         elif drawn.any():
@@ -117,7 +119,7 @@ class Totals:
 
 
 def map_classes(work: Callable[[slice], Result], num_classes: int) -> Iterable[Result]:
-    """Return `work(slice)` for slices of all classes, on all threads if there are several."""
+    """Return `work(slice)` for each slice of the classes, on all threads if there are several."""
     if 0 < num_classes <= CLASS_CHUNK:
         return (work(slice(0, num_classes)),)
     return thread_map(work, chunks(num_classes, CLASS_CHUNK))
@@ -125,33 +127,33 @@ def map_classes(work: Callable[[slice], Result], num_classes: int) -> Iterable[R
 
 @dataclass
 class Draws:
-    """S = base + (1/m) * (sum of m iid ratios r), in units where Z = 1; eq. (B1).
+    """The draws of one example, as S = base mass + (sum of m iid ratios r) / m; eq. (B1).
 
-    If the scheme divides by the number K of accepted draws, 1/K replaces 1/m. The arrays are of all
-    n classes, or of a chunk of them.
+    The logits are normalised so that Z = 1. If the scheme divides by the number K of accepted
+    draws, 1/K replaces 1/m. The arrays contain all n classes of the example, or a chunk of them.
     """
 
     totals: Totals
-    logits: FloatArray  # (n,) argument of the caller
-    q: FloatArray  # (n,) argument of the caller
-    log_probs: FloatArray  # (n,) log e_j for Z = 1: the log-softmax
-    probs: FloatArray  # (n,)
-    drawn: FloatArray  # (n,) probability that a draw is this class and has weight
-    label: int | None  # its index in the arrays; None if it is in another chunk
-    q_total: float  # the divisor of q
-    weightless: float  # probability of a draw that adds nothing to S (a masked accidental hit)
-    log_base: float  # log of the base mass; -inf for none
-    mean: float  # E[r] of one draw
+    logits: FloatArray  # (n,) as the caller passed them
+    q: FloatArray  # (n,) the proposal, as the caller passed it
+    log_probs: FloatArray  # (n,) the log-softmax, which is log e_j because Z = 1
+    probs: FloatArray  # (n,) the softmax
+    drawn: FloatArray  # (n,) q_j of (B1): the probability that a draw is class j and has weight
+    label: int | None  # index of the label in the arrays; None if it is in another chunk
+    q_total: float  # the normaliser by which q is divided
+    weightless: float  # probability that a draw adds nothing to S, as a masked accidental hit
+    log_base: float  # log of the base mass; -inf without one
+    mean: float  # the expected ratio of one draw
     other_mass: float  # softmax mass of all classes except the label, without cancellation
     log_label: float  # log of the label's softmax probability
     label_draw: float  # probability that one draw from q is the label
-    other_draw: float  # probability that it is not
-    top: float  # the largest of all logits
-    log_total: float  # log of the sum over all classes of exp(o - `top`)
+    other_draw: float  # probability that one draw from q is another class
+    top: float  # the largest logit of all classes
+    log_total: float  # log of the sum of exp(o - `top`) over all classes
 
     @property
     def scheme(self) -> Scheme:
-        """The scheme."""
+        """The scheme that turns draws into a loss."""
         return self.totals.scheme
 
     @property
@@ -161,12 +163,12 @@ class Draws:
 
     @property
     def expected_sum(self) -> float:
-        """E[S]."""
+        """The expectation of S."""
         return float(np.exp(self.log_base)) + self.mean
 
     @property
     def log_r_label(self) -> float:
-        """Log r of the label, if it is drawn."""
+        """Log of the ratio of the label; only for schemes that draw the label."""
         return self.log_label - math.log(self.label_draw)
 
     @property
@@ -194,31 +196,37 @@ class Draws:
         return max(map(abs, logs), default=0.0)
 
     def log_of(self, logit: float) -> float:
-        """Return the log-softmax of a class that is not the label."""
+        """Return the log-softmax of a class other than the label, given its logit."""
         return max(logit - self.top, _MIN_LOG_MASS) - self.log_total
 
 
 def _masses(totals: Totals) -> tuple[float, float, float]:
-    """Return the largest logit, and exp(o - it) summed over the other classes, and of the label."""
+    """Return the largest logit, the mass of the other classes, and the mass of the label.
+
+    A mass is the sum of exp(o - largest logit).
+    """
     top = max(totals.top, totals.label_logit)
     others = totals.exps * math.exp(totals.top - top)
     return top, others, math.exp(totals.label_logit - top)
 
 
 def make_draws(logits: FloatArray, label: int, q: FloatArray, m: int, scheme: Scheme) -> Draws:
-    """Return the draws of `scheme` for one example; `q` (n,) need not sum to exactly 1."""
+    """Return the draws of `scheme` for one example; the sum of `q` (n,) may differ from 1."""
     return draws_of_chunk(Totals(scheme, m, label).add(0, logits, q), 0, logits, q)
 
 
 def draws_of_chunk(totals: Totals, start: int, logits: FloatArray, q: FloatArray) -> Draws:
-    """Return the draws with the arrays of the k classes from index `start` on."""
+    """Return the draws of an example, with the arrays of the classes `start`, `start` + 1, ...
+
+    `totals` are over all classes of the example; `logits` and `q` (k,) are of the k classes.
+    """
     scheme, m, label = totals.scheme, totals.num_draws, totals.label - start
     top, exps, of_label = _masses(totals)
     log_total = math.log(exps + of_label)
     other_mass = exps / (exps + of_label)
     log_label = max(totals.label_logit - top, _MIN_LOG_MASS) - log_total
-    # log p_t from a rounded logit loses the digits of 1 - p_t where p_t is near 1: for p_t > 1/2
-    # take log1p(-other_mass), where other_mass is summed without the label
+    # log p_t from a rounded logit loses the digits of 1 - p_t where p_t is near 1. So for p_t > 1/2
+    # take log1p(-other_mass), because other_mass is a sum that does not contain the label
     if log_label > -math.log(2.0):
         log_label = math.log1p(-other_mass)
     others, q_label = float(totals.q_others.value), totals.label_q

@@ -1,7 +1,8 @@
-"""The integral of one example with replacement, and the bias of any class from it.
+"""The exact bias of one example for draws with replacement.
 
-`with_replacement_bias` is the complete computation in memory. `Integral` starts from the sums over
-classes, in memory or in chunks, and yields flows. `bias_of_classes` computes the bias from flows.
+`with_replacement_bias` is the complete computation in memory. `Integral` computes the flows (B6) of
+an example from its atoms, whose classes may be in memory or in chunks. `bias_of_classes` computes
+the bias of classes from the flows.
 """
 
 from __future__ import annotations
@@ -45,13 +46,17 @@ from samplesoft.kernels import panels
 from samplesoft.schemes import Scheme
 
 _MAX_RELATIVE_ERROR = 1e-10  # warn if the estimated error exceeds this fraction of the bias (L1)
-_MIN_ERROR = 1e-290  # smaller errors are near the subnormal numbers, and are ignored
+_MIN_ERROR = 1e-290  # smaller errors are ignored, because they are close to subnormal numbers
 
 
 def with_replacement_bias(
     logits: FloatArray, label: int, q: FloatArray, m: int, scheme: Scheme
 ) -> ExampleBias:
-    """Return the exact bias of one example, halving the step until the error is small."""
+    """Return the exact bias of one example.
+
+    The step of the quadrature is halved until the estimated errors are small. If they stay large,
+    the results with the smallest estimated errors are returned.
+    """
     draws = make_draws(logits, label, q, m, scheme)
     if (row := trivial_bias(draws)) is not None:
         return row
@@ -67,7 +72,9 @@ def with_replacement_bias(
         )
     integral = Integral(draws, ratios, atoms, pairs)
     best = None
-    with np.errstate(all="ignore"):  # a result that is not finite is dropped: so is its error
+    with np.errstate(
+        all="ignore"
+    ):  # a result that is not finite has no finite error, and is dropped
         for flows in integral.attempts():
             bias = bias_of_classes(flows, drawn, drawn_ratios)
             row, is_enough = integral.estimate(flows, bias, float(np.abs(bias).sum()))
@@ -79,13 +86,13 @@ def with_replacement_bias(
 
 
 def loses_digits(error: Any, size: Any) -> Any:
-    """Whether the estimated error is too large for biases of L1 norm `size`, elementwise."""
+    """Return whether `error` is too large for a bias of L1 norm `size`, elementwise."""
     return np.logical_not(error <= np.maximum(_MAX_RELATIVE_ERROR * size, _MIN_ERROR))  # NaN too
 
 
 def trivial_bias(draws: Draws) -> ExampleBias | None:
-    """Return the exact bias if all outcomes are the same, else None."""
-    if draws.scheme.divides_by_kept and not draws.draws_any:  # S is the label alone: the loss is 0
+    """Return the exact bias if all outcomes of the draws give the same p', else None."""
+    if draws.scheme.divides_by_kept and not draws.draws_any:  # S is the label alone, the loss is 0
         bias = -draws.probs
         if draws.label is not None:
             bias[draws.label] = draws.other_mass
@@ -97,7 +104,7 @@ def trivial_bias(draws: Draws) -> ExampleBias | None:
 
 
 class Pairs(NamedTuple):
-    """The classes, each drawn together with the label, eq. (B12)."""
+    """Draws, ratios and atoms of each class paired with the label, eq. (B12)."""
 
     draws: Draws
     ratios: Ratios
@@ -105,24 +112,25 @@ class Pairs(NamedTuple):
 
 
 class Flows(NamedTuple):
-    """The flows (B6) of the classes at each atom, for one set of node weights.
+    """The integrals over the nodes, from which the flows (B6) of all classes follow.
 
-    The sizes are sums of magnitudes of terms, to which rounding errors are proportional.
+    A size is a sum of the magnitudes of terms, to which rounding errors are proportional.
     """
 
     atoms: Atoms
-    values: FloatArray  # (A,) Phi of (B23): the flow divided by q kappa, at each atom
-    total: float  # sum of the flows over the atoms
+    values: FloatArray  # (A,) Phi of (B23) at each atom; a flow is q kappa Phi
+    total: float  # F of (B6): the sum of all flows
     label_flow: float  # l of (B8); 0 without a base mass, and if the base mass is a draw
-    coarse: float  # change of the sums under half of the nodes
-    size: float  # of the terms of the flows, including the label's
-    class_size: float  # of the terms of the flows, without the label's
-    weights: NodeWeights
+    coarse: float  # change of the flows and of the label's terms under half of the nodes, L1 norm
+    size: float  # magnitudes of the terms of the flows and of the label
+    class_size: float  # magnitudes of the terms of the flows alone
+    weights: NodeWeights  # the weights of the nodes in these integrals
 
     def with_total_of(self, flows: Flows, other_mass: float) -> Flows:
-        """Return these flows, of pairs with the label, with the total of `flows`; eq. (B12).
+        """Return the flows of pairs with the label, with the total F of the plain `flows`.
 
-        A pair has the ratio r_j + r_t, but the total is the sum over flows with the ratios r_j.
+        In eq. (B12) the flow of a class has the ratio r_j + r_t, but F has the ratios r_j.
+        `other_mass` is the softmax mass of all classes except the label.
         """
         return self._replace(
             total=flows.total,
@@ -132,9 +140,9 @@ class Flows(NamedTuple):
 
 
 class Integral:
-    """The integrals (B6) and (B7) of one example, for decreasing steps.
+    """The integrals (B6) and (B7) of one example, for smaller and smaller steps.
 
-    The attributes that end in ``_unit`` are relative errors of terms.
+    Each attribute that ends in ``_unit`` is a relative error of the terms of a sum.
 
     Parameters
     ----------
@@ -148,23 +156,26 @@ class Integral:
         self, draws: Draws, ratios: Ratios, atoms: Atoms, pairs: Pairs | None = None
     ) -> None:
         self.draws, self.ratios, self.atoms, self.pairs = draws, ratios, atoms, pairs
-        # |log(e q)| is |log e| + |log q|, because both are logs of probabilities
+        # |log e| + |log q| of (B25) equals |log(e q)|, because both logs are negative
         unit = rounding_at(draws.max_log_product)
         near, far, near_squares, far_squares, size = ratios.error_sums.tolist()
         errors = DEVIATION_ERROR * near + unit * far
         squares = DEVIATION_ERROR**2 * near_squares + unit * unit * far_squares
         spread = math.sqrt(max(float(atoms.points.q_zeta2.sum()), 0.0))
-        # rounding of a term of the bias
+        # rounding of the terms of the bias
         self.bias_unit = max(unit, rounding_at(draws.max_base_log))
-        # rounding of a term of the loss bias, which is a mean over the softmax
+        # rounding of the terms of the loss bias, in which each ratio is weighted by the softmax
         self.loss_unit = max(unit, rounding_at(draws.max_log_prob))
-        # error of the flows from the error of the differences r - R
+        # error of the flows that is due to the error of kappa, and so of r - R
         self.contrast_unit = errors / size if size > 0.0 else 0.0
-        # error of the loss bias from the error of the differences r - mean
+        # error of the loss bias that is due to the error of r - mean
         self.deviation_unit = math.sqrt(squares) / spread if spread > 0.0 else 0.0
 
     def attempts(self) -> Iterator[Flows]:
-        """Yield the flows for more and more nodes; for the jackknife, by several weights each."""
+        """Yield the flows for smaller and smaller steps.
+
+        For a jackknife, each step gives several results, by different weights of the nodes.
+        """
         draws = self.draws
         for step in halved_steps(0.5 * STEP if draws.scheme.jackknife else STEP):
             nodes = make_nodes(draws, self.ratios, self.atoms, step)
@@ -184,9 +195,9 @@ class Integral:
                 yield flows
 
     def estimate(self, flows: Flows, bias: Any, norm: float) -> tuple[ExampleBias, bool]:
-        """Return the result with error estimates, and whether a smaller step is unnecessary.
+        """Return the result with error estimates, and whether it is accurate enough to stop.
 
-        `bias` is the bias by `flows`, and `norm` its L1 norm.
+        `bias` is the bias that follows from `flows`, and `norm` is its L1 norm.
         """
         draws, weights, terms = self.draws, flows.weights, flows.weights.loss_terms
         bias_unit, loss_unit, is_jackknife = self.bias_unit, self.loss_unit, draws.scheme.jackknife
@@ -194,7 +205,7 @@ class Integral:
         error = estimate_error(flows.coarse, flows.size, norm, bias_unit, is_jackknife)
         loss_error = sum_error(terms, size, loss_unit, weights.loss_narrow)
         is_enough = error <= (RELATIVE_TOLERANCE + 4.0 * bias_unit) * norm
-        # the terms of the jackknife cancel: compare with their sum, not with their magnitudes
+        # the terms of a jackknife cancel, so compare the error with their sum, not their magnitudes
         enough = RELATIVE_TOLERANCE * (abs(float(terms.sum())) if is_jackknife else size)
         is_enough = is_enough and loss_error <= enough + 4.0 * loss_unit * size
         error += self.contrast_unit * flows.class_size + none_accepted_error(draws)
@@ -212,16 +223,16 @@ class Integral:
 def _integrate_flows(
     draws: Draws, ratios: Ratios, atoms: Atoms, nodes: Nodes, weights: NodeWeights
 ) -> Flows:
-    """Integrate over the nodes at each atom, and sum the flows and their sizes."""
+    """Return the flows that follow from one set of weights of the nodes."""
     points, log_d_ref = atoms.points, float(ratios.log_above_least[0])
     tilted = nodes.tilted if isinstance(nodes, TiltedNodes) else None
     over_nodes = atom_integrals(nodes.x, weights.coefficients, tilted, points, log_d_ref)
     weight = np.abs(points.q_kappa)
-    # not by BLAS, whose last bits depend on its number of threads
+    # no BLAS here, because its last bits depend on the number of threads
     coarse = float((weight * np.abs(over_nodes.full - over_nodes.half)).sum())
     size = class_size = float((weight * over_nodes.size).sum())
-    # the label's terms enter the bias twice, with the mass of the other classes as factor: at the
-    # label, and distributed over the others
+    # In (B8) the label's terms change the bias of the label by l * other_mass, and the biases of
+    # the other classes by as much in total
     coarse += 2.0 * draws.other_mass * halving_change(weights.label_terms)
     size += 2.0 * draws.other_mass * float(weights.label_sizes.sum())
     return Flows(
@@ -239,15 +250,16 @@ def _integrate_flows(
 def bias_of_classes(
     flows: Flows, draws: Draws, ratios: Ratios, others: float | None = None
 ) -> FloatArray:
-    """Return the bias (n,) of the classes of a chunk, or of all.
+    """Return the bias (n,) of all classes of an example, or of a chunk of them.
 
-    For a chunk, `others` is the sum of the bias of all classes of the example except the label.
+    `draws` and `ratios` are of the same classes. For a chunk, `others` is the sum of the bias of
+    all classes of the example except the label.
     """
     atoms = flows.atoms
     class_flows = draws.drawn * ratios.contrast
     total = flows.total
     if atoms.panels is None:
-        # each class is an atom; a last one may represent draws without weight
+        # each drawn class is an atom; one more atom may represent weightless draws
         active = draws.drawn > 0.0
         by_class = np.empty(len(atoms.order))
         by_class[atoms.order] = flows.values
@@ -262,17 +274,20 @@ def bias_of_classes(
 
         thread_each(work, chunks(len(class_flows), CLASS_CHUNK))
     if others is None and not draws.scheme.label_is_a_draw:
-        total = float(class_flows.sum())  # then the bias sums to 0
+        total = float(class_flows.sum())  # with this total the bias sums to 0 up to rounding
     return assemble(draws, class_flows, total, flows.label_flow, others)
 
 
 def _log_pair_scale(log_r_label: float) -> float:
-    """Return the log of a factor that prevents underflow of pair probabilities for large r_t."""
+    """Return the log of the factor on the draw probabilities of pairs, which prevents underflow."""
     return max(log_r_label, 0.0)
 
 
 def unscale_pairs(draws: Draws, atoms: Atoms) -> Atoms:
-    """Undo the scaling in `pair_with_label`, so that draw probability times ratio is e_j again."""
+    """Return atoms of pairs whose ratios are divided by the factor on their draw probabilities.
+
+    After that, draw probability times ratio is e_j again; see `pair_with_label`.
+    """
     log_r = atoms.points.log_r - _log_pair_scale(draws.log_r_label)
     return replace(atoms, points=atoms.points._replace(log_r=log_r))
 
@@ -280,8 +295,9 @@ def unscale_pairs(draws: Draws, atoms: Atoms) -> Atoms:
 def pair_with_label(draws: Draws, ratios: Ratios) -> tuple[Draws, Ratios]:
     """Return the draws and ratios of each class paired with the label, eq. (B12).
 
-    With the base mass r_t / m, E[p'_j] = e_j int m T**(m-1) exp(-v (r_j + r_t)) dv: class j has the
-    ratio r_j + r_t here, but r_j in T.
+    With the base mass r_t / m, E[p'_j] = e_j int m T**(m-1) exp(-v (r_j + r_t)) dv. So a flow has
+    the ratio r_j + r_t, and the draw probability e_j / (r_j + r_t), while T has the ratios r_j. The
+    draw probabilities are multiplied by exp(`_log_pair_scale`).
     """
     log_r_label = draws.log_r_label
     o_ref, q_ref, log_ref = ratios.reference
@@ -291,9 +307,9 @@ def pair_with_label(draws: Draws, ratios: Ratios) -> tuple[Draws, Ratios]:
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         ratio = np.exp(np.minimum(ratios.log_r - log_ref, LARGEST_EXPONENT))
         kappa = ratios.contrast
-        # r / R - 1 cancels where r is near R: take 2 kappa / (1 - kappa) for |kappa| < 1/2
+        # r / R - 1 cancels where r is near R, so take 2 kappa / (1 - kappa) for |kappa| < 1/2
         above = np.where(np.abs(kappa) < 0.5, 2.0 * kappa / (1.0 - kappa), ratio - 1.0)
-        # r_j + r_t - R cancels if the larger ratio is near R: add the smaller one to (larger - R)
+        # r_j + r_t - R cancels if the larger of the two is near R: add the smaller to (larger - R)
         rise = np.where(ratio < ratio_label, ratio + above_label, above + ratio_label)
         contrast = rise / (ratio + ratio_label + 1.0)
         log_r = np.logaddexp(ratios.log_r, log_r_label)

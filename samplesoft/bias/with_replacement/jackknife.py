@@ -1,10 +1,11 @@
-"""The jackknife, whose bias is of order 1/m**2, by integration by parts.
+"""The weights of the nodes for the jackknives, by integration by parts.
 
-The naive formula, m L_m - (m - 1) L_(m - 1), is a difference of terms of order 1/m, and loses
-digits for large m. For m draws the bias is the integral of m exp(-m s) H(s), s = -log theta, and
-the loss bias is the integral of exp(-m s) K(s). The jackknife replaces the exponentials by g'' and
--g', eqs. (B13) and (B70). Integration by parts moves the derivatives to H and K, where nothing
-cancels; section 7 of the README.
+The bias of a jackknife is of order 1/m**2. The naive formula m b_m - (m - 1) b_(m - 1) is a
+difference of terms of order 1, and loses digits for large m. With s = -log theta, the bias for m
+draws is the integral of m exp(-m s) H(s), and the loss bias is the integral of exp(-m s) K(s). The
+jackknife replaces m exp(-m s) by g'' and exp(-m s) by -g', eqs. (B13) and (B70). Integration by
+parts moves the derivatives to H and K, where nothing cancels. Section 7 of the README of `bias`
+derives this.
 """
 
 from __future__ import annotations
@@ -27,18 +28,19 @@ from samplesoft.bias.with_replacement.node_weights import (
 )
 from samplesoft.bias.with_replacement.nodes import TiltedNodes
 
-# in log v: wide compared with the distance of nodes, narrow compared with the integrand
+# width of the smooth step, in log v: some nodes wide, and narrow compared with the integrand
 _STEP_WIDTH = 0.3
-_STEP_WIDTHS_TO_ZERO = 6.5  # beyond the cut; the step is 4e-20 there, and is set to 0
-_CUBE_ERROR_UNITS = 8.0  # error of a cube, in relative errors of a term
-_RELATIVE_TOLERANCE = 1e-11  # relative error at which no other cut is tried
-_SIGNS = np.array([[-1.0], [1.0]])  # a subtrahend enters the value with -1, and the size with 1
+_STEP_WIDTHS_TO_ZERO = 6.5  # distance from the cut at which the step, 4e-20, is set to 0
+_CUBE_ERROR_UNITS = 8.0  # relative error of a third-order term, in relative errors of a term
+_RELATIVE_TOLERANCE = 1e-11  # no other cut is tried if the relative error is below this
+_SIGNS = np.array([[-1.0], [1.0]])  # sign of a subtrahend in the value, and in the magnitude
 
 
 def jackknife_weights(draws: Draws, nodes: TiltedNodes, unit: float) -> Iterator[NodeWeights]:
-    """Yield the node weights to try, in the order of how often they suffice.
+    """Yield node weights with the same integral; those that suffice most often come first.
 
-    `unit` is the relative error of a loss term that is proportional to a ratio.
+    They differ in rounding errors. `unit` is the relative error of a loss term that is
+    proportional to a ratio.
     """
     v_base = np.exp(np.minimum(nodes.x + draws.log_base, LARGEST_EXPONENT))
     kernel = _make_kernel(draws, v_base - nodes.log_transform)  # both terms of s are positive
@@ -48,23 +50,25 @@ def jackknife_weights(draws: Draws, nodes: TiltedNodes, unit: float) -> Iterator
 
 
 class _Kernel(NamedTuple):
-    """The kernel g and its derivatives in s, divided by exp(-(m - 1) s), all (K,).
+    """The kernel g of the jackknife and its derivatives in s, at the nodes.
 
-    The last three are polynomials in 1 - exp(-s), (2, K): their values, and their sizes, the sums
-    of the magnitudes of their terms.
+    g and its derivatives are exp(-(m - 1) s) times polynomials in 1 - exp(-s). The fields (2, K)
+    are these polynomials: the first row is the value, and the second row the sum of the magnitudes
+    of its terms.
     """
 
-    s: FloatArray  # -log theta at the nodes
-    decay: FloatArray  # exp(-(m - 1) s)
-    g: FloatArray
-    derivative: FloatArray  # g'
-    second_derivative: FloatArray  # g''
+    s: FloatArray  # (K,) -log theta
+    decay: FloatArray  # (K,) exp(-(m - 1) s)
+    g: FloatArray  # (2, K)
+    derivative: FloatArray  # (2, K) for g'
+    second_derivative: FloatArray  # (2, K) for g''
 
 
 class _LossTerms(NamedTuple):
-    """Terms (K,) of the loss bias at the nodes, and their sizes before cancellation.
+    """Terms (K,) of the loss bias at the nodes, and `sizes` (K,), their magnitudes.
 
-    `narrow` says that they are analytic in a narrow strip only; see `estimate_error`.
+    `narrow` is True if the strip in which the integrand is analytic is narrow; see
+    `estimate_error`.
     """
 
     terms: FloatArray
@@ -88,14 +92,15 @@ def _make_kernel(draws: Draws, s: FloatArray) -> _Kernel:
 def _make_jackknife_weights(
     draws: Draws, nodes: TiltedNodes, kernel: _Kernel, log_cut: float, loss: _LossTerms
 ) -> NodeWeights:
-    """Return node weights: by parts below v = exp(log_cut), and as the plain difference above.
+    """Return node weights by parts below v = exp(log_cut), and by the plain difference above.
 
-    In s = -log theta, b_m is the integral of m exp(-m s) H(s) with H = D dv/ds and H(0) = 0. Two
-    integrations by parts turn the integral of g'' H into the integral of g H'', eq. (B14). H may
-    rise steeply where s stops growing with v. So H is split by a smooth step at the cut.
+    The flow for m draws is the integral of m exp(-m s) H(s) with H = D dv/ds and H(0) = 0. Two
+    integrations by parts turn the integral of g'' H into the integral of g H'', eq. (B14). Where s
+    almost stops growing with v, H rises steeply, and the terms of H'' cancel. So a smooth step at
+    the cut splits H in two.
     """
     s = kernel.s
-    # the exponential of the kernel is that of m - 1 draws; the psi of a class takes one of them
+    # `decay` is the factor of m - 1 draws; psi replaces the factor of one of them
     survive = nodes.dx * np.exp(log_first_draw(nodes, -s) - (draws.num_draws - 2) * s)
     step = _smooth_step(nodes.x, log_cut)
     v_base = np.exp(np.minimum(nodes.x + draws.log_base, LARGEST_EXPONENT))
@@ -104,11 +109,11 @@ def _make_jackknife_weights(
     first, second = (np.stack([v, np.abs(v)]) for v in (step.first, step.second))
     with np.errstate(all="ignore"):  # entries that are not finite are set to 0 below
         derivative = v_base + nodes.mean  # v ds/dv
-        # (B15): coefficients of D, v D' and v**2 D'' in H'', and their sizes, (2, K)
+        # (B15): the coefficients of D, v D' and v**2 D'' in H'', and their magnitudes, (2, K)
         c2 = kernel.g / derivative / derivative
         c1 = 3.0 * c2 * (variance / derivative)
         c0 = c1 * (nodes.variance / derivative) + c2 * (skew / derivative)
-        # the coefficients for D times the step
+        # the coefficients for the product of D and the step
         whole = c0 * step.value + c1 * first + c2 * second
         below = np.stack([whole, c1 * step.value + 2.0 * c2 * first, c2 * step.value])
     below = below.transpose(2, 1, 0).reshape(-1, 6)
@@ -129,7 +134,7 @@ def _make_jackknife_weights(
 def _apply_to_label(
     coefficients: FloatArray, nodes: TiltedNodes, v_base: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Return `coefficients` (K, 6) applied to D = 1 - psi_R, eq. (B16), and sizes, both (K,)."""
+    """Return the terms of the label, eq. (B16) with D = 1 - psi_R, and their magnitudes, (K,)."""
     psi_ref = np.exp(nodes.log_psi_ref + nodes.log_transform_least)  # exp(-v (R - r0))
     lead = np.where(psi_ref > 0.0, nodes.lead, 0.0)
     with np.errstate(all="ignore"):
@@ -146,11 +151,11 @@ def _apply_to_label(
 
 
 def _make_loss_terms(draws: Draws, nodes: TiltedNodes, kernel: _Kernel, unit: float) -> _LossTerms:
-    """Return loss terms by parts, as plain differences, or split at a cut: the most accurate ones.
+    """Return the loss terms with the smallest expected error, of `_loss_term_choices`.
 
     `unit` is the relative error of a term that is proportional to a ratio.
     """
-    with np.errstate(all="ignore"):  # terms that are not finite have an infinite expected error
+    with np.errstate(all="ignore"):  # choices that are not finite get an infinite expected error
         best, smallest_error = None, np.inf
         for loss in _loss_term_choices(draws, nodes, kernel, unit):
             error = _expected_error(loss, unit)
@@ -165,7 +170,7 @@ def _make_loss_terms(draws: Draws, nodes: TiltedNodes, kernel: _Kernel, unit: fl
 def _loss_term_choices(
     draws: Draws, nodes: TiltedNodes, kernel: _Kernel, unit: float
 ) -> Iterator[_LossTerms]:
-    """Yield terms with the same sum, in the order of how often they suffice."""
+    """Yield loss terms with the same sum; those that suffice most often come first."""
     below, edge = _terms_by_parts(draws, nodes, kernel)
     yield below
     yield _terms_by_frullani(draws, nodes, kernel, unit)
@@ -183,10 +188,10 @@ def _loss_term_choices(
 def _terms_by_frullani(
     draws: Draws, nodes: TiltedNodes, kernel: _Kernel, unit: float
 ) -> _LossTerms:
-    """Return the terms of g'(s) - g'(v), the difference of (B7) for the jackknife.
+    """Return the terms of g'(s) - g'(v), the first form of (B70).
 
-    The difference cancels where s is near v. With excess = v - s, it is then taken in each factor
-    of g': for (m - 1) excess < 1.
+    The difference cancels where s is near v. So for (m - 1) (v - s) < 1 it is expanded into the
+    differences of the two factors of g', each of which is an expm1 of v - s, the field `excess`.
     """
     s = kernel.s
     less, limit = draws.num_draws - 1, _make_kernel(draws, nodes.v)
@@ -206,10 +211,10 @@ def _terms_by_frullani(
 
 
 def _plain_terms(draws: Draws, nodes: TiltedNodes, kernel: _Kernel, unit: float) -> _LossTerms:
-    """Return the terms of the integral of -g' K, with K ds = (gap / s) dv / v.
+    """Return the terms of the integral of -g' K, with K ds = (gap / s) dv / v; (B70).
 
-    The errors of the ratios are those of their logarithms. Where s stalls, gap / s is -1 to the
-    last bit, whatever the ratios are: such terms have rounding errors only.
+    The ratios have the errors of their logarithms. Where s almost stops growing with v, gap / s is
+    -1 to the last bit for all ratios, so such terms have rounding errors only.
     """
     s = kernel.s
     tilt = nodes.gap / s
@@ -225,18 +230,22 @@ def _plain_terms(draws: Draws, nodes: TiltedNodes, kernel: _Kernel, unit: float)
 def _terms_by_parts(
     draws: Draws, nodes: TiltedNodes, kernel: _Kernel
 ) -> tuple[_LossTerms, FloatArray]:
-    """Return the terms of the integral of g K', eq. (B70), and v g K (K,) for a smooth step."""
+    """Return the terms of the integral of g K', eq. (B17), and v g K (K,).
+
+    The second result, times the derivative of a smooth step, is the term that a cut adds.
+    """
     # v ds/dv
     derivative = np.exp(np.minimum(nodes.x + draws.log_base, LARGEST_EXPONENT)) + nodes.mean
     s = kernel.s
     tilt = nodes.gap / s
-    # derivative is s + gap: the first two orders in v cancel exactly in this form of `curve`
+    # this form contains no terms of the first two orders in v, because derivative = s + gap
     gap_part = (3.0 + tilt) * tilt * nodes.gap
     curve = nodes.balance + gap_part
-    # the balance is of third order, with terms of both signs, of at least variance**1.5 in size
+    # the balance is of third order in v; the terms that it sums have magnitudes of variance**1.5
+    # or more
     cubes = nodes.skew_size + nodes.variance_size**1.5
     size = _CUBE_ERROR_UNITS * cubes + np.abs(curve) + np.abs(gap_part)
-    # another form, for derivative far below s, where the terms of gap would cancel
+    # (B71), for a derivative far below s, where the terms with gap cancel
     steep = derivative * (derivative / s) ** 2
     far, far_size = nodes.variance - derivative + steep, nodes.variance_size + derivative + steep
     curve, size = np.where(far_size < size, far, curve), np.minimum(far_size, size)
@@ -252,10 +261,10 @@ def _terms_by_parts(
 
 
 def _error_size(rounded: FloatArray, moved: FloatArray, unit: float) -> FloatArray:
-    """Return the sizes (K,) whose product with `unit` is the error of each term.
+    """Return the magnitudes (K,) whose product with `unit` is the error of each term.
 
-    `rounded` is the size for rounding errors alone. `moved` is the derivative of a term with
-    respect to the logs of the ratios, whose error is `unit`.
+    `rounded` (K,) are the magnitudes for rounding errors alone. `moved` (K,) are the derivatives of
+    the terms with respect to the logs of the ratios, whose error is `unit`.
     """
     rounding_fraction = min(2.0 * ROUNDING / unit, 1.0)
     return rounding_fraction * rounded + (1.0 - rounding_fraction) * moved
@@ -277,11 +286,11 @@ def _expected_error(loss: _LossTerms, unit: float) -> float:
 
 
 def _choose_cuts(draws: Draws, nodes: TiltedNodes, s: FloatArray) -> list[float]:
-    """Return candidates log v for the cut, in the order of how often they suffice.
+    """Return candidates log v for the cut; those that suffice most often come first.
 
-    They are the stall of s, -inf, the decay of m draws, and inf. The stall is one step width before
-    v ds/dv falls to s / 2. At the decay, exp(-m s) m**2 is about exp(-10), so that the plain
-    difference is harmless beyond it.
+    They are the stall of s, -inf, the decay of m draws, and inf. At the stall, which leaves space
+    for the step, v ds/dv has not yet fallen to s / 2. At the decay, exp(-m s) m**2 is about
+    exp(-10), so that the plain difference loses nothing beyond it.
     """
     m = draws.num_draws
     decayed = float(np.interp((10.0 + 2.0 * np.log(m)) / m, s, nodes.x))
@@ -292,7 +301,10 @@ def _choose_cuts(draws: Draws, nodes: TiltedNodes, s: FloatArray) -> list[float]
 
 
 class _Step(NamedTuple):
-    """A smooth step from 1 to 0, v times its derivative, and v**2 times its second, all (K,)."""
+    """A smooth step from 1 to 0 with its derivatives, all (K,).
+
+    `first` is v times the first derivative in v, and `second` v**2 times the second.
+    """
 
     value: FloatArray
     first: FloatArray
@@ -300,7 +312,7 @@ class _Step(NamedTuple):
 
 
 def _smooth_step(x: FloatArray, cut: float) -> _Step:
-    """Return the values at the nodes `x` (K,) of a step down at log v = `cut`."""
+    """Return the smooth step at the nodes `x` (K,), which falls from 1 to 0 at log v = `cut`."""
     if np.isinf(cut):
         return _Step(np.full_like(x, float(cut > 0.0)), np.zeros_like(x), np.zeros_like(x))
     t = (x - cut) / _STEP_WIDTH

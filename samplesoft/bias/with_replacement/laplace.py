@@ -1,14 +1,15 @@
-"""The Laplace sums of the exact bias: over atoms at each node, and over nodes at each atom.
+"""Compiled sums of the exact bias: over the atoms at each node, and over the nodes at each atom.
 
-A draw of class j contributes r_j = e_j / q_j, and T(v) = sum_j q_j exp(-v r_j) is its transform.
-Everything is relative to one of three centres, so that nearly equal numbers are never subtracted:
-the smallest ratio r0 (T does not underflow), the reference R (differences between classes), and the
-mean of r (differences from the limit of many draws); section 4 of the README of `bias`.
+The sums are the Laplace transform T(v) = sum_j q_j exp(-v r_j) of one draw, and functions related
+to it. Ratios are measured from one of three centres, so that nearly equal numbers are never
+subtracted: from the lower bound r0, so that T does not underflow; from the reference R, for
+differences between classes; and from the mean ratio, for differences from the limit of many draws.
+Section 4 of the README of `bias` has the equations.
 
-The atoms are sorted by r. At a node v, atoms with v (r - r0) near 0 are "flat", and are merged into
-one atom. Atoms with large v (r - r0) are "gone": their terms are constant. Only the atoms in
-between are evaluated, in blocks and in loops that the compiler vectorises: these loops have no
-branches, and only as many arrays as the compiler can check for overlap.
+The atoms are sorted by r. At a node v, atoms with v (r - r0) near 0 are "flat", and one atom stands
+for all of them. Atoms with a large v (r - r0) are "gone", and their terms are constant. Only the
+other atoms are evaluated, in blocks, by loops that the compiler vectorises. For this, a loop must
+not branch, and must not use more arrays than the compiler can check for overlap.
 """
 
 from __future__ import annotations
@@ -30,21 +31,22 @@ from samplesoft.kernels.exponential import (
 from samplesoft.kernels.rows import add_row, copy_row
 from samplesoft.kernels.sort_ids import count_below
 
-CENTRED_LIMIT = 600.0  # largest v (mean - r0): beyond it exp(-y) overflows, and is not needed
-FLAT = -38.0  # for smaller log d, d = v (r - r0), exp(-d) is 1 - d to the last bit
-GONE = 7.3  # for larger log d, exp(-d) is 0, and so is exp(-y) for y = d - v (mean - r0)
+# largest v (mean - r0) at which sums around the mean are computed: beyond it exp(-y) overflows
+CENTRED_LIMIT = 600.0
+FLAT = -38.0  # for a smaller log d, with d = v (r - r0), exp(-d) is 1 - d to the last bit
+GONE = 7.3  # for a larger log d, exp(-d) is 0, and so is exp(-y) with y = d - v (mean - r0)
 _ATOMS_PER_BLOCK = 512
-_MAX_EXPONENT = 708.0  # for larger d, exp(-d) is set to 0, to avoid slow subnormal numbers
+_MAX_EXPONENT = 708.0  # for a larger d, exp(-d) is set to 0, because subnormal numbers are slow
 
 Rows = tuple[FloatArray, FloatArray, FloatArray]
 
 
 class Points(NamedTuple):
-    """Arrays (A,) of the atoms r for the kernels, sorted by r; distances are given as logs."""
+    """The A atoms as arrays (A,) for the kernels, sorted by their ratio r."""
 
-    q: FloatArray
-    q_kappa: FloatArray
-    q_zeta2: FloatArray  # q zeta**2
+    q: FloatArray  # weight: the draw probability that the atom represents
+    q_kappa: FloatArray  # weight q kappa of (B22)
+    q_zeta2: FloatArray  # weight q zeta**2 of (B22)
     log_r: FloatArray
     log_d: FloatArray  # log (r - r0)
     kappa: FloatArray  # (r - R) / (r + R)
@@ -55,12 +57,12 @@ class Points(NamedTuple):
 
 
 class NodeSums(NamedTuple):
-    """Sums of q times the functions below over the atoms at each node, all (K,).
+    """Sums over the atoms at each node, all (K,): each field is the sum of q times a function of r.
 
-    d = v (r - r0) and y = v (r - mean), eqs. (B18) to (B21).
+    Here d = v (r - r0) and y = v (r - mean); eqs. (B18) to (B21).
     """
 
-    transform: FloatArray  # exp(-d): T exp(v r0)
+    transform: FloatArray  # exp(-d), whose sum is T exp(v r0)
     drop: FloatArray  # exp(-d) - 1
     first: FloatArray  # d exp(-d)
     second: FloatArray  # d**2 exp(-d)
@@ -76,18 +78,18 @@ class NodeSums(NamedTuple):
 class AtomIntegrals(NamedTuple):
     """Integrals over the nodes at each atom, all (A,)."""
 
-    full: FloatArray
-    half: FloatArray  # the same by every second node
-    size: FloatArray  # of the sizes of the terms before cancellation
+    full: FloatArray  # by all nodes
+    half: FloatArray  # by every second node
+    size: FloatArray  # of the magnitudes of the terms
 
 
 def node_sums(
     x: FloatArray, points: Points, log_above_least: FloatArray, with_moments: bool = True
 ) -> NodeSums:
-    """Return the sums over atoms at each node `x` = log v (K,).
+    """Return the sums over the atoms at each node `x` = log v (K,).
 
-    `log_above_least` (2,) is log (R - r0) and log (mean - r0). Without `with_moments`, the
-    sums that only the cumulants need are 0.
+    `log_above_least` (2,) is log(R - r0) and log(mean - r0). Without `with_moments`, the fields
+    that only the cumulants need are 0.
     """
     plain, moments = np.zeros((4, len(x))), np.zeros((7, len(x)))
     workspace, block = np.empty((24, len(points.q) + 1)), np.empty((9, _ATOMS_PER_BLOCK))
@@ -116,13 +118,12 @@ def atom_integrals(
     points: Points,
     log_d_ref: float,
 ) -> AtomIntegrals:
-    """Integrate over the nodes `x` = log v (K,) at each atom.
+    """Return the integrals over the nodes `x` = log v (K,) at each atom.
 
     The integrand is v r T exp(v r0) (c0 D + c1 v D' + c2 v**2 D'') / kappa for D = psi - psi_R,
-    eq. (B23). `coefficients` (K, 6) are c0, c1, c2 and their sizes. `tilted` (K, 5) is
-    v (mean - r0), v (R - mean) and v**2 variance, for r tilted by exp(-v r), and the sizes of the
-    last two. It is None where c1 = c2 = 0: for all schemes except the jackknife. `log_d_ref` is
-    log (R - r0).
+    eq. (B23). `coefficients` (K, 6) are c0, c1 and c2, and then the magnitudes of the terms from
+    which each was computed. `tilted` (K, 5) is `TiltedNodes.tilted`, or None if c1 = c2 = 0, which
+    holds for all schemes except the jackknives. `log_d_ref` is log(R - r0).
     """
     num = len(points.q)
     integrals, reference = np.zeros((3, num)), np.array([log_d_ref])
@@ -152,14 +153,16 @@ def sums_at_nodes(
 ) -> None:
     """Write the sums at each node to `out` (4, K), and the sums for cumulants to `tilted` (7, K).
 
-    Both must be 0 before. With `tilted` None, the code for it is not compiled. `workspace`
-    (24, A + 1) and `block` (9, block) are workspace.
+    `out` and `tilted` must be 0 before. If `tilted` is None, the sums for cumulants are neither
+    computed nor compiled. `reference` (2,) is log(R - r0) and log(mean - r0). `workspace`
+    (24, A + 1) and `block` (9, atoms of a block) are overwritten.
     """
     num = len(points.q)
     log_d, kappa, log_sum = points.log_d, points.kappa, points.log_sum
     zeta, log_sum_mean = points.zeta, points.log_sum_mean
-    # rows of `weights`: q, q kappa, q zeta**2, and q as the factor of d; the entries of the merged
-    # flat atom are replaced below, and restored; `over_contrast` has the rows for gone atoms
+    # The rows of `weights` are q, q kappa, q zeta**2, and q as the factor of d. At each node, the
+    # sums over all flat atoms replace the entries of one of them, which are restored afterwards.
+    # `over_contrast` has the same rows for gone atoms, divided by kappa or zeta.
     weights, over_contrast, early = workspace[:4], workspace[4:8], workspace[8:12]
     early_d, late = workspace[12:16], workspace[16:20]
     plain_d, plain_sum = workspace[20], workspace[21]
@@ -267,10 +270,10 @@ def _sum_moments(
 
 @njit_bare
 def _write_excess(of_mean: Rows, e: FloatArray, y: FloatArray, p: FloatArray) -> None:
-    """Write q (exp(-y) - 1 + y), y and exp(-y) of a block.
+    """Write q (exp(-y) - 1 + y) to `p`, y to `y` and exp(-y) to `e`, for the atoms of a block.
 
-    `of_mean` is q zeta**2, zeta and v (r + mean). exp(-y) - 1 + y loses digits for small y: for
-    |y| < 1 take its series times y**2.
+    `of_mean` is q zeta**2, zeta and v (r + mean). The naive exp(-y) - 1 + y loses digits for small
+    y. For |y| < 1 take y**2 times its series instead.
     """
     weights, zeta, total = of_mean
     first, last = _write_signed(zeta, total, y)
@@ -292,13 +295,13 @@ def _write_excess(of_mean: Rows, e: FloatArray, y: FloatArray, p: FloatArray) ->
 def _write_centred(
     weights: FloatArray, zeta: FloatArray, total: FloatArray, e: FloatArray, terms: FloatArray
 ) -> None:
-    """Write the terms of `tangent`, `bend`, `square` and `cube` of a block, times q.
+    """Write the terms of `tangent`, `bend`, `square` and `cube` to `terms`, for a block of atoms.
 
-    The first two are differences that lose digits for small y: for |y| <= 1 take the series.
+    The first two are differences that lose digits for small y. For |y| <= 1 take series instead.
     """
     h, t, y2, y3 = terms[0], terms[1], terms[2], terms[3]
     for i in range(len(weights)):
-        y3[i] = zeta[i] * total[i]  # holds y, until the term of `cube` is written
+        y3[i] = zeta[i] * total[i]  # this row holds y until the term of `cube` is written to it
     for i in range(len(weights)):
         y = y3[i]
         near = -1.0 if y < -1.0 else y
@@ -317,10 +320,10 @@ def _write_centred(
 
 @njit
 def far_sums(terms: FloatArray, logs: FloatArray, onward: bool) -> FloatArray:
-    """Return cumulative sums of terms (H, K) times exp(logs), (H, K + 1).
+    """Return scaled cumulative sums of ``terms * exp(logs)``, (H, K + 1), for `terms` (H, K).
 
-    Column k is the sum over all indices below k, divided by exp(logs[k - 1]); with `onward`, over
-    all indices from k on, divided by exp(logs[k]). The scaling prevents overflow.
+    Column k is the sum over the indices below k, divided by exp(logs[k - 1]). With `onward`, it is
+    the sum over the indices k and above, divided by exp(logs[k]). The scaling prevents overflow.
     """
     out = np.empty((len(terms), len(logs) + 1))
     write_far_sums(terms, logs, onward, out)
@@ -329,7 +332,7 @@ def far_sums(terms: FloatArray, logs: FloatArray, onward: bool) -> FloatArray:
 
 @njit_bare
 def write_far_sums(terms: FloatArray, logs: FloatArray, onward: bool, out: FloatArray) -> None:
-    """Write the result of `far_sums` to `out` (H, K + 1)."""
+    """Write the result of `far_sums` to `out` (H, K + 1), without allocating memory."""
     num = len(logs)
     for h in range(len(terms)):
         out[h, num if onward else 0] = 0.0
@@ -358,16 +361,18 @@ def _add_atom_integrals(
     of_atoms: FloatArray,
     block: FloatArray,
 ) -> None:
-    """Write the integrals at the atoms to `out` (3, A), which must be 0: full, half and size.
+    """Add the integrals at the atoms to `out` (3, A): full, half and size of `AtomIntegrals`.
 
-    `reference` holds log (R - r0). With `tilted` None, the code for derivatives is not compiled.
-    `of_nodes` (12, K + 1), `of_atoms` (6, A) and `block` (3, block) are workspace.
+    `reference` (1,) is log(R - r0). If `tilted` is None, the code for derivatives of D is not
+    compiled. `of_nodes` (12, K + 1), `of_atoms` (6, A) and `block` (3, atoms of a block) are
+    overwritten.
     """
     num = len(x)
     log_r, log_d, kappa, log_sum = points.log_r, points.log_d, points.kappa, points.log_sum
     at_flat, at_gone, early, late = of_nodes[:3], of_nodes[3:6], of_nodes[6:9], of_nodes[9:]
     _write_far_terms(x, coefficients, tilted, reference[0], at_flat, at_gone)
-    # sums over the nodes before each, and from each on, in units of v r / kappa
+    # sums over the nodes before each node, and over the nodes from each node on; times v r / kappa
+    # they are integrals at an atom
     write_far_sums(at_flat, x, False, early)
     write_far_sums(at_gone, x, True, late)
     plain_d, plain_sum, plain_r, scales = of_atoms[0], of_atoms[1], of_atoms[2], of_atoms[3:]
@@ -392,7 +397,7 @@ def _add_atom_integrals(
             length = part.stop - start
             _write_scaled_exps(log_v, log_d, plain_d, reach_d, part, d)
             _write_decays(d[:length], decay, contrast)
-            # reuse the workspace: the terms go to `contrast`, their sizes to `d`
+            # the arrays are reused: the terms go to `contrast`, and their magnitudes to `d`
             if c[1] == 0.0 and c[2] == 0.0:
                 _write_scaled_exps(log_v, log_sum, plain_sum, reach_sum, part, contrast)
                 _write_contrasts(decay_ref, kappa[part], decay, d, contrast)
@@ -421,7 +426,10 @@ def add_far(
     atoms: slice,
     out: FloatArray,
 ) -> None:
-    """Add the terms of far nodes, ``terms[:, index]`` times v r `scales`, to `out` (k, A)."""
+    """Add the terms of far nodes to `out` (k, A), for the slice `atoms`.
+
+    A term is ``terms[:, index] * v * r * scales``, where ``x = log v``.
+    """
     for i in range(atoms.start, atoms.stop):
         rate = scaled(x, log_r[i])
         for h in range(len(terms)):
@@ -438,9 +446,9 @@ def _write_far_terms(
     at_flat: FloatArray,
     at_gone: FloatArray,
 ) -> None:
-    """Write the terms of each node at flat atoms, and at gone atoms, both (3, K).
+    """Write the terms of each node at flat atoms and at gone atoms, both (3, K).
 
-    They are in units of v r / kappa, in the order full, half, size.
+    The rows are full, half and size of `AtomIntegrals`, divided by v r / kappa of the atom.
     """
     for k in range(len(x)):
         for h in range(3):
@@ -453,7 +461,7 @@ def _write_far_terms(
         if tilted is None:
             at_gone[0, k] = -decay_ref * c[0]
             value, size = c[0] + at_gone[0, k], 0.0
-            # the smallest ratio is near the reference: (B19) with r = r0, kappa = -1
+            # r0 is near R, so take the right side of (B19) with r = r0 and kappa = -1
             if d_ref < 1.0:
                 value = decay_ref * d_ref * (c[0] * _decay_ratio(-d_ref))
         else:
@@ -473,7 +481,7 @@ def _write_far_terms(
                     derivative_terms, -derivative_terms.mean, derivative_terms.mean
                 )
                 value, size = value + at_gone[0, k], size + at_gone[2, k]
-        if x[k] + log_d_ref >= FLAT:  # otherwise no atom counts as flat
+        if x[k] + log_d_ref >= FLAT:  # otherwise `near_atoms` counts no atom as flat
             at_flat[0, k], at_flat[2, k] = value, size
         if tilted is None or (c[1] == 0.0 and c[2] == 0.0):
             at_flat[2, k], at_gone[2, k] = abs(at_flat[0, k]), abs(at_gone[0, k])
@@ -483,7 +491,7 @@ def _write_far_terms(
 
 @njit_bare
 def _write_plain_terms(c: float, rate: FloatArray, term: FloatArray, size: FloatArray) -> None:
-    """Write the terms of one node in a block, c contrast v r, and their sizes, in place."""
+    """Multiply `term` by c v r for the atoms of a block, and write the magnitudes to `size`."""
     for i in range(len(rate)):
         term[i] *= c * rate[i]
     for i in range(len(rate)):
@@ -491,12 +499,15 @@ def _write_plain_terms(c: float, rate: FloatArray, term: FloatArray, size: Float
 
 
 class _DerivativeTerms(NamedTuple):
-    """The values at a node of which c0 D + c1 v D' + c2 v**2 D'' is a function, scaled by v."""
+    """The values at one node from which c0 D + c1 v D' + c2 v**2 D'' is computed.
+
+    Each first-order value contains a factor v, and each second-order value a factor v**2.
+    """
 
     c0: float
     c1: float
     c2: float
-    s0: float  # sizes of c0, c1 and c2 before cancellation
+    s0: float  # magnitudes of the terms of c0, c1 and c2
     s1: float
     s2: float
     mean: float  # tilted mean - r0
@@ -510,7 +521,7 @@ class _DerivativeTerms(NamedTuple):
 
 @njit
 def _make_derivative_terms(c: FloatArray, tilted: FloatArray, decay_ref: float) -> _DerivativeTerms:
-    """Return the derivative terms of a node, from its rows of `coefficients` and `tilted`."""
+    """Return the values at a node, given its rows `c` of `coefficients` and `tilted`."""
     lead, lead_size = (tilted[1], tilted[3]) if decay_ref > 0.0 else (0.0, 0.0)
     variance, variance_size = tilted[2], tilted[4]
     square, square_size = lead * lead - variance, abs(lead) * lead_size + variance_size
@@ -522,9 +533,9 @@ def _make_derivative_terms(c: FloatArray, tilted: FloatArray, decay_ref: float) 
 
 @njit
 def _terms_far(parts: _DerivativeTerms, ahead: float, ahead_size: float) -> tuple[float, float]:
-    """Return (c0 psi + c1 v psi' + c2 v**2 psi'') / psi, and its size; above eq. (B16).
+    """Return (c0 psi + c1 v psi' + c2 v**2 psi'') / psi and its magnitude; above eq. (B16).
 
-    `ahead` is v (r - tilted mean).
+    `ahead` is v (r - tilted mean), and `ahead_size` the magnitude of its terms.
     """
     value = parts.c0 - parts.c1 * ahead + parts.c2 * (ahead * ahead - parts.variance)
     size = parts.s0 + parts.s1 * ahead_size
@@ -535,7 +546,7 @@ def _terms_far(parts: _DerivativeTerms, ahead: float, ahead_size: float) -> tupl
 def _terms_near(
     parts: _DerivativeTerms, away: float, ratio: float, e: float
 ) -> tuple[float, float]:
-    """Return (c0 D + c1 v D' + c2 v**2 D'') / (-psi_R v (r - R)), and its size, for r near R.
+    """Return (c0 D + c1 v D' + c2 v**2 D'') / (-psi_R v (r - R)) and its magnitude, for r near R.
 
     `away` is v (r - R), below 1 in magnitude, `e` is exp(-away), and `ratio` is (1 - e) / away.
     """
@@ -555,9 +566,10 @@ def _write_with_derivatives(
     size: FloatArray,
     term: FloatArray,
 ) -> None:
-    """Write the terms of one node in a block, with derivatives of D, and their sizes.
+    """Write the terms of one node, with derivatives of D, and their magnitudes, for a block.
 
-    On entry `size` holds d and `term` exp(-d); they are overwritten.
+    `size` holds d on entry and the magnitudes on return; `term` holds exp(-d) on entry and the
+    terms on return. `at` is log v.
     """
     log_r, kappa, log_sum = rows
     ref, ref_size = _terms_far(parts, parts.lead, parts.lead_size)
@@ -586,16 +598,17 @@ def _write_with_derivatives(
 
 @njit
 def scaled(x: float, log_distance: float) -> float:
-    """Return v times a distance, given both logs, limited to the range of float64."""
+    """Return v times a distance, given the log of each, limited to the range of float64."""
     return math.exp(min(x + log_distance, LARGEST_EXPONENT))
 
 
 @njit_bare
 def near_atoms(x: float, log_d: FloatArray, reference: FloatArray) -> tuple[int, int]:
-    """Return the index of the first atom that is not flat, and of the first that is gone.
+    """Return the index of the first atom that is not flat, and that of the first gone atom.
 
-    Flat atoms may be replaced by atoms at r0, also relative to each distance in `reference`. If v
-    times one of these distances is itself flat, no atom counts as flat.
+    A flat atom has a v (r - r0) that is negligible compared with 1 and compared with each distance
+    whose log is in `reference`, times v. If one of these products is itself negligible compared
+    with 1, no atom counts as flat.
     """
     edge = FLAT - x
     for log_distance in reference:
@@ -605,7 +618,7 @@ def near_atoms(x: float, log_d: FloatArray, reference: FloatArray) -> tuple[int,
 
 @njit_bare
 def _write_exps(logs: FloatArray, out: FloatArray) -> float:
-    """Write exp(logs); return the largest |log|, from which the range of v exp(logs) follows."""
+    """Write exp(logs) to `out`, and return the largest finite |log|."""
     reach = 0.0
     for i in range(len(logs)):
         out[i] = math.exp(min(logs[i], LARGEST_EXPONENT))
@@ -618,7 +631,10 @@ def _write_exps(logs: FloatArray, out: FloatArray) -> float:
 def _write_scaled_exps(
     x: float, logs: FloatArray, plain: FloatArray, reach: float, part: slice, out: FloatArray
 ) -> None:
-    """Write v exp(logs) of a block to `out`: as products unless one could overflow or underflow."""
+    """Write v exp(logs) to `out` for a block, given `plain` = exp(logs) and `reach` = max |logs|.
+
+    The products v * plain are used unless one of them could overflow or underflow.
+    """
     if abs(x) + reach < _MAX_EXPONENT:
         v, exps = math.exp(x), plain[part]
         for i in range(len(exps)):
@@ -631,9 +647,10 @@ def _write_scaled_exps(
 
 @njit_bare
 def _write_decays(d: FloatArray, decay: FloatArray, drop: FloatArray) -> None:
-    """Write exp(-d) of a block, d = v (r - r0), and exp(-d) - 1.
+    """Write exp(-d) to `decay` and exp(-d) - 1 to `drop` for a block, with d = v (r - r0).
 
-    exp(-d) - 1 loses digits for small d: for d < 1 take the series of (1 - exp(-d)) / d times -d.
+    The naive exp(-d) - 1 loses digits for small d. For d < 1 take -d times the series of
+    (1 - exp(-d)) / d instead.
     """
     last = count_below(d, 1.0)
     for i in range(len(d[:last])):
@@ -648,7 +665,10 @@ def _write_decays(d: FloatArray, decay: FloatArray, drop: FloatArray) -> None:
 
 @njit_bare
 def _write_signed(signs: FloatArray, total: FloatArray, out: FloatArray) -> tuple[int, int]:
-    """Write signs * total of a block, which is increasing; return the indices of -1 and 1 in it."""
+    """Write signs * total of a block, which increases, to `out`.
+
+    Returns the number of products below -1, and the number of products below 1.
+    """
     for i in range(len(signs)):
         out[i] = signs[i] * total[i]
     rising = out[: len(signs)]
@@ -659,10 +679,11 @@ def _write_signed(signs: FloatArray, total: FloatArray, out: FloatArray) -> tupl
 def _write_contrasts(
     decay_ref: float, kappa: FloatArray, decay: FloatArray, away: FloatArray, out: FloatArray
 ) -> None:
-    """Write (exp(-v (r - r0)) - exp(-v (R - r0))) / kappa of a block, eq. (B19).
+    """Write (exp(-v (r - r0)) - exp(-v (R - r0))) / kappa to `out` for a block, eq. (B19).
 
-    The difference loses digits where r is near R. With a = v (r - R) = kappa v (r + R) it is
-    -exp(-v (R - r0)) a (1 - exp(-a)) / a, which is used for |a| < 1. `out` holds v (r + R) before.
+    The naive difference loses digits where r is near R. It equals
+    -exp(-v (R - r0)) a (1 - exp(-a)) / a with a = v (r - R) = kappa v (r + R), which is used for
+    |a| < 1. `out` holds v (r + R) on entry, and `decay_ref` is exp(-v (R - r0)).
     """
     first, last = _write_signed(kappa, out, away)  # v (r - R)
     near, close = away[first:last], out[first:last]

@@ -1,7 +1,8 @@
-"""The weights of the nodes in each scheme, and the bias from the integrals.
+"""The weights of the nodes for a scheme, and the bias from the flows.
 
-`make_node_weights` depends on the distribution of the number of draws, `assemble` on the base mass.
-p' sums to 1, eq. (B5). `assemble` uses this, so that nothing is subtracted from E[p'].
+`make_node_weights` computes the factor of each node in the integrals (B6) to (B8), and
+`assemble` computes the bias, (B8) to (B12). Since p' sums to 1, eq. (B5), `assemble` never has to
+subtract p from E[p'].
 """
 
 from __future__ import annotations
@@ -21,28 +22,32 @@ from samplesoft.bias.with_replacement.nodes import Nodes
 
 @dataclass
 class NodeWeights:
-    """Weights of the K nodes in the integrals of the bias and of the loss bias."""
+    """Weights of the K nodes in the integrals of the bias and of the loss bias.
 
-    # (K, 6) coefficients of D, v D' and v**2 D'' in `atom_integrals`, times dx / (T exp(v r0)), and
-    # their sizes before cancellation; only the first is nonzero, except for the jackknife
+    A field that ends in ``_sizes`` has the magnitudes of the terms before they cancel; rounding
+    errors are proportional to it.
+    """
+
+    # (K, 6): the coefficients c0, c1 and c2 of `atom_integrals`, which contain dx / (T exp(v r0)),
+    # and then their sizes; c1 = c2 = 0 except for the jackknife
     coefficients: FloatArray
-    # (K,) terms of base * integral of E (1 - psi_R), eq. (B8); of -sigma of eq. (B11) for a
-    # corrected label with masked hits; 0 if the base mass is a draw
+    # (K,) the terms whose sum is l of (B8); -sigma of (B11) for a corrected label with masked
+    # accidental hits; 0 if the base mass is a draw
     label_terms: FloatArray
-    label_sizes: FloatArray  # (K,) sizes of `label_terms` before cancellation
-    loss_terms: FloatArray  # (K,) terms of E[log S] - log E[S], eq. (B7)
-    loss_sizes: FloatArray  # (K,) their sizes before cancellation, times 1 + |exponents|
-    loss_narrow: bool = False  # whether `loss_terms` are analytic in a narrow strip only
-    loss_offset: float = 0.0  # the loss bias minus the integral
+    label_sizes: FloatArray  # (K,)
+    loss_terms: FloatArray  # (K,) the terms whose sum is E[log S] - log E[S], eq. (B7)
+    loss_sizes: FloatArray  # (K,) including the factor 1 + |exponent| of `exponent_sizes`
+    loss_narrow: bool = False  # whether the strip in which the loss integrand is analytic is narrow
+    loss_offset: float = 0.0  # the loss bias minus the sum of `loss_terms`
     loss_offset_size: float = 0.0
 
 
 def make_node_weights(draws: Draws, nodes: Nodes) -> NodeWeights:
-    """Return the weights of the nodes for a scheme without jackknife."""
+    """Return the weights of the nodes, for every scheme except the jackknives."""
     scheme = draws.scheme
     v_base = np.exp(np.minimum(nodes.x + draws.log_base, LARGEST_EXPONENT))
     log_theta = nodes.log_transform - v_base  # (B3)
-    # a base mass that acts as one more draw is part of the ratios of the classes, eq. (B12)
+    # if the base mass is a draw, eq. (B12) adds it to the ratios of the classes instead
     log_draws = nodes.log_transform if scheme.label_is_a_draw else log_theta
     weight, loss_integrand = _draw_weights(draws, nodes, log_theta, log_draws)
     coefficients = np.zeros((len(weight), 6))
@@ -51,7 +56,8 @@ def make_node_weights(draws: Draws, nodes: Nodes) -> NodeWeights:
     if scheme.label_is_a_draw:
         label_terms = np.zeros_like(terms)
     elif scheme.corrects_label:
-        # 1 - m q_t psi_R cancels for m = 1 and q_t near 1: take (1 - psi_R) - (m q_t - 1) psi_R
+        # 1 - m q_t psi_R cancels for m = 1 and q_t near 1: take (1 - psi_R) - (m q_t - 1) psi_R,
+        # times T exp(v r0)
         decay_ref = np.exp(nodes.log_psi_ref + nodes.log_transform_least)  # exp(-v (R - r0))
         beyond_one = (draws.num_draws - 1) * draws.label_draw - draws.other_draw  # m q_t - 1
         label_terms = terms * (nodes.above - beyond_one * decay_ref)
@@ -74,11 +80,11 @@ def _with_corrected_loss(
 ) -> NodeWeights:
     """Return the weights with the loss offset of a corrected label.
 
-    The loss terms are those of (B7), or of (B74) if that has the smaller sizes.
+    The loss terms are those of (B7), or those of (B74) if their magnitudes have the smaller sum.
     """
     shift, shift_size = _corrected_loss_offset(draws)
     shifted = replace(weights, loss_offset=shift, loss_offset_size=shift_size)
-    if draws.scheme.label_is_a_draw:  # (B74) does not apply: the nodes end before exp(-m v B) does
+    if draws.scheme.label_is_a_draw:  # exp(-m v B) of (B74) has not decayed at the last node
         return shifted
     m, of_label = draws.num_draws, draws.log_label
     terms = -nodes.dx * np.exp(-m * v_base) * np.expm1(m * nodes.log_transform)
@@ -95,10 +101,11 @@ def _with_corrected_loss(
 
 
 def _corrected_loss_offset(draws: Draws) -> tuple[float, float]:
-    """Return log E[S] - (corrected label logit) + (label logit), and its size before cancellation.
+    """Return the loss bias minus (B7), and the magnitude to which its rounding is proportional.
 
-    It is log(1 + d). If the label is drawn, d is the expected number of its draws minus the mass of
-    the other classes. Otherwise d is that mass times (the expected number of its draws minus 1).
+    The offset is log E[S] - (corrected label logit) + (label logit), which equals log(1 + d). Let k
+    be the expected number of draws of the label, and o the mass of the other classes. Then
+    d = k - o if the scheme draws the label, and d = o (k - 1) otherwise.
     """
     p_label, other = math.exp(draws.log_label), draws.other_mass
     expected = draws.num_draws * draws.label_draw
@@ -114,7 +121,10 @@ def _corrected_loss_offset(draws: Draws) -> tuple[float, float]:
 
 @njit
 def exponent_sizes(sizes: FloatArray, exponents: FloatArray) -> FloatArray:
-    """Return ``sizes * (1 + |exponents|)``, (K,): rounding of x by e changes exp(x) by |x| e."""
+    """Return ``sizes * (1 + |exponents|)``, (K,).
+
+    A relative error e of x is a relative error |x| e of exp(x), and exp itself rounds once.
+    """
     out = np.zeros(len(sizes))
     for k in range(len(sizes)):
         if sizes[k] > 0.0:
@@ -123,17 +133,17 @@ def exponent_sizes(sizes: FloatArray, exponents: FloatArray) -> FloatArray:
 
 
 def log_first_draw(nodes: Nodes, log_theta: FloatArray) -> FloatArray:
-    """Return log(theta / (T exp(v r0))): the factor of one draw without its psi."""
+    """Return log(theta / (T exp(v r0))), the log of the factor of a draw that psi multiplies."""
     return log_theta - nodes.log_transform - nodes.v_least
 
 
 def _draw_weights(
     draws: Draws, nodes: Nodes, log_theta: FloatArray, log_draws: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Return E / (T exp(v r0)), and theta**m - exp(-m v E[S]), both (K,).
+    """Return E / (T exp(v r0)) and the bracket theta**m - exp(-m v E[S]) of (B7), both (K,).
 
-    The second is at least 0, by Jensen's inequality. E is m theta**m. If the scheme divides by the
-    number of accepted draws, both are means over that number, eq. (B10).
+    E is m theta**m. If the scheme divides by the number of accepted draws, both are expectations
+    over this number, eq. (B10).
     """
     m = draws.num_draws
     if not draws.scheme.divides_by_kept:
@@ -154,8 +164,8 @@ def _draw_weights(
 def log_accepted_transform(draws: Draws, log_theta: FloatArray) -> FloatArray:
     """Return log E[theta**K] for one draw, with K = 1 if it is accepted and 0 if it is the label.
 
-    log(q_t + (1 - q_t) theta) loses digits where theta is near 1: for log theta > -1/2 take
-    log1p((1 - q_t) expm1(log theta)).
+    The naive log(q_t + (1 - q_t) theta) loses digits where theta is near 1. For log theta > -1/2
+    take log1p((1 - q_t) expm1(log theta)) instead.
     """
     with np.errstate(divide="ignore"):
         far = np.logaddexp(np.log(draws.label_draw), np.log(draws.other_draw) + log_theta)
@@ -168,8 +178,8 @@ def difference_of_exp(
 ) -> FloatArray:
     """Return exp(log_value) - exp(log_limit), given log_ratio = log_value - log_limit >= 0.
 
-    The difference loses digits where the two are close: for log_ratio < 1 take
-    exp(log_limit) expm1(log_ratio).
+    The difference loses digits where the two exponentials are close. For log_ratio < 1 take
+    exp(log_limit) expm1(log_ratio) instead.
     """
     out = np.empty(len(log_ratio))
     for k in range(len(log_ratio)):
@@ -197,13 +207,21 @@ def assemble(
 ) -> FloatArray:
     """Return the bias (n,) of the classes of a chunk.
 
-    `flows` (n,) is e_j * integral of E (psi_j - psi_R), eq. (B6), `total` their sum over all
-    classes (for the ratios of (B12), with the plain ratios), and `label_flow` the label's terms.
-    `others` is the sum of the bias of all classes except the label; None if all classes are in the
-    chunk.
+    Parameters
+    ----------
+    draws
+        The draws, with the arrays of the chunk.
+    flows
+        (n,) the flows f_j of eq. (B6).
+    total
+        The sum F of the flows over all classes of the example; for (B12), of the plain ratios.
+    label_flow
+        The sum of `NodeWeights.label_terms`.
+    others
+        The sum of the bias of all classes except the label; None if the chunk has all classes.
     """
     scheme, t = draws.scheme, draws.label
-    # (B9), which for all classes except the label is also (B8) to (B12)
+    # (B9); for all classes except the label, (B8) to (B12) are the same
     bias = flows - draws.probs * (total + label_flow)
     if t is not None and scheme.label_is_a_draw:
         bias[t] = 0.0
@@ -223,7 +241,7 @@ def assemble(
 
 
 def none_accepted_error(draws: Draws) -> float:
-    """Return the L1 error of the term of `assemble` for the case of no accepted draw."""
+    """Return the L1 rounding error of the term that `assemble` adds for K = 0 accepted draws."""
     if not draws.scheme.divides_by_kept:
         return 0.0
     log_probability = _log_prob_none_accepted(draws)
@@ -232,9 +250,9 @@ def none_accepted_error(draws: Draws) -> float:
 
 
 def _log_prob_none_accepted(draws: Draws) -> float:
-    """Return the log of the probability q_t**m that all draws are the label.
+    """Return the log of q_t**m, the probability that all draws are the label.
 
-    log q_t loses digits where q_t is near 1: for q_t > 1/2 take log1p(-(1 - q_t)).
+    log q_t loses digits where q_t is near 1. For q_t > 1/2 take log1p(-(1 - q_t)) instead.
     """
     with np.errstate(divide="ignore"):
         if draws.label_draw > 0.5:

@@ -1,4 +1,7 @@
-"""The Laplace transform of a draw, and its cumulants, at the nodes of the quadrature."""
+"""The Laplace transform T of one draw at the nodes of the quadrature, and its cumulants.
+
+Section 4 of the README of `bias` has the equations.
+"""
 
 from __future__ import annotations
 
@@ -28,57 +31,64 @@ from samplesoft.bias.with_replacement.ratios import Ratios
 from samplesoft.kernels import panels
 
 _LARGEST_LOG = math.log(LARGEST_FLOAT)
-# noise of panels: a class whose noise matters at v still had most of its weight at exp(-3) v; if T
-# has fallen by more than exp(-12) since then, the noise may matter
+# A sum over Chebyshev atoms at v may be noise if T has fallen by more than a factor exp(-12)
+# between exp(-3) v and v, because a class with an exp(-v r) that has decayed within its panel then
+# had most of its weight at exp(-3) v.
 _LOG_STEP_BACK = 3.0
-_MAX_NOISELESS_WIDTH = 1e-3  # on narrower panels all ratios decay equally, without noise
-_LOG_NOISE_MARGIN = 3.0  # noise of panels with a weight exp(-3) below T does not matter
 _MAX_LOG_DROP = -12.0
+_MAX_NOISELESS_WIDTH = 1e-3  # in log r: on narrower panels all ratios decay equally, without noise
+_LOG_NOISE_MARGIN = 3.0  # the noise of a panel does not matter if its weight is below exp(-3) T
 
 
 @dataclass
 class Nodes:
-    """The transform T and related values at the quadrature nodes, all arrays (K,)."""
+    """The transform T and related values at the K nodes of the quadrature, all (K,)."""
 
     x: FloatArray  # log v
-    dx: FloatArray  # weight of dv / v
+    dx: FloatArray  # weight of each node in an integral over dv / v
     v: FloatArray
     v_least: FloatArray  # v r0
-    log_transform: FloatArray  # log T, T = sum q exp(-v r)
-    log_transform_least: FloatArray  # log sum q exp(-v (r - r0)), eq. (B18)
-    log_psi_ref: FloatArray  # log of psi_R = exp(-v R) / T
-    above: FloatArray  # T exp(v r0) (1 - psi_R) = sum q (exp(-v (r - r0)) - exp(-v (R - r0)))
-    excess: FloatArray  # log T + v times the mean of r, at least 0, eq. (B20)
+    log_transform: FloatArray  # log T, with T = sum q exp(-v r)
+    log_transform_least: FloatArray  # log of T exp(v r0) = sum q exp(-v (r - r0)), eq. (B18)
+    log_psi_ref: FloatArray  # log psi_R, with psi_R = exp(-v R) / T
+    above: FloatArray  # T exp(v r0) (1 - psi_R), as sum q (exp(-v (r - r0)) - exp(-v (R - r0)))
+    excess: FloatArray  # log T + v (mean ratio), at least 0, eq. (B20)
 
 
 @dataclass
 class TiltedNodes(Nodes):
-    """Nodes with cumulants, which only the jackknife needs, all arrays (K,).
+    """Nodes with cumulants of the tilted distribution of r, which only the jackknife needs.
 
-    The tilted distribution of r has probabilities q exp(-v r) / T; README, section 4.
+    The tilted distribution has probabilities q exp(-v r) / T. A field that ends in ``_size`` is the
+    sum of the magnitudes of the terms that another field adds up; rounding errors are proportional
+    to it. All arrays are (K,).
     """
 
     mean: FloatArray  # v times the tilted mean
-    variance: FloatArray  # v**2 times the second tilted cumulant
-    skew: FloatArray  # v**3 times the third
+    variance: FloatArray  # v**2 times the tilted variance
+    skew: FloatArray  # v**3 times the third tilted cumulant
     above_least: FloatArray  # v (tilted mean - r0)
     lead: FloatArray  # v (R - tilted mean)
-    variance_size: FloatArray  # sizes of `variance`, `skew` and `lead` before cancellation
+    variance_size: FloatArray
     skew_size: FloatArray
     lead_size: FloatArray
-    gap: FloatArray  # log T + v times the tilted mean, at most 0, eq. (B21)
-    balance: FloatArray  # 2 gap + variance, of third order in v
+    gap: FloatArray  # log T + v (tilted mean), at most 0, eq. (B21)
+    balance: FloatArray  # 2 gap + variance, which is of third order in v
 
     @property
     def tilted(self) -> FloatArray:
-        """`above_least`, `lead`, `variance`, and the sizes of the last two, (K, 5)."""
+        """The columns that `atom_integrals` needs, (K, 5).
+
+        They are `above_least`, `lead`, `variance`, `lead_size` and `variance_size`.
+        """
         columns = self.above_least, self.lead, self.variance, self.lead_size, self.variance_size
         return np.stack(columns, axis=1)
 
 
 def compute_decay_rates(draws: Draws, ratios: Ratios) -> tuple[float, float]:
-    """Return the logs of the typical and of the smallest rate at which E(v) decays."""
-    # psi replaces one draw; with a random number of accepted draws, as few as one may be left
+    """Return the logs of the typical and of the smallest rate at which E(v) of (B4) decays."""
+    # psi replaces the factor of one draw, so m - 1 draws are left. If the number of accepted draws
+    # is random, one draw may be left
     least_count = 1 if draws.scheme.divides_by_kept else max(draws.num_draws - 1, 1)
     base = -np.inf if draws.scheme.label_is_a_draw else draws.log_base
     typical = math.log(draws.num_draws) + float(np.log(draws.expected_sum))
@@ -86,9 +96,9 @@ def compute_decay_rates(draws: Draws, ratios: Ratios) -> tuple[float, float]:
 
 
 def make_nodes(draws: Draws, ratios: Ratios, atoms: Atoms, step: float) -> Nodes:
-    """Evaluate the transform at nodes that cover every scale of v at which it changes.
+    """Return the nodes on a grid that covers every scale of v on which the integrand varies.
 
-    `step` is the step of the trapezoid rule, in log v.
+    `step` is the step of the trapezoid rule in the variable z of eq. (B24).
     """
     typical, least = compute_decay_rates(draws, ratios)
     largest = max(typical, float(atoms.points.log_r.max()))
@@ -99,13 +109,13 @@ def make_nodes(draws: Draws, ratios: Ratios, atoms: Atoms, step: float) -> Nodes
 def evaluate_nodes(
     draws: Draws, ratios: Ratios, atoms: Atoms, x: FloatArray, dx: FloatArray
 ) -> Nodes:
-    """Evaluate the transform at nodes `x` = log v (K,) with weights `dx` (K,).
+    """Return the nodes at `x` = log v (K,), with the weights `dx` (K,) of dv / v.
 
-    Returns `TiltedNodes` if the scheme is a jackknife.
+    The result is a `TiltedNodes` if the scheme is a jackknife.
     """
     tilted = draws.scheme.jackknife
     sums = node_sums(x, atoms.points, ratios.log_above_least, tilted)
-    # for classes in chunks only the bias is computed, which does not need this
+    # classes in chunks are not in memory; only their bias is computed, and it tolerates the noise
     on_panels = atoms.panels is not None and atoms.width > _MAX_NOISELESS_WIDTH
     if len(ratios.log_r) > 0 and on_panels and len(x) > 0:
         _replace_noise(draws, ratios, atoms, x, sums)
@@ -131,11 +141,11 @@ def evaluate_nodes(
 def _replace_noise(
     draws: Draws, ratios: Ratios, atoms: Atoms, x: FloatArray, sums: NodeSums
 ) -> None:
-    """Replace sums by panels that have lost all digits by sums over classes; README, section 5.
+    """Recompute `sums` in place, from the classes, at the nodes where atoms leave only noise.
 
-    The weights of Chebyshev atoms have both signs. Where exp(-v r) has decayed within a panel, they
-    leave noise of 1e-14 of the panel's weight. It is negligible compared with 1, but T may be
-    smaller, and with few draws the integrand is divided by T.
+    Chebyshev atoms have weights of both signs. Where exp(-v r) has decayed within a panel, they
+    leave a noise of 1e-14 of the panel's weight. The noise is negligible compared with 1, but not
+    compared with a small T, and the integrand is divided by T if there are few draws.
     """
     with np.errstate(all="ignore"):
         v_least = np.exp(x + ratios.log_least)
@@ -149,17 +159,21 @@ def _replace_noise(
 
 
 def noisy_nodes(x: FloatArray, log_transform: FloatArray) -> IntArray:
-    """Return the indices of the nodes `x` = log v (K,) at which log T by panels has no digits."""
+    """Return the indices of the nodes at which `log_transform` from Chebyshev atoms may be noise.
+
+    `x` = log v and `log_transform` are (K,).
+    """
     order = np.argsort(x)
     before = np.interp(x - _LOG_STEP_BACK, x[order], log_transform[order], left=0.0)
     return np.flatnonzero(log_transform < before + _MAX_LOG_DROP)
 
 
 def _atoms_with_low_classes(draws: Draws, ratios: Ratios, atoms: Atoms, x: float) -> Points:
-    """Return the atoms, with classes in place of panels whose noise matters at nodes >= `x`.
+    """Return atoms with classes in place of the low panels, whose noise matters.
 
-    The noise is 1e-14 of the panel's weight times exp(-v r) at its left end. T is at least the term
-    of the class with the smallest ratio.
+    `x` is the log of the smallest v at which the atoms are used. The noise of a panel is 1e-14 of
+    its weight, times exp(-v r) at its left end. T is at least the term of the class with the
+    smallest ratio. Panels with a noise far below this term remain panels.
     """
     assert atoms.panels is not None
     log_margin = math.log(_LOG_NOISE_MARGIN - math.log(ratios.drawn_at_min)) - x - ratios.log_ref
@@ -167,7 +181,7 @@ def _atoms_with_low_classes(draws: Draws, ratios: Ratios, atoms: Atoms, x: float
     first_high = math.floor(last / atoms.width) + 1
     low = (draws.drawn > 0.0) & (np.floor(ratios.log_distances / atoms.width) < first_high)
     classes_below = class_points(draws, ratios, low)[0]
-    of_panel = atoms.order // panels.DEGREE  # the atom of draws without weight is in no panel
+    of_panel = atoms.order // panels.DEGREE  # the atom of weightless draws is in no panel
     in_panel = of_panel < len(atoms.panels)
     above = in_panel & (atoms.panels[np.where(in_panel, of_panel, 0)] >= first_high)
     pairs = zip(classes_below, atoms.points, strict=True)  # both are sorted
@@ -182,19 +196,20 @@ def _exp(x: float) -> float:
 
 @njit
 def _transform_logs(x: FloatArray, columns: Rows, centres: Floats) -> FloatArray:
-    """Return the fields `v` to `log_psi_ref` of `Nodes`, `excess`, and v (mean - r0), (7, K).
+    """Return fields of `Nodes` as rows, (7, K).
 
-    `columns` are the sums `transform`, `drop` and `excess`; `centres` are the logs of r0, R - r0
-    and mean - r0.
+    The rows are `v`, `v_least`, `log_transform`, `log_transform_least`, `log_psi_ref`, `excess`,
+    and v (mean - r0). `columns` are the fields `transform`, `drop` and `excess` of `NodeSums`, and
+    `centres` are the logs of r0, of R - r0 and of mean - r0.
     """
     transform, drop, excess = columns
     rows = np.empty((7, len(x)))
     for k in range(len(x)):
-        # v times a ratio, and d = v times its distance from the least ratio r0
+        # v r0, v (R - r0) and v (mean - r0)
         v_least, d_ref = _exp(x[k] + centres[0]), _exp(x[k] + centres[1])
         d_mean = scaled(x[k], centres[2])
-        # rounding may make T negative where nothing is left. log T loses digits where T is near 1:
-        # take log1p(T - 1) for T > 1/2
+        # Rounding may make T exp(v r0) negative where it is tiny. Its log loses digits where it is
+        # near 1, so take log1p(T exp(v r0) - 1) where it is above 1/2
         log_t_least = math.log(1e-307 if transform[k] < 1e-307 else transform[k])
         if drop[k] > -0.5:
             log_t_least = math.log1p(drop[k])
@@ -210,12 +225,13 @@ def _transform_logs(x: FloatArray, columns: Rows, centres: Floats) -> FloatArray
 def _with_cumulants(
     ratios: Ratios, nodes: Nodes, sums: NodeSums, d_mean: FloatArray
 ) -> TiltedNodes:
-    """Return the nodes with the cumulants of the tilted r; `d_mean` is v (mean - r0) (K,)."""
+    """Return the nodes with the cumulants of the tilted distribution; `d_mean` is v (mean - r0)."""
     x, log_t_least, p = nodes.x, nodes.log_transform_least, np.maximum(sums.excess, 0.0)
     with np.errstate(over="ignore", under="ignore"):
         v_ref = np.exp(np.minimum(x + ratios.log_ref, LARGEST_EXPONENT))
         v_mean = np.exp(np.minimum(x + ratios.log_mean, LARGEST_EXPONENT))
-    # cumulants cancel if the centre is far from the tilted mean: take the nearer of E[r] and r0
+    # Cumulants lose digits if they are measured far from the tilted mean. So measure them from the
+    # mean ratio or from r0, whichever is nearer
     h = sums.tangent
     near = (d_mean < CENTRED_LIMIT) & ((p + h) / (1.0 + p) <= sums.first * np.exp(-log_t_least))
     total = np.where(near, 1.0 + p, np.exp(log_t_least))
@@ -223,7 +239,7 @@ def _with_cumulants(
     second = np.where(near, sums.square, sums.second) / total
     third = np.where(near, sums.cube, sums.third) / total
     variance = np.maximum(second - first**2, 0.0)
-    rest = excess_decay(np.log1p(p))  # log(1 + p) - p / (1 + p), without cancellation
+    rest = excess_decay(np.log1p(p))  # equals log(1 + p) - p / (1 + p), which cancels
     gap = np.where(near, rest - h / (1.0 + p), log_t_least + first)
     from_mean = np.where(near, -first, d_mean - first)  # v (mean - tilted mean)
     return TiltedNodes(
@@ -232,7 +248,7 @@ def _with_cumulants(
         variance=variance,
         skew=third - 3.0 * first * second + 2.0 * first**3,
         above_least=np.where(near, d_mean + first, first),
-        # both R - mean and mean - tilted mean are known without cancellation
+        # R - mean and mean - tilted mean are known, so their sum needs no subtraction of ratios
         lead=-ratios.mean_deviation * v_ref + from_mean,
         variance_size=second + first**2,
         skew_size=np.abs(third) + np.abs(first) * (3.0 * second + 2.0 * first**2),

@@ -1,7 +1,7 @@
-"""The ratios of the classes, and the three centres from which they are measured.
+"""The ratios r = e / q of the classes, and the three centres from which they are measured.
 
-`Ratios` holds the ratios of classes relative to the centres, which `RatioStatistics` computes as
-sums over all classes.
+The centres are the reference R, the mean, and a lower bound r0; section 4 of the README of `bias`.
+`RatioStatistics` computes them by sums over all classes, and `Ratios` has the result.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ _NO_EXTREMES = np.array([np.inf, -np.inf, np.inf, -np.inf, np.nan])
 
 @dataclass
 class Ratios:
-    """The ratios r of classes, and the three centres: R, the mean and the smallest ratio.
+    """The ratios r of classes, and their centres: the reference R, the mean, and r0.
 
-    The arrays are of all classes, of a chunk, or empty if only the centres are needed.
+    The arrays contain all classes, or a chunk of them, or nothing if only centres are needed.
     """
 
-    reference: Floats  # o and q of the class whose ratio is R, and log R
-    mean_deviation: float  # mean / R - 1
-    log_mean: float  # log E[r] of one draw
-    log_least: float  # log r0, a lower bound on all log r
-    near: bool  # whether all ratios are near R
+    reference: Floats  # the logit and q of the class whose ratio is R, and log R
+    mean_deviation: float  # (mean ratio of a draw) / R - 1
+    log_mean: float  # log of the mean ratio of a draw
+    log_least: float  # log of r0, a lower bound on all ratios; -inf with weightless draws
+    near: bool  # whether |kappa| of every class is below `MAX_NEAR_RATIO_KAPPA`
     span: tuple[float, float]  # the smallest and the largest log(r / R)
-    drawn_at_min: float  # draw probability of the class with the smallest ratio
-    error_sums: FloatArray  # (5,) sums of `relative_ratios`, from which errors are computed
-    log_r: FloatArray  # (n,)
+    drawn_at_min: float  # probability of drawing the class with the smallest ratio
+    error_sums: FloatArray  # (5,) the sums for error estimates that `relative_ratios` returns
+    log_r: FloatArray  # (n,) log of each ratio
     contrast: FloatArray  # (n,) kappa = (r - R) / (r + R)
 
     def of_classes(self, log_r: FloatArray, contrast: FloatArray) -> Ratios:
-        """Return the ratios of other classes (n,) around the same centres."""
+        """Return `Ratios` of other classes (n,) with the same centres."""
         return Ratios(
             reference=self.reference,
             mean_deviation=self.mean_deviation,
@@ -58,17 +58,17 @@ class Ratios:
 
     @property
     def log_ref(self) -> float:
-        """The log of R."""
+        """Log of the reference ratio R."""
         return self.reference[2]
 
     @property
     def kappa_mean(self) -> float:
-        """(mean - R) / (mean + R)."""
+        """The kappa of the mean: (mean - R) / (mean + R)."""
         return self.mean_deviation / (2.0 + self.mean_deviation)
 
     @property
     def log_mean_distance(self) -> float:
-        """Log (mean / R)."""
+        """Log of mean / R, accurate also if the mean is near R."""
         if abs(self.mean_deviation) < MAX_NEAR_RATIO_KAPPA:
             return float(np.log1p(self.mean_deviation))
         return self.log_mean - self.log_ref
@@ -87,18 +87,22 @@ class Ratios:
 
     @cached_property
     def log_distances(self) -> FloatArray:
-        """Log (r / R), (n,); from kappa if all ratios are near R, where logs lose digits."""
+        """Log of r / R, (n,).
+
+        The difference log r - log R loses digits where r is near R. So 2 artanh(kappa) is taken if
+        all ratios are near R.
+        """
         if self.near:
             return 2.0 * np.arctanh(self.contrast)
         return self.log_r - self.log_ref
 
 
 class RatioStatistics:
-    """The sums of the second pass: deviations of the ratios from the reference ratio R.
+    """The sums over classes of the second pass, which measures ratios from the reference ratio R.
 
-    R is the softmax-weighted median of the ratios, or of the medians of chunks. With this R, the
-    magnitudes of the flows (B6) add up to little more than the L1 norm of the bias in case (B9), so
-    that nothing cancels.
+    R is the softmax-weighted median of the ratios, or of the medians of slices. With this R the
+    flows do not cancel: in case (B9) their magnitudes add up to the L1 norm of the bias or less,
+    and to little more for a median of medians.
     """
 
     def __init__(self, draws: Draws) -> None:
@@ -116,11 +120,11 @@ class RatioStatistics:
         self.weightless = draws.weightless
         self.log_mean = float(np.log(draws.mean))
         self.sums = Sum((6,))
-        # min and max of log r, min and max of kappa, and the probability of the smallest ratio
+        # min and max of log r, min and max of kappa, and the draw probability of the smallest ratio
         self.extremes = _NO_EXTREMES
 
     def add(self, draws: Draws) -> tuple[FloatArray, FloatArray]:
-        """Add the classes of a chunk, and return their log r and kappa."""
+        """Add the classes of a chunk; return their log r and their kappa, both (n,)."""
         log_r, contrast, slices = _measure(draws, self.reference)
         for sums, extremes in slices:
             self.sums.add(sums)
@@ -128,7 +132,7 @@ class RatioStatistics:
         return log_r, contrast
 
     def merge(self, other: RatioStatistics) -> RatioStatistics:
-        """Add the sums of `other`."""
+        """Add the sums of `other`, which are over other classes; return self."""
         self.sums.merge(other.sums)
         self._merge_extremes(other.extremes)
         return self
@@ -143,14 +147,14 @@ class RatioStatistics:
         self.extremes[[1, 3]] = np.maximum(self.extremes[[1, 3]], extremes[[1, 3]])
 
     def finish(self) -> Ratios:
-        """Return the centres, as `Ratios` without classes."""
+        """Return the centres, as `Ratios` with empty arrays."""
         sums: FloatArray = self.sums.value
         log_ref = self.reference[2]
-        # a draw without weight has r = 0: r / R - 1 is -1
+        # r / R - 1 is -1 for a weightless draw, whose ratio is 0
         mean_deviation = float(sums[0]) - self.weightless
         if mean_deviation > -0.5:
             log_mean = log_ref + math.log1p(mean_deviation)
-        else:  # the mean is far below R: the sum has cancelled, but the mean is known directly
+        else:  # the sum has cancelled, because the mean is far below R: take the mean of `Draws`
             log_mean = self.log_mean
         low, high, least_kappa, largest_kappa, drawn_at_min = self.extremes.tolist()
         near = max(abs(least_kappa), abs(largest_kappa)) < MAX_NEAR_RATIO_KAPPA
@@ -159,7 +163,7 @@ class RatioStatistics:
             span = 2.0 * math.atanh(least_kappa), 2.0 * math.atanh(largest_kappa)
         log_least = -math.inf
         if not self.weightless:
-            # r0 is the edge of a panel, below all Chebyshev atoms and all classes
+            # take the lower edge of the lowest panel, because no atom lies below it
             log_least = log_ref + panels.WIDTH * math.floor(span[0] / panels.WIDTH)
         return Ratios(
             reference=self.reference,
@@ -178,7 +182,10 @@ class RatioStatistics:
 def _measure(
     draws: Draws, reference: Floats
 ) -> tuple[FloatArray, FloatArray, list[tuple[FloatArray, FloatArray]]]:
-    """Return log r and kappa of the classes, (n,), and (sums, extremes) of each slice of them."""
+    """Return log r and kappa of the classes, both (n,), and the sums and extremes of each slice.
+
+    The sums and extremes are those that `relative_ratios` returns.
+    """
     with np.errstate(divide="ignore"):
         log_r = draws.log_probs - np.log(draws.drawn)
     contrast = np.zeros(len(log_r))
@@ -198,13 +205,13 @@ def _measure(
 
 
 def ratios_of_chunk(draws: Draws, centres: Ratios) -> Ratios:
-    """Return the ratios of the classes of a chunk around given centres."""
+    """Return the ratios of the classes of a chunk, measured from the `centres`."""
     log_r, contrast, _ = _measure(draws, centres.reference)
     return centres.of_classes(log_r, contrast)
 
 
 def make_ratios(draws: Draws) -> Ratios:
-    """Return the ratios of all classes around their centres."""
+    """Return the ratios of all classes, measured from the centres of these classes."""
     statistics = RatioStatistics(draws)
     log_r, contrast = statistics.add(draws)
     return statistics.finish().of_classes(log_r, contrast)
