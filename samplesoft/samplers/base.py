@@ -33,15 +33,15 @@ from samplesoft._validation import (
 from samplesoft.samplers.k_means import k_means
 
 Rows = NDArray[Any]  # float32 or float64 vectors, one in each row
-Hook = Callable[[Rows, IntArray, IntArray], FloatArray]  # (contexts, classes, excluded classes)
+LogHook = Callable[[Rows, IntArray, IntArray], FloatArray]  # (contexts, classes, excluded classes)
 NO_CLASS = -1  # "no class" in internal arrays of classes
-_NONE = np.array([NO_CLASS])
-_MOST_UNPOOLED_CONTEXTS = 32  # contexts of a shared set up to which they are not pooled
+_NO_EXCLUSION = np.array([NO_CLASS])
+_MAX_UNPOOLED_CONTEXTS = 32  # contexts of a shared set up to which they are not pooled
 _CONTEXTS_PER_GROUP = 20  # mean size of the groups of a large batch
 
 
 @cache
-def _log_of(count: int) -> np.float64:
+def _cached_log(count: int) -> np.float64:
     """Return the logarithm of a count as a NumPy scalar, which promotes float32 to float64."""
     return np.float64(np.log(count))
 
@@ -75,7 +75,7 @@ class Draw:
         if self.log_inclusion is not None:
             return self.log_inclusion
         if type(self.log_q) is np.ndarray:  # the common case
-            return self.log_q + _log_of(self.ids.shape[1])
+            return self.log_q + _cached_log(self.ids.shape[1])
         log_counts = to_host(self.log_q) + np.log(self.ids.shape[1])
         return backend_of(self.log_q).to_device(log_counts)
 
@@ -183,7 +183,7 @@ class Sampler(ABC):
         MemoryError
             If the draws do not fit in memory.
         """
-        contexts, excluded, weights = self._check(h, exclude, shared)
+        contexts, excluded, weights = self._checked_arguments(h, exclude, shared)
         m = as_count("num_sampled", num_sampled)
         # one key for the call: each draw is a function of the key, its row and its column
         key = as_key(rng)
@@ -191,7 +191,7 @@ class Sampler(ABC):
         require_memory("num_sampled", m, 16.0 * m * contexts.shape[0])
         if weights is None:
             return self._sample(contexts, m, excluded, key)
-        return self._sample_mean(contexts, weights, m, key)
+        return self._sample_shared(contexts, weights, m, key)
 
     def log_prob(
         self, h: ArrayLike | None, ids: Any, *, exclude: Any = None, shared: bool = False
@@ -215,7 +215,7 @@ class Sampler(ABC):
         TypeError, ValueError
             If an argument is malformed.
         """
-        return self._evaluate(self._log_prob, h, ids, exclude, shared)
+        return self._evaluate_log_hook(self._log_prob, h, ids, exclude, shared)
 
     def log_expected_count(
         self,
@@ -246,7 +246,7 @@ class Sampler(ABC):
             If an argument is malformed.
         """
         m = as_count("num_sampled", num_sampled)
-        return self._evaluate(
+        return self._evaluate_log_hook(
             lambda rows, classes, excluded: self._log_expected_count(rows, classes, m, excluded),
             h,
             ids,
@@ -276,7 +276,7 @@ class Sampler(ABC):
         MemoryError
             If the probabilities do not fit in memory.
         """
-        contexts, excluded, weights = self._check(h, exclude, shared)
+        contexts, excluded, weights = self._checked_arguments(h, exclude, shared)
         batch = contexts.shape[0]
         require_memory("h", batch, 8.0 * batch * self.num_classes)
         probs = self._probs(contexts, excluded)
@@ -304,7 +304,7 @@ class Sampler(ABC):
                 class_embeddings = as_array("class_embeddings", class_embeddings)
             if 0 in class_embeddings.shape:
                 return
-        rows = self._check_class_rows(class_embeddings)
+        rows = self._checked_class_rows(class_embeddings)
         if rows.shape[0] != classes.shape[0]:
             raise ValueError(
                 f"`class_embeddings` must have one row for each of `ids`, got shapes {rows.shape} "
@@ -363,26 +363,26 @@ class Sampler(ABC):
                 "that of another sampler."
             )
 
-    def _evaluate(
-        self, hook: Hook, h: ArrayLike | None, ids: Any, exclude: Any, shared: bool
+    def _evaluate_log_hook(
+        self, hook: LogHook, h: ArrayLike | None, ids: Any, exclude: Any, shared: bool
     ) -> FloatArray:
         """Evaluate a hook that returns logarithms on checked arguments; if `shared`, average it."""
-        contexts, excluded, weights = self._check(h, exclude, shared)
+        contexts, excluded, weights = self._checked_arguments(h, exclude, shared)
         if weights is None:
             classes = self._arrays.ids("ids", ids, self.num_classes, contexts.shape[0])
             return hook(contexts, self._arrays.writable(classes), excluded)
         classes = self._arrays.ids("ids", ids, self.num_classes, 1)
         # the mean of probabilities, not of logarithms: evaluate all classes for each context
         repeated = self._arrays.to_device(np.repeat(to_host(classes), contexts.shape[0], axis=0))
-        return self._log_mean(hook(contexts, repeated, excluded), weights)
+        return self._log_mean_exp(hook(contexts, repeated, excluded), weights)
 
-    def _log_mean(self, logs: FloatArray, weights: FloatArray) -> FloatArray:
+    def _log_mean_exp(self, logs: FloatArray, weights: FloatArray) -> FloatArray:
         """Return log(weights @ exp(logs)) (1, k) of logs (R, k) and weights `weights` (R,)."""
         # in logarithms, because the probabilities themselves may underflow
         weighted = to_host(logs) + np.log(weights)[:, None]
         return self._arrays.to_device(np.logaddexp.reduce(weighted, axis=0, keepdims=True))
 
-    def _check(
+    def _checked_arguments(
         self, h: ArrayLike | None, exclude: Any, shared: bool
     ) -> tuple[Rows, IntArray, FloatArray | None]:
         """Return checked contexts and excluded classes, and weights of the contexts, or None.
@@ -393,14 +393,14 @@ class Sampler(ABC):
         if self.dim is None and shared is True and exclude is None and type(h) is np.ndarray:
             # the sampler ignores contexts: one is enough for the shared draws of a batch
             if h.ndim == 2 and h.shape[0] and h.dtype.kind == "f" and self.device == "cpu":
-                return h[:1], _NONE, None
+                return h[:1], _NO_EXCLUSION, None
         if h is None and self.dim is None:
             # only the number of contexts is used: that of the labels
             contexts: Rows = np.empty((max(1, sum(as_array("exclude", exclude).shape[:1])), 0))
         else:
             contexts = self._check_contexts(h)
         batch = contexts.shape[0]
-        excluded = self._check_excluded(exclude, batch)
+        excluded = self._checked_excluded(exclude, batch)
         # the mean over one context is its own distribution, which may have an excluded class
         if not as_flag("shared", shared) or batch == 1:
             return contexts, excluded, None
@@ -412,7 +412,7 @@ class Sampler(ABC):
             )
         contexts, weights = self._representatives(contexts)
         pooled = contexts.shape[0]
-        return contexts, self._check_excluded(None, pooled), weights if pooled > 1 else None
+        return contexts, self._checked_excluded(None, pooled), weights if pooled > 1 else None
 
     def _representatives(self, h: Rows) -> tuple[Rows, FloatArray]:
         """Return representatives (R, d) of a batch (B, d), and their weights (R,).
@@ -423,7 +423,7 @@ class Sampler(ABC):
         batch = h.shape[0]
         if self.dim is None:
             return self._arrays.take_rows(h, np.zeros(1, np.int64)), np.ones(1)
-        if batch <= _MOST_UNPOOLED_CONTEXTS:
+        if batch <= _MAX_UNPOOLED_CONTEXTS:
             return h, np.full(batch, 1.0 / batch)
         rows: Rows = to_host(h).astype(np.float64)
         largest = np.abs(rows).max()
@@ -438,7 +438,7 @@ class Sampler(ABC):
         # a fixed seed, because the distribution must not depend on the seed of the draws
         groups = k_means(
             centered.astype(np.float32),
-            max(_MOST_UNPOOLED_CONTEXTS, batch // _CONTEXTS_PER_GROUP),
+            max(_MAX_UNPOOLED_CONTEXTS, batch // _CONTEXTS_PER_GROUP),
             np.uint64(0),
         )
         order = np.argsort(groups, kind="stable")
@@ -475,11 +475,11 @@ class Sampler(ABC):
             return contexts
         return self._arrays.float_rows("h", h, self.dim, self._dtype)
 
-    def _check_class_rows(self, class_embeddings: ArrayLike) -> Rows:
+    def _checked_class_rows(self, class_embeddings: ArrayLike) -> Rows:
         """Check class vectors; a subclass may restrict them further."""
         return self._arrays.float_rows("class_embeddings", class_embeddings, self.dim, self._dtype)
 
-    def _check_excluded(self, exclude: Any, batch: int) -> IntArray:
+    def _checked_excluded(self, exclude: Any, batch: int) -> IntArray:
         if exclude is None:
             return self._arrays.to_device(np.full(batch, NO_CLASS))
         labels: IntArray = self._arrays.labels("exclude", exclude, self.num_classes, (batch,))
@@ -492,7 +492,7 @@ class Sampler(ABC):
         # kernels would be compiled again for a read-only array
         return self._arrays.writable(labels)
 
-    def _sample_mean(self, h: Rows, weights: FloatArray, m: int, key: np.uint64) -> Draw:
+    def _sample_shared(self, h: Rows, weights: FloatArray, m: int, key: np.uint64) -> Draw:
         """Draw (1, m) from the mixture of the distributions of contexts (R, d).
 
         `weights` (R,) are the weights of the mixture. ``log_q`` is the log-probability in the
@@ -513,14 +513,14 @@ class Sampler(ABC):
         )
         # each chosen context draws as many as the most frequent one needs; the rest is discarded
         chosen_contexts = arrays.take_rows(h, contexts)
-        no_exclusion = self._check_excluded(None, len(contexts))
+        no_exclusion = self._checked_excluded(None, len(contexts))
         drawn = self._sample(chosen_contexts, int(counts.max()), no_exclusion, draw_key).ids
         ids = to_host(drawn)[slots, turns][None]
-        no_exclusion = self._check_excluded(None, h.shape[0])
+        no_exclusion = self._checked_excluded(None, h.shape[0])
         log_q = self._log_prob(
             h, arrays.to_device(np.repeat(ids, h.shape[0], axis=0)), no_exclusion
         )
-        return Draw(arrays.to_device(ids), self._log_mean(log_q, weights))
+        return Draw(arrays.to_device(ids), self._log_mean_exp(log_q, weights))
 
     @abstractmethod
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:

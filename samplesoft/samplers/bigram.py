@@ -31,20 +31,20 @@ _TASK_DRAWS = 1 << 14  # draws in one task of a thread
 _MAX_COUNT_RATIO = 1e100  # products of two such ratios do not overflow
 
 
-class _Table(NamedTuple):
+class _CountTable(NamedTuple):
     """Counts of the classes after each state, and of all classes as one more state (the unigram).
 
-    The classes of state s are ``ids[offsets[s] : offsets[s + 1]]``, in increasing order. `below`
-    are the cumulative sums of counts from the first class, `above` those from the last, so that the
+    The classes of state s are ``ids[offsets[s] : offsets[s + 1]]``, in increasing order. `prefix_sums`
+    are the cumulative sums of counts from the first class, `suffix_sums` those from the last, so that the
     sum without a class adds positive numbers.
     """
 
     offsets: IntArray  # (S + 2,)
     ids: IntArray
     counts: FloatArray
-    below: FloatArray
-    above: FloatArray
-    shares: FloatArray  # (S, 2): weights of the bigram and of the unigram
+    prefix_sums: FloatArray
+    suffix_sums: FloatArray
+    mixture_weights: FloatArray  # (S, 2): weights of the bigram and of the unigram
 
 
 class BigramSampler(Sampler):
@@ -139,8 +139,8 @@ class BigramSampler(Sampler):
         offsets = np.append(matrix.indptr.astype(np.int64), len(values) + n)
         ids = np.concatenate([matrix.indices.astype(np.int64), np.arange(n)])
         values = np.concatenate([values, unigram])
-        below = np.empty_like(values)
-        above = np.empty_like(values)
+        prefix_sums = np.empty_like(values)
+        suffix_sums = np.empty_like(values)
         # in observations, whatever the unit of counts is: the smallest count is taken as one
         totals = np.asarray(matrix.sum(axis=1)).reshape(-1) / matrix.data.min()
         pseudo_counts = np.column_stack([totals, np.diff(matrix.indptr)])
@@ -148,36 +148,38 @@ class BigramSampler(Sampler):
             1.0  # only the unigram, after a state that was never seen
         )
         # both: 1 - share would lose digits
-        shares = pseudo_counts / pseudo_counts.sum(axis=1, keepdims=True)
-        self._table = _Table(offsets, ids, values, below, above, shares)
-        self._update_cumulative(np.arange(self.num_states + 1))
+        mixture_weights = pseudo_counts / pseudo_counts.sum(axis=1, keepdims=True)
+        self._table = _CountTable(offsets, ids, values, prefix_sums, suffix_sums, mixture_weights)
+        self._update_cumulative_sums(np.arange(self.num_states + 1))
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return the counts of the bigrams, which `adapt` changes."""
-        return {"counts": self._bigrams.copy()}
+        return {"counts": self._bigram_counts.copy()}
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Restore the counts of a `state`, of a sampler made of the same bigrams."""
         if set(as_array_dict("state", state)) != {"counts"}:
             raise ValueError(f"`state` must hold counts, got {', '.join(state) or 'nothing'}.")
         counts = as_counts("state['counts']", state["counts"])
-        if counts.shape != self._bigrams.shape:
+        if counts.shape != self._bigram_counts.shape:
             raise ValueError(
-                f"`state` must be of {len(self._bigrams)} bigrams, got {len(counts)}; it is that "
+                f"`state` must be of {len(self._bigram_counts)} bigrams, got {len(counts)}; it is that "
                 "of another sampler."
             )
-        self._bigrams[:] = counts
-        self._update_cumulative(np.arange(self.num_states))
+        self._bigram_counts[:] = counts
+        self._update_cumulative_sums(np.arange(self.num_states))
 
     @property
-    def _bigrams(self) -> FloatArray:
+    def _bigram_counts(self) -> FloatArray:
         """A view of the counts without the unigram."""
         return self._table.counts[: self._table.offsets[self.num_states]]
 
-    def _update_cumulative(self, states: IntArray) -> None:
+    def _update_cumulative_sums(self, states: IntArray) -> None:
         """Recompute the cumulative sums of states; the unigram is the state after the last."""
         table = self._table
-        _write_cumulative(table.offsets, table.counts, table.below, table.above, states)
+        _write_cumulative_sums(
+            table.offsets, table.counts, table.prefix_sums, table.suffix_sums, states
+        )
 
     def adapt(self, h: ArrayLike, ids: Any, scores: ArrayLike, *, rate: float = 0.01) -> None:
         r"""Move the bigrams of drawn classes towards the model, as after a step of training.
@@ -252,14 +254,14 @@ class BigramSampler(Sampler):
         drawn = np.take_along_axis(drawn, order, axis=1)
         o = np.take_along_axis(o, order, axis=1)
         _move_towards_softmax(self._table, states, drawn, o, share)
-        self._update_cumulative(np.unique(states))
+        self._update_cumulative_sums(np.unique(states))
 
-    def _check(
+    def _checked_arguments(
         self, h: ArrayLike | None, exclude: Any, shared: bool
     ) -> tuple[Rows, IntArray, FloatArray | None]:
         if h is None:  # the base class allows this without a dimension
             raise TypeError("`h` must hold numbers of states, integers of shape (B,), got None.")
-        return super()._check(h, exclude, shared)
+        return super()._checked_arguments(h, exclude, shared)
 
     def _check_contexts(self, h: ArrayLike | None) -> Rows:
         states = as_ids("h", h, self.num_states, of="states")
@@ -277,7 +279,7 @@ class BigramSampler(Sampler):
         uniforms = uniform_block(key, len(h), m)
 
         def draw_chunk(chunk: slice) -> None:
-            _draw(self._table, h[chunk], exclude[chunk], uniforms[chunk], ids[chunk])
+            _draw_classes(self._table, h[chunk], exclude[chunk], uniforms[chunk], ids[chunk])
             _write_log_q(self._table, h[chunk], exclude[chunk], ids[chunk], log_q[chunk])
 
         thread_each(draw_chunk, row_chunks(ids.shape, _TASK_DRAWS))
@@ -444,24 +446,28 @@ def sample_until(
 
 
 @njit
-def _write_cumulative(
-    offsets: IntArray, counts: FloatArray, below: FloatArray, above: FloatArray, states: IntArray
+def _write_cumulative_sums(
+    offsets: IntArray,
+    counts: FloatArray,
+    prefix_sums: FloatArray,
+    suffix_sums: FloatArray,
+    states: IntArray,
 ) -> None:
     """Write, for given states, the cumulative sums of counts from both ends, inclusive."""
     for s in states:
         total = 0.0
         for k in range(offsets[s], offsets[s + 1]):
             total += counts[k]
-            below[k] = total
+            prefix_sums[k] = total
         total = 0.0
         for k in range(offsets[s + 1] - 1, offsets[s] - 1, -1):
             total += counts[k]
-            above[k] = total
+            suffix_sums[k] = total
 
 
 @njit
 def _move_towards_softmax(
-    table: _Table, states: IntArray, ids: IntArray, scores: FloatArray, rate: float
+    table: _CountTable, states: IntArray, ids: IntArray, scores: FloatArray, rate: float
 ) -> None:
     """Move counts of classes (B, k), sorted in each row, towards the softmax of their scores."""
     counts = table.counts
@@ -472,7 +478,7 @@ def _move_towards_softmax(
         total = 0.0
         for k in range(len(indices)):
             is_repeat = k > 0 and ids[b, k] == ids[b, k - 1]
-            indices[k] = -1 if is_repeat else _find(table, states[b], ids[b, k])
+            indices[k] = -1 if is_repeat else _index_in_row(table, states[b], ids[b, k])
             if indices[k] >= 0:
                 max_score = max(max_score, scores[b, k])
                 mass += counts[indices[k]]
@@ -485,7 +491,7 @@ def _move_towards_softmax(
 
 
 @njit
-def _find(table: _Table, s: int, j: int) -> int:
+def _index_in_row(table: _CountTable, s: int, j: int) -> int:
     """Return the index of class j in the row of a state, or -1."""
     low = table.offsets[s]
     high = table.offsets[s + 1]
@@ -499,54 +505,61 @@ def _find(table: _Table, s: int, j: int) -> int:
 
 
 @njit
-def _masses(table: _Table, s: int, excluded: int) -> tuple[float, float, int]:
+def _row_sums(table: _CountTable, s: int, excluded: int) -> tuple[float, float, int]:
     """Return the sum of a row, its sum without the excluded class, and the index of that class."""
     first = table.offsets[s]
     last = table.offsets[s + 1]
     if first == last:
         return 0.0, 0.0, -1
-    total = table.below[last - 1]
-    index = _find(table, s, excluded) if excluded >= 0 else -1
+    total = table.prefix_sums[last - 1]
+    index = _index_in_row(table, s, excluded) if excluded >= 0 else -1
     if index < 0:
         return total, total, -1
-    rest = table.below[index - 1] if index > first else 0.0
-    return total, rest + (table.above[index + 1] if index + 1 < last else 0.0), index
+    rest = table.prefix_sums[index - 1] if index > first else 0.0
+    return total, rest + (table.suffix_sums[index + 1] if index + 1 < last else 0.0), index
 
 
 @njit
-def _masses_and_scales(table: _Table, s: int, excluded: int) -> tuple[float, float, float, float]:
+def _masses_and_mass_per_count(
+    table: _CountTable, s: int, excluded: int
+) -> tuple[float, float, float, float]:
     """Return the masses of bigram and unigram without a class, and the scales of their counts.
 
     A class with the counts a and b in the two has the mass ``a * bigram_scale + b *
     unigram_scale``.
     """
-    bigram_weight, unigram_weight = table.shares[s]
-    total, bigram_rest, _ = _masses(table, s, excluded)
-    unigram_total, unigram_rest, _ = _masses(table, len(table.shares), excluded)
-    bigram_scale = bigram_weight / total if total > 0.0 else 0.0
-    unigram_scale = unigram_weight / unigram_total
-    return bigram_rest * bigram_scale, unigram_rest * unigram_scale, bigram_scale, unigram_scale
+    bigram_weight, unigram_weight = table.mixture_weights[s]
+    total, bigram_rest, _ = _row_sums(table, s, excluded)
+    unigram_total, unigram_rest, _ = _row_sums(table, len(table.mixture_weights), excluded)
+    mass_per_bigram = bigram_weight / total if total > 0.0 else 0.0
+    mass_per_unigram = unigram_weight / unigram_total
+    return (
+        bigram_rest * mass_per_bigram,
+        unigram_rest * mass_per_unigram,
+        mass_per_bigram,
+        mass_per_unigram,
+    )
 
 
 @njit
-def _draw_from_row(table: _Table, s: int, excluded: int, u: float) -> int:
+def _draw_from_row(table: _CountTable, s: int, excluded: int, u: float) -> int:
     """Return the class of a row that the uniform u draws, other than the excluded one."""
-    _, rest, index = _masses(table, s, excluded)
+    _, rest, index = _row_sums(table, s, excluded)
     first = table.offsets[s]
     last = table.offsets[s + 1]
     target = u * rest
     if index >= 0:
-        before = table.below[index - 1] if index > first else 0.0
+        before = table.prefix_sums[index - 1] if index > first else 0.0
         if target < before:
             last = index
         else:
-            target += table.below[index] - before
+            target += table.prefix_sums[index] - before
             first = index + 1
     low = first
     high = last - 1  # the last class if rounding exceeds the sum
     while low < high:
         middle = (low + high) // 2
-        if table.below[middle] > target:
+        if table.prefix_sums[middle] > target:
             high = middle
         else:
             low = middle + 1
@@ -554,19 +567,19 @@ def _draw_from_row(table: _Table, s: int, excluded: int, u: float) -> int:
 
 
 @njit
-def _draw(
-    table: _Table, states: IntArray, exclude: IntArray, uniforms: FloatArray, ids: IntArray
+def _draw_classes(
+    table: _CountTable, states: IntArray, exclude: IntArray, uniforms: FloatArray, ids: IntArray
 ) -> None:
     """Draw classes (B, m) with the given uniforms."""
     for b in range(len(states)):
         s = states[b]
-        bigram, unigram, _, _ = _masses_and_scales(table, s, exclude[b])
+        bigram, unigram, _, _ = _masses_and_mass_per_count(table, s, exclude[b])
         for k in range(ids.shape[1]):
             target = uniforms[b, k] * (bigram + unigram)
             if target < bigram:
                 ids[b, k] = _draw_from_row(table, s, exclude[b], target / bigram)
             else:
-                unigram_state = len(table.shares)
+                unigram_state = len(table.mixture_weights)
                 ids[b, k] = _draw_from_row(
                     table, unigram_state, exclude[b], (target - bigram) / unigram
                 )
@@ -574,20 +587,20 @@ def _draw(
 
 @njit
 def _write_log_q(
-    table: _Table, states: IntArray, exclude: IntArray, ids: IntArray, log_q: FloatArray
+    table: _CountTable, states: IntArray, exclude: IntArray, ids: IntArray, log_q: FloatArray
 ) -> None:
     """Write the log-probabilities (B, k) of classes, -inf for an excluded class."""
-    unigram = table.counts[table.offsets[len(table.shares)] :]
+    unigram = table.counts[table.offsets[len(table.mixture_weights)] :]
     for b in range(len(states)):
         s = states[b]
-        bigram_mass, unigram_mass, bigram_scale, unigram_scale = _masses_and_scales(
+        bigram_mass, unigram_mass, mass_per_bigram, mass_per_unigram = _masses_and_mass_per_count(
             table, s, exclude[b]
         )
         for k in range(ids.shape[1]):
             j = ids[b, k]
-            index = _find(table, s, j)
-            mass = unigram[j] * unigram_scale
-            mass += table.counts[index] * bigram_scale if index >= 0 else 0.0
+            index = _index_in_row(table, s, j)
+            mass = unigram[j] * mass_per_unigram
+            mass += table.counts[index] * mass_per_bigram if index >= 0 else 0.0
             if j == exclude[b]:
                 log_q[b, k] = -np.inf
             else:

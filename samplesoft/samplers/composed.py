@@ -141,9 +141,9 @@ class CertainSampler(Sampler):
         self.tail.load_state(state)
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
-        excluded = self._excluded_in_tail(exclude)
+        excluded = self._excluded_tail_index(exclude)
         tail_draw = self.tail._sample(self.tail._check_contexts(h), m, excluded, key)
-        draw = self._with_certain(tail_draw)
+        draw = self._prepend_certain(tail_draw)
         ids = draw.ids
         log_counts = draw.log_expected_count
         # an excluded always-included class is replaced by the tail's first draw; both then count
@@ -155,12 +155,12 @@ class CertainSampler(Sampler):
             values[rows, columns] = values[rows, tail_column]
         return draw
 
-    def _sample_mean(self, h: Rows, shares: FloatArray, m: int, key: np.uint64) -> Draw:
-        return self._with_certain(
-            self.tail._sample_mean(self.tail._check_contexts(h), shares, m, key)
+    def _sample_shared(self, h: Rows, shares: FloatArray, m: int, key: np.uint64) -> Draw:
+        return self._prepend_certain(
+            self.tail._sample_shared(self.tail._check_contexts(h), shares, m, key)
         )
 
-    def _with_certain(self, tail_draw: Draw) -> Draw:
+    def _prepend_certain(self, tail_draw: Draw) -> Draw:
         """Return draws of the tail with the always-included classes in front."""
         require_memory("certain", len(self.certain), 24.0 * len(tail_draw.ids) * len(self.certain))
         padding = ((0, 0), (len(self.certain), 0))  # columns of the always-included classes
@@ -173,14 +173,14 @@ class CertainSampler(Sampler):
         # always-included classes are not in the tail: class 0 stands in for them
         contexts = self.tail._check_contexts(h)
         tail_ids = np.maximum(self._tail_index[ids], 0)
-        log_q = self.tail._log_prob(contexts, tail_ids, self._excluded_in_tail(exclude))
+        log_q = self.tail._log_prob(contexts, tail_ids, self._excluded_tail_index(exclude))
         return np.where(self._tail_index[ids] < 0, -np.inf, log_q)
 
     def _log_expected_count(self, h: Rows, ids: IntArray, m: int, exclude: IntArray) -> FloatArray:
         contexts = self.tail._check_contexts(h)
         tail_ids = np.maximum(self._tail_index[ids], 0)
         counts = self.tail._log_expected_count(
-            contexts, tail_ids, m, self._excluded_in_tail(exclude)
+            contexts, tail_ids, m, self._excluded_tail_index(exclude)
         )
         counts = np.where(self._tail_index[ids] < 0, 0.0, counts)  # log of 1: once in every draw
         # the tail handles its excluded classes, but not always-included ones
@@ -189,7 +189,9 @@ class CertainSampler(Sampler):
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
         probs = np.zeros((len(h), self.num_classes))
         contexts = self.tail._check_contexts(h)
-        probs[:, self._tail_classes] = self.tail._probs(contexts, self._excluded_in_tail(exclude))
+        probs[:, self._tail_classes] = self.tail._probs(
+            contexts, self._excluded_tail_index(exclude)
+        )
         return probs
 
     def _prepare_update(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
@@ -197,10 +199,10 @@ class CertainSampler(Sampler):
         in_tail = self._tail_index[ids] >= 0
         if not in_tail.any():
             return lambda: None
-        tail_rows = self.tail._check_class_rows(rows[in_tail])
+        tail_rows = self.tail._checked_class_rows(rows[in_tail])
         return self.tail._prepare_update(self._tail_index[ids[in_tail]], tail_rows)
 
-    def _excluded_in_tail(self, exclude: IntArray) -> IntArray:
+    def _excluded_tail_index(self, exclude: IntArray) -> IntArray:
         """Return the excluded classes (B,) by their index in the tail, or `NO_CLASS`."""
         excluded = np.where(exclude >= 0, self._tail_index[exclude], NO_CLASS)
         if self.tail.num_classes == 1 and (excluded >= 0).any():
@@ -338,7 +340,7 @@ class MixtureSampler(Sampler):
     def _prepare_update(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
         # both check before either changes
         commits = [
-            sampler._prepare_update(ids, sampler._check_class_rows(rows))
+            sampler._prepare_update(ids, sampler._checked_class_rows(rows))
             for sampler in self._samplers.values()
             if sampler.dim is not None
         ]
@@ -358,13 +360,13 @@ def _require_composable(name: str, sampler: Any, whole: str, remedy: str) -> Non
             "some."
         )
     require_cpu(f"`{name}` of {whole}", sampler.device)
-    _require_vectors(name, sampler)
+    _require_vector_contexts(name, sampler)
     # its draws have more than m columns, and can neither be mixed nor extended
     if isinstance(sampler, CertainSampler):
         raise ValueError(f"`{name}` must have no certain classes, got a CertainSampler; {remedy}.")
 
 
-def _require_vectors(name: str, sampler: Any) -> None:
+def _require_vector_contexts(name: str, sampler: Any) -> None:
     """Raise for a sampler whose contexts are not vectors."""
     if isinstance(sampler, BigramSampler):
         raise TypeError(
@@ -452,7 +454,7 @@ class TwoPassSampler(Sampler):
         # any class with the public methods will do
         as_sampler("candidates", candidates)
         require_cpu("`candidates` of a two-pass sampler", candidates.device)
-        _require_vectors("candidates", candidates)
+        _require_vector_contexts("candidates", candidates)
         if candidates.dim is not None:
             raise ValueError(
                 "`candidates` must not look at context vectors, for its draws serve all contexts, "
@@ -479,7 +481,7 @@ class TwoPassSampler(Sampler):
         key = int(mix64(as_key(rng), np.uint64(1)))
         drawn = self.candidates.sample(None, self.num_candidates, rng=key)
         self.candidate_ids: IntArray = np.unique(drawn.ids)
-        self._softmax = SoftmaxSampler(self._rows[self.candidate_ids], tau=self.tau)
+        self._candidate_softmax = SoftmaxSampler(self._rows[self.candidate_ids], tau=self.tau)
 
     def observe(self, labels: Any) -> None:
         """Let the sampler of the candidates learn from labels."""
@@ -494,34 +496,34 @@ class TwoPassSampler(Sampler):
         self.candidates.load_state(state)
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
-        excluded, has_none = self._exclude_candidates(exclude)
+        excluded, has_none = self._excluded_candidate_index(exclude)
         # contexts without a candidate left draw here too, so that the other contexts keep their
         # draws
-        draw = self._softmax._sample(h, m, excluded, key)
+        draw = self._candidate_softmax._sample(h, m, excluded, key)
         ids = self.candidate_ids[draw.ids]
         log_q = draw.log_q
         if has_none.any():
-            q = self._first_pass_probs()
+            q = self._probs_without_only_candidate()
             ids[has_none] = inverse_cdf(q, uniform_block(key, len(h), m)[has_none])
             log_q[has_none] = np.log(q[ids[has_none]])
         return Draw(ids, log_q)
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
-        excluded, has_none = self._exclude_candidates(exclude)
+        excluded, has_none = self._excluded_candidate_index(exclude)
         indices = self._candidate_index(ids)
-        log_q = self._softmax._log_prob(h, np.maximum(indices, 0), excluded)
+        log_q = self._candidate_softmax._log_prob(h, np.maximum(indices, 0), excluded)
         log_q[indices == NO_CLASS] = -np.inf
         if has_none.any():
             with np.errstate(divide="ignore"):
-                log_q[has_none] = np.log(self._first_pass_probs()[ids[has_none]])
+                log_q[has_none] = np.log(self._probs_without_only_candidate()[ids[has_none]])
         return log_q
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
-        excluded, has_none = self._exclude_candidates(exclude)
+        excluded, has_none = self._excluded_candidate_index(exclude)
         probs = np.zeros((len(h), self.num_classes))
-        probs[:, self.candidate_ids] = self._softmax._probs(h, excluded)
+        probs[:, self.candidate_ids] = self._candidate_softmax._probs(h, excluded)
         if has_none.any():
-            probs[has_none] = self._first_pass_probs()
+            probs[has_none] = self._probs_without_only_candidate()
         return probs
 
     def _prepare_update(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
@@ -529,7 +531,9 @@ class TwoPassSampler(Sampler):
         # the softmax holds the candidates only; other vectors wait in `_rows` for the next
         # `refresh`
         is_candidate = indices != NO_CLASS
-        update_softmax = self._softmax._prepare_update(indices[is_candidate], rows[is_candidate])
+        update_softmax = self._candidate_softmax._prepare_update(
+            indices[is_candidate], rows[is_candidate]
+        )
         self._rows = writable(self._rows)
 
         def commit() -> None:
@@ -545,12 +549,12 @@ class TwoPassSampler(Sampler):
         indices = np.minimum(indices, len(self.candidate_ids) - 1)
         return np.where(self.candidate_ids[indices] == ids, indices, NO_CLASS)
 
-    def _exclude_candidates(self, exclude: IntArray) -> tuple[IntArray, NDArray[np.bool_]]:
+    def _excluded_candidate_index(self, exclude: IntArray) -> tuple[IntArray, NDArray[np.bool_]]:
         """Return excluded indices (B,) in the second pass, and whether no candidate is left."""
         indices = self._candidate_index(exclude)
         has_none = (indices != NO_CLASS) & (len(self.candidate_ids) == 1)
         return np.where(has_none, NO_CLASS, indices), has_none
 
-    def _first_pass_probs(self) -> FloatArray:
+    def _probs_without_only_candidate(self) -> FloatArray:
         """Return the probabilities (n,) of the first pass without its only candidate."""
         return self.candidates.probs(None, exclude=self.candidate_ids).ravel()

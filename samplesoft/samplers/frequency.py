@@ -84,7 +84,7 @@ class LogUniformSampler(WeightedSampler):
         # ranks are drawn, and mapped to classes by `_order`
         self._order: IntArray | None = None
         if checked is not None:
-            order = _by_decreasing(checked)
+            order = _classes_by_decreasing_count(checked)
             if (order[1:] < order[:-1]).any():  # otherwise classes are ranks
                 self._order = order
                 self._ranks = np.argsort(order)
@@ -105,8 +105,8 @@ class LogUniformSampler(WeightedSampler):
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
         return super()._log_prob(h, self._ranks_of(ids), self._ranks_of(exclude))
 
-    def _inclusion_of_classes(self, m: int, ids: IntArray, exclude: IntArray) -> FloatArray:
-        return super()._inclusion_of_classes(m, self._ranks_of(ids), self._ranks_of(exclude))
+    def _inclusion_probs_of_classes(self, m: int, ids: IntArray, exclude: IntArray) -> FloatArray:
+        return super()._inclusion_probs_of_classes(m, self._ranks_of(ids), self._ranks_of(exclude))
 
     def _log_mass(self, h: Rows, exclude: IntArray) -> FloatArray:
         return super()._log_mass(h, self._ranks_of(exclude))
@@ -205,8 +205,8 @@ class LearnedUnigramSampler(Sampler):
         # a power of two, so that integer counts stay exact. The power of one observation must be
         # finite in this unit, however small the initial counts are
         min_unit = 2.0 ** -min(int(_MAX_EXPONENT / self.power), _MAX_EXPONENT)
-        self._unit = max(2.0 ** (np.frexp(self._counts.max())[1] - 1), min_unit)
-        self._tree = KernelTree(self._weights(self._counts)[:, None], floor=MIN_FLOOR)
+        self._count_unit = max(2.0 ** (np.frexp(self._counts.max())[1] - 1), min_unit)
+        self._tree = KernelTree(self._tree_weights(self._counts)[:, None], floor=MIN_FLOOR)
 
     @property
     def counts(self) -> FloatArray:
@@ -239,13 +239,13 @@ class LearnedUnigramSampler(Sampler):
     def _set_counts(self, ids: IntArray, counts: FloatArray) -> None:
         """Set the counts (k,) of classes."""
         # the tree first, because it may refuse them; then nothing has changed
-        self._tree._prepare_update(ids, self._weights(counts)[:, None])()
+        self._tree._prepare_update(ids, self._tree_weights(counts)[:, None])()
         self._counts = writable(self._counts)
         self._counts[ids] = counts
 
-    def _weights(self, counts: FloatArray) -> FloatArray:
+    def _tree_weights(self, counts: FloatArray) -> FloatArray:
         with np.errstate(over="ignore"):
-            weights: FloatArray = (counts / self._unit) ** self.power
+            weights: FloatArray = (counts / self._count_unit) ** self.power
         if not np.isfinite(weights).all():
             raise ValueError(
                 f"`power` must leave powers of the counts finite, got {self.power}; lower it."
@@ -332,8 +332,8 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
     """
 
     # (blocks, _BLOCK_CLASSES): time when the open gap of a class has to be checked
-    _due: IntArray
-    _due_in_block: IntArray  # (blocks,): lower bound on the times of a block
+    _next_checks: IntArray
+    _min_next_checks: IntArray  # (blocks,): lower bound on the times of a block
 
     def __init__(
         self,
@@ -346,17 +346,21 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
         super().__init__(num_classes, power=power, initial=initial)
         self.rate = as_positive("rate", as_fraction("rate", rate))
         with np.errstate(over="ignore"):
-            self._total = float(self._counts.sum())  # the count of a class with an average gap of 1
-        if self._total == np.inf:
+            self._initial_total = float(
+                self._counts.sum()
+            )  # the count of a class with an average gap of 1
+        if self._initial_total == np.inf:
             self._counts = np.maximum(scale_by_power_of_two(self._counts), _MIN_COUNT)
-            self._unit = 0.5  # of the largest, as before: the distribution does not change
-            self._total = float(self._counts.sum())
+            self._count_unit = 0.5  # of the largest, as before: the distribution does not change
+            self._initial_total = float(self._counts.sum())
         with np.errstate(over="ignore"):
-            gaps = np.minimum(self._total / self._counts, _MAX_GAP)
-        self._gaps: FloatArray = gaps  # average of the gaps that have ended
-        self._seen, self._last = np.zeros((2, self.num_classes), np.int64)  # number and last time
+            gaps = np.minimum(self._initial_total / self._counts, _MAX_GAP)
+        self._mean_gaps: FloatArray = gaps  # average of the gaps that have ended
+        self._num_seen, self._last_seen = np.zeros(
+            (2, self.num_classes), np.int64
+        )  # number and last time
         self._time = 0  # labels so far
-        self._schedule_all()
+        self._schedule_gap_checks()
 
     def observe(self, labels: Any) -> None:
         """Learn from labels (k,) in their order; from none of them if one is malformed."""
@@ -364,58 +368,64 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
         if len(ids) == 0:
             return
         classes, indices = np.unique(ids, return_inverse=True)
-        gaps = self._gaps[classes]
-        seen = self._seen[classes]
-        last = self._last[classes]
+        gaps = self._mean_gaps[classes]
+        seen = self._num_seen[classes]
+        last = self._last_seen[classes]
         _update_gaps(indices, self._time, self.rate, gaps, seen, last)
         now = self._time + len(ids)
-        blocks, overdue = self._overdue(now, classes)
-        means, due = _with_open_gaps(
-            np.append(gaps, self._gaps[overdue]),
-            np.append(seen, self._seen[overdue]),
-            np.append(last, self._last[overdue]),
+        blocks, overdue = self._blocks_and_overdue_classes(now, classes)
+        means, due = _mean_gaps_and_next_checks(
+            np.append(gaps, self._mean_gaps[overdue]),
+            np.append(seen, self._num_seen[overdue]),
+            np.append(last, self._last_seen[overdue]),
             now,
             self.rate,
         )
         changed = np.append(classes, overdue)
-        self._set_counts(changed, self._total / means)  # which may refuse; then nothing has changed
-        for name, values in (("_gaps", gaps), ("_seen", seen), ("_last", last)):
+        self._set_counts(
+            changed, self._initial_total / means
+        )  # which may refuse; then nothing has changed
+        for name, values in (("_mean_gaps", gaps), ("_num_seen", seen), ("_last_seen", last)):
             setattr(self, name, writable(getattr(self, name)))
             getattr(self, name)[classes] = values
         self._time = now
-        self._due = writable(self._due)
-        self._due_in_block = writable(self._due_in_block)
-        self._due.reshape(-1)[changed] = due
-        np.minimum.at(self._due_in_block, changed // _BLOCK_CLASSES, due)
-        self._due_in_block[blocks] = self._due[blocks].min(axis=1)
+        self._next_checks = writable(self._next_checks)
+        self._min_next_checks = writable(self._min_next_checks)
+        self._next_checks.reshape(-1)[changed] = due
+        np.minimum.at(self._min_next_checks, changed // _BLOCK_CLASSES, due)
+        self._min_next_checks[blocks] = self._next_checks[blocks].min(axis=1)
 
-    def _overdue(self, now: int, observed: IntArray) -> tuple[IntArray, IntArray]:
+    def _blocks_and_overdue_classes(
+        self, now: int, observed: IntArray
+    ) -> tuple[IntArray, IntArray]:
         """Return checked blocks, and classes whose open gaps count for more, except those observed.
 
         `observed` (k,) are classes with labels in this call.
         """
-        # `_due_in_block` bounds the times of a block, so that most blocks are skipped
-        blocks = np.flatnonzero(self._due_in_block <= now)
-        rows, columns = np.nonzero(self._due[blocks] <= now)
+        # `_min_next_checks` bounds the times of a block, so that most blocks are skipped
+        blocks = np.flatnonzero(self._min_next_checks <= now)
+        rows, columns = np.nonzero(self._next_checks[blocks] <= now)
         overdue = np.setdiff1d(
             blocks[rows] * _BLOCK_CLASSES + columns, observed, assume_unique=True
         )
         return blocks, overdue
 
-    def _schedule_all(self) -> None:
+    def _schedule_gap_checks(self) -> None:
         """Recompute when the open gap of each class has to be checked."""
-        means, due = _with_open_gaps(self._gaps, self._seen, self._last, self._time, self.rate)
+        means, due = _mean_gaps_and_next_checks(
+            self._mean_gaps, self._num_seen, self._last_seen, self._time, self.rate
+        )
         # a state of an earlier version, without open gaps
-        due[means != self._gaps] = self._time + 1
+        due[means != self._mean_gaps] = self._time + 1
         num_blocks = -(-self.num_classes // _BLOCK_CLASSES)
-        self._due = np.full((num_blocks, _BLOCK_CLASSES), _MAX_LABELS)
-        self._due.reshape(-1)[: self.num_classes] = due
-        self._due_in_block = self._due.min(axis=1)
+        self._next_checks = np.full((num_blocks, _BLOCK_CLASSES), _MAX_LABELS)
+        self._next_checks.reshape(-1)[: self.num_classes] = due
+        self._min_next_checks = self._next_checks.min(axis=1)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return counts, average gaps, numbers and last times of observations, and the time."""
-        times = {"seen": self._seen.copy(), "last": self._last.copy()}
-        estimates = {"counts": self.counts, "gaps": self._gaps.copy()}
+        times = {"seen": self._num_seen.copy(), "last": self._last_seen.copy()}
+        estimates = {"counts": self.counts, "gaps": self._mean_gaps.copy()}
         return {**estimates, **times, "time": np.array([self._time])}
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
@@ -446,11 +456,11 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
                 f"{seen.shape}, {last.shape} and {time.shape}."
             )
         self._set_counts(np.arange(self.num_classes), counts)
-        self._gaps = gaps
-        self._seen = seen.copy()
-        self._last = last.copy()
+        self._mean_gaps = gaps
+        self._num_seen = seen.copy()
+        self._last_seen = last.copy()
         self._time = int(time[0])
-        self._schedule_all()
+        self._schedule_gap_checks()
 
 
 @njit
@@ -467,7 +477,7 @@ def _update_gaps(
         last[j] = now
 
 
-def _with_open_gaps(
+def _mean_gaps_and_next_checks(
     gaps: FloatArray, seen: IntArray, last: IntArray, now: int, rate: float
 ) -> tuple[FloatArray, IntArray]:
     """Return average gaps (k,) including long open gaps, and when these count for more.
@@ -496,11 +506,11 @@ def log_uniform_weights(num_classes: int, counts: FloatArray | None = None) -> F
     # log1p keeps the digits that a difference of logarithms would lose
     weights = np.log1p(1.0 / np.arange(1.0, num_classes + 1.0))
     if counts is not None:
-        weights[_by_decreasing(counts)] = weights.copy()
+        weights[_classes_by_decreasing_count(counts)] = weights.copy()
     return weights
 
 
-def _by_decreasing(counts: FloatArray) -> IntArray:
+def _classes_by_decreasing_count(counts: FloatArray) -> IntArray:
     """Return the classes by decreasing counts (n,)."""
     # stable, so that classes in the order of rank stay as they are
     return np.argsort(-counts, kind="stable")

@@ -111,7 +111,7 @@ def gumbel_top_k(logits: ArrayLike, k: int, *, rng: Rng = None) -> GumbelDraw:
     perturbed = log_p + noise
     order = np.argsort(-perturbed, axis=1)
     large_rows = np.flatnonzero(log_p.min(axis=1) < -FAR)
-    order[large_rows] = _order_without_rounding(o[large_rows], noise[large_rows])
+    order[large_rows] = _order_by_exact_sum(o[large_rows], noise[large_rows])
     ids = np.ascontiguousarray(order[:, :k])
     log_q = np.take_along_axis(log_p, ids, axis=1)
     threshold = np.full(batch, -np.inf)
@@ -127,7 +127,7 @@ def gumbel_top_k(logits: ArrayLike, k: int, *, rng: Rng = None) -> GumbelDraw:
     return GumbelDraw(ids, log_q, log_inclusion, threshold)
 
 
-def _order_without_rounding(logits: FloatArray, noise: FloatArray) -> IntArray:
+def _order_by_exact_sum(logits: FloatArray, noise: FloatArray) -> IntArray:
     """Return the classes of rows (B, n) by decreasing exact sum of logit and noise."""
     # Rounding preserves the order of sums, except that different sums may become equal. Their
     # rounding errors, which are known exactly (Knuth), then decide: 0.3 for -1e17 + 0.3.
@@ -246,7 +246,7 @@ class LazyGumbel:
         self._cells: _Cells | None = None
         if num_clusters is not None:
             self._cells = _make_cells(self._rows, min(n, as_count("num_clusters", num_clusters)))
-        self._largest_norm = float(_norms(self._rows).max())
+        self._largest_norm = float(_row_norms(self._rows).max())
 
     def sample(
         self, h: Any, num_sampled: int, *, head: Any = None, tail_bound: Any = None, rng: Rng = None
@@ -283,7 +283,7 @@ class LazyGumbel:
         """
         m = as_count("num_sampled", num_sampled)
         key = as_key(rng)
-        queries, ids, scores, bounds = self._head(h, head)
+        queries, ids, scores, bounds = self._heads_and_bounds(h, head)
         batch, k = ids.shape
         if tail_bound is not None:
             bounds = as_real_array("tail_bound", tail_bound, (0, 1))
@@ -291,7 +291,7 @@ class LazyGumbel:
                 raise ValueError(f"`tail_bound` must have shape ({batch},), got {bounds.shape}.")
         bounds = np.broadcast_to(bounds, batch)
         # relative to the largest, where that is so large that Gumbel noise would be lost
-        shifts = _large_shifts(scores)
+        shifts = _shifts_of_large_scores(scores)
         scores -= shifts[:, None]
         ids_drawn = np.empty((batch, m), np.int64)
         logits = np.empty((batch, m))
@@ -319,7 +319,7 @@ class LazyGumbel:
                     "it out."
                 )
         tail = np.uint64(mix64(key, _TAIL_STREAM))
-        log_z = self._estimate(queries, ids, scores, shifts, k, tail)
+        log_z = self._estimate_log_partition(queries, ids, scores, shifts, k, tail)
         return Draw(ids_drawn, logits - log_z[:, None])
 
     def log_partition(
@@ -354,12 +354,14 @@ class LazyGumbel:
         TypeError, ValueError
             If an argument is malformed, or a logit is not finite.
         """
-        count = as_count("num_tail", num_tail)
+        num_tail_draws = as_count("num_tail", num_tail)
         key = as_key(rng)
-        queries, ids, scores, _ = self._head(h, head)
-        return self._estimate(queries, ids, scores, np.zeros(len(ids)), count, key)
+        queries, ids, scores, _ = self._heads_and_bounds(h, head)
+        return self._estimate_log_partition(
+            queries, ids, scores, np.zeros(len(ids)), num_tail_draws, key
+        )
 
-    def _head(self, h: Any, head: Any) -> tuple[Rows, IntArray, FloatArray, FloatArray]:
+    def _heads_and_bounds(self, h: Any, head: Any) -> tuple[Rows, IntArray, FloatArray, FloatArray]:
         """Return queries tau h, sorted heads (B, k), their logits, and bounds on other logits."""
         rows = self._rows
         k = self.num_head
@@ -377,7 +379,7 @@ class LazyGumbel:
         for b, query in enumerate(queries):
             with ignore_overflow():
                 if head is None:
-                    candidates, logits, bounds[b] = self._candidates(queries, b)
+                    candidates, logits, bounds[b] = self._scored_candidates(queries, b)
                     ids[b] = np.sort(candidates[np.argpartition(logits, len(logits) - k)[-k:]])
                 scores[b] = rows[ids[b]] @ query
         if not np.isfinite(scores).all():
@@ -387,9 +389,9 @@ class LazyGumbel:
             )
         if head is None:  # other candidates are not above the smallest logit of the head
             return queries, ids, scores, np.maximum(bounds, scores.min(axis=1))
-        return queries, ids, scores, self._largest_norm * _norms(queries)
+        return queries, ids, scores, self._largest_norm * _row_norms(queries)
 
-    def _candidates(self, queries: Rows, b: int) -> tuple[IntArray, FloatArray, float]:
+    def _scored_candidates(self, queries: Rows, b: int) -> tuple[IntArray, FloatArray, float]:
         """Return scored classes of query b, their logits, and a bound on all other logits."""
         n = len(self._rows)
         if self._cells is None:
@@ -405,22 +407,22 @@ class LazyGumbel:
         )
         return ids[:num_scored], logits[:num_scored], bounds[num_cells]
 
-    def _estimate(
+    def _estimate_log_partition(
         self,
         queries: Rows,
         ids: IntArray,
         scores: FloatArray,
         shifts: FloatArray,
-        count: int,
+        num_tail_draws: int,
         key: np.uint64,
     ) -> FloatArray:
-        """Return log Z-hat (B,) from heads and `count` draws from each tail.
+        """Return log Z-hat (B,) from heads and `num_tail_draws` draws from each tail.
 
         `shifts` (B,) have been subtracted from the scores; the result is shifted too.
         """
         log_z: FloatArray = np.logaddexp.reduce(scores, axis=1)
         tail_size = len(self._rows) - ids.shape[1]
-        positions = (uniform_block(key, len(queries), count) * tail_size).astype(np.int64)
+        positions = (uniform_block(key, len(queries), num_tail_draws) * tail_size).astype(np.int64)
         for b in range(len(queries) if tail_size else 0):
             # number of classes of the head before each position of the tail
             num_head_before = np.searchsorted(
@@ -429,12 +431,12 @@ class LazyGumbel:
             logits = (self._rows[positions[b] + num_head_before] @ queries[b]).astype(
                 np.float64
             ) - shifts[b]
-            log_tail = np.logaddexp.reduce(logits) + math.log(tail_size / count)
+            log_tail = np.logaddexp.reduce(logits) + math.log(tail_size / num_tail_draws)
             log_z[b] = np.logaddexp(log_z[b], log_tail)
         return log_z
 
 
-def _norms(rows: Rows) -> FloatArray:
+def _row_norms(rows: Rows) -> FloatArray:
     """Return the norms of rows (N, d)."""
     precise = rows.astype(np.float64)  # squares of small float32 underflow
     with ignore_overflow():
@@ -445,7 +447,7 @@ def _norms(rows: Rows) -> FloatArray:
     return norms
 
 
-def _large_shifts(scores: FloatArray) -> FloatArray:
+def _shifts_of_large_scores(scores: FloatArray) -> FloatArray:
     """Return the maximum of each row (B, k) if it is far from 0, else 0."""
     max_scores: FloatArray = scores.max(axis=1)
     return np.where(np.abs(max_scores) > FAR, max_scores, 0.0)
@@ -506,7 +508,7 @@ def _score_cells(
 
 
 @njit
-def _uniform(key: np.uint64, counter: np.uint64) -> float:
+def _open_uniform(key: np.uint64, counter: np.uint64) -> float:
     """Return a uniform float64 in the open interval (0, 1)."""
     # 52 bits plus one half: with 53 bits the largest would round to 1
     return (float(mix64(key, counter) >> _S12) + 0.5) * (1.0 / 4503599627370496.0)
@@ -519,7 +521,7 @@ def _gumbel_noise(key: np.uint64, batch: int, num: int) -> FloatArray:
     for b in range(batch):
         row = mix64(key, np.uint64(b))
         for j in range(num):
-            values[b, j] = -math.log(-math.log(_uniform(row, np.uint64(j))))
+            values[b, j] = -math.log(-math.log(_open_uniform(row, np.uint64(j))))
     return values
 
 
@@ -547,7 +549,7 @@ def _draw_lazily(
         stream = mix64(mix64(key, np.uint64(b)), np.uint64(k))
         best = -np.inf
         for i in range(len(head)):
-            value = scores[i] - math.log(-math.log(_uniform(stream, np.uint64(i))))
+            value = scores[i] - math.log(-math.log(_open_uniform(stream, np.uint64(i))))
             if value > best:
                 best = value
                 ids[k] = head[i]
@@ -562,7 +564,7 @@ def _draw_lazily(
         while True:
             # each class of the tail rings in time with the same probability, so that the number of
             # classes between two that do is geometric, with log(1 - share) = -time
-            gap = -math.log(_uniform(stream, np.uint64(counter))) / time
+            gap = -math.log(_open_uniform(stream, np.uint64(counter))) / time
             if not gap < size - 1 - position:
                 break
             position += 1 + int(gap)
@@ -571,7 +573,7 @@ def _draw_lazily(
             logit = row_dot(rows, position + skipped, queries, b) - shift
             max_tail_logit = max(max_tail_logit, logit)
             # the ringing time: exponential, conditioned on being less than `time`
-            clock = -math.log1p(-prob * _uniform(stream, np.uint64(counter + 1)))
+            clock = -math.log1p(-prob * _open_uniform(stream, np.uint64(counter + 1)))
             counter += 2
             if logit - math.log(clock) > best:
                 best = logit - math.log(clock)

@@ -34,16 +34,16 @@ def k_means(rows: Rows, num: int, key: np.uint64) -> IntArray:
 
     Adding one vector to all rows, such as a large common component, changes nothing.
     """
-    rows = _centered(rows)
+    rows = _subtract_common_offset(rows)
     permutation = np.argsort(uniform_block(key, 1, len(rows))[0], kind="stable")
     sample = rows[permutation[: _SAMPLE_ROWS_PER_CENTER * num]]  # more rows hardly move a center
     centers = sample[:num].copy()
     for _ in range(_NUM_ITERATIONS):
-        _move_centers(sample, _nearest(sample, centers), centers)
-    return _nearest(rows, centers)
+        _move_centers_to_means(sample, _nearest_centers(sample, centers), centers)
+    return _nearest_centers(rows, centers)
 
 
-def _centered(rows: Rows) -> Rows:
+def _subtract_common_offset(rows: Rows) -> Rows:
     """Return rows, centered in the coordinates in which all rows are far from 0."""
     low = rows.min(axis=0)
     high = rows.max(axis=0)
@@ -55,17 +55,17 @@ def _centered(rows: Rows) -> Rows:
     return centered
 
 
-def _nearest(rows: Rows, centers: Rows) -> IntArray:
+def _nearest_centers(rows: Rows, centers: Rows) -> IntArray:
     labels = np.empty(len(rows), np.int64)
     thread_each(
-        lambda chunk: _write_nearest(rows[chunk], centers, labels[chunk]),
+        lambda chunk: _write_nearest_centers(rows[chunk], centers, labels[chunk]),
         chunks(len(rows), _TASK_ROWS),
     )
     return labels
 
 
 @njit
-def _write_nearest(rows: Rows, centers: Rows, labels: IntArray) -> None:
+def _write_nearest_centers(rows: Rows, centers: Rows, labels: IntArray) -> None:
     """Write the index of the nearest center for each row."""
     # The expansion |x|^2 - 2 x . c + |c|^2 would be a matrix product and two norms. If all vectors
     # are far from 0 these terms are large and nearly cancel: at a distance of 1e4 from 0, no
@@ -82,7 +82,7 @@ def _write_nearest(rows: Rows, centers: Rows, labels: IntArray) -> None:
 
 
 @njit
-def _move_centers(rows: Rows, labels: IntArray, centers: Rows) -> None:
+def _move_centers_to_means(rows: Rows, labels: IntArray, centers: Rows) -> None:
     """Move each center to the mean of its rows; a center without rows stays."""
     sums = np.zeros(centers.shape)  # float64, whatever the dtype of the rows
     counts = np.zeros(len(centers), np.int64)

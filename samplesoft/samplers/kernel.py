@@ -325,7 +325,7 @@ class RFSoftmaxSampler(KernelSampler):
         device: str = "cpu",
     ) -> None:
         rows = backend(as_device(device)).float_rows("class_embeddings", class_embeddings)
-        _require_unit("class_embeddings", rows)
+        _require_unit_norms("class_embeddings", rows)
         # Rawat et al., section 3.2: nu is a separate sharpness, below the tau of the model
         phi = RandomFourierFeatures(
             rows.shape[1], num_features, nu, frequencies=frequencies, rng=rng, device=device
@@ -336,16 +336,16 @@ class RFSoftmaxSampler(KernelSampler):
     def _check_contexts(self, h: ArrayLike | None) -> Rows:
         # for other norms |h - c|^2 is not a function of h . c, and draws would depend on the norms
         rows = super()._check_contexts(h)
-        _require_unit("h", rows)
+        _require_unit_norms("h", rows)
         return rows
 
-    def _check_class_rows(self, class_embeddings: ArrayLike) -> Rows:
-        rows = super()._check_class_rows(class_embeddings)
-        _require_unit("class_embeddings", rows)
+    def _checked_class_rows(self, class_embeddings: ArrayLike) -> Rows:
+        rows = super()._checked_class_rows(class_embeddings)
+        _require_unit_norms("class_embeddings", rows)
         return rows
 
 
-def _require_unit(name: str, rows: Rows) -> None:
+def _require_unit_norms(name: str, rows: Rows) -> None:
     norms = np.sqrt(to_host(squared_norms(rows)))
     zero_norm = np.flatnonzero(norms == 0.0)
     if len(zero_norm):  # zeros, or values whose squares underflow

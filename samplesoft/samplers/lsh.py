@@ -25,13 +25,13 @@ from samplesoft.kernels.rows import divide_by_norms
 from samplesoft.samplers.base import Draw, Rows, Sampler
 
 Codes = NDArray[np.uint16]
-Index = NDArray[np.int32]
+Int32Array = NDArray[np.int32]
 _MAX_BITS = 16  # of a code
 _MIN_UNIFORM_SHARE = 1e-100  # even for 10**15 classes, probabilities are above 0 in float64
 _TASK_STEPS = 1 << 20  # inner steps in a task of a thread
 
 
-class _Tables(NamedTuple):
+class _HashTables(NamedTuple):
     """The hash tables: class i has code ``codes[i, t]`` in table t.
 
     Bucket c of table t is ``members[t, offsets[t, c] : offsets[t, c + 1]]``, in increasing order.
@@ -39,21 +39,21 @@ class _Tables(NamedTuple):
     """
 
     codes: Codes  # (n, L + 1)
-    offsets: Index  # (L + 1, 2**K + 1)
-    members: Index  # (L + 1, n)
+    offsets: Int32Array  # (L + 1, 2**K + 1)
+    members: Int32Array  # (L + 1, n)
 
 
-class _Mixture(NamedTuple):
+class _BucketMixture(NamedTuple):
     """The distribution of contexts: a mixture of one bucket in each table.
 
-    `class_mass` (B, L + 1) is the mass of one class in a bucket. `cumulative` (B, L + 1) are the
+    `class_mass` (B, L + 1) is the mass of one class in a bucket. `cumulative_mass` (B, L + 1) are the
     cumulative masses of buckets without the excluded class.
     """
 
     codes: Codes  # (B, L + 1): codes of the contexts
     exclude: IntArray  # (B,)
     class_mass: FloatArray
-    cumulative: FloatArray
+    cumulative_mass: FloatArray
 
 
 class LSHSampler(Sampler):
@@ -181,7 +181,7 @@ class LSHSampler(Sampler):
         # 1-norm 1, so that projections do not overflow; signs stay the same
         directions /= np.abs(directions).sum(axis=2, keepdims=True)
         self.directions = directions.astype(rows.dtype)
-        self._tables = self._build_tables(self._codes(rows))
+        self._tables = self._build_tables(self._hash_codes(rows))
 
     def collision_log_prob(
         self, h: ArrayLike, class_embeddings: ArrayLike, *, num_tables: int | None = None
@@ -243,7 +243,7 @@ class LSHSampler(Sampler):
             self.num_tables if num_tables is None else as_count("num_tables", num_tables)
         )
         contexts = self._check_contexts(h).astype(np.float64)
-        rows = self._check_class_rows(class_embeddings).astype(np.float64)
+        rows = self._checked_class_rows(class_embeddings).astype(np.float64)
         require_memory("h", len(contexts), 32.0 * len(contexts) * len(rows))
         for vectors in (contexts, rows):
             divide_by_norms(vectors, np.empty(len(vectors)))
@@ -258,7 +258,7 @@ class LSHSampler(Sampler):
         log_found: FloatArray = np.log(-np.expm1(log_missed))
         return log_found
 
-    def _codes(self, rows: Rows) -> Codes:
+    def _hash_codes(self, rows: Rows) -> Codes:
         """Return the codes (N, L + 1) of rows (N, d)."""
         codes = np.zeros((len(rows), self.num_tables + 1), np.uint16)
         directions = self.directions.reshape(-1, rows.shape[1])
@@ -270,31 +270,31 @@ class LSHSampler(Sampler):
         thread_each(write_chunk, row_chunks((len(rows), directions.size), _TASK_STEPS))
         return codes
 
-    def _build_tables(self, codes: Codes) -> _Tables:
+    def _build_tables(self, codes: Codes) -> _HashTables:
         """Return the hash tables of classes with codes (n, L + 1)."""
         offsets = np.empty((codes.shape[1], 2**self.num_bits + 1), np.int32)
         members = np.empty(codes.shape[::-1], np.int32)
 
-        def sort(t: int) -> None:
+        def sort_table(t: int) -> None:
             _sort_by_code(np.ascontiguousarray(codes[:, t]), offsets[t], members[t])
 
-        thread_each(sort, range(len(offsets)))
-        return _Tables(codes, offsets, members)
+        thread_each(sort_table, range(len(offsets)))
+        return _HashTables(codes, offsets, members)
 
-    def _mixture(self, h: Rows, exclude: IntArray) -> _Mixture:
-        codes = self._codes(h)
-        mixture = _Mixture(codes, exclude, np.empty(codes.shape), np.empty(codes.shape))
+    def _bucket_mixture(self, h: Rows, exclude: IntArray) -> _BucketMixture:
+        codes = self._hash_codes(h)
+        mixture = _BucketMixture(codes, exclude, np.empty(codes.shape), np.empty(codes.shape))
         _write_masses(self._tables, self.uniform_share, mixture)
         return mixture
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
-        mixture = self._mixture(h, exclude)
+        mixture = self._bucket_mixture(h, exclude)
         ids = np.empty((len(h), m), np.int64)
         log_q = np.empty((len(h), m))
 
         def draw_chunk(chunk: slice) -> None:
-            chunk_mixture = _Mixture(*(array[chunk] for array in mixture))  # type: ignore[arg-type]
-            _draw(self._tables, chunk_mixture, key, chunk.start, ids[chunk])
+            chunk_mixture = _BucketMixture(*(array[chunk] for array in mixture))  # type: ignore[arg-type]
+            _draw_classes(self._tables, chunk_mixture, key, chunk.start, ids[chunk])
             _write_log_q(self._tables, chunk_mixture, ids[chunk], log_q[chunk])
 
         thread_each(draw_chunk, row_chunks((len(h), m * self.num_tables), _TASK_STEPS))
@@ -302,17 +302,17 @@ class LSHSampler(Sampler):
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
         log_q = np.empty(ids.shape)
-        _write_log_q(self._tables, self._mixture(h, exclude), ids, log_q)
+        _write_log_q(self._tables, self._bucket_mixture(h, exclude), ids, log_q)
         return log_q
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
         q = np.zeros((len(h), self.num_classes))
-        _add_probs(self._tables, self._mixture(h, exclude), q)
+        _add_probs(self._tables, self._bucket_mixture(h, exclude), q)
         return q
 
     def _prepare_update(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
         codes = self._tables.codes.copy()
-        codes[ids] = self._codes(rows)  # NumPy keeps the last vector of a repeated class
+        codes[ids] = self._hash_codes(rows)  # NumPy keeps the last vector of a repeated class
         return partial(setattr, self, "_tables", self._build_tables(codes))
 
 
@@ -332,7 +332,7 @@ def _write_codes(
 
 
 @njit
-def _sort_by_code(codes: Codes, offsets: Index, members: Index) -> None:
+def _sort_by_code(codes: Codes, offsets: Int32Array, members: Int32Array) -> None:
     """Sort classes by their codes (n,) in one table; stable."""
     # counting sort: ends of buckets, then classes from the last on, each one slot lower
     offsets[:] = 0
@@ -346,25 +346,27 @@ def _sort_by_code(codes: Codes, offsets: Index, members: Index) -> None:
 
 
 @njit
-def _write_masses(tables: _Tables, uniform_share: float, mixture: _Mixture) -> None:
-    """Write the masses `class_mass` and `cumulative` of a mixture."""
-    codes, _, class_mass, cumulative = mixture
+def _write_masses(tables: _HashTables, uniform_share: float, mixture: _BucketMixture) -> None:
+    """Write the masses `class_mass` and `cumulative_mass` of a mixture."""
+    codes, _, class_mass, cumulative_mass = mixture
     num_tables = codes.shape[1] - 1
     for b in range(len(codes)):
         total = 0.0
         uniform_mass = uniform_share
         for t in range(num_tables + 1):
-            _, size, skip = _bucket(tables, mixture, b, t)
+            _, size, skip = _bucket_range(tables, mixture, b, t)
             mass = (1.0 - uniform_share) / num_tables if t < num_tables else uniform_mass
             uniform_mass += mass if size == 0 else 0.0
             class_mass[b, t] = mass / size if size > 0 else 0.0
             # remaining classes are counted: no mass is subtracted
             total += class_mass[b, t] * (size - skip)
-            cumulative[b, t] = total
+            cumulative_mass[b, t] = total
 
 
 @njit
-def _bucket(tables: _Tables, mixture: _Mixture, b: int, t: int) -> tuple[int, int, int]:
+def _bucket_range(
+    tables: _HashTables, mixture: _BucketMixture, b: int, t: int
+) -> tuple[int, int, int]:
     """Return the start and size of the bucket of context b in table t, and whether to skip a class.
 
     The third value is 1 if the bucket holds the excluded class, else 0.
@@ -378,16 +380,20 @@ def _bucket(tables: _Tables, mixture: _Mixture, b: int, t: int) -> tuple[int, in
 
 
 @njit
-def _draw(tables: _Tables, mixture: _Mixture, key: np.uint64, first: int, ids: IntArray) -> None:
+def _draw_classes(
+    tables: _HashTables, mixture: _BucketMixture, key: np.uint64, first: int, ids: IntArray
+) -> None:
     """Draw classes (B, m) for contexts `first`, `first + 1`, ...."""
     for b in range(len(ids)):
         stream = mix64(key, np.uint64(first + b))
-        cumulative = mixture.cumulative[b]
+        cumulative_mass = mixture.cumulative_mass[b]
         for k in range(ids.shape[1]):
             # side="right": skips buckets without mass
-            target = uniform(stream, np.uint64(2 * k)) * cumulative[-1]
-            t = min(np.searchsorted(cumulative, target, side="right"), len(cumulative) - 1)
-            begin, size, skip = _bucket(tables, mixture, b, t)
+            target = uniform(stream, np.uint64(2 * k)) * cumulative_mass[-1]
+            t = min(
+                np.searchsorted(cumulative_mass, target, side="right"), len(cumulative_mass) - 1
+            )
+            begin, size, skip = _bucket_range(tables, mixture, b, t)
             slot = begin + int(uniform(stream, np.uint64(2 * k + 1)) * (size - skip))
             # members increase: from the excluded class on, skip one slot
             if skip and tables.members[t, slot] >= mixture.exclude[b]:
@@ -396,28 +402,30 @@ def _draw(tables: _Tables, mixture: _Mixture, key: np.uint64, first: int, ids: I
 
 
 @njit_sum
-def _write_log_q(tables: _Tables, mixture: _Mixture, ids: IntArray, log_q: FloatArray) -> None:
+def _write_log_q(
+    tables: _HashTables, mixture: _BucketMixture, ids: IntArray, log_q: FloatArray
+) -> None:
     """Write log-probabilities (B, k) of classes."""
     codes = tables.codes
-    context_codes, exclude, class_mass, cumulative = mixture
+    context_codes, exclude, class_mass, cumulative_mass = mixture
     for b in range(len(ids)):
         for k in range(ids.shape[1]):
             i = ids[b, k]
             mass = 0.0
             for t in range(codes.shape[1]):
                 mass += class_mass[b, t] if codes[i, t] == context_codes[b, t] else 0.0
-            log_q[b, k] = -math.inf if i == exclude[b] else math.log(mass / cumulative[b, -1])
+            log_q[b, k] = -math.inf if i == exclude[b] else math.log(mass / cumulative_mass[b, -1])
 
 
 @njit
-def _add_probs(tables: _Tables, mixture: _Mixture, q: FloatArray) -> None:
+def _add_probs(tables: _HashTables, mixture: _BucketMixture, q: FloatArray) -> None:
     """Add the probabilities of all classes to `q` (B, n), which is 0 before."""
     for b in range(len(q)):
         for t in range(len(tables.offsets)):
-            begin, size, _ = _bucket(tables, mixture, b, t)
+            begin, size, _ = _bucket_range(tables, mixture, b, t)
             for slot in range(begin, begin + size):
                 q[b, tables.members[t, slot]] += (
-                    mixture.class_mass[b, t] / mixture.cumulative[b, -1]
+                    mixture.class_mass[b, t] / mixture.cumulative_mass[b, -1]
                 )
         if mixture.exclude[b] >= 0:
             q[b, mixture.exclude[b]] = 0.0

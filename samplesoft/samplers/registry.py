@@ -129,7 +129,7 @@ class SamplerInputs:
                 "many classes there are, got None for each."
             )
         # before counts, which must have as many entries as there are classes
-        self._require_same_sizes()
+        self._require_matching_shapes()
         if self.counts is not None:
             object.__setattr__(self, "counts", as_counts("counts", self.counts, self.num_classes))
 
@@ -140,7 +140,7 @@ class SamplerInputs:
             return int(self.class_embeddings.shape[0])
         return int(self.logits.shape[1]) if self.logits is not None else len(self.counts)
 
-    def _require_same_sizes(self) -> None:
+    def _require_matching_shapes(self) -> None:
         rows = self.class_embeddings
         h = self.h
         if self.logits is not None:
@@ -238,7 +238,7 @@ def _spec_from_fields(
     return SamplerSpec(make, summary, fields, **properties)
 
 
-def _rff_of_rawat_2019(frequencies: str) -> SamplerSpec:
+def _rff_spec(frequencies: str) -> SamplerSpec:
     """Return the spec of the sampler of Rawat et al. (2019): a tree down to single classes."""
     make = partial(RFSoftmaxSampler, frequencies=frequencies, leaf="kernel", leaf_size=1)
     summary = f"random Fourier features of the Gaussian kernel, {frequencies} frequencies"
@@ -246,7 +246,9 @@ def _rff_of_rawat_2019(frequencies: str) -> SamplerSpec:
     return _spec_from_fields(make, summary, reads, unit_vectors=True, cuda=True)
 
 
-def _make_learned(kind: type[LearnedUnigramSampler], counts: FloatArray, power: float) -> Sampler:
+def _make_learned_unigram(
+    kind: type[LearnedUnigramSampler], counts: FloatArray, power: float
+) -> Sampler:
     """Return a sampler that starts from the counts, each increased by 1."""
     return kind(len(counts), power=power, initial=counts + 1.0)
 
@@ -298,13 +300,13 @@ SAMPLERS: dict[str, SamplerSpec] = {
         weights=lambda logits, inputs: unigram_weights(inputs.counts, inputs.power),
     ),
     "learned-unigram": _spec_from_fields(
-        partial(_make_learned, LearnedUnigramSampler),
+        partial(_make_learned_unigram, LearnedUnigramSampler),
         "a power of the counts, which are updated with the labels seen in training",
         "counts power",
     ),
     # Yi et al. (2019), Algorithm 2
     "streaming-unigram": _spec_from_fields(
-        partial(_make_learned, StreamingUnigramSampler),
+        partial(_make_learned_unigram, StreamingUnigramSampler),
         "a power of recent frequencies, by the gaps between the labels seen in training",
         "counts power",
     ),
@@ -324,9 +326,9 @@ SAMPLERS: dict[str, SamplerSpec] = {
         weights=lambda logits, inputs: inputs.alpha * logits**2 + 1.0,
     ),
     # Rawat et al. (2019), and the two methods of Yu et al. (2016) to draw frequencies
-    "rff": _rff_of_rawat_2019("iid"),
-    "rff:orthogonal": _rff_of_rawat_2019("orthogonal"),
-    "rff:structured": _rff_of_rawat_2019("structured"),
+    "rff": _rff_spec("iid"),
+    "rff:orthogonal": _rff_spec("orthogonal"),
+    "rff:structured": _rff_spec("structured"),
     "rff+softmax-leaf": _spec_from_fields(
         RFSoftmaxSampler,
         "random Fourier features down to leaves of classes, in which the softmax draws",
@@ -563,10 +565,10 @@ def dense_proposals(names: Iterable[str], inputs: SamplerInputs) -> dict[str, Fl
         if (value := getattr(inputs, field)) is not None
     }
     inputs = replace(inputs, **precise)
-    return {name: _probabilities(name, inputs) for name in checked}
+    return {name: _dense_probs(name, inputs) for name in checked}
 
 
-def _probabilities(name: str, inputs: SamplerInputs) -> FloatArray:
+def _dense_probs(name: str, inputs: SamplerInputs) -> FloatArray:
     spec = SAMPLERS[name]
     # from the logits if they are given: no sampler is built, whatever n is
     if spec.weights is not None and inputs.logits is not None:

@@ -25,7 +25,7 @@ _PRODUCT_LOGITS = 1 << 17  # logits of one matrix product, which stay in the cac
 _TASK_DRAWS = 1 << 9  # draws in one task of a thread
 
 
-class _FirstPass(NamedTuple):
+class _FirstPassResults(NamedTuple):
     """Results of the first pass that the second pass needs."""
 
     blocks: Real  # (L, d, block_size): classes are columns, contiguous in memory
@@ -33,15 +33,15 @@ class _FirstPass(NamedTuple):
     queries: Real  # (B, d): tau h
     # (B, L): log of the sum of exp(logit) over a block without the excluded class, up to a constant
     # for each context
-    masses: FloatArray
+    log_masses: FloatArray
     exclude: IntArray  # (B,)
 
-    def of(self, rows: slice) -> _FirstPass:
+    def for_contexts(self, rows: slice) -> _FirstPassResults:
         """Return the results for a slice of the contexts."""
         queries = self.queries[rows]
-        masses = self.masses[rows]
+        log_masses = self.log_masses[rows]
         exclude = self.exclude[rows]
-        return self._replace(queries=queries, masses=masses, exclude=exclude)
+        return self._replace(queries=queries, log_masses=log_masses, exclude=exclude)
 
 
 class SoftmaxSampler(Sampler):
@@ -107,23 +107,25 @@ class SoftmaxSampler(Sampler):
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         ids = np.empty((len(h), m), np.int64)
-        return Draw(ids, self._second_pass(h, ids, exclude, uniform_block(key, len(h), m)))
+        return Draw(ids, self._draw_or_evaluate(h, ids, exclude, uniform_block(key, len(h), m)))
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
-        return self._second_pass(h, ids, exclude, None)
+        return self._draw_or_evaluate(h, ids, exclude, None)
 
-    def _second_pass(
+    def _draw_or_evaluate(
         self, h: Rows, ids: IntArray, exclude: IntArray, uniforms: FloatArray | None
     ) -> FloatArray:
         """Return log-probabilities of classes `ids` (B, k); `uniforms`, if given, draw these."""
-        first_pass = self._first_pass(h, exclude)
+        first_pass = self._first_pass_log_sums(h, exclude)
         log_q = np.empty(ids.shape)
 
         def draw_chunk(chunk: slice) -> None:
             u = None if uniforms is None else uniforms[chunk]
             # sorted, so that each block is visited once
             order = np.argsort(ids[chunk] if u is None else u, axis=1)
-            _draw_in_blocks(first_pass.of(chunk), u, order, ids[chunk], log_q[chunk])
+            _draw_or_evaluate_in_blocks(
+                first_pass.for_contexts(chunk), u, order, ids[chunk], log_q[chunk]
+            )
 
         thread_each(draw_chunk, row_chunks(ids.shape, _TASK_DRAWS))
         return log_q
@@ -138,11 +140,11 @@ class SoftmaxSampler(Sampler):
         index = ids // self.block_size, slice(None), ids % self.block_size
         return partial(setitem, self._blocks, index, rows)
 
-    def _first_pass(self, h: Rows, exclude: IntArray) -> _FirstPass:
+    def _first_pass_log_sums(self, h: Rows, exclude: IntArray) -> _FirstPassResults:
         """Compute all logits of contexts (B, d), and return the log-sums of the blocks."""
         assert self.tau is not None
         queries = times_tau(h, self.tau)
-        masses = np.empty((len(h), len(self._blocks)))
+        log_masses = np.empty((len(h), len(self._blocks)))
         shifts = np.zeros(len(h))
         # blocks in one product, so that logits stay in the cache until they are summed
         step = max(1, _PRODUCT_LOGITS // (min(len(h), _PRODUCT_ROWS) * self.block_size))
@@ -152,14 +154,14 @@ class SoftmaxSampler(Sampler):
             for contexts in chunks(len(h), _PRODUCT_ROWS)
         ]
 
-        def write_masses(task: tuple[slice, slice]) -> None:
+        def write_log_masses(task: tuple[slice, slice]) -> None:
             contexts, blocks = task
-            masses[task] = self._log_sums(
+            log_masses[task] = self._log_sums_of_blocks(
                 queries[contexts], exclude[contexts], blocks, shifts[contexts]
             )
 
-        thread_each(write_masses, tasks)
-        max_logits = masses.max(axis=1)
+        thread_each(write_log_masses, tasks)
+        max_logits = log_masses.max(axis=1)
         # the message names the context only, because just sums of blocks are known here
         if not np.isfinite(max_logits).all():
             row = int(np.flatnonzero(~np.isfinite(max_logits))[0])
@@ -173,10 +175,10 @@ class SoftmaxSampler(Sampler):
             # which says how many classes are near the max, is lost. Repeat with logits less the
             # max.
             shifts[is_large] = max_logits[is_large]
-            thread_each(write_masses, tasks)
-        return _FirstPass(self._blocks, self.num_classes, queries, masses, exclude)
+            thread_each(write_log_masses, tasks)
+        return _FirstPassResults(self._blocks, self.num_classes, queries, log_masses, exclude)
 
-    def _log_sums(
+    def _log_sums_of_blocks(
         self, queries: Rows, exclude: IntArray, blocks: slice, shifts: FloatArray
     ) -> FloatArray:
         """Return log(sum(exp(logit - shift))) (contexts, blocks) of each block for each context."""
@@ -197,8 +199,8 @@ class SoftmaxSampler(Sampler):
 
 
 @njit
-def _draw_in_blocks(
-    first_pass: _FirstPass,
+def _draw_or_evaluate_in_blocks(
+    first_pass: _FirstPassResults,
     uniforms: FloatArray | None,
     order: IntArray,
     ids: IntArray,
@@ -211,14 +213,14 @@ def _draw_in_blocks(
     used in the draw: they agree whatever the rounding of the masses.
     """
     # compiled twice, with and without uniforms: Numba prunes the branches of the other case
-    blocks, num_classes, queries, masses, exclude = first_pass
+    blocks, num_classes, queries, log_masses, exclude = first_pass
     num_blocks, _, width = blocks.shape
     block_weights = np.empty((1, num_blocks))
     weights = np.empty((1, width))
     logits = np.empty(width, blocks.dtype)
     for b in range(len(queries)):
-        block_weights[0] = masses[b]
-        total, max_mass = exp_weights(block_weights, block_weights, 0, num_blocks, -1)
+        block_weights[0] = log_masses[b]
+        total, max_log_mass = exp_weights(block_weights, block_weights, 0, num_blocks, -1)
         block = 0
         cumulative = 0.0
         current_block = -1
@@ -238,7 +240,7 @@ def _draw_in_blocks(
             first = block * width
             size = min(width, num_classes - first)
             if block != current_block:  # compute the logits of this block again
-                total_in_block, max_logit = _compute_block_weights(
+                total_in_block, max_logit = _write_block_weights(
                     blocks[block], queries[b], size, exclude[b] - first, logits, weights
                 )
                 current_block = block
@@ -252,13 +254,13 @@ def _draw_in_blocks(
                     0.0,
                 )
                 ids[b, k] = first + c
-            log_block_prob = masses[b, block] - max_mass - math.log(total)
+            log_block_prob = log_masses[b, block] - max_log_mass - math.log(total)
             logit = float(logits[ids[b, k] - first])
             log_q[b, k] = log_block_prob + (logit - max_logit - math.log(total_in_block))
 
 
 @njit
-def _compute_block_weights(
+def _write_block_weights(
     block: Real, query: Real, size: int, excluded: int, logits: Real, weights: FloatArray
 ) -> tuple[float, float]:
     """Write the logits of a block, and ``exp(logit - max_logit)`` for all but `excluded`.

@@ -22,7 +22,7 @@ from samplesoft.kernels.alias import alias_draw, build_alias
 from samplesoft.samplers.base import Draw, Rows, Sampler
 from samplesoft.samplers.without_replacement import SuccessiveInclusion
 
-Table = tuple[NDArray[np.uint64], NDArray[np.int32]]  # from build_alias
+AliasTable = tuple[NDArray[np.uint64], NDArray[np.int32]]  # from build_alias
 _CHUNK_DRAWS = 1 << 16
 # a smaller ratio of weights has fewer digits than a difference of logarithms
 _MIN_ACCURATE_RATIO = 1e-300
@@ -30,12 +30,12 @@ _EMPTY_SLOT = -1  # in a hash set
 _ONE = np.uint64(1)
 
 
-class _Tables(NamedTuple):
+class _AliasTables(NamedTuple):
     """Alias tables to draw from; at most about one rejection per draw on average."""
 
-    every: Table  # all classes
-    others: Table  # all but `top`, which may have more than half of the mass
-    top: int
+    all_classes: AliasTable  # all classes
+    without_heaviest: AliasTable  # all but `heaviest`, which may have more than half of the mass
+    heaviest: int
     log_weights: FloatArray  # (n,), for draws without replacement that find no new class
 
 
@@ -92,9 +92,9 @@ class WeightedSampler(Sampler):
         self._log_total = float(np.log(ratios.sum()))
         self._log_scale = float(np.log(values.max()))  # log of the divisor
         # a ratio that underflows is never drawn, in agreement with its probability
-        self._table = build_alias(ratios)
-        self._top = int(np.argmax(values))
-        self._positive = values > 0.0
+        self._alias_table = build_alias(ratios)
+        self._heaviest = int(np.argmax(values))
+        self._is_drawable = values > 0.0
         # m of the last call, and its inclusion probabilities
         self._last_inclusion: tuple[int, SuccessiveInclusion] | None = None
 
@@ -134,9 +134,9 @@ class WeightedSampler(Sampler):
             with np.errstate(divide="ignore"):  # q = 1
                 probs: FloatArray = -np.expm1(m * np.log1p(-np.minimum(q, 1.0)))
         else:
-            excluded = self._check_excluded(exclude, max(1, *shape, 1))
-            self._check_enough_left(m, excluded)
-            probs = self._inclusion_of_classes(m, self._all_classes(excluded), excluded)
+            excluded = self._checked_excluded(exclude, max(1, *shape, 1))
+            self._require_enough_classes(m, excluded)
+            probs = self._inclusion_probs_of_classes(m, self._all_classes(excluded), excluded)
         return probs.reshape(*shape, self.num_classes)
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
@@ -144,34 +144,36 @@ class WeightedSampler(Sampler):
         excludes = exclude[0] >= 0 if exclude.shape[0] == 1 else np.maximum.reduce(exclude) >= 0
         log_left = self._log_mass_left(exclude)[:, None] if excludes else None
         if not self.replace:
-            self._check_enough_left(m, exclude)
+            self._require_enough_classes(m, exclude)
         ids = np.empty((exclude.shape[0], m), np.int64)
         if ids.size <= _CHUNK_DRAWS:
-            self._draw(key, 0, exclude, ids)
+            self._write_draws(key, 0, exclude, ids)
         else:
             thread_each(
-                lambda chunk: self._draw(key, chunk.start, exclude[chunk], ids[chunk]),
+                lambda chunk: self._write_draws(key, chunk.start, exclude[chunk], ids[chunk]),
                 row_chunks(ids.shape, _CHUNK_DRAWS),
             )
-        log_q = self._log_q(ids)
+        log_q = self._log_q_without_exclusion(ids)
         if log_left is not None:
             log_q -= log_left
-        return Draw(ids, log_q, None if self.replace else np.log(self._inclusion(m, ids, exclude)))
+        return Draw(
+            ids, log_q, None if self.replace else np.log(self._inclusion_probs(m, ids, exclude))
+        )
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
-        log_q = self._log_q(ids) - self._log_mass_left(exclude)[:, None]
+        log_q = self._log_q_without_exclusion(ids) - self._log_mass_left(exclude)[:, None]
         return np.where(ids == exclude[:, None], -np.inf, log_q)
 
     def _log_expected_count(self, h: Rows, ids: IntArray, m: int, exclude: IntArray) -> FloatArray:
         if self.replace:
             return super()._log_expected_count(h, ids, m, exclude)
-        self._check_enough_left(m, exclude)
+        self._require_enough_classes(m, exclude)
         with np.errstate(divide="ignore"):
-            return np.log(self._inclusion_of_classes(m, ids, exclude))
+            return np.log(self._inclusion_probs_of_classes(m, ids, exclude))
 
-    def _inclusion_of_classes(self, m: int, ids: IntArray, exclude: IntArray) -> FloatArray:
-        """Return `_inclusion`; overridden where classes are permuted in the tables."""
-        return self._inclusion(m, ids, exclude)
+    def _inclusion_probs_of_classes(self, m: int, ids: IntArray, exclude: IntArray) -> FloatArray:
+        """Return `_inclusion_probs`; overridden where classes are permuted in the tables."""
+        return self._inclusion_probs(m, ids, exclude)
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
         return np.exp(self._log_prob(h, self._all_classes(exclude), exclude))
@@ -182,7 +184,7 @@ class WeightedSampler(Sampler):
     def _all_classes(self, exclude: IntArray) -> IntArray:
         return np.broadcast_to(np.arange(self.num_classes), (len(exclude), self.num_classes))
 
-    def _check_enough_left(self, m: int, exclude: IntArray) -> None:
+    def _require_enough_classes(self, m: int, exclude: IntArray) -> None:
         left = int(self._num_drawable(exclude).min())
         if m > left:
             raise ValueError(
@@ -191,20 +193,20 @@ class WeightedSampler(Sampler):
             )
 
     @cached_property
-    def _table_without_top(self) -> tuple[Table, float]:
+    def _table_and_mass_without_heaviest(self) -> tuple[AliasTable, float]:
         """Return the alias table without the heaviest class, and the log of its mass."""
         logs = self._log_weights.copy()
-        logs[self._top] = -np.inf
+        logs[self._heaviest] = -np.inf
         largest = float(logs.max())
         if largest == -np.inf:
             raise ValueError(
-                f"`exclude` must leave a class to draw, got {self._top}, the only one with a "
+                f"`exclude` must leave a class to draw, got {self._heaviest}, the only one with a "
                 "weight greater than 0; leave `exclude` out or give another class a weight."
             )
         weights = np.exp(logs - largest)
         return build_alias(weights), largest + float(np.log(weights.sum())) - self._log_total
 
-    def _log_q(self, ids: IntArray) -> FloatArray:
+    def _log_q_without_exclusion(self, ids: IntArray) -> FloatArray:
         """Return the log-probabilities of classes without exclusion."""
         log_q: FloatArray = self._log_weights[ids] - self._log_total
         return log_q
@@ -212,32 +214,34 @@ class WeightedSampler(Sampler):
     def _log_mass_left(self, exclude: IntArray) -> FloatArray:
         """Return the log-mass (B,) left by exclusion; raise if nothing is left."""
         log_mass = np.zeros(len(exclude))
-        in_table = (exclude >= 0) & (exclude != self._top)
+        in_table = (exclude >= 0) & (exclude != self._heaviest)
         # 1 - q loses no digits: only the heaviest class, handled separately, may have q > 1/2
-        log_mass[in_table] = np.log1p(-np.exp(self._log_q(exclude[in_table])))
-        if np.any(exclude == self._top):
-            log_mass[exclude == self._top] = self._table_without_top[1]
+        log_mass[in_table] = np.log1p(-np.exp(self._log_q_without_exclusion(exclude[in_table])))
+        if np.any(exclude == self._heaviest):
+            log_mass[exclude == self._heaviest] = self._table_and_mass_without_heaviest[1]
         return log_mass
 
     def _num_drawable(self, exclude: IntArray) -> IntArray:
         """Return the number of classes (B,) that can be drawn."""
         # classes of weight 0 cannot be drawn anyway
-        left: IntArray = self._positive.sum() - ((exclude >= 0) & self._positive[exclude])
+        left: IntArray = self._is_drawable.sum() - ((exclude >= 0) & self._is_drawable[exclude])
         return left
 
-    def _draw(self, key: np.uint64, first: int, exclude: IntArray, ids: IntArray) -> None:
+    def _write_draws(self, key: np.uint64, first: int, exclude: IntArray, ids: IntArray) -> None:
         """Write draws to `ids` (B, m) for examples `first`, `first + 1`, ...."""
         # the second table is built when a context first excludes the heaviest class
-        others = (
-            self._table_without_top[0]
-            if np.logical_or.reduce(exclude == self._top)
-            else self._table
+        without_heaviest = (
+            self._table_and_mass_without_heaviest[0]
+            if np.logical_or.reduce(exclude == self._heaviest)
+            else self._alias_table
         )
-        tables = _Tables(self._table, others, self._top, self._log_weights)
-        draw = _alias_rows if self.replace else _distinct_rows
+        tables = _AliasTables(
+            self._alias_table, without_heaviest, self._heaviest, self._log_weights
+        )
+        draw = _write_alias_draws if self.replace else _write_distinct_draws
         draw(key, first, tables, exclude, ids)
 
-    def _inclusion(self, m: int, ids: IntArray, exclude: IntArray) -> FloatArray:
+    def _inclusion_probs(self, m: int, ids: IntArray, exclude: IntArray) -> FloatArray:
         """Return the inclusion probabilities (B, k) of classes in m draws without replacement."""
         cached = self._last_inclusion
         # m rarely changes between calls, and one integral serves all classes
@@ -273,7 +277,7 @@ class UniformSampler(WeightedSampler):
         self.replace = as_flag("replace", replace)
         self._log_num = math.log(self.num_classes)
 
-    def _log_q(self, ids: IntArray) -> FloatArray:
+    def _log_q_without_exclusion(self, ids: IntArray) -> FloatArray:
         return np.zeros(ids.shape) - self._log_num
 
     def _log_mass(self, h: Rows, exclude: IntArray) -> FloatArray:
@@ -286,17 +290,17 @@ class UniformSampler(WeightedSampler):
     def _num_drawable(self, exclude: IntArray) -> IntArray:
         return self.num_classes - (exclude >= 0).astype(np.int64)
 
-    def _draw(self, key: np.uint64, first: int, exclude: IntArray, ids: IntArray) -> None:
-        draw = _uniform_rows if self.replace else _uniform_distinct_rows
+    def _write_draws(self, key: np.uint64, first: int, exclude: IntArray, ids: IntArray) -> None:
+        draw = _write_uniform_draws if self.replace else _write_distinct_uniform_draws
         draw(key, first, self.num_classes, exclude, ids)
 
-    def _inclusion(self, m: int, ids: IntArray, exclude: IntArray) -> FloatArray:
+    def _inclusion_probs(self, m: int, ids: IntArray, exclude: IntArray) -> FloatArray:
         return np.where(ids == exclude[:, None], 0.0, m / self._num_drawable(exclude)[:, None])
 
 
 @njit
-def _alias_rows(
-    key: np.uint64, first: int, tables: _Tables, exclude: IntArray, ids: IntArray
+def _write_alias_draws(
+    key: np.uint64, first: int, tables: _AliasTables, exclude: IntArray, ids: IntArray
 ) -> None:
     """Write draws with replacement to `ids` (B, m) for examples ``first, first + 1, ...``.
 
@@ -307,7 +311,9 @@ def _alias_rows(
     for b in range(len(ids)):
         row = np.uint64(mix64(key, np.uint64(first + b)))
         excluded = exclude[b]
-        thresholds, alias = tables.others if excluded == tables.top else tables.every
+        thresholds, alias = (
+            tables.without_heaviest if excluded == tables.heaviest else tables.all_classes
+        )
         for k in range(num):  # branch-free, so that many reads of the table overlap
             ids[b, k] = alias_draw(mix64(row, np.uint64(k)), thresholds, alias)
         if excluded >= 0:
@@ -319,8 +325,10 @@ def _alias_rows(
 
 
 @njit
-def _uniform_rows(key: np.uint64, first: int, n: int, exclude: IntArray, ids: IntArray) -> None:
-    """Write uniform draws from ``range(n)`` to `ids`, as `_alias_rows` does."""
+def _write_uniform_draws(
+    key: np.uint64, first: int, n: int, exclude: IntArray, ids: IntArray
+) -> None:
+    """Write uniform draws from ``range(n)`` to `ids`, as `_write_alias_draws` does."""
     for b in range(len(ids)):
         row = np.uint64(mix64(key, np.uint64(first + b)))
         excluded = exclude[b]
@@ -332,7 +340,7 @@ def _uniform_rows(key: np.uint64, first: int, n: int, exclude: IntArray, ids: In
 
 
 @njit
-def _new_set(size: int) -> IntArray:
+def _empty_hash_set(size: int) -> IntArray:
     """Return an empty hash set for up to `size` classes; its length is a power of two."""
     num_slots = 4
     # at most half full, so that a search ends after two or three steps
@@ -353,10 +361,10 @@ def _hash_slot(members: IntArray, value: np.int64) -> np.int64:
 
 
 @njit
-def _distinct_rows(
-    key: np.uint64, first: int, tables: _Tables, exclude: IntArray, ids: IntArray
+def _write_distinct_draws(
+    key: np.uint64, first: int, tables: _AliasTables, exclude: IntArray, ids: IntArray
 ) -> None:
-    """Write successive draws without replacement to `ids`, as `_alias_rows` does.
+    """Write successive draws without replacement to `ids`, as `_write_alias_draws` does.
 
     Repeated classes are rejected. If there are too many rejections, exponential clocks of the
     remaining classes decide. Clocks have no memory, so that the distribution is the same.
@@ -364,10 +372,12 @@ def _distinct_rows(
     n = len(tables.log_weights)
     num = ids.shape[1]
     tries = n + 4 * num  # about the cost of the clocks
-    members = _new_set(num + 1)
+    members = _empty_hash_set(num + 1)
     for b in range(len(ids)):
         row = np.uint64(mix64(key, np.uint64(first + b)))
-        thresholds, alias = tables.others if exclude[b] == tables.top else tables.every
+        thresholds, alias = (
+            tables.without_heaviest if exclude[b] == tables.heaviest else tables.all_classes
+        )
         members[:] = _EMPTY_SLOT
         if exclude[b] >= 0:
             members[_hash_slot(members, exclude[b])] = exclude[b]
@@ -383,11 +393,11 @@ def _distinct_rows(
                 num_drawn += 1
         if num_drawn < num:
             clock_key = mix64(row, np.uint64(tries))
-            _earliest_clocks(clock_key, tables.log_weights, members, ids[b, num_drawn:])
+            _draw_by_earliest_clocks(clock_key, tables.log_weights, members, ids[b, num_drawn:])
 
 
 @njit
-def _earliest_clocks(
+def _draw_by_earliest_clocks(
     key: np.uint64, log_weights: FloatArray, members: IntArray, ids: IntArray
 ) -> None:
     """Fill `ids` with the classes outside `members` whose clocks ring first, in this order."""
@@ -403,15 +413,15 @@ def _earliest_clocks(
 
 
 @njit
-def _uniform_distinct_rows(
+def _write_distinct_uniform_draws(
     key: np.uint64, first: int, n: int, exclude: IntArray, ids: IntArray
 ) -> None:
-    """Write uniform draws without replacement to `ids`, as `_alias_rows` does.
+    """Write uniform draws without replacement to `ids`, as `_write_alias_draws` does.
 
     Floyd's method draws the set in O(m), and a shuffle orders it.
     """
     num = ids.shape[1]
-    members = _new_set(num)
+    members = _empty_hash_set(num)
     for b in range(len(ids)):
         row = np.uint64(mix64(key, np.uint64(first + b)))
         members[:] = _EMPTY_SLOT

@@ -26,7 +26,7 @@ ComplexArray = NDArray[np.complex128]
 # At a late time t, 1 - exp(-w t) is steep in log w. But the probability that none of many classes
 # has rung by then is negligible. These two values give a relative error of 1e-11.
 _PANEL_WIDTH = 0.2  # of a panel, in log w
-_MIN_CROWD = 32  # a panel with so many classes or more is replaced by its Chebyshev nodes
+_MIN_CROWDED_CLASSES = 32  # a panel with so many classes or more is replaced by its Chebyshev nodes
 _TIME_NODES = np.polynomial.legendre.leggauss(16)
 _TIME_CHUNK = 8
 _CIRCLE_POINTS = 56  # on a half circle; at most 54 matter, where the variance of N is 17
@@ -46,11 +46,11 @@ class _Atoms(NamedTuple):
 class _Quadrature(NamedTuple):
     """Nodes of the integral over t, with the distribution of N at each."""
 
-    start: float  # log t before which fewer than m clocks have rung
+    log_t_start: float  # log t before which fewer than m clocks have rung
     log_t: FloatArray  # (K,)
     weights: FloatArray  # (K,)
-    z: ComplexArray  # (S, K, _CIRCLE_POINTS): circles for each shift; see `_contours`
-    values: ComplexArray  # (S, K, _CIRCLE_POINTS): terms of the sum over the circle
+    z: ComplexArray  # (S, K, _CIRCLE_POINTS): circles for each shift; see `_write_contours`
+    circle_terms: ComplexArray  # (S, K, _CIRCLE_POINTS): terms of the sum over the circle
 
 
 class SuccessiveInclusion:
@@ -89,20 +89,22 @@ class SuccessiveInclusion:
         if self._num_left_over == 0:  # all classes are drawn
             return
         self._atoms = atoms = self._make_atoms()
-        edges = _time_panels(atoms, m)
+        edges = _log_time_panel_edges(atoms, m)
         half = 0.5 * np.diff(edges)[:, None]
         log_t = (edges[:-1, None] + half * (1.0 + _TIME_NODES[0])).ravel()
         shifts = min(self._num_left_over, 2)  # the second is for examples that exclude a class
         z = np.zeros((shifts, len(log_t), _CIRCLE_POINTS), np.complex128)
-        values = np.zeros_like(z)
+        circle_terms = np.zeros_like(z)
 
         def fill_contours(chunk: slice) -> None:
             for shift in range(shifts):
-                _contours(log_t[chunk], atoms, m, shift, z[shift, chunk], values[shift, chunk])
+                _write_contours(
+                    log_t[chunk], atoms, m, shift, z[shift, chunk], circle_terms[shift, chunk]
+                )
 
         thread_each(fill_contours, chunks(len(log_t), _TIME_CHUNK))
         weights = (half * _TIME_NODES[1]).ravel()
-        self._quadrature = _Quadrature(float(edges[0]), log_t, weights, z, values)
+        self._quadrature = _Quadrature(float(edges[0]), log_t, weights, z, circle_terms)
 
     def of_classes(self, ids: IntArray, exclude: IntArray) -> FloatArray:
         """Return the inclusion probabilities of classes `ids` (B, k)."""
@@ -110,35 +112,35 @@ class SuccessiveInclusion:
         order = np.argsort(exclude, kind="stable")
         groups = np.split(order, np.flatnonzero(np.diff(exclude[order])) + 1)
 
-        def fill(rows: IntArray) -> None:  # examples that exclude the same class
+        def fill_group(rows: IntArray) -> None:  # examples that exclude the same class
             excluded = int(exclude[rows[0]])
             classes = ids[rows]
             group = (
-                self._without_exclusion[classes]
+                self._probs_without_exclusion[classes]
                 if excluded < 0
-                else self._inclusion(classes, excluded)
+                else self._inclusion_probs(classes, excluded)
             )
             probs[rows] = group
 
-        thread_each(fill, groups)
+        thread_each(fill_group, groups)
         return probs
 
     @cached_property
-    def _without_exclusion(self) -> FloatArray:
+    def _probs_without_exclusion(self) -> FloatArray:
         """Inclusion probabilities of all classes (n,) without exclusion."""
-        return self._inclusion(np.arange(len(self._log_w)), -1)
+        return self._inclusion_probs(np.arange(len(self._log_w)), -1)
 
-    def _inclusion(self, ids: IntArray, excluded: int) -> FloatArray:
+    def _inclusion_probs(self, ids: IntArray, excluded: int) -> FloatArray:
         """Return inclusion probabilities of `ids` (any shape); `excluded` < 0 excludes none."""
         log_excluded = -np.inf if excluded < 0 else float(self._log_w[excluded])
         if self._num_left_over == (log_excluded > -np.inf):  # all others are drawn
             probs: FloatArray = self._positive[ids].astype(np.float64)
         elif ids.size <= len(self._atoms.counts):  # an integral for each class is cheaper
             log_rates = self._log_w[ids].ravel()
-            probs = _first_rings(log_rates, log_excluded, self._quadrature).reshape(ids.shape)
+            probs = _probs_among_first(log_rates, log_excluded, self._quadrature).reshape(ids.shape)
         else:
-            atoms = _first_rings(self._atoms.log_rates, log_excluded, self._quadrature)
-            probs = self._from_atoms(ids.ravel(), atoms).reshape(ids.shape)
+            atoms = _probs_among_first(self._atoms.log_rates, log_excluded, self._quadrature)
+            probs = self._interpolate_from_atoms(ids.ravel(), atoms).reshape(ids.shape)
         probs[ids == excluded] = 0.0
         return probs
 
@@ -149,11 +151,11 @@ class SuccessiveInclusion:
         min_log_w = float(np.min(log_w, where=positive, initial=0.0))
         first = int(np.floor(min_log_w / _PANEL_WIDTH))
         panel, position = panels.place(log_w, _PANEL_WIDTH, first, 1 - first)
-        crowded = np.bincount(panel, positive, 1 - first) >= _MIN_CROWD
+        crowded = np.bincount(panel, positive, 1 - first) >= _MIN_CROWDED_CLASSES
         self._on_panel = positive & crowded[panel]
         self._single_classes = np.flatnonzero(positive & ~self._on_panel)
         self._panel = (np.cumsum(crowded) - 1)[panel]
-        self._s = position
+        self._panel_position = position
         crowd_positions = self._panel[self._on_panel], position[self._on_panel]
         moments = np.zeros((int(crowded.sum()), 1, panels.DEGREE))
         panels.add_moments(*crowd_positions, np.ones((1, len(crowd_positions[0]))), moments)
@@ -163,13 +165,13 @@ class SuccessiveInclusion:
         counts = (moments[:, 0] @ panels.to_coefficients().T).ravel()
         return _Atoms(log_rates, np.append(counts, np.ones(len(self._single_classes))))
 
-    def _from_atoms(self, ids: IntArray, atoms: FloatArray) -> FloatArray:
+    def _interpolate_from_atoms(self, ids: IntArray, atoms: FloatArray) -> FloatArray:
         """Return the probabilities (k,) of classes `ids`, interpolated from those of the atoms."""
         num_nodes = len(atoms) - len(self._single_classes)
         coefficients = atoms[:num_nodes].reshape(-1, 1, panels.DEGREE) @ panels.to_coefficients()
         on_panel = self._on_panel[ids]
         probs = np.zeros(len(ids))
-        positions = self._panel[ids[on_panel]], self._s[ids[on_panel]]
+        positions = self._panel[ids[on_panel]], self._panel_position[ids[on_panel]]
         probs[on_panel] = panels.evaluate(*positions, coefficients)[0]
         single = self._positive[ids] & ~on_panel
         probs[single] = atoms[num_nodes + np.searchsorted(self._single_classes, ids[single])]
@@ -177,14 +179,14 @@ class SuccessiveInclusion:
 
 
 @njit
-def _clock(log_rate: float, log_t: float) -> tuple[float, float, float]:
+def _ring_probs(log_rate: float, log_t: float) -> tuple[float, float, float]:
     """Return w t, P(not rung) and P(rung) of a clock of rate w at time t."""
     age = math.exp(min(log_rate + log_t, LARGEST_EXPONENT))
     return age, math.exp(-age), -math.expm1(-age)
 
 
 @njit
-def _log_factor(silent: float, rung: float, z: complex) -> tuple[float, float]:
+def _log_modulus_and_argument(silent: float, rung: float, z: complex) -> tuple[float, float]:
     """Return log modulus and argument of 1 - p + p z, to full precision for small p."""
     real = (z.real - 1.0) * rung
     imag = z.imag * rung
@@ -196,12 +198,12 @@ def _log_factor(silent: float, rung: float, z: complex) -> tuple[float, float]:
 
 
 @njit
-def _mean_and_rate(log_t: float, atoms: _Atoms) -> tuple[float, float]:
+def _mean_and_change_rate(log_t: float, atoms: _Atoms) -> tuple[float, float]:
     """Return the mean of N(t), and the rate of change of its distribution in log t."""
     log_rates, counts = atoms
     mean = variance = mean_rate = 0.0  # of N(t); mean_rate: derivative of the mean in log t
     for a in range(len(counts)):
-        age, silent, rung = _clock(log_rates[a], log_t)
+        age, silent, rung = _ring_probs(log_rates[a], log_t)
         mean += counts[a] * rung
         variance += counts[a] * rung * silent
         mean_rate += counts[a] * age * silent
@@ -225,7 +227,7 @@ def _saddle_point(log_t: float, atoms: _Atoms, power: float) -> tuple[float, flo
         mean = variance = 0.0
         tilt = math.exp(x)
         for a in range(len(counts)):
-            _, silent, rung = _clock(log_rates[a], log_t)
+            _, silent, rung = _ring_probs(log_rates[a], log_t)
             tilted = rung * tilt / (silent + rung * tilt)
             mean += counts[a] * tilted
             variance += counts[a] * tilted * (1.0 - tilted)
@@ -243,13 +245,13 @@ def _saddle_point(log_t: float, atoms: _Atoms, power: float) -> tuple[float, flo
     value = -power * x
     z = complex(math.exp(x), 0.0)
     for a in range(len(counts)):
-        _, silent, rung = _clock(log_rates[a], log_t)
-        value += counts[a] * _log_factor(silent, rung, z)[0]
+        _, silent, rung = _ring_probs(log_rates[a], log_t)
+        value += counts[a] * _log_modulus_and_argument(silent, rung, z)[0]
     return x, value, variance
 
 
 @njit
-def _tail_end(middle: float, end: float, atoms: _Atoms, m: int) -> float:
+def _bisect_tail_end(middle: float, end: float, atoms: _Atoms, m: int) -> float:
     """Bisect from `middle`, where N is about m, towards `end` until a tail of N is negligible."""
     inside = middle
     while abs(inside - end) > 0.05:
@@ -264,7 +266,7 @@ def _tail_end(middle: float, end: float, atoms: _Atoms, m: int) -> float:
 
 
 @njit
-def _time_panels(atoms: _Atoms, m: int) -> FloatArray:
+def _log_time_panel_edges(atoms: _Atoms, m: int) -> FloatArray:
     """Return edges in log t of panels on which polynomials approximate the distribution of N(t).
 
     Before the first edge fewer than m of the clocks have rung, after the last one more than m.
@@ -276,29 +278,34 @@ def _time_panels(atoms: _Atoms, m: int) -> FloatArray:
     high = last
     while high - low > 1e-3:
         middle = 0.5 * (low + high)
-        if _mean_and_rate(middle, atoms)[0] < m:
+        if _mean_and_change_rate(middle, atoms)[0] < m:
             low = middle
         else:
             high = middle
-    last = _tail_end(low, last, atoms, m)
-    edges = [_tail_end(low, first, atoms, m)]
+    last = _bisect_tail_end(low, last, atoms, m)
+    edges = [_bisect_tail_end(low, first, atoms, m)]
     while edges[-1] < last:
-        step = _PANEL_LOG_TIME / _mean_and_rate(edges[-1], atoms)[1]
+        step = _PANEL_LOG_TIME / _mean_and_change_rate(edges[-1], atoms)[1]
         # the distribution may change faster ahead
-        step = min(step, _PANEL_LOG_TIME / _mean_and_rate(edges[-1] + step, atoms)[1])
+        step = min(step, _PANEL_LOG_TIME / _mean_and_change_rate(edges[-1] + step, atoms)[1])
         edges.append(edges[-1] + step)
     return np.array(edges)
 
 
 @njit
-def _contours(
-    log_t: FloatArray, atoms: _Atoms, m: int, shift: int, z: ComplexArray, values: ComplexArray
+def _write_contours(
+    log_t: FloatArray,
+    atoms: _Atoms,
+    m: int,
+    shift: int,
+    z: ComplexArray,
+    circle_terms: ComplexArray,
 ) -> None:
     """Write a circle for each time, and the terms of P(N <= m - 1) on it.
 
-    Times are `log_t` (K,). A clock of `_first_rings` will be left out of the product and, with
+    Times are `log_t` (K,). A clock of `_probs_among_first` will be left out of the product and, with
     `shift` 1, another one that has rung. `z` (K, P) are points of the upper half circle, with
-    modulus below 1 if N is more likely above m than below. `values` (K, P) are their terms, which
+    modulus below 1 if N is more likely above m than below. `circle_terms` (K, P) are their terms, which
     are 0 from where they no longer matter.
     """
     log_rates, counts = atoms
@@ -320,44 +327,48 @@ def _contours(
             size = -(m - 1) * x
             phase = -(m - 1) * angle
             for a in range(len(counts)):
-                _, silent, rung = _clock(log_rates[a], log_t[k])
-                log_modulus, argument = _log_factor(silent, rung, z[k, i])
+                _, silent, rung = _ring_probs(log_rates[a], log_t[k])
+                log_modulus, argument = _log_modulus_and_argument(silent, rung, z[k, i])
                 size += counts[a] * log_modulus
                 phase += counts[a] * argument
             size = math.exp(size) * (1.0 if i == 0 else 2.0) / points
-            values[k, i] = complex(size * math.cos(phase), size * math.sin(phase)) / (1.0 - z[k, i])
-            if abs(values[k, i]) < math.exp(_LOG_TINY) * abs(values[k, 0]):
+            circle_terms[k, i] = complex(size * math.cos(phase), size * math.sin(phase)) / (
+                1.0 - z[k, i]
+            )
+            if abs(circle_terms[k, i]) < math.exp(_LOG_TINY) * abs(circle_terms[k, 0]):
                 break
 
 
 @njit
 def _divide_out_clock(
-    log_rate: float, log_t: float, z: ComplexArray, values: ComplexArray, out: ComplexArray
+    log_rate: float, log_t: float, z: ComplexArray, circle_terms: ComplexArray, out: ComplexArray
 ) -> int:
     """Write the circle and the terms without a clock into `out` (2, P), and return their number.
 
-    `z` and `values` (S, P) are those without shift and, if S = 2, with shift 1.
+    `z` and `circle_terms` (S, P) are those without shift and, if S = 2, with shift 1.
     """
-    _, silent, rung = _clock(log_rate, log_t)
+    _, silent, rung = _ring_probs(log_rate, log_t)
     # has it rung in the distribution tilted by the circle? If undecided, either circle is accurate,
     # but the first may have fewer terms
     shift = 1 if 3.0 * rung * abs(z[0, 0]) > silent else 0
     for i in range(_CIRCLE_POINTS):
         out[0, i] = z[shift, i]
-        if values[shift, i] == 0.0:
+        if circle_terms[shift, i] == 0.0:
             return i
-        out[1, i] = values[shift, i] / (silent + rung * z[shift, i])
+        out[1, i] = circle_terms[shift, i] / (silent + rung * z[shift, i])
     return _CIRCLE_POINTS
 
 
 @njit
-def _first_rings(log_rates: FloatArray, excluded: float, quadrature: _Quadrature) -> FloatArray:
+def _probs_among_first(
+    log_rates: FloatArray, excluded: float, quadrature: _Quadrature
+) -> FloatArray:
     """Return the probabilities (I,) that a clock is among the first m, one clock being excluded.
 
     This is the integral of w exp(-w t) P(N without the two clocks <= m - 1) over t. `log_rates`
     (I,) are those of the clocks; `excluded` is the log rate of the excluded one, -inf for none.
     """
-    start, log_t, weights, z, values = quadrature
+    log_t_start, log_t, weights, z, circle_terms = quadrature
     num = len(log_rates)
     out = np.empty(num)
     terms = np.empty((2, _CIRCLE_POINTS), np.complex128)
@@ -366,13 +377,15 @@ def _first_rings(log_rates: FloatArray, excluded: float, quadrature: _Quadrature
     density = np.empty(num)
     prob = np.empty(num)
     for i in range(num):
-        out[i] = _clock(log_rates[i], start)[2]  # before `start`, all that ring are among the first
+        out[i] = _ring_probs(log_rates[i], log_t_start)[
+            2
+        ]  # before `log_t_start`, all that ring are among the first
     for k in range(len(log_t)):
-        num_terms = _divide_out_clock(excluded, log_t[k], z[:, k], values[:, k], terms)
+        num_terms = _divide_out_clock(excluded, log_t[k], z[:, k], circle_terms[:, k], terms)
         # inside the unit circle the sum is P(N <= m - 1); outside it is P - 1, because of the pole
         inside = abs(terms[0, 0]) < 1.0
         for i in range(num):
-            age, silent[i], rung[i] = _clock(log_rates[i], log_t[k])
+            age, silent[i], rung[i] = _ring_probs(log_rates[i], log_t[k])
             density[i] = weights[k] * age * silent[i]
             prob[i] = 0.0 if inside else 1.0
         for j in range(num_terms):

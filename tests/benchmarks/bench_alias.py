@@ -20,12 +20,12 @@ from samplesoft.samplers.static import UniformSampler, WeightedSampler
 def bench_draws(n, num=10_000):
     weights = np.random.default_rng(0).gamma(0.5, size=n)
     rng, seeds, q = np.random.default_rng(0), count(), weights / weights.sum()
-    tables, nothing = static._Tables(*[build_alias(weights)] * 2, 0), np.full(1, -1)
+    tables, nothing = static._AliasTables(*[build_alias(weights)] * 2, 0), np.full(1, -1)
     ids = np.empty((1, num), np.int64)
     weighted, uniform = WeightedSampler(weights), UniformSampler(n)
 
     def draw():
-        static._alias_rows(as_key(next(seeds)), 0, tables, nothing, ids)
+        static._write_alias_draws(as_key(next(seeds)), 0, tables, nothing, ids)
 
     for name, call in {
         "alias draws alone": draw,

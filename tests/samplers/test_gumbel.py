@@ -15,7 +15,7 @@ from samplesoft import exact_bias
 from samplesoft._random import mix64
 from samplesoft.kernels.rows import row_dot
 from samplesoft.samplers import LazyGumbel, SoftmaxSampler, gumbel_top_k
-from samplesoft.samplers.gumbel import _draw_lazily, _uniform
+from samplesoft.samplers.gumbel import _draw_lazily, _open_uniform
 
 LOGITS = np.array([0.3, -1.2, 1.6, 0.0])
 P = np.exp(LOGITS) / np.exp(LOGITS).sum()
@@ -84,7 +84,7 @@ def test_top_k_of_logits_at_the_ends(logits):
 def test_uniforms_lie_strictly_between_0_and_1():
     key = np.uint64(7)
     words = np.array([mix64(key, np.uint64(k)) for k in range(1000)], float)
-    u = np.array([_uniform(key, np.uint64(k)) for k in range(1000)])
+    u = np.array([_open_uniform(key, np.uint64(k)) for k in range(1000)])
     np.testing.assert_allclose(u, words / 2.0**64, rtol=0, atol=2.0**-52)
     # the last step of the formula, for the least and the greatest word
     assert 0.0 < 0.5 / 2.0**52 and (2.0**52 - 1.0 + 0.5) / 2.0**52 < 1.0
@@ -269,12 +269,12 @@ def test_no_logit_outside_the_head_exceeds_its_bound(rows, data, dtype, tau):
     num = {n: data.draw(st.integers(1, 14)) for n in ("num_head", "num_clusters")}
     rows, h = (10 * rows).astype(dtype), h.astype(dtype)
     lazy = LazyGumbel(rows, **num, tau=tau)
-    queries, ids, scores, bounds = lazy._head(h, None)
+    queries, ids, scores, bounds = lazy._heads_and_bounds(h, None)
     # by whole fractions, and as the kernel rounds them
     query = [Fraction(float(x)) for x in queries[0]]
     exact = [sum(Fraction(float(x)) * y for x, y in zip(r, query, strict=True)) for r in rows]
     rounded = [row_dot(rows, j, queries, 0) for j in range(len(rows))]
-    seen, logits, bound = lazy._candidates(queries, 0)
+    seen, logits, bound = lazy._scored_candidates(queries, 0)
     assert len({*seen.tolist()}) == len(seen) >= ids.shape[1] == min(num["num_head"], len(rows))
     assert {*ids[0].tolist()} <= {*seen.tolist()}
     unseen = {*range(len(rows))} - {*seen.tolist()}
@@ -300,15 +300,17 @@ def test_the_bound_of_a_cell_is_reached_by_its_farthest_class():
 def test_a_head_of_clusters_sees_few_classes_and_has_the_best_of_them():
     rows, h = grouped()
     lazy, exact = LazyGumbel(rows, num_clusters=80), LazyGumbel(rows)
-    queries, ids, scores, bounds = lazy._head(h, None)
+    queries, ids, scores, bounds = lazy._heads_and_bounds(h, None)
     tail = (len(rows) - lazy.num_head) * np.exp(bounds - np.logaddexp.reduce(scores, axis=1))
     for b in range(3):
-        seen, logits, _ = lazy._candidates(queries, b)
+        seen, logits, _ = lazy._scored_candidates(queries, b)
         assert lazy.num_head <= len(seen) < 0.2 * len(rows)
         np.testing.assert_allclose(logits, rows[seen] @ h[b], rtol=1e-12)
         # which the model knows as well: a draw looks at few classes of the tail
         assert tail[b] < 1.5 * lazy.num_head
-    np.testing.assert_allclose(scores.max(axis=1), exact._head(h, None)[2].max(axis=1), rtol=1e-12)
+    np.testing.assert_allclose(
+        scores.max(axis=1), exact._heads_and_bounds(h, None)[2].max(axis=1), rtol=1e-12
+    )
     log_z = lazy.log_partition(np.repeat(h[:1], 3000, axis=0), 20, rng=1)
     error = np.exp(log_z).std() / 3000**0.5
     assert abs(np.exp(log_z).mean() - np.exp(rows @ h[0]).sum()) < 5.0 * error
@@ -321,7 +323,7 @@ def test_draws_by_clusters_need_a_reach_that_holds(reach):
     rows, h = rng.normal(size=(N, 2)), np.array([[2.0, 0.0]])
     lazy = LazyGumbel(rows, num_head=12, num_clusters=10)
     lazy._cells = lazy._cells._replace(radii=reach * lazy._cells.radii)
-    assert len(lazy._candidates(h, 0)[0]) < N  # there is a bound on some
+    assert len(lazy._scored_candidates(h, 0)[0]) < N  # there is a bound on some
     counts = np.bincount(lazy.sample(h, DRAWS, rng=2).ids[0], minlength=N)
     fits = chi_square(counts, softmax(h @ rows.T)[0])
     assert (fits > LEVEL) if reach else (fits < 1e-12)

@@ -93,8 +93,8 @@ def test_whole_counts_stay_exact_after_any_observations():
     for _ in range(300):
         sampler.observe(rng.integers(0, 50, 7))
     sums = sampler._tree._sums
-    assert sums.nodes[0, 0] * sampler._unit == sums.total[0] * sampler._unit
-    assert sums.total[0] * sampler._unit == sampler.counts.sum() == 49 + 11 + 2100
+    assert sums.nodes[0, 0] * sampler._count_unit == sums.total[0] * sampler._count_unit
+    assert sums.total[0] * sampler._count_unit == sampler.counts.sum() == 49 + 11 + 2100
 
 
 def test_a_copy_of_a_sampler_draws_as_it_is_set_to():

@@ -42,12 +42,12 @@ def test_classes_that_can_only_be_read_have_no_kernel_compiled_once_more():
     exclude = np.array([0, 36, 4, 20])
     ids = sampler.sample(H, 3, exclude=exclude, rng=0).ids
     expected = sampler.log_prob(H, ids, exclude=exclude)
-    compiled = len(module._draw_in_blocks.signatures)
+    compiled = len(module._draw_or_evaluate_in_blocks.signatures)
     for array in (exclude, ids):
         array.flags.writeable = False
     np.testing.assert_array_equal(sampler.sample(H, 3, exclude=exclude, rng=0).ids, ids)
     np.testing.assert_array_equal(sampler.log_prob(H, ids, exclude=exclude), expected)
-    assert len(module._draw_in_blocks.signatures) == compiled
+    assert len(module._draw_or_evaluate_in_blocks.signatures) == compiled
 
 
 def test_float32_follows_the_softmax_to_its_rounding():
