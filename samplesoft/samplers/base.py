@@ -1,10 +1,10 @@
 """The base class `Sampler` of all proposal distributions, and its result `Draw`.
 
-The public methods of `Sampler` check arguments, and hooks compute. If a batch shares one set of
-draws, they come from the mean of the distributions of its contexts. A large batch is pooled first:
-groups of similar contexts are replaced by one representative each, so that a set costs the
-distributions of a few contexts. The draws and their probabilities are those of the pooled batch,
-which is a function of the contexts alone.
+The public methods of `Sampler` check their arguments and call private hooks, which compute. A batch
+may share one set of draws, which then come from the mean of the distributions of its contexts. In a
+large batch, each group of similar contexts is first replaced by one representative context, so that
+only a few distributions are evaluated. Draws and probabilities both refer to the representatives,
+which depend on the contexts alone and not on the seed of the draws.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from samplesoft.samplers.k_means import k_means
 
 Rows = NDArray[Any]  # float32 or float64 vectors, one in each row
 LogHook = Callable[[Rows, IntArray, IntArray], FloatArray]  # (contexts, classes, excluded classes)
-NO_CLASS = -1  # "no class" in internal arrays of classes
+NO_CLASS = -1  # stands for "no class" in internal arrays of class indices
 _NO_EXCLUSION = np.array([NO_CLASS])
-_MAX_UNPOOLED_CONTEXTS = 32  # contexts of a shared set up to which they are not pooled
-_CONTEXTS_PER_GROUP = 20  # mean size of the groups of a large batch
+_MAX_UNPOOLED_CONTEXTS = 32  # larger batches are grouped before they share draws
+_CONTEXTS_PER_GROUP = 20  # mean number of contexts in a group of a large batch
 
 
 @cache
 def _cached_log(count: int) -> np.float64:
-    """Return the logarithm of a count as a NumPy scalar, which promotes float32 to float64."""
+    """Return the logarithm of a count as float64, which promotes a float32 array in a sum."""
     return np.float64(np.log(count))
 
 
@@ -55,22 +55,23 @@ class Draw:
     ids : ndarray of int64, shape (B, m)
         Sampled classes; shape (1, m) for one set shared by the batch.
     log_q : ndarray of float64, shape (B, m)
-        Natural logarithm of the probability of this class in one draw, in the distribution that
-        was drawn from: without the excluded class if there is one.
+        Natural logarithm of the probability of the class in one draw. If a class is excluded,
+        probabilities are conditional on not drawing the excluded class.
     log_inclusion : ndarray of float64, shape (B, m), or None
-        Natural logarithm of the probability that the set of m contains this class, for draws
-        without replacement; of its expected count, if some classes are always included; else None.
+        For draws without replacement, the natural logarithm of the probability that the m draws
+        contain the class. If the sampler always includes some classes, the logarithm of the
+        expected count of each class. Otherwise None.
     """
 
     ids: IntArray
-    log_q: FloatArray  # exact for the distribution drawn from, not for an ideal one
+    log_q: FloatArray  # exact, even if the sampler only approximates a softmax
     log_inclusion: FloatArray | None = None
 
     @property
     def log_expected_count(self) -> FloatArray:
-        """Natural logarithm of the expected count of each class in a draw of m.
+        """Natural logarithm of the expected count of each class among the m draws, shape of `ids`.
 
-        It is ``log(m q)`` with replacement, and `log_inclusion` otherwise.
+        The value is `log_inclusion` if that is not None, and ``log(m q)`` otherwise.
         """
         if self.log_inclusion is not None:
             return self.log_inclusion
@@ -80,7 +81,7 @@ class Draw:
         return backend_of(self.log_q).to_device(log_counts)
 
     def to_host(self) -> Draw:
-        """Return the draw in NumPy arrays, copied if they are on a GPU."""
+        """Return the draw with NumPy arrays; arrays on a GPU are copied to the host."""
         inclusion = None if self.log_inclusion is None else to_host(self.log_inclusion)
         return Draw(to_host(self.ids), to_host(self.log_q), inclusion)
 
@@ -88,18 +89,18 @@ class Draw:
 class Sampler(ABC):
     """A distribution over classes for each context vector.
 
-    To try a sampler of your own, derive from `DenseSampler` and write its one method. A class with
-    the public methods and attributes of this one is accepted wherever a sampler is, even without a
-    base class of the library. The rest of this text is for samplers of the library, which draw
-    without computing all n probabilities.
+    To try your own sampler, derive from `DenseSampler` and write one method. Any class with the
+    public methods and attributes of `Sampler` is accepted as a sampler, even if it does not derive
+    from a class of the library. The next paragraph is for samplers in the library itself, which
+    draw without computing all n probabilities.
 
-    The public methods check their arguments once and call the hooks below, which trust them:
-    `_sample`, `_log_prob` and `_probs`, and `_prepare_update` if draws depend on class vectors. In
-    a hook, ``exclude`` (B,) holds the excluded class of each context, or `NO_CLASS`; ``key`` is the
-    key of a random stream, so that draws depend on the seed and not on threads. With
-    ``device="cuda"`` the arrays are on the device, and operations that differ between devices are
-    methods of `samplesoft._device.Backend`. A `SoftmaxLayer` on a GPU accepts samplers on the CPU
-    too, and copies their draws.
+    The public methods check their arguments and call private hooks, which a subclass implements:
+    `_sample`, `_log_prob` and `_probs`, and `_prepare_update` if draws depend on class vectors.
+    Hooks receive checked arguments. The array ``exclude`` (B,) holds the excluded class of each
+    context, or `NO_CLASS`. The value ``key`` selects a random stream, so that draws depend on the
+    seed and not on threads. With ``device="cuda"`` the arrays are on the device, and operations
+    that differ between devices are methods of `samplesoft._device.Backend`. A `SoftmaxLayer` on a
+    GPU also accepts samplers on the CPU, and copies their draws.
 
     Parameters
     ----------
@@ -108,7 +109,8 @@ class Sampler(ABC):
     dim : int or None
         Length d of context and class vectors; None if draws do not depend on them.
     dtype : numpy.dtype or None
-        Type that vectors are converted to; None keeps float32 and converts the rest to float64.
+        Type that vectors are converted to. None keeps float32 vectors and converts all others to
+        float64.
     device : {"cpu", "cuda"}
         Device of the computation and of the results.
 
@@ -117,8 +119,8 @@ class Sampler(ABC):
     num_classes, dim, device
         As above.
     tau : float or None
-        Inverse temperature of the logits ``tau h . c`` that the draws follow. None if there is
-        none, as for counts, or for a kernel with its own sharpness.
+        Inverse temperature of the logits ``tau h . c`` that the draws follow. None if the draws do
+        not follow logits, but for example counts, or a kernel with a separate sharpness parameter.
     """
 
     tau: float | None = None
@@ -158,16 +160,16 @@ class Sampler(ABC):
         Parameters
         ----------
         h : array_like, shape (B, d) or (d,), or None
-            Context vectors. A sampler that does not depend on them only uses their number B; if `h`
-            is None, B is the length of `exclude`, or 1.
+            Context vectors. A sampler that does not depend on context vectors only uses their
+            number B; if `h` is None, B is the length of `exclude`, or 1.
         num_sampled : int
             Number of draws m.
         exclude : int or array_like of int, shape (B,), optional
-            A class for each context that is never drawn, such as its label.
+            One class for each context, such as its label, that is never drawn.
         shared : bool
-            Draw one set for the whole batch, from the mean of its distributions. A batch of more
-            than 32 contexts is first clustered into max(32, B / 20) groups; each group is
-            represented by its mean direction.
+            Draw one set for the whole batch, from the mean of the distributions of its contexts. A
+            batch of more than 32 contexts is first clustered into max(32, B / 20) groups; each
+            group is represented by its mean direction.
         rng : int or numpy.random.Generator or None
             Seed of the draws. The same seed gives the same draws at any number of threads.
 
@@ -185,9 +187,9 @@ class Sampler(ABC):
         """
         contexts, excluded, weights = self._checked_arguments(h, exclude, shared)
         m = as_count("num_sampled", num_sampled)
-        # one key for the call: each draw is a function of the key, its row and its column
+        # each draw is a function of this key and of its row and column
         key = as_key(rng)
-        # ids and log_q, 8 bytes each, checked before either is allocated
+        # a draw takes 8 bytes in `ids` and 8 in `log_q`
         require_memory("num_sampled", m, 16.0 * m * contexts.shape[0])
         if weights is None:
             return self._sample(contexts, m, excluded, key)
@@ -203,7 +205,8 @@ class Sampler(ABC):
         h, exclude, shared
             As in `sample`. The log-probability of an excluded class is -inf.
         ids : array_like of int, shape (B, k) or (k,)
-            Classes; one row serves all contexts. For one class of each, write ``ids[:, None]``.
+            Classes. One row (k,) serves all contexts; for one class per context, pass
+            ``ids[:, None]``.
 
         Returns
         -------
@@ -238,7 +241,8 @@ class Sampler(ABC):
         Returns
         -------
         ndarray of float64, shape (B, k), or (1, k) if `shared`
-            ``log(m q)`` with replacement, the log-inclusion-probability without.
+            ``log(m q)`` for draws with replacement, and the logarithm of the inclusion probability
+            for draws without replacement.
 
         Raises
         ------
@@ -283,21 +287,21 @@ class Sampler(ABC):
         return probs if weights is None else self._arrays.to_device(weights[None] @ to_host(probs))
 
     def update(self, ids: Any, class_embeddings: ArrayLike) -> None:
-        """Update class vectors; a sampler that does not depend on them ignores this.
+        """Replace vectors of classes; a no-op for samplers that do not depend on class vectors.
 
         Parameters
         ----------
         ids : array_like of int, shape (k,)
             Classes whose vectors have changed. If a class is repeated, its last vector counts.
         class_embeddings : array_like, shape (k, d)
-            Their new vectors.
+            New vectors of these classes.
 
         Raises
         ------
         TypeError, ValueError
             If an argument is malformed; the sampler is then unchanged.
         """
-        # an empty update is valid, although a matrix without rows is malformed elsewhere
+        # an update of no classes is valid, although other methods refuse a matrix without rows
         classes = self._arrays.ids("ids", ids, self.num_classes)
         if not classes.shape[0]:
             if not hasattr(class_embeddings, "shape"):
@@ -311,7 +315,7 @@ class Sampler(ABC):
                 f"and {classes.shape}."
             )
         if self.dim is not None:
-            # two steps, so that a refused update changes nothing
+            # all checks come before the first change: an update that raises changes nothing
             self._prepare_update(classes, rows)()
 
     def __repr__(self) -> str:
@@ -323,39 +327,39 @@ class Sampler(ABC):
         return f"<{type(self).__name__}: {', '.join(properties)}>"
 
     def refresh(self, rng: int | np.random.Generator | None = None) -> None:  # noqa: B027
-        """Redraw candidates that all draws of a batch share; most samplers have none.
+        """Redraw the candidates that all draws of a batch share; a no-op without candidates.
 
         Parameters
         ----------
         rng : int, numpy.random.Generator or None
-            Seed; it may equal the seed of the draws.
+            Seed of the candidates, which may equal the seed of the draws.
         """
 
     def observe(self, labels: Any) -> None:  # noqa: B027
-        """Learn from labels; most samplers do not.
+        """Update learned class frequencies by observed labels; most samplers ignore the call.
 
         Parameters
         ----------
         labels : array_like of int, shape (k,)
-            Observed classes, each as often as it occurs.
+            Observed classes; a class that was observed several times appears several times.
         """
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Return learned arrays that do not follow from class vectors; often none."""
+        """Return the learned arrays by name, except those that follow from class vectors."""
         return {}
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Restore a `state` of a sampler that was made in the same way.
+        """Restore the learned arrays of a sampler that was made with the same arguments.
 
         Parameters
         ----------
         state : mapping of str to ndarray
-            From `state`.
+            The arrays that the method `state` returned.
 
         Raises
         ------
         TypeError, ValueError
-            If the state is of another sampler; this one is then unchanged.
+            If the arrays are of another kind of sampler; this sampler is then unchanged.
         """
         if as_array_dict("state", state):
             raise ValueError(
@@ -366,18 +370,22 @@ class Sampler(ABC):
     def _evaluate_log_hook(
         self, hook: LogHook, h: ArrayLike | None, ids: Any, exclude: Any, shared: bool
     ) -> FloatArray:
-        """Evaluate a hook that returns logarithms on checked arguments; if `shared`, average it."""
+        """Check the arguments, and return the logarithms (B, k) that `hook` computes from them.
+
+        With `shared`, return the logarithm (1, k) of the mean of the hook's exponentials over the
+        contexts.
+        """
         contexts, excluded, weights = self._checked_arguments(h, exclude, shared)
         if weights is None:
             classes = self._arrays.ids("ids", ids, self.num_classes, contexts.shape[0])
             return hook(contexts, self._arrays.writable(classes), excluded)
         classes = self._arrays.ids("ids", ids, self.num_classes, 1)
-        # the mean of probabilities, not of logarithms: evaluate all classes for each context
+        # the mean over contexts needs the value of each class for every context
         repeated = self._arrays.to_device(np.repeat(to_host(classes), contexts.shape[0], axis=0))
         return self._log_mean_exp(hook(contexts, repeated, excluded), weights)
 
     def _log_mean_exp(self, logs: FloatArray, weights: FloatArray) -> FloatArray:
-        """Return log(weights @ exp(logs)) (1, k) of logs (R, k) and weights `weights` (R,)."""
+        """Return ``log(weights @ exp(logs))`` (1, k) for `logs` (R, k) and `weights` (R,)."""
         # in logarithms, because the probabilities themselves may underflow
         weighted = to_host(logs) + np.log(weights)[:, None]
         return self._arrays.to_device(np.logaddexp.reduce(weighted, axis=0, keepdims=True))
@@ -385,23 +393,24 @@ class Sampler(ABC):
     def _checked_arguments(
         self, h: ArrayLike | None, exclude: Any, shared: bool
     ) -> tuple[Rows, IntArray, FloatArray | None]:
-        """Return checked contexts and excluded classes, and weights of the contexts, or None.
+        """Check the arguments; return contexts (B, d), excluded classes (B,) and weights (B,).
 
-        If `shared`, contexts are those of the pooled batch. Weights are None if one context is
-        enough or nothing is shared.
+        If `shared`, the contexts are the representatives of the batch. One set is then drawn from
+        the mixture of their distributions, with these weights. The weights are None if draws are
+        not shared, or if one context represents the batch.
         """
         if self.dim is None and shared is True and exclude is None and type(h) is np.ndarray:
-            # the sampler ignores contexts: one is enough for the shared draws of a batch
+            # fast path: the sampler ignores contexts, so that the first one represents the batch
             if h.ndim == 2 and h.shape[0] and h.dtype.kind == "f" and self.device == "cpu":
                 return h[:1], _NO_EXCLUSION, None
         if h is None and self.dim is None:
-            # only the number of contexts is used: that of the labels
+            # only the number of contexts is used; it is the number of excluded classes
             contexts: Rows = np.empty((max(1, sum(as_array("exclude", exclude).shape[:1])), 0))
         else:
             contexts = self._check_contexts(h)
         batch = contexts.shape[0]
         excluded = self._checked_excluded(exclude, batch)
-        # the mean over one context is its own distribution, which may have an excluded class
+        # with a single context there is nothing to average, and a class may be excluded
         if not as_flag("shared", shared) or batch == 1:
             return contexts, excluded, None
         if exclude is not None:
@@ -417,8 +426,10 @@ class Sampler(ABC):
     def _representatives(self, h: Rows) -> tuple[Rows, FloatArray]:
         """Return representatives (R, d) of a batch (B, d), and their weights (R,).
 
-        The representative of a group has its mean direction and mean norm. Batches of up to 32 are
-        returned unchanged; a sampler that does not use contexts gets one.
+        Similar contexts are grouped by k-means. The representative of a group has the mean
+        direction and the mean norm of its contexts, and the weight is the group's fraction of the
+        batch. Batches of up to 32 contexts are returned unchanged. For a sampler that ignores
+        contexts, the first context represents all.
         """
         batch = h.shape[0]
         if self.dim is None:
@@ -429,8 +440,8 @@ class Sampler(ABC):
         largest = np.abs(rows).max()
         if largest > 0.0:
             rows /= largest  # so that squares neither overflow nor all underflow
-        # centered before they are rounded to float32: a large common component would take the
-        # digits in which the contexts differ
+        # Center before rounding to float32. Otherwise a large common component would take up the
+        # digits in which the contexts differ.
         centered = rows - rows.mean(axis=0)
         max_abs = np.abs(centered).max()
         if max_abs > 0.0:
@@ -444,12 +455,12 @@ class Sampler(ABC):
         order = np.argsort(groups, kind="stable")
         _, starts, counts = np.unique(groups[order], return_index=True, return_counts=True)
         norms = np.sqrt((rows**2).sum(axis=1))
-        # mean direction, scaled to the mean norm: the mean vector is shorter, its distribution
-        # flatter
+        # Scale the mean direction to the mean norm. The mean vector itself is shorter, so that its
+        # distribution would be flatter than the distributions of the contexts.
         mean_norms = np.add.reduceat(norms[order], starts) / counts
-        sums = np.add.reduceat(rows[order], starts)  # direction of each group
+        sums = np.add.reduceat(rows[order], starts)  # has the mean direction of the group
         lengths = np.sqrt((sums**2).sum(axis=1))
-        # contexts cancel: represent the group by one
+        # if the vectors of a group sum to about 0, its first context represents it
         cancels = lengths <= 1e-6 * counts * mean_norms
         sums[cancels] = rows[order[starts[cancels]]]
         lengths[cancels] = norms[order[starts[cancels]]]
@@ -458,13 +469,13 @@ class Sampler(ABC):
         return self._arrays.float_rows("h", pooled.astype(h.dtype)), counts / batch
 
     def _check_contexts(self, h: ArrayLike | None) -> Rows:
-        """Check context vectors; a subclass may restrict them further."""
+        """Return checked context vectors (B, d); a subclass may add requirements."""
         if h is None:
             raise TypeError(
                 f"`h` must hold context vectors of shape (B, {self.dim}), got None; only "
                 "samplers that do not look at them take None."
             )
-        # this sampler ignores contexts, but labels passed by mistake are caught
+        # the sampler ignores contexts, but labels passed as `h` are a mistake worth an error
         if self.dim is None and self.device == "cpu":
             contexts = np.atleast_2d(as_array("h", h))
             if contexts.ndim != 2 or contexts.dtype.kind != "f" or 0 in np.shape(h)[:1]:
@@ -476,32 +487,30 @@ class Sampler(ABC):
         return self._arrays.float_rows("h", h, self.dim, self._dtype)
 
     def _checked_class_rows(self, class_embeddings: ArrayLike) -> Rows:
-        """Check class vectors; a subclass may restrict them further."""
+        """Return checked class vectors (k, d); a subclass may add requirements."""
         return self._arrays.float_rows("class_embeddings", class_embeddings, self.dim, self._dtype)
 
     def _checked_excluded(self, exclude: Any, batch: int) -> IntArray:
         if exclude is None:
             return self._arrays.to_device(np.full(batch, NO_CLASS))
         labels: IntArray = self._arrays.labels("exclude", exclude, self.num_classes, (batch,))
-        # the probability would be 0 / 0
+        # no class would be left, and probabilities would be 0 / 0
         if self.num_classes == 1:
             raise ValueError(
                 "`exclude` must leave a class to draw, got the only one of 1 class; "
                 "leave `exclude` out."
             )
-        # kernels would be compiled again for a read-only array
+        # Numba would compile the kernels a second time for a read-only array
         return self._arrays.writable(labels)
 
     def _sample_shared(self, h: Rows, weights: FloatArray, m: int, key: np.uint64) -> Draw:
-        """Draw (1, m) from the mixture of the distributions of contexts (R, d).
+        """Draw one set (1, m) from the mixture of the distributions of contexts `h` (R, d).
 
-        `weights` (R,) are the weights of the mixture. ``log_q`` is the log-probability in the
-        mixture.
-
-        ``log_q`` is the logarithm of the mean probability over all of them, on any device.
+        `weights` (R,) are the mixture weights. ``log_q`` of the result is the log-probability in
+        the mixture.
         """
         arrays = self._arrays
-        # two streams: the context of each draw, and the draws of the contexts
+        # one random stream chooses the context of each draw, another one draws the classes
         choice_key = np.uint64(mix64(key, np.uint64(0)))
         draw_key = np.uint64(mix64(key, np.uint64(1)))
         ends = np.cumsum(weights[:-1])
@@ -511,7 +520,8 @@ class Sampler(ABC):
         turns[np.argsort(chosen, kind="stable")] = np.arange(m) - np.repeat(
             np.cumsum(counts) - counts, counts
         )
-        # each chosen context draws as many as the most frequent one needs; the rest is discarded
+        # every chosen context draws as many classes as the most frequent one needs; surplus draws
+        # are discarded
         chosen_contexts = arrays.take_rows(h, contexts)
         no_exclusion = self._checked_excluded(None, len(contexts))
         drawn = self._sample(chosen_contexts, int(counts.max()), no_exclusion, draw_key).ids
@@ -524,38 +534,48 @@ class Sampler(ABC):
 
     @abstractmethod
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
-        """Draw m classes for each context."""
+        """Draw m classes for each context of `h` (B, d), but never the class in `exclude` (B,)."""
 
     @abstractmethod
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
-        """Return log-probabilities (B, k)."""
+        """Return the log-probabilities (B, k) of classes `ids` (B, k), -inf for `exclude` (B,)."""
 
     def _log_expected_count(self, h: Rows, ids: IntArray, m: int, exclude: IntArray) -> FloatArray:
-        """Return log-expected-counts (B, k); override for draws without replacement."""
+        """Return the log of the expected count of each class of `ids` (B, k) in m draws.
+
+        This default, ``log(m q)``, is for draws with replacement.
+        """
         return self._arrays.to_device(to_host(self._log_prob(h, ids, exclude)) + np.log(m))
 
     @abstractmethod
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
-        """Return probabilities (B, n)."""
+        """Return the probabilities (B, n) of all classes."""
 
     def _log_mass(self, h: Rows, exclude: IntArray) -> FloatArray:
-        """Return logarithms (B,) of the sum of the weights of all classes; only for shards."""
+        """Return the log of the sum of all unnormalised weights but that of `exclude`, (B,).
+
+        A distributed layer draws a shard in proportion to this sum. Samplers that are not
+        distributed need not implement it.
+        """
         raise NotImplementedError
 
     def _prepare_update(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
-        """Check and compute an update, and return a function that applies it and cannot fail."""
+        """Check and compute an update of class vectors; return a function that applies it.
+
+        The returned function cannot fail, so that an update that raises changes nothing.
+        """
         return lambda: None
 
 
 def as_sampler(name: str, value: Any) -> Sampler:
-    """Return the argument `name` if it is a sampler; the TypeError names missing members."""
+    """Return the argument `name`, or raise a TypeError that lists the members it lacks."""
     members = ["num_classes", "dim", "device"]
     members += [key for key in vars(Sampler) if not key.startswith("_")]
     # a user's class need not derive from `Sampler`
     missing = [member for member in members if not hasattr(value, member)]
     if missing:
         got = type(value).__name__
-        # for an object that is no sampler at all, a list of all methods would not help
+        # if all members are missing, a list of them would not help
         if len(missing) < len(members):
             got += f" without {', '.join(missing)}"
         raise TypeError(

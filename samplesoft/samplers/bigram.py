@@ -1,4 +1,4 @@
-"""The bigram sampler: classes by the previous state, smoothed with their unigram."""
+"""The bigram sampler: draws by counts after the previous state, mixed with overall counts."""
 
 from __future__ import annotations
 
@@ -27,37 +27,38 @@ from samplesoft._validation import (
 from samplesoft.samplers.base import Draw, Rows, Sampler, as_sampler
 from samplesoft.samplers.frequency import unigram_weights
 
-_TASK_DRAWS = 1 << 14  # draws in one task of a thread
-_MAX_COUNT_RATIO = 1e100  # products of two such ratios do not overflow
+_TASK_DRAWS = 1 << 14  # number of draws in one task of a thread
+_MAX_COUNT_RATIO = 1e100  # largest / smallest count; the product of two such ratios is finite
 
 
 class _CountTable(NamedTuple):
-    """Counts of the classes after each state, and of all classes as one more state (the unigram).
+    """Counts of the classes that follow each of S states, as a sparse matrix with one row a state.
 
-    The classes of state s are ``ids[offsets[s] : offsets[s + 1]]``, in increasing order. `prefix_sums`
-    are the cumulative sums of counts from the first class, `suffix_sums` those from the last, so that the
-    sum without a class adds positive numbers.
+    An additional last row holds the unigram: the count of each class over all states. Row s has the
+    classes ``ids[offsets[s] : offsets[s + 1]]``, in increasing order, with the counts at the same
+    indices of `counts`. The sum of a row without one class is a prefix sum plus a suffix sum, so
+    that nothing is subtracted.
     """
 
     offsets: IntArray  # (S + 2,)
-    ids: IntArray
-    counts: FloatArray
-    prefix_sums: FloatArray
-    suffix_sums: FloatArray
-    mixture_weights: FloatArray  # (S, 2): weights of the bigram and of the unigram
+    ids: IntArray  # (N,): classes of all rows
+    counts: FloatArray  # (N,)
+    prefix_sums: FloatArray  # (N,): sums of counts from the first class of the row, inclusive
+    suffix_sums: FloatArray  # (N,): sums of counts to the last class of the row, inclusive
+    mixture_weights: FloatArray  # (S, 2): weights of the bigram and of the unigram in q
 
 
 class BigramSampler(Sampler):
-    r"""Draws by the state that a class follows, such as the previous word.
+    r"""Draw classes by how often they followed the current state, such as the previous word.
 
     With the count :math:`c(s, w)` of class w after state s, and the unigram :math:`u`,
 
     .. math:: q(w \mid s) = \lambda_s \frac{c(s, w)}{c(s)} + (1 - \lambda_s)\, u(w), \qquad
         \lambda_s = \frac{c(s)}{c(s) + d(s)},
 
-    where d(s) is the number of different classes that followed s [2]_: a state with many of them
-    has more weight on the unigram. The unit of c is its smallest positive count. After a state that
-    was never seen, q is the unigram.
+    where d(s) is the number of different classes that followed s [2]_. A state that many different
+    classes followed thus has more weight on the unigram. In the weights, counts are divided by the
+    smallest positive count. For a state that was never seen, q is the unigram.
 
     Parameters
     ----------
@@ -73,21 +74,22 @@ class BigramSampler(Sampler):
     Notes
     -----
     **States instead of vectors.** The contexts `h` are indices of states, integers of shape (B,). A
-    `SoftmaxLayer` does not support them; draw explicitly, and pass the draws to the loss, as below.
-    One set for a batch is drawn from the mean over its states.
+    `SoftmaxLayer` does not support states; draw explicitly, and pass the draws to the loss, as in
+    the example. If a batch shares one set of draws, the set comes from the mean of the
+    distributions of its states.
 
-    **q is exact**, and so is exclusion: a label is removed from both parts of the mixture, whose
-    masses without it are sums of positive numbers. A draw costs O(log n).
+    **q is exact**, and so is exclusion: the excluded class is removed from the bigram and from the
+    unigram, and the remaining masses are sums of positive numbers. A draw costs O(log n).
 
-    **When to use it.** If the state is known, and vectors are expensive or not trained yet. In a
-    language model of the Penn Treebank its bias was half that of the unigram, and five times that
-    of `ClusterSampler`. The page of benchmarks has the measurements.
+    **When to use it.** Use it if the state is known, and vectors are expensive or not trained yet.
+    In a language model of the Penn Treebank its bias was half the bias of the unigram, and five
+    times the bias of `ClusterSampler`. The page of benchmarks has the measurements.
 
-    [1]_ adapts the bigrams to the model during training, as `adapt` does here. Counts are good from
-    the start, and little can be gained for a trained model.
+    Bengio and Senécal [1]_ adapt the bigrams to the model during training, as the method `adapt`
+    does. Counts are good from the start, and adaptation gains little for a trained model.
 
-    **Weights of the bigrams** need no held-out text. They are as good as weights fitted on held-out
-    text by expectation maximisation.
+    **The mixture weights** need no held-out text. They are as good as weights that expectation
+    maximisation fits on held-out text.
 
     References
     ----------
@@ -141,41 +143,40 @@ class BigramSampler(Sampler):
         values = np.concatenate([values, unigram])
         prefix_sums = np.empty_like(values)
         suffix_sums = np.empty_like(values)
-        # in observations, whatever the unit of counts is: the smallest count is taken as one
+        # number of observations of each state, if the smallest count is one observation
         totals = np.asarray(matrix.sum(axis=1)).reshape(-1) / matrix.data.min()
         pseudo_counts = np.column_stack([totals, np.diff(matrix.indptr)])
-        pseudo_counts[pseudo_counts[:, 1] == 0, 1] = (
-            1.0  # only the unigram, after a state that was never seen
-        )
-        # both: 1 - share would lose digits
+        # a state that was never seen gives all weight to the unigram
+        pseudo_counts[pseudo_counts[:, 1] == 0, 1] = 1.0
+        # both weights are stored, because 1 - weight would lose digits
         mixture_weights = pseudo_counts / pseudo_counts.sum(axis=1, keepdims=True)
         self._table = _CountTable(offsets, ids, values, prefix_sums, suffix_sums, mixture_weights)
         self._update_cumulative_sums(np.arange(self.num_states + 1))
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Return the counts of the bigrams, which `adapt` changes."""
+        """Return the counts of all bigrams, which `adapt` changes, under the key "counts"."""
         return {"counts": self._bigram_counts.copy()}
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Restore the counts of a `state`, of a sampler made of the same bigrams."""
+        """Restore the counts that `state` of a sampler with the same bigrams returned."""
         if set(as_array_dict("state", state)) != {"counts"}:
             raise ValueError(f"`state` must hold counts, got {', '.join(state) or 'nothing'}.")
         counts = as_counts("state['counts']", state["counts"])
         if counts.shape != self._bigram_counts.shape:
             raise ValueError(
-                f"`state` must be of {len(self._bigram_counts)} bigrams, got {len(counts)}; it is that "
-                "of another sampler."
+                f"`state` must be of {len(self._bigram_counts)} bigrams, got {len(counts)}; it is "
+                "that of another sampler."
             )
         self._bigram_counts[:] = counts
         self._update_cumulative_sums(np.arange(self.num_states))
 
     @property
     def _bigram_counts(self) -> FloatArray:
-        """A view of the counts without the unigram."""
+        """A view of the counts of the bigrams, without the unigram."""
         return self._table.counts[: self._table.offsets[self.num_states]]
 
     def _update_cumulative_sums(self, states: IntArray) -> None:
-        """Recompute the cumulative sums of states; the unigram is the state after the last."""
+        """Recompute the prefix and suffix sums of `states`; state S is the unigram."""
         table = self._table
         _write_cumulative_sums(
             table.offsets, table.counts, table.prefix_sums, table.suffix_sums, states
@@ -184,25 +185,25 @@ class BigramSampler(Sampler):
     def adapt(self, h: ArrayLike, ids: Any, scores: ArrayLike, *, rate: float = 0.01) -> None:
         r"""Move the bigrams of drawn classes towards the model, as after a step of training.
 
-        Let A be the distinct classes that were drawn for an example in state s and have ever
-        followed s. Their mass in the bigram is redistributed in proportion to the softmax of their
-        logits o,
+        Let A be the distinct classes that were drawn for an example in state s and have a bigram
+        count after s. A fraction r of the counts of these classes is redistributed in proportion to
+        the softmax of their logits o,
 
         .. math:: c(s, w) \leftarrow (1 - r)\, c(s, w) + r\, c(s, A)\,
             \frac{e^{o_w}}{\sum_{v \in A} e^{o_v}}, \qquad w \in A,
 
-        with the rate r. The sum over A does not change.
+        where r is the rate. The sum of the counts over A does not change.
 
         Parameters
         ----------
         h : array_like of int, shape (B,)
             Indices of states.
         ids : array_like of int, shape (B, m) or (1, m)
-            Classes, such as `Draw.ids` and the label. The first of repeated classes counts.
+            Classes, such as `Draw.ids` and the label. Of a repeated class, the first logit counts.
         scores : array_like, shape (B, m)
-            Their logits o in the model.
+            Logits o of these classes in the model.
         rate : float
-            From 0, which changes nothing, to 1.
+            Fraction r of the counts that is redistributed, from 0 (no change) to 1.
 
         Raises
         ------
@@ -212,17 +213,19 @@ class BigramSampler(Sampler):
         Notes
         -----
         **The formula is ours**, in the spirit of [1]_. Examples are processed in order, each with
-        the counts that the previous one has left. Logits of contexts with the same state are thus
-        averaged over about 1 / r examples. Bigrams in proportion to the model stay so on average.
+        the counts that the previous example has left. Logits of contexts with the same state are
+        thus averaged over about 1 / r examples. Counts that are in proportion to the probabilities
+        of the model stay so on average.
 
         **What does not change**: the weights of bigrams and unigram in q, the unigram, and the set
         of bigrams. A class that has never followed a state is still drawn from the unigram only.
-        Earlier draws keep their ``log_q``, that of the sampler at that time.
+        The ``log_q`` of an earlier draw stays valid, because it is the probability at the time of
+        the draw.
 
         **The gain is small.** For a trained language model, a pass over the text at a rate of 0.01
-        reduced the bias by 2%. Counts of the text that a model learns already describe its average
-        after a word, and classes that never followed it, which are not adapted, dominate the bias.
-        The page of benchmarks has the measurements.
+        reduced the bias by 2%. The counts of the training text already describe the average
+        prediction of the model after a word. The bias comes mostly from classes that never followed
+        the word, which are not adapted. The page of benchmarks has the measurements.
 
         References
         ----------
@@ -259,7 +262,7 @@ class BigramSampler(Sampler):
     def _checked_arguments(
         self, h: ArrayLike | None, exclude: Any, shared: bool
     ) -> tuple[Rows, IntArray, FloatArray | None]:
-        if h is None:  # the base class allows this without a dimension
+        if h is None:  # the base class allows None for a sampler without vectors
             raise TypeError("`h` must hold numbers of states, integers of shape (B,), got None.")
         return super()._checked_arguments(h, exclude, shared)
 
@@ -296,10 +299,11 @@ class BigramSampler(Sampler):
 
 
 def effective_sample_size(scores: ArrayLike, log_q: ArrayLike) -> FloatArray:
-    r"""Return the number of draws from the softmax that the weighted draws of each example equal.
+    r"""Return the effective sample size of the importance-weighted draws of each example.
 
-    It is :math:`(\sum_i w_i)^2 / \sum_i w_i^2` with the weights :math:`w = e^o / q` of the draws: m
-    if q is the softmax, and 1 if one draw outweighs all others.
+    The effective sample size :math:`(\sum_i w_i)^2 / \sum_i w_i^2`, with the importance weights
+    :math:`w = e^o / q`, is the number of draws from the softmax itself that would be as good. It is
+    m if q is the softmax, and 1 if one draw outweighs all others.
 
     Parameters
     ----------
@@ -311,7 +315,7 @@ def effective_sample_size(scores: ArrayLike, log_q: ArrayLike) -> FloatArray:
     Returns
     -------
     ndarray of float64, shape (B,)
-        Effective sample sizes, from 1 to m.
+        Effective sample sizes, each from 1 to m.
 
     Raises
     ------
@@ -320,7 +324,7 @@ def effective_sample_size(scores: ArrayLike, log_q: ArrayLike) -> FloatArray:
 
     Notes
     -----
-    `sample_until` draws until it is large enough.
+    `sample_until` draws until the effective sample size is large enough.
 
     References
     ----------
@@ -365,17 +369,17 @@ def sample_until(
     h : array_like, shape (B, d) or (d,), or None
         Contexts, as in ``sampler.sample``.
     score : callable
-        ``score(ids)`` returns the logits (B, k) of classes (B, k), a block of draws.
+        ``score(ids)`` returns the logits (B, k) of the drawn classes ``ids`` (B, k) of one block.
     least : float
         Smallest sufficient `effective_sample_size`, greater than 0 and at most `most`.
     block : int
-        Draws of each example in a block.
+        Number of draws for each example in a block.
     most : int
-        Maximum number of draws for each example; it cuts the last block short.
+        Maximum number of draws for each example; the last block has fewer draws if necessary.
     exclude : int or array_like of int, shape (B,), optional
-        A class for each context that is never drawn, such as its label.
+        One class for each context, such as its label, that is never drawn.
     rng : int or numpy.random.Generator or None
-        Seed of the draws. Each block has its own stream.
+        Seed of the draws. Each block has a separate random stream.
 
     Returns
     -------
@@ -389,9 +393,10 @@ def sample_until(
 
     Notes
     -----
-    The rule of Bengio and Senécal [1]_ controls the variance, but a number of draws that depends on
-    the draws adds bias. Equal weights end the loop, early if no rare class is drawn. The estimated
-    sum is then too small if rare weights are large, and too large if they are small.
+    This rule of Bengio and Senécal [1]_ controls the variance. But it adds bias, because the number
+    of draws depends on the draws: nearly equal weights end the loop, and so it ends early if no
+    rare class is drawn. The estimated sum is then too small if the weights of rare classes are
+    large, and too large if these weights are small.
 
     References
     ----------
@@ -400,7 +405,7 @@ def sample_until(
 
     Examples
     --------
-    At least an effective sample size of 20 for each of two examples, or 64 draws:
+    Draw until each of two examples has an effective sample size of at least 20, or 64 draws:
 
     >>> from samplesoft.samplers import UniformSampler
     >>> sampler, h = UniformSampler(50), np.ones((2, 1))
@@ -453,7 +458,7 @@ def _write_cumulative_sums(
     suffix_sums: FloatArray,
     states: IntArray,
 ) -> None:
-    """Write, for given states, the cumulative sums of counts from both ends, inclusive."""
+    """Write the prefix and suffix sums of the counts of `states`; see `_CountTable`."""
     for s in states:
         total = 0.0
         for k in range(offsets[s], offsets[s + 1]):
@@ -469,7 +474,11 @@ def _write_cumulative_sums(
 def _move_towards_softmax(
     table: _CountTable, states: IntArray, ids: IntArray, scores: FloatArray, rate: float
 ) -> None:
-    """Move counts of classes (B, k), sorted in each row, towards the softmax of their scores."""
+    """Move the counts of classes towards the softmax of their scores, in place; see `adapt`.
+
+    `ids` (B, k) are sorted in each row, so that repeated classes are adjacent. `scores` (B, k) are
+    their logits, and `states` (B,) the states that they follow.
+    """
     counts = table.counts
     indices = np.empty(ids.shape[1], np.int64)
     for b in range(len(states)):
@@ -492,7 +501,7 @@ def _move_towards_softmax(
 
 @njit
 def _index_in_row(table: _CountTable, s: int, j: int) -> int:
-    """Return the index of class j in the row of a state, or -1."""
+    """Return the index in `table.ids` of class j after state s, by binary search, or -1."""
     low = table.offsets[s]
     high = table.offsets[s + 1]
     while low < high:
@@ -506,7 +515,10 @@ def _index_in_row(table: _CountTable, s: int, j: int) -> int:
 
 @njit
 def _row_sums(table: _CountTable, s: int, excluded: int) -> tuple[float, float, int]:
-    """Return the sum of a row, its sum without the excluded class, and the index of that class."""
+    """Return the sum of row s, the sum without the class `excluded`, and the index of that class.
+
+    The index in `table.ids` is -1 if the row does not hold the class; `excluded` < 0 excludes none.
+    """
     first = table.offsets[s]
     last = table.offsets[s + 1]
     if first == last:
@@ -523,10 +535,10 @@ def _row_sums(table: _CountTable, s: int, excluded: int) -> tuple[float, float, 
 def _masses_and_mass_per_count(
     table: _CountTable, s: int, excluded: int
 ) -> tuple[float, float, float, float]:
-    """Return the masses of bigram and unigram without a class, and the scales of their counts.
+    """Return the masses of the bigram and of the unigram in q, and the mass per count in each.
 
-    A class with the counts a and b in the two has the mass ``a * bigram_scale + b *
-    unigram_scale``.
+    The masses do not include the class `excluded`. A class with count a in the bigram of state s
+    and count b in the unigram has the mass ``a * mass_per_bigram + b * mass_per_unigram``.
     """
     bigram_weight, unigram_weight = table.mixture_weights[s]
     total, bigram_rest, _ = _row_sums(table, s, excluded)
@@ -543,7 +555,7 @@ def _masses_and_mass_per_count(
 
 @njit
 def _draw_from_row(table: _CountTable, s: int, excluded: int, u: float) -> int:
-    """Return the class of a row that the uniform u draws, other than the excluded one."""
+    """Draw a class from row s by inversion of the uniform u, but never the class `excluded`."""
     _, rest, index = _row_sums(table, s, excluded)
     first = table.offsets[s]
     last = table.offsets[s + 1]
@@ -556,7 +568,7 @@ def _draw_from_row(table: _CountTable, s: int, excluded: int, u: float) -> int:
             target += table.prefix_sums[index] - before
             first = index + 1
     low = first
-    high = last - 1  # the last class if rounding exceeds the sum
+    high = last - 1  # if rounding moves the target beyond the sum, the last class is drawn
     while low < high:
         middle = (low + high) // 2
         if table.prefix_sums[middle] > target:
@@ -570,7 +582,7 @@ def _draw_from_row(table: _CountTable, s: int, excluded: int, u: float) -> int:
 def _draw_classes(
     table: _CountTable, states: IntArray, exclude: IntArray, uniforms: FloatArray, ids: IntArray
 ) -> None:
-    """Draw classes (B, m) with the given uniforms."""
+    """Write the classes that `uniforms` (B, m) draw after `states` (B,) to `ids` (B, m)."""
     for b in range(len(states)):
         s = states[b]
         bigram, unigram, _, _ = _masses_and_mass_per_count(table, s, exclude[b])
@@ -589,7 +601,7 @@ def _draw_classes(
 def _write_log_q(
     table: _CountTable, states: IntArray, exclude: IntArray, ids: IntArray, log_q: FloatArray
 ) -> None:
-    """Write the log-probabilities (B, k) of classes, -inf for an excluded class."""
+    """Write the log-probabilities of classes `ids` (B, k) to `log_q`, -inf for excluded classes."""
     unigram = table.counts[table.offsets[len(table.mixture_weights)] :]
     for b in range(len(states)):
         s = states[b]

@@ -1,4 +1,4 @@
-"""Samplers composed of others: a mixture, always-included classes, and two passes."""
+"""Samplers that combine other samplers: mixtures, always-included classes, and two passes."""
 
 from __future__ import annotations
 
@@ -30,60 +30,62 @@ from samplesoft.samplers.bigram import BigramSampler
 from samplesoft.samplers.dense import inverse_cdf
 from samplesoft.samplers.softmax import SoftmaxSampler
 
-# properties that both samplers of a mixture must share, if both have them; tolerance; remedy
+# Attributes that must agree if both samplers of a mixture have them: the requirement in words, the
+# relative tolerance, and the remedy.
 _SHARED_PROPERTIES = {
     "num_classes": ("have the same number of classes", 0.0, "draw from the same classes"),
     "dim": ("take vectors of the same dimension", 0.0, "make both from the same class vectors"),
-    # with different tau one of them would follow another softmax than the loss
+    # with different tau, one of the samplers would not follow the softmax of the loss
     "tau": ("have the same tau", 1e-6, "make both with that of the loss"),
 }
 
 
 class CertainSampler(Sampler):
-    r"""Always include some classes in a draw, and let a sampler over the others draw the rest.
+    r"""Include certain classes in every draw, and add draws from a sampler over the other classes.
 
-    A few frequent classes often have most of the mass of a softmax. If the sum always includes
-    them,
+    A few frequent classes often have most of the mass of a softmax. If a set H of these classes is
+    always included, the sampled sum is
 
     .. math:: S = e_t + \sum_{j \in H,\, j \ne t} e_j
         + \frac1m \sum_{i=1}^m \frac{e_{s_i}}{q_{s_i}},
 
-    with the label t, the always-included classes H, and m draws from a proposal q over the others,
-    only the rest is estimated. Their scores are one matrix product for the whole batch.
+    with the label t and m draws from a proposal q over the other classes, so that only the sum over
+    the other classes is estimated. The scores of H are one matrix product for the whole batch.
 
     Parameters
     ----------
     tail : Sampler
-        Over the *other* classes alone: class k of this sampler is the k-th class that is not always
-        included. A sampler that depends on class vectors is built from those of the other classes,
-        ``numpy.delete(class_embeddings, certain, axis=0)``. It is used, not copied.
+        Sampler over the *other* classes alone: its class k is the k-th class that is not always
+        included. A sampler that depends on class vectors is built from the vectors of the other
+        classes, ``numpy.delete(class_embeddings, certain, axis=0)``. The object is used, not
+        copied.
     certain : array_like of int, shape (k,)
         Always-included classes, at least one.
 
     Attributes
     ----------
     tail : Sampler
-        As given.
+        The parameter `tail`.
     certain : ndarray of int64, shape (k,)
-        As given, sorted.
+        Always-included classes, sorted.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is malformed, or is on a GPU.
+        If an argument is malformed, or `tail` is on a GPU.
 
     Notes
     -----
-    A draw of m has k + m classes: the always-included ones, with expected count 1, and m draws of
-    the tail with their own expected counts. Schemes ``"negatives"`` and ``"masked"`` of
-    `samplesoft.losses.SampledSoftmaxLoss` support it, and `samplesoft.exact_bias` with this
-    sampler as q returns its bias. If the excluded class is an always-included one, its column holds
-    a copy of the first draw of the tail, and the two count half each. The method
-    `log_expected_count` ignores the copy.
+    A draw of m has k + m classes: first the k always-included classes, with expected count 1, then
+    m draws of the tail, with the expected counts that the tail reports. Schemes ``"negatives"`` and
+    ``"masked"`` of `samplesoft.losses.SampledSoftmaxLoss` support such draws, and
+    `samplesoft.exact_bias` with this sampler as q returns its bias. If the excluded class is always
+    included, its column holds a copy of the first draw of the tail, and each of the two columns has
+    half the weight. The method `log_expected_count` ignores the copy.
 
-    `log_prob` and `probs` describe one draw of the tail: they are 0 for always-included classes.
-    `samplesoft.samplers.make_certain_sampler` builds one from the name of its tail, with the most
-    frequent classes.
+    `log_prob` and `probs` describe one draw of the tail: always-included classes have probability
+    0. `samplesoft.samplers.make_certain_sampler` makes a `CertainSampler` of the most frequent
+    classes and a named tail.
 
     Examples
     --------
@@ -100,7 +102,7 @@ class CertainSampler(Sampler):
 
     def __init__(self, tail: Sampler, certain: Any) -> None:
         _require_composable("tail", tail, "certain classes", "put all of them into `certain`")
-        # the number of classes follows from both, and `certain` is checked against it
+        # the total number of classes, which is the bound on the indices in `certain`
         n = tail.num_classes + np.size(certain)
         try:
             self.certain = as_class_set("certain", certain, n)
@@ -114,21 +116,20 @@ class CertainSampler(Sampler):
         super().__init__(n, tail.dim)
         self.tail = tail
         self.tau = tail.tau
-        # as of the tail; samplers that need draws with replacement check this
+        # same as the tail; samplers that need draws with replacement check this attribute
         self.replace = getattr(tail, "replace", True)
-        # the classes of the tail, and the inverse
-        self._tail_classes = np.delete(np.arange(n), self.certain)
-        self._tail_index = np.full(n, NO_CLASS)  # index of each class in the tail
+        self._tail_classes = np.delete(
+            np.arange(n), self.certain
+        )  # class of each index in the tail
+        self._tail_index = np.full(n, NO_CLASS)  # the inverse: index in the tail of each class
         self._tail_index[self._tail_classes] = np.arange(tail.num_classes)
 
     def refresh(self, rng: int | np.random.Generator | None = None) -> None:
-        """Refresh the tail."""
+        """Redraw the candidates of the tail, if it has any."""
         self.tail.refresh(rng)
 
     def observe(self, labels: Any) -> None:
-        """Let the tail learn from the labels that are not always included."""
-        # always-included classes are in every draw: the tail learns from the others
-        # others
+        """Pass labels to the tail, except always-included classes, which the tail does not have."""
         tail_index = self._tail_index[as_ids("labels", labels, self.num_classes)]
         self.tail.observe(tail_index[tail_index >= 0])
 
@@ -137,7 +138,7 @@ class CertainSampler(Sampler):
         return self.tail.state()
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Restore a state of the tail."""
+        """Restore the state of the tail that `state` returned."""
         self.tail.load_state(state)
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
@@ -146,22 +147,26 @@ class CertainSampler(Sampler):
         draw = self._prepend_certain(tail_draw)
         ids = draw.ids
         log_counts = draw.log_expected_count
-        # an excluded always-included class is replaced by the tail's first draw; both then count
-        # half half
+        # If the excluded class is always included, its column repeats the first draw of the tail.
+        # The expected count of both columns is doubled, so that each has half the weight.
         rows, columns = np.nonzero(ids[:, : len(self.certain)] == exclude[:, None])
-        tail_column = len(self.certain)  # of the tail
+        tail_column = len(self.certain)  # column of the first draw of the tail
         log_counts[rows, tail_column] += np.log(2.0)
         for values in (ids, draw.log_q, log_counts):
             values[rows, columns] = values[rows, tail_column]
         return draw
 
-    def _sample_shared(self, h: Rows, shares: FloatArray, m: int, key: np.uint64) -> Draw:
+    def _sample_shared(self, h: Rows, weights: FloatArray, m: int, key: np.uint64) -> Draw:
         return self._prepend_certain(
-            self.tail._sample_shared(self.tail._check_contexts(h), shares, m, key)
+            self.tail._sample_shared(self.tail._check_contexts(h), weights, m, key)
         )
 
     def _prepend_certain(self, tail_draw: Draw) -> Draw:
-        """Return draws of the tail with the always-included classes in front."""
+        """Return a draw (B, k + m): k always-included classes, and then the draws of the tail.
+
+        `tail_draw` (B, m) holds class indices of the tail, which are replaced by class indices of
+        this sampler.
+        """
         require_memory("certain", len(self.certain), 24.0 * len(tail_draw.ids) * len(self.certain))
         padding = ((0, 0), (len(self.certain), 0))  # columns of the always-included classes
         ids = np.pad(self._tail_classes[tail_draw.ids], padding)
@@ -170,7 +175,7 @@ class CertainSampler(Sampler):
         return Draw(ids, log_q, np.pad(tail_draw.log_expected_count, padding))
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
-        # always-included classes are not in the tail: class 0 stands in for them
+        # the tail does not have always-included classes: evaluate its class 0, then overwrite
         contexts = self.tail._check_contexts(h)
         tail_ids = np.maximum(self._tail_index[ids], 0)
         log_q = self.tail._log_prob(contexts, tail_ids, self._excluded_tail_index(exclude))
@@ -182,8 +187,8 @@ class CertainSampler(Sampler):
         counts = self.tail._log_expected_count(
             contexts, tail_ids, m, self._excluded_tail_index(exclude)
         )
-        counts = np.where(self._tail_index[ids] < 0, 0.0, counts)  # log of 1: once in every draw
-        # the tail handles its excluded classes, but not always-included ones
+        counts = np.where(self._tail_index[ids] < 0, 0.0, counts)  # once in every draw, log(1)
+        # the tail sets excluded classes to -inf, but not those that are always included
         return np.where(ids == exclude[:, None], -np.inf, counts)
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
@@ -195,7 +200,7 @@ class CertainSampler(Sampler):
         return probs
 
     def _prepare_update(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
-        # vectors of always-included classes are not needed: the loss computes their scores
+        # the tail has no vectors of always-included classes
         in_tail = self._tail_index[ids] >= 0
         if not in_tail.any():
             return lambda: None
@@ -203,7 +208,7 @@ class CertainSampler(Sampler):
         return self.tail._prepare_update(self._tail_index[ids[in_tail]], tail_rows)
 
     def _excluded_tail_index(self, exclude: IntArray) -> IntArray:
-        """Return the excluded classes (B,) by their index in the tail, or `NO_CLASS`."""
+        """Return the index in the tail of each excluded class (B,), or `NO_CLASS`."""
         excluded = np.where(exclude >= 0, self._tail_index[exclude], NO_CLASS)
         if self.tail.num_classes == 1 and (excluded >= 0).any():
             raise ValueError(
@@ -215,17 +220,18 @@ class CertainSampler(Sampler):
 
 
 class MixtureSampler(Sampler):
-    """Each draw comes from `first` with probability `weight`, else from `second`.
+    """Draw from one of two samplers: from `first` with probability `weight`, else from `second`.
 
-    A narrow proposal that follows the model, mixed with a broad one that reaches every class,
-    has bounded importance weights: at most those of `second` alone, divided by ``1 - weight``.
+    A mixture of a narrow proposal that follows the model and a broad one that reaches every class
+    has bounded importance weights: they are at most the weights of `second` alone, divided by
+    ``1 - weight``.
 
     Parameters
     ----------
     first, second : Sampler
-        Samplers over the same classes, with replacement; they are used, not copied.
+        Samplers over the same classes, with replacement. The objects are used, not copied.
     weight : float
-        Probability of `first`, between 0 and 1.
+        Probability that a draw comes from `first`, between 0 and 1, both exclusive.
 
     Raises
     ------
@@ -234,10 +240,10 @@ class MixtureSampler(Sampler):
 
     Notes
     -----
-    The probability of a class is the exact mixture of the two, which takes its probability under
-    both. With an excluded class, q is the mixture of the two conditional distributions, with the
-    same weight. This is the distribution of the draws; a mixture that is conditioned afterwards
-    would weight each sampler by the mass left in it.
+    The probability of a class is the weighted mean of its probabilities under both samplers. With
+    an excluded class, q is the mixture of the two conditional distributions, with the same weight.
+    This is the distribution of the draws. To condition the mixture itself would be different: it
+    would weight each sampler by the mass that exclusion leaves in it.
 
     `update` changes both samplers or, if one refuses the vectors, neither.
 
@@ -280,21 +286,21 @@ class MixtureSampler(Sampler):
         self.tau = shared["tau"]
 
     def refresh(self, rng: int | np.random.Generator | None = None) -> None:
-        """Refresh both samplers."""
+        """Redraw the candidates of both samplers, if they have any."""
         for sampler in self._samplers.values():
             sampler.refresh(rng)
 
     def observe(self, labels: Any) -> None:
-        """Let both samplers learn from labels."""
+        """Update what both samplers have learned, by observed labels."""
         for sampler in self._samplers.values():
             sampler.observe(labels)
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Return the states of both samplers."""
+        """Return the states of both samplers, with the prefixes "first/" and "second/"."""
         return prefixed({name: sampler.state() for name, sampler in self._samplers.items()}, "/")
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Restore the states of both samplers."""
+        """Restore the states of both samplers that `state` returned."""
         state = as_array_dict("state", state)
         unknown_keys = [key for key in state if not key.startswith(("first/", "second/"))]
         if unknown_keys:
@@ -304,7 +310,7 @@ class MixtureSampler(Sampler):
         try:
             self.second.load_state(unprefixed("second", state, "/"))
         except (TypeError, ValueError):
-            self.first.load_state(first_state)  # both or none
+            self.first.load_state(first_state)  # restore both states or neither
             raise
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
@@ -315,7 +321,7 @@ class MixtureSampler(Sampler):
             if draw.log_inclusion is not None:
                 raise _without_replacement_error(name, sampler)
             ids.append(draw.ids)
-        # both draw all m, so that the draws of one do not depend on the choices
+        # both samplers draw all m classes, so that these draws do not depend on the choices
         mixed = np.where(uniform_block(choice, len(h), m) < self.weight, *ids)
         return Draw(mixed, self._log_prob(h, mixed, exclude))
 
@@ -324,7 +330,7 @@ class MixtureSampler(Sampler):
             sampler._log_prob(sampler._check_contexts(h), ids, exclude)
             for sampler in self._samplers.values()
         )
-        # in logarithms, because either probability may be 0 or underflow
+        # in logarithms, because one of the probabilities may be 0 or underflow
         log_q: FloatArray = np.logaddexp(
             np.log(self.weight) + first, np.log1p(-self.weight) + second
         )
@@ -338,7 +344,7 @@ class MixtureSampler(Sampler):
         return self.weight * first + (1.0 - self.weight) * second
 
     def _prepare_update(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
-        # both check before either changes
+        # both samplers check the update before one of them changes
         commits = [
             sampler._prepare_update(ids, sampler._checked_class_rows(rows))
             for sampler in self._samplers.values()
@@ -353,7 +359,10 @@ class MixtureSampler(Sampler):
 
 
 def _require_composable(name: str, sampler: Any, whole: str, remedy: str) -> None:
-    """Raise for a sampler that a composed sampler cannot draw from."""
+    """Raise if `sampler` is not a `Sampler` on the CPU that can be a component of `whole`.
+
+    The arguments `name` (of the sampler), `whole` and `remedy` are words of the error message.
+    """
     if not isinstance(sampler, Sampler):
         raise TypeError(
             f"`{name}` must be a Sampler, got {type(sampler).__name__}; samplesoft.samplers has "
@@ -361,13 +370,13 @@ def _require_composable(name: str, sampler: Any, whole: str, remedy: str) -> Non
         )
     require_cpu(f"`{name}` of {whole}", sampler.device)
     _require_vector_contexts(name, sampler)
-    # its draws have more than m columns, and can neither be mixed nor extended
+    # draws of a CertainSampler have more than m columns, and can neither be mixed nor extended
     if isinstance(sampler, CertainSampler):
         raise ValueError(f"`{name}` must have no certain classes, got a CertainSampler; {remedy}.")
 
 
 def _require_vector_contexts(name: str, sampler: Any) -> None:
-    """Raise for a sampler whose contexts are not vectors."""
+    """Raise for a `BigramSampler`, whose contexts are indices of states and not vectors."""
     if isinstance(sampler, BigramSampler):
         raise TypeError(
             f"`{name}` must draw by context vectors or by none, got a BigramSampler, which draws "
@@ -383,16 +392,16 @@ def _without_replacement_error(name: str, sampler: Sampler) -> ValueError:
 
 
 class TwoPassSampler(Sampler):
-    r"""The softmax over candidates that another sampler has drawn for the whole batch.
+    r"""Draw from the softmax over candidates that another sampler has drawn for the whole batch.
 
     Parameters
     ----------
     candidates : Sampler
-        Sampler of the candidates; it must not depend on context vectors.
+        Sampler that draws the candidates. It must not depend on context vectors.
     class_embeddings : array_like, shape (n, d)
         One row for each class, float32 or float64; copied.
     num_candidates : int
-        Number of draws from `candidates`; repeated draws count once.
+        Number of draws from `candidates`. A class that is drawn repeatedly is one candidate.
     tau : float, optional
         Inverse temperature of the softmax over the candidates, 1 by default.
     rng : int, numpy.random.Generator or None
@@ -415,12 +424,12 @@ class TwoPassSampler(Sampler):
     Call `refresh` once for each batch. All probabilities are conditional on the current set S:
     :math:`q(i | h, S) = e^{\tau h c_i} / \sum_{j \in S} e^{\tau h c_j}` in S, and 0 elsewhere. The
     unconditional probability is :math:`q(i | h) = E_S [1\{i \in S\} q(i | h, S)]`, a sum over up
-    to :math:`2^n` sets, which no sampler of this kind computes. Weights by q given S give a correct
-    estimate of sums over S, not of sums over all classes; mixed with a sampler that reaches every
-    class, as in the example, they do.
+    to :math:`2^n` sets, which no two-pass sampler computes. Importance weights from q given S
+    estimate sums over S correctly, but not sums over all classes. In a mixture with a sampler that
+    reaches every class, as in the example, they also estimate sums over all classes correctly.
 
-    If the excluded class is the only candidate, nothing of S is left. Draws, `log_prob` and
-    `probs` are then those of `candidates` without that class.
+    If the excluded class is the only candidate, S is empty without this class. `sample`, `log_prob`
+    and `probs` then use the distribution of `candidates` without the class.
 
     References
     ----------
@@ -451,7 +460,7 @@ class TwoPassSampler(Sampler):
         tau: float | None = None,
         rng: int | np.random.Generator | None = None,
     ) -> None:
-        # any class with the public methods will do
+        # any object with the public methods of `Sampler` is accepted
         as_sampler("candidates", candidates)
         require_cpu("`candidates` of a two-pass sampler", candidates.device)
         _require_vector_contexts("candidates", candidates)
@@ -461,7 +470,7 @@ class TwoPassSampler(Sampler):
                 f"got {type(candidates).__name__} over vectors of dimension {candidates.dim}; "
                 "use a sampler such as UnigramSampler."
             )
-        # all rows, because any class may be the next candidate
+        # the vectors of all classes, because any class may become a candidate
         self._rows = as_float_rows("class_embeddings", class_embeddings).copy()
         if len(self._rows) != candidates.num_classes:
             raise ValueError(
@@ -477,14 +486,15 @@ class TwoPassSampler(Sampler):
 
     def refresh(self, rng: int | np.random.Generator | None = None) -> None:
         """Draw a new set of candidates."""
-        # on a separate stream: with the seed of a sample, draws would depend on the candidates
+        # a separate random stream: with the same seed as a call of `sample`, the draws would
+        # otherwise depend on the candidates
         key = int(mix64(as_key(rng), np.uint64(1)))
         drawn = self.candidates.sample(None, self.num_candidates, rng=key)
         self.candidate_ids: IntArray = np.unique(drawn.ids)
         self._candidate_softmax = SoftmaxSampler(self._rows[self.candidate_ids], tau=self.tau)
 
     def observe(self, labels: Any) -> None:
-        """Let the sampler of the candidates learn from labels."""
+        """Update what the sampler of the candidates has learned, by observed labels."""
         self.candidates.observe(labels)
 
     def state(self) -> dict[str, NDArray[Any]]:
@@ -492,13 +502,13 @@ class TwoPassSampler(Sampler):
         return self.candidates.state()
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Restore a state of the sampler of the candidates."""
+        """Restore the state of the sampler of the candidates that `state` returned."""
         self.candidates.load_state(state)
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         excluded, has_none = self._excluded_candidate_index(exclude)
-        # contexts without a candidate left draw here too, so that the other contexts keep their
-        # draws
+        # contexts without a candidate also draw, and the draws are replaced below: the draws of the
+        # other contexts do not change
         draw = self._candidate_softmax._sample(h, m, excluded, key)
         ids = self.candidate_ids[draw.ids]
         log_q = draw.log_q
@@ -528,8 +538,7 @@ class TwoPassSampler(Sampler):
 
     def _prepare_update(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
         indices = self._candidate_index(ids)
-        # the softmax holds the candidates only; other vectors wait in `_rows` for the next
-        # `refresh`
+        # the softmax has the vectors of candidates only; `refresh` reads the others from `_rows`
         is_candidate = indices != NO_CLASS
         update_softmax = self._candidate_softmax._prepare_update(
             indices[is_candidate], rows[is_candidate]
@@ -543,18 +552,21 @@ class TwoPassSampler(Sampler):
         return commit
 
     def _candidate_index(self, ids: IntArray) -> IntArray:
-        """Return the index of each class among the candidates, or `NO_CLASS`."""
+        """Return the index of each class of `ids` in `candidate_ids`, or `NO_CLASS`."""
         indices = np.searchsorted(self.candidate_ids, ids)
-        # a class beyond the last candidate would be out of bounds
+        # the index of a class above the last candidate would be out of bounds
         indices = np.minimum(indices, len(self.candidate_ids) - 1)
         return np.where(self.candidate_ids[indices] == ids, indices, NO_CLASS)
 
     def _excluded_candidate_index(self, exclude: IntArray) -> tuple[IntArray, NDArray[np.bool_]]:
-        """Return excluded indices (B,) in the second pass, and whether no candidate is left."""
+        """Return the candidate index of each excluded class (B,), and whether it is the only one.
+
+        The index is `NO_CLASS` if the excluded class is no candidate, or is the only candidate.
+        """
         indices = self._candidate_index(exclude)
         has_none = (indices != NO_CLASS) & (len(self.candidate_ids) == 1)
         return np.where(has_none, NO_CLASS, indices), has_none
 
     def _probs_without_only_candidate(self) -> FloatArray:
-        """Return the probabilities (n,) of the first pass without its only candidate."""
+        """Return the probabilities (n,) under `candidates` if the only candidate is excluded."""
         return self.candidates.probs(None, exclude=self.candidate_ids).ravel()

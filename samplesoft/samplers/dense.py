@@ -1,4 +1,4 @@
-"""A base class for your own samplers: one method that computes the weights of all classes."""
+"""The base class `DenseSampler`, for samplers whose method computes the weights of all classes."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from samplesoft._validation import (
 )
 from samplesoft.samplers.base import Draw, Rows, Sampler
 
-_MAX_CHUNK_WEIGHTS = 1 << 22  # weights in memory at a time, in addition to those of `weights`
+_MAX_CHUNK_WEIGHTS = 1 << 22  # weights in one chunk of contexts, besides the result of `weights`
 
 
 class DenseSampler(Sampler):
-    """Draw classes in proportion to weights: a subclass only writes the method `weights`.
+    """Draw classes in proportion to the weights that the method `weights` of a subclass returns.
 
-    This class provides exact probabilities, exclusion of a label, sets shared by a batch, updates
-    of class vectors and checks of all arguments. Every draw costs the weights of all n classes, as
-    an exact softmax does: use it to try an idea, not for speed.
+    The base class provides exact probabilities, exclusion of a label, sets shared by a batch,
+    updates of class vectors and checks of all arguments. For each context, all n weights are
+    computed, as in an exact softmax. Use it to try an idea, not for speed.
 
     Parameters
     ----------
     class_embeddings : array_like, shape (n, d), optional
-        Class vectors, float32 or float64; copied. Leave them out for a sampler that does not depend
-        on vectors.
+        Class vectors, float32 or float64; copied. Omit them for a sampler that does not depend on
+        vectors.
     num_classes : int, optional
-        Number of classes n, without class vectors.
+        Number of classes n, if there are no class vectors.
     tau : float, optional
-        Inverse temperature of the logits that the weights follow, if there is one. A `SoftmaxLayer`
-        compares it with the one of its loss.
+        Inverse temperature of the logits, if the weights follow logits. A `SoftmaxLayer` compares
+        it with the inverse temperature of its loss.
 
     Attributes
     ----------
@@ -52,7 +52,8 @@ class DenseSampler(Sampler):
     Raises
     ------
     TypeError, ValueError
-        If an argument is malformed; in `sample`, `log_prob` and `probs` also if weights are.
+        If an argument is malformed. `sample`, `log_prob` and `probs` also raise if the result of
+        `weights` is malformed.
 
     Examples
     --------
@@ -96,8 +97,8 @@ class DenseSampler(Sampler):
         Parameters
         ----------
         h : ndarray, shape (B, d)
-            Context vectors, checked, in the dtype of the class vectors, which are in
-            `class_embeddings`; of shape (B, 0) without class vectors.
+            Checked context vectors in the dtype of `class_embeddings`. Without class vectors the
+            shape is (B, 0).
 
         Returns
         -------
@@ -107,7 +108,7 @@ class DenseSampler(Sampler):
         """
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
-        # a function of row and column, so that draws do not depend on the chunks
+        # each uniform is a function of its row and column, so that chunks do not change the draws
         uniforms = uniform_block(key, len(h), m)
         ids = np.empty((len(h), m), np.int64)
         log_q = np.empty((len(h), m))
@@ -127,7 +128,7 @@ class DenseSampler(Sampler):
         return log_q
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
-        # a user's method, and so the only hook whose result is checked
+        # a user writes this method, so that its result is checked
         raw = np.asarray(self.weights(h))
         full_shape = (len(h), self.num_classes)
         row_shape = (self.num_classes,)
@@ -143,12 +144,12 @@ class DenseSampler(Sampler):
                 f"`weights` must return finite numbers that are at least 0, got {weights.min()} "
                 f"to {weights.max()}; correct {type(self).__name__}.weights."
             )
-        # set to 0 rather than subtracted from a sum
+        # weights of excluded classes are set to 0, and not subtracted from a sum
         rows = np.flatnonzero(exclude >= 0)
         weights[rows, exclude[rows]] = 0.0
         largest = weights.max(axis=1, keepdims=True)
         if not largest.all():
-            # the remedy depends on whether exclusion is the cause
+            # the remedy depends on whether exclusion has left only weights of 0
             context = int(np.argmin(largest))
             remedy = "; give a class a weight greater than 0"
             if np.broadcast_to(raw, weights.shape)[context].any():
@@ -162,16 +163,16 @@ class DenseSampler(Sampler):
         return weights
 
     def _prepare_update(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
-        # there are vectors: without any, `update` does not call this
+        # `update` calls this method only if there are class vectors
         self.class_embeddings = writable(self.class_embeddings)  # type: ignore[arg-type]
         return partial(setitem, self.class_embeddings, ids, rows)
 
 
 def inverse_cdf(probs: FloatArray, uniforms: FloatArray) -> IntArray:
-    """Return the classes (m,) that uniforms (m,) draw from probabilities (n,), by inversion."""
+    """Return classes (m,) drawn from `probs` (n,) by inversion of `uniforms` (m,) in [0, 1)."""
     cumulative = np.cumsum(probs)
-    # side="right": if u equals a cumulative sum, the next class with a positive probability is
-    # drawn. Rounding may move u to the end, which belongs to the last such class
+    # With side="right", a target that equals a cumulative sum draws the next class with a positive
+    # probability. Rounding may move a target to the total, which draws the last such class.
     positions = np.searchsorted(cumulative, uniforms * cumulative[-1], side="right")
     ids: IntArray = np.minimum(positions, np.flatnonzero(probs)[-1])
     return ids

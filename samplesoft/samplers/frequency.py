@@ -1,6 +1,6 @@
 """Samplers by class frequency: Zipf's law, counts, and frequencies learned from labels.
 
-A new sampler of fixed frequencies passes weights to `WeightedSampler`.
+A sampler with fixed frequencies derives from `WeightedSampler` and passes it a weight per class.
 """
 
 from __future__ import annotations
@@ -31,30 +31,31 @@ from samplesoft.samplers.base import Draw, Rows, Sampler
 from samplesoft.samplers.static import WeightedSampler
 from samplesoft.samplers.tree.kernel_tree import MIN_FLOOR, KernelTree
 
-_MAX_LABELS = 1 << 62  # labels that a sampler can follow
-_LONG_GAP_RATIO = 16.0  # in mean gaps; a gap so long has the probability exp(-16), 1 in 9 million
+_MAX_LABELS = 1 << 62  # maximum number of labels that a sampler can observe
+# Open gap / mean gap above which an open gap counts. A gap so long has the probability exp(-16) by
+# chance, 1 in 9 million.
+_LONG_GAP_RATIO = 16.0
 _MIN_COUNT = 5e-324  # the smallest positive float64
-_MAX_EXPONENT = 900  # of 2: bounds the weight of one observation in a tree
-_MAX_GAP = 1e300  # mean gap of a class before it is observed
-# classes with a common lower bound on the time of the next check of an open gap
-_BLOCK_CLASSES = 1024
+_MAX_EXPONENT = 900  # the weight of one observation in a tree is at most 2 to this power
+_MAX_GAP = 1e300  # upper bound on the mean gap of a class before it is observed, in labels
+_BLOCK_CLASSES = 1024  # classes in a block, whose open gaps are checked together
 
 
 class LogUniformSampler(WeightedSampler):
     """Draw the class of rank k with probability ``log((k + 2) / (k + 1)) / log(n + 1)``.
 
-    Zipf's law for classes by decreasing frequency, as in TensorFlow's
+    This is Zipf's law for classes that are ranked by decreasing frequency, as in TensorFlow's
     ``log_uniform_candidate_sampler``. Without `counts`, **the index of a class must be its rank**:
-    0 is the most frequent class. With classes in another order, such as alphabetical, draws are
-    often worse than uniform ones.
+    0 is the most frequent class. If classes are in another order, such as alphabetical, draws are
+    often worse than uniform draws.
 
     Parameters
     ----------
     num_classes : int
         Number of classes n.
     counts : array_like, shape (n,), optional
-        Count of each class, in any unit, to rank classes by; of equal counts the first class comes
-        first.
+        Count of each class, in any unit, by which classes are ranked. Classes with equal counts are
+        ranked by index.
     replace : bool
         False to draw without replacement.
 
@@ -77,20 +78,20 @@ class LogUniformSampler(WeightedSampler):
         self, num_classes: int, *, counts: ArrayLike | None = None, replace: bool = True
     ) -> None:
         n = as_count("num_classes", num_classes)
-        require_memory("num_classes", n, 40.0 * n)  # for the alias table
+        require_memory("num_classes", n, 40.0 * n)  # includes the alias table
         checked = None if counts is None else as_counts("counts", to_host(counts), n)
-        # the weights sum to log(n + 1), by which the base class divides
+        # the base class divides these weights by their sum, log(n + 1)
         super().__init__(log_uniform_weights(n), replace=replace)
         # ranks are drawn, and mapped to classes by `_order`
         self._order: IntArray | None = None
         if checked is not None:
             order = _classes_by_decreasing_count(checked)
-            if (order[1:] < order[:-1]).any():  # otherwise classes are ranks
+            if (order[1:] < order[:-1]).any():  # otherwise the rank of each class is its index
                 self._order = order
                 self._ranks = np.argsort(order)
 
     def _ranks_of(self, classes: IntArray) -> IntArray:
-        """Return the ranks of classes; `NO_CLASS` stays as it is."""
+        """Return the rank of each class; `NO_CLASS` is returned unchanged."""
         if self._order is None:
             return classes
         ranks: IntArray = np.where(classes >= 0, self._ranks[classes], classes)
@@ -143,16 +144,16 @@ class UnigramSampler(WeightedSampler):
     """
 
     def __init__(self, counts: ArrayLike, *, power: float = 0.75, replace: bool = True) -> None:
-        # checked here, so that the message names counts and not weights
+        # checked before the base class does, so that an error names counts and not weights
         checked = as_counts("counts", to_host(counts))
         weights = unigram_weights(checked, as_positive("power", power))
         super().__init__(weights, replace=replace)
 
 
 class LearnedUnigramSampler(Sampler):
-    """Draws in proportion to a power of the counts of observed labels.
+    """Draw each class in proportion to a power of the number of times it was observed as a label.
 
-    A tree over the counts makes each observation and each draw cost O(log n).
+    The weights are in a tree, so that each observation and each draw cost O(log n).
 
     Parameters
     ----------
@@ -161,7 +162,8 @@ class LearnedUnigramSampler(Sampler):
     power : float
         Exponent: 1 for the counts themselves, near 0 for uniform.
     initial : float or array_like, shape (n,)
-        Count of all classes, or of each class, before the first observation; greater than 0.
+        Count before the first observation: one for all classes, or one for each class; greater than
+        0.
 
     Raises
     ------
@@ -172,9 +174,9 @@ class LearnedUnigramSampler(Sampler):
 
     Notes
     -----
-    With ``power=1`` and integer `initial`, sums in the tree are integers and exact, in any order of
-    observations. Otherwise they are rounded in float64, and so is q; it is still the exact
-    probability of the draws.
+    With ``power=1`` and integer `initial`, sums in the tree are integers, which are exact in any
+    order of observations. Otherwise the sums are rounded in float64. The draws follow the rounded
+    sums, so that q is still their exact probability.
 
     References
     ----------
@@ -191,8 +193,10 @@ class LearnedUnigramSampler(Sampler):
     def __init__(self, num_classes: int, *, power: float = 1.0, initial: ArrayLike = 1.0) -> None:
         super().__init__(as_count("num_classes", num_classes))
         self.power = as_positive("power", power)
-        require_memory("num_classes", self.num_classes, 40.0 * self.num_classes)  # with the tree
-        # one count for all classes, or one for each
+        require_memory(
+            "num_classes", self.num_classes, 40.0 * self.num_classes
+        )  # includes the tree
+        # a scalar is the count of all classes
         initial_counts = as_array("initial", initial)
         if initial_counts.ndim == 0:
             initial_counts = np.broadcast_to(initial_counts, self.num_classes)
@@ -202,19 +206,20 @@ class LearnedUnigramSampler(Sampler):
                 f"`initial` must be greater than 0, got {self._counts.min()}; a class without a "
                 "count is never drawn."
             )
-        # a power of two, so that integer counts stay exact. The power of one observation must be
-        # finite in this unit, however small the initial counts are
+        # Counts are divided by a unit before the power is taken. The unit is a power of two, so
+        # that integer counts stay exact. It is at least `min_unit`, so that the weight of one
+        # observation is finite, however small the initial counts are.
         min_unit = 2.0 ** -min(int(_MAX_EXPONENT / self.power), _MAX_EXPONENT)
         self._count_unit = max(2.0 ** (np.frexp(self._counts.max())[1] - 1), min_unit)
         self._tree = KernelTree(self._tree_weights(self._counts)[:, None], floor=MIN_FLOOR)
 
     @property
     def counts(self) -> FloatArray:
-        """Counts (n,) of observations of each class, including its initial count."""
+        """Number of observations of each class plus its initial count, (n,)."""
         return self._counts.copy()
 
     def observe(self, labels: Any) -> None:
-        """Count labels (k,); none of them if one is malformed."""
+        """Add labels (k,) to the counts. If one label is malformed, no count changes."""
         ids, num_observed = np.unique(
             as_ids("labels", labels, self.num_classes), return_counts=True
         )
@@ -223,22 +228,21 @@ class LearnedUnigramSampler(Sampler):
         self._set_counts(ids, self._counts[ids] + num_observed)
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Return the counts, (n,)."""
+        """Return the counts (n,) under the key "counts"."""
         return {"counts": self.counts}
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Restore the counts of a `state`."""
+        """Restore the counts that `state` returned."""
         if set(as_array_dict("state", state)) != {"counts"}:
             raise ValueError(f"`state` must hold counts, got {', '.join(state) or 'nothing'}.")
         counts = as_counts("state['counts']", state["counts"], self.num_classes)
         if counts.min() <= 0.0:
             raise ValueError(f"`state['counts']` must be greater than 0, got {counts.min()}.")
-        # rebuilds all sums: bits equal those of a new sampler with these counts
+        # an update of all classes rebuilds the tree, to the same bits as in a new sampler
         self._set_counts(np.arange(self.num_classes), counts)
 
     def _set_counts(self, ids: IntArray, counts: FloatArray) -> None:
-        """Set the counts (k,) of classes."""
-        # the tree first, because it may refuse them; then nothing has changed
+        """Set the counts (k,) of classes `ids` (k,); change nothing if the tree refuses them."""
         self._tree._prepare_update(ids, self._tree_weights(counts)[:, None])()
         self._counts = writable(self._counts)
         self._counts[ids] = counts
@@ -253,7 +257,8 @@ class LearnedUnigramSampler(Sampler):
         return weights
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
-        # the weight is the only feature: with a context of 1, the tree draws in proportion to it
+        # a class has its weight as the only feature, so that its product with a context of 1 is the
+        # weight, to which draws are proportional
         return self._tree._sample(np.ones((len(h), 1)), m, exclude, key)
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
@@ -264,13 +269,14 @@ class LearnedUnigramSampler(Sampler):
 
 
 class StreamingUnigramSampler(LearnedUnigramSampler):
-    r"""Draws in proportion to a power of recent frequencies, estimated from gaps between labels.
+    r"""Draw classes in proportion to a power of recent frequencies, estimated from gaps.
 
-    For each class, the sampler keeps the time of the last observation and a moving average of the
-    gaps between observations, counted in labels. The frequency estimate is 1 over this average. A
-    gap that is still open counts once it is longer than 16 average gaps. The estimates therefore
-    follow a stream whose frequencies change and in which classes come and go, whereas
-    `LearnedUnigramSampler` adapts ever more slowly.
+    A gap is the number of labels from one observation of a class to the next. For each class, the
+    sampler keeps the time of the last observation and a moving average of the gaps. The frequency
+    estimate is 1 over this average. The gap since the last observation, which is still open, counts
+    as soon as it is longer than 16 average gaps. The estimates therefore follow a stream whose
+    frequencies change and in which classes appear and disappear, whereas `LearnedUnigramSampler`
+    adapts ever more slowly.
 
     Parameters
     ----------
@@ -282,9 +288,9 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
     power : float
         Exponent: 1 for the frequencies themselves, near 0 for uniform.
     initial : float or array_like, shape (n,)
-        Count of all classes, or of each class, in any unit, before the first observation; greater
-        than 0. It defines the frequency of a class until the class is observed, or missing for
-        long.
+        Count before the first observation, in any unit: one for all classes, or one for each class;
+        greater than 0. It defines the frequency of a class until the class is observed, or has been
+        missing for a long time.
 
     Raises
     ------
@@ -296,21 +302,23 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
     Notes
     -----
     The paper [1]_ measures time in batches, in which a class is seen or not; classes that are in
-    every batch are therefore indistinguishable. Here every label is a time step, and the order
-    within a batch matters. While a class has had fewer than ``1 / rate`` gaps, all of them and the
-    initial one have equal weights, so that rare classes forget their initial frequency. The paper's
-    hashing of classes is omitted: n values fit in memory if class vectors do.
+    every batch therefore have the same estimate. This sampler counts every label as a time step, so
+    that the order within a batch matters. While a class has had fewer than ``1 / rate`` gaps, these
+    gaps and the initial one have equal weights, so that rare classes forget their initial
+    frequency. The paper's hashing of classes is omitted: n values fit in memory if class vectors
+    do.
 
     **Classes that disappear.** In the paper, a class that is no longer seen keeps its frequency for
-    ever. Here, a gap that has been open for a labels, more than 16 average gaps, is added to the
-    average as if it ended now. The frequency of a class is then at most ``1 / (rate * a)``. For a
-    class that keeps coming, a gap is so long by chance once in nine million times. The estimate of
-    a rare class thus depends on the gaps between its observations only. The growth of the average
-    is rounded down to four binary digits, so that an open gap is updated now and then, and not at
-    each label. The division of labels into calls of `observe` changes nothing.
+    ever. This sampler adds an open gap that is longer than 16 average gaps to the average, as if
+    the gap ended now. After a gap of ``a`` labels, the frequency estimate is then at most
+    ``1 / (rate * a)``. For a class with a constant frequency, a gap is so long by chance once in
+    nine million times, so that the estimate of a rare class depends on completed gaps only. The
+    growth of the average is rounded down to four binary digits, so that an open gap changes the
+    estimate only occasionally, and not at each label. The division of labels into calls of
+    `observe` changes nothing.
 
-    Estimates need not sum to 1. They are normalised for the draws, and q is exact. `counts` are the
-    estimates times the sum of `initial`, in a unit in which the sum is finite.
+    The estimates need not sum to 1. They are normalised for the draws, and q is exact. `counts` are
+    the estimates times the sum of `initial`, scaled by a power of two if this sum overflows.
 
     References
     ----------
@@ -331,9 +339,9 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
     array([[0.001, 0.5  , 0.5  ]])
     """
 
-    # (blocks, _BLOCK_CLASSES): time when the open gap of a class has to be checked
+    # (blocks, _BLOCK_CLASSES): time, in labels, when the open gap of each class is checked next
     _next_checks: IntArray
-    _min_next_checks: IntArray  # (blocks,): lower bound on the times of a block
+    _min_next_checks: IntArray  # (blocks,): lower bound on the times in each block
 
     def __init__(
         self,
@@ -346,24 +354,25 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
         super().__init__(num_classes, power=power, initial=initial)
         self.rate = as_positive("rate", as_fraction("rate", rate))
         with np.errstate(over="ignore"):
-            self._initial_total = float(
-                self._counts.sum()
-            )  # the count of a class with an average gap of 1
+            # a class with an average gap of 1 has this count
+            self._initial_total = float(self._counts.sum())
         if self._initial_total == np.inf:
             self._counts = np.maximum(scale_by_power_of_two(self._counts), _MIN_COUNT)
-            self._count_unit = 0.5  # of the largest, as before: the distribution does not change
+            self._count_unit = 0.5  # scaled with the counts: the distribution does not change
             self._initial_total = float(self._counts.sum())
         with np.errstate(over="ignore"):
             gaps = np.minimum(self._initial_total / self._counts, _MAX_GAP)
-        self._mean_gaps: FloatArray = gaps  # average of the gaps that have ended
-        self._num_seen, self._last_seen = np.zeros(
-            (2, self.num_classes), np.int64
-        )  # number and last time
-        self._time = 0  # labels so far
+        self._mean_gaps: FloatArray = gaps  # average of the completed gaps, in labels
+        # number of observations of each class, and time of the last one
+        self._num_seen, self._last_seen = np.zeros((2, self.num_classes), np.int64)
+        self._time = 0  # number of labels observed so far
         self._schedule_gap_checks()
 
     def observe(self, labels: Any) -> None:
-        """Learn from labels (k,) in their order; from none of them if one is malformed."""
+        """Update the estimates by labels (k,) in their order.
+
+        If one label is malformed, no estimate changes.
+        """
         ids = as_ids("labels", labels, self.num_classes).reshape(-1)
         if len(ids) == 0:
             return
@@ -382,9 +391,8 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
             self.rate,
         )
         changed = np.append(classes, overdue)
-        self._set_counts(
-            changed, self._initial_total / means
-        )  # which may refuse; then nothing has changed
+        # first, because it may raise, and no estimate must have changed by then
+        self._set_counts(changed, self._initial_total / means)
         for name, values in (("_mean_gaps", gaps), ("_num_seen", seen), ("_last_seen", last)):
             setattr(self, name, writable(getattr(self, name)))
             getattr(self, name)[classes] = values
@@ -398,11 +406,11 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
     def _blocks_and_overdue_classes(
         self, now: int, observed: IntArray
     ) -> tuple[IntArray, IntArray]:
-        """Return checked blocks, and classes whose open gaps count for more, except those observed.
+        """Return the blocks that are due for a check by time `now`, and the classes that are due.
 
-        `observed` (k,) are classes with labels in this call.
+        The classes exclude `observed` (k,), which the same call of `observe` updates anyway.
         """
-        # `_min_next_checks` bounds the times of a block, so that most blocks are skipped
+        # the lower bounds `_min_next_checks` exclude most blocks
         blocks = np.flatnonzero(self._min_next_checks <= now)
         rows, columns = np.nonzero(self._next_checks[blocks] <= now)
         overdue = np.setdiff1d(
@@ -411,11 +419,11 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
         return blocks, overdue
 
     def _schedule_gap_checks(self) -> None:
-        """Recompute when the open gap of each class has to be checked."""
+        """Compute for all classes when their open gap is checked next."""
         means, due = _mean_gaps_and_next_checks(
             self._mean_gaps, self._num_seen, self._last_seen, self._time, self.rate
         )
-        # a state of an earlier version, without open gaps
+        # a state of an earlier version may lack the effect of open gaps: check at the next label
         due[means != self._mean_gaps] = self._time + 1
         num_blocks = -(-self.num_classes // _BLOCK_CLASSES)
         self._next_checks = np.full((num_blocks, _BLOCK_CLASSES), _MAX_LABELS)
@@ -423,13 +431,13 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
         self._min_next_checks = self._next_checks.min(axis=1)
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Return counts, average gaps, numbers and last times of observations, and the time."""
+        """Return counts, average gaps, numbers of observations, their last times, and the time."""
         times = {"seen": self._num_seen.copy(), "last": self._last_seen.copy()}
         estimates = {"counts": self.counts, "gaps": self._mean_gaps.copy()}
         return {**estimates, **times, "time": np.array([self._time])}
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Restore a `state`."""
+        """Restore the arrays that `state` returned."""
         names = {"counts", "gaps", "seen", "last", "time"}
         if set(as_array_dict("state", state)) != names:
             raise ValueError(
@@ -467,12 +475,17 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
 def _update_gaps(
     ids: IntArray, time: int, rate: float, gaps: FloatArray, seen: IntArray, last: IntArray
 ) -> None:
-    """Update the average gaps of classes by observations (k,) after a time."""
+    """Update average gaps, numbers of observations and last times in place by new observations.
+
+    Observation i is at time ``time + i + 1``, and of the class at index ``ids[i]`` in the arrays
+    `gaps`, `seen` (numbers of observations) and `last` (times of the last observation).
+    """
     for i in range(len(ids)):
         j = ids[i]
         now = time + i + 1
         seen[j] += 1
-        weight = max(rate, 1.0 / (seen[j] + 1))  # at first the mean of all gaps and the initial one
+        # at first the plain mean of all gaps, including the initial one
+        weight = max(rate, 1.0 / (seen[j] + 1))
         gaps[j] += weight * (now - last[j] - gaps[j])
         last[j] = now
 
@@ -480,30 +493,32 @@ def _update_gaps(
 def _mean_gaps_and_next_checks(
     gaps: FloatArray, seen: IntArray, last: IntArray, now: int, rate: float
 ) -> tuple[FloatArray, IntArray]:
-    """Return average gaps (k,) including long open gaps, and when these count for more.
+    """Return average gaps (k,) that include long open gaps, and times (k,) of the next check.
 
-    Both are functions of the arguments alone, and so of the labels observed.
+    At the time of the next check, the open gap may have grown enough to change the average again.
+    The arguments are the average gaps, numbers of observations and last times (k,) of classes. The
+    results depend on nothing else, and so not on the division of labels into calls.
     """
-    weight = np.maximum(rate, 1.0 / (seen + 2.0))  # of a gap that ends now
-    with np.errstate(over="ignore"):  # classes with tiny frequencies
+    weight = np.maximum(rate, 1.0 / (seen + 2.0))  # weight of a gap that would end now
+    with np.errstate(over="ignore"):  # the ratio of a class with a tiny average gap
         gap_ratios = (now - last) / gaps
         growth = np.where(gap_ratios > _LONG_GAP_RATIO, 1.0 + weight * (gap_ratios - 1.0), 1.0)
         mantissa, exponent = np.frexp(growth)
         growth = np.ldexp(np.floor(16.0 * mantissa) / 16.0, exponent)
         next_growth = growth + np.ldexp(1.0 / 16.0, exponent)
         gap_ratios = np.maximum(_LONG_GAP_RATIO, 1.0 + (next_growth - 1.0) / weight)
-        # one label early, to be safe from rounding: nothing changes then
+        # one label early, to be safe from rounding; a check too early changes nothing
         next_check = np.minimum(last + np.floor(gap_ratios * gaps) - 1.0, float(_MAX_LABELS))
     return gaps * growth, np.maximum(next_check.astype(np.int64), now + 1)
 
 
 def log_uniform_weights(num_classes: int, counts: FloatArray | None = None) -> FloatArray:
-    """Return unnormalised Zipf weights (n,), ``log((k + 2) / (k + 1))`` for the class of rank k.
+    """Return the Zipf weights (n,): ``log((k + 2) / (k + 1))`` for the class of rank k.
 
-    Their sum is ``log(n + 1)``. Ranks are by decreasing `counts` (n,); without counts they are
-    class indices.
+    The weights sum to ``log(n + 1)``. Rank 0 has the largest of `counts` (n,); without counts the
+    rank of a class is its index.
     """
-    # log1p keeps the digits that a difference of logarithms would lose
+    # log1p(1 / (k + 1)), because log(k + 2) - log(k + 1) would lose digits
     weights = np.log1p(1.0 / np.arange(1.0, num_classes + 1.0))
     if counts is not None:
         weights[_classes_by_decreasing_count(counts)] = weights.copy()
@@ -511,19 +526,19 @@ def log_uniform_weights(num_classes: int, counts: FloatArray | None = None) -> F
 
 
 def _classes_by_decreasing_count(counts: FloatArray) -> IntArray:
-    """Return the classes by decreasing counts (n,)."""
-    # stable, so that classes in the order of rank stay as they are
+    """Return the classes (n,) sorted by decreasing counts (n,)."""
+    # stable: classes with equal counts stay in the order of their index
     return np.argsort(-counts, kind="stable")
 
 
 def unigram_weights(counts: FloatArray, power: float) -> FloatArray:
-    """Return the counts (n,) to a power, relative to the largest.
+    """Return the weights (n,) ``(counts / max(counts))**power``.
 
-    A class with count 0 is treated as half of the smallest positive count, so that it can be drawn.
+    A count of 0 is replaced by half of the smallest positive count, so that every class can be
+    drawn.
     """
-    # an estimate for unseen classes, because q must be above 0 for each
     unseen = max(0.5 * counts[counts > 0.0].min(), _MIN_COUNT)
     counts = np.where(counts > 0.0, counts, unseen)
-    with np.errstate(over="ignore"):  # a large negative log times the power
+    with np.errstate(over="ignore"):  # log times power may be below the range
         weights: FloatArray = np.exp(power * (np.log(counts) - np.log(counts.max())))
     return weights

@@ -1,4 +1,4 @@
-"""Draws from a softmax by the Gumbel-max trick: several without replacement, and lazily.
+"""Draws from a softmax by Gumbel noise: k classes without replacement, and lazy draws.
 
 Independent Gumbel noise is added to the logits. The class with the largest sum is a draw from the
 softmax, and the k largest are k draws without replacement.
@@ -33,7 +33,7 @@ from samplesoft.samplers.k_means import k_means, require_distances
 
 Rng = int | np.random.Generator | None
 _S12 = np.uint64(12)
-_TAIL_STREAM = np.uint64(1 << 63)  # a stream number that no context has
+_TAIL_STREAM = np.uint64(1 << 63)  # a stream number that no context uses
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,33 +45,33 @@ class GumbelDraw(Draw):
     ids : ndarray of int64, shape (B, k)
         Distinct classes, in the order of the draws.
     log_q : ndarray of float64, shape (B, k)
-        Their log-softmax.
+        Log-softmax of these classes.
     log_inclusion : ndarray of float64, shape (B, k)
-        ``log(1 - exp(-exp(log_q - threshold)))``, the log-probability of being among the k largest
-        **given** the threshold.
+        ``log(1 - exp(-exp(log_q - threshold)))``, the log-probability that the perturbed
+        log-softmax of the class is above the threshold, for a **fixed** threshold.
     threshold : ndarray of float64, shape (B,)
-        The largest perturbed log-softmax of the other classes; -inf if there are none.
+        The largest perturbed log-softmax of the classes that are not drawn; -inf if all are drawn.
     """
 
     threshold: FloatArray | None = None
 
 
 def gumbel_top_k(logits: ArrayLike, k: int, *, rng: Rng = None) -> GumbelDraw:
-    """Draw k classes from the softmax without replacement, by Gumbel noise.
+    """Draw k classes from the softmax without replacement: the k largest logits plus Gumbel noise.
 
     Parameters
     ----------
     logits : array_like, shape (n,) or (B, n)
         Finite logits.
     k : int
-        Number of classes, from 1 (a draw from the softmax) to n (a random order).
+        Number of classes, from 1 (one draw from the softmax) to n (a random order of all).
     rng : int or numpy.random.Generator or None
         Seed of the draws.
 
     Returns
     -------
     GumbelDraw
-        The classes in the order of their perturbed logits, their log-softmax, and the threshold.
+        The classes by decreasing perturbed logit, their log-softmax, and the threshold.
 
     Raises
     ------
@@ -80,14 +80,15 @@ def gumbel_top_k(logits: ArrayLike, k: int, *, rng: Rng = None) -> GumbelDraw:
 
     Notes
     -----
-    **Weights.** With log q = `log_inclusion`, the sum of ``f_j / q_j`` over the k classes is an
-    unbiased estimate of the sum of f over all n for k < n [2]_, and exact for k = n. A loss with
-    scheme ``masked`` on this draw therefore has E[S] = Z. These probabilities are conditional on
-    the threshold, which is random. The unconditional ones, an integral, are those of
-    `WeightedSampler` with ``replace=False``, which has the same distribution.
+    **Weights.** With the inclusion probability ``pi_j = exp(log_inclusion_j)``, the sum of
+    ``f_j / pi_j`` over the k classes is an unbiased estimate of the sum of f over all n classes for
+    k < n [2]_, and exact for k = n. A loss with scheme ``masked`` on this draw therefore has
+    E[S] = Z. These inclusion probabilities are conditional on the threshold, which is random.
+    `WeightedSampler` with ``replace=False`` draws from the same distribution and returns the
+    unconditional inclusion probabilities, which are integrals.
 
-    Use it if all logits are known anyway, as in a beam search; it takes O(n) for each row.
-    `SoftmaxSampler` draws with replacement.
+    Use this function if all logits are known anyway, as in a beam search; it takes O(n) for each
+    row. `SoftmaxSampler` draws with replacement.
 
     References
     ----------
@@ -117,10 +118,12 @@ def gumbel_top_k(logits: ArrayLike, k: int, *, rng: Rng = None) -> GumbelDraw:
     threshold = np.full(batch, -np.inf)
     if k < n:
         threshold = np.take_along_axis(perturbed, order[:, k : k + 1], axis=1)[:, 0]
-    with np.errstate(over="ignore"):  # a class that is certain
+    with np.errstate(over="ignore"):  # a class with inclusion probability 1
         excess = log_q - threshold[:, None]
         for b in np.flatnonzero((threshold < -FAR) & (k < n)):
-            # log q - (log q' + g), where both logarithms may be so large that g is lost
+            # The excess is log q - (log q' + g), with the probability q' and the noise g of the
+            # class at the threshold. If the logarithms are so large that g is lost in the sum,
+            # subtract logits first.
             best = order[b, k]
             excess[b] = (o[b, ids[b]] - o[b, best]) - noise[b, best]
         log_inclusion = np.log(-np.expm1(-np.exp(excess)))
@@ -128,9 +131,10 @@ def gumbel_top_k(logits: ArrayLike, k: int, *, rng: Rng = None) -> GumbelDraw:
 
 
 def _order_by_exact_sum(logits: FloatArray, noise: FloatArray) -> IntArray:
-    """Return the classes of rows (B, n) by decreasing exact sum of logit and noise."""
-    # Rounding preserves the order of sums, except that different sums may become equal. Their
-    # rounding errors, which are known exactly (Knuth), then decide: 0.3 for -1e17 + 0.3.
+    """Return the classes (B, n) of each row, sorted by decreasing exact sum of logit and noise."""
+    # Different exact sums may round to the same float, but rounding never reverses an order. The
+    # rounding error of each sum is computed exactly (Knuth's two-sum), and breaks ties. For
+    # -1e17 + 0.3, which rounds to -1e17, it is 0.3.
     sums = logits + noise
     rounded_noise = sums - logits
     rounding_error = (logits - (sums - rounded_noise)) + (noise - rounded_noise)
@@ -139,34 +143,37 @@ def _order_by_exact_sum(logits: FloatArray, noise: FloatArray) -> IntArray:
 
 
 class _Cells(NamedTuple):
-    """Cells (K,) of similar classes; those of cell i are ``order[offsets[i] : offsets[i + 1]]``.
+    """Partition of the classes into K cells of similar class vectors.
 
-    The logits of a cell are at most ``q . center + |q| radius`` for a query q.
+    Cell i has the classes ``order[offsets[i] : offsets[i + 1]]``. For a query q, the logits of its
+    classes are at most ``q . center + |q| radius``.
     """
 
-    order: IntArray  # (n,)
+    order: IntArray  # (n,): classes sorted by cell
     offsets: IntArray  # (K + 1,)
-    centers: FloatArray  # (K, d)
-    radii: FloatArray  # (K,)
+    centers: FloatArray  # (K, d): mean vector of each cell
+    radii: FloatArray  # (K,): largest distance of a class vector from the mean, rounded up
 
 
 class LazyGumbel:
-    r"""Exact draws from ``softmax(tau h.c)`` that score about sqrt(n) classes each.
+    r"""Exact draws from ``softmax(tau h.c)`` that compute about sqrt(n) logits each.
 
-    The largest logits of a context, its *head*, are found once. A draw perturbs these with Gumbel
-    noise. Of all other classes, the *tail*, it scores only those whose noise is so large that they
-    might win: above ``M - c``, with the maximum M over the head and a bound c on the logits of the
-    tail. Each class of the tail exceeds this with probability ``1 - exp(-exp(c - M))``, so that
-    their number is binomial and their positions are uniform.
+    The classes with the largest logits of a context, its *head*, are found once. Each draw adds
+    Gumbel noise to the logits of the head, with the maximum M. Of all other classes, the *tail*, a
+    draw scores only the classes that might have a larger sum, because their noise exceeds
+    ``M - c``, where c is an upper bound on the logits of the tail. Each class of the tail exceeds
+    this with probability ``1 - exp(-exp(c - M))``, so that the number of these classes is binomial
+    and their positions in the tail are uniform.
 
     Parameters
     ----------
     class_embeddings : array_like, shape (n, d)
         One row for each class, float32 or float64; copied.
     num_head : int, optional
-        Size k of the head; the square root of n by default.
+        Number k of classes in the head; by default the square root of n.
     num_clusters : int, optional
-        Number of clusters of classes to find heads with. By default, all n logits are computed.
+        Number of clusters of classes, by which heads are found. By default, all n logits are
+        computed to find a head.
     tau : float, optional
         Inverse temperature, 1 by default.
 
@@ -178,36 +185,39 @@ class LazyGumbel:
     Notes
     -----
     **Cost.** A draw uses k known logits and scores on average at most ``(n - k) e^c / Z_head``
-    classes of the tail: ``E[e^-M]`` is ``1 / Z_head``. With an exact head, Z_head is at least ``k
-    e^c``, which makes it at most n / k. The head itself takes all n logits of a context, as much as
-    `SoftmaxSampler` needs for any number of draws. There is a gain only with clusters, or with a
-    `head` from an index and a `tail_bound` for it. With a bound that does not hold, draws have
-    another distribution; scoring a class above the bound is an error, but not all are scored.
+    classes of the tail, because ``E[e^-M]`` is ``1 / Z_head``, where Z_head is the sum of
+    exp(logit) over the head. If the head has the k largest logits, Z_head is at least ``k e^c``, so
+    that a draw scores at most n / k classes of the tail. The head itself takes all n logits of a
+    context, as many as `SoftmaxSampler` needs for any number of draws. There is a gain only with
+    clusters, or with a `head` and a `tail_bound` from an index. If the bound does not hold, draws
+    have another distribution. A scored class above the bound raises an error, but not all classes
+    are scored.
 
     **Heads by clusters.** K-means divides the classes into cells. The logits of a cell with the
-    mean :math:`\mu` are at most :math:`\tau (h \cdot \mu + |h| r)`, with the largest distance r of
-    its classes from the mean. Cells are scored in the order of these bounds, until there are k
-    classes and a draw scores at most k others: ``(n - k) e^c <= k Z``, with the bound c of the next
-    cell and the sum Z over scored classes. The best k are the head. The larger of c and the
-    smallest logit of the head bounds all others. Draws are thus from the softmax, whatever the
-    cells.
+    mean :math:`\mu` are at most :math:`\tau (h \cdot \mu + |h| r)`, where r is the largest distance
+    of a class of the cell from the mean. Cells are scored by decreasing bound, until there are k
+    classes and a draw scores on average at most k classes of the tail: ``(n - k) e^c <= k Z``, with
+    the bound c of the next cell and the sum Z over the scored classes. The k largest of the scored
+    logits are the head. The larger of c and the smallest logit of the head is a bound on all other
+    logits. Draws are thus from the softmax, whatever the cells.
 
-    **When clusters pay.** They pay for few draws of each of many contexts, and for vectors in tight
-    groups. For names in a trained language model, ten draws with 3,162 clusters took a third of the
-    time without clusters, and a hundred draws the same time. In one Gaussian, cells are as wide as
-    the whole, and bounds by their radius are useless. The page of benchmarks has the measurements.
+    **When clusters pay.** They pay for few draws of each of many contexts, and for class vectors in
+    tight groups. For names in a trained language model, ten draws with 3,162 clusters took a third
+    of the time without clusters, and a hundred draws the same time. If all class vectors are from
+    one Gaussian, cells are as wide as the Gaussian, and bounds by their radius are useless. The
+    page of benchmarks has the measurements.
 
     **Not a `Sampler`.** The probability of a draw, ``exp(logit) / Z``, needs Z. `sample` returns
-    ``logit - log Z-hat`` with the estimate of `log_partition`. All draws of a context have the same
-    error. It cancels in self-normalised weights, as in the scheme ``importance``, where all weights
-    are equal and the gradient has no bias. For the plain schemes the error remains; use
-    `SoftmaxSampler` with them.
+    ``logit - log Z-hat``, with the estimate Z-hat of `log_partition`. All draws of a context have
+    the same error. The error cancels in self-normalised weights, as in the scheme ``importance``,
+    where all weights are equal and the gradient has no bias. In the schemes without normalised
+    weights the error remains; use `SoftmaxSampler` with them.
 
     References
     ----------
     S. Mussmann, D. Levy and S. Ermon, "Fast Amortized Inference and Learning in Log-linear Models
-    with Randomly Perturbed Nearest Neighbor Search", UAI 2017: the algorithm. Here the binomial
-    number and the places are drawn together, as geometric gaps between the classes.
+    with Randomly Perturbed Nearest Neighbor Search", UAI 2017: the algorithm. This implementation
+    draws the binomial number and the positions together, as geometric gaps between the positions.
 
     Examples
     --------
@@ -219,8 +229,8 @@ class LazyGumbel:
     >>> lazy.log_partition([1.0], 100, rng=0).round(2)  # log 10
     array([2.28])
 
-    The same distribution with clusters, of 1,000 classes in four groups. Which classes are drawn
-    depends on the last bits of scores, and so on the processor:
+    The same distribution over four groups of 1,000 classes, with clusters. Which classes are drawn
+    depends on the last bits of the scores, and so on the processor:
 
     >>> groups = np.arange(1000) % 4
     >>> lazy = LazyGumbel(np.eye(4)[groups], num_clusters=4)
@@ -258,13 +268,14 @@ class LazyGumbel:
         h : array_like, shape (B, d) or (d,)
             Context vectors.
         num_sampled : int
-            Number of draws m of each, independent.
+            Number of independent draws m for each context.
         head : array_like of int, shape (B, k) or (k,), optional
-            Distinct classes with large logits, as from an index of nearest neighbours. By default
-            the `num_head` largest of the scored classes.
+            Distinct classes with large logits, for example from an index of nearest neighbours. By
+            default, the sampler finds `num_head` classes as described in the class.
         tail_bound : float or array_like, shape (B,), optional
-            Upper bound on the logits of all other classes. By default it is known for a head found
-            here; for a given `head` it is the norm of the context times the largest norm of a class
+            Upper bound on the logits of all classes outside the head. Without the argument `head`,
+            the default is the bound that results from the search for the head. With this argument,
+            the default is tau times the norm of the context times the largest norm of a class
             vector.
         rng : int or numpy.random.Generator or None
             Seed of the draws.
@@ -272,8 +283,8 @@ class LazyGumbel:
         Returns
         -------
         Draw
-            ``ids`` (B, m), exact, and ``log_q`` (B, m), estimates as described in the class: their
-            Z uses as many classes of the tail as there are in the head.
+            ``ids`` (B, m) are exact draws. ``log_q`` (B, m) are estimates, as described in the
+            class, whose Z-hat uses k draws from the tail.
 
         Raises
         ------
@@ -290,7 +301,8 @@ class LazyGumbel:
             if bounds.size not in (1, batch):
                 raise ValueError(f"`tail_bound` must have shape ({batch},), got {bounds.shape}.")
         bounds = np.broadcast_to(bounds, batch)
-        # relative to the largest, where that is so large that Gumbel noise would be lost
+        # If the scores of a context are so large that Gumbel noise would be rounded away, subtract
+        # their maximum.
         shifts = _shifts_of_large_scores(scores)
         scores -= shifts[:, None]
         ids_drawn = np.empty((batch, m), np.int64)
@@ -309,7 +321,7 @@ class LazyGumbel:
                 logits[b],
                 shift,
             )
-            # by more than the rounding of products
+            # the tolerance is for the rounding of products
             if tail_bound is not None and max_tail_logit > (bound - shift) + 1e-6 * (
                 1.0 + abs(bound)
             ):
@@ -325,13 +337,14 @@ class LazyGumbel:
     def log_partition(
         self, h: Any, num_tail: int, *, head: Any = None, rng: Rng = None
     ) -> FloatArray:
-        """Estimate log Z from the head, and a uniform sample of the tail with replacement.
+        """Estimate log Z from the head and from a uniform sample of the tail with replacement.
 
-        ``Z-hat = sum of e over the head + (n - k) / l * sum of e over l draws`` has the mean Z and
-        the variance ``((n - k) * sum of e^2 - (sum of e)^2) / l``, with sums over the tail. Its
-        logarithm is too low on average, by about half of the variance over Z^2; exactly by the loss
-        bias of `samplesoft.exact_bias` with scheme ``negatives``, uniform q, the head as
-        ``certain`` and a label in it.
+        With ``e = exp(logit)`` and l draws from the tail, the estimate ``Z-hat = (sum of e over the
+        head) + (n - k) / l * (sum of e over the draws)`` has the mean Z and the variance ``((n - k)
+        * sum of e^2 - (sum of e)^2) / l``, with sums over the tail. Its logarithm is too low on
+        average, by about the variance divided by 2 Z^2. The exact difference is the loss bias of
+        `samplesoft.exact_bias` with scheme ``negatives``, uniform q, the head as ``certain`` and a
+        label in the head.
 
         Parameters
         ----------
@@ -347,7 +360,7 @@ class LazyGumbel:
         Returns
         -------
         ndarray of float64, shape (B,)
-            ``log Z-hat``; exactly log Z without a tail.
+            ``log Z-hat``, which is log Z itself if all classes are in the head.
 
         Raises
         ------
@@ -362,7 +375,11 @@ class LazyGumbel:
         )
 
     def _heads_and_bounds(self, h: Any, head: Any) -> tuple[Rows, IntArray, FloatArray, FloatArray]:
-        """Return queries tau h, sorted heads (B, k), their logits, and bounds on other logits."""
+        """Return queries tau h (B, d), heads (B, k), their logits (B, k), and bounds (B,).
+
+        Each row of the heads is sorted. The bounds are upper bounds on all other logits of each
+        context.
+        """
         rows = self._rows
         k = self.num_head
         queries = times_tau(as_float_rows("h", h, rows.shape[1], rows.dtype), self.tau)
@@ -387,12 +404,12 @@ class LazyGumbel:
             raise ValueError(
                 f"`h` must have logits {requirement}; scale vectors down, or use float64."
             )
-        if head is None:  # other candidates are not above the smallest logit of the head
+        if head is None:  # scored classes outside the head are not above its smallest logit
             return queries, ids, scores, np.maximum(bounds, scores.min(axis=1))
         return queries, ids, scores, self._largest_norm * _row_norms(queries)
 
     def _scored_candidates(self, queries: Rows, b: int) -> tuple[IntArray, FloatArray, float]:
-        """Return scored classes of query b, their logits, and a bound on all other logits."""
+        """Return classes (K,) scored for query b, their logits (K,), and a bound on all others."""
         n = len(self._rows)
         if self._cells is None:
             return np.arange(n), self._rows @ queries[b], -np.inf
@@ -416,15 +433,16 @@ class LazyGumbel:
         num_tail_draws: int,
         key: np.uint64,
     ) -> FloatArray:
-        """Return log Z-hat (B,) from heads and `num_tail_draws` draws from each tail.
+        """Return log Z-hat (B,) from the heads and `num_tail_draws` draws from each tail.
 
-        `shifts` (B,) have been subtracted from the scores; the result is shifted too.
+        `ids` (B, k) are the sorted heads, and `scores` (B, k) their logits minus `shifts` (B,). The
+        result is log Z-hat minus `shifts`.
         """
         log_z: FloatArray = np.logaddexp.reduce(scores, axis=1)
         tail_size = len(self._rows) - ids.shape[1]
         positions = (uniform_block(key, len(queries), num_tail_draws) * tail_size).astype(np.int64)
         for b in range(len(queries) if tail_size else 0):
-            # number of classes of the head before each position of the tail
+            # number of head classes below the class at each position of the tail
             num_head_before = np.searchsorted(
                 ids[b] - np.arange(ids.shape[1]), positions[b], side="right"
             )
@@ -437,31 +455,32 @@ class LazyGumbel:
 
 
 def _row_norms(rows: Rows) -> FloatArray:
-    """Return the norms of rows (N, d)."""
-    precise = rows.astype(np.float64)  # squares of small float32 underflow
+    """Return the Euclidean norms (N,) of rows (N, d), without intermediate overflow."""
+    precise = rows.astype(np.float64)  # in float32, squares of small values underflow
     with ignore_overflow():
         norms: FloatArray = np.linalg.norm(precise, axis=1)
-        if not np.isfinite(norms).all():  # squares overflow, but perhaps not the norms
+        if not np.isfinite(norms).all():  # squares overflow, but the norms may be finite
             unit = np.abs(precise).max()
             norms = np.linalg.norm(precise / unit, axis=1) * unit
     return norms
 
 
 def _shifts_of_large_scores(scores: FloatArray) -> FloatArray:
-    """Return the maximum of each row (B, k) if it is far from 0, else 0."""
+    """Return the maximum (B,) of each row of scores (B, k) if it is far from 0, else 0."""
     max_scores: FloatArray = scores.max(axis=1)
     return np.where(np.abs(max_scores) > FAR, max_scores, 0.0)
 
 
 def _make_cells(rows: Rows, num: int) -> _Cells:
-    """Divide classes with vectors (n, d) into at most `num` cells by k-means."""
+    """Return a partition of the classes with vectors (n, d) into at most `num` cells by k-means."""
     require_distances(float(np.abs(rows).max()), rows.dtype)
-    labels = k_means(rows, num, np.uint64(0))  # draws do not depend on the cells
+    labels = k_means(rows, num, np.uint64(0))  # a fixed seed: cells change only the time of draws
     order = np.argsort(labels, kind="stable")
     offsets = np.append(np.flatnonzero(np.diff(labels[order], prepend=-1)), len(rows))
     centers = np.empty((len(offsets) - 1, rows.shape[1]))
     radii = np.empty(len(offsets) - 1)
-    # the rounding error of a product is below d eps / 2 |q| |c|; four times that, for all roundings
+    # The rounding error of a dot product is below d eps / 2 |q| |c|. Radii grow by four times that,
+    # for the rounding of centers, radii and bounds as well.
     slack = 2.0 * (rows.shape[1] + 2) * float(np.finfo(rows.dtype).eps)
     with ignore_overflow():
         for i, (first, last) in enumerate(pairwise(offsets)):
@@ -484,16 +503,17 @@ def _score_cells(
     ids: IntArray,
     logits: FloatArray,
 ) -> tuple[int, int]:
-    """Write classes of cells and their logits for query b; return the numbers of cells and classes.
+    """Write classes to `ids` and their logits for query b to `logits`, cell by cell.
 
-    Cells are taken in the order `cell_order`, with decreasing `bounds`, until a draw scores at most
-    k classes of the tail.
+    Cells are scored in the order `cell_order`, by decreasing `bounds`, until a draw scores on
+    average at most k classes of the tail. Returns the numbers of scored cells and classes.
     """
     seen = 0
     max_logit = -np.inf
     total = 0.0
     for c in range(len(cell_order)):
-        # a draw scores on average (n - k) e^bound / Z of them, with Z over the classes seen
+        # a draw scores on average at most (n - k) e^bound / Z classes of the tail, with the sum Z
+        # of exp(logit) over the classes scored so far
         if seen >= k and bounds[c] - max_logit <= math.log(k * total / (len(rows) - k)):
             return c, seen
         for i in range(cells.offsets[cell_order[c]], cells.offsets[cell_order[c] + 1]):
@@ -516,7 +536,7 @@ def _open_uniform(key: np.uint64, counter: np.uint64) -> float:
 
 @njit
 def _gumbel_noise(key: np.uint64, batch: int, num: int) -> FloatArray:
-    """Return Gumbel noise (batch, num), with one stream for each row."""
+    """Return Gumbel noise (batch, num), with one random stream for each row."""
     values = np.empty((batch, num))
     for b in range(batch):
         row = mix64(key, np.uint64(b))
@@ -538,10 +558,11 @@ def _draw_lazily(
     logits: FloatArray,
     shift: float = 0.0,
 ) -> float:
-    """Write draws (m,) of context b and their logits; return the largest scored logit of the tail.
+    """Write draws of context b to `ids` (m,) and their logits to `logits` (m,).
 
-    `head` (k,) are sorted classes with logits `scores` (k,); `bound` bounds all other logits.
-    `shift` has been subtracted from all of these.
+    `head` (k,) are sorted classes with logits `scores` (k,), and `bound` is an upper bound on all
+    other logits. `shift` has been subtracted from the scores, the bound and the written logits.
+    Returns the largest scored logit of the tail, minus `shift`.
     """
     size = len(rows) - len(head)
     max_tail_logit = -np.inf
@@ -554,16 +575,16 @@ def _draw_lazily(
                 best = value
                 ids[k] = head[i]
                 logits[k] = scores[i]
-        # Gumbel noise is -log of an exponential time. A class of the tail can win only if its clock
-        # rings before `time`, which has the probability `prob`
+        # Gumbel noise is -log of an exponential time, at which a clock of the class rings. A class
+        # of the tail can win only if its clock rings before `time`, with the probability `prob`.
         time = np.exp(bound - best)
         prob = -math.expm1(-time)
         position = -1
         skipped = 0
         counter = len(head)
         while True:
-            # each class of the tail rings in time with the same probability, so that the number of
-            # classes between two that do is geometric, with log(1 - share) = -time
+            # All clocks of the tail ring before `time` with the same probability. So the number of
+            # classes between two such classes is geometric, with log(1 - prob) = -time.
             gap = -math.log(_open_uniform(stream, np.uint64(counter))) / time
             if not gap < size - 1 - position:
                 break

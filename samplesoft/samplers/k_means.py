@@ -1,4 +1,4 @@
-"""K-means on all threads by Lloyd's algorithm, which moves centers by a sample of the rows."""
+"""K-means by Lloyd's algorithm on all threads, with centers fitted to a sample of the rows."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from samplesoft._validation import IntArray
 from samplesoft.kernels.rows import squared_distance
 
 Rows = NDArray[Any]  # float32 or float64
-_NUM_ITERATIONS = 8  # of Lloyd's algorithm
-_SAMPLE_ROWS_PER_CENTER = 64  # rows in the sample, for each center
-_TASK_ROWS = 4096  # rows in a task of a thread
-_MAX_OFFSET_RATIO = 16.0  # distance of a coordinate from 0, in widths, above which it is centered
+_NUM_ITERATIONS = 8  # iterations of Lloyd's algorithm
+_SAMPLE_ROWS_PER_CENTER = 64  # number of rows in the sample, divided by the number of centers
+_TASK_ROWS = 4096  # number of rows in one task of a thread
+# a coordinate is centered if |middle of its values| / (range of its values) is larger than this
+_MAX_OFFSET_RATIO = 16.0
 
 
 def require_distances(largest: float, dtype: np.dtype[Any]) -> None:
-    """Raise ValueError if squared distances of vectors up to `largest` in size may overflow."""
+    """Raise ValueError if squared distances may overflow, for coordinates up to `largest`."""
     limit = float(np.finfo(dtype).max) ** 0.5
     if not largest < limit:
         raise ValueError(
@@ -30,13 +31,16 @@ def require_distances(largest: float, dtype: np.dtype[Any]) -> None:
 
 
 def k_means(rows: Rows, num: int, key: np.uint64) -> IntArray:
-    """Return the index of the nearest of `num` centers for each row (k, d), by Lloyd's algorithm.
+    """Cluster rows (k, d) by k-means; return the index of the nearest of `num` centers, (k,).
 
-    Adding one vector to all rows, such as a large common component, changes nothing.
+    `key` selects the random rows at which the centers start. Adding the same vector to all rows,
+    such as a large common component, changes the result only by the rounding of the rows.
     """
     rows = _subtract_common_offset(rows)
     permutation = np.argsort(uniform_block(key, 1, len(rows))[0], kind="stable")
-    sample = rows[permutation[: _SAMPLE_ROWS_PER_CENTER * num]]  # more rows hardly move a center
+    sample = rows[
+        permutation[: _SAMPLE_ROWS_PER_CENTER * num]
+    ]  # more rows would hardly move a center
     centers = sample[:num].copy()
     for _ in range(_NUM_ITERATIONS):
         _move_centers_to_means(sample, _nearest_centers(sample, centers), centers)
@@ -44,12 +48,12 @@ def k_means(rows: Rows, num: int, key: np.uint64) -> IntArray:
 
 
 def _subtract_common_offset(rows: Rows) -> Rows:
-    """Return rows, centered in the coordinates in which all rows are far from 0."""
+    """Return rows (k, d), centered in each coordinate whose values are all far from 0."""
     low = rows.min(axis=0)
     high = rows.max(axis=0)
     middle = low + (high - low) / 2
-    # only the means are rounded to the dtype of the rows; the subtraction is exact, because the
-    # values of a coordinate are so close to each other
+    # The middle is rounded to the dtype of the rows. The subtraction is then exact, because all
+    # values of the coordinate are close to the middle.
     is_far = np.abs(middle) > _MAX_OFFSET_RATIO * (high - low)
     centered: Rows = rows - np.where(is_far, middle, 0).astype(rows.dtype) if is_far.any() else rows
     return centered
@@ -66,10 +70,10 @@ def _nearest_centers(rows: Rows, centers: Rows) -> IntArray:
 
 @njit
 def _write_nearest_centers(rows: Rows, centers: Rows, labels: IntArray) -> None:
-    """Write the index of the nearest center for each row."""
-    # The expansion |x|^2 - 2 x . c + |c|^2 would be a matrix product and two norms. If all vectors
-    # are far from 0 these terms are large and nearly cancel: at a distance of 1e4 from 0, no
-    # digit of float32 is left of distances about 1. Differences are as exact as the vectors.
+    """Write the index of the nearest center of each row (k, d) to `labels` (k,)."""
+    # The expansion |x|^2 - 2 x . c + |c|^2 would be faster, as a matrix product. But if all vectors
+    # are far from 0, its terms are large and nearly cancel: at a distance of 1e4 from 0, float32
+    # has no correct digit of a distance of 1. Differences x - c are as exact as the vectors.
     for i in range(len(rows)):
         nearest = 0
         min_distance = np.inf
@@ -83,7 +87,7 @@ def _write_nearest_centers(rows: Rows, centers: Rows, labels: IntArray) -> None:
 
 @njit
 def _move_centers_to_means(rows: Rows, labels: IntArray, centers: Rows) -> None:
-    """Move each center to the mean of its rows; a center without rows stays."""
+    """Move each center, in place, to the mean of the rows with its label; no rows, no move."""
     sums = np.zeros(centers.shape)  # float64, whatever the dtype of the rows
     counts = np.zeros(len(centers), np.int64)
     for i in range(len(rows)):

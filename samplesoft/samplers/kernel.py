@@ -1,4 +1,4 @@
-"""Kernel samplers: a kernel tree over the features of a map."""
+"""Kernel samplers: draws in proportion to a kernel, by a tree of feature sums."""
 
 from __future__ import annotations
 
@@ -23,36 +23,41 @@ from samplesoft.samplers.base import Draw, Rows, Sampler
 from samplesoft.samplers.tree.features import Transform
 from samplesoft.samplers.tree.kernel_tree import MIN_FLOOR, KernelTree
 
-UNIT_TOLERANCE = 1e-3  # well above the rounding of float32 vectors divided by their norms
+UNIT_TOLERANCE = 1e-3  # of norms; well above the rounding of normalised float32 vectors
 
 
 class KernelSampler(Sampler):
-    """Draws in proportion to a kernel, through a tree of the sums of a map's features.
+    """Draw classes in proportion to a kernel, which a feature map estimates.
+
+    The sums of class features are kept in a tree, so that a draw costs O(F log n) for F features.
 
     Parameters
     ----------
     class_embeddings : array_like, shape (n, d)
         One row for each class, float32 or float64; copied.
     feature_map : FeatureMap, or callable
-        Map that estimates the kernel; the sampler works on its device. Or a function that returns a
-        new array of features (k, F) for rows (k, d), as `KernelTree` takes it.
+        Map whose inner products of features estimate the kernel; the sampler works on the device of
+        the map. Or a function that returns a new array of features (k, F) for rows (k, d), as in
+        `KernelTree`.
     leaf : {"softmax", "kernel"}
-        Weight of a class in its leaf: ``exp(tau h . c)``, which costs d multiplications a class and
-        is closer to the softmax, or the kernel, as everywhere in the tree.
+        Weight of a class within its leaf. With "softmax" it is ``exp(tau h . c)``, which costs d
+        multiplications for each class and is closer to the softmax. With "kernel" it is the kernel,
+        as in the rest of the tree.
     leaf_size : int, optional
-        Classes in a leaf, 1 for a tree down to single classes; see `KernelTree`.
+        Number of classes in a leaf; 1 for a tree with single classes as leaves. See `KernelTree`.
     tau : float, optional
         Inverse temperature of ``leaf="softmax"``, 1 by default.
     floor : float, optional
-        Minimum mass of a class in the tree. By default the floor of the map, its smallest kernel of
-        two unit vectors, which flattens smaller kernels of longer vectors; 1e-9 for a function.
+        Minimum mass of a class in the tree. By default it is ``feature_map.floor``, the smallest
+        kernel of two unit vectors. Smaller kernels of longer vectors are then raised to the floor.
+        For a function the default is 1e-9.
     progress : bool
-        Show progress on stderr while building: a bar if that is a terminal, else lines.
+        Show progress on stderr while the tree is built: a bar on a terminal, otherwise lines.
 
     Attributes
     ----------
     tree : KernelTree
-        The tree, with its ``nbytes``, ``drift`` and ``rebuild``.
+        The tree, which has the members ``nbytes``, ``drift`` and ``rebuild``.
 
     Raises
     ------
@@ -95,9 +100,9 @@ class KernelSampler(Sampler):
                 f"{type(feature_map).__name__}; samplesoft.feature_maps has some."
             )
         scale = as_tau(tau, unit_vectors=False)
-        # draws by a kernel do not follow a softmax: no tau to compare with the loss
+        # draws by a kernel do not follow a softmax: there is no tau to compare with the loss
         self.tau = scale if as_choice("leaf", leaf, ("softmax", "kernel")) == "softmax" else None
-        # defaults for a function, which declares nothing
+        # a function does not declare these properties, unlike a map
         dim = None
         device = "cpu"
         default_floor = 1e-9
@@ -105,7 +110,7 @@ class KernelSampler(Sampler):
             dim = feature_map.dim
             device = feature_map.device
             default_floor = feature_map.floor
-            # exact features: the kernel of vectors is cheaper than the product of features
+            # the formula of the kernel is cheaper than an inner product of exact features
             if leaf == "kernel" and feature_map.closed_form:
                 leaf, scale = feature_map.closed_form
         self.feature_map = feature_map
@@ -115,7 +120,7 @@ class KernelSampler(Sampler):
             leaf=leaf,
             leaf_size=leaf_size,
             scale=scale,
-            # random estimates may be negative or 0, but a class needs a mass above 0 to be drawn
+            # estimates of a kernel may be 0 or negative, but masses must be above 0
             floor=max(default_floor, MIN_FLOOR) if floor is None else floor,
             progress=progress,
             device=device,
@@ -125,11 +130,11 @@ class KernelSampler(Sampler):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the class vectors and of the node sums."""
+        """Memory of the class vectors and of the node sums, in bytes."""
         return self.tree.nbytes
 
     def class_embeddings(self, ids: Any = None) -> Rows:
-        """Return a copy of the class vectors (k, d) with these ids, or of all."""
+        """Return a copy of the vectors (k, d) of classes `ids`, or of all classes for None."""
         return self.tree.class_embeddings(ids)
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
@@ -149,7 +154,7 @@ class KernelSampler(Sampler):
 
 
 class QuadraticSampler(KernelSampler):
-    """Draws in proportion to the quadratic kernel ``alpha (h.c)**2 + 1``.
+    """Draw classes in proportion to the quadratic kernel ``alpha (h.c)**2 + 1``.
 
     Parameters
     ----------
@@ -158,9 +163,9 @@ class QuadraticSampler(KernelSampler):
         ``d (d + 1) / 2 + 1`` features.
     alpha : float
         Weight of the squared dot product. Blanc and Rendle weight the square of the logit
-        ``tau h . c``: their alpha is this one divided by ``tau**2``.
+        ``tau h . c`` instead: their alpha is this alpha divided by ``tau**2``.
     tau, leaf, leaf_size, progress
-        As for `KernelSampler`. With ``leaf="kernel"``, q is in proportion to the kernel.
+        As for `KernelSampler`. With ``leaf="kernel"``, q is proportional to the kernel.
 
     Raises
     ------
@@ -192,36 +197,36 @@ class QuadraticSampler(KernelSampler):
         progress: bool = False,
     ) -> None:
         rows = as_float_rows("class_embeddings", class_embeddings)
-        # exact features; a node of the tree is as large as about d / 2 class vectors
+        # a node of the tree takes as much memory as about d / 2 class vectors
         phi = QuadraticFeatures(rows.shape[1], alpha)
         super().__init__(rows, phi, leaf=leaf, leaf_size=leaf_size, tau=tau, progress=progress)
 
 
 class PositiveSampler(KernelSampler):
-    """Draws in proportion to positive random features of ``exp(tau h.c)``.
+    """Draw classes in proportion to an estimate of ``exp(tau h.c)`` by positive random features.
 
     Parameters
     ----------
     class_embeddings : array_like, shape (n, d)
-        One row for each class, float32 or float64; copied. Estimates are best for short vectors, of
-        norm 1 or so.
+        One row for each class, float32 or float64; copied. Estimates are most accurate for short
+        vectors, with norms of about 1.
     num_features : int
         Number of features.
     tau : float, optional
         Inverse temperature of the kernel, and of ``leaf="softmax"``; 1 by default.
     frequencies : {"iid", "orthogonal"}
-        How the projections are drawn; see `PositiveRandomFeatures`.
+        Method by which projections are drawn; see `PositiveRandomFeatures`.
     leaf, leaf_size, progress
         As for `KernelSampler`.
     rng : int, numpy.random.Generator or None
         Seed of the projections.
     device : {"cpu", "cuda"}
-        Where it works, and where what it returns stays.
+        Device of the computation and of the results.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is malformed, or features of a vector overflow or vanish.
+        If an argument is malformed, or features of a vector overflow or underflow to 0.
     MemoryError
         If the tree would not fit in the memory that is left.
 
@@ -251,19 +256,19 @@ class PositiveSampler(KernelSampler):
         device: str = "cpu",
     ) -> None:
         rows = backend(as_device(device)).float_rows("class_embeddings", class_embeddings)
-        tau = as_tau(tau, unit_vectors=False)  # for the map too
+        tau = as_tau(tau, unit_vectors=False)  # resolves None, for the map as well
         phi = PositiveRandomFeatures(
             rows.shape[1], num_features, tau, frequencies=frequencies, rng=rng, device=device
         )
         super().__init__(rows, phi, leaf=leaf, leaf_size=leaf_size, tau=tau, progress=progress)
-        self.tau = tau  # of the kernel, whatever the leaf
+        self.tau = tau  # the kernel has this tau, also with kernel leaves
 
 
 class RFSoftmaxSampler(KernelSampler):
-    """Random Fourier softmax: draws in proportion to random features of the Gaussian kernel.
+    """Draw classes in proportion to random Fourier features of the Gaussian kernel (RF-softmax).
 
-    For unit vectors, and only for them, the Gaussian kernel is ``exp(nu h . c)`` times a constant.
-    Class vectors and contexts must therefore have norm 1, to 1e-3. Rows of zeros, which have no
+    For unit vectors only, the Gaussian kernel is a constant times ``exp(nu h . c)``. Class vectors
+    and contexts must therefore have norm 1, with a tolerance of 1e-3. Rows of zeros, which have no
     direction, are also allowed.
 
     Parameters
@@ -275,21 +280,23 @@ class RFSoftmaxSampler(KernelSampler):
     num_features : int
         Number of random frequencies D; there are 2 D features.
     frequencies : {"iid", "orthogonal", "structured"}
-        How frequencies are drawn; see `RandomFourierFeatures`.
+        Method by which frequencies are drawn; see `RandomFourierFeatures`.
     tau : float, optional
         Inverse temperature of the model, used by softmax leaves; 10 by default.
     leaf, leaf_size, progress
         As for `KernelSampler`. The paper's sampler is ``leaf="kernel", leaf_size=1``. Larger
-        leaves need 1 / leaf_size of its memory, and softmax leaves draw closer to the softmax.
+        leaves need 1 / leaf_size of the paper's memory, and draws from softmax leaves are closer to
+        the softmax.
     rng : int, numpy.random.Generator or None
         Seed of the frequencies.
     device : {"cpu", "cuda"}
-        Where it works, and where what it returns stays.
+        Device of the computation and of the results.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is malformed, or a vector is not of norm 1; `update` changes nothing then.
+        If an argument is malformed, or a vector does not have norm 1. An `update` that raises
+        changes nothing.
     MemoryError
         If the tree would not fit in the memory that is left.
 
@@ -326,7 +333,7 @@ class RFSoftmaxSampler(KernelSampler):
     ) -> None:
         rows = backend(as_device(device)).float_rows("class_embeddings", class_embeddings)
         _require_unit_norms("class_embeddings", rows)
-        # Rawat et al., section 3.2: nu is a separate sharpness, below the tau of the model
+        # Rawat et al., section 3.2: nu is the sharpness of the kernel, less than the model's tau
         phi = RandomFourierFeatures(
             rows.shape[1], num_features, nu, frequencies=frequencies, rng=rng, device=device
         )
@@ -334,7 +341,7 @@ class RFSoftmaxSampler(KernelSampler):
         super().__init__(rows, phi, leaf=leaf, leaf_size=leaf_size, tau=tau, progress=progress)
 
     def _check_contexts(self, h: ArrayLike | None) -> Rows:
-        # for other norms |h - c|^2 is not a function of h . c, and draws would depend on the norms
+        # for norms other than 1, |h - c|^2 is not a function of h . c: draws would depend on norms
         rows = super()._check_contexts(h)
         _require_unit_norms("h", rows)
         return rows
@@ -346,15 +353,16 @@ class RFSoftmaxSampler(KernelSampler):
 
 
 def _require_unit_norms(name: str, rows: Rows) -> None:
+    """Raise ValueError unless each of rows (N, d) has norm 1 or is 0; `name` is for the message."""
     norms = np.sqrt(to_host(squared_norms(rows)))
     zero_norm = np.flatnonzero(norms == 0.0)
-    if len(zero_norm):  # zeros, or values whose squares underflow
+    if len(zero_norm):  # rows of zeros, or of values whose squares underflow
         zero_norm_rows = to_host(backend_of(rows).take_rows(rows, zero_norm))
         norms[zero_norm[~zero_norm_rows.any(axis=1)]] = 1.0
     # the message names the worst row
     row = int(np.argmax(np.abs(norms - 1.0)))
     if not 1.0 - UNIT_TOLERANCE <= norms[row] <= 1.0 + UNIT_TOLERANCE:
-        # in float64, where its square does not overflow
+        # in float64, in which squares of float32 values do not overflow
         norm = np.linalg.norm(to_host(rows[row : row + 1]).astype(np.float64))
         raise ValueError(
             f"rows of `{name}` must have norm 1, got {norm:.6g} at row {row}; divide each row by "

@@ -1,4 +1,4 @@
-"""The LSH sampler: draws from the buckets of hash tables that hold similar classes."""
+"""The LSH sampler: uniform draws from hash buckets that hold similar classes."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ from samplesoft.samplers.base import Draw, Rows, Sampler
 
 Codes = NDArray[np.uint16]
 Int32Array = NDArray[np.int32]
-_MAX_BITS = 16  # of a code
-_MIN_UNIFORM_SHARE = 1e-100  # even for 10**15 classes, probabilities are above 0 in float64
-_TASK_STEPS = 1 << 20  # inner steps in a task of a thread
+_MAX_BITS = 16  # bits in a hash code, which is stored as uint16
+_MIN_UNIFORM_SHARE = 1e-100  # keeps probabilities above 0 in float64, even for 10**15 classes
+_TASK_STEPS = 1 << 20  # number of inner loop steps in one task of a thread
 
 
 class _HashTables(NamedTuple):
-    """The hash tables: class i has code ``codes[i, t]`` in table t.
+    """L hash tables of the n classes, and one more table whose only bucket holds all classes.
 
-    Bucket c of table t is ``members[t, offsets[t, c] : offsets[t, c + 1]]``, in increasing order.
-    After the L tables comes one of 0 bits: its only bucket holds all classes.
+    Class i has the hash code ``codes[i, t]`` in table t. The bucket of code c has the classes
+    ``members[t, offsets[t, c] : offsets[t, c + 1]]``, in increasing order. In the last table all
+    codes are 0.
     """
 
     codes: Codes  # (n, L + 1)
@@ -44,37 +45,39 @@ class _HashTables(NamedTuple):
 
 
 class _BucketMixture(NamedTuple):
-    """The distribution of contexts: a mixture of one bucket in each table.
+    """The proposal of each of B contexts: a mixture of uniform draws from one bucket per table.
 
-    `class_mass` (B, L + 1) is the mass of one class in a bucket. `cumulative_mass` (B, L + 1) are the
-    cumulative masses of buckets without the excluded class.
+    The bucket is the one with the code of the context. Without exclusion, the masses of all classes
+    of a context sum to 1.
     """
 
     codes: Codes  # (B, L + 1): codes of the contexts
-    exclude: IntArray  # (B,)
-    class_mass: FloatArray
+    exclude: IntArray  # (B,): excluded classes, or -1
+    class_mass: FloatArray  # (B, L + 1): mass of each class in the bucket, 0 if the bucket is empty
+    # (B, L + 1): cumulative sums over tables of the masses of buckets without the excluded class
     cumulative_mass: FloatArray
 
 
 class LSHSampler(Sampler):
-    r"""Uniform draws from buckets of similar classes, by locality-sensitive hashing.
+    r"""Draw uniformly from hash buckets of similar classes, by locality-sensitive hashing.
 
-    Each of L hash tables divides the classes into buckets by K bits, the signs of their products
-    with K random directions (SimHash). A draw takes a random table, and a random class from the
-    bucket of the context in that table. A fixed fraction of the draws, and draws from empty
-    buckets, are uniform over all classes.
+    Each of L hash tables divides the classes into buckets by a code of K bits, the signs of the
+    inner products of a class vector with K random directions (SimHash). A draw chooses a random
+    table, and then a random class from the bucket with the code of the context. A fixed fraction of
+    the draws is uniform over all classes; draws from empty buckets are too.
 
     Parameters
     ----------
     class_embeddings : array_like, shape (n, d)
-        One row for each class, float32 or float64. Only codes are stored, 6 L bytes for each class.
+        One row for each class, float32 or float64. Only the hash tables are stored, 6 L bytes for
+        each class.
     num_tables : int
         Number of tables L. Memory and the time of updates and draws grow with L.
     num_bits : int, optional
-        Bits K of a code, 1 to 16; ``0.4 log2(n)`` by default, rounded and at least 1.
+        Number of bits K of a code, 1 to 16; ``0.4 log2(n)`` by default, rounded and at least 1.
     uniform_share : float
-        Fraction of uniform draws, from 1e-100 to 1. Importance weights are at most those of uniform
-        draws divided by this fraction.
+        Fraction of uniform draws, from 1e-100 to 1. Importance weights are at most the importance
+        weights of uniform draws, divided by this fraction.
     rng : int, numpy.random.Generator or None
         Seed of the directions.
 
@@ -83,8 +86,9 @@ class LSHSampler(Sampler):
     num_tables, num_bits, uniform_share
         As above.
     directions : ndarray, shape (L, K, d)
-        The directions in the dtype of the vectors, each with absolute values that sum to 1. Bit k
-        of table t is 1 if the product with ``directions[t, k]`` is positive.
+        Random directions in the dtype of the class vectors. The absolute values of each direction
+        sum to 1. Bit k of the code in table t is 1 if the inner product with ``directions[t, k]``
+        is positive.
 
     Raises
     ------
@@ -104,23 +108,24 @@ class LSHSampler(Sampler):
     The papers use the probability that a class is found over random hash functions,
     `collision_log_prob`, which is a different quantity.
 
-    **Exclusion is exact.** An excluded class is removed from each bucket. A bucket is drawn by the
-    mass of its remaining classes, and then one of these. Nothing is subtracted from a mass.
+    **Exclusion is exact.** An excluded class is removed from each bucket. A bucket is drawn in
+    proportion to the mass of its remaining classes, and then one of these classes is drawn. The
+    remaining classes are counted, so that nothing is subtracted from a mass.
 
-    **Only angles count.** Bits do not depend on norms. Extending class vectors to equal norm by
-    another coordinate [4]_ would turn the inner product into an angle. This was measured and
-    rejected: with norms spread by a factor of ``exp(0.3 N(0, 1))`` it raised the bias from 0.04 to
-    0.11 (uniform draws: 0.27), because it brings the angles closer together.
+    **Only angles matter.** Bits do not depend on norms. One more coordinate could extend all class
+    vectors to the same norm [4]_, so that the angle is a function of the inner product. This was
+    measured and rejected: if norms vary by a factor of ``exp(0.3 N(0, 1))``, it raised the bias
+    from 0.04 to 0.11 (uniform draws: 0.27), because it brings the angles closer together.
 
     **Updates** hash the changed classes and sort all tables again, in O(n L).
 
-    **When to use it.** For quick draws if a tenth of the bias of uniform draws is acceptable. It
-    has less bias than random features and takes a tenth of their time. `ClusterSampler` has at most
-    a twentieth of its bias and takes five times as long. More than about 128 tables gain little,
-    and the bias does not vanish as L grows, because the tables estimate a power of the angle, not
-    the softmax. In a trained language model with tau = 11 (``figures/wrong_corrections.py``) its
-    bias was 0.18, and that of draws by counts 0.06. Updates are slower than those of clusters. The
-    page of benchmarks has the measurements.
+    **When to use it.** Use it for quick draws if a tenth of the bias of uniform draws is
+    acceptable. It has less bias than random features and takes a tenth of their time.
+    `ClusterSampler` has at most a twentieth of the bias and takes five times as long. More than
+    about 128 tables gain little, and the bias does not vanish as L grows, because the tables
+    estimate a power of the angle, not the softmax. In a trained language model with tau = 11
+    (``figures/wrong_corrections.py``) the bias was 0.18, compared with 0.06 for draws by counts.
+    Updates are slower than updates of clusters. The page of benchmarks has the measurements.
 
     References
     ----------
@@ -171,14 +176,14 @@ class LSHSampler(Sampler):
                 f"{uniform_share}; it bounds the importance weights."
             )
         num_bytes = self.num_tables * (6.0 * self.num_classes + 4.0 * 2**self.num_bits)
-        # directions, in float64 and then in the dtype of the vectors
+        # directions in float64, and their copy in the dtype of the vectors
         num_bytes += 16.0 * self.num_tables * self.num_bits * rows.shape[1]
         subject = f"{self.num_tables} tables of {self.num_classes:,} classes"
         require_bytes(subject, num_bytes, "lower `num_tables` or `num_bits`")
         generator = np.random.default_rng(int(as_key(rng)))
         shape = self.num_tables, self.num_bits, rows.shape[1]
         directions = generator.standard_normal(shape)
-        # 1-norm 1, so that projections do not overflow; signs stay the same
+        # scaled so that projections do not overflow; only the signs of projections are used
         directions /= np.abs(directions).sum(axis=2, keepdims=True)
         self.directions = directions.astype(rows.dtype)
         self._tables = self._build_tables(self._hash_codes(rows))
@@ -186,12 +191,12 @@ class LSHSampler(Sampler):
     def collision_log_prob(
         self, h: ArrayLike, class_embeddings: ArrayLike, *, num_tables: int | None = None
     ) -> FloatArray:
-        """Return the log-probability that a random set of hash tables finds the classes.
+        """Return the log-probability, over random directions, that hashing finds each class.
 
-        This is **not** the probability of a draw, `log_prob`. With the angle a between a class and
-        a context, a bit agrees with probability p = 1 - a / pi. With K bits a table, the
-        probability that a class is in the bucket of the context in at least one of T tables, or is
-        drawn uniformly (with probability `uniform_share`), is
+        This is **not** the log-probability of a draw, which is `log_prob`. If the angle between a
+        class and a context is ``a``, they agree in a bit with probability p = 1 - a / pi. With K
+        bits, the probability that the class is in the bucket of the context in at least one of T
+        random tables, or is drawn uniformly (with probability ``uniform_share / n``), is
 
             1 - (1 - p**K)**T * (1 - uniform_share / n),
 
@@ -202,10 +207,10 @@ class LSHSampler(Sampler):
         h : array_like, shape (B, d) or (d,)
             Context vectors.
         class_embeddings : array_like, shape (k, d)
-            Class vectors; all n for `samplesoft.exact_bias`.
+            Class vectors; all n of them if the result is for `samplesoft.exact_bias`.
         num_tables : int, optional
-            Number of tables T: by default all L, whose buckets together are the sample of Spring
-            and Shrivastava; 1 for the table of a single draw.
+            Number of tables T, by default L. Spring and Shrivastava sample from the union of the
+            buckets of all L tables. For a single draw, which uses one table, pass 1.
 
         Returns
         -------
@@ -221,17 +226,17 @@ class LSHSampler(Sampler):
 
         Notes
         -----
-        Draws from fixed tables that are corrected by it are biased at any m, because the tables do
-        not change while draws are averaged, and it ignores the sizes of buckets.
-        ``samplesoft.exact_bias(..., correction=np.exp(...))`` gives the bias. For 10,000 word
-        vectors of the Penn Treebank and this correction, normalised, the L1 norm was 1.3 to 1.5
-        with all L tables and 1.1 to 1.3 with one, at m = 100 and at m = 10,000; corrected by q it
-        was 0.011 and 0.0001.
+        A loss that corrects draws from fixed tables by this probability, instead of q, is biased at
+        any m. The reasons are that the tables are the same in all draws, and that the probability
+        ignores the sizes of buckets. ``samplesoft.exact_bias(..., correction=np.exp(...))`` returns
+        the bias. For 10,000 word vectors of the Penn Treebank and the normalised probability as the
+        correction, the L1 norm of the bias was 1.3 to 1.5 with all L tables and 1.1 to 1.3 with one
+        table, both at m = 100 and at m = 10,000. With the correction by q it was 0.011 and 0.0001.
 
         References
         ----------
-        Charikar (2002), section 3: p. Spring and Shrivastava (2017): the probability for L tables.
-        Chen et al. (2019): that for one table.
+        Charikar (2002), section 3: the probability p. Spring and Shrivastava (2017): the
+        probability for L tables. Chen et al. (2019): the probability for one table.
 
         Examples
         --------
@@ -248,9 +253,9 @@ class LSHSampler(Sampler):
         for vectors in (contexts, rows):
             divide_by_norms(vectors, np.empty(len(vectors)))
         cosines = product(contexts, rows.T)
-        # all zero vectors have the same code in every table, and always collide
+        # a zero vector has code 0 in every table, so that two zero vectors always collide
         cosines[np.ix_(~contexts.any(axis=1), ~rows.any(axis=1))] = 1.0
-        # rounding may move a cosine above 1
+        # clipped, because rounding may move a cosine above 1
         p = 1.0 - np.arccos(np.clip(cosines, -1.0, 1.0)) / np.pi
         with np.errstate(divide="ignore"):  # p = 1
             log_missed = num_tables_used * np.log1p(-(p**self.num_bits))
@@ -259,7 +264,7 @@ class LSHSampler(Sampler):
         return log_found
 
     def _hash_codes(self, rows: Rows) -> Codes:
-        """Return the codes (N, L + 1) of rows (N, d)."""
+        """Return the hash codes (N, L + 1) of rows (N, d) in all tables; the last column is 0."""
         codes = np.zeros((len(rows), self.num_tables + 1), np.uint16)
         directions = self.directions.reshape(-1, rows.shape[1])
 
@@ -271,7 +276,7 @@ class LSHSampler(Sampler):
         return codes
 
     def _build_tables(self, codes: Codes) -> _HashTables:
-        """Return the hash tables of classes with codes (n, L + 1)."""
+        """Return the hash tables of classes whose hash codes are `codes` (n, L + 1)."""
         offsets = np.empty((codes.shape[1], 2**self.num_bits + 1), np.int32)
         members = np.empty(codes.shape[::-1], np.int32)
 
@@ -320,8 +325,12 @@ class LSHSampler(Sampler):
 def _write_codes(
     directions: Rows, num_bits: int, rows: Rows, workspace: Rows, codes: Codes
 ) -> None:
-    """Write the codes (N, L + 1) of rows (N, d), signs of K products each; not the last column."""
-    # one row at a time, so that the codes of a context do not depend on its batch
+    """Write hash codes of rows (N, d) to `codes` (N, L + 1), except the last column.
+
+    A code has one bit per direction: whether the inner product with the row is positive.
+    `directions` is (L K, d), and `workspace` (1, >= L K) is overwritten.
+    """
+    # one row at a time, so that the codes of a context do not depend on the rest of the batch
     for b in range(len(rows)):
         products(directions, 0, len(directions), rows, b, -1, workspace, 0)
         for t in range(len(directions) // num_bits):
@@ -333,8 +342,9 @@ def _write_codes(
 
 @njit
 def _sort_by_code(codes: Codes, offsets: Int32Array, members: Int32Array) -> None:
-    """Sort classes by their codes (n,) in one table; stable."""
-    # counting sort: ends of buckets, then classes from the last on, each one slot lower
+    """Write the bucket offsets and the members, sorted by code, of one table from `codes` (n,)."""
+    # A counting sort: first compute the end of each bucket, then insert the classes from the last
+    # to the first, each one slot before the previous class of its bucket.
     offsets[:] = 0
     for i in range(len(codes)):
         offsets[codes[i]] += 1
@@ -347,7 +357,7 @@ def _sort_by_code(codes: Codes, offsets: Int32Array, members: Int32Array) -> Non
 
 @njit
 def _write_masses(tables: _HashTables, uniform_share: float, mixture: _BucketMixture) -> None:
-    """Write the masses `class_mass` and `cumulative_mass` of a mixture."""
+    """Write the fields `class_mass` and `cumulative_mass` of a mixture from its other fields."""
     codes, _, class_mass, cumulative_mass = mixture
     num_tables = codes.shape[1] - 1
     for b in range(len(codes)):
@@ -358,7 +368,7 @@ def _write_masses(tables: _HashTables, uniform_share: float, mixture: _BucketMix
             mass = (1.0 - uniform_share) / num_tables if t < num_tables else uniform_mass
             uniform_mass += mass if size == 0 else 0.0
             class_mass[b, t] = mass / size if size > 0 else 0.0
-            # remaining classes are counted: no mass is subtracted
+            # mass of the remaining classes: classes are counted, and no mass is subtracted
             total += class_mass[b, t] * (size - skip)
             cumulative_mass[b, t] = total
 
@@ -367,9 +377,9 @@ def _write_masses(tables: _HashTables, uniform_share: float, mixture: _BucketMix
 def _bucket_range(
     tables: _HashTables, mixture: _BucketMixture, b: int, t: int
 ) -> tuple[int, int, int]:
-    """Return the start and size of the bucket of context b in table t, and whether to skip a class.
+    """Return the start and the size of the bucket of context b in table t, and a 0/1 flag.
 
-    The third value is 1 if the bucket holds the excluded class, else 0.
+    The flag is 1 if the bucket holds the excluded class of the context, which draws must skip.
     """
     code = mixture.codes[b, t]
     excluded = mixture.exclude[b]
@@ -383,19 +393,19 @@ def _bucket_range(
 def _draw_classes(
     tables: _HashTables, mixture: _BucketMixture, key: np.uint64, first: int, ids: IntArray
 ) -> None:
-    """Draw classes (B, m) for contexts `first`, `first + 1`, ...."""
+    """Write draws to `ids` (B, m); row b uses the random stream of context ``first + b``."""
     for b in range(len(ids)):
         stream = mix64(key, np.uint64(first + b))
         cumulative_mass = mixture.cumulative_mass[b]
         for k in range(ids.shape[1]):
-            # side="right": skips buckets without mass
+            # with side="right", a target at the end of a bucket draws from the next one with mass
             target = uniform(stream, np.uint64(2 * k)) * cumulative_mass[-1]
             t = min(
                 np.searchsorted(cumulative_mass, target, side="right"), len(cumulative_mass) - 1
             )
             begin, size, skip = _bucket_range(tables, mixture, b, t)
             slot = begin + int(uniform(stream, np.uint64(2 * k + 1)) * (size - skip))
-            # members increase: from the excluded class on, skip one slot
+            # the classes of a bucket increase: from the excluded class on, move up one slot
             if skip and tables.members[t, slot] >= mixture.exclude[b]:
                 slot += 1
             ids[b, k] = tables.members[t, slot]
@@ -405,7 +415,7 @@ def _draw_classes(
 def _write_log_q(
     tables: _HashTables, mixture: _BucketMixture, ids: IntArray, log_q: FloatArray
 ) -> None:
-    """Write log-probabilities (B, k) of classes."""
+    """Write the log-probabilities of classes `ids` (B, k) to `log_q`, -inf for excluded classes."""
     codes = tables.codes
     context_codes, exclude, class_mass, cumulative_mass = mixture
     for b in range(len(ids)):
@@ -419,7 +429,7 @@ def _write_log_q(
 
 @njit
 def _add_probs(tables: _HashTables, mixture: _BucketMixture, q: FloatArray) -> None:
-    """Add the probabilities of all classes to `q` (B, n), which is 0 before."""
+    """Write the probabilities of all classes to `q` (B, n), which must be 0 initially."""
     for b in range(len(q)):
         for t in range(len(tables.offsets)):
             begin, size, _ = _bucket_range(tables, mixture, b, t)

@@ -1,4 +1,4 @@
-"""The distribution of a Metropolis-Hastings chain that approaches the softmax."""
+"""A sampler with the distribution of a Metropolis-Hastings chain that approaches the softmax."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from samplesoft.samplers.frequency import unigram_weights
 
 
 class MetropolisSampler(DenseSampler):
-    """Draw the exact state of a Metropolis-Hastings chain after T steps; for study, not for speed.
+    """Draw from the exact distribution of a Metropolis-Hastings chain after T steps.
 
-    A step proposes class j in proportion to a power of its count, and moves there from class i with
-    the probability ``min(1, w_j / w_i)``, where w is ``exp(tau h . c)`` divided by the proposal
-    probability. Without steps the sampler is the proposal; with many steps it is the softmax.
+    The state of the chain is a class. A step from class i proposes class j in proportion to a power
+    of its count, and moves to class j with the probability ``min(1, w_j / w_i)``, where w is
+    ``exp(tau h . c)`` divided by the proposal probability. Without steps, draws come from the
+    proposal; as the number of steps grows, their distribution approaches the softmax.
 
     Parameters
     ----------
@@ -30,7 +31,7 @@ class MetropolisSampler(DenseSampler):
         Count of each class, in any unit; a class with count 0 is treated as half of the smallest
         positive count.
     num_steps : int
-        Number of steps T, at least 0, after a first state that is drawn from the proposal.
+        Number of steps T, at least 0. The initial state is drawn from the proposal.
     tau : float, optional
         Inverse temperature, 1 by default.
     power : float
@@ -39,14 +40,15 @@ class MetropolisSampler(DenseSampler):
     Raises
     ------
     TypeError, ValueError
-        If an argument is malformed; in `sample`, `log_prob` and `probs` also if logits overflow.
+        If an argument is malformed. `sample`, `log_prob` and `probs` also raise if logits overflow.
 
     Notes
     -----
-    Use it to compare the bias of T steps with other proposals, not for speed. A chain needs T + 1
-    logits, but importance weights need the probability of its end state. This is the exact
-    distribution of `samplesoft.bias.metropolis_bias`, which takes O(n (d + log n)) for each context
-    at any T. Draws come from this distribution; no chain is simulated.
+    Use it to compare the bias of T steps with the bias of other proposals, not for speed. To
+    simulate a chain takes only T + 1 logits, but importance weights need the probability of the
+    last state. This sampler computes the exact distribution of the last state, as
+    `samplesoft.bias.metropolis_bias` does, in O(n (d + log n)) for each context at any T. Draws
+    come from this distribution; no chain is simulated.
 
     References
     ----------
@@ -77,11 +79,12 @@ class MetropolisSampler(DenseSampler):
         checked = as_counts("counts", counts, self.num_classes)
         weights = unigram_weights(checked, as_positive("power", power))
         self.num_steps = as_count("num_steps", num_steps, 0)
-        # weights that underflow are raised, because a class that is never proposed is never reached
+        # probabilities that underflow are raised to a positive minimum: a class that is never
+        # proposed would never be reached
         self._q: FloatArray = np.maximum(weights / weights.sum(), np.finfo(np.float64).tiny)
 
     def weights(self, h: Any) -> FloatArray:
-        """Return the distribution (B, n) of the state after the last step.
+        """Return the probability (B, n) of each class to be the state after the last step.
 
         Parameters
         ----------
