@@ -1,12 +1,13 @@
 """Samplers: proposal distributions over classes, with the exact probability of each draw.
 
-Each has `sample`, `log_prob`, `probs` (all n classes, for `exact_bias` and checks) and `update`.
+Each sampler has the methods `sample`, `log_prob`, `update`, and `probs`, which returns the
+probabilities of all n classes for `exact_bias` and for tests.
 
 ===================================  ==========================================  ==============
 sampler                              draws in proportion to                      cost of a draw
 ===================================  ==========================================  ==============
 `UniformSampler`                     1                                           O(1)
-`LogUniformSampler`                  about 1 / rank, by counts or by index       O(1)
+`LogUniformSampler`                  about 1 / rank, by count or by index        O(1)
 `UnigramSampler`, `WeightedSampler`  counts to a power; your own weights         O(1)
 `LearnedUnigramSampler`              counts that `observe` adds to               O(log n)
 `StreamingUnigramSampler`            recent frequency, by gaps between labels    O(log n)
@@ -18,29 +19,31 @@ sampler                              draws in proportion to                     
 `QuadraticSampler`                   alpha (h.c)**2 + 1                          O(d**2 log n)
 `PositiveSampler`                    about exp(tau h.c), by positive features    O(D log n)
 `KernelSampler`                      your own kernel                             O(F log n)
-`MixtureSampler`                     two samplers, mixed                         of both
-`CertainSampler`                     another, plus always-included classes       of the other
-`TwoPassSampler`                     the softmax among some candidates           O(candidates)
-`MetropolisSampler`                  the end of a Metropolis chain               O(n d)
+`MixtureSampler`                     a mixture of two proposals                  sum of both
+`CertainSampler`                     another proposal; adds fixed classes        of the other
+`TwoPassSampler`                     the softmax over drawn candidates           O(candidates)
+`MetropolisSampler`                  last state of a Metropolis-Hastings chain   O(n d)
 `DenseSampler`                       weights from your own method                O(n)
 ===================================  ==========================================  ==============
 
-Which one? Up to about 10,000 classes, `SoftmaxSampler`: it has no bias, and takes about as long as
-the others. With more classes, `ClusterSampler`: with 100,000 identifiers of programs and m = 100
-its bias is 0.0009, compared with 0.033 for `RFSoftmaxSampler` with D = 1024 and 0.42 for uniform
-draws. It draws in half the time of random features, and updates in a tenth. `LSHSampler` draws in a
-fifth of the time of clusters with 20 to 40 times their bias, which is a tenth of the bias of
-uniform draws. With a million classes and a batch of 1,024, a training step with clusters is 34
-times faster than the full softmax, and twice as fast as one with 256 random features.
-`UniformSampler` and `UnigramSampler` are the fastest, and have the largest bias. With one set of a
-thousand draws for a batch they often suffice, and a `CertainSampler` removes much of their bias for
-the cost of a few hundred scores of frequent classes. ``figures/bias_vs_cost.png`` shows bias
-against time, ``figures/throughput.png`` the time of a step. `UniformSampler`, `LogUniformSampler`,
-`UnigramSampler` and `WeightedSampler` support ``replace=False``, with exact inclusion
-probabilities.
+Which one? With up to about 10,000 classes, use `SoftmaxSampler`: it has no bias, and takes about as
+long as the others. With more classes, use `ClusterSampler`: with 100,000 identifiers of programs
+and m = 100 its bias is 0.0009, compared with 0.033 for `RFSoftmaxSampler` with D = 1024 and 0.42
+for uniform draws. Compared with random features, clusters take half the time for draws and a tenth
+of the time for updates. `LSHSampler` draws in a fifth of the time of clusters, with 20 to 40 times
+their bias, which is a tenth of the bias of uniform draws. With a million classes and a batch of
+1,024, a training step with clusters is 34 times faster than with the full softmax, and twice as
+fast as with 256 random features.
+
+`UniformSampler` and `UnigramSampler` are the fastest, and have the largest bias. They often suffice
+if a batch shares a set of a thousand draws. A `CertainSampler` removes much of their bias for the
+cost of a few hundred scores of frequent classes. ``figures/bias_vs_cost.png`` shows bias against
+time, and ``figures/throughput.png`` shows the time of a step. `UniformSampler`,
+`LogUniformSampler`, `UnigramSampler` and `WeightedSampler` support draws without replacement
+(``replace=False``), with exact inclusion probabilities.
 
 In addition, `gumbel_top_k` draws distinct classes from a softmax with given logits, and
-`LazyGumbel` draws from a softmax with the nearest neighbours of a context.
+`LazyGumbel` draws from a softmax by means of the nearest neighbours of a context.
 """
 
 from samplesoft.samplers.base import Draw, Sampler

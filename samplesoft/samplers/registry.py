@@ -1,7 +1,7 @@
-"""The registry of samplers: their names, what each needs and can do, and how it is made.
+"""The registry of samplers by name: how each is made, which inputs it needs, what it supports.
 
-A new sampler is a file and an entry of `SAMPLERS`. The command line, the classifier, the settings
-of a layer and the tests read the entries.
+To add a sampler, write a module and an entry of `SAMPLERS`. The command line, the classifier, the
+settings of a layer and the tests read the entries.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from samplesoft.samplers.metropolis import MetropolisSampler
 from samplesoft.samplers.softmax import SoftmaxSampler
 from samplesoft.samplers.static import UniformSampler
 
-_MAX_LOST_NATS = 0.1  # loss of log-likelihood above which wrong ranks are reported
+_MAX_LOST_NATS = 0.1  # lost mean log-likelihood of a label above which ranks are wrong
 _MIN_PROB = 1e-300  # a softmax may underflow, but an importance weight needs a probability above 0
 _INPUT_DESCRIPTIONS = {
     "class_embeddings": "class vectors (n, d)",
@@ -58,7 +58,7 @@ _INPUT_DESCRIPTIONS = {
 class SamplerInputs:
     """Inputs of `make_sampler` and `dense_proposals`.
 
-    Each sampler reads some of the fields: ``SAMPLERS[name].reads``.
+    A sampler reads only the fields that ``SAMPLERS[name].reads`` lists.
 
     Parameters
     ----------
@@ -68,12 +68,13 @@ class SamplerInputs:
         Count of each class, in any unit. ``log-uniform`` ranks classes by count, if counts are
         given; otherwise the index of a class must be its rank.
     tau : float or None
-        Inverse temperature; None for the default of each sampler, which is 10 if it takes unit
-        vectors only, and 1 otherwise.
+        Inverse temperature. None is the default of each sampler: 10 if it requires unit vectors,
+        and 1 otherwise.
     nu : float
-        Sharpness of the Gaussian kernel of the ``rff`` samplers; 4 was best in the paper.
+        Sharpness of the Gaussian kernel of the ``rff`` samplers; 4 was best in their paper.
     num_features : int
-        Number of random frequencies of the ``rff`` samplers, or of features of ``positive``.
+        Number of random frequencies of the ``rff`` samplers, and number of features of
+        ``positive``.
     alpha : float
         Weight of the square of the logit in ``quadratic``.
     power : float
@@ -81,8 +82,8 @@ class SamplerInputs:
     rng : int, numpy.random.Generator or None
         Seed of random features and candidates.
     device : {"cpu", "cuda"}
-        Device of the layer that the sampler serves. A sampler with ``SAMPLERS[name].cuda`` draws
-        there; a sampler that does not depend on vectors draws on the CPU.
+        Device of the layer that the sampler serves. A sampler with ``SAMPLERS[name].cuda`` draws on
+        this device; a sampler that does not depend on vectors always draws on the CPU.
     h : array_like or None, shape (B, d)
         Context vectors, for `dense_proposals`.
     logits : array_like or None, shape (B, n) or (n,)
@@ -121,14 +122,14 @@ class SamplerInputs:
             value = getattr(self, name)
             if value is not None or name in ("nu", "alpha", "power", "num_features"):
                 object.__setattr__(self, name, check(name, value))  # the class is frozen
-        if not isinstance(self.rng, np.random.Generator):  # from which `as_key` would draw
+        if not isinstance(self.rng, np.random.Generator):  # `as_key` would draw from a generator
             as_key(self.rng)
         if self.class_embeddings is self.counts is self.logits is None:
             raise ValueError(
                 "one of `class_embeddings`, `counts` and `logits` must be given, for they say how "
                 "many classes there are, got None for each."
             )
-        # before counts, which must have as many entries as there are classes
+        # before the check of `counts`, which needs the number of classes
         self._require_matching_shapes()
         if self.counts is not None:
             object.__setattr__(self, "counts", as_counts("counts", self.counts, self.num_classes))
@@ -141,6 +142,7 @@ class SamplerInputs:
         return int(self.logits.shape[1]) if self.logits is not None else len(self.counts)
 
     def _require_matching_shapes(self) -> None:
+        """Raise ValueError if the shapes of logits, contexts and class vectors disagree."""
         rows = self.class_embeddings
         h = self.h
         if self.logits is not None:
@@ -160,28 +162,29 @@ class SamplerInputs:
 
 @dataclass(frozen=True)
 class SamplerSpec:
-    """Declaration of a sampler: how it is made, what it needs and what it can do.
+    """Entry of `SAMPLERS`: how a sampler is made, which inputs it needs and what it supports.
 
     Parameters
     ----------
     make : callable
-        Makes the sampler from a `SamplerInputs`.
+        Function that makes the sampler from a `SamplerInputs`.
     summary : str
-        One line on its distribution, for the help of the command line.
+        One line about the distribution, for the help of the command line.
     reads : tuple of str
         Fields of `SamplerInputs` that `make` reads, in addition to ``device`` and ``num_classes``.
-        Class vectors and counts that are read must be given.
+        If class vectors or counts are listed, they must not be None.
     unit_vectors : bool
         Whether contexts and class vectors must have norm 1.
     cuda : bool
-        Whether there are CUDA kernels.
+        Whether the sampler can draw on a GPU.
     every_class : bool
         Whether each class always has a probability above 0.
     counts_optional : bool
-        Whether counts are optional, although they are read if given.
+        Whether counts may be None although `reads` lists them.
     weights : callable, optional
-        For probabilities that follow from the logits (B, n) without a sampler: a function of the
-        logits and a `SamplerInputs` that returns positive weights, (n,) or (B, n).
+        Function of logits (B, n) and a `SamplerInputs` that returns positive weights, (n,) or
+        (B, n), to which the probabilities are proportional. With this function, `dense_proposals`
+        needs no vectors. None if the probabilities do not follow from logits and counts.
 
     Examples
     --------
@@ -202,22 +205,23 @@ class SamplerSpec:
 
     @property
     def follows_vectors(self) -> bool:
-        """Whether draws depend on context vectors, and follow `update` of class vectors."""
+        """Whether draws depend on context vectors and on class vectors, which `update` changes."""
         return "class_embeddings" in self.reads
 
     @property
     def needs_counts(self) -> bool:
-        """Whether it cannot be made without class counts."""
+        """Whether the sampler cannot be made without class counts."""
         return "counts" in self.reads and not self.counts_optional
 
     def lacks(self, inputs: SamplerInputs, unit_vectors: bool) -> str:
-        """Return a phrase for an input that the sampler needs and `inputs` lack; empty if none.
+        """Return a phrase that names an input which the sampler needs and `inputs` lack.
 
-        `unit_vectors` says whether the vectors of `inputs` have norm 1.
+        The phrase, such as "needs class counts", is empty if nothing is missing. `unit_vectors`
+        tells whether the vectors of `inputs` have norm 1.
         """
         if self.needs_counts and inputs.counts is None:
             return "needs class counts"
-        # logits suffice if the weights follow from them
+        # if the weights follow from logits, vectors are not needed
         if self.weights is not None or not self.follows_vectors:
             return ""
         if inputs.h is None:
@@ -228,7 +232,10 @@ class SamplerSpec:
 def _spec_from_fields(
     sampler: Callable[..., Sampler], summary: str, reads: str, **properties: Any
 ) -> SamplerSpec:
-    """Return the spec of a sampler whose arguments are the named fields of the inputs."""
+    """Return the spec of a sampler whose keyword arguments are fields of `SamplerInputs`.
+
+    `reads` lists these fields, separated by spaces. `properties` are other fields of `SamplerSpec`.
+    """
     fields = tuple(reads.split())
 
     def make(inputs: SamplerInputs) -> Sampler:
@@ -239,7 +246,7 @@ def _spec_from_fields(
 
 
 def _rff_spec(frequencies: str) -> SamplerSpec:
-    """Return the spec of the sampler of Rawat et al. (2019): a tree down to single classes."""
+    """Return the spec of RF-softmax as in Rawat et al. (2019): a tree with one class in a leaf."""
     make = partial(RFSoftmaxSampler, frequencies=frequencies, leaf="kernel", leaf_size=1)
     summary = f"random Fourier features of the Gaussian kernel, {frequencies} frequencies"
     reads = "class_embeddings nu num_features rng"
@@ -249,32 +256,35 @@ def _rff_spec(frequencies: str) -> SamplerSpec:
 def _make_learned_unigram(
     kind: type[LearnedUnigramSampler], counts: FloatArray, power: float
 ) -> Sampler:
-    """Return a sampler that starts from the counts, each increased by 1."""
+    """Return a sampler of type `kind` with the initial counts ``counts + 1``."""
     return kind(len(counts), power=power, initial=counts + 1.0)
 
 
 def _make_quadratic(class_embeddings: Rows, tau: float | None, alpha: float) -> Sampler:
-    """Return the sampler of Blanc and Rendle, who weight the square of the logit tau h . c."""
+    """Return a quadratic sampler with kernel leaves, where `alpha` weights ``(tau h . c)**2``.
+
+    This is the definition of Blanc and Rendle. In `QuadraticSampler`, alpha weights ``(h . c)**2``.
+    """
     tau = as_tau(tau, unit_vectors=False)
-    alpha *= tau * tau  # alpha of `QuadraticSampler` is for h . c
+    alpha *= tau * tau
     if not alpha < np.inf:
         raise ValueError(f"`tau` must have a finite square, got {tau:g}; scale the class vectors.")
     sampler = QuadraticSampler(class_embeddings, alpha=alpha, leaf="kernel")
-    sampler.tau = tau  # a kernel has no tau, but here it uses the logit of the loss
+    sampler.tau = tau  # this kernel is a function of the logit of the loss, tau h . c
     return sampler
 
 
 def _make_two_pass(
     class_embeddings: Rows, counts: FloatArray, power: float, **options: Any
 ) -> Sampler:
-    """Return a sampler whose candidates are n / 8 draws, at least 16, in proportion to counts."""
+    """Return a two-pass sampler with max(16, n / 8) candidates, drawn by a power of the counts."""
     num = max(16, len(class_embeddings) // 8)
     first = UnigramSampler(counts, power=power)
     return TwoPassSampler(first, class_embeddings, num_candidates=num, **options)
 
 
 def _make_mixture(counts: FloatArray, power: float, **options: Any) -> Sampler:
-    """Return a mixture of a sampler that follows the model and one that bounds the weights."""
+    """Return an equal mixture of RF-softmax and a unigram, which bounds the importance weights."""
     return MixtureSampler(RFSoftmaxSampler(**options), UnigramSampler(counts, power=power))
 
 
@@ -284,7 +294,7 @@ SAMPLERS: dict[str, SamplerSpec] = {
         "every class with the same probability",
         weights=lambda logits, inputs: np.ones(logits.shape[1]),
     ),
-    # TensorFlow's default, with its formula
+    # TensorFlow's default sampler, with the same formula
     "log-uniform": SamplerSpec(
         lambda inputs: LogUniformSampler(inputs.num_classes, counts=inputs.counts),
         "Zipf's law by the rank of a class in its counts; without counts, by its index",
@@ -315,7 +325,7 @@ SAMPLERS: dict[str, SamplerSpec] = {
         SoftmaxSampler,
         "the softmax of all classes: no bias, at the price of all logits",
         "class_embeddings tau",
-        # relative to the largest logit: a weight may underflow, but must not overflow
+        # minus the largest logit: weights may underflow, but must not overflow
         weights=lambda logits, inputs: np.exp(logits - logits.max(axis=1, keepdims=True)),
     ),
     # Blanc and Rendle (2018), section 3.3
@@ -385,7 +395,7 @@ def make_sampler(name: str, inputs: SamplerInputs) -> Sampler:
     name : str
         A key of `SAMPLERS`.
     inputs : SamplerInputs
-        What it is made from.
+        Inputs of the sampler.
 
     Returns
     -------
@@ -395,7 +405,8 @@ def make_sampler(name: str, inputs: SamplerInputs) -> Sampler:
     Raises
     ------
     TypeError, ValueError
-        If the name is unknown, `inputs` lack a field that the sampler reads, or it refuses them.
+        If the name is unknown, or `inputs` lack a field that the sampler reads or hold a value that
+        it refuses.
 
     Examples
     --------
@@ -405,7 +416,7 @@ def make_sampler(name: str, inputs: SamplerInputs) -> Sampler:
     """
     require_instance("inputs", inputs, SamplerInputs)
     spec = SAMPLERS[as_choice("name", name, SAMPLERS)]
-    # a sampler that does not depend on vectors draws on the CPU for a layer on a GPU as well
+    # a sampler that does not depend on vectors draws on the CPU, even for a layer on a GPU
     if spec.follows_vectors and not spec.cuda:
         require_cpu(name, inputs.device)
     needed = {"class_embeddings": spec.follows_vectors, "counts": spec.needs_counts}
@@ -416,16 +427,19 @@ def make_sampler(name: str, inputs: SamplerInputs) -> Sampler:
 
 
 def make_certain_sampler(name: str, inputs: SamplerInputs, num_certain: int) -> CertainSampler:
-    """Include the most frequent classes in every draw, and draw the others from a named sampler.
+    """Make a sampler that includes the most frequent classes in every draw.
+
+    The other classes are drawn by a named sampler.
 
     Parameters
     ----------
     name : str
-        A key of `SAMPLERS`, for the sampler over the other classes, in their order.
+        Key of `SAMPLERS`, for the sampler of the other classes.
     inputs : SamplerInputs
-        What it is made from, with counts.
+        Inputs for all n classes, with counts.
     num_certain : int
-        Number of always-included classes: those with the largest counts, of equal counts the first.
+        Number of always-included classes. These have the largest counts; of classes with equal
+        counts, the first are included.
 
     Returns
     -------
@@ -456,12 +470,12 @@ def make_certain_sampler(name: str, inputs: SamplerInputs, num_certain: int) -> 
             f"`num_certain` must be less than the number of classes {inputs.num_classes}, got "
             f"{num_certain}; with all of them take the full softmax."
         )
-    # stable, so that of equal counts the first class is included
+    # stable, so that of classes with equal counts the first is included
     order = np.argsort(-inputs.counts, kind="stable")
-    # sorted, as in the tail of a `CertainSampler`
+    # sorted, because class k of the tail must be the k-th of the other classes
     others = np.sort(order[num_certain:])
     counts = inputs.counts[others]
-    if not counts.any():  # uniform if none of them occurs
+    if not counts.any():  # equal counts if none of the other classes occurs
         counts = np.ones(len(others))
     rows = inputs.class_embeddings
     tail = replace(
@@ -471,9 +485,9 @@ def make_certain_sampler(name: str, inputs: SamplerInputs, num_certain: int) -> 
 
 
 def warn_of_wrong_ranks(sampler: Sampler, counts: FloatArray) -> None:
-    """Warn if a `LogUniformSampler` has classes that are not sorted by decreasing counts (n,).
+    """Warn if a `LogUniformSampler` ranks classes by an order that the counts (n,) contradict.
 
-    Samplers inside composed samplers are checked as well.
+    The components of composed samplers are checked as well.
     """
     if isinstance(sampler, CertainSampler):
         others = np.delete(np.arange(sampler.num_classes), sampler.certain)
@@ -491,9 +505,9 @@ def warn_of_wrong_ranks(sampler: Sampler, counts: FloatArray) -> None:
     frequencies /= frequencies.sum()
     ranked_q = log_uniform_weights(n, counts) / np.log(n + 1.0)
     log_q = sampler.log_prob(None, np.arange(n))[0]
-    # Mean log-likelihood of the counts that the wrong order loses, and whether it is below that of
-    # uniform draws. Ranks from few examples are off by chance; ranks from other data that roughly
-    # agree are better than none.
+    # Warn if the wrong order makes the mean log-likelihood of labels much lower, and lower than
+    # under uniform draws. Smaller errors are no reason to warn: ranks from few examples are wrong
+    # by chance, and approximate ranks from other data are better than none.
     lost_nats = float(frequencies @ (np.log(ranked_q) - log_q))
     if lost_nats > _MAX_LOST_NATS and float(frequencies @ log_q) < -np.log(n):
         warnings.warn(
@@ -518,8 +532,8 @@ def require_input(name: str, inputs: SamplerInputs, attribute: str) -> None:
 def dense_proposals(names: Iterable[str], inputs: SamplerInputs) -> dict[str, FloatArray]:
     """Return the probabilities of all classes under named samplers.
 
-    If ``inputs.logits`` are given, the probabilities of ``softmax`` and ``quadratic`` follow from
-    them. The other samplers that depend on vectors need ``inputs.h`` and
+    If ``inputs.logits`` are given, the probabilities of ``softmax`` and ``quadratic`` are computed
+    from the logits. The other samplers that depend on vectors need ``inputs.h`` and
     ``inputs.class_embeddings``.
 
     Parameters
@@ -532,8 +546,8 @@ def dense_proposals(names: Iterable[str], inputs: SamplerInputs) -> dict[str, Fl
     Returns
     -------
     dict of str to ndarray of float64, shape (n,) or (B, n)
-        Probabilities: each at least 1e-300, each row sums to 1. One row (n,) if they do not depend
-        on the example.
+        Probabilities by name: each is at least 1e-300, and each row sums to 1. The shape is (n,) if
+        the probabilities do not depend on the example.
 
     Raises
     ------
@@ -542,9 +556,9 @@ def dense_proposals(names: Iterable[str], inputs: SamplerInputs) -> dict[str, Fl
 
     References
     ----------
-    Blanc and Rendle (2018), Theorem 2.1: of all proposals, the softmax alone leaves no bias;
-    section 3.3: the quadratic kernel, of the whole logit. Rawat et al. (2019), eq. 15, take the
-    dot product h . c without tau there.
+    Blanc and Rendle (2018), Theorem 2.1: of all proposals, only the softmax leaves no bias; section
+    3.3: the quadratic kernel of the logit ``tau h . c``. The quadratic kernel of Rawat et al.
+    (2019), eq. 15, is a function of ``h . c``, without tau.
 
     Examples
     --------
@@ -558,7 +572,7 @@ def dense_proposals(names: Iterable[str], inputs: SamplerInputs) -> dict[str, Fl
     require_instance("inputs", inputs, SamplerInputs)
     require_cpu("dense proposals", inputs.device)
     checked = [as_choice("names", name, SAMPLERS) for name in names]
-    # the exact bias computes in float64
+    # in float64, like the exact bias
     precise = {
         field: value.astype(np.float64)
         for field in ("h", "class_embeddings")
@@ -569,8 +583,9 @@ def dense_proposals(names: Iterable[str], inputs: SamplerInputs) -> dict[str, Fl
 
 
 def _dense_probs(name: str, inputs: SamplerInputs) -> FloatArray:
+    """Return the probabilities, (n,) or (B, n), of all classes under the sampler `name`."""
     spec = SAMPLERS[name]
-    # from the logits if they are given: no sampler is built, whatever n is
+    # with logits no sampler is built, which takes little time even if n is large
     if spec.weights is not None and inputs.logits is not None:
         if spec.needs_counts:
             require_input(name, inputs, "counts")
@@ -581,7 +596,7 @@ def _dense_probs(name: str, inputs: SamplerInputs) -> FloatArray:
     else:
         values = make_sampler(name, inputs).probs(None)[0]
     totals = values.sum(axis=-1, keepdims=True)
-    # an entry of the user may return such weights; those of the library cannot
+    # only an entry that a user has added to `SAMPLERS` can return malformed weights
     if not (values.min() >= 0.0 and np.isfinite(totals).all() and totals.min() > 0.0):
         raise ValueError(
             f"sampler {name!r} must give weights that are finite, at least 0 and not all 0, got "

@@ -1,4 +1,4 @@
-"""The softmax sampler: exact draws from the softmax of the model, in blocks of classes."""
+"""The softmax sampler: exact draws from the softmax of the model, by blocks of classes."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from samplesoft.kernels.weights import exp_weights, search_cumulative
 from samplesoft.samplers.base import Draw, Rows, Sampler
 
 Real = NDArray[Any]  # float32 or float64
-_PRODUCT_ROWS = 32  # contexts in one matrix product
-_PRODUCT_LOGITS = 1 << 17  # logits of one matrix product, which stay in the cache until summed
-_TASK_DRAWS = 1 << 9  # draws in one task of a thread
+_PRODUCT_ROWS = 32  # number of contexts in one matrix product
+_PRODUCT_LOGITS = 1 << 17  # logits in one matrix product; they stay in the cache until summed
+_TASK_DRAWS = 1 << 9  # number of draws in one task of a thread
 
 
 class _FirstPassResults(NamedTuple):
-    """Results of the first pass that the second pass needs."""
+    """Log-masses of L blocks of classes for B contexts, with the arrays to draw in the blocks."""
 
-    blocks: Real  # (L, d, block_size): classes are columns, contiguous in memory
-    num_classes: int  # the last block may be partly filled
+    blocks: Real  # (L, d, block_size): class vectors as columns, so that classes are contiguous
+    num_classes: int  # the last block may have unused columns
     queries: Real  # (B, d): tau h
-    # (B, L): log of the sum of exp(logit) over a block without the excluded class, up to a constant
-    # for each context
+    # (B, L): log of the sum of exp(logit) over the block without the excluded class, plus a
+    # constant for each context
     log_masses: FloatArray
-    exclude: IntArray  # (B,)
+    exclude: IntArray  # (B,): excluded classes, or -1
 
     def for_contexts(self, rows: slice) -> _FirstPassResults:
-        """Return the results for a slice of the contexts."""
+        """Return the record of a slice of the contexts."""
         queries = self.queries[rows]
         log_masses = self.log_masses[rows]
         exclude = self.exclude[rows]
@@ -45,38 +45,38 @@ class _FirstPassResults(NamedTuple):
 
 
 class SoftmaxSampler(Sampler):
-    r"""The softmax of the full model, ``q(i) = exp(tau h.c_i) / sum_j exp(tau h.c_j)``.
+    r"""Draw from the softmax of the model, ``q(i) = exp(tau h.c_i) / sum_j exp(tau h.c_j)``.
 
-    It is the only proposal without bias in sampled softmax, and computes all n logits for each
-    context. They are not stored: a first pass keeps the log-sum of each block of classes, and a
-    second pass computes the logits of a block again if a draw falls into it.
+    The softmax is the only proposal without bias in sampled softmax. It takes all n logits for each
+    context, which are not stored. A first pass keeps the log of the sum of exponentials in each
+    block of classes, and a second pass computes the logits of a block again if a draw falls into
+    the block.
 
     Parameters
     ----------
     class_embeddings : array_like, shape (n, d)
-        One row for each class, float32 or float64, which is also the precision of the logits;
-        copied.
+        One row for each class, float32 or float64; copied. The logits have the same precision.
     tau : float, optional
         Inverse temperature, 1 by default.
     block_size : int
-        Classes in a block. The sums take B * n / block_size values, and each draw computes
-        `block_size` logits again.
+        Number of classes in a block. The block sums take B * n / block_size values of memory, and
+        each draw computes `block_size` logits again.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is malformed; in `sample`, `log_prob` and `probs` also if logits overflow.
+        If an argument is malformed. `sample`, `log_prob` and `probs` also raise if logits overflow.
 
     Notes
     -----
     **q is exact.** The probability of a class is the probability of its block times its probability
     within the block. `sample`, `log_prob` and `probs` use the same values, which equal the softmax
-    up to the rounding of logits: about ``1e-7 * |logit|`` relative for float32, ``1e-16 * |logit|``
-    for float64. Sums over blocks come from matrix products, whose last bits may depend on the batch
-    and on the number of BLAS threads, unless under
+    up to the rounding of logits: a relative error of about ``1e-7 * |logit|`` for float32, and of
+    ``1e-16 * |logit|`` for float64. Block sums come from matrix products, whose last bits may
+    depend on the batch and on the number of BLAS threads. To exclude this, use a block
     ``with threadpoolctl.threadpool_limits(1, "blas"):``.
 
-    **Exclusion is exact.** An excluded class is not part of the sums; nothing is subtracted.
+    **Exclusion is exact.** The block sums leave out an excluded class; nothing is subtracted.
 
     References
     ----------
@@ -115,13 +115,17 @@ class SoftmaxSampler(Sampler):
     def _draw_or_evaluate(
         self, h: Rows, ids: IntArray, exclude: IntArray, uniforms: FloatArray | None
     ) -> FloatArray:
-        """Return log-probabilities of classes `ids` (B, k); `uniforms`, if given, draw these."""
+        """Return the log-probabilities (B, k) of classes `ids` (B, k), which may be drawn first.
+
+        With `uniforms` (B, k), the drawn classes are written to `ids`. With None, `ids` are the
+        classes to evaluate.
+        """
         first_pass = self._first_pass_log_sums(h, exclude)
         log_q = np.empty(ids.shape)
 
         def draw_chunk(chunk: slice) -> None:
             u = None if uniforms is None else uniforms[chunk]
-            # sorted, so that each block is visited once
+            # sorted by class, so that the logits of each block are computed once
             order = np.argsort(ids[chunk] if u is None else u, axis=1)
             _draw_or_evaluate_in_blocks(
                 first_pass.for_contexts(chunk), u, order, ids[chunk], log_q[chunk]
@@ -141,12 +145,12 @@ class SoftmaxSampler(Sampler):
         return partial(setitem, self._blocks, index, rows)
 
     def _first_pass_log_sums(self, h: Rows, exclude: IntArray) -> _FirstPassResults:
-        """Compute all logits of contexts (B, d), and return the log-sums of the blocks."""
+        """Compute all logits of contexts `h` (B, d), and return the log-masses of the blocks."""
         assert self.tau is not None
         queries = times_tau(h, self.tau)
         log_masses = np.empty((len(h), len(self._blocks)))
         shifts = np.zeros(len(h))
-        # blocks in one product, so that logits stay in the cache until they are summed
+        # number of blocks in one product, so that logits stay in the cache until they are summed
         step = max(1, _PRODUCT_LOGITS // (min(len(h), _PRODUCT_ROWS) * self.block_size))
         tasks = [
             (contexts, blocks)
@@ -162,7 +166,7 @@ class SoftmaxSampler(Sampler):
 
         thread_each(write_log_masses, tasks)
         max_logits = log_masses.max(axis=1)
-        # the message names the context only, because just sums of blocks are known here
+        # only block sums are known, so that the message cannot name a class
         if not np.isfinite(max_logits).all():
             row = int(np.flatnonzero(~np.isfinite(max_logits))[0])
             raise ValueError(
@@ -171,9 +175,9 @@ class SoftmaxSampler(Sampler):
             )
         is_large = np.abs(max_logits) > FAR
         if is_large.any():
-            # log(sum) = max + log(sum exp(logit - max)): next to so large a max the second term,
-            # which says how many classes are near the max, is lost. Repeat with logits less the
-            # max.
+            # A log-mass is max + log(sum exp(logit - max)). If the max is very large, the second
+            # term is rounded away, and with it the number of classes near the max. So compute the
+            # log-masses again from logits minus the max of the context.
             shifts[is_large] = max_logits[is_large]
             thread_each(write_log_masses, tasks)
         return _FirstPassResults(self._blocks, self.num_classes, queries, log_masses, exclude)
@@ -181,16 +185,20 @@ class SoftmaxSampler(Sampler):
     def _log_sums_of_blocks(
         self, queries: Rows, exclude: IntArray, blocks: slice, shifts: FloatArray
     ) -> FloatArray:
-        """Return log(sum(exp(logit - shift))) (contexts, blocks) of each block for each context."""
+        """Return ``log(sum(exp(logit - shift)))`` over each block, (contexts, blocks).
+
+        `queries` (contexts, d), `exclude` and `shifts` (contexts,) are those of the contexts, and
+        `blocks` is a slice of the blocks. Sums leave out excluded classes.
+        """
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             logits = np.matmul(queries, self._blocks[blocks])  # (blocks, contexts, block_size)
-            if blocks.stop == len(self._blocks):  # the last columns are padding
+            if blocks.stop == len(self._blocks):  # unused columns of the last block
                 logits[-1, :, self.num_classes - (blocks.stop - 1) * self.block_size :] = -np.inf
             excluded_block = exclude // self.block_size - blocks.start
             rows = np.flatnonzero((excluded_block >= 0) & (excluded_block < len(logits)))
             logits[excluded_block[rows], rows, exclude[rows] % self.block_size] = -np.inf
             max_logits = logits.max(axis=2)
-            max_logits[max_logits == -np.inf] = 0.0  # a block that holds the excluded class alone
+            max_logits[max_logits == -np.inf] = 0.0  # a block that only holds the excluded class
             logits -= max_logits[:, :, None]  # so that exponentials do not overflow
             sums = np.exp(logits, out=logits).sum(axis=2)
             shifted_max = max_logits.T - shifts[:, None]
@@ -206,13 +214,14 @@ def _draw_or_evaluate_in_blocks(
     ids: IntArray,
     log_q: FloatArray,
 ) -> None:
-    """Write the log-probability of each class (B, k), given or drawn by `uniforms`.
+    """Write log-probabilities of classes to `log_q` (B, k), and draw the classes if asked to.
 
-    `order` (B, k) sorts each row of the uniforms or, without them, of the ids. The probability of a
-    class is the product of the probability of its block and its probability within the block, as
-    used in the draw: they agree whatever the rounding of the masses.
+    With `uniforms` (B, k), the drawn classes are written to `ids` (B, k). With None, `ids` are the
+    classes to evaluate. `order` (B, k) sorts each row of the uniforms or, without uniforms, of the
+    ids. The log-probability is computed from the same block masses and weights as the draw, so that
+    it is exact for the draw, whatever the rounding of the masses.
     """
-    # compiled twice, with and without uniforms: Numba prunes the branches of the other case
+    # compiled twice, with and without uniforms: Numba removes the branches of the other case
     blocks, num_classes, queries, log_masses, exclude = first_pass
     num_blocks, _, width = blocks.shape
     block_weights = np.empty((1, num_blocks))
@@ -239,12 +248,12 @@ def _draw_or_evaluate_in_blocks(
                 block = ids[b, k] // width
             first = block * width
             size = min(width, num_classes - first)
-            if block != current_block:  # compute the logits of this block again
+            if block != current_block:  # compute its logits
                 total_in_block, max_logit = _write_block_weights(
                     blocks[block], queries[b], size, exclude[b] - first, logits, weights
                 )
                 current_block = block
-            if uniforms is not None:  # the rescaled uniform draws within the block
+            if uniforms is not None:  # the rest of the uniform, rescaled, draws within the block
                 c, _ = search_cumulative(
                     weights,
                     0,
@@ -263,11 +272,12 @@ def _draw_or_evaluate_in_blocks(
 def _write_block_weights(
     block: Real, query: Real, size: int, excluded: int, logits: Real, weights: FloatArray
 ) -> tuple[float, float]:
-    """Write the logits of a block, and ``exp(logit - max_logit)`` for all but `excluded`.
+    """Write the logits of a block, and the weights ``exp(logit - max_logit)``; 0 for `excluded`.
 
-    Returns the sum of the latter, and ``max_logit``.
+    `block` (d, block_size) has `size` classes in its first columns. Returns the sum of the weights,
+    and ``max_logit``, the maximum without the excluded class.
     """
-    # the inner loop runs over classes, which are contiguous, and is vectorised
+    # the inner loop is vectorised, because it runs over classes, which are contiguous
     logits[:size] = 0
     for i in range(len(query)):
         for c in range(size):

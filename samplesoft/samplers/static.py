@@ -1,7 +1,8 @@
 """Samplers with the same distribution for every context: by weights, and uniform.
 
-They draw on the CPU; a `SoftmaxLayer` on a GPU copies the draws there. Every example has a stream
-of random words. Draw k reads word k; if it is rejected, it reads further words at a stride of m.
+They draw on the CPU; a `SoftmaxLayer` on a GPU copies the draws to the device. Each example has a
+stream of random words. With replacement, draw k of m reads word k; each time it is rejected, it
+reads the word m further on.
 """
 
 from __future__ import annotations
@@ -23,27 +24,32 @@ from samplesoft.samplers.base import Draw, Rows, Sampler
 from samplesoft.samplers.without_replacement import SuccessiveInclusion
 
 AliasTable = tuple[NDArray[np.uint64], NDArray[np.int32]]  # from build_alias
-_CHUNK_DRAWS = 1 << 16
-# a smaller ratio of weights has fewer digits than a difference of logarithms
+_CHUNK_DRAWS = 1 << 16  # number of draws in one task of a thread
+# A smaller ratio of weights may have lost digits by underflow: its logarithm is computed as a
+# difference of logarithms.
 _MIN_ACCURATE_RATIO = 1e-300
-_EMPTY_SLOT = -1  # in a hash set
+_EMPTY_SLOT = -1  # marks an empty slot of a hash set
 _ONE = np.uint64(1)
 
 
 class _AliasTables(NamedTuple):
-    """Alias tables to draw from; at most about one rejection per draw on average."""
+    """Two alias tables, from which draws with an excluded class are rejected rarely.
 
-    all_classes: AliasTable  # all classes
-    without_heaviest: AliasTable  # all but `heaviest`, which may have more than half of the mass
-    heaviest: int
-    log_weights: FloatArray  # (n,), for draws without replacement that find no new class
+    An example that excludes the heaviest class uses the table without this class. Any other class
+    has at most half of the mass, so that at most every other draw is rejected on average.
+    """
+
+    all_classes: AliasTable
+    without_heaviest: AliasTable
+    heaviest: int  # class with the largest weight
+    log_weights: FloatArray  # (n,): for draws without replacement, after too many rejections
 
 
 class WeightedSampler(Sampler):
-    """Draw classes in proportion to any weights.
+    """Draw classes in proportion to given weights, the same for every context.
 
-    A draw from an alias table takes constant time. If it is the excluded class, it is repeated; if
-    the excluded class is the heaviest, a second table without it is used instead.
+    A draw from an alias table takes constant time. It is repeated if it is the excluded class. If
+    the excluded class has the largest weight, draws come from a second table without this class.
 
     Parameters
     ----------
@@ -51,8 +57,8 @@ class WeightedSampler(Sampler):
         Weights: finite, at least 0, not all 0. A class of weight 0 is never drawn.
     replace : bool
         False to draw without replacement: successively, in proportion to the weights of the classes
-        not yet drawn. The importance weight of a draw is then 1 over its inclusion probability,
-        ``exp(draw.log_inclusion)``, not 1 / (m q): see
+        not yet drawn. The importance weight of a draw is then not 1 / (m q), but 1 divided by its
+        inclusion probability ``exp(draw.log_inclusion)``: see
         `samplesoft.samplers.without_replacement.SuccessiveInclusion`.
 
     Raises
@@ -81,7 +87,7 @@ class WeightedSampler(Sampler):
         values = as_counts("weights", to_host(weights), remedy=remedy)
         super().__init__(len(values))
         self.replace = as_flag("replace", replace)
-        # relative to the largest weight, so that sums and tables do not overflow
+        # divided by the largest weight, so that sums and tables do not overflow
         ratios = values / values.max()
         with np.errstate(divide="ignore"):
             logs_of_ratios = np.log(ratios)
@@ -90,31 +96,31 @@ class WeightedSampler(Sampler):
             ratios > _MIN_ACCURATE_RATIO, logs_of_ratios, differences_of_logs
         )
         self._log_total = float(np.log(ratios.sum()))
-        self._log_scale = float(np.log(values.max()))  # log of the divisor
-        # a ratio that underflows is never drawn, in agreement with its probability
+        self._log_scale = float(np.log(values.max()))  # log of the largest weight
+        # a class whose ratio underflows to 0 is never drawn
         self._alias_table = build_alias(ratios)
         self._heaviest = int(np.argmax(values))
         self._is_drawable = values > 0.0
-        # m of the last call, and its inclusion probabilities
+        # m of the last call without replacement, and the inclusion probabilities for this m
         self._last_inclusion: tuple[int, SuccessiveInclusion] | None = None
 
     def inclusion_probs(self, num_sampled: int, *, exclude: Any = None) -> FloatArray:
-        """Return the probability that a sample contains each class.
+        """Return, for each class, the probability that m draws contain it.
 
-        With replacement this is ``1 - (1 - q)**m``. Without replacement it is the inclusion
-        probability of successive draws, exact up to rounding.
+        For draws with replacement it is ``1 - (1 - q)**m``. For draws without replacement it is the
+        inclusion probability of successive draws, exact up to rounding.
 
         Parameters
         ----------
         num_sampled : int
             Number of draws m.
         exclude : int or array_like of int, shape (B,), optional
-            Excluded classes, one for each row.
+            One excluded class for each row of the result.
 
         Returns
         -------
         ndarray of float64, shape (n,), or (B, n) for B excluded classes
-            Without replacement, each row sums to m.
+            Inclusion probabilities. For draws without replacement, each row sums to m.
 
         Raises
         ------
@@ -140,7 +146,7 @@ class WeightedSampler(Sampler):
         return probs.reshape(*shape, self.num_classes)
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
-        # first, because it raises if no class is left
+        # before the draws, because it raises if exclusion leaves no class
         excludes = exclude[0] >= 0 if exclude.shape[0] == 1 else np.maximum.reduce(exclude) >= 0
         log_left = self._log_mass_left(exclude)[:, None] if excludes else None
         if not self.replace:
@@ -172,7 +178,10 @@ class WeightedSampler(Sampler):
             return np.log(self._inclusion_probs_of_classes(m, ids, exclude))
 
     def _inclusion_probs_of_classes(self, m: int, ids: IntArray, exclude: IntArray) -> FloatArray:
-        """Return `_inclusion_probs`; overridden where classes are permuted in the tables."""
+        """Return the inclusion probabilities of classes `ids` (B, k) in m draws, (B, k).
+
+        A subclass whose tables hold permuted classes overrides this method.
+        """
         return self._inclusion_probs(m, ids, exclude)
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
@@ -194,7 +203,7 @@ class WeightedSampler(Sampler):
 
     @cached_property
     def _table_and_mass_without_heaviest(self) -> tuple[AliasTable, float]:
-        """Return the alias table without the heaviest class, and the log of its mass."""
+        """Return the alias table without the heaviest class, and the log of its total mass."""
         logs = self._log_weights.copy()
         logs[self._heaviest] = -np.inf
         largest = float(logs.max())
@@ -207,29 +216,32 @@ class WeightedSampler(Sampler):
         return build_alias(weights), largest + float(np.log(weights.sum())) - self._log_total
 
     def _log_q_without_exclusion(self, ids: IntArray) -> FloatArray:
-        """Return the log-probabilities of classes without exclusion."""
+        """Return the log-probabilities of classes `ids`, of any shape, if no class is excluded."""
         log_q: FloatArray = self._log_weights[ids] - self._log_total
         return log_q
 
     def _log_mass_left(self, exclude: IntArray) -> FloatArray:
-        """Return the log-mass (B,) left by exclusion; raise if nothing is left."""
+        """Return log(1 - q) (B,) of each excluded class; raise ValueError if no class is left.
+
+        The value is 0 for a context without excluded class.
+        """
         log_mass = np.zeros(len(exclude))
         in_table = (exclude >= 0) & (exclude != self._heaviest)
-        # 1 - q loses no digits: only the heaviest class, handled separately, may have q > 1/2
+        # 1 - q loses no digits, because only the heaviest class, handled below, may have q > 1/2
         log_mass[in_table] = np.log1p(-np.exp(self._log_q_without_exclusion(exclude[in_table])))
         if np.any(exclude == self._heaviest):
             log_mass[exclude == self._heaviest] = self._table_and_mass_without_heaviest[1]
         return log_mass
 
     def _num_drawable(self, exclude: IntArray) -> IntArray:
-        """Return the number of classes (B,) that can be drawn."""
-        # classes of weight 0 cannot be drawn anyway
+        """Return the number (B,) of classes with positive weight that are not excluded."""
+        # excluding a class of weight 0 leaves the number as it is
         left: IntArray = self._is_drawable.sum() - ((exclude >= 0) & self._is_drawable[exclude])
         return left
 
     def _write_draws(self, key: np.uint64, first: int, exclude: IntArray, ids: IntArray) -> None:
-        """Write draws to `ids` (B, m) for examples `first`, `first + 1`, ...."""
-        # the second table is built when a context first excludes the heaviest class
+        """Write draws to `ids` (B, m); row b uses the random stream of example ``first + b``."""
+        # the table without the heaviest class is built when a context first excludes this class
         without_heaviest = (
             self._table_and_mass_without_heaviest[0]
             if np.logical_or.reduce(exclude == self._heaviest)
@@ -242,9 +254,12 @@ class WeightedSampler(Sampler):
         draw(key, first, tables, exclude, ids)
 
     def _inclusion_probs(self, m: int, ids: IntArray, exclude: IntArray) -> FloatArray:
-        """Return the inclusion probabilities (B, k) of classes in m draws without replacement."""
+        """Return the inclusion probabilities of `ids` (B, k) in m draws without replacement.
+
+        `ids` and `exclude` (B,) are indices in the tables, which for `LogUniformSampler` are ranks.
+        """
         cached = self._last_inclusion
-        # m rarely changes between calls, and one integral serves all classes
+        # cached, because m rarely changes between calls, and all classes use the same quadrature
         if cached is None or cached[0] != m:
             self._last_inclusion = cached = m, SuccessiveInclusion(self._log_weights, m)
         return cached[1].of_classes(ids, exclude)
@@ -272,7 +287,7 @@ class UniformSampler(WeightedSampler):
     """
 
     def __init__(self, num_classes: int, *, replace: bool = True) -> None:
-        # without the weights and tables of the parent class: all follows from the number of classes
+        # skips the constructor of the parent class: there are no weights and tables
         Sampler.__init__(self, as_count("num_classes", num_classes))
         self.replace = as_flag("replace", replace)
         self._log_num = math.log(self.num_classes)
@@ -302,10 +317,10 @@ class UniformSampler(WeightedSampler):
 def _write_alias_draws(
     key: np.uint64, first: int, tables: _AliasTables, exclude: IntArray, ids: IntArray
 ) -> None:
-    """Write draws with replacement to `ids` (B, m) for examples ``first, first + 1, ...``.
+    """Write draws with replacement to `ids` (B, m); row b uses the stream of example ``first + b``.
 
-    `exclude` (B,) are classes that are not drawn; negative: none. Examples that exclude the
-    heaviest class use the table without it. All others reject at most every other draw.
+    `exclude` (B,) are classes that are not drawn, or negative. Examples that exclude the heaviest
+    class use the table without this class. Other examples reject draws of the excluded class.
     """
     num = ids.shape[1]
     for b in range(len(ids)):
@@ -314,7 +329,7 @@ def _write_alias_draws(
         thresholds, alias = (
             tables.without_heaviest if excluded == tables.heaviest else tables.all_classes
         )
-        for k in range(num):  # branch-free, so that many reads of the table overlap
+        for k in range(num):  # without branches, so that many reads of the table overlap
             ids[b, k] = alias_draw(mix64(row, np.uint64(k)), thresholds, alias)
         if excluded >= 0:
             for k in range(num):
@@ -328,22 +343,22 @@ def _write_alias_draws(
 def _write_uniform_draws(
     key: np.uint64, first: int, n: int, exclude: IntArray, ids: IntArray
 ) -> None:
-    """Write uniform draws from ``range(n)`` to `ids`, as `_write_alias_draws` does."""
+    """Write uniform draws from ``range(n)`` to `ids`; see `_write_alias_draws` for arguments."""
     for b in range(len(ids)):
         row = np.uint64(mix64(key, np.uint64(first + b)))
         excluded = exclude[b]
         num_left = n - 1 if excluded >= 0 else n
         for k in range(ids.shape[1]):
-            # index among the remaining classes, which skips the excluded class
+            # draw an index among the remaining classes, then skip the excluded class
             drawn = np.int64(uniform(row, np.uint64(k)) * num_left)
             ids[b, k] = drawn + 1 if 0 <= excluded <= drawn else drawn
 
 
 @njit
 def _empty_hash_set(size: int) -> IntArray:
-    """Return an empty hash set for up to `size` classes; its length is a power of two."""
+    """Return an empty hash set for up to `size` classes: an array with a power of two of slots."""
     num_slots = 4
-    # at most half full, so that a search ends after two or three steps
+    # at most half of the slots are used, so that a search takes two or three steps
     while num_slots < 2 * size:
         num_slots *= 2
     return np.full(num_slots, _EMPTY_SLOT)
@@ -351,8 +366,8 @@ def _empty_hash_set(size: int) -> IntArray:
 
 @njit
 def _hash_slot(members: IntArray, value: np.int64) -> np.int64:
-    """Return the slot of `value` in a hash set, or the empty slot where it belongs."""
-    # a bit mask, because the number of slots is a power of two
+    """Return the slot of `value` in the hash set `members`, or the empty slot to insert it."""
+    # slot modulo the number of slots, which is a power of two
     mask = np.int64(len(members) - 1)
     slot = np.int64(mix64(np.uint64(value), _ONE)) & mask
     while members[slot] != _EMPTY_SLOT and members[slot] != value:
@@ -364,14 +379,15 @@ def _hash_slot(members: IntArray, value: np.int64) -> np.int64:
 def _write_distinct_draws(
     key: np.uint64, first: int, tables: _AliasTables, exclude: IntArray, ids: IntArray
 ) -> None:
-    """Write successive draws without replacement to `ids`, as `_write_alias_draws` does.
+    """Write successive draws without replacement to `ids`; see `_write_alias_draws` for arguments.
 
-    Repeated classes are rejected. If there are too many rejections, exponential clocks of the
-    remaining classes decide. Clocks have no memory, so that the distribution is the same.
+    Repeated classes are rejected. After too many rejections, the remaining draws are the classes
+    whose exponential clocks ring first. Exponential times have no memory, so that the distribution
+    is the same.
     """
     n = len(tables.log_weights)
     num = ids.shape[1]
-    tries = n + 4 * num  # about the cost of the clocks
+    tries = n + 4 * num  # about as many as cost the time of the clocks
     members = _empty_hash_set(num + 1)
     for b in range(len(ids)):
         row = np.uint64(mix64(key, np.uint64(first + b)))
@@ -400,11 +416,16 @@ def _write_distinct_draws(
 def _draw_by_earliest_clocks(
     key: np.uint64, log_weights: FloatArray, members: IntArray, ids: IntArray
 ) -> None:
-    """Fill `ids` with the classes outside `members` whose clocks ring first, in this order."""
-    earliest = [(-math.inf, np.int64(_EMPTY_SLOT)) for _ in range(len(ids))]  # a heap, latest first
+    """Fill `ids` with the classes whose exponential clocks ring first, in this order.
+
+    The clock of a class rings at a rate equal to its weight. Classes in the hash set `members` are
+    left out.
+    """
+    # a heap of (-log time, class), with the latest of the earliest clocks at the top
+    earliest = [(-math.inf, np.int64(_EMPTY_SLOT)) for _ in range(len(ids))]
     for j in range(len(log_weights)):
         if log_weights[j] > -math.inf and members[_hash_slot(members, np.int64(j))] == _EMPTY_SLOT:
-            # an exponential time of rate w is -log(1 - u) / w; logarithms do not underflow
+            # an exponential time with rate w is -log(1 - u) / w; in logarithms, as w may underflow
             log_time = math.log(-math.log1p(-uniform(key, np.uint64(j)))) - log_weights[j]
             if -log_time > earliest[0][0]:
                 heapq.heapreplace(earliest, (-log_time, np.int64(j)))
@@ -416,9 +437,10 @@ def _draw_by_earliest_clocks(
 def _write_distinct_uniform_draws(
     key: np.uint64, first: int, n: int, exclude: IntArray, ids: IntArray
 ) -> None:
-    """Write uniform draws without replacement to `ids`, as `_write_alias_draws` does.
+    """Write uniform draws from ``range(n)`` without replacement to `ids` (B, m).
 
-    Floyd's method draws the set in O(m), and a shuffle orders it.
+    Floyd's method draws the set in O(m), and a shuffle orders it. See `_write_alias_draws` for the
+    other arguments.
     """
     num = ids.shape[1]
     members = _empty_hash_set(num)
@@ -428,7 +450,7 @@ def _write_distinct_uniform_draws(
         excluded = exclude[b]
         num_left = n - 1 if excluded >= 0 else n
         for k in range(num):
-            # Floyd: step k draws from range(bound + 1), and takes `bound` if the draw is a repeat
+            # Floyd: step k draws from range(bound + 1), and uses `bound` if the draw is a repeat
             bound = num_left - num + k
             drawn = np.int64(uniform(row, np.uint64(2 * k)) * (bound + 1))
             slot = _hash_slot(members, drawn)

@@ -1,7 +1,7 @@
-"""Visits: the runs of paths at the same node, grouped by node.
+"""Groups the paths of many contexts by the node that they visit.
 
-Processed in this order, contexts at the same cell of clusters or leaf of a tree find its rows in
-the cache.
+If contexts are processed node by node, the rows of a leaf or cell stay in the cache for all
+contexts that visit it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from samplesoft._validation import IntArray
 
 @njit
 def group_runs_by_node(nodes: IntArray, first: int, num: int) -> IntArray:
-    """Return a row (context, start, stop) for each run of equal nodes in a row of `nodes` (B, k).
+    """Return the runs of equal nodes in the rows of `nodes` (B, k), sorted by node.
 
-    Rows are sorted by node. Nodes are [first, first + num).
+    Each row of the result (K, 3) is (context, start, stop): ``nodes[context, start:stop]`` is one
+    run. All nodes are in ``range(first, first + num)``.
     """
-    # counting sort: count the runs at each node, compute offsets, write the runs
+    # a counting sort: count the runs at each node, compute offsets, write the runs
     offsets = np.zeros(num + 1, np.int64)
     for b in range(len(nodes)):
         for k in range(nodes.shape[1]):

@@ -1,10 +1,12 @@
 """Exact inclusion probabilities of successive draws without replacement.
 
-Successive sampling is a race of exponential clocks. Clock j rings at rate ``w_j``, and the first m
-clocks to ring are the sample. The number N(t) of clocks that have rung by time t has the generating
-function ``G(z) = prod_j (1 - p_j + p_j z)`` with ``p_j = 1 - exp(-w_j t)``. Its values on a circle
-near the saddle point give P(N <= m - 1), and dividing by one factor leaves one clock out. The
-product runs over atoms; an atom may represent many clocks of nearly equal rates.
+Successive sampling is a race of exponential clocks. The clock of class j rings once, after an
+exponential time with rate ``w_j``, and the first m clocks to ring are the sample. The number N(t)
+of clocks that have rung by time t has the generating function
+``G(z) = prod_j (1 - p_j + p_j z)`` with ``p_j = 1 - exp(-w_j t)``. A sum over points z on a circle
+near the saddle point gives P(N <= m - 1). Division by one factor removes one clock from N. The
+product is computed over atoms: an atom is one clock, or represents many clocks with nearly equal
+rates.
 """
 
 from __future__ import annotations
@@ -23,59 +25,66 @@ from samplesoft.kernels import panels
 
 ComplexArray = NDArray[np.complex128]
 
-# At a late time t, 1 - exp(-w t) is steep in log w. But the probability that none of many classes
-# has rung by then is negligible. These two values give a relative error of 1e-11.
-_PANEL_WIDTH = 0.2  # of a panel, in log w
-_MIN_CROWDED_CLASSES = 32  # a panel with so many classes or more is replaced by its Chebyshev nodes
-_TIME_NODES = np.polynomial.legendre.leggauss(16)
-_TIME_CHUNK = 8
-_CIRCLE_POINTS = 56  # on a half circle; at most 54 matter, where the variance of N is 17
-_LOG_TINY = -34.0  # log of the relative size of terms that are left out
-# width of a panel in log t, relative to the time scale of the distribution; 16 nodes suffice
+# The next two values give a relative error of 1e-11. At a late time t, 1 - exp(-w t) is steep in
+# log w, and interpolation is inaccurate. But the probability that none of many clocks has rung by
+# then is negligible.
+_PANEL_WIDTH = 0.2  # width of a panel in log w
+_MIN_CROWDED_CLASSES = 32  # a panel with at least so many classes is replaced by Chebyshev nodes
+_TIME_NODES = np.polynomial.legendre.leggauss(16)  # nodes and weights on one panel of log t
+_TIME_CHUNK = 8  # number of times in one task of a thread
+_CIRCLE_POINTS = 56  # points on a half circle; at most 54 are needed, if the variance of N is 17
+_LOG_TINY = -34.0  # log of the relative magnitude below which terms are omitted
+# width of a panel in log t, in units of the time scale on which the distribution of N changes; the
+# 16 nodes suffice for this width
 _PANEL_LOG_TIME = 1.5
-_MAX_LOG_RADIUS = 300.0  # of a saddle point, log |z|: squares neither underflow nor overflow
+_MAX_LOG_RADIUS = 300.0  # maximum log |z| of a saddle point, so that squares of z are finite
 
 
 class _Atoms(NamedTuple):
-    """The factors of the generating function."""
+    """Atoms of the generating function: clocks, or Chebyshev nodes that represent many clocks."""
 
     log_rates: FloatArray  # (A,)
-    counts: FloatArray  # (A,): clocks per atom, fractional for Chebyshev nodes
+    counts: FloatArray  # (A,): number of clocks that an atom represents; fractional for a node
 
 
 class _Quadrature(NamedTuple):
-    """Nodes of the integral over t, with the distribution of N at each."""
+    """Nodes of the integral over t, with the terms of P(N(t) <= m - 1) at each node.
+
+    S, 1 or 2, is the number of values of `shift` in `_write_contours`.
+    """
 
     log_t_start: float  # log t before which fewer than m clocks have rung
-    log_t: FloatArray  # (K,)
-    weights: FloatArray  # (K,)
-    z: ComplexArray  # (S, K, _CIRCLE_POINTS): circles for each shift; see `_write_contours`
+    log_t: FloatArray  # (K,): nodes
+    weights: FloatArray  # (K,): quadrature weights in log t
+    z: ComplexArray  # (S, K, _CIRCLE_POINTS): points on a half circle
     circle_terms: ComplexArray  # (S, K, _CIRCLE_POINTS): terms of the sum over the circle
 
 
 class SuccessiveInclusion:
-    """Inclusion probabilities of successive draws in proportion to weights.
+    """Inclusion probabilities of m successive draws without replacement, in proportion to weights.
 
-    `log_weights` (n,) are -inf for classes that are never drawn; m is at most the number of the
-    others.
+    `log_weights` (n,) are -inf for classes that are never drawn. m is at most the number of classes
+    that can be drawn.
 
-    Class j has an exponential clock of rate w_j. The order in which clocks ring is the order of the
-    draws. With the number N(t) of other clocks that have rung by time t,
+    Class j has an exponential clock of rate w_j, and classes are drawn in the order in which their
+    clocks ring. Let N(t) be the number of clocks other than clock i that have rung by time t. Class
+    i has the inclusion probability
 
         pi_i = int_0^inf w_i exp(-w_i t) P(N(t) <= m - 1) dt.
 
     N(t) is a sum of independent indicators. Its distribution function is a contour integral of
-    its generating function over a circle near the saddle point, where nothing cancels. Clock i, and
-    the clock of an excluded class, are removed from the product by one division each. The integral
-    over log t is Gauss-Legendre on panels as wide as the distribution of N(t) allows. Many classes
-    in one panel of log w are replaced by the Chebyshev nodes of the panel, so that n classes cost
-    O(n) once.
+    its generating function over a circle near the saddle point, where terms do not cancel. Clock i,
+    and the clock of an excluded class, are removed from the generating function by one division
+    each. The integral over log t uses Gauss-Legendre quadrature on panels that are as wide as the
+    distribution of N(t) allows. If a panel of log w has many classes, they are replaced by the
+    Chebyshev nodes of the panel, so that n classes cost O(n) once.
 
-    The relative error of pi was at most 3e-12, in comparison with enumeration for weights that span
-    up to 1e600, and with the sum over single classes in the hardest case for the nodes.
+    The relative error of pi was at most 3e-12. It was compared with enumeration, for weights that
+    span up to 1e600, and with the sum over single classes in the hardest case for the nodes.
 
     TensorFlow uses ``1 - (1 - q_i)**tries`` with the number of tries that the draws needed, and
-    CNTK with the mean number of tries in simulations; both are approximations.
+    CNTK uses the same formula with the mean number of tries in simulations. Both are
+    approximations.
 
     Sources: Rosén (1972), "Asymptotic theory for successive sampling with varying probabilities
     without replacement, I": the clocks. Daniels (1954), "Saddlepoint approximations in
@@ -92,7 +101,7 @@ class SuccessiveInclusion:
         edges = _log_time_panel_edges(atoms, m)
         half = 0.5 * np.diff(edges)[:, None]
         log_t = (edges[:-1, None] + half * (1.0 + _TIME_NODES[0])).ravel()
-        shifts = min(self._num_left_over, 2)  # the second is for examples that exclude a class
+        shifts = min(self._num_left_over, 2)  # the second shift is for excluded classes
         z = np.zeros((shifts, len(log_t), _CIRCLE_POINTS), np.complex128)
         circle_terms = np.zeros_like(z)
 
@@ -107,12 +116,15 @@ class SuccessiveInclusion:
         self._quadrature = _Quadrature(float(edges[0]), log_t, weights, z, circle_terms)
 
     def of_classes(self, ids: IntArray, exclude: IntArray) -> FloatArray:
-        """Return the inclusion probabilities of classes `ids` (B, k)."""
+        """Return the inclusion probabilities (B, k) of classes `ids` (B, k).
+
+        `exclude` (B,) holds a class of each row that is not drawn, or a negative number for none.
+        """
         probs = np.empty(ids.shape)
         order = np.argsort(exclude, kind="stable")
         groups = np.split(order, np.flatnonzero(np.diff(exclude[order])) + 1)
 
-        def fill_group(rows: IntArray) -> None:  # examples that exclude the same class
+        def fill_group(rows: IntArray) -> None:  # rows that exclude the same class
             excluded = int(exclude[rows[0]])
             classes = ids[rows]
             group = (
@@ -127,15 +139,18 @@ class SuccessiveInclusion:
 
     @cached_property
     def _probs_without_exclusion(self) -> FloatArray:
-        """Inclusion probabilities of all classes (n,) without exclusion."""
+        """Inclusion probabilities (n,) of all classes if no class is excluded."""
         return self._inclusion_probs(np.arange(len(self._log_w)), -1)
 
     def _inclusion_probs(self, ids: IntArray, excluded: int) -> FloatArray:
-        """Return inclusion probabilities of `ids` (any shape); `excluded` < 0 excludes none."""
+        """Return inclusion probabilities of classes `ids`, of any shape, without class `excluded`.
+
+        If `excluded` is negative, no class is excluded.
+        """
         log_excluded = -np.inf if excluded < 0 else float(self._log_w[excluded])
-        if self._num_left_over == (log_excluded > -np.inf):  # all others are drawn
+        if self._num_left_over == (log_excluded > -np.inf):  # all remaining classes are drawn
             probs: FloatArray = self._positive[ids].astype(np.float64)
-        elif ids.size <= len(self._atoms.counts):  # an integral for each class is cheaper
+        elif ids.size <= len(self._atoms.counts):  # one integral for each class is cheaper
             log_rates = self._log_w[ids].ravel()
             probs = _probs_among_first(log_rates, log_excluded, self._quadrature).reshape(ids.shape)
         else:
@@ -145,7 +160,11 @@ class SuccessiveInclusion:
         return probs
 
     def _make_atoms(self) -> _Atoms:
-        """Return the atoms: nodes of the crowded panels of log w, then all other classes."""
+        """Return the atoms: first the nodes of crowded panels of log w, then single classes.
+
+        A panel is crowded if it has at least `_MIN_CROWDED_CLASSES` classes, which its nodes then
+        represent.
+        """
         log_w = self._log_w
         positive = self._positive
         min_log_w = float(np.min(log_w, where=positive, initial=0.0))
@@ -161,12 +180,15 @@ class SuccessiveInclusion:
         panels.add_moments(*crowd_positions, np.ones((1, len(crowd_positions[0]))), moments)
         node_positions = first + np.flatnonzero(crowded)[:, None] + panels.node_places()
         log_rates = np.append((node_positions * _PANEL_WIDTH).ravel(), log_w[self._single_classes])
-        # weight of a node: the sum over classes of its Lagrange polynomial
+        # number of classes that a node represents: the sum over classes of its Lagrange polynomial
         counts = (moments[:, 0] @ panels.to_coefficients().T).ravel()
         return _Atoms(log_rates, np.append(counts, np.ones(len(self._single_classes))))
 
     def _interpolate_from_atoms(self, ids: IntArray, atoms: FloatArray) -> FloatArray:
-        """Return the probabilities (k,) of classes `ids`, interpolated from those of the atoms."""
+        """Return probabilities (k,) of classes `ids` (k,), interpolated from `atoms` (A,).
+
+        `atoms` are the probabilities at the rates of the atoms.
+        """
         num_nodes = len(atoms) - len(self._single_classes)
         coefficients = atoms[:num_nodes].reshape(-1, 1, panels.DEGREE) @ panels.to_coefficients()
         on_panel = self._on_panel[ids]
@@ -180,14 +202,17 @@ class SuccessiveInclusion:
 
 @njit
 def _ring_probs(log_rate: float, log_t: float) -> tuple[float, float, float]:
-    """Return w t, P(not rung) and P(rung) of a clock of rate w at time t."""
+    """Return ``w t``, P(not rung) and P(rung) of a clock of rate w at time t."""
     age = math.exp(min(log_rate + log_t, LARGEST_EXPONENT))
     return age, math.exp(-age), -math.expm1(-age)
 
 
 @njit
 def _log_modulus_and_argument(silent: float, rung: float, z: complex) -> tuple[float, float]:
-    """Return log modulus and argument of 1 - p + p z, to full precision for small p."""
+    """Return the log of the modulus, and the argument, of the factor ``1 - p + p z``.
+
+    `rung` is p and `silent` is 1 - p, so that both are accurate if p is near 0 or 1.
+    """
     real = (z.real - 1.0) * rung
     imag = z.imag * rung
     if abs(real) < 0.5 and abs(imag) < 0.5:
@@ -199,9 +224,12 @@ def _log_modulus_and_argument(silent: float, rung: float, z: complex) -> tuple[f
 
 @njit
 def _mean_and_change_rate(log_t: float, atoms: _Atoms) -> tuple[float, float]:
-    """Return the mean of N(t), and the rate of change of its distribution in log t."""
+    """Return the mean of N(t), and how fast the distribution of N(t) changes with log t.
+
+    The second value is the inverse of a time scale in log t, a heuristic for the width of panels.
+    """
     log_rates, counts = atoms
-    mean = variance = mean_rate = 0.0  # of N(t); mean_rate: derivative of the mean in log t
+    mean = variance = mean_rate = 0.0  # mean_rate is the derivative of the mean in log t
     for a in range(len(counts)):
         age, silent, rung = _ring_probs(log_rates[a], log_t)
         mean += counts[a] * rung
@@ -213,10 +241,11 @@ def _mean_and_change_rate(log_t: float, atoms: _Atoms) -> tuple[float, float]:
 
 @njit
 def _saddle_point(log_t: float, atoms: _Atoms, power: float) -> tuple[float, float, float]:
-    """Return the minimiser x of log G(exp(x)) - power x, the minimum, and a variance.
+    """Return the minimiser x of ``log G(exp(x)) - power * x``, the minimum, and a variance.
 
-    The minimum bounds the log of P(N <= power) or of P(N >= power), whichever is smaller. The
-    variance is that of N in the distribution tilted by exp(x N).
+    The minimum is an upper bound on the log of the smaller of P(N <= power) and P(N >= power). The
+    variance is the variance of N in the distribution that is tilted by exp(x N). The method is
+    Newton's, safeguarded by bisection.
     """
     log_rates, counts = atoms
     low = -_MAX_LOG_RADIUS
@@ -238,7 +267,7 @@ def _saddle_point(log_t: float, atoms: _Atoms, power: float) -> tuple[float, flo
         gap = power - mean
         if abs(gap) < 1e-6 * variance:
             break
-        # at extreme x, where atoms no longer represent their classes, limit the step
+        # limit the step, because at extreme x the nodes no longer represent their classes
         x += gap / variance if abs(gap) < 2.0 * variance else math.copysign(2.0, gap)
         if not low < x < high:
             x = 0.5 * (low + high)
@@ -252,11 +281,14 @@ def _saddle_point(log_t: float, atoms: _Atoms, power: float) -> tuple[float, flo
 
 @njit
 def _bisect_tail_end(middle: float, end: float, atoms: _Atoms, m: int) -> float:
-    """Bisect from `middle`, where N is about m, towards `end` until a tail of N is negligible."""
+    """Return a log t from which on, towards `end`, a tail of the distribution of N is negligible.
+
+    It is found by bisection between `middle`, where N is about m, and `end`.
+    """
     inside = middle
     while abs(inside - end) > 0.05:
         log_t = 0.5 * (inside + end)
-        # at late times the integrand in log t has the factor t
+        # stricter at late times, because the integrand in log t has the factor t
         tiny = _LOG_TINY - max(log_t - middle, 0.0)
         if _saddle_point(log_t, atoms, m)[1] < tiny:
             end = log_t
@@ -267,11 +299,12 @@ def _bisect_tail_end(middle: float, end: float, atoms: _Atoms, m: int) -> float:
 
 @njit
 def _log_time_panel_edges(atoms: _Atoms, m: int) -> FloatArray:
-    """Return edges in log t of panels on which polynomials approximate the distribution of N(t).
+    """Return the edges of panels of log t, on which the distribution of N(t) is nearly polynomial.
 
-    Before the first edge fewer than m of the clocks have rung, after the last one more than m.
+    Before the first edge, fewer than m clocks have rung; after the last edge, more than m. (The
+    probabilities of the opposite are negligible.)
     """
-    # so early that none has rung, so late that all have
+    # so early that no clock has rung, and so late that all have
     first = -atoms.log_rates.max() - math.log(atoms.counts.sum()) + 3.0 * _LOG_TINY
     last = -atoms.log_rates.min() + 8.0
     low = first
@@ -286,7 +319,7 @@ def _log_time_panel_edges(atoms: _Atoms, m: int) -> FloatArray:
     edges = [_bisect_tail_end(low, first, atoms, m)]
     while edges[-1] < last:
         step = _PANEL_LOG_TIME / _mean_and_change_rate(edges[-1], atoms)[1]
-        # the distribution may change faster ahead
+        # the distribution may change faster at the end of the panel
         step = min(step, _PANEL_LOG_TIME / _mean_and_change_rate(edges[-1] + step, atoms)[1])
         edges.append(edges[-1] + step)
     return np.array(edges)
@@ -301,19 +334,20 @@ def _write_contours(
     z: ComplexArray,
     circle_terms: ComplexArray,
 ) -> None:
-    """Write a circle for each time, and the terms of P(N <= m - 1) on it.
+    """Write points on a circle for each time, and the terms of P(N <= m - 1) at these points.
 
-    Times are `log_t` (K,). A clock of `_probs_among_first` will be left out of the product and, with
-    `shift` 1, another one that has rung. `z` (K, P) are points of the upper half circle, with
-    modulus below 1 if N is more likely above m than below. `circle_terms` (K, P) are their terms, which
-    are 0 from where they no longer matter.
+    Times are `log_t` (K,). The points `z` (K, P) are on the upper half circle. Their modulus is
+    below 1 if N is more likely above m than below. The terms are written to `circle_terms` (K, P),
+    up to the first negligible term; the others stay 0. The radius allows for the clocks that are
+    divided out later: one clock with `shift` 0, and with `shift` 1 a second clock that has rung.
     """
     log_rates, counts = atoms
     for k in range(len(log_t)):
-        # m - 1/2 keeps the circle near the saddle points both with the clock and without it
+        # the exponent m - 1/2 puts the circle near the saddle points both with the clock that is
+        # divided out and without it
         x, _, variance = _saddle_point(log_t[k], atoms, m + shift - 0.5)
-        # the sum over N has a pole at 1: at a distance fewer points suffice, at the cost of one
-        # digit
+        # The sum over N has a pole at z = 1. With a distance from the pole fewer points suffice, at
+        # the cost of one digit.
         distance = max(abs(x), 2.4 / math.sqrt(variance + 2.0))
         z[k, 0] = math.exp(x)
         if x < 1.0 - _MAX_LOG_RADIUS:  # the probability is negligible
@@ -323,7 +357,7 @@ def _write_contours(
         for i in range(min(points // 2 + 1, _CIRCLE_POINTS)):
             angle = 2.0 * math.pi * i / points
             z[k, i] = complex(math.exp(x) * math.cos(angle), math.exp(x) * math.sin(angle))
-            # of z^-(m-1) G(z), as logarithms
+            # log modulus and argument of z^-(m-1) G(z)
             size = -(m - 1) * x
             phase = -(m - 1) * angle
             for a in range(len(counts)):
@@ -343,13 +377,15 @@ def _write_contours(
 def _divide_out_clock(
     log_rate: float, log_t: float, z: ComplexArray, circle_terms: ComplexArray, out: ComplexArray
 ) -> int:
-    """Write the circle and the terms without a clock into `out` (2, P), and return their number.
+    """Write the points and the terms at one time without one clock; return their number.
 
-    `z` and `circle_terms` (S, P) are those without shift and, if S = 2, with shift 1.
+    The points are written to ``out[0]`` and the terms to ``out[1]``, `out` (2, P). `z` (S, P) and
+    `circle_terms` (S, P) are the results of `_write_contours` for shift 0 and, if S = 2, shift 1.
+    The clock has the log rate `log_rate`, or -inf to leave all clocks in.
     """
     _, silent, rung = _ring_probs(log_rate, log_t)
-    # has it rung in the distribution tilted by the circle? If undecided, either circle is accurate,
-    # but the first may have fewer terms
+    # Shift 1 if the clock has probably rung in the distribution that the circle tilts. In between,
+    # both shifts are accurate, but shift 0 may have fewer terms.
     shift = 1 if 3.0 * rung * abs(z[0, 0]) > silent else 0
     for i in range(_CIRCLE_POINTS):
         out[0, i] = z[shift, i]
@@ -363,10 +399,11 @@ def _divide_out_clock(
 def _probs_among_first(
     log_rates: FloatArray, excluded: float, quadrature: _Quadrature
 ) -> FloatArray:
-    """Return the probabilities (I,) that a clock is among the first m, one clock being excluded.
+    """Return the probability (I,) of each of I clocks to be among the first m clocks that ring.
 
-    This is the integral of w exp(-w t) P(N without the two clocks <= m - 1) over t. `log_rates`
-    (I,) are those of the clocks; `excluded` is the log rate of the excluded one, -inf for none.
+    `log_rates` (I,) are the log rates of the clocks. The clock with log rate `excluded` does not
+    take part; -inf excludes none. The result is the integral over t of
+    ``w exp(-w t) P(N <= m - 1)``, where N counts neither the clock itself nor the excluded clock.
     """
     log_t_start, log_t, weights, z, circle_terms = quadrature
     num = len(log_rates)
@@ -379,10 +416,11 @@ def _probs_among_first(
     for i in range(num):
         out[i] = _ring_probs(log_rates[i], log_t_start)[
             2
-        ]  # before `log_t_start`, all that ring are among the first
+        ]  # before `log_t_start`, all that ring count
     for k in range(len(log_t)):
         num_terms = _divide_out_clock(excluded, log_t[k], z[:, k], circle_terms[:, k], terms)
-        # inside the unit circle the sum is P(N <= m - 1); outside it is P - 1, because of the pole
+        # if z is inside the unit circle, the sum is P(N <= m - 1); outside it is P(N <= m - 1) - 1,
+        # because of the pole at 1
         inside = abs(terms[0, 0]) < 1.0
         for i in range(num):
             age, silent[i], rung[i] = _ring_probs(log_rates[i], log_t[k])
@@ -393,7 +431,7 @@ def _probs_among_first(
             y = terms[0, j].imag
             a = terms[1, j].real
             b = terms[1, j].imag
-            for i in range(num):  # innermost, so that it is vectorised
+            for i in range(num):  # the innermost loop, so that it is vectorised
                 real = silent[i] + rung[i] * x
                 imag = rung[i] * y
                 prob[i] += (a * real + b * imag) / (real * real + imag * imag)
