@@ -33,7 +33,7 @@ from samplesoft._validation import (
 from samplesoft.samplers.k_means import k_means
 
 Rows = NDArray[Any]  # float32 or float64 vectors, one in each row
-LogHook = Callable[[Rows, IntArray, IntArray], FloatArray]  # (contexts, classes, excluded classes)
+LogHook = Callable[[Rows, IntArray, IntArray], FloatArray]  # of contexts, classes, excluded classes
 NO_CLASS = -1  # stands for "no class" in internal arrays of class indices
 _NO_EXCLUSION = np.array([NO_CLASS])
 _MAX_UNPOOLED_CONTEXTS = 32  # larger batches are grouped before they share draws
@@ -42,7 +42,7 @@ _CONTEXTS_PER_GROUP = 20  # mean number of contexts in a group of a large batch
 
 @cache
 def _cached_log(count: int) -> np.float64:
-    """Return the logarithm of a count as float64, which promotes a float32 array in a sum."""
+    """Return the logarithm of a count as a NumPy float64, whose sum with a float32 is float64."""
     return np.float64(np.log(count))
 
 
@@ -75,7 +75,7 @@ class Draw:
         """
         if self.log_inclusion is not None:
             return self.log_inclusion
-        if type(self.log_q) is np.ndarray:  # the common case
+        if type(self.log_q) is np.ndarray:  # fast path for arrays on the CPU
             return self.log_q + _cached_log(self.ids.shape[1])
         log_counts = to_host(self.log_q) + np.log(self.ids.shape[1])
         return backend_of(self.log_q).to_device(log_counts)
@@ -139,6 +139,7 @@ class Sampler(ABC):
 
     @property
     def _arrays(self) -> Backend:
+        """The backend, which has the array operations of the device of this sampler."""
         return backend(self.device)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -458,7 +459,7 @@ class Sampler(ABC):
         # Scale the mean direction to the mean norm. The mean vector itself is shorter, so that its
         # distribution would be flatter than the distributions of the contexts.
         mean_norms = np.add.reduceat(norms[order], starts) / counts
-        sums = np.add.reduceat(rows[order], starts)  # has the mean direction of the group
+        sums = np.add.reduceat(rows[order], starts)  # each sum has the mean direction of its group
         lengths = np.sqrt((sums**2).sum(axis=1))
         # if the vectors of a group sum to about 0, its first context represents it
         cancels = lengths <= 1e-6 * counts * mean_norms
@@ -491,6 +492,7 @@ class Sampler(ABC):
         return self._arrays.float_rows("class_embeddings", class_embeddings, self.dim, self._dtype)
 
     def _checked_excluded(self, exclude: Any, batch: int) -> IntArray:
+        """Return checked excluded classes (batch,), all `NO_CLASS` if `exclude` is None."""
         if exclude is None:
             return self._arrays.to_device(np.full(batch, NO_CLASS))
         labels: IntArray = self._arrays.labels("exclude", exclude, self.num_classes, (batch,))
@@ -552,10 +554,10 @@ class Sampler(ABC):
         """Return the probabilities (B, n) of all classes."""
 
     def _log_mass(self, h: Rows, exclude: IntArray) -> FloatArray:
-        """Return the log of the sum of all unnormalised weights but that of `exclude`, (B,).
+        """Return the log (B,) of the sum of the unnormalised weights of all classes but `exclude`.
 
-        A distributed layer draws a shard in proportion to this sum. Samplers that are not
-        distributed need not implement it.
+        A distributed layer chooses a shard in proportion to this sum. Samplers that do not support
+        distributed layers do not implement it.
         """
         raise NotImplementedError
 

@@ -32,7 +32,7 @@ _MAX_COUNT_RATIO = 1e100  # largest / smallest count; the product of two such ra
 
 
 class _CountTable(NamedTuple):
-    """Counts of the classes that follow each of S states, as a sparse matrix with one row a state.
+    """Counts of the classes that follow each of S states, as a sparse matrix with a row per state.
 
     An additional last row holds the unigram: the count of each class over all states. Row s has the
     classes ``ids[offsets[s] : offsets[s + 1]]``, in increasing order, with the counts at the same
@@ -40,7 +40,7 @@ class _CountTable(NamedTuple):
     that nothing is subtracted.
     """
 
-    offsets: IntArray  # (S + 2,)
+    offsets: IntArray  # (S + 2,): start of each row, and the end of the last one
     ids: IntArray  # (N,): classes of all rows
     counts: FloatArray  # (N,)
     prefix_sums: FloatArray  # (N,): sums of counts from the first class of the row, inclusive
@@ -117,7 +117,7 @@ class BigramSampler(Sampler):
     """
 
     def __init__(self, counts: Any) -> None:
-        matrix = as_csr("counts", counts)  # a copy
+        matrix = as_csr("counts", counts)  # copied, because it is modified below
         matrix.sum_duplicates()
         matrix.eliminate_zeros()
         if not matrix.nnz or not (np.isfinite(matrix.data).all() and matrix.data.min() > 0.0):

@@ -385,6 +385,7 @@ def _require_vector_contexts(name: str, sampler: Any) -> None:
 
 
 def _without_replacement_error(name: str, sampler: Sampler) -> ValueError:
+    """Return the error for a component `name` of a mixture that draws without replacement."""
     return ValueError(
         f"`{name}` must draw with replacement, got a {type(sampler).__name__} that does not; make "
         "it with replace=True."

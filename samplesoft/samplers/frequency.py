@@ -248,6 +248,7 @@ class LearnedUnigramSampler(Sampler):
         self._counts[ids] = counts
 
     def _tree_weights(self, counts: FloatArray) -> FloatArray:
+        """Return the weights (k,) of classes with `counts` (k,): ``(counts / unit)**power``."""
         with np.errstate(over="ignore"):
             weights: FloatArray = (counts / self._count_unit) ** self.power
         if not np.isfinite(weights).all():
@@ -358,7 +359,7 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
             self._initial_total = float(self._counts.sum())
         if self._initial_total == np.inf:
             self._counts = np.maximum(scale_by_power_of_two(self._counts), _MIN_COUNT)
-            self._count_unit = 0.5  # scaled with the counts: the distribution does not change
+            self._count_unit = 0.5  # the unit of scaled counts: weights do not change
             self._initial_total = float(self._counts.sum())
         with np.errstate(over="ignore"):
             gaps = np.minimum(self._initial_total / self._counts, _MAX_GAP)
@@ -408,9 +409,9 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
     ) -> tuple[IntArray, IntArray]:
         """Return the blocks that are due for a check by time `now`, and the classes that are due.
 
-        The classes exclude `observed` (k,), which the same call of `observe` updates anyway.
+        The classes `observed` (k,) are left out, because `observe` updates them anyway.
         """
-        # the lower bounds `_min_next_checks` exclude most blocks
+        # most blocks are skipped by their lower bound `_min_next_checks`
         blocks = np.flatnonzero(self._min_next_checks <= now)
         rows, columns = np.nonzero(self._next_checks[blocks] <= now)
         overdue = np.setdiff1d(

@@ -442,7 +442,7 @@ class LazyGumbel:
         tail_size = len(self._rows) - ids.shape[1]
         positions = (uniform_block(key, len(queries), num_tail_draws) * tail_size).astype(np.int64)
         for b in range(len(queries) if tail_size else 0):
-            # number of head classes below the class at each position of the tail
+            # number of head classes with a smaller index than the class at each tail position
             num_head_before = np.searchsorted(
                 ids[b] - np.arange(ids.shape[1]), positions[b], side="right"
             )

@@ -60,6 +60,7 @@ def _subtract_common_offset(rows: Rows) -> Rows:
 
 
 def _nearest_centers(rows: Rows, centers: Rows) -> IntArray:
+    """Return the index of the nearest center of each row (k, d), computed on all threads."""
     labels = np.empty(len(rows), np.int64)
     thread_each(
         lambda chunk: _write_nearest_centers(rows[chunk], centers, labels[chunk]),
@@ -87,7 +88,7 @@ def _write_nearest_centers(rows: Rows, centers: Rows, labels: IntArray) -> None:
 
 @njit
 def _move_centers_to_means(rows: Rows, labels: IntArray, centers: Rows) -> None:
-    """Move each center, in place, to the mean of the rows with its label; no rows, no move."""
+    """Move each center in place to the mean of the rows with its label, if there are any."""
     sums = np.zeros(centers.shape)  # float64, whatever the dtype of the rows
     counts = np.zeros(len(centers), np.int64)
     for i in range(len(rows)):

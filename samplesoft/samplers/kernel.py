@@ -23,7 +23,7 @@ from samplesoft.samplers.base import Draw, Rows, Sampler
 from samplesoft.samplers.tree.features import Transform
 from samplesoft.samplers.tree.kernel_tree import MIN_FLOOR, KernelTree
 
-UNIT_TOLERANCE = 1e-3  # of norms; well above the rounding of normalised float32 vectors
+UNIT_TOLERANCE = 1e-3  # of norm 1; well above the rounding of normalised float32 vectors
 
 
 class KernelSampler(Sampler):
@@ -102,7 +102,7 @@ class KernelSampler(Sampler):
         scale = as_tau(tau, unit_vectors=False)
         # draws by a kernel do not follow a softmax: there is no tau to compare with the loss
         self.tau = scale if as_choice("leaf", leaf, ("softmax", "kernel")) == "softmax" else None
-        # a function does not declare these properties, unlike a map
+        # defaults for a function; a map declares these properties
         dim = None
         device = "cpu"
         default_floor = 1e-9
@@ -256,7 +256,7 @@ class PositiveSampler(KernelSampler):
         device: str = "cpu",
     ) -> None:
         rows = backend(as_device(device)).float_rows("class_embeddings", class_embeddings)
-        tau = as_tau(tau, unit_vectors=False)  # resolves None, for the map as well
+        tau = as_tau(tau, unit_vectors=False)  # replaces None by the default, also for the map
         phi = PositiveRandomFeatures(
             rows.shape[1], num_features, tau, frequencies=frequencies, rng=rng, device=device
         )

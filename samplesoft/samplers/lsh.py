@@ -257,7 +257,7 @@ class LSHSampler(Sampler):
         cosines[np.ix_(~contexts.any(axis=1), ~rows.any(axis=1))] = 1.0
         # clipped, because rounding may move a cosine above 1
         p = 1.0 - np.arccos(np.clip(cosines, -1.0, 1.0)) / np.pi
-        with np.errstate(divide="ignore"):  # p = 1
+        with np.errstate(divide="ignore"):  # log(0) for p = 1
             log_missed = num_tables_used * np.log1p(-(p**self.num_bits))
             log_missed += np.log1p(-self.uniform_share / self.num_classes)
         log_found: FloatArray = np.log(-np.expm1(log_missed))
@@ -287,6 +287,7 @@ class LSHSampler(Sampler):
         return _HashTables(codes, offsets, members)
 
     def _bucket_mixture(self, h: Rows, exclude: IntArray) -> _BucketMixture:
+        """Return the proposals of contexts `h` (B, d) without their excluded classes (B,)."""
         codes = self._hash_codes(h)
         mixture = _BucketMixture(codes, exclude, np.empty(codes.shape), np.empty(codes.shape))
         _write_masses(self._tables, self.uniform_share, mixture)
@@ -342,7 +343,7 @@ def _write_codes(
 
 @njit
 def _sort_by_code(codes: Codes, offsets: Int32Array, members: Int32Array) -> None:
-    """Write the bucket offsets and the members, sorted by code, of one table from `codes` (n,)."""
+    """Write the bucket offsets of one hash table, and its members sorted by their `codes` (n,)."""
     # A counting sort: first compute the end of each bucket, then insert the classes from the last
     # to the first, each one slot before the previous class of its bucket.
     offsets[:] = 0

@@ -45,7 +45,7 @@ from samplesoft.samplers.metropolis import MetropolisSampler
 from samplesoft.samplers.softmax import SoftmaxSampler
 from samplesoft.samplers.static import UniformSampler
 
-_MAX_LOST_NATS = 0.1  # lost mean log-likelihood of a label above which ranks are wrong
+_MAX_LOST_NATS = 0.1  # larger losses of mean log-likelihood by wrong ranks give a warning
 _MIN_PROB = 1e-300  # a softmax may underflow, but an importance weight needs a probability above 0
 _INPUT_DESCRIPTIONS = {
     "class_embeddings": "class vectors (n, d)",

@@ -125,7 +125,7 @@ class SoftmaxSampler(Sampler):
 
         def draw_chunk(chunk: slice) -> None:
             u = None if uniforms is None else uniforms[chunk]
-            # sorted by class, so that the logits of each block are computed once
+            # sorted, so that the logits of each block are computed only once
             order = np.argsort(ids[chunk] if u is None else u, axis=1)
             _draw_or_evaluate_in_blocks(
                 first_pass.for_contexts(chunk), u, order, ids[chunk], log_q[chunk]
@@ -187,8 +187,8 @@ class SoftmaxSampler(Sampler):
     ) -> FloatArray:
         """Return ``log(sum(exp(logit - shift)))`` over each block, (contexts, blocks).
 
-        `queries` (contexts, d), `exclude` and `shifts` (contexts,) are those of the contexts, and
-        `blocks` is a slice of the blocks. Sums leave out excluded classes.
+        `queries` (contexts, d), `exclude` (contexts,) and `shifts` (contexts,) have one row for
+        each context; `blocks` is a slice of the blocks. Sums leave out excluded classes.
         """
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             logits = np.matmul(queries, self._blocks[blocks])  # (blocks, contexts, block_size)

@@ -23,7 +23,9 @@ from samplesoft.kernels.alias import alias_draw, build_alias
 from samplesoft.samplers.base import Draw, Rows, Sampler
 from samplesoft.samplers.without_replacement import SuccessiveInclusion
 
-AliasTable = tuple[NDArray[np.uint64], NDArray[np.int32]]  # from build_alias
+AliasTable = tuple[
+    NDArray[np.uint64], NDArray[np.int32]
+]  # thresholds and aliases, from `build_alias`
 _CHUNK_DRAWS = 1 << 16  # number of draws in one task of a thread
 # A smaller ratio of weights may have lost digits by underflow: its logarithm is computed as a
 # difference of logarithms.
@@ -33,7 +35,7 @@ _ONE = np.uint64(1)
 
 
 class _AliasTables(NamedTuple):
-    """Two alias tables, from which draws with an excluded class are rejected rarely.
+    """Two alias tables, one without the heaviest class, so that few draws are rejected.
 
     An example that excludes the heaviest class uses the table without this class. Any other class
     has at most half of the mass, so that at most every other draw is rejected on average.
@@ -137,7 +139,7 @@ class WeightedSampler(Sampler):
         shape = () if exclude is None else as_array("exclude", exclude).shape[:1]
         if self.replace:
             q = self.probs(None, exclude=exclude)
-            with np.errstate(divide="ignore"):  # q = 1
+            with np.errstate(divide="ignore"):  # log(0) for q = 1
                 probs: FloatArray = -np.expm1(m * np.log1p(-np.minimum(q, 1.0)))
         else:
             excluded = self._checked_excluded(exclude, max(1, *shape, 1))
@@ -191,9 +193,11 @@ class WeightedSampler(Sampler):
         return self._log_scale + self._log_total + self._log_mass_left(exclude)
 
     def _all_classes(self, exclude: IntArray) -> IntArray:
+        """Return the indices of all classes for each row of `exclude` (B,), (B, n)."""
         return np.broadcast_to(np.arange(self.num_classes), (len(exclude), self.num_classes))
 
     def _require_enough_classes(self, m: int, exclude: IntArray) -> None:
+        """Raise ValueError if there are fewer than m classes to draw without replacement."""
         left = int(self._num_drawable(exclude).min())
         if m > left:
             raise ValueError(
@@ -221,7 +225,7 @@ class WeightedSampler(Sampler):
         return log_q
 
     def _log_mass_left(self, exclude: IntArray) -> FloatArray:
-        """Return log(1 - q) (B,) of each excluded class; raise ValueError if no class is left.
+        """Return ``log(1 - q)`` (B,) of excluded classes; raise ValueError if no class is left.
 
         The value is 0 for a context without excluded class.
         """
@@ -387,7 +391,7 @@ def _write_distinct_draws(
     """
     n = len(tables.log_weights)
     num = ids.shape[1]
-    tries = n + 4 * num  # about as many as cost the time of the clocks
+    tries = n + 4 * num  # so many tries take about the time of the clocks
     members = _empty_hash_set(num + 1)
     for b in range(len(ids)):
         row = np.uint64(mix64(key, np.uint64(first + b)))

@@ -281,9 +281,10 @@ def _saddle_point(log_t: float, atoms: _Atoms, power: float) -> tuple[float, flo
 
 @njit
 def _bisect_tail_end(middle: float, end: float, atoms: _Atoms, m: int) -> float:
-    """Return a log t from which on, towards `end`, a tail of the distribution of N is negligible.
+    """Return the log t beyond which, towards `end`, P(N >= m) or P(N <= m) is negligible.
 
-    It is found by bisection between `middle`, where N is about m, and `end`.
+    The smaller of the two probabilities counts. The value is found by bisection between `middle`,
+    where N is about m, and `end`.
     """
     inside = middle
     while abs(inside - end) > 0.05:
@@ -301,8 +302,7 @@ def _bisect_tail_end(middle: float, end: float, atoms: _Atoms, m: int) -> float:
 def _log_time_panel_edges(atoms: _Atoms, m: int) -> FloatArray:
     """Return the edges of panels of log t, on which the distribution of N(t) is nearly polynomial.
 
-    Before the first edge, fewer than m clocks have rung; after the last edge, more than m. (The
-    probabilities of the opposite are negligible.)
+    Before the first edge, P(N >= m) is negligible; after the last edge, P(N <= m) is negligible.
     """
     # so early that no clock has rung, and so late that all have
     first = -atoms.log_rates.max() - math.log(atoms.counts.sum()) + 3.0 * _LOG_TINY
@@ -414,9 +414,8 @@ def _probs_among_first(
     density = np.empty(num)
     prob = np.empty(num)
     for i in range(num):
-        out[i] = _ring_probs(log_rates[i], log_t_start)[
-            2
-        ]  # before `log_t_start`, all that ring count
+        # a clock that rings before `log_t_start` is among the first m
+        out[i] = _ring_probs(log_rates[i], log_t_start)[2]
     for k in range(len(log_t)):
         num_terms = _divide_out_clock(excluded, log_t[k], z[:, k], circle_terms[:, k], terms)
         # if z is inside the unit circle, the sum is P(N <= m - 1); outside it is P(N <= m - 1) - 1,

@@ -76,7 +76,7 @@ def test_crowded_panels_agree_with_class_by_class(m, monkeypatch):
     labels = [0, 17, 800, 805]
     short = sampler_of(weights)
     got = [short.inclusion_probs(m), *short.inclusion_probs(m, exclude=labels)]
-    monkeypatch.setattr(without_replacement, "_MIN_CROWD", 10**9)
+    monkeypatch.setattr(without_replacement, "_MIN_CROWDED_CLASSES", 10**9)
     full = sampler_of(weights)
     want = [full.inclusion_probs(m), *full.inclusion_probs(m, exclude=labels)]
     np.testing.assert_allclose(got, want, rtol=1e-12)
@@ -89,7 +89,7 @@ def crowds_error(crowds, few, left, width, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(without_replacement, "_PANEL_WIDTH", width)
         got = sampler_of(weights).inclusion_probs(m)
-        patch.setattr(without_replacement, "_MIN_CROWD", 10**9)
+        patch.setattr(without_replacement, "_MIN_CROWDED_CLASSES", 10**9)
         want = sampler_of(weights).inclusion_probs(m)
     return np.abs(got / want - 1.0).max()
 

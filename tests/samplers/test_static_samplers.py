@@ -246,8 +246,8 @@ def test_nodes_in_place_of_many_like_classes_leave_inclusion_as_it_is(monkeypatc
     log_weights = np.concatenate([np.linspace(0.0, 0.01, 80), np.linspace(-3.2, -3.0, 40), alone])
     found = []
     # with nodes, and with single classes alone
-    for crowd in (without_replacement._MIN_CROWD, 10**9):
-        monkeypatch.setattr(without_replacement, "_MIN_CROWD", crowd)
+    for crowd in (without_replacement._MIN_CROWDED_CLASSES, 10**9):
+        monkeypatch.setattr(without_replacement, "_MIN_CROWDED_CLASSES", crowd)
         sampler = WeightedSampler(np.exp(log_weights), replace=False)
         found.append([sampler.inclusion_probs(m) for m in (1, 10, 90)])
     np.testing.assert_allclose(found[0], found[1], rtol=1e-10)
