@@ -33,7 +33,7 @@ from samplesoft._validation import (
 from samplesoft.samplers.k_means import k_means
 
 Rows = NDArray[Any]  # float32 or float64 vectors, one in each row
-LogHook = Callable[[Rows, IntArray, IntArray], FloatArray]  # of contexts, classes, excluded classes
+LogHook = Callable[[Rows, IntArray, IntArray], FloatArray]  # (contexts, ids, exclude)
 NO_CLASS = -1  # stands for "no class" in internal arrays of class indices
 _NO_EXCLUSION = np.array([NO_CLASS])
 _MAX_UNPOOLED_CONTEXTS = 32  # larger batches are grouped before they share draws

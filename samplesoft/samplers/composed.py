@@ -118,10 +118,9 @@ class CertainSampler(Sampler):
         self.tau = tail.tau
         # same as the tail; samplers that need draws with replacement check this attribute
         self.replace = getattr(tail, "replace", True)
-        self._tail_classes = np.delete(
-            np.arange(n), self.certain
-        )  # class of each index in the tail
-        self._tail_index = np.full(n, NO_CLASS)  # the inverse: index in the tail of each class
+        # the class of each index in the tail, and the index in the tail of each class
+        self._tail_classes = np.delete(np.arange(n), self.certain)
+        self._tail_index = np.full(n, NO_CLASS)
         self._tail_index[self._tail_classes] = np.arange(tail.num_classes)
 
     def refresh(self, rng: int | np.random.Generator | None = None) -> None:

@@ -193,9 +193,8 @@ class LearnedUnigramSampler(Sampler):
     def __init__(self, num_classes: int, *, power: float = 1.0, initial: ArrayLike = 1.0) -> None:
         super().__init__(as_count("num_classes", num_classes))
         self.power = as_positive("power", power)
-        require_memory(
-            "num_classes", self.num_classes, 40.0 * self.num_classes
-        )  # includes the tree
+        # counts and tree
+        require_memory("num_classes", self.num_classes, 40.0 * self.num_classes)
         # a scalar is the count of all classes
         initial_counts = as_array("initial", initial)
         if initial_counts.ndim == 0:

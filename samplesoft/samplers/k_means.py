@@ -38,9 +38,8 @@ def k_means(rows: Rows, num: int, key: np.uint64) -> IntArray:
     """
     rows = _subtract_common_offset(rows)
     permutation = np.argsort(uniform_block(key, 1, len(rows))[0], kind="stable")
-    sample = rows[
-        permutation[: _SAMPLE_ROWS_PER_CENTER * num]
-    ]  # more rows would hardly move a center
+    # more rows in the sample would hardly move a center
+    sample = rows[permutation[: _SAMPLE_ROWS_PER_CENTER * num]]
     centers = sample[:num].copy()
     for _ in range(_NUM_ITERATIONS):
         _move_centers_to_means(sample, _nearest_centers(sample, centers), centers)

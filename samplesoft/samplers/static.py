@@ -23,9 +23,8 @@ from samplesoft.kernels.alias import alias_draw, build_alias
 from samplesoft.samplers.base import Draw, Rows, Sampler
 from samplesoft.samplers.without_replacement import SuccessiveInclusion
 
-AliasTable = tuple[
-    NDArray[np.uint64], NDArray[np.int32]
-]  # thresholds and aliases, from `build_alias`
+# thresholds and aliases, from `build_alias`
+AliasTable = tuple[NDArray[np.uint64], NDArray[np.int32]]
 _CHUNK_DRAWS = 1 << 16  # number of draws in one task of a thread
 # A smaller ratio of weights may have lost digits by underflow: its logarithm is computed as a
 # difference of logarithms.
