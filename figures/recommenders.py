@@ -47,7 +47,7 @@ from samplesoft.data import load_interactions, load_xml_repository
 from samplesoft.data.interactions import padded
 from samplesoft.metrics.ranking import ranking_scores
 from samplesoft.recommend import SampledSoftmaxRecommender
-from samplesoft.recommend.training import as_interactions, hide
+from samplesoft.recommend.training import as_interactions, hide_items
 
 FIELDS = ("data", "method", "seconds", "recall_at_20", "ndcg_at_20", "seeds", "ndcg_sd", "tuned")
 OURS: dict[str, dict[str, Any]] = {
@@ -109,7 +109,9 @@ def splits(args: argparse.Namespace) -> dict[str, tuple[Any, Any]]:
         data["Gowalla"] = interactions(args.gowalla)
     if args.bibtex:
         words = load_xml_repository(found(args.bibtex, "bibtex_train")).inputs
-        left, users, hidden = hide(as_interactions("bibtex", words.astype(bool) * 1.0), 1.0, 0)
+        left, users, hidden = hide_items(
+            as_interactions("bibtex", words.astype(bool) * 1.0), 1.0, 0
+        )
         data["Words of Bibtex"] = left[users], hidden
     return data
 
@@ -131,7 +133,7 @@ def compared(method: str, train: Any, test: Any, seeds: int) -> Row | None:
     if method.startswith("ALS") and importlib.util.find_spec("implicit") is None:
         print("implicit's ALS is left out: it is not installed, `pip install implicit`")
         return None
-    left, users, hidden = hide(train, min(1.0, USERS / train.shape[0]), 0)
+    left, users, hidden = hide_items(train, min(1.0, USERS / train.shape[0]), 0)
     tries = [
         (figures(PEERS[method](left, **options), left, hidden, users)["ndcg_at_20"], options)
         for options in GRIDS[method]

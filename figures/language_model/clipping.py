@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from samplesoft._jit import chunks, njit, njit_sum, thread_each, thread_map
 from samplesoft._validation import as_positive, require_mapping
 from samplesoft.losses.base import SparseRows
-from samplesoft.optimizers.updates import check_changeable
+from samplesoft.optimizers.updates import require_updatable
 
 Array = NDArray[Any]
 Given = TypeVar("Given", bound=Mapping[str, Array | SparseRows])
@@ -92,7 +92,7 @@ def _scale(arrays: Mapping[str, Array]) -> float:
 
 def _as_flat(name: str, gradient: Array | SparseRows) -> Array:
     array = gradient.rows if isinstance(gradient, SparseRows) else gradient
-    check_changeable("gradients", name, array)
+    require_updatable("gradients", name, array)
     return np.asarray(array).reshape(-1)
 
 

@@ -29,14 +29,14 @@ from samplesoft.commands.options import (
     add_outputs,
     check_outputs,
     draw_count,
-    give_report,
     given_options,
     positive_float,
     positive_int,
     seed,
+    write_and_show_report,
 )
 
-_CALLS = signature(check_loss).parameters["calls"].default
+_DEFAULT_MAX_CALLS = signature(check_loss).parameters["calls"].default
 _OPTIONS: Options = {
     "proposal": Option(
         f"what it draws from: {', '.join(NAMED)}, or module:name of an array q, of a function "
@@ -84,8 +84,8 @@ _OPTIONS: Options = {
         choices=ROUNDINGS,
     ),
     "calls": Option(
-        f"calls at most, a power of two (default {_CALLS}); with few, wrong hypotheses may be left "
-        "too, and the report says how many",
+        f"maximum number of calls, a power of two (default {_DEFAULT_MAX_CALLS}); with few calls "
+        "some wrong hypotheses may remain, and the report says how many",
         parse=positive_int,
         metavar="N",
     ),
@@ -125,20 +125,20 @@ def run(options: argparse.Namespace) -> int:
     # numpy.seterr in the user's code must not affect the exact means.
     with redirect_stdout(sys.stderr), np.errstate():
         loss = _load_object("module:function", options.loss, options)
-        proposal = _proposal(options)
+        proposal = _load_proposal(options)
         check_files(options)  # again, because the user's modules are now loaded
         values = given_options(options, check_loss) | {"loss": loss, "proposal": proposal}
     with redirect_stdout(sys.stderr):
-        report = _check_or_explain(
+        report = _check_or_explain_error(
             lambda: check_loss(progress=True, rng=options.seed, **values), options
         )
-    give_report(options, report)
+    write_and_show_report(options, report)
     if options.scheme:
         return 0 if report.ok and (options.scheme, None) in report.consistent else 1
     return 0 if report.ok else 1
 
 
-def _check_or_explain(check: Callable[[], Any], options: argparse.Namespace) -> Any:
+def _check_or_explain_error(check: Callable[[], Any], options: argparse.Namespace) -> Any:
     """Return ``check()``; if the user's code raises, raise ValueError, which is not a verdict."""
     try:
         return check()
@@ -177,7 +177,7 @@ def _show_traceback(error: BaseException, options: argparse.Namespace) -> None:
         traceback.print_exception(error)
 
 
-def _proposal(options: argparse.Namespace) -> Any:
+def _load_proposal(options: argparse.Namespace) -> Any:
     """Return the name of a proposal, or the object ``module:name``."""
     text = options.proposal
     if ":" in text:
@@ -201,7 +201,8 @@ def _load_object(option: str, text: str, options: argparse.Namespace) -> Any:
         _show_traceback(error, options)
         raise ValueError(
             f"{option} must name a module that can be imported, got {module!r}: "
-            f"{_describe_error(error)}{_location_of(error)}; {_remedy(module, error)}"
+            f"{_describe_error(error)}{_import_error_location(error)}; "
+            f"{_import_remedy(module, error)}"
         ) from None
     try:
         return attrgetter(name)(loaded)
@@ -214,7 +215,7 @@ def _load_object(option: str, text: str, options: argparse.Namespace) -> Any:
         ) from None
 
 
-def _location_of(error: BaseException) -> str:
+def _import_error_location(error: BaseException) -> str:
     """Return the file and line where an import failed, preferably in the user's code."""
     if isinstance(error, SyntaxError) and error.filename:
         return ""  # the message has the location already
@@ -228,7 +229,7 @@ def _location_of(error: BaseException) -> str:
     return f" in {os.path.basename(file)}, line {line}"
 
 
-def _remedy(module: str, error: BaseException) -> str:
+def _import_remedy(module: str, error: BaseException) -> str:
     """Return a remedy for a module that cannot be imported."""
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if module.endswith(".py") or "/" in module or "\\" in module:

@@ -160,14 +160,16 @@ def _can_write(path: Path) -> bool:
 
 def _check_sources(files: list[tuple[str, OutputFile]]) -> None:
     """Raise ValueError if an output file is the source of a loaded module."""
-    outputs = {_identity(path): (option, path) for option, path in files if os.path.exists(path)}
+    outputs = {
+        _device_and_inode(path): (option, path) for option, path in files if os.path.exists(path)
+    }
     if not outputs:
         return
     for name, module in [*sys.modules.items()]:
         source = getattr(module, "__file__", None)
         if not isinstance(source, str) or not os.path.exists(source):
             continue
-        option, path = outputs.get(_identity(source), ("", ""))
+        option, path = outputs.get(_device_and_inode(source), ("", ""))
         if option:
             raise ValueError(
                 f"{option} would overwrite the source of the module {name!r}, got {path!r}; choose "
@@ -186,16 +188,16 @@ class _ResolvedPath(NamedTuple):
     missing_names: tuple[str, ...]
 
 
-def _resolve(path: str) -> _ResolvedPath:
+def _resolve_path(path: str) -> _ResolvedPath:
     existing = Path(os.path.realpath(path))
     missing_names = list[str]()
     while not os.path.exists(existing) and existing != existing.parent:
         missing_names.insert(0, existing.name)
         existing = existing.parent
-    return _ResolvedPath(str(existing), _identity(existing), tuple(missing_names))
+    return _ResolvedPath(str(existing), _device_and_inode(existing), tuple(missing_names))
 
 
-def _identity(path: str | Path) -> tuple[int, int]:
+def _device_and_inode(path: str | Path) -> tuple[int, int]:
     """Return device and inode of a file, which identify it, as in `os.path.samefile`."""
     status = os.stat(path)
     return status.st_dev, status.st_ino
@@ -203,34 +205,34 @@ def _identity(path: str | Path) -> tuple[int, int]:
 
 def _is_same(path: str, other: str) -> bool:
     """Return whether two paths name the same file, which need not exist."""
-    first = _resolve(path)
-    second = _resolve(other)
-    return first.identity == second.identity and _starts_with(
+    first = _resolve_path(path)
+    second = _resolve_path(other)
+    return first.identity == second.identity and _missing_names_match(
         first, second, len(second.missing_names)
     )
 
 
 def _is_inside(path: str, file: str) -> bool:
     """Return whether `path` is inside `file`, as if that were a folder."""
-    outer = _resolve(file)
-    inner = _resolve(path)
+    outer = _resolve_path(file)
+    inner = _resolve_path(path)
     if outer.identity != inner.identity or not outer.missing_names:
         return False
-    return _starts_with(outer, inner, len(outer.missing_names))
+    return _missing_names_match(outer, inner, len(outer.missing_names))
 
 
-def _starts_with(first: _ResolvedPath, second: _ResolvedPath, length: int) -> bool:
+def _missing_names_match(first: _ResolvedPath, second: _ResolvedPath, length: int) -> bool:
     """Return whether all remaining names of `first` equal the first `length` names of `second`."""
     names = first.missing_names
     others = second.missing_names[:length]
     if names == others or len(names) != len(others):
         return names == others
-    if [*map(_normalised, names)] != [*map(_normalised, others)]:
+    if [*map(_normalised_name, names)] != [*map(_normalised_name, others)]:
         return False
     return _ignores_case(first.existing)
 
 
-def _normalised(name: str) -> str:
+def _normalised_name(name: str) -> str:
     return unicodedata.normalize("NFC", name).casefold()
 
 

@@ -20,7 +20,7 @@ from samplesoft.reports.figures import FIGURE_FORMATS, figure_path
 from samplesoft.reports.report import Report
 
 
-def number_of(
+def number_parser(
     expected: str, is_valid: Callable[[Any], bool], kind: Callable[[str], Any] = float
 ) -> Callable[[str], Any]:
     """Return a parser of values of type `kind` for which `is_valid` is true.
@@ -41,16 +41,16 @@ def number_of(
     return parse
 
 
-def integer_of(minimum: int) -> Callable[[str], Any]:
+def integer_parser(minimum: int) -> Callable[[str], Any]:
     """Return a parser of integers of at least `minimum`."""
-    return number_of(f"an integer of at least {minimum}", lambda value: value >= minimum, int)
+    return number_parser(f"an integer of at least {minimum}", lambda value: value >= minimum, int)
 
 
-positive_int = integer_of(1)
-seed = integer_of(0)
-positive_float = number_of("a finite number above 0", lambda value: 0.0 < value < float("inf"))
-rate = number_of("a number from 0 to below 1", lambda value: 0.0 <= value < 1.0)
-address = number_of("the address of a scheduler", bool, str)
+positive_int = integer_parser(1)
+seed = integer_parser(0)
+positive_float = number_parser("a finite number above 0", lambda value: 0.0 < value < float("inf"))
+fraction_below_one = number_parser("a number from 0 to below 1", lambda value: 0.0 <= value < 1.0)
+address = number_parser("the address of a scheduler", bool, str)
 
 
 def draw_count(text: str) -> int:
@@ -61,7 +61,7 @@ def draw_count(text: str) -> int:
     return value
 
 
-def list_of(parse: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+def list_parser(parse: Callable[[str], Any]) -> Callable[[str], list[Any]]:
     """Return a parser of a comma-separated list of distinct values, each parsed by `parse`."""
 
     def parse_all(text: str) -> list[Any]:
@@ -74,14 +74,14 @@ def list_of(parse: Callable[[str], Any]) -> Callable[[str], list[Any]]:
     return parse_all
 
 
-def names_of(choices: Iterable[str]) -> Callable[[str], list[str]]:
+def names_parser(choices: Iterable[str]) -> Callable[[str], list[str]]:
     """Return a parser of a comma-separated list of names from `choices`."""
     names = list(choices)
     expected = f"names out of {', '.join(names)}, separated by commas"
-    return list_of(number_of(expected, names.__contains__, str))
+    return list_parser(number_parser(expected, names.__contains__, str))
 
 
-draw_counts = list_of(draw_count)
+draw_counts = list_parser(draw_count)
 
 
 def given_options(options: argparse.Namespace, function: Callable[..., Any]) -> dict[str, Any]:
@@ -154,7 +154,7 @@ SCHEDULER = Option(
 
 # files of a report -------------------------------------------------------------------------------
 
-_OUTPUTS = {
+_REPORT_FILE_HELP = {
     "json": "write all of the report to FILE",
     "html": "write it as one page, with tables to sort and the figure, that needs no network",
     "csv": "write its rows as CSV",
@@ -163,18 +163,23 @@ _OUTPUTS = {
 
 
 def add_outputs(group: Any, names: Sequence[str] = ("json", "html", "figure")) -> None:
-    """Add the options of report files; see `check_files`, `check_outputs` and `give_report`."""
-    add_options(group, {name: Option(_OUTPUTS[name], OutputFile, "FILE") for name in names})
+    """Add the options that name the files of a report.
+
+    `check_files` and `check_outputs` validate their values; `write_and_show_report` uses them.
+    """
+    add_options(
+        group, {name: Option(_REPORT_FILE_HELP[name], OutputFile, "FILE") for name in names}
+    )
 
 
 def check_outputs(options: argparse.Namespace) -> None:
     """Raise ValueError if the format of the figure is not supported."""
-    paths = _paths(options)
+    paths = _report_paths(options)
     if "figure" in paths:
         figure_path("--figure", paths["figure"])
 
 
-def give_report(
+def write_and_show_report(
     options: argparse.Namespace, report: Report, settings: Mapping[str, Any] | None = None
 ) -> None:
     """Write a report to the files of the options, and print it.
@@ -182,7 +187,7 @@ def give_report(
     The HTML page lists `settings` and the options.
     """
     # files first, because printing may fail
-    for name, path in _paths(options).items():
+    for name, path in _report_paths(options).items():
         if name == "json":
             write_json(path, report.to_dict())
         elif name == "figure":
@@ -194,14 +199,14 @@ def give_report(
     show_report(report.to_text(getattr(options, "details", False)) + "\n")
 
 
-def _paths(options: argparse.Namespace) -> dict[str, str]:
+def _report_paths(options: argparse.Namespace) -> dict[str, str]:
     """Return the paths of the given options for report files."""
-    return {name: path for name in _OUTPUTS if (path := getattr(options, name, None))}
+    return {name: path for name in _REPORT_FILE_HELP if (path := getattr(options, name, None))}
 
 
 def _report_settings(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options that influence the content of the report, with their values."""
-    excluded = (*_OUTPUTS, "command", "run", "details", "scheduler")
+    excluded = (*_REPORT_FILE_HELP, "command", "run", "details", "scheduler")
     return {
         name: value
         for name, value in vars(options).items()
@@ -268,7 +273,7 @@ def discard_stdout() -> None:
     os.close(null_device)
 
 
-def show_part(text: str) -> None:
+def show_list_item(text: str) -> None:
     """Print a line about finished work as a Markdown list item.
 
     Nothing is printed on a terminal, which has progress bars.
@@ -288,11 +293,11 @@ def show_row(text: str) -> None:
 
 
 def show_report(text: str) -> None:
-    """Print the report, separated by a blank line from lines of `show_part`."""
+    """Print the report, separated by a blank line from lines of `show_list_item`."""
     show(text if _on_terminal() else f"\n{text}")
 
 
-def say(message: str) -> None:
+def show_remark(message: str) -> None:
     """Print a remark on stderr above the progress bars, if stderr is a terminal."""
     if _is_terminal(sys.stderr):
         from tqdm import tqdm

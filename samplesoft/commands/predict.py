@@ -69,14 +69,14 @@ def run(options: argparse.Namespace) -> int:
             atomic_write(options.output) as draft,
             draft.open("w", encoding="utf-8", newline="\n") as stream,
         ):
-            _write(stream, inputs, trained, k)
+            _write_predictions(stream, inputs, trained, k)
     elif sys.stdout is not None:  # lines are printed as they are computed
         with until_reader_gone():
-            _write(sys.stdout, inputs, trained, k)
+            _write_predictions(sys.stdout, inputs, trained, k)
     return 0
 
 
-def _write(stream: TextIO, inputs: Any, trained: Any, k: int) -> None:
+def _write_predictions(stream: TextIO, inputs: Any, trained: Any, k: int) -> None:
     name = "user" if trained.leave_out else "row"
     with progress_bar(True, total=inputs.shape[0], unit="input", desc="predict") as bar:
         for chunk in chunks(inputs.shape[0], _ROWS_AT_A_TIME):

@@ -119,10 +119,10 @@ def check_source(options: argparse.Namespace) -> None:
 def load_source(options: argparse.Namespace) -> Source:
     """Load ``--examples`` examples of the input; by default of Python's standard library."""
     with progress_phase(True, "reading the input"):
-        return _load(options)
+        return _read_source(options)
 
 
-def _load(options: argparse.Namespace) -> Source:
+def _read_source(options: argparse.Namespace) -> Source:
     if options.logits:
         # without vectors, samplers that use vectors cannot be tried
         logits, labels = load_logits(options.logits, options.labels)
@@ -133,7 +133,7 @@ def _load(options: argparse.Namespace) -> Source:
         title = f"checkpoint {options.checkpoint} after {trained.step:,} steps"
         if options.input:
             title += f", examples of {options.input}"
-        source = _from_vectors(title, trained.embeddings, trained.tau)
+        source = _source_from_vectors(title, trained.embeddings, trained.tau)
         if trained.absolute:  # logits |o| are not products of vectors
             logits = np.abs(source.logits)
             return Source(f"{title}, |o|", logits, source.labels, counts=source.counts)
@@ -151,10 +151,10 @@ def _load(options: argparse.Namespace) -> Source:
         tokens = read_tokens(options.corpus) if options.corpus else stdlib_tokens()
         vectors = examples_from_corpus(tokens, **sampling)
         title += f" ({len(tokens):,} tokens)"
-    return _from_vectors(title, vectors, options.tau)
+    return _source_from_vectors(title, vectors, options.tau)
 
 
-def _from_vectors(title: str, vectors: Embeddings, tau: float | None) -> Source:
+def _source_from_vectors(title: str, vectors: Embeddings, tau: float | None) -> Source:
     are_unit = have_unit_norm(vectors.h, vectors.class_embeddings)
     tau = as_tau(tau, are_unit)
     logits = tau * (vectors.h @ vectors.class_embeddings.T)

@@ -13,13 +13,13 @@ from samplesoft._files import read_json, unprefixed
 from samplesoft._interrupts import set_interrupt_advice
 from samplesoft._progress import TimeEstimate, progress_phase
 from samplesoft.commands.files import InputFile, check_files, write_json
-from samplesoft.commands.options import show_part, show_report
+from samplesoft.commands.options import show_list_item, show_report
 from samplesoft.commands.train_options import (
     DATA,
     MODELS,
     OPTIONS,
-    add_model,
-    add_run,
+    add_model_options,
+    add_run_options,
     make_task,
     training_settings,
 )
@@ -58,8 +58,8 @@ def add(parser: argparse.ArgumentParser) -> None:
             epilog="Exit status: 0 if training was completed, 1 if it diverged, 2 for bad usage or "
             "bad input, 130 if it was interrupted.",
         )
-        add_model(model_parser, model)
-        add_run(model_parser)
+        add_model_options(model_parser, model)
+        add_run_options(model_parser)
         model_parser.set_defaults(run=run)
 
 
@@ -76,14 +76,14 @@ def run(options: argparse.Namespace) -> int:
     # connect before the data are read, which may take minutes, to report a wrong address at once
     with open_cluster(options.scheduler) as workers, ExitStack() as lock:
         try:
-            return _run(options, out, workers, lock)
+            return _train_and_report(options, out, workers, lock)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(_interrupt_advice(options)) from None
         except RuntimeError as error:  # the sharded layer has lost a worker
             raise ChildProcessError(str(error)) from error
 
 
-def _run(options: argparse.Namespace, out: Path, workers: Any, lock: ExitStack) -> int:
+def _train_and_report(options: argparse.Namespace, out: Path, workers: Any, lock: ExitStack) -> int:
     """Train in the folder ``--out``, which `lock` reserves for this process, and report."""
     is_new = not out.exists()
     if not is_new:  # report at once if another process trains there
@@ -115,18 +115,20 @@ def _run(options: argparse.Namespace, out: Path, workers: Any, lock: ExitStack) 
     line = f"{options.model} in {options.out}: {task.num_steps:,} steps in an epoch"
     done = 0
     if options.resume and (out / LOG).exists():
-        done = len(_epochs(read_log(out / LOG)))
+        done = len(_epoch_lines(read_log(out / LOG)))
         line += f", goes on in epoch {done + 1}"
-    show_part(line)
-    show_part(f"{task.resolved(settings)}")
+    show_list_item(line)
+    show_list_item(f"{task.resolved(settings)}")
     # remaining time is estimated from the epochs of this process
     estimate = TimeEstimate(settings.epochs, done)
 
     def show_epoch(line: dict[str, Any]) -> None:
-        show_part(f"{_format_epoch(line, model.headline)}, {estimate.describe(line['epoch'])}")
+        show_list_item(
+            f"{_format_epoch(line, model.headline_metric)}, {estimate.describe(line['epoch'])}"
+        )
 
     progress = train_in(out, task, settings, None, options.resume, show_epoch)
-    records = _epochs(read_log(out / LOG))
+    records = _epoch_lines(read_log(out / LOG))
     # the report is on the best epoch; the parameters in memory are those of the last epoch
     if not (out / BEST).exists():
         raise FileNotFoundError(
@@ -148,7 +150,7 @@ def _run(options: argparse.Namespace, out: Path, workers: Any, lock: ExitStack) 
             results["test"] = task.evaluate(*task.test)
     if options.json:  # first, because printing may fail
         write_json(options.json, results)
-    show_report(_report(results, progress, model.headline))
+    show_report(_format_report(results, progress, model.headline_metric))
     return 0
 
 
@@ -169,7 +171,7 @@ def _saved_options(options: argparse.Namespace, path: Path) -> dict[str, Any]:
     return saved
 
 
-def _epochs(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _epoch_lines(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the log lines at the ends of epochs."""
     return [line for line in log if _EPOCH_KEYS <= line.keys()]
 
@@ -182,19 +184,25 @@ def _interrupt_advice(options: argparse.Namespace) -> str:
     return f"interrupted; continue with --out {out} --resume{scheduler_option}"
 
 
-def _columns(headline: str) -> list[Column]:
+def _epoch_columns(headline_metric: str) -> list[Column]:
     return [
         Column("epoch", lambda line: line["epoch"]),
         Column("train loss", lambda line: line["train_loss"], ".4f"),
         Column("validation loss", lambda line: line["validation_loss"], ".4f"),
-        Column(_metric_title(headline), lambda line: line.get(f"validation_{headline}"), ".4f"),
+        Column(
+            _metric_title(headline_metric),
+            lambda line: line.get(f"validation_{headline_metric}"),
+            ".4f",
+        ),
         Column("examples/s", lambda line: line["examples_per_second"], ",.0f"),
     ]
 
 
-def _format_epoch(line: dict[str, Any], headline: str) -> str:
+def _format_epoch(line: dict[str, Any], headline_metric: str) -> str:
     """Format the log line of an epoch for printing, without its speed."""
-    epoch, *values, _ = ((column.title, column.cell_text(line)) for column in _columns(headline))
+    epoch, *values, _ = (
+        (column.title, column.cell_text(line)) for column in _epoch_columns(headline_metric)
+    )
     return f"{' '.join(epoch)}: {', '.join(f'{title} {value}' for title, value in values)}"
 
 
@@ -204,22 +212,23 @@ def _metric_title(name: str) -> str:
     return f"{metric}@{k}" if k else metric
 
 
-def _report(results: dict[str, Any], progress: Progress, headline: str) -> str:
+def _format_report(results: dict[str, Any], progress: Progress, headline_metric: str) -> str:
     rows = results["epochs"]
     best = results["validation"]
     test = results.get("test", {})
-    test_text = f", test {test[headline]:.4f}" if test else ""
+    test_text = f", test {test[headline_metric]:.4f}" if test else ""
     test_metrics = ", ".join(
         f"{_metric_title(name)} {test[name]:.4f}" for name in test if name != "loss"
     )
     return "\n".join(
         [
-            Table(rows, _columns(headline), "Epochs").text()
+            Table(rows, _epoch_columns(headline_metric), "Epochs").text()
             if rows
             else "No table: the log of the epochs is missing.",
             "",
             f"Lowest validation loss in epoch {progress.best_epoch}: "
-            f"validation {_metric_title(headline)} {best.get(headline, math.nan):.4f}{test_text}.",
+            f"validation {_metric_title(headline_metric)} "
+            f"{best.get(headline_metric, math.nan):.4f}{test_text}.",
             *([f"Test: {test_metrics}."] if test_metrics else []),
             f"{progress.step:,} steps in {progress.seconds:.1f} s.",
             "Losses are in nats: in training the one that was minimised, in validation that of all",

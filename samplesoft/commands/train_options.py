@@ -19,13 +19,13 @@ from samplesoft.commands.options import (
     add_options,
     address,
     draw_count,
+    fraction_below_one,
     given_options,
-    integer_of,
+    integer_parser,
     positive_float,
     positive_int,
-    rate,
-    say,
     seed,
+    show_remark,
 )
 from samplesoft.data import load_interactions, load_xml_repository
 from samplesoft.data.interactions import padded
@@ -68,13 +68,15 @@ class RunFolder(OutputFolder):
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelCommand:
     """The differences between ``train xc`` and ``train items``."""
 
     help: str
     description: str
-    form: str  # format of the lines of its files
-    headline: str  # validation metric that is printed for each epoch, in addition to the loss
+    line_format: str  # format of the lines of its files
+    headline_metric: (
+        str  # validation metric that is printed for each epoch, in addition to the loss
+    )
     dropout: float  # default
     # makes the task from the files "train" and, optionally, "test"
     make_task: Callable[[dict[str, str], RetrievalSettings, Any], RetrievalTask]
@@ -97,7 +99,7 @@ def _make_classification_task(
     task = RetrievalTask(train.inputs, train.labels, settings, workers=workers)
     task.test = test
     if task.num_unlabeled:
-        say(f"{task.num_unlabeled:,} examples have no label and are left out.")
+        show_remark(f"{task.num_unlabeled:,} examples have no label and are left out.")
     return task
 
 
@@ -115,30 +117,30 @@ def _make_items_task(
 
 
 MODELS = {
-    "xc": Model(
+    "xc": ModelCommand(
         help="labels for sparse inputs",
         description="Train a linear embedding of sparse inputs and a softmax over very many "
         "labels, of which an example may have several. The files are text files of the extreme "
         "classification repository.",
-        form="lines 'l,l f:v f:v' after one 'points features labels'",
-        headline="precision_at_1",
+        line_format="lines 'l,l f:v f:v' after one 'points features labels'",
+        headline_metric="precision_at_1",
         dropout=RetrievalSettings.dropout,
         make_task=_make_classification_task,
     ),
-    "items": Model(
+    "items": ModelCommand(
         help="further items for users, from those that they have taken",
         description="Train a linear embedding of the items that a user has taken and a softmax "
         "over all items, to predict what else the user may take. Items of --train do not appear in "
         "the predictions for their user.",
-        form="lines 'user item item ...'",
-        headline="recall_at_20",
+        line_format="lines 'user item item ...'",
+        headline_metric="recall_at_20",
         dropout=0.5,
         make_task=_make_items_task,
     ),
 }
 
 
-def _model_options(model: Model) -> Options:
+def _model_options(model: ModelCommand) -> Options:
     """Return the options for the fields of `RetrievalSettings`."""
     defaults = RetrievalSettings
     losses = [name for name, spec in LOSSES.items() if spec.several_labels]
@@ -210,7 +212,7 @@ def _model_options(model: Model) -> Options:
         "dropout": Option(
             "probability with which an entry of an input is left out in a step (default "
             f"{model.dropout})",
-            parse=rate,
+            parse=fraction_below_one,
             metavar="N",
         ),
         "label_reduction": Option(
@@ -239,7 +241,7 @@ def _model_options(model: Model) -> Options:
             "share of the examples that are held out, of which at most 2,000 are evaluated after "
             "each epoch; with 0 as many of the training data are (default "
             f"{defaults.validation})",
-            parse=rate,
+            parse=fraction_below_one,
             metavar="N",
         ),
         "seed": Option(
@@ -305,7 +307,7 @@ _RUN_OPTIONS: Options = {
     "warmup_steps": Option(
         "steps at the beginning in which the learning rate rises in a line (default "
         f"{Settings.warmup_steps})",
-        parse=integer_of(0),
+        parse=integer_parser(0),
         metavar="N",
     ),
     "checkpoint_every": Option(
@@ -317,29 +319,29 @@ _RUN_OPTIONS: Options = {
 }
 
 
-def add_model(parser: argparse.ArgumentParser, model: Model) -> None:
+def add_model_options(parser: argparse.ArgumentParser, model: ModelCommand) -> None:
     """Add the options of data and model; options that are not given are None."""
     for name, description in DATA.items():
-        text = f"{description}: {model.form}; also .gz, .xz, .bz2"
+        text = f"{description}: {model.line_format}; also .gz, .xz, .bz2"
         add_options(parser, {name: Option(text, parse=InputFile, metavar="FILE")})
     add_options(parser.add_argument_group("model"), _model_options(model))
 
 
-def add_run(parser: argparse.ArgumentParser) -> None:
+def add_run_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the run; options that are not given are None."""
     add_options(parser.add_argument_group("run"), _RUN_OPTIONS)
 
 
-def make_task(model: Model, options: argparse.Namespace, workers: Any) -> RetrievalTask:
+def make_task(model: ModelCommand, options: argparse.Namespace, workers: Any) -> RetrievalTask:
     """Read the data and make the task; make the paths in `options` absolute."""
     values = given_options(options, RetrievalSettings)
     loss = LOSSES[values.get("loss", RetrievalSettings.loss)]
     if options.no_embedding:
-        refuse(values, ["embedding_dim"], "--no-embedding")
+        refuse_useless_options(values, ["embedding_dim"], "--no-embedding")
         # the default sampler needs embedded inputs
         values = {**({"sampler": "unigram"} if loss.draws else {}), **values, "embedding_dim": None}
     else:
-        refuse(values, ["alpha"], "an embedding, but is for --no-embedding")
+        refuse_useless_options(values, ["alpha"], "an embedding, but is for --no-embedding")
     settings = make_settings({"dropout": model.dropout, **values}, workers is not None)
     if options.train is None:
         raise ValueError("--train must name a file, got none; add it.")
@@ -357,16 +359,16 @@ def make_settings(values: dict[str, Any], sharded: bool) -> RetrievalSettings:
     loss = values.get("loss", RetrievalSettings.loss)
     sampler = values.get("sampler", RetrievalSettings.sampler)
     if loss != "bilateral":
-        refuse(values, ["negative_weight"], f"--loss {loss}")
+        refuse_useless_options(values, ["negative_weight"], f"--loss {loss}")
     if LOSSES[loss].draws:
         spec = SAMPLERS[sampler]
         unused = {"nu", "num_features"} - set(spec.reads)
-        refuse(values, sorted(unused), f"--sampler {sampler}")
+        refuse_useless_options(values, sorted(unused), f"--sampler {sampler}")
         if not spec.follows_vectors:
             by = f"--sampler {sampler}, which does not use class vectors"
-            refuse(values, ["update_every"], by)
+            refuse_useless_options(values, ["update_every"], by)
     else:
-        refuse(values, DRAW_OPTIONS, f"--loss {loss}, which draws nothing")
+        refuse_useless_options(values, DRAW_OPTIONS, f"--loss {loss}, which draws nothing")
         # replace the defaults, which are for losses with draws
         values = {**values, "sampler": None, "num_sampled": None}
     try:
@@ -380,7 +382,7 @@ def make_settings(values: dict[str, Any], sharded: bool) -> RetrievalSettings:
         raise ValueError(message) from None
 
 
-def refuse(values: dict[str, Any], useless: Iterable[str], by: str) -> None:
+def refuse_useless_options(values: dict[str, Any], useless: Iterable[str], by: str) -> None:
     """Raise ValueError if options are given that have no effect with the option `by`."""
     options = [flag(name) for name in useless if name in values]
     if options:

@@ -15,13 +15,13 @@ from samplesoft.commands.options import (
     add_outputs,
     check_outputs,
     draw_counts,
-    give_report,
     given_options,
-    names_of,
+    names_parser,
     positive_float,
     positive_int,
     seed,
-    show_part,
+    show_list_item,
+    write_and_show_report,
 )
 from samplesoft.commands.source import add_source, check_source, load_source
 from samplesoft.samplers.registry import SAMPLERS
@@ -51,7 +51,7 @@ def _measurement_options() -> Options:
         "samplers": Option(
             "names of samplers; those that the input has no data for are left out, and named with "
             f"the reason (default {','.join(_DEFAULTS['samplers'])})",
-            parse=names_of(SAMPLERS),
+            parse=names_parser(SAMPLERS),
             metavar="NAMES",
         ),
         "num_sampled": Option(
@@ -100,10 +100,10 @@ def run(options: argparse.Namespace) -> int:
     check_outputs(options)
     check_source(options)
     with open_scheduler(options.scheduler) as executor:
-        return _run(options, executor)
+        return _tune_and_report(options, executor)
 
 
-def _run(options: argparse.Namespace, executor: Executor | None) -> int:
+def _tune_and_report(options: argparse.Namespace, executor: Executor | None) -> int:
     source = load_source(options)
     vectors = source.embeddings
     if vectors is None:
@@ -111,7 +111,7 @@ def _run(options: argparse.Namespace, executor: Executor | None) -> int:
             "--checkpoint must be of a model whose logits are tau h . c, got one of absolute "
             "scores; take another."
         )
-    show_part(f"input: {source.title}, {len(vectors.class_embeddings):,} classes")
+    show_list_item(f"input: {source.title}, {len(vectors.class_embeddings):,} classes")
     report = tune(
         vectors.class_embeddings.astype("float32"),
         vectors.h.astype("float32"),
@@ -122,5 +122,5 @@ def _run(options: argparse.Namespace, executor: Executor | None) -> int:
         executor=executor,
         **given_options(options, tune) | {"tau": source.tau},
     )
-    give_report(options, report, {"input": source.title, "tau": source.tau})
+    write_and_show_report(options, report, {"input": source.title, "tau": source.tau})
     return 0

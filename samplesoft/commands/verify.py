@@ -25,14 +25,14 @@ from samplesoft.commands.options import (
     add_outputs,
     check_outputs,
     draw_counts,
-    give_report,
-    integer_of,
-    names_of,
+    integer_parser,
+    names_parser,
     positive_float,
     positive_int,
     seed,
-    show_part,
+    show_list_item,
     show_row,
+    write_and_show_report,
 )
 from samplesoft.commands.source import add_source, check_source, load_source
 from samplesoft.samplers.registry import SAMPLERS, SamplerInputs, dense_proposals
@@ -74,13 +74,13 @@ monte_carlo_bias(np.zeros(2), 0, np.full(2, 0.5), 2, num_trials=2, scheme=sys.ar
 """
 
 
-def _check_option_table() -> Options:
+def _verification_options() -> Options:
     """Return the options of the check; built when called, to include later schemes and samplers."""
     return {
         "samplers": Option(
             f"names out of {','.join(SAMPLERS)} (default: {','.join(DEFAULT_SAMPLERS)}, without "
             "those that the input has no data for: unigram needs counts, rff vectors of norm 1)",
-            parse=names_of(SAMPLERS),
+            parse=names_parser(SAMPLERS),
             metavar="NAMES",
         ),
         "num_sampled": Option(
@@ -92,7 +92,7 @@ def _check_option_table() -> Options:
         ),
         "wrt": Option(
             f"gradients to check, out of {','.join(BLOCKS)} (default: all that the input allows)",
-            parse=names_of(BLOCKS),
+            parse=names_parser(BLOCKS),
             metavar="BLOCKS",
             default=list(BLOCKS),
         ),
@@ -104,7 +104,7 @@ def _check_option_table() -> Options:
         ),
         "trials": Option(
             "Monte Carlo trials for each example, sampler and m (default %(default)s)",
-            parse=integer_of(2),
+            parse=integer_parser(2),
             metavar="N",
             default=2000,
         ),
@@ -130,7 +130,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     add_source(parser, examples=5, logits=True)
     group = parser.add_argument_group("what is checked")
-    add_options(group, {**_check_option_table(), "scheduler": SCHEDULER})
+    add_options(group, {**_verification_options(), "scheduler": SCHEDULER})
     group = parser.add_argument_group("model and samplers (not with --logits)")
     add_options(group, _VECTOR_OPTIONS)
     group = parser.add_argument_group("output")
@@ -147,7 +147,7 @@ def run(options: argparse.Namespace) -> int:
     """
     _check_options(options)
     with open_scheduler(options.scheduler) as executor, _compile_ahead(options.scheme):
-        return _run(options, executor)
+        return _verify_and_report(options, executor)
 
 
 @contextmanager
@@ -169,9 +169,9 @@ def _compile_ahead(scheme: str) -> Iterator[None]:
             process.kill()
 
 
-def _run(options: argparse.Namespace, executor: Executor | None) -> int:
+def _verify_and_report(options: argparse.Namespace, executor: Executor | None) -> int:
     source = load_source(options)
-    show_part(f"input: {source.title}, {source.logits.shape[1]:,} classes")
+    show_list_item(f"input: {source.title}, {source.logits.shape[1]:,} classes")
     vectors = source.embeddings
     vector_arguments: dict[str, Any] = {}
     if vectors is not None:
@@ -221,7 +221,7 @@ def _run(options: argparse.Namespace, executor: Executor | None) -> int:
         settings=settings,
         executor=executor,
     )
-    give_report(options, report)
+    write_and_show_report(options, report)
     return 0 if report.ok else 1
 
 

@@ -354,7 +354,7 @@ class Loss(ABC):
             if not np.isfinite(losses).all():
                 # class vectors are validated only here, because reading all costs more than a step
                 require_finite_rows(to_host(batch.class_embeddings))
-                raise _not_finite_error(losses, batch.z.dtype)
+                raise _losses_not_finite_error(losses, batch.z.dtype)
             raise ValueError(
                 f"the weighted sum of the losses must be finite, got {total}; scale `weights`, or "
                 "`h` and `class_embeddings`, down."
@@ -429,7 +429,7 @@ def is_valid_batch(h: Rows, labels: IntArray, n: int) -> bool:
     return num_invalid == 0
 
 
-def _not_finite_error(losses: FloatArray, dtype: np.dtype[Any]) -> ValueError:
+def _losses_not_finite_error(losses: FloatArray, dtype: np.dtype[Any]) -> ValueError:
     """Return the error for losses (B,) that are not all finite."""
     worst = int(np.argmin(np.isfinite(losses)))
     return ValueError(

@@ -20,7 +20,7 @@ from samplesoft._validation import FloatArray, IntArray, as_array, require_host_
 from samplesoft.kernels.products import MAX_SINGLE_THREADED_WORK, product
 from samplesoft.losses.base import Batch, Gradients, SparseRows, Targets
 from samplesoft.losses.step import (
-    add_biases_and_check,
+    add_biases_and_mark_not_finite,
     add_label_context_gradients,
     are_valid_draws,
     class_gradients,
@@ -47,14 +47,14 @@ def check_draw(draw: Draw | None, batch: int, n: int) -> tuple[IntArray, FloatAr
 
     The draw must be for `batch` contexts or shared by them, of classes in ``range(n)``.
     """
-    ids, log_counts = draw_arrays(draw, batch)
+    ids, log_counts = ids_and_log_counts(draw, batch)
     # one pass; the error is located only if there is one
     if not are_valid_draws(ids, log_counts, n):
         raise invalid_draw_error(ids, log_counts, n)
     return ids, log_counts
 
 
-def draw_arrays(draw: Draw | None, batch: int) -> tuple[IntArray, FloatArray]:
+def ids_and_log_counts(draw: Draw | None, batch: int) -> tuple[IntArray, FloatArray]:
     """Return the arrays of `check_draw`, with types and shapes checked, and values unchecked."""
     if type(draw) is not Draw and not isinstance(draw, Draw):
         raise missing_draw_error(draw)
@@ -122,7 +122,7 @@ def invalid_draw_error(ids: IntArray, log_counts: FloatArray, n: int) -> ValueEr
     )
 
 
-def check_label_count(value: ArrayLike | None, targets: Targets, scheme: Scheme) -> FloatArray:
+def checked_label_counts(value: ArrayLike | None, targets: Targets, scheme: Scheme) -> FloatArray:
     """Return the log expected count (P,) of each pair's label in a draw, as float64.
 
     Only schemes that divide by the accepted draws allow -inf, a label that cannot be drawn.
@@ -156,7 +156,7 @@ def check_label_count(value: ArrayLike | None, targets: Targets, scheme: Scheme)
 
 
 @dataclass(slots=True, eq=False)
-class Scores:
+class CandidateScores:
     """Scores of labels and drawn classes, and the arrays that their gradients need.
 
     The block of class vectors has one row for each class that occurs. For shared draws it has a row
@@ -196,7 +196,7 @@ def _cached_arange(size: int) -> IntArray:
 
 def score_candidates(
     batch: Batch, ids: IntArray, log_counts: FloatArray, normalize: bool
-) -> Scores:
+) -> CandidateScores:
     """Return the scores of labels and drawn classes `ids`, (B, m), or (1, m) if shared.
 
     `log_counts` are the log expected counts of the draws, of the same shape; see `check_draw`.
@@ -240,10 +240,10 @@ def score_candidates(
             _require_finite_norms(rows, norms, candidate_table[0, :-1])
         if not multiply:
             call_ignoring_overflow(product, z, block[pairs:].T, sampled_scores)
-            add_biases_and_check(
+            add_biases_and_mark_not_finite(
                 example_ids, candidate_table[0, :-1], biases, label_scores, sampled_scores
             )
-        return Scores(
+        return CandidateScores(
             label_scores,
             sampled_scores,
             example_ids,
@@ -266,7 +266,7 @@ def _score_separate_draws(
     example_ids: IntArray,
     candidate_table: IntArray,
     num_unique: int,
-) -> Scores:
+) -> CandidateScores:
     """Return scores of draws (B, m) of each example, or of class vectors on other machines."""
     z, rows, shared = batch.z, batch.class_embeddings, len(ids) < len(batch.z)
     pairs, d = len(example_ids), z.shape[1]
@@ -274,7 +274,7 @@ def _score_separate_draws(
         label_scores, sampled_scores = rows.scores(batch, ids)
         label_scores = label_scores.astype(np.float64)
         nan_where_not_finite(label_scores, sampled_scores, example_ids, 0, 0)
-        return Scores(
+        return CandidateScores(
             label_scores,
             sampled_scores,
             example_ids,
@@ -288,11 +288,11 @@ def _score_separate_draws(
     block, norms = np.empty((num_unique, d), z.dtype), np.empty(num_unique if normalize else 0)
     thread_each(
         lambda chunk: gather_rows(classes[chunk], rows, normalize, block[chunk], norms[chunk]),
-        _split_for_threads(num_unique, block.size),
+        _chunks_for_threads(num_unique, block.size),
     )
     _require_finite_norms(rows, norms, classes)
     label_scores, sampled_scores = np.empty(pairs), np.empty((z.shape[0], ids.shape[1]), z.dtype)
-    scores = Scores(
+    scores = CandidateScores(
         label_scores, sampled_scores, example_ids, block, norms, False, candidate_table, num_unique
     )
     examples, draw_indices = np.arange(z.shape[0]), scores.draw_indices
@@ -301,10 +301,12 @@ def _score_separate_draws(
         lambda chunk: score_rows(
             z, examples[chunk], block, draw_indices[chunk], sampled_scores[chunk]
         ),
-        _split_for_threads(z.shape[0], sampled_scores.size * d),
+        _chunks_for_threads(z.shape[0], sampled_scores.size * d),
     )
     biases = z[0, :0] if batch.biases is None else batch.biases
-    add_biases_and_check(example_ids, candidate_table[0, :-1], biases, label_scores, sampled_scores)
+    add_biases_and_mark_not_finite(
+        example_ids, candidate_table[0, :-1], biases, label_scores, sampled_scores
+    )
     return scores
 
 
@@ -315,7 +317,7 @@ def _require_finite_norms(rows: Rows, norms: FloatArray, classes: IntArray) -> N
 
 
 def score_gradients(
-    batch: Batch, scores: Scores, d_labels: Rows, d_sampled: Rows, weights: FloatArray
+    batch: Batch, scores: CandidateScores, d_labels: Rows, d_sampled: Rows, weights: FloatArray
 ) -> Gradients:
     """Return the gradients of the sum of the examples' losses by `weights` (B,).
 
@@ -368,7 +370,9 @@ def _shared_class_gradients(d_sampled: Rows, z: Rows, weights: FloatArray) -> Ro
 
 
 @ignoring_overflow
-def _bias_gradients(scores: Scores, d_labels: Rows, d_sampled: Rows, weights: FloatArray) -> Rows:
+def _bias_gradients(
+    scores: CandidateScores, d_labels: Rows, d_sampled: Rows, weights: FloatArray
+) -> Rows:
     """Return the gradient (k,) in biases: a bias is the weight of a feature that is always 1.
 
     The arguments are those of `score_gradients`.
@@ -383,7 +387,7 @@ def _bias_gradients(scores: Scores, d_labels: Rows, d_sampled: Rows, weights: Fl
 
 @ignoring_overflow
 def _separate_draw_gradients(
-    scores: Scores,
+    scores: CandidateScores,
     d_labels: Rows,
     d_sampled: Rows,
     z: Rows,
@@ -400,7 +404,7 @@ def _separate_draw_gradients(
     weighted, num_multiplications = column * z, d_sampled.size * z.shape[1]
     thread_each(
         lambda chunk: context_gradients(d_sampled[chunk], block, draw_indices[chunk], dz[chunk]),
-        _split_for_threads(len(z), num_multiplications),
+        _chunks_for_threads(len(z), num_multiplications),
     )
     thread_each(
         lambda chunk: class_gradients(
@@ -413,7 +417,7 @@ def _separate_draw_gradients(
             offsets[chunk.start :],
             dW[chunk],
         ),
-        _split_for_threads(scores.num_unique, num_multiplications),
+        _chunks_for_threads(scores.num_unique, num_multiplications),
     )
     add_label_context_gradients(
         d_labels, block, scores.label_indices, example_ids, 0, 0, len(example_ids), dz
@@ -423,7 +427,7 @@ def _separate_draw_gradients(
         unit_rows_backward(dW, block, scores.norms)
 
 
-def _split_for_threads(size: int, num_multiplications: int) -> list[slice]:
+def _chunks_for_threads(size: int, num_multiplications: int) -> list[slice]:
     """Split ``range(size)`` among threads if the multiplications are worth more than one."""
     # `size` is 0 on a shard without labels and draws
     chunk_size = (

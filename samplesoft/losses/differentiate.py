@@ -59,9 +59,9 @@ def name_after_kernels(function: Kernel, *kernels: Kernel) -> Kernel:
 
 def make_row_differentiator(kernel: Kernel, weighs_draws: bool) -> Kernel:
     """Return a differentiator with a row of logits, of all draws, for each label."""
-    if not _is_kernel(kernel):  # in NumPy
-        return ignoring_overflow(_rows(kernel, weighs_draws))
-    return _compiled_rows(kernel, weighs_draws)
+    if not _is_compilable(kernel):  # in NumPy
+        return ignoring_overflow(_row_differentiator(kernel, weighs_draws))
+    return _compiled_row_differentiator(kernel, weighs_draws)
 
 
 def make_merged_differentiator(kernel: Kernel, merge: Kernel, separate_hits: bool) -> Kernel:
@@ -70,30 +70,30 @@ def make_merged_differentiator(kernel: Kernel, merge: Kernel, separate_hits: boo
     Accidental hits have separate logits if `separate_hits`, because the pairs of an example treat
     them differently; else they have no weight.
     """
-    if not (_is_kernel(kernel) and _is_kernel(merge)):
-        return ignoring_overflow(_merged(kernel, merge, separate_hits))
-    return _compiled_merged(kernel, merge, separate_hits)
+    if not (_is_compilable(kernel) and _is_compilable(merge)):
+        return ignoring_overflow(_merged_differentiator(kernel, merge, separate_hits))
+    return _compiled_merged_differentiator(kernel, merge, separate_hits)
 
 
-def _is_kernel(function: Kernel) -> bool:
+def _is_compilable(function: Kernel) -> bool:
     """Whether a function is compiled, or would be if Numba were installed."""
     return type(function) not in (FunctionType, MethodType) or hasattr(function, "py_func")
 
 
 @cache
-def _compiled_rows(kernel: Kernel, weighs_draws: bool) -> Kernel:
-    return njit(name_after_kernels(_rows(kernel, weighs_draws), kernel))
+def _compiled_row_differentiator(kernel: Kernel, weighs_draws: bool) -> Kernel:
+    return njit(name_after_kernels(_row_differentiator(kernel, weighs_draws), kernel))
 
 
 @cache
-def _compiled_merged(kernel: Kernel, merge: Kernel, separate_hits: bool) -> Kernel:
-    function = _merged(kernel, merge, separate_hits)
+def _compiled_merged_differentiator(kernel: Kernel, merge: Kernel, separate_hits: bool) -> Kernel:
+    function = _merged_differentiator(kernel, merge, separate_hits)
     if separate_hits:
         function.__name__ = "differentiate_merged_and_hits"
     return njit_bare(name_after_kernels(function, kernel, merge))
 
 
-def _rows(kernel: Kernel, weighs_draws: bool) -> Kernel:
+def _row_differentiator(kernel: Kernel, weighs_draws: bool) -> Kernel:
     def differentiate_rows(
         pairs: Pairs,
         first: int,
@@ -123,7 +123,7 @@ def _rows(kernel: Kernel, weighs_draws: bool) -> Kernel:
     return differentiate_rows
 
 
-def _merged(kernel: Kernel, merge: Kernel, separate_hits: bool) -> Kernel:
+def _merged_differentiator(kernel: Kernel, merge: Kernel, separate_hits: bool) -> Kernel:
     def differentiate_merged(
         pairs: Pairs,
         first: int,

@@ -1,6 +1,6 @@
 """Cross entropy of the full softmax, in blocks of classes: never a matrix of all scores.
 
-`class_blocks` and the functions after it are shared by all losses that sum over all classes.
+`score_blocks` and the functions after it are shared by all losses that sum over all classes.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class FullSoftmaxLoss(Loss):
 
     def _forward(
         self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
-    ) -> tuple[FloatArray, _Saved]:
+    ) -> tuple[FloatArray, _ForwardState]:
         targets = batch.targets
         label_scores, signs = label_scores_and_signs(self, batch, draw)
         label_weights = (
@@ -96,11 +96,11 @@ class FullSoftmaxLoss(Loss):
             # other classes: exp(o - max) times the scale
             max_scores = np.maximum(max_scores, best.astype(max_scores.dtype))
             scale = sums * np.exp(max_scores - best - to_best)
-        return losses, _Saved(max_scores, scale, d_labels * signs)
+        return losses, _ForwardState(max_scores, scale, d_labels * signs)
 
     def _forward_masked(
         self, batch: Batch, label_scores: FloatArray, label_weights: FloatArray, signs: Any
-    ) -> tuple[FloatArray, _Saved]:
+    ) -> tuple[FloatArray, _ForwardState]:
         """Compute `_forward` for the softmax over each label and the classes that are no label."""
         targets = batch.targets
         max_scores, total = self._max_and_sum_of_others(batch, LabelPositions(targets))
@@ -112,7 +112,7 @@ class FullSoftmaxLoss(Loss):
             label_shortfall = label_weights * np.exp(gaps - pair_losses)
             label_shortfall[gaps == -np.inf] = 0.0
             scale = np.where(total > 0.0, targets.per_example(label_shortfall) / total, 0.0)
-        return targets.per_example(label_weights * pair_losses), _Saved(
+        return targets.per_example(label_weights * pair_losses), _ForwardState(
             max_scores, scale, -label_shortfall * signs
         )
 
@@ -129,13 +129,13 @@ class FullSoftmaxLoss(Loss):
             add_exponentials(scores, max_scores, total)
         return max_scores, total
 
-    def _backward(self, batch: Batch, saved: _Saved, weights: FloatArray) -> Gradients:
+    def _backward(self, batch: Batch, saved: _ForwardState, weights: FloatArray) -> Gradients:
         factor = (weights * saved.scale).astype(batch.z.dtype)
         d_labels = saved.d_labels * batch.targets.rows(weights)
         return gradients_by_blocks(self, batch, d_labels, probabilities, saved.max_scores, factor)
 
 
-class _Saved(NamedTuple):
+class _ForwardState(NamedTuple):
     max_scores: Rows  # (B,)
     scale: FloatArray  # (B,): derivative in the max score, if it is not a label's
     d_labels: FloatArray  # (P,): derivative in the label scores
@@ -181,7 +181,7 @@ class Block(NamedTuple):
     scores: Rows  # (r, B)
 
 
-def class_blocks(batch: Batch, normalize: bool) -> Iterator[Block]:
+def score_blocks(batch: Batch, normalize: bool) -> Iterator[Block]:
     """Yield blocks of scores, of all n classes in order, for all contexts.
 
     The first axis of a block is the class axis, which makes the matrix product fastest. Raises for
@@ -206,7 +206,7 @@ def class_blocks(batch: Batch, normalize: bool) -> Iterator[Block]:
 
 def masked_score_blocks(loss: Loss, batch: Batch, excluded: LabelPositions) -> Iterator[Rows]:
     """Yield the scores (r, B) of each block: -inf for excluded labels; absolute for such losses."""
-    for block in class_blocks(batch, loss.normalize):
+    for block in score_blocks(batch, loss.normalize):
         if loss.absolute:
             np.abs(block.scores, out=block.scores)
         _, columns, examples = excluded.in_block(block.classes)
@@ -226,7 +226,7 @@ def gradients_by_blocks(
     labels = LabelPositions(batch.targets)
     # dz is summed over the blocks in float64; a block completes its rows of dW
     dz, dW, db = np.zeros(z.shape), np.empty((n, z.shape[1]), z.dtype), np.empty(n, z.dtype)
-    for block in class_blocks(batch, loss.normalize):
+    for block in score_blocks(batch, loss.normalize):
         classes, scores = block.classes, block.scores
         if loss.absolute:  # d|o| / do is the sign of o
             # one byte each: signs as floats would double the memory of a block

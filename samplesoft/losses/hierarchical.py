@@ -364,7 +364,7 @@ class HierarchicalLoss(Loss):
         offsets = np.append(targets.offsets(), len(labels))
 
         def differentiate_examples(examples: slice) -> None:
-            _differentiate_paths(
+            _path_losses_and_derivatives(
                 tree.parents,
                 tree.children,
                 rows,
@@ -427,7 +427,9 @@ def _merge_lightest(weights: FloatArray, parents: IntArray, n: int) -> None:
 
 
 @njit
-def _softmax_derivatives(logits: Rows, weights: Rows, size: int, label_index: int) -> float:
+def _softmax_loss_and_derivatives(
+    logits: Rows, weights: Rows, size: int, label_index: int
+) -> float:
     """Return the softmax loss of the logit at `label_index`, and write derivatives to `weights`.
 
     The loss is logsumexp of `size` logits minus the label's. Overwrites the logits.
@@ -454,7 +456,7 @@ def _softmax_derivatives(logits: Rows, weights: Rows, size: int, label_index: in
 
 
 @njit
-def _differentiate_paths(
+def _path_losses_and_derivatives(
     parents: IntArray,
     children: IntArray,
     rows: Rows,
@@ -483,7 +485,7 @@ def _differentiate_paths(
         while parents[node] >= 0:
             begin, end = children[parents[node], 0], children[parents[node], 1]
             products(rows, begin, end, z, b, -1, logits, 0)
-            loss += _softmax_derivatives(logits, weights, end - begin, node - begin)
+            loss += _softmax_loss_and_derivatives(logits, weights, end - begin, node - begin)
             for i in range(end - begin):
                 ids[i_score + i] = begin + i
                 derivatives[i_score + i] = label_weights[p] * weights[0, i]
@@ -491,7 +493,7 @@ def _differentiate_paths(
             node = parents[node]
         for i in range(top.shape[1]):
             logits[0, i] = top[b, i]
-        loss += _softmax_derivatives(logits, weights, top.shape[1], node)
+        loss += _softmax_loss_and_derivatives(logits, weights, top.shape[1], node)
         for i in range(top.shape[1]):
             d_top[b, i] += label_weights[p] * weights[0, i]
         losses[p] = label_weights[p] * loss

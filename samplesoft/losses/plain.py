@@ -22,7 +22,7 @@ or numbers of mpmath, as in the tests, which use 50 digits.
 import math
 
 
-def others(label, ids, counts):
+def draws_without_label(label, ids, counts):
     """Return the draws that are not the label, each with its count."""
     return [(j, c) for j, c in zip(ids, counts, strict=True) if j != label]
 
@@ -41,7 +41,7 @@ def sampled(scores, label, ids, counts, lib=math):
     Rawat et al. (2019), eqs. 5 to 8: o_j - log(m q_j) is the corrected score. Draws of the label
     (accidental hits) are left out, if there are any.
     """
-    drawn = [lib.exp(scores[j]) / c for j, c in others(label, ids, counts)]
+    drawn = [lib.exp(scores[j]) / c for j, c in draws_without_label(label, ids, counts)]
     return lib.log(lib.exp(scores[label]) + lib.fsum(drawn)) - scores[label]
 
 
@@ -52,7 +52,7 @@ def sampled_gradient(scores, label, ids, counts, lib=math):
     """
     masses = [0 * o for o in scores]
     masses[label] = lib.exp(scores[label])
-    for j, c in others(label, ids, counts):
+    for j, c in draws_without_label(label, ids, counts):
         masses[j] += lib.exp(scores[j]) / c  # once for each time that it was drawn
     total = lib.fsum(masses)
     gradient = [mass / total for mass in masses]
@@ -72,7 +72,7 @@ def reject(scores, label, ids, counts, label_count, lib=math):
     The k accepted draws have distribution q_j / (1 - q_t) and expected count k q_j / (1 - q_t).
     With c = num q_j and label_count = num q_t, that is k c / (num - label_count).
     """
-    kept, num = others(label, ids, counts), len(ids)
+    kept, num = draws_without_label(label, ids, counts), len(ids)
     drawn = [lib.exp(scores[j]) / (len(kept) * c / (num - label_count)) for j, c in kept]
     return lib.log(lib.exp(scores[label]) + lib.fsum(drawn)) - scores[label]
 
@@ -86,13 +86,13 @@ def candidate(scores, label, ids, counts, label_count, lib=math):
 
 def candidate_masked(scores, label, ids, counts, label_count, lib=math):
     """Return the same without draws of the label: TensorFlow's `remove_accidental_hits`."""
-    kept = others(label, ids, counts)
+    kept = draws_without_label(label, ids, counts)
     return candidate(scores, label, [j for j, _ in kept], [c for _, c in kept], label_count, lib)
 
 
 def bilateral(scores, label, ids, counts, weight, lib=math):
     """Return weight * log of the draws' sum - o_t, or 0 without draws. Wu et al. (2024)."""
-    drawn = [lib.exp(scores[j]) / c for j, c in others(label, ids, counts)]
+    drawn = [lib.exp(scores[j]) / c for j, c in draws_without_label(label, ids, counts)]
     return weight * lib.log(lib.fsum(drawn)) - scores[label] if drawn else 0
 
 
@@ -198,5 +198,8 @@ def warp(scores, label, ids, margin=1):
 
 def one_vs_each(scores, label, ids, counts, lib=math):
     """Return the sum of log(1 + e^(o_j - o_t)) / count. Titsias (2016), section 2."""
-    pairs = [softplus(scores[j] - scores[label], lib) / c for j, c in others(label, ids, counts)]
+    pairs = [
+        softplus(scores[j] - scores[label], lib) / c
+        for j, c in draws_without_label(label, ids, counts)
+    ]
     return lib.fsum(pairs)

@@ -145,7 +145,7 @@ class LossSpec:
         return ""
 
 
-def _softmax(**options: Any) -> LossSpec:
+def _sampled_softmax_spec(**options: Any) -> LossSpec:
     return LossSpec(SampledSoftmaxLoss, cuda=True, **options)
 
 
@@ -156,12 +156,12 @@ LOSSES: dict[str, LossSpec] = {
     "hierarchical": LossSpec(
         HierarchicalLoss, {"normalize": False, "mask_other_labels": False}, classifier=True
     ),
-    "sampled": _softmax(masked="sampled-masked", classifier=True),
-    "sampled-masked": _softmax(fixed={"scheme": "masked"}, classifier=True),
-    "sampled-reject": _softmax(fixed={"scheme": "reject"}),
-    "sampled-candidate": _softmax(fixed={"scheme": "candidate"}),
-    "sampled-candidate-masked": _softmax(fixed={"scheme": "candidate_masked"}),
-    "sampled-absolute": _softmax(fixed={"absolute": True}),
+    "sampled": _sampled_softmax_spec(masked="sampled-masked", classifier=True),
+    "sampled-masked": _sampled_softmax_spec(fixed={"scheme": "masked"}, classifier=True),
+    "sampled-reject": _sampled_softmax_spec(fixed={"scheme": "reject"}),
+    "sampled-candidate": _sampled_softmax_spec(fixed={"scheme": "candidate"}),
+    "sampled-candidate-masked": _sampled_softmax_spec(fixed={"scheme": "candidate_masked"}),
+    "sampled-absolute": _sampled_softmax_spec(fixed={"absolute": True}),
     "importance": LossSpec(ImportanceSoftmaxLoss, classifier=True),
     "jackknife": LossSpec(JackknifeLoss, masked="jackknife-masked", classifier=True),
     "jackknife-masked": LossSpec(JackknifeLoss, {"scheme": "masked"}, classifier=True),

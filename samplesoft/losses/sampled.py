@@ -23,8 +23,8 @@ from samplesoft.kernels.exponential import exp_to
 from samplesoft.kernels.weights import row_max, total
 from samplesoft.losses.base import Batch, Gradients, Loss, Targets
 from samplesoft.losses.candidates import (
-    check_label_count,
-    draw_arrays,
+    checked_label_counts,
+    ids_and_log_counts,
     require_replacement,
     score_candidates,
     score_gradients,
@@ -188,7 +188,7 @@ class SampledLoss(Loss):
         self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
     ) -> tuple[FloatArray, Any]:
         targets, properties = batch.targets, self.properties
-        ids, log_counts = draw_arrays(draw, batch.z.shape[0])
+        ids, log_counts = ids_and_log_counts(draw, batch.z.shape[0])
 
         # Scores of the labels (P,) and of the draws (B, m), and accidental hits.
         scores = score_candidates(batch, ids, log_counts, self.normalize)
@@ -199,7 +199,7 @@ class SampledLoss(Loss):
             require_replacement(draw, type(self).__name__)
         terms = self._terms_of(draw, batch.class_embeddings.shape[0])
         if self.needs_label_count:
-            label_count = check_label_count(label_log_count, targets, properties)
+            label_count = checked_label_counts(label_log_count, targets, properties)
         if self.absolute:
             label_logits = np.abs(label_logits)
             sampled_scores = np.abs(sampled_scores)  # a copy: derivatives overwrite it

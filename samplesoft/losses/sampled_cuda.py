@@ -42,7 +42,7 @@ from samplesoft.kernels.lanes_cuda import warp_dot
 from samplesoft.losses.base import Batch, Gradients, SparseRows, Targets
 from samplesoft.losses.candidates import (
     check_draw,
-    check_label_count,
+    checked_label_counts,
     missing_draw_error,
     require_draw_shapes,
 )
@@ -78,7 +78,7 @@ class Candidates(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class _Saved:
+class _ForwardArrays:
     """Arrays of the forward pass that the backward pass needs in addition to the batch."""
 
     d_scores: Any  # (B, 1 + m): derivatives in the scores
@@ -96,12 +96,12 @@ class CudaPasses:
 
     def forward(
         self, batch: Batch, draw: Draw | None, label_log_count: Any
-    ) -> tuple[FloatArray, _Saved]:
+    ) -> tuple[FloatArray, _ForwardArrays]:
         """Return the losses (B,) in host memory, and the saved arrays."""
         loss = self._loss
         labels = batch.targets.labels
         size = batch.z.shape[0]
-        ids, log_q = _check_draw(draw, size, batch.class_embeddings.shape[0])
+        ids, log_q = _checked_draw(draw, size, batch.class_embeddings.shape[0])
         draws = Draws(
             ids=ids,
             log_q=log_q,
@@ -123,7 +123,7 @@ class CudaPasses:
                 raise loss.label_in_draw_error(to_host(labels), pair)
         return losses.copy_to_host(), saved  # (B,): copying costs no more than a sum
 
-    def backward(self, batch: Batch, saved: _Saved, weights: FloatArray) -> Gradients:
+    def backward(self, batch: Batch, saved: _ForwardArrays, weights: FloatArray) -> Gradients:
         """Compute gradients in contexts times tau, in class vectors and in biases."""
         dtype = batch.z.dtype
         num = saved.block.shape[0]
@@ -140,7 +140,7 @@ class CudaPasses:
         db = None if batch.biases is None else SparseRows(saved.classes, d_biases)
         return Gradients(dz, SparseRows(saved.classes, d_block), db)
 
-    def _score_candidates(self, batch: Batch, ids: Any) -> _Saved:
+    def _score_candidates(self, batch: Batch, ids: Any) -> _ForwardArrays:
         """Return the arrays of the forward pass, with scores in place of their derivatives."""
         size = batch.z.shape[0]
         m = ids.shape[1]
@@ -158,7 +158,7 @@ class CudaPasses:
             biases = take_rows(batch.biases.reshape(-1, 1), classes).reshape(-1)
         scores = empty((size, 1 + m), dtype)
         launch_warps(score_candidates, scores.size, batch.z, block, biases, candidates, scores)
-        return _Saved(scores, block, norms, classes, candidates)
+        return _ForwardArrays(scores, block, norms, classes, candidates)
 
     def _label_log_counts(self, batch: Batch, value: Any) -> Any:
         if not self._loss.needs_label_count:
@@ -168,10 +168,10 @@ class CudaPasses:
             if self._loss.properties.divides_by_kept or first_not_finite(counts) is None:
                 return counts
         targets = Targets(to_host(batch.targets.labels))
-        return to_device(check_label_count(to_host(value), targets, self._loss.properties))
+        return to_device(checked_label_counts(to_host(value), targets, self._loss.properties))
 
 
-def _check_draw(draw: Draw | None, batch: int, n: int) -> tuple[Any, Any]:
+def _checked_draw(draw: Draw | None, batch: int, n: int) -> tuple[Any, Any]:
     """Check drawn classes (B, m) or (1, m) and their log-probabilities."""
     if not isinstance(draw, Draw):
         raise missing_draw_error(draw)

@@ -219,12 +219,12 @@ def score_shared_draws(
     if multiply:
         if m > 0:
             np.dot(z, np.ascontiguousarray(block[pairs:].T), sampled_scores)  # a copy is faster
-        add_biases_and_check(example_ids, classes, biases, label_scores, sampled_scores)
+        add_biases_and_mark_not_finite(example_ids, classes, biases, label_scores, sampled_scores)
     return num_unique
 
 
 @njit
-def add_biases_and_check(
+def add_biases_and_mark_not_finite(
     example_ids: IntArray,
     candidates: IntArray,
     biases: Floats,

@@ -25,7 +25,7 @@ from samplesoft._validation import (
     writable,
 )
 from samplesoft.losses.base import SparseRows
-from samplesoft.optimizers.updates import MAX_FLOAT, Array, Update, as_update
+from samplesoft.optimizers.updates import MAX_FLOAT, Array, Update, checked_update
 
 _MIN_EPSILON = 1e-37  # nearly the smallest normal number of float32
 
@@ -133,7 +133,7 @@ class Optimizer(ABC):
                     f"`gradients` has {name!r}, which `parameters` has not; it has "
                     f"{', '.join(map(repr, parameters))}."
                 )
-            update = as_update(name, parameters[name], gradients[name], self.squares)
+            update = checked_update(name, parameters[name], gradients[name], self.squares)
             if self._state_names:
                 update.states = self._writable_states(update)
             updates[name] = update
@@ -157,7 +157,7 @@ class Optimizer(ABC):
                 states = tuple([state.reshape(table.shape) for state in states])
             # one float64 hyper-parameter would make all arithmetic of a float32 kernel float64
             typed_parameters = tuple(map(table.dtype.type, hyper_parameters))
-            update.arrays.step_rows(
+            update.backend.step_rows(
                 self._kernel, update.ids, update.rows, table, states, typed_parameters
             )
 
@@ -169,7 +169,7 @@ class Optimizer(ABC):
             if name not in self._state:
                 self._state[name] = tuple(np.zeros_like(array) for _ in self._state_names)
             for state in self._state[name]:
-                _require_like(name, array, state)
+                _require_shape_and_dtype_of(name, array, state)
             self._state[name] = tuple(map(writable, self._state[name]))
         return {name: (array, *self._state[name]) for name, array in parameters.items()}
 
@@ -184,7 +184,7 @@ class Optimizer(ABC):
 
     def _writable_states(self, update: Update) -> tuple[Array, ...]:
         """Return the states of a parameter as writable arrays."""
-        like, arrays = update.parameter, update.arrays
+        like, arrays = update.parameter, update.backend
         before = self._state.get(update.name)
         if before is None:
             # at the first gradient: parameters without gradients take no memory for state
@@ -193,7 +193,7 @@ class Optimizer(ABC):
             )
         state = tuple(map(arrays.writable, before))
         for array in state:
-            _require_like(update.name, like, array)
+            _require_shape_and_dtype_of(update.name, like, array)
         return state
 
     def state(self) -> dict[str, Array]:
@@ -241,13 +241,13 @@ class Optimizer(ABC):
             )
         # convert all before assigning: a rejected state changes nothing
         loaded = {
-            key: tuple(_as_state(f"{name}/{key}", state) for name in self._state_names)
+            key: tuple(_checked_state_array(f"{name}/{key}", state) for name in self._state_names)
             for key in parameters
         }
         self.steps, self._state = int(steps), loaded
 
 
-def _require_like(name: str, parameter: Array, state: Array) -> None:
+def _require_shape_and_dtype_of(name: str, parameter: Array, state: Array) -> None:
     """Raise unless the state of a parameter has its shape and dtype."""
     if state.shape != parameter.shape or state.dtype != parameter.dtype:
         raise ValueError(
@@ -257,7 +257,7 @@ def _require_like(name: str, parameter: Array, state: Array) -> None:
         )
 
 
-def _as_state(name: str, state: Mapping[str, Array]) -> Array:
+def _checked_state_array(name: str, state: Mapping[str, Array]) -> Array:
     array = np.array(as_array(f"state[{name!r}]", state[name]), order="C")
     if array.dtype.kind != "f" or not np.isfinite(array).all():
         raise ValueError(

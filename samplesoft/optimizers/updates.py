@@ -30,7 +30,7 @@ def largest_gradient(dtype: np.dtype[Any], squares: bool) -> Any:
 
 
 # by whether squares are summed, and by dtype; the values have that dtype, as in kernels
-_LIMITS = {
+_GRADIENT_LIMITS = {
     squares: {dtype: largest_gradient(dtype, squares) for dtype in MAX_FLOAT}
     for squares in (False, True)
 }
@@ -42,14 +42,14 @@ class Update:
 
     name: str
     parameter: Array
-    arrays: Backend  # backend of the parameter's device
+    backend: Backend  # of the parameter's device
     table: Array  # (n, d): the parameter, or (1, parameter.size) for a dense gradient
     ids: IntArray  # (k,): rows of the table with a gradient
     rows: Array  # (k, d): the gradient
     states: tuple[Array, ...] = ()  # of the shape of the parameter
 
 
-def as_update(name: str, parameter: Any, gradient: Any, squares: bool) -> Update:
+def checked_update(name: str, parameter: Any, gradient: Any, squares: bool) -> Update:
     """Return the update of a parameter; the gradient, and its `squares` if set, must be finite."""
     # the usual case: a matrix and rows of its gradient, which need no conversion
     if (
@@ -68,26 +68,26 @@ def as_update(name: str, parameter: Any, gradient: Any, squares: bool) -> Update
         update = Update(
             name=name,
             parameter=parameter,
-            arrays=cpu,
+            backend=cpu,
             table=parameter,
             ids=gradient.ids,
             rows=gradient.rows,
         )
     else:
-        update = _convert(name, parameter, gradient)
+        update = _converted_update(name, parameter, gradient)
     table = update.table
-    limit, max_float = _LIMITS[squares][table.dtype], _LIMITS[False][table.dtype]
-    if not update.arrays.can_step(update.ids, update.rows, table, limit, max_float):
+    limit, max_float = _GRADIENT_LIMITS[squares][table.dtype], _GRADIENT_LIMITS[False][table.dtype]
+    if not update.backend.can_step(update.ids, update.rows, table, limit, max_float):
         raise _update_error(update, gradient, float(limit))
     return update
 
 
-def _convert(name: str, parameter: Any, gradient: Any) -> Update:
+def _converted_update(name: str, parameter: Any, gradient: Any) -> Update:
     """Return the update of a parameter on any device, for any valid form of gradient."""
     device = device_of(parameter)
     arrays, on_gpu = backend(device), device != "cpu"
     if not on_gpu:
-        check_changeable("parameters", name, parameter)
+        require_updatable("parameters", name, parameter)
     parameter = arrays.viewed(parameter)
     if on_gpu and not (parameter.dtype in MAX_FLOAT and parameter.flags["C_CONTIGUOUS"]):
         raise TypeError(
@@ -98,7 +98,7 @@ def _convert(name: str, parameter: Any, gradient: Any) -> Update:
     if isinstance(gradient, SparseRows):
         given_ids, values = gradient.ids, gradient.rows
         if not (on_gpu and on_device(given_ids)):
-            given_ids = _as_row_ids(name, given_ids, parameter_shape)
+            given_ids = _checked_row_ids(name, given_ids, parameter_shape)
         # one integer type, so that kernels are compiled only once
         ids = arrays.typed(f"gradients[{name!r}]", given_ids, _INT64)
         shape = (ids.shape[0], *parameter_shape[1:])
@@ -116,12 +116,12 @@ def _convert(name: str, parameter: Any, gradient: Any) -> Update:
         raise _shape_error(name, rows.shape, shape, parameter_shape, gradient)
     columns = (ids.shape[0], table.shape[1])
     rows = rows if shape == columns else rows.reshape(columns)
-    return Update(name=name, parameter=parameter, arrays=arrays, table=table, ids=ids, rows=rows)
+    return Update(name=name, parameter=parameter, backend=arrays, table=table, ids=ids, rows=rows)
 
 
 def _update_error(update: Update, gradient: Any, limit: float) -> ValueError:
     """Return the error for an invalid update; `gradient` is the one that the caller passed."""
-    name, table, arrays = update.name, update.table, update.arrays
+    name, table, arrays = update.name, update.table, update.backend
     if not arrays.are_rows(update.ids, table.shape[0]):
         ids = to_host(update.ids)
         return ValueError(
@@ -144,7 +144,7 @@ def _update_error(update: Update, gradient: Any, limit: float) -> ValueError:
     )
 
 
-def check_changeable(argument: str, name: str, array: Any) -> None:
+def require_updatable(argument: str, name: str, array: Any) -> None:
     """Raise unless the array `name` of a mapping has floats and can be updated in place."""
     require_host_array(f"{argument}[{name!r}]", array)
     if not isinstance(array, np.ndarray) or array.dtype not in MAX_FLOAT:
@@ -169,7 +169,7 @@ def _require_floats(name: str, values: Any) -> None:
         )
 
 
-def _as_row_ids(name: str, ids: Any, whole: tuple[int, ...]) -> IntArray:
+def _checked_row_ids(name: str, ids: Any, whole: tuple[int, ...]) -> IntArray:
     array = ids if type(ids) is np.ndarray else as_array(f"gradients[{name!r}]", ids)
     if array.ndim != 1 or array.dtype.kind not in "iu" or not whole:
         raise TypeError(

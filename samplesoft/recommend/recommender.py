@@ -22,7 +22,7 @@ from samplesoft.models.linear_softmax import LinearSoftmaxSettings
 from samplesoft.recommend.training import (
     Matrix,
     as_interactions,
-    train,
+    train_recommender,
     user_vectors,
 )
 from samplesoft.samplers.base import Rows
@@ -41,10 +41,10 @@ from samplesoft.training.resolved import Resolved
 
 Lists = tuple[NDArray[np.int32], Rows]
 _MODEL = "SampledSoftmaxRecommender"
-_FACTORS = ("item_factors", "user_factors")
+_FACTOR_FIELDS = ("item_factors", "user_factors")
 _MAX_COMPARED_USERS = 1000  # users whose vectors `evaluate` checks for leaked items
 _VECTOR_TOLERANCE = 1e-4  # tolerance of that check, for vectors of norm 1
-_FITTED = ("loss_curve_", "validation_scores_", "propagation_")
+_FITTED_FIELDS = ("loss_curve_", "validation_scores_", "propagation_")
 
 
 @dataclass(eq=False, repr=False)
@@ -226,11 +226,11 @@ class SampledSoftmaxRecommender:
             )
         require_callbacks(callbacks)
         with report_compilation(bool(self.verbose)), unchanged_on_error(self):
-            trained = train(self, interactions, callbacks)
+            trained = train_recommender(self, interactions, callbacks)
             self._embedding = trained.embedding
-            self.item_factors = trained.items
-            self.user_factors = trained.users
-            self.propagation_ = trained.weight
+            self.item_factors = trained.item_vectors
+            self.user_factors = trained.user_vectors
+            self.propagation_ = trained.propagation_weight
             self.loss_curve_ = trained.losses
             self.validation_scores_ = trained.scores
             self.resolved_ = trained.resolved
@@ -286,8 +286,10 @@ class SampledSoftmaxRecommender:
         exclude_liked = as_flag("filter_already_liked_items", filter_already_liked_items)
         recalculate = as_flag("recalculate_user", recalculate_user)
         single = as_array("userids", userids).ndim == 0
-        ids = _user_ids(userids)
-        histories = self._histories(user_items, len(ids)) if exclude_liked or recalculate else None
+        ids = _checked_user_ids(userids)
+        histories = (
+            self._checked_histories(user_items, len(ids)) if exclude_liked or recalculate else None
+        )
         if not recalculate and len(ids) and ids.max() >= len(self.user_factors):
             raise ValueError(
                 f"`userids` must be below {len(self.user_factors)}, the number of users, got "
@@ -341,7 +343,7 @@ class SampledSoftmaxRecommender:
         `samplesoft.metrics.sampled_metrics`.
         """
         self._require_fitted()
-        interactions = self._histories(user_items, len(self.user_factors))
+        interactions = self._checked_histories(user_items, len(self.user_factors))
         hidden_items = check_leave_out(as_csr("hidden", hidden), interactions.shape, "hidden")
         num_in_both = hidden_items.multiply(interactions).nnz
         if not hidden_items.nnz or num_in_both:
@@ -354,7 +356,7 @@ class SampledSoftmaxRecommender:
         users = np.flatnonzero(np.diff(hidden_items.indptr))
         checked_users = users[:_MAX_COMPARED_USERS]
         uses_given, uses_hidden = (
-            self._were_computed_from(matrix[checked_users], checked_users)
+            self._user_vectors_match(matrix[checked_users], checked_users)
             for matrix in (interactions, hidden_items)
         )
         if uses_hidden and not uses_given:
@@ -402,7 +404,7 @@ class SampledSoftmaxRecommender:
             If an argument is malformed.
         """
         self._require_fitted()
-        return _most_similar("itemid", itemid, self.item_factors, N, "items")
+        return _most_similar_rows("itemid", itemid, self.item_factors, N, "items")
 
     def similar_users(self, userid: ArrayLike, N: int = 10) -> Lists:
         """Return the N users most similar to a user, by the cosine of their vectors.
@@ -429,7 +431,7 @@ class SampledSoftmaxRecommender:
             If an argument is malformed.
         """
         self._require_fitted()
-        return _most_similar("userid", userid, self.user_factors, N, "users")
+        return _most_similar_rows("userid", userid, self.user_factors, N, "users")
 
     def partial_fit_users(self, userids: ArrayLike, user_items: Any) -> Self:
         """Recompute the vectors of some users from new histories; item vectors stay unchanged.
@@ -457,10 +459,10 @@ class SampledSoftmaxRecommender:
             If an argument is malformed.
         """
         self._require_fitted()
-        ids = _user_ids(userids)
+        ids = _checked_user_ids(userids)
         if len(np.unique(ids)) < len(ids):
             raise ValueError("`userids` must hold each user once; add the rows of a user up.")
-        vectors = user_vectors(self._embedding, self._histories(user_items, len(ids)))
+        vectors = user_vectors(self._embedding, self._checked_histories(user_items, len(ids)))
         old_factors = self.user_factors
         num_users = max(len(old_factors), int(ids.max(initial=-1)) + 1)
         require_bytes(
@@ -493,11 +495,11 @@ class SampledSoftmaxRecommender:
         """
         self._require_fitted()
         parameters = saved_parameters(asdict(self))
-        values = {name: getattr(self, name) for name in _FITTED}
+        values = {name: getattr(self, name) for name in _FITTED_FIELDS}
         resolved = getattr(self, "resolved_", None)  # None after loading a file of an older version
         if resolved is not None:
             values["resolved"] = {"model": resolved.model.config(), **resolved.stored()}
-        arrays = {name: getattr(self, name) for name in _FACTORS}
+        arrays = {name: getattr(self, name) for name in _FACTOR_FIELDS}
         arrays |= prefixed({"embedding": self._embedding.parameters}, "/")
         config = {"model": _MODEL, "parameters": parameters}
         write_checkpoint(path, Checkpoint(plain(config), plain(values), arrays))
@@ -528,8 +530,8 @@ class SampledSoftmaxRecommender:
         with reading(path, _MODEL) as (config, values, arrays):
             recommender = cls(**config["parameters"])
             resolved = values.get("resolved")
-            vars(recommender).update({name: values[name] for name in _FITTED})
-            vars(recommender).update({name: arrays[name] for name in _FACTORS})
+            vars(recommender).update({name: values[name] for name in _FITTED_FIELDS})
+            vars(recommender).update({name: arrays[name] for name in _FACTOR_FIELDS})
             if resolved is not None:  # None in a file of an older version
                 model = LinearSoftmaxSettings(**resolved.pop("model"))
                 recommender.resolved_ = Resolved(model, **resolved)
@@ -537,7 +539,7 @@ class SampledSoftmaxRecommender:
             copy_arrays(path, part_of("embedding", arrays), recommender._embedding.parameters)
         return recommender
 
-    def _histories(self, user_items: Any, batch: int) -> Matrix:
+    def _checked_histories(self, user_items: Any, batch: int) -> Matrix:
         if user_items is None:
             raise ValueError(
                 "`user_items` must hold what the users have taken, got None; pass their rows, or "
@@ -551,7 +553,7 @@ class SampledSoftmaxRecommender:
             )
         return histories
 
-    def _were_computed_from(self, histories: Matrix, users: IntArray) -> bool:
+    def _user_vectors_match(self, histories: Matrix, users: IntArray) -> bool:
         """Return whether the vectors of `users` were computed from these histories."""
         computed = user_vectors(self._embedding, histories)
         return np.allclose(computed, self.user_factors[users], rtol=0.0, atol=_VECTOR_TOLERANCE)
@@ -561,7 +563,7 @@ class SampledSoftmaxRecommender:
             raise AttributeError(f"this {type(self).__name__} is not fitted yet; call fit first.")
 
 
-def _user_ids(userids: ArrayLike) -> IntArray:
+def _checked_user_ids(userids: ArrayLike) -> IntArray:
     """Check user ids and return them as an array (B,); they may be of new users."""
     ids = np.atleast_1d(as_array("userids", userids))
     if ids.size and ids.dtype.kind == "i" and ids.min() < 0:
@@ -569,7 +571,7 @@ def _user_ids(userids: ArrayLike) -> IntArray:
     return as_ids("userids", ids, np.iinfo(int).max, of="users")
 
 
-def _most_similar(name: str, value: ArrayLike, factors: Rows, length: int, of: str) -> Lists:
+def _most_similar_rows(name: str, value: ArrayLike, factors: Rows, length: int, of: str) -> Lists:
     """Return the most similar rows of `factors` (n, d) for the given rows (B,), and the cosines."""
     array = as_array(name, value)
     ids = as_ids(name, np.atleast_1d(array), len(factors), of=of)

@@ -132,13 +132,13 @@ def checked_settings(recommender: Any, num_items: int = 2) -> FitSettings:
     )
 
 
-class Trained(NamedTuple):
+class TrainedRecommender(NamedTuple):
     """The result of training a recommender."""
 
     embedding: Linear  # of histories
-    items: Rows  # (items, d): item vectors after propagation
-    users: Rows  # (users, d): user vectors
-    weight: float  # of the propagation
+    item_vectors: Rows  # (items, d): after propagation
+    user_vectors: Rows  # (users, d)
+    propagation_weight: float
     losses: list[float]  # per epoch
     scores: list[float]  # per epoch; empty if nothing is held out
     resolved: Resolved
@@ -148,13 +148,15 @@ class _TrainedModel(NamedTuple):
     """A trained model before propagation, with losses and scores per epoch."""
 
     model: LinearSoftmax
-    weight: float  # of the propagation
+    propagation_weight: float
     losses: list[float]
     scores: list[float]
     resolved: Resolved
 
 
-def train(recommender: Any, interactions: Matrix, more_callbacks: Sequence[Callback]) -> Trained:
+def train_recommender(
+    recommender: Any, interactions: Matrix, more_callbacks: Sequence[Callback]
+) -> TrainedRecommender:
     """Train a model on interactions (users, items) with the parameters of a recommender.
 
     The callbacks `more_callbacks` are called after the built-in ones.
@@ -167,19 +169,19 @@ def train(recommender: Any, interactions: Matrix, more_callbacks: Sequence[Callb
     model = trained.model
     users = user_vectors(model.embedding, interactions)  # from all items, also held-out ones
     items = model.class_vectors()
-    if trained.weight:
-        user_sums = sparse_product(transposed(normalized(interactions)), users)
-        items = propagated(items, user_sums, trained.weight)
+    if trained.propagation_weight:
+        user_sums = sparse_product(transposed(normalized_graph(interactions)), users)
+        items = propagated(items, user_sums, trained.propagation_weight)
     if len(active) < num_users:
         active_users = users
         empty_vector = user_vectors(model.embedding, Matrix((1, interactions.shape[1])))
         users = empty_vector.repeat(num_users, axis=0)
         users[active] = active_users
-    return Trained(
+    return TrainedRecommender(
         embedding=model.embedding,
-        items=items,
-        users=users,
-        weight=trained.weight,
+        item_vectors=items,
+        user_vectors=users,
+        propagation_weight=trained.propagation_weight,
         losses=trained.losses,
         scores=trained.scores,
         resolved=trained.resolved,
@@ -199,7 +201,7 @@ def _train_model(
         held_out = HeldOut(
             interactions, recommender.validation_fraction, sub_seed(key, _HELD_OUT_STREAM)
         )
-        training_items = held_out.left
+        training_items = held_out.remaining
     num_items = training_items.shape[1]
     sizes = np.diff(training_items.indptr)
     rows = np.flatnonzero(sizes)
@@ -210,11 +212,11 @@ def _train_model(
     task = RecommenderTask(num_items, num_items, resolved.model, item_counts, seed)
     task.dropout = recommender.dropout
     optimizer = make_optimizer(resolved.optimizer, resolved.learning_rate)
-    model, graph = task.model, normalized(training_items)
+    model, graph = task.model, normalized_graph(training_items)
     # the rank of the interactions is at most the number of users, and of items with a user
     rank = min(interactions.shape[0], int(np.count_nonzero(column_counts(interactions))))
     with progress_phase(recommender.verbose, "singular vectors"):
-        _initialise(model, graph, rank, sub_seed(key, _START_STREAM))
+        _initialise_from_singular_vectors(model, graph, rank, sub_seed(key, _START_STREAM))
     # the loss of a user is a mean over items; these weights give all items equal influence
     examples = Examples(training_items, training_items, sizes / sizes[rows].mean())
     task.use(examples, rows, resolved.batch_size)
@@ -260,13 +262,15 @@ def _train_model(
         with progress_phase(recommender.verbose, "weight of the propagation"):
             weight = _PROPAGATION_WEIGHTS[int(np.argmax(ndcg(_PROPAGATION_WEIGHTS)))]
     return _TrainedModel(
-        model=model, weight=weight, losses=losses, scores=scores, resolved=resolved
+        model=model, propagation_weight=weight, losses=losses, scores=scores, resolved=resolved
     )
 
 
-def _initialise(model: LinearSoftmax, graph: Matrix, rank: int, seed: int) -> None:
+def _initialise_from_singular_vectors(
+    model: LinearSoftmax, graph: Matrix, rank: int, seed: int
+) -> None:
     """Initialise the vectors of items that have users with normalised singular vectors."""
-    directions = item_directions(graph, model.class_vectors().shape[1], seed, rank)
+    directions = item_singular_vectors(graph, model.class_vectors().shape[1], seed, rank)
     norms = np.sqrt(np.einsum("ij,ij->i", directions, directions, dtype=np.float64))
     with_users = np.flatnonzero(norms > np.finfo(np.float32).tiny)
     start = unit_rows("user_items", directions[with_users])[0]
@@ -338,14 +342,16 @@ def _split_array(array: Any) -> list[Any]:
     return [array[chunk] for chunk in chunks(len(array), _ENTRIES_AT_A_TIME)]
 
 
-def hide(user_items: Matrix, share: float, seed: int) -> tuple[Matrix, IntArray, Matrix]:
-    """Hide a fifth of the items, at least one, of a random fraction `share` of the users.
+def hide_items(
+    user_items: Matrix, user_fraction: float, seed: int
+) -> tuple[Matrix, IntArray, Matrix]:
+    """Hide a fifth of the items, at least one, of a random fraction `user_fraction` of the users.
 
     Only users with at least two items are chosen. Returns the remaining interactions
     (users, items), the chosen users (k,), and their hidden items (k, items).
     """
     eligible = np.flatnonzero(np.diff(user_items.indptr) > 1)
-    users = np.sort(held_out_order(eligible, seed)[: int(np.ceil(share * len(eligible)))])
+    users = np.sort(held_out_order(eligible, seed)[: int(np.ceil(user_fraction * len(eligible)))])
     chosen = np.zeros(user_items.shape[0], bool)
     chosen[users] = True
     hidden, random = np.empty(user_items.nnz, bool), np.random.default_rng(seed)
@@ -362,7 +368,7 @@ def hide(user_items: Matrix, share: float, seed: int) -> tuple[Matrix, IntArray,
     return select_entries(user_items, ~hidden), users, select_entries(user_items, hidden)[users]
 
 
-def normalized(user_items: Matrix) -> Matrix:
+def normalized_graph(user_items: Matrix) -> Matrix:
     """Return the interaction graph D_u^-1/2 W D_i^-1/2 as float32; degrees are sums of weights."""
     unit, row_chunks = max(1.0, float(user_items.data.max(initial=0.0))), entry_chunks(user_items)
     user_degrees, item_degrees = map(np.zeros, user_items.shape)
@@ -384,7 +390,9 @@ def normalized(user_items: Matrix) -> Matrix:
     return sparse.csr_array((values, user_items.indices, user_items.indptr), user_items.shape)
 
 
-def item_directions(graph: sparse.csr_array, dim: int, seed: int, rank: int | None = None) -> Rows:
+def item_singular_vectors(
+    graph: sparse.csr_array, dim: int, seed: int, rank: int | None = None
+) -> Rows:
     """Return the right singular vectors (items, r) of the r <= dim largest singular values.
 
     `rank` is an upper bound of the rank of the graph, by default the smaller of its dimensions.
@@ -412,21 +420,21 @@ class HeldOut:
 
     Attributes
     ----------
-    left : csr_array, shape (users, items)
+    remaining : csr_array, shape (users, items)
         The remaining interactions, for training.
     """
 
-    def __init__(self, user_items: Matrix, share: float, seed: int) -> None:
+    def __init__(self, user_items: Matrix, user_fraction: float, seed: int) -> None:
         num_eligible = int(np.sum(np.diff(user_items.indptr) > 1))
         if not num_eligible:
             raise ValueError(
                 "`early_stopping` needs users with at least two items, to hide some of them, got "
                 "none; turn it off."
             )
-        self.left, self._users, self._hidden = hide(
-            user_items, min(share, _MAX_VALIDATION_USERS / num_eligible), seed
+        self.remaining, self._users, self._hidden = hide_items(
+            user_items, min(user_fraction, _MAX_VALIDATION_USERS / num_eligible), seed
         )
-        self._histories = self.left[self._users]
+        self._histories = self.remaining[self._users]
         num_candidates = user_items.shape[1] - int(np.diff(self._histories.indptr).max())
         self._length = min(_LIST_LENGTH, num_candidates)
 
@@ -454,13 +462,13 @@ def transposed(graph: Matrix) -> Matrix:
     return sparse.csr_array(graph.T)
 
 
-def propagated(items: Rows, of_users: Rows, weight: float) -> Rows:
-    """Return the propagated item vectors C + weight N'H.
+def propagated(items: Rows, user_sums: Rows, weight: float) -> Rows:
+    """Return the propagated item vectors ``items + weight * user_sums``, (items, d).
 
-    `items` is C (items, d). `of_users` is N'H (items, d): for each item the sum of the vectors H of
-    its users, weighted by the normalised graph N (users, items).
+    `user_sums` (items, d) holds, for each item, the sum of its users' vectors with the weights of
+    `normalized_graph`.
     """
     if weight == 0.0:
         return items
-    vectors: Rows = items + np.float32(weight) * of_users
+    vectors: Rows = items + np.float32(weight) * user_sums
     return vectors

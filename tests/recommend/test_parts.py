@@ -9,9 +9,9 @@ from samplesoft.models.linear import Linear, sparse_product
 from samplesoft.recommend.recommender import best_items
 from samplesoft.recommend.training import (
     as_interactions,
-    hide,
-    item_directions,
-    normalized,
+    hide_items,
+    item_singular_vectors,
+    normalized_graph,
     propagated,
     transposed,
     user_vectors,
@@ -33,7 +33,7 @@ def test_vectors_of_users_are_pooled_histories():
 def test_propagation_adds_the_vectors_of_users():
     rng = np.random.default_rng(0)
     users, items = (rng.normal(size=(4, 3)).astype(np.float32) for _ in range(2))
-    graph = normalized(as_interactions("x", sparse.csr_array(WEIGHTED)))
+    graph = normalized_graph(as_interactions("x", sparse.csr_array(WEIGHTED)))
     wanted = naive.graph(WEIGHTED)
     np.testing.assert_allclose(graph.toarray(), wanted, rtol=1e-6)
     of_users = sparse_product(transposed(graph), users)
@@ -46,9 +46,9 @@ def test_propagation_adds_the_vectors_of_users():
 
 def test_weights_of_any_size_make_the_same_graph():
     huge = sparse.csr_array(WEIGHTED * 1e307)
-    np.testing.assert_allclose(normalized(huge).toarray(), naive.graph(WEIGHTED), rtol=1e-6)
+    np.testing.assert_allclose(normalized_graph(huge).toarray(), naive.graph(WEIGHTED), rtol=1e-6)
     apart = np.kron(np.diag([1e-300, 1e300]), np.ones((2, 3)))  # no unit has room for both
-    found = normalized(sparse.csr_array(apart)).toarray()
+    found = normalized_graph(sparse.csr_array(apart)).toarray()
     np.testing.assert_allclose(found, np.kron(np.eye(2), np.full((2, 3), 6**-0.5)), rtol=1e-6)
 
 
@@ -70,18 +70,18 @@ def test_directions_are_singular_vectors():
     rng = np.random.default_rng(2)
     matrix = rng.normal(size=(40, 3)) @ rng.normal(size=(3, 25))
     matrix += 1e-3 * rng.normal(size=matrix.shape)
-    found = item_directions(sparse.csr_array(matrix.astype(np.float32)), 3, 0)
+    found = item_singular_vectors(sparse.csr_array(matrix.astype(np.float32)), 3, 0)
     wanted = np.linalg.svd(matrix)[2][:3].T
     np.testing.assert_allclose(np.abs(np.sum(found * wanted, axis=0)), 1.0, atol=1e-4)
     few = sparse.csr_array(np.eye(2, 5, dtype=np.float32))
-    assert item_directions(few, 8, 0).shape == (5, 2)
+    assert item_singular_vectors(few, 8, 0).shape == (5, 2)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
 def test_what_is_hidden_and_what_is_left(share):
     kept = (np.arange(60) % 4 > 0)[:, None]  # other users have no items
     taken = sparse.csr_array(naive.planted().toarray() * kept)
-    left, users, hidden = hide(taken, share, 3)
+    left, users, hidden = hide_items(taken, share, 3)
     whole = left.toarray()
     assert not (whole[users] * hidden.toarray()).any()
     whole[users] += hidden.toarray()
@@ -89,7 +89,7 @@ def test_what_is_hidden_and_what_is_left(share):
     able = np.sum(np.diff(taken.indptr) > 1)
     assert len(users) == np.ceil(share * able)
     assert set(np.diff(hidden.indptr)) == {1}  # a fifth of six
-    again = hide(taken, share, 4)[1:]
+    again = hide_items(taken, share, 4)[1:]
     assert share == 1.0 or users.tolist() != again[0].tolist()
     assert hidden.toarray().tolist() != again[1].toarray().tolist()
 

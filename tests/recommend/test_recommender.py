@@ -141,7 +141,7 @@ def test_similar_users(model):
 def test_what_is_hidden_has_no_part_in_training():
     """Its weights change no loss and no parameter; those of what is left do."""
     seed = sub_seed(as_key(0), _HELD_OUT_STREAM)
-    left = HeldOut(TAKEN, 0.5, seed).left.toarray()
+    left = HeldOut(TAKEN, 0.5, seed).remaining.toarray()
     dense = TAKEN.toarray()
     options = {"validation_fraction": 0.5, "max_iter": 3, "propagation": 0.1}
     base = make(**options).fit(TAKEN)
