@@ -1,7 +1,7 @@
-"""Base class of losses: a forward pass that returns a cache, and a backward pass from it.
+"""Base class of losses, with a forward and a backward pass, and the records that they exchange.
 
-Also their inputs, labels as pairs of an example and a label, and their outputs, gradients that are
-zero outside a few rows.
+`Batch` and `Targets` hold the validated inputs, `Cache` the results that the backward pass needs,
+`Gradients` and `SparseRows` the gradients, which are zero outside a few rows.
 """
 
 from __future__ import annotations
@@ -46,31 +46,31 @@ class SparseRows(NamedTuple):
     ids : ndarray of int64, shape (k,)
         Indices of rows of the parameter, ascending and distinct.
     rows : ndarray, shape (k, d) or (k,)
-        Gradient of those rows; of shape (k,) where the parameter is a vector.
+        Gradient of these rows; of shape (k,) if the parameter is a vector.
     """
 
     ids: IntArray
     rows: NDArray[Any]
 
     def to_host(self) -> SparseRows:
-        """Return the same in NumPy arrays, copied if they lie on a GPU."""
+        """Return the gradient in NumPy arrays, copied from the GPU if necessary."""
         return SparseRows(to_host(self.ids), to_host(self.rows))
 
 
 @dataclass(frozen=True, eq=False)
 class Gradients:
-    """Derivatives of a loss of shape-(B, d) contexts and shape-(n, d) class vectors.
+    """Gradients of a loss in contexts (B, d), class vectors (n, d), and other inputs.
 
     Parameters
     ----------
     dh : ndarray, shape (B, d)
-        With respect to the contexts.
+        Gradient in the contexts.
     dW : SparseRows
-        With respect to the class vectors: k rows of d.
+        Gradient in the class vectors, with rows (k, d).
     db : SparseRows or None
-        With respect to the class biases, k values; None without biases.
+        Gradient in the class biases, with values (k,); None without biases.
     d_log_sums : ndarray of float64, shape (B,), or None
-        With respect to `log_sums` of a `DoubleSumLoss`.
+        Gradient in the `log_sums` of a `DoubleSumLoss`; None for other losses.
     """
 
     dh: NDArray[Any]
@@ -79,7 +79,7 @@ class Gradients:
     d_log_sums: FloatArray | None = None
 
     def to_host(self) -> Gradients:
-        """Return the same in NumPy arrays, copied if they lie on a GPU."""
+        """Return the gradients in NumPy arrays, copied from the GPU if necessary."""
         db = None if self.db is None else self.db.to_host()
         return Gradients(to_host(self.dh), self.dW.to_host(), db, self.d_log_sums)
 
@@ -95,7 +95,7 @@ class Targets:
     starts: IntArray | None = None  # (B,): index of the first pair of each example
 
     def rows(self, values: Any) -> Any:
-        """Return `values` (B, ...) of the examples, repeated for their pairs, (P, ...)."""
+        """Return an array (P, ...): `values` (B, ...) of the examples, repeated for each pair."""
         return values if self.example_ids is None else values[self.example_ids]
 
     def per_example(self, values: Any) -> Any:
@@ -118,17 +118,18 @@ class Batch:
     contexts : ndarray, shape (B, d)
         Contexts, divided by their norms if the loss normalises.
     norms : ndarray of float64, shape (B,), or None
-        Those norms.
+        Norms of the contexts; None if the loss does not normalise.
     z : ndarray, shape (B, d)
         Contexts times tau.
     class_embeddings : ndarray, shape (n, d)
-        Class vectors as given.
+        Class vectors, not normalised.
     targets : Targets
         Labels.
     biases : ndarray, shape (n,), or None
         Class biases.
     log_sums : ndarray of float64, shape (B,), or None
-        `log_sums` of a `DoubleSumLoss`, some of them raised by `forward`.
+        Argument `log_sums` of a `DoubleSumLoss`, in which `forward` may raise values; None for
+        other losses.
     """
 
     contexts: Rows
@@ -198,9 +199,9 @@ class Loss(ABC):
     ==========  =================================================  ==============
     reduction   loss of an example                                 best lists by
     ==========  =================================================  ==============
-    ``pal-n``   pick all labels, normalised: the mean of the       recall at k
-                losses of its labels, by their weights
-    ``pal``     pick all labels: their sum, by their weights       precision at k
+    ``pal-n``   pick all labels, normalised: the weighted mean     recall at k
+                of the losses of its labels
+    ``pal``     pick all labels: the weighted sum of these losses  precision at k
     ``ova``     one versus all: a logistic loss for each label,    precision at k
                 and for each negative once, not for each label
     ==========  =================================================  ==============
@@ -213,8 +214,8 @@ class Loss(ABC):
     classes. Draws of any label of an example are then treated like draws of a single label.
 
     With `mask_other_labels` the labels of an example do not compete with each other, a case that
-    [2]_ does not cover. Draws of the label itself are treated as without it. For ``ova``, whose
-    labels share their negatives, it excludes the draws of all labels.
+    [2]_ does not cover. The option does not change how draws of the label itself are treated. For
+    ``ova``, whose labels share their negatives, it excludes the draws of all labels.
 
     References
     ----------
@@ -225,9 +226,11 @@ class Loss(ABC):
     """
 
     device = "cpu"
-    is_binary: ClassVar[bool] = False  # a sum of logistic losses of the label and of each draw
-    on_tree: ClassVar[bool] = False  # of vectors of the nodes of a tree, and not of the classes
-    # True if passes compute in NumPy, whose warnings are then suppressed; kernels never warn
+    # whether the loss is a sum of logistic losses, one of the label and one of each draw
+    is_binary: ClassVar[bool] = False
+    # whether the loss is on vectors of the nodes of a tree, in place of class vectors
+    on_tree: ClassVar[bool] = False
+    # whether the passes compute in NumPy, whose warnings are suppressed; kernels never warn
     _may_warn: ClassVar[bool] = True
 
     def __init__(
@@ -291,7 +294,7 @@ class Loss(ABC):
         value : float or ndarray of float64, shape (B,)
             The loss in nats.
         cache : Cache
-            For `backward`.
+            The argument of `backward`.
 
         Raises
         ------
@@ -304,7 +307,10 @@ class Loss(ABC):
     def check_batch(
         self, h: Any, class_embeddings: Any, labels: Any, biases: ArrayLike | None
     ) -> Batch:
-        """Validate the arguments of `forward`, and normalise contexts; for callers that draw."""
+        """Return the validated arguments of `forward`, with contexts normalised if necessary.
+
+        Callers that draw classes themselves pass the result to `forward_batch`.
+        """
         arrays = backend(self.device)
         # the usual case; other arguments are converted or rejected below
         if self.device == "cpu" and _needs_no_conversion(h, class_embeddings, labels):
@@ -323,7 +329,7 @@ class Loss(ABC):
         return Batch(contexts, norms, z, rows, targets, offsets)
 
     def _check_labels(self, labels: Any, size: int, n: int) -> Targets:
-        """Return the labels of a batch, below n."""
+        """Return the labels of a batch of `size` examples, which must be below n, as pairs."""
         if self.device == "cpu":
             return check_targets(labels, size, n, self.label_reduction)
         if sparse.issparse(labels):
@@ -349,7 +355,7 @@ class Loss(ABC):
         else:
             losses, saved = self._forward(batch, draw, label_log_count)
         # in float64 for any dtype: float32 sums over long batches lose small improvements
-        total = float(losses.dot(per_example))  # finite only where all losses are
+        total = float(losses.dot(per_example))  # finite only if all losses are
         if not -np.inf < total < np.inf:
             if not np.isfinite(losses).all():
                 # class vectors are validated only here, because reading all costs more than a step
@@ -442,7 +448,7 @@ def _losses_not_finite_error(losses: FloatArray, dtype: np.dtype[Any]) -> ValueE
 def checked_weights(
     weights: ArrayLike | None, batch: int, reduction: str, dtype: np.dtype[Any]
 ) -> FloatArray:
-    """Return the weights (B,) of the examples in the value; for a mean their sum is 1."""
+    """Return validated weights (B,) of the examples; for reduction "mean", divided by their sum."""
     if weights is None:  # the usual case: nothing to validate
         return np.zeros(batch) + (1.0 / batch if reduction == "mean" else 1.0)
     per_example = cpu.vector("weights", to_host(weights), batch, np.dtype(np.float64))
@@ -455,7 +461,8 @@ def checked_weights(
                 'example a positive weight, or use reduction="sum".'
             )
         per_example = per_example / total
-    # weights multiply gradients, whose factors are at most the square root of the largest float
+    # weights multiply gradients: up to the square root of the largest float, so that the products
+    # do not overflow
     limit, largest = float(np.finfo(dtype).max) ** 0.5, float(np.abs(per_example).max())
     if largest > limit:
         raise ValueError(
@@ -466,9 +473,9 @@ def checked_weights(
 
 
 def check_targets(labels: Any, batch: int, num_classes: int, reduction: str = "pal-n") -> Targets:
-    """Return the pairs of labels (B,), or of a sparse matrix (B, n) with several for an example.
+    """Return the (example, label) pairs of labels (B,), or of a sparse matrix of labels (B, n).
 
-    Label weights are the values of the matrix. For reduction "pal-n" each row is divided by its
+    The values of the matrix are the label weights. For reduction "pal-n" each row is divided by its
     sum; for "ova" all values must be 1.
     """
     if not sparse.issparse(labels):
@@ -486,7 +493,7 @@ def check_targets(labels: Any, batch: int, num_classes: int, reduction: str = "p
         raise ValueError(
             f"`labels` must have shape {(batch, num_classes)} as a matrix, got {matrix.shape}."
         )
-    # Kernels rely on labels of an example that ascend, are distinct, and have weights above 0.
+    # Kernels require that labels of an example are distinct and ascending, with weights above 0.
     matrix.sum_duplicates()
     matrix.eliminate_zeros()
     counts = np.diff(matrix.indptr)

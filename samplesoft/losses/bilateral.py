@@ -1,4 +1,4 @@
-"""Losses with a sum over draws only, without the label: importance sampling, and bilateral."""
+"""Losses whose sum has only draws, and no term for the label: importance sampling, bilateral."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ImportanceSoftmaxLoss(SampledLoss):
     is_softmax = True
 
     def require_usable_draws(self, losses: FloatArray) -> None:
-        """Raise if an example has no draw of weight: its loss is then -inf."""
+        """Raise if all draws of an example are masked, so that its loss is -inf."""
         if (losses == -np.inf).any():
             raise ValueError(
                 f"`draw` must hold for each label of example {int(np.argmin(losses))} the label "
@@ -130,7 +130,7 @@ class BilateralSoftmaxLoss(SampledLoss):
     >>> draw = UniformSampler(2).sample(np.ones((1, 1)), 4, rng=0)
     >>> loss = BilateralSoftmaxLoss(negative_weight=1.5)
     >>> value, cache = loss.forward([[1.0]], [[0.0], [3.0]], [1], draw)
-    >>> loss.backward(cache).dW.rows.tolist()  # what the draws weigh, and the label
+    >>> loss.backward(cache).dW.rows.tolist()  # of the drawn class, and of the label
     [[1.5], [-1.0]]
     """
 
@@ -161,8 +161,8 @@ def bilateral_terms(
     """
     for b in range(len(logits)):
         row = logits[b]
-        # The label is not in the sum: its derivative is -1 for any draws. Without draws of weight
-        # logsumexp is -inf, and all derivatives are 0.
+        # The label is not in the sum, so that its derivative is -1. If all draws are masked,
+        # logsumexp is -inf, and all derivatives are set to 0.
         max_logit = row_max(row[1:])
         losses[b] = empty if max_logit == -np.inf else weight * max_logit - row[0]
         row[0] = 0.0 if max_logit == -np.inf else -1.0

@@ -43,19 +43,19 @@ _MIN_THREADED_MULTIPLICATIONS = 1 << 20  # fewer run on one thread
 
 
 def check_draw(draw: Draw | None, batch: int, n: int) -> tuple[IntArray, FloatArray]:
-    """Return drawn classes and their log expected counts, each (B, m), or (1, m) if shared.
+    """Return validated drawn classes and their log expected counts, (B, m), or (1, m) if shared.
 
-    The draw must be for `batch` contexts or shared by them, of classes in ``range(n)``.
+    Raises unless the draw is for `batch` contexts or shared by them, of classes in ``range(n)``.
     """
     ids, log_counts = ids_and_log_counts(draw, batch)
-    # one pass; the error is located only if there is one
+    # one fast pass; the invalid entry is searched for only if there is one
     if not are_valid_draws(ids, log_counts, n):
         raise invalid_draw_error(ids, log_counts, n)
     return ids, log_counts
 
 
 def ids_and_log_counts(draw: Draw | None, batch: int) -> tuple[IntArray, FloatArray]:
-    """Return the arrays of `check_draw`, with types and shapes checked, and values unchecked."""
+    """Return the arrays of `check_draw` after a check of types and shapes, but not of values."""
     if type(draw) is not Draw and not isinstance(draw, Draw):
         raise missing_draw_error(draw)
     ids: Any = draw.ids
@@ -96,7 +96,7 @@ def require_replacement(draw: Draw, loss: str) -> None:
 
 
 def require_draw_shapes(ids: tuple[int, ...], log_counts: tuple[int, ...], batch: int) -> None:
-    """Raise unless the draw is for `batch` contexts, or shared by them."""
+    """Raise unless both shapes are (batch, m), or (1, m) for draws that the batch shares."""
     if ids[1:] in ((), (0,)) or ids[2:] or ids[0] not in (1, batch):
         raise ValueError(
             f"`draw` must hold ids of shape ({batch}, m) or (1, m), got {ids}; draw for the same "
@@ -123,9 +123,10 @@ def invalid_draw_error(ids: IntArray, log_counts: FloatArray, n: int) -> ValueEr
 
 
 def checked_label_counts(value: ArrayLike | None, targets: Targets, scheme: Scheme) -> FloatArray:
-    """Return the log expected count (P,) of each pair's label in a draw, as float64.
+    """Return the validated log expected counts (P,) of the pairs' labels in a draw, as float64.
 
-    Only schemes that divide by the accepted draws allow -inf, a label that cannot be drawn.
+    A count of -inf means that the label cannot be drawn. Only schemes that divide by the number of
+    accepted draws allow it.
     """
     size = len(targets.labels)
     if value is None:
@@ -139,7 +140,7 @@ def checked_label_counts(value: ArrayLike | None, targets: Targets, scheme: Sche
             f"`label_log_count` must hold real numbers, got {counts.dtype}; use "
             "sampler.log_expected_count."
         )
-    with np.errstate(over="ignore"):  # a wider type may overflow; refused below
+    with np.errstate(over="ignore"):  # a wider type may overflow, and is then rejected below
         counts = counts.astype(np.float64)
     if counts.shape != (size,):
         raise ValueError(f"`label_log_count` must have shape ({size},), got {counts.shape}.")
@@ -159,19 +160,18 @@ def checked_label_counts(value: ArrayLike | None, targets: Targets, scheme: Sche
 class CandidateScores:
     """Scores of labels and drawn classes, and the arrays that their gradients need.
 
-    The block of class vectors has one row for each class that occurs. For shared draws it has a row
-    for each label and then for each draw, so that scores are a matrix product.
+    The block of class vectors has one row for each class that occurs. For shared draws it has
+    instead one row for each label, followed by one for each draw, so that the scores of the draws
+    are a matrix product.
     """
 
     label_scores: FloatArray  # (P,): computed in the dtype of the vectors
-    sampled_scores: Rows  # (B, m): for all pairs of an example
+    sampled_scores: Rows  # (B, m): the same for all pairs of an example
     example_ids: IntArray  # (P,): example of each pair
-    block: Rows  # (r, d)
+    block: Rows  # (r, d): class vectors
     norms: FloatArray  # (r,): norms of the vectors if the loss normalises; else (0,)
-    shared: bool
-    # (5, P + draws + 1), from `list_candidates`. The first row ends with the number of classes that
-    # are both a label and drawn, for any examples.
-    candidate_table: IntArray
+    shared: bool  # whether all examples share one set of draws
+    candidate_table: IntArray  # (5, P + number of draws + 1), see `list_candidates`
     num_unique: int  # number of classes that occur
 
     @property
@@ -190,17 +190,17 @@ class CandidateScores:
 
 @lru_cache(4)
 def _cached_arange(size: int) -> IntArray:
-    """Return ``arange(size)``, cached, and never written to: most batches have one size."""
+    """Return ``arange(size)`` as a cached array. It must not be changed."""
     return np.arange(size)
 
 
 def score_candidates(
     batch: Batch, ids: IntArray, log_counts: FloatArray, normalize: bool
 ) -> CandidateScores:
-    """Return the scores of labels and drawn classes `ids`, (B, m), or (1, m) if shared.
+    """Return the scores of labels and of drawn classes `ids`, (B, m), or (1, m) if shared.
 
-    `log_counts` are the log expected counts of the draws, of the same shape; see `check_draw`.
-    Label scores are NaN for examples in which the score of a draw is not finite.
+    `log_counts`, of the shape of `ids`, are the log expected counts of the draws; they are only
+    validated. Label scores are NaN for examples in which the score of a draw is not finite.
     """
     z, labels, rows = batch.z, batch.targets.labels, batch.class_embeddings
     (size, d), (sets, m), (pairs,), n = z.shape, ids.shape, labels.shape, rows.shape[0]
@@ -208,8 +208,8 @@ def score_candidates(
         _cached_arange(pairs) if batch.targets.example_ids is None else batch.targets.example_ids
     )
     candidate_table = np.empty((5, pairs + sets * m + 1), np.int64)
-    # Shared draws: their vectors are copied in order, and their scores are one matrix product. Else
-    # each class has one row, and each example reads the rows of its draws.
+    # For shared draws, the vectors are copied in the order of the draws, and the scores are one
+    # matrix product. Otherwise each class has one row, and an example reads the rows of its draws.
     is_remote = type(rows) is not np.ndarray and isinstance(rows, DistantRows)
     if sets == 1 < size and not is_remote:
         block = np.empty((pairs + m, d), z.dtype)
@@ -267,7 +267,7 @@ def _score_separate_draws(
     candidate_table: IntArray,
     num_unique: int,
 ) -> CandidateScores:
-    """Return scores of draws (B, m) of each example, or of class vectors on other machines."""
+    """Return the scores for draws that are not shared, or for class vectors on other machines."""
     z, rows, shared = batch.z, batch.class_embeddings, len(ids) < len(batch.z)
     pairs, d = len(example_ids), z.shape[1]
     if isinstance(rows, DistantRows):
@@ -311,7 +311,7 @@ def _score_separate_draws(
 
 
 def _require_finite_norms(rows: Rows, norms: FloatArray, classes: IntArray) -> None:
-    """Raise if norms (k,) of the vectors of `classes` are not finite."""
+    """Raise if one of the norms (k,) of the vectors of `classes` is not finite."""
     if not np.isfinite(norms).all():
         unit_rows("class_embeddings", rows[classes], classes)  # raises, naming the class
 
@@ -319,9 +319,9 @@ def _require_finite_norms(rows: Rows, norms: FloatArray, classes: IntArray) -> N
 def score_gradients(
     batch: Batch, scores: CandidateScores, d_labels: Rows, d_sampled: Rows, weights: FloatArray
 ) -> Gradients:
-    """Return the gradients of the sum of the examples' losses by `weights` (B,).
+    """Return the gradients of the sum of the examples' losses, weighted by `weights` (B,).
 
-    `d_labels` (P,) and `d_sampled` (B, m) are derivatives of the losses in the scores.
+    `d_labels` (P,) and `d_sampled` (B, m) are the derivatives of the losses in the scores.
     """
     z = batch.z
     rows = batch.class_embeddings
@@ -364,7 +364,7 @@ def score_gradients(
 
 @ignoring_overflow
 def _shared_class_gradients(d_sampled: Rows, z: Rows, weights: FloatArray) -> Rows:
-    """Return the contribution (m, d) of shared draws to the gradient in their class vectors."""
+    """Return the gradients (m, d) in the vectors of shared draws, summed over the examples."""
     draw_gradients: Rows = product(d_sampled.T, weights.astype(z.dtype)[:, None] * z)
     return draw_gradients
 
@@ -373,14 +373,14 @@ def _shared_class_gradients(d_sampled: Rows, z: Rows, weights: FloatArray) -> Ro
 def _bias_gradients(
     scores: CandidateScores, d_labels: Rows, d_sampled: Rows, weights: FloatArray
 ) -> Rows:
-    """Return the gradient (k,) in biases: a bias is the weight of a feature that is always 1.
+    """Return the gradients (k,) in the biases of the k classes that occur.
 
-    The arguments are those of `score_gradients`.
+    A bias is the weight of a feature that is always 1. For the arguments see `score_gradients`.
     """
     column = weights.astype(d_sampled.dtype)[:, None]
     d_draw_scores = (d_sampled.T @ column)[:, 0] if scores.shared else (column * d_sampled).ravel()
     candidate_gradients = np.concatenate([column[scores.example_ids, 0] * d_labels, d_draw_scores])
-    # in float64
+    # summed in float64
     sums = np.bincount(scores.candidate_table[2, :-1], candidate_gradients, scores.num_unique)
     return sums.astype(d_sampled.dtype)
 
@@ -395,11 +395,11 @@ def _separate_draw_gradients(
     dz: Rows,
     dW: Rows,
 ) -> None:
-    """Write gradients in contexts (B, d) and in classes (k, d) for draws (B, m) of each example."""
+    """Write gradients in contexts (B, d) and in classes (k, d), for draws that are not shared."""
     block, example_ids, draw_indices = scores.block, scores.example_ids, scores.draw_indices
     order = scores.candidate_table[3, :-1]
     offsets = scores.candidate_table[4, : scores.num_unique + 1]
-    # multiply z by the example weights once, in place of every derivative
+    # multiply the contexts, and not every derivative, by the example weights
     column = weights.astype(z.dtype)[:, None]
     weighted, num_multiplications = column * z, d_sampled.size * z.shape[1]
     thread_each(
@@ -428,7 +428,7 @@ def _separate_draw_gradients(
 
 
 def _chunks_for_threads(size: int, num_multiplications: int) -> list[slice]:
-    """Split ``range(size)`` among threads if the multiplications are worth more than one."""
+    """Return slices that split ``range(size)`` among threads, or one slice if the work is small."""
     # `size` is 0 on a shard without labels and draws
     chunk_size = (
         size

@@ -1,23 +1,25 @@
-"""Losses and their derivatives in the scores, for the kernel of any loss.
+"""Differentiators: functions that compute losses and their derivatives in the scores.
 
-The functions made here have one signature, ``differentiate(pairs, first, last, parameters, weights,
-logits, losses, d_labels, d_sampled)``. They process the pairs [first, last), which are all pairs of
-some examples:
+`make_row_differentiator` and `make_merged_differentiator` return a differentiator for the kernel of
+any loss, ``differentiate(pairs, first, last, parameters, weights, logits, losses, d_labels,
+d_sampled)``. A call processes the pairs [first, last), which must be all pairs of their examples:
 
 - ``pairs`` are `Pairs`.
 - ``parameters`` are the further arguments of the loss kernel.
 - ``weights``, (B, m) or (1, m), are the weights of the draws; (0, 0) if the kernel takes none.
-- ``logits`` (K,), K at least 3 (2 + m), is workspace. Its dtype is that of the computation.
-- ``losses`` (P,) are written: the losses of the pairs times their label weights.
-- ``d_labels`` (P,) and ``d_sampled`` (B, m) are written: derivatives of the example's loss in the
-  scores of labels and of draws. ``d_labels`` may overwrite the scores; ``d_sampled`` may do so only
-  if each example has one label.
+- ``logits`` (K,), with K at least 3 (2 + m), is workspace, in the dtype of the computation.
+- ``losses`` (P,) receives the losses of the pairs, multiplied by their label weights.
+- ``d_labels`` (P,) and ``d_sampled`` (B, m) receive the derivatives of the examples' losses in the
+  scores of labels and draws. ``d_labels`` may be the array of the label scores; ``d_sampled`` may
+  be the array of the sampled scores if each example has one label.
 
-`make_row_differentiator` computes a row of logits for each pair: its label and all draws.
-`make_merged_differentiator` replaces all draws of an example by one merged logit, so that several
-labels cost no more than one. Both compile for a kernel on first use: in a
-`samplesoft.models.SoftmaxLayer` for a batch, and in `samplesoft.training.fused` for a block of
-examples of many steps. For kernels in NumPy the same function runs as Python.
+A row differentiator computes, for each pair, a row of logits of the label and all draws. A merged
+differentiator replaces all draws of an example by one merged logit, so that several labels cost no
+more than one.
+
+A differentiator is compiled on first use. `samplesoft.models.SoftmaxLayer` calls it for a batch,
+`samplesoft.training.fused` for blocks of examples of many steps. For kernels in NumPy, which cannot
+be compiled, it runs as Python.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ Kernel = Callable[..., Any]
 
 
 def name_after_kernels(function: Kernel, *kernels: Kernel) -> Kernel:
-    """Append the names of kernels to that of a function, so that each has its own cache file."""
+    """Append the names of kernels to the name of a function, so that cache files are distinct."""
     names = [function.__name__]
     for kernel in kernels:
         code: Any = getattr(kernel, "py_func", kernel)
@@ -58,17 +60,17 @@ def name_after_kernels(function: Kernel, *kernels: Kernel) -> Kernel:
 
 
 def make_row_differentiator(kernel: Kernel, weighs_draws: bool) -> Kernel:
-    """Return a differentiator with a row of logits, of all draws, for each label."""
-    if not _is_compilable(kernel):  # in NumPy
+    """Return a differentiator that computes a row of logits, of label and draws, for each pair."""
+    if not _is_compilable(kernel):  # a kernel in NumPy
         return ignoring_overflow(_row_differentiator(kernel, weighs_draws))
     return _compiled_row_differentiator(kernel, weighs_draws)
 
 
 def make_merged_differentiator(kernel: Kernel, merge: Kernel, separate_hits: bool) -> Kernel:
-    """Return a differentiator with one merged logit for all draws of an example.
+    """Return a differentiator that replaces all draws of an example by one merged logit.
 
-    Accidental hits have separate logits if `separate_hits`, because the pairs of an example treat
-    them differently; else they have no weight.
+    If `separate_hits`, accidental hits keep separate logits, because they have weight for some
+    pairs of an example and not for others. Otherwise accidental hits have no weight.
     """
     if not (_is_compilable(kernel) and _is_compilable(merge)):
         return ignoring_overflow(_merged_differentiator(kernel, merge, separate_hits))
@@ -111,7 +113,7 @@ def _row_differentiator(kernel: Kernel, weighs_draws: bool) -> Kernel:
             stop = min(start + max_rows, last)
             rows = logits[: (stop - start) * width].reshape((stop - start, width))
             write_pair_logits(pairs, start, rows)
-            if weighs_draws:  # a constant when compiled
+            if weighs_draws:  # a compile-time constant
                 pair_weights = weights[
                     (pairs.example_ids[start:stop] - pairs.first_example) % len(weights)
                 ]
@@ -140,8 +142,8 @@ def _merged_differentiator(kernel: Kernel, merge: Kernel, separate_hits: bool) -
         label_weights = pairs.label_weights
         starts, stops, columns = pairs.hit_starts, pairs.hit_stops, pairs.hit_columns
         width, shared = d_sampled.shape[1], len(pairs.log_counts) == 1
-        # workspace: logits of separate hits; derivatives in these and in the merged logit; and
-        # the logits of one pair
+        # slices of the workspace: logits of separate hits; derivatives in them and in the merged
+        # logit; logits of one pair
         hit_logits, derivatives = logits[:width], logits[width : 2 * width + 1]
         pair_logits = logits[2 * width + 1 : 3 * width + 3]
         end = first

@@ -24,8 +24,8 @@ from samplesoft.samplers.base import Draw, Rows
 Floats = NDArray[Any]  # float32 or float64, the same for all arguments of a call
 
 _BLOCK_SCORES = 1 << 20  # scores in a block, which stays in the cache between the passes
-_MIN_BLOCK_CLASSES = 64  # in a block; smaller matrix products are slow
-# The passes over a block use one thread: the BLAS threads of the last product still spin.
+_MIN_BLOCK_CLASSES = 64  # minimum number of classes in a block; smaller matrix products are slow
+# The passes over a block use one thread, because the BLAS threads of the last product still spin.
 _RUN_CLASSES = 32  # classes summed in the dtype of the scores before adding to a float64 sum
 
 
@@ -80,7 +80,8 @@ class FullSoftmaxLoss(Loss):
         )
         if self.mask_other_labels:
             return self._forward_masked(batch, label_scores, label_weights, signs)
-        # The loss of pair l, log(sum) - o_l, is to_best + gap_l, with the best label in between.
+        # The loss of pair l, log(sum) - o_l, is computed in two steps, with the best label of the
+        # example in between: to_best = log(sum) - o_best, and gap_l = o_best - o_l.
         pivots = _best_label_pairs(targets, label_scores)
         # The best label is kept out of the sum: log(1 + rest / best) keeps its digits if the rest
         # is small.
@@ -93,7 +94,7 @@ class FullSoftmaxLoss(Loss):
             d_labels = targets.rows(sums) * np.exp(-gaps - targets.rows(to_best)) - label_weights
             # best label: p - 1 by expm1, which keeps its digits for p near 1
             d_labels[pivots] = sums * np.expm1(-to_best) + (sums - label_weights[pivots])
-            # other classes: exp(o - max) times the scale
+            # the derivative in the score of another class is exp(o - max) times the scale
             max_scores = np.maximum(max_scores, best.astype(max_scores.dtype))
             scale = sums * np.exp(max_scores - best - to_best)
         return losses, _ForwardState(max_scores, scale, d_labels * signs)
@@ -101,10 +102,10 @@ class FullSoftmaxLoss(Loss):
     def _forward_masked(
         self, batch: Batch, label_scores: FloatArray, label_weights: FloatArray, signs: Any
     ) -> tuple[FloatArray, _ForwardState]:
-        """Compute `_forward` for the softmax over each label and the classes that are no label."""
+        """Compute `_forward` for a softmax over each label and all classes that are not labels."""
         targets = batch.targets
         max_scores, total = self._max_and_sum_of_others(batch, LabelPositions(targets))
-        max_scores[total == 0.0] = 0.0  # where all classes are labels
+        max_scores[total == 0.0] = 0.0  # if all classes are labels
         with np.errstate(all="ignore"):
             gaps = targets.rows(max_scores + np.log(total)) - label_scores
             pair_losses = np.logaddexp(0.0, gaps)
@@ -119,7 +120,7 @@ class FullSoftmaxLoss(Loss):
     def _max_and_sum_of_others(
         self, batch: Batch, excluded: LabelPositions
     ) -> tuple[Rows, FloatArray]:
-        """Return max scores (B,) over classes not `excluded`, and sums of exp(score - max)."""
+        """Return the max score (B,) of the classes not `excluded`, and sums of exp(score - max)."""
         rows: Any = batch.class_embeddings
         if isinstance(rows, DistantRows):
             return rows.exponentials(batch, excluded)
@@ -136,13 +137,18 @@ class FullSoftmaxLoss(Loss):
 
 
 class _ForwardState(NamedTuple):
+    """Results of the forward pass from which the backward pass computes derivatives in scores.
+
+    The derivative in a score o that is not a label's is ``scale * exp(o - max_scores)``.
+    """
+
     max_scores: Rows  # (B,)
-    scale: FloatArray  # (B,): derivative in the max score, if it is not a label's
-    d_labels: FloatArray  # (P,): derivative in the label scores
+    scale: FloatArray  # (B,)
+    d_labels: FloatArray  # (P,): derivatives in the label scores
 
 
 def _best_label_pairs(targets: Targets, scores: FloatArray) -> IntArray:
-    """Return, for each example, its pair (B,) with the largest label score."""
+    """Return the index (B,) of the pair with the largest label score of each example."""
     if targets.example_ids is None:
         return np.arange(len(scores))
     order = np.lexsort((-scores, targets.example_ids))  # by example, the largest score first
@@ -151,7 +157,7 @@ def _best_label_pairs(targets: Targets, scores: FloatArray) -> IntArray:
 
 
 class LabelPositions:
-    """Positions of labels in blocks of classes, for some pairs, by default all."""
+    """Finds the labels of `pairs`, by default of all pairs, in blocks of classes."""
 
     def __init__(self, targets: Targets, pairs: IntArray | None = None) -> None:
         pairs = np.arange(len(targets.labels)) if pairs is None else pairs
@@ -163,7 +169,11 @@ class LabelPositions:
         )
 
     def in_block(self, classes: slice) -> tuple[IntArray, IntArray, IntArray]:
-        """Return pairs with a label in the slice `classes`, its offset there, and its example."""
+        """Return three arrays (k,) for the k pairs whose label is in the slice `classes`.
+
+        These are the indices of the pairs, the positions of their labels in the slice, and their
+        examples.
+        """
         entries = slice(*np.searchsorted(self._labels, [classes.start, classes.stop]))
         return (
             self._pairs[entries],
@@ -182,10 +192,10 @@ class Block(NamedTuple):
 
 
 def score_blocks(batch: Batch, normalize: bool) -> Iterator[Block]:
-    """Yield blocks of scores, of all n classes in order, for all contexts.
+    """Yield the scores of all classes for all contexts, in blocks of consecutive classes.
 
-    The first axis of a block is the class axis, which makes the matrix product fastest. Raises for
-    class vectors that are not finite, or that are to be normalised and have no finite norm.
+    The first axis of a block is the class axis, which makes the matrix product fastest. Raises if a
+    class vector is not finite, or, with `normalize`, if its norm is not.
     """
     z, n = batch.z, len(batch.class_embeddings)
     size = min(n, max(_MIN_BLOCK_CLASSES, _BLOCK_SCORES // len(z)))
@@ -205,7 +215,10 @@ def score_blocks(batch: Batch, normalize: bool) -> Iterator[Block]:
 
 
 def masked_score_blocks(loss: Loss, batch: Batch, excluded: LabelPositions) -> Iterator[Rows]:
-    """Yield the scores (r, B) of each block: -inf for excluded labels; absolute for such losses."""
+    """Yield the scores (r, B) of each block: absolute values for an absolute loss.
+
+    The scores of `excluded` labels are -inf.
+    """
     for block in score_blocks(batch, loss.normalize):
         if loss.absolute:
             np.abs(block.scores, out=block.scores)
@@ -217,10 +230,10 @@ def masked_score_blocks(loss: Loss, batch: Batch, excluded: LabelPositions) -> I
 def gradients_by_blocks(
     loss: Loss, batch: Batch, d_labels: FloatArray, derivatives: Callable[..., None], *extra: Rows
 ) -> Gradients:
-    """Return gradients from the derivatives of a loss in all scores.
+    """Return the gradients of a loss from its derivatives in all scores, block by block.
 
-    ``derivatives(scores, *extra)`` overwrites scores (r, B) of a block, or their absolute values,
-    by derivatives. Entries of labels are then replaced by `d_labels` (P,).
+    ``derivatives(scores, *extra)`` overwrites the scores (r, B) of a block by derivatives; an
+    absolute loss passes absolute values. `d_labels` (P,) then replace the entries of the labels.
     """
     z, n = batch.z, len(batch.class_embeddings)
     labels = LabelPositions(batch.targets)
@@ -228,8 +241,8 @@ def gradients_by_blocks(
     dz, dW, db = np.zeros(z.shape), np.empty((n, z.shape[1]), z.dtype), np.empty(n, z.dtype)
     for block in score_blocks(batch, loss.normalize):
         classes, scores = block.classes, block.scores
-        if loss.absolute:  # d|o| / do is the sign of o
-            # one byte each: signs as floats would double the memory of a block
+        if loss.absolute:  # the derivative of |o| is the sign of o
+            # one byte per sign, because signs as floats would double the memory of a block
             signs = (scores > 0.0).view(np.int8) - (scores < 0.0).view(np.int8)
             derivatives(np.abs(scores, out=scores), *extra)
             scores *= signs
@@ -249,7 +262,7 @@ def gradients_by_blocks(
 
 
 def label_scores_and_signs(loss: Loss, batch: Batch, draw: Draw | None) -> tuple[FloatArray, Any]:
-    """Return the label scores (P,), absolute if the loss is, and their signs, or 1.
+    """Return the label scores (P,) and 1; for an absolute loss, their absolute values and signs.
 
     Raises if a draw is given, because the loss sums over all classes.
     """
@@ -273,10 +286,10 @@ def label_scores_and_signs(loss: Loss, batch: Batch, draw: Draw | None) -> tuple
 
 @njit
 def add_exponentials(scores: Floats, max_scores: Floats, total: FloatArray) -> None:
-    """Add a block of classes to running sums of ``exp(score - max_score)``.
+    """Add a block of scores (r, B) to running sums of ``exp(score - max_score)``.
 
-    Overwrites scores (r, B). Updates `max_scores` (B,), -inf before the first block, and the sums
-    `total` (B,).
+    Updates the running maxima `max_scores` (B,), which are -inf before the first block, and the
+    sums `total` (B,). Overwrites the scores.
     """
     batch = len(max_scores)
     # Running maximum and sum (Milakov and Gimelshein, 2018, algorithm 3), block by block: a new
@@ -288,7 +301,7 @@ def add_exponentials(scores: Floats, max_scores: Floats, total: FloatArray) -> N
             max_scores[b] = max(max_scores[b], row[b])
     for b in range(batch):
         before = np.float64(shift[b])
-        # -inf: all classes so far are excluded
+        # the maximum is -inf if all classes so far are excluded
         shift[b] = max_scores[b] if max_scores[b] != -np.inf else 0.0
         total[b] *= np.exp(before - shift[b])
     run = np.empty_like(max_scores)
@@ -307,9 +320,9 @@ def add_exponentials(scores: Floats, max_scores: Floats, total: FloatArray) -> N
 
 @njit
 def probabilities(scores: Floats, max_scores: Floats, factor: Floats) -> None:
-    """Replace scores (r, B) by ``factor * exp(score - max_score)``, derivatives of logsumexp.
+    """Replace scores (r, B) by ``factor * exp(score - max_score)``, the derivatives of logsumexp.
 
-    `factor` (B,) is the example's weight divided by its sum of exponentials.
+    `factor` (B,) is the weight of an example, divided by its sum of exponentials.
     """
     batch = len(max_scores)
     for j in range(len(scores)):

@@ -26,11 +26,11 @@ class GBCELoss(LogisticLoss):
     Parameters
     ----------
     calibration : float
-        From 0, equal to `NegativeSamplingLoss` with :math:`\beta = 1`, to 1, where the minimum is
-        :math:`\sigma(o_j) = p_j`. The parameter t of [1]_.
+        From 0 to 1; the parameter t of [1]_. For 0, :math:`\beta = 1`, and the loss equals
+        `NegativeSamplingLoss`. For 1, the loss is minimal at :math:`\sigma(o_j) = p_j`.
     scheme : {"masked", "negatives"}
-        Whether accidental hits are masked, :math:`\alpha = m / n`, or draws exclude the label, as
-        in [1]_, :math:`\alpha = m / (n - 1)`.
+        ``"masked"``: accidental hits are masked, and :math:`\alpha = m / n`. ``"negatives"``, as in
+        [1]_: draws exclude the label, and :math:`\alpha = m / (n - 1)`.
     offset : float
         Added to all scores.
     **options

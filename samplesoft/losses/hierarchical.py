@@ -1,6 +1,6 @@
 """Hierarchical softmax: classes are leaves of a tree, with a small softmax at each inner node.
 
-First `ClassTree` and the functions that build trees, then the loss, then its kernels.
+The file contains `ClassTree` and the functions that build trees, the loss, and its kernels.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class ClassTree:
     parents : ndarray of int64, shape (N,)
         Parent of each node; -1 for children of the root.
     children : ndarray of int64, shape (N + 1, 2)
-        Range of the children of each node, and in the last row of the root; empty for classes.
+        First child of each node, and last child plus 1. Both are equal for a class, which has no
+        children. The last row is that of the root.
     places : ndarray of int64, shape (n,)
         The node of each class.
 
@@ -133,7 +134,7 @@ class ClassTree:
 
     @property
     def widest(self) -> int:
-        """Largest number of children."""
+        """Largest number of children of a node."""
         return int(np.diff(self.children).max())
 
     @cached_property
@@ -150,13 +151,16 @@ class ClassTree:
 
     @cached_property
     def num_scores_below_top(self) -> IntArray:
-        """Return the number of scores (N,) on the path to each node, below the root's children."""
+        """Return the number of scores (N,) that the path to each node needs below the top level.
+
+        The scores of the root's children, the top level, are needed by all paths.
+        """
         siblings = np.diff(self.children)[:, 0][self.parents]
         siblings[: self.num_top] = 0
         return self._path_sums(siblings)
 
     def _path_sums(self, values: IntArray) -> IntArray:
-        """Return the sums (N,) of values (N,) over the path to each node."""
+        """Return, for each node, the sum (N,) of `values` (N,) over the nodes of its path."""
         sums = values.copy()
         first, last = 0, self.num_top
         while last < len(sums):  # level by level
@@ -222,9 +226,10 @@ def two_level_tree(counts: ArrayLike, cells: Any = None) -> ClassTree:
     Returns
     -------
     ClassTree
-        Cells below the root, and classes below them. A class contributes to its cell half by number
-        and half by the square root of its count. Frequent classes are therefore in small cells, and
-        no cell is much larger than twice the average.
+        The root, the cells below the root, and the classes below the cells. By default all cells
+        have about the same total weight; half of a class's weight is the same for all classes, and
+        half is proportional to the square root of its count. Frequent classes are therefore in
+        small cells, and no cell is much larger than twice the average.
 
     Raises
     ------
@@ -357,7 +362,7 @@ class HierarchicalLoss(Loss):
         )
         ends = np.cumsum(tree.num_scores_below_top[labels])
         starts = ends - tree.num_scores_below_top[labels]
-        # all examples need the scores of the root's children: one matrix product
+        # all examples need the scores of the root's children, which are one matrix product
         top = product(z, rows[: tree.num_top].T)
         d_top, losses = np.zeros_like(top), np.empty(len(labels))
         ids, derivatives = np.empty(ends[-1], np.int64), np.empty(ends[-1], z.dtype)
@@ -403,14 +408,18 @@ class HierarchicalLoss(Loss):
 
 
 def make_workspace(tree: ClassTree, z: Rows) -> Workspace:
-    """Return the workspace of one thread for contexts of the dtype of `z`."""
+    """Return the workspace of one thread, with the dtype of `z`."""
     logits, weights = np.empty((2, 1, round_up_to_8(tree.widest)), z.dtype)
     return logits, weights
 
 
 @njit
 def _merge_lightest(weights: FloatArray, parents: IntArray, n: int) -> None:
-    """Merge the two lightest nodes until one is left; the first n weights are ascending."""
+    """Write the parents of all nodes of Huffman's tree, and the weights of its inner nodes.
+
+    Each inner node merges the two lightest nodes that have no parent yet. The first n weights, of
+    the classes, must be ascending.
+    """
     leaf, node = 0, n
     for new in range(n, len(weights)):
         total = 0.0
@@ -432,7 +441,8 @@ def _softmax_loss_and_derivatives(
 ) -> float:
     """Return the softmax loss of the logit at `label_index`, and write derivatives to `weights`.
 
-    The loss is logsumexp of `size` logits minus the label's. Overwrites the logits.
+    The loss is logsumexp of the first `size` logits minus the label's logit, or NaN if a logit is
+    not finite. Overwrites the logits.
     """
     num_not_finite = 0
     for i in range(size):
@@ -443,7 +453,8 @@ def _softmax_loss_and_derivatives(
         weights[0, 0] = 0.0
         return 0.0
     logit = float(logits[0, label_index])
-    # sum over the others: neither a small loss nor 1 - p near 0 is computed by subtraction
+    # The sum leaves out the label, so that a small loss and a small 1 - p need no subtraction of
+    # nearly equal numbers.
     total, max_logit = exp_weights(logits, weights, 0, size, label_index)
     gap = max_logit + math.log(total) - logit
     loss = max(gap, 0.0) + math.log1p(math.exp(-abs(gap)))
@@ -476,8 +487,9 @@ def _path_losses_and_derivatives(
 ) -> None:
     """Write the losses of pairs [first, last), and derivatives in the scores on their paths.
 
-    Derivatives for the children of the root are added to `d_top` (B, k). The others, of pair p and
-    the nodes `ids`, are written from index ``starts[p]`` on.
+    `top` (B, k) holds the scores of the root's k children; derivatives in them are added to
+    `d_top`. The other derivatives of pair p are written to `derivatives` from index ``starts[p]``
+    on, and the nodes to which they belong to `ids`.
     """
     logits, weights = workspace
     for p in range(first, last):

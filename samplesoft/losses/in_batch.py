@@ -75,10 +75,11 @@ class InBatchLoss(Loss):
     loss and of its gradient.
 
     **InfoNCE** [3]_ is the same without the correction, ``scheme="infonce"``: with K = B examples
-    it is :math:`-\log (e_t / \sum_{i=1}^{B} e_{s_i})`, the softmax loss of which of the batch's
-    labels is the example's, and has K - 1 negatives of the distribution of labels. As in CLIP [4]_,
-    only the example's own position in the batch is positive. The same label at another position, or
-    among draws of `extra`, is a negative; the loss is then at least the logarithm of its count. At
+    it is :math:`-\log (e_t / \sum_{i=1}^{B} e_{s_i})`, the softmax loss of finding the example's
+    label among the labels of the batch, with K - 1 negatives from the distribution of labels. As in
+    CLIP [4]_, only the position of the example in the batch is positive. The same label at another
+    position, or among draws of `extra`, is a negative; the loss is then at least the logarithm of
+    the number of times that the label occurs. At
     the minimum :math:`o_j` is :math:`\log(p_j / q_j)` plus a constant of the context: an estimate
     of information, not the logit of a probability. To rank classes by probability, add
     :math:`\log q_j`, or use ``"masked"``. CLIP adds the same loss over the batch's contexts for
@@ -171,11 +172,12 @@ class InBatchLoss(Loss):
         if draw is not None:
             rows = len(draw.ids)
             ids = np.concatenate([np.repeat(ids, rows, axis=0), draw.ids], axis=1)
-        # subtracted from the label's logit, and added to the loss
+        # `label_log_counts` is subtracted from the label's logit, `added_loss` added to the loss
         label_log_counts, added_loss = None, 0.0
         if self.scheme == _INFONCE:
-            # The label occurs at c positions, all with its score. Masked, they are replaced by c
-            # times its mass: log(c e_t + ...) - o_t is the loss of a logit o_t + log c, plus log c.
+            # The label occurs c times among the draws. These hits are masked, and the label has the
+            # logit o_t + log c instead, so that the sum is the same. That loss subtracts o_t + log
+            # c, not o_t; so log c is added to it.
             log_counts = np.zeros(ids.shape)
             added_loss = np.log(np.count_nonzero(ids == labels[:, None], axis=1))
             label_log_counts = -added_loss
@@ -183,7 +185,7 @@ class InBatchLoss(Loss):
             log_counts = self._log_counts(ids, len(labels), draw)
         if self.scheme == "candidate_masked":
             label_log_counts = self._log_counts(labels[:, None], len(labels), draw)[:, 0]
-        # as `log_inclusion`, because the draws come from two distributions
+        # the counts are passed as `log_inclusion`, because the draws have two distributions
         combined_draw = Draw(ids, log_counts - np.log(ids.shape[1]), log_counts)
         losses, saved = self._softmax._forward(batch, combined_draw, label_log_counts)
         return losses + added_loss, saved
@@ -192,7 +194,10 @@ class InBatchLoss(Loss):
         return self._softmax._backward(batch, saved, weights)
 
     def _log_counts(self, ids: IntArray, size: int, draw: Draw | None) -> FloatArray:
-        """Return log expected counts of classes among the other labels and the draw."""
+        """Return log expected counts of `ids` among `size` - 1 labels and the draws of `extra`.
+
+        The result has the shape of `ids`.
+        """
         assert self.proposal is not None
         classes = ids.reshape(1, -1)
         with np.errstate(divide="ignore"):  # a batch of one has no other labels
@@ -208,7 +213,7 @@ class InBatchLoss(Loss):
         return log_counts.reshape(ids.shape)
 
     def _zero_probability_error(self, label: int, size: int) -> ValueError:
-        """Return the error for a label of probability 0."""
+        """Return the error for a label of the batch that cannot be drawn."""
         name, sampler, reason = "proposal", self.proposal, ""
         if self.extra is not None:
             reason = ", and `extra` does not draw it either"

@@ -27,8 +27,8 @@ class JackknifeLoss(SampledLoss):
     Parameters
     ----------
     scheme : {"negatives", "masked"}
-        As for `samplesoft.losses.sampled.SampledSoftmaxLoss`. In the other schemes, weights of
-        draws or of the label change with the number of draws.
+        As for `samplesoft.losses.sampled.SampledSoftmaxLoss`. Its other schemes are not supported,
+        because leaving out a draw changes their weights of draws or of the label.
     **options
         Those of `samplesoft.losses.base.Loss`.
 
@@ -113,8 +113,8 @@ def jackknife_terms(logits: FloatArray, losses: FloatArray) -> None:
         for k in range(m):
             ratio[k] = change[k] / (1.0 + change[k])  # 1 - S / S_i
         log1p_to(change)
-        # The derivative in draw k is w_k / S times m - sum of S / S_i over i != k: S_i does not
-        # depend on draw i, and depends on the others with a factor m / (m - 1).
+        # The derivative in draw k is w_k / S times (m - sum of S / S_i over i != k), because S_i
+        # does not depend on draw i, and depends on all other draws with a factor m / (m - 1).
         sum_log_ratios, kept = total(change), 1.0 + total(ratio)
         loss = loss_from_masses(label_mass, sampled_mass, max_logit - row[0])
         if heavy > 0:
@@ -134,7 +134,10 @@ def jackknife_terms(logits: FloatArray, losses: FloatArray) -> None:
 
 @njit
 def _log_sum_without_heavy(row: FloatArray, heavy: int, m: int, fractions: FloatArray) -> float:
-    """Return the log of the sum without draw `heavy`, and write the fraction of each term."""
+    """Return log S_i, the log of the sum without the draw in column `heavy`.
+
+    Writes the fraction (1 + m,) of each term in that sum to `fractions`.
+    """
     gain = np.log(m / (m - 1))  # log weight factor of the remaining draws
     fractions[0] = row[0]
     for k in range(1, len(row)):

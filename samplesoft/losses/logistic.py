@@ -1,4 +1,4 @@
-"""Logistic regression of the label against drawn classes, or against all."""
+"""Logistic regression of the label against drawn classes, or against all other classes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BUFFER_LOGITS = 1 << 10  # logits that `logistic_terms` computes at a time; at 
 
 
 class LogisticLoss(SampledLoss):
-    """The sum of softplus of each draw's logit and of minus the label's logit.
+    """Logistic loss of label and draws: ``softplus(-label_logit) + sum(softplus(draw_logits))``.
 
     Parameters
     ----------
@@ -56,12 +56,13 @@ class LogisticLoss(SampledLoss):
 
 
 class NCELoss(LogisticLoss):
-    r"""Logistic regression of the label against the draws, whose scores learn log-probabilities.
+    r"""Logistic regression of the label against the draws; scores learn log-probabilities.
 
     Let k(j) be the expected count of class j, m q(j) with replacement. The logit of a class is
-    :math:`o_j - \log k(j)`. The loss is the sum of softplus of each draw's logit and of minus the
-    label's logit. It needs no sum over the classes: if the scores are log-probabilities, its
-    gradient tends to the gradient of the full softmax as m grows.
+    :math:`l_j = o_j - \log k(j)`. The loss is :math:`\text{softplus}(-l_t) + \sum_i
+    \text{softplus}(l_{s_i})` for the label t and draws :math:`s_i`. It needs no sum over the
+    classes: if the scores are log-probabilities, its gradient tends to the gradient of the full
+    softmax as m grows.
 
     Parameters
     ----------
@@ -226,7 +227,7 @@ def logistic_terms(logits: FloatArray, losses: FloatArray, weight: float = 1.0) 
     Overwrites logits (P, 1 + m), with the label's in column 0, by the gradient.
     """
     width = logits.shape[1]
-    # rows at a time, for vector instructions on short ones too
+    # several rows at a time, so that vector instructions are used for short rows too
     step = max(1, _BUFFER_LOGITS // width)
     small, large = np.empty(step * width), np.empty(step * width)
     for first in range(0, len(logits), step):
@@ -262,7 +263,7 @@ def softplus(x: FloatArray, small: FloatArray, large: FloatArray) -> None:
 def merge_softplus(logits: FloatArray, merged: FloatArray) -> None:
     """Write the logit (B,) whose softplus is the sum of softplus over a row of logits (B, m).
 
-    Overwrites rows by derivatives of that logit. A row of -inf gives -inf.
+    Overwrites rows by derivatives of that logit. It is -inf if all logits of a row are -inf.
     """
     small, large = np.empty(logits.shape[1]), np.empty(logits.shape[1])
     for b in range(len(logits)):
@@ -270,7 +271,7 @@ def merge_softplus(logits: FloatArray, merged: FloatArray) -> None:
         softplus(row, small, large)
         loss = total(large) + total(small)
         derivative = -np.expm1(-loss)  # the derivative of softplus at the merged logit
-        # the inverse of softplus, log(exp(lost) - 1), without the exponential of a large loss
+        # the inverse of softplus, log(exp(loss) - 1), without the exponential of a large loss
         merged[b] = loss + np.log(derivative) if loss > 0.0 else -np.inf
         for k in range(len(row)):
             row[k] = row[k] / derivative if loss > 0.0 else 0.0

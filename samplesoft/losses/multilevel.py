@@ -1,4 +1,4 @@
-"""Unbiased sampled softmax: a random number of draws, and a correction for their level.
+"""Unbiased sampled softmax, which takes a random number of draws and corrects for that number.
 
 Notation of the kernels: the M draws of a row are split into blocks. S is the sum of exponentials of
 label and draws; ``S_b`` has the draws of block b only, ``H_1`` and ``H_2`` those of one half. Each
@@ -42,8 +42,8 @@ class MultilevelDraw(Draw):
     Parameters
     ----------
     ids, log_q, log_inclusion
-        As for `Draw`. On the last level all other classes follow the draws, as always-included
-        classes with a `log_q` of 0. `log_inclusion` is None.
+        As for `Draw`. On the last level of `MultilevelLoss` all other classes follow the draws, as
+        always-included classes with a `log_q` of 0. `log_inclusion` is None.
     num_sampled : int
         Number of draws m of a block.
     num_draws : int
@@ -143,14 +143,14 @@ class MultilevelLoss(SampledLoss):
     def draw(
         self, sample: Sample, num_sampled: int, targets: Targets, num_classes: int, rng: Seed
     ) -> Draw:
-        """Draw a level for the batch, and its number of classes for each example."""
+        """Draw a level for the batch, and then the classes of each example, as many as it needs."""
         generator = np.random.default_rng(int(as_key(rng)))
         last = last_level(num_sampled, num_classes)
-        # one level for the batch; see Variance in the class docstring
+        # the batch shares the level; see Variance in the class docstring
         level = int(generator.geometric(1.0 - DECAY)) - 1
         if level < last:
             num, probability = num_sampled << (level + 1), (1.0 - DECAY) * DECAY**level
-        else:  # the last level stands for all that follow, and completes the sum exactly
+        else:  # the last level replaces all later ones, and completes the sum exactly
             num, probability = num_sampled << last, DECAY**last
         draw = sample(num, generator)
         require_replacement(draw, type(self).__name__)
@@ -183,7 +183,10 @@ class MultilevelLoss(SampledLoss):
 def _append_all_classes(
     ids: IntArray, log_q: FloatArray, n: int, targets: Targets, without_labels: bool
 ) -> tuple[IntArray, FloatArray]:
-    """Return draws followed by all n classes, `without_labels` all but the example's label."""
+    """Return ids and log q of the draws, followed by all n classes with a log q of 0.
+
+    If `without_labels`, the label of each example is left out.
+    """
     size, batch = len(ids), len(targets.offsets())
     require_bytes(
         f"all {n} classes of a batch of {batch}, which the last level of a multilevel loss takes,",
@@ -191,7 +194,7 @@ def _append_all_classes(
         "take smaller batches, or scheme='masked' with draws that the batch shares",
     )
     all_classes = np.arange(n)
-    if without_labels:  # 0, 1, ... with a gap at the label of each example
+    if without_labels:  # 0, 1, ..., n - 1 without the label of each example
         all_classes = all_classes[:-1] + (all_classes[:-1] >= targets.labels[:, None])
     all_classes = np.broadcast_to(all_classes, (size, all_classes.shape[-1]))
     return np.hstack([ids, all_classes]), np.hstack([log_q, np.zeros(all_classes.shape)])
@@ -219,7 +222,7 @@ def multilevel_terms(
             block_logits = draw_logits[b * block : (b + 1) * block]
             max_logits[b] = exp_relative_to_max(block_logits, label)
             sums[b] = total(block_logits)
-            # 1 / (m q) in place of 1 / (M q): times the number of blocks
+            # the sum has weights 1 / (M q), a block 1 / (m q): multiply by the number of blocks
             label_mass, sampled_mass = math.exp(label - max_logits[b]), blocks * sums[b]
             loss += loss_from_masses(label_mass, sampled_mass, max_logits[b] - label)
             label_derivative -= sampled_mass / (label_mass + sampled_mass)
@@ -242,7 +245,7 @@ def multilevel_terms(
 
 @njit
 def exp_relative_to_max(logits: FloatArray, label: float) -> float:
-    """Replace logits by exp(logit - max), with `label` in the max; return the max."""
+    """Replace logits by ``exp(logit - max)``, and return the max, which includes `label`."""
     max_logit = max(label, row_max(logits))
     for k in range(len(logits)):
         logits[k] -= max_logit
@@ -254,7 +257,11 @@ def exp_relative_to_max(logits: FloatArray, label: float) -> float:
 def _scaled_masses(
     label: float, max_logits: FloatArray, sums: FloatArray
 ) -> tuple[float, float, float]:
-    """Return the max logit of some blocks, and the masses of label and draws relative to it."""
+    """Return the max logit of several blocks, and the masses of label and draws relative to it.
+
+    A mass is a sum of ``exp(logit - max)``. `max_logits` and `sums` hold the max logit of each
+    block, and the mass of its draws relative to that.
+    """
     max_logit, sampled_mass = row_max(max_logits), 0.0
     for b in range(len(max_logits)):
         sampled_mass += sums[b] * math.exp(max_logits[b] - max_logit)
@@ -267,7 +274,7 @@ def _difference_of_halves(
 ) -> tuple[float, float]:
     """Return ``log S - (log H_1 + log H_2) / 2`` and its derivative in the label, times `weight`.
 
-    Adds the factors of each block's draws to `derivatives`. With
+    Adds to `derivatives` the factor that turns the masses of a block's draws to derivatives. With
     ``u = (H_1 - H_2) / (H_1 + H_2)`` the difference is ``-log(1 - u**2) / 2``. Its derivative is
     u times the draw's fraction of ``H_1`` for draws of the first half, -u times the fraction of
     ``H_2`` for the second, and for the label ``u / 2`` times the difference of its two fractions.
@@ -308,9 +315,10 @@ def _difference_from_all(
 ) -> tuple[float, float]:
     """Return ``log Z - log S + (S / Z - 1)`` and its derivative in the label, times `weight`.
 
-    Adds the factors of each block's draws to `derivatives`, and overwrites logits `others` (c,) by
-    derivatives. With ``x = S / Z - 1``, whose mean is 0, the difference is ``x - log(1 + x)``, and
-    its derivatives are x times the derivatives of ``log S - log Z``.
+    Adds to `derivatives` the factor that turns the masses of a block's draws to derivatives, and
+    overwrites the logits `others` (c,) by derivatives. With ``x = S / Z - 1``, whose mean is 0, the
+    difference is ``x - log(1 + x)``, and its derivatives are x times the derivatives of
+    ``log S - log Z``.
     """
     max_s, label_s, draws_s = _scaled_masses(label, max_logits, sums)
     max_z = exp_relative_to_max(others, label)

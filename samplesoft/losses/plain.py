@@ -13,8 +13,9 @@ count: log(e^0.5 + e^2 / 0.6 + e^1 / 0.3 + e^2 / 0.6) - 0.5. The mean of that su
 the full sum. The mean of its logarithm is not the full logarithm; the difference is the bias.
 
 Functions take the `scores` (n,), the `label` and the `ids` of the draws. Some also take expected
-counts m q: `counts` of the draws, and `label_count` of the label. Values are floats for `lib=math`,
-or numbers of mpmath, as in the tests, which use 50 digits.
+counts m q: `counts` of the draws, and `label_count` of the label. Draws of the label are accidental
+hits, or hits for short. Values are floats for `lib=math`, or mpmath numbers; the tests use those
+with 50 digits.
 
 `samplesoft.losses` computes the same for batches, without overflow, and with gradients.
 """
@@ -23,7 +24,7 @@ import math
 
 
 def draws_without_label(label, ids, counts):
-    """Return the draws that are not the label, each with its count."""
+    """Return (class, expected count) for each draw that is not the label."""
     return [(j, c) for j, c in zip(ids, counts, strict=True) if j != label]
 
 
@@ -36,7 +37,7 @@ def full(scores, label, lib=math):
 
 
 def sampled(scores, label, ids, counts, lib=math):
-    """Return the loss with the label and corrected draws in the sum.
+    """Return the loss with the label and the corrected draws in the sum.
 
     Rawat et al. (2019), eqs. 5 to 8: o_j - log(m q_j) is the corrected score. Draws of the label
     (accidental hits) are left out, if there are any.
@@ -78,14 +79,14 @@ def reject(scores, label, ids, counts, label_count, lib=math):
 
 
 def candidate(scores, label, ids, counts, label_count, lib=math):
-    """Return the loss with label and draws corrected, hits included. Jean et al. (2015)."""
+    """Return the loss with label and all draws corrected, hits included. Jean et al. (2015)."""
     drawn = [lib.exp(scores[j]) / c for j, c in zip(ids, counts, strict=True)]
     mass = lib.exp(scores[label]) / label_count
     return lib.log(mass + lib.fsum(drawn)) - lib.log(mass)
 
 
 def candidate_masked(scores, label, ids, counts, label_count, lib=math):
-    """Return the same without draws of the label: TensorFlow's `remove_accidental_hits`."""
+    """Return `candidate` without draws of the label: TensorFlow's `remove_accidental_hits`."""
     kept = draws_without_label(label, ids, counts)
     return candidate(scores, label, [j for j, _ in kept], [c for _, c in kept], label_count, lib)
 
@@ -159,12 +160,12 @@ def nce(scores, label, ids, counts, label_count, lib=math):
 
 
 def negative_sampling(scores, label, ids, lib=math):
-    """Return logistic losses of label and draws, hits included. Mikolov et al. (2013)."""
+    """Return logistic losses of the label and all draws, hits included. Mikolov et al. (2013)."""
     return softplus(-scores[label], lib) + lib.fsum(softplus(scores[j], lib) for j in ids)
 
 
 def gbce(scores, label, ids, calibration, lib=math):
-    """Return it without hits, and with sigma(o_t)^beta. Petrov and Macdonald (2023)."""
+    """Return negative sampling without hits, with sigma(o_t)^beta. Petrov and Macdonald (2023)."""
     # fsum converts to a number of `lib`, so that the quotient has its precision
     rate = lib.fsum([len(ids)]) / len(scores)  # alpha, expected count of a class
     beta = rate * (calibration * (1 - 1 / rate) + 1 / rate)

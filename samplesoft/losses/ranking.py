@@ -130,7 +130,7 @@ class WARPLoss(SampledLoss):
 def bpr_terms(logits: FloatArray, losses: FloatArray) -> None:
     """Write the mean of ``softplus(logits[1:] - logits[0])`` over draws with weight.
 
-    Overwrites rows of logits (P, 1 + m) by its gradient.
+    Overwrites rows of logits (P, 1 + m) by the gradient.
     """
     small, large = np.empty(logits.shape[1] - 1), np.empty(logits.shape[1] - 1)
     for b in range(len(logits)):
@@ -148,9 +148,10 @@ def bpr_terms(logits: FloatArray, losses: FloatArray) -> None:
 
 @njit
 def warp_terms(logits: FloatArray, losses: FloatArray, harmonic: FloatArray) -> None:
-    """Write ``harmonic[N - 1] * (1 + logits[k] - logits[0])`` for the first draw k above 0.
+    """Write ``harmonic[N - 1] * margin`` of the first draw whose margin is positive, or 0.
 
-    Draw k is the N-th with weight. Overwrites rows of logits (P, 1 + m) by the gradient.
+    The margin of draw k is ``1 + logits[k] - logits[0]``; the draw is the N-th of the draws with
+    weight. Overwrites rows of logits (P, 1 + m) by the gradient.
     """
     for b in range(len(logits)):
         label, draws, num_tried, derivative = logits[b, 0], logits[b, 1:], 0, 0.0
@@ -160,7 +161,7 @@ def warp_terms(logits: FloatArray, losses: FloatArray, harmonic: FloatArray) -> 
             num_tried += draws[k] > -np.inf
             draws[k] = 0.0
             if derivative == 0.0 and margin > 0.0:
-                # 0 from the n-th on, as is that of all later ones
+                # 0 if n or more draws were tried: the estimated rank is then 0
                 derivative = harmonic[num_tried - 1]
                 losses[b] = derivative * margin
                 draws[k] = derivative

@@ -32,7 +32,7 @@ class LossSpec:
     Parameters
     ----------
     make : type of Loss
-        Its class.
+        The class of the loss.
     fixed : mapping of str to object
         Arguments of the class that the name implies, such as a scheme.
     masked : str or None
@@ -70,22 +70,22 @@ class LossSpec:
 
     @property
     def absolute(self) -> bool:
-        """Whether it is a loss of absolute scores."""
+        """Whether the loss replaces scores by their absolute values."""
         return bool(self.fixed.get("absolute"))
 
     @property
     def on_tree(self) -> bool:
-        """Whether it needs a tree of the classes, the argument `tree`."""
+        """Whether the loss needs the argument `tree`, a tree of the classes."""
         return self.make.on_tree
 
     @property
     def draws(self) -> bool:
-        """Whether it is a loss on drawn classes, and needs a sampler."""
+        """Whether the loss is on drawn classes, and needs a sampler."""
         return self.scheme is not None
 
     @property
     def is_softmax(self) -> bool:
-        """Whether it is a sampled loss that estimates the full softmax loss."""
+        """Whether the loss estimates the full softmax loss from drawn classes."""
         return issubclass(self.make, SampledLoss) and self.make.is_softmax
 
     @property
@@ -110,12 +110,12 @@ class LossSpec:
 
     @property
     def takes_certain(self) -> bool:
-        """Whether draws may have always-included classes."""
+        """Whether draws may contain classes that are in every set, in addition to random ones."""
         return self.distinct and self.scheme is not None and self.scheme.loss_takes_certain
 
     @property
     def needs_label_count(self) -> bool:
-        """Whether it needs the expected count of the label."""
+        """Whether the loss needs the expected count of the label in a draw."""
         return self.scheme is not None and self.scheme.needs_label_count
 
     @property
@@ -125,7 +125,7 @@ class LossSpec:
 
     @property
     def bias_scheme(self) -> str | None:
-        """The scheme for which `samplesoft.exact_bias` returns its bias, or None."""
+        """The scheme for which `samplesoft.exact_bias` returns the bias of the loss, or None."""
         if self.scheme is None or self.why_no_bias:
             return None
         return self.scheme.name

@@ -1,8 +1,8 @@
 """Losses on the label and a few drawn classes: `SampledLoss`, and sampled softmax.
 
-`SampledLoss._forward` computes a step: it validates the draws, scores labels and draws, corrects
-the logits for the proposal, and calls the kernel of the loss. An example with L labels makes L
-pairs of example and label, which share its m draws; each pair has a row of logits.
+`SampledLoss._forward` computes the losses of a batch: it validates the draws, scores labels and
+draws, corrects the logits for the proposal, and calls the kernel of the loss. An example with L
+labels makes L pairs of example and label, which share its m draws; each pair has a row of logits.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Seed = int | np.random.Generator | None
 Sample = Callable[[int, Seed], Draw]  # (num, rng) -> draws for the contexts of a batch
 
 CHUNK_LOGITS = 1 << 14  # logits that a thread computes at a time; they fit into its cache
-_CHUNKS_PER_JOB = 8  # chunks in a thread's job; smaller jobs cost more than waking the thread
+_CHUNKS_PER_JOB = 8  # chunks in a job of a thread; waking a thread costs more than a smaller job
 _NO_WEIGHTS = np.empty((0, 0))
 _UNIT_WEIGHTS = np.empty(0)
 _FLOAT = np.dtype(np.float64)
@@ -55,23 +55,24 @@ class Terms(NamedTuple):
         ``kernel(logits, losses, *parameters)`` writes the losses (P,) of corrected logits
         (P, 1 + m), with the label's in column 0, and overwrites the logits by derivatives. A logit
         of -inf marks a draw without weight. If the kernel is compiled by the ``njit`` of
-        ``samplesoft/_jit.py``, training can be fused.
+        ``samplesoft/_jit.py``, training can run many steps in one compiled call.
     parameters : tuple
         Further arguments of the kernel. They depend only on the loss and on the numbers of draws
-        and classes, so that many steps have the same.
+        and classes, so that they are the same in many steps.
     merge : callable or None
-        ``merge(logits, merged)`` writes, for rows of logits (B, m) of draws, one logit (B,) that
-        replaces the row in the loss. It overwrites the rows by derivatives of the merged logit.
-        None if the loss has no such logit. Several labels for an example then cost as much as one;
-        see `merge_exponentials`.
+        ``merge(logits, merged)`` writes, for each row of the draws' logits (B, m), one logit (B,)
+        that can replace the row in the loss. It overwrites the rows by the derivatives of these
+        logits. With it, an example with several labels costs no more than one with a single label;
+        see `merge_exponentials`. None if the loss has no such logit.
     adds_exponentials : bool
-        Whether k draws of one logit equal one draw of that logit plus log k.
+        Whether k draws with the same logit can be replaced by one draw whose logit is larger by
+        log k.
     shift_invariant : bool
         Whether adding a constant to all logits of a row leaves the loss unchanged. Logits of
         float32 vectors are then computed in float32, relative to their maximum.
     weighs_draws : bool
-        Whether the kernel takes weights (P, m) of the draws, before its `parameters`: 1 over their
-        expected counts. Logits are then not corrected.
+        Whether the kernel takes the weights (P, m) of the draws, as an argument before its
+        `parameters`. A weight is 1 divided by the expected count. Logits are then not corrected.
     """
 
     kernel: Kernel
@@ -85,10 +86,11 @@ class Terms(NamedTuple):
 class SampledLoss(Loss):
     """A loss on the logits of the label and of the drawn classes.
 
-    A subclass implements `_terms`, or returns a kernel in `_terms_of`, and names its `schemes`. The
-    bias of a softmax is the bias of its scheme, unless `why_no_bias` gives a reason why not. A loss
-    that chooses the number of draws overrides `draw`. With several labels for an example, the
-    kernel gets a row for each label with all draws, and takes time in proportion.
+    A subclass implements `_terms`, or returns a kernel in `_terms_of`, and names its `schemes`. If
+    it estimates the softmax loss, its bias is the exact bias of its scheme, unless `why_no_bias`
+    gives a reason why not. A loss that chooses the number of draws overrides `draw`. For an example
+    with several labels, the kernel gets one row for each label, with all draws, so that its time
+    grows with the number of labels.
 
     Parameters
     ----------
@@ -106,9 +108,9 @@ class SampledLoss(Loss):
     with_replacement : bool
         Whether draws must be independent: not distinct, and without always-included classes.
     why_no_bias : str
-        Why the bias of a softmax is not the bias of its scheme; empty if it is.
+        Reason why the exact bias of the scheme is not the bias of this loss; empty if it is.
     scheme : str
-        How draws are treated.
+        Name of the scheme, which determines how draws are corrected and accidental hits treated.
     properties : Scheme
         Properties of that scheme.
     excludes_label : bool
@@ -128,7 +130,7 @@ class SampledLoss(Loss):
     _may_warn: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Suppress NumPy's warnings in a subclass that overrides a pass."""
+        """Suppress NumPy's warnings in a subclass that overrides `_forward` or `_backward`."""
         super().__init_subclass__(**options)
         members = vars(cls)
         if "_may_warn" not in members and ("_forward" in members or "_backward" in members):
@@ -146,12 +148,12 @@ class SampledLoss(Loss):
 
     @classmethod
     def default_scheme(cls) -> str:
-        """Return the first of `schemes`."""
+        """Return the name of the first scheme in `schemes`."""
         return next(iter(cls.schemes))
 
     @property
     def takes_certain(self) -> bool:
-        """Whether draws may have always-included classes."""
+        """Whether draws may contain classes that are in every set, in addition to random ones."""
         return self.properties.loss_takes_certain and not self.with_replacement
 
     @property
@@ -162,7 +164,7 @@ class SampledLoss(Loss):
     def draw(
         self, sample: Sample, num_sampled: int, targets: Targets, num_classes: int, rng: Seed
     ) -> Draw:
-        """Draw classes for a batch: `num_sampled` of them, unless the loss chooses the number.
+        """Draw classes for a batch. A subclass may choose another number than `num_sampled`.
 
         Parameters
         ----------
@@ -180,7 +182,7 @@ class SampledLoss(Loss):
         Returns
         -------
         Draw
-            For `forward`.
+            The drawn classes, an argument of `forward`.
         """
         return sample(num_sampled, rng)
 
@@ -207,7 +209,7 @@ class SampledLoss(Loss):
         keeps_label_hits, keeps_other_hits = properties.draws_label, not self.mask_other_labels
         if counts_draws_once:  # hits of all labels of an example are treated alike
             keeps_label_hits = keeps_other_hits = keeps_label_hits and keeps_other_hits
-        # accidental hits: needed only if some have no weight
+        # accidental hits are searched for only if some of them have no weight
         hit_starts = hit_stops = hit_columns = num_hits = cached_zeros(label_logits.shape[0])
         if scores.candidate_table[0, -1] > 0 and not (keeps_label_hits and keeps_other_hits):
             hit_starts, hit_stops, hit_columns = find_accidental_hits(
@@ -222,8 +224,8 @@ class SampledLoss(Loss):
             if self.excludes_label and num_hits.any():
                 raise self.label_in_draw_error(targets.labels, int(num_hits.argmax()))
 
-        # Logits: score less log expected count. In float64, because the logarithm of a small
-        # probability would lose digits in float32.
+        # A logit is a score minus a log expected count. It is computed in float64, because the
+        # logarithm of a small probability would lose digits in float32.
         weights = call_ignoring_overflow(np.exp, -log_counts) if terms.weighs_draws else _NO_WEIGHTS
         if terms.weighs_draws or not properties.corrects_draws:
             log_counts = np.zeros_like(log_counts)
@@ -255,7 +257,7 @@ class SampledLoss(Loss):
             counts_draws_once=counts_draws_once,
         )
         losses, d_labels, d_sampled = losses_and_derivatives(pairs, targets, terms, weights)
-        if self.absolute:  # from derivatives in |o| to those in o
+        if self.absolute:  # chain rule: the derivative of |o| is the sign of o
             d_labels *= np.sign(scores.label_scores)
             d_sampled *= np.sign(scores.sampled_scores)
         losses = (
@@ -271,18 +273,21 @@ class SampledLoss(Loss):
         return score_gradients(batch, scores, d_labels, d_sampled, weights)
 
     def require_usable_draws(self, losses: FloatArray) -> None:
-        """Raise if the losses (B,) show that the draws of an example are unusable."""
+        """Raise if the losses (B,) show that an example has no usable draw; by default, never."""
 
     def _terms_of(self, draw: Draw, num_classes: int) -> Terms:
-        """Return the kernel of the loss and its parameters for a draw among `num_classes`."""
+        """Return the kernel of the loss, with its parameters for this draw from `num_classes`."""
         return Terms(self._terms)
 
     def _terms(self, logits: FloatArray, losses: FloatArray) -> None:
-        """Write losses (P,), and overwrite logits by derivatives, as the kernel of `Terms`."""
+        """Write losses (P,) of rows of logits (P, 1 + m), and overwrite the rows by derivatives.
+
+        This is the kernel of `Terms`.
+        """
         raise NotImplementedError
 
     def label_in_draw_error(self, labels: IntArray, pair: int) -> ValueError:
-        """Return the error for a draw that must not contain the label."""
+        """Return the error for a draw that contains the label of a pair, but must exclude it."""
         return ValueError(
             f"`draw` must not contain the label with scheme={self.scheme!r}, got class "
             f"{labels[pair]} for pair {pair}; draw with exclude=labels, or take scheme='masked'."
@@ -298,11 +303,12 @@ class SampledSoftmaxLoss(SampledLoss):
         ``"negatives"``, ``"masked"`` and ``"reject"`` follow the importance convention: the
         label's score is not corrected, and the loss of each example tends to the full softmax loss
         as m grows. ``"negatives"`` takes draws that exclude the label; ``"masked"`` leaves out
-        accidental hits; ``"reject"`` also divides by the number of accepted draws.
+        accidental hits, draws of the label; ``"reject"`` also divides by the number of other draws.
         ``"candidate"`` and ``"candidate_masked"`` correct the label's score too, as CNTK and
         TensorFlow do. The gradient of one example is then biased at every m, but its mean over the
         data is 0 at the true model. With masked hits this is exact for distinct and equally likely
-        draws, and approximate for others. Compare models by the full softmax loss, not by these.
+        draws, and approximate for others. Compare models by the full softmax loss, not by the
+        values of these two schemes.
     device : {"cpu", "cuda"}
         Device of the computation. A GPU takes draws with replacement and one label for each
         example.
@@ -373,10 +379,11 @@ class SampledSoftmaxLoss(SampledLoss):
 def losses_and_derivatives(
     pairs: Pairs, targets: Targets, terms: Terms, weights: FloatArray
 ) -> tuple[FloatArray, Rows, Rows]:
-    """Return the losses (P,) of all pairs, and derivatives in scores of labels and of draws.
+    """Return losses (P,), and their derivatives in the scores of labels (P,) and draws (B, m).
 
-    See `losses.differentiate`. If each example has one label, derivatives overwrite the scores of
-    the draws. The loss of a pair is NaN if its label's logit is not finite.
+    `weights` are the weights of the draws, as in `losses.differentiate`. If each example has one
+    label, the derivatives overwrite ``pairs.sampled_scores``. The loss of a pair is NaN if its
+    label's logit is not finite.
     """
     sampled_scores, num_pairs = pairs.sampled_scores, pairs.label_logits.shape[0]
     width, dtype = 1 + sampled_scores.shape[1], _FLOAT
@@ -386,7 +393,7 @@ def losses_and_derivatives(
         d_sampled = sampled_scores if targets.example_ids is None else np.empty_like(sampled_scores)
         if terms.shift_invariant:
             dtype = sampled_scores.dtype
-    else:  # several labels: one logit replaces the draws of an example
+    else:  # several labels: one merged logit replaces all draws of an example
         differentiate = make_merged_differentiator(
             terms.kernel, terms.merge, pairs.keeps_label_hits or pairs.keeps_other_hits
         )
@@ -408,7 +415,7 @@ def losses_and_derivatives(
                 pairs, first, last, terms.parameters, weights, logits, losses, d_labels, d_sampled
             )
 
-        # smaller jobs cost more than waking a thread
+        # waking a thread costs more than a smaller job
         pairs_each = -(-num_pairs // len(sampled_scores))
         thread_each(
             differentiate_examples,
@@ -425,7 +432,7 @@ def losses_and_derivatives(
 
 @lru_cache(4)
 def cached_zeros(size: int) -> IntArray:
-    """Return zeros (size,), cached, and never written to: most batches have one size."""
+    """Return a cached array of zeros (size,). It must not be changed."""
     return np.zeros(size, np.int64)
 
 
@@ -433,13 +440,13 @@ def cached_zeros(size: int) -> IntArray:
 def softmax_terms(logits: FloatArray, losses: FloatArray) -> None:
     """Write ``logsumexp(logits) - logits[0]`` of each row, and overwrite rows by its gradient.
 
-    Column 0 of the logits (P, 1 + m) is the label's, and finite. Rows of float32 already have their
-    maximum subtracted, as `write_pair_logits` does.
+    Column 0 of the logits (P, 1 + m) holds the label's logit, which is finite. From float32 rows
+    `write_pair_logits` has already subtracted the maximum.
     """
     for b in range(len(logits)):
         row = logits[b]
         max_logit = 0.0 if row.itemsize == 4 else row_max(row)
-        losses[b] = max_logit - row[0]  # for now the gap between maximum and label
+        losses[b] = max_logit - row[0]  # replaced by the loss below
         if max_logit != 0.0:
             for k in range(len(row)):
                 row[k] -= max_logit
@@ -456,9 +463,9 @@ def softmax_terms(logits: FloatArray, losses: FloatArray) -> None:
 
 @njit
 def merge_exponentials(logits: FloatArray, merged: FloatArray) -> None:
-    """Write ``logsumexp`` (B,) of each row of logits (B, m), and overwrite rows by its gradient.
+    """Write ``logsumexp`` (B,) of each row of logits (B, m), and overwrite the row by its gradient.
 
-    A row of -inf gives -inf.
+    For a row in which all logits are -inf, ``logsumexp`` is -inf.
     """
     for b in range(len(logits)):
         row = logits[b]
@@ -479,7 +486,10 @@ def merge_exponentials(logits: FloatArray, merged: FloatArray) -> None:
 
 @njit
 def exp_in_place(x: FloatArray) -> None:
-    """Replace each element of `x`, at most 0, by its exponential; on underflow by 0."""
+    """Replace the elements of `x` (n,), which are at most 0, by their exponentials, in place.
+
+    An exponential that underflows becomes exactly 0.
+    """
     exp_to(x, len(x))
     if x.itemsize == 8:  # float32 underflows to 0 already
         for i in range(len(x)):
@@ -488,10 +498,10 @@ def exp_in_place(x: FloatArray) -> None:
 
 @njit
 def label_derivative(label_mass: float, sampled_mass: float) -> float:
-    """Return the derivative ``p - 1`` in the label's logit; p is the label's fraction of the mass.
+    """Return the derivative ``p - 1`` of the loss in the label's logit.
 
-    ``p - 1`` loses its digits for p near 1. ``-sampled_mass / (label_mass + sampled_mass)`` does
-    not subtract.
+    p is the label's fraction of the mass. Computed as a difference, ``p - 1`` loses its digits for
+    p near 1. The quotient ``-sampled_mass / (label_mass + sampled_mass)`` keeps them.
     """
     return -sampled_mass / (label_mass + sampled_mass)
 
@@ -500,10 +510,11 @@ def label_derivative(label_mass: float, sampled_mass: float) -> float:
 def loss_from_masses(label_mass: float, sampled_mass: float, label_gap: float) -> float:
     """Return ``log(1 + sampled_mass / label_mass)``, where ``label_mass = exp(-label_gap)``.
 
-    Without log1p a small loss loses its digits. With it, a label mass that underflows divides by 0;
-    then the logarithm of the label mass, -label_gap, is used.
+    A small loss keeps its digits only with log1p. But log1p divides by the label mass, which may
+    underflow to 0. So log1p is used if the label has the larger mass, and otherwise
+    ``label_gap + log(label_mass + sampled_mass)``.
     """
-    if label_mass > sampled_mass:  # small losses keep their digits
+    if label_mass > sampled_mass:
         return math.log1p(sampled_mass / label_mass)
     return label_gap + math.log(label_mass + sampled_mass)
 

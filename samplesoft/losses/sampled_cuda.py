@@ -1,9 +1,9 @@
-"""Sampled softmax on a CUDA device, for one label an example: the counterpart of `losses.sampled`.
+"""Sampled softmax on a CUDA device: the counterpart of `losses.sampled`, for one label per example.
 
-The passes are those of `losses.candidates` and `losses.step`, with the same names: candidates are
-listed by class, scored, turned into losses and derivatives, and gradients are summed for contexts
-and for classes. A warp computes one score, the loss of one example, or the gradient of one row;
-each sum has one order.
+The passes have the names of those in `losses.candidates` and `losses.step`: candidates are grouped
+by class and scored, losses and derivatives are computed, and gradients are summed for contexts and
+for classes. A warp computes one score, the loss of one example, or the gradient of one row. Each
+sum has a fixed order.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ from samplesoft.samplers.base import Draw
 
 
 class Draws(NamedTuple):
-    """Draws, and how accidental hits, draws of the label, are treated, as in `schemes.Scheme`."""
+    """Draws, labels, and how accidental hits (draws of the label) are treated; see `Scheme`."""
 
     ids: Any  # (B, m), or (1, m) if shared
     log_q: Any
-    log_m: float  # 0 where draws are not corrected
+    log_m: float  # 0 if draws are not corrected
     labels: Any  # (B,)
     label_log_counts: Any  # (B,), or (0,) if not needed
     corrects_label: bool
@@ -66,15 +66,15 @@ class Draws(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """The list of `list_candidates`, labels and draws, with the row of each in the block.
+    """Labels and draws, numbered as in `list_candidates`, with the class of each candidate.
 
-    The block has one row for each class that occurs.
+    A block of class vectors has one row for each of the k classes that occur.
     """
 
-    rows: Any  # row of each candidate
-    order: Any  # candidates by class
-    offsets: Any  # (k,): first candidate of each class in `order`
-    shared: bool  # candidates are labels (B,) and one set (m,); else B times a label and its draws
+    rows: Any  # row of each candidate in the block
+    order: Any  # candidates, sorted by class
+    offsets: Any  # (k,): index in `order` of the first candidate of each class
+    shared: bool  # whether candidates are B labels and m draws; else B times a label and m draws
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +89,7 @@ class _ForwardArrays:
 
 
 class CudaPasses:
-    """The passes of a `SampledSoftmaxLoss` on the device."""
+    """The forward and the backward pass of a `SampledSoftmaxLoss` on the device."""
 
     def __init__(self, loss: Any) -> None:
         self._loss = loss
@@ -97,7 +97,7 @@ class CudaPasses:
     def forward(
         self, batch: Batch, draw: Draw | None, label_log_count: Any
     ) -> tuple[FloatArray, _ForwardArrays]:
-        """Return the losses (B,) in host memory, and the saved arrays."""
+        """Return the losses (B,) in host memory, and the arrays for `backward` on the device."""
         loss = self._loss
         labels = batch.targets.labels
         size = batch.z.shape[0]
@@ -121,10 +121,10 @@ class CudaPasses:
             pair = first_outside(num_hits, 0, 0)
             if pair is not None:
                 raise loss.label_in_draw_error(to_host(labels), pair)
-        return losses.copy_to_host(), saved  # (B,): copying costs no more than a sum
+        return losses.copy_to_host(), saved  # copying B losses costs no more than a sum
 
     def backward(self, batch: Batch, saved: _ForwardArrays, weights: FloatArray) -> Gradients:
-        """Compute gradients in contexts times tau, in class vectors and in biases."""
+        """Return the gradients in contexts times tau, in class vectors and in biases."""
         dtype = batch.z.dtype
         num = saved.block.shape[0]
         d_scores = saved.d_scores
@@ -141,7 +141,7 @@ class CudaPasses:
         return Gradients(dz, SparseRows(saved.classes, d_block), db)
 
     def _score_candidates(self, batch: Batch, ids: Any) -> _ForwardArrays:
-        """Return the arrays of the forward pass, with scores in place of their derivatives."""
+        """Return the arrays of the forward pass. `d_scores` holds scores, not yet derivatives."""
         size = batch.z.shape[0]
         m = ids.shape[1]
         dtype = batch.z.dtype
@@ -172,7 +172,7 @@ class CudaPasses:
 
 
 def _checked_draw(draw: Draw | None, batch: int, n: int) -> tuple[Any, Any]:
-    """Check drawn classes (B, m) or (1, m) and their log-probabilities."""
+    """Return validated drawn classes, (B, m) or (1, m), and log-probabilities, on the device."""
     if not isinstance(draw, Draw):
         raise missing_draw_error(draw)
     if not on_device(draw.ids):
@@ -194,7 +194,11 @@ def _checked_draw(draw: Draw | None, batch: int, n: int) -> tuple[Any, Any]:
 
 @kernel
 def list_candidates(labels: Any, ids: Any, shared: bool, out: Any) -> None:
-    """Write labels (B,) and drawn classes into `out`: (B, 1 + m) classes, or (B + m) if shared."""
+    """Write labels (B,) and drawn classes to `out`, one candidate per thread.
+
+    If the draws are `shared`, `out` gets B labels and then m draws; otherwise, for each example,
+    the label and then its m draws.
+    """
     i = thread_index()
     m = ids.shape[1]
     if i >= out.shape[0]:
@@ -210,7 +214,10 @@ def list_candidates(labels: Any, ids: Any, shared: bool, out: Any) -> None:
 
 @device_function
 def row_of_candidate(b: int, k: int, shape: tuple[int, int], candidates: Any) -> Any:
-    """Return the row of the block with the class of score (b, k) of a matrix of `shape`."""
+    """Return the row of the block for the class with the score (b, k).
+
+    `shape` is (B, 1 + m); column 0 is the label, column k draw k - 1.
+    """
     if not candidates.shared:
         return candidates.rows[b * shape[1] + k]
     return candidates.rows[b if k == 0 else shape[0] + k - 1]
@@ -218,7 +225,7 @@ def row_of_candidate(b: int, k: int, shape: tuple[int, int], candidates: Any) ->
 
 @kernel
 def score_candidates(z: Any, block: Any, biases: Any, candidates: Any, scores: Any) -> None:
-    """Write scores (B, 1 + m) of labels and draws, a warp for each; `biases` may be empty."""
+    """Write scores (B, 1 + m) of labels and draws, one warp per score; `biases` may be empty."""
     num = scores.shape[1]
     b = warp_index() // num
     k = warp_index() % num
@@ -238,9 +245,9 @@ def sign(x: float) -> float:
 
 @device_function
 def draw_logit(score: float, draws: Any, b: int, k: int, log_count: float) -> Any:
-    """Return the logit of draw k for example b: its score less log q and `log_count`.
+    """Return the logit of draw k for example b: the score minus log q and `log_count`.
 
-    An accidental hit that is not kept has -inf.
+    The logit of an accidental hit is -inf, unless hits are kept.
     """
     row = b if draws.ids.shape[0] > 1 else 0
     if draws.ids[row, k] == draws.labels[b] and not draws.keeps_hits:
@@ -250,9 +257,10 @@ def draw_logit(score: float, draws: Any, b: int, k: int, log_count: float) -> An
 
 @kernel
 def softmax_rows(scores: Any, draws: Any, losses: Any, num_hits: Any) -> None:
-    """Write the loss (B,) and the number of accidental hits of each example, a warp for each.
+    """Write the loss (B,) and the number of accidental hits (B,) of each example, a warp for each.
 
-    Scores (B, 1 + m) become derivatives. Formulas are those of `losses.sampled.softmax_terms`.
+    Overwrites the scores (B, 1 + m) by derivatives. Formulas are those of
+    `losses.sampled.softmax_terms`.
     """
     b = warp_index()
     m = draws.ids.shape[1]
@@ -304,7 +312,7 @@ def context_gradients(d_scores: Any, block: Any, candidates: Any, weights: Any, 
     batch, num = d_scores.shape
     if b >= batch:
         return
-    # one lane for each feature: the sum over draws has a fixed order
+    # one lane per feature, so that the sum over draws has a fixed order
     for f in range(lane(), dz.shape[1], WARP_SIZE):
         total = dz.dtype.type(0)
         for k in range(num):
@@ -317,15 +325,15 @@ def context_gradients(d_scores: Any, block: Any, candidates: Any, weights: Any, 
 def class_gradients(
     d_scores: Any, z: Any, candidates: Any, weights: Any, d_block: Any, d_biases: Any
 ) -> None:
-    """Write the gradient (k, d) in the rows of the block, and in biases (k,) if there are any.
+    """Write the gradients in the rows of the block (k, d), and in the biases (k,) if there are any.
 
-    One warp for each class sums in the order of the examples.
+    One warp per class sums over its candidates in the order of the examples.
     """
     g = warp_index()
     batch, num = d_scores.shape
     if g >= d_block.shape[0]:
         return
-    # one warp has all candidates of a class, so that no atomics are needed
+    # one warp sums all candidates of a class, so that no atomic operations are needed
     offsets = candidates.offsets
     start = offsets[g]
     stop = offsets[g + 1] if g + 1 < offsets.shape[0] else candidates.order.shape[0]
@@ -338,7 +346,7 @@ def class_gradients(
             first, last, k = candidate, candidate + 1, 0  # the label of one example
             if not candidates.shared:
                 first, last, k = candidate // num, candidate // num + 1, candidate % num
-            elif candidate >= batch:  # one draw of all examples
+            elif candidate >= batch:  # a draw that all examples share
                 first, last, k = 0, batch, candidate - batch + 1
             for b in range(first, last):
                 derivative = d_scores[b, k] * weights[b]

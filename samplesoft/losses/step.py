@@ -1,4 +1,6 @@
-"""Compiled kernels of a step: list the classes, score them, correct the scores, sum gradients.
+"""Compiled kernels of a training step with drawn classes, in the order in which they are called.
+
+They list the classes of a batch, score them, correct the scores, and sum the gradients.
 
 Each class is listed once, however many examples draw it or have it as a label. Sums over examples
 and draws have a fixed order, so that results do not depend on the number of threads.
@@ -42,12 +44,12 @@ class Pairs(NamedTuple):
     label_logits: FloatArray  # (P,)
     sampled_scores: Rows  # (B, m)
     log_counts: FloatArray  # (B, m) or (1, m): subtracted from the scores of draws
-    example_ids: IntArray  # (P,): ascending; row of `sampled_scores` plus `first_example`
-    first_example: int
+    example_ids: IntArray  # (P,): example of each pair, ascending
+    first_example: int  # example of row 0 of `sampled_scores`
     label_weights: FloatArray  # (P,): weight of the pair in its example's loss; (0,) if all are 1
     hit_starts: IntArray  # (P,)
-    hit_stops: IntArray
-    hit_columns: IntArray
+    hit_stops: IntArray  # (P,)
+    hit_columns: IntArray  # columns of `sampled_scores`
     keeps_label_hits: bool
     keeps_other_hits: bool
     counts_draws_once: bool  # only the first pair of an example has draws
@@ -55,7 +57,7 @@ class Pairs(NamedTuple):
 
 @njit
 def are_valid_draws(ids: IntArray, log_counts: FloatArray, n: int) -> bool:
-    """Whether all `ids` (P, m) are in ``range(n)`` and all `log_counts` (P, m) are finite."""
+    """Whether all `ids` (B, m) are in ``range(n)`` and all `log_counts` (B, m) are finite."""
     num_invalid = 0
     for b in range(len(ids)):
         for k in range(ids.shape[1]):
@@ -67,13 +69,14 @@ def are_valid_draws(ids: IntArray, log_counts: FloatArray, n: int) -> bool:
 def list_candidates(
     labels: IntArray, ids: IntArray, log_counts: FloatArray, n: int, out: IntArray
 ) -> int:
-    """Write the K labels and drawn classes, and their `equal_runs`; return the number of classes.
+    """List the K candidates, which are the labels and the drawn classes, and group them by class.
 
-    The rows of `out` (5, K + 1) are the K candidates, labels first, and the four arrays that
-    `equal_runs` returns: the distinct classes, the inverse, the order and the offsets. One array
-    holds all, because each array passed from Python costs time. The last entry of the first row is
-    the number of classes that are both a label and drawn. Returns -1, and writes nothing, for
-    invalid draws.
+    Returns the number of distinct classes; or -1, without writing anything, for invalid draws.
+
+    The rows of `out` (5, K + 1) receive the K candidates, labels first, and the four arrays that
+    `equal_runs` returns for them: the distinct classes, the inverse, the order and the offsets. All
+    are in one array, because each array passed from Python costs time. The last entry of the first
+    row is the number of classes that are both a label and drawn.
     """
     if not are_valid_draws(ids, log_counts, n):
         return -1
@@ -96,7 +99,10 @@ def list_candidates(
 def gather_rows(
     ids: IntArray, rows: Floats, normalize: bool, block: Floats, norms: FloatArray
 ) -> None:
-    """Copy the vectors of classes `ids`; if `normalize`, divide by the norms and write these."""
+    """Copy the vectors of the classes `ids` (k,) from `rows` (n, d) to `block` (k, d).
+
+    If `normalize`, also write their `norms` (k,), and divide the copies by them.
+    """
     for k in range(len(ids)):
         if k + _PREFETCHED_ROWS < len(ids):
             prefetch_row(rows, ids[k + _PREFETCHED_ROWS])
@@ -136,14 +142,22 @@ def add_label_context_gradients(
     last_pair: int,
     dz: Floats,
 ) -> None:
-    """Add the contribution of labels to the gradients of contexts; see `score_labels`."""
+    """Add the labels' contribution to the gradients `dz` of the contexts.
+
+    `d_labels` (P,) are derivatives in the label scores. For the other arguments see `score_labels`.
+    """
     for p in range(first_pair, last_pair):
         add_row(dz[example_ids[p] - first_example], d_labels[p], block[rows[p]])
 
 
 @njit
 def score_draws(block: Rows, z: Rows, num: int, width: int, scores: Rows, product: Rows) -> None:
-    """Write the scores of `num` draws for a block of examples, example after example."""
+    """Write the scores of `num` shared draws for a block of examples.
+
+    The vectors of the draws are the first rows of `block`; `z` (b, d) are the contexts. `scores` is
+    flat, with the `num` scores of the first example, then of the second, and so on. A matrix
+    product covers `width` draws; `product` is its workspace.
+    """
     for start in range(0, num, width):
         stop = min(start + width, num)
         scores_of_chunk = product[: len(z) * (stop - start)].reshape((len(z), stop - start))
@@ -156,7 +170,11 @@ def score_draws(block: Rows, z: Rows, num: int, width: int, scores: Rows, produc
 def context_gradients_of_draws(
     d_sampled: Rows, block: Rows, num: int, width: int, dz: Rows, product: Rows
 ) -> None:
-    """Write the contribution of draws to the gradients of a block of contexts times tau."""
+    """Write the contribution of `num` shared draws to the gradients `dz` (b, d) of a block of `z`.
+
+    The vectors of the draws are the first rows of `block`. ``d_sampled[j]`` holds the derivatives
+    in the scores of the j-th chunk of `width` draws, flattened. `product` is workspace.
+    """
     chunk_product = product[: dz.size].reshape(dz.shape)
     dz[:] = 0.0
     for start in range(0, num, width):
@@ -173,9 +191,11 @@ def context_gradients_of_draws(
 def class_gradients_of_draws(
     d_sampled: Rows, j: int, size: int, z: Rows, num: int, gradient: Rows, product: Rows
 ) -> None:
-    """Write the gradients of block j of the classes. The first `num` of them are drawn.
+    """Write the contribution of draws to the gradients of the classes in block j.
 
-    `d_sampled` holds derivatives in scores by blocks of `size` examples and by blocks of classes.
+    The first `num` classes of the block are drawn; the rows of `gradient` after them become 0.
+    ``d_sampled[i, j]`` holds the derivatives in their scores for the i-th block of `size` examples,
+    flattened. `product` is workspace.
     """
     gradient[:] = 0.0
     if num > 0:
@@ -206,9 +226,10 @@ def score_shared_draws(
 ) -> int:
     """Write the scores of labels (P,), and of one set of draws (1, m) that all examples share.
 
-    Fills `candidate_table`, and returns the number of classes, as `list_candidates` does. Fills
-    `block` (P + m, d) with the vectors of the candidates, divided by their `norms` unless that
-    array is empty. `biases` may be empty. Scores of draws (B, m) are only written if `multiply`.
+    Fills `candidate_table`, and returns the number of distinct classes, as `list_candidates` does.
+    Fills `block` (P + m, d) with the vectors of the candidates, and divides them by their `norms`,
+    unless `norms` is empty. `biases` may be empty. The scores of draws (B, m) are written only if
+    `multiply`; biases are then added to all scores.
     """
     num_unique = list_candidates(labels, ids, log_counts, len(rows), candidate_table)
     if num_unique < 0:
@@ -218,7 +239,8 @@ def score_shared_draws(
     score_labels(block, np.arange(pairs), z, example_ids, 0, 0, pairs, label_scores)
     if multiply:
         if m > 0:
-            np.dot(z, np.ascontiguousarray(block[pairs:].T), sampled_scores)  # a copy is faster
+            # a contiguous copy makes the product faster
+            np.dot(z, np.ascontiguousarray(block[pairs:].T), sampled_scores)
         add_biases_and_mark_not_finite(example_ids, classes, biases, label_scores, sampled_scores)
     return num_unique
 
@@ -231,9 +253,11 @@ def add_biases_and_mark_not_finite(
     label_scores: FloatArray,
     sampled_scores: Floats,
 ) -> None:
-    """Add biases to scores of labels (P,) and draws (B, m), and mark scores that are not finite.
+    """Add biases to the scores of labels (P,) and draws (B, m), and mark invalid examples by NaN.
 
-    Candidates are the labels, then one shared set of draws, or the sets of all examples.
+    The label scores of an example become NaN if the score of a draw is not finite. `candidates` are
+    the labels, followed by one shared set of draws, or by the draws of each example. `biases` (n,)
+    may be empty.
     """
     pairs, m = len(label_scores), sampled_scores.shape[1]
     if len(biases) > 0:
@@ -264,10 +288,11 @@ def shared_draw_gradients(
 ) -> None:
     """Write the gradients in contexts (B, d) and in classes (k, d), for draws that are shared.
 
-    `d_labels` (P,) and `d_sampled` (B, m) are derivatives in scores, `weights` (B,) those of the
-    examples. `block`, `norms` and `candidate_table` come from `score_shared_draws`. If
-    `draw_gradients` (m, d) is empty, the products with the draws are computed here. Otherwise it
-    holds the gradients of the draws, and `dz` the contribution of draws to the contexts.
+    `d_labels` (P,) and `d_sampled` (B, m) are derivatives in the scores; `weights` (B,) are the
+    weights of the examples. `block`, `norms` and `candidate_table` come from `score_shared_draws`.
+    If the caller has computed the large matrix products, `draw_gradients` (m, d) holds the
+    gradients in the vectors of the draws, and `dz` the contribution of the draws to the gradients
+    in the contexts. Otherwise `draw_gradients` is empty.
     """
     pairs = len(d_labels)
     m = d_sampled.shape[1]
@@ -290,7 +315,7 @@ def shared_draw_gradients(
         for f in range(z.shape[1]):
             dz[b, f] *= column[b]
     if len(norms) > 0:
-        # a class may have several rows in the block, all equal
+        # the block may have several equal rows for a class: take the first
         unit, class_norms = np.empty_like(dW), np.empty(len(dW))
         for g in range(len(dW)):
             copy_row(unit[g], block[order[offsets[g]]])
@@ -318,7 +343,7 @@ def score_rows(
 
 @njit
 def context_gradients(d_scores: Floats, block: Floats, rows: IntArray, dz: Floats) -> None:
-    """Write ``sum_k d_scores[b, k] block[rows[b, k]]``, summed in float64, to each row of `dz`."""
+    """Write ``dz[b] = sum_k d_scores[b, k] block[rows[b, k]]``, summed in float64."""
     total = np.empty(dz.shape[1])  # float64: terms of many draws largely cancel
     for b in range(len(rows)):
         total[:] = 0.0
@@ -343,9 +368,9 @@ def class_gradients(
 
     `d_labels` (P,) and `d_sampled` (B, m) are derivatives in scores of labels and draws. Pair p
     belongs to example ``example_ids[p]``. If examples share the draws, `draw_gradients` (m, d)
-    holds their sums over the examples; else it is empty. The candidates of class g, counted through
-    the labels and then the draws, are ``order[offsets[g]:offsets[g + 1]]``; see
-    `kernels.sort_ids.equal_runs`.
+    holds the gradients in the vectors of the draws, summed over the examples; otherwise it is
+    empty. Candidates are numbered: first the labels, then the draws. Those of class g are
+    ``order[offsets[g]:offsets[g + 1]]``; see `kernels.sort_ids.equal_runs`.
     """
     pairs, m = len(d_labels), d_sampled.shape[1]
     d_draws, total, one = d_sampled.ravel(), np.empty(out.shape[1]), d_labels.dtype.type(1)
@@ -381,11 +406,13 @@ def find_accidental_hits(
     num_draws: int,
     shares_draws: bool,
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """Return the draws that are the label of their pair: starts (P,), stops (P,) and columns.
+    """Find the accidental hits of each pair, the draws of its label; return starts, stops, columns.
 
-    `label_indices` (P,) are indices of classes. The candidates of class g, counted through the
-    labels and then the draws, are ``order[starts[g]:starts[g + 1]]``. There are `num_draws` draws
-    for each example, or for all if `shares_draws`.
+    The hits of pair p are in the columns ``columns[starts[p]:stops[p]]`` of the draws.
+    `label_indices` (P,) are the indices of the labels among the distinct classes. Candidates are
+    numbered: first the labels, then the draws. Those of class g are
+    ``order[offsets[g]:offsets[g + 1]]``. There are `num_draws` draws for each example, or for all
+    examples together if `shares_draws`.
     """
     pairs = len(label_indices)
     hit_starts, hit_stops = np.empty(pairs, np.int64), np.empty(pairs, np.int64)
@@ -412,7 +439,8 @@ def nan_where_not_finite(
 ) -> None:
     """Set label scores (P,) to NaN for examples whose `sampled_scores` (B, m) are not all finite.
 
-    Row 0 of `sampled_scores` belongs to `first_example`, whose first pair is `first_pair`.
+    Row 0 of `sampled_scores` belongs to the example `first_example`, whose first pair has the index
+    `first_pair`.
     """
     p = first_pair
     for b in range(len(sampled_scores)):
@@ -426,9 +454,9 @@ def nan_where_not_finite(
 
 @njit
 def write_pair_logits(pairs: Pairs, first_pair: int, logits: Floats) -> None:
-    """Write logits (N, 1 + m) of N pairs from `first_pair` on: the label's, then the draws'.
+    """Write the logits (N, 1 + m) of N pairs from `first_pair` on: of the label, then of the draws.
 
-    Draws without weight for a pair get -inf. Rows of float32 have their maximum subtracted, which
+    Draws without weight for a pair get -inf. The maximum of a row is subtracted in float32, which
     keeps the digits of the differences.
     """
     example_ids = pairs.example_ids
@@ -453,7 +481,7 @@ def write_pair_logits(pairs: Pairs, first_pair: int, logits: Floats) -> None:
 
 @njit_bare
 def has_draws(pairs: Pairs, p: int) -> bool:
-    """Whether draws have weight for pair p."""
+    """Whether the loss of pair p includes the draws, which may count only once per example."""
     is_first = not (p > 0 and pairs.example_ids[p - 1] == pairs.example_ids[p])
     return is_first or not pairs.counts_draws_once
 
@@ -466,7 +494,10 @@ def keeps_hits(pairs: Pairs, p: int, q: int) -> bool:
 
 @njit_bare
 def mask_hits(pairs: Pairs, p: int, row: FloatArray) -> None:
-    """Set logits of accidental hits without weight for pair p to -inf; row[0] is the label's."""
+    """Set the logits of accidental hits that have no weight for pair p to -inf.
+
+    The row (1 + m,) holds the logit of the label, then those of the draws.
+    """
     example_ids = pairs.example_ids
     first, last = p, p + 1
     if not pairs.keeps_other_hits:  # hits of all labels of the example are masked
@@ -489,11 +520,12 @@ def scatter_logit_gradients(
     d_labels: Floats,
     d_sampled: Floats,
 ) -> None:
-    """Scatter derivatives in logits of N pairs, from `first_pair` on, to labels and draws.
+    """Convert the derivatives in the logits of N pairs to derivatives in labels and draws.
 
-    `d_logits` (N, 1 + m) are the derivatives of the pairs' `losses` (P,), which are multiplied by
-    the label weights. Writes derivatives in label logits, `d_labels` (P,), and in sampled scores,
-    `d_sampled` (B, m), which are summed over the pairs of an example in float64.
+    `d_logits` (N, 1 + m) are the derivatives of the losses of the pairs from `first_pair` on.
+    Writes the derivatives in the label logits to `d_labels` (P,), and those in the sampled scores,
+    summed over the pairs of an example in float64, to `d_sampled` (B, m). Both, and the `losses`
+    (P,), are multiplied by the label weights.
     """
     example_ids = pairs.example_ids
     label_logits = pairs.label_logits
@@ -524,11 +556,12 @@ def scatter_logit_gradients(
 
 @njit
 def reject_correction(m: int, hits: int, label_count: float) -> float:
-    """Return the correction of the draws' logits in scheme "reject", for `hits` of m draws.
+    """Return the term that scheme "reject" adds to the draws' logits, for `hits` of m draws.
 
-    Accidental hits are discarded. The remaining draws come from q given that the class is not the
-    label, and are divided by their number in place of m. Subtracting the correction from the
-    label's logit gives the same softmax.
+    `hits` draws are the label t, and are discarded. The other ``m - hits`` draws have the
+    distribution q given that the class is not t, so that class j has the expected count
+    ``(m - hits) q_j / (1 - q_t)`` in place of ``m q_j``. `label_count` is ``log(m q_t)``.
+    Subtracting the correction from the label's logit gives the same softmax.
     """
     # m (1 - q_t) by expm1: 1 - q_t loses no digits where q_t is near 1
     expected = -m * math.expm1(min(label_count - math.log(m), 0.0))
@@ -537,7 +570,7 @@ def reject_correction(m: int, hits: int, label_count: float) -> float:
 
 @njit
 def reject_corrections(m: int, hits: IntArray, label_counts: FloatArray) -> FloatArray:
-    """Return `reject_correction` (P,) of `hits`, (P,) or (0,) for none, and `label_counts` (P,)."""
+    """Return the `reject_correction` (P,) of each pair; `hits` (P,) is empty if there are none."""
     corrections = np.empty(len(label_counts))
     for p in range(len(corrections)):
         corrections[p] = reject_correction(m, hits[p] if len(hits) > 0 else 0, label_counts[p])

@@ -89,7 +89,7 @@ class OneVsEachLoss(SampledLoss):
 
 
 class DoubleSumLoss(SampledLoss):
-    r"""The softmax loss with a log-sum u for each example as a further variable to minimise over.
+    r"""The softmax loss as a minimum over a further variable u for each example, its log-sum.
 
     Because :math:`\log x = \min_u (u + x e^{-u} - 1)`, the softmax loss of an example is
 
@@ -229,7 +229,7 @@ class DoubleSumLoss(SampledLoss):
         self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
     ) -> tuple[FloatArray, Any]:
         sums = batch.log_sums
-        if sums is None:  # as in a layer
+        if sums is None:  # as in a `SoftmaxLayer`, which does not pass them
             raise TypeError(
                 "`log_sums` must be given to DoubleSumLoss.forward, a number for each example of "
                 "the batch, got None; start from numpy.log(num_classes)."

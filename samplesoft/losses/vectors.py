@@ -1,4 +1,4 @@
-"""Validation and normalisation of context and class vectors, and its gradient."""
+"""Validation of context and class vectors, their normalisation, and its gradient."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from samplesoft.samplers.base import Rows
 
 
 def check_class_embeddings(value: object) -> Rows:
-    """Return class vectors (n, d) in C order; finiteness is not checked here."""
+    """Return validated class vectors (n, d) in C order. Their values are not checked."""
     return cpu.shaped_rows("class_embeddings", value)
 
 
 def require_finite_rows(rows: Rows, first: int = 0) -> None:
     """Raise if class vectors (r, d) are not finite; row 0 is the class `first`."""
-    if isinstance(rows, DistantRows):  # their optimizers check every update
+    if isinstance(rows, DistantRows):  # the optimizers on the other machines check every update
         return
     with np.errstate(over="ignore", invalid="ignore"):
-        if np.isfinite(rows.sum()):  # one pass without an array; if the sum overflows, check each
+        # one pass that allocates nothing; if the sum is not finite, each row is checked below
+        if np.isfinite(rows.sum()):
             return
     finite = np.isfinite(rows).all(axis=1)
     if not finite.all():
