@@ -1,4 +1,4 @@
-"""Optimizers, which change named parameters in place, all of their rows or a few."""
+"""Optimizers, which update named parameters in place: all rows of an array, or a few."""
 
 from samplesoft.optimizers.adagrad import Adagrad
 from samplesoft.optimizers.adam import Adam

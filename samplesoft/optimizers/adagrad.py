@@ -1,4 +1,4 @@
-"""Adagrad: the gradient over the root of the sum of all past squares."""
+"""Adagrad: steps are gradients, divided by the root of the sum of all past squared gradients."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ from samplesoft.optimizers.updates import Array
 def adagrad_rows(
     ids: IntArray, gradients: Array, parameters: Array, states: Any, hyper_parameters: Any
 ) -> None:
-    """Step by the gradient over the root of `initial` and the squares of all gradients so far."""
+    """Update the rows `ids` of `parameters` and `states` in place, by one step of Adagrad.
+
+    A step divides the gradient by the root of the sum of all squared gradients so far, which is the
+    only state. `hyper_parameters` are the learning rate, epsilon and the initial sum.
+    """
     rate, epsilon, initial = hyper_parameters[0], hyper_parameters[1], hyper_parameters[2]
     for i in range(len(ids)):
         gradient, row = gradients[i], parameters[ids[i]]
         square = states[0][ids[i]]
         for c in range(len(row)):
-            # `initial` is added only in the root, so that the state of unused rows stays 0
+            # `initial` is added here, not to the state, so that the state of unused rows stays 0
             square[c] += gradient[c] * gradient[c]
             row[c] -= rate * gradient[c] / (sqrt(initial + square[c]) + epsilon)
 

@@ -15,10 +15,14 @@ from samplesoft.optimizers.updates import Array
 def adam_rows(
     ids: IntArray, gradients: Array, parameters: Array, states: Any, hyper_parameters: Any
 ) -> None:
-    """Step by the mean of gradients over the root of the mean of their squares.
+    """Update the rows `ids` of `parameters` and `states` in place, by one step of Adam.
 
-    `new_first` and `new_second` are the weights 1 - beta of a new gradient in the means. `rate` and
-    `correction` include the bias corrections of the first mean and of the root of the second.
+    `states` are the moving averages of gradients and of squared gradients. `hyper_parameters` are
+
+    - the learning rate, divided by ``1 - beta1**t``, the bias correction of the first average;
+    - ``1 - beta1`` and ``1 - beta2``, the weights of a new gradient in the two averages;
+    - ``1 / sqrt(1 - beta2**t)``, the bias correction of the root of the second average;
+    - epsilon.
     """
     rate, new_first, new_second = hyper_parameters[0], hyper_parameters[1], hyper_parameters[2]
     correction, epsilon = hyper_parameters[3], hyper_parameters[4]
@@ -27,7 +31,8 @@ def adam_rows(
         mean, square = states[0][ids[i]], states[1][ids[i]]
         for c in range(len(row)):
             g = gradient[c]
-            # in this order a beta of 0 removes the old mean exactly, unlike mean + new * (g - mean)
+            # With beta = 0 this forgets the old mean exactly. The shorter mean + new * (g - mean)
+            # would leave a rounding error of it.
             mean[c] = (mean[c] - new_first * mean[c]) + new_first * g
             square[c] = (square[c] - new_second * square[c]) + new_second * g * g
             row[c] -= rate * mean[c] / (correction * sqrt(square[c]) + epsilon)
@@ -93,8 +98,8 @@ class Adam(Optimizer):
         self.epsilon = as_epsilon("epsilon", epsilon)
 
     def _step_parameters(self) -> tuple[float, ...]:
-        # bias corrections, once for a step: the last lines of algorithm 1, with epsilon added to
-        # the corrected root
+        # The bias corrections of algorithm 1 are the same for all entries, so they are computed
+        # once per step. Epsilon is added after the correction.
         rate = self.learning_rate / (1.0 - self.beta1**self.steps)
         correction = 1.0 / sqrt(1.0 - self.beta2**self.steps)
         return rate, 1.0 - self.beta1, 1.0 - self.beta2, correction, self.epsilon

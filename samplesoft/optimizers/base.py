@@ -1,10 +1,13 @@
 """The base class of optimizers, which update named parameters in place, all rows or a few.
 
-A kernel updates the rows that have a gradient in one pass. Its arguments are ``ids`` (k,), distinct
-row indices in ascending order; `gradients` (k, d); `parameters` (n, d) and a tuple of states of the
-same shape, which are updated in place; and a tuple of hyper-parameters, in the dtype of the
-parameters, so that float32 stays float32. A dense gradient is one long row, for any shape of the
-parameter.
+The kernel of an optimizer updates the rows that have a gradient in one pass. Its arguments are
+
+- ``ids`` (k,), distinct row indices in ascending order;
+- `gradients` (k, d), the gradients of these rows;
+- `parameters` (n, d) and a tuple of states of the same shape, which are updated in place;
+- a tuple of hyper-parameters, in the dtype of the parameters, so that float32 stays float32.
+
+For a dense gradient, the parameter and its gradient are reshaped to one long row.
 """
 
 from __future__ import annotations
@@ -31,10 +34,10 @@ _MIN_EPSILON = 1e-37  # nearly the smallest normal number of float32
 
 
 class Optimizer(ABC):
-    """Updates parameters in place by their gradients, of all rows or of a few.
+    """Updates parameters in place by their gradients, which may be of all rows or of a few.
 
-    A new optimizer is a kernel, a subclass with the names of its state and the hyper-parameters of
-    a step, and a line in `OPTIMIZERS`.
+    A new optimizer consists of a kernel; a subclass, with the names of the states and a method
+    `_step_parameters`; and a line in `OPTIMIZERS`.
 
     Parameters
     ----------
@@ -44,10 +47,10 @@ class Optimizer(ABC):
     Attributes
     ----------
     steps : int
-        Steps taken.
+        Number of steps taken.
     schedule : callable or None
-        Returns the factor of the learning rate in a step, counted from 1. `samplesoft.training.fit`
-        sets it during training. It is not copied or pickled.
+        ``schedule(step)`` returns the factor of the learning rate in a step; steps are counted from
+        1. `samplesoft.training.fit` sets it during training. It is not copied or pickled.
 
     Raises
     ------
@@ -119,8 +122,9 @@ class Optimizer(ABC):
         Raises
         ------
         TypeError, ValueError
-            If a name, a shape, a dtype or a row index is wrong, or a gradient is not finite, or, on
-            the processor, a row that it updates. No parameter and no state has changed then.
+            If a name, a shape, a dtype or a row index is wrong; if a gradient is not finite; or, on
+            the CPU, if a row to be updated is not finite. All parameters and states are unchanged
+            then.
         """
         require_mapping("parameters", parameters)
         require_mapping("gradients", gradients)
@@ -164,7 +168,10 @@ class Optimizer(ABC):
     def parameters_with_states(
         self, parameters: Mapping[str, Array]
     ) -> dict[str, tuple[Array, ...]]:
-        """Return each parameter with its states, for callers that run the kernel themselves."""
+        """Return a tuple for each parameter, of the array and its states, which are created first.
+
+        For callers that run the kernel themselves.
+        """
         for name, array in parameters.items():
             if name not in self._state:
                 self._state[name] = tuple(np.zeros_like(array) for _ in self._state_names)
@@ -174,7 +181,7 @@ class Optimizer(ABC):
         return {name: (array, *self._state[name]) for name, array in parameters.items()}
 
     def advance(self) -> tuple[float, ...]:
-        """Count a step, and return the hyper-parameters of the kernel for it."""
+        """Increment `steps`, and return the hyper-parameters of the kernel for the new step."""
         self.steps += 1
         try:
             return self._step_parameters()
@@ -183,11 +190,11 @@ class Optimizer(ABC):
             raise
 
     def _writable_states(self, update: Update) -> tuple[Array, ...]:
-        """Return the states of a parameter as writable arrays."""
+        """Return the states of a parameter as writable arrays; zeros at its first gradient."""
         like, arrays = update.parameter, update.backend
         before = self._state.get(update.name)
         if before is None:
-            # at the first gradient: parameters without gradients take no memory for state
+            # allocated only now, so that parameters without gradients need no memory for states
             return tuple(
                 arrays.to_device(np.zeros(like.shape, like.dtype)) for _ in self._state_names
             )
@@ -203,10 +210,10 @@ class Optimizer(ABC):
         -------
         dict of str to ndarray
             ``"steps"``, and the state of each parameter under names such as
-            ``"velocity/class_embeddings"``; suitable for `numpy.savez`. An optimizer of the same
-            settings that loads it continues exactly as this one would, to the last bit.
+            ``"velocity/class_embeddings"``; suitable for `numpy.savez`. An optimizer with the same
+            settings that loads this state computes the same next steps, to the last bit.
         """
-        # copies, because the arrays are updated in place; from a GPU to the host
+        # copies in host memory, because the arrays are updated in place
         state = {"steps": np.array(self.steps)}
         for parameter, arrays in self._state.items():
             for name, array in zip(self._state_names, arrays, strict=True):
@@ -214,7 +221,7 @@ class Optimizer(ABC):
         return state
 
     def load_state(self, state: Mapping[str, Array]) -> None:
-        """Restore a `state`.
+        """Restore a state that `state` returned.
 
         Parameters
         ----------
@@ -224,13 +231,13 @@ class Optimizer(ABC):
         Raises
         ------
         TypeError, ValueError
-            If a name is missing or unknown, or arrays are malformed. Nothing has changed then.
+            If a name is missing or unknown, or arrays are malformed. The state is unchanged then.
         """
         state = as_array_dict("state", state)
         steps = as_array("state['steps']", state.get("steps"))
         if steps.ndim != 0 or steps.dtype.kind not in "iu" or steps < 0:
             raise ValueError(f"`state` must have `steps`, an integer of at least 0, got {steps!r}.")
-        # names of parameters may contain dots and slashes, names of states do not
+        # a key is "name of the state/name of the parameter"; only the latter may contain slashes
         parameters = [name.split("/", 1)[-1] for name in state if name != "steps"]
         # each parameter has all its state arrays, or none
         expected = {f"{name}/{key}" for key in parameters for name in self._state_names} | {"steps"}
@@ -239,7 +246,7 @@ class Optimizer(ABC):
                 f"`state` of {type(self).__name__} must have {', '.join(sorted(expected))}; got "
                 f"{', '.join(sorted(state))}; load the state of an optimizer of the same class."
             )
-        # convert all before assigning: a rejected state changes nothing
+        # all arrays are validated before any is assigned, so that a rejected state changes nothing
         loaded = {
             key: tuple(_checked_state_array(f"{name}/{key}", state) for name in self._state_names)
             for key in parameters
@@ -268,7 +275,7 @@ def _checked_state_array(name: str, state: Mapping[str, Array]) -> Array:
 
 
 def as_epsilon(name: str, value: Any) -> float:
-    """Return `value` as a float that is also greater than 0 in float32."""
+    """Return `value` as a float; raise unless it is also above 0 after rounding to float32."""
     number = as_nonnegative(name, value)
     if number < _MIN_EPSILON:
         raise ValueError(f"`{name}` must be at least {_MIN_EPSILON}, got {value}; 1e-8 is usual.")

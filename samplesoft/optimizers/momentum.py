@@ -14,7 +14,12 @@ from samplesoft.optimizers.updates import Array
 def momentum_rows(
     ids: IntArray, gradients: Array, parameters: Array, states: Any, hyper_parameters: Any
 ) -> None:
-    """Update the velocity, and step by a linear combination of gradient and velocity."""
+    """Update the rows `ids` of `parameters` and `states` in place, by one step with momentum.
+
+    The state is the velocity, a decaying sum of gradients. A step is a linear combination of
+    gradient and velocity. `hyper_parameters` are the decay factor of the velocity, and the
+    coefficients of gradient and velocity in the step.
+    """
     momentum, gradient_rate, velocity_rate = (
         hyper_parameters[0],
         hyper_parameters[1],
@@ -24,7 +29,7 @@ def momentum_rows(
         gradient, row = gradients[i], parameters[ids[i]]
         velocity = states[0][ids[i]]
         for c in range(len(row)):
-            # Nesterov's step is g + mu v, Polyak's v; the two rates select one
+            # Polyak's step is a multiple of v, Nesterov's of g + mu v: the two rates select one
             velocity[c] = momentum * velocity[c] + gradient[c]
             row[c] -= gradient_rate * gradient[c] + velocity_rate * velocity[c]
 

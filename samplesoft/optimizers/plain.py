@@ -1,4 +1,4 @@
-"""The optimizers as in their papers, for one number: to be read, not to be used.
+"""The optimizers as in their papers, for one scalar parameter: to be read, not to be used.
 
 Each entry of a parameter array is updated independently. Let an entry w start at 1, with gradients
 g in two of three steps and a learning rate of 0.1:
@@ -12,20 +12,20 @@ g in two of three steps and a learning rate of 0.1:
               mean of g^2  16     -      5.67
 
 In step 2 the entry has no gradient, because its class was not drawn. The entry does not change, and
-its state does not decay. Only Adam counts that step too, in its corrections.
+its state does not decay. Only Adam also counts that step, in its bias corrections.
 
-Functions take the initial value and its `history`: for each step a learning rate and a gradient, or
-None without a gradient. They return the final value. The state of an optimizer is written out as a
-sum over all past gradients.
+Functions take the initial value w and its `history`, a list of (learning rate, gradient) for each
+step; the gradient is None in steps without one. They return the final value. The state of an
+optimizer is written out as a sum over all past gradients.
 
-`samplesoft.optimizers` computes the same for arrays, or some of their rows, and stores the sums.
+`samplesoft.optimizers` computes the same for arrays or some of their rows, and stores the sums.
 """
 
 from math import sqrt
 
 
 def sgd(w, history):
-    """Step against the gradient. Robbins and Monro (1951).
+    """Return w after steps against the gradient. Robbins and Monro (1951).
 
     >>> round(sgd(1.0, [(0.1, 4.0), (0.1, None), (0.1, -1.0)]), 3)
     0.7
@@ -37,10 +37,10 @@ def sgd(w, history):
 
 
 def momentum(w, history, momentum=0.9, nesterov=False):
-    """Step against a sum of gradients with exponentially decaying weights. Polyak (1964).
+    """Return w after steps against a sum of gradients with decaying weights. Polyak (1964).
 
-    The rate multiplies the sum, as in PyTorch. Nesterov's step, as in Sutskever et al. (2013), adds
-    the gradient to the next step's velocity for a next gradient of 0.
+    The rate multiplies the sum, as in PyTorch. Nesterov's step, as in Sutskever et al. (2013), is
+    the gradient plus `momentum` times the sum.
 
     >>> round(momentum(1.0, [(0.1, 4.0), (0.1, None), (0.1, -1.0)]), 3)
     0.34
@@ -56,7 +56,7 @@ def momentum(w, history, momentum=0.9, nesterov=False):
 
 
 def adagrad(w, history, epsilon=1e-10, initial_accumulator=0.0):
-    """Step by the gradient over the root of the past squares. Duchi, Hazan and Singer (2011).
+    """Return w after steps of gradient / root of past squares. Duchi, Hazan and Singer (2011).
 
     >>> round(adagrad(1.0, [(0.1, 4.0), (0.1, None), (0.1, -1.0)]), 3)
     0.924
@@ -70,10 +70,10 @@ def adagrad(w, history, epsilon=1e-10, initial_accumulator=0.0):
 
 
 def adam(w, history, beta1=0.9, beta2=0.999, epsilon=1e-8):
-    """Step by mean gradient over root mean square gradient. Kingma and Ba (2015), algorithm 1.
+    """Return w after steps of mean / root mean square gradient. Kingma and Ba (2015), algorithm 1.
 
-    Both means start at 0. After t steps they are divided by the sum of their weights, 1 - beta^t.
-    t also counts steps without a gradient.
+    Both means are moving averages that start at 0. After t steps they are divided by the sum of
+    their weights, 1 - beta^t. t also counts steps without a gradient.
 
     >>> round(adam(1.0, [(0.1, 4.0), (0.1, None), (0.1, -1.0)]), 3)
     0.86

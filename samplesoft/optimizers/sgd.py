@@ -14,7 +14,10 @@ from samplesoft.optimizers.updates import Array
 def sgd_rows(
     ids: IntArray, gradients: Array, parameters: Array, states: Any, hyper_parameters: Any
 ) -> None:
-    """Step against the gradient."""
+    """Subtract the learning rate times the gradients from the rows `ids` of `parameters`, in place.
+
+    `hyper_parameters` holds only the learning rate; `states` is empty.
+    """
     rate = hyper_parameters[0]
     for i in range(len(ids)):
         gradient, row = gradients[i], parameters[ids[i]]

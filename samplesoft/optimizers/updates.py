@@ -1,4 +1,4 @@
-"""A parameter and its gradient, validated, in the form that kernels take."""
+"""Validation of a parameter and its gradient, and their conversion to arrays for kernels."""
 
 from __future__ import annotations
 
@@ -19,17 +19,20 @@ Array = NDArray[Any]
 MAX_FLOAT = {np.dtype(t): float(np.finfo(t).max) for t in (np.float32, np.float64)}
 _INT64 = np.dtype(np.int64)
 _ROW_0 = np.zeros(1, np.int64)  # ids of a table with one row
-_SQUARES_MARGIN = 2.0**-10  # the sum of a million squares of the limit is finite
+_SQUARES_MARGIN = 2.0**-10  # so that the sum of a million squared gradients is finite
 
 
 def largest_gradient(dtype: np.dtype[Any], squares: bool) -> Any:
-    """Return the largest allowed absolute value of a gradient, smaller if `squares` are summed."""
+    """Return the largest allowed absolute value of a gradient's entry.
+
+    It is smaller if the optimizer sums `squares` of gradients.
+    """
     limit = MAX_FLOAT[dtype]
     # an infinite sum of squares would silently stop all updates of its entry
     return dtype.type(limit**0.5 * _SQUARES_MARGIN if squares else limit)
 
 
-# by whether squares are summed, and by dtype; the values have that dtype, as in kernels
+# keys: whether squares are summed, then the dtype; values are scalars of that dtype
 _GRADIENT_LIMITS = {
     squares: {dtype: largest_gradient(dtype, squares) for dtype in MAX_FLOAT}
     for squares in (False, True)
@@ -38,7 +41,7 @@ _GRADIENT_LIMITS = {
 
 @dataclass(slots=True, eq=False)
 class Update:
-    """A parameter and its gradient, both C-contiguous and of one dtype, as kernels take them."""
+    """A validated parameter and its gradient, both C-contiguous and of the same dtype."""
 
     name: str
     parameter: Array
@@ -50,7 +53,10 @@ class Update:
 
 
 def checked_update(name: str, parameter: Any, gradient: Any, squares: bool) -> Update:
-    """Return the update of a parameter; the gradient, and its `squares` if set, must be finite."""
+    """Return the validated update of a parameter; raise if the gradient is not finite.
+
+    If the optimizer sums `squares`, these must be finite too.
+    """
     # the usual case: a matrix and rows of its gradient, which need no conversion
     if (
         type(gradient) is SparseRows
@@ -83,7 +89,7 @@ def checked_update(name: str, parameter: Any, gradient: Any, squares: bool) -> U
 
 
 def _converted_update(name: str, parameter: Any, gradient: Any) -> Update:
-    """Return the update of a parameter on any device, for any valid form of gradient."""
+    """Return the update for any valid parameter and gradient, converted to arrays for kernels."""
     device = device_of(parameter)
     arrays, on_gpu = backend(device), device != "cpu"
     if not on_gpu:
@@ -120,7 +126,10 @@ def _converted_update(name: str, parameter: Any, gradient: Any) -> Update:
 
 
 def _update_error(update: Update, gradient: Any, limit: float) -> ValueError:
-    """Return the error for an invalid update; `gradient` is the one that the caller passed."""
+    """Return the error for an update that `can_step` rejects.
+
+    `gradient` is the object that the caller passed, before conversion.
+    """
     name, table, arrays = update.name, update.table, update.backend
     if not arrays.are_rows(update.ids, table.shape[0]):
         ids = to_host(update.ids)
@@ -145,7 +154,7 @@ def _update_error(update: Update, gradient: Any, limit: float) -> ValueError:
 
 
 def require_updatable(argument: str, name: str, array: Any) -> None:
-    """Raise unless the array `name` of a mapping has floats and can be updated in place."""
+    """Raise unless ``argument[name]`` is an array of floats that can be updated in place."""
     require_host_array(f"{argument}[{name!r}]", array)
     if not isinstance(array, np.ndarray) or array.dtype not in MAX_FLOAT:
         raise TypeError(
@@ -169,12 +178,12 @@ def _require_floats(name: str, values: Any) -> None:
         )
 
 
-def _checked_row_ids(name: str, ids: Any, whole: tuple[int, ...]) -> IntArray:
+def _checked_row_ids(name: str, ids: Any, parameter_shape: tuple[int, ...]) -> IntArray:
     array = ids if type(ids) is np.ndarray else as_array(f"gradients[{name!r}]", ids)
-    if array.ndim != 1 or array.dtype.kind not in "iu" or not whole:
+    if array.ndim != 1 or array.dtype.kind not in "iu" or not parameter_shape:
         raise TypeError(
             f"`gradients` must have ids of shape (k,) and an integer type for {name!r}, of shape "
-            f"{whole}; got shape {array.shape} of {array.dtype}."
+            f"{parameter_shape}; got shape {array.shape} of {array.dtype}."
         )
     return array
 
@@ -183,12 +192,12 @@ def _shape_error(
     name: str,
     got: tuple[int, ...],
     shape: tuple[int, ...],
-    whole: tuple[int, ...],
+    parameter_shape: tuple[int, ...],
     gradient: Any,
 ) -> ValueError:
-    """Return the error for a gradient whose shape does not fit its parameter."""
+    """Return the error for a gradient of shape `got`, which should have the shape `shape`."""
     rows = f" and there are {len(gradient.ids)} ids" if isinstance(gradient, SparseRows) else ""
     return ValueError(
         f"`gradients` must have shape {shape} for {name!r}, got {got}; the parameter has shape "
-        f"{whole}{rows}."
+        f"{parameter_shape}{rows}."
     )
