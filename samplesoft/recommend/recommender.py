@@ -52,11 +52,11 @@ class SampledSoftmaxRecommender:
     """Recommender with a linear embedding of user histories, trained by sampled softmax.
 
     The vector of a user is the normalised sum of the input vectors of the items in the history, so
-    new users need no training. Training starts from singular vectors of the interaction matrix. It
-    predicts all items of a user from a random part of them, with one set of sampled items per
-    batch. The final parameters are an average over the epochs, with larger weights for later
-    epochs. Finally, the vectors of its users are added to each item vector: one propagation step
-    over the interaction graph.
+    new users need no training. Training starts from singular vectors of the interaction matrix. A
+    step predicts all items of a user from a random subset of them, with one set of sampled items
+    per batch. The final parameters are an average over the epochs, with larger weights for later
+    epochs. Finally, a weighted sum of its users' vectors is added to each item vector: one
+    propagation step over the interaction graph.
 
     Parameters
     ----------
@@ -68,12 +68,13 @@ class SampledSoftmaxRecommender:
         ``"gbce"`` are for comparison, with uniform draws.
     sampler : str
         A key of `samplesoft.samplers.SAMPLERS`: ``"uniform"``; ``"unigram"``, by item counts, with
-        correction; ``"clusters"``, items that are likely for each user.
+        correction; ``"clusters"``, which draws items with large scores for each user.
     num_sampled : int, optional
         Number m of draws per batch, or per user if not `shared`; by default a tenth of the number
         of items, from 1,000 to 4,000.
     shared : bool, optional
-        Use one set of draws per batch; by default True if the sampler does not depend on users.
+        Whether to use one set of draws per batch; by default True if the sampler does not depend on
+        users.
     negative_weight : float
         Weight of the log-sum-exp of the draws in ``"bilateral"``; not used by other losses.
     tau : float
@@ -554,7 +555,7 @@ class SampledSoftmaxRecommender:
         return histories
 
     def _user_vectors_match(self, histories: Matrix, users: IntArray) -> bool:
-        """Return whether the vectors of `users` were computed from these histories."""
+        """Return whether the vectors of `users` (k,) are those of `histories` (k, items)."""
         computed = user_vectors(self._embedding, histories)
         return np.allclose(computed, self.user_factors[users], rtol=0.0, atol=_VECTOR_TOLERANCE)
 
@@ -564,7 +565,7 @@ class SampledSoftmaxRecommender:
 
 
 def _checked_user_ids(userids: ArrayLike) -> IntArray:
-    """Check user ids and return them as an array (B,); they may be of new users."""
+    """Return validated user ids as an array (B,). They may be larger than the ids of `fit`."""
     ids = np.atleast_1d(as_array("userids", userids))
     if ids.size and ids.dtype.kind == "i" and ids.min() < 0:
         raise ValueError(f"`userids` must be at least 0, got {ids.min()}.")
@@ -572,7 +573,10 @@ def _checked_user_ids(userids: ArrayLike) -> IntArray:
 
 
 def _most_similar_rows(name: str, value: ArrayLike, factors: Rows, length: int, of: str) -> Lists:
-    """Return the most similar rows of `factors` (n, d) for the given rows (B,), and the cosines."""
+    """Return the most similar rows of `factors` (n, d), and their cosines, for each row in `value`.
+
+    Both have the shape (B, length), or (length,) for a scalar `value`.
+    """
     array = as_array(name, value)
     ids = as_ids(name, np.atleast_1d(array), len(factors), of=of)
     vectors = unit_rows("factors", factors.copy())[0]  # propagated item vectors are not of norm 1
@@ -580,9 +584,9 @@ def _most_similar_rows(name: str, value: ArrayLike, factors: Rows, length: int, 
 
 
 def best_items(users: Rows, items: Rows, length: int, single: bool, **left_out: Any) -> Lists:
-    """Return the best items (B, N) for user vectors (B, d), and their scores.
+    """Return the items (B, N) with the largest scores for user vectors (B, d), and the scores.
 
-    With `single`, for a scalar user id, both have shape (N,). Keyword arguments are passed to
+    N is `length`. If `single`, both have the shape (N,). Keyword arguments are passed to
     `best_classes`.
     """
     ids, scores = best_classes(users, items, length, **left_out)

@@ -72,8 +72,8 @@ _LOSS_NAMES = [
 # epochs
 _TRAINING_STREAM, _START_STREAM, _HELD_OUT_STREAM = range(3)  # random streams derived from the seed
 _DROPOUT_STREAM = 100  # random stream of the dropout of items, distinct from those of `LinearTask`
-_KEPT_LABEL_WEIGHT = 0.3  # of an item that remains in the history; 1 for an item left out
-_RANDOM_SCALE = 0.1  # scale of random initial values where singular vectors give the others
+_KEPT_LABEL_WEIGHT = 0.3  # label weight of an item that dropout leaves in the history; else 1
+_RANDOM_SCALE = 0.1  # factor of the random initial values that complete singular vectors
 
 # randomized singular vectors: extra directions, and number of power iterations
 _OVERSAMPLING, _POWER_ITERATIONS = 16, 3
@@ -81,8 +81,8 @@ _OVERSAMPLING, _POWER_ITERATIONS = 16, 3
 # validation
 _LIST_LENGTH = 20  # items per list
 _MAX_VALIDATION_USERS = 2000  # users with hidden items, at most
-_PROPAGATION_WEIGHTS = (0.0, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)  # to choose from
-_EPOCH_WEIGHT = 0.05  # propagation weight in the choice of the epoch, before it is chosen
+_PROPAGATION_WEIGHTS = (0.0, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)  # candidates for "auto"
+_EPOCH_WEIGHT = 0.05  # propagation weight for scoring epochs, before the final weight is chosen
 _DEFAULT_WEIGHT = 0.1  # propagation weight if nothing is held out
 _USERS_AT_A_TIME = 1024  # users per chunk
 _ENTRIES_AT_A_TIME = 1 << 18  # entries per chunk
@@ -194,7 +194,7 @@ def _train_model(
     settings: FitSettings,
     more_callbacks: Sequence[Callback],
 ) -> _TrainedModel:
-    """Train a model, and choose the propagation weight."""
+    """Return a model trained on interactions (users, items), and the chosen propagation weight."""
     key = as_key(recommender.random_state, "random_state")
     held_out, training_items = None, interactions
     if recommender.early_stopping:
@@ -269,7 +269,10 @@ def _train_model(
 def _initialise_from_singular_vectors(
     model: LinearSoftmax, graph: Matrix, rank: int, seed: int
 ) -> None:
-    """Initialise the vectors of items that have users with normalised singular vectors."""
+    """Set the vectors of items to normalised singular vectors of the graph (users, items).
+
+    Items without users keep their random vectors.
+    """
     directions = item_singular_vectors(graph, model.class_vectors().shape[1], seed, rank)
     norms = np.sqrt(np.einsum("ij,ij->i", directions, directions, dtype=np.float64))
     with_users = np.flatnonzero(norms > np.finfo(np.float32).tiny)
@@ -282,7 +285,7 @@ def _initialise_from_singular_vectors(
 
 
 class RecommenderTask(LinearTask):
-    """Training task: predict all items of a user from a random part of the history.
+    """Training task: predict all items of a user from a random subset of them, the input history.
 
     Each step leaves a fraction `dropout` of the items out of the input history. All items are
     labels. Items that remain in the input have a smaller label weight, because predicting an item
@@ -312,9 +315,9 @@ def with_dropout(
 ) -> tuple[Matrix, Matrix]:
     """Apply dropout to histories (B, items); return them, and the labels with their weights.
 
-    `histories` and `labels` have the same sparsity pattern. Remaining entries are scaled up, so the
-    expectation is unchanged. `first` is the number of entries of the batch before these rows, which
-    selects their part of the random stream.
+    `histories` and `labels` have the same sparsity pattern. Remaining entries are scaled up, so
+    that the expectation is unchanged. `first` is the number of entries in the preceding rows of the
+    batch: an entry gets the same random number, however the batch is split among calls.
     """
     left = uniform_run(np.uint64(seed), first, histories.nnz) >= dropout
     x = select_entries(histories, left)
@@ -345,10 +348,10 @@ def _split_array(array: Any) -> list[Any]:
 def hide_items(
     user_items: Matrix, user_fraction: float, seed: int
 ) -> tuple[Matrix, IntArray, Matrix]:
-    """Hide a fifth of the items, at least one, of a random fraction `user_fraction` of the users.
+    """Hide a fifth of the items of random users from training, at least one item of each.
 
-    Only users with at least two items are chosen. Returns the remaining interactions
-    (users, items), the chosen users (k,), and their hidden items (k, items).
+    The users are a fraction `user_fraction` of those with at least two items. Returns the remaining
+    interactions (users, items), the chosen users (k,), and their hidden items (k, items).
     """
     eligible = np.flatnonzero(np.diff(user_items.indptr) > 1)
     users = np.sort(held_out_order(eligible, seed)[: int(np.ceil(user_fraction * len(eligible)))])
@@ -369,7 +372,11 @@ def hide_items(
 
 
 def normalized_graph(user_items: Matrix) -> Matrix:
-    """Return the interaction graph D_u^-1/2 W D_i^-1/2 as float32; degrees are sums of weights."""
+    """Return the interactions (users, items), normalised by the degrees of the graph, as float32.
+
+    An entry is divided by the square roots of two degrees: the sum of its user's weights, and the
+    sum of its item's weights.
+    """
     unit, row_chunks = max(1.0, float(user_items.data.max(initial=0.0))), entry_chunks(user_items)
     user_degrees, item_degrees = map(np.zeros, user_items.shape)
     values = np.empty(user_items.nnz, np.float32)
@@ -397,8 +404,9 @@ def item_singular_vectors(
 
     `rank` is an upper bound of the rank of the graph, by default the smaller of its dimensions.
 
-    The randomized range finder of Halko, Martinsson and Tropp (2011), "Finding structure with
-    randomness", algorithm 4.4; it uses `graph` (users, items) only in sparse products.
+    The method is the randomized range finder of Halko, Martinsson and Tropp (2011), "Finding
+    structure with randomness", algorithm 4.4. It uses `graph` (users, items) only in sparse
+    products.
     """
     rank = min(graph.shape) if rank is None else rank
     num_directions = min(dim, rank)
@@ -409,7 +417,7 @@ def item_singular_vectors(
     for _ in range(_POWER_ITERATIONS):
         basis, _ = np.linalg.qr(sparse_product(transpose, sparse_product(graph, basis)))
     small = sparse_product(graph, basis)
-    # ascending squares of singular values, which are precise enough
+    # `eigh` sorts by the squares of the singular values, ascending; they are precise enough
     _, vectors = np.linalg.eigh(small.T @ small)
     directions: Rows = basis @ vectors[:, ::-1][:, :num_directions]
     return directions
@@ -439,7 +447,7 @@ class HeldOut:
         self._length = min(_LIST_LENGTH, num_candidates)
 
     def score(self, users: Rows, items: Rows) -> float:
-        """Return nDCG at 20 on the hidden items, for vectors of all users and items."""
+        """Return nDCG at 20 on the hidden items, for the vectors (n, d) of all users and items."""
         ids, _ = best_classes(users[self._users], items, self._length, leave_out=self._histories)
         return ranking_scores(ids, self._hidden, self._length)[f"ndcg_at_{self._length}"]
 
@@ -458,7 +466,7 @@ def user_vectors(embedding: Linear, histories: Any) -> Rows:
 
 
 def transposed(graph: Matrix) -> Matrix:
-    """Return the transpose N' (items, users) as CSR, for `sparse_product` with user vectors."""
+    """Return the transpose (items, users) of a graph as CSR, for products with user vectors."""
     return sparse.csr_array(graph.T)
 
 
