@@ -39,46 +39,46 @@ from samplesoft.commands.options import (
 _DEFAULT_MAX_CALLS = signature(check_loss).parameters["calls"].default
 _OPTIONS: Options = {
     "proposal": Option(
-        f"what it draws from: {', '.join(NAMED)}, or module:name of an array q, of a function "
-        "of n, or of a sampler",
+        f"proposal that the loss draws from: {', '.join(NAMED)}, or module:name of an array q, of "
+        "a function of n, or of a sampler",
         metavar="Q",
         required=True,
     ),
     "scheme": Option(
-        f"the scheme that it is meant to follow: {', '.join(ESTIMATORS)}",
+        f"scheme that the loss should follow: {', '.join(ESTIMATORS)}",
         metavar="NAME",
         choices=ESTIMATORS,
     ),
     "seed": Option(
-        "of the problems (default 0)",
+        "seed of the test problems (default 0)",
         parse=seed,
         default=0,
     ),
     "traceback": Option(
-        "print the traceback of an error in the module or in the loss",
+        "print the traceback if the module or the loss raises an error",
         switch="on",
         default=False,
     ),
     "num_sampled": Option(
-        "number of draws m that the loss is asked for (default %(default)s); a loss whose "
-        "negatives are the labels of its batch is called on batches of 64, and its m is 63",
+        "number of draws m (default %(default)s); a loss with in-batch negatives gets batches of "
+        "64 examples, and its m is 63",
         parse=draw_count,
         metavar="N",
         default=10,
     ),
     "tau": Option(
-        "inverse temperature that the loss puts before h . c (default 1)",
+        "inverse temperature of the loss, whose logits are tau h . c (default 1)",
         parse=positive_float,
         metavar="N",
     ),
-    "biases": Option("the loss takes class biases (n,) as a sixth argument", switch="either"),
+    "biases": Option("the loss takes class biases (n,) as its sixth argument", switch="either"),
     "weights": Option(
-        "the loss takes weights (B,) of the examples as its last argument, and multiplies losses "
-        "and gradients by them",
+        "the loss takes example weights (B,) as its last argument, and multiplies losses and "
+        "gradients by them",
         switch="either",
     ),
     "rounding": Option(
-        "type in which part of the loss is computed, where it cannot be measured: "
+        "lowest precision in which the loss computes, if that cannot be measured: "
         f"{', '.join(ROUNDINGS)}",
         metavar="TYPE",
         choices=ROUNDINGS,
@@ -95,23 +95,22 @@ _OPTIONS: Options = {
 def add(parser: argparse.ArgumentParser) -> None:
     """Add description and options of the command to its parser."""
     parser.description = (
-        "Call a sampled loss on small problems and hold the means of what it returns "
-        "against the exact means of every scheme, as it should be and with each of the usual "
-        "mistakes."
+        "Call a sampled loss on small problems, and compare the means of its losses and "
+        "gradients with the exact means of every scheme, without and with each common mistake."
     )
     parser.epilog = (
-        "Exit status: 0 if the loss is consistent with --scheme, or without that with any "
-        "scheme as it should be, and nothing wrong fits too; 1 if not; 2 for bad usage or a loss "
-        "that could not be checked: its module cannot be imported, or it raises; 130 if "
-        "interrupted. What the schemes are: help(samplesoft.schemes), and 'Ways to draw with "
-        "replacement' in the documentation."
+        "Exit status: 0 if the loss is consistent with --scheme, or by default with any scheme, "
+        "and with no mistake; 1 if not; 2 for bad usage, or if the loss could not be checked, "
+        "because its module cannot be imported or it raises an error; 130 if interrupted. The "
+        "schemes are described in help(samplesoft.schemes), and in 'Ways to draw with replacement' "
+        "in the documentation."
     )
     parser.add_argument(
         "loss",
         metavar="module:function",
         help="the function loss(class_embeddings, h, labels, num_sampled, seed), which returns the "
-        "losses (B,), or these and their gradient in h; the module is found from the current "
-        "folder too",
+        "losses (B,), or a pair of the losses and their gradient in h; the module may be in the "
+        "current folder",
     )
     add_options(parser, _OPTIONS)
     add_outputs(parser)
@@ -119,7 +118,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run ``samplesoft check``; return 0 if the loss is right and follows ``--scheme``, else 1."""
+    """Run ``samplesoft check``; return 0 if the loss follows ``--scheme`` without mistakes, else 1.
+
+    Without ``--scheme`` the loss may follow any scheme.
+    """
     check_outputs(options)
     # Output of the user's code goes to stderr, so that stdout has only the report. Calls of
     # numpy.seterr in the user's code must not affect the exact means.
@@ -139,7 +141,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_or_explain_error(check: Callable[[], Any], options: argparse.Namespace) -> Any:
-    """Return ``check()``; if the user's code raises, raise ValueError, which is not a verdict."""
+    """Return ``check()``; raise ValueError, with an explanation, if the user's code raises.
+
+    The command then exits with status 2, which differs from the status of a wrong loss.
+    """
     try:
         return check()
     except KeyboardInterrupt:
@@ -178,7 +183,7 @@ def _show_traceback(error: BaseException, options: argparse.Namespace) -> None:
 
 
 def _load_proposal(options: argparse.Namespace) -> Any:
-    """Return the name of a proposal, or the object ``module:name``."""
+    """Return the value of ``--proposal``: a name in `NAMED`, or the object ``module:name``."""
     text = options.proposal
     if ":" in text:
         return _load_object("--proposal", text, options)
@@ -186,7 +191,7 @@ def _load_proposal(options: argparse.Namespace) -> Any:
 
 
 def _load_object(option: str, text: str, options: argparse.Namespace) -> Any:
-    """Return the object ``module:name``; the module may be in the current folder."""
+    """Import and return the object ``module:name``; the module may be in the current folder."""
     module, _, name = text.partition(":")
     if not (module and name):
         raise ValueError(f"{option} must be written module:name, got {text!r}.")
@@ -216,7 +221,7 @@ def _load_object(option: str, text: str, options: argparse.Namespace) -> Any:
 
 
 def _import_error_location(error: BaseException) -> str:
-    """Return the file and line where an import failed, preferably in the user's code."""
+    """Return the file and line where an import failed, as text; in the user's code if possible."""
     if isinstance(error, SyntaxError) and error.filename:
         return ""  # the message has the location already
     skipped = (os.path.dirname(os.__file__), os.path.abspath(__file__), "<frozen")
@@ -230,7 +235,7 @@ def _import_error_location(error: BaseException) -> str:
 
 
 def _import_remedy(module: str, error: BaseException) -> str:
-    """Return a remedy for a module that cannot be imported."""
+    """Return advice for the user, as text, if `module` could not be imported."""
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if module.endswith(".py") or "/" in module or "\\" in module:
         return "write its name, without folders and without .py, where it lies."

@@ -1,7 +1,7 @@
 """Input and output files of commands: types of their options, and a check of all paths.
 
-The type of an option tells how its file is used: `InputFile`, `OutputFile`, or a subclass of
-`OutputFolder`. `check_files` checks all of them before a command begins its work.
+The value of an option for a file is an `InputFile`, an `OutputFile`, or a subclass of
+`OutputFolder`. `check_files` checks all these values before a command begins its work.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Path(str):
     _description: ClassVar[str]
 
     def __new__(cls, text: str) -> Self:
-        """Refuse an empty text, which comes from an unset shell variable."""
+        """Raise if the text is empty, which happens with a shell variable that is not set."""
         if not text:
             raise argparse.ArgumentTypeError(f"expected {cls._description}, got {text!r}")
         return super().__new__(cls, text)
@@ -53,10 +53,11 @@ class OutputFolder(_Path):
 
 
 def check_files(options: argparse.Namespace) -> None:
-    """Raise ValueError unless all outputs are writable and distinct from each other and the inputs.
+    """Raise ValueError unless all outputs are writable, and distinct from inputs and each other.
 
-    Links, other spellings of a path, and names that a case-insensitive file system treats as equal
-    are recognised as the same file. Sources of all loaded modules count as inputs.
+    Two paths are the same file also if one is a link to the other, if they are spelled differently,
+    or if the file system ignores their different case. Source files of all loaded modules count as
+    inputs.
     """
     inputs: list[tuple[str, InputFile]] = [*_options_of_type(options, InputFile)]
     files: list[tuple[str, OutputFile]] = [*_options_of_type(options, OutputFile)]
@@ -95,7 +96,7 @@ def check_files(options: argparse.Namespace) -> None:
 def check_folder(option: str, folder: str | Path) -> None:
     """Raise ValueError unless `folder` is writable, or can be created."""
     existing = Path(folder)
-    # the nearest existing ancestor decides: the other folders can be created in it
+    # check the nearest folder that exists, in which the others would be created
     while not os.path.exists(existing) and existing != existing.parent:
         existing = existing.parent
     if not existing.is_dir() or not _can_write(existing / "draft"):
@@ -112,19 +113,19 @@ def write_json(path: str | Path, value: Any) -> None:
 
 
 def _options_of_type(options: argparse.Namespace, kind: type[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield flag and value of each given option whose value has the type `kind`."""
+    """Yield the flag and the value of each option whose value has the type `kind`."""
     for name, value in vars(options).items():
         if isinstance(value, kind):
             yield flag(name), value
 
 
 def flag(name: str) -> str:
-    """Return the option whose value argparse stores under `name`, such as ``--num-sampled``."""
+    """Return the option, such as ``--num-sampled``, for the attribute `name` of the namespace."""
     return f"--{name.replace('_', '-')}"
 
 
 def _check_file(option: str, path: str, folders: list[tuple[str, OutputFolder]]) -> None:
-    """Raise ValueError unless a file can be written to `path`, perhaps in a folder to be made."""
+    """Raise ValueError unless a file can be written to `path`, whose folder may be in `folders`."""
     problem = None
     if os.path.isdir(path):
         problem = "it is a folder"
@@ -134,7 +135,7 @@ def _check_file(option: str, path: str, folders: list[tuple[str, OutputFolder]])
         problem = "the file there may not be changed"
     elif not _can_write(Path(path)):
         within = os.path.dirname(os.path.abspath(path))
-        # a folder that the command creates
+        # a missing folder is allowed if the command creates it
         if os.path.exists(within) or not any(_is_same(within, made) for _, made in folders):
             problem = "no file can be made there"
     if problem:
@@ -145,11 +146,11 @@ def _check_file(option: str, path: str, folders: list[tuple[str, OutputFolder]])
 
 
 def _can_write(path: Path) -> bool:
-    """Return whether `path` is a valid file name, and files can be created in its folder."""
+    """Return whether a file could be created at `path`."""
     try:
         with suppress(FileNotFoundError):
             path.lstat()
-        # try it: Windows reports every folder as writable
+        # create a file, because Windows reports every folder as writable
         with draft_path(path) as draft:
             draft.touch()
         discard_draft(draft)
@@ -181,11 +182,11 @@ def _check_sources(files: list[tuple[str, OutputFile]]) -> None:
 
 
 class _ResolvedPath(NamedTuple):
-    """A resolved path: its last existing folder or file, and the names after it."""
+    """A path without links, split into the part that exists and the names that do not."""
 
-    existing: str
-    identity: tuple[int, int]
-    missing_names: tuple[str, ...]
+    existing: str  # the last folder or file of the path that exists
+    identity: tuple[int, int]  # of the existing folder or file, see `_device_and_inode`
+    missing_names: tuple[str, ...]  # after it
 
 
 def _resolve_path(path: str) -> _ResolvedPath:
@@ -213,7 +214,7 @@ def _is_same(path: str, other: str) -> bool:
 
 
 def _is_inside(path: str, file: str) -> bool:
-    """Return whether `path` is inside `file`, as if that were a folder."""
+    """Return whether `path` would be inside `file` if that were a folder, as in a.json/b.json."""
     outer = _resolve_path(file)
     inner = _resolve_path(path)
     if outer.identity != inner.identity or not outer.missing_names:
@@ -222,7 +223,10 @@ def _is_inside(path: str, file: str) -> bool:
 
 
 def _missing_names_match(first: _ResolvedPath, second: _ResolvedPath, length: int) -> bool:
-    """Return whether all remaining names of `first` equal the first `length` names of `second`."""
+    """Return whether all missing names of `first` equal the first `length` ones of `second`.
+
+    Names may differ in case if the file system ignores it.
+    """
     names = first.missing_names
     others = second.missing_names[:length]
     if names == others or len(names) != len(others):

@@ -1,4 +1,4 @@
-"""Shared parts of the commands: parsers of values, option tables, report files, and printing."""
+"""Functions shared by all commands: parsers of values, option tables, report files, printing."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from samplesoft.reports.report import Report
 def number_parser(
     expected: str, is_valid: Callable[[Any], bool], kind: Callable[[str], Any] = float
 ) -> Callable[[str], Any]:
-    """Return a parser of values of type `kind` for which `is_valid` is true.
+    """Return a parser that converts a text by `kind`, and accepts values that pass `is_valid`.
 
-    `expected` describes them in errors.
+    `expected` describes valid values in errors.
     """
 
     def parse(text: str) -> Any:
-        """Parse a text; raise ArgumentTypeError if it is not valid."""
+        """Return the value of a text; raise ArgumentTypeError if it is not valid."""
         try:
             value = kind(text)
         except ValueError:
@@ -54,7 +54,7 @@ address = number_parser("the address of a scheduler", bool, str)
 
 
 def draw_count(text: str) -> int:
-    """Parse a number of draws."""
+    """Return the number of draws in a text; raise ArgumentTypeError if it is not valid."""
     value: int = positive_int(text)
     if value > LARGEST_COUNT:
         raise argparse.ArgumentTypeError(f"expected at most {LARGEST_COUNT} draws, got {value}")
@@ -65,7 +65,7 @@ def list_parser(parse: Callable[[str], Any]) -> Callable[[str], list[Any]]:
     """Return a parser of a comma-separated list of distinct values, each parsed by `parse`."""
 
     def parse_all(text: str) -> list[Any]:
-        """Parse a list; raise ArgumentTypeError if it is not valid."""
+        """Return the values in a text; raise ArgumentTypeError if it is not valid."""
         values = [parse(item.strip()) for item in text.split(",")]
         if len(set(values)) < len(values):
             raise argparse.ArgumentTypeError(f"expected different values, got {text!r}")
@@ -85,7 +85,7 @@ draw_counts = list_parser(draw_count)
 
 
 def given_options(options: argparse.Namespace, function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the given options (not None) that are parameters of a function or class."""
+    """Return the options that are not None and that are parameters of a function or class."""
     values = {name: getattr(options, name, None) for name in signature(function).parameters}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -97,9 +97,9 @@ class Option:
     Attributes
     ----------
     help : str
-        Help text; ``%`` is doubled.
+        Help text, in which ``%`` must be doubled.
     parse : callable or None
-        Converts a text to a value, or raises ``argparse.ArgumentTypeError``.
+        Function that converts a text to a value, or raises ``argparse.ArgumentTypeError``.
     metavar : str or None
         Placeholder of the value in the help; by default the name in capitals.
     choices : iterable of str
@@ -107,8 +107,8 @@ class Option:
     default : object
         Default value.
     switch : {"", "on", "either"}
-        For options without a value: ``"on"`` for ``--name``, ``"either"`` for ``--name`` and
-        ``--no-name``.
+        Empty for options with a value. ``"on"`` adds the flag ``--name``, ``"either"`` the flags
+        ``--name`` and ``--no-name``.
     required : bool
         Whether the option must be given.
     flag : str or None
@@ -125,7 +125,7 @@ class Option:
     flag: str | None = None
 
 
-Options = Mapping[str, Option]  # by the attribute of the argparse namespace
+Options = Mapping[str, Option]  # keys: attributes of the argparse namespace
 
 
 def add_options(group: Any, options: Options) -> None:
@@ -143,10 +143,10 @@ def add_options(group: Any, options: Options) -> None:
         group.add_argument(option.flag or flag(name), dest=name, help=option.help, **arguments)
 
 
-# its value is for `samplesoft._executors.open_scheduler`
+# the value is the argument of `samplesoft._executors.open_scheduler`
 SCHEDULER = Option(
-    "whose workers share the examples out: threads, processes, or a scheduler of Dask by its "
-    "address, such as tcp://10.0.0.1:8786; results are the same",
+    "distribute the examples over workers: threads, processes, or the address of a Dask "
+    "scheduler, such as tcp://10.0.0.1:8786; results are the same",
     parse=address,
     metavar="WHERE",
 )
@@ -155,10 +155,11 @@ SCHEDULER = Option(
 # files of a report -------------------------------------------------------------------------------
 
 _REPORT_FILE_HELP = {
-    "json": "write all of the report to FILE",
-    "html": "write it as one page, with tables to sort and the figure, that needs no network",
-    "csv": "write its rows as CSV",
-    "figure": f"draw it; {', '.join(FIGURE_FORMATS)}",
+    "json": "write the whole report to FILE as JSON",
+    "html": "write the report as an HTML page, with sortable tables and the figure, that needs no "
+    "network",
+    "csv": "write the rows of the report as CSV",
+    "figure": f"write the figure of the report, as {', '.join(FIGURE_FORMATS)}",
 }
 
 
@@ -173,7 +174,7 @@ def add_outputs(group: Any, names: Sequence[str] = ("json", "html", "figure")) -
 
 
 def check_outputs(options: argparse.Namespace) -> None:
-    """Raise ValueError if the format of the figure is not supported."""
+    """Raise ValueError if the format of ``--figure`` is not supported."""
     paths = _report_paths(options)
     if "figure" in paths:
         figure_path("--figure", paths["figure"])
@@ -205,7 +206,7 @@ def _report_paths(options: argparse.Namespace) -> dict[str, str]:
 
 
 def _report_settings(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the options that influence the content of the report, with their values."""
+    """Return names and values of the options that influence the content of a report."""
     excluded = (*_REPORT_FILE_HELP, "command", "run", "details", "scheduler")
     return {
         name: value
@@ -214,22 +215,21 @@ def _report_settings(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-# what is printed ---------------------------------------------------------------------------------
+# printing ----------------------------------------------------------------------------------------
 
-# errors of a closed pipe, on Windows too, and of a closed terminal
+# errors of writing to a closed pipe, also on Windows, or to a closed terminal
 _CLOSED_ERRORS = {errno.EPIPE, errno.EINVAL, errno.EIO}
 
 
 @contextmanager
 def escape_unprintable() -> Iterator[None]:
-    r"""Let stdout and stderr print any text in the body of ``with``, whatever their encoding.
+    r"""Print characters that stdout or stderr cannot encode as escapes, such as ``\u6a21``.
 
-    Characters that cannot be encoded become Python escapes, such as ``\u6a21``: an unprintable name
-    must not end the work.
+    A file name with such a character must not end the command.
     """
     previous = []
     for stream in (sys.stdout, sys.stderr):
-        # other streams, as in notebooks, accept any text, or `show` handles the error
+        # streams of other types, as in notebooks, accept any text, or `show` handles the error
         if isinstance(stream, io.TextIOWrapper):
             previous.append((stream, stream.errors))
             stream.reconfigure(errors="backslashreplace")
@@ -242,7 +242,7 @@ def escape_unprintable() -> Iterator[None]:
 
 
 def show(text: str) -> None:
-    """Print text at once; a pipe closed by its reader, such as `head`, is not an error."""
+    """Print text and flush. If the reader of the pipe, such as `head`, has gone, print nothing."""
     with until_reader_gone():
         try:
             print(text, end="", flush=True)
@@ -253,9 +253,9 @@ def show(text: str) -> None:
 
 @contextmanager
 def until_reader_gone() -> Iterator[None]:
-    """Leave the body when the reader of stdout has gone, and discard all further output.
+    """Suppress the error of a closed pipe in the body of ``with``, and discard all further output.
 
-    The command continues, because it may write files.
+    The command continues after the body, because it may write files.
     """
     try:
         yield
@@ -274,9 +274,9 @@ def discard_stdout() -> None:
 
 
 def show_list_item(text: str) -> None:
-    """Print a line about finished work as a Markdown list item.
+    """Print a line about finished work as a Markdown list item, unless output is a terminal.
 
-    Nothing is printed on a terminal, which has progress bars.
+    A terminal has progress bars instead.
     """
     if not _on_terminal():
         show(f"- {text}\n")
@@ -285,7 +285,7 @@ def show_list_item(text: str) -> None:
 def show_row(text: str) -> None:
     """Print a row of a report on stderr as soon as it is computed, unless stderr is a terminal.
 
-    The report repeats these rows; the log of a killed run has those that were finished.
+    The report repeats the rows. But if the run is killed, its log has the rows computed so far.
     """
     if sys.stderr is not None and not sys.stderr.isatty():
         with suppress(OSError, ValueError):  # the stream is closed, or its reader has gone
@@ -293,7 +293,7 @@ def show_row(text: str) -> None:
 
 
 def show_report(text: str) -> None:
-    """Print the report, separated by a blank line from lines of `show_list_item`."""
+    """Print the report, after a blank line if `show_list_item` may have printed lines."""
     show(text if _on_terminal() else f"\n{text}")
 
 

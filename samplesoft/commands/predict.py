@@ -20,13 +20,11 @@ _ROWS_AT_A_TIME = 1024  # inputs per chunk
 def add(parser: argparse.ArgumentParser) -> None:
     """Add description and options of the command to its parser."""
     parser.description = (
-        "Predict the best classes with a model of samplesoft train xc or items, or one "
-        "that SampledSoftmaxClassifier.save wrote. For each input a line of JSON has its row (or "
+        "Predict the best classes with a model written by samplesoft train xc or items, or by "
+        "SampledSoftmaxClassifier.save. For each input, print a line of JSON with its row (or "
         "user), the best classes, and their scores, which are logits."
     )
-    parser.epilog = (
-        "Exit status: 0 if all went well, 2 for bad usage or bad input, 130 if interrupted."
-    )
+    parser.epilog = "Exit status: 0 for success, 2 for bad usage or bad input, 130 if interrupted."
     parser.add_argument(
         "--model",
         required=True,
@@ -45,9 +43,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--k",
         type=positive_int,
         metavar="K",
-        help="number of classes for each input (default 5, or all if fewer)",
+        help="number of classes for each input (default 5, or all classes if there are fewer)",
     )
-    text = "file for the lines (default: stdout)"
+    text = "file for the predictions (default: stdout)"
     parser.add_argument("--output", type=OutputFile, metavar="FILE", help=text)
     parser.set_defaults(run=run)
 
@@ -84,7 +82,7 @@ def _write_predictions(stream: TextIO, inputs: Any, trained: Any, k: int) -> Non
             labels = ids if trained.classes is None else trained.classes[ids]
             for row in range(len(ids)):
                 if trained.leave_out and not inputs[[chunk.start + row]].nnz:
-                    continue  # a user without items, who is not in the file
+                    continue  # a user without items, which the file does not list
                 is_candidate = scores[row] > -float("inf")  # excluded items have the score -inf
                 line = {
                     name: chunk.start + row,

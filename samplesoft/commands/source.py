@@ -1,4 +1,4 @@
-"""Input of ``samplesoft verify`` and ``tune``: text, vectors, logits or a checkpoint."""
+"""Input of ``samplesoft verify`` and ``tune``: a text, vectors, logits or a checkpoint."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from samplesoft.training.trained import TrainedLinearSoftmax, TrainedSoftmax
 
 
-_LOGIT_OPTIONS = ("logits", "labels")  # options
+_LOGIT_OPTIONS = ("logits", "labels")  # options of an input without vectors
 
 
 @dataclass(frozen=True)
 class Source:
     """Logits and labels of examples, with vectors, class counts and tau if the input has them."""
 
-    title: str  # names the origin in reports
+    title: str  # name of the input in reports
     logits: FloatArray  # (B, n)
     labels: IntArray  # (B,)
     embeddings: Embeddings | None = None  # if logits are products of vectors
@@ -46,38 +46,38 @@ class Source:
 
 _INPUT_OPTIONS: Options = {
     "corpus": Option(
-        "a text file with one sentence a line; also .gz, .xz or .bz2",
+        "text file with one sentence per line; also .gz, .xz or .bz2",
         parse=InputFile,
         metavar="PATH",
     ),
     "embeddings": Option(
-        ".npz with the arrays h, class_embeddings, labels and, for unigram, counts",
+        ".npz file with the arrays h, class_embeddings, labels and, for unigram, counts",
         parse=InputFile,
         metavar="FILE",
     ),
     "logits": Option(
-        ".npy of logits (B, n); needs --labels as well",
+        ".npy file with logits (B, n); needs --labels as well",
         parse=InputFile,
         metavar="FILE",
     ),
     "checkpoint": Option(
-        "written by samplesoft train or SampledSoftmaxClassifier.save: its class vectors, "
-        "its tau, and contexts that the trained model made of held-out examples or of --input",
+        "file written by samplesoft train or SampledSoftmaxClassifier.save, with class vectors and "
+        "tau; contexts are computed by the model from held-out examples or from --input",
         parse=InputFile,
         metavar="FILE",
     ),
 }
 _EXTRA_OPTIONS: Options = {
     "input": Option(
-        "examples for a --checkpoint of train xc, train items or a classifier, whose file "
-        "holds none, in the format of the training data; labels are the model's classes, numbered "
-        "from 0. Where an example has several, one is drawn at random by --seed; of a user's "
-        "items, the one that is drawn is the label, and the others make the context",
+        "file of examples, in the format of the training data, for a --checkpoint of train xc, "
+        "train items or a classifier, which holds no examples; labels are the model's classes, "
+        "numbered from 0. If an example has several labels, --seed draws one. Of a user's items, "
+        "one is drawn as the label, and the others are the context",
         parse=InputFile,
         metavar="FILE",
     ),
     "labels": Option(
-        ".npy of B integers for --logits, or the list, as 3,0,7",
+        ".npy file with labels (B,) for --logits, or a list such as 3,0,7",
         parse=InputFile,
         metavar="FILE",
     ),
@@ -90,7 +90,10 @@ _EXTRA_OPTIONS: Options = {
 
 
 def add_source(parser: argparse.ArgumentParser, *, examples: int, logits: bool) -> None:
-    """Add the options of `load_source`; without `logits`, only those for inputs with vectors."""
+    """Add the options of `load_source`; unless `logits`, without the options for logits.
+
+    `examples` is the default number of examples.
+    """
     input_options, extra_options = (
         {name: option for name, option in options.items() if logits or name not in _LOGIT_OPTIONS}
         for options in (_INPUT_OPTIONS, _EXTRA_OPTIONS)
@@ -117,7 +120,7 @@ def check_source(options: argparse.Namespace) -> None:
 
 
 def load_source(options: argparse.Namespace) -> Source:
-    """Load ``--examples`` examples of the input; by default of Python's standard library."""
+    """Return ``--examples`` examples of the input, by default from Python's standard library."""
     with progress_phase(True, "reading the input"):
         return _read_source(options)
 
@@ -147,7 +150,7 @@ def _read_source(options: argparse.Namespace) -> Source:
         title = f"Python {version}'s library"
         if options.corpus:
             title = f"text of {options.corpus}"
-        # a text that every installation has, so that a first call needs no file
+        # the default is a text that every installation has, so that a first call needs no file
         tokens = read_tokens(options.corpus) if options.corpus else stdlib_tokens()
         vectors = examples_from_corpus(tokens, **sampling)
         title += f" ({len(tokens):,} tokens)"
@@ -162,12 +165,12 @@ def _source_from_vectors(title: str, vectors: Embeddings, tau: float | None) -> 
 
 
 def _load_trained(options: argparse.Namespace) -> TrainedSoftmax:
-    """Return the model with ``--examples`` of its stored examples, or of ``--input``."""
+    """Return the model of ``--checkpoint`` with examples that it stores, or from ``--input``."""
     from samplesoft.training.trained import linear_examples, read_examples, read_linear_softmax
 
     if not options.input:
         trained = read_examples(options.checkpoint)
-        # a checkpoint holds 300 contexts; a few are enough for exact values
+        # a checkpoint stores 300 contexts; exact values need only a few
         embeddings = trained.embeddings.take(options.examples, options.seed)
         return replace(trained, embeddings=embeddings)
     model = read_linear_softmax(options.checkpoint)
@@ -178,7 +181,7 @@ def _load_trained(options: argparse.Namespace) -> TrainedSoftmax:
 
 
 def read_inputs(path: str, trained: TrainedLinearSoftmax) -> SparseExamples:
-    """Read inputs (N, v) and labels; for a model of items, both are the interaction matrix."""
+    """Read inputs (N, v) and labels; for ``train items``, both are the interaction matrix."""
     from samplesoft.data.interactions import load_interactions, padded
     from samplesoft.data.xml_repository import SparseExamples, load_xml_repository
 

@@ -1,4 +1,4 @@
-"""``samplesoft train``: train a model that ranks classes, and report on its epochs."""
+"""``samplesoft train``: train a model that ranks classes, and print a report on its epochs."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ from samplesoft.training.run_folder import train_in
 
 _NOT_SAVED = ("command", "run", "out", "resume", "json", "scheduler")
 _MAY_CHANGE = ("epochs", "patience", "train", "test")  # options that may change with --resume
-# keys of the log lines at the end of an epoch
+# keys by which log lines at the end of an epoch are recognised
 _EPOCH_KEYS = {"epoch", "train_loss", "validation_loss", "examples_per_second"}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add description and options of the command to its parser, and a subparser per model."""
     parser.description = (
-        "Train a model and evaluate it by the full softmax after each epoch. A run "
-        "that was interrupted or killed continues with --resume, to exactly the same parameters."
+        "Train a model, and evaluate it by the full softmax after each epoch. A run that was "
+        "interrupted or killed can be continued with --resume, and ends with the same parameters."
     )
     models = parser.add_subparsers(dest="model", required=True, metavar="model")
     for name, model in MODELS.items():
@@ -66,27 +66,27 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run ``samplesoft train``.
 
-    Raises FloatingPointError if training diverges, and KeyboardInterrupt, with advice how to
+    Raises FloatingPointError if training diverges, and KeyboardInterrupt, with advice on how to
     continue, if it is interrupted.
     """
     out = Path(options.out)
     set_interrupt_advice(lambda: _interrupt_advice(options))
     if options.resume:
         require_run(out)
-    # connect before the data are read, which may take minutes, to report a wrong address at once
+    # connect first, to report a wrong address before the data are read, which may take minutes
     with open_cluster(options.scheduler) as workers, ExitStack() as lock:
         try:
             return _train_and_report(options, out, workers, lock)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(_interrupt_advice(options)) from None
-        except RuntimeError as error:  # the sharded layer has lost a worker
+        except RuntimeError as error:  # a worker of the sharded layer was lost
             raise ChildProcessError(str(error)) from error
 
 
 def _train_and_report(options: argparse.Namespace, out: Path, workers: Any, lock: ExitStack) -> int:
-    """Train in the folder ``--out``, which `lock` reserves for this process, and report."""
+    """Train in the folder `out`, which `lock` reserves for this process, and print a report."""
     is_new = not out.exists()
-    if not is_new:  # report at once if another process trains there
+    if not is_new:  # fails at once if another process trains in the folder
         lock.enter_context(locked(out))
     saved = _saved_options(options, out / OPTIONS) if options.resume else {}
     for name, value in saved.items():
@@ -100,7 +100,7 @@ def _train_and_report(options: argparse.Namespace, out: Path, workers: Any, lock
     settings = training_settings(options)
     with progress_phase(True, f"preparing {options.out}"):
         task = make_task(model, options, workers)
-    if is_new:  # only now, so that a refused call leaves no folder
+    if is_new:  # locked only now, so that a call with invalid options creates no folder
         lock.enter_context(locked(out))
         require_free(out)
     values = {
@@ -110,7 +110,7 @@ def _train_and_report(options: argparse.Namespace, out: Path, workers: Any, lock
     }
     if saved:  # the options of the original run, except for those that may change
         values = saved | {name: values[name] for name in _MAY_CHANGE if name in values}
-    if saved or not options.resume:  # a run started from Python has no options
+    if saved or not options.resume:  # a resumed run that Python started has no saved options
         write_json(out / OPTIONS, values)
     line = f"{options.model} in {options.out}: {task.num_steps:,} steps in an epoch"
     done = 0
@@ -129,7 +129,7 @@ def _train_and_report(options: argparse.Namespace, out: Path, workers: Any, lock
 
     progress = train_in(out, task, settings, None, options.resume, show_epoch)
     records = _epoch_lines(read_log(out / LOG))
-    # the report is on the best epoch; the parameters in memory are those of the last epoch
+    # the report is on the best epoch, but the parameters in memory are those of the last epoch
     if not (out / BEST).exists():
         raise FileNotFoundError(
             f"{BEST}, with the parameters of the best epoch, is missing from {str(out)!r}; copy "
@@ -155,7 +155,7 @@ def _train_and_report(options: argparse.Namespace, out: Path, workers: Any, lock
 
 
 def _saved_options(options: argparse.Namespace, path: Path) -> dict[str, Any]:
-    """Return the saved options of the run in ``--out``, which a resumed run keeps."""
+    """Return the saved options of the run in ``--out``, which a resumed run keeps; {} if none."""
     try:
         saved = dict(read_json(path.read_bytes())) if path.exists() else {}
     except (TypeError, ValueError):

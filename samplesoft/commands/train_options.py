@@ -1,6 +1,6 @@
 """Options of ``samplesoft train xc`` and ``items``, and the training task made from them.
 
-Each option sets a field of the settings; its help names the default of that field.
+Most options set a field of `RetrievalSettings` or `Settings`, and their help names its default.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from samplesoft.training.schedules import (
 )
 from samplesoft.training.settings import Settings
 
-# options without effect for a loss that draws nothing
+# options that have no effect for a loss without draws
 DRAW_OPTIONS = (
     "sampler",
     "num_sampled",
@@ -57,28 +57,26 @@ DRAW_OPTIONS = (
 )
 DEFAULTS = {"epochs": 20, "optimizer": "adagrad"}
 
-OPTIONS = "options.json"  # file in the run folder, so that --resume needs no options
+OPTIONS = "options.json"  # file in the run folder; --resume reads the options of the run from it
 DATA = {"train": "training data", "test": "data to evaluate at the end"}
 
 
 class RunFolder(OutputFolder):
-    """The folder of a training run."""
+    """The folder of a training run, as the value of an option."""
 
     files = (BEST, CHECKPOINT, LOCK, LOG, OPTIONS)
 
 
 @dataclass(frozen=True)
 class ModelCommand:
-    """The differences between ``train xc`` and ``train items``."""
+    """The properties in which ``train xc`` and ``train items`` differ."""
 
     help: str
     description: str
-    line_format: str  # format of the lines of its files
-    headline_metric: (
-        str  # validation metric that is printed for each epoch, in addition to the loss
-    )
-    dropout: float  # default
-    # makes the task from the files "train" and, optionally, "test"
+    line_format: str  # format of the lines of input files
+    headline_metric: str  # validation metric printed for each epoch, in addition to the loss
+    dropout: float  # default of --dropout
+    # function of the files "train" and, optionally, "test"; of the settings; of the workers or None
     make_task: Callable[[dict[str, str], RetrievalSettings, Any], RetrievalTask]
 
 
@@ -108,7 +106,7 @@ def _make_items_task(
 ) -> RetrievalTask:
     data = {name: load_interactions(path) for name, path in files.items()}
     shape = tuple(max(matrix.shape[axis] for matrix in data.values()) for axis in range(2))
-    # either file may have users and items that the other lacks
+    # each file may have users and items that the other lacks
     interactions = padded(data["train"], shape)
     task = RetrievalTask(interactions, interactions, settings, leave_out=True, workers=workers)
     if "test" in data:
@@ -118,20 +116,20 @@ def _make_items_task(
 
 MODELS = {
     "xc": ModelCommand(
-        help="labels for sparse inputs",
+        help="predict labels for sparse inputs",
         description="Train a linear embedding of sparse inputs and a softmax over very many "
-        "labels, of which an example may have several. The files are text files of the extreme "
-        "classification repository.",
-        line_format="lines 'l,l f:v f:v' after one 'points features labels'",
+        "labels. An example may have several labels. The files are text files in the format of the "
+        "extreme classification repository.",
+        line_format="a line 'points features labels', then lines 'l,l f:v f:v'",
         headline_metric="precision_at_1",
         dropout=RetrievalSettings.dropout,
         make_task=_make_classification_task,
     ),
     "items": ModelCommand(
-        help="further items for users, from those that they have taken",
-        description="Train a linear embedding of the items that a user has taken and a softmax "
-        "over all items, to predict what else the user may take. Items of --train do not appear in "
-        "the predictions for their user.",
+        help="recommend items to users, from their interaction histories",
+        description="Train a linear embedding of the items in a user's history and a softmax over "
+        "all items, to predict further items for the user. Items that a user has in --train are "
+        "not predicted for that user.",
         line_format="lines 'user item item ...'",
         headline_metric="recall_at_20",
         dropout=0.5,
@@ -141,12 +139,12 @@ MODELS = {
 
 
 def _model_options(model: ModelCommand) -> Options:
-    """Return the options for the fields of `RetrievalSettings`."""
+    """Return the options for the fields of `RetrievalSettings`, and ``--no-embedding``."""
     defaults = RetrievalSettings
     losses = [name for name, spec in LOSSES.items() if spec.several_labels]
     return {
         "loss": Option(
-            f"loss that is minimised, one of {', '.join(losses)} (default {defaults.loss})",
+            f"loss to minimise, one of {', '.join(losses)} (default {defaults.loss})",
             choices=losses,
             metavar="NAME",
         ),
@@ -156,29 +154,28 @@ def _model_options(model: ModelCommand) -> Options:
             metavar="N",
         ),
         "normalize": Option(
-            "divide contexts and class vectors by their norms (the default but for full-logistic)",
+            "divide contexts and class vectors by their norms (default, except for full-logistic)",
             switch="either",
         ),
         "sampler": Option(
-            f"what draws classes, one of {', '.join(SAMPLERS)} (default {defaults.sampler})",
+            f"sampler of classes, one of {', '.join(SAMPLERS)} (default {defaults.sampler})",
             choices=SAMPLERS,
             metavar="NAME",
         ),
         "num_sampled": Option(
-            "draws m for each example, or for the batch with --shared (default "
+            "number of draws m per example, or per batch with --shared (default "
             f"{defaults.num_sampled})",
             parse=draw_count,
             metavar="N",
         ),
         "num_certain": Option(
-            "so many of the most frequent classes are in each set for certain, beside draws of "
-            f"the others (default {defaults.num_certain})",
+            "number of most frequent classes that are always included, in addition to the draws of "
+            f"other classes (default {defaults.num_certain})",
             parse=positive_int,
             metavar="N",
         ),
         "nu": Option(
-            "sharpness of the Gaussian kernel of the rff samplers, 1 over its variance (default "
-            f"{defaults.nu})",
+            f"inverse variance of the Gaussian kernel of the rff samplers (default {defaults.nu})",
             parse=positive_float,
             metavar="N",
         ),
@@ -189,18 +186,18 @@ def _model_options(model: ModelCommand) -> Options:
             metavar="N",
         ),
         "shared": Option(
-            "draw one set of classes for all examples of a batch (the default with a sampler such "
-            "as unigram and a loss such as sampled-masked)",
+            "draw one set of classes for all examples of a batch (default if sampler and loss "
+            "allow it, as unigram and sampled-masked do)",
             switch="either",
         ),
         "update_every": Option(
-            "steps between two updates of a sampler that follows the class vectors (default "
+            "number of steps between updates of a sampler that uses class vectors (default "
             f"{defaults.update_every})",
             parse=positive_int,
             metavar="N",
         ),
         "embedding_dim": Option(
-            f"length of embedded inputs and of class vectors (default {defaults.embedding_dim})",
+            f"dimension of embedded inputs and class vectors (default {defaults.embedding_dim})",
             parse=positive_int,
             metavar="N",
         ),
@@ -210,20 +207,19 @@ def _model_options(model: ModelCommand) -> Options:
             metavar="N",
         ),
         "dropout": Option(
-            "probability with which an entry of an input is left out in a step (default "
-            f"{model.dropout})",
+            f"probability that an entry of an input is dropped in a step (default {model.dropout})",
             parse=fraction_below_one,
             metavar="N",
         ),
         "label_reduction": Option(
-            "loss of an example with several labels: pal-n, the mean of theirs; pal, their sum; "
-            f"ova, one versus all, with nce or negative-sampling-masked (default "
+            "loss of an example with several labels: pal-n, the mean of their losses; pal, the sum "
+            f"of their losses; ova, one versus all, for nce or negative-sampling-masked (default "
             f"{defaults.label_reduction})",
             choices=LABEL_REDUCTIONS,
             metavar="NAME",
         ),
         "mask_other_labels": Option(
-            "leave the other labels of an example out of the negatives of a label (the default)",
+            "exclude the other labels of an example from the negatives of a label (default)",
             switch="either",
         ),
         "negative_weight": Option(
@@ -232,25 +228,25 @@ def _model_options(model: ModelCommand) -> Options:
             metavar="N",
         ),
         "batch_size": Option(
-            f"examples in a batch (default {defaults.batch_size})",
+            f"number of examples in a batch (default {defaults.batch_size})",
             parse=positive_int,
             metavar="N",
             flag="--batch",
         ),
         "validation": Option(
-            "share of the examples that are held out, of which at most 2,000 are evaluated after "
-            "each epoch; with 0 as many of the training data are (default "
+            "fraction of the examples that are held out; at most 2,000 of them are evaluated after "
+            "each epoch; with 0, training examples are evaluated instead (default "
             f"{defaults.validation})",
             parse=fraction_below_one,
             metavar="N",
         ),
         "seed": Option(
-            f"seed of everything random (default {defaults.seed})", parse=seed, metavar="N"
+            f"seed of all random numbers (default {defaults.seed})", parse=seed, metavar="N"
         ),
         "no_embedding": Option(
-            "class vectors on the inputs themselves, for labels of bags of words; draws are by "
-            "counts (--sampler unigram) or uniform, and the learning rate is 2 for adagrad and 0.2 "
-            "for adam",
+            "multiply class vectors with the inputs themselves, such as bags of words; the sampler "
+            "must be unigram or uniform; the default learning rate is 2 for adagrad and 0.2 for "
+            "adam",
             switch="on",
         ),
     }
@@ -259,37 +255,37 @@ def _model_options(model: ModelCommand) -> Options:
 _RATES = ", ".join(f"{number} for {name}" for name, number in RATES.items())
 _RUN_OPTIONS: Options = {
     "out": Option(
-        "folder for checkpoint.npz, best.npz (of the best epoch), log.jsonl, options.json",
+        "folder of the run, for checkpoint.npz, best.npz (best epoch), log.jsonl, options.json",
         parse=RunFolder,
         metavar="DIR",
         required=True,
     ),
     "resume": Option(
-        "continue the run in --out; options that are left out keep their values, and only "
-        "--epochs, --patience and paths of data may be changed",
+        "continue the run in --out with its options; only --epochs, --patience and the paths of "
+        "the data may be changed",
         switch="on",
         default=False,
     ),
     "scheduler": Option(
-        "keep the class vectors, their optimizer and their sampler on the workers of a cluster of "
-        "Dask, a part on each: the address of its scheduler, such as tcp://10.0.0.1:8786; a run is "
-        "resumed on any number of workers, or without",
+        "address of a Dask scheduler, such as tcp://10.0.0.1:8786: shard the class vectors, their "
+        "optimizer and their sampler over its workers; a run can be resumed on any number of "
+        "workers, or without them",
         parse=address,
         metavar="ADDRESS",
     ),
     "epochs": Option(
-        "passes over the training data; a run may be resumed with more (default "
+        "number of passes over the training data; a resumed run may have more (default "
         f"{DEFAULTS['epochs']})",
         parse=positive_int,
         metavar="N",
     ),
     "patience": Option(
-        "stop after so many epochs without a lower validation loss",
+        "stop after N epochs without a lower validation loss",
         parse=positive_int,
         metavar="N",
     ),
     "optimizer": Option(
-        f"what takes the steps, one of {', '.join(OPTIMIZERS)} (default {DEFAULTS['optimizer']})",
+        f"optimizer, one of {', '.join(OPTIMIZERS)} (default {DEFAULTS['optimizer']})",
         choices=OPTIMIZERS,
         metavar="NAME",
     ),
@@ -299,19 +295,19 @@ _RUN_OPTIONS: Options = {
         metavar="N",
     ),
     "schedule": Option(
-        f"how the learning rate changes until --epochs are done, one of {', '.join(SCHEDULES)} "
-        f"(default {Settings.schedule}); a run with a decay is resumed with the same --epochs",
+        f"schedule of the learning rate over --epochs, one of {', '.join(SCHEDULES)} (default "
+        f"{Settings.schedule}); a run with a decaying rate must be resumed with the same --epochs",
         choices=SCHEDULES,
         metavar="NAME",
     ),
     "warmup_steps": Option(
-        "steps at the beginning in which the learning rate rises in a line (default "
+        "number of first steps in which the learning rate rises linearly (default "
         f"{Settings.warmup_steps})",
         parse=integer_parser(0),
         metavar="N",
     ),
     "checkpoint_every": Option(
-        "write a checkpoint after so many steps of an epoch too, and not only at its end",
+        "write a checkpoint after every N steps, in addition to the end of each epoch",
         parse=positive_int,
         metavar="N",
     ),
@@ -333,7 +329,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 
 
 def make_task(model: ModelCommand, options: argparse.Namespace, workers: Any) -> RetrievalTask:
-    """Read the data and make the task; make the paths in `options` absolute."""
+    """Read the data and return the task; replace the paths in `options` by absolute ones."""
     values = given_options(options, RetrievalSettings)
     loss = LOSSES[values.get("loss", RetrievalSettings.loss)]
     if options.no_embedding:
@@ -355,7 +351,10 @@ def make_task(model: ModelCommand, options: argparse.Namespace, workers: Any) ->
 
 
 def make_settings(values: dict[str, Any], sharded: bool) -> RetrievalSettings:
-    """Make settings from the given options; errors name command-line options."""
+    """Return the settings made from option values; errors name options, not Python arguments.
+
+    `sharded` says whether class vectors are on the workers of a cluster.
+    """
     loss = values.get("loss", RetrievalSettings.loss)
     sampler = values.get("sampler", RetrievalSettings.sampler)
     if loss != "bilateral":
@@ -369,7 +368,7 @@ def make_settings(values: dict[str, Any], sharded: bool) -> RetrievalSettings:
             refuse_useless_options(values, ["update_every"], by)
     else:
         refuse_useless_options(values, DRAW_OPTIONS, f"--loss {loss}, which draws nothing")
-        # replace the defaults, which are for losses with draws
+        # the defaults of these settings are for losses with draws
         values = {**values, "sampler": None, "num_sampled": None}
     try:
         settings = RetrievalSettings(**values)
@@ -383,7 +382,7 @@ def make_settings(values: dict[str, Any], sharded: bool) -> RetrievalSettings:
 
 
 def refuse_useless_options(values: dict[str, Any], useless: Iterable[str], by: str) -> None:
-    """Raise ValueError if options are given that have no effect with the option `by`."""
+    """Raise ValueError if `values` has options `useless`, which have no effect with option `by`."""
     options = [flag(name) for name in useless if name in values]
     if options:
         verb, it = ("has", "it") if len(options) == 1 else ("have", "them")
@@ -391,10 +390,10 @@ def refuse_useless_options(values: dict[str, Any], useless: Iterable[str], by: s
 
 
 def training_settings(options: argparse.Namespace) -> Settings:
-    """Return the training settings of the options, with a default learning rate."""
+    """Return the training settings of the options; raise without a learning rate or a default."""
     values = {**DEFAULTS, **given_options(options, Settings)}
     if "learning_rate" not in values:
-        # others must be given
+        # optimizers that are not in the table have no default
         rates = RATES_OF_INPUTS if options.no_embedding else RATES
         optimizer = values["optimizer"]
         if optimizer not in rates:

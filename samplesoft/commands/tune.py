@@ -30,15 +30,15 @@ from samplesoft.tuning.tune import tune
 _DEFAULTS = {name: argument.default for name, argument in signature(tune).parameters.items()}
 _LIMIT_OPTIONS: Options = {
     "largest_bias": Option(
-        "bias of the gradient in the logits that is allowed in the mean over contexts, as an L1 "
-        "norm, which is at most 2; a setting is taken where two standard errors above its mean "
-        f"are allowed too (default {_DEFAULTS['largest_bias']})",
+        "largest allowed bias of the gradient in the logits: an L1 norm, at most 2, averaged over "
+        "contexts; a setting is accepted if its mean plus two standard errors is allowed (default "
+        f"{_DEFAULTS['largest_bias']})",
         parse=positive_float,
         metavar="N",
     ),
     "seconds": Option(
-        "time of a step that is allowed, in place of a bias: the setting with the least error "
-        "within it is taken",
+        "longest allowed time of a step, in place of a largest bias: choose the setting with the "
+        "smallest error within this time",
         parse=positive_float,
         metavar="N",
     ),
@@ -46,29 +46,32 @@ _LIMIT_OPTIONS: Options = {
 
 
 def _measurement_options() -> Options:
-    """Return the options of the measurement; built when called, to include later samplers."""
+    """Return the options of the measurement.
+
+    They are made when called, so that they include samplers that were registered after import.
+    """
     return {
         "samplers": Option(
-            "names of samplers; those that the input has no data for are left out, and named with "
-            f"the reason (default {','.join(_DEFAULTS['samplers'])})",
+            "samplers to measure; a sampler for which the input has no data is skipped, and the "
+            f"reason reported (default {','.join(_DEFAULTS['samplers'])})",
             parse=names_parser(SAMPLERS),
             metavar="NAMES",
         ),
         "num_sampled": Option(
-            "numbers of draws m, for sets of an example and for sets of a batch (default "
+            "numbers of draws m, tried per example and per batch (default "
             f"{','.join(map(str, _DEFAULTS['num_sampled']))})",
             parse=draw_counts,
             metavar="N",
         ),
         "batch": Option(
-            "examples in a step (default: as many as there are contexts); contexts are taken again "
-            "where they are fewer",
+            "number of examples in a step (default: the number of contexts); contexts are repeated "
+            "if there are fewer",
             parse=positive_int,
             metavar="N",
         ),
         "tau": Option(
-            "inverse temperature of the logits tau h . c (default: 10 where all vectors have norm "
-            "1, else 1)",
+            "inverse temperature of the logits tau h . c (default: 10 if all vectors have norm 1, "
+            "else 1)",
             parse=positive_float,
             metavar="N",
         ),
@@ -80,16 +83,16 @@ def _measurement_options() -> Options:
 def add(parser: argparse.ArgumentParser) -> None:
     """Add description and options of the command to its parser."""
     parser.description = (
-        "Measure each sampler with each number of draws on this machine: the exact "
-        "bias of its gradients, their error, and the time of a step; and name the one to take. "
-        "Without options: tokens of the Python standard library's own sources."
+        "Measure samplers with several numbers of draws on this machine: the exact bias of "
+        "gradients, their error, and the time of a step; and choose the best setting. By default "
+        "the input is the source code of Python's standard library, as tokens."
     )
     parser.epilog = "Exit status: 0, or 2 for bad usage or bad input, 130 if interrupted."
     add_source(parser, examples=128, logits=False)
     names = f"The samplers are {', '.join(SAMPLERS)}."
-    group = parser.add_argument_group("what is measured", names)
+    group = parser.add_argument_group("measurement", names)
     add_options(group, _measurement_options())
-    group = parser.add_argument_group("what is allowed")
+    group = parser.add_argument_group("limits")
     add_options(group.add_mutually_exclusive_group(), _LIMIT_OPTIONS)
     add_outputs(parser.add_argument_group("output"))
     parser.set_defaults(run=run)

@@ -1,4 +1,4 @@
-"""``samplesoft verify``: check theory, bounds and Monte Carlo against each other."""
+"""``samplesoft verify``: compare exact bias, bounds and Monte Carlo with each other."""
 
 from __future__ import annotations
 
@@ -44,14 +44,13 @@ DEFAULT_SAMPLERS = ("uniform", "log-uniform", "unigram", "softmax", "quadratic",
 _SAMPLER_FIELDS = ("nu", "num_features")  # of `SamplerInputs`
 _VECTOR_OPTIONS: Options = {
     "tau": Option(
-        "inverse temperature, logits being tau h . c (default "
-        f"{TAU_OF_UNIT_VECTORS:g} for vectors of norm 1, else {TAU_OF_OTHER_VECTORS:g}; "
-        "--checkpoint has its own)",
+        "inverse temperature of the logits tau h . c (default "
+        f"{TAU_OF_UNIT_VECTORS:g} for vectors of norm 1, else {TAU_OF_OTHER_VECTORS:g}; not with "
+        "--checkpoint, which stores it)",
         parse=positive_float,
     ),
     "nu": Option(
-        "sharpness of the Gaussian kernel of the rff samplers, 1 over its variance "
-        f"(default {SamplerInputs.nu})",
+        f"inverse variance of the Gaussian kernel of the rff samplers (default {SamplerInputs.nu})",
         parse=positive_float,
         metavar="N",
     ),
@@ -75,35 +74,39 @@ monte_carlo_bias(np.zeros(2), 0, np.full(2, 0.5), 2, num_trials=2, scheme=sys.ar
 
 
 def _verification_options() -> Options:
-    """Return the options of the check; built when called, to include later schemes and samplers."""
+    """Return the options of the verification.
+
+    They are made when called, so that they include schemes and samplers registered after import.
+    """
     return {
         "samplers": Option(
-            f"names out of {','.join(SAMPLERS)} (default: {','.join(DEFAULT_SAMPLERS)}, without "
-            "those that the input has no data for: unigram needs counts, rff vectors of norm 1)",
+            f"names out of {','.join(SAMPLERS)} (default: {','.join(DEFAULT_SAMPLERS)}, except for "
+            "samplers without the data that they need: unigram needs counts, rff needs vectors of "
+            "norm 1)",
             parse=names_parser(SAMPLERS),
             metavar="NAMES",
         ),
         "num_sampled": Option(
-            "numbers of draws m (default 10,100,1000); --scheme poisson, which draws no fixed "
-            "number, includes class j with probability 1 - (1 - q_j)^m",
+            "numbers of draws m (default 10,100,1000); --scheme poisson, whose number of draws is "
+            "random, includes class j with probability 1 - (1 - q_j)^m",
             parse=draw_counts,
             metavar="M",
             default=[10, 100, 1000],
         ),
         "wrt": Option(
-            f"gradients to check, out of {','.join(BLOCKS)} (default: all that the input allows)",
+            f"gradients to check, out of {','.join(BLOCKS)} (default: all that the input has)",
             parse=names_parser(BLOCKS),
             metavar="BLOCKS",
             default=list(BLOCKS),
         ),
         "scheme": Option(
-            f"how draws become a sum: {', '.join(exact_schemes())} (default %(default)s)",
+            f"scheme of the loss, one of {', '.join(exact_schemes())} (default %(default)s)",
             metavar="NAME",
             choices=exact_schemes(),
             default="negatives",
         ),
         "trials": Option(
-            "Monte Carlo trials for each example, sampler and m (default %(default)s)",
+            "number of Monte Carlo trials for each example, sampler and m (default %(default)s)",
             parse=integer_parser(2),
             metavar="N",
             default=2000,
@@ -119,22 +122,22 @@ def _verification_options() -> Options:
 def add(parser: argparse.ArgumentParser) -> None:
     """Add description and options of the command to its parser."""
     parser.description = (
-        "Compute the exact bias of sampled softmax on real input, and put Monte Carlo, "
-        "the printed bounds of Theorem 1 and bounds that hold for every m beside it. Without "
-        "options: tokens of the Python standard library's own sources."
+        "Compute the exact bias of sampled softmax on real input, and compare it with Monte Carlo, "
+        "with the published bounds of Theorem 1, and with bounds that hold for every m. By default "
+        "the input is the source code of Python's standard library, as tokens."
     )
     parser.epilog = (
         "Exit status: 0 if Monte Carlo agrees with the exact values and the finite-m "
         "bounds hold, 1 if not, 2 for bad usage or bad input, 130 if interrupted. A violated "
-        "printed bound is a finding, not a failure."
+        "published bound is reported, but is not a failure."
     )
     add_source(parser, examples=5, logits=True)
-    group = parser.add_argument_group("what is checked")
+    group = parser.add_argument_group("verification")
     add_options(group, {**_verification_options(), "scheduler": SCHEDULER})
     group = parser.add_argument_group("model and samplers (not with --logits)")
     add_options(group, _VECTOR_OPTIONS)
     group = parser.add_argument_group("output")
-    add_options(group, {"details": Option("print the tables of all figures", switch="on")})
+    add_options(group, {"details": Option("print all tables of the report", switch="on")})
     add_outputs(group, ("json", "html", "csv", "figure"))
     parser.set_defaults(run=run)
 
@@ -152,12 +155,12 @@ def run(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _compile_ahead(scheme: str) -> Iterator[None]:
-    """Compile kernels of `verify` in another process while this one reads and compiles others.
+    """Compile kernels of `verify` in another process during the body of ``with``, to save time.
 
-    The kernels come back through the cache on disk. Nothing is done if they are there already.
+    The body loads them from the kernel cache on disk. Does nothing if the cache has them already.
     """
     kernel: Any = sums_at_nodes
-    cache = kernel.stats.cache_path if COMPILES else None  # None where no folder is writable
+    cache = kernel.stats.cache_path if COMPILES else None  # also None if no folder is writable
     if cache is None or num_threads() < 2 or any(Path(cache).glob("*.sums_at_nodes-*.nbi")):
         yield
         return
@@ -184,7 +187,8 @@ def _verify_and_report(options: argparse.Namespace, executor: Executor | None) -
         tau=source.tau, **sampler_arguments, **vector_arguments, **sampler_fields
     )
     left_out: dict[str, str] = {}
-    # default samplers without the required data are left out; named samplers raise an error
+    # default samplers without the required data are left out; for samplers of --samplers, missing
+    # data raise an error
     if options.samplers is None:
         lacks = {k: SAMPLERS[k].lacks(inputs, source.unit_vectors) for k in DEFAULT_SAMPLERS}
         left_out = {name: reason for name, reason in lacks.items() if reason}
@@ -242,7 +246,7 @@ def _check_options(options: argparse.Namespace) -> None:
             f"--wrt must include logits for --logits, got {','.join(options.wrt)}; h and "
             "class_embeddings need vectors: use --corpus or --embeddings."
         )
-    # checked before the input is read, which takes seconds
+    # checked now, because reading the input takes seconds
     min_draws = SCHEMES[options.scheme].least_draws
     if min(options.num_sampled) < min_draws:
         raise ValueError(
