@@ -26,8 +26,8 @@ from samplesoft.commands.options import (
     Option,
     Options,
     add_options,
-    add_outputs,
-    check_outputs,
+    add_report_options,
+    check_figure_format,
     draw_count,
     given_options,
     positive_float,
@@ -113,7 +113,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "current folder",
     )
     add_options(parser, _OPTIONS)
-    add_outputs(parser)
+    add_report_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -122,16 +122,16 @@ def run(options: argparse.Namespace) -> int:
 
     Without ``--scheme`` the loss may follow any scheme.
     """
-    check_outputs(options)
+    check_figure_format(options)
     # Output of the user's code goes to stderr, so that stdout has only the report. Calls of
     # numpy.seterr in the user's code must not affect the exact means.
     with redirect_stdout(sys.stderr), np.errstate():
         loss = _load_object("module:function", options.loss, options)
         proposal = _load_proposal(options)
-        check_files(options)  # again, because the user's modules are now loaded
+        check_files(options)  # again: outputs must not overwrite the modules that are now loaded
         values = given_options(options, check_loss) | {"loss": loss, "proposal": proposal}
     with redirect_stdout(sys.stderr):
-        report = _check_or_explain_error(
+        report = _with_explained_errors(
             lambda: check_loss(progress=True, rng=options.seed, **values), options
         )
     write_and_show_report(options, report)
@@ -140,7 +140,7 @@ def run(options: argparse.Namespace) -> int:
     return 0 if report.ok else 1
 
 
-def _check_or_explain_error(check: Callable[[], Any], options: argparse.Namespace) -> Any:
+def _with_explained_errors(check: Callable[[], Any], options: argparse.Namespace) -> Any:
     """Return ``check()``; raise ValueError, with an explanation, if the user's code raises.
 
     The command then exits with status 2, which differs from the status of a wrong loss.
@@ -149,7 +149,7 @@ def _check_or_explain_error(check: Callable[[], Any], options: argparse.Namespac
         return check()
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # also SystemExit, whose status would look like a verdict
+    except BaseException as error:  # also SystemExit, whose status would seem to judge the loss
         frames = frames_of_user(error)
         if frames is None:
             if isinstance(error, (MemoryError, OSError, OverflowError, TypeError, ValueError)):

@@ -182,11 +182,11 @@ def _check_sources(files: list[tuple[str, OutputFile]]) -> None:
 
 
 class _ResolvedPath(NamedTuple):
-    """A path without links, split into the part that exists and the names that do not."""
+    """A path without links: its last folder or file that exists, and the names after it."""
 
-    existing: str  # the last folder or file of the path that exists
-    identity: tuple[int, int]  # of the existing folder or file, see `_device_and_inode`
-    missing_names: tuple[str, ...]  # after it
+    existing: str
+    identity: tuple[int, int]  # device and inode of `existing`
+    missing_names: tuple[str, ...]
 
 
 def _resolve_path(path: str) -> _ResolvedPath:

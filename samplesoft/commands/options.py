@@ -20,7 +20,7 @@ from samplesoft.reports.figures import FIGURE_FORMATS, figure_path
 from samplesoft.reports.report import Report
 
 
-def number_parser(
+def value_parser(
     expected: str, is_valid: Callable[[Any], bool], kind: Callable[[str], Any] = float
 ) -> Callable[[str], Any]:
     """Return a parser that converts a text by `kind`, and accepts values that pass `is_valid`.
@@ -43,14 +43,14 @@ def number_parser(
 
 def integer_parser(minimum: int) -> Callable[[str], Any]:
     """Return a parser of integers of at least `minimum`."""
-    return number_parser(f"an integer of at least {minimum}", lambda value: value >= minimum, int)
+    return value_parser(f"an integer of at least {minimum}", lambda value: value >= minimum, int)
 
 
 positive_int = integer_parser(1)
 seed = integer_parser(0)
-positive_float = number_parser("a finite number above 0", lambda value: 0.0 < value < float("inf"))
-fraction_below_one = number_parser("a number from 0 to below 1", lambda value: 0.0 <= value < 1.0)
-address = number_parser("the address of a scheduler", bool, str)
+positive_float = value_parser("a finite number above 0", lambda value: 0.0 < value < float("inf"))
+fraction_below_one = value_parser("a number from 0 to below 1", lambda value: 0.0 <= value < 1.0)
+address = value_parser("the address of a scheduler", bool, str)
 
 
 def draw_count(text: str) -> int:
@@ -78,7 +78,7 @@ def names_parser(choices: Iterable[str]) -> Callable[[str], list[str]]:
     """Return a parser of a comma-separated list of names from `choices`."""
     names = list(choices)
     expected = f"names out of {', '.join(names)}, separated by commas"
-    return list_parser(number_parser(expected, names.__contains__, str))
+    return list_parser(value_parser(expected, names.__contains__, str))
 
 
 draw_counts = list_parser(draw_count)
@@ -163,17 +163,17 @@ _REPORT_FILE_HELP = {
 }
 
 
-def add_outputs(group: Any, names: Sequence[str] = ("json", "html", "figure")) -> None:
+def add_report_options(group: Any, names: Sequence[str] = ("json", "html", "figure")) -> None:
     """Add the options that name the files of a report.
 
-    `check_files` and `check_outputs` validate their values; `write_and_show_report` uses them.
+    `check_files` and `check_figure_format` validate the values; `write_and_show_report` uses them.
     """
     add_options(
         group, {name: Option(_REPORT_FILE_HELP[name], OutputFile, "FILE") for name in names}
     )
 
 
-def check_outputs(options: argparse.Namespace) -> None:
+def check_figure_format(options: argparse.Namespace) -> None:
     """Raise ValueError if the format of ``--figure`` is not supported."""
     paths = _report_paths(options)
     if "figure" in paths:
@@ -187,7 +187,7 @@ def write_and_show_report(
 
     The HTML page lists `settings` and the options.
     """
-    # files first, because printing may fail
+    # write the files first, because printing may fail
     for name, path in _report_paths(options).items():
         if name == "json":
             write_json(path, report.to_dict())
@@ -223,9 +223,10 @@ _CLOSED_ERRORS = {errno.EPIPE, errno.EINVAL, errno.EIO}
 
 @contextmanager
 def escape_unprintable() -> Iterator[None]:
-    r"""Print characters that stdout or stderr cannot encode as escapes, such as ``\u6a21``.
+    r"""Make stdout and stderr replace characters that they cannot encode, in the body of ``with``.
 
-    A file name with such a character must not end the command.
+    Such a character is printed as its Python escape, for example ``\u6a21``. A file name that
+    cannot be printed must not end the command.
     """
     previous = []
     for stream in (sys.stdout, sys.stderr):

@@ -51,7 +51,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run ``samplesoft predict``."""
+    """Run ``samplesoft predict``: write the best classes for each input, and return 0."""
     from samplesoft.training.trained import read_linear_softmax
 
     trained = read_linear_softmax(options.model)

@@ -89,7 +89,7 @@ _EXTRA_OPTIONS: Options = {
 }
 
 
-def add_source(parser: argparse.ArgumentParser, *, examples: int, logits: bool) -> None:
+def add_source_options(parser: argparse.ArgumentParser, *, examples: int, logits: bool) -> None:
     """Add the options of `load_source`; unless `logits`, without the options for logits.
 
     `examples` is the default number of examples.
@@ -106,7 +106,7 @@ def add_source(parser: argparse.ArgumentParser, *, examples: int, logits: bool) 
         parser.set_defaults(**dict.fromkeys(_LOGIT_OPTIONS))
 
 
-def check_source(options: argparse.Namespace) -> None:
+def check_source_options(options: argparse.Namespace) -> None:
     """Raise ValueError for conflicting options of the input."""
     if options.checkpoint and options.tau is not None:
         raise ValueError(
@@ -165,7 +165,7 @@ def _source_from_vectors(title: str, vectors: Embeddings, tau: float | None) -> 
 
 
 def _load_trained(options: argparse.Namespace) -> TrainedSoftmax:
-    """Return the model of ``--checkpoint`` with examples that it stores, or from ``--input``."""
+    """Return the model of ``--checkpoint``, with examples from the checkpoint or ``--input``."""
     from samplesoft.training.trained import linear_examples, read_examples, read_linear_softmax
 
     if not options.input:

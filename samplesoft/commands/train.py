@@ -148,7 +148,7 @@ def _train_and_report(options: argparse.Namespace, out: Path, workers: Any, lock
     if task.test is not None:
         with progress_phase(True, "evaluating the best epoch"):
             results["test"] = task.evaluate(*task.test)
-    if options.json:  # first, because printing may fail
+    if options.json:  # write the file first, because printing may fail
         write_json(options.json, results)
     show_report(_format_report(results, progress, model.headline_metric))
     return 0

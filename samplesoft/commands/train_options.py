@@ -76,7 +76,7 @@ class ModelCommand:
     line_format: str  # format of the lines of input files
     headline_metric: str  # validation metric printed for each epoch, in addition to the loss
     dropout: float  # default of --dropout
-    # function of the files "train" and, optionally, "test"; of the settings; of the workers or None
+    # makes the task from the files "train" and, optionally, "test", the settings, and the workers
     make_task: Callable[[dict[str, str], RetrievalSettings, Any], RetrievalTask]
 
 
@@ -390,7 +390,7 @@ def refuse_useless_options(values: dict[str, Any], useless: Iterable[str], by: s
 
 
 def training_settings(options: argparse.Namespace) -> Settings:
-    """Return the training settings of the options; raise without a learning rate or a default."""
+    """Return the training settings; raise if the learning rate is not given and has no default."""
     values = {**DEFAULTS, **given_options(options, Settings)}
     if "learning_rate" not in values:
         # optimizers that are not in the table have no default

@@ -12,8 +12,8 @@ from samplesoft.commands.options import (
     Option,
     Options,
     add_options,
-    add_outputs,
-    check_outputs,
+    add_report_options,
+    check_figure_format,
     draw_counts,
     given_options,
     names_parser,
@@ -23,7 +23,7 @@ from samplesoft.commands.options import (
     show_list_item,
     write_and_show_report,
 )
-from samplesoft.commands.source import add_source, check_source, load_source
+from samplesoft.commands.source import add_source_options, check_source_options, load_source
 from samplesoft.samplers.registry import SAMPLERS
 from samplesoft.tuning.tune import tune
 
@@ -88,20 +88,20 @@ def add(parser: argparse.ArgumentParser) -> None:
         "the input is the source code of Python's standard library, as tokens."
     )
     parser.epilog = "Exit status: 0, or 2 for bad usage or bad input, 130 if interrupted."
-    add_source(parser, examples=128, logits=False)
+    add_source_options(parser, examples=128, logits=False)
     names = f"The samplers are {', '.join(SAMPLERS)}."
     group = parser.add_argument_group("measurement", names)
     add_options(group, _measurement_options())
     group = parser.add_argument_group("limits")
     add_options(group.add_mutually_exclusive_group(), _LIMIT_OPTIONS)
-    add_outputs(parser.add_argument_group("output"))
+    add_report_options(parser.add_argument_group("output"))
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run ``samplesoft tune``."""
-    check_outputs(options)
-    check_source(options)
+    """Run ``samplesoft tune``: measure the settings, print the report, and return 0."""
+    check_figure_format(options)
+    check_source_options(options)
     with open_scheduler(options.scheduler) as executor:
         return _tune_and_report(options, executor)
 

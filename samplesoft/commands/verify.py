@@ -22,8 +22,8 @@ from samplesoft.commands.options import (
     Option,
     Options,
     add_options,
-    add_outputs,
-    check_outputs,
+    add_report_options,
+    check_figure_format,
     draw_counts,
     integer_parser,
     names_parser,
@@ -34,14 +34,14 @@ from samplesoft.commands.options import (
     show_row,
     write_and_show_report,
 )
-from samplesoft.commands.source import add_source, check_source, load_source
+from samplesoft.commands.source import add_source_options, check_source_options, load_source
 from samplesoft.samplers.registry import SAMPLERS, SamplerInputs, dense_proposals
 from samplesoft.schemes import SCHEMES, exact_schemes
 from samplesoft.verification.bounds import BLOCKS
 from samplesoft.verification.verify import verify
 
 DEFAULT_SAMPLERS = ("uniform", "log-uniform", "unigram", "softmax", "quadratic", "rff")
-_SAMPLER_FIELDS = ("nu", "num_features")  # of `SamplerInputs`
+_SAMPLER_FIELDS = ("nu", "num_features")  # fields of `SamplerInputs` that are options
 _VECTOR_OPTIONS: Options = {
     "tau": Option(
         "inverse temperature of the logits tau h . c (default "
@@ -131,14 +131,14 @@ def add(parser: argparse.ArgumentParser) -> None:
         "bounds hold, 1 if not, 2 for bad usage or bad input, 130 if interrupted. A violated "
         "published bound is reported, but is not a failure."
     )
-    add_source(parser, examples=5, logits=True)
+    add_source_options(parser, examples=5, logits=True)
     group = parser.add_argument_group("verification")
     add_options(group, {**_verification_options(), "scheduler": SCHEDULER})
     group = parser.add_argument_group("model and samplers (not with --logits)")
     add_options(group, _VECTOR_OPTIONS)
     group = parser.add_argument_group("output")
     add_options(group, {"details": Option("print all tables of the report", switch="on")})
-    add_outputs(group, ("json", "html", "csv", "figure"))
+    add_report_options(group, ("json", "html", "csv", "figure"))
     parser.set_defaults(run=run)
 
 
@@ -237,7 +237,7 @@ def _check_options(options: argparse.Namespace) -> None:
                 f"{flag(name)} has no effect with --logits, which has no vectors; leave it out, or "
                 "use --corpus or --embeddings."
             )
-    check_source(options)
+    check_source_options(options)
     if (options.logits is None) != (options.labels is None):
         present, absent = ("--logits", "--labels")[:: 1 if options.logits else -1]
         raise ValueError(f"{present} needs {absent} with it; give both, or neither.")
@@ -253,4 +253,4 @@ def _check_options(options: argparse.Namespace) -> None:
             f"--num-sampled must be at least {min_draws} for --scheme {options.scheme}, got "
             f"{min(options.num_sampled)}."
         )
-    check_outputs(options)
+    check_figure_format(options)

@@ -148,7 +148,7 @@ class Cache:
     Attributes
     ----------
     batch : Batch
-        The arguments.
+        The validated arguments of `forward`.
     weights : ndarray, shape (B,)
         Derivative of the value with respect to each example's loss.
     saved : object
@@ -307,7 +307,7 @@ class Loss(ABC):
     def check_batch(
         self, h: Any, class_embeddings: Any, labels: Any, biases: ArrayLike | None
     ) -> Batch:
-        """Return the validated arguments of `forward`, with contexts normalised if necessary.
+        """Return the validated arguments of `forward`, with contexts of norm 1 if `normalize`.
 
         Callers that draw classes themselves pass the result to `forward_batch`.
         """
@@ -329,7 +329,7 @@ class Loss(ABC):
         return Batch(contexts, norms, z, rows, targets, offsets)
 
     def _check_labels(self, labels: Any, size: int, n: int) -> Targets:
-        """Return the labels of a batch of `size` examples, which must be below n, as pairs."""
+        """Return validated labels of `size` examples, all below n, as (example, label) pairs."""
         if self.device == "cpu":
             return check_targets(labels, size, n, self.label_reduction)
         if sparse.issparse(labels):
@@ -521,7 +521,7 @@ def check_targets(labels: Any, batch: int, num_classes: int, reduction: str = "p
 
 
 def _require_one_type(labels: Any) -> None:
-    """Raise for a list of mixed types, which NumPy would convert to one."""
+    """Raise if `labels` is a list of mixed types, because NumPy would convert them to one type."""
     if not isinstance(labels, list | tuple):
         return
     kinds = {type(label) for label in labels}  # Python's and NumPy's integers may be mixed

@@ -153,18 +153,19 @@ class BilateralSoftmaxLoss(SampledLoss):
 
 @njit
 def bilateral_terms(
-    logits: FloatArray, losses: FloatArray, weight: float, empty: float = 0.0
+    logits: FloatArray, losses: FloatArray, weight: float, loss_without_draws: float = 0.0
 ) -> None:
     """Write ``weight * logsumexp(logits[1:]) - logits[0]``; overwrite rows by its gradient.
 
-    If all draws in a row of logits (P, 1 + m) are -inf, the loss is `empty` and the gradient 0.
+    If all draws in a row of logits (P, 1 + m) are -inf, the loss is `loss_without_draws`, and the
+    gradient is 0.
     """
     for b in range(len(logits)):
         row = logits[b]
         # The label is not in the sum, so that its derivative is -1. If all draws are masked,
         # logsumexp is -inf, and all derivatives are set to 0.
         max_logit = row_max(row[1:])
-        losses[b] = empty if max_logit == -np.inf else weight * max_logit - row[0]
+        losses[b] = loss_without_draws if max_logit == -np.inf else weight * max_logit - row[0]
         row[0] = 0.0 if max_logit == -np.inf else -1.0
         for k in range(1, len(row)):
             row[k] = row[k] if max_logit == -np.inf else row[k] - max_logit

@@ -39,7 +39,7 @@ from samplesoft.schemes import Scheme
 
 _INT, _FLOAT = np.dtype(np.int64), np.dtype(np.float64)
 _NO_NORMS = np.empty(0)
-_MIN_THREADED_MULTIPLICATIONS = 1 << 20  # fewer run on one thread
+_MIN_THREADED_MULTIPLICATIONS = 1 << 20  # smaller work runs on one thread
 
 
 def check_draw(draw: Draw | None, batch: int, n: int) -> tuple[IntArray, FloatArray]:
@@ -337,7 +337,7 @@ def score_gradients(
     norms = scores.norms
     dz, dW = np.empty(z.shape, z.dtype), np.empty((scores.num_unique, z.shape[1]), z.dtype)
     if scores.shared:
-        draw_gradients = dW[:0]  # computed by the kernel
+        draw_gradients = dW[:0]  # empty, so that the kernel computes them
         if z.size * d_sampled.shape[1] > MAX_SINGLE_THREADED_WORK:
             call_ignoring_overflow(product, d_sampled, block[d_labels.shape[0] :], dz)
             draw_gradients = _shared_class_gradients(d_sampled, z, weights)

@@ -102,7 +102,7 @@ class FullSoftmaxLoss(Loss):
     def _forward_masked(
         self, batch: Batch, label_scores: FloatArray, label_weights: FloatArray, signs: Any
     ) -> tuple[FloatArray, _ForwardState]:
-        """Compute `_forward` for a softmax over each label and all classes that are not labels."""
+        """Return losses and state for a softmax over each label and all classes without labels."""
         targets = batch.targets
         max_scores, total = self._max_and_sum_of_others(batch, LabelPositions(targets))
         max_scores[total == 0.0] = 0.0  # if all classes are labels
@@ -133,13 +133,15 @@ class FullSoftmaxLoss(Loss):
     def _backward(self, batch: Batch, saved: _ForwardState, weights: FloatArray) -> Gradients:
         factor = (weights * saved.scale).astype(batch.z.dtype)
         d_labels = saved.d_labels * batch.targets.rows(weights)
-        return gradients_by_blocks(self, batch, d_labels, probabilities, saved.max_scores, factor)
+        return gradients_by_blocks(
+            self, batch, d_labels, logsumexp_derivatives, saved.max_scores, factor
+        )
 
 
 class _ForwardState(NamedTuple):
-    """Results of the forward pass from which the backward pass computes derivatives in scores.
+    """State of the forward pass, from which the backward pass computes derivatives in all scores.
 
-    The derivative in a score o that is not a label's is ``scale * exp(o - max_scores)``.
+    The derivative in the score o of a class that is not a label is ``scale * exp(o - max_scores)``.
     """
 
     max_scores: Rows  # (B,)
@@ -161,7 +163,7 @@ class LabelPositions:
 
     def __init__(self, targets: Targets, pairs: IntArray | None = None) -> None:
         pairs = np.arange(len(targets.labels)) if pairs is None else pairs
-        # by class, so that the labels of a block are one slice
+        # sorted by class, so that the labels of a block are one slice
         self._pairs = pairs[np.argsort(targets.labels[pairs], kind="stable")]
         self._labels = targets.labels[self._pairs]
         self._example_ids = (
@@ -215,7 +217,7 @@ def score_blocks(batch: Batch, normalize: bool) -> Iterator[Block]:
 
 
 def masked_score_blocks(loss: Loss, batch: Batch, excluded: LabelPositions) -> Iterator[Rows]:
-    """Yield the scores (r, B) of each block: absolute values for an absolute loss.
+    """Yield the scores (r, B) of each block of classes, or absolute values for an absolute loss.
 
     The scores of `excluded` labels are -inf.
     """
@@ -232,8 +234,8 @@ def gradients_by_blocks(
 ) -> Gradients:
     """Return the gradients of a loss from its derivatives in all scores, block by block.
 
-    ``derivatives(scores, *extra)`` overwrites the scores (r, B) of a block by derivatives; an
-    absolute loss passes absolute values. `d_labels` (P,) then replace the entries of the labels.
+    ``derivatives(scores, *extra)`` overwrites the scores (r, B) of a block by derivatives; for an
+    absolute loss it gets their absolute values. `d_labels` (P,) replace the entries of the labels.
     """
     z, n = batch.z, len(batch.class_embeddings)
     labels = LabelPositions(batch.targets)
@@ -319,7 +321,7 @@ def add_exponentials(scores: Floats, max_scores: Floats, total: FloatArray) -> N
 
 
 @njit
-def probabilities(scores: Floats, max_scores: Floats, factor: Floats) -> None:
+def logsumexp_derivatives(scores: Floats, max_scores: Floats, factor: Floats) -> None:
     """Replace scores (r, B) by ``factor * exp(score - max_score)``, the derivatives of logsumexp.
 
     `factor` (B,) is the weight of an example, divided by its sum of exponentials.

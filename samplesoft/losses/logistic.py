@@ -217,7 +217,7 @@ class FullLogisticLoss(Loss):
 
     def _backward(self, batch: Batch, saved: FloatArray, weights: FloatArray) -> Gradients:
         d_labels = saved * batch.targets.rows(weights)
-        return gradients_by_blocks(self, batch, d_labels, sigmoids, weights)
+        return gradients_by_blocks(self, batch, d_labels, softplus_derivatives, weights)
 
 
 @njit
@@ -246,7 +246,7 @@ def softplus(x: FloatArray, small: FloatArray, large: FloatArray) -> None:
     """Write two terms whose sum is ``log(1 + exp(x))``; overwrite x by ``1 / (1 + exp(-x))``.
 
     The naive formula overflows for large x. The terms are `small`, ``log(1 + exp(-|x|))``, and
-    `large`, ``max(x, 0)``; summed separately, small terms keep their digits.
+    `large`, ``max(x, 0)``. Callers sum them separately, so that small terms keep their digits.
     """
     size = len(x)
     for k in range(size):
@@ -294,7 +294,7 @@ def add_softplus(scores: Floats, total: FloatArray) -> None:
 
 
 @njit
-def sigmoids(scores: Floats, factor: FloatArray) -> None:
+def softplus_derivatives(scores: Floats, factor: FloatArray) -> None:
     """Replace scores (r, B) by ``factor / (1 + exp(-score))``, for factors (B,)."""
     size = len(factor)
     small = np.empty(size)

@@ -37,7 +37,7 @@ _SMALL_DIFFERENCE = 0.5
 
 @dataclass(frozen=True, eq=False)
 class MultilevelDraw(Draw):
-    """A draw from `MultilevelLoss.draw`.
+    """The classes drawn by `MultilevelLoss.draw`, and their level.
 
     Parameters
     ----------
@@ -143,7 +143,7 @@ class MultilevelLoss(SampledLoss):
     def draw(
         self, sample: Sample, num_sampled: int, targets: Targets, num_classes: int, rng: Seed
     ) -> Draw:
-        """Draw a level for the batch, and then the classes of each example, as many as it needs."""
+        """Draw a level for the batch, and then as many classes per example as the level needs."""
         generator = np.random.default_rng(int(as_key(rng)))
         last = last_level(num_sampled, num_classes)
         # the batch shares the level; see Variance in the class docstring
@@ -274,7 +274,7 @@ def _difference_of_halves(
 ) -> tuple[float, float]:
     """Return ``log S - (log H_1 + log H_2) / 2`` and its derivative in the label, times `weight`.
 
-    Adds to `derivatives` the factor that turns the masses of a block's draws to derivatives. With
+    Adds to `derivatives` the factor that turns masses of a block's draws into derivatives. With
     ``u = (H_1 - H_2) / (H_1 + H_2)`` the difference is ``-log(1 - u**2) / 2``. Its derivative is
     u times the draw's fraction of ``H_1`` for draws of the first half, -u times the fraction of
     ``H_2`` for the second, and for the label ``u / 2`` times the difference of its two fractions.
@@ -315,7 +315,7 @@ def _difference_from_all(
 ) -> tuple[float, float]:
     """Return ``log Z - log S + (S / Z - 1)`` and its derivative in the label, times `weight`.
 
-    Adds to `derivatives` the factor that turns the masses of a block's draws to derivatives, and
+    Adds to `derivatives` the factor that turns masses of a block's draws into derivatives, and
     overwrites the logits `others` (c,) by derivatives. With ``x = S / Z - 1``, whose mean is 0, the
     difference is ``x - log(1 + x)``, and its derivatives are x times the derivatives of
     ``log S - log Z``.

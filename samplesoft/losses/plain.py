@@ -101,9 +101,10 @@ def bilateral(scores, label, ids, counts, weight, lib=math):
 
 
 def jackknife(scores, label, ids, counts, lib=math):
-    """Return num L - (num - 1) * the mean of L without each draw in turn. Quenouille (1956).
+    """Return num L - (num - 1) * mean of L_i, where L_i leaves out draw i. Quenouille (1956).
 
-    It removes the first term of a bias a / num + b / num^2 + ...
+    L is the loss `sampled` of num draws. This removes the first term of its bias, which is
+    a / num + b / num^2 + ...
     """
     num, without = len(ids), []
     for i in range(num):
@@ -113,11 +114,12 @@ def jackknife(scores, label, ids, counts, lib=math):
 
 
 def multilevel(scores, label, ids, counts, block, probability, lib=math):
-    """Return the mean loss of blocks of draws, plus (whole - its halves) / probability.
+    """Return the mean loss of blocks of draws, plus a difference divided by its probability.
 
-    Blanchet and Glynn (2015), section 2. The number of blocks is random: 2, 4, 8, ..., here with
-    this `probability`. The mean differences sum to the full loss minus the mean loss of a block, so
-    that there is no bias. An odd number of draws is compared with the full loss directly.
+    Blanchet and Glynn (2015), section 2. The difference is the loss of all draws minus the mean
+    loss of two halves. The number of blocks is random: 2, 4, 8, ...; `probability` is that of the
+    given number. The mean differences sum to the full loss minus the mean loss of a block, so that
+    there is no bias. For an odd number of draws, the difference is from the full loss.
     """
     num = len(ids)
 

@@ -19,7 +19,7 @@ _MASKED = {"masked": SCHEMES["masked"].without_correction()}
 
 
 class BPRLoss(SampledLoss):
-    r"""Bayesian personalised ranking: logistic regression of the label's lead over each draw.
+    r"""Bayesian personalised ranking: a logistic loss of the label's score minus each draw's score.
 
     With K draws that are not the label the loss is
 

@@ -110,7 +110,7 @@ class LossSpec:
 
     @property
     def takes_certain(self) -> bool:
-        """Whether draws may contain classes that are in every set, in addition to random ones."""
+        """Whether draws may contain always-included classes, which are in every set of draws."""
         return self.distinct and self.scheme is not None and self.scheme.loss_takes_certain
 
     @property
@@ -132,7 +132,7 @@ class LossSpec:
 
     @property
     def why_no_bias(self) -> str:
-        """Why `bias_scheme` is None, or an empty string."""
+        """Reason why `bias_scheme` is None; empty if it is not None."""
         # the first reason that applies, from the most general to the most specific
         if self.scheme is None:
             return "it sums over all classes, and has no bias"

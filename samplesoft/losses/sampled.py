@@ -153,7 +153,7 @@ class SampledLoss(Loss):
 
     @property
     def takes_certain(self) -> bool:
-        """Whether draws may contain classes that are in every set, in addition to random ones."""
+        """Whether draws may contain always-included classes, which are in every set of draws."""
         return self.properties.loss_takes_certain and not self.with_replacement
 
     @property
@@ -276,13 +276,13 @@ class SampledLoss(Loss):
         """Raise if the losses (B,) show that an example has no usable draw; by default, never."""
 
     def _terms_of(self, draw: Draw, num_classes: int) -> Terms:
-        """Return the kernel of the loss, with its parameters for this draw from `num_classes`."""
+        """Return the kernel of the loss and its parameters for a draw from `num_classes` classes."""
         return Terms(self._terms)
 
     def _terms(self, logits: FloatArray, losses: FloatArray) -> None:
         """Write losses (P,) of rows of logits (P, 1 + m), and overwrite the rows by derivatives.
 
-        This is the kernel of `Terms`.
+        See the kernel in `Terms`.
         """
         raise NotImplementedError
 
@@ -398,7 +398,7 @@ def losses_and_derivatives(
             terms.kernel, terms.merge, pairs.keeps_label_hits or pairs.keeps_other_hits
         )
         d_sampled = np.empty(sampled_scores.shape)
-    max_pairs = CHUNK_LOGITS // width or 1  # pairs at a time
+    max_pairs = CHUNK_LOGITS // width or 1  # pairs in a chunk
     size = max(min(max_pairs, num_pairs) * width, 3 * (1 + width))
     if num_pairs <= _CHUNKS_PER_JOB * max_pairs:
         logits = np.empty(size, dtype)
@@ -510,8 +510,8 @@ def label_derivative(label_mass: float, sampled_mass: float) -> float:
 def loss_from_masses(label_mass: float, sampled_mass: float, label_gap: float) -> float:
     """Return ``log(1 + sampled_mass / label_mass)``, where ``label_mass = exp(-label_gap)``.
 
-    A small loss keeps its digits only with log1p. But log1p divides by the label mass, which may
-    underflow to 0. So log1p is used if the label has the larger mass, and otherwise
+    A small loss keeps its digits only with ``log1p(sampled_mass / label_mass)``, which divides by 0
+    if the label mass underflows. It is used if the label has the larger mass, and otherwise
     ``label_gap + log(label_mass + sampled_mass)``.
     """
     if label_mass > sampled_mass:

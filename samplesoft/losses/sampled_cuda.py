@@ -247,7 +247,8 @@ def sign(x: float) -> float:
 def draw_logit(score: float, draws: Any, b: int, k: int, log_count: float) -> Any:
     """Return the logit of draw k for example b: the score minus log q and `log_count`.
 
-    The logit of an accidental hit is -inf, unless hits are kept.
+    `log_count` is the log of the number of draws. The logit of an accidental hit is -inf, unless
+    hits are kept.
     """
     row = b if draws.ids.shape[0] > 1 else 0
     if draws.ids[row, k] == draws.labels[b] and not draws.keeps_hits:

@@ -155,8 +155,8 @@ def score_draws(block: Rows, z: Rows, num: int, width: int, scores: Rows, produc
     """Write the scores of `num` shared draws for a block of examples.
 
     The vectors of the draws are the first rows of `block`; `z` (b, d) are the contexts. `scores` is
-    flat, with the `num` scores of the first example, then of the second, and so on. A matrix
-    product covers `width` draws; `product` is its workspace.
+    flat, with the `num` scores of the first example, then of the second, and so on. Scores are
+    computed for `width` draws at a time; `product` is workspace.
     """
     for start in range(0, num, width):
         stop = min(start + width, num)
@@ -194,8 +194,8 @@ def class_gradients_of_draws(
     """Write the contribution of draws to the gradients of the classes in block j.
 
     The first `num` classes of the block are drawn; the rows of `gradient` after them become 0.
-    ``d_sampled[i, j]`` holds the derivatives in their scores for the i-th block of `size` examples,
-    flattened. `product` is workspace.
+    ``d_sampled[i, j]`` holds the flattened derivatives in the scores of these `num` draws, for the
+    i-th block of `size` examples. `product` is workspace.
     """
     gradient[:] = 0.0
     if num > 0:
@@ -262,7 +262,7 @@ def add_biases_and_mark_not_finite(
     pairs, m = len(label_scores), sampled_scores.shape[1]
     if len(biases) > 0:
         for p in range(pairs):
-            # in the precision of scores and biases
+            # the sum is computed in the dtype of scores and biases
             label_scores[p] = sampled_scores.dtype.type(label_scores[p]) + biases[candidates[p]]
         first = pairs
         for b in range(len(sampled_scores)):
@@ -335,7 +335,7 @@ def score_rows(
 ) -> None:
     """Write ``scores[i, k] = z[example_ids[i]] . block[rows[i, k]]``, for `rows` (N, k)."""
     for i in range(len(rows)):
-        # read once: the compiler must assume that scores may alias the ids
+        # read only once, because the compiler must assume that `scores` may overlap `example_ids`
         example = example_ids[i]
         for k in range(rows.shape[1]):
             scores[i, k] = row_dot(block, rows[i, k], z, example)
@@ -456,8 +456,8 @@ def nan_where_not_finite(
 def write_pair_logits(pairs: Pairs, first_pair: int, logits: Floats) -> None:
     """Write the logits (N, 1 + m) of N pairs from `first_pair` on: of the label, then of the draws.
 
-    Draws without weight for a pair get -inf. The maximum of a row is subtracted in float32, which
-    keeps the digits of the differences.
+    Draws without weight for a pair get -inf. If `logits` is float32, the maximum of each row is
+    subtracted in float64 first, which keeps the digits of the differences.
     """
     example_ids = pairs.example_ids
     sampled_scores = pairs.sampled_scores
@@ -520,12 +520,12 @@ def scatter_logit_gradients(
     d_labels: Floats,
     d_sampled: Floats,
 ) -> None:
-    """Convert the derivatives in the logits of N pairs to derivatives in labels and draws.
+    """Convert derivatives in the logits of N pairs to derivatives in the scores.
 
     `d_logits` (N, 1 + m) are the derivatives of the losses of the pairs from `first_pair` on.
-    Writes the derivatives in the label logits to `d_labels` (P,), and those in the sampled scores,
-    summed over the pairs of an example in float64, to `d_sampled` (B, m). Both, and the `losses`
-    (P,), are multiplied by the label weights.
+    Writes the derivatives in the label scores to `d_labels` (P,). Sums the derivatives in the
+    sampled scores over the pairs of an example, in float64, and writes the sums to `d_sampled`
+    (B, m). All derivatives, and the `losses` (P,), are multiplied by the label weights.
     """
     example_ids = pairs.example_ids
     label_logits = pairs.label_logits
@@ -556,12 +556,12 @@ def scatter_logit_gradients(
 
 @njit
 def reject_correction(m: int, hits: int, label_count: float) -> float:
-    """Return the term that scheme "reject" adds to the draws' logits, for `hits` of m draws.
+    """Return the term that scheme "reject" adds to the logits of the accepted draws.
 
-    `hits` draws are the label t, and are discarded. The other ``m - hits`` draws have the
+    Of the m draws, `hits` are the label t, and are discarded. The other ``m - hits`` draws have the
     distribution q given that the class is not t, so that class j has the expected count
     ``(m - hits) q_j / (1 - q_t)`` in place of ``m q_j``. `label_count` is ``log(m q_t)``.
-    Subtracting the correction from the label's logit gives the same softmax.
+    Subtracting the term from the label's logit instead gives the same softmax.
     """
     # m (1 - q_t) by expm1: 1 - q_t loses no digits where q_t is near 1
     expected = -m * math.expm1(min(label_count - math.log(m), 0.0))

@@ -12,12 +12,12 @@ from samplesoft.samplers.base import Rows
 
 
 def check_class_embeddings(value: object) -> Rows:
-    """Return validated class vectors (n, d) in C order. Their values are not checked."""
+    """Return class vectors (n, d) in C order after a check of type and shape, but not of values."""
     return cpu.shaped_rows("class_embeddings", value)
 
 
 def require_finite_rows(rows: Rows, first: int = 0) -> None:
-    """Raise if class vectors (r, d) are not finite; row 0 is the class `first`."""
+    """Raise if class vectors (r, d) are not finite; row 0 belongs to the class `first`."""
     if isinstance(rows, DistantRows):  # the optimizers on the other machines check every update
         return
     with np.errstate(over="ignore", invalid="ignore"):

@@ -85,7 +85,7 @@ class Optimizer(ABC):
     def learning_rate(self) -> float:
         """Learning rate of the last step: the base rate times the factor of `schedule`.
 
-        Before the first step it is the rate of the first. Without a schedule the factor is 1.
+        Before the first step it is the rate of that step. Without a schedule the factor is 1.
         Assigning to it sets the base rate.
         """
         if self.schedule is None:
@@ -168,9 +168,9 @@ class Optimizer(ABC):
     def parameters_with_states(
         self, parameters: Mapping[str, Array]
     ) -> dict[str, tuple[Array, ...]]:
-        """Return a tuple for each parameter, of the array and its states, which are created first.
+        """Return, by name, tuples of a parameter and its states, for callers that run the kernel.
 
-        For callers that run the kernel themselves.
+        States that do not exist yet are created.
         """
         for name, array in parameters.items():
             if name not in self._state:

@@ -56,7 +56,9 @@ def momentum(w, history, momentum=0.9, nesterov=False):
 
 
 def adagrad(w, history, epsilon=1e-10, initial_accumulator=0.0):
-    """Return w after steps of gradient / root of past squares. Duchi, Hazan and Singer (2011).
+    """Return w after steps of the gradient over the root of the sum of all squares so far.
+
+    Duchi, Hazan and Singer (2011).
 
     >>> round(adagrad(1.0, [(0.1, 4.0), (0.1, None), (0.1, -1.0)]), 3)
     0.924
@@ -70,10 +72,11 @@ def adagrad(w, history, epsilon=1e-10, initial_accumulator=0.0):
 
 
 def adam(w, history, beta1=0.9, beta2=0.999, epsilon=1e-8):
-    """Return w after steps of mean / root mean square gradient. Kingma and Ba (2015), algorithm 1.
+    """Return w after steps of the mean gradient over the root of the mean squared gradient.
 
-    Both means are moving averages that start at 0. After t steps they are divided by the sum of
-    their weights, 1 - beta^t. t also counts steps without a gradient.
+    Kingma and Ba (2015), algorithm 1. Both means are moving averages that start at 0. After t steps
+    they are divided by the sum of their weights, 1 - beta^t. t also counts steps without a
+    gradient.
 
     >>> round(adam(1.0, [(0.1, 4.0), (0.1, None), (0.1, -1.0)]), 3)
     0.86

@@ -555,7 +555,7 @@ class SampledSoftmaxRecommender:
         return histories
 
     def _user_vectors_match(self, histories: Matrix, users: IntArray) -> bool:
-        """Return whether the vectors of `users` (k,) are those of `histories` (k, items)."""
+        """Return whether the vectors of `users` (k,) were computed from `histories` (k, items)."""
         computed = user_vectors(self._embedding, histories)
         return np.allclose(computed, self.user_factors[users], rtol=0.0, atol=_VECTOR_TOLERANCE)
 

@@ -55,8 +55,7 @@ from samplesoft.training.task import sub_seed
 
 Matrix = sparse.csr_array
 
-# parameters
-_AUTO = "auto"
+_AUTO = "auto"  # value of `propagation`: choose its weight by validation
 # default number of draws: a tenth of the items, within these limits
 _MIN_DRAWS, _MAX_DRAWS, _ITEMS_PER_DRAW = 1000, 4000, 10
 # labels have weights, which one versus all does not support
@@ -69,7 +68,6 @@ _LOSS_NAMES = [
     and "label_reduction" not in spec.fixed
 ]
 
-# epochs
 _TRAINING_STREAM, _START_STREAM, _HELD_OUT_STREAM = range(3)  # random streams derived from the seed
 _DROPOUT_STREAM = 100  # random stream of the dropout of items, distinct from those of `LinearTask`
 _KEPT_LABEL_WEIGHT = 0.3  # label weight of an item that dropout leaves in the history; else 1
@@ -78,9 +76,8 @@ _RANDOM_SCALE = 0.1  # factor of the random initial values that complete singula
 # randomized singular vectors: extra directions, and number of power iterations
 _OVERSAMPLING, _POWER_ITERATIONS = 16, 3
 
-# validation
-_LIST_LENGTH = 20  # items per list
-_MAX_VALIDATION_USERS = 2000  # users with hidden items, at most
+_LIST_LENGTH = 20  # items per list in validation
+_MAX_VALIDATION_USERS = 2000  # maximum number of users with hidden items
 _PROPAGATION_WEIGHTS = (0.0, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)  # candidates for "auto"
 _EPOCH_WEIGHT = 0.05  # propagation weight for scoring epochs, before the final weight is chosen
 _DEFAULT_WEIGHT = 0.1  # propagation weight if nothing is held out
@@ -230,7 +227,9 @@ def _train_model(
         assert held_out is not None
         users, items = user_vectors(model.embedding, training_items), model.class_vectors()
         user_sums = np.zeros_like(items)
-        if any(weights):  # transpose only here, because the transpose is as large as the graph
+        if any(
+            weights
+        ):  # transposed only if needed, because the transpose is as large as the graph
             user_sums = sparse_product(transposed(graph), users)
         return [held_out.score(users, propagated(items, user_sums, weight)) for weight in weights]
 
@@ -381,19 +380,21 @@ def normalized_graph(user_items: Matrix) -> Matrix:
     user_degrees, item_degrees = map(np.zeros, user_items.shape)
     values = np.empty(user_items.nnz, np.float32)
 
-    def weights(entries: slice) -> FloatArray:
+    def positive_weights(entries: slice) -> FloatArray:
         scaled: FloatArray = user_items.data[entries].astype(np.float64) / unit
         return np.maximum(scaled, np.finfo(np.float64).tiny)  # so that no degree is 0
 
     for chunk in row_chunks:
         example_ids, entries = example_ids_of(user_items, chunk)
-        user_degrees[chunk] = np.bincount(example_ids, weights(entries), chunk.stop - chunk.start)
+        user_degrees[chunk] = np.bincount(
+            example_ids, positive_weights(entries), chunk.stop - chunk.start
+        )
         # in sequence, so that the order of additions does not depend on the chunks
-        np.add.at(item_degrees, user_items.indices[entries], weights(entries))
+        np.add.at(item_degrees, user_items.indices[entries], positive_weights(entries))
     for chunk in row_chunks:
         example_ids, entries = example_ids_of(user_items, chunk)
         user_roots, items = np.sqrt(user_degrees[chunk][example_ids]), user_items.indices[entries]
-        values[entries] = weights(entries) / user_roots / np.sqrt(item_degrees[items])
+        values[entries] = positive_weights(entries) / user_roots / np.sqrt(item_degrees[items])
     return sparse.csr_array((values, user_items.indices, user_items.indptr), user_items.shape)
 
 
