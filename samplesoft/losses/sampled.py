@@ -276,7 +276,7 @@ class SampledLoss(Loss):
         """Raise if the losses (B,) show that an example has no usable draw; by default, never."""
 
     def _terms_of(self, draw: Draw, num_classes: int) -> Terms:
-        """Return the kernel of the loss and its parameters for a draw from `num_classes` classes."""
+        """Return the kernel of the loss, and its parameters for this draw and number of classes."""
         return Terms(self._terms)
 
     def _terms(self, logits: FloatArray, losses: FloatArray) -> None:

@@ -227,9 +227,8 @@ def _train_model(
         assert held_out is not None
         users, items = user_vectors(model.embedding, training_items), model.class_vectors()
         user_sums = np.zeros_like(items)
-        if any(
-            weights
-        ):  # transposed only if needed, because the transpose is as large as the graph
+        if any(weights):
+            # transposed only if needed, because the transpose is as large as the graph
             user_sums = sparse_product(transposed(graph), users)
         return [held_out.score(users, propagated(items, user_sums, weight)) for weight in weights]
 
