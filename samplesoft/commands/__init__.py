@@ -6,7 +6,7 @@ A new command is a module with a function `add`, which adds its options to a par
 
 COMMANDS = {
     "verify": "compare exact bias, bounds and Monte Carlo",
-    "check": "find out what an implementation of a sampled loss estimates",
+    "check": "identify the scheme of a sampled loss, and its mistakes",
     "tune": "choose a sampler and a number of draws by measurement",
     "train": "train a model with a full or a sampled softmax",
     "predict": "predict the best classes for the inputs of a file",

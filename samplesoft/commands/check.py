@@ -1,4 +1,4 @@
-"""``samplesoft check``: find out what an implementation of a sampled loss estimates."""
+"""``samplesoft check``: identify the scheme of a sampled loss, and its mistakes."""
 
 from __future__ import annotations
 

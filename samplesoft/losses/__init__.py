@@ -7,22 +7,22 @@ loss                      description
 `HierarchicalLoss`        a softmax at each step down a tree of classes, such as Huffman's
 `FullLogisticLoss`        a logistic regression of each class, for several labels
 `SampledSoftmaxLoss`      label and corrected draws; see `samplesoft.schemes`
-`JackknifeLoss`           the same with bias of order 1/m**2 in place of 1/m, and more variance
-`MultilevelLoss`          the same without bias, from a random number of draws
-`DoubleSumLoss`           the same without bias, with a trained log-sum for each example
+`JackknifeLoss`           sampled softmax with a bias of order 1/m**2, not 1/m; more variance
+`MultilevelLoss`          sampled softmax without bias, from a random number of draws
+`DoubleSumLoss`           sampled softmax without bias, with a trained log-sum per example
 `OneVsEachLoss`           an unbiased estimate of a bound of the full softmax
 `InBatchLoss`             the labels of the other examples as draws, and optional extra draws
 `ImportanceSoftmaxLoss`   importance sampling: draws only, without a term for the label
 `BilateralSoftmaxLoss`    label against a weighted log-sum-exp of the draws, for ranking
 `NCELoss`                 noise-contrastive estimation: label against draws from q
-`NegativeSamplingLoss`    the same without the correction, as in word2vec
-`GBCELoss`                the same with a smaller label weight, for calibrated scores
+`NegativeSamplingLoss`    `NCELoss` without correction for the proposal, as in word2vec
+`GBCELoss`                negative sampling with a smaller label weight: calibrated scores
 `BPRLoss`                 ranking: the label against each draw separately
 `WARPLoss`                ranking: the label against the first draw within a margin
 ========================  =====================================================================
 
 Schemes ``"negatives"``, ``"masked"`` and ``"reject"`` tend to the full loss of each example as m
-grows; ``"candidate"`` and ``"candidate_masked"`` are those of CNTK and TensorFlow. All losses take
+grows; ``"candidate"`` and ``"candidate_masked"`` are used by CNTK and TensorFlow. All losses take
 `tau`, `normalize`, `absolute` (absolute softmax), class biases, and weights of examples. Draws are
 per example or shared. Labels are (B,), or a sparse matrix (B, n); `label_reduction` and
 `mask_other_labels` control how several labels of an example are treated.

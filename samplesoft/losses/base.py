@@ -178,8 +178,8 @@ class Loss(ABC):
     absolute : bool
         Replace scores o by ``|o|``: absolute softmax.
     reduction : {"mean", "sum", "none"}
-        The value is the weighted mean of the examples' losses, their weighted sum, or the weighted
-        losses (B,). For the last, `backward` returns the gradient of their sum.
+        The value is the weighted mean of the examples' losses, their weighted sum, or the array
+        (B,) of weighted losses. For ``"none"``, `backward` returns the gradient of their sum.
     label_reduction : {"pal-n", "pal", "ova"}
         How the loss of an example with several labels is reduced; see Notes.
     mask_other_labels : bool
@@ -211,7 +211,8 @@ class Loss(ABC):
 
     ``ova`` is for losses that are sums of a logistic loss of the label and one of each draw: noise
     contrastive estimation and negative sampling. A softmax does not decompose into losses of single
-    classes. Draws of any label of an example are then treated like draws of a single label.
+    classes. With ``ova``, draws of any label of an example are treated like draws of the one label
+    of a pair.
 
     With `mask_other_labels` the labels of an example do not compete with each other, a case that
     [2]_ does not cover. The option does not change how draws of the label itself are treated. For

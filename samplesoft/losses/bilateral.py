@@ -30,7 +30,7 @@ class ImportanceSoftmaxLoss(SampledLoss):
     scheme : {"importance"}
         A draw of the label counts like a draw of any other class.
     **options
-        Those of `samplesoft.losses.base.Loss`.
+        Options of `samplesoft.losses.base.Loss`.
 
     Raises
     ------
@@ -43,7 +43,7 @@ class ImportanceSoftmaxLoss(SampledLoss):
     The loss tends to the full softmax loss as m grows. `SampledSoftmaxLoss` does so too, and has
     less bias because its term of the label is exact: with ten normal logits, q uniform and m = 5,
     the L1 norm of the gradient bias is 0.17 in place of 0.20. Use this loss to reproduce [1]_, or
-    for draws with an unnormalised q, such as those of `samplesoft.samplers.LazyGumbel`.
+    for draws with an unnormalised q, such as draws of `samplesoft.samplers.LazyGumbel`.
 
     References
     ----------
@@ -97,7 +97,7 @@ class BilateralSoftmaxLoss(SampledLoss):
     negative_weight : float
         The weight w, greater than 0.
     **options
-        Those of `samplesoft.losses.base.Loss`; ``scheme`` is ``"masked"``: accidental hits are
+        Options of `samplesoft.losses.base.Loss`; ``scheme`` is ``"masked"``: accidental hits are
         masked. If no other draw remains, the loss is 0.
 
     Raises
@@ -112,7 +112,7 @@ class BilateralSoftmaxLoss(SampledLoss):
     e^{f / T_2}`. Here :math:`T \log \text{mean}\, e^{f / T}` is the maximum, over distributions,
     of the mean of f less T times the divergence from the distribution of the examples. A low
     :math:`T_2` therefore emphasises hard negatives, and a high :math:`T_1` tolerates noisy
-    positives. With one positive in a pair, as here, the first term is :math:`-f_t / T_1`. With
+    positives. This loss has one positive in a pair: the first term is :math:`-f_t / T_1`. With
     scores :math:`o = f / T_2`, so that :math:`\tau = 1 / T_2`, the loss times :math:`T_1 / T_2` is
     :math:`-o_t + w \log \text{mean}_{-} e^o` for :math:`w = T_1 / T_2`. For w = 1 it is the
     softmax loss with the label removed from the denominator. The logarithms of a sum and of a mean

@@ -327,7 +327,7 @@ def score_gradients(
     rows = batch.class_embeddings
     classes = scores.candidate_table[1, : scores.num_unique]
     if type(rows) is not np.ndarray and isinstance(rows, DistantRows):
-        # rows of the gradient stay where the class vectors are
+        # the rows of the gradient stay on the machines of the class vectors
         remote_rows = SparseRows(classes, np.empty((scores.num_unique, 0), z.dtype))
         dz = call_ignoring_overflow(rows.gradients, batch, d_labels, d_sampled, weights)
         return Gradients(dz, remote_rows, None)

@@ -34,7 +34,7 @@ class GBCELoss(LogisticLoss):
     offset : float
         Added to all scores.
     **options
-        Those of `samplesoft.losses.base.Loss`.
+        Options of `samplesoft.losses.base.Loss`.
 
     Raises
     ------
@@ -48,12 +48,13 @@ class GBCELoss(LogisticLoss):
     :math:`-\beta p_j \log \sigma - \alpha (1 - p_j) \log(1 - \sigma)`, has its minimum at
     :math:`\sigma = \beta p_j / (\beta p_j + \alpha (1 - p_j))`. For c = 0 and few draws that is
     far above :math:`p_j`: the largest probabilities are all nearly 1, and hard to distinguish. For
-    c = 1 it is :math:`p_j`. The order of the classes at the minimum is the same for every c; how
-    quickly few examples lead there is not. None of this holds for draws that are not uniform.
+    c = 1 it is :math:`p_j`. The order of the classes at the minimum is the same for every c, but
+    how close training with few examples comes to it depends on c. None of this holds for draws
+    that are not uniform.
 
     **When to use it.** If scores should be probabilities of classes, and draws are few. [1]_
     recommends 0.75 with hundreds of draws for each example. It divides the loss by m + 1, a factor
-    that Adam and Adagrad cancel; here the loss is a sum, as in `NegativeSamplingLoss`. If q allows
+    that Adam and Adagrad cancel; this class does not, like `NegativeSamplingLoss`. If q allows
     an estimate of the sum over all classes, sampled softmax makes better use of the same draws.
 
     References

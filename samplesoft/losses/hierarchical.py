@@ -38,7 +38,7 @@ _ROOT = -1
 
 @dataclass(frozen=True, eq=False)
 class ClassTree:
-    """A tree whose leaves are n classes. It has N nodes besides the root.
+    """A tree whose leaves are n classes. It has N nodes in addition to the root.
 
     Nodes are numbered level by level, so that the children of a node are consecutive, and follow
     it. Build trees with `from_parents`, or from class counts with `huffman_tree` and
@@ -274,16 +274,16 @@ def two_level_tree(counts: ArrayLike, cells: Any = None) -> ClassTree:
 
 
 class HierarchicalLoss(Loss):
-    """Cross entropy of the hierarchical softmax: the sum over the steps of the path to the label.
+    """Cross entropy of hierarchical softmax: the sum of the losses on the path to the label.
 
     The class vectors of this loss are the vectors of the tree's nodes.
 
     Parameters
     ----------
     tree : ClassTree
-        The classes.
+        The tree of the classes.
     **options
-        Those of `samplesoft.losses.base.Loss`, except `normalize`, `absolute` and
+        Options of `samplesoft.losses.base.Loss`, except `normalize`, `absolute` and
         `mask_other_labels`, which must be False.
 
     Raises

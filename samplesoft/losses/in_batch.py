@@ -35,7 +35,7 @@ class InBatchLoss(Loss):
         Sampler of additional negatives, also independent of contexts, such as a `UniformSampler`.
         `forward` then takes a draw from it (mixed negatives).
     **options
-        Those of `samplesoft.losses.base.Loss`.
+        Options of `samplesoft.losses.base.Loss`.
 
     Raises
     ------

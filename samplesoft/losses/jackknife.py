@@ -30,7 +30,7 @@ class JackknifeLoss(SampledLoss):
         As for `samplesoft.losses.sampled.SampledSoftmaxLoss`. Its other schemes are not supported,
         because leaving out a draw changes their weights of draws or of the label.
     **options
-        Those of `samplesoft.losses.base.Loss`.
+        Options of `samplesoft.losses.base.Loss`.
 
     Raises
     ------
@@ -84,9 +84,9 @@ def jackknife_terms(logits: FloatArray, losses: FloatArray) -> None:
     ``S = a + W``, and without draw i ``S_i = a + (W - w_i) m / (m - 1)``.
 
     Naively, ``log S_i - log S`` subtracts nearly equal numbers. Instead, ``S_i / S = 1 + x_i`` with
-    ``x_i = (W - m w_i) / ((m - 1) S)``, and log1p. x_i is in [-1/2, 1], unless draw i carries more
-    than half of S. For that draw, of which there is at most one, S_i may be hundreds of orders of
-    magnitude below S, and is summed separately.
+    ``x_i = (W - m w_i) / ((m - 1) S)``, and log1p. x_i is in [-1/2, 1], unless draw i has more than
+    half of the mass S. At most one draw has. Its S_i may be hundreds of orders of magnitude below
+    S, and is summed separately.
     """
     m = logits.shape[1] - 1
     weights, rest = np.empty(1 + m), np.empty(1 + m)

@@ -37,7 +37,7 @@ class LogisticLoss(SampledLoss):
         Added to all scores. A softmax is invariant to an offset; here scores learn the logarithms
         of probabilities, which may be out of the range of ``tau h . c``.
     **options
-        Those of `samplesoft.losses.base.Loss`.
+        Options of `samplesoft.losses.base.Loss`.
 
     Raises
     ------
@@ -72,7 +72,7 @@ class NCELoss(LogisticLoss):
         Added to all scores. Scores learn log-probabilities, about -4 on average for 50 classes,
         which dot products of vectors of norm 1 cannot reach; ``-log(n)`` is a good offset for them.
     **options
-        Those of `samplesoft.losses.base.Loss`.
+        Options of `samplesoft.losses.base.Loss`.
 
     Raises
     ------
@@ -118,7 +118,7 @@ class NegativeSamplingLoss(LogisticLoss):
     offset : float
         Added to all scores; with ``-log(m)``, p equals q at a score of 0.
     **options
-        Those of `samplesoft.losses.base.Loss`.
+        Options of `samplesoft.losses.base.Loss`.
 
     Raises
     ------
@@ -163,7 +163,7 @@ class FullLogisticLoss(Loss):
         One versus all.
     **options
         ``tau``, ``normalize``, ``absolute`` and ``reduction`` of `samplesoft.losses.base.Loss`.
-        Labels are never negatives here, whether masked or not.
+        Labels of an example are never negatives of this loss, whether masked or not.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """Unbiased sampled softmax, which takes a random number of draws and corrects for that number.
 
 Notation of the kernels: the M draws of a row are split into blocks. S is the sum of exponentials of
-label and draws; ``S_b`` has the draws of block b only, ``H_1`` and ``H_2`` those of one half. Each
+label and draws; ``S_b`` has only the draws of block b, ``H_1`` and ``H_2`` only one half each. Each
 sum is scaled by its largest term, because they may differ by hundreds of orders of magnitude.
 """
 
@@ -65,7 +65,7 @@ class MultilevelDraw(Draw):
 
 
 class MultilevelLoss(SampledLoss):
-    r"""Sampled softmax whose mean loss and mean gradient equal those of the full softmax.
+    r"""Unbiased sampled softmax: its mean loss and gradient equal the full loss and gradient.
 
     A level k is drawn once for a batch, with probability :math:`p_k = (1 - r) r^k`,
     :math:`r = 2^{-3/2}`. Each example gets :math:`M = 2^{k+1} m` draws, where m is `num_sampled`.
@@ -82,7 +82,7 @@ class MultilevelLoss(SampledLoss):
     scheme : {"negatives", "masked"}
         As for `samplesoft.losses.sampled.SampledSoftmaxLoss`.
     **options
-        Those of `samplesoft.losses.base.Loss`.
+        Options of `samplesoft.losses.base.Loss`.
 
     Raises
     ------

@@ -14,8 +14,8 @@ the full sum. The mean of its logarithm is not the full logarithm; the differenc
 
 Functions take the `scores` (n,), the `label` and the `ids` of the draws. Some also take expected
 counts m q: `counts` of the draws, and `label_count` of the label. Draws of the label are accidental
-hits, or hits for short. Values are floats for `lib=math`, or mpmath numbers; the tests use those
-with 50 digits.
+hits, or hits for short. Values are floats for `lib=math`, or mpmath numbers, as in the tests, which
+use 50 digits.
 
 `samplesoft.losses` computes the same for batches, without overflow, and with gradients.
 """
@@ -39,8 +39,8 @@ def full(scores, label, lib=math):
 def sampled(scores, label, ids, counts, lib=math):
     """Return the loss with the label and the corrected draws in the sum.
 
-    Rawat et al. (2019), eqs. 5 to 8: o_j - log(m q_j) is the corrected score. Draws of the label
-    (accidental hits) are left out, if there are any.
+    Rawat et al. (2019), eqs. 5 to 8: o_j - log(m q_j) is the corrected score. Accidental hits are
+    left out.
     """
     drawn = [lib.exp(scores[j]) / c for j, c in draws_without_label(label, ids, counts)]
     return lib.log(lib.exp(scores[label]) + lib.fsum(drawn)) - scores[label]

@@ -31,7 +31,7 @@ class BPRLoss(SampledLoss):
         Accidental hits are masked; with `mask_other_labels` also draws of the example's other
         labels. The loss is 0 if no draw remains.
     **options
-        Those of `samplesoft.losses.base.Loss`.
+        Options of `samplesoft.losses.base.Loss`.
 
     Raises
     ------
@@ -86,7 +86,7 @@ class WARPLoss(SampledLoss):
         Accidental hits are masked, and not counted; with `mask_other_labels` also draws of the
         example's other labels.
     **options
-        Those of `samplesoft.losses.base.Loss`.
+        Options of `samplesoft.losses.base.Loss`.
 
     Raises
     ------

@@ -1,6 +1,6 @@
 """Registry of losses by name, for settings, the command line and the common test suite.
 
-To add a loss, write its file and add a line here.
+To add a loss, write a module with its class, and add an entry to `LOSSES`.
 """
 
 from __future__ import annotations

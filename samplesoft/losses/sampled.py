@@ -95,9 +95,9 @@ class SampledLoss(Loss):
     Parameters
     ----------
     scheme : str, optional
-        A key of `schemes`; the first of them by default.
+        A key of `schemes`; by default the first.
     **options
-        Those of `samplesoft.losses.base.Loss`.
+        Options of `samplesoft.losses.base.Loss`.
 
     Attributes
     ----------
@@ -313,7 +313,7 @@ class SampledSoftmaxLoss(SampledLoss):
         Device of the computation. A GPU takes draws with replacement and one label for each
         example.
     **options
-        Those of `samplesoft.losses.base.Loss`.
+        Options of `samplesoft.losses.base.Loss`.
 
     Raises
     ------

@@ -1,9 +1,9 @@
 """Sampled softmax on a CUDA device: the counterpart of `losses.sampled`, for one label per example.
 
-The passes have the names of those in `losses.candidates` and `losses.step`: candidates are grouped
-by class and scored, losses and derivatives are computed, and gradients are summed for contexts and
-for classes. A warp computes one score, the loss of one example, or the gradient of one row. Each
-sum has a fixed order.
+Functions have the same names as in `losses.candidates` and `losses.step`: candidates are grouped by
+class and scored, losses and derivatives are computed, and gradients are summed for contexts and for
+classes. A warp computes one score, the loss of one example, or the gradient of one row. Each sum
+has a fixed order.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ def draw_logit(score: float, draws: Any, b: int, k: int, log_count: float) -> An
 def softmax_rows(scores: Any, draws: Any, losses: Any, num_hits: Any) -> None:
     """Write the loss (B,) and the number of accidental hits (B,) of each example, a warp for each.
 
-    Overwrites the scores (B, 1 + m) by derivatives. Formulas are those of
+    Overwrites the scores (B, 1 + m) by derivatives. The formulas are the same as in
     `losses.sampled.softmax_terms`.
     """
     b = warp_index()

@@ -89,7 +89,7 @@ def list_candidates(
     copy_row(out[3], order)
     copy_row(out[4], offsets)
     num_label_and_drawn = 0
-    for g in range(len(unique)):  # labels of a class come before its draws
+    for g in range(len(unique)):  # `order` lists the labels of a class before its draws
         num_label_and_drawn += order[offsets[g]] < len(labels) <= order[offsets[g + 1] - 1]
     out[0, -1] = num_label_and_drawn
     return len(unique)
@@ -369,7 +369,7 @@ def class_gradients(
     `d_labels` (P,) and `d_sampled` (B, m) are derivatives in scores of labels and draws. Pair p
     belongs to example ``example_ids[p]``. If examples share the draws, `draw_gradients` (m, d)
     holds the gradients in the vectors of the draws, summed over the examples; otherwise it is
-    empty. Candidates are numbered: first the labels, then the draws. Those of class g are
+    empty. Candidates are numbered: first the labels, then the draws. Class g has the candidates
     ``order[offsets[g]:offsets[g + 1]]``; see `kernels.sort_ids.equal_runs`.
     """
     pairs, m = len(d_labels), d_sampled.shape[1]
@@ -410,7 +410,7 @@ def find_accidental_hits(
 
     The hits of pair p are in the columns ``columns[starts[p]:stops[p]]`` of the draws.
     `label_indices` (P,) are the indices of the labels among the distinct classes. Candidates are
-    numbered: first the labels, then the draws. Those of class g are
+    numbered: first the labels, then the draws. Class g has the candidates
     ``order[offsets[g]:offsets[g + 1]]``. There are `num_draws` draws for each example, or for all
     examples together if `shares_draws`.
     """
@@ -454,7 +454,7 @@ def nan_where_not_finite(
 
 @njit
 def write_pair_logits(pairs: Pairs, first_pair: int, logits: Floats) -> None:
-    """Write the logits (N, 1 + m) of N pairs from `first_pair` on: of the label, then of the draws.
+    """Write the logits (N, 1 + m) of label and draws for N pairs, from `first_pair` on.
 
     Draws without weight for a pair get -inf. If `logits` is float32, the maximum of each row is
     subtracted in float64 first, which keeps the digits of the differences.
@@ -496,7 +496,7 @@ def keeps_hits(pairs: Pairs, p: int, q: int) -> bool:
 def mask_hits(pairs: Pairs, p: int, row: FloatArray) -> None:
     """Set the logits of accidental hits that have no weight for pair p to -inf.
 
-    The row (1 + m,) holds the logit of the label, then those of the draws.
+    The row (1 + m,) holds the logit of the label, followed by the logits of the draws.
     """
     example_ids = pairs.example_ids
     first, last = p, p + 1
@@ -563,7 +563,7 @@ def reject_correction(m: int, hits: int, label_count: float) -> float:
     ``(m - hits) q_j / (1 - q_t)`` in place of ``m q_j``. `label_count` is ``log(m q_t)``.
     Subtracting the term from the label's logit instead gives the same softmax.
     """
-    # m (1 - q_t) by expm1: 1 - q_t loses no digits where q_t is near 1
+    # m (1 - q_t) is computed by expm1, so that it keeps its digits if q_t is near 1
     expected = -m * math.expm1(min(label_count - math.log(m), 0.0))
     return math.log(expected / (m - hits)) if expected > 0.0 and hits < m else 0.0
 

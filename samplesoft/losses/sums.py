@@ -30,15 +30,15 @@ class OneVsEachLoss(SampledLoss):
 
     .. math:: \sum_{i:\, s_i \ne t} \frac{\log(1 + e^{o_{s_i} - o_t})}{m \, q_{s_i}}
 
-    Its mean, and the mean of its gradient, equal those of the bound for every m, and for every q
-    that is positive for all classes.
+    Its mean equals the bound, and the mean of its gradient equals the gradient of the bound, for
+    every m, and for every q that is positive for all classes.
 
     Parameters
     ----------
     scheme : {"masked"}
         Accidental hits are masked; draws that exclude the label are accepted too.
     **options
-        Those of `samplesoft.losses.base.Loss`.
+        Options of `samplesoft.losses.base.Loss`.
 
     Raises
     ------
@@ -54,11 +54,11 @@ class OneVsEachLoss(SampledLoss):
     With many draws, or with a better proposal, sampled softmax reaches a lower loss, because this
     bound is a different objective. For unconstrained scores, such as a table of contexts and
     classes, the minimum of the bound also has log-probabilities as scores: all its logistic
-    regressions of pairs are consistent. Products of short vectors are constrained, and are affected
-    by all n classes, not only by those that compete with the label.
+    regressions of pairs are consistent. Scores that are products of short vectors are constrained,
+    and are affected by all n classes, also by classes that do not compete with the label.
 
     At equal scores the loss is :math:`(n - 1) \log 2`, not :math:`\log n`. Gradients are therefore
-    larger than those of a softmax, and learning rates should be smaller, in that figure by 10 / n.
+    larger than for a softmax, and learning rates should be smaller, in that figure by 10 / n.
     The optimal q for the gradient in h is proportional to
     :math:`|c_j - c_t| / (1 + e^{o_t - o_j})`, flatter than the softmax.
 
@@ -101,15 +101,15 @@ class DoubleSumLoss(SampledLoss):
     which is the softmax loss itself, the mean gradient is the gradient of the full softmax.
 
     With L the loss of `SampledSoftmaxLoss` on the same draws, the loss is
-    :math:`u + e^{L - u} - 1`, and its gradient is that of L times :math:`e^{L - u}`. Sampled
-    softmax is this loss with u optimised for each draw, which is where its bias comes from.
+    :math:`u + e^{L - u} - 1`, and its gradient is the gradient of L times :math:`e^{L - u}`.
+    Sampled softmax is this loss with u optimised for each draw, which causes the bias.
 
     Parameters
     ----------
     slack : float
         Distance that u may be below the lower bound that the draws give, at least 0; see Notes.
     **options
-        Those of `samplesoft.losses.base.Loss`, with one label for each example; ``scheme`` is
+        Options of `samplesoft.losses.base.Loss`, with one label for each example; ``scheme`` is
         ``"masked"``: accidental hits are masked. Draws that exclude the label are accepted too.
 
     Raises
@@ -124,9 +124,10 @@ class DoubleSumLoss(SampledLoss):
     below this bound for the highest-scoring draw, `forward` raises it to the bound, which limits
     the gradient of a draw to :math:`e^{\text{slack}}` times its weight. Raised values are in
     ``cache.batch.log_sums``; value and gradients are computed at them. Raising never overshoots the
-    optimal u. It lowers the objective for any draws, and the next step continues from there. But it
-    depends on the draws, so that means over draws are unbiased only if no draw raises u: that is,
-    once u is within `slack` of the bound for the highest score of all, as the optimal u is.
+    optimal u. It lowers the objective for any draws, and the next step continues from the raised
+    value. But it depends on the draws, so that means over draws are unbiased only if no draw raises
+    u. This is so once u is within `slack` of the bound for the highest score of all classes, as the
+    optimal u is.
 
     **Steps of u.** ``u -= rate * d`` is a step of gradient descent, with d the derivative of the
     example's loss, which is at most 1 but may be very negative. ``u += log1p(-rate * d)`` agrees

@@ -60,10 +60,10 @@ class Optimizer(ABC):
     Notes
     -----
     A gradient of `SparseRows` changes only its rows, in the parameter and in the state. The state
-    of other rows does not decay meanwhile, as in LazyAdam of TensorFlow Addons and
-    ``torch.optim.SparseAdam``. With all rows, the result equals the dense one to the last bit. The
-    cost of a step does not depend on the number of rows without a gradient. The state is zeros of
-    the parameter's shape and dtype, allocated at its first gradient.
+    of all other rows does not decay, as in LazyAdam of TensorFlow Addons and
+    ``torch.optim.SparseAdam``. If the gradient has all rows, the result equals the result for a
+    dense gradient, to the last bit. The cost of a step does not depend on the number of rows
+    without a gradient. The state of a parameter is allocated, with zeros, at its first gradient.
     """
 
     # prefixes of parameter names in a saved state, as in "velocity/w"
@@ -123,8 +123,7 @@ class Optimizer(ABC):
         ------
         TypeError, ValueError
             If a name, a shape, a dtype or a row index is wrong; if a gradient is not finite; or, on
-            the CPU, if a row to be updated is not finite. All parameters and states are unchanged
-            then.
+            the CPU, if a row to be updated is not finite. No parameter and no state has changed.
         """
         require_mapping("parameters", parameters)
         require_mapping("gradients", gradients)

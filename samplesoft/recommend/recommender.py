@@ -200,10 +200,11 @@ class SampledSoftmaxRecommender:
         user_items : scipy.sparse matrix, shape (users, items)
             Interactions: nonnegative weights of the items that users have taken, such as ones.
             Users without items are left out of training, and get the vector of an empty history. An
-            item without users is drawn and recommended like others, and starts at random.
+            item without users starts from a random vector, and is drawn and recommended like any
+            other item.
         callbacks : sequence of samplesoft.training.Callback
             Callbacks between steps and after epochs. Their ``task.model`` is the model after the
-            last step; it becomes the average at the end.
+            last step; after training, the average over the epochs replaces it.
 
         Returns
         -------

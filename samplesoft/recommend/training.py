@@ -69,7 +69,7 @@ _LOSS_NAMES = [
 ]
 
 _TRAINING_STREAM, _START_STREAM, _HELD_OUT_STREAM = range(3)  # random streams derived from the seed
-_DROPOUT_STREAM = 100  # random stream of the dropout of items, distinct from those of `LinearTask`
+_DROPOUT_STREAM = 100  # random stream of the dropout of items; `LinearTask` uses smaller numbers
 _KEPT_LABEL_WEIGHT = 0.3  # label weight of an item that dropout leaves in the history; else 1
 _RANDOM_SCALE = 0.1  # factor of the random initial values that complete singular vectors
 
