@@ -161,7 +161,7 @@ class Cache:
 
 
 class Loss(ABC):
-    r"""A loss of context vectors, class vectors and labels.
+    r"""Base class of losses, which are functions of context vectors, class vectors and labels.
 
     Scores are :math:`o_{bj} = \tau \, h_b \cdot c_j + \text{bias}_j`. A new loss on drawn
     classes implements one method of `samplesoft.losses.sampled.SampledLoss`. Any other loss
@@ -173,8 +173,8 @@ class Loss(ABC):
         Inverse temperature; by default 10 if `normalize`, else 1.
     normalize : bool
         Divide context and class vectors by their Euclidean norms first. A zero vector, such as a
-        padding row, is left unchanged: its logits and its gradient are 0. Initialize vectors that
-        are trained at random.
+        padding row, is left unchanged: its logits and its gradient are 0. Vectors that are trained
+        should therefore start from random values.
     absolute : bool
         Replace scores o by ``|o|``: absolute softmax.
     reduction : {"mean", "sum", "none"}
@@ -194,7 +194,7 @@ class Loss(ABC):
     Notes
     -----
     Menon et al. [2]_ describe three reductions of several labels to one. With enough data, each
-    gives the best lists by one measure, and none is best by both:
+    gives the best lists of k classes by one measure, and none is best by both:
 
     ==========  =================================================  ==============
     reduction   loss of an example                                 best lists by
@@ -211,8 +211,7 @@ class Loss(ABC):
 
     ``ova`` is for losses that are sums of a logistic loss of the label and one of each draw: noise
     contrastive estimation and negative sampling. A softmax does not decompose into losses of single
-    classes. With ``ova``, draws of any label of an example are treated like draws of the one label
-    of a pair.
+    classes. With ``ova``, draws of any label of an example are treated like draws of the label.
 
     With `mask_other_labels` the labels of an example do not compete with each other, a case that
     [2]_ does not cover. The option does not change how draws of the label itself are treated. For

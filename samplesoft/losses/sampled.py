@@ -310,8 +310,8 @@ class SampledSoftmaxLoss(SampledLoss):
         draws, and approximate for others. Compare models by the full softmax loss, not by the
         values of these two schemes.
     device : {"cpu", "cuda"}
-        Device of the computation. A GPU takes draws with replacement and one label for each
-        example.
+        Device of the computation. On a GPU, draws must be with replacement, and each example must
+        have one label.
     **options
         Options of `samplesoft.losses.base.Loss`.
 
