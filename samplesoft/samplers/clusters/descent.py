@@ -1,14 +1,16 @@
 """The descent from the top cells to a class: draws, and probabilities of given classes.
 
 Classes are stored in the order of their leaves, and cells level by level, so that the children of a
-cell are a range. The children of a leaf are classes, with the weight ``exp(tau h . c)``. The
-children of another cell are cells, with the weight ``size * exp(k1 + k2 / 2)``, where k1 and k2 are
-the first two cumulants of ``tau h . c`` over the classes of the child. The probability of a class
-is the product of the probabilities of its ancestors among their siblings, whatever the estimates.
+cell have consecutive indices. The children of a leaf are classes, and their weights are
+``exp(tau h . c)``. The children of any other cell are cells. The weight of a cell with `size`
+classes is ``size * exp(k1 + k2 / 2)``, where k1 and k2 are the mean and the variance of
+``tau h . c`` over its classes. The probability of a child given its parent is the weight of the
+child divided by the sum of the weights of all children of the parent. The probability of a class is
+the product of these probabilities on its path, exactly, however good the weights of cells are.
 
-A batch goes down level by level: `step`. The draws of one context in one cell are a visit. Visits
-are processed in the order of cells, so that the children of a cell are in the cache for all
-contexts that visit it. On a GPU each path is a visit.
+`step` moves all paths of a batch down by one level. All draws of one context that are in the same
+cell form one visit. Visits are processed in the order of cells, so that the children of a cell stay
+in the cache for all contexts that visit the cell. On a GPU each path is a separate visit.
 """
 
 from __future__ import annotations
@@ -33,50 +35,53 @@ _MIN_PROB = 1e-60  # a product of five of them, for the deepest trees, does not 
 
 
 class CellTree(NamedTuple):
-    """All cells (N,), level by level, and all classes (n,), grouped by leaf.
+    """N cells on T levels, stored level by level, and n classes, grouped by leaf.
 
-    The cell -1 is the root. It has no moments, and its children are the cells at the top.
+    Cell -1 is the root. It has no moments, and its children are the cells of the top level.
     """
 
-    moments: Real  # (N, 2 d): means and variances of the class vectors of a cell
+    moments: Real  # (N, 2 d): mean of the class vectors of a cell, then variance of each entry
     rows: Real  # (n, d): class vectors
-    log_sizes: Real  # (N,): log of the number of classes
-    ranges: IntArray  # (N + 1, 2): children of a cell, at the end of the root
-    levels: IntArray  # (T + 1,): first cell of each level
+    log_sizes: Real  # (N,): log of the number of classes in a cell
+    # (N + 1, 2): first child of a cell, and last child + 1; the last row is the root's
+    child_ranges: IntArray
+    level_offsets: IntArray  # (T + 1,): first cell of each level, and N
 
 
 class Contexts(NamedTuple):
-    """Queries of contexts, their excluded classes, and the masses left without these."""
+    """Queries of a batch of contexts, and the effect of the class that each context excludes."""
 
-    queries: Real  # (B, 2 d)
-    # (B, T + 1), the cells above the excluded class, from the top, and the position of the class;
-    # negative without exclusion
+    queries: Real  # (B, 2 d): factors of the means, then of the variances of cells
+    # (B, T + 1): the cells that contain the excluded class, from the top, and then the position of
+    # the class in leaf order; negative if no class is excluded
     excluded_path: IntArray
-    # (B, T + 1), log of the fraction of the mass that the same cells keep; -inf for the class
+    # (B, T + 1): for each entry of `excluded_path`, the log of the fraction of its mass that
+    # remains without the excluded class; -inf for the class itself
     log_remaining: FloatArray
 
 
 class Paths(NamedTuple):
-    """Paths (B, k) of draws, or to given classes.
+    """The state of k paths for each of B contexts; all fields have shape (B, k).
 
-    The probability of reaching a cell is ``probs * exp(log_q)``.
+    A path leads to a class that is drawn or given. The probability of reaching its current cell is
+    ``probs * exp(log_q)``.
     """
 
-    uniforms: FloatArray  # rescaled to [0, 1) within the current cell
-    cells: IntArray  # current cells; in the end positions of classes
-    probs: FloatArray  # product of the probabilities that are not small
-    log_q: FloatArray  # sum of the logarithms of the others
+    uniforms: FloatArray  # uniform of a draw, rescaled to [0, 1) within the current cell
+    cells: IntArray  # current cell; at the end, position of the class in leaf order
+    probs: FloatArray  # product of the branch probabilities above `_MIN_PROB`
+    log_q: FloatArray  # sum of the logarithms of the smaller branch probabilities
 
 
 class Workspace(NamedTuple):
-    """Rows (width,) to weigh the children of a cell; the width is a multiple of 8.
+    """Buffers for the logits and weights of the children of a cell, one row for each visit.
 
-    Each worker has a row. On the CPU there is one more, to score two contexts at a time.
+    The row length is the largest number of children, rounded up to a multiple of 8.
     """
 
-    logits: Real
-    weights: Real
-    sums: FloatArray  # (rows, 2): sum of the weights, and the largest logit
+    logits: Real  # (rows, row length)
+    weights: Real  # (rows, row length)
+    sums: FloatArray  # (rows, 2): sum of the weights, and largest logit
 
 
 @njit_inline
@@ -92,9 +97,10 @@ def compute_logits(
     logits: Real,
     row: int,
 ) -> None:
-    """Write the logits of children [first, last), classes or cells, for query b.
+    """Write the logits of the children [first, last) for query `b` to ``logits[row]``.
 
-    The logits for the query `second`, unless that is -1, go to the next row.
+    The children are classes if `is_leaf`, otherwise cells. If `second` is not -1, also write the
+    logits for query `second` to ``logits[row + 1]``.
     """
     products(children, first, last, queries, b, second, logits, row)
     if not is_leaf:
@@ -106,12 +112,13 @@ def compute_logits(
 
 @njit_inline
 def softmax_weights(logits: Real, weights: Real, row: int, num: int) -> tuple[float, float]:
-    """Write ``exp(logit - max_logit)``; return the sum of these weights, and ``max_logit``.
+    """Write the weights ``exp(logit - max_logit)`` of `num` logits; return their sum and the max.
 
-    The number of weights is rounded up to a multiple of 8, so that loops have no remainder.
+    The logits are padded in place with -inf to a multiple of 8, so that loops have no remainder.
     """
     size = (num + 7) // 8 * 8
-    # padding has weight 0; a loop of constant length, whatever `num` is
+    # pad with -inf, which has weight 0; the loop runs over the last 8 logits for any `num`, so that
+    # its length is constant
     for i in range(size - 8 + lane(), size, num_lanes()):
         logits[row, i] = logits[row, i] if i < num else -np.inf
     sync_lanes()
@@ -119,20 +126,24 @@ def softmax_weights(logits: Real, weights: Real, row: int, num: int) -> tuple[fl
 
 
 @njit_inline
-def prefetch_leaf(rows: Real, ranges: IntArray, leaf: int) -> None:
-    """Prefetch the vectors of the classes in a leaf, which are rarely in a cache."""
-    for j in range(ranges[leaf, 0], ranges[leaf, 1] if leaf >= 0 else 0):
+def prefetch_leaf(rows: Real, child_ranges: IntArray, leaf: int) -> None:
+    """Prefetch the vectors of the classes in a leaf, because they are rarely in a cache."""
+    for j in range(child_ranges[leaf, 0], child_ranges[leaf, 1] if leaf >= 0 else 0):
         prefetch_row(rows, j)
 
 
 @njit_bare
 def exclude_classes(tree: CellTree, contexts: Contexts, workspace: Workspace) -> None:
-    """Write the mass fractions that cells keep without the excluded class, leaf first."""
-    moments, rows, log_sizes, ranges, levels = tree
+    """Write ``contexts.log_remaining``, for contexts that exclude a class.
+
+    For each cell that contains the excluded class, this is the log of the fraction of its mass that
+    remains without the class. Cells are processed from the leaf up.
+    """
+    moments, rows, log_sizes, child_ranges, level_offsets = tree
     queries, excluded_path, log_remaining = contexts
     logits, weights, _ = workspace
     row = worker()
-    num_levels = len(levels) - 1
+    num_levels = len(level_offsets) - 1
     for b in range(worker(), len(excluded_path), num_workers()):
         # the class itself
         log_fraction = -np.inf
@@ -140,39 +151,40 @@ def exclude_classes(tree: CellTree, contexts: Contexts, workspace: Workspace) ->
         if excluded_path[b, num_levels] < 0:
             continue
         if b + num_workers() < len(excluded_path):
-            prefetch_leaf(rows, ranges, excluded_path[b + num_workers(), num_levels - 1])
+            prefetch_leaf(rows, child_ranges, excluded_path[b + num_workers(), num_levels - 1])
         for level in range(num_levels - 1, -1, -1):
-            first = ranges[excluded_path[b, level], 0]
-            last = ranges[excluded_path[b, level], 1]
+            first = child_ranges[excluded_path[b, level], 0]
+            last = child_ranges[excluded_path[b, level], 1]
             is_leaf = level == num_levels - 1
             children = rows if is_leaf else moments
             compute_logits(children, log_sizes, is_leaf, first, last, queries, b, -1, logits, row)
-            # the mass of the cell, then its mass without the class
+            # the mass of the cell with the excluded class, and below its mass without the class
             total_before, max_before = softmax_weights(logits, weights, row, last - first)
             index = excluded_path[b, level + 1] - first
             if index % num_lanes() == lane():
                 logits[row, index] += log_fraction
             log_kept = -np.inf
-            # if the class is alone in the cell, nothing is left; the ratio would be 0 / 0
+            # skipped if the class is alone in the cell: the ratio below would be 0 / 0
             if last - first > 1 or log_fraction > -np.inf:
                 total, max_logit = softmax_weights(logits, weights, row, last - first)
                 log_kept = max_logit - max_before + math.log(total / total_before)
             log_remaining[b, level] = log_fraction = log_kept
-            sync_lanes()  # all have read what the next cell overwrites
+            sync_lanes()  # all lanes have read the logits that the next cell overwrites
 
 
 @njit
 def walk(
     tree: CellTree, contexts: Contexts, targets: IntArray, paths: Paths, workspace: Workspace
 ) -> None:
-    """Extend paths level by level from the root to classes.
+    """Move all `paths`, in place, level by level from the root to classes.
 
-    `targets` (T + 1, B, k) are the children to go to at each level; if it is empty they are drawn.
+    `targets` (T + 1, B, k) holds the child that each path takes at each level. If it is empty, the
+    children are drawn.
     """
-    levels = tree.levels
-    for level in range(-1, len(levels) - 1):
-        first, last = (-1, 0) if level < 0 else (levels[level], levels[level + 1])
-        # in the order of cells
+    level_offsets = tree.level_offsets
+    for level in range(-1, len(level_offsets) - 1):
+        first, last = (-1, 0) if level < 0 else (level_offsets[level], level_offsets[level + 1])
+        # sorted by cell
         visits = group_runs_by_node(paths.cells, first, last - first)
         step(tree, contexts, level, visits, targets[level + 1], paths, workspace)
 
@@ -187,19 +199,22 @@ def step(
     paths: Paths,
     workspace: Workspace,
 ) -> None:
-    """Take paths from the cells of a level, grouped into `visits`, to children of these.
+    """Move all `paths`, in place, from the cells of `level` to children of these cells.
 
-    If `targets` (B, k) is empty the children are drawn, by the sorted uniforms of each visit.
+    A row of `visits` (V, 3) is a context and the first and last (exclusive) of its paths in one
+    cell. `targets` (B, k) holds the child that each path takes. If it is empty, the children are
+    drawn by the uniforms of the paths, which increase within a visit.
     """
-    # unpacked here: in a loop, Numba would count references to each array of the tuple
-    moments, rows, log_sizes, ranges, levels = tree
+    # unpacked before the loops, in which Numba would count references to each array of the tuple
+    moments, rows, log_sizes, child_ranges, level_offsets = tree
     queries, excluded_path, log_remaining = contexts
     uniforms, cells, probs, log_q = paths
     logits, weights, sums = workspace
-    is_leaf = level == len(levels) - 2
+    is_leaf = level == len(level_offsets) - 2
     has_targets = targets.size > 0
     children = rows if is_leaf else moments
-    # several visits at a time: the CPU computes one while it waits for the memory of another
+    # process several visits at a time, so that the CPU computes one visit while it waits for the
+    # memory of another
     visits_per_block = len(logits) if num_workers() == 1 else 1
     for v in range(worker() * visits_per_block, len(visits), num_workers() * visits_per_block):
         block_end = min(v + visits_per_block, len(visits))
@@ -208,18 +223,18 @@ def step(
         ):
             cell = cells[visits[i, 0], visits[i, 1]]
             if cell != cells[visits[i - 1, 0], visits[i - 1, 1]]:
-                prefetch_leaf(rows, ranges, cell)
+                prefetch_leaf(rows, child_ranges, cell)
         i = v
         while i < block_end:
             b = visits[i, 0]
             second = -1
             row = worker() + i - v
             cell = cells[b, visits[i, 1]]
-            # two contexts in one cell at a time, which halves the memory traffic
+            # score two contexts in one cell together, which halves the memory traffic
             if i + 1 < block_end and cells[visits[i + 1, 0], visits[i + 1, 1]] == cell:
                 second = visits[i + 1, 0]
-            first = ranges[cell, 0]
-            last = ranges[cell, 1]
+            first = child_ranges[cell, 0]
+            last = child_ranges[cell, 1]
             compute_logits(
                 children, log_sizes, is_leaf, first, last, queries, b, second, logits, row
             )
@@ -228,9 +243,9 @@ def step(
             b = visits[i, 0]
             row = worker() + i - v
             cell = cells[b, visits[i, 1]]
-            first = ranges[cell, 0]
-            num = ranges[cell, 1] - ranges[cell, 0]
-            # the cell above the excluded class keeps a fraction of its mass
+            first = child_ranges[cell, 0]
+            num = child_ranges[cell, 1] - child_ranges[cell, 0]
+            # a child that contains the excluded class, or is this class, keeps part of its mass
             index = excluded_path[b, level + 1] - first
             if 0 <= index < num and index % num_lanes() == lane():
                 logits[row, index] += log_remaining[b, level + 1]
@@ -239,11 +254,11 @@ def step(
             b = visits[i, 0]
             row = worker() + i - v
             cell = cells[b, visits[i, 1]]
-            first = ranges[cell, 0]
-            num = ranges[cell, 1] - ranges[cell, 0]
+            first = child_ranges[cell, 0]
+            num = child_ranges[cell, 1] - child_ranges[cell, 0]
             total = sums[row, 0]
             max_logit = sums[row, 1]
-            # uniforms increase, so the search continues where the last one ended
+            # uniforms increase within a visit, so each search continues where the last one ended
             child = 0
             cumulative = 0.0
             rescaled = 0.0
@@ -255,22 +270,23 @@ def step(
                     child, cumulative = search_cumulative(
                         weights, row, num, target, child, cumulative
                     )
-                    if not is_leaf:  # rescaled to the child, for the next level
+                    if not is_leaf:  # rescale the uniform to the child, for the next level
                         rescaled = min(
                             (target - cumulative) / weights[row, child], _LARGEST_BELOW_ONE
                         )
-                # from the weight that was drawn from, not from the logit, so that log_q is exact
+                # computed from the weight that the search used, not from the logit, so that log_q
+                # is exactly the log-probability of the draw
                 prob = weights[row, child] / total if total > 0.0 else 0.0
                 log_prob = 0.0
                 if not prob > _MIN_PROB:
-                    # the excluded class, if it is alone in its leaf
+                    # with total 0, the child is the excluded class, alone in its leaf
                     prob = 1.0
                     log_prob = -np.inf
                     if total > 0.0:
                         prob = 1.0 / total
                         log_prob = logits[row, child] - max_logit
                 prob *= probs[b, k]
-                sync_lanes()  # all have read what is replaced now
+                sync_lanes()  # all lanes have read the values that are replaced below
                 uniforms[b, k] = rescaled
                 cells[b, k] = first + child
                 probs[b, k] = prob
@@ -282,33 +298,35 @@ def step(
 def update_moments(
     tree: CellTree, children: Real, sizes: IntArray, cell_ids: IntArray, workspace: FloatArray
 ) -> None:
-    """Write the means and variances of cells `cell_ids` (k,), from their children.
+    """Write the moments of the cells `cell_ids` (k,), computed from their children.
 
-    If these are classes (n, d), `sizes` is empty. If they are cells, they are weighted by size, and
-    the variances within them are added (law of total variance). Each worker has two rows of
-    `workspace`.
+    For leaves, `children` are the class vectors (n, d), and `sizes` is empty. For other cells,
+    `children` are the moments (N, 2 d) of all cells, and `sizes` (N,) their numbers of classes,
+    which weight the children. By the law of total variance, the variance of a cell is the variance
+    of its children's means plus the mean of its children's variances. `workspace` has two rows (d,)
+    for each worker.
     """
     moments = tree.moments
-    ranges = tree.ranges
+    child_ranges = tree.child_ranges
     dim = moments.shape[1] // 2
     are_classes = len(sizes) == 0
     for i in range(worker(), len(cell_ids), num_workers()):
         cell = cell_ids[i]
         mean = workspace[2 * worker()]
         variance = workspace[2 * worker() + 1]
-        first = ranges[cell, 0]
-        last = ranges[cell, 1]
+        first = child_ranges[cell, 0]
+        last = child_ranges[cell, 1]
         for f in range(lane(), dim, num_lanes()):
             mean[f] = variance[f] = 0.0
         for j in range(first, last):
             weight = 1.0 / (last - first) if are_classes else sizes[j] / sizes[cell]
             for f in range(lane(), dim, num_lanes()):
                 mean[f] += weight * children[j, f]
-        for j in range(first, last):  # around the mean, so that nothing cancels
+        for j in range(first, last):  # subtract the mean first: E[x^2] - E[x]^2 would cancel
             weight = 1.0 / (last - first) if are_classes else sizes[j] / sizes[cell]
             for f in range(lane(), dim, num_lanes()):
                 difference = children[j, f] - mean[f]
-                # at most the largest square: no overflow
+                # weighted before it is squared: the sum does not exceed the largest square
                 variance[f] += difference * (weight * difference)
             if not are_classes:
                 for f in range(lane(), dim, num_lanes()):

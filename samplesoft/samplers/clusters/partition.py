@@ -13,44 +13,47 @@ from samplesoft._validation import IntArray
 from samplesoft.samplers.base import Rows
 from samplesoft.samplers.k_means import k_means
 
-_MAX_SIZE_RATIO = 4  # largest size of a cell relative to the mean size of its siblings
-_MAX_DIRECT_LEAVES = 32  # a cell with at most this many leaves has them as children
+_MAX_SIZE_RATIO = 4  # max number of classes in a cell, relative to the mean of its siblings
+_MAX_DIRECT_LEAVES = 32  # max number of leaves per top cell without a level between them
 
 
 def make_partition(
     rows: Rows, leaf_size: int, key: np.uint64, progress: bool
 ) -> tuple[IntArray, list[IntArray]]:
-    """Divide classes with vectors (n, d) into leaves of about `leaf_size`, at most 4 times that.
+    """Divide classes with the vectors `rows` (n, d) into cells, on one to three levels.
 
-    Returns the classes (n,), grouped by leaf, and for each level from the top the offsets of its
-    cells among them. Half the cells at the top are single classes, those farthest from the centers
-    of the others. Two cumulants of a cell would not represent a class that is unlike the rest, such
-    as a frequent word.
+    Returns the classes (n,), grouped by leaf, and, for each level from the top, the index in this
+    array at which each cell begins. A leaf has about `leaf_size` classes, and at most 4 times as
+    many. If there are several top cells, about half of them hold a single class, one of the classes
+    farthest from the mean of their former cell. Such an outlier, for example a frequent word, is
+    poorly described by the mean and the variance of a cell.
     """
     cells_above = [np.arange(len(rows))]
     offsets = list[IntArray]()
-    for level, num_children in enumerate(_levels(len(rows), leaf_size)):
+    for level, num_children in enumerate(_child_count_functions(len(rows), leaf_size)):
         cells: list[IntArray] = []
         desc = f"clustering, level {level + 1}"
         with progress_bar(progress, total=len(rows), unit="class", desc=desc) as bar:
+            # a separate key for each cell, so that the result does not depend on threads
             stream = np.uint64(mix64(key, np.uint64(level)))
             keys = [np.uint64(mix64(stream, np.uint64(i))) for i in range(len(cells_above))]
             for children in thread_map(
-                lambda task: _divide(rows, task[0], num_children(len(task[0])), task[1]),  # noqa: B023
+                lambda task: _split_by_k_means(rows, task[0], num_children(len(task[0])), task[1]),  # noqa: B023
                 zip(cells_above, keys, strict=True),
             ):
                 cells += children
                 bar.update(sum(map(len, children)))
-        # only at the top: below it cells are small, and outliers have been removed
+        # only on the top level: its cells are large, and below them no outliers are left
         cells_above = cells if offsets or len(cells) == 1 else _separate_outliers(rows, cells)
         offsets.append(np.cumsum([0, *map(len, cells_above[:-1])]))
     return np.concatenate(cells_above), offsets
 
 
-def _levels(num_classes: int, leaf_size: int) -> list[Callable[[int], int]]:
-    """Return, for each level, a function from the size of a cell to its number of children.
+def _child_count_functions(num_classes: int, leaf_size: int) -> list[Callable[[int], int]]:
+    """Return one function for each level, from the number of classes in a cell to that of children.
 
-    At the top there are ``6 n**(1/3)`` cells, whose masses are one matrix product for all contexts.
+    The first function is for the root. The root of a large tree has ``6 n**(1/3)`` children, whose
+    masses are one matrix product for all contexts.
     """
 
     def leaves(size: int) -> int:
@@ -67,18 +70,22 @@ def _levels(num_classes: int, leaf_size: int) -> list[Callable[[int], int]]:
     return [lambda size: top, lambda size: round(leaves(size) ** 0.5), leaves]
 
 
-def _divide(rows: Rows, ids: IntArray, num: int, key: np.uint64) -> list[IntArray]:
-    """Divide classes (k,) by k-means into about `num` cells, none of them empty or very large."""
+def _split_by_k_means(rows: Rows, ids: IntArray, num: int, key: np.uint64) -> list[IntArray]:
+    """Divide the classes `ids` (k,) by k-means into about `num` cells; return the cells.
+
+    No cell is empty, or larger than 4 times ``k // num``.
+    """
     if num <= 1:
         return [ids]
-    # a key for each cell, so that the result does not depend on threads
     labels = k_means(rows[ids], num, key)
     order = np.argsort(labels, kind="stable")
     edges = np.flatnonzero(np.diff(labels[order])) + 1
     max_size = _MAX_SIZE_RATIO * (len(ids) // num)
     cells = []
     for cell in np.split(ids[order], edges):
-        if len(cell) > max_size:  # for example equal vectors
+        # k-means may leave a large cell, for example of equal vectors: sort it along the entry
+        # with the widest range, and cut it into equal pieces
+        if len(cell) > max_size:
             widest = np.ptp(rows[cell], axis=0).argmax()
             cell = cell[np.argsort(rows[cell, widest], kind="stable")]
         cells += np.array_split(cell, -(-len(cell) // max_size))
@@ -86,14 +93,13 @@ def _divide(rows: Rows, ids: IntArray, num: int, key: np.uint64) -> list[IntArra
 
 
 def _separate_outliers(rows: Rows, cells: list[IntArray]) -> list[IntArray]:
-    """Return the cells without the classes farthest from their means, which become single cells.
+    """Return `cells` without their outliers, and then each outlier as a cell of one class.
 
-    There are as many of these as cells.
+    Outliers are the classes farthest from the mean of their cell, as many as there are cells.
     """
     distances = np.empty(len(rows))
     for cell in cells:
-        vectors = rows[cell].astype(np.float64)
-        # in float64: squares of float32 vectors may overflow
+        vectors = rows[cell].astype(np.float64)  # squares of float32 vectors may overflow
         distances[cell] = ((vectors - vectors.mean(axis=0)) ** 2).sum(axis=1)
     is_outlier = np.zeros(len(rows), bool)
     is_outlier[np.argsort(-distances, kind="stable")[: len(cells)]] = True

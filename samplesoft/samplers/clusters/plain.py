@@ -14,22 +14,24 @@ the class vectors,
 
     mass = k exp(tau h . mu + tau^2 sum_i h_i^2 s_i^2 / 2)
 
-which is one product with a vector of 2 d numbers, whatever k is. Entries are taken as uncorrelated.
-With classes in sqrt(n) cells a draw takes 2 sqrt(n) products; with more levels, fewer.
+which is one product with a vector of 2 d entries, whatever k is. The formula treats the entries of
+the class vectors as uncorrelated. With the n classes in sqrt(n) cells, a draw takes 2 sqrt(n)
+products; with more levels it takes fewer.
 
-The estimate may be wrong, but the probability of a draw is exact: it is the product of the
-probabilities on its path, and the loss corrects for it. Within a leaf, probabilities are those of
-the softmax. Only the probabilities of cells are too large or too small.
+The estimate may be wrong, but the probability of a draw is known exactly: it is the product of the
+probabilities on its path, and the loss corrects for it. Given its leaf, a class is drawn with its
+softmax probability. So only the probabilities of cells differ from the softmax.
 
 `samplesoft.samplers.clusters` computes the same for batches, and updates cells when class vectors
-change. Numbers are floats with `lib=math`, or those of a module with the same functions.
+change. Functions compute with floats if `lib` is `math`, or with the number type of another module
+that has the same functions.
 """
 
 import math
 
 
 def estimated_mass(h, vectors, cell, tau, lib=math):
-    """Return k exp(tau h . mu + tau^2 h^2 . s^2 / 2) for the k classes of a cell."""
+    """Return the estimated mass of a cell of k classes: k exp(tau h . mu + tau^2 h^2 . s^2 / 2)."""
     k = len(cell)
     log_mass = 0
     for i in range(len(h)):
@@ -41,12 +43,12 @@ def estimated_mass(h, vectors, cell, tau, lib=math):
 
 
 def class_mass(h, vectors, c, tau, lib=math):
-    """Return exp(tau h . c) of a class."""
+    """Return the exact mass exp(tau h . c) of the class `c`."""
     return lib.exp(tau * lib.fsum(a * b for a, b in zip(h, vectors[c], strict=True)))
 
 
-def inside(cell, level):
-    """Return the cells of a level that lie inside a cell."""
+def cells_inside(cell, level):
+    """Return those cells of the list `level` that lie inside `cell`."""
     return [other for other in level if set(other) <= set(cell)]
 
 
@@ -58,14 +60,17 @@ def class_probabilities(h, vectors, levels, tau, label=None, lib=math):
     q = [0] * len(vectors)
 
     def remaining_fraction(cell, below):
-        """Return the fraction of the estimated mass of a cell that is left without the label."""
+        """Return the fraction of the estimated mass of `cell` that remains without the label.
+
+        `below` are the levels below the cell.
+        """
         if label not in cell:
             return 1
         if not below:
             masses = {c: class_mass(h, vectors, c, tau, lib) for c in cell}
             total = lib.fsum(masses.values())
             return lib.fsum(x for c, x in masses.items() if c != label) / total
-        children = inside(cell, below[0])
+        children = cells_inside(cell, below[0])
         masses = [estimated_mass(h, vectors, child, tau, lib) for child in children]
         remaining = [
             x * remaining_fraction(child, below[1:])
@@ -74,21 +79,21 @@ def class_probabilities(h, vectors, levels, tau, label=None, lib=math):
         return lib.fsum(remaining) / lib.fsum(masses)
 
     def descend(cell, below, reach_prob):
-        """Distribute the probability of reaching a cell over its classes."""
+        """Distribute `reach_prob`, the probability of reaching `cell`, over its classes, in `q`."""
         if not below:
             masses = {c: class_mass(h, vectors, c, tau, lib) for c in cell if c != label}
             total = lib.fsum(masses.values())
             for c, x in masses.items():
                 q[c] = reach_prob * x / total
             return
-        children = inside(cell, below[0])
+        children = cells_inside(cell, below[0])
         masses = []
         for child in children:
             estimate = estimated_mass(h, vectors, child, tau, lib)
             masses.append(estimate * remaining_fraction(child, below[1:]))
         total = lib.fsum(masses)
         for child, x in zip(children, masses, strict=True):
-            if x:  # 0 for a cell that holds the label alone
+            if x:  # x is 0 if the label is the only class of the child
                 descend(child, below[1:], reach_prob * x / total)
 
     descend(list(range(len(vectors))), levels, 1)
@@ -96,14 +101,15 @@ def class_probabilities(h, vectors, levels, tau, label=None, lib=math):
 
 
 def draw(u, h, vectors, levels, tau, lib=math):
-    """Return the class that the uniform number `u` in [0, 1) draws.
+    """Return the class that the uniform variate `u` in [0, 1) selects, by inversion.
 
-    Rescaled to the interval of the chosen cell, u is uniform again and serves the next level.
+    Given the chosen cell, `u` is uniform in the cell's interval. Rescaled to [0, 1), it selects
+    among the children on the next level.
     """
     cell = list(range(len(vectors)))
     below = list(levels)
     while True:
-        children = inside(cell, below.pop(0)) if below else cell
+        children = cells_inside(cell, below.pop(0)) if below else cell
         if isinstance(children[0], int):
             masses = [class_mass(h, vectors, c, tau, lib) for c in children]
         else:

@@ -1,4 +1,4 @@
-"""The cluster sampler: draws through cells of similar classes, with masses from two cumulants."""
+"""The cluster sampler, which draws a cell of similar classes first, then a class of the cell."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ from samplesoft.samplers.clusters.partition import make_partition
 from samplesoft.samplers.k_means import require_distances
 
 _ROOT_CELL = -1
-_MAX_THREAD_DRAWS = 1 << 20  # draws in memory at a time, for each thread
-_MIN_CHUNK_CONTEXTS = 64
-_VISITS_PER_BLOCK = 16  # visits at a time: see `step`
-_MIN_TASK_CELLS = 256  # cells whose moments a task of a thread updates
-_TASKS_PER_LEVEL = 16  # about, where a level has many cells
+_MAX_THREAD_DRAWS = 1 << 20  # draws that a thread holds in memory at a time
+_MIN_CHUNK_CONTEXTS = 64  # contexts that a thread processes together, at least
+_VISITS_PER_BLOCK = 16  # visits that `step` processes together on the CPU
+_MIN_TASK_CELLS = 256  # cells whose moments one task updates, at least
+_TASKS_PER_LEVEL = 16  # approximate number of tasks for a level with many cells
 
 
 class ClusterSampler(Sampler):
-    r"""The softmax within leaves of similar classes, which are reached through estimated masses.
+    r"""Sampler that approximates the softmax by a descent through cells of similar classes.
 
-    K-means divides the classes into cells, these into smaller ones, and so on down to leaves of
-    about 16 classes. A draw chooses a cell by its estimated mass, a cell inside it, and so on; in
-    the leaf it draws a class from the softmax. Use it for more than a few thousand classes if each
-    example has its own draws. It has the smallest bias of the samplers that do not score all
-    classes.
+    K-means divides the classes into cells, these into smaller cells, and so on down to leaves of
+    about 16 classes. A draw chooses a cell by its estimated mass, then a cell inside it, and so on;
+    in the leaf it draws a class from the softmax over the classes of the leaf. Use this sampler for
+    more than a few thousand classes if examples do not share draws. It has the smallest bias of the
+    samplers that do not score all classes.
 
     Parameters
     ----------
@@ -56,8 +56,8 @@ class ClusterSampler(Sampler):
     tau : float, optional
         Inverse temperature, 1 by default.
     leaf_size : int
-        Approximate number of classes in a leaf; at most four times as many. Larger leaves have
-        less bias and make a draw slower.
+        Approximate number of classes in a leaf; a leaf has at most four times as many. Larger
+        leaves reduce the bias and make a draw slower.
     progress : bool
         Show progress on stderr while clustering: a bar if that is a terminal, else lines.
     rng : int, numpy.random.Generator or None
@@ -75,37 +75,41 @@ class ClusterSampler(Sampler):
 
     Notes
     -----
-    **Mass of a cell.** Over the :math:`n_c` classes of a cell, with mean :math:`\mu_c` and
-    variances :math:`v_c` of their vectors, the logits :math:`x_j = \tau h \cdot c_j` are taken to
-    have two cumulants,
+    **Mass of a cell.** Let the vectors of the :math:`n_c` classes of a cell have the mean
+    :math:`\mu_c` and the variances :math:`v_c`. The mass of the cell, the sum of the exponentials
+    of the logits :math:`x_j = \tau h \cdot c_j`, is estimated from the first two cumulants of the
+    logits:
 
-    .. math:: \log M_c = \log n_c + \tau h \cdot \mu_c + \tfrac{\tau^2}{2} \sum_k h_k^2 v_{ck},
+    .. math:: \log M_c = \log n_c + \tau h \cdot \mu_c + \tfrac{\tau^2}{2} \sum_k h_k^2 v_{ck}.
 
-    which is above 0 for all vectors, and costs 2 d multiplications.
+    The estimated mass is always positive, and costs 2 d multiplications.
 
     **q is exact.** The probability of a class is the product of the probabilities on its path;
     `sample`, `log_prob` and `probs` compute the same values. Rounding of the products with cells
     may depend on the batch. Stale cells increase the bias of the loss, and have no other effect.
 
-    **How far q is from the softmax p.** Let all x_j of a cell lie in an interval of width
-    :math:`w_c`. Then its true mass :math:`S_c = \sum_j e^{x_j}` has
-    :math:`\log n_c + \bar x \le \log S_c \le \log n_c + \bar x + w_c^2 / 8` (Jensen; Hoeffding's
-    lemma). With :math:`s_c = \tfrac{\tau^2}{2} \sum_k h_k^2 v_{ck}` this gives
-    :math:`|\log M_c - \log S_c| \le e_c = \max(s_c, w_c^2 / 8)`. As each level normalises
-    among siblings, :math:`|\log q_j / p_j| \le 2 \sum e`, summed over levels, with the largest
-    e among the siblings of each.
+    **How far q is from the softmax p.** Let all logits :math:`x_j` of a cell lie in an interval of
+    width :math:`w_c`, and let :math:`\bar x` be their mean. The true mass
+    :math:`S_c = \sum_j e^{x_j}` then satisfies
+    :math:`\log n_c + \bar x \le \log S_c \le \log n_c + \bar x + w_c^2 / 8`, by Jensen's inequality
+    and Hoeffding's lemma. With :math:`s_c = \tfrac{\tau^2}{2} \sum_k h_k^2 v_{ck}` this gives
+    :math:`|\log M_c - \log S_c| \le e_c = \max(s_c, w_c^2 / 8)`. Each level normalises over the
+    siblings of a cell, so :math:`|\log q_j / p_j| \le 2 \sum e`, where the sum is over levels and
+    :math:`e` is the largest :math:`e_c` among the siblings on the level.
 
-    **Exclusion is exact.** An excluded class is removed from its leaf, and its fraction of the
-    leaf from the mass of every cell above; only positive terms are added.
+    **Exclusion is exact.** An excluded class is removed from its leaf, and the mass of every cell
+    above the leaf is reduced by the corresponding fraction. The computation adds only positive
+    terms, so that nothing cancels.
 
-    **Class biases** b are one more coordinate: with vectors :math:`(c_j, b_j / \tau)` and contexts
-    :math:`(h, 1)` draws follow :math:`\tau h \cdot c_j + b_j`.
+    **Class biases** :math:`b_j` can be written as one more coordinate of the vectors: with class
+    vectors :math:`(c_j, b_j / \tau)` and contexts :math:`(h, 1)`, the logits are
+    :math:`\tau h \cdot c_j + b_j`.
 
-    **Updates** recompute the moments of the leaf of each class, and of the cells above, from their
-    children, so that rounding errors do not accumulate. Cells of untrained vectors become useless
-    during training. Classes are therefore clustered again, as by `cluster`, when all of them are
-    updated at once, and when n vectors have been updated, then 2 n, 4 n and so on. Clustering once
-    an epoch helps in addition: call `cluster`, or ``refresh`` of a
+    **Updates** recompute the moments of the leaves of the updated classes, and of the cells above
+    these leaves, from their children, so that rounding errors do not accumulate. Cells of untrained
+    vectors become useless during training. Classes are therefore clustered again, as by `cluster`,
+    when all of them are updated at once, and when n vectors have been updated, then 2 n, 4 n and so
+    on. It also helps to cluster once an epoch: call `cluster`, or ``refresh`` of a
     `samplesoft.models.SoftmaxLayer`, as the classifier and ``samplesoft train`` do. After a million
     examples, a log-bilinear model of 64,000 words had a perplexity of 58.4 with its first cells,
     52.8 with this schedule, and 52.5 with draws from the softmax.
@@ -145,28 +149,31 @@ class ClusterSampler(Sampler):
         self.tau: float = as_tau(tau, unit_vectors=False)
         self.leaf_size = as_count("leaf_size", leaf_size)
         subject = f"cells of {self.num_classes:,} classes"
-        # vectors, a mean and a variance for each cell, and eight values for each class
+        # class vectors, a mean and a variance for each cell, and eight 8-byte values for each class
         num_bytes = rows.nbytes * (1.0 + 4.0 / self.leaf_size) + 64.0 * self.num_classes
         remedy = "use float32, larger leaves or fewer classes"
-        require_bytes(subject, rows.nbytes + num_bytes, remedy)  # where they are divided
+        require_bytes(subject, rows.nbytes + num_bytes, remedy)  # host memory, for the clustering
         require_bytes(subject, num_bytes, remedy, arrays.available_bytes())
-        # the assignment of classes to cells is on the host, whatever the device
+        # the assignment of classes to cells stays in host memory for any device
         self._key = as_key(rng)
-        self._start(rows, progress)
+        self._initialise_cells(rows, progress)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the class vectors and of the cells."""
+        """Memory of the class vectors and of the cells, in bytes."""
         arrays = (*self._tree, self._parents, self._sizes, self._order, self._positions)
         return int(sum(array.nbytes for array in arrays))
 
     def cells(self) -> list[list[IntArray]]:
-        """Return the classes of each cell: level by level from the top, the leaves at the end."""
-        edges = [np.cumsum(self._sizes[a:b])[:-1] for a, b in pairwise(self._levels)]
+        """Return, for each level from the top, a list of the classes (k,) of each of its cells.
+
+        The last level holds the leaves.
+        """
+        edges = [np.cumsum(self._sizes[a:b])[:-1] for a, b in pairwise(self._level_offsets)]
         return [np.split(self._order.astype(np.int64), each) for each in edges]
 
     def class_embeddings(self, ids: Any = None) -> Rows:
-        """Return a copy of the class vectors (k, d) with these ids, or of all."""
+        """Return a copy of the class vectors (k, d) of the classes `ids`, or of all classes."""
         positions: Any = self._positions
         if ids is not None:
             positions = positions[to_host(self._arrays.ids("ids", ids, self.num_classes))]
@@ -176,17 +183,18 @@ class ClusterSampler(Sampler):
     def staleness(self) -> float:
         """Mean squared distance of classes to the mean of their leaf, divided by its initial value.
 
-        It is 1 for new cells. The bias grows faster: a few classes that have moved far can make it
-        ten times larger at a staleness of 1.4. Above 1.2, call `cluster`. The value falls where
-        all classes move together, as in training from random vectors, although new cells would be
-        far better. In that case call `cluster` once an epoch, whatever the staleness.
+        The staleness of new cells is 1. The bias of the loss grows faster than the staleness: a few
+        classes that have moved far can make the bias ten times larger at a staleness of 1.4. Call
+        `cluster` if the staleness is above 1.2. In training from random vectors, all classes move
+        together, and the staleness falls although new cells would be far better. In that case call
+        `cluster` once an epoch, whatever the staleness.
         """
         initial = self._variance_when_clustered
         current = self._variance_in_leaves()
         return current / initial if initial > 0.0 else 1.0 if current == 0.0 else np.inf
 
     def cluster(self, *, progress: bool = False) -> None:
-        """Divide the classes into new cells, by their current vectors.
+        """Divide the classes into new cells according to their current vectors.
 
         Parameters
         ----------
@@ -197,13 +205,13 @@ class ClusterSampler(Sampler):
 
     def _variance_in_leaves(self) -> float:
         """Return the mean squared distance of a class vector to the mean of its leaf."""
-        leaves = slice(*self._levels[-2:])
+        leaves = slice(*self._level_offsets[-2:])
         moments = to_host(self._tree.moments[leaves])
         sizes = self._sizes[leaves]
         variances = moments[:, moments.shape[1] // 2 :].sum(axis=1, dtype=np.float64)
         return float(sizes @ variances / sizes.sum())
 
-    def _start(self, rows: Rows, progress: bool = False) -> None:
+    def _initialise_cells(self, rows: Rows, progress: bool = False) -> None:
         self._num_updated = 0  # vectors updated so far
         self._next_clustering = self.num_classes  # value of `_num_updated` for the next clustering
         self._make_cells(to_host(rows), progress)
@@ -216,42 +224,41 @@ class ClusterSampler(Sampler):
         index_dtype = np.int32 if n < 2**31 else np.int64
         self._order = order.astype(index_dtype)
         self._positions = np.empty(n, index_dtype)
-        # the inverse permutation
-        self._positions[self._order] = np.arange(n)
-        self._levels = levels = np.cumsum([0, *map(len, level_starts)])
+        self._positions[self._order] = np.arange(n)  # the inverse permutation of `_order`
+        self._level_offsets = levels = np.cumsum([0, *map(len, level_starts)])
         first_classes = np.concatenate(level_starts)
         ends = np.concatenate([[*each[1:], n] for each in level_starts])
-        # of classes; above the leaves replaced by children
+        # ranges of classes at first; above the leaves, the loop below replaces them by ranges of
+        # child cells
         ranges = np.stack([first_classes, ends], axis=1)
         self._parents = np.full(len(first_classes), -1)
-        # children of a cell are adjacent, so their range identifies them
-        for above, here, below in zip(levels[:-2], levels[1:-1], levels[2:], strict=True):
-            children = here + np.searchsorted(first_classes[here:below], ranges[above:here])
+        for above, start, stop in zip(levels[:-2], levels[1:-1], levels[2:], strict=True):
+            children = start + np.searchsorted(first_classes[start:stop], ranges[above:start])
             counts = np.diff(children, axis=1)[:, 0]
-            self._parents[here:below] = np.repeat(np.arange(above, here), counts)
-            ranges[above:here] = children
+            self._parents[start:stop] = np.repeat(np.arange(above, start), counts)
+            ranges[above:start] = children
         self._sizes = ends - first_classes
         self._leaf_starts = level_starts[-1]
         ranges = np.concatenate([ranges, [[0, levels[1]]]])
         widest = int(np.diff(ranges, axis=1).max())
-        self._max_children = round_up_to_8(widest)
+        self._padded_max_children = round_up_to_8(widest)
         to_device = self._arrays.to_device
         self._tree = CellTree(
             moments=to_device(np.empty((len(first_classes), 2 * dim), rows.dtype)),
             rows=to_device(rows[self._order]),
             log_sizes=to_device(np.log(self._sizes).astype(rows.dtype)),
-            ranges=to_device(ranges),
-            levels=to_device(levels),
+            child_ranges=to_device(ranges),
+            level_offsets=to_device(levels),
         )
         self._update_moments(np.arange(levels[-2], levels[-1]))
         self._variance_when_clustered = self._variance_in_leaves()
 
     def _update_moments(self, cell_ids: IntArray) -> None:
-        """Recompute the moments of leaves (k,), and of the cells above them."""
+        """Recompute the moments of the leaves `cell_ids` (k,), sorted, and of all cells above."""
         tree = self._tree
         arrays = self._arrays
         children = tree.rows
-        sizes = arrays.to_device(self._sizes[:0])  # empty: the children are classes
+        sizes = arrays.to_device(self._sizes[:0])  # empty, because the children are classes
 
         def update_chunk(chunk: slice) -> None:
             num = chunk.stop - chunk.start
@@ -259,13 +266,13 @@ class ClusterSampler(Sampler):
             workspace = arrays.empty((2 * arrays.workers(num), tree.rows.shape[1]), np.float64)
             arrays.run(update_moments, num, tree, children, sizes, chunk_ids, workspace)
 
-        # level by level up to the top; the cells of a level are sorted
+        # level by level up to the top; `cell_ids` stays sorted
         while len(cell_ids):
             arrays.each(
                 update_chunk,
                 chunks(len(cell_ids), max(_MIN_TASK_CELLS, len(cell_ids) // _TASKS_PER_LEVEL)),
             )
-            parents = self._parents[cell_ids]  # sorted, because cells are
+            parents = self._parents[cell_ids]
             cell_ids = (
                 parents[np.append(True, parents[1:] > parents[:-1])]
                 if parents[0] >= 0
@@ -287,7 +294,11 @@ class ClusterSampler(Sampler):
     def _descend_and_score(
         self, h: Rows, exclude: IntArray, uniforms: FloatArray, positions: IntArray | None
     ) -> tuple[IntArray, FloatArray]:
-        """Return positions (B, k) of classes, drawn or given, and their log-probabilities."""
+        """Return the positions of classes in leaf order (B, k), and their log-probabilities (B, k).
+
+        If `positions` is None, the classes are drawn by `uniforms` (B, k); otherwise their
+        positions are returned unchanged.
+        """
         to_device = self._arrays.to_device
         shape = uniforms.shape
         drawn = np.empty(shape, np.int64)
@@ -297,16 +308,16 @@ class ClusterSampler(Sampler):
         sorted_by: Any = uniforms if positions is None else positions
 
         def process_chunk(chunk: slice) -> None:
-            contexts = self._with_exclusions(queries[chunk], excluded[chunk])
-            # sorted, so that the draws of a context in a cell are adjacent on all levels, and given
-            # classes of a leaf too: a leaf is weighed once for all of them
+            contexts = self._contexts_with_exclusions(queries[chunk], excluded[chunk])
+            # sorted by uniform or position, so that paths of a context that reach the same cell are
+            # adjacent on all levels, and the weights in a cell are computed once for all of them
             order = np.argsort(sorted_by[chunk], axis=1)
             ranked = np.take_along_axis(sorted_by[chunk], order, axis=1)
             u = ranked if positions is None else uniforms[chunk]
             targets = (
                 np.stack(self._ancestors(ranked))
                 if positions is not None
-                else np.empty((len(self._levels), 0, 0), np.int64)
+                else np.empty((len(self._level_offsets), 0, 0), np.int64)
             )
             paths = Paths(
                 uniforms=to_device(u),
@@ -317,18 +328,19 @@ class ClusterSampler(Sampler):
             self._descend(contexts, targets, paths)
             cells = to_host(paths.cells)
             logs = np.log(to_host(paths.probs)) + to_host(paths.log_q)
-            # the sum for an excluded class is meaningless
+            # the sum is meaningless for an excluded class, whose log-probability is -inf
             logs[cells == to_host(contexts.excluded_path)[:, -1:]] = -np.inf
             np.put_along_axis(drawn[chunk], order, cells, axis=1)
             np.put_along_axis(log_q[chunk], order, logs, axis=1)
 
         batch, k = shape
-        # few chunks, one per thread: the draws of a chunk share the reading of a leaf
+        # one chunk per thread rather than many, because the vectors of a leaf are read once for all
+        # draws of a chunk
         size = max(
             1, min(_MAX_THREAD_DRAWS // k, max(_MIN_CHUNK_CONTEXTS, -(-batch // num_threads())))
         )
         self._arrays.each(
-            process_chunk, self._arrays.split(batch, size, 2 * k * self._max_children)
+            process_chunk, self._arrays.split(batch, size, 2 * k * self._padded_max_children)
         )
         return drawn, to_device(log_q)
 
@@ -336,17 +348,17 @@ class ClusterSampler(Sampler):
         batch = h.shape[0]
         n = self.num_classes
         probs = np.empty((batch, n))
-        # as many classes at a time as memory allows for one context
-        for chunk in self._arrays.split(n, n, 2 * self._max_children):
+        # process as many classes at a time as memory allows for one context
+        for chunk in self._arrays.split(n, n, 2 * self._padded_max_children):
             ids = np.broadcast_to(np.arange(n)[chunk], (batch, chunk.stop - chunk.start))
             np.exp(to_host(self._log_prob(h, ids, exclude)), out=probs[:, chunk])
         return self._arrays.to_device(probs)
 
     def _log_mass(self, h: Rows, exclude: IntArray) -> FloatArray:
-        """Return the logarithms (B,) of the estimated mass of all cells at the top."""
+        """Return the log of the total estimated mass of the top cells, for each context (B,)."""
         queries = self._queries(to_host(h))
-        top = slice(self._levels[1])
-        contexts = self._with_exclusions(queries, to_host(exclude))
+        top = slice(self._level_offsets[1])
+        contexts = self._contexts_with_exclusions(queries, to_host(exclude))
         moments = to_host(self._tree.moments[top])
         log_sizes = to_host(self._tree.log_sizes[top])
         logits = product(queries, moments.T) + log_sizes
@@ -370,22 +382,22 @@ class ClusterSampler(Sampler):
         ids, rows = last_of_each(ids, rows)
         largest = float(np.abs(to_host(rows)).max())
         require_distances(largest, rows.dtype)
-        # all vectors are new: cells of the old ones would be useless
+        # if all vectors are replaced, cluster again, because the old cells would not fit them
         if len(ids) == len(self._positions):
             rebuilt = object.__new__(type(self))
             rebuilt.__dict__.update(self.__dict__)
-            rebuilt._start(rows)
+            rebuilt._initialise_cells(rows)
             return lambda: self.__dict__.update(rebuilt.__dict__)
         positions = self._positions[ids].astype(np.int64)
-        touched = np.zeros(self._levels[-1], bool)  # faster than sorting many leaves
-        touched[self._leaves_of(positions)] = True
+        touched = np.zeros(self._level_offsets[-1], bool)  # faster than sorting many leaves
+        touched[self._leaves_containing(positions)] = True
         leaves = np.flatnonzero(touched)
 
         def commit() -> None:
             arrays.put_rows(rows, positions, self._tree.rows)
             self._max_entry = max(self._max_entry, largest)
             self._update_moments(leaves)
-            # at growing intervals, because vectors move less and less: a few times in all
+            # cluster again at growing intervals, because vectors move less and less
             self._num_updated += len(ids)
             if self._num_updated >= self._next_clustering:
                 self._next_clustering = 2 * self._num_updated
@@ -394,11 +406,16 @@ class ClusterSampler(Sampler):
         return commit
 
     def _queries(self, h: Rows) -> Rows:
-        """Return the queries (B, 2 d): factors of the means and of the variances of cells."""
-        scaled, bounds = self._scale_and_bound(h)
-        if not bounds.max() < np.finfo(h.dtype).max:  # the largest vector may have been replaced
+        """Return the queries (B, 2 d) for contexts `h` (B, d): `tau h`, then `(tau h)**2 / 2`.
+
+        The product of a query with the moments of a cell is the mean logit plus half the variance
+        of the logits. Raises ValueError if a product may overflow.
+        """
+        scaled, bounds = self._scale_and_bound_products(h)
+        # before an error, compute the largest entry again: it may be of a vector since replaced
+        if not bounds.max() < np.finfo(h.dtype).max:
             self._max_entry = float(np.abs(to_host(self._tree.rows)).max())
-            scaled, bounds = self._scale_and_bound(h)
+            scaled, bounds = self._scale_and_bound_products(h)
         row = int(bounds.argmax())
         if not bounds[row] < np.finfo(h.dtype).max:
             raise ValueError(
@@ -407,28 +424,34 @@ class ClusterSampler(Sampler):
             )
         return np.concatenate([scaled, 0.5 * scaled**2], axis=1).astype(h.dtype)
 
-    def _scale_and_bound(self, h: Rows) -> tuple[FloatArray, FloatArray]:
-        """Return tau h (B, d), and bounds (B,) on the logits and their squares."""
-        largest = max(self._max_entry, 1.0)  # small vectors must not hide large queries
+    def _scale_and_bound_products(self, h: Rows) -> tuple[FloatArray, FloatArray]:
+        """Return ``tau * h`` (B, d), and bounds (B,) on all products of each query.
+
+        A bound is on the magnitude of products with class vectors and with moments of cells.
+        """
+        largest = max(self._max_entry, 1.0)  # at least 1, so that the queries are bounded as well
         with np.errstate(over="ignore"):
             scaled: FloatArray = self.tau * h.astype(np.float64)
-            # |tau h . c| and half its square, at most
+            # |tau h . c| <= sum(|tau h|) * largest, and likewise for the squares
             bounds: FloatArray = np.abs(scaled).sum(axis=1) * largest
             bounds += 0.5 * ((scaled * largest) ** 2).sum(axis=1)
         return scaled, bounds
 
-    def _with_exclusions(self, queries: Rows, exclude: IntArray) -> Contexts:
-        """Return queries with the ancestors of excluded classes and the masses left there."""
+    def _contexts_with_exclusions(self, queries: Rows, exclude: IntArray) -> Contexts:
+        """Return the `Contexts` of queries (B, 2 d) and excluded classes (B,).
+
+        The entry `NO_CLASS` of `exclude` means that the context excludes no class.
+        """
         to_device = self._arrays.to_device
         excludes = exclude != NO_CLASS
-        excluded_path = np.full((len(queries), len(self._levels)), -1)
+        excluded_path = np.full((len(queries), len(self._level_offsets)), -1)
         contexts = Contexts(
             to_device(queries), to_device(excluded_path), to_device(np.empty(excluded_path.shape))
         )
-        # without exclusion the remaining masses are not read
+        # without an excluded class, no kernel reads `log_remaining`
         if excludes.any():
-            ways = self._ancestors(self._positions[exclude[excludes]].astype(np.int64))
-            excluded_path[excludes] = np.stack(ways, axis=1)
+            excluded_paths = self._ancestors(self._positions[exclude[excludes]].astype(np.int64))
+            excluded_path[excludes] = np.stack(excluded_paths, axis=1)
             contexts = contexts._replace(excluded_path=to_device(excluded_path))
             num = len(excluded_path)
             workspace = self._workspace(len(excluded_path))
@@ -436,11 +459,11 @@ class ClusterSampler(Sampler):
         return contexts
 
     def _descend(self, contexts: Contexts, targets: IntArray, paths: Paths) -> None:
-        """Take paths from the root to classes, drawn or given."""
+        """Move all paths, in place, from the root to classes; `targets` as in `walk`."""
         if self.device == "cpu":
             walk(self._tree, contexts, targets, paths, self._workspace(_VISITS_PER_BLOCK))
             return
-        # each path is a visit, and has a warp
+        # on a GPU each path is a visit, processed by one warp
         b, k = np.indices(paths.cells.shape).reshape(2, -1)
         visits = self._arrays.to_device(np.stack([b, k, k + 1], axis=1))
         num = paths.cells.size
@@ -452,26 +475,30 @@ class ClusterSampler(Sampler):
             )
 
     def _ancestors(self, positions: IntArray) -> list[IntArray]:
-        """Return the ancestors of classes at these positions from the top, then the positions."""
-        cells = [positions, self._leaves_of(positions)]
-        while len(cells) < len(self._levels):
+        """Return one array (k,) for each level from the top: the ancestors of k classes.
+
+        Classes are given by their `positions` in leaf order, which are the last array.
+        """
+        cells = [positions, self._leaves_containing(positions)]
+        while len(cells) < len(self._level_offsets):
             cells.append(self._parents[cells[-1]])
         return cells[::-1]
 
-    def _leaves_of(self, positions: IntArray) -> IntArray:
-        """Return the leaves of the classes at these positions."""
+    def _leaves_containing(self, positions: IntArray) -> IntArray:
+        """Return the cell indices of the leaves that hold the classes at `positions` (k,)."""
         leaf_numbers = np.searchsorted(self._leaf_starts, positions, side="right")
-        leaves: IntArray = self._levels[-2] + leaf_numbers - 1
+        leaves: IntArray = self._level_offsets[-2] + leaf_numbers - 1
         return leaves
 
     def _workspace(self, num: int) -> Workspace:
-        """Return a workspace to weigh the children of `num` cells at a time."""
+        """Return a `Workspace` for `num` visits, or on the CPU for one block of visits if fewer."""
         empty = self._arrays.empty
         num_rows = min(num, _VISITS_PER_BLOCK)
         dtype = self._tree.rows.dtype
-        # on a GPU in float64, whatever the dtype of vectors: weights are not multiplied there
+        # on a GPU all visits are in progress at once, and logits are float64 for vectors of any
+        # dtype
         if self.device != "cpu":
             num_rows = num
             dtype = np.dtype(np.float64)
-        logits, weights = (empty((num_rows, self._max_children), dtype) for _ in range(2))
+        logits, weights = (empty((num_rows, self._padded_max_children), dtype) for _ in range(2))
         return Workspace(logits, weights, empty((num_rows, 2), np.float64))
