@@ -47,12 +47,12 @@ def run(seconds: float, seed: int) -> Iterator[dict[str, Any]]:
     for name, dtype, sizes in cases:
         share = seconds / len(cases) / 2
         updates, drift, found = _updated(name, dtype, sizes, seed, share)
-        without = KernelTree._leaves_due
+        without = KernelTree._leaves_to_renew
         try:
-            KernelTree._leaves_due = lambda *_: np.empty(0, np.int64)  # type: ignore[method-assign]
+            KernelTree._leaves_to_renew = lambda *_: np.empty(0, np.int64)  # type: ignore[method-assign]
             _, _, twin = _updated(name, dtype, sizes, seed, share)
         finally:
-            KernelTree._leaves_due = without  # type: ignore[method-assign]
+            KernelTree._leaves_to_renew = without  # type: ignore[method-assign]
         yield {
             "map": name,
             "type": np.dtype(dtype).name,

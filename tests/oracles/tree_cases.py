@@ -59,7 +59,7 @@ def exact_exp(x):
 
 def kernel_of(phi, features):
     """K(h, c) of all classes, as fractions."""
-    return [plain.inner(exactly(phi), exactly(row)) for row in features]
+    return [plain.inner_product(exactly(phi), exactly(row)) for row in features]
 
 
 def probabilities(
@@ -70,14 +70,14 @@ def probabilities(
     scale, floor = Fraction(float(scale)), Fraction(float(floor))
     weights = plain.leaf_weights(kind, kernel, logits, scale, floor, exact_exp)
     q = plain.class_probabilities(kernel, weights, leaf_size, floor)
-    return q if exclude is None else plain.without(q, exclude)
+    return q if exclude is None else plain.probabilities_without(q, exclude)
 
 
 def is_clipped(kernel, leaf_size, floor):
     """Whether some half of a node has less than the floor for each of its classes."""
     for first, middle, last in plain.nodes(plain.num_leaves(len(kernel), leaf_size)):
         for start, stop in ((first, middle), (middle, last)):
-            below = plain.classes_of(start, stop, len(kernel), leaf_size)
+            below = plain.classes_in_leaves(start, stop, len(kernel), leaf_size)
             if sum(kernel[c] for c in below) < Fraction(floor) * len(below):
                 return True
     return False

@@ -1,9 +1,9 @@
 """The kernel tree: sums of class features in a binary tree. Read the modules in this order.
 
-- `plain`: the same draws for one context at a time, to be read first.
+- `plain`: the same method for one context at a time, to be read first.
 - `kernel_tree`: the sampler with its draws, probabilities and updates.
-- `features`: the features of classes, which are summed, and of contexts, which multiply the sums.
-- `sums`: the sums of all nodes, stored as one total and the differences between siblings.
-- `walk`: the descent from the root to a leaf, with or without an excluded class.
-- `leaf`: the choice of a class inside a leaf, where each class has its own weight.
+- `features`: the feature map, applied to class vectors and to contexts, with checked results.
+- `sums`: the sums of features of all nodes, stored as one total and the differences of siblings.
+- `walk`: the kernels of the descent from the root to a leaf.
+- `leaf`: the kernels that draw a class inside a leaf, by the weights of its classes.
 """

@@ -1,4 +1,4 @@
-"""Features of classes, which a tree sums, and of contexts, which it multiplies the sums by."""
+"""The feature map of a kernel tree, applied to class vectors and to contexts."""
 
 from __future__ import annotations
 
@@ -17,29 +17,33 @@ Transform = Callable[[Rows], NDArray[Any]]
 
 
 class Features:
-    """A transform with checked results; with ``transform=None`` rows are their own features.
+    """A feature map from rows (k, d) to features (k, F), with checks of the user's `transform`.
 
-    The number of features F, `dim`, is measured on the first of `rows` (n, d). A `FeatureMap`
-    writes an array of known shape and type, so its results are not checked.
+    With ``transform=None`` the features are the rows themselves. F is measured on the first of
+    `rows` (n, d), and is the attribute `dim`. Results of a `FeatureMap` are not checked, because
+    their shape and dtype are known.
     """
 
     def __init__(self, transform: Transform | None, rows: Rows) -> None:
         self._transform = transform
-        self.dim = 0  # not known before the first features
-        self.dim = rows.shape[1] if transform is None else int(self._checked(rows[:1]).shape[1])
+        self.dim = 0  # `_checked_features` then accepts any number of features
+        self.dim = (
+            rows.shape[1] if transform is None else int(self._checked_features(rows[:1]).shape[1])
+        )
 
     def __call__(self, rows: Rows) -> Rows:
-        """Return the features (k, F) of `rows` (k, d), in their dtype."""
+        """Return the features (k, F) of `rows` (k, d), in the dtype of `rows`."""
         if self._transform is None:
             return rows
         if not isinstance(self._transform, FeatureMap):
-            return self._checked(rows)
+            return self._checked_features(rows)
         features: Rows = backend_of(rows).empty((rows.shape[0], self.dim), rows.dtype)
         with np.errstate(over="ignore"):
             self._transform._write(rows, features)
         return features
 
-    def _checked(self, rows: Rows) -> Rows:
+    def _checked_features(self, rows: Rows) -> Rows:
+        """Return the transform of `rows` (k, d); raise if it is not an array of real features."""
         assert self._transform is not None
         num_rows = rows.shape[0]
         on_gpu = on_device(rows)
@@ -52,7 +56,7 @@ class Features:
                 )
             features = backend_of(rows).viewed(features)
             expected = num_rows, self.dim or max(1, features.shape[1] if features.ndim == 2 else 1)
-            # features of another dtype are converted on the CPU and refused on the GPU
+            # features of another dtype are converted on the CPU, and are an error on the GPU
             dtype_fits = features.dtype == rows.dtype if on_gpu else features.dtype.kind in "biuf"
             if features.shape != expected or not dtype_fits:
                 raise ValueError(

@@ -1,4 +1,4 @@
-"""The kernel tree: draws in proportion to a kernel, in time logarithmic in the class count."""
+"""The kernel tree, which draws in proportion to a kernel in O(log n) time for n classes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from samplesoft.samplers.tree.walk import (
     Paths,
     TopProducts,
     Tree,
-    TreeRules,
+    TreeParameters,
     descend_to_excluded,
     num_precomputed_levels,
     precompute_top_products,
@@ -56,25 +56,25 @@ from samplesoft.samplers.tree.walk import (
 )
 from samplesoft.samplers.visits import group_runs_by_node
 
-UPDATES_BEFORE_RENEWAL = 16  # updates per class after which all leaves have been summed again
-_CHUNK_VALUES = 1 << 24  # feature values in memory at a time while building
-_UPDATE_CHUNK_CLASSES = 256  # classes whose changes are computed together
-_KERNEL_CHUNK_EXAMPLES = 64  # examples that share the features of the leaves they visit
-_MAX_PATHS = 1 << 21  # paths through the tree in memory at a time
+UPDATES_BEFORE_RENEWAL = 16  # number of updates per class in which all leaves are summed again
+_CHUNK_VALUES = 1 << 24  # number of feature values in memory at a time while building
+_UPDATE_CHUNK_CLASSES = 256  # number of classes whose changes are computed together
+_KERNEL_CHUNK_EXAMPLES = 64  # number of examples that share the features of classes in leaves
+_MAX_PATHS = 1 << 21  # number of paths through the tree in memory at a time
 _VISIT_COST = 1000  # overhead of visiting a node, in multiplications
 _MIN_THREADED_COST = 3 << 20  # multiplications below which threads cost more than they save
 
-MIN_FLOOR = 1e-150  # so that the ratio of two masses does not underflow
+MIN_FLOOR = 1e-150  # large enough that the ratio of two masses does not underflow
 
 
 class KernelTree(Sampler):
     r"""A tree of feature sums from which classes are drawn in proportion to a kernel.
 
-    A node holds the sum of the features of the classes below it. Its inner product with the
-    features of a context is therefore the sum of the kernel over these classes, its mass. A draw
-    descends from the root: each child is chosen in proportion to its mass, clipped from below at
-    `floor` times its number of classes. In the leaf, a bucket of `leaf_size` classes, one class is
-    drawn by its own weight.
+    A node holds the sum of the features of the classes below it. The inner product of this sum with
+    the features of a context is the mass of the node: the sum of the kernel over these classes. A
+    draw descends from the root. At each node a child is chosen in proportion to its mass, clipped
+    from below at `floor` times the number of classes of the child. In the leaf, a bucket of
+    `leaf_size` classes, a class is drawn in proportion to its weight, for which see `leaf`.
 
     Parameters
     ----------
@@ -82,14 +82,14 @@ class KernelTree(Sampler):
         One row for each class, float32 or float64; copied. Without `transform` the rows are the
         features.
     transform : callable, optional
-        Maps rows (k, d) to a new array of features (k, F), as the ``transform`` of a feature
-        map does. Applied to class vectors in chunks, and to contexts.
+        Function from rows (k, d) to a new array of features (k, F), such as the ``transform`` of a
+        feature map. It is applied to class vectors in chunks, and to contexts.
     leaf_size : int, optional
         Classes in a bucket. Node sums hold ``n * F / leaf_size`` values; a draw costs
         ``leaf_size * d`` multiplications in its bucket, or ``leaf_size * F`` for
         ``leaf="kernel"``. By default the power of two, at least 16, with which node sums take
-        about half the memory of the class vectors. The tree and the leaf then cost a draw about the
-        same.
+        about half the memory of the class vectors. A draw then takes about the same time in the
+        tree as in the leaf.
     leaf : {"kernel", "softmax", "quadratic"}
         Weight of a class in its bucket: the inner product of features, clipped by `floor`;
         ``exp(scale * h . c)``; or ``scale * (h . c)**2 + 1``.
@@ -119,17 +119,19 @@ class KernelTree(Sampler):
     -----
     **q is exact.** The probability of a class is the product of the clipped branch probabilities
     on its path and of its probability in the leaf, whatever the features. `sample`, `log_prob` and
-    `probs` compute the same values. How well q follows the kernel is a different question. A
-    branch probability has an error of about 1e-7 with float32 features. A class with less than
-    1e-7 of the mass of its neighbours is therefore treated like one at the floor.
+    `probs` compute the same values. This does not mean that q follows the kernel: with float32
+    features, a branch probability differs from that of the kernel by about 1e-7. A class with less
+    than 1e-7 of the mass of its neighbours is therefore treated like a class at the floor.
 
-    **Exclusion is exact.** With :math:`\rho_v` the probability of reaching the excluded class
-    from node v, the branch c towards it is taken with probability
+    **Exclusion is exact.** Let :math:`\rho_v` be the probability of reaching the excluded class
+    from node v, and :math:`p_c` the probability of the branch to the child c of v that contains the
+    class. With exclusion this branch has the probability
     :math:`p_c (1 - \rho_c) / (1 - \rho_v)`, where :math:`1 - \rho_v = (1 - p_c) + p_c (1 -
-    \rho_c)` is built upwards from the leaf, without rejection and without cancellation.
+    \rho_c)` is computed upwards from the leaf. Nothing is rejected, and nothing cancels.
 
     **Draws.** All draws of one context descend together. Their sorted uniforms are split at each
-    node, whose inner product is computed once. The result equals that of independent descents.
+    node, so that its inner product is computed only once. The draws are the same as if each
+    descended separately.
 
     References
     ----------
@@ -163,7 +165,6 @@ class KernelTree(Sampler):
         device: str = "cpu",
     ) -> None:
         arrays = backend(as_device(device))
-        # on that device already, or copied there
         rows = arrays.float_rows("class_embeddings", class_embeddings)
         n, dim = rows.shape
         super().__init__(n, dim, rows.dtype, device)
@@ -181,7 +182,8 @@ class KernelTree(Sampler):
         self._features = Features(transform, rows)
         self.feature_dim = self._features.dim
         if leaf_size is None:
-            # node sums hold n F / leaf_size values, the vectors n d: half of that
+            # node sums hold n F / leaf_size values, and class vectors n d values: with this leaf
+            # size the ratio is about 1 / 2
             leaf_size = 1 << max(4, round(log2(2 * self.feature_dim / dim)))
         self.leaf_size = min(as_count("leaf_size", leaf_size), self.num_classes)
         require_fitting_option(
@@ -192,13 +194,15 @@ class KernelTree(Sampler):
             partial(predicted_bytes, n, dim, self.feature_dim, rows.dtype.itemsize),
             arrays.available_bytes(),
         )
-        # a class alone in its leaf has probability 1 there, whatever its weight; the softmax costs
-        # least, because it needs no features
+        # if each leaf has one class, all weights give the same; the softmax is the fastest, because
+        # it needs no features of classes
         weight_kind = LEAF_WEIGHTS[self.leaf] if self.leaf_size > 1 else SOFTMAX
         scale = self.floor if weight_kind == KERNEL else self.scale
-        self._rules = TreeRules(self.num_classes, self.leaf_size, self.floor, weight_kind, scale)
+        self._parameters = TreeParameters(
+            self.num_classes, self.leaf_size, self.floor, weight_kind, scale
+        )
         self._num_leaves = -(-self.num_classes // self.leaf_size)
-        # whether leaves are weighed by class vectors rather than by features
+        # whether weights in leaves are computed from class vectors; otherwise from features
         self._weighs_vectors = transform is None or weight_kind != KERNEL
         self._rows = arrays.copied(rows)
         self._sums: Any = None
@@ -206,22 +210,24 @@ class KernelTree(Sampler):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the class vectors and of the node sums."""
+        """Memory of the class vectors and of the node sums, in bytes."""
         return int(self._sums.nodes.nbytes) + int(self._rows.nbytes)
 
     @property
     def num_updates(self) -> int:
-        """Number of vectors updated since all sums were built, at first or by a large update."""
+        """Number of vectors updated since all sums were last built, which large updates also do."""
         return self._num_updates
 
     @property
     def drift(self) -> float:
-        """Rounding error that updates have left in the sum at the root, relative to its norm.
+        """Rounding error of the sum at the root, relative to the norm of this sum.
 
-        Every update adds to the root; the reference is a sum in float64. The drift is bounded.
-        Every update also sums some leaves again, all of them once in 16 updates per class. All
-        sums are built again once features have become so much smaller than the largest since the
-        last build that rounding could show: by a factor of 2,000 in float32 and 7e7 in float64.
+        Every update adds to the root, in the dtype of the features; the error is measured against a
+        sum in float64. It stays bounded, for two reasons. Every update computes the sums of a few
+        leaves again from the class vectors; with n classes, 16 n updated vectors cover all leaves.
+        Moreover, all sums are built again when features have become so much smaller than the
+        largest since the last build that rounding errors could matter: by a factor of 2,000 in
+        float32 and 7e7 in float64.
         """
         return float(self._sums.drift)
 
@@ -239,13 +245,13 @@ class KernelTree(Sampler):
             If `progress` is neither True nor False.
         """
         as_flag("progress", progress)
-        # if memory does not hold old and new sums at once, the old ones are freed first
+        # if the old and the new sums do not fit in memory together, free the old ones first
         if self._sums is not None and not self._has_memory_to_rebuild():
             self._sums = None
         self._build(progress)
 
     def class_embeddings(self, ids: Any = None) -> Rows:
-        """Return a copy of the class vectors (k, d) with these ids, or of all."""
+        """Return a copy of the class vectors (k, d) of the classes `ids`, or of all classes."""
         if ids is None:
             return self._arrays.copied(self._rows)
         return self._arrays.take_rows(self._rows, self._arrays.ids("ids", ids, self.num_classes))
@@ -256,14 +262,14 @@ class KernelTree(Sampler):
         self._num_updates = 0
 
     def _has_memory_to_rebuild(self) -> bool:
-        """Return whether memory allows a second copy of the node sums."""
+        """Return whether a second copy of the node sums fits in the available memory."""
         free = self._arrays.available_bytes()
         return free is None or bool(self._sums.nodes.nbytes < free)
 
     def _compute_sums(self, rows: Rows, progress: bool = False) -> tuple[TreeSums, Rows]:
-        """Return the node sums for `rows` (n, d), and the largest feature of each class (n,)."""
-        num_classes = self._rules.num_classes
-        leaf_size = self._rules.leaf_size
+        """Return the node sums for class vectors (n, d), and each class's max |feature| (n,)."""
+        num_classes = self._parameters.num_classes
+        leaf_size = self._parameters.leaf_size
         max_features = np.empty(num_classes, rows.dtype)
         leaf_sums = self._arrays.empty((self._num_leaves, self.feature_dim), rows.dtype)
         leaf_chunks = self._leaf_chunks(self._num_leaves)
@@ -280,22 +286,25 @@ class KernelTree(Sampler):
 
     @property
     def _tree(self) -> Tree:
-        return Tree(self._sums.nodes, self._rules)
+        return Tree(self._sums.nodes, self._parameters)
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
-        # drawn on the CPU, so that all devices use the same uniforms: microseconds for a batch
+        # uniforms are drawn on the CPU, so that all devices use the same ones; this is fast
         uniforms = uniform_block(key, h.shape[0], m)
         ids: IntArray = self._arrays.empty(uniforms.shape, np.int64)
         return Draw(ids, self._descend(h, exclude, ids, uniforms))
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
-        # a copy that is writable, for the kernel that draws into it as well
+        # pass a writable copy of `ids`, because the same kernel also writes draws to this array
         return self._descend(h, exclude, self._arrays.copied(ids))
 
     def _descend(
         self, h: Rows, exclude: IntArray, ids: IntArray, uniforms: FloatArray | None = None
     ) -> FloatArray:
-        """Return log-probabilities of `ids` (B, k), drawn here if `uniforms` are given."""
+        """Return the log-probabilities (B, k) of the classes `ids` (B, k).
+
+        With `uniforms` (B, k), the classes are drawn first, and written to `ids`.
+        """
         phi = self._features(h)
         arrays = self._arrays
         is_drawn = uniforms is not None
@@ -303,29 +312,31 @@ class KernelTree(Sampler):
         sorted_by: Any = uniforms if is_drawn else to_host(ids)
 
         def process_chunk(chunk: slice) -> None:
-            # sorted, so that paths that share nodes are adjacent
+            # sort paths by uniform or class, so that paths through the same node are adjacent
             order = np.argsort(sorted_by[chunk], axis=1)
             ranked = sorted_by[chunk][np.arange(len(order))[:, None], order]
             workspace = self._workspace(order.size)
-            # for the order of the passes see `walk`
-            contexts = self._contexts(h[chunk], phi[chunk], exclude[chunk], workspace)
+            # the order of the passes is described in `walk`
+            contexts = self._contexts_with_exclusions(
+                h[chunk], phi[chunk], exclude[chunk], workspace
+            )
             if is_drawn:
                 paths = self._walk_down(contexts, np.zeros_like(order), ranked)
             else:
-                paths = self._walk_down(contexts, ranked // self._rules.leaf_size)
+                paths = self._walk_down(contexts, ranked // self._parameters.leaf_size)
             leaves = to_host(paths.leaves).reshape(order.shape)
-            # in the order of leaves, so that the rows of a leaf are in the cache for all visits
+            # sort visits by leaf, so that the rows of a leaf stay in the cache for all its visits
             visits = arrays.to_device(group_runs_by_node(leaves, 0, self._num_leaves))
             classes = ClassLogProbs(
                 ids=ids[chunk], log_q=log_q[chunk], order=arrays.to_device(order)
             )
-            for visited in self._leaf_rows(h[chunk], phi[chunk], leaves):
+            for leaf_rows in self._leaf_rows(h[chunk], phi[chunk], leaves):
                 arrays.run(
                     draw_in_leaves,
                     visits.shape[0],
-                    self._rules,
+                    self._parameters,
                     contexts,
-                    visited,
+                    leaf_rows,
                     visits,
                     is_drawn,
                     paths,
@@ -334,7 +345,7 @@ class KernelTree(Sampler):
                 )
 
         if ids.size:
-            # all writes of a thread go to its own chunk
+            # thread-safe, because a task only writes to its chunk of `ids` and `log_q`
             arrays.each(process_chunk, self._batch_chunks(*ids.shape))
         return log_q
 
@@ -343,8 +354,8 @@ class KernelTree(Sampler):
         arrays = self._arrays
         num_leaves = self._num_leaves
         log_reach = np.empty((h.shape[0], num_leaves))
-        probs: FloatArray = arrays.empty((h.shape[0], self._rules.num_classes), np.float64)
-        contexts = self._contexts(h, phi, exclude, self._workspace(h.shape[0]))
+        probs: FloatArray = arrays.empty((h.shape[0], self._parameters.num_classes), np.float64)
+        contexts = self._contexts_with_exclusions(h, phi, exclude, self._workspace(h.shape[0]))
 
         def write_log_reach(chunk: slice) -> None:
             leaves = np.tile(np.arange(num_leaves), (chunk.stop - chunk.start, 1))
@@ -355,50 +366,54 @@ class KernelTree(Sampler):
         def write_probs(chunk: slice) -> None:
             leaves = np.arange(chunk.start, chunk.stop)[None]
             num = h.shape[0] * leaves.size
-            visited = next(self._leaf_rows(h, phi, leaves))  # one chunk of leaves: one result
+            leaf_rows = next(
+                self._leaf_rows(h, phi, leaves)
+            )  # one chunk of leaves gives one result
             workspace = self._workspace(num)
             arrays.run(
                 probs_in_leaves,
                 num,
-                self._rules,
+                self._parameters,
                 contexts,
-                visited,
+                leaf_rows,
                 chunk.start,
                 log_reach_on_device,
                 workspace,
                 probs,
             )
 
-        # two passes: the tree in chunks of examples, then the leaves in chunks of leaves
+        # two passes: first the descent for chunks of examples, then probabilities for chunks of
+        # leaves
         arrays.each(write_log_reach, self._batch_chunks(h.shape[0], num_leaves))
         log_reach_on_device = arrays.to_device(log_reach)
         arrays.each(write_probs, self._leaf_chunks(num_leaves, h.shape[0]))
         return probs
 
     def _log_mass(self, h: Rows, exclude: IntArray) -> FloatArray:
-        """Return the log-masses (B,) of the root, clipped as in all nodes."""
+        """Return the log of the mass of the root for each context (B,), clipped as at any node."""
         phi = to_host(self._features(h))
-        rules = self._rules
-        contexts = self._contexts(h, phi, exclude, self._workspace(h.shape[0]))
+        parameters = self._parameters
+        contexts = self._contexts_with_exclusions(h, phi, exclude, self._workspace(h.shape[0]))
         mass = phi.astype(np.float64) @ to_host(self._sums.nodes[0])
-        min_mass = rules.floor * rules.num_classes
-        clipped = np.where(mass > min_mass, np.minimum(mass, 1e150), min_mass)  # NaN too
+        min_mass = parameters.floor * parameters.num_classes
+        clipped = np.where(mass > min_mass, np.minimum(mass, 1e150), min_mass)  # so is NaN
         log_mass: FloatArray = np.log(clipped) + to_host(contexts.log_remaining)[:, 1]
         return log_mass
 
     def _prepare_update(self, ids: Any, rows: Rows) -> Callable[[], None]:
         arrays = self._arrays
-        leaf_size = self._rules.leaf_size
+        leaf_size = self._parameters.leaf_size
         self._rows = arrays.writable(self._rows)
         self._max_features = writable(self._max_features)
         ids, rows = last_of_each(ids, rows)
-        if 2 * len(ids) >= self._rules.num_classes and self._has_memory_to_rebuild():
-            return self._prepare_rebuild(ids, rows)  # cheaper than features of new and old rows
+        if 2 * len(ids) >= self._parameters.num_classes and self._has_memory_to_rebuild():
+            # cheaper than an update, which computes features of the new and of the old vectors
+            return self._prepare_rebuild(ids, rows)
         leaves, starts = np.unique(ids // leaf_size, return_index=True)
         ends = np.append(starts, len(ids))
         change = arrays.empty((len(leaves), self.feature_dim), rows.dtype)
         max_features = np.empty(len(ids), rows.dtype)
-        # chunks end at the end of a leaf, and so may be larger by up to one leaf
+        # each chunk is extended to the end of a leaf, so it may be larger by almost one leaf
         chunk_size = min(
             _UPDATE_CHUNK_CLASSES, _CHUNK_VALUES // (2 * self.feature_dim) - leaf_size + 1
         )
@@ -410,23 +425,25 @@ class KernelTree(Sampler):
             chunk_leaves = slice(*chunk_bounds[i])
             chunk_classes = slice(*ends[list(chunk_bounds[i])])
             num = chunk_classes.stop - chunk_classes.start
-            # one call for both: BLAS may round a row differently in a batch of another size
+            # the features of old and new vectors are computed in one call, because BLAS may round a
+            # row differently in a batch of another size
             before = arrays.take_rows(self._rows, ids[chunk_classes])
             features = self._features(arrays.joined(rows[chunk_classes], before))
             new = features[:num]
             old = features[num:]
             max_features[chunk_classes] = largest_in_rows(new)
-            # in float64, before the difference is rounded to the dtype of the features
+            # subtract in float64, before differences are rounded to the dtype of the features
             totals[i] = arrays.column_sums(new)[0] - arrays.column_sums(old)[0]
             offsets = arrays.to_device(starts[chunk_leaves] - starts[chunk_leaves.start])
             arrays.run(sum_changes, len(offsets), new, old, offsets, change[chunk_leaves])
 
         arrays.each(compute_changes, range(len(chunk_bounds)))
-        # in the order of the chunks, so that the total does not depend on threads
+        # sum in the order of the chunks, so that the total does not depend on threads
         add = self._sums.prepare_update(leaves, change, totals.sum(axis=0))
-        if self._precision_lost(ids, max_features) and self._has_memory_to_rebuild():
+        if self._would_lose_precision(ids, max_features) and self._has_memory_to_rebuild():
             return self._prepare_rebuild(ids, rows)
-        # computed on the tree before this update; the two changes of sums commute
+        # the renewal is computed from the tree before this update, which is correct because the
+        # two changes are sums and commute
         renew = self._prepare_renewal(len(ids))
 
         def commit() -> None:
@@ -440,6 +457,7 @@ class KernelTree(Sampler):
         return commit
 
     def _prepare_rebuild(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
+        """Return a function that replaces vectors of classes `ids`, and all sums, by new ones."""
         all_rows = self._arrays.copied(self._rows)
         self._arrays.put_rows(rows, ids, all_rows)
         sums, max_features = self._compute_sums(all_rows)
@@ -453,55 +471,59 @@ class KernelTree(Sampler):
 
         return commit
 
-    def _precision_lost(self, ids: IntArray, max_features: Rows) -> bool:
-        """Return whether features are now so small that node sums have lost half their digits.
+    def _would_lose_precision(self, ids: IntArray, max_features: Rows) -> bool:
+        """Return whether an update would leave node sums with less than half of their digits.
 
-        Rounding errors of node sums are relative to the largest values that they have held since
-        the last build. They remain when classes (k,) change to features up to `max_features` (k,).
+        The update gives the classes `ids` (k,) features of at most `max_features` (k,). The
+        rounding errors of node sums are relative to the largest features since the last build, and
+        remain when features become smaller.
         """
         peak = float(max(self._peak_feature, max_features.max()))
         digits = np.finfo(max_features.dtype).nmant // 2
         threshold = peak / 2.0**digits
-        # nearly always the new features are large enough, and no pass over all classes is needed
+        # usually the new features are large enough, and the pass over all classes is skipped
         if max_features.max() >= threshold:
             return False
         return bool(np.delete(self._max_features, ids).max(initial=0.0) < threshold)
 
     def _prepare_renewal(self, num: int) -> Callable[[], None]:
-        """Return a function that removes the drift of the leaves due within `num` more updates."""
-        leaves = self._leaves_due(num)
+        """Return a function that removes the drift of the leaves due in the next `num` updates."""
+        leaves = self._leaves_to_renew(num)
         errors = self._arrays.empty((len(leaves), self.feature_dim), self._rows.dtype)
         for chunk in self._leaf_chunks(len(leaves)):
-            self._sum_leaves(self._features_in(leaves[chunk]), errors[chunk])
-            self._sums.subtract(leaves[chunk], errors[chunk])
-        return partial(self._sums.add, leaves, errors) if len(leaves) else lambda: None
+            self._sum_leaves(self._features_of_leaves(leaves[chunk]), errors[chunk])
+            self._sums.subtract_stored_sums(leaves[chunk], errors[chunk])
+        return partial(self._sums.add_changes, leaves, errors) if len(leaves) else lambda: None
 
-    def _leaves_due(self, num: int) -> IntArray:
+    def _leaves_to_renew(self, num: int) -> IntArray:
         """Return the sorted leaves (k,) whose sums are renewed during the next `num` updates.
 
         Leaves take turns: with n classes, each is renewed once in about ``n *
         UPDATES_BEFORE_RENEWAL`` updates.
         """
-        # turns depend on the number of updates, not on their classes: a class that is updated all
-        # the time affects only nodes on its path, and taking turns reaches all nodes
-        updates_per_leaf = UPDATES_BEFORE_RENEWAL * self._rules.leaf_size
+        # leaves take turns by the number of updates, whichever classes are updated: a class that is
+        # updated all the time adds errors only to the nodes on its path
+        updates_per_leaf = UPDATES_BEFORE_RENEWAL * self._parameters.leaf_size
         first = self._num_updates // updates_per_leaf
         last = (self._num_updates + num) // updates_per_leaf
         return np.sort(np.arange(first, last) % self._num_leaves)
 
-    def _features_in(self, leaves: IntArray) -> Rows:
-        """Return the features of the classes in these leaves, leaf by leaf."""
-        size = self._rules.leaf_size
+    def _features_of_leaves(self, leaves: IntArray) -> Rows:
+        """Return the features of the classes in `leaves` (k,), one row for each class."""
+        size = self._parameters.leaf_size
         ids: IntArray = (leaves[:, None] * size + np.arange(size)).reshape(-1)
-        ids = ids[ids < self._rules.num_classes]
+        ids = ids[ids < self._parameters.num_classes]
         return self._features(self._arrays.take_rows(self._rows, ids))
 
     def _leaf_rows(self, h: Rows, phi: Rows, leaves: IntArray) -> Iterator[LeafRows]:
-        """Yield the queries and rows for `leaves` (B, k): class vectors, or features of classes.
+        """Yield the `LeafRows` of contexts that visit `leaves` (B, k).
 
-        Features are computed for a chunk of leaves at a time; other leaves have the offset -1.
+        `h` (B, d) are the contexts, and `phi` (B, F) their features. If weights in leaves are
+        computed from class vectors, there is one result. Otherwise features of classes are computed
+        for one chunk of leaves at a time, and each chunk gives a result, in which the offset of
+        other leaves is -1.
         """
-        size = self._rules.leaf_size
+        size = self._parameters.leaf_size
         to_device = self._arrays.to_device
         if self._weighs_vectors:
             yield LeafRows(h, self._rows, to_device(leaves * size))
@@ -509,18 +531,21 @@ class KernelTree(Sampler):
         visited, slots = np.unique(leaves, return_inverse=True)
         slots = slots.reshape(leaves.shape)
         for chunk in self._leaf_chunks(len(visited)):
-            # leaves of other chunks are skipped
+            # -1 for leaves of other chunks, which kernels skip
             in_chunk = (slots >= chunk.start) & (slots < chunk.stop)
             offsets = to_device(np.where(in_chunk, (slots - chunk.start) * size, -1))
-            yield LeafRows(phi, self._features_in(visited[chunk]), offsets)
+            yield LeafRows(phi, self._features_of_leaves(visited[chunk]), offsets)
 
-    def _contexts(self, h: Rows, phi: Rows, exclude: IntArray, workspace: Workspace) -> Contexts:
-        """Return contexts with their excluded classes (B,), and the probabilities of exclusion.
+    def _contexts_with_exclusions(
+        self, h: Rows, phi: Rows, exclude: IntArray, workspace: Workspace
+    ) -> Contexts:
+        """Return the `Contexts` of a batch, including the probabilities that exclusion needs.
 
-        `workspace` has a row for each context, or more.
+        `h` (B, d) are the contexts, `phi` (B, F) their features, and `exclude` (B,) their excluded
+        classes, or -1. `workspace` is for at least B leaves.
         """
         arrays = self._arrays
-        rules = self._rules
+        parameters = self._parameters
         batch = h.shape[0]
         levels = root_level(self._num_leaves) + 1
         contexts = Contexts(
@@ -531,20 +556,21 @@ class KernelTree(Sampler):
             left_probs=arrays.empty((batch, levels), np.float64),
         )
         excluded = to_host(exclude)
-        # without exclusion the branch probabilities are not written, because no path reads them
+        # without exclusion, `branches` and `left_probs` stay empty, because no path reads them
         if excluded.max() >= 0:
             products = self._top_products(phi, batch, num_paths=1)
             masses = arrays.empty(batch, np.float64)
             arrays.run(descend_to_excluded, batch, self._tree, contexts, products, masses)
-            leaves = np.maximum(excluded, 0)[:, None] // rules.leaf_size
-            for visited in self._leaf_rows(h, phi, leaves):
-                arrays.run(exclude_classes, batch, self._tree, contexts, visited, workspace)
+            leaves = np.maximum(excluded, 0)[:, None] // parameters.leaf_size
+            for leaf_rows in self._leaf_rows(h, phi, leaves):
+                arrays.run(exclude_classes, batch, self._tree, contexts, leaf_rows, workspace)
         return contexts
 
     def _walk_down(self, contexts: Contexts, leaves: IntArray, uniforms: Any = None) -> Paths:
-        """Return sorted paths (B k,) at the leaves that `uniforms` (B, k) draw.
+        """Return paths at their leaves, for k paths of each of B contexts.
 
-        Without uniforms they go to `leaves` (B, k).
+        If `uniforms` (B, k) are given, sorted within a row, they draw the leaves, and `leaves` must
+        be 0. Otherwise the paths lead to `leaves` (B, k), also sorted.
         """
         arrays = self._arrays
         num = leaves.size
@@ -558,15 +584,16 @@ class KernelTree(Sampler):
             masses=arrays.empty(num, np.float64),
         )
         batch, num_paths = leaves.shape
-        rows = max(batch, arrays.workers(num))  # for each example, on a GPU for each path
+        rows = max(batch, arrays.workers(num))  # one for each example; on a GPU, for each path
         products = self._top_products(contexts.phi, rows, num_paths)
         arrays.run(walk, rows, self._tree, contexts, products, is_drawn, paths)
         return paths
 
     def _top_products(self, phi: Rows, rows: int, num_paths: int) -> TopProducts:
-        """Return the products of contexts (B, F) with nodes of the upper levels, in `rows` rows.
+        """Return the products of contexts with the nodes of upper levels, in `rows` rows.
 
-        Each context has `num_paths` paths. If a row is for one path, it holds the total alone.
+        `phi` (B, F) are the features of the contexts, each of which has `num_paths` paths. If there
+        are more rows than contexts, only products with the total are computed.
         """
         arrays = self._arrays
         num_leaves = self._num_leaves
@@ -580,10 +607,11 @@ class KernelTree(Sampler):
         return products
 
     def _batch_chunks(self, batch: int, num_leaves: int) -> list[slice]:
-        """Return chunks of a batch whose examples visit `num_leaves` leaves each.
+        """Return slices that divide a batch, whose examples visit `num_leaves` leaves each.
 
-        With weights from features, chunks do not depend on the number of threads: features of a
-        leaf's classes are computed for a chunk at once, and may round differently.
+        If weights in leaves are computed from features, the slices do not depend on the number of
+        threads. The features of the leaves that a slice visits are computed together, and another
+        division could round them differently.
         """
         visits = batch * num_leaves * self._num_leaves.bit_length()
         num_chunks = (
@@ -597,26 +625,31 @@ class KernelTree(Sampler):
         )
 
     def _leaf_chunks(self, num: int, batch: int = 0) -> list[slice]:
-        """Return chunks of `num` leaves whose features, and those of a batch, fit in memory."""
+        """Return slices of `num` leaves such that the features of each slice fit in memory.
+
+        If `batch` is not 0, the products of a slice with a batch of this size also fit.
+        """
         values_per_class = max(self.feature_dim, self._arrays.workers(2 * batch))
-        return chunks(num, max(1, _CHUNK_VALUES // (self._rules.leaf_size * values_per_class)))
+        return chunks(num, max(1, _CHUNK_VALUES // (self._parameters.leaf_size * values_per_class)))
 
     def _workspace(self, num: int) -> Workspace:
-        """Return a workspace to weigh the classes of `num` leaves at a time."""
+        """Return a `Workspace` for `num` visits of leaves, with one row for each worker."""
         arrays = self._arrays
-        shape = arrays.workers(num), round_up_to_8(self._rules.leaf_size)
+        shape = arrays.workers(num), round_up_to_8(self._parameters.leaf_size)
         return Workspace(arrays.empty(shape, np.float64), arrays.empty(shape, np.float64))
 
     def _sum_leaves(self, features: Rows, out: Rows) -> None:
-        """Write the sums (k, F) of features that are grouped by leaf."""
-        offsets = self._arrays.to_device(np.arange(0, features.shape[0], self._rules.leaf_size))
+        """Write to `out` (k, F) the sums of the features of k leaves, given leaf by leaf."""
+        offsets = self._arrays.to_device(
+            np.arange(0, features.shape[0], self._parameters.leaf_size)
+        )
         self._arrays.run(sum_runs, offsets.shape[0], features, offsets, out)
 
 
 def predicted_bytes(
     num_classes: int, dim: int, feature_dim: int, itemsize: int, leaf_size: int
 ) -> int:
-    """Return the peak memory of building the tree, in bytes."""
+    """Return the peak memory of building a tree, in bytes."""
     node_values = -(-num_classes // leaf_size) * feature_dim
     chunk = min(num_classes * feature_dim, max(_CHUNK_VALUES, leaf_size * feature_dim))
     return (node_values + num_classes * dim + 2 * chunk) * itemsize

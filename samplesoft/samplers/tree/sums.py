@@ -1,9 +1,9 @@
 """Sums of features in a binary tree, stored as one total and the differences between siblings.
 
-Leaves are numbered 0..L-1. Row 0 holds the total. For the node over leaves [lo, lo + 2s), row
-lo + s holds the sum of its left half minus the sum of its right half. L rows so hold the whole
-tree. The sum of a child is (sum of the parent ± difference) / 2, and its rounding error shrinks on
-the way down together with the sums.
+A tree of L leaves has L rows. Row 0 holds the total, the sum over all leaves. For each node over
+the leaves [lo, lo + 2 s), row lo + s holds the sum of the left half minus the sum of the right
+half. The sum of a child is (sum of its parent ± difference) / 2, with + for the left child. So the
+rounding error of a parent is halved in its children.
 
 All kernels run on both devices: see `samplesoft.kernels.lanes`.
 """
@@ -26,15 +26,16 @@ from samplesoft.samplers.tree.walk import root_level
 
 
 class TreeSums:
-    """Node sums (L, F) in the dtype of the features, and their total (F,) in float64.
+    """The node sums of a tree, made from the sums of features (L, F) of its leaves.
 
-    `leaf_sums` (L, F) is overwritten. Updates are added to `total` without being rounded to the
-    dtype of `nodes`. On a GPU `nodes` is device memory, and everything else is on the host.
+    `leaf_sums` is overwritten. The attribute `nodes` (L, F) holds the node sums in the dtype of the
+    features, on their device. The attribute `total` (F,) holds the sum over all leaves in float64,
+    in host memory; updates are added to `total` without being rounded to the dtype of `nodes`.
     """
 
     def __init__(self, leaf_sums: NDArray[Any]) -> None:
         self.nodes = leaf_sums
-        # sums of absolute values bound all node sums: if they are finite, so are all node sums
+        # sums of absolute values bound all node sums: if these bounds are finite, no sum overflows
         self._bounds = np.zeros(leaf_sums.shape[1])
         self.total, self._bounds = self._total_and_bounds(leaf_sums)
         num = leaf_sums.shape[0]
@@ -53,7 +54,7 @@ class TreeSums:
 
     @property
     def drift(self) -> float:
-        """Distance of the root row to the float64 total, relative to the norm of the total."""
+        """Distance of row 0 of `nodes` from `total`, relative to the norm of `total`."""
         # a tree whose features are all 0 has no drift
         norm = np.linalg.norm(self.total)
         root = to_host(self.nodes[:1])[0]
@@ -62,27 +63,32 @@ class TreeSums:
     def prepare_update(
         self, leaves: IntArray, change: NDArray[Any], total: FloatArray
     ) -> Callable[[], None]:
-        """Return a function that adds `change` (k, F) to leaves (k,) and `total` (F,) to the total.
+        """Return a function that applies an update to the tree.
 
-        `change` is overwritten. Raises `ValueError` if a sum might not be finite.
+        The function adds `change` (k, F) to the sums of `leaves` (k,), and `total` (F,), the sum of
+        all changes, to the attribute `total`. It overwrites `change`. Raises ValueError if a sum
+        might overflow.
         """
-        # checked before anything is written: a refused update leaves the tree unchanged
+        # checked before anything is written, so that an error leaves the tree unchanged
         _, bounds = self._total_and_bounds(change)
         self.nodes = self._arrays.writable(self.nodes)
 
         def commit() -> None:
-            # in float64, never rounded to the dtype of the nodes: the reference for `drift`
+            # float64, never rounded to the dtype of `nodes`, because it is the reference of `drift`
             self.total = self.total + total
             self._bounds = bounds
-            self.add(leaves, change)
+            self.add_changes(leaves, change)
 
         return commit
 
-    def add(self, leaves: IntArray, change: NDArray[Any]) -> None:
-        """Add `change` (k, F), which is overwritten, to the sums of increasing leaves (k,)."""
+    def add_changes(self, leaves: IntArray, change: NDArray[Any]) -> None:
+        """Add `change` (k, F) to the sums of `leaves` (k,), in increasing order.
+
+        `change` is overwritten.
+        """
         steps, offsets = plan_updates(leaves, self.nodes.shape[0])
         arrays = self._arrays
-        # steps of a level read the results of the level below
+        # in stages, because the steps of a level read the results of the level below
         for stage in arrays.stages(offsets):
             stage_steps = arrays.to_device(steps[stage])
 
@@ -93,16 +99,23 @@ class TreeSums:
 
             arrays.each(add, arrays.columns(self.nodes.shape[1]))
 
-    def subtract(self, leaves: IntArray, leaf_sums: NDArray[Any]) -> None:
-        """Subtract the leaf sums that the tree holds for leaves (k,) from `leaf_sums` (k, F)."""
+    def subtract_stored_sums(self, leaves: IntArray, leaf_sums: NDArray[Any]) -> None:
+        """Subtract from `leaf_sums` (k, F), in place, the sums that the tree holds for `leaves`.
+
+        `leaves` has shape (k,). The results are the corrections that remove the tree's drift.
+        """
         leaves = self._arrays.to_device(leaves)
         self._arrays.run(subtract_leaf_sums, leaves.shape[0], self.nodes, leaves, leaf_sums)
 
     def _total_and_bounds(self, leaf_sums: NDArray[Any]) -> tuple[FloatArray, FloatArray]:
-        """Return the total (F,) of leaf sums, and bounds (F,) on all nodes after their addition."""
+        """Return the total (F,) of `leaf_sums` (k, F), and bounds (F,) on all node sums.
+
+        The bounds are on the magnitude of node sums after `leaf_sums` have been added to the tree.
+        Raises ValueError if a bound overflows.
+        """
         total, abs_sums = self._arrays.column_sums(leaf_sums)
         bounds: FloatArray = self._bounds + abs_sums
-        if not bounds.max() < float(np.finfo(leaf_sums.dtype).max):  # nor NaN
+        if not bounds.max() < float(np.finfo(leaf_sums.dtype).max):  # true for NaN as well
             raise ValueError(
                 "`class_embeddings`, through `transform`, must give features with sums that are "
                 f"finite in {leaf_sums.dtype}, got infinity or NaN; scale the vectors down, or use "
@@ -113,9 +126,14 @@ class TreeSums:
 
 @njit
 def sum_runs(x: NDArray[Any], offsets: IntArray, sums: NDArray[Any]) -> None:
-    """Write the sums (k, F) of the rows of `x` over the runs that begin at `offsets` (k,)."""
+    """Write to `sums` (k, F) the sums of consecutive rows of `x`.
+
+    The rows of sum i begin at ``offsets[i]`` and end before ``offsets[i + 1]``; for the last sum,
+    at the end of `x`.
+    """
     for i in range(worker(), len(offsets), num_workers()):
-        # read before the loop: a store to `sums` might change it, and block vectorisation
+        # `offsets` is read before the loop: the compiler cannot exclude that a store to `sums`
+        # changes it, and would not vectorise the loop
         start = offsets[i]
         stop = offsets[i + 1] if i + 1 < len(offsets) else len(x)
         for f in range(lane(), x.shape[1], num_lanes()):
@@ -129,7 +147,11 @@ def sum_runs(x: NDArray[Any], offsets: IntArray, sums: NDArray[Any]) -> None:
 def sum_changes(
     new: NDArray[Any], old: NDArray[Any], offsets: IntArray, change: NDArray[Any]
 ) -> None:
-    """Write the sums (k, F) of ``new - old`` over the runs that begin at `offsets` (k,)."""
+    """Write to `change` (k, F) the sums of consecutive rows of ``new - old``.
+
+    The rows of sum i begin at ``offsets[i]`` and end before ``offsets[i + 1]``; for the last sum,
+    at the end of `new`.
+    """
     for i in range(worker(), len(offsets), num_workers()):
         start = offsets[i]
         stop = offsets[i + 1] if i + 1 < len(offsets) else len(new)
@@ -142,7 +164,10 @@ def sum_changes(
 
 @njit
 def subtract_leaf_sums(nodes: NDArray[Any], leaves: IntArray, sums: NDArray[Any]) -> None:
-    """Subtract the leaf sums that the tree holds for leaves (k,) from `sums` (k, F), in float64."""
+    """Subtract from `sums` (k, F), in place, the sums that the tree holds for `leaves` (k,).
+
+    The sums of leaves are computed in float64.
+    """
     for i in range(worker(), len(leaves), num_workers()):
         for f in range(lane(), nodes.shape[1], num_lanes()):
             leaf_sum = np.float64(nodes[0, f])
@@ -158,9 +183,10 @@ def subtract_leaf_sums(nodes: NDArray[Any], leaves: IntArray, sums: NDArray[Any]
 
 @njit
 def combine_siblings(nodes: NDArray[Any], half: int, columns: tuple[int, int]) -> None:
-    """Replace the sums of all siblings over `half` leaves each by their sum and difference.
+    """Replace the sums of siblings, in place, by their sum and their difference (left minus right).
 
-    Works on columns [first, last).
+    These are all siblings of `half` leaves each. Only the columns [first, last) in the tuple
+    `columns` are computed.
     """
     for pair in range(worker(), -(-len(nodes) // (2 * half)), num_workers()):
         left_row = 2 * half * pair
@@ -175,29 +201,35 @@ def combine_siblings(nodes: NDArray[Any], half: int, columns: tuple[int, int]) -
 
 @njit
 def plan_updates(leaves: IntArray, num_leaves: int) -> tuple[IntArray, IntArray]:
-    """Return the steps (S, 4) that add changes of increasing leaves (k,) to the tree.
+    """Return the steps (S, 4) that add changes to `leaves` (k,), in increasing order, and offsets.
 
-    A step has four entries: the row of a node, or -1; the row of the change in one of its halves;
-    the row of the change in the other half, or -1; and whether the former is the right half. The
-    steps of a level begin at ``offsets[level]``. The last step adds the sum of all changes to the
-    root.
+    Each step updates one node. The changes of leaves are the rows of an array (k, F), in which
+    `apply_updates` also stores the sums of changes. The columns of `steps` are:
+
+    - the row of the node, or -1 for a node without a right half,
+    - the row of the change of one half,
+    - the row of the change of the other half, or -1 if only one half changes,
+    - whether the first of these halves is the right one.
+
+    The steps of a level are ``steps[offsets[level] : offsets[level + 1]]``. The last step adds the
+    sum of all changes to the total in row 0.
     """
     levels = root_level(num_leaves) + 1
     # at most one step for each leaf on each level
     steps = np.empty((len(leaves) * levels, 4), np.int64)
     offsets = np.zeros(levels + 1, np.int64)
     first_leaf = leaves.copy()  # first leaf of the node that each change has reached
-    change = np.arange(len(leaves))  # row that holds the change
+    change = np.arange(len(leaves))  # row that holds the change of this node
     num = len(leaves)
     level = 0
     step = 0
     half = 1
-    # changes that reach the same node are added first, so that the node is updated once
+    # the changes of both halves of a node are merged, so that each node is updated once
     while half < num_leaves:
         num_merged = i = 0
         while i < num:
             low = first_leaf[i] & ~(2 * half - 1)
-            # leaves increase, so only the next change can be in the other half
+            # leaves increase, so only the next change can be in the right half of this node
             has_sibling = i + 1 < num and first_leaf[i + 1] < low + 2 * half
             steps[step, 0] = low + half if low + half < num_leaves else -1
             steps[step, 1] = change[i]
@@ -212,7 +244,7 @@ def plan_updates(leaves: IntArray, num_leaves: int) -> tuple[IntArray, IntArray]
         half *= 2
         level += 1
         offsets[level] = step
-    # all changes have been added to the first, and the root holds a sum
+    # the sum of all changes is now in row 0 of the changes, and is added to the total in row 0
     steps[step] = 0, 0, -1, 0
     offsets[level + 1] = step + 1
     return steps[: step + 1], offsets[: level + 2]
@@ -222,21 +254,22 @@ def plan_updates(leaves: IntArray, num_leaves: int) -> tuple[IntArray, IntArray]
 def apply_updates(
     nodes: NDArray[Any], change: NDArray[Any], steps: IntArray, columns: tuple[int, int]
 ) -> None:
-    """Add changes (k, F) to the nodes of some steps of `plan_updates`, in columns [first, last).
+    """Add changes to `nodes` (L, F), in place, by `steps` of `plan_updates` of one level.
 
-    Where both halves of a node change, the two changes are added up in `change`.
+    If both halves of a node change, their sum is stored in `change` (k, F), for the next level.
+    Only the columns [first, last) in the tuple `columns` are computed.
     """
     first = columns[0] + lane()
     last = columns[1]
     block = nodes[:, columns[0] : columns[1]]
     for i in range(worker(), len(steps), num_workers()):
-        if i + 1 < len(steps) and steps[i + 1, 0] >= 0:  # prefetched during this step
+        if i + 1 < len(steps) and steps[i + 1, 0] >= 0:  # prefetch the node of the next step
             prefetch_row(block, steps[i + 1, 0])
         middle = steps[i, 0]
         row = steps[i, 1]
         sibling = steps[i, 2]
         is_right = steps[i, 3]
-        # left minus right: a change of the left half is added, one of the right half subtracted
+        # a row holds left minus right: add a change of the left half, subtract one of the right
         if sibling >= 0:
             for f in range(first, last, num_lanes()):
                 nodes[middle, f] = nodes[middle, f] + change[row, f] - change[sibling, f]

@@ -52,7 +52,7 @@ def test_probabilities_are_those_of_exact_arithmetic(n, leaf):
                 )
                 np.testing.assert_allclose(q[b], as_floats(exact), rtol=1e-12)
                 if n > 1:
-                    others = as_floats(plain.without(exact, labels[b]))
+                    others = as_floats(plain.probabilities_without(exact, labels[b]))
                     np.testing.assert_allclose(qn[b], others, rtol=1e-12)
 
 
@@ -120,12 +120,12 @@ def test_the_plain_twin_in_floats_is_the_one_in_fractions_but_for_rounding():
     """As a student runs it: nothing in it asks for fractions."""
     rows, h = real_numbers(37)
     for leaf_size in (1, 3, 64):
-        kernel = [float(plain.inner(h[0], row)) for row in rows]
+        kernel = [float(plain.inner_product(h[0], row)) for row in rows]
         weights = plain.leaf_weights("kernel", kernel, kernel, 1.0, 0.01, np.exp)
         q = plain.class_probabilities(kernel, weights, leaf_size, 0.01)
         exact = probabilities(h[0], rows, h[0], rows, leaf_size=leaf_size, floor=0.01)
         np.testing.assert_allclose(q, as_floats(exact), rtol=1e-12)
-        others = plain.without(q, 5)
+        others = plain.probabilities_without(q, 5)
         assert others[5] == 0.0 and abs(sum(others) - 1.0) < 1e-14
         for u in np.random.default_rng(0).random(200):
             wanted = np.searchsorted(np.cumsum(q), u, side="right")
@@ -140,8 +140,8 @@ def test_a_mass_is_one_product_with_a_sum_of_features():
         sums = plain.node_sums([exactly(row) for row in rows], leaf_size)
         assert len(sums) == 2 * (plain.num_leaves(37, leaf_size) - 1)
         for (first, last), of_features in sums.items():
-            below = plain.classes_of(first, last, 37, leaf_size)
-            assert plain.inner(exactly(h[0]), of_features) == sum(kernel[c] for c in below)
+            below = plain.classes_in_leaves(first, last, 37, leaf_size)
+            assert plain.inner_product(exactly(h[0]), of_features) == sum(kernel[c] for c in below)
 
 
 # --- any features at all ----------------------------------------------------------------------
@@ -228,7 +228,10 @@ def test_excluding_a_class_with_nearly_all_the_kernel(bits, label, leaf_size):
     exact = probabilities([1.0], rows, [1.0], rows, leaf_size=leaf_size)
     with mp.workdps(50):
         assert 1 - exact[label] < mpf(400) / 2**bits
-        log_q = [float(mp.log(real(x))) if x else -np.inf for x in plain.without(exact, label)]
+        log_q = [
+            float(mp.log(real(x))) if x else -np.inf
+            for x in plain.probabilities_without(exact, label)
+        ]
     np.testing.assert_allclose(drawn.log_q[0], np.array(log_q)[drawn.ids[0]], rtol=1e-12)
     every = kernel_tree.log_prob([1.0], np.arange(65), exclude=label)
     np.testing.assert_allclose(every[0], log_q, rtol=1e-12)
@@ -250,7 +253,10 @@ def test_excluding_a_class_with_nearly_all_of_a_softmax_leaf(logit, leaf_size):
         drawn = kernel_tree.sample(h, 2000, exclude=label, rng=0)
         assert label not in drawn.ids
         with mp.workdps(50):
-            log_q = [float(mp.log(real(x))) if x else -np.inf for x in plain.without(exact, label)]
+            log_q = [
+                float(mp.log(real(x))) if x else -np.inf
+                for x in plain.probabilities_without(exact, label)
+            ]
         np.testing.assert_allclose(
             drawn.log_q[0], np.array(log_q)[drawn.ids[0]], rtol=1e-12, atol=4e-12
         )
