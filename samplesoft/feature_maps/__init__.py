@@ -1,4 +1,4 @@
-"""Feature maps: phi(x) . phi(y) estimates a kernel that approximates exp(tau x . y)."""
+"""Feature maps phi, such that phi(x) . phi(y) estimates a kernel close to exp(tau x . y)."""
 
 from samplesoft.feature_maps.base import FeatureMap
 from samplesoft.feature_maps.exponential import PositiveRandomFeatures, RandomMaclaurinFeatures

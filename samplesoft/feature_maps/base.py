@@ -1,4 +1,4 @@
-"""The base of all feature maps: public methods that check, hooks that compute."""
+"""The base class of feature maps: public methods that check arguments, and hooks that compute."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from samplesoft._validation import FloatArray, as_count, as_float_rows
 
 
 class FeatureMap(ABC):
-    """Features phi whose dot products estimate a kernel: ``E[phi(x).phi(y)] = k(x, y)``.
+    """A map phi to features whose dot products estimate a kernel: ``E[phi(x).phi(y)] = k(x, y)``.
 
-    A map is drawn once, when it is created, and does not change. The same seed gives the same
-    features, in float32 up to its rounding. To add a map, write `_write` and `_kernel`, whose
-    arguments are checked, and add it to ``FEATURE_MAPS``; one test suite covers all entries. To try
-    a map, pass a function from rows (k, d) to features (k, F) to a sampler or a tree.
+    The random numbers of a map are drawn once, when it is created. The same seed gives the same
+    features, in float32 up to rounding. To add a map, write a subclass with the methods `_write`
+    and `_kernel`, which get checked arguments, and add it to ``FEATURE_MAPS``; one test suite
+    covers all entries. To try out a map, it is enough to pass a function from rows (k, d) to
+    features (k, F) to a sampler or a tree.
 
     Parameters
     ----------
@@ -30,16 +31,16 @@ class FeatureMap(ABC):
     floor : float
         Minimum of the kernel over two unit vectors.
     device : {"cpu", "cuda"}
-        Device of the features. The `_write` of a map on a GPU gets device arrays:
-        `RandomFourierFeatures` is an example.
+        Device of the features. With "cuda", `_write` gets device arrays; see
+        `RandomFourierFeatures` for an example.
 
     Attributes
     ----------
     dim, feature_dim, floor, device
         As above.
     closed_form : tuple of (str, float), or None
-        The ``leaf`` and ``scale`` of a `KernelTree` that compute the same kernel from the vectors,
-        if features are exact.
+        The arguments ``leaf`` and ``scale`` with which a `KernelTree` computes the same kernel from
+        the vectors, without features; None if it cannot.
     """
 
     closed_form: tuple[str, float] | None = None
@@ -71,7 +72,7 @@ class FeatureMap(ABC):
         Raises
         ------
         TypeError, ValueError
-            If `X` is malformed, not of d columns, or so large that its features are not finite.
+            If `X` is malformed, does not have d columns, or is so large that features overflow.
         """
         rows = self._arrays.float_rows("X", X, self.dim)
         # in the dtype of the rows: float32 halves the memory of trees, and q is exact anyway
@@ -80,7 +81,7 @@ class FeatureMap(ABC):
         return out
 
     def __call__(self, X: ArrayLike) -> NDArray[Any]:
-        """Return the features of each row, as `transform`."""
+        """Return the features of each row; the same as `transform`."""
         return self.transform(X)
 
     def kernel(self, X: ArrayLike, Y: ArrayLike) -> FloatArray:
@@ -99,43 +100,52 @@ class FeatureMap(ABC):
         Raises
         ------
         TypeError, ValueError
-            If either is malformed or not of d columns, or inner products are beyond float64.
+            If `X` or `Y` is malformed or does not have d columns, or if inner products overflow.
         """
         with np.errstate(over="ignore"):
-            # on the CPU for any device: a formula to check features with
+            # always on the CPU, because this formula only serves to check features
             x, y = (as_float_rows(n, v, self.dim) for n, v in (("X", X), ("Y", Y)))
             return self._kernel(x.astype(np.float64, copy=False), y.astype(np.float64, copy=False))
 
     @abstractmethod
     def _write(self, X: NDArray[Any], out: NDArray[Any]) -> None:
-        """Write the features of `X` (N, d) to `out` (N, F), of one dtype, on the map's device."""
+        """Write the features of `X` (N, d) to `out` (N, F).
+
+        Both arrays have the same dtype, and are on the device of the map.
+        """
 
     @abstractmethod
     def _kernel(self, X: FloatArray, Y: FloatArray) -> FloatArray:
-        """Return the kernel (N, M)."""
+        """Return the kernel (N, M) of `X` (N, d) and `Y` (M, d)."""
 
 
-ROW = "a row of `X` (of `h` or `class_embeddings`, for a sampler)"
+# the subject of error messages about an input vector
+ROW_SUBJECT = "a row of `X` (of `h` or `class_embeddings`, for a sampler)"
 
 
 def require_finite(out: NDArray[Any]) -> None:
-    """Raise ValueError if features overflowed."""
-    # checking results is cheaper than checking limits of the rows in each map
+    """Raise ValueError if a feature is infinite or NaN, because the rows were too large."""
+    # checking the features is cheaper than a limit on the rows, which each map would have to derive
     if not np.isfinite(out).all():
-        raise ValueError(f"features of {ROW} overflow {out.dtype}; {shrink(out.dtype)}.")
+        raise ValueError(
+            f"features of {ROW_SUBJECT} overflow {out.dtype}; {overflow_remedy(out.dtype)}."
+        )
 
 
-def shrink(dtype: np.dtype[Any]) -> str:
-    """Return the remedy, for messages, for rows too large for `dtype`."""
+def overflow_remedy(dtype: np.dtype[Any]) -> str:
+    """Return the advice in error messages about rows that are too large for `dtype`."""
     remedy = "scale the rows to norm 1"
     return remedy + ", or pass float64" if dtype == np.float32 else remedy
 
 
 def inner_products(X: FloatArray, Y: FloatArray) -> FloatArray:
-    """Return ``x . y`` (N, M); raise ValueError if a product or a term of it overflows."""
+    """Return the inner products (N, M) of the rows of `X` (N, d) with those of `Y` (M, d).
+
+    Raises ValueError if a product overflows.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
         dots: FloatArray = X @ Y.T
-    # whether overflow gives inf, -inf or nan depends on the CPU
+    # depending on the CPU, overflow of the terms of a product gives inf, -inf or NaN
     if not np.isfinite(dots).all():
         raise ValueError(
             "`X` and `Y` must have inner products within the range of float64, got some beyond it; "

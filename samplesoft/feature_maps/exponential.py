@@ -1,4 +1,4 @@
-"""Random features of the exponential kernel exp(tau x . y): positive and Maclaurin features."""
+"""Random features for the exponential kernel exp(tau x . y): positive and Maclaurin features."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ from samplesoft._device.rows import largest_in_rows, squared_norms
 from samplesoft._jit import njit, row_chunks
 from samplesoft._validation import FloatArray, as_choice, as_count, as_positive
 from samplesoft.feature_maps.base import (
-    ROW,
+    ROW_SUBJECT,
     FeatureMap,
     inner_products,
+    overflow_remedy,
     require_finite,
-    shrink,
 )
 from samplesoft.feature_maps.frequencies import (
-    KINDS,
-    Dense,
+    FREQUENCY_KINDS,
+    DenseFrequencies,
+    checked_generator,
     draw_frequencies,
-    generator_of,
     random_signs,
 )
 
-_MAX_CHUNK_PRODUCTS = 1 << 22  # products in memory at a time, in addition to the result
+_MAX_CHUNK_PRODUCTS = 1 << 22  # number of products in memory at a time, in addition to features
 
 
 class PositiveRandomFeatures(FeatureMap):
-    r"""Exponentials of random projections, for ``k(x, y) = exp(tau x.y)``.
+    r"""Exponentials of random projections, for the kernel ``k(x, y) = exp(tau x.y)``.
 
     .. math:: \phi_j(u) = D^{-1/2} \exp(\sqrt\tau w_j u - \tau |u|^2 / 2), \qquad w_j \sim N(0, I)
 
     Estimates are never negative. Their relative variance, ``(exp(tau |x + y|^2) - 1) / D`` for
-    independent frequencies, is largest where the kernel is: 5e8 / D for two equal unit vectors at
-    tau = 5. For unit vectors the exponents are about tau / 2 below 0, so that float32 underflows
-    from about tau = 150 on, and float64 from about tau = 1300 on.
+    independent frequencies, is largest if the kernel is large: 5e8 / D for two equal unit vectors
+    at tau = 5. For unit vectors the exponents are near -tau / 2, so that features underflow in
+    float32 for tau above about 150, and in float64 for tau above about 1300.
 
     Parameters
     ----------
     dim : int
         Length d of the vectors.
     num_features : int
-        Number of frequencies D, which is F.
+        Number of frequencies D, which is also the number of features F.
     tau : float, default 1.0
         Inverse temperature.
     frequencies : {"iid", "orthogonal"}, default "iid"
-        Independent, or in orthogonal blocks of d, with a smaller variance.
+        Frequencies that are independent, or orthogonal in blocks of d, which reduces the variance.
     rng : int, numpy.random.Generator or None, optional
         Seed of the frequencies.
     device : {"cpu", "cuda"}
@@ -57,8 +57,8 @@ class PositiveRandomFeatures(FeatureMap):
     Raises
     ------
     TypeError, ValueError
-        If an argument is not of its type or out of its range; and, from `transform`, if all
-        features of a row underflow to 0 or one overflows.
+        If an argument has the wrong type or is out of range; and, from `transform`, if a feature
+        of a row overflows or all features of a row underflow to 0.
     MemoryError
         If the features do not fit in memory.
 
@@ -88,40 +88,42 @@ class PositiveRandomFeatures(FeatureMap):
         self.tau = as_positive("tau", tau)
         self.num_features = as_count("num_features", num_features)
         super().__init__(dim, self.num_features, float(np.exp(-self.tau)), device)
-        # structured frequencies have fixed norms, with other exponential moments than a Gaussian
-        self.frequencies = as_choice("frequencies", frequencies, KINDS[:2])
+        # not "structured": such frequencies have a fixed norm, so that the mean of the exponentials
+        # would differ from that for a Gaussian
+        self.frequencies = as_choice("frequencies", frequencies, FREQUENCY_KINDS[:2])
         size = self.dim, self.num_features
-        generator = generator_of(rng, self.num_features, self.dim)
+        generator = checked_generator(rng, self.num_features, self.dim)
         self.projections = draw_frequencies(
             frequencies, *size, self.tau**0.5, generator, self.device
         )
 
     def _write(self, X: Any, out: Any) -> None:
-        self._arrays.write_features(X, out, self._write_rows, self._of_products)
-        if self.device != "cpu":  # rows have not been checked yet
+        self._arrays.write_features(X, out, self._write_rows, self._projection_and_epilogue)
+        if self.device != "cpu":  # on the CPU, `_write_rows` has checked the features
             self._require_in_range(largest_in_rows(out))
 
     def _write_rows(self, X: Any, out: Any) -> None:
         with np.errstate(all="ignore"):
             self.projections.project(X, out)
-            # one exponential of the difference: exp(a) exp(-b) might overflow in exp(a)
+            # one exponential of a difference, because exp(a) might overflow in exp(a) exp(-b)
             shifts = 0.5 * (self.tau * squared_norms(X) + np.log(self.num_features))
             out -= shifts[:, None]
             np.exp(out, out=out)
         self._require_in_range(out.max(axis=1))
 
-    def _of_products(self, X: Any) -> tuple[Any, Any, tuple[Any, ...]]:
+    def _projection_and_epilogue(self, X: Any) -> tuple[Any, Any, tuple[Any, ...]]:
+        """Return the frequencies (d, D), `write_positive`, and its parameters, for a GPU."""
         number = X.dtype.type
         shift = number(0.5 * self.tau), number(0.5 * np.log(self.num_features))
         return self.projections[X.dtype], write_positive, (squared_norms(X), *shift)
 
     def _require_in_range(self, largest: NDArray[Any]) -> None:
-        """Raise ValueError if a row's largest feature overflows or is 0."""
+        """Raise ValueError unless the `largest` feature of each row (N,) is positive and finite."""
         if not np.all((largest > 0.0) & (largest < np.inf)):
             problem = "overflow" if np.any(largest == np.inf) else "are all 0"
             raise ValueError(
-                f"positive features of {ROW} {problem} in {largest.dtype}: with tau = {self.tau:g} "
-                f"the row is too large; lower tau, or {shrink(largest.dtype)}."
+                f"positive features of {ROW_SUBJECT} {problem} in {largest.dtype}: with tau = {self.tau:g} "
+                f"the row is too large; lower tau, or {overflow_remedy(largest.dtype)}."
             )
 
     def _kernel(self, X: FloatArray, Y: FloatArray) -> FloatArray:
@@ -129,12 +131,12 @@ class PositiveRandomFeatures(FeatureMap):
 
 
 class RandomMaclaurinFeatures(FeatureMap):
-    r"""Products of random projections, for ``k(x, y) = exp(tau x.y)``.
+    r"""Products of random projections, for the kernel ``k(x, y) = exp(tau x.y)``.
 
     .. math:: \phi_j(u) = (a_N 2^{N + 1} / F)^{1/2} \prod_{k=1}^N w_{jk} u
 
-    with a degree N of probability ``2^-(N + 1)`` for each feature, the Maclaurin coefficient
-    ``a_N = tau^N / N!``, and entries of w that are +-1. Estimates may be negative.
+    Each feature has a random degree N, with probability ``2^-(N + 1)``. ``a_N = tau^N / N!`` is a
+    Maclaurin coefficient, and the entries of w are random signs. Estimates may be negative.
 
     Parameters
     ----------
@@ -150,7 +152,8 @@ class RandomMaclaurinFeatures(FeatureMap):
     Raises
     ------
     TypeError, ValueError
-        If an argument is not of its type or out of its range.
+        If an argument has the wrong type or is out of range; and, from `transform`, if a feature
+        overflows.
     MemoryError
         If the features do not fit in memory.
 
@@ -178,20 +181,20 @@ class RandomMaclaurinFeatures(FeatureMap):
         self.tau = as_positive("tau", tau)
         self.num_features = as_count("num_features", num_features)
         super().__init__(dim, self.num_features, floor=float(np.exp(-self.tau)))
-        generator = generator_of(rng, self.num_features, self.dim)
-        # highest degrees first, so that each further factor applies to fewer features.
-        # (NumPy's geometric counts trials and starts at 1, where N starts at 0)
+        generator = checked_generator(rng, self.num_features, self.dim)
+        # sorted by decreasing degree, so that factor k applies to the first features only
+        # (minus 1, because NumPy's geometric distribution starts at 1)
         degrees = np.sort(generator.geometric(0.5, num_features) - 1)[::-1]
-        # in logarithms, because tau^N and N! overflow from N = 171 on
+        # computed in logarithms, because N! overflows from N = 171 on
         log_factorials = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, degrees[0] + 1)))])
         log_squares = degrees * (np.log(2.0) + np.log(self.tau)) - log_factorials[degrees]
         with np.errstate(over="ignore"):  # `_write` raises for infinite features
             self._scale = np.exp(0.5 * (log_squares + np.log(2.0 / num_features)))
         self._factors = []
-        for degree in range(1, degrees[0] + 1):  # signs for all features of at least this degree
+        for degree in range(1, degrees[0] + 1):
+            # factor number `degree`, for all features of this degree or a higher one
             size = (int((degrees >= degree).sum()), self.dim)
-            # in float64 and float32, drawn once
-            self._factors.append((size[0], Dense(random_signs(size, generator))))
+            self._factors.append((size[0], DenseFrequencies(random_signs(size, generator))))
 
     def _write(self, X: NDArray[Any], out: NDArray[Any]) -> None:
         for chunk in row_chunks((len(out), self.num_features), _MAX_CHUNK_PRODUCTS):
@@ -199,7 +202,8 @@ class RandomMaclaurinFeatures(FeatureMap):
             features = out[chunk]
             products = np.empty_like(features)
             with np.errstate(over="ignore", invalid="ignore"):
-                # factor by factor: factor k is for the features of degree k or more
+                # multiply by one factor at a time; factor k applies to the features of degree k or
+                # higher, which are the first `num` columns
                 features[:] = self._scale
                 for num, signs in self._factors:
                     signs.project(rows, products[:, :num])
@@ -212,6 +216,9 @@ class RandomMaclaurinFeatures(FeatureMap):
 
 @njit
 def write_positive(out: Any, i: int, j: int, projection: Any, parameters: Any) -> None:
-    """Write an exponential, shifted by half the squared norm of its row and a constant."""
+    """Write the positive feature ``out[i, j]``, computed from the product of row and frequency.
+
+    `parameters` are the squared norms of the rows (N,), tau / 2, and log(D) / 2.
+    """
     squares, factor, constant = parameters
     out[i, j] = math.exp(projection - (factor * squares[i] + constant))

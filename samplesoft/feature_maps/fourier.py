@@ -1,4 +1,4 @@
-"""Random Fourier features of the Gaussian kernel."""
+"""Random Fourier features for the Gaussian kernel exp(-nu |x - y|^2 / 2)."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from samplesoft._device.rows import squared_norms
 from samplesoft._device.select import to_host
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, as_choice, as_count, as_positive
-from samplesoft.feature_maps.base import ROW, FeatureMap, shrink
-from samplesoft.feature_maps.frequencies import KINDS, draw_frequencies, generator_of
+from samplesoft.feature_maps.base import ROW_SUBJECT, FeatureMap, overflow_remedy
+from samplesoft.feature_maps.frequencies import FREQUENCY_KINDS, checked_generator, draw_frequencies
 from samplesoft.kernels.sincos import TERMS, cos_sin, cos_sin_rows
 
-_MAX_ROUNDING_TURNS = 2.0**-7  # largest acceptable rounding error of a typical angle, in turns
+_MAX_ROUNDING_TURNS = 2.0**-7  # max allowed rounding error of a typical angle, in turns of 2 pi
 
 
 class RandomFourierFeatures(FeatureMap):
-    r"""Cosines and sines at random frequencies, for ``k(x, y) = exp(-nu |x - y|^2 / 2)``.
+    r"""Cosines and sines at random frequencies, for the kernel ``exp(-nu |x - y|^2 / 2)``.
 
     .. math:: \phi(u) = D^{-1/2} [\cos(w_1 u), ..., \cos(w_D u), \sin(w_1 u), ..., \sin(w_D u)]
 
@@ -35,10 +35,10 @@ class RandomFourierFeatures(FeatureMap):
     nu : float, default 1.0
         Sharpness of the kernel.
     frequencies : {"iid", "orthogonal", "structured"}, default "iid"
-        Independent; in orthogonal blocks of d, with a smaller variance; or blocks of products of
-        Hadamard matrices and signs. The latter take O(D log d) instead of O(D d) for each row on
-        the CPU, and are only nearly unbiased: a block has p rows, the smallest power of 2 that is
-        at least d and 64, and the bias is at most about 0.6 / p.
+        Frequencies that are independent; orthogonal in blocks of d, which reduces the variance; or
+        rows of products of Hadamard matrices and random signs. Structured frequencies take
+        O(D log d) instead of O(D d) operations for each row on the CPU, but have a bias of at most
+        about 0.6 / p, where p is the smallest power of 2 that is at least d and 64.
     rng : int, numpy.random.Generator or None, optional
         Seed of the frequencies.
     device : {"cpu", "cuda"}
@@ -47,8 +47,8 @@ class RandomFourierFeatures(FeatureMap):
     Raises
     ------
     TypeError, ValueError
-        If an argument is not of its type or out of its range; and, from `transform`, if a row is so
-        long that rounding of its angles exceeds their fractional turns.
+        If an argument has the wrong type or is out of range; and, from `transform`, if a row is so
+        large that rounding errors of its angles would dominate the features.
     MemoryError
         If the features do not fit in memory.
 
@@ -80,12 +80,12 @@ class RandomFourierFeatures(FeatureMap):
         self.num_features = as_count("num_features", num_features)
         self.nu = as_positive("nu", nu)
         super().__init__(dim, 2 * self.num_features, float(np.exp(-2.0 * self.nu)), device)
-        self.frequencies = as_choice("frequencies", frequencies, KINDS)
-        generator = generator_of(rng, self.num_features, self.dim)
-        # angles in turns, w x / (2 pi): removing whole turns then loses no digits
+        self.frequencies = as_choice("frequencies", frequencies, FREQUENCY_KINDS)
+        generator = checked_generator(rng, self.num_features, self.dim)
+        # angles are measured in turns, w x / (2 pi), so that removing whole turns is exact
         turns = self.nu**0.5 / (2.0 * np.pi)
-        # squared norms above which the rounding of typical angles exceeds _MAX_ROUNDING_TURNS; at
-        # most 1e300, so that the square is finite
+        # squared norms of rows above which the rounding error of typical angles exceeds
+        # _MAX_ROUNDING_TURNS; the norm is clipped at 1e150, because its square must be finite
         self._max_squared_norms = {
             np.dtype(t): min(_MAX_ROUNDING_TURNS / float(np.finfo(t).eps) / turns, 1e150) ** 2
             for t in (np.float32, np.float64)
@@ -97,30 +97,35 @@ class RandomFourierFeatures(FeatureMap):
         largest = to_host(squared_norms(X)).max()
         if largest > self._max_squared_norms[X.dtype]:
             raise ValueError(
-                f"{ROW} has norm {largest**0.5:.3g}; its angles at nu = {self.nu:g} are too large "
-                f"for {X.dtype}; {shrink(X.dtype)}."
+                f"{ROW_SUBJECT} has norm {largest**0.5:.3g}; its angles at nu = {self.nu:g} are too large "
+                f"for {X.dtype}; {overflow_remedy(X.dtype)}."
             )
-        self._arrays.write_features(X, out, self._write_rows, self._of_products)
+        self._arrays.write_features(X, out, self._write_rows, self._projection_and_epilogue)
 
     def _write_rows(self, X: Any, out: Any) -> None:
-        # the left half of a row holds turns, and becomes cosines; the right half becomes sines
+        # write turns to the left half of `out`; then cosines replace them, and sines go to the
+        # right half
         self.turns.project(X, out[:, : self.num_features])
         cos_sin_rows(out, self.num_features**-0.5, *TERMS[out.dtype])
 
-    def _of_products(self, X: Any) -> tuple[Any, Any, tuple[Any, ...]]:
+    def _projection_and_epilogue(self, X: Any) -> tuple[Any, Any, tuple[Any, ...]]:
+        """Return the frequencies (d, D), `write_fourier`, and its parameters, for a GPU."""
         scale = X.dtype.type(self.num_features**-0.5)
         return self.turns[X.dtype], write_fourier, (scale, *TERMS[X.dtype])
 
     def _kernel(self, X: FloatArray, Y: FloatArray) -> FloatArray:
-        from scipy.spatial.distance import cdist  # here, to keep the import fast
+        from scipy.spatial.distance import cdist  # imported here, to keep `import samplesoft` fast
 
-        # from differences: |x|^2 + |y|^2 - 2 x . y would cancel for neighbours
+        # cdist computes differences; |x|^2 + |y|^2 - 2 x . y would cancel for close vectors
         return np.exp(-(0.5 * self.nu * cdist(X, Y, "sqeuclidean")))
 
 
 @njit
 def write_fourier(out: Any, i: int, j: int, turns: Any, parameters: Any) -> None:
-    """Write the cosine and, in the right half of the row, the sine of an angle in turns."""
+    """Write the cosine of an angle in turns to ``out[i, j]``, and its sine to the right half.
+
+    `parameters` are the scale of both and the coefficients of `cos_sin`.
+    """
     scale, half, nearest, cosine, sine = parameters
     c, s = cos_sin(turns, scale, half, nearest, cosine, sine)
     out[i, j] = c

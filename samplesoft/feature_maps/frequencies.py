@@ -1,4 +1,4 @@
-"""Frequencies w ~ N(0, I): independent, orthogonal or structured."""
+"""Random frequencies w ~ N(0, I), and products with them: independent, orthogonal or structured."""
 
 from __future__ import annotations
 
@@ -13,34 +13,35 @@ from samplesoft._memory import require_memory
 from samplesoft._random import as_key
 from samplesoft._validation import FloatArray
 
-_TILE_COLUMNS = 64  # columns of a dense matrix in one product
-_MAX_SMALL_PRODUCT = 1 << 18  # multiplications up to which BLAS uses one thread
-_MIN_BLOCK = 64  # shorter rows of a Hadamard product are too far from Gaussian
-_TYPES = [np.dtype(t) for t in (np.float32, np.float64)]
-KINDS = ("iid", "orthogonal", "structured")
+_TILE_COLUMNS = 64  # number of frequencies in one matrix product
+_MAX_SMALL_PRODUCT = 1 << 18  # max number of multiplications for which BLAS uses one thread
+_MIN_BLOCK = 64  # with shorter blocks, structured frequencies are too far from Gaussian
+_DTYPES = [np.dtype(t) for t in (np.float32, np.float64)]
+FREQUENCY_KINDS = ("iid", "orthogonal", "structured")
 
 
-class Dense:
-    """A dense matrix of scaled frequencies (D, d), stored in tiles of a few columns."""
+class DenseFrequencies:
+    """A dense matrix of frequencies (D, d), stored in tiles of 64 frequencies for each dtype."""
 
     def __init__(self, matrix: FloatArray) -> None:
         num, dim = matrix.shape
         num_in_tiles = num - num % _TILE_COLUMNS
         tiles = matrix[:num_in_tiles].reshape(-1, _TILE_COLUMNS, dim).transpose(0, 2, 1)
-        # a tile stays in the cache for all rows
-        with np.errstate(over="ignore"):  # maps raise for infinite features in float32
+        # in tiles, because a tile stays in the cache for all rows of a product
+        with np.errstate(over="ignore"):  # maps raise if features are infinite in float32
             self._tiles = {
                 dtype: [
                     np.ascontiguousarray(tile, dtype=dtype)
                     for tile in (tiles, matrix[None, num_in_tiles:].mT)
                 ]
-                for dtype in _TYPES
+                for dtype in _DTYPES
             }
 
     def project(self, X: NDArray[Any], out: NDArray[Any]) -> None:
-        """Write ``X @ matrix.T`` to `out` (N, D), in products so small that BLAS uses one thread.
+        """Write ``X @ matrix.T`` to `out` (N, D), for `X` (N, d).
 
-        BLAS threads would busy-wait, and slow down the threads of this library.
+        The product is divided into products so small that BLAS uses one thread. Further BLAS
+        threads would busy-wait, and slow down the threads of this library.
         """
         block_rows = max(1, _MAX_SMALL_PRODUCT // (X.shape[1] * _TILE_COLUMNS))
         num_in_blocks = len(X) - len(X) % block_rows
@@ -48,7 +49,7 @@ class Dense:
         for tiles in self._tiles[X.dtype]:
             num, _, width = tiles.shape
             columns = slice(start, start + num * width)
-            # views: one matmul call for all full blocks, and one for the rest
+            # one matmul call on views of all full blocks of rows, and one for the last rows
             for rows, size in (
                 (slice(0, num_in_blocks), block_rows),
                 (slice(num_in_blocks, len(X)), len(X) - num_in_blocks),
@@ -60,86 +61,100 @@ class Dense:
             start = columns.stop
 
 
-class Structured:
-    """Blocks of ``scale * sqrt(p) * H S_3 H S_2 H S_1`` with random signs S, which are not stored.
+class StructuredFrequencies:
+    """Frequencies that are the rows of blocks ``H S_3 H S_2 H S_1``, which are never computed.
 
-    `signs` (blocks, 3, p) are the diagonals in the order of application; the first includes all
-    scale factors. p is a power of 2. Yu et al. (2016), "Orthogonal random features", section 4.
+    H is the Hadamard matrix (p, p), with p a power of 2. `signs` (blocks, 3, p) are the diagonals
+    of S_1, S_2 and S_3: random signs, which in S_1 are multiplied by all scale factors. Yu et al.
+    (2016), "Orthogonal random features", section 4.
     """
 
     def __init__(self, signs: FloatArray) -> None:
-        self._signs = {t: signs.astype(t) for t in _TYPES}
+        self._signs = {t: signs.astype(t) for t in _DTYPES}
 
     def project(self, X: NDArray[Any], out: NDArray[Any]) -> None:
-        """Write the products to `out`, in O(log p) for each."""
-        structured_rows(X, self._signs[X.dtype], out)
+        """Write the products of `X` (N, d) with the frequencies to `out` (N, D).
+
+        Each product takes O(log p) operations.
+        """
+        write_structured_products(X, self._signs[X.dtype], out)
 
 
 def random_signs(shape: tuple[int, ...], rng: np.random.Generator) -> FloatArray:
-    """Return independent signs +-1."""
+    """Return an array of independent random signs, 1.0 or -1.0."""
     return np.where(rng.random(shape) < 0.5, -1.0, 1.0)
 
 
-def generator_of(rng: int | np.random.Generator | None, num: int, dim: int) -> np.random.Generator:
-    """Return the generator for `num` frequencies (dim,); MemoryError if they do not fit."""
-    require_memory("num_features", num, 12.0 * num * dim)  # in both types
+def checked_generator(
+    rng: int | np.random.Generator | None, num: int, dim: int
+) -> np.random.Generator:
+    """Return a random generator for the seed `rng`.
+
+    Raises MemoryError if `num` frequencies of length `dim` do not fit in memory.
+    """
+    require_memory("num_features", num, 12.0 * num * dim)  # bytes in float32 and in float64
     return np.random.default_rng(int(as_key(rng)))
 
 
 def draw_frequencies(
     kind: str, dim: int, num: int, scale: float, rng: np.random.Generator, device: str = "cpu"
 ) -> Any:
-    """Draw `num` frequencies of length `dim`.
+    """Draw `num` frequencies of length `dim`, from N(0, scale**2 I) or nearly so.
 
-    Returns a `Dense` or `Structured`, or for a GPU a dict of arrays (d, D) by dtype.
-
-    ``"iid"`` entries are from ``N(0, scale**2)``. ``"orthogonal"`` frequencies are orthogonal in
-    blocks of d, and each has the distribution ``N(0, scale**2 I)``. ``"structured"`` frequencies
-    come in blocks of p rows, which are orthogonal if p = d, and nearly Gaussian for large p.
+    If `kind` is ``"iid"``, frequencies are independent. If it is ``"orthogonal"``, they are
+    orthogonal in blocks of d. If it is ``"structured"``, they are rows of products of Hadamard
+    matrices and signs, in blocks of p, a power of 2; they are only nearly Gaussian, and orthogonal
+    if p = d. Returns a `DenseFrequencies` or a `StructuredFrequencies` matrix; for a GPU, a dict from dtypes to arrays
+    (d, D).
     """
     if kind == "structured":
         size = max(_MIN_BLOCK, 1 << (dim - 1).bit_length())  # p, a power of two
         signs = random_signs((-(-num // size), 3, size), rng)
-        signs[:, 0] *= scale / size  # sqrt(p), and p**-0.5 for each of the three H
-        structured = Structured(signs)
+        # the scale, sqrt(p), and p**-0.5 for each of the three H
+        signs[:, 0] *= scale / size
+        structured = StructuredFrequencies(signs)
         if device == "cpu":
             return structured
-        # as a dense matrix: one kernel for all frequencies on a GPU
+        # on a GPU as a dense matrix, so that one kernel serves all kinds of frequencies
         columns = np.empty((dim, num))
         structured.project(np.eye(dim), columns)
-        return _for_device(columns.T, device)
+        return _on_device(columns.T, device)
     if kind == "iid":
-        return _for_device(scale * rng.standard_normal((num, dim)), device)
+        return _on_device(scale * rng.standard_normal((num, dim)), device)
     directions = np.empty((num, dim))
     for block in chunks(num, dim):
         q, r = np.linalg.qr(rng.standard_normal((dim, block.stop - block.start)))
-        # signs that make LAPACK's bases uniformly distributed
+        # LAPACK fixes the signs of q; this sign makes the orthogonal basis uniformly distributed
         directions[block] = (q * np.sign(np.diag(r))).T
     norms = np.sqrt(rng.chisquare(dim, num))  # norms of Gaussian vectors
-    return _for_device(scale * norms[:, None] * directions, device)
+    return _on_device(scale * norms[:, None] * directions, device)
 
 
-def _for_device(matrix: FloatArray, device: str) -> Any:
-    """Return a matrix of frequencies (D, d) in the form for a device."""
+def _on_device(matrix: FloatArray, device: str) -> Any:
+    """Return a matrix of frequencies (D, d) as `DenseFrequencies`, or for a GPU as device arrays by dtype."""
     if device == "cpu":
-        return Dense(matrix)
-    return {t: backend(device).to_device(matrix.T.astype(t)) for t in _TYPES}
+        return DenseFrequencies(matrix)
+    return {t: backend(device).to_device(matrix.T.astype(t)) for t in _DTYPES}
 
 
-# Every pass has Pease's constant geometry: it reads contiguous parts of one buffer and interleaves
-# their sums and differences in another, which LLVM vectorises. In place, the first passes would
-# combine neighbours and stay scalar.
+# The Hadamard transforms below use Pease's constant geometry. Each pass reads contiguous slices of
+# one buffer, and writes their sums and differences, interleaved, to another buffer; LLVM vectorises
+# this. An in-place transform would combine neighbouring entries in some passes, which LLVM does not
+# vectorise.
 
 
 @njit
 def _two_butterfly_levels(x: NDArray[Any], signs: NDArray[Any] | None, y: NDArray[Any]) -> None:
-    """Write two levels of butterflies on ``signs * x`` (p,) to `y` (p,); None for no signs."""
+    """Write two levels of the Hadamard transform of ``signs * x`` (p,) to `y` (p,).
+
+    If `signs` is None, `x` is transformed.
+    """
     n = len(x) // 4
     a = x[:n]
     b = x[n : 2 * n]
     c = x[2 * n : 3 * n]
     d = x[3 * n :]
-    # compiled twice: without signs, Numba prunes these branches
+    # the function is compiled twice; if `signs` is None, Numba removes the branches on it
     if signs is not None:
         e = signs[:n]
         f = signs[n : 2 * n]
@@ -167,7 +182,7 @@ def _two_butterfly_levels(x: NDArray[Any], signs: NDArray[Any] | None, y: NDArra
 
 @njit
 def _one_butterfly_level(x: NDArray[Any], y: NDArray[Any]) -> None:
-    """Write one level of butterflies on `x` (p,) to `y` (p,)."""
+    """Write one level of the Hadamard transform of `x` (p,) to `y` (p,)."""
     n = len(x) // 2
     a = x[:n]
     b = x[n:]
@@ -180,14 +195,14 @@ def _one_butterfly_level(x: NDArray[Any], y: NDArray[Any]) -> None:
 def signed_hadamard(
     x: NDArray[Any], signs: NDArray[Any], y: NDArray[Any], spare: NDArray[Any]
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return H (signs * x), not normalised, and the unused buffer; p = len(x) is 4 or more.
+    """Return ``H @ (signs * x)`` (p,), for the matrix H of entries +-1, and the unused buffer (p,).
 
-    `y` and `spare` are buffers of the same length, one of which holds the result. `x` may be
-    `spare`, which is then overwritten.
+    p is a power of 2, at least 4. `y` and `spare` (p,) are buffers, one of which becomes the
+    result. `x` may be the same array as `spare`, and is then overwritten.
     """
     _two_butterfly_levels(x, signs, y)
     remaining = len(x) // 4
-    while remaining >= 4:  # log2 p levels; the first pass has done two
+    while remaining >= 4:  # of log2 p levels, the call above has computed two
         _two_butterfly_levels(y, None, spare)
         y, spare = spare, y
         remaining //= 4
@@ -198,14 +213,15 @@ def signed_hadamard(
 
 
 @njit
-def structured_rows(X: NDArray[Any], signs: NDArray[Any], out: NDArray[Any]) -> None:
-    """Write H S_3 H S_2 H S_1 x for each row x of `X` (N, d) and each block to `out` (N, D).
+def write_structured_products(X: NDArray[Any], signs: NDArray[Any], out: NDArray[Any]) -> None:
+    """Write ``H S_3 H S_2 H S_1 x``, for each row x of `X` (N, d) and each block, to `out` (N, D).
 
-    `signs` (blocks, 3, p) are the diagonals in the order of application. Rows are padded with zeros
-    to length p, and the last block is truncated to fill `out`.
+    `signs` (blocks, 3, p) are the diagonals of S_1, S_2 and S_3. Rows are padded with zeros to
+    length p. The products of a row with all blocks are concatenated, and the last ones are dropped
+    if D is not a multiple of p.
     """
     blocks, factors, size = signs.shape
-    row = np.zeros(size, X.dtype)  # the end stays 0
+    row = np.zeros(size, X.dtype)  # entries from d on stay 0
     first = np.empty(size, X.dtype)
     second = np.empty(size, X.dtype)
     for i in range(X.shape[0]):

@@ -1,4 +1,4 @@
-"""Random features of one vector for given frequencies: to be read, not to be used.
+"""Features of one vector, from frequencies that are arguments: to be read, not to be used.
 
 A feature map phi turns a kernel into an inner product: K(x, y) = phi(x) . phi(y), exactly or on
 average over random frequencies w. In two dimensions, with three frequencies,
@@ -14,8 +14,8 @@ cos(w . (x - y)): it depends on x - y only. If w is normal with variance nu, the
 cosine is exp(-nu |x - y|^2 / 2). For unit vectors |x - y|^2 is 2 - 2 x . y, and the kernel is
 exp(nu x . y) times a constant: the softmax as an inner product.
 
-`samplesoft.feature_maps` computes the same for many rows at a time. Its angles are in turns, and
-products with structured frequencies take D log d steps.
+`samplesoft.feature_maps` computes the same for many rows at a time. It measures angles in turns (1
+turn is 2 pi), and products with D structured frequencies take D log d steps.
 """
 
 import math
@@ -24,10 +24,10 @@ import numpy as np
 
 
 def fourier(x, frequencies):
-    """Return cosines and sines (2 D,) for frequencies (D, d).
+    """Return random Fourier features (2 D,): cosines and sines at the frequencies (D, d).
 
-    Rahimi and Recht (2007); eqs. 17 and 18 of Rawat et al. (2019), where the variance of w has to
-    be nu, and not 1 / nu as printed.
+    Rahimi and Recht (2007); eqs. 17 and 18 of Rawat et al. (2019), who print the variance 1 / nu
+    for w, which should be nu.
     """
     angles = [np.dot(w, x) for w in frequencies]
     cosines = [math.cos(angle) for angle in angles]
@@ -36,11 +36,11 @@ def fourier(x, frequencies):
 
 
 def positive(x, frequencies, tau):
-    """Return exponentials (D,) for frequencies w ~ N(0, I) (D, d), for exp(tau x . y).
+    """Return positive random features (D,) for the kernel exp(tau x . y).
 
-    Choromanski et al. (2021), lemma 1: the mean of exp(sqrt(tau) w . (x + y)) is
-    exp(tau |x + y|^2 / 2); the factors exp(-tau |x|^2 / 2) and exp(-tau |y|^2 / 2) leave exp(tau x
-    . y).
+    `frequencies` (D, d) are draws of w ~ N(0, I). Choromanski et al. (2021), lemma 1: the mean of
+    exp(sqrt(tau) w . (x + y)) is exp(tau |x + y|^2 / 2). Multiplied by exp(-tau |x|^2 / 2) and
+    exp(-tau |y|^2 / 2) this is exp(tau x . y).
     """
     scaled = [math.sqrt(tau) * np.dot(w, x) for w in frequencies]
     half_square = tau * np.dot(x, x) / 2
@@ -48,12 +48,12 @@ def positive(x, frequencies, tau):
 
 
 def maclaurin(x, signs, tau):
-    """Return products of projections (F,), for exp(tau x . y).
+    """Return random Maclaurin features (F,) for the kernel exp(tau x . y).
 
-    Kar and Karnick (2012), algorithm 1 with p = 2. Feature j has a random degree N with probability
-    2^-(N + 1), and `signs[j]` (N, d) are +1 or -1. The expectation of (w . x)(w . y) is x . y, and
-    that of a product of N such factors is (x . y)^N, whose coefficient in exp(tau x . y) is
-    tau^N / N!.
+    Kar and Karnick (2012), algorithm 1 with p = 2. Feature j is a product of N projections, where N
+    is random with probability 2^-(N + 1); `signs[j]` (N, d) are +1 or -1. The expectation of
+    (w . x)(w . y) is x . y, and the expectation of a product of N such factors is (x . y)^N. The
+    coefficient of (x . y)^N in the series of exp(tau x . y) is tau^N / N!.
     """
     features = []
     for rows in signs:
@@ -65,10 +65,10 @@ def maclaurin(x, signs, tau):
 
 
 def quadratic(x, alpha):
-    """Return products of pairs (d (d + 1) / 2 + 1,), for alpha (x . y)^2 + 1, exactly.
+    """Return quadratic features (d (d + 1) / 2 + 1,), exact for the kernel alpha (x . y)^2 + 1.
 
-    Blanc and Rendle (2018), section 3.3. (x . y)^2 is the sum of x_i x_j y_i y_j over all pairs.
-    The pairs (i, j) and (j, i) are one feature, multiplied by the square root of 2.
+    Blanc and Rendle (2018), section 3.3. (x . y)^2 is the sum of x_i x_j y_i y_j over all pairs
+    (i, j). The pairs (i, j) and (j, i) are merged into one feature, times the square root of 2.
     """
     features = []
     for i in range(len(x)):
@@ -78,15 +78,15 @@ def quadratic(x, alpha):
     return np.array([*features, 1.0])
 
 
-# how frequencies are drawn ------------------------------------------------------------------------
+# frequencies --------------------------------------------------------------------------------------
 
 
 def orthogonal(vectors):
-    """Return orthogonal directions (d, d) from Gaussian vectors, by Gram and Schmidt.
+    """Return orthogonal unit vectors (d, d), made from Gaussian vectors (d, d) by Gram-Schmidt.
 
-    Yu et al. (2016), section 3. Each direction is uniform on the sphere. Together they cover all
-    directions, so that estimates vary less. They are then scaled to the norms of Gaussian vectors,
-    the root of a chi-square variable with d degrees of freedom.
+    Yu et al. (2016), section 3. Each direction is uniform on the sphere. Together the directions
+    span the space, so that estimates vary less. To become frequencies, they are multiplied by norms
+    of Gaussian vectors: square roots of chi-square variates with d degrees of freedom.
     """
     directions = []
     for vector in vectors:
@@ -110,12 +110,12 @@ def hadamard(x):
     return np.concatenate([top + bottom, top - bottom])
 
 
-def structured(x, signs):
-    """Return the products of p frequencies with x (d,), padded with zeros to p numbers.
+def structured_products(x, signs):
+    """Return the products (p,) of p structured frequencies with x (d,), padded with zeros to (p,).
 
-    Yu et al. (2016), section 4: the frequencies are the rows of sqrt(p) H S_3 H S_2 H S_1, where
-    each H is divided by sqrt(p), and `signs` (3, p) are the diagonals of S_1, S_2 and S_3. No row
-    is stored.
+    Yu et al. (2016), section 4: the frequencies are the rows of sqrt(p) H S_3 H S_2 H S_1. H is the
+    Hadamard matrix divided by sqrt(p), and `signs` (3, p) are the diagonals of the matrices S_1,
+    S_2 and S_3. The rows are never computed.
     """
     p = len(signs[0])
     y = np.concatenate([x, np.zeros(p - len(x))])

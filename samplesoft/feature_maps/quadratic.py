@@ -1,4 +1,4 @@
-"""The quadratic kernel, with exact features."""
+"""Exact features of the quadratic kernel alpha (x . y)^2 + 1."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from samplesoft.feature_maps.base import FeatureMap, inner_products, require_fin
 
 
 class QuadraticFeatures(FeatureMap):
-    """Products of pairs of entries, for ``k(x, y) = alpha (x.y)^2 + 1``, without randomness.
+    """Products of all pairs of entries, which give ``k(x, y) = alpha (x.y)^2 + 1`` exactly.
 
-    Symmetric products are one feature, times the square root of 2: F = d (d + 1) / 2 + 1.
+    The products x_i x_j and x_j x_i are merged into one feature, multiplied by the square root of
+    2, so that there are F = d (d + 1) / 2 + 1 features.
 
     Parameters
     ----------
@@ -26,12 +27,13 @@ class QuadraticFeatures(FeatureMap):
     Raises
     ------
     TypeError, ValueError
-        If an argument is not of its type or out of its range.
+        If an argument has the wrong type or is out of range; and, from `transform`, if a feature
+        overflows.
 
     References
     ----------
-    Blanc and Rendle (2018), "Adaptive sampled softmax with kernel based sampling", section 3.3,
-    with the logit tau x . y as dot product: their alpha is this one divided by tau squared.
+    Blanc and Rendle (2018), "Adaptive sampled softmax with kernel based sampling", section 3.3.
+    Their kernel is a function of the logit tau x . y, so their alpha is `alpha` / tau^2.
 
     Examples
     --------
@@ -51,7 +53,7 @@ class QuadraticFeatures(FeatureMap):
         self._arrays.write_features(X, out, self._write_rows, None)
 
     def _write_rows(self, X: NDArray[Any], out: NDArray[Any]) -> None:
-        product_rows(X, self.alpha**0.5, out)
+        write_quadratic_features(X, self.alpha**0.5, out)
         require_finite(out)
 
     def _kernel(self, X: FloatArray, Y: FloatArray) -> FloatArray:
@@ -59,13 +61,13 @@ class QuadraticFeatures(FeatureMap):
 
 
 @njit
-def product_rows(X: NDArray[Any], root: float, out: NDArray[Any]) -> None:
-    """Write products of pairs of entries, each pair once, and a final 1, to `out`.
+def write_quadratic_features(X: NDArray[Any], root: float, out: NDArray[Any]) -> None:
+    """Write the quadratic features of each row x of `X` (N, d) to `out` (N, d (d + 1) / 2 + 1).
 
-    With r = `root`, the features of a row x of `X` (N, d) are ``r x_i^2`` and, for i < j,
-    ``sqrt(2) r x_i x_j``; `out` has d (d + 1) / 2 + 1 columns.
+    With r = `root`, the square root of alpha, they are ``r x_i^2``, ``sqrt(2) r x_i x_j`` for
+    i < j, and a final 1.
     """
-    number = out.dtype.type  # so that float32 is not promoted to float64
+    number = out.dtype.type  # converts constants, so that float32 is not promoted to float64
     diagonal = number(root)
     off_diagonal = number(root * 2.0**0.5)
     dim = X.shape[1]
@@ -79,4 +81,4 @@ def product_rows(X: NDArray[Any], root: float, out: NDArray[Any]) -> None:
                 features[j] = factor * row[j]
             features[0] = diagonal * row[0] * row[0]
             start += dim - i
-        out[n, start] = number(1.0)  # for the 1 in alpha (x . y)^2 + 1
+        out[n, start] = number(1.0)  # gives the 1 in alpha (x . y)^2 + 1

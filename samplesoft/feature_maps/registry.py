@@ -1,6 +1,6 @@
-"""The registry of feature maps: their names, the kernel of each, and how it is made.
+"""The registry of feature maps: for each name, its kernel, its properties and how to make it.
 
-A new map is a file and an entry of `FEATURE_MAPS`.
+To add a feature map, write a module with its class and add an entry to `FEATURE_MAPS`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from samplesoft.feature_maps.exponential import PositiveRandomFeatures, RandomMa
 from samplesoft.feature_maps.fourier import RandomFourierFeatures
 from samplesoft.feature_maps.quadratic import QuadraticFeatures
 
-# the kernels by their formula; its free parameter is the sharpness
+# formulas of the kernels; the free parameter of each (nu, tau, alpha) is called its sharpness
 GAUSSIAN = "exp(-nu |x - y|^2 / 2)"
 EXPONENTIAL = "exp(tau x . y)"
 QUADRATIC = "alpha (x . y)^2 + 1"
@@ -32,20 +32,20 @@ class FeatureMapSpec:
     Parameters
     ----------
     make : callable
-        Makes the map from d, a number of features, a sharpness (optional) and ``rng=``; also
-        ``device=`` if `cuda`.
+        Function that makes the map from the dimension d, a number of features, optionally a
+        sharpness, and ``rng=``; also from ``device=`` if `cuda`.
     kernel : str
-        Formula of the kernel that it estimates; its one parameter is the sharpness.
+        Formula of the kernel that the features estimate; the sharpness is its only parameter.
     summary : str
         One line on the features.
     random : bool
-        Whether the map is random, so that a seed and a number of features matter.
+        Whether the map is random; otherwise seed and number of features have no effect.
     nonnegative : bool
         Whether estimates are never negative.
     unbiased : bool
-        Whether the expected estimate is the kernel.
+        Whether the expectation of the estimate is the kernel.
     cuda : bool
-        Whether it has CUDA kernels.
+        Whether the map can run on a GPU.
 
     Examples
     --------
@@ -64,7 +64,7 @@ class FeatureMapSpec:
 
 
 def _make_quadratic(dim: int, num: int, alpha: float = 100.0, *, rng: Any = None) -> FeatureMap:
-    """Return the quadratic map, whose number of features is fixed."""
+    """Return the quadratic map; `num` and `rng` have no effect, because the map is not random."""
     return QuadraticFeatures(dim, alpha)
 
 
@@ -132,11 +132,11 @@ def make_feature_map(
     dim : int
         Length d of the vectors.
     num_features : int
-        Number D of random features; for ``rff`` of frequencies, with a cosine and a sine each.
-        Ignored by the quadratic map, which has ``d (d + 1) / 2 + 1`` features.
+        Number D of random features; for ``rff`` the number of frequencies, each of which gives a
+        cosine and a sine. The quadratic map has ``d (d + 1) / 2 + 1`` features, whatever the value.
     sharpness : float, optional
-        Parameter of the kernel: nu, tau or alpha, see ``FEATURE_MAPS[name].kernel``. By default
-        that of the map: 1, and 100 for alpha.
+        Parameter of the kernel: nu, tau or alpha, see ``FEATURE_MAPS[name].kernel``. The default is
+        1 for nu and tau, and 100 for alpha.
     rng : int, numpy.random.Generator or None
         Seed of the map.
     device : {"cpu", "cuda"}
@@ -150,7 +150,7 @@ def make_feature_map(
     Raises
     ------
     TypeError, ValueError
-        If the name is unknown, or the map refuses an argument.
+        If the name is unknown, or an argument is invalid for the map.
     MemoryError
         If the features do not fit in memory.
 
@@ -165,6 +165,6 @@ def make_feature_map(
         options["device"] = device
     else:
         require_cpu(name, device)
-    # omitted rather than None, so that the default of the map applies
+    # omit the sharpness rather than pass None, so that the default of the map applies
     parameters = () if sharpness is None else (as_positive("sharpness", sharpness),)
     return spec.make(dim, num_features, *parameters, **options)

@@ -18,7 +18,7 @@ from samplesoft.feature_maps import (
     make_feature_map,
 )
 from samplesoft.feature_maps.frequencies import (
-    KINDS,
+    FREQUENCY_KINDS,
     draw_frequencies,
     signed_hadamard,
 )
@@ -426,7 +426,7 @@ def test_neither_chunks_nor_threads_matter(name, threads, monkeypatch):
 
 def test_fourier_features_of_one_vector_have_norm_one():
     X = np.random.default_rng(0).normal(size=(20, DIM)) * np.logspace(-6, 4, 20)[:, None]
-    for frequencies in KINDS:
+    for frequencies in FREQUENCY_KINDS:
         phi = RandomFourierFeatures(DIM, 9, 2.0, frequencies=frequencies, rng=0)
         np.testing.assert_allclose((phi.transform(X) ** 2).sum(axis=1), 1.0, rtol=1e-14)
         single = phi.transform(X.astype(np.float32))

@@ -10,7 +10,7 @@ from samplesoft.feature_maps import (
     RandomMaclaurinFeatures,
     plain,
 )
-from samplesoft.feature_maps.frequencies import Structured
+from samplesoft.feature_maps.frequencies import StructuredFrequencies
 
 DIM, ROWS = 5, np.random.default_rng(0).standard_normal((7, 5)) / 2
 DTYPES = [(np.float64, 1e-12), (np.float32, 2e-5)]
@@ -83,8 +83,10 @@ def test_structured_products(p):
     given[0, 0] /= p  # sqrt(p), and p**-0.5 for each of the three H
     found = np.empty((len(ROWS), p))
     x = ROWS[:, : min(p, DIM)]
-    Structured(given).project(x, found)
-    np.testing.assert_allclose(found, [plain.structured(row, signs) for row in x], atol=1e-12)
+    StructuredFrequencies(given).project(x, found)
+    np.testing.assert_allclose(
+        found, [plain.structured_products(row, signs) for row in x], atol=1e-12
+    )
     h = np.array([plain.hadamard(row) for row in np.eye(p)])
     np.testing.assert_array_equal(h @ h, p * np.eye(p))
 
