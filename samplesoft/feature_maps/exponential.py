@@ -122,8 +122,9 @@ class PositiveRandomFeatures(FeatureMap):
         if not np.all((largest > 0.0) & (largest < np.inf)):
             problem = "overflow" if np.any(largest == np.inf) else "are all 0"
             raise ValueError(
-                f"positive features of {ROW_SUBJECT} {problem} in {largest.dtype}: with tau = {self.tau:g} "
-                f"the row is too large; lower tau, or {overflow_remedy(largest.dtype)}."
+                f"positive features of {ROW_SUBJECT} {problem} in {largest.dtype}: with tau = "
+                f"{self.tau:g} the row is too large; lower tau, or "
+                f"{overflow_remedy(largest.dtype)}."
             )
 
     def _kernel(self, X: FloatArray, Y: FloatArray) -> FloatArray:

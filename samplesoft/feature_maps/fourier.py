@@ -97,8 +97,8 @@ class RandomFourierFeatures(FeatureMap):
         largest = to_host(squared_norms(X)).max()
         if largest > self._max_squared_norms[X.dtype]:
             raise ValueError(
-                f"{ROW_SUBJECT} has norm {largest**0.5:.3g}; its angles at nu = {self.nu:g} are too large "
-                f"for {X.dtype}; {overflow_remedy(X.dtype)}."
+                f"{ROW_SUBJECT} has norm {largest**0.5:.3g}; its angles at nu = {self.nu:g} are "
+                f"too large for {X.dtype}; {overflow_remedy(X.dtype)}."
             )
         self._arrays.write_features(X, out, self._write_rows, self._projection_and_epilogue)
 

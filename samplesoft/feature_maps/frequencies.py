@@ -104,8 +104,8 @@ def draw_frequencies(
     If `kind` is ``"iid"``, frequencies are independent. If it is ``"orthogonal"``, they are
     orthogonal in blocks of d. If it is ``"structured"``, they are rows of products of Hadamard
     matrices and signs, in blocks of p, a power of 2; they are only nearly Gaussian, and orthogonal
-    if p = d. Returns a `DenseFrequencies` or a `StructuredFrequencies` matrix; for a GPU, a dict from dtypes to arrays
-    (d, D).
+    if p = d. Returns `DenseFrequencies` or `StructuredFrequencies`; for a GPU, a dict from dtypes
+    to arrays (d, D).
     """
     if kind == "structured":
         size = max(_MIN_BLOCK, 1 << (dim - 1).bit_length())  # p, a power of two
@@ -131,7 +131,10 @@ def draw_frequencies(
 
 
 def _on_device(matrix: FloatArray, device: str) -> Any:
-    """Return a matrix of frequencies (D, d) as `DenseFrequencies`, or for a GPU as device arrays by dtype."""
+    """Return a matrix of frequencies (D, d) in the form for a device.
+
+    This is `DenseFrequencies` for the CPU, and a dict from dtypes to arrays (d, D) for a GPU.
+    """
     if device == "cpu":
         return DenseFrequencies(matrix)
     return {t: backend(device).to_device(matrix.T.astype(t)) for t in _DTYPES}
