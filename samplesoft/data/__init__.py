@@ -1,4 +1,4 @@
-"""Real input: texts, vocabularies, embeddings from counts, and loaders of users' files."""
+"""Data from files: texts and their vocabularies, word vectors from counts, labelled examples."""
 
 from samplesoft.data.embeddings import Embeddings, load_embeddings, load_logits
 from samplesoft.data.interactions import load_interactions

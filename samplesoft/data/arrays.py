@@ -1,4 +1,4 @@
-"""Arrays in NumPy's files, with their sizes checked against the available memory first."""
+"""Readers of NumPy's array files, which compare the array sizes with the available memory first."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from samplesoft._files import retry_while_in_use
 from samplesoft._memory import require_bytes
 from samplesoft.data.files import file_not_found
 
-_HEADER_BYTES = 1 << 14  # NumPy refuses a header of more than 10,000 characters
-_READERS: dict[tuple[int, int], Callable[..., Any]] = {
+_HEADER_BYTES = 1 << 14  # enough: NumPy refuses headers of more than 10,000 characters
+_HEADER_READERS: dict[tuple[int, int], Callable[..., Any]] = {
     (1, 0): npy.read_array_header_1_0,
     (2, 0): npy.read_array_header_2_0,
 }
-_ENCRYPTED = 0x1  # in the flags of a member
-_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # the compressions that NumPy writes
+_ENCRYPTED_FLAG = 0x1  # bit in the flags of a zip member
+_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # the compressions that NumPy writes
 
 
 class Archive:
@@ -36,16 +36,16 @@ class Archive:
         self._zip = zipfile.ZipFile(stream)
         members = self._zip.infolist()
         self._members = {member.filename.removesuffix(".npy"): member for member in members}
-        if len(self._members) < len(members):  # readers would disagree on which one counts
+        if len(self._members) < len(members):  # which one is read would depend on the reader
             raise ValueError("two arrays have the same name")
         self.names = list(self._members)
 
     def read(self, names: Iterable[str]) -> dict[str, NDArray[Any]]:
-        """Return arrays by name, after checking all headers and the available memory."""
+        """Return a dict of the arrays `names`, after checking their headers and the memory."""
         members = {name: self._members[name] for name in names}
         total = 0
         for name, member in members.items():
-            if member.flag_bits & _ENCRYPTED or member.compress_type not in _METHODS:
+            if member.flag_bits & _ENCRYPTED_FLAG or member.compress_type not in _COMPRESSIONS:
                 raise ValueError(f"{name!r} is encrypted, or compressed as NumPy does not")
             with self._zip.open(member) as stream:
                 total += _array_bytes(stream, member.file_size)
@@ -59,33 +59,37 @@ class Archive:
 
 @contextmanager
 def open_arrays(path: str | Path, what: str, remedy: str) -> Iterator[BinaryIO]:
-    """Open a file of NumPy; the body must only read arrays from it.
+    """Open a file of NumPy arrays, as a context manager that yields the binary stream.
 
-    Raises FileNotFoundError, MemoryError if arrays do not fit, or else ValueError, which says that
-    the file must be `what`, and the remedy.
+    The body must only read arrays, because any exception in it counts as a damaged file. It becomes
+    a ValueError which says that the file must be `what`, and gives the `remedy`. Only
+    FileNotFoundError and MemoryError are raised as such.
     """
     try:
-        with warnings.catch_warnings(), _opened(path) as stream:
+        with warnings.catch_warnings(), _open_for_reading(path) as stream:
             warnings.simplefilter("ignore")  # NumPy warns of headers that it repairs
             yield stream
     except FileNotFoundError:
         raise file_not_found(path) from None
     except MemoryError:
         raise
-    except Exception as error:  # the parsers of NumPy and zipfile raise a dozen kinds
+    except Exception as error:  # the parsers of NumPy and zipfile raise a dozen types
         reason = str(error).rstrip(".")[:200] or type(error).__name__
         raise ValueError(f"{str(path)!r} must be {what}: {reason}; {remedy}.") from None
 
 
-def _opened(path: str | Path) -> BinaryIO:
-    """Open a file, with retries if it exists: Windows refuses while a writer replaces it."""
+def _open_for_reading(path: str | Path) -> BinaryIO:
+    """Open a file for reading; if it exists, retry while it is in use.
+
+    Windows refuses to open a file while another process replaces it.
+    """
     if os.access(path, os.R_OK):
         return retry_while_in_use(lambda: open(path, "rb"))
     return open(path, "rb")
 
 
 def read_array(path: str | Path, stream: BinaryIO) -> NDArray[Any]:
-    """Return the array of an ``.npy`` file."""
+    """Return the array of the ``.npy`` file `path`, which is open as `stream`."""
     size = stream.seek(0, 2)
     stream.seek(0)
     _require_memory(path, _array_bytes(stream, size))
@@ -95,15 +99,19 @@ def read_array(path: str | Path, stream: BinaryIO) -> NDArray[Any]:
 
 
 def _array_bytes(stream: Any, num_bytes: int) -> int:
-    """Return the size in bytes of the array in a stream of `num_bytes`, whose header must agree."""
-    first = io.BytesIO(stream.read(_HEADER_BYTES))  # whatever length the header claims
+    """Return the size in bytes of the array in an ``.npy`` stream, according to its header.
+
+    Raises ValueError if header and array together are not exactly `num_bytes` long.
+    """
+    # read a fixed number of bytes, because the length in the header may be damaged
+    first = io.BytesIO(stream.read(_HEADER_BYTES))
     version = npy.read_magic(first)
-    if version not in _READERS:
+    if version not in _HEADER_READERS:
         raise ValueError(f"its format has version {version}, which plain arrays do not need")
-    shape, _, dtype = _READERS[version](first)
+    shape, _, dtype = _HEADER_READERS[version](first)
     if dtype.hasobject or dtype.itemsize == 0:
         raise ValueError(f"Object arrays and empty types cannot be loaded, got dtype {dtype}")
-    size: int = math.prod(shape) * dtype.itemsize  # Python's integers do not overflow
+    size: int = math.prod(shape) * dtype.itemsize  # integers of Python do not overflow
     if min(shape, default=0) < 0 or first.tell() + size != num_bytes:
         raise ValueError(
             f"its header says {dtype} of shape {shape}, and {num_bytes - first.tell():,} bytes "
@@ -113,4 +121,5 @@ def _array_bytes(stream: Any, num_bytes: int) -> int:
 
 
 def _require_memory(path: str | Path, size: int) -> None:
+    """Raise MemoryError if arrays of `size` bytes do not fit in the available memory."""
     require_bytes(f"the arrays of {str(path)!r}", size, "give a smaller file, or free memory")

@@ -1,4 +1,4 @@
-"""Input of a verification: contexts, classes and labels, or logits, and their files."""
+"""Examples for verification: contexts, class vectors and labels, or logits, and their files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Embeddings:
     labels : array_like of int, shape (N,)
         The true class of each example.
     counts : array_like or None, shape (n,)
-        Count of each class, for the unigram proposal.
+        Number of occurrences of each class, for the unigram proposal.
 
     Raises
     ------
@@ -73,13 +73,19 @@ class Embeddings:
             object.__setattr__(self, "counts", as_counts("counts", self.counts, len(classes)))
 
     def take(self, num_examples: int | None, rng: int | np.random.Generator | None) -> Embeddings:
-        """Return a random subset of `num_examples` examples, in order; all if there are no more."""
+        """Return `num_examples` random distinct examples, in their order.
+
+        All examples are returned if `num_examples` is None or not less than their number.
+        """
         indices = choose_indices(len(self.h), num_examples, rng)
         return Embeddings(self.h[indices], self.class_embeddings, self.labels[indices], self.counts)
 
 
 def choose_indices(size: int, num: int | None, rng: int | np.random.Generator | None) -> IntArray:
-    """Return `num` random distinct indices below `size`, sorted; all if there are no more."""
+    """Return `num` random distinct indices below `size`, sorted.
+
+    All indices are returned if `num` is None or at least `size`.
+    """
     if num is None or as_count("num_examples", num) >= size:
         return np.arange(size, dtype=np.int64)
     generator = np.random.default_rng(int(as_key(rng)))
@@ -94,8 +100,8 @@ def load_embeddings(
 ) -> Embeddings:
     r"""Load examples from an ``.npz`` file.
 
-    It holds ``h`` (N, d), ``class_embeddings`` (n, d), ``labels`` (N,) and optionally ``counts``
-    (n,), which are used unchanged.
+    The file holds the arrays ``h`` (N, d), ``class_embeddings`` (n, d), ``labels`` (N,) and
+    optionally ``counts`` (n,). They are used unchanged; vectors are not normalised.
 
     Parameters
     ----------
@@ -116,9 +122,9 @@ def load_embeddings(
     FileNotFoundError
         If there is no such file.
     MemoryError
-        If its arrays do not fit in memory.
+        If the arrays of the file do not fit in memory.
     ValueError
-        If it is malformed.
+        If the file is malformed.
 
     Examples
     --------
@@ -148,26 +154,28 @@ def load_embeddings(
 
 
 def load_logits(path: str | Path, labels: str | Path) -> tuple[FloatArray, IntArray]:
-    """Load logits and their labels.
+    """Load logits from an ``.npy`` file, and the labels of their examples.
 
     Parameters
     ----------
     path : str or Path
         An ``.npy`` file of logits, shape (B, n), or (n,) for one example.
     labels : str or Path
-        An ``.npy`` file of B class indices, or the indices themselves, separated by commas.
+        An ``.npy`` file of B class indices, or the indices as text, separated by commas.
 
     Returns
     -------
     logits : ndarray of float64, shape (B, n)
+        Logits of each example.
     labels : ndarray of int64, shape (B,)
+        True class of each example.
 
     Raises
     ------
     FileNotFoundError
         If there is no such file.
     MemoryError
-        If its array does not fit in memory.
+        If an array does not fit in memory.
     TypeError, ValueError
         If a file is unreadable, shapes disagree, logits are not finite or labels out of range.
 
@@ -198,5 +206,6 @@ def load_logits(path: str | Path, labels: str | Path) -> tuple[FloatArray, IntAr
 
 
 def _load_array(path: str | Path) -> Any:
+    """Return the array of an ``.npy`` file; errors are those of `open_arrays`."""
     with open_arrays(path, *_EXPECTED_AND_REMEDY) as stream:
         return read_array(path, stream)

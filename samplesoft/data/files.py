@@ -1,4 +1,4 @@
-"""Text files, compressed or not, with errors that name the file and the remedy."""
+"""Readers of text files, compressed or not, whose errors name the file and the remedy."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ from typing import TextIO
 from samplesoft._memory import available_bytes, human_bytes
 from samplesoft._validation import as_count
 
-# A user with a million items of eight digits makes a line of 9 million characters. The longest
-# lines of the Penn Treebank, Bibtex and Gowalla have 520, 1,765 and 4,309.
+# Enough for a user with a million items of eight digits, which is a line of 9 million characters.
+# The longest lines of the Penn Treebank, Bibtex and Gowalla have 520, 1,765 and 4,309 characters.
 MAX_LINE_CHARACTERS = 1 << 24
 _PIECE_CHARACTERS = 1 << 20  # characters read at a time
-_CHARACTERS_BETWEEN_CHECKS = 1 << 24  # characters between two checks of the available memory
-_MAX_DIGITS = 25
-_MODULE_OF_SUFFIX = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma"}  # some Pythons lack one of them
+_CHARACTERS_BETWEEN_CHECKS = 1 << 24  # characters read between two checks of the available memory
+_MAX_DIGITS = 25  # more digits than any number allowed in a file
+# imported on demand, because some builds of Python lack one of these modules
+_MODULE_OF_SUFFIX = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma"}
 
 
 @contextmanager
 def open_text(path: str | Path) -> Iterator[TextIO]:
-    """Open a UTF-8 text file, with or without a byte order mark; unpack ``.gz``, ``.xz``, ``.bz2``.
+    """Open a UTF-8 text file, as a context manager that yields the stream.
 
-    Raises FileNotFoundError, or ValueError if the file cannot be read, decompressed or decoded, now
-    or while it is read.
+    Files ending in ``.gz``, ``.xz`` or ``.bz2`` are decompressed, and a byte order mark is skipped.
+    Raises FileNotFoundError if there is no such file. Raises ValueError if the file cannot be read,
+    decompressed or decoded, either on opening or while the body reads it.
     """
     name = str(path)
     module = import_module(_MODULE_OF_SUFFIX.get(Path(name).suffix, "io"))
@@ -48,26 +50,28 @@ def open_text(path: str | Path) -> Iterator[TextIO]:
         ) from None
 
 
-class Malformed(Exception):
-    """An error in a line of a file; `open_lines` adds the file and the line number."""
+class MalformedLineError(Exception):
+    """Raised for an error in the current line; `open_lines` adds the file and the line number."""
 
 
 @contextmanager
 def open_lines(path: str | Path, longest_line: int, remedy: str) -> Iterator[Iterator[str]]:
-    """Open a text file with `open_text`, and yield an iterator of its lines with their line ends.
+    """Open a text file with `open_text`, and yield an iterator of its lines, with their line ends.
 
-    In addition, raises ValueError at a line of more than `longest_line` characters, before the rest
-    of it is read; MemoryError as `pieces`; and, for `Malformed` from the body, ValueError with the
-    number of the last line and the remedy.
+    Raises the errors of `open_text` and `read_pieces`. In addition, raises ValueError
+
+    - if a line has more than `longest_line` characters, before the rest of the line is read;
+    - if the body raises `MalformedLineError`. The message is then extended by the file, the number
+      of the last line that was read, and `remedy`.
     """
     as_count("longest_line", longest_line)
-    number = 1  # of the current line
+    number = 1  # number of the current line
 
     def lines(stream: TextIO) -> Iterator[str]:
         nonlocal number
         line_pieces = []  # pieces of an unfinished line
-        size = 0  # characters in them
-        for piece in pieces(path, stream):
+        size = 0  # number of characters in these pieces
+        for piece in read_pieces(path, stream):
             line_pieces.append(piece)
             is_ended = piece[-1] == "\n"
             size += len(piece) - is_ended
@@ -87,15 +91,15 @@ def open_lines(path: str | Path, longest_line: int, remedy: str) -> Iterator[Ite
     with open_text(path) as stream:
         try:
             yield lines(stream)
-        except Malformed as error:
+        except MalformedLineError as error:
             raise ValueError(f"{str(path)!r}, line {number}: {error}{remedy}.") from None
 
 
-def pieces(path: str | Path, stream: TextIO) -> Iterator[str]:
-    """Yield the lines of a stream; a line of more than a million characters in several pieces.
+def read_pieces(path: str | Path, stream: TextIO) -> Iterator[str]:
+    """Yield the lines of a stream; a line of more than a million characters is cut into pieces.
 
-    Raises MemoryError if less than a quarter is left of the memory available at first, because the
-    data still have to be converted to arrays.
+    Raises MemoryError as soon as less than a quarter of the initially available memory is left,
+    because the caller still has to convert the data to arrays.
     """
     initial_bytes = available_bytes()
     num_read = 0
@@ -118,22 +122,23 @@ def pieces(path: str | Path, stream: TextIO) -> Iterator[str]:
 
 
 def file_not_found(path: str | Path) -> FileNotFoundError:
-    """Return the error for a file that does not exist."""
+    """Return the FileNotFoundError to raise for a path that does not exist."""
     try:
         folder = repr(str(Path.cwd()))
-    except OSError:  # it was deleted while the process ran
+    except OSError:  # the folder was deleted while the process ran
         folder = "a working folder that no longer exists"
     return FileNotFoundError(
         f"no such file: {str(path)!r}; check the path, it is taken relative to {folder}."
     )
 
 
-def whole_number(word: str) -> int | None:
-    """Return the value of a word of ASCII digits, None for other words.
+def parse_whole_number(word: str) -> int | None:
+    """Return the value of a word of ASCII digits, or None for any other word.
 
-    Only the first 25 digits of a longer number are kept: it is still above every limit of a format.
+    A number of more than 25 digits, without leading zeros, is truncated to its first 25 digits. It
+    is still above every limit of a file format, so that the caller raises its error.
     """
     if not (word.isascii() and word.isdecimal()):
         return None
-    # Python refuses more than 4,300 digits, with a message that names no file
+    # without truncation, `int` raises for more than 4,300 digits, with a message that names no file
     return int(word if len(word) <= _MAX_DIGITS else word.lstrip("0")[:_MAX_DIGITS] or "0")

@@ -1,4 +1,4 @@
-"""Interactions: lists of the items of each user."""
+"""Reader of interactions: text files with the list of items of each user."""
 
 from __future__ import annotations
 
@@ -10,18 +10,24 @@ from scipy import sparse
 
 from samplesoft._memory import require_bytes
 from samplesoft._validation import short_repr
-from samplesoft.data.files import MAX_LINE_CHARACTERS, Malformed, open_lines, whole_number
+from samplesoft.data.files import (
+    MAX_LINE_CHARACTERS,
+    MalformedLineError,
+    open_lines,
+    parse_whole_number,
+)
 
+# end of error messages about a line
 _REMEDY = "; each line is 'user item item ...', of numbers counted from 0"
-_MAX_ID = 10**9
+_MAX_ID = 10**9  # max index of a user or item
 
 
 def load_interactions(
     path: str | Path, *, longest_line: int = MAX_LINE_CHARACTERS
 ) -> sparse.csr_array:
-    r"""Read lines ``user item item ...`` of indices from 0.
+    r"""Return the user-item matrix of a file of lines ``user item item ...``.
 
-    The format of the Gowalla data [1]_.
+    Users and items are indices from 0. This is the format of the Gowalla data [1]_.
 
     Parameters
     ----------
@@ -33,7 +39,7 @@ def load_interactions(
     Returns
     -------
     scipy.sparse.csr_array of float32, shape (users, items)
-        1 for each item of a user, however often it is listed.
+        1 for each item of a user, even if the file lists the item more than once.
 
     Raises
     ------
@@ -42,7 +48,7 @@ def load_interactions(
     MemoryError
         If a row for each user up to the largest index does not fit in memory.
     ValueError
-        If a line is malformed or too long; the message has its number.
+        If a line is malformed or too long; the message gives the line number.
 
     References
     ----------
@@ -58,7 +64,7 @@ def load_interactions(
     ...     load_interactions(path).toarray().tolist()
     [[0.0, 1.0, 1.0], [0.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
     """
-    users = array("q")  # 8 bytes for a value, not 28
+    users = array("q")  # takes 8 bytes for each value, where a list takes about 36
     items = array("q")
     num_users = 0
     seen: set[int] = set()
@@ -69,14 +75,15 @@ def load_interactions(
                 continue
             user, *its_items = numbers
             if user in seen:
-                raise Malformed(f"got user {user} a second time")
+                raise MalformedLineError(f"got user {user} a second time")
             seen.add(user)
             users.extend([user] * len(its_items))
             items.extend(its_items)
             num_users = max(num_users, user + 1)
     if not len(items):
         raise ValueError(f"{str(path)!r} must hold lines 'user item item ...', got no item.")
-    # a row for each index up to the largest: one user 999,999,999 makes a billion rows
+    # the matrix has a row for each index up to the largest: a single user 999,999,999 makes a
+    # billion rows
     require_bytes(
         f"the rows of {num_users:,} users, up to the largest number in {str(path)!r},",
         8 * num_users + 32 * len(items),
@@ -91,16 +98,17 @@ def load_interactions(
 
 
 def padded(matrix: sparse.csr_array, shape: tuple[int, ...]) -> sparse.csr_array:
-    """Return `matrix` with empty rows and columns added, up to `shape`."""
+    """Return a copy of `matrix`, enlarged to `shape` by empty rows and columns."""
     result = matrix.copy()
     result.resize(*shape)  # type: ignore[arg-type]
     return result
 
 
 def _parse_index(word: str) -> int:
-    number = whole_number(word)
+    """Return the index in `word`; raise `MalformedLineError` if it is not an index, or too large."""
+    number = parse_whole_number(word)
     if number is None:
-        raise Malformed(f"got {short_repr(word)}, which is no number")
+        raise MalformedLineError(f"got {short_repr(word)}, which is no number")
     if number > _MAX_ID:
-        raise Malformed(f"got a number outside 0 to {_MAX_ID:,}")
+        raise MalformedLineError(f"got a number outside 0 to {_MAX_ID:,}")
     return number

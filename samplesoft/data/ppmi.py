@@ -1,4 +1,4 @@
-"""Context and class vectors from counts: positive pointwise mutual information and an SVD."""
+"""Word vectors from co-occurrence counts: an SVD of positive pointwise mutual information."""
 
 from __future__ import annotations
 
@@ -14,13 +14,18 @@ from samplesoft._validation import FloatArray, IntArray, as_array, as_count, as_
 from samplesoft.data.embeddings import Embeddings, choose_indices
 from samplesoft.data.text import UNK, as_words, count_words
 
-SMOOTHING = 0.75  # exponent of the next words' distribution: raw PMI ranks the rarest words first
-NORM_QUANTILE = 0.99  # a few very long class vectors would otherwise flatten all others
-DENSE_SVD = 512  # number of classes up to which LAPACK takes milliseconds
-OVERSAMPLING = 32  # extra vectors; singular values then have three digits after 12 iterations
-ITERATIONS = 12
-_BLOCK_ARRAYS = 6  # arrays (n, rank) in memory at a time
-_PAIR_BYTES = 64  # bytes of a pair of words
+# exponent of the distribution of next words; without it, PMI is largest for the rarest words
+SMOOTHING_EXPONENT = 0.75
+# class vectors are divided by this quantile of their norms; the maximum would make all other
+# vectors small if a few are very long
+NORM_QUANTILE = 0.99
+MAX_DENSE_SVD_CLASSES = 512  # max number of classes for a dense SVD, which then takes milliseconds
+# number of extra vectors in the subspace iteration; with 32, singular values have three digits
+# after 12 iterations
+NUM_EXTRA_VECTORS = 32
+SVD_ITERATIONS = 12
+_BLOCK_ARRAYS = 6  # number of arrays (n, rank) in memory at a time
+_PAIR_BYTES = 64  # memory of a pair of words, in bytes
 
 
 def examples_from_corpus(
@@ -38,8 +43,8 @@ def examples_from_corpus(
     tokens : sequence of str
         The text.
     vocabulary_size, dim : int
-        Maximum number of classes, one of which is ``<unk>`` if words are left out; `dim` is passed
-        to `ppmi_svd`.
+        Maximum number of classes, and dimension of the vectors, as in `ppmi_svd`. If there are more
+        distinct words, the rarest become one class, ``<unk>``.
     num_examples : int or None
         Number of positions of the text to draw, without replacement; None takes all.
     rng : int or numpy.random.Generator or None
@@ -48,7 +53,8 @@ def examples_from_corpus(
     Returns
     -------
     Embeddings
-        ``h`` is the unit vector of the previous word; classes are sorted by decreasing frequency.
+        Examples whose context ``h`` is the unit vector of the previous word. Classes are sorted by
+        decreasing frequency.
 
     Raises
     ------
@@ -68,7 +74,7 @@ def examples_from_corpus(
     positions = choose_indices(len(tokens) - 1, num_examples, rng) + 1
     counts = count_words(tokens, as_count("vocabulary_size", vocabulary_size, 2))
     classes_of = {word: i for i, word in enumerate(counts)}
-    unknown = classes_of.get(UNK, -1)  # -1 is not used if no word was left out
+    unknown = classes_of.get(UNK, -1)  # -1 if all words are classes, and then not used
     ids = np.fromiter(map(classes_of.get, tokens, repeat(unknown)), np.int64)
     contexts, classes = ppmi_svd(ids, len(counts), dim)
     frequencies = np.array([*counts.values()], float)
@@ -76,15 +82,15 @@ def examples_from_corpus(
 
 
 def ppmi_svd(ids: ArrayLike, num_classes: int, dim: int) -> tuple[FloatArray, FloatArray]:
-    r"""Embed words and next words so that their inner products follow co-occurrence.
+    r"""Return vectors of words, and of next words, whose inner products follow co-occurrence.
 
-    The matrix of :math:`\max(0, \log [P(i \mid c) / P_{0.75}(i)])`, with `P_0.75` the next words'
-    distribution to the power 0.75, is truncated to rank ``dim - 1`` by its singular value
-    decomposition. Context vectors are then divided by their norms, which gives each context its own
-    temperature. Class vectors cannot be normalised the same way, because their norms carry the
-    frequency of each word. They are divided by one number, the 99th percentile of their norms,
-    clipped to the unit ball, and lifted to the sphere by one more coordinate, which is 0 in every
-    context.
+    The matrix of :math:`\max(0, \log [P(i \mid c) / P_{0.75}(i)])` is truncated to rank
+    ``dim - 1`` by its singular value decomposition. `P_0.75` is the distribution of next words to
+    the power 0.75, normalised. Context vectors are divided by their norms. This changes the
+    temperature of each context, but not the order of its next words. The norms of class vectors
+    must be kept, because they carry the frequency of each word. So class vectors are divided by the
+    99th percentile of their norms and clipped to the unit ball. One more coordinate, which is 0 in
+    every context vector, then gives them norm 1.
 
     Parameters
     ----------
@@ -98,16 +104,16 @@ def ppmi_svd(ids: ArrayLike, num_classes: int, dim: int) -> tuple[FloatArray, Fl
     Returns
     -------
     contexts : ndarray of float64, shape (n, d)
-        Unit vector of each word as context. A word that no other follows more often than by chance
-        has the direction of the average context.
+        Unit vector of each word as a context. If no word follows it more often than by chance, this
+        is the direction of the sum of all contexts.
     class_embeddings : ndarray of float64, shape (n, d)
-        Unit vector of each word as next word. A word that follows none more often than by chance
-        has the last basis vector, and so an inner product of 0 with every context.
+        Unit vector of each word as a next word. If it follows no word more often than by chance,
+        this is the last basis vector, whose inner product with every context is 0.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is malformed, or the text has no two words.
+        If an argument is malformed, or the text has fewer than two words.
     MemoryError
         If the vectors, or the pairs of words, do not fit in memory.
 
@@ -135,29 +141,34 @@ def ppmi_svd(ids: ArrayLike, num_classes: int, dim: int) -> tuple[FloatArray, Fl
             f"`ids` must be 1-D and hold at least 2 words, got shape {text.shape}; give a longer "
             "text."
         )
-    require_memory("num_classes", n, _BLOCK_ARRAYS * 8.0 * n * (rank + OVERSAMPLING))
+    require_memory("num_classes", n, _BLOCK_ARRAYS * 8.0 * n * (rank + NUM_EXTRA_VECTORS))
     require_bytes(
         "the pairs of words in `ids`", _PAIR_BYTES * float(len(text)), "give a shorter text"
     )
-    matrix = _ppmi(text, n)
+    matrix = _ppmi_matrix(text, n)
     left, values, right = _truncated_svd(matrix, rank)
-    root = np.sqrt(values)  # shared equally by both sides [Levy et al., section 3.3]
-    contexts = np.zeros((n, rank + 1))  # the last coordinate is for the lift
+    # both sides are multiplied by the square roots of the singular values [Levy et al., section
+    # 3.3]
+    root = np.sqrt(values)
+    contexts = np.zeros((n, rank + 1))  # the last coordinate of a context is 0
     contexts[:, :rank] = left * root
-    return _unit_rows(contexts), _lift(right.T * root)
+    return _unit_rows(contexts), _lift_to_sphere(right.T * root)
 
 
-def _ppmi(text: IntArray, n: int) -> Any:
-    """Return the (n, n) CSR matrix of positive, smoothed mutual information."""
+def _ppmi_matrix(text: IntArray, n: int) -> Any:
+    """Return the PPMI matrix (n, n), with smoothed frequencies, in CSR format.
+
+    `text` (T,) are words as indices below `n`. Rows are words, columns are next words.
+    """
     from scipy.sparse import coo_array
 
     before = text[:-1]
     after = text[1:]
-    # conversion to CSR and back sums repeated pairs
+    # the conversion to CSR and back adds up repeated pairs
     joint = coo_array((np.ones(len(after)), (before, after)), shape=(n, n)).tocsr().tocoo()
     rows, columns = joint.coords
-    smoothed = np.bincount(after, minlength=n) ** SMOOTHING
-    # P(i | c) / P_0.75(i) is the joint count over the row's sum times P_0.75
+    smoothed = np.bincount(after, minlength=n) ** SMOOTHING_EXPONENT
+    # P(i | c) / P_0.75(i) is the count of the pair (c, i) divided by the count of c times P_0.75(i)
     expected = np.bincount(before, minlength=n)[rows] * (smoothed / smoothed.sum())[columns]
     information = np.log(joint.data / expected)
     is_positive = information > 0.0
@@ -167,36 +178,41 @@ def _ppmi(text: IntArray, n: int) -> Any:
 
 
 def _truncated_svd(matrix: Any, rank: int) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return the leading `rank` singular triplets of a sparse (n, n) matrix, deterministically.
+    """Return the largest singular values of a sparse matrix (n, n), with their singular vectors.
 
-    Subspace iteration needs a few products of whole blocks. Lanczos (``scipy.sparse.linalg.svds``)
-    and QR make thousands of products with single vectors, whose threads wait for each other if
-    other work shares the cores: up to 16 s then, instead of 1 s.
+    Returns the left vectors (n, rank), the values (rank,) in decreasing order, and the right
+    vectors (rank, n); the result is deterministic. Subspace iteration takes a few matrix products
+    with all vectors. Lanczos iteration (``scipy.sparse.linalg.svds``) or QR takes thousands of
+    products with single vectors. Their BLAS threads wait for each other if other programs use the
+    cores, which took up to 16 s instead of 1 s.
     """
     n = matrix.shape[0]
-    block = rank + OVERSAMPLING
-    if n <= max(DENSE_SVD, block):
+    block = rank + NUM_EXTRA_VECTORS
+    if n <= max(MAX_DENSE_SVD_CLASSES, block):
         left, values, right = np.linalg.svd(matrix.toarray())
     else:
         transposed = matrix.T.tocsr()
         basis = np.random.default_rng(0).standard_normal((n, block))
-        for _ in range(ITERATIONS):
+        for _ in range(SVD_ITERATIONS):
             basis = transposed @ (matrix @ basis)
-            # otherwise all columns approach the first vector
-            basis = basis @ _principal_axes(basis)[0]
+            # orthonormalised, because all columns would otherwise approach the first singular
+            # vector
+            basis = basis @ _orthonormalising_matrix(basis)[0]
         image = matrix @ basis
-        axes, values = _principal_axes(image)
+        axes, values = _orthonormalising_matrix(image)
         left = image @ axes
         right = (basis @ (axes * values)).T
     return left[:, :rank], values[:rank], right[:rank]
 
 
-def _principal_axes(block: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return A (k, k) such that ``block @ A`` has orthonormal columns, and their former norms.
+def _orthonormalising_matrix(block: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return A (k, k) such that ``block @ A`` has orthonormal columns, and k singular values.
 
-    Columns are sorted by decreasing norm; columns of norm 0, for a matrix of lower rank, become 0.
+    `block` has shape (n, k). The singular values of `block` are in decreasing order. If its rank is
+    less than k, the last columns of ``block @ A`` are 0.
     """
-    # eigenvalues are squared norms: small norms have half of the digits, and are set to 0
+    # eigenvalues are squared singular values, so small singular values have lost half of their
+    # digits, and count as 0
     squares, axes = np.linalg.eigh(block.T @ block)
     norms = np.sqrt(np.maximum(squares[::-1], 0.0))
     inverse = np.divide(1.0, norms, out=np.zeros_like(norms), where=norms > 1e-6 * norms[0])
@@ -205,7 +221,10 @@ def _principal_axes(block: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 def _unit_rows(vectors: FloatArray) -> FloatArray:
-    """Return rows divided by their norms; rows near 0 get the direction of the sum of all rows."""
+    """Return the rows (n, d) divided by their norms.
+
+    A row near 0 becomes the direction of the sum of all rows.
+    """
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     empty = norms[:, 0] <= 1e-12 * norms.max()
     centre = vectors.sum(axis=0)
@@ -216,8 +235,11 @@ def _unit_rows(vectors: FloatArray) -> FloatArray:
     return unit
 
 
-def _lift(vectors: FloatArray) -> FloatArray:
-    """Return rows scaled into the unit ball, with a coordinate that lifts them to the sphere."""
+def _lift_to_sphere(vectors: FloatArray) -> FloatArray:
+    """Return unit vectors (n, d + 1): rows (n, d) scaled into the unit ball, and one coordinate.
+
+    The scale is a quantile of the norms; longer rows are clipped to the unit ball.
+    """
     norms = np.linalg.norm(vectors, axis=1)
     radius = np.quantile(norms, NORM_QUANTILE) or norms.max() or 1.0
     inside = vectors / np.maximum(norms, radius)[:, None]

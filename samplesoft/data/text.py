@@ -1,4 +1,4 @@
-"""Texts as tokens, from a file or from Python's own sources, and their vocabulary."""
+"""Texts as lists of tokens, from a file or from the sources of Python, and their vocabularies."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from pathlib import Path
 from typing import Any
 
 from samplesoft._validation import as_count, short_repr
-from samplesoft.data.files import open_text, pieces
+from samplesoft.data.files import open_text, read_pieces
 
 EOS = "<eos>"
 UNK = "<unk>"
-LONGEST_WORD = 10**6  # characters
-STDLIB_TOKENS = 2_000_000
+MAX_WORD_CHARACTERS = 10**6  # max number of characters in a word
+STDLIB_TOKENS = 2_000_000  # default number of tokens from the standard library
 
 _NOT_LIBRARY = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 )
-# The end of a line includes following blank lines, so that <eos> is not repeated.
+# The token of a line end includes the blank lines that follow, so that <eos> is not repeated.
 _TOKEN = re.compile(
     r"\n\s*|[^\W\d]\w*|\d[\w.]*|\*\*=?|//=?|>>=?|<<=?|->|\.\.\.|[-+*/%&|^@:=!<>]=|[^\w\s]"
 )
 
 
 def read_tokens(path: str | Path) -> list[str]:
-    r"""Read a text file with one sentence a line into words, with ``<eos>`` after each line.
+    r"""Return the words of a text file, with ``<eos>`` after each line.
 
     Parameters
     ----------
     path : str or Path
-        UTF-8 text; compressed if the name ends in ``.gz``, ``.xz`` or ``.bz2``.
+        UTF-8 text with one sentence per line; compressed if the name ends in ``.gz``, ``.xz`` or
+        ``.bz2``.
 
     Returns
     -------
@@ -47,7 +48,8 @@ def read_tokens(path: str | Path) -> list[str]:
     MemoryError
         If the words do not fit in memory.
     ValueError
-        If it cannot be read or decoded, has no words, or a word of a million characters.
+        If the file cannot be read or decoded, has no words, or has a word of more than a million
+        characters.
 
     Examples
     --------
@@ -63,14 +65,14 @@ def read_tokens(path: str | Path) -> list[str]:
     is_line_ended = True
     word_start = ""  # start of a word that continues in the next piece
     with open_text(path) as stream:
-        for piece in pieces(path, stream):
+        for piece in read_pieces(path, stream):
             words = (word_start + piece).split()
             is_line_ended = piece[-1] == "\n"
             word_start = "" if is_line_ended or piece[-1].isspace() else words.pop()
-            if len(word_start) > LONGEST_WORD:
+            if len(word_start) > MAX_WORD_CHARACTERS:
                 raise ValueError(
-                    f"{str(path)!r}, line {lines + 1}: got a word of more than {LONGEST_WORD:,} "
-                    "characters; give a plain text file, with words parted by white space."
+                    f"{str(path)!r}, line {lines + 1}: got a word of more than "
+                    f"{MAX_WORD_CHARACTERS:,} characters; give a plain text file, with words parted by white space."
                 )
             tokens += words
             if is_line_ended:
@@ -88,16 +90,17 @@ def read_tokens(path: str | Path) -> list[str]:
 
 
 def stdlib_tokens(max_tokens: int = STDLIB_TOKENS) -> list[str]:
-    """Return the tokens of the Python standard library's sources on this interpreter.
+    """Return the tokens of the Python sources of this interpreter's standard library.
 
     Files are read in the order of their paths, without tests and installed packages. A token is an
-    identifier, a number, an operator, or ``<eos>`` at the end of a line; words in strings and
-    comments are tokens like identifiers.
+    identifier, a number, an operator, or ``<eos>`` at the end of a line. Words in strings and
+    comments also count as identifiers.
 
     Parameters
     ----------
     max_tokens : int
-        Maximum number of tokens: two million, most of the library, take about a second.
+        Maximum number of tokens. Two million tokens are most of the library, and take about a
+        second.
 
     Returns
     -------
@@ -136,11 +139,12 @@ def stdlib_tokens(max_tokens: int = STDLIB_TOKENS) -> list[str]:
 
 
 def count_words(tokens: Sequence[str], size: int) -> dict[str, int]:
-    """Return the `size` most frequent words and their counts, ties in alphabetical order.
+    """Return a dict from the `size` most frequent words to their counts.
 
-    Words are sorted by decreasing frequency, as log-uniform sampling expects. If words are left
-    out, one of the words is ``<unk>`` with their total count, as in language models. Raises
-    ValueError for a text of fewer than 2 distinct words.
+    Words are sorted by decreasing count, which log-uniform sampling expects, and words of equal
+    count alphabetically. If there are more than `size` words, one of the words returned is
+    ``<unk>``, with the total count of all words that are left out. Raises ValueError if the text
+    has fewer than 2 distinct words.
     """
     counts = Counter(tokens)
     if len(counts) < 2:
@@ -148,19 +152,22 @@ def count_words(tokens: Sequence[str], size: int) -> dict[str, int]:
             f"`tokens` must hold at least 2 distinct words, got {len(counts)}; give a longer text."
         )
     if len(counts) > size:
-        # a text may contain this word, which then counts as left out
+        # "<unk>" may also occur in the text; it then counts as a word that is left out
         unknown = counts.pop(UNK, 0)
-        ranked = sorted(counts.items(), key=_by_frequency)
+        ranked = sorted(counts.items(), key=_frequency_sort_key)
         unknown += sum(count for _, count in ranked[size - 1 :])
         counts = Counter(dict(ranked[: size - 1]) | {UNK: unknown})
-    return dict(sorted(counts.items(), key=_by_frequency))
+    return dict(sorted(counts.items(), key=_frequency_sort_key))
 
 
 def as_words(name: str, value: Any) -> list[str]:
-    """Return a sequence of words as a list; TypeError for a string, or for items that are none."""
+    """Return the words of the argument `name`, a sequence of str, as a list.
+
+    Raises TypeError if the argument is a single str, or if one of its items is not a str.
+    """
     try:
         words = list(value)
-    except TypeError:  # a number, or an array of dimension 0
+    except TypeError:  # not iterable, such as a number or an array of dimension 0
         words = [None]
     if isinstance(value, str) or not all(issubclass(kind, str) for kind in set(map(type, words))):
         raise TypeError(
@@ -170,6 +177,7 @@ def as_words(name: str, value: Any) -> list[str]:
     return words
 
 
-def _by_frequency(item: tuple[str, int]) -> tuple[int, str]:
+def _frequency_sort_key(item: tuple[str, int]) -> tuple[int, str]:
+    """Return the sort key of a word and its count: by decreasing count, then alphabetically."""
     word, count = item
     return -count, word

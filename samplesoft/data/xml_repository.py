@@ -1,4 +1,4 @@
-"""Examples in the text format of the Extreme Classification Repository."""
+"""Reader of the text format of the Extreme Classification Repository."""
 
 from __future__ import annotations
 
@@ -13,26 +13,33 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from samplesoft._validation import short_repr
-from samplesoft.data.files import MAX_LINE_CHARACTERS, Malformed, open_lines, whole_number
+from samplesoft.data.files import (
+    MAX_LINE_CHARACTERS,
+    MalformedLineError,
+    open_lines,
+    parse_whole_number,
+)
 
+# end of error messages about a line
 _REMEDY = "; the format is that of the extreme classification repository"
-_MAX_SIZE = 10**12
+_MAX_SIZE = 10**12  # max number of examples, features or labels
 _MAX_FLOAT32 = 3.4028235e38
-_NUMBER = "[0-9]{1,18}"  # fits in 64 bits
-# values are printable ASCII except colons; possessive quantifiers avoid backtracking and its memory
-_ENTRIES = re.compile(rf"(?:[ \t]++{_NUMBER}+:[!-9;-~]++)*+[ \t]*+")
-_LABELS = re.compile(rf"{_NUMBER}(?:,{_NUMBER})*+")
+_INDEX_PATTERN = "[0-9]{1,18}"  # with at most 18 digits, numbers fit in 64 bits
+# Values are printable ASCII characters except colons. Possessive quantifiers (``*+``, ``++``)
+# prevent backtracking, which would need much memory for long lines.
+_ENTRIES_PATTERN = re.compile(rf"(?:[ \t]++{_INDEX_PATTERN}+:[!-9;-~]++)*+[ \t]*+")
+_LABELS_PATTERN = re.compile(rf"{_INDEX_PATTERN}(?:,{_INDEX_PATTERN})*+")
 
 
 class SparseExamples(NamedTuple):
-    """Inputs and their labels.
+    """Sparse inputs of N examples, and their labels.
 
     Parameters
     ----------
     inputs : scipy.sparse.csr_array of float32, shape (N, v)
         Features.
     labels : scipy.sparse.csr_array of float64, shape (N, n)
-        Ones; rows may be empty.
+        1 for each label of an example; rows may be empty.
     """
 
     inputs: sparse.csr_array
@@ -42,10 +49,11 @@ class SparseExamples(NamedTuple):
 def load_xml_repository(
     path: str | Path, *, longest_line: int = MAX_LINE_CHARACTERS
 ) -> SparseExamples:
-    r"""Read a file of the extreme classification repository.
+    r"""Return the examples of a file in the format of the extreme classification repository.
 
-    The first line is ``points features labels``, all others ``l,l,l f:v f:v f:v`` with indices from
-    0. The line of a point without labels starts with a space. Data sets are published at
+    The first line holds the numbers of examples, features and labels. Each other line is an
+    example, ``label,label,... feature:value feature:value ...``, with indices from 0. The line of
+    an example without labels starts with a space. Data sets are published at
     http://manikvarma.org/downloads/XC/XMLRepository.html.
 
     Parameters
@@ -67,7 +75,7 @@ def load_xml_repository(
     MemoryError
         If the examples do not fit in memory.
     ValueError
-        If a line is malformed or too long; the message has its number.
+        If a line is malformed or too long; the message gives the line number.
 
     References
     ----------
@@ -83,7 +91,7 @@ def load_xml_repository(
     >>> inputs.toarray().tolist(), labels.toarray().tolist()
     ([[1.5, 0.0, 1.0], [0.0, 2.0, 0.0]], [[1.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 0.0]])
     """
-    features = array("q")  # a few bytes for a value
+    features = array("q")  # arrays take 4 or 8 bytes for each value, lists several times as much
     values = array("f")
     labels = array("q")
     feature_offsets = array("q", [0])
@@ -93,7 +101,7 @@ def load_xml_repository(
         for line in lines:
             if len(feature_offsets) > num:
                 if line.strip():
-                    raise Malformed(f"got more points than the {num} of line 1")
+                    raise MalformedLineError(f"got more points than the {num} of line 1")
                 continue
             names, entries = _labels_and_entries(line.rstrip("\r\n"))
             labels.extend(_parse_indices("label", names, num_labels))
@@ -108,63 +116,84 @@ def load_xml_repository(
             "it may be cut short."
         )
     return SparseExamples(
-        _matrix(np.array(values), features, feature_offsets, width),
-        _matrix(np.ones(len(labels)), labels, label_offsets, num_labels),
+        _csr_matrix(np.array(values), features, feature_offsets, width),
+        _csr_matrix(np.ones(len(labels)), labels, label_offsets, num_labels),
     )
 
 
 def _parse_header(line: str) -> list[int]:
-    """Return the numbers of points, features and labels in the first line."""
-    numbers = list(map(whole_number, line.split()))
+    """Return the numbers of examples, features and labels, which the first line holds."""
+    numbers = list(map(parse_whole_number, line.split()))
     sizes = [number for number in numbers if number is not None]
     if len(sizes) != 3 or len(numbers) != 3:
-        raise Malformed("got no 'points features labels', three whole numbers")
+        raise MalformedLineError("got no 'points features labels', three whole numbers")
     if not 1 <= min(sizes) <= max(sizes) <= _MAX_SIZE:
-        raise Malformed(f"got a number outside 1 to {_MAX_SIZE:,} in {short_repr(line.strip())}")
+        raise MalformedLineError(
+            f"got a number outside 1 to {_MAX_SIZE:,} in {short_repr(line.strip())}"
+        )
     return sizes
 
 
 def _labels_and_entries(line: str) -> tuple[list[str], list[str]]:
-    """Return the labels and the entries of a line."""
+    """Return the labels of a line, as text, and its entries ``feature:value``.
+
+    Raises `MalformedLineError` if the line does not have this form.
+    """
     head = line.partition(" ")[0].partition("\t")[0]
     if ":" in head:
-        raise Malformed(
+        raise MalformedLineError(
             f"got {short_repr(head)} for labels; a line without any starts with a space"
         )
-    if head and not _LABELS.fullmatch(head):
-        raise Malformed(f"got {short_repr(head)} for labels, as in '1,2'")
+    if head and not _LABELS_PATTERN.fullmatch(head):
+        raise MalformedLineError(f"got {short_repr(head)} for labels, as in '1,2'")
     rest = line[len(head) :]
-    if not _ENTRIES.fullmatch(rest):  # the whole line at once is fast
+    # matching the whole line at once is fast; only after an error, match word by word
+    if not _ENTRIES_PATTERN.fullmatch(rest):
         words = rest.split(" ")
-        malformed = next((w for w in words if w and not _ENTRIES.fullmatch(f" {w}")), rest.strip())
-        raise Malformed(f"got {short_repr(malformed)} for a feature, as in '7:0.5'")
+        malformed = next(
+            (w for w in words if w and not _ENTRIES_PATTERN.fullmatch(f" {w}")), rest.strip()
+        )
+        raise MalformedLineError(f"got {short_repr(malformed)} for a feature, as in '7:0.5'")
     return head.split(",") if head else [], rest.split()
 
 
 def _parse_indices(kind: str, words: list[str], stop: int) -> list[int]:
-    """Return distinct indices below `stop`; raise for repeated or larger ones."""
+    """Return the indices in `words`, which must be distinct and below `stop`.
+
+    Otherwise raises `MalformedLineError`, in which `kind` says what the indices are.
+    """
     indices = list(map(int, words))
     if indices and max(indices) >= stop:
-        raise Malformed(f"got {kind} {max(indices)}, and line 1 allows 0 to {stop - 1}")
+        raise MalformedLineError(f"got {kind} {max(indices)}, and line 1 allows 0 to {stop - 1}")
     if len(set(indices)) < len(indices):
-        raise Malformed(f"got {kind} {Counter(indices).most_common(1)[0][0]} twice")
+        raise MalformedLineError(f"got {kind} {Counter(indices).most_common(1)[0][0]} twice")
     return indices
 
 
 def _parse_value(entry: str) -> float:
+    """Return the value of an entry ``feature:value``.
+
+    Raises `MalformedLineError` if it is not a number, or not finite in float32.
+    """
     try:
-        value = float(entry.partition(":")[2].replace("_", "?"))  # Python would allow 1_0
+        # `float` would accept underscores, as in 1_0
+        value = float(entry.partition(":")[2].replace("_", "?"))
     except ValueError:
-        raise Malformed(f"got {short_repr(entry)} with a value that is no number") from None
-    if not abs(value) <= _MAX_FLOAT32:  # refuses NaN too
-        raise Malformed("got a value that is not finite in float32")
+        raise MalformedLineError(
+            f"got {short_repr(entry)} with a value that is no number"
+        ) from None
+    if not abs(value) <= _MAX_FLOAT32:  # true for NaN as well
+        raise MalformedLineError("got a value that is not finite in float32")
     return value
 
 
-def _matrix(
+def _csr_matrix(
     values: NDArray[Any], columns: array[int], offsets: array[int], width: int
 ) -> sparse.csr_array:
-    """Return a CSR matrix with 32-bit indices if possible, which some libraries require."""
+    """Return a CSR matrix with `width` columns; row i has the entries before ``offsets[i + 1]``.
+
+    Indices have 32 bits if possible, because some libraries require this.
+    """
     index_dtype = np.int32 if max(len(columns), width) <= np.iinfo(np.int32).max else np.int64
     indices = np.array(columns, index_dtype)
     indptr = np.array(offsets, index_dtype)
