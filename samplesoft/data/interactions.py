@@ -105,7 +105,7 @@ def padded(matrix: sparse.csr_array, shape: tuple[int, ...]) -> sparse.csr_array
 
 
 def _parse_index(word: str) -> int:
-    """Return the index in `word`; raise `MalformedLineError` if it is not an index, or too large."""
+    """Return the index in `word`; raise `MalformedLineError` if it is no index or too large."""
     number = parse_whole_number(word)
     if number is None:
         raise MalformedLineError(f"got {short_repr(word)}, which is no number")

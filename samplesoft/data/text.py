@@ -72,7 +72,8 @@ def read_tokens(path: str | Path) -> list[str]:
             if len(word_start) > MAX_WORD_CHARACTERS:
                 raise ValueError(
                     f"{str(path)!r}, line {lines + 1}: got a word of more than "
-                    f"{MAX_WORD_CHARACTERS:,} characters; give a plain text file, with words parted by white space."
+                    f"{MAX_WORD_CHARACTERS:,} characters; give a plain text file, with words "
+                    "parted by white space."
                 )
             tokens += words
             if is_line_ended:
