@@ -38,7 +38,7 @@ from samplesoft.training.linear_task import (
 from samplesoft.training.loop import Callback, Progress, fit
 from samplesoft.training.resolved import Resolved, half_of, num_draws, resolve
 from samplesoft.training.task import NUM_EXAMPLES
-from samplesoft.tuning.pilot import PILOT, choose_settings, pilot_steps
+from samplesoft.tuning.pilot import PILOT_SETTINGS, choose_settings, num_pilot_steps
 
 _MAX_CALIBRATION_EXAMPLES = 1000  # examples for calibration, at most
 _MAX_CALIBRATION_SCORES = 1 << 24  # scores of these examples, at most
@@ -311,15 +311,15 @@ def choose_automatically(
     """
     X = examples.X
     num_classes = len(codec.classes)
-    pilot_settings = fit_settings(classifier, num_classes, PILOT)
+    pilot_settings = fit_settings(classifier, num_classes, PILOT_SETTINGS)
     resolved = resolve(pilot_settings, num_classes, len(rows), several_labels=codec.multilabel)
-    settings = replace(resolved.model, **PILOT)
+    settings = replace(resolved.model, **PILOT_SETTINGS)
     learner = ClassifierTask(
         codec, X.shape[1], settings, counts, X.dtype, seed, classifier.optimizer
     )
     masked_loss = LOSSES[classifier.loss].masked if codec.multilabel else None
     batch_size, verbose = classifier.batch_size, bool(classifier.verbose)
-    steps = pilot_steps(resolved.num_steps)
+    steps = num_pilot_steps(resolved.num_steps)
     progress_line(verbose, f"pilot of {steps:,} steps, by which the sampler is chosen")
     learner.optimizer.learning_rate = resolved.learning_rate
     with learner.using(examples, rows, batch_size), progress_phase(verbose, "pilot"):

@@ -12,7 +12,7 @@ from samplesoft.models.linear_softmax import LinearSoftmaxSettings
 from samplesoft.optimizers.registry import OPTIMIZERS
 from samplesoft.training.resolved import NUM_SAMPLED, FitSettings, resolve, scores_all
 from samplesoft.training.schedules import SCHEDULES
-from samplesoft.tuning.pilot import PILOT, check_auto, is_auto
+from samplesoft.tuning.pilot import PILOT_SETTINGS, any_is_auto, require_auto_supported
 
 
 def check_parameters(classifier: Any) -> None:
@@ -35,8 +35,10 @@ def check_parameters(classifier: Any) -> None:
     as_choice("loss", classifier.loss, loss_names)
     # so many classes that the full softmax is not chosen, and sampler and draws are checked too
     num_classes = NUM_SAMPLED + 1
-    settings = resolve(fit_settings(classifier, num_classes, PILOT), num_classes, num_classes).model
-    if settings.sampler is not None and is_auto(classifier.sampler, classifier.num_sampled):
+    settings = resolve(
+        fit_settings(classifier, num_classes, PILOT_SETTINGS), num_classes, num_classes
+    ).model
+    if settings.sampler is not None and any_is_auto(classifier.sampler, classifier.num_sampled):
         if not isinstance(classifier.sampler, str):
             raise ValueError(
                 "`num_sampled` must not be 'auto' with a sampler of your own, which has no name "
@@ -47,7 +49,7 @@ def check_parameters(classifier: Any) -> None:
                 "`sampler` and `num_sampled` must not be 'auto' with embedding_dim=None, which "
                 "takes draws that do not look at inputs; name them, such as 'unigram' and 300."
             )
-        check_auto(classifier.sampler, classifier.loss)
+        require_auto_supported(classifier.sampler, classifier.loss)
 
 
 def fit_settings(classifier: Any, num_classes: int, chosen: Mapping[str, Any]) -> FitSettings:
@@ -57,10 +59,14 @@ def fit_settings(classifier: Any, num_classes: int, chosen: Mapping[str, Any]) -
     """
     model = model_fields(classifier)
     if wants_pilot(classifier, num_classes):
-        user_named = {name for name in ("sampler", "num_sampled") if not is_auto(model[name])}
+        user_named = {name for name in ("sampler", "num_sampled") if not any_is_auto(model[name])}
         if chosen.get("loss") == "full":  # the full softmax draws nothing
             user_named = set()
-        model |= {name: chosen[name] for name in PILOT if name in chosen and name not in user_named}
+        model |= {
+            name: chosen[name]
+            for name in PILOT_SETTINGS
+            if name in chosen and name not in user_named
+        }
     return FitSettings(
         model=model,
         batch_size=classifier.batch_size,
@@ -82,7 +88,7 @@ def model_fields(classifier: Any) -> dict[str, Any]:
 
 def wants_pilot(classifier: Any, num_classes: int) -> bool:
     """Return whether an ``"auto"`` parameter needs a pilot: not if all classes are scored."""
-    auto = is_auto(classifier.sampler, classifier.num_sampled)
+    auto = any_is_auto(classifier.sampler, classifier.num_sampled)
     return auto and not scores_all(model_fields(classifier), num_classes)
 
 

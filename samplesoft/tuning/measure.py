@@ -1,4 +1,4 @@
-"""Measurement of one setting: exact bias, error of the gradients, time of draws and of steps."""
+"""Measurement of one setting: exact bias, error of gradients, and time of draws and of steps."""
 
 from __future__ import annotations
 
@@ -18,26 +18,25 @@ from samplesoft.optimizers import make_optimizer
 from samplesoft.samplers.base import Rows, Sampler
 from samplesoft.samplers.registry import SamplerInputs, make_sampler
 
-_MIN_TIMED_CALLS = 5  # the fastest counts; a first call, which compiles, does not
-_MAX_TIMED_CALLS = 20
+_MIN_TIMED_CALLS = 5  # min number of calls that are timed, unless they take long
+_MAX_TIMED_CALLS = 20  # max number of calls that are timed
 _MIN_TIMED_SECONDS = 0.05  # after this time `_MIN_TIMED_CALLS` calls are enough
 _MAX_TIMED_SECONDS = 1.0  # after this time a single call is enough
 _NUM_GRADIENTS = 8  # number of gradients over which the error is averaged
-MAX_BIAS_LOGITS = 4_000_000  # number of logits in the examples of the bias
-# Examples of the bias: the first 64 almost never miss hard contexts that are a tenth of all
-# (0.9^64 = 0.1%); more are added if the mean is too close to the limit to decide.
-MIN_BIAS_EXAMPLES = 4
-_FIRST_EXAMPLES = 64
-MAX_BIAS_EXAMPLES = 256
-_NUM_STDERRS = 2.0  # width of the margin around a mean bias
-_LEARNING_RATE = 1e-9  # timed steps must not change the vectors
-# Search for the crossover: largest number of entries in class vectors, which are copied to time
-# more classes; number of sizes that are timed; smallest log ratio of sizes, and smallest slope,
-# that timing noise does not dominate.
-_MAX_VECTOR_ENTRIES = 8_000_000
-_MAX_SECANT_STEPS = 4
-_MIN_LOG_SIZE_RATIO = 0.1
-_MIN_SLOPE = 0.5
+MAX_BIAS_LOGITS = 4_000_000  # max number of logits of all examples whose bias is computed
+MIN_BIAS_EXAMPLES = 4  # min number of examples whose bias is computed
+# Number of examples whose bias is computed first. If a tenth of all contexts have a large bias, the
+# probability that 64 examples contain none of them is 0.9^64 = 0.1%. More examples are added if the
+# mean bias is too close to its limit.
+_NUM_FIRST_BIAS_EXAMPLES = 64
+MAX_BIAS_EXAMPLES = 256  # max number of examples whose bias is computed
+_NUM_STDERRS = 2.0  # number of standard errors between a mean bias and its upper bound
+_LEARNING_RATE = 1e-9  # so small that timed steps do not change the vectors
+# Parameters of the search for the number of classes at which both steps take the same time:
+_MAX_VECTOR_ENTRIES = 8_000_000  # max number of entries of the class vectors in timed steps
+_MAX_SECANT_STEPS = 4  # max number of class counts that are timed
+_MIN_LOG_SIZE_RATIO = 0.1  # smaller changes of the log class count are dominated by timing noise
+_MIN_SLOPE = 0.5  # smaller slopes of the log time ratio are attributed to timing noise
 
 
 @dataclass(frozen=True)
@@ -51,15 +50,17 @@ class Setting:
     shared : bool
         Whether a batch shares one set of draws.
     num_sampled : int or None
-        Number of draws m for an example, or for the batch.
+        Number of draws m for an example, or for the batch if `shared`; None for the full softmax.
     bias : float
         Exact L1 norm of the bias of the gradient in the logits, averaged over the examples.
     bias_stderr : float
         Standard error of this average over the examples; infinite for a single example.
     error : float
-        Root mean square error, bias and noise, of the gradient in h, relative to its size.
+        Root mean square error of the gradient in h, from bias and noise together, divided by the
+        norm of the gradient of the full softmax.
     draw_seconds, step_seconds : float
-        Time of the draws of a batch, and of a step: draws, loss, gradients, optimizer, update.
+        Time of the draws for a batch; and of a whole step with draws, loss, gradients, optimizer
+        and update of the sampler.
     """
 
     sampler: str | None
@@ -72,13 +73,13 @@ class Setting:
     step_seconds: float
 
     @property
-    def most_bias(self) -> float:
-        """Mean bias plus two standard errors."""
+    def bias_plus_two_stderrs(self) -> float:
+        """Upper bound on the mean bias: `bias` plus two standard errors."""
         return self.bias + _NUM_STDERRS * self.bias_stderr
 
     @property
     def title(self) -> str:
-        """Description of the setting, for sentences."""
+        """Description of the setting in words, such as "unigram, 100 draws shared by the batch"."""
         if self.sampler is None:
             return "the full softmax"
         sharing = "shared by the batch" if self.shared else "for each example"
@@ -87,47 +88,53 @@ class Setting:
 
 @dataclass(frozen=True)
 class Workload:
-    """The data of a step: class vectors (n, d), contexts (B, d), labels (B,), and tau.
+    """The data of the timed steps, and of the examples whose bias is computed."""
 
-    `unit` says that vectors have norm 1 and are kept so. `masked` says that draws for each example
-    may contain its label.
-    """
+    rows: Rows  # (n, d): class vectors
+    h: Rows  # (B, d): contexts of the batch of a timed step
+    labels: IntArray  # (B,): labels of this batch
+    tau: float  # inverse temperature
+    unit_vectors: bool  # whether all vectors have norm 1, and the layer normalises them
+    masked: bool  # whether separate draws for an example may contain its label, with weight 0
+    bias_logits: FloatArray  # (E, n): logits of the E examples whose bias is computed
+    bias_examples: tuple[Rows, IntArray]  # contexts (E, d) and labels (E,) of these examples
+    # bias examples are added until the mean bias is clearly above or below this; None: the first
+    # ones are enough
+    largest_bias: float | None
+    executor: Executor | None = None  # computes biases; not used while steps are timed
 
-    rows: Rows
-    h: Rows
-    labels: IntArray
-    tau: float
-    unit: bool
-    masked: bool
-    logits: FloatArray  # (E, n): logits of the examples for which the bias is computed
-    examples: tuple[Rows, IntArray]  # their contexts and labels
-    largest_bias: float | None  # examples are added until a bias is clearly above or below this
-    executor: Executor | None = None  # computes biases, while nothing is timed
-
-    def layer(
+    def make_layer(
         self, name: str, sampler: Sampler | None, m: int | None, shared: bool
     ) -> SoftmaxLayer:
-        """Return a softmax layer with the loss `name`."""
-        loss = make_loss(name, tau=self.tau, normalize=self.unit, reduction="sum")
+        """Return a new softmax layer with these class vectors and the loss `name`.
+
+        `sampler`, `m` draws and `shared` are ignored by the full softmax.
+        """
+        loss = make_loss(name, tau=self.tau, normalize=self.unit_vectors, reduction="sum")
         return SoftmaxLayer(self.rows, loss, sampler, m, shared=None if sampler is None else shared)
 
 
-def full_setting(work: Workload) -> tuple[Setting, FloatArray]:
-    """Return the setting of the full softmax, and its gradient in h (B, d)."""
-    layer = work.layer("full", None, None, False)
-    gradient = _gradient(layer, work, 0)
-    return Setting(None, False, None, 0.0, 0.0, 0.0, 0.0, _step_seconds(layer, work)), gradient
+def measure_full_softmax(work: Workload) -> tuple[Setting, FloatArray]:
+    """Measure the full softmax; return its `Setting`, and its gradient in the contexts (B, d)."""
+    layer = work.make_layer("full", None, None, False)
+    gradient = _context_gradient(layer, work, 0)
+    return Setting(None, False, None, 0.0, 0.0, 0.0, 0.0, _min_step_seconds(layer, work)), gradient
 
 
 def measure_sampler(
-    name: str, sampler: Sampler, shared: bool, sizes: list[int], work: Workload, full: FloatArray
+    name: str,
+    sampler: Sampler,
+    shared: bool,
+    sizes: list[int],
+    work: Workload,
+    full_gradient: FloatArray,
 ) -> Iterator[Setting]:
-    """Yield the measured setting of a sampler for each number of draws m in `sizes`.
+    """Measure a sampler; yield a `Setting` for each number of draws m in `sizes`.
 
-    `full` is the gradient of the full softmax.
+    `full_gradient` (B, d) is the gradient of the full softmax in the contexts of the batch.
     """
-    h, labels = work.examples
-    # where draws may contain the label of an example, such hits are masked
+    h, labels = work.bias_examples
+    # if draws may contain the label of an example, these accidental hits are masked
     masks = shared or work.masked
     scheme, loss = ("masked", "sampled-masked") if masks else ("negatives", "sampled")
     exclude = None if masks else work.labels
@@ -135,15 +142,18 @@ def measure_sampler(
         q = sampler.probs(work.h, shared=True)
     else:
         q = sampler.probs(h, exclude=None if masks else labels)
-    q = np.maximum(q, 1e-300)  # a softmax may underflow
-    size = float((full**2).sum())
+    q = np.maximum(q, 1e-300)  # above 0, even if the probabilities of a softmax underflow
+    size = float((full_gradient**2).sum())
     for m in sizes:
         bias, bias_stderr = _mean_bias(work, q, m, scheme)
-        layer = work.layer(loss, sampler, m, shared)
-        # mean square of bias and noise together, as in training
+        layer = work.make_layer(loss, sampler, m, shared)
+        # mean square error over independent draws, which contains both bias and noise
         mean_square = float(
             np.mean(
-                [((_gradient(layer, work, k) - full) ** 2).sum() for k in range(_NUM_GRADIENTS)]
+                [
+                    ((_context_gradient(layer, work, k) - full_gradient) ** 2).sum()
+                    for k in range(_NUM_GRADIENTS)
+                ]
             )
         )
         error = np.sqrt(mean_square / size) if size > 0.0 else np.inf if mean_square else 0.0
@@ -151,20 +161,26 @@ def measure_sampler(
         def draw(seed: int, m: int = m) -> None:
             sampler.sample(work.h, m, exclude=exclude, shared=shared, rng=seed)
 
-        draw_seconds = _min_seconds(draw)
-        step_seconds = _step_seconds(layer, work)
+        draw_seconds = _min_call_seconds(draw)
+        step_seconds = _min_step_seconds(layer, work)
         yield Setting(name, shared, m, bias, bias_stderr, float(error), draw_seconds, step_seconds)
 
 
 def _mean_bias(work: Workload, q: FloatArray, m: int, scheme: str) -> tuple[float, float]:
-    """Return the mean over examples of the L1 norm of the bias, and its standard error."""
-    labels = work.examples[1]
+    """Return the mean over examples of the L1 norm of the bias, and the mean's standard error.
+
+    `q` is the proposal, (1, n) for all examples or (E, n). Examples are added until the mean is
+    clearly above or below ``work.largest_bias``, or all of them have been used.
+    """
+    labels = work.bias_examples[1]
     norms = np.empty(0)
     while True:
-        next_examples = slice(len(norms), min(max(2 * len(norms), _FIRST_EXAMPLES), len(labels)))
+        next_examples = slice(
+            len(norms), min(max(2 * len(norms), _NUM_FIRST_BIAS_EXAMPLES), len(labels))
+        )
         proposal = q if len(q) == 1 else q[next_examples]
         exact = exact_bias(
-            work.logits[next_examples],
+            work.bias_logits[next_examples],
             labels[next_examples],
             proposal,
             m,
@@ -179,12 +195,14 @@ def _mean_bias(work: Workload, q: FloatArray, m: int, scheme: str) -> tuple[floa
             return mean, stderr
 
 
-def _gradient(layer: SoftmaxLayer, work: Workload, seed: int) -> FloatArray:
+def _context_gradient(layer: SoftmaxLayer, work: Workload, seed: int) -> FloatArray:
+    """Return the gradient (B, d) of the batch's loss in the contexts, for the draws of `seed`."""
     _, cache = layer.forward(work.h, work.labels, rng=seed)
     return layer.backward(cache)[0].astype(np.float64)
 
 
-def _step_seconds(layer: SoftmaxLayer, work: Workload) -> float:
+def _min_step_seconds(layer: SoftmaxLayer, work: Workload) -> float:
+    """Return the time of a training step in seconds: the shortest of several."""
     optimizer = make_optimizer("adagrad", _LEARNING_RATE)
 
     def step(seed: int) -> None:
@@ -193,37 +211,43 @@ def _step_seconds(layer: SoftmaxLayer, work: Workload) -> float:
         optimizer.step(layer.parameters, gradients)
         layer.update(getattr(gradients["class_embeddings"], "ids", None))
 
-    return _min_seconds(step)
+    return _min_call_seconds(step)
 
 
-def crossover(setting: Setting, full: Setting, work: Workload, inputs: SamplerInputs) -> int | None:
-    """Return the number of classes above which a sampled step is faster than a full one.
+def find_crossover(
+    setting: Setting, full: Setting, work: Workload, inputs: SamplerInputs
+) -> int | None:
+    """Return the number of classes above which a sampled step is faster than a full-softmax step.
 
-    Steps of both are timed with a part of the class vectors, or with copies of them. None if the
-    crossover is beyond the number of classes that can be timed.
+    Both steps are timed with various numbers of classes, whose vectors are a subset of the class
+    vectors, or contain them more than once. Returns None if the result is larger than the number of
+    classes that can be timed.
     """
     n, d = work.rows.shape
     m = setting.num_sampled or 1
     loss = "sampled-masked" if setting.shared or work.masked else "sampled"
-    # The time of a full step is a constant plus a multiple of the number of classes, and the time
-    # of a sampled step is nearly constant. So the first guess is close, and the secant method in
-    # log size converges fast.
+    # The time of a full step is linear in the number of classes, and the time of a sampled step
+    # nearly constant. So the ratio of the two measured times gives a good first guess of the class
+    # count. The secant method, for the log time ratio as a function of the log class count, then
+    # converges fast.
     last_size = n
     log_time_ratio = np.log(full.step_seconds / setting.step_seconds)
     guess = last_size * np.exp(-log_time_ratio)
     max_size = max(n, _MAX_VECTOR_ENTRIES // d)
     for _ in range(_MAX_SECANT_STEPS):
         size = round(float(np.clip(guess, m // 2 + 2, max_size)))
-        if abs(np.log(size / last_size)) < _MIN_LOG_SIZE_RATIO:  # the slope would be noise
+        # for a smaller change of the class count, the slope would be dominated by timing noise
+        if abs(np.log(size / last_size)) < _MIN_LOG_SIZE_RATIO:
             break
         ids = np.arange(size) * n // size
         resized = replace(work, rows=work.rows[ids], labels=work.labels * size // n)
-        counts = None if inputs.counts is None else inputs.counts[ids] + 1.0  # never all 0
+        # plus 1, because the counts of a subset might all be 0
+        counts = None if inputs.counts is None else inputs.counts[ids] + 1.0
         made_from = replace(inputs, class_embeddings=resized.rows, counts=counts)
         sampler = make_sampler(str(setting.sampler), made_from)
-        sampled = _step_seconds(resized.layer(loss, sampler, m, setting.shared), resized)
+        sampled = _min_step_seconds(resized.make_layer(loss, sampler, m, setting.shared), resized)
         new_log_time_ratio = np.log(
-            _step_seconds(resized.layer("full", None, None, False), resized) / sampled
+            _min_step_seconds(resized.make_layer("full", None, None, False), resized) / sampled
         )
         slope = (new_log_time_ratio - log_time_ratio) / np.log(size / last_size)
         last_size = size
@@ -232,10 +256,11 @@ def crossover(setting: Setting, full: Setting, work: Workload, inputs: SamplerIn
     return round(float(guess)) if guess <= max_size and log_time_ratio > -_MIN_SLOPE else None
 
 
-def _min_seconds(function: Callable[[int], Any]) -> float:
-    """Return the shortest time of several calls, after one that does not count.
+def _min_call_seconds(function: Callable[[int], Any]) -> float:
+    """Return the shortest time of several calls ``function(k)``, in seconds.
 
-    The minimum is taken because other processes can only slow a call down.
+    A first call is not timed, because it may compile functions. The minimum is taken because other
+    processes can only make a call slower.
     """
     times: list[float] = []
     for k in range(_MAX_TIMED_CALLS + 1):

@@ -1,10 +1,11 @@
-"""The option ``"auto"``: a pilot model is trained for some steps, and `tune` measures its vectors.
+"""The option ``"auto"``: a pilot model is trained, and `tune` measures settings on its vectors.
 
-The bias for random vectors says little about the bias in training. So a pilot, a separate model
-that is discarded, is trained for a while with cheap draws. The run then starts from scratch with
-the chosen settings, as if the user had given them.
+The bias for random vectors says little about the bias in training. So a pilot, a separate model, is
+first trained for a limited number of steps with cheap draws, and discarded after the measurement.
+The model itself is then trained from scratch with the chosen settings, as if the user had given
+them.
 
-The limits below are measured in docs/benchmarks.md, section "What ``"auto"`` chooses".
+Measurements for the constants below are in docs/benchmarks.md, section "What ``"auto"`` chooses".
 """
 
 from __future__ import annotations
@@ -16,28 +17,33 @@ from samplesoft.samplers.registry import SAMPLERS
 from samplesoft.tuning.tune import tune
 
 AUTO = "auto"
-PILOT: dict[str, Any] = {
+PILOT_SETTINGS: dict[str, Any] = {
     "loss": "sampled-masked",
     "sampler": "unigram",
     "num_sampled": 100,
     "shared": True,
 }
 LOSSES_OF_AUTO = ("sampled", "sampled-masked")  # losses whose bias `tune` measures
-CANDIDATES = ("unigram", "clusters")
-DRAWS = (100, 300, 1000)  # fewer draws are too noisy for training
-LARGEST_BIAS = 0.02  # small, because the bias more than doubles in training after the pilot
+CANDIDATES = ("unigram", "clusters")  # samplers that are measured
+DRAWS = (100, 300, 1000)  # numbers of draws that are measured; fewer are too noisy for training
+# max L1 bias on the vectors of the pilot; small, because the bias more than doubles in the training
+# after the pilot
+LARGEST_BIAS = 0.02
 _MIN_PILOT_STEPS = 100
 _MAX_PILOT_STEPS = 1000
 _RUN_STEPS_PER_PILOT_STEP = 10
 
 
-def is_auto(*values: Any) -> bool:
+def any_is_auto(*values: Any) -> bool:
     """Return whether one of the values is ``"auto"``."""
     return any(isinstance(value, str) and value == AUTO for value in values)
 
 
-def check_auto(sampler: Any, loss: str | None) -> None:
-    """Raise ValueError if "auto" does not support the loss, or the given sampler."""
+def require_auto_supported(sampler: Any, loss: str | None) -> None:
+    """Raise ValueError if "auto" cannot be combined with the loss, or with a given sampler.
+
+    A `loss` of None is not checked. `sampler` is "auto", a name, or an object.
+    """
     if loss is not None and loss not in LOSSES_OF_AUTO:
         raise ValueError(
             f"`sampler` and `num_sampled` must not be 'auto' with loss={loss!r}, whose bias is not "
@@ -50,8 +56,8 @@ def check_auto(sampler: Any, loss: str | None) -> None:
         )
 
 
-def pilot_steps(total: int) -> int:
-    """Return the number of pilot steps before a run of `total` steps."""
+def num_pilot_steps(total: int) -> int:
+    """Return the number of steps of the pilot, for a run of `total` steps."""
     return min(
         total, max(_MIN_PILOT_STEPS, min(total // _RUN_STEPS_PER_PILOT_STEP, _MAX_PILOT_STEPS))
     )
@@ -60,21 +66,22 @@ def pilot_steps(total: int) -> int:
 def choose_settings(
     inputs: dict[str, Any], loss: str, sampler: Any, num_sampled: Any, **options: Any
 ) -> dict[str, Any]:
-    """Return the fastest settings with a small bias, by `samplesoft.tune`.
+    """Return the fastest settings with a small bias, measured by `samplesoft.tune`.
 
-    The result has the keys ``loss``, ``sampler``, ``num_sampled`` and ``shared`` of a softmax
-    layer, and ``verdict``, the reason in one or two sentences. `inputs` (class vectors, contexts
-    and labels of a pilot) and `options` are arguments of `tune`. Arguments that are not ``"auto"``
-    are kept, unless the full softmax is the fastest. If a batch shares its draws, the loss is the
-    masked form.
+    The result is a dict with the settings ``loss``, ``sampler``, ``num_sampled`` and ``shared`` of
+    a softmax layer, and ``verdict``, the reason in one or two sentences. `inputs` are the arguments
+    of `tune` that come from the pilot: class vectors, contexts and labels. `options` are further
+    arguments of `tune`. A `sampler` or `num_sampled` that is not ``"auto"`` is kept, unless the
+    full softmax is the fastest. If the chosen draws are shared by a batch, the loss is the masked
+    form of `loss`.
     """
     masked = LOSSES[loss].masked or loss
     n = len(inputs["class_embeddings"])
     report = tune(
         **inputs,
-        samplers=CANDIDATES if is_auto(sampler) else [sampler],
+        samplers=CANDIDATES if any_is_auto(sampler) else [sampler],
         num_sampled=[m for m in DRAWS if m < n] or DRAWS[:1]
-        if is_auto(num_sampled)
+        if any_is_auto(num_sampled)
         else [num_sampled],
         masked=loss == masked,
         largest_bias=LARGEST_BIAS,

@@ -1,4 +1,4 @@
-"""The report of `tune`: the table, the Pareto front, and the best setting."""
+"""The report of `tune`: a table of all settings, the Pareto front, and the best setting."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_MIN_DRAWN_BIAS = 1e-6  # settings with smaller biases are not drawn
+_MIN_DRAWN_BIAS = 1e-6  # the figure, with a log scale, omits settings with smaller biases
 
 
 @dataclass(frozen=True)
 class TuneReport(Report):
-    """The measured settings and the best of them.
+    """The measured settings, and the best one.
 
     Attributes
     ----------
     settings : tuple of Setting
         All measured settings, sorted by the time of a step.
     best : Setting
-        The fastest setting whose bias plus two standard errors is at most `largest_bias`. With
-        `seconds`, the setting with the smallest error among those whose step takes no longer.
+        The fastest setting whose bias plus two standard errors is at most `largest_bias`. If
+        `seconds` was given, the setting with the smallest error whose step takes at most `seconds`.
     largest_bias, seconds : float or None
         Arguments of `tune`.
     num_classes, dim, batch : int
@@ -38,8 +38,8 @@ class TuneReport(Report):
         Samplers that were not measured, and the reasons.
     crossover : int or None
         Number of classes above which a step of `contender` is faster than a step of the full
-        softmax on this machine. None without a `contender`, if it was not measured, or if it is
-        beyond the number of classes that can be timed.
+        softmax on this machine. None if there is no `contender`, if the number was not measured, or
+        if it is larger than the number of classes that can be timed.
     """
 
     _title = "Which sampler, and how many draws"
@@ -58,13 +58,16 @@ class TuneReport(Report):
 
     @property
     def full(self) -> Setting:
-        """The full softmax."""
+        """The setting of the full softmax."""
         return next(one for one in self.settings if one.sampler is None)
 
     @property
     def front(self) -> tuple[Setting, ...]:
-        """The Pareto front of bias and time, the fastest setting first."""
-        front: list[Setting] = []  # settings are sorted by time, so that only the bias is compared
+        """The Pareto front: settings for which no other is better in both bias and time.
+
+        The fastest setting comes first.
+        """
+        front: list[Setting] = []  # settings are sorted by time, so only biases are compared
         for setting in self.settings:
             if not front or setting.bias < front[-1].bias:
                 front.append(setting)
@@ -72,14 +75,19 @@ class TuneReport(Report):
 
     @property
     def contender(self) -> Setting | None:
-        """The best sampled setting with an allowed bias; None if there is none."""
+        """The best setting with sampling whose bias is allowed; None if there is none."""
         limit = inf if self.largest_bias is None else self.largest_bias
-        sampled = [one for one in self.settings if one.sampler and one.most_bias <= limit]
+        sampled = [
+            one for one in self.settings if one.sampler and one.bias_plus_two_stderrs <= limit
+        ]
         return self.best if self.best in sampled else next(iter(sampled), None)
 
     @property
     def where_it_pays(self) -> str:
-        """A sentence on the number of classes above which sampling pays; empty if not measured."""
+        """A sentence about the number of classes above which sampling pays.
+
+        It is empty if this number was not measured.
+        """
         if self.contender is None and self.largest_bias is not None:
             return (
                 f"No draws that were measured have a bias of at most {self.largest_bias:g}, so "
@@ -175,7 +183,7 @@ class TuneReport(Report):
                     linewidth=1.0,
                     label=f"{name}, shared" if shared else name,
                 )
-        # settings to the right of this line are slower than the full softmax
+        # a vertical line at the full softmax; settings to its right are slower
         at = 1e3 * self.full.step_seconds
         above = axes.get_xaxis_transform()
         axes.axvline(at, color="black", linewidth=1.2)

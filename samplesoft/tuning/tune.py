@@ -1,4 +1,4 @@
-"""`tune`: the choice of a sampler and of the number of draws, by measurement."""
+"""The function `tune`, which chooses a sampler and a number of draws by measurement."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from samplesoft.tuning.measure import (
     MIN_BIAS_EXAMPLES,
     Setting,
     Workload,
-    crossover,
-    full_setting,
+    find_crossover,
+    measure_full_softmax,
     measure_sampler,
 )
 from samplesoft.tuning.report import TuneReport
@@ -62,14 +62,15 @@ def tune(
 ) -> TuneReport:
     """Find the best sampler and number of draws, by measurement on this machine.
 
-    Each sampler is measured with each number of draws, separate for each example and shared by the
-    batch: the exact bias of its gradients, their error, and the time of a step.
+    Each sampler is measured with each number of draws, both with separate draws for each example
+    and with draws that a batch shares. The measurements are the exact bias of the gradients, their
+    error, and the time of a step.
 
     Parameters
     ----------
     class_embeddings : array_like, shape (n, d)
-        Class vectors of a trained model: the bias for random vectors says little. float32 or
-        float64, as in training.
+        Class vectors of a trained model, float32 or float64 as in training. The bias for random
+        vectors says little about training.
     h : array_like, shape (N, d)
         Contexts of typical examples.
     labels : array_like of int, shape (N,)
@@ -80,15 +81,15 @@ def tune(
         Inverse temperature of the logits ``tau h . c``. The default is 10 if all vectors have norm
         1, else 1.
     samplers : iterable of str
-        Keys of `samplesoft.samplers.SAMPLERS`. Samplers that need missing data are left out, and
-        reported with the reason.
+        Keys of `samplesoft.samplers.SAMPLERS`. Samplers that need data which are not given are left
+        out; the report names them with the reason.
     num_sampled : iterable of int
-        Numbers of draws m, for an example, or shared by a batch.
+        Numbers of draws m, for an example, or for a batch that shares its draws.
     shared : bool, optional
-        True: only draws shared by a batch. False: only separate draws. By default both.
+        True for only draws that a batch shares, False for only separate draws; by default both.
     masked : bool
-        Whether draws for each example may contain its label, with weight 0, as in
-        ``"sampled-masked"``; otherwise they exclude it. Several labels need the masked form.
+        Whether separate draws for an example may contain its label, with weight 0, as in
+        ``"sampled-masked"``; otherwise they exclude it. Examples with several labels need True.
     nu, num_features : float, int
         Parameters of samplers; see `samplesoft.samplers.SamplerInputs`.
     batch : int, optional
@@ -96,22 +97,22 @@ def tune(
         contexts, they are repeated.
     thorough : bool
         Measure every number of draws, and the number of classes above which sampling pays. If
-        False, numbers of draws are tried in increasing order, and those that cannot be the fastest
-        within `largest_bias` are skipped.
+        False, numbers of draws are tried in increasing order, and numbers that cannot be the
+        fastest with an allowed bias are skipped.
     largest_bias : float
-        Largest L1 norm of the bias of the gradient in the logits (at most 2), averaged over the
-        contexts. The average plus two standard errors must not exceed it.
+        Largest allowed L1 norm of the bias of the gradient in the logits (at most 2), averaged over
+        the contexts. The average plus two standard errors must not exceed this value.
     seconds : float, optional
-        Time limit of a step. If given, the setting with the smallest error within it is chosen, and
-        `largest_bias` has no effect.
+        Time limit of a step. If given, the setting with the smallest error within this limit is
+        chosen, and `largest_bias` has no effect.
     progress : bool
         Show progress on stderr: a bar if that is a terminal, else lines.
     rng : int, numpy.random.Generator or None
         Seed of samplers and draws. The choice may still vary from run to run, because times do.
     executor : concurrent.futures.Executor, optional
-        Computes the examples on its workers, each on one thread: a pool of threads or processes, or
-        ``client.get_executor(pure=False)`` of Dask. Biases have the same bits as without it. Times
-        are measured in this process, while the workers are idle.
+        Computes biases on its workers, with one thread per example: a pool of threads or processes,
+        or ``client.get_executor(pure=False)`` of Dask. Biases are equal to the last bit with and
+        without an executor. Times are measured in this process, while the workers are idle.
 
     Returns
     -------
@@ -126,8 +127,8 @@ def tune(
 
     References
     ----------
-    The bias is that of `samplesoft.exact_bias`, for scheme ``"negatives"`` with draws for each
-    example, and ``"masked"`` with one set or where `masked`.
+    The bias is computed by `samplesoft.exact_bias`, with scheme ``"masked"`` for shared draws or if
+    `masked`, otherwise with scheme ``"negatives"``.
 
     Examples
     --------
@@ -159,11 +160,11 @@ def tune(
                 "`thorough` must be True with `seconds`, within which more draws may have the "
                 "least error, got False; leave one of them out."
             )
-        sizes.sort()  # more draws are slower, and can be skipped once they are too slow
+        sizes.sort()  # more draws are slower: once a number is too slow, larger ones are skipped
         sharing_modes = sharing_modes[::-1]  # the faster mode first
     key = as_key(rng)
     workers = as_executor(executor)
-    # a sample of contexts for the bias, and a sample with repetition as the batch that is timed
+    # choose contexts for the bias, and the contexts of the timed batch, repeated if it is larger
     order = np.random.default_rng(int(key)).permutation(len(contexts))
     num_bias_examples = min(max(MAX_BIAS_LOGITS // len(rows), MIN_BIAS_EXAMPLES), MAX_BIAS_EXAMPLES)
     bias_examples = order[:num_bias_examples]
@@ -177,16 +178,16 @@ def tune(
         h=contexts[batch_examples],
         labels=ids[batch_examples],
         tau=tau,
-        unit=unit,
+        unit_vectors=unit,
         masked=masked,
-        logits=logits,
-        examples=examples,
+        bias_logits=logits,
+        bias_examples=examples,
         largest_bias=bias,
         executor=workers,
     )
     features: dict[str, Any] = {"nu": nu, "num_features": num_features}
     inputs = SamplerInputs(rows, counts, tau=tau, **features, rng=int(key), h=contexts)
-    full, gradient = full_setting(work)
+    full, gradient = measure_full_softmax(work)
     settings: list[Setting] = [full]
     reasons = {name: _reason_to_leave_out(SAMPLERS[name], inputs, unit) for name in names}
     left_out = {name: why for name, why in reasons.items() if why}
@@ -194,7 +195,8 @@ def tune(
     total = len(sharing_modes) * len(remaining) * len(sizes)
     shown = as_flag("progress", progress)
     with progress_bar(shown, total=total, unit="setting", desc="tune") as bar:
-        for name in remaining:  # one sampler for all its settings: construction may be expensive
+        # each sampler is made once for all its settings, because construction may be expensive
+        for name in remaining:
             sampler = make_sampler(name, inputs)
             for is_shared in sharing_modes:
                 for setting in measure_sampler(name, sampler, is_shared, sizes, work, gradient):
@@ -204,26 +206,33 @@ def tune(
                     if not thorough and _more_draws_are_useless(setting, settings, largest_bias):
                         break
     settings.sort(key=lambda one: one.step_seconds)
-    best = pick_setting(settings, largest_bias, limit)
+    best = best_setting(settings, largest_bias, limit)
     report = TuneReport(
         tuple(settings), best, bias, limit, len(rows), rows.shape[1], size, left_out
     )
     if not thorough or report.contender is None:
         return report
-    return replace(report, crossover=crossover(report.contender, full, work, inputs))
+    return replace(report, crossover=find_crossover(report.contender, full, work, inputs))
 
 
 def _more_draws_are_useless(setting: Setting, settings: list[Setting], largest_bias: float) -> bool:
-    """Whether more draws of a sampler cannot be the fastest setting with an allowed bias."""
+    """Return whether more draws than in `setting` cannot be the fastest with an allowed bias.
+
+    This is so if `setting` is not faster than the fastest of `settings` with an allowed bias.
+    """
     return setting.step_seconds >= min(
-        one.step_seconds for one in settings if one.most_bias <= largest_bias
+        one.step_seconds for one in settings if one.bias_plus_two_stderrs <= largest_bias
     )
 
 
-def pick_setting(settings: list[Setting], largest_bias: float, seconds: float | None) -> Setting:
-    """Return the best of `settings`, which are sorted by time."""
+def best_setting(settings: list[Setting], largest_bias: float, seconds: float | None) -> Setting:
+    """Return the best of `settings`, which must be sorted by time.
+
+    Without `seconds`, this is the fastest setting whose bias is allowed. With `seconds`, it is the
+    setting with the smallest error whose step takes at most this time.
+    """
     if seconds is None:
-        return next(one for one in settings if one.most_bias <= largest_bias)
+        return next(one for one in settings if one.bias_plus_two_stderrs <= largest_bias)
     within = [one for one in settings if one.step_seconds <= seconds]
     if not within:
         raise ValueError(
@@ -234,7 +243,7 @@ def pick_setting(settings: list[Setting], largest_bias: float, seconds: float | 
 
 
 def _as_nonempty_list(name: str, values: Any) -> list[Any]:
-    """Return the distinct values of an iterable argument, which must not be empty."""
+    """Return the distinct values of the argument `name`, which must be iterable and not empty."""
     try:
         distinct = None if isinstance(values, str) else list(dict.fromkeys(values))
     except TypeError:
@@ -245,7 +254,7 @@ def _as_nonempty_list(name: str, values: Any) -> list[Any]:
 
 
 def _reason_to_leave_out(spec: SamplerSpec, inputs: SamplerInputs, unit: bool) -> str:
-    """Return the reason why a sampler cannot be measured; empty if it can."""
+    """Return the reason why a sampler cannot be measured, or an empty string if it can."""
     if not spec.every_class:
         return "draws among candidates that are others in each step"
     return spec.lacks(inputs, unit)

@@ -9,7 +9,13 @@ from samplesoft.samplers import RFSoftmaxSampler, UnigramSampler
 from samplesoft.tuning import pilot
 from samplesoft.tuning import tune as tuning
 from samplesoft.tuning.measure import Setting
-from samplesoft.tuning.pilot import AUTO, check_auto, choose_settings, is_auto, pilot_steps
+from samplesoft.tuning.pilot import (
+    AUTO,
+    any_is_auto,
+    choose_settings,
+    num_pilot_steps,
+    require_auto_supported,
+)
 from samplesoft.tuning.report import TuneReport
 
 RNG = np.random.default_rng(0)
@@ -85,16 +91,16 @@ def test_settings_are_those_of_the_best(loss, best, wanted, monkeypatch):
 
 
 def test_a_pilot_is_a_tenth_of_the_run_within_limits():
-    assert [pilot_steps(k) for k in (1, 100, 500, 5000, 50_000)] == [1, 100, 100, 500, 1000]
+    assert [num_pilot_steps(k) for k in (1, 100, 500, 5000, 50_000)] == [1, 100, 100, 500, 1000]
 
 
 def test_what_has_no_bias_that_is_measured_is_refused():
-    assert is_auto(3, AUTO) and not is_auto("clusters", 3, None, np.zeros(2))
-    check_auto(AUTO, "sampled")
+    assert any_is_auto(3, AUTO) and not any_is_auto("clusters", 3, None, np.zeros(2))
+    require_auto_supported(AUTO, "sampled")
     with pytest.raises(ValueError, match="must not be 'auto' with loss='nce', .* take one of samp"):
-        check_auto(AUTO, "nce")
+        require_auto_supported(AUTO, "nce")
     with pytest.raises(ValueError, match="`num_sampled` must not be 'auto' with sampler='two-pass"):
-        check_auto("two-pass", "sampled")
+        require_auto_supported("two-pass", "sampled")
 
 
 def tables(rng):
@@ -117,8 +123,8 @@ def compared(monkeypatch, rng):
         return (table[name, shared, m] for m in sizes)
 
     monkeypatch.setattr(tuning, "measure_sampler", measured)
-    monkeypatch.setattr(tuning, "full_setting", lambda work: (FULL, None))
-    monkeypatch.setattr(tuning, "crossover", lambda *arguments: None)  # which takes its time
+    monkeypatch.setattr(tuning, "measure_full_softmax", lambda work: (FULL, None))
+    monkeypatch.setattr(tuning, "find_crossover", lambda *arguments: None)  # which takes its time
     given = {**INPUTS, "samplers": pilot.CANDIDATES, "num_sampled": pilot.DRAWS[::-1]}
     return [tune(**given, largest_bias=0.02, thorough=thorough) for thorough in (True, False)]
 

@@ -13,7 +13,7 @@ from samplesoft.samplers import ClusterSampler, UniformSampler
 from samplesoft.tuning import measure
 from samplesoft.tuning.measure import Setting
 from samplesoft.tuning.report import TuneReport
-from samplesoft.tuning.tune import pick_setting
+from samplesoft.tuning.tune import best_setting
 
 RNG = np.random.default_rng(0)
 C = RNG.normal(size=(60, 5)) / 2
@@ -84,15 +84,15 @@ def test_the_rules():
         setting("softmax", 0.0, 0.050, 0.1),
     )
     every = [quick, middle, full, good]
-    assert pick_setting(every, 0.05, None) == middle
-    assert pick_setting(every, 0.3, None) == quick
-    assert pick_setting(every, 0.001, None) == full
-    assert pick_setting(every, 0.001, 0.012) == middle  # the least error within the time
-    assert pick_setting(every, 0.05, 1.0) == full
+    assert best_setting(every, 0.05, None) == middle
+    assert best_setting(every, 0.3, None) == quick
+    assert best_setting(every, 0.001, None) == full
+    assert best_setting(every, 0.001, 0.012) == middle  # the least error within the time
+    assert best_setting(every, 0.05, 1.0) == full
     with pytest.raises(
         ValueError, match="`seconds` must allow a setting, got 0.0001: the quickest"
     ):
-        pick_setting(every, 0.05, 0.0001)
+        best_setting(every, 0.05, 0.0001)
     report = TuneReport(tuple(every), middle, 0.05, None, 1000, 8, 64, {})
     assert report.front == (quick, middle, full)
     assert report.verdict.startswith("Take clusters, 10 draws for each example: the quickest")
@@ -133,7 +133,7 @@ def test_the_crossover_is_found_from_any_number_of_classes(monkeypatch, n, power
         size = len(work.rows)
         return 1e-4 + 1e-6 * size if layer.sampler is None else 2e-3 * (size / 1900) ** power
 
-    monkeypatch.setattr(measure, "_step_seconds", step_seconds)
+    monkeypatch.setattr(measure, "_min_step_seconds", step_seconds)
     rng = np.random.default_rng(0)
     W, counts = rng.normal(size=(n, 2)), np.arange(n)
     some = {"counts": counts, "samplers": ["unigram"], "num_sampled": [5], "shared": True}
@@ -146,7 +146,9 @@ def test_the_crossover_is_found_from_any_number_of_classes(monkeypatch, n, power
 def test_what_grows_with_the_classes_as_the_full_softmax_does_never_pays(monkeypatch):
     times = {True: 1.0, False: 2.0}  # without and with a sampler
     monkeypatch.setattr(
-        measure, "_step_seconds", lambda layer, work: len(work.rows) * times[layer.sampler is None]
+        measure,
+        "_min_step_seconds",
+        lambda layer, work: len(work.rows) * times[layer.sampler is None],
     )
     report = tune(C, H, LABELS, samplers=["softmax"], num_sampled=[5], largest_bias=2.0)
     assert report.crossover is None and report.where_it_pays == ""
@@ -156,8 +158,8 @@ def test_what_grows_with_the_classes_as_the_full_softmax_does_never_pays(monkeyp
 def test_a_bias_that_may_be_above_the_limit_is_not_taken():
     full = setting(None, 0.0, 0.040)
     near = replace(setting("uniform", 0.049, 0.01), bias_stderr=0.001)
-    assert pick_setting([near, full], 0.05, None) == full
-    assert pick_setting([near, full], 0.052, None) == near
+    assert best_setting([near, full], 0.05, None) == full
+    assert best_setting([near, full], 0.052, None) == near
 
 
 @pytest.mark.thorough(but=1)
@@ -172,7 +174,7 @@ def test_hard_contexts_that_are_rare_count(seed):
         given = {"samplers": ["uniform"], "num_sampled": [20, 40, 60, 80, 100, 150, 200]}
         given |= {"shared": False, "tau": 1.0, "batch": 2, "largest_bias": largest, "rng": seed}
         settings = tune(W, h, labels, **given).settings
-        m = min(s.num_sampled for s in settings if s.sampler and s.most_bias <= largest)
+        m = min(s.num_sampled for s in settings if s.sampler and s.bias_plus_two_stderrs <= largest)
         whole = exact_bias(h @ W.T, labels, np.full(60, 1 / 60), m).bias
         assert np.abs(whole).sum(axis=1).mean() <= largest
 
