@@ -1,4 +1,4 @@
-"""Calibrated probabilities from scores, fitted on examples that the model was not trained on."""
+"""Calibration: probabilities from scores, fitted on examples that the model was not trained on."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from samplesoft._jit import chunks
 from samplesoft._validation import FloatArray, scale_by_power_of_two
 from samplesoft.samplers.base import Rows
 
-_PRIOR_EXAMPLES = 10.0  # weight of the initial values in the fit, in examples
-_MAX_LOG_CHANGE = 4.0  # largest change of the log of a parameter
-_SCORES_AT_A_TIME = 1 << 18  # scores at a time
+_PRIOR_EXAMPLES = 10.0  # weight of the penalty on parameter changes, in examples
+_MAX_LOG_CHANGE = 4.0  # max change of the log of a parameter
+_SCORES_AT_A_TIME = 1 << 18  # number of scores that are processed at a time
 # probabilities are clipped to this range, in which log(p) and log(1 - p) are finite
 _MIN_PROB, _MAX_PROB = 1e-300, 1.0 - 2.0**-53
 
 
 class SoftmaxCalibration(NamedTuple):
-    """Calibration of a softmax: temperature and, with several labels, the number of labels.
+    """Calibration of a softmax, by a temperature and, for several labels, the number of labels.
 
     Let p be the softmax of the scores divided by `temperature`. The probability of a class is p, or
     ``1 - (1 - p)**labels_each`` if an example may have several labels.
@@ -32,7 +32,7 @@ class SoftmaxCalibration(NamedTuple):
     temperature : float
         Divisor of the scores; 1 without calibration.
     labels_each : float or None
-        Number of labels per example, if an example may have several; None if each has one.
+        Number of labels per example; None if each example has exactly one label.
     """
 
     temperature: float = 1.0
@@ -43,13 +43,15 @@ class SoftmaxCalibration(NamedTuple):
         p = _softmax(scores, 1.0 / self.temperature)
         if self.labels_each is None:
             return p
-        # naive: 1 - (1 - p)**L, which loses p below the rounding unit of 1
+        # 1 - (1 - p)**labels_each, computed without losing p if it is below the rounding unit of 1
         with np.errstate(divide="ignore"):
             prob_among_labels: FloatArray = -np.expm1(self.labels_each * np.log1p(-p))
         return prob_among_labels
 
     def fitted(self, scores: Rows, codes: Any, weights: FloatArray) -> SoftmaxCalibration:
-        """Fit a calibration by penalised log loss; with few examples it stays close to this one.
+        """Return a calibration that minimises a penalised log loss, starting from this one.
+
+        Because of the penalty, it stays close to this calibration if there are few examples.
 
         Parameters
         ----------
@@ -63,9 +65,9 @@ class SoftmaxCalibration(NamedTuple):
         Returns
         -------
         Calibration
-            The minimum of the log loss plus a penalty. With several labels, the log loss is the sum
-            of the binary log losses of all classes. The penalty is 5 nats times the squared log of
-            the factor by which each parameter changes.
+            The minimiser of the log loss plus a penalty. If examples may have several labels, the
+            log loss is the sum of the binary log losses of all classes. The penalty of each
+            parameter is 5 nats times the squared log of the factor by which it changes.
         """
         start = [1.0 / self.temperature]
         if self.labels_each is not None:
@@ -75,7 +77,7 @@ class SoftmaxCalibration(NamedTuple):
 
 
 class LogisticCalibration(NamedTuple):
-    """Calibration of one logistic regression per class: a temperature.
+    """Calibration of logistic regressions, one for each class, by a temperature.
 
     If an example may have several labels, the probability of a class is
     ``1 / (1 + exp(-score / temperature))``. If it has one label, these probabilities are divided by
@@ -99,7 +101,7 @@ class LogisticCalibration(NamedTuple):
         return p
 
     def fitted(self, scores: Rows, codes: Any, weights: FloatArray) -> LogisticCalibration:
-        """Fit a calibration by penalised log loss; see `SoftmaxCalibration.fitted`."""
+        """Return a calibration that minimises a penalised log loss; see `SoftmaxCalibration`."""
         start = [1.0 / self.temperature]
         (scale,) = _minimise_log_loss(logistic_log_loss, start, scores, codes, weights)
         return LogisticCalibration(1.0 / scale, self.several_labels)
@@ -115,13 +117,19 @@ def _minimise_log_loss(
     codes: Any,
     weights: FloatArray,
 ) -> list[float]:
-    """Return the calibration parameters that minimise log loss plus a penalty on their change."""
+    """Return the parameters that minimise `log_loss` plus a penalty on their change.
+
+    `start` are the initial values: the scale of the scores (1 / temperature), and the number of
+    labels per example if it is fitted.
+    """
     weights = scale_by_power_of_two(weights)
-    weights *= len(weights) / weights.sum()  # mean 1, because the prior is in units of examples
+    # mean weight 1, because the weight of the penalty is a number of examples
+    weights *= len(weights) / weights.sum()
     score_chunks = chunks(len(scores), max(1, _SCORES_AT_A_TIME // scores.shape[1]))
 
     def penalised(logs: FloatArray) -> tuple[float, FloatArray]:
-        # optimise logarithms: parameters stay positive, and the penalty is symmetric
+        """Return the penalised log loss and its gradient, for logs of the parameter changes."""
+        # with logarithms as variables, parameters stay positive and the penalty is symmetric
         factors = np.array(start) * np.exp(logs)
         value, gradient = _PRIOR_EXAMPLES / 2.0 * float(logs @ logs), _PRIOR_EXAMPLES * logs
         for chunk in score_chunks:
@@ -138,24 +146,26 @@ def _minimise_log_loss(
 def softmax_log_loss(
     scores: Rows, codes: Any, weights: FloatArray, scale: float, labels_each: float | None = None
 ) -> tuple[float, FloatArray]:
-    """Return the weighted log loss of scores times a scale, and its derivatives.
+    """Return the weighted log loss of a calibrated softmax, and its derivatives (1,) or (2,).
 
-    The derivatives are by the scale and, if given, by `labels_each`.
+    The softmax is that of ``scale * scores``. The derivatives are with respect to `scale` and, if
+    it is given, `labels_each`.
     """
     p = _softmax(scores, scale)
     rows = np.arange(len(p))
     if labels_each is None:
         label_scores = scores[rows, codes].astype(np.float64)
-        # naive: -log(p[label]), infinite where p underflows; here from the gap to the largest score
+        # -log(p[label]) would be infinite if p underflows; so compute it from the difference of the
+        # largest score and the label's score
         losses = scale * (scores.max(axis=1) - label_scores) - np.log(p.max(axis=1))
         # d log(sum(exp(s z))) / ds is the mean of the scores z under p
         derivative = np.einsum("ij,ij->i", p, scores) - label_scores
         return float(weights @ losses), np.array([weights @ derivative])
-    # n binary log losses: is the class among L draws from p or not
+    # n binary log losses, with the probability that a class is among `labels_each` draws from p
     np.clip(p, _MIN_PROB, _MAX_PROB, out=p)
-    log_missed = np.log1p(-p)  # log-probability that one draw is another class
-    gradient = labels_each * p / (1.0 - p)  # by log p; the chain rule of the softmax comes below
-    # first as if no class were a label, then correct the labels
+    log_missed = np.log1p(-p)  # log-probability that one draw is not this class
+    gradient = labels_each * p / (1.0 - p)  # derivatives of the losses with respect to log p
+    # the losses and gradients as if no class were a label; the entries of labels are then corrected
     losses, d_labels_each = -labels_each * log_missed.sum(axis=1), -log_missed.sum(axis=1)
     labels = codes.tocoo()
     label_index = labels.row, labels.col
@@ -163,7 +173,8 @@ def softmax_log_loss(
     np.add.at(losses, labels.row, labels_each * log_missed[label_index] - np.log(prob_drawn))
     np.add.at(d_labels_each, labels.row, log_missed[label_index] / prob_drawn)
     gradient[label_index] -= gradient[label_index] / prob_drawn
-    means = np.einsum("ij,ij->i", p, scores)  # softmax: dp/ds = p (z - mean z)
+    # chain rule of the softmax: the derivative of log p by the scale is the score minus its mean
+    means = np.einsum("ij,ij->i", p, scores)
     d_scale = np.einsum("ij,ij->i", gradient, scores) - gradient.sum(axis=1) * means
     return float(weights @ losses), np.array([weights @ d_scale, weights @ d_labels_each])
 
@@ -171,19 +182,24 @@ def softmax_log_loss(
 def logistic_log_loss(
     scores: Rows, codes: Any, weights: FloatArray, scale: float
 ) -> tuple[float, FloatArray]:
-    """Return the weighted log loss of ``scale * scores``, and its derivative by the scale."""
+    """Return the weighted log loss of logistic regressions, and its derivative (1,) by `scale`.
+
+    The probabilities are sigmoids of ``scale * scores``. If each example has one label (`codes` is
+    1-D), they are divided by their sum over the classes.
+    """
     scores = scores.astype(np.float64)
     logs = log_sigmoid(scale * scores)
-    d_logs = scores * -np.expm1(logs)  # derivatives of the logarithms
+    d_logs = scores * -np.expm1(logs)  # derivatives of `logs` by the scale
     if codes.ndim == 1:
         rows = np.arange(len(scores))
-        normalised = softmax(logs, axis=1)  # one label: sigmoids divided by their sum
+        normalised = softmax(logs, axis=1)  # sigmoids divided by their sum
         losses = logsumexp(logs, axis=1) - logs[rows, codes]
         gradient = np.einsum("ij,ij->i", normalised, d_logs) - d_logs[rows, codes]
     else:
         labels = codes.tocoo()
         label_index = labels.row, labels.col
-        # -log(1 - sigmoid(x)) = x - log sigmoid(x) for all classes; then correct the labels
+        # -log(1 - sigmoid(x)) = x - log(sigmoid(x)), as if no class were a label; the entries of
+        # labels are then corrected
         losses, gradient = (scale * scores - logs).sum(axis=1), (scores - d_logs).sum(axis=1)
         np.add.at(losses, labels.row, -scale * scores[label_index])
         np.add.at(gradient, labels.row, -scores[label_index])
@@ -191,8 +207,9 @@ def logistic_log_loss(
 
 
 def _softmax(scores: Rows, scale: float) -> FloatArray:
+    """Return the softmax of ``scale * scores`` (B, n), in float64."""
     p = scores.astype(np.float64)
-    p -= p.max(axis=1, keepdims=True)  # before scaling, so that any scale is safe
+    p -= p.max(axis=1, keepdims=True)  # before scaling, so that no scale makes exp overflow
     p *= scale
     np.exp(p, out=p)
     p /= p.sum(axis=1, keepdims=True)

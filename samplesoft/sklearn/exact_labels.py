@@ -1,7 +1,7 @@
-"""Exact label arrays from any container: distinct labels stay distinct, and padding stays cheap.
+"""Conversion of labels in any container to arrays, such that distinct labels stay distinct.
 
-Labels are equal if Python's ``==`` says so: 2, 2.0 and ``np.uint64(2)`` are equal; 2**60 and
-2**60 + 1 are different, although they are equal in float64.
+Labels are equal if they are equal in Python: 2, 2.0 and ``np.uint64(2)`` are one label; 2**60 and
+2**60 + 1 are two labels, although they are equal in float64.
 """
 
 from __future__ import annotations
@@ -23,18 +23,20 @@ from samplesoft._validation import (
 
 _TEXT = {str: "text", bytes: "bytes"}
 _INTEGERS, _FLOATS, _BOOLS = (int, np.integer), (float, np.floating), (bool, np.bool_)
-_MISSING = ("NoneType", "NAType", "NaTType")  # types of Python and pandas
-_PADDED = ("String", "Utf8")  # dtypes of polars; its arrays are padded to the longest text
-_MAX_EXACT_FLOAT = 2**53  # float64 represents all integers up to this one
+_MISSING = ("NoneType", "NAType", "NaTType")  # types of missing values, of Python and pandas
+# text dtypes of polars, whose conversion to NumPy pads all texts to the length of the longest
+_PADDED = ("String", "Utf8")
+_MAX_EXACT_FLOAT = 2**53  # float64 represents all integers up to this one exactly
 
 
 def read_labels(name: str, y: Any, *, integral: bool = True) -> NDArray[Any]:
-    """Return labels as an array (N,), one per example; errors call the argument `name`.
+    """Return the labels `y` as an array (N,), one label per example.
 
-    Floats must be whole numbers unless `integral` is False. Integers of one NumPy type keep it;
-    integers of several types, or in an object array, become int64 if they fit, else uint64, else
-    objects. Text in a list is padded to the longest label, as in NumPy. It stays objects if a label
-    is long, or ends in a null character, which cannot be told from padding.
+    Floats must be whole numbers unless `integral` is False. Integers of one NumPy type keep this
+    type. Integers of several types, or in an object array, become int64 if they fit, else uint64,
+    else objects. Text in a list becomes a text array of NumPy, which pads all labels to the longest
+    one. It becomes an array of objects instead if a label is long, or if a label ends in a null
+    character, which NumPy would take for padding. `name` is the name of the argument in errors.
     """
     content = unwrap(name, y)
     if isinstance(content, (list, tuple)):
@@ -55,18 +57,21 @@ def read_labels(name: str, y: Any, *, integral: bool = True) -> NDArray[Any]:
 
 
 def unwrap(name: str, y: Any) -> Any:
-    """Return the content of a series, dataframe or other container as an array or a list."""
+    """Return `y` as an array or a list if it is a series, dataframe or other container.
+
+    Arrays, lists, tuples, and objects without ``__array__`` are returned unchanged.
+    """
     if type(y) is np.ndarray or isinstance(y, (list, tuple)) or not hasattr(y, "__array__"):
         return y
     require_host_array(name, y)
     if str(getattr(y, "dtype", "")) in _PADDED and hasattr(y, "to_list"):
         return y.to_list()
-    # NumPy's conversion is exact; scikit-learn converts nullable integers to floats
+    # not scikit-learn's conversion, which turns nullable integers into floats
     return np.asarray(y)
 
 
 def ascending(labels: NDArray[Any]) -> NDArray[Any]:
-    """Return distinct labels in ascending order."""
+    """Return the distinct labels (n,) among `labels` (N,), in ascending order."""
     if labels.dtype == object:
         return _as_objects(sorted(set(labels.tolist())))
     return np.unique(labels)
@@ -75,10 +80,10 @@ def ascending(labels: NDArray[Any]) -> NDArray[Any]:
 def class_indices(
     classes: NDArray[Any], labels: NDArray[Any], lookup: Callable[[], Mapping[Any, int]]
 ) -> IntArray:
-    """Return the index of each label (N,) in the distinct classes (n,), or n if it is no class.
+    """Return, for each of `labels` (N,), its index in `classes` (n,), or n if it is not a class.
 
-    `lookup` returns a dict from classes, as Python values, to indices. It is only called for labels
-    that are not numbers.
+    `classes` must be distinct. `lookup` is a function that returns a dict from classes, as Python
+    values, to their indices. It is only called if labels are neither numbers nor dates.
     """
     n, kinds = len(classes), {classes.dtype.kind, labels.dtype.kind}
     if not n or not len(labels):
@@ -87,25 +92,26 @@ def class_indices(
         if classes.dtype.kind == "b":
             classes = classes.astype(np.uint8)
         labels, same = _convert_exactly(labels, classes.dtype)
-    elif len(kinds) == 1 and kinds <= set("Mm"):  # their Python values depend on the unit
+    # dates of one kind are compared as arrays, because their Python values depend on the unit
+    elif len(kinds) == 1 and kinds <= set("Mm"):
         same = np.ones(len(labels), bool)
     else:
         indices = map(lookup().get, labels.tolist())
         return np.fromiter((n if i is None else i for i in indices), np.int64, len(labels))
-    order = np.argsort(classes)  # column names may be in any order
+    order = np.argsort(classes)  # classes that are column names may be in any order
     ids = order[np.minimum(np.searchsorted(classes, labels, sorter=order), n - 1)].astype(np.int64)
     ids[~(same & (classes[ids] == labels))] = n
     return ids
 
 
 def python_value(label: Any) -> Any:
-    """Return a label as a Python value, which compares and hashes equally for all types."""
+    """Return a label as a Python value, so that equal labels of different types hash equally."""
     return label.item() if isinstance(label, np.generic) else label
 
 
 def require_one_kind(name: str, labels: Iterable[Any]) -> None:
-    """Raise ValueError for text mixed with other types, and for bools mixed with numbers."""
-    # NumPy would convert all to text, or True to 1
+    """Raise ValueError if text is mixed with other types, or bools are mixed with numbers."""
+    # NumPy would convert all labels to text, or True to 1
     kinds = {
         next((_TEXT[text] for text in _TEXT if issubclass(kind, text)), kind.__name__)
         for kind in set(map(type, labels))
@@ -122,7 +128,10 @@ def require_one_kind(name: str, labels: Iterable[Any]) -> None:
 def _labels_of_list(
     name: str, values: Sequence[Any], integral: bool, as_objects: bool
 ) -> NDArray[Any]:
-    """Return the labels of a list; with `as_objects`, text becomes an object array."""
+    """Return the labels in a list as an array (N,); see `read_labels` for the types.
+
+    With `as_objects`, text becomes an array of objects, and integers do not keep their type.
+    """
     require_one_kind(name, values)
     kinds = set(map(type, values))
     if any(kind.__name__ in _MISSING for kind in kinds):
@@ -150,7 +159,10 @@ def _labels_of_list(
 
 
 def _numeric_labels(name: str, values: Sequence[Any], integral: bool) -> NDArray[Any]:
-    """Return numeric labels, at least one of them a float."""
+    """Return numeric labels, of which at least one is a float, as an array (N,).
+
+    If all labels are whole and float64 cannot represent all of them, the result has integers.
+    """
     floats = np.asarray([value for value in values if isinstance(value, _FLOATS)])
     _check_floats(name, floats, integral)
     if len(floats) == len(values):
@@ -165,7 +177,10 @@ def _numeric_labels(name: str, values: Sequence[Any], integral: bool) -> NDArray
 
 
 def _check_floats(name: str, labels: NDArray[Any], integral: bool) -> NDArray[Any]:
-    """Return float labels; raise ValueError unless they are finite and, if `integral`, integral."""
+    """Return float labels unchanged; raise ValueError if one is not finite.
+
+    With `integral`, also raise ValueError if a label is not a whole number.
+    """
     check_array(labels, ensure_2d=False, dtype=None, ensure_min_samples=0, input_name=name)
     is_fractional = labels != np.trunc(labels)
     if integral and is_fractional.any():
@@ -174,8 +189,9 @@ def _check_floats(name: str, labels: NDArray[Any], integral: bool) -> NDArray[An
 
 
 def _raise_unknown_type(name: str, label: Any) -> NoReturn:
+    """Raise ValueError for a label of a type that is not supported, or that is not whole."""
     kind = "continuous" if isinstance(label, _FLOATS) else type(label).__name__
-    # scikit-learn's estimator checks look for these first words
+    # the message must begin with "Unknown label type", which scikit-learn's estimator checks expect
     raise ValueError(
         f"Unknown label type: {kind}. `{name}` must hold text, whole numbers or booleans, got "
         f"{short_repr(label)}; convert the labels."
@@ -183,8 +199,12 @@ def _raise_unknown_type(name: str, label: Any) -> NoReturn:
 
 
 def _text(values: Sequence[Any]) -> NDArray[Any]:
+    """Return labels that are text as a text array (N,), or as objects if padding would harm.
+
+    Padding is costly if a label is long, and ambiguous if a label ends in a null character.
+    """
     longest = max(map(len, values), default=0)
-    # NumPy pads with nulls, so "a" and "a\0" would become one label
+    # NumPy pads with null characters, so "a" and "a\0" would become one label
     end = values[0][:0] + ("\0" if isinstance(values[0], str) else b"\0")
     if longest > LONGEST_PADDED or any(value.endswith(end) for value in values):
         return _as_objects(values)
@@ -192,7 +212,7 @@ def _text(values: Sequence[Any]) -> NDArray[Any]:
 
 
 def _text_without_padding(labels: NDArray[Any]) -> NDArray[Any]:
-    """Return a text array; as objects if its labels are so long that padding would be costly."""
+    """Return a text array (N,), or an array of objects if padding would make labels very long."""
     size = np.dtype(f"{labels.dtype.kind}1").itemsize
     if labels.dtype.itemsize <= size * LONGEST_PADDED:
         return labels
@@ -200,13 +220,15 @@ def _text_without_padding(labels: NDArray[Any]) -> NDArray[Any]:
 
 
 def _as_objects(values: Sequence[Any]) -> NDArray[Any]:
+    """Return an object array (N,) of the values, which may themselves be sequences."""
     array = np.empty(len(values), dtype=object)
     array[:] = values
     return array
 
 
 def _all_of(kinds: set[type], allowed: tuple[type, ...]) -> bool:
-    durations = {np.timedelta64}  # a subclass of np.integer
+    """Return whether `kinds` is not empty and holds only subclasses of the `allowed` types."""
+    durations = {np.timedelta64}  # excluded, although it is a subclass of np.integer
     return (
         bool(kinds) and not kinds & durations and all(issubclass(kind, allowed) for kind in kinds)
     )
@@ -215,8 +237,12 @@ def _all_of(kinds: set[type], allowed: tuple[type, ...]) -> bool:
 def _convert_exactly(
     labels: NDArray[Any], dtype: np.dtype[Any]
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return labels converted to `dtype`, and a mask of those that the conversion leaves equal."""
-    # NumPy compares int64 with uint64 in float64, where neighbours beyond 2**53 are equal
+    """Return labels (N,) converted to `dtype`, and a mask (N,): whether conversion was exact.
+
+    Labels that cannot be converted exactly have meaningless values.
+    """
+    # a comparison with == is not enough: NumPy compares int64 with uint64 in float64, where
+    # different integers above 2**53 may be equal
     if labels.dtype == dtype:
         return labels, np.ones(len(labels), bool)
     if dtype.kind == "f":
@@ -230,7 +256,7 @@ def _convert_exactly(
     limits = np.iinfo(dtype)
     if labels.dtype.kind == "f":
         labels = labels.astype(np.result_type(labels, np.float64))
-        # the largest integer is not representable as a float, but the next one is a power of two
+        # the upper limit is a power of two, limits.max + 1, because limits.max is not a float64
         same = (labels >= float(limits.min)) & (labels < float(limits.max + 1))
         same &= labels == np.trunc(labels)
     else:

@@ -1,4 +1,4 @@
-"""Encoding of labels as class indices, class counts, and weights of examples."""
+"""Encoding of labels as class indices; class counts; weights of classes and examples."""
 
 from __future__ import annotations
 
@@ -39,16 +39,17 @@ _MAX_WEIGHT = 1e15  # largest weight of an example that keeps float32 gradients 
 
 @dataclass(frozen=True, eq=False)
 class LabelCodec:
-    """Encodes labels as class indices and decodes predictions into the same form.
+    """Encoder of labels as class indices, which decodes predictions into the form of the labels.
 
-    Codes are class indices (N,) if each example has one label, else a CSR matrix (N, n) of ones.
+    Labels are encoded as an array of class indices (N,) if each example has one label, otherwise as
+    a CSR matrix (N, n) of ones.
     """
 
-    # scikit-learn's LabelEncoder and MultiLabelBinarizer have no code for unseen labels, accept one
-    # form each, and their errors name neither the argument nor the remedy
+    # LabelEncoder and MultiLabelBinarizer of scikit-learn do not suffice: they have no code for
+    # unseen labels, each of them accepts one form only, and their errors do not name the argument
     classes: NDArray[Any]  # (n,): labels in ascending order, or columns of an indicator matrix
-    form: str  # SINGLE, DENSE, SPARSE or LISTS
-    dtype: np.dtype[Any]  # of the labels, or of the entries of an indicator matrix
+    form: str  # form of the labels: SINGLE, DENSE, SPARSE or LISTS
+    dtype: np.dtype[Any]  # dtype of the labels, or of the entries of an indicator matrix
 
     @property
     def multilabel(self) -> bool:
@@ -56,13 +57,14 @@ class LabelCodec:
         return self.form != SINGLE
 
     def encode(self, y: Any, unseen: bool = False) -> Any:
-        """Encode labels of this form.
+        """Return labels `y`, which must have the form of the codec, as indices or a matrix.
 
-        With `unseen`, labels that are not classes get the index n; for lists of labels, column n of
-        the matrix. Otherwise they are an error.
+        With `unseen`, labels that are not classes get the index n; for lists of labels, the matrix
+        then has n + 1 columns. Without `unseen`, such labels raise ValueError.
         """
         y, form, names = _unwrap_labels("y", y)
-        if self.form == LISTS and _is_nested(y):  # even if all lists have the same length
+        # lists of labels of equal lengths look like an indicator matrix or its rows
+        if self.form == LISTS and _is_nested(y):
             form = LISTS
         if form != self.form:
             raise ValueError(
@@ -78,7 +80,7 @@ class LabelCodec:
                 f"`y` must have {len(self.classes)} columns, one for each class, got "
                 f"{matrix.shape[1]}."
             )
-        # if the columns had no names in the first call, any names are accepted now
+        # columns without names in the first call may have any names now
         is_named = not np.array_equal(self.classes, np.arange(len(self.classes)))
         if (
             names is not None
@@ -93,9 +95,10 @@ class LabelCodec:
         return matrix
 
     def encode_unwanted(self, name: str, unwanted: Any, num_rows: int) -> Any:
-        """Encode lists of labels or a sparse matrix as a CSR matrix (N, n), whatever the form.
+        """Return labels to exclude, as a CSR matrix (N, n).
 
-        Labels that are not classes are ignored. Errors call the argument `name`.
+        They may be lists of labels or a sparse matrix, whatever the form of the codec. Labels that
+        are not classes are ignored. `name` is the name of the argument in errors.
         """
         unwanted, _, _ = _unwrap_labels(name, unwanted)
         if sparse.issparse(unwanted):
@@ -117,7 +120,7 @@ class LabelCodec:
         return matrix
 
     def decode_matrix(self, chosen: sparse.csr_array) -> Any:
-        """Decode a CSR matrix (N, n) into the form of the labels."""
+        """Return a CSR matrix (N, n) of predicted labels in the form of the codec."""
         if self.form == SPARSE:
             return chosen.astype(self.dtype)
         if self.form == DENSE:
@@ -125,22 +128,25 @@ class LabelCodec:
         return [self.classes[ids] for ids in np.split(chosen.indices, chosen.indptr[1:-1])]
 
     def has_same_classes(self, classes: Any) -> bool:
-        """Return whether `classes` are the classes of the codec, in any order."""
+        """Return whether `classes` and the classes of the codec are the same, in any order."""
         distinct = ascending(read_labels("classes", classes, integral=False))
         return np.array_equal(np.sort(self._indices(distinct)), np.arange(len(self.classes)))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state to pickle, without the cached lookup."""
+        """Return the state to pickle, without the cached dict of class indices."""
         return {name: value for name, value in vars(self).items() if name != "_lookup"}
 
     @cached_property
     def _lookup(self) -> dict[Any, int]:
+        """Dict from classes, as Python values, to their indices."""
         return {label: index for index, label in enumerate(self.classes.tolist())}
 
     def _indices(self, labels: NDArray[Any]) -> IntArray:
+        """Return the class indices of labels (N,); n for labels that are not classes."""
         return class_indices(self.classes, labels, lambda: self._lookup)
 
     def _class_codes(self, labels: NDArray[Any], unseen: bool) -> IntArray:
+        """Return the class indices of labels (N,); raise for labels not seen, unless `unseen`."""
         codes = self._indices(labels)
         is_unseen = codes == len(self.classes)
         if not unseen and is_unseen.any():
@@ -153,7 +159,7 @@ class LabelCodec:
         return codes
 
     def _encode_lists(self, name: str, rows: Any, unseen: bool) -> sparse.csr_array:
-        """Encode lists of labels as a CSR matrix (N, n) of ones; (N, n + 1) with `unseen`."""
+        """Return N lists of labels as a CSR matrix of ones, (N, n), or (N, n + 1) with `unseen`."""
         ids = self._class_codes(_concatenate_labels(name, rows), unseen)
         indptr = np.cumsum([0, *map(len, rows)])
         shape = len(rows), len(self.classes) + unseen
@@ -161,20 +167,21 @@ class LabelCodec:
 
 
 def infer_codec(y: Any, classes: Any = None) -> LabelCodec:
-    """Infer the form of labels and their classes: those in `y`, or the given `classes` (n,).
+    """Return a codec for labels of the form of `y`.
 
-    The classes of an indicator matrix are the names of its columns.
+    The classes are `classes` (n,) if they are given. Otherwise they are the distinct labels in `y`,
+    or the names of the columns if `y` is an indicator matrix.
     """
     y, form, names = _unwrap_labels("y", y)
     class_array = None
     if classes is not None:
-        # a column may have the name 0.5
+        # not only whole numbers, because a column may have the name 0.5
         class_array = read_labels("classes", classes, integral=False)
         if not len(class_array):
             raise ValueError("`classes` must hold a label, got none.")
         distinct = ascending(class_array)
         if form in (SINGLE, DENSE) and _is_nested(y) and len(y[0]) != len(distinct):
-            form = LISTS  # lists of equal lengths, but not an indicator matrix
+            form = LISTS  # not an indicator matrix, because it has another number of columns
     if form in (SINGLE, LISTS):
         labels = read_labels("y", y) if form == SINGLE else _concatenate_labels("y", y)
         return LabelCodec(
@@ -191,9 +198,10 @@ def infer_codec(y: Any, classes: Any = None) -> LabelCodec:
 
 
 def _unwrap_labels(name: str, y: Any) -> tuple[Any, str, NDArray[Any] | None]:
-    """Return the labels out of a dataframe or series, their form, and the names of its columns.
+    """Return labels without their container, their form, and the names of their columns or None.
 
-    A series or an array of lists becomes a list of lists. Errors call the labels `name`.
+    A container is a dataframe, a series or an array. A series or an array of lists becomes a list
+    of lists. `name` is the name of the argument in errors.
     """
     if hasattr(y, "columns") and hasattr(y, "__array__"):
         columns = list(y.columns)
@@ -211,7 +219,7 @@ def _unwrap_labels(name: str, y: Any) -> tuple[Any, str, NDArray[Any] | None]:
             )
         names = read_labels("y", columns)
         if len(names) > 1:
-            if hasattr(y, "sparse"):  # a pandas dataframe with sparse columns only
+            if hasattr(y, "sparse"):  # a pandas dataframe whose columns are all sparse
                 return y.sparse.to_coo(), SPARSE, names
             y = check_array(y, dtype=None, ensure_min_samples=0, input_name="y")
             return y, _infer_form(y), names
@@ -219,7 +227,7 @@ def _unwrap_labels(name: str, y: Any) -> tuple[Any, str, NDArray[Any] | None]:
     if not sparse.issparse(y):
         container, y = y, unwrap(name, y)
     rows = y
-    # an array of objects may hold labels or lists of labels
+    # an array of objects may hold labels, or lists of labels
     if isinstance(y, np.ndarray) and y.dtype == object and y.ndim == 1:
         rows = container.to_list() if hasattr(container, "to_list") else y.tolist()
     if isinstance(rows, (list, tuple)):
@@ -236,6 +244,7 @@ def _unwrap_labels(name: str, y: Any) -> tuple[Any, str, NDArray[Any] | None]:
 
 
 def _infer_form(y: Any) -> str:
+    """Return the form of labels: SINGLE, DENSE, SPARSE or LISTS."""
     if sparse.issparse(y):
         return SPARSE
     if _is_nested(y):
@@ -243,7 +252,7 @@ def _infer_form(y: Any) -> str:
         if len(sizes) != 1 or max(sizes) < 2 or isinstance(y[0], (set, frozenset)):
             return LISTS
         if _contains_type(chain.from_iterable(y), (str, bytes)):
-            return LISTS  # NumPy would pad them to the longest text
+            return LISTS  # not converted below, because NumPy would pad text to the longest one
     elif isinstance(y, (list, tuple)) and _contains_type(y, (str, bytes, *_NUMBER_TYPES)):
         return SINGLE
     array = np.asarray(y)
@@ -256,23 +265,26 @@ def _infer_form(y: Any) -> str:
 
 
 def _contains_type(values: Iterable[Any], kinds: tuple[type, ...]) -> bool:
+    """Return whether a value is an instance of one of the types `kinds`."""
     return any(issubclass(kind, kinds) for kind in set(map(type, values)))
 
 
 def _is_nested(y: Any) -> bool:
+    """Return whether labels are a list of lists, or of other containers of labels."""
     return isinstance(y, (list, tuple)) and all(isinstance(row, _LIST_TYPES) for row in y)
 
 
 def _concatenate_labels(name: str, rows: Any) -> NDArray[Any]:
-    """Return the concatenated labels of all lists."""
+    """Return the labels of all lists in one array (P,)."""
     labels = list(chain.from_iterable(rows))
     return read_labels(name, labels) if labels else np.empty(0, np.int64)
 
 
 def _check_indicator(y: Any) -> sparse.csr_array:
-    """Check an indicator matrix, and return it as a CSR matrix (N, n) of ones."""
+    """Return an indicator matrix as a CSR matrix (N, n) of ones; raise if it is malformed."""
     is_sparse: bool = sparse.issparse(y)
-    if is_sparse and y.ndim != 2:  # ambiguous: one label each, or the labels of one example
+    # a 1-D sparse array could be one label for each example, or the labels of one example
+    if is_sparse and y.ndim != 2:
         raise ValueError(
             f"`y` must have a row for each example and a column for each class as a sparse matrix, "
             f"got shape {y.shape}; reshape it to (1, n), or pass y.toarray() for one label each."
@@ -293,20 +305,21 @@ def _check_indicator(y: Any) -> sparse.csr_array:
 
 
 def _as_ones(matrix: sparse.csr_array) -> sparse.csr_array:
-    matrix.sum_duplicates()  # an example may list a label twice
+    """Return a copy of `matrix` (N, n) whose entries are all 1; sorts `matrix` in place."""
+    matrix.sum_duplicates()  # the labels of an example may contain a label twice
     ones = np.ones(matrix.nnz)
     return sparse.csr_array((ones, matrix.indices, matrix.indptr), matrix.shape)
 
 
 def examples_and_ids(codes: Any) -> tuple[IntArray, IntArray]:
-    """Return the example index and the class index of each label (P,) in `codes`."""
+    """Return the example indices (P,) and the class indices (P,) of all P labels in `codes`."""
     if isinstance(codes, np.ndarray):
         return np.arange(len(codes)), codes
     return np.repeat(np.arange(codes.shape[0]), np.diff(codes.indptr)), codes.indices
 
 
 def class_counts(codes: Any, num_classes: int, sample_weight: FloatArray) -> FloatArray:
-    """Return the weighted counts of the classes (n,): sums of the weights of their examples."""
+    """Return, for each class (n,), the sum of the weights of its examples."""
     example_ids, ids = examples_and_ids(codes)
     counts = np.bincount(ids, sample_weight[example_ids], num_classes).astype(np.float64)
     if not np.isfinite(counts).all():
@@ -318,7 +331,7 @@ def class_counts(codes: Any, num_classes: int, sample_weight: FloatArray) -> Flo
 
 
 def check_sample_weight(sample_weight: Any, num_examples: int) -> FloatArray:
-    """Check the public `sample_weight`, and return it as an array (N,); ones for None."""
+    """Return the argument `sample_weight` as an array (N,), ones for None; raise if malformed."""
     if sample_weight is None:
         return np.ones(num_examples)
     weights = as_real_array("sample_weight", sample_weight, (1,))
@@ -335,10 +348,10 @@ def check_sample_weight(sample_weight: Any, num_examples: int) -> FloatArray:
 def class_weights(
     class_weight: Any, codec: LabelCodec, codes: Any, sample_weight: FloatArray
 ) -> FloatArray:
-    """Return the weights (n + 1,) of the classes; the last one, for unseen labels, is 0.
+    """Return the weights (n + 1,) of the classes; the last weight, for unseen labels, is 0.
 
-    "balanced" weights are inversely proportional to the class counts in `codes`. A weight for a
-    label that is not a class is an error.
+    `class_weight` is a parameter of the classifier. "balanced" weights are inversely proportional
+    to the class counts in `codes`. Raises ValueError for the weight of a label that is not a class.
     """
     n = len(codec.classes)
     weights_by_class = np.append(np.ones(n), 0.0)
@@ -361,13 +374,14 @@ def class_weights(
                 "`class_weight` must be a dict, 'balanced' or None, got "
                 f"{type(class_weight).__name__}."
             )
-        # not scikit-learn's compute_class_weight, which takes one label per example, and weights
-        # only since 1.7; only ratios of the weights matter
+        # not by scikit-learn's compute_class_weight, which accepts only one label per example, and
+        # sample weights only since version 1.7. Weights may be scaled, because only their ratios
+        # matter
         counts = class_counts(codes, n, scale_by_power_of_two(sample_weight))
         weights_by_class = np.zeros(n + 1)
         # the weight of a class without examples is not used
         occurs = np.flatnonzero(class_counts(codes, n, (sample_weight > 0.0).astype(np.float64)))
-        with np.errstate(divide="ignore"):  # infinite weights are refused later
+        with np.errstate(divide="ignore"):  # `example_weights` raises for infinite weights
             weights_by_class[occurs] = counts.sum() / (len(occurs) * counts[occurs])
     return weights_by_class
 
@@ -377,8 +391,8 @@ def example_weights(
 ) -> FloatArray:
     """Return the weights (N,) of the examples: `sample_weight` times the mean class weight.
 
-    The mean is over the labels of an example. A weight that would overflow float32 gradients is an
-    error.
+    The mean is over the labels of an example. Raises ValueError if a weight is so large that
+    gradients might overflow in float32.
     """
     example_ids, ids = examples_and_ids(codes)
     num_examples = len(sample_weight)

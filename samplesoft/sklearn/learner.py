@@ -1,4 +1,4 @@
-"""Training of the classifier: the learner, its calibration, callbacks, and the "auto" pilot."""
+"""Training of the classifier: the task, its calibration, callbacks, and the pilot of "auto"."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ from samplesoft.training.resolved import Resolved, half_of, num_draws, resolve
 from samplesoft.training.task import NUM_EXAMPLES
 from samplesoft.tuning.pilot import PILOT_SETTINGS, choose_settings, num_pilot_steps
 
-_MAX_CALIBRATION_EXAMPLES = 1000  # examples for calibration, at most
-_MAX_CALIBRATION_SCORES = 1 << 24  # scores of these examples, at most
-_ENTRIES_AT_A_TIME = 1 << 16  # entries of the inputs per chunk of a norm computation
+_MAX_CALIBRATION_EXAMPLES = 1000  # max number of examples for calibration
+_MAX_CALIBRATION_SCORES = 1 << 24  # max number of scores of these examples
+_ENTRIES_AT_A_TIME = 1 << 16  # number of input entries whose norms are computed at a time
 
 
 class ClassifierTask(LinearTask):
-    """A linear softmax model in training: model, optimizer, label codec and counters.
+    """The training task of a classifier: model, optimizer, label codec and counters.
 
-    The model starts with random parameters; all randomness is derived from `seed`. `counts` (n,)
-    are the class counts, for samplers that draw by frequency.
+    The model starts with random parameters. All random numbers are derived from `seed`. `counts`
+    (n,) are the class counts, which samplers by counts use.
     """
 
-    calibrated: Calibration | None = None  # the fitted calibration
-    row_norm = 1.0  # mean norm of the inputs of the first fit
+    calibrated: Calibration | None = None  # the fitted calibration, or None before `calibrate`
+    row_norm = 1.0  # mean norm of the nonzero inputs in the first fit
 
     def __init__(
         self,
@@ -71,13 +71,16 @@ class ClassifierTask(LinearTask):
         self.examples_seen = self.labels_seen = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state to copy or pickle: without training data, even during a fit."""
+        """Return the state to copy or pickle, which does not contain training data."""
         training_data = ("data", "rows")
         state = {name: value for name, value in vars(self).items() if name not in training_data}
         return {**state, "_epoch": None, "_batches": []}
 
     def split(self, rows: IntArray, fraction: float) -> tuple[IntArray, IntArray]:
-        """Split rows into those to train on and a fraction `fraction` that is held out."""
+        """Return the rows to train on, and a random fraction of `rows` that is held out.
+
+        Both arrays are sorted. Raises ValueError if all rows would be held out.
+        """
         num_held_out = int(np.ceil(fraction * len(rows)))
         if num_held_out >= len(rows):
             raise ValueError(
@@ -87,12 +90,18 @@ class ClassifierTask(LinearTask):
         return self._split_rows(rows, num_held_out)
 
     def count(self, x: Any, labels: Any) -> None:
-        """Add to the counts of examples and labels, which give the mean number of labels."""
+        """Add a batch to the numbers of examples and labels seen.
+
+        Their ratio is the mean number of labels per example.
+        """
         self.examples_seen += x.shape[0]
         self.labels_seen += labels.nnz if self.codec.multilabel else x.shape[0]
 
     def scores(self, X: Any) -> Iterator[tuple[slice, Rows]]:
-        """Yield scores of all classes, as `LinearSoftmax.scores`; raise if one is not finite."""
+        """Yield a slice of the rows of `X` and their scores (b, n), for all slices in order.
+
+        Raises ValueError if a score is infinite or NaN.
+        """
         for chunk, scores in self.model.scores(X):
             if not scores.max() < np.inf:
                 row = int(np.argmin(scores.max(axis=1) < np.inf))
@@ -104,7 +113,7 @@ class ClassifierTask(LinearTask):
             yield chunk, scores
 
     def precision_at_1(self, X: Any, codes: Any, weights: FloatArray) -> float:
-        """Return the weighted fraction of examples whose best class is one of their labels."""
+        """Return the weighted fraction of examples whose best class is among their labels."""
         best = self.model.top_k(X, 1)[0][:, 0]
         single = isinstance(codes, np.ndarray)
         is_correct = best == codes if single else codes[np.arange(len(best)), best]
@@ -112,49 +121,58 @@ class ClassifierTask(LinearTask):
 
     @property
     def calibration(self) -> Calibration:
-        """The fitted calibration, or the default one of the loss and the label form."""
+        """The fitted calibration; before the fit, the default for the loss and the labels."""
         if self.calibrated is not None:
             return self.calibrated
         if isinstance(self.model.softmax.loss, FullLogisticLoss):
             return LogisticCalibration(1.0, self.codec.multilabel)
         if not self.codec.multilabel:
             return SoftmaxCalibration()
-        # mean number of labels in training; 1 before the first step
+        # the mean number of labels per example in training, or 1 before the first step
         return SoftmaxCalibration(1.0, self.labels_seen / max(self.examples_seen, 1) or 1.0)
 
     def split_to_calibrate(self, rows: IntArray, fraction: float) -> tuple[IntArray, IntArray]:
-        """Split rows into those to train on at first and a limited number for `calibrate`."""
+        """Return the rows to train on before calibration, and a random subset for calibration.
+
+        The subset is `fraction` of the rows, up to a limit. Both arrays are sorted.
+        """
         return self._split_rows(
             rows, min(int(fraction * len(rows)), self._max_calibration_examples())
         )
 
     def _split_rows(self, rows: IntArray, num_held_out: int) -> tuple[IntArray, IntArray]:
+        """Return the rows to train on, and `num_held_out` random rows; both sorted."""
         order = held_out_order(rows, self.seed)
         return np.sort(order[num_held_out:]), np.sort(order[:num_held_out])
 
     def calibrate(self, X: Any, codes: Any, weights: FloatArray, rows: IntArray) -> None:
-        """Fit the calibration on a random subset of rows that the model was not trained on."""
+        """Fit the attribute `calibrated` on a random subset of the examples `rows`.
+
+        The model must not have been trained on these examples.
+        """
         subset = np.sort(held_out_order(rows, self.seed)[: self._max_calibration_examples()])
         if weights[subset].any():
             scores = np.concatenate([scores for _, scores in self.scores(X[subset])])
             labels = codes[subset]
-            if self.codec.multilabel:  # without the column of unseen labels
+            if self.codec.multilabel:  # remove the column of unseen labels
                 labels = labels[:, : len(self.codec.classes)]
-            # start from the last calibration, which a few examples change little
+            # starting from the current calibration, to which the result stays close for few
+            # examples
             self.calibrated = self.calibration.fitted(scores, labels, weights[subset])
 
     def with_seen_labels(self, codes: Any) -> IntArray:
-        """Return the indices of the examples whose labels are all known classes."""
+        """Return the sorted indices of the examples all of whose labels are classes."""
         n = len(self.codec.classes)  # the code of unseen labels
         num_unseen = codes[:, n:].sum(axis=1) if self.codec.multilabel else codes == n
         return np.flatnonzero(num_unseen == 0)
 
     def probabilities(self, X: Any) -> Iterator[tuple[slice, FloatArray]]:
-        """Yield calibrated probabilities of all classes, chunk by chunk."""
+        """Yield a slice of the rows of `X` and their calibrated probabilities (b, n), in order."""
         for chunk, scores in self.scores(X):
             yield chunk, self.calibration.probabilities(scores)
 
     def _max_calibration_examples(self) -> int:
+        """Return the max number of calibration examples, so that their scores fit in memory."""
         fitting = max(1, _MAX_CALIBRATION_SCORES // len(self.codec.classes))
         return min(_MAX_CALIBRATION_EXAMPLES, fitting)
 
@@ -169,7 +187,7 @@ class Calibrate(Callback):
     halfway : int
         Number of epochs before calibration.
     average : Average or None
-        Averaged parameters, which replace the current ones during calibration.
+        Averaged parameters, with which the model is calibrated; None to use the current ones.
     """
 
     def __init__(self, calibration_rows: IntArray, halfway: int, average: Average | None) -> None:
@@ -177,12 +195,15 @@ class Calibrate(Callback):
         self._is_calibrated = False
 
     def end_epoch(self, task: Any, optimizer: Any, progress: Progress) -> None:
-        """Calibrate at the end of epoch `halfway`."""
+        """Calibrate at the end of epoch number `halfway`, counted from 1."""
         if progress.epoch + 1 == self._halfway:
             self._calibrate(task)
 
     def after_epoch(self, task: Any, optimizer: Any, progress: Progress) -> None:
-        """Train on the held-out examples, once now and in every later epoch."""
+        """After the epoch with the calibration, start training on the held-out examples.
+
+        The model is trained on them once at this point, and all later epochs use all examples.
+        """
         if progress.epoch == self._halfway:
             training_rows = task.rows
             task.use(task.data, self._calibration_rows, task.batch_size)
@@ -191,10 +212,10 @@ class Calibrate(Callback):
             task.use(task.data, all_rows, task.batch_size)
 
     def end(self, task: Any, optimizer: Any, progress: Progress) -> None:
-        """Calibrate if training ended before halfway; then the held-out examples are not learned.
+        """Calibrate if training has ended before halfway; held-out examples are then not used.
 
-        If training ends right after calibration, add the parameters, which have just learned the
-        held-out examples, to the average.
+        If training ends right after calibration, the model has just been trained on the held-out
+        examples for the first time. Its parameters are then added to the average.
         """
         if not self._is_calibrated:
             self._calibrate(task)
@@ -202,6 +223,7 @@ class Calibrate(Callback):
             self._average.add(task.parameters)
 
     def _calibrate(self, task: Any) -> None:
+        """Calibrate the task, with the averaged parameters if there are any."""
         with averaged(self._average, task.parameters):
             task.calibrate(*task.data, self._calibration_rows)
         self._is_calibrated = True
@@ -210,9 +232,10 @@ class Calibrate(Callback):
 def resolve_classifier(
     classifier: Any, codec: LabelCodec, num_examples: int, **options: Any
 ) -> Resolved:
-    """Resolve the parameters of a classifier, including defaults, for a number of examples.
+    """Return the settings of a fit on `num_examples` examples, with all defaults resolved.
 
-    Keyword arguments are passed to `samplesoft.training.resolved.resolve`.
+    They follow from the parameters of the classifier. `options` are passed to
+    `samplesoft.training.resolved.resolve`.
     """
     num_classes = len(codec.classes)
     settings = fit_settings(classifier, num_classes, getattr(classifier, "auto_choice_", {}))
@@ -228,11 +251,13 @@ def train(
     weights_by_class: FloatArray,
     callbacks: Sequence[Callback],
 ) -> None:
-    """Train on `rows` of the examples; set losses, scores and epochs on the classifier.
+    """Train the model of a classifier on the examples `rows`, and set the attributes of the fit.
 
-    Validation scores are precision at 1. The model is calibrated on `calibration_rows` halfway, and
-    trained on them afterwards. `weights_by_class` (n + 1,) apply to training and calibration, not
-    to validation scores.
+    The attributes are `resolved_`, `loss_curve_`, `validation_scores_` and `n_iter_`. Validation
+    scores are precision at 1 on `validation`, if this is not None. Halfway, the model is calibrated
+    on `calibration_rows`, and afterwards also trained on them. `weights_by_class` (n + 1,) apply to
+    calibration on `validation`, but not to validation scores; the weights of `examples` already
+    contain them.
     """
     learner = classifier._learner
     with learner.using(examples, rows, classifier.batch_size):
@@ -305,9 +330,10 @@ def choose_automatically(
     counts: FloatArray,
     seed: int,
 ) -> dict[str, Any]:
-    """Train a pilot model, and choose loss, sampler, number of draws and `shared` by measuring it.
+    """Train a pilot model, measure settings on its vectors, and return the best settings.
 
-    Returns these settings and the verdict in words, the attribute ``auto_choice_``.
+    The result is the attribute ``auto_choice_``: a dict with ``loss``, ``sampler``,
+    ``num_sampled``, ``shared``, and ``verdict``, the reason in words.
     """
     X = examples.X
     num_classes = len(codec.classes)
@@ -348,20 +374,23 @@ def choose_automatically(
 
 
 def canonical_inputs(X: Any) -> Any:
-    """Return inputs in canonical CSR format: sorted, without duplicates; in place if writable."""
+    """Return inputs whose CSR format is canonical: indices are sorted and without duplicates.
+
+    The format is changed in place if the arrays are writable. Dense inputs are returned unchanged.
+    """
     if isinstance(X, np.ndarray) or X.has_canonical_format:
         return X
     arrays = (X.data, X.indices, X.indptr)
-    # copy a matrix mapped from a file, because SciPy sorts in place
+    # copy a matrix that is mapped read-only from a file, because SciPy sorts in place
     X = X if all(array.flags.writeable for array in arrays) else X.copy()
     X.sum_duplicates()
     return X
 
 
 def mean_row_norm(X: Any, rows: IntArray) -> float:
-    """Return the mean norm of the nonzero rows among `rows` of inputs (N, v); 1 if there are none.
+    """Return the mean norm of the nonzero inputs among `rows` of `X` (N, v), or 1 without any.
 
-    The inputs are read in chunks, so that no array of their size is made.
+    The inputs are processed in chunks, so that no copy of all inputs is made.
     """
     all_rows = len(rows) == X.shape[0]
     selections = [chunk if all_rows else rows[chunk] for chunk in _row_chunks(X, rows)]
@@ -373,15 +402,15 @@ def mean_row_norm(X: Any, rows: IntArray) -> float:
 
 
 def _row_chunks(X: Any, rows: IntArray) -> list[slice]:
-    """Split `rows` (k,) into slices whose inputs have a limited number of entries."""
+    """Return slices of `rows` (k,) whose inputs have a limited number of entries each."""
     if not len(rows) or not X.shape[1]:
         return []
     if isinstance(X, np.ndarray):
-        # at least two rows: for a single row of a Fortran array NumPy adds squares in another order
+        # at least two rows, because NumPy sums a single row of a Fortran array in another order
         chunk_rows = max(2, _ENTRIES_AT_A_TIME // X.shape[1])
         chunk_starts = np.arange(0, max(len(rows) - 1, 1), chunk_rows)
     else:
-        # by number of entries, because a few rows may have most of them
+        # divided by the number of entries, because a few rows may have most of the entries
         entries_before = np.append(0, np.cumsum(np.diff(X.indptr)[rows]))[:-1]
         chunk_starts = np.unique(entries_before // _ENTRIES_AT_A_TIME, return_index=True)[1]
     chunk_ends = np.append(chunk_starts[1:], len(rows))
@@ -389,7 +418,10 @@ def _row_chunks(X: Any, rows: IntArray) -> list[slice]:
 
 
 def _scaled_norms(rows: Any, largest: float) -> FloatArray:
-    """Return the norms of ``rows / largest``; `largest` is the largest entry, against overflow."""
+    """Return the norms (k,) of ``rows / largest``.
+
+    `largest` is the largest absolute value of all entries, so that squares do not overflow.
+    """
     scaled = rows.astype(np.float64) / largest
     squares = scaled.multiply(scaled) if sparse.issparse(rows) else scaled**2
     norms: FloatArray = np.sqrt(np.asarray(squares.sum(axis=1)).reshape(-1))

@@ -1,4 +1,4 @@
-"""Checks of the classifier's parameters, and their conversion for `resolve`."""
+"""Checks of the classifier's parameters, and their conversion to training settings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def check_parameters(classifier: Any) -> None:
         as_flag(name, getattr(classifier, name))
     loss_names = [name for name, spec in LOSSES.items() if spec.classifier]
     as_choice("loss", classifier.loss, loss_names)
-    # so many classes that the full softmax is not chosen, and sampler and draws are checked too
+    # `resolve` also checks sampler and draws; with this number of classes it does not replace them
+    # by the full softmax
     num_classes = NUM_SAMPLED + 1
     settings = resolve(
         fit_settings(classifier, num_classes, PILOT_SETTINGS), num_classes, num_classes
@@ -55,7 +56,7 @@ def check_parameters(classifier: Any) -> None:
 def fit_settings(classifier: Any, num_classes: int, chosen: Mapping[str, Any]) -> FitSettings:
     """Return the training settings of a classifier.
 
-    Parameters that are ``"auto"`` take their value from `chosen`.
+    Parameters that are ``"auto"`` are replaced by the values in `chosen`.
     """
     model = model_fields(classifier)
     if wants_pilot(classifier, num_classes):
@@ -70,7 +71,7 @@ def fit_settings(classifier: Any, num_classes: int, chosen: Mapping[str, Any]) -
     return FitSettings(
         model=model,
         batch_size=classifier.batch_size,
-        # with one class there is nothing to learn
+        # if there is only one class, one epoch is enough, because there is nothing to learn
         epochs=classifier.max_iter if num_classes > 1 else 1,
         optimizer=classifier.optimizer,
         learning_rate=classifier.learning_rate,
@@ -81,19 +82,25 @@ def fit_settings(classifier: Any, num_classes: int, chosen: Mapping[str, Any]) -
 
 
 def model_fields(classifier: Any) -> dict[str, Any]:
-    """Return the parameters of a classifier that are fields of `LinearSoftmaxSettings`."""
+    """Return the parameters of a classifier that are also fields of `LinearSoftmaxSettings`."""
     names = [field.name for field in fields(LinearSoftmaxSettings)]
     return {name: getattr(classifier, name) for name in names if hasattr(classifier, name)}
 
 
 def wants_pilot(classifier: Any, num_classes: int) -> bool:
-    """Return whether an ``"auto"`` parameter needs a pilot: not if all classes are scored."""
+    """Return whether a parameter is ``"auto"`` and its choice needs a pilot.
+
+    No pilot is needed if the loss scores all classes.
+    """
     auto = any_is_auto(classifier.sampler, classifier.num_sampled)
     return auto and not scores_all(model_fields(classifier), num_classes)
 
 
 def require_same_model(classifier: Any, current: LinearSoftmaxSettings) -> None:
-    """Raise ValueError if parameters have changed since the model was made."""
+    """Raise ValueError if parameters of the model have changed since the model was made.
+
+    `current` are the settings that the current parameters give.
+    """
     learner = classifier._learner
     new_values = {**vars(current), "optimizer": classifier.optimizer}
     old_values = {**vars(classifier.model_.settings), "optimizer": learner.optimizer_name}
@@ -101,7 +108,7 @@ def require_same_model(classifier: Any, current: LinearSoftmaxSettings) -> None:
     changed = [
         name
         for name in new_values
-        # identity first, because a user's sampler may define its own ==
+        # compare by identity first, because == of a user's sampler may do anything
         if name in names
         and new_values[name] is not old_values[name]
         and new_values[name] != old_values[name]

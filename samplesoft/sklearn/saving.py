@@ -1,4 +1,4 @@
-"""Save and load a classifier as arrays and JSON."""
+"""Writing and reading a classifier as a file of arrays and JSON."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _FITTED = (
     "validation_scores_",
     "auto_choice_",
 )
-# attributes of the learner by their keys in files
+# attributes of the learner, by key in files
 _LEARNER_FIELDS = {
     "seed": "seed",
     "num_steps": "steps_taken",
@@ -49,7 +49,7 @@ _LEARNER_FIELDS = {
 
 
 def write_classifier(path: str | Path, classifier: Any) -> None:
-    """Write a fitted classifier; see `SampledSoftmaxClassifier.save`."""
+    """Write a fitted classifier to the file `path`; see `SampledSoftmaxClassifier.save`."""
     learner = classifier._learner
     codec, model = learner.codec, learner.model
     for sampler in (classifier.sampler, model.settings.sampler):
@@ -60,7 +60,7 @@ def write_classifier(path: str | Path, classifier: Any) -> None:
                 "samplesoft.samplers.SAMPLERS and fit with that, or pickle the classifier."
             )
     parameters = saved_parameters(classifier.get_params())
-    if isinstance(parameters["class_weight"], dict):  # keys of JSON are text
+    if isinstance(parameters["class_weight"], dict):  # as a list, because JSON keys are text
         parameters["class_weight"] = list(parameters["class_weight"].items())
     names = getattr(classifier, "feature_names_in_", None)
     class_config, classes = classes_to_store(codec.classes)
@@ -94,7 +94,10 @@ def write_classifier(path: str | Path, classifier: Any) -> None:
 
 
 def read_classifier(path: str | Path, make: type[_T]) -> tuple[_T, ClassifierTask]:
-    """Read a classifier and its learner; see `SampledSoftmaxClassifier.load`."""
+    """Return the classifier in the file `path`, made by the class `make`, and its learner.
+
+    See `SampledSoftmaxClassifier.load`.
+    """
     with reading(path, _MODEL) as (config, values, arrays):
         parameters = config["parameters"]
         if isinstance(parameters["class_weight"], list):
@@ -113,7 +116,7 @@ def read_classifier(path: str | Path, make: type[_T]) -> tuple[_T, ClassifierTas
             learner_values["seed"],
             config["optimizer"],
         )
-        # order matters: rebuild the sampler from the class vectors, then load its learned state
+        # in this order: first rebuild the sampler from the class vectors, then load its state
         copy_arrays(path, part_of("parameters", arrays), learner.model.parameters)
         learner.model.softmax.refresh()
         learner.model.load_state(part_of("state", arrays))
