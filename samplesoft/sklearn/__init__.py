@@ -1,4 +1,4 @@
-"""A scikit-learn classifier for very many classes; needs the extra ``sklearn``."""
+"""A scikit-learn classifier for very many classes; it needs the optional package scikit-learn."""
 
 try:
     import sklearn  # noqa: F401

@@ -63,7 +63,7 @@ from samplesoft.training.resolved import scores_all
 from samplesoft.tuning.report import TuneReport
 from samplesoft.tuning.tune import tune
 
-_LONGEST_REASON = 500  # characters of an error message that is quoted
+_LONGEST_REASON = 500  # max number of characters that are quoted of another error's message
 _EVAL_SET_REMEDY = (
     "a pipeline transforms no inputs of an `eval_set`, or its labels too: pass `X_val` and `y_val` "
     "to it, which has transform_input=['X_val']."
@@ -75,54 +75,57 @@ _X_VAL_REMEDY = "a pipeline transforms `X_val` if it has transform_input=['X_val
 class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     """Linear softmax classifier for very many classes, trained by sampled softmax.
 
-    The score of class j is ``tau * (x @ U + u) . c_j``; by default both vectors are normalised.
-    The cost of a training step depends on the nonzero inputs of the batch, its labels and the
-    sampled classes, not on the number n of classes.
+    The score of class j is ``tau * (x @ U + u) . c_j``. By default the embedding ``x @ U + u`` and
+    the class vector ``c_j`` are divided by their norms. The cost of a training step depends on the
+    nonzero inputs of the batch, its labels and the sampled classes, but not on the number n of
+    classes.
 
     Parameters
     ----------
     embedding_dim : int or None
         Dimension d of the input embedding and of the class vectors. None gives the scores ``tau *
         (x @ W + b)``, a linear model without a bottleneck, for sparse inputs such as tf-idf. A step
-        then updates only the features that occur in the batch, for its labels and draws. The model
-        has v times n parameters, and the sampler must not depend on inputs (uniform or by counts).
+        then updates only the entries of W for features in the batch and for labels and drawn
+        classes. W has v times n parameters, and the sampler must not depend on inputs: it must draw
+        uniformly or by counts.
     alpha : float, optional
         Strength of the L2 penalty ``alpha / 2 * sum(W**2)`` on the mean loss, for `embedding_dim`
-        None; by default 0.003 divided by the number of classes. Worth tuning; see Notes.
+        None; by default 0.003 divided by the number of classes. Tuning it is worthwhile; see Notes.
     loss : str
         ``"sampled"``: sampled softmax. ``"jackknife"``: sampled softmax without its bias of order
         1/m. ``"multilevel"``: an unbiased estimate, from 4.4 m draws on average.
-        ``"negative-sampling"``: negative sampling. These exclude the label from the draws; the same
-        names with ``-masked`` give it no weight instead. ``"nce"``: noise-contrastive estimation.
-        ``"importance"``: draws only, without a separate term for the label. ``"gbce"``, ``"bpr"``
-        and ``"warp"``: losses of recommenders, for comparison, meant for uniform draws.
-        ``"full"``: the full softmax. ``"full-logistic"``: one logistic regression per class.
-        ``"hierarchical"``: a softmax over cells of classes of similar frequency, and one over the
-        classes of a cell. Negative sampling learns the ratio of label frequency to proposal; with
-        draws by counts it ranks rare classes too high, the more so the more classes there are.
-        If the draws cannot exclude the label, because examples share them or have several labels, a
-        name without ``-masked`` means the one with it. ``"full"`` has no bias, and takes twice as
-        long with 600 classes, 6 times as long with 10,000.
+        ``"negative-sampling"``: negative sampling. These four exclude the label from the draws. The
+        same names followed by ``-masked`` allow draws of the label, and give them weight 0. If the
+        draws cannot exclude the label, because examples share draws or have several labels, a name
+        without ``-masked`` means the name with ``-masked``. ``"nce"``: noise-contrastive
+        estimation. ``"importance"``: importance sampling from draws only, without a separate term
+        for the label. ``"gbce"``, ``"bpr"`` and ``"warp"``: losses of recommenders, for comparison,
+        meant for uniform draws. ``"full"``: the full softmax, which has no bias, and takes twice as
+        long with 600 classes, and 6 times as long with 10,000. ``"full-logistic"``: one logistic
+        regression per class. ``"hierarchical"``: a softmax over cells of classes of similar
+        frequency, and one over the classes of a cell. Negative sampling learns the ratio of label
+        frequency to proposal; with draws by counts it ranks rare classes too high, the more so the
+        more classes there are.
     sampler : str, callable or sampler
         A key of `samplesoft.samplers.SAMPLERS`; ignored by ``loss="full"``. Samplers by counts,
         such as the default, use the class counts of the data in `fit`. ``"auto"`` chooses between
-        draws by counts and by clusters; see Notes. For a custom sampler, pass a function that makes
-        one from a `samplesoft.samplers.SamplerInputs`, which `fit` provides with the class vectors,
-        such as
-        ``lambda inputs: make_sampler("quadratic", dataclasses.replace(inputs, alpha=1.0))``; or
-        pass a sampler, which each `fit` copies.
+        draws by counts and by clusters; see Notes. A custom sampler may be an object, which each
+        `fit` copies. Or it may be a function that makes a sampler from the
+        `samplesoft.samplers.SamplerInputs` of the `fit`, which contain the class vectors, such as
+        ``lambda inputs: make_sampler("quadratic", dataclasses.replace(inputs, alpha=1.0))``.
     num_sampled : int or "auto", optional
-        Number m of draws per batch, or per example if not `shared`. The default is 100. If one set
-        of draws serves a batch at little cost, it is n / 32, from 100 to 1,000. With up to 100
-        classes and a softmax loss, the default is the full softmax, which is as fast and has no
+        Number m of draws per batch, or per example if not `shared`. The default is 100; if a batch
+        can share draws at little cost, it is n / 32, but at least 100 and at most 1,000. With up to
+        100 classes and a softmax loss, the default is the full softmax, which is as fast and has no
         bias. ``"auto"`` chooses a number; see Notes.
     shared : bool, optional
         Use one set of draws for the whole batch, which makes a step faster. The default is True if
-        that costs little accuracy, as in `samplesoft.models.SoftmaxSettings`: for samplers that do
-        not depend on contexts, such as the default, and losses whose draws may contain the label.
+        sharing costs little accuracy: for samplers that do not depend on contexts, such as the
+        default, and losses whose draws may contain the label. See also
+        `samplesoft.models.SoftmaxSettings`.
     tau : float, optional
         Inverse temperature of the scores in training; by default ``max(10, 1.5 log n)`` if
-        `normalize`, else 1. Scores of normalised vectors lie from -tau to tau; the more classes
+        `normalize`, else 1. Scores of normalised vectors lie between -tau and tau; the more classes
         there are, the larger a score must be for a high probability.
     normalize : bool, optional
         Divide embeddings and class vectors by their norms, which some samplers require. The default
@@ -133,30 +136,32 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     update_every : int
         Number of steps between updates of the sampler, for samplers that use class vectors.
     dropout : float
-        Fraction of the entries of an input that a step leaves out.
+        Fraction of the nonzero entries of an input that a training step sets to 0, at random.
     label_reduction : {"pal-n", "pal", "ova"}
-        Loss of an example with several labels: the mean of the losses of its labels, their sum, or
-        one versus all (for ``loss="nce"`` and ``"negative-sampling-masked"``). In theory the mean
-        is for recall and the sum for precision; in our measurements the mean had the better
-        precision at 1. See `samplesoft.losses.base.Loss`.
+        Loss of an example with several labels: "pal-n" is the mean of the losses of its labels,
+        "pal" their sum, and "ova" one versus all, for ``loss="nce"`` and
+        ``"negative-sampling-masked"``. In theory the mean improves recall and the sum precision; in
+        our measurements the mean had the better precision at 1. See `samplesoft.losses.base.Loss`.
     mask_other_labels : bool
-        Exclude the other labels of an example from the negatives of a label.
+        For a label of an example with several labels, exclude the other labels from the negatives.
     max_iter : int, optional
-        Number of epochs. The default is 5; 3 from 262,144 examples on; up to 20 if 5 epochs have
-        fewer than 200 steps; 20 with `early_stopping` and for `embedding_dim` None.
+        Number of epochs. The default is 5, with these exceptions: 3 for 262,144 examples or more;
+        up to 20 if 5 epochs have fewer than 200 steps; 20 with `early_stopping` and for
+        `embedding_dim` None.
     batch_size : int
         Number of examples per step.
     optimizer : str
         A key of `samplesoft.optimizers.OPTIMIZERS`.
     learning_rate : float, optional
-        Learning rate of the optimizer, with defaults for Adagrad and Adam: 0.1, or 0.003 for
-        ``"adam"``. For `embedding_dim` None: 2, or 0.2 for ``"adam"``, divided by the mean row norm
-        of `X` in the first call if that is above 1.
+        Learning rate of the optimizer. The default is 0.1 for ``"adagrad"`` and 0.003 for
+        ``"adam"``. For `embedding_dim` None it is 2 for ``"adagrad"`` and 0.2 for ``"adam"``,
+        divided by the mean row norm of `X` in the first call if this norm is above 1. Other
+        optimizers have no default.
     schedule : {"constant", "linear", "cosine"}
         Learning rate during `fit`: constant, or decreasing to 0 at the end of `max_iter`.
         `partial_fit` uses the constant rate.
     warmup : float
-        Fraction of the steps, at the start of `fit`, in which the learning rate rises linearly.
+        Fraction of the steps of `fit` during which the learning rate first rises linearly.
     early_stopping : bool
         Hold out examples, stop when precision at 1 on them no longer rises, and keep the best
         parameters.
@@ -167,26 +172,31 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     tol : float
         Smallest rise of the validation score that counts as an improvement.
     average : bool
-        Average the parameters of the epochs in `fit`, with larger weights for later epochs. It
-        needs memory for a copy of the parameters, and protects against too many epochs.
+        Use an average of the parameters after each epoch of `fit`, with larger weights for later
+        epochs. The average needs memory for a copy of the parameters. With it, too many epochs do
+        less harm.
     calibrate : bool
         Calibrate `predict_proba` on examples that the model was not trained on. These are the
-        examples of ``eval_set``, or those held out for `early_stopping`. Otherwise, a `fit` from
-        scratch leaves `validation_fraction` of the examples, at most 1,000, out of the first half
-        of the epochs, calibrates on them, and trains on them in the second half. With False,
-        probabilities are the softmax of the scores, and all epochs use all examples; see Notes.
+        examples of ``eval_set``, or the examples held out for `early_stopping`. Without either, a
+        `fit` from scratch excludes `validation_fraction` of the examples, at most 1,000, from the
+        first half of the epochs. It then calibrates on these examples, and trains on them in the
+        second half. With False, probabilities are the softmax of the scores, and all epochs use all
+        examples; see Notes.
     class_weight : dict, "balanced" or None
         Weights of classes. The weight of an example is the mean of the weights of its labels, times
-        its `sample_weight` in `fit`. Classes of weight 0 are not trained on, but remain classes.
+        its `sample_weight` in `fit`. Examples whose labels all have weight 0 are not used in
+        training, but their classes remain.
     warm_start : bool
         Continue from the parameters of the last `fit`, which must have had the same classes.
     random_state : int, numpy.random.RandomState or None
-        Seed of initial parameters, order, dropout and draws. The same seed gives the same model at
-        any number of threads for sparse inputs, sampled losses and an `embedding_dim`. Products of
-        dense matrices may change in their last bits with the number of BLAS threads, except inside
+        Seed of the initial parameters, the order of examples, dropout and draws. For sparse inputs,
+        sampled losses and an `embedding_dim`, the same seed gives the same model with any number of
+        threads. Otherwise there are products of dense matrices, whose last bits may depend on the
+        number of BLAS threads, except inside
         ``with threadpoolctl.threadpool_limits(1, "blas"):``. Dense inputs and the same inputs as a
-        sparse matrix use the same draws, so their models differ by rounding only. This does not
-        hold with `dropout`, or for samplers that use class vectors, where rounding changes draws.
+        sparse matrix use the same draws, so that their models differ only by rounding. There are
+        larger differences with `dropout`, or if the sampler uses class vectors, because rounding
+        then changes draws.
     verbose : bool
         Show loss and validation score on stderr: a progress bar on a terminal, else one line per
         epoch.
@@ -194,12 +204,13 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     Attributes
     ----------
     classes_ : ndarray, shape (n,)
-        Labels in ascending order, or columns of an indicator matrix: their indices, or their names
-        in a dataframe. Their dtype is that of the labels. Integers of several types, or in an
-        object array, become int64 if they fit, else uint64, else objects. Text becomes objects if a
-        label has more than 256 characters, because NumPy would pad all labels to its length.
+        Distinct labels in ascending order. For an indicator matrix, the indices of its columns, or
+        the names of the columns of a dataframe. The dtype is that of the labels, with two
+        exceptions. Integers of several types, or in an object array, become int64 if they fit, else
+        uint64, else objects. Text becomes objects if a label has more than 256 characters, because
+        NumPy would pad all labels to its length.
     model_ : LinearSoftmax
-        Embedding and softmax layer.
+        The model: input embedding and softmax layer.
     n_features_in_ : int
         Number v of input columns.
     feature_names_in_ : ndarray of object, shape (v,)
@@ -211,56 +222,58 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     loss_curve_ : list of float
         Mean training loss in nats, per epoch.
     resolved_ : samplesoft.training.Resolved
-        Settings of the last `fit` with all defaults resolved: loss, sampler, draws, epochs,
-        learning rate and kind of steps. `verbose` prints them in its first line. `step_by_step` is
-        the reason why steps ran one by one; it is None if many steps ran in one compiled call,
-        which is about 2.5 times as fast on sparse inputs.
+        Settings of the last `fit` with all defaults resolved: loss, sampler, number of draws,
+        epochs and learning rate. With `verbose` they are the first line of the output. Its field
+        `step_by_step` is None if many steps ran in one compiled call, which is about 2.5 times as
+        fast on sparse inputs; otherwise it is the reason why they did not.
     validation_scores_ : list of float
-        Precision at 1 per epoch, on ``eval_set`` or the examples held out for `early_stopping`;
-        empty without either.
+        Precision at 1 after each epoch, on ``eval_set`` or on the examples held out for
+        `early_stopping`; empty without either.
     calibration_ : Calibration
-        ``temperature`` is the divisor of the scores in `predict_proba`, 1 without calibration.
-        ``labels_each``, unless the loss is ``"full-logistic"``, is the assumed number of labels per
-        example; None if each example has one.
+        Calibration of `predict_proba`. Its field ``temperature`` is the divisor of the scores, 1
+        without calibration. Unless the loss is ``"full-logistic"``, its field ``labels_each`` is
+        the assumed number of labels per example, or None if each example has one label.
     auto_choice_ : dict
         Result of ``"auto"``: ``loss``, ``sampler``, ``num_sampled``, ``shared``, and ``verdict``,
         the reason in words.
 
     Notes
     -----
-    **When to use it.** For more than a few hundred classes, with sparse or dense inputs, one label
-    or several per example. Up to 100 classes it uses the full softmax, because sampling gains
-    nothing. To improve accuracy, increase `num_sampled` first. Losses, samplers and draws are
-    measured in docs/benchmarks.md, section "Losses and samplers of the classifier". Other methods,
-    such as fastText, label trees and one-vs-rest, are in ``figures/classifier_frontier.py``.
+    **When to use it.** Use this classifier for more than a few hundred classes, with sparse or
+    dense inputs, and with one or several labels per example. With up to 100 classes it uses the
+    full softmax by default, because sampling would not be faster. To improve accuracy, increase
+    `num_sampled` first. docs/benchmarks.md, section "Losses and samplers of the classifier", has
+    measurements of losses, samplers and numbers of draws. ``figures/classifier_frontier.py``
+    compares other methods, such as fastText, label trees and one-vs-rest.
 
     **Without a bottleneck.** For bags of words with several labels out of a few hundred,
     `embedding_dim` None was better; with one label per example it was not (docs/benchmarks.md,
     section "The classifier without a bottleneck"). ``"full-logistic"`` is a logistic regression per
-    label, as in scikit-learn's one-vs-rest. There an example with many labels has more influence
-    than in a softmax, unless `sample_weight` compensates. Choose `alpha` by a grid search.
+    label, as in scikit-learn's one-vs-rest. With this loss, an example with many labels has more
+    influence than in a softmax, unless `sample_weight` compensates. Choose `alpha` by a grid
+    search.
 
-    **Calibration.** A model is more confident on its training examples than on new ones. So `fit`
-    chooses the temperature that minimises log loss on examples that are new to the model. A penalty
-    keeps it near the training temperature if there are few of them. The model is then trained on
-    these examples in the second half of the epochs, so no accuracy is lost. With several labels
-    per example, `labels_each` is fitted as well. Measurements are in docs/benchmarks.md, section
-    "Calibration of the classifier".
+    **Calibration.** A model is more confident on its training examples than on new examples. So
+    `fit` chooses the temperature that minimises the log loss on examples that are new to the model.
+    If there are few such examples, a penalty keeps the temperature near that of training. The model
+    is then trained on these examples in the second half of the epochs, so that no accuracy is lost.
+    With several labels per example, `labels_each` is fitted as well. Measurements are in
+    docs/benchmarks.md, section "Calibration of the classifier".
 
     **Automatic choice.** With ``"auto"``, `fit` first trains a pilot model for a tenth of its steps
     (100 to 1000) with 100 draws by counts. `samplesoft.tune` measures settings on the vectors of
-    the pilot, with shared and separate draws unless `shared` is given. It takes the fastest setting
-    with a bias of at most 0.02, or the full softmax if that is faster. The model is then trained
-    from scratch with this setting, which `warm_start`, `partial_fit` and `save` keep. Running times
-    are measured on this machine: if two settings are about equally fast, another machine may choose
-    the other one with the same seed.
+    the pilot, with shared and separate draws unless `shared` is given. `fit` takes the fastest
+    setting with a bias of at most 0.02, or the full softmax if that is faster. The model is then
+    trained from scratch with this setting, which `warm_start`, `partial_fit` and `save` keep. The
+    choice depends on times measured on this machine: if two settings are about equally fast,
+    another machine may choose the other setting with the same seed.
 
-    **Edge cases.** An input without entries, such as a text of unknown words, is embedded as the
-    intercept, so frequent classes are predicted. An example without a label (an empty list or a row
-    of zeros) is left out of training, also for ``"full-logistic"``, and ignored in ``eval_set``;
-    `score` counts it as correct if no label is predicted. Labels that were not seen in training are
-    an error in `partial_fit`, never correct in `score` and ``eval_set``, and ignored in
-    ``exclude``. Missing labels (None, NaN or NA) are an error.
+    **Edge cases.** The embedding of an input without entries, such as a text of unknown words, is
+    the intercept, so that frequent classes are predicted. An example without a label (an empty list
+    or a row of zeros) is left out of training, also for ``"full-logistic"``, and ignored in
+    ``eval_set``; `score` counts it as correct if no label is predicted. Labels that were not seen
+    in training raise an error in `partial_fit`, count as wrong in `score` and ``eval_set``, and are
+    ignored in ``exclude``. Missing labels (None, NaN or NA) raise an error.
 
     References
     ----------
@@ -278,10 +291,10 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     >>> labels[0, 0], scores.shape
     (np.str_('ape'), (1, 2))
 
-    The same by inner products, for an index of FAISS or hnswlib:
+    The same labels found by inner products, as an index of FAISS or hnswlib does:
 
     >>> vectors, contexts = clf.model_.class_vectors(), clf.embed(X[:1])
-    >>> best = (contexts @ vectors.T).argsort(axis=1)[:, :-3:-1]  # what the index does
+    >>> best = (contexts @ vectors.T).argsort(axis=1)[:, :-3:-1]  # the two largest products
     >>> bool((clf.classes_[best] == labels).all())
     True
     """
@@ -337,23 +350,25 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             Inputs; sparse inputs stay sparse. A row of zeros is a valid example.
         y : array_like, shape (N,), or indicator matrix (N, n), or list of N lists of labels
             One label per example, or several: text, whole numbers of any size, or booleans. Labels
-            are different classes if Python's ``==`` says so, such as 2**60 and 2**60 + 1, also in a
-            nullable column of pandas. Examples without labels are left out and counted. If `y` is a
-            dataframe with several columns, their names are the labels that `predict_topk` returns;
-            `predict` returns an array of zeros and ones, like scikit-learn's classifiers.
+            that differ in Python are different classes, such as 2**60 and 2**60 + 1, also in a
+            nullable column of pandas. Examples without labels are left out; `num_unlabeled_` is
+            their number. If `y` is a dataframe with several columns, `predict_topk` returns the
+            names of columns as labels, and `predict` returns an array of zeros and ones, like
+            scikit-learn's classifiers.
         sample_weight : array_like, shape (N,), optional
             Weights of the losses of examples, multiplied by `class_weight`. Class counts are sums
             of these weights; examples of weight 0 are left out.
         eval_set : tuple of X and y, optional
             Validation inputs and labels, for `validation_scores_`, `early_stopping` and
-            `calibrate`; nothing is then held out. Labels that are not in `y` count as missed;
-            examples without a label are ignored. A pipeline does not transform it.
+            `calibrate`; no training examples are then held out. Labels that are not in `y` cannot
+            be predicted, and count as missed; examples without a label are ignored. A pipeline does
+            not transform `eval_set`.
         X_val, y_val : array_like, optional
-            `eval_set` as two arguments, for a pipeline with ``transform_input=["X_val"]``, which
-            transforms the inputs only.
+            The inputs and labels of `eval_set` as two arguments, for a pipeline with
+            ``transform_input=["X_val"]``, which transforms the inputs only.
         callbacks : sequence of samplesoft.training.Callback
-            Callbacks between steps and after epochs. Their ``task.model`` is the model after the
-            last step; with `average` it becomes the average at the end.
+            Callbacks between steps and after epochs. In them, ``task.model`` is the model after the
+            last step; with `average` its parameters become the average only at the end.
 
         Returns
         -------
@@ -366,7 +381,6 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             If an argument or a parameter is malformed, or training diverges.
         MemoryError
             If the model does not fit into memory.
-
         KeyboardInterrupt
             At Ctrl-C. The estimator is then unchanged, as after an error; with `warm_start` it has
             the parameters of the last step.
@@ -399,7 +413,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             validation = self._check_eval_set(eval_set, X_val, y_val, codec)
             if continues:
                 require_same_model(self, resolve_classifier(self, codec, len(train_rows)).model)
-            else:  # the inputs determine dtype and width of the model
+            else:  # make a new model, whose dtype and number of inputs are those of `X`
                 counts = class_counts(codes, len(codec.classes), sample_weight)
                 seed = self._new_seed()
                 self.__dict__.pop("auto_choice_", None)
@@ -420,7 +434,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                 )
             learner, calibration_rows = self._learner, labelled_rows[:0]
             if validation is None and self.early_stopping:
-                # validation scores do not use `class_weight`
+                # `class_weight` does not apply to validation scores, so all labelled rows are split
                 remaining, held_out = learner.split(labelled_rows, self.validation_fraction)
                 validation = Examples(X, codes, sample_weight).rows(held_out)
                 train_rows = remaining[weights[remaining] > 0.0]
@@ -430,7 +444,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                         "zero for all; give more examples, or an `eval_set`."
                     )
             elif validation is None and self.calibrate and not continues:
-                # with `warm_start` the model has seen all examples already
+                # with `warm_start` no example would be new to the model
                 train_rows, calibration_rows = learner.split_to_calibrate(
                     train_rows, self.validation_fraction
                 )
@@ -446,7 +460,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
-        """Train one step on a batch.
+        """Train the model by one step on a batch of examples.
 
         Parameters
         ----------
@@ -457,8 +471,8 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             Labels, as in `fit`.
         classes : array_like, shape (n,)
             All labels, or the names of the columns of `y`; required in the first call unless `y` is
-            an indicator matrix. Samplers by counts use the class counts of the first batch plus
-            one.
+            an indicator matrix. Samplers by counts use the class counts of the first batch, plus
+            one for each class.
         sample_weight : array_like, shape (B,), optional
             Weights of the examples, as in `fit`.
 
@@ -479,7 +493,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         UserWarning
             If `num_sampled` is more than there are classes, in the first call.
         """
-        if is_dask(X):  # one step per block; one block is in memory at a time
+        if is_dask(X):  # one step for each block, so that one block is in memory at a time
             if not is_dask(y):
                 raise TypeError(f"`y` must be of Dask where `X` is, got {type(y).__name__}.")
             block_lists = [blocks_of(array) for array in (X, y, sample_weight) if array is not None]
@@ -539,12 +553,13 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                 optimizer.learning_rate = resolved.learning_rate
                 batch = Examples(X, codes, weights).select(rows)
                 self._learner.learn(optimizer, *batch)
-            self.n_iter_ = getattr(self, "n_iter_", 0) + 1  # absent in a copy made during `fit`
+            # a copy of the estimator made during `fit` has no `n_iter_`
+            self.n_iter_ = getattr(self, "n_iter_", 0) + 1
         return self
 
     @property
     def calibration_(self) -> Calibration:
-        """The calibration that `predict_proba` applies to scores."""
+        """The calibration with which `predict_proba` converts scores to probabilities."""
         return self._learner.calibration
 
     def predict(self, X: Any) -> Any:
@@ -558,13 +573,13 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         Returns
         -------
         ndarray, shape (N,), or labels in the form of `y` in `fit`
-            Predicted labels. If examples may have several labels, those whose probability in
+            Predicted labels. If examples may have several labels, the labels whose probability in
             `predict_proba` is at least 1/2.
         """
         X = self._check_fitted_inputs(X)
         if not self._learner.codec.multilabel:
             return self.classes_[self.model_.top_k(X, 1)[0][:, 0]]
-        # block by block, so that there is no matrix of all probabilities
+        # chunk by chunk, so that no matrix of all probabilities is needed
         chosen = [sparse.csr_array(proba >= 0.5) for _, proba in self._learner.probabilities(X)]
         matrix = sparse.csr_array(sparse.vstack(chosen, format="csr"))
         return self._learner.codec.decode_matrix(matrix)
@@ -572,9 +587,10 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     def predict_topk(
         self, X: Any, k: int | None = None, *, exclude: Any = None
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return the k labels with the largest scores, without a matrix of all scores.
+        """Return the k labels with the largest scores for each input.
 
-        `samplesoft.sklearn.predict_topk` does the same for a pipeline.
+        No matrix of all scores is made. `samplesoft.sklearn.predict_topk` does the same for a
+        pipeline.
 
         Parameters
         ----------
@@ -584,16 +600,16 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         k : int, optional
             Number of labels, at most n; by default min(5, n).
         exclude : sparse matrix, shape (N, n), or list of N lists of labels, optional
-            Labels to exclude, such as known ones. Columns are in the order of `classes_`. Labels
-            that are not classes are ignored.
+            Labels to exclude for each input, such as labels that are already known. The columns of
+            a matrix are in the order of `classes_`. Labels that are not classes are ignored.
 
         Returns
         -------
         labels : ndarray, shape (N, k)
-            Labels, best first.
+            Labels in the order of decreasing scores.
         scores : ndarray, shape (N, k)
-            Scores: logits of the softmax; -inf for excluded labels, which appear if fewer than k
-            others remain.
+            Scores of these labels, the logits of the softmax. If fewer than k labels are not
+            excluded, excluded labels follow, with score -inf.
 
         Raises
         ------
@@ -615,10 +631,10 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         return self.classes_[ids], scores
 
     def embed(self, X: Any) -> NDArray[Any]:
-        """Return the embeddings of inputs: the context vectors.
+        """Return the embeddings of inputs, which are the context vectors of the softmax.
 
-        Scores are inner products of these vectors with the rows of ``model_.class_vectors()``,
-        times ``model_.settings.tau``. A maximum-inner-product index of these rows, such as
+        Scores are inner products of these embeddings with the rows of ``model_.class_vectors()``,
+        times ``model_.settings.tau``. So a maximum-inner-product index of these rows, such as
         ``IndexFlatIP`` of FAISS or ``space="ip"`` of hnswlib, finds the labels of `predict_topk`.
 
         Parameters
@@ -629,7 +645,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         Returns
         -------
         ndarray, shape (N, d)
-            Context vectors. With `normalize` they and the class vectors have norm 1, so inner
+            Context vectors. With `normalize`, context and class vectors have norm 1, so that inner
             products are cosines.
 
         Raises
@@ -641,7 +657,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         return self.model_.embed(X.astype(self.model_.dtype, copy=False))
 
     def decision_function(self, X: Any) -> NDArray[Any]:
-        """Return scores: logits of the softmax; for two classes, their difference.
+        """Return the scores of all classes, the logits of the softmax.
 
         Parameters
         ----------
@@ -651,7 +667,8 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         Returns
         -------
         ndarray, shape (N, n), or (N,) with two classes
-            Scores.
+            Scores. With two classes and one label per example, the score of the second class minus
+            the score of the first.
 
         Raises
         ------
@@ -662,14 +679,14 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         """
         X = self._check_fitted_inputs(X)
         out = self._gather(X.shape[0], self._learner.scores(X))
-        # scikit-learn's convention for two classes
+        # for two classes, scikit-learn expects the difference of the scores
         if len(self.classes_) == 2 and not self._learner.codec.multilabel:
             difference: NDArray[Any] = out[:, 1] - out[:, 0]
             return difference
         return out
 
     def predict_proba(self, X: Any) -> NDArray[Any]:
-        """Return class probabilities.
+        """Return the calibrated probabilities of all classes.
 
         Parameters
         ----------
@@ -680,9 +697,11 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         Returns
         -------
         ndarray, shape (N, n)
-            The softmax p of the scores divided by the temperature of `calibration_`. If examples
-            may have several labels, ``1 - (1 - p)**L``: the probability that a label is among L
-            draws from p, with L = ``labels_each`` of `calibration_`.
+            Probabilities p, the softmax of the scores divided by the temperature of `calibration_`.
+            If examples may have several labels, the result is ``1 - (1 - p)**L``, with L =
+            ``labels_each`` of `calibration_`: the probability that a class is among L draws from p.
+            For the loss ``"full-logistic"``, probabilities are sigmoids instead of a softmax; if
+            each example has one label, they are divided by their sum.
 
         Raises
         ------
@@ -699,14 +718,17 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         return self._gather(X.shape[0], self._learner.probabilities(X))
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Return the accuracy: the fraction of inputs whose label, or set of labels, is predicted.
+        """Return the accuracy of `predict`: the fraction of inputs whose labels are all correct.
+
+        With several labels, the predicted set of labels must be equal to the true set.
 
         Parameters
         ----------
         X : array_like or sparse matrix, shape (N, v)
             Inputs.
         y : array_like or matrix
-            Labels, as in `fit`. Labels not seen there are allowed, and count as wrong.
+            Labels, as in `fit`. Labels that were not seen in `fit` are allowed, but inputs with
+            such labels count as wrong.
         sample_weight : array_like, shape (N,), optional
             Weights of the inputs, at least 0.
 
@@ -724,12 +746,12 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         check_consistent_length(predicted, y)
         codec = self._learner.codec
         codes, targets = (codec.encode(labels, unseen=True) for labels in (predicted, y))
-        if codec.multilabel:  # the whole set
+        if codec.multilabel:  # correct if the two rows have the same labels
             is_correct = np.diff(sparse.csr_array(codes != targets).indptr) == 0
         else:
             is_correct = codes == targets
         weights = check_sample_weight(sample_weight, len(is_correct))
-        weighted = np.flatnonzero(weights)  # zeros in a sum could change its last bits
+        weighted = np.flatnonzero(weights)  # without zeros, which could change a sum's last bits
         if not len(weighted):
             raise ValueError("`sample_weight` must be above 0 for an example, got zero for all.")
         return float(
@@ -737,9 +759,9 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         )
 
     def bias_report(self, X: Any, y: Any, **options: Any) -> TuneReport:
-        """Measure the bias and speed of several samplers and numbers of draws with this model.
+        """Measure the bias and the speed of several samplers and numbers of draws for this model.
 
-        Calls `samplesoft.tune` with the vectors of the model.
+        This calls `samplesoft.tune` with the class vectors of the model and the embeddings of `X`.
 
         Parameters
         ----------
@@ -758,7 +780,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         Raises
         ------
         TypeError, ValueError
-            If an argument is malformed, or the model takes several labels of an example.
+            If an argument is malformed, or examples of the model may have several labels.
         """
         check_is_fitted(self)
         if self._learner.codec.multilabel:
@@ -771,7 +793,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         return tune(**{**inputs, "batch": self.batch_size, **options})
 
     def save(self, path: str | Path) -> None:
-        """Write the model as arrays and JSON, without pickled objects.
+        """Write the estimator to a file of arrays and JSON, without pickled objects.
 
         Parameters
         ----------
@@ -781,7 +803,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         Raises
         ------
         OSError
-            If it cannot be written.
+            If the file cannot be written.
         TypeError
             If a parameter or a class cannot be written as JSON, such as a custom sampler.
         """
@@ -790,7 +812,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read a model written by `save`; `partial_fit` can continue training it.
+        """Return the estimator in a file written by `save`; `partial_fit` can continue training.
 
         Parameters
         ----------
@@ -809,32 +831,36 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         MemoryError
             If the model does not fit into memory.
         ValueError
-            If the file is damaged, of another format, or holds another model. For a file written by
-            ``samplesoft train``, use `samplesoft.training.read_linear_softmax`.
+            If the file is damaged, has another format, or holds another kind of model. For a file
+            written by ``samplesoft train``, use `samplesoft.training.read_linear_softmax`.
         """
         classifier, learner = saving.read_classifier(path, cls)
         classifier._set_learner(learner)
         return classifier
 
     def __sklearn_tags__(self) -> Any:
-        """Return the tags: sparse inputs and several labels are supported."""
+        """Return the scikit-learn tags, by which sparse inputs and several labels are supported."""
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         tags.classifier_tags.multi_label = True
         return tags
 
     def _check_inputs(self, X: Any, reset: bool) -> Any:
-        """Return inputs (N, v) as an array or CSR matrix; `reset` stores their feature names."""
+        """Return inputs (N, v) as an array or a CSR matrix of floats; raise if they are malformed.
+
+        With `reset`, the number and the names of the features are stored; otherwise they are
+        compared with the stored ones.
+        """
         require_host_array("X", X)
         if sparse.issparse(X) and hasattr(X, "check_format"):
-            require_well_formed("X", X)  # before its indices are followed
-        if sparse.issparse(X):  # before repeated entries add up
-            X = integers_to_float64(X)
+            require_well_formed("X", X)  # before any function uses the indices
+        if sparse.issparse(X):
+            X = integers_to_float64(X)  # first, because sums of repeated entries could overflow
         if isinstance(X, np.ndarray):
             # scikit-learn would convert float32 in foreign byte order to float64
             X = native_byte_order(X)
         kinds = [np.float64, np.float32]
-        with np.errstate(over="ignore"):  # infinity is refused later
+        with np.errstate(over="ignore"):  # `validate_data` raises for infinite values
             try:
                 return validate_data(self, X, accept_sparse="csr", dtype=kinds, reset=reset)
             except OverflowError as error:  # a large Python integer
@@ -843,7 +869,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                 ) from None
 
     def _check_examples(self, X: Any, y: Any, reset: bool) -> Any:
-        """Check inputs, and that there is one label entry for each of them."""
+        """Return the checked inputs (N, v); raise if `y` does not have N entries."""
         if y is None:
             raise ValueError(
                 f"{type(self).__name__} requires y to be passed, but the target y is None."
@@ -853,13 +879,17 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         return X
 
     def _check_fitted_inputs(self, X: Any) -> Any:
+        """Return the checked inputs (N, v); raise if the estimator is not fitted."""
         check_is_fitted(self)
         return self._check_inputs(X, reset=False)
 
     def _check_eval_set(
         self, eval_set: Any, X_val: Any, y_val: Any, codec: LabelCodec
     ) -> Examples | None:
-        """Return the labelled examples of `eval_set`, or of `X_val` and `y_val`; None without."""
+        """Return the labelled examples of `eval_set`, or of `X_val` and `y_val`.
+
+        Returns None if neither is given.
+        """
         if X_val is None and y_val is None:
             if eval_set is None:
                 return None
@@ -882,7 +912,8 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             X = self._check_examples(X_val, y_val, reset=False)
             codes = codec.encode(y_val, unseen=True)
         except (TypeError, ValueError) as error:
-            # scikit-learn's message would seem to be about the training data
+            # raise an error that names the argument, because the message of scikit-learn would seem
+            # to be about the training data
             kind = TypeError if isinstance(error, TypeError) else ValueError
             reason = str(error).rstrip(".")[:_LONGEST_REASON]
             raise kind(
@@ -895,10 +926,11 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         return Examples(X, codes, np.ones(X.shape[0])).select(rows)
 
     def _new_seed(self) -> int:
+        """Return a seed drawn from `random_state`."""
         return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
 
     def _make_learner(self, X: Any, codec: LabelCodec, counts: FloatArray, seed: int) -> None:
-        """Make a learner with random parameters."""
+        """Make a new learner with random parameters, and set the attributes of the model."""
         settings = resolve_classifier(self, codec, X.shape[0]).model
         with progress_phase(bool(self.verbose), "making the model"):
             learner = ClassifierTask(
@@ -914,13 +946,19 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             )
 
     def _set_learner(self, learner: ClassifierTask) -> None:
+        """Set the learner, and the attributes `classes_` and `model_`."""
         self._learner = learner
         self.classes_, self.model_ = learner.codec.classes, learner.model
 
     def _map_blocks(self, X: Any, method: str, columns_and_dtypes: Any, *args: Any) -> Any:
-        """Call a method on each block of `X`; yield its results as lazy Dask arrays."""
+        """Call a method on each block of rows of `X`; yield each of its results as a Dask array.
+
+        `columns_and_dtypes` has the number of columns and the dtype of each result. `args` are
+        further arguments of the method.
+        """
         da, delayed = import_module("dask.array"), import_module("dask").delayed
-        call = delayed(getattr(self, method), traverse=False)  # send the model to each worker once
+        # delayed once for all blocks, so that the model is sent to each worker once
+        call = delayed(getattr(self, method), traverse=False)
         results = [call(block, *args) for block in blocks_of(X)]
         sizes = X.chunks[0] if hasattr(X, "chunks") else [np.nan] * len(results)
         for position, (columns, dtype) in enumerate(columns_and_dtypes):
@@ -931,7 +969,11 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             yield da.concatenate([da.from_delayed(p, (rows, columns), dtype) for p, rows in blocks])
 
     def _gather(self, num: int, chunks: Iterable[tuple[slice, NDArray[Any]]]) -> NDArray[Any]:
-        """Gather chunks of scores or probabilities in an array (num, n), or raise MemoryError."""
+        """Return an array (num, n) of scores or probabilities that are computed in chunks.
+
+        `chunks` yields slices of rows and their values. Raises MemoryError before any computation
+        if the array does not fit in memory.
+        """
         n = len(self.classes_)
         require_bytes(
             f"{num:,} inputs times {n:,} classes",
@@ -939,13 +981,16 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             "pass fewer inputs at a time, or take predict_topk",
         )
         out = np.empty((num, n))
-        for chunk, values in chunks:  # computed lazily
+        for chunk, values in chunks:  # the iterator computes each chunk on demand
             out[chunk] = values
         return out
 
 
 def blocks_of(array: Any) -> list[Any]:
-    """Return the blocks of rows of a Dask array or dataframe, each with all columns."""
+    """Return the blocks of rows of a Dask array or dataframe, as delayed objects.
+
+    Each block has all columns.
+    """
     if not hasattr(array, "rechunk"):
         return list(array.to_delayed())
     if array.ndim > 1:
@@ -956,15 +1001,15 @@ def blocks_of(array: Any) -> list[Any]:
 def predict_topk(
     estimator: Any, X: Any, k: int | None = None, *, exclude: Any = None
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the k best labels predicted by a pipeline or search that ends in the classifier.
+    """Return the k best labels of a pipeline or a search whose last step is the classifier.
 
     For a pipeline this is ``pipeline[-1].predict_topk(pipeline[:-1].transform(X), k)``.
 
     Parameters
     ----------
     estimator : Pipeline, search such as GridSearchCV, or SampledSoftmaxClassifier
-        A fitted estimator. The last step of a pipeline must be the classifier or such a pipeline; a
-        search is replaced by its `best_estimator_`.
+        A fitted estimator. The last step of a pipeline must be the classifier, or again a pipeline
+        or a search. For a search, its `best_estimator_` is used.
     X : array_like or sparse matrix, shape (N, v), or whatever the first step takes
         Inputs.
     k, exclude

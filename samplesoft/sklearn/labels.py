@@ -138,7 +138,7 @@ class LabelCodec:
 
     @cached_property
     def _lookup(self) -> dict[Any, int]:
-        """Dict from classes, as Python values, to their indices."""
+        """Return a dict from classes, as Python values, to their indices."""
         return {label: index for index, label in enumerate(self.classes.tolist())}
 
     def _indices(self, labels: NDArray[Any]) -> IntArray:
