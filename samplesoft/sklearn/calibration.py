@@ -16,7 +16,7 @@ from samplesoft.samplers.base import Rows
 
 _PRIOR_EXAMPLES = 10.0  # weight of the penalty on parameter changes, in examples
 _MAX_LOG_CHANGE = 4.0  # max change of the log of a parameter
-_SCORES_AT_A_TIME = 1 << 18  # number of scores that are processed at a time
+_MAX_CHUNK_SCORES = 1 << 18  # number of scores that are processed at a time
 # probabilities are clipped to this range, in which log(p) and log(1 - p) are finite
 _MIN_PROB, _MAX_PROB = 1e-300, 1.0 - 2.0**-53
 
@@ -125,7 +125,7 @@ def _minimise_log_loss(
     weights = scale_by_power_of_two(weights)
     # mean weight 1, because the weight of the penalty is a number of examples
     weights *= len(weights) / weights.sum()
-    score_chunks = chunks(len(scores), max(1, _SCORES_AT_A_TIME // scores.shape[1]))
+    score_chunks = chunks(len(scores), max(1, _MAX_CHUNK_SCORES // scores.shape[1]))
 
     def penalised(logs: FloatArray) -> tuple[float, FloatArray]:
         """Return the penalised log loss and its gradient, for logs of the parameter changes."""

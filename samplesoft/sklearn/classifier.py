@@ -39,8 +39,8 @@ from samplesoft.sklearn.labels import (
     check_sample_weight,
     class_counts,
     class_weights,
+    example_and_class_indices,
     example_weights,
-    examples_and_ids,
     infer_codec,
 )
 from samplesoft.sklearn.learner import (
@@ -53,9 +53,9 @@ from samplesoft.sklearn.learner import (
 )
 from samplesoft.sklearn.parameters import (
     check_parameters,
-    model_fields,
+    linear_softmax_parameters,
+    needs_pilot,
     require_same_model,
-    wants_pilot,
 )
 from samplesoft.training.linear_task import Examples
 from samplesoft.training.loop import Callback, require_callbacks, unchanged_on_error
@@ -63,7 +63,7 @@ from samplesoft.training.resolved import scores_all
 from samplesoft.tuning.report import TuneReport
 from samplesoft.tuning.tune import tune
 
-_LONGEST_REASON = 500  # max number of characters that are quoted of another error's message
+_MAX_QUOTED_CHARACTERS = 500  # max number of characters that are quoted of another error's message
 _EVAL_SET_REMEDY = (
     "a pipeline transforms no inputs of an `eval_set`, or its labels too: pass `X_val` and `y_val` "
     "to it, which has transform_input=['X_val']."
@@ -156,7 +156,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         Learning rate of the optimizer. The default is 0.1 for ``"adagrad"`` and 0.003 for
         ``"adam"``. For `embedding_dim` None it is 2 for ``"adagrad"`` and 0.2 for ``"adam"``,
         divided by the mean row norm of `X` in the first call if this norm is above 1. Other
-        optimizers have no default.
+        optimizers get the default of ``"adagrad"``, which may not suit them.
     schedule : {"constant", "linear", "cosine"}
         Learning rate during `fit`: constant, or decreasing to 0 at the end of `max_iter`.
         `partial_fit` uses the constant rate.
@@ -394,10 +394,10 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         require_callbacks(callbacks)
         with report_compilation(bool(self.verbose)), unchanged_on_error(self):
             continues = self.warm_start and hasattr(self, "model_")
-            X = self._check_examples(X, y, reset=not continues)
+            X = self._checked_example_inputs(X, y, reset=not continues)
             codec = self._learner.codec if continues else infer_codec(y)
             codes = codec.encode(y)
-            labelled_ids = np.unique(examples_and_ids(codes)[0])
+            labelled_ids = np.unique(example_and_class_indices(codes)[0])
             if not len(labelled_ids):
                 raise ValueError("`y` must hold a label for at least one example, got none.")
             sample_weight = check_sample_weight(sample_weight, X.shape[0])
@@ -410,14 +410,14 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                 raise ValueError(
                     f"`{name}` must be above 0 for an example with a label, got zero for all."
                 )
-            validation = self._check_eval_set(eval_set, X_val, y_val, codec)
+            validation = self._checked_eval_set(eval_set, X_val, y_val, codec)
             if continues:
                 require_same_model(self, resolve_classifier(self, codec, len(train_rows)).model)
             else:  # make a new model, whose dtype and number of inputs are those of `X`
                 counts = class_counts(codes, len(codec.classes), sample_weight)
                 seed = self._new_seed()
                 self.__dict__.pop("auto_choice_", None)
-                if wants_pilot(self, len(codec.classes)):
+                if needs_pilot(self, len(codec.classes)):
                     examples = Examples(X, codes, weights)
                     self.auto_choice_ = choose_automatically(
                         self, examples, train_rows, codec, counts, seed
@@ -435,7 +435,9 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             learner, calibration_rows = self._learner, labelled_rows[:0]
             if validation is None and self.early_stopping:
                 # `class_weight` does not apply to validation scores, so all labelled rows are split
-                remaining, held_out = learner.split(labelled_rows, self.validation_fraction)
+                remaining, held_out = learner.split_for_validation(
+                    labelled_rows, self.validation_fraction
+                )
                 validation = Examples(X, codes, sample_weight).rows(held_out)
                 train_rows = remaining[weights[remaining] > 0.0]
                 if not len(train_rows):
@@ -445,7 +447,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                     )
             elif validation is None and self.calibrate and not continues:
                 # with `warm_start` no example would be new to the model
-                train_rows, calibration_rows = learner.split_to_calibrate(
+                train_rows, calibration_rows = learner.split_for_calibration(
                     train_rows, self.validation_fraction
                 )
             train(
@@ -496,7 +498,9 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         if is_dask(X):  # one step for each block, so that one block is in memory at a time
             if not is_dask(y):
                 raise TypeError(f"`y` must be of Dask where `X` is, got {type(y).__name__}.")
-            block_lists = [blocks_of(array) for array in (X, y, sample_weight) if array is not None]
+            block_lists = [
+                row_blocks(array) for array in (X, y, sample_weight) if array is not None
+            ]
             if len({len(blocks) for blocks in block_lists}) > 1:
                 raise ValueError(
                     "`X`, `y` and `sample_weight` must have as many blocks of rows, got "
@@ -514,7 +518,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             )
         with unchanged_on_error(self):
             is_first = not hasattr(self, "model_")
-            X = self._check_examples(X, y, reset=is_first)
+            X = self._checked_example_inputs(X, y, reset=is_first)
             sample_weight = check_sample_weight(sample_weight, X.shape[0])
             codec = infer_codec(y, classes) if is_first else self._learner.codec
             codes = codec.encode(y)
@@ -523,7 +527,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                     raise ValueError(
                         "`classes` must hold all labels in the first call of partial_fit, got None."
                     )
-                if wants_pilot(self, len(codec.classes)):
+                if needs_pilot(self, len(codec.classes)):
                     raise ValueError(
                         "`sampler` and `num_sampled` must not be 'auto' in the first call of "
                         "partial_fit, which sees one batch; call fit on some of the data first, or "
@@ -576,7 +580,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             Predicted labels. If examples may have several labels, the labels whose probability in
             `predict_proba` is at least 1/2.
         """
-        X = self._check_fitted_inputs(X)
+        X = self._checked_fitted_inputs(X)
         if not self._learner.codec.multilabel:
             return self.classes_[self.model_.top_k(X, 1)[0][:, 0]]
         # chunk by chunk, so that no matrix of all probabilities is needed
@@ -624,9 +628,9 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             kinds = [(k, self.classes_.dtype), (k, self.model_.dtype)]
             labels, scores = self._map_blocks(X, "predict_topk", kinds, k)
             return labels, scores
-        X = self._check_fitted_inputs(X)
+        X = self._checked_fitted_inputs(X)
         if exclude is not None:
-            exclude = self._learner.codec.encode_unwanted("exclude", exclude, X.shape[0])
+            exclude = self._learner.codec.encode_excluded("exclude", exclude, X.shape[0])
         ids, scores = self.model_.top_k(X, k, leave_out=exclude)
         return self.classes_[ids], scores
 
@@ -653,7 +657,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         TypeError, ValueError
             If an argument is malformed.
         """
-        X = self._check_fitted_inputs(X)
+        X = self._checked_fitted_inputs(X)
         return self.model_.embed(X.astype(self.model_.dtype, copy=False))
 
     def decision_function(self, X: Any) -> NDArray[Any]:
@@ -677,8 +681,8 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         ValueError
             If inputs are malformed, or so large that a score is infinite.
         """
-        X = self._check_fitted_inputs(X)
-        out = self._gather(X.shape[0], self._learner.scores(X))
+        X = self._checked_fitted_inputs(X)
+        out = self._gather_chunks(X.shape[0], self._learner.scores(X))
         # for two classes, scikit-learn expects the difference of the scores
         if len(self.classes_) == 2 and not self._learner.codec.multilabel:
             difference: NDArray[Any] = out[:, 1] - out[:, 0]
@@ -714,8 +718,8 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             check_is_fitted(self)
             kinds = [(len(self.classes_), np.float64)]
             return next(self._map_blocks(X, "predict_proba", kinds))
-        X = self._check_fitted_inputs(X)
-        return self._gather(X.shape[0], self._learner.probabilities(X))
+        X = self._checked_fitted_inputs(X)
+        return self._gather_chunks(X.shape[0], self._learner.probabilities(X))
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Return the accuracy of `predict`: the fraction of inputs whose labels are all correct.
@@ -788,7 +792,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                 "`y` must hold one label of each example, but this model takes several; pass "
                 "vectors and one label of each to samplesoft.tune."
             )
-        X = self._check_examples(X, y, reset=False).astype(self.model_.dtype, copy=False)
+        X = self._checked_example_inputs(X, y, reset=False).astype(self.model_.dtype, copy=False)
         inputs = self._learner.tune_inputs(X, self._learner.codec.encode(y))
         return tune(**{**inputs, "batch": self.batch_size, **options})
 
@@ -845,7 +849,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         tags.classifier_tags.multi_label = True
         return tags
 
-    def _check_inputs(self, X: Any, reset: bool) -> Any:
+    def _checked_inputs(self, X: Any, reset: bool) -> Any:
         """Return inputs (N, v) as an array or a CSR matrix of floats; raise if they are malformed.
 
         With `reset`, the number and the names of the features are stored; otherwise they are
@@ -868,22 +872,22 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                     f"`X` must hold numbers of float64, got one beyond: {error}."
                 ) from None
 
-    def _check_examples(self, X: Any, y: Any, reset: bool) -> Any:
+    def _checked_example_inputs(self, X: Any, y: Any, reset: bool) -> Any:
         """Return the checked inputs (N, v); raise if `y` does not have N entries."""
         if y is None:
             raise ValueError(
                 f"{type(self).__name__} requires y to be passed, but the target y is None."
             )
-        X = self._check_inputs(X, reset)
+        X = self._checked_inputs(X, reset)
         check_consistent_length(X, y)
         return X
 
-    def _check_fitted_inputs(self, X: Any) -> Any:
+    def _checked_fitted_inputs(self, X: Any) -> Any:
         """Return the checked inputs (N, v); raise if the estimator is not fitted."""
         check_is_fitted(self)
-        return self._check_inputs(X, reset=False)
+        return self._checked_inputs(X, reset=False)
 
-    def _check_eval_set(
+    def _checked_eval_set(
         self, eval_set: Any, X_val: Any, y_val: Any, codec: LabelCodec
     ) -> Examples | None:
         """Return the labelled examples of `eval_set`, or of `X_val` and `y_val`.
@@ -909,18 +913,18 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         else:
             name, remedy = "X_val` and `y_val` as `eval_set", _X_VAL_REMEDY
         try:
-            X = self._check_examples(X_val, y_val, reset=False)
+            X = self._checked_example_inputs(X_val, y_val, reset=False)
             codes = codec.encode(y_val, unseen=True)
         except (TypeError, ValueError) as error:
             # raise an error that names the argument, because the message of scikit-learn would seem
             # to be about the training data
             kind = TypeError if isinstance(error, TypeError) else ValueError
-            reason = str(error).rstrip(".")[:_LONGEST_REASON]
+            reason = str(error).rstrip(".")[:_MAX_QUOTED_CHARACTERS]
             raise kind(
                 f"`{name}` must be inputs and labels as those of the training data: {reason}; "
                 f"{remedy}"
             ) from error
-        rows = np.unique(examples_and_ids(codes)[0])
+        rows = np.unique(example_and_class_indices(codes)[0])
         if not len(rows):
             raise ValueError(f"`{name}` must hold a label for at least one example, got none.")
         return Examples(X, codes, np.ones(X.shape[0])).select(rows)
@@ -938,7 +942,11 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             )
         self._set_learner(learner)
         m, n = self.num_sampled, len(codec.classes)
-        if isinstance(m, (int, np.integer)) and m > n and not scores_all(model_fields(self), n):
+        if (
+            isinstance(m, (int, np.integer))
+            and m > n
+            and not scores_all(linear_softmax_parameters(self), n)
+        ):
             warnings.warn(
                 f"`num_sampled` asks for {m:,} draws, more than the {n:,} classes; lower it, or "
                 "take loss='full', which is as quick then and has no bias.",
@@ -959,7 +967,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         da, delayed = import_module("dask.array"), import_module("dask").delayed
         # delayed once for all blocks, so that the model is sent to each worker once
         call = delayed(getattr(self, method), traverse=False)
-        results = [call(block, *args) for block in blocks_of(X)]
+        results = [call(block, *args) for block in row_blocks(X)]
         sizes = X.chunks[0] if hasattr(X, "chunks") else [np.nan] * len(results)
         for position, (columns, dtype) in enumerate(columns_and_dtypes):
             columns_of_blocks = [
@@ -968,7 +976,9 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             blocks = zip(columns_of_blocks, sizes, strict=True)
             yield da.concatenate([da.from_delayed(p, (rows, columns), dtype) for p, rows in blocks])
 
-    def _gather(self, num: int, chunks: Iterable[tuple[slice, NDArray[Any]]]) -> NDArray[Any]:
+    def _gather_chunks(
+        self, num: int, chunks: Iterable[tuple[slice, NDArray[Any]]]
+    ) -> NDArray[Any]:
         """Return an array (num, n) of scores or probabilities that are computed in chunks.
 
         `chunks` yields slices of rows and their values. Raises MemoryError before any computation
@@ -986,7 +996,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         return out
 
 
-def blocks_of(array: Any) -> list[Any]:
+def row_blocks(array: Any) -> list[Any]:
     """Return the blocks of rows of a Dask array or dataframe, as delayed objects.
 
     Each block has all columns.

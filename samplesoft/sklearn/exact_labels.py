@@ -21,11 +21,11 @@ from samplesoft._validation import (
     short_repr,
 )
 
-_TEXT = {str: "text", bytes: "bytes"}
+_TEXT_KINDS = {str: "text", bytes: "bytes"}
 _INTEGERS, _FLOATS, _BOOLS = (int, np.integer), (float, np.floating), (bool, np.bool_)
-_MISSING = ("NoneType", "NAType", "NaTType")  # types of missing values, of Python and pandas
+_MISSING_TYPES = ("NoneType", "NAType", "NaTType")  # types of missing values, of Python and pandas
 # text dtypes of polars, whose conversion to NumPy pads all texts to the length of the longest
-_PADDED = ("String", "Utf8")
+_POLARS_TEXT_DTYPES = ("String", "Utf8")
 _MAX_EXACT_FLOAT = 2**53  # float64 represents all integers up to this one exactly
 
 
@@ -38,7 +38,7 @@ def read_labels(name: str, y: Any, *, integral: bool = True) -> NDArray[Any]:
     one. It becomes an array of objects instead if a label is long, or if a label ends in a null
     character, which NumPy would take for padding. `name` is the name of the argument in errors.
     """
-    content = unwrap(name, y)
+    content = unwrap_container(name, y)
     if isinstance(content, (list, tuple)):
         return _labels_of_list(name, content, integral, False)
     array = np.asarray(content)
@@ -56,7 +56,7 @@ def read_labels(name: str, y: Any, *, integral: bool = True) -> NDArray[Any]:
     return labels
 
 
-def unwrap(name: str, y: Any) -> Any:
+def unwrap_container(name: str, y: Any) -> Any:
     """Return `y` as an array or a list if it is a series, dataframe or other container.
 
     Arrays, lists, tuples, and objects without ``__array__`` are returned unchanged.
@@ -64,16 +64,16 @@ def unwrap(name: str, y: Any) -> Any:
     if type(y) is np.ndarray or isinstance(y, (list, tuple)) or not hasattr(y, "__array__"):
         return y
     require_host_array(name, y)
-    if str(getattr(y, "dtype", "")) in _PADDED and hasattr(y, "to_list"):
+    if str(getattr(y, "dtype", "")) in _POLARS_TEXT_DTYPES and hasattr(y, "to_list"):
         return y.to_list()
     # not scikit-learn's conversion, which turns nullable integers into floats
     return np.asarray(y)
 
 
-def ascending(labels: NDArray[Any]) -> NDArray[Any]:
+def sorted_distinct(labels: NDArray[Any]) -> NDArray[Any]:
     """Return the distinct labels (n,) among `labels` (N,), in ascending order."""
     if labels.dtype == object:
-        return _as_objects(sorted(set(labels.tolist())))
+        return _object_array(sorted(set(labels.tolist())))
     return np.unique(labels)
 
 
@@ -113,11 +113,11 @@ def require_one_kind(name: str, labels: Iterable[Any]) -> None:
     """Raise ValueError if text is mixed with other types, or bools are mixed with numbers."""
     # NumPy would convert all labels to text, or True to 1
     kinds = {
-        next((_TEXT[text] for text in _TEXT if issubclass(kind, text)), kind.__name__)
+        next((_TEXT_KINDS[text] for text in _TEXT_KINDS if issubclass(kind, text)), kind.__name__)
         for kind in set(map(type, labels))
     }
     bools = {kind.__name__ for kind in _BOOLS}
-    if len(kinds) > 1 and (kinds & set(_TEXT.values()) or (kinds & bools and kinds - bools)):
+    if len(kinds) > 1 and (kinds & set(_TEXT_KINDS.values()) or (kinds & bools and kinds - bools)):
         first, second, *_ = sorted(kinds, key=lambda kind: (kind != "text", kind in bools, kind))
         raise ValueError(
             f"`{name}` must hold labels of one kind, got {first} and {second}; convert them, and "
@@ -134,21 +134,21 @@ def _labels_of_list(
     """
     require_one_kind(name, values)
     kinds = set(map(type, values))
-    if any(kind.__name__ in _MISSING for kind in kinds):
-        index = next(i for i, v in enumerate(values) if type(v).__name__ in _MISSING)
+    if any(kind.__name__ in _MISSING_TYPES for kind in kinds):
+        index = next(i for i, v in enumerate(values) if type(v).__name__ in _MISSING_TYPES)
         raise ValueError(
             f"`{name}` must hold no missing labels, got {values[index]} at index {index}; leave "
             "out examples without a label, or give each a list of labels."
         )
-    if _all_of(kinds, tuple(_TEXT)):
-        return _as_objects(values) if as_objects else _text(values)
-    if _all_of(kinds, _BOOLS):
+    if _are_all_subclasses(kinds, tuple(_TEXT_KINDS)):
+        return _object_array(values) if as_objects else _text_array(values)
+    if _are_all_subclasses(kinds, _BOOLS):
         return np.array(values, dtype=bool)
-    if _all_of(kinds, _INTEGERS):
+    if _are_all_subclasses(kinds, _INTEGERS):
         array = np.asarray(values)
         exact = array.dtype.kind in "iu" and not as_objects
         return array if exact else exact_integers(values)
-    if _all_of(kinds, _INTEGERS + _FLOATS):
+    if _are_all_subclasses(kinds, _INTEGERS + _FLOATS):
         return _numeric_labels(name, values, integral)
     array = np.asarray(values)
     if array.ndim == 1 and array.dtype.kind not in "Mm" and len(values):
@@ -198,7 +198,7 @@ def _raise_unknown_type(name: str, label: Any) -> NoReturn:
     )
 
 
-def _text(values: Sequence[Any]) -> NDArray[Any]:
+def _text_array(values: Sequence[Any]) -> NDArray[Any]:
     """Return labels that are text as a text array (N,), or as objects if padding would harm.
 
     Padding is costly if a label is long, and ambiguous if a label ends in a null character.
@@ -207,7 +207,7 @@ def _text(values: Sequence[Any]) -> NDArray[Any]:
     # NumPy pads with null characters, so "a" and "a\0" would become one label
     end = values[0][:0] + ("\0" if isinstance(values[0], str) else b"\0")
     if longest > LONGEST_PADDED or any(value.endswith(end) for value in values):
-        return _as_objects(values)
+        return _object_array(values)
     return np.array(values)
 
 
@@ -216,17 +216,17 @@ def _text_without_padding(labels: NDArray[Any]) -> NDArray[Any]:
     size = np.dtype(f"{labels.dtype.kind}1").itemsize
     if labels.dtype.itemsize <= size * LONGEST_PADDED:
         return labels
-    return _text(labels.tolist())
+    return _text_array(labels.tolist())
 
 
-def _as_objects(values: Sequence[Any]) -> NDArray[Any]:
+def _object_array(values: Sequence[Any]) -> NDArray[Any]:
     """Return an object array (N,) of the values, which may themselves be sequences."""
     array = np.empty(len(values), dtype=object)
     array[:] = values
     return array
 
 
-def _all_of(kinds: set[type], allowed: tuple[type, ...]) -> bool:
+def _are_all_subclasses(kinds: set[type], allowed: tuple[type, ...]) -> bool:
     """Return whether `kinds` is not empty and holds only subclasses of the `allowed` types."""
     durations = {np.timedelta64}  # excluded, although it is a subclass of np.integer
     return (

@@ -24,11 +24,11 @@ from samplesoft._validation import (
     short_repr,
 )
 from samplesoft.sklearn.exact_labels import (
-    ascending,
     class_indices,
     python_value,
     read_labels,
-    unwrap,
+    sorted_distinct,
+    unwrap_container,
 )
 
 SINGLE, DENSE, SPARSE, LISTS = "single", "dense indicator", "sparse indicator", "lists of labels"
@@ -62,19 +62,19 @@ class LabelCodec:
         With `unseen`, labels that are not classes get the index n; for lists of labels, the matrix
         then has n + 1 columns. Without `unseen`, such labels raise ValueError.
         """
-        y, form, names = _unwrap_labels("y", y)
+        y, form, names = _labels_form_and_columns("y", y)
         # lists of labels of equal lengths look like an indicator matrix or its rows
-        if self.form == LISTS and _is_nested(y):
+        if self.form == LISTS and _is_list_of_lists(y):
             form = LISTS
         if form != self.form:
             raise ValueError(
                 f"`y` must come as {self.form}, as in the first call, got {form}; convert it."
             )
         if form == SINGLE:
-            return self._class_codes(read_labels("y", y), unseen)
+            return self._checked_class_indices(read_labels("y", y), unseen)
         if form == LISTS:
             return self._encode_lists("y", y, unseen)
-        matrix = _check_indicator(y)
+        matrix = _checked_indicator(y)
         if matrix.shape[1] != len(self.classes):
             raise ValueError(
                 f"`y` must have {len(self.classes)} columns, one for each class, got "
@@ -85,7 +85,7 @@ class LabelCodec:
         if (
             names is not None
             and is_named
-            and not np.array_equal(self._indices(names), np.arange(len(self.classes)))
+            and not np.array_equal(self._class_indices(names), np.arange(len(self.classes)))
         ):
             raise ValueError(
                 f"`y` must have the columns {short_repr(self.classes.tolist())} of the first "
@@ -94,28 +94,28 @@ class LabelCodec:
             )
         return matrix
 
-    def encode_unwanted(self, name: str, unwanted: Any, num_rows: int) -> Any:
+    def encode_excluded(self, name: str, excluded: Any, num_rows: int) -> Any:
         """Return labels to exclude, as a CSR matrix (N, n).
 
         They may be lists of labels or a sparse matrix, whatever the form of the codec. Labels that
         are not classes are ignored. `name` is the name of the argument in errors.
         """
-        unwanted, _, _ = _unwrap_labels(name, unwanted)
-        if sparse.issparse(unwanted):
-            matrix = as_csr(name, unwanted)
+        excluded, _, _ = _labels_form_and_columns(name, excluded)
+        if sparse.issparse(excluded):
+            matrix = as_csr(name, excluded)
             matrix.eliminate_zeros()
-        elif _is_nested(unwanted):
-            matrix = self._encode_lists(name, unwanted, unseen=True)[:, :-1]
+        elif _is_list_of_lists(excluded):
+            matrix = self._encode_lists(name, excluded, unseen=True)[:, :-1]
         else:
             raise TypeError(
                 f"`{name}` must be a scipy.sparse matrix or a list of lists of labels, got "
-                f"{type(unwanted).__name__} {short_repr(unwanted)}."
+                f"{type(excluded).__name__} {short_repr(excluded)}."
             )
         if matrix.shape != (num_rows, len(self.classes)):
             raise ValueError(
                 f"`{name}` must have a row for each of the {num_rows} inputs and, as a matrix, a "
                 f"column for each of the {len(self.classes)} classes, got {matrix.shape[0]} rows"
-                + (f" and {matrix.shape[1]} columns." if sparse.issparse(unwanted) else ".")
+                + (f" and {matrix.shape[1]} columns." if sparse.issparse(excluded) else ".")
             )
         return matrix
 
@@ -129,25 +129,25 @@ class LabelCodec:
 
     def has_same_classes(self, classes: Any) -> bool:
         """Return whether `classes` and the classes of the codec are the same, in any order."""
-        distinct = ascending(read_labels("classes", classes, integral=False))
-        return np.array_equal(np.sort(self._indices(distinct)), np.arange(len(self.classes)))
+        distinct = sorted_distinct(read_labels("classes", classes, integral=False))
+        return np.array_equal(np.sort(self._class_indices(distinct)), np.arange(len(self.classes)))
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to pickle, without the cached dict of class indices."""
-        return {name: value for name, value in vars(self).items() if name != "_lookup"}
+        return {name: value for name, value in vars(self).items() if name != "_index_of_class"}
 
     @cached_property
-    def _lookup(self) -> dict[Any, int]:
+    def _index_of_class(self) -> dict[Any, int]:
         """Return a dict from classes, as Python values, to their indices."""
         return {label: index for index, label in enumerate(self.classes.tolist())}
 
-    def _indices(self, labels: NDArray[Any]) -> IntArray:
+    def _class_indices(self, labels: NDArray[Any]) -> IntArray:
         """Return the class indices of labels (N,); n for labels that are not classes."""
-        return class_indices(self.classes, labels, lambda: self._lookup)
+        return class_indices(self.classes, labels, lambda: self._index_of_class)
 
-    def _class_codes(self, labels: NDArray[Any], unseen: bool) -> IntArray:
+    def _checked_class_indices(self, labels: NDArray[Any], unseen: bool) -> IntArray:
         """Return the class indices of labels (N,); raise for labels not seen, unless `unseen`."""
-        codes = self._indices(labels)
+        codes = self._class_indices(labels)
         is_unseen = codes == len(self.classes)
         if not unseen and is_unseen.any():
             raise ValueError(
@@ -160,10 +160,10 @@ class LabelCodec:
 
     def _encode_lists(self, name: str, rows: Any, unseen: bool) -> sparse.csr_array:
         """Return N lists of labels as a CSR matrix of ones, (N, n), or (N, n + 1) with `unseen`."""
-        ids = self._class_codes(_concatenate_labels(name, rows), unseen)
+        ids = self._checked_class_indices(_concatenate_labels(name, rows), unseen)
         indptr = np.cumsum([0, *map(len, rows)])
         shape = len(rows), len(self.classes) + unseen
-        return _as_ones(sparse.csr_array((np.ones(len(ids)), ids, indptr), shape))
+        return _with_unit_entries(sparse.csr_array((np.ones(len(ids)), ids, indptr), shape))
 
 
 def infer_codec(y: Any, classes: Any = None) -> LabelCodec:
@@ -172,22 +172,22 @@ def infer_codec(y: Any, classes: Any = None) -> LabelCodec:
     The classes are `classes` (n,) if they are given. Otherwise they are the distinct labels in `y`,
     or the names of the columns if `y` is an indicator matrix.
     """
-    y, form, names = _unwrap_labels("y", y)
+    y, form, names = _labels_form_and_columns("y", y)
     class_array = None
     if classes is not None:
         # not only whole numbers, because a column may have the name 0.5
         class_array = read_labels("classes", classes, integral=False)
         if not len(class_array):
             raise ValueError("`classes` must hold a label, got none.")
-        distinct = ascending(class_array)
-        if form in (SINGLE, DENSE) and _is_nested(y) and len(y[0]) != len(distinct):
+        distinct = sorted_distinct(class_array)
+        if form in (SINGLE, DENSE) and _is_list_of_lists(y) and len(y[0]) != len(distinct):
             form = LISTS  # not an indicator matrix, because it has another number of columns
     if form in (SINGLE, LISTS):
         labels = read_labels("y", y) if form == SINGLE else _concatenate_labels("y", y)
         return LabelCodec(
-            ascending(labels) if class_array is None else distinct, form, labels.dtype
+            sorted_distinct(labels) if class_array is None else distinct, form, labels.dtype
         )
-    matrix = _check_indicator(y)
+    matrix = _checked_indicator(y)
     columns = np.arange(matrix.shape[1]) if names is None else names
     if class_array is not None and len(distinct) != len(columns):
         raise ValueError(
@@ -197,7 +197,7 @@ def infer_codec(y: Any, classes: Any = None) -> LabelCodec:
     return LabelCodec(columns if class_array is None else class_array, form, dtype)
 
 
-def _unwrap_labels(name: str, y: Any) -> tuple[Any, str, NDArray[Any] | None]:
+def _labels_form_and_columns(name: str, y: Any) -> tuple[Any, str, NDArray[Any] | None]:
     """Return labels without their container, their form, and the names of their columns or None.
 
     A container is a dataframe, a series or an array. A series or an array of lists becomes a list
@@ -225,7 +225,7 @@ def _unwrap_labels(name: str, y: Any) -> tuple[Any, str, NDArray[Any] | None]:
             return y, _infer_form(y), names
         return y, _infer_form(y), None
     if not sparse.issparse(y):
-        container, y = y, unwrap(name, y)
+        container, y = y, unwrap_container(name, y)
     rows = y
     # an array of objects may hold labels, or lists of labels
     if isinstance(y, np.ndarray) and y.dtype == object and y.ndim == 1:
@@ -239,7 +239,7 @@ def _unwrap_labels(name: str, y: Any) -> tuple[Any, str, NDArray[Any] | None]:
                 "one; "
                 "write [] for an example without labels."
             )
-    y = rows if _is_nested(rows) else y
+    y = rows if _is_list_of_lists(rows) else y
     return y, _infer_form(y), None
 
 
@@ -247,7 +247,7 @@ def _infer_form(y: Any) -> str:
     """Return the form of labels: SINGLE, DENSE, SPARSE or LISTS."""
     if sparse.issparse(y):
         return SPARSE
-    if _is_nested(y):
+    if _is_list_of_lists(y):
         sizes = {len(row) for row in y}
         if len(sizes) != 1 or max(sizes) < 2 or isinstance(y[0], (set, frozenset)):
             return LISTS
@@ -269,7 +269,7 @@ def _contains_type(values: Iterable[Any], kinds: tuple[type, ...]) -> bool:
     return any(issubclass(kind, kinds) for kind in set(map(type, values)))
 
 
-def _is_nested(y: Any) -> bool:
+def _is_list_of_lists(y: Any) -> bool:
     """Return whether labels are a list of lists, or of other containers of labels."""
     return isinstance(y, (list, tuple)) and all(isinstance(row, _LIST_TYPES) for row in y)
 
@@ -280,7 +280,7 @@ def _concatenate_labels(name: str, rows: Any) -> NDArray[Any]:
     return read_labels(name, labels) if labels else np.empty(0, np.int64)
 
 
-def _check_indicator(y: Any) -> sparse.csr_array:
+def _checked_indicator(y: Any) -> sparse.csr_array:
     """Return an indicator matrix as a CSR matrix (N, n) of ones; raise if it is malformed."""
     is_sparse: bool = sparse.issparse(y)
     # a 1-D sparse array could be one label for each example, or the labels of one example
@@ -301,17 +301,17 @@ def _check_indicator(y: Any) -> sparse.csr_array:
             "`y` as a matrix must hold zeros and ones, one for each label, got "
             f"{matrix.data[matrix.data != 1][0]}."
         )
-    return _as_ones(matrix)
+    return _with_unit_entries(matrix)
 
 
-def _as_ones(matrix: sparse.csr_array) -> sparse.csr_array:
+def _with_unit_entries(matrix: sparse.csr_array) -> sparse.csr_array:
     """Return a copy of `matrix` (N, n) whose entries are all 1; sorts `matrix` in place."""
     matrix.sum_duplicates()  # the labels of an example may contain a label twice
     ones = np.ones(matrix.nnz)
     return sparse.csr_array((ones, matrix.indices, matrix.indptr), matrix.shape)
 
 
-def examples_and_ids(codes: Any) -> tuple[IntArray, IntArray]:
+def example_and_class_indices(codes: Any) -> tuple[IntArray, IntArray]:
     """Return the example indices (P,) and the class indices (P,) of all P labels in `codes`."""
     if isinstance(codes, np.ndarray):
         return np.arange(len(codes)), codes
@@ -320,7 +320,7 @@ def examples_and_ids(codes: Any) -> tuple[IntArray, IntArray]:
 
 def class_counts(codes: Any, num_classes: int, sample_weight: FloatArray) -> FloatArray:
     """Return, for each class (n,), the sum of the weights of its examples."""
-    example_ids, ids = examples_and_ids(codes)
+    example_ids, ids = example_and_class_indices(codes)
     counts = np.bincount(ids, sample_weight[example_ids], num_classes).astype(np.float64)
     if not np.isfinite(counts).all():
         raise ValueError(
@@ -394,7 +394,7 @@ def example_weights(
     The mean is over the labels of an example. Raises ValueError if a weight is so large that
     gradients might overflow in float32.
     """
-    example_ids, ids = examples_and_ids(codes)
+    example_ids, ids = example_and_class_indices(codes)
     num_examples = len(sample_weight)
     weights = np.bincount(example_ids, weights_by_class[ids], num_examples) / np.maximum(
         np.bincount(example_ids, None, num_examples), 1

@@ -19,7 +19,7 @@ from samplesoft.optimizers.registry import make_optimizer
 from samplesoft.samplers.base import Rows
 from samplesoft.sklearn.calibration import Calibration, LogisticCalibration, SoftmaxCalibration
 from samplesoft.sklearn.labels import LabelCodec, example_weights
-from samplesoft.sklearn.parameters import fit_settings, model_fields
+from samplesoft.sklearn.parameters import fit_settings, linear_softmax_parameters
 from samplesoft.training.callbacks import (
     Average,
     EarlyStop,
@@ -42,7 +42,7 @@ from samplesoft.tuning.pilot import PILOT_SETTINGS, choose_settings, num_pilot_s
 
 _MAX_CALIBRATION_EXAMPLES = 1000  # max number of examples for calibration
 _MAX_CALIBRATION_SCORES = 1 << 24  # max number of scores of these examples
-_ENTRIES_AT_A_TIME = 1 << 16  # number of input entries whose norms are computed at a time
+_MAX_CHUNK_ENTRIES = 1 << 16  # number of input entries whose norms are computed at a time
 
 
 class ClassifierTask(LinearTask):
@@ -76,7 +76,7 @@ class ClassifierTask(LinearTask):
         state = {name: value for name, value in vars(self).items() if name not in training_data}
         return {**state, "_epoch": None, "_batches": []}
 
-    def split(self, rows: IntArray, fraction: float) -> tuple[IntArray, IntArray]:
+    def split_for_validation(self, rows: IntArray, fraction: float) -> tuple[IntArray, IntArray]:
         """Return the rows to train on, and a random fraction of `rows` that is held out.
 
         Both arrays are sorted. Raises ValueError if all rows would be held out.
@@ -131,7 +131,7 @@ class ClassifierTask(LinearTask):
         # the mean number of labels per example in training, or 1 before the first step
         return SoftmaxCalibration(1.0, self.labels_seen / max(self.examples_seen, 1) or 1.0)
 
-    def split_to_calibrate(self, rows: IntArray, fraction: float) -> tuple[IntArray, IntArray]:
+    def split_for_calibration(self, rows: IntArray, fraction: float) -> tuple[IntArray, IntArray]:
         """Return the rows to train on before calibration, and a random subset for calibration.
 
         The subset is `fraction` of the rows, up to a limit. Both arrays are sorted.
@@ -160,7 +160,7 @@ class ClassifierTask(LinearTask):
             # examples
             self.calibrated = self.calibration.fitted(scores, labels, weights[subset])
 
-    def with_seen_labels(self, codes: Any) -> IntArray:
+    def indices_with_seen_labels(self, codes: Any) -> IntArray:
         """Return the sorted indices of the examples all of whose labels are classes."""
         n = len(self.codec.classes)  # the code of unseen labels
         num_unseen = codes[:, n:].sum(axis=1) if self.codec.multilabel else codes == n
@@ -284,7 +284,7 @@ def train(
             epochs=resolved.epochs,
             schedule=resolved.make_schedule(),
             callbacks=[
-                *_callbacks(classifier, resolved, average, score, calibration_rows),
+                *_make_callbacks(classifier, resolved, average, score, calibration_rows),
                 *callbacks,
             ],
             guard=divergence_as_value_error,
@@ -296,10 +296,10 @@ def train(
     if validation is not None and classifier.calibrate:
         X, codes, weights = validation
         weights = example_weights(weights_by_class, codes, weights)
-        learner.calibrate(X, codes, weights, learner.with_seen_labels(codes))
+        learner.calibrate(X, codes, weights, learner.indices_with_seen_labels(codes))
 
 
-def _callbacks(
+def _make_callbacks(
     classifier: Any,
     resolved: Resolved,
     average: Average | None,
@@ -361,7 +361,7 @@ def choose_automatically(
         learner.tune_inputs(examples.X[batch_rows], examples.labels[batch_rows]),
         masked_loss or classifier.loss,
         classifier.sampler,
-        num_draws(model_fields(classifier), num_classes),
+        num_draws(linear_softmax_parameters(classifier), num_classes),
         shared=classifier.shared,
         nu=classifier.nu,
         num_features=classifier.num_features,
@@ -407,12 +407,12 @@ def _row_chunks(X: Any, rows: IntArray) -> list[slice]:
         return []
     if isinstance(X, np.ndarray):
         # at least two rows, because NumPy sums a single row of a Fortran array in another order
-        chunk_rows = max(2, _ENTRIES_AT_A_TIME // X.shape[1])
+        chunk_rows = max(2, _MAX_CHUNK_ENTRIES // X.shape[1])
         chunk_starts = np.arange(0, max(len(rows) - 1, 1), chunk_rows)
     else:
         # divided by the number of entries, because a few rows may have most of the entries
         entries_before = np.append(0, np.cumsum(np.diff(X.indptr)[rows]))[:-1]
-        chunk_starts = np.unique(entries_before // _ENTRIES_AT_A_TIME, return_index=True)[1]
+        chunk_starts = np.unique(entries_before // _MAX_CHUNK_ENTRIES, return_index=True)[1]
     chunk_ends = np.append(chunk_starts[1:], len(rows))
     return [slice(start, stop) for start, stop in zip(chunk_starts, chunk_ends, strict=True)]
 

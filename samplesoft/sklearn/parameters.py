@@ -58,8 +58,8 @@ def fit_settings(classifier: Any, num_classes: int, chosen: Mapping[str, Any]) -
 
     Parameters that are ``"auto"`` are replaced by the values in `chosen`.
     """
-    model = model_fields(classifier)
-    if wants_pilot(classifier, num_classes):
+    model = linear_softmax_parameters(classifier)
+    if needs_pilot(classifier, num_classes):
         user_named = {name for name in ("sampler", "num_sampled") if not any_is_auto(model[name])}
         if chosen.get("loss") == "full":  # the full softmax draws nothing
             user_named = set()
@@ -81,19 +81,19 @@ def fit_settings(classifier: Any, num_classes: int, chosen: Mapping[str, Any]) -
     )
 
 
-def model_fields(classifier: Any) -> dict[str, Any]:
+def linear_softmax_parameters(classifier: Any) -> dict[str, Any]:
     """Return the parameters of a classifier that are also fields of `LinearSoftmaxSettings`."""
     names = [field.name for field in fields(LinearSoftmaxSettings)]
     return {name: getattr(classifier, name) for name in names if hasattr(classifier, name)}
 
 
-def wants_pilot(classifier: Any, num_classes: int) -> bool:
+def needs_pilot(classifier: Any, num_classes: int) -> bool:
     """Return whether a parameter is ``"auto"`` and its choice needs a pilot.
 
     No pilot is needed if the loss scores all classes.
     """
     auto = any_is_auto(classifier.sampler, classifier.num_sampled)
-    return auto and not scores_all(model_fields(classifier), num_classes)
+    return auto and not scores_all(linear_softmax_parameters(classifier), num_classes)
 
 
 def require_same_model(classifier: Any, current: LinearSoftmaxSettings) -> None:

@@ -30,7 +30,7 @@ from samplesoft.training.trained import (
 
 _T = TypeVar("_T")
 _MODEL = "SampledSoftmaxClassifier"
-_FITTED = (
+_FITTED_ATTRIBUTES = (
     "n_iter_",
     "num_unlabeled_",
     "loss_curve_",
@@ -81,7 +81,9 @@ def write_classifier(path: str | Path, classifier: Any) -> None:
         "learner": {
             name: getattr(learner, attribute) for name, attribute in _LEARNER_FIELDS.items()
         },
-        "fitted": {name: vars(classifier)[name] for name in _FITTED if name in vars(classifier)},
+        "fitted": {
+            name: vars(classifier)[name] for name in _FITTED_ATTRIBUTES if name in vars(classifier)
+        },
         "calibrated": learner.calibrated,
     }
     parts = {
@@ -126,7 +128,9 @@ def read_classifier(path: str | Path, make: type[_T]) -> tuple[_T, ClassifierTas
         )
         if values["calibrated"] is not None:
             learner.calibrated = type(learner.calibration)(*values["calibrated"])
-        fitted = {name: values["fitted"][name] for name in _FITTED if name in values["fitted"]}
+        fitted = {
+            name: values["fitted"][name] for name in _FITTED_ATTRIBUTES if name in values["fitted"]
+        }
         fitted["n_features_in_"] = model_config["num_inputs"]
         if values.get("resolved") is not None:
             fitted["resolved_"] = Resolved(learner.model.settings, **values["resolved"])

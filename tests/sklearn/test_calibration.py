@@ -247,7 +247,7 @@ def test_scores_that_calibrate_are_not_too_many(monkeypatch):
     X, y = noisy(200)
     monkeypatch.setattr("samplesoft.sklearn.learner._MAX_CALIBRATION_SCORES", 12 * 3)
     clf = make(max_iter=1).fit(X, y)
-    _, apart = clf._learner.split_to_calibrate(np.arange(200), 0.5)
+    _, apart = clf._learner.split_for_calibration(np.arange(200), 0.5)
     assert len(apart) == 3
 
 
@@ -269,7 +269,7 @@ def test_what_goes_on_from_a_model_keeps_its_calibration(tmp_path):
 def test_weights_count_in_the_calibration():
     X, y = noisy(400)
     clf = make(class_weight={0: 50.0}).fit(X, y)
-    rows = clf._learner.split_to_calibrate(np.arange(400), 0.3)[1]
+    rows = clf._learner.split_for_calibration(np.arange(400), 0.3)[1]
     weighted, before = np.where(y == 0, 50.0, 1.0), clf.calibration_
     clf._learner.calibrate(X, y, np.zeros(400), rows)
     assert clf.calibration_ == before  # of weight 0, they say nothing
@@ -311,7 +311,7 @@ def test_weights_of_classes_count(how, several):
         held_out = np.arange(800, 1200)
     else:
         clf.fit(X[train], Y[train])
-        held_out = clf._learner.split(np.arange(800), 0.1)[1]
+        held_out = clf._learner.split_for_validation(np.arange(800), 0.1)[1]
     scores = clf.decision_function(X[held_out])
     codes = sparse.csr_array(Y[held_out]) if several else y[held_out]
     start = SoftmaxCalibration(1.0, 1.0 if several else None)

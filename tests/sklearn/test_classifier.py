@@ -603,7 +603,7 @@ def test_early_stopping_goes_back_to_the_best(monkeypatch):
     options = {"early_stopping": True, "validation_fraction": 0.3, "n_iter_no_change": 4}
     clf = make(loss="sampled", sampler="rff+softmax-leaf", max_iter=40, **options).fit(X, y)
     assert scores[-1] < max(scores)  # else there is nothing to go back to
-    _, held_out = clf._learner.split(np.arange(300), 0.3)
+    _, held_out = clf._learner.split_for_validation(np.arange(300), 0.3)
     assert np.mean(clf.predict(X[held_out]) == y[held_out]) == max(scores)
     unit = clf.model_.class_vectors()
     np.testing.assert_allclose(clf.model_.softmax.sampler.tree.class_embeddings(), unit, atol=1e-6)

@@ -66,7 +66,7 @@ def test_scores_are_precision_at_1_after_each_round(form):
 def test_early_stopping_is_on_the_eval_set(form, monkeypatch):
     y = forms()[form]
     options = {"early_stopping": True, "n_iter_no_change": 3, "max_iter": 40}
-    monkeypatch.setattr(ClassifierTask, "split", None)  # nothing is held out
+    monkeypatch.setattr(ClassifierTask, "split_for_validation", None)  # nothing is held out
     clf = make(**options).fit(X[TRAIN], y[TRAIN], eval_set=(X[OTHER], y[OTHER]))
     scores = clf.validation_scores_
     assert 3 < len(scores) == clf.n_iter_ < 40
@@ -79,7 +79,7 @@ def test_early_stopping_is_on_the_eval_set(form, monkeypatch):
 def test_what_is_held_out_is_scored_with_its_weights():
     weights = RNG.uniform(0.1, 2.0, 180)
     clf = make(early_stopping=True, validation_fraction=0.3).fit(X, Y, weights)
-    _, held_out = clf._learner.split(np.arange(180), 0.3)
+    _, held_out = clf._learner.split_for_validation(np.arange(180), 0.3)
     right = clf.predict(X[held_out]) == Y[held_out]
     assert max(clf.validation_scores_) == pytest.approx(
         np.average(right, weights=weights[held_out])

@@ -91,7 +91,7 @@ def test_what_is_held_out_is_weighted():
     weights = np.full(120, 1e-9)
     weights[::7] = 1.0
     clf = make(early_stopping=True, max_iter=1).fit(X, Y, weights)
-    _, held_out = clf._learner.split(np.arange(120), 0.1)
+    _, held_out = clf._learner.split_for_validation(np.arange(120), 0.1)
     right = clf.predict(X[held_out]) == Y[held_out]
     found = clf._learner.precision_at_1(X[held_out], Y[held_out], weights[held_out])
     assert found == pytest.approx(np.average(right, weights=weights[held_out]))
