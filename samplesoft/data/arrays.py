@@ -41,7 +41,10 @@ class Archive:
         self.names = list(self._members)
 
     def read(self, names: Iterable[str]) -> dict[str, NDArray[Any]]:
-        """Return a dict of the arrays `names`, after checking their headers and the memory."""
+        """Return a dict of the arrays `names`, after checking all headers and their total size.
+
+        Raises MemoryError if the arrays do not fit in the available memory.
+        """
         members = {name: self._members[name] for name in names}
         total = 0
         for name, member in members.items():

@@ -179,6 +179,6 @@ def as_words(name: str, value: Any) -> list[str]:
 
 
 def _frequency_sort_key(item: tuple[str, int]) -> tuple[int, str]:
-    """Return the sort key of a word and its count: by decreasing count, then alphabetically."""
+    """Return a key for a pair (word, count), to sort by decreasing count, then alphabetically."""
     word, count = item
     return -count, word

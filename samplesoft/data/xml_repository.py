@@ -190,7 +190,7 @@ def _parse_value(entry: str) -> float:
 def _csr_matrix(
     values: NDArray[Any], columns: array[int], offsets: array[int], width: int
 ) -> sparse.csr_array:
-    """Return a CSR matrix with `width` columns; row i has the entries before ``offsets[i + 1]``.
+    """Return a CSR matrix with `width` columns, whose row i begins at ``offsets[i]``.
 
     Indices have 32 bits if possible, because some libraries require this.
     """

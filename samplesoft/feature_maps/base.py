@@ -75,7 +75,8 @@ class FeatureMap(ABC):
             If `X` is malformed, does not have d columns, or is so large that features overflow.
         """
         rows = self._arrays.float_rows("X", X, self.dim)
-        # in the dtype of the rows: float32 halves the memory of trees, and q is exact anyway
+        # features have the dtype of the rows; with float32, trees take half the memory, and
+        # proposals are still exact, because they are computed from the rounded features
         out: NDArray[Any] = self._arrays.empty((rows.shape[0], self.feature_dim), rows.dtype)
         self._write(rows, out)
         return out

@@ -14,7 +14,7 @@ from samplesoft._jit import chunks
 from samplesoft._validation import FloatArray, scale_by_power_of_two
 from samplesoft.samplers.base import Rows
 
-_PRIOR_EXAMPLES = 10.0  # weight of the penalty on parameter changes, in examples
+_PRIOR_EXAMPLES = 10.0  # weight of the penalty on parameter changes, as a number of examples
 _MAX_LOG_CHANGE = 4.0  # max change of the log of a parameter
 _MAX_CHUNK_SCORES = 1 << 18  # number of scores that are processed at a time
 # probabilities are clipped to this range, in which log(p) and log(1 - p) are finite

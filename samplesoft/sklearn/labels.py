@@ -1,4 +1,8 @@
-"""Encoding of labels as class indices; class counts; weights of classes and examples."""
+"""Encoding of labels as class indices; class counts; weights of classes and examples.
+
+The argument `codes` of functions is the result of `LabelCodec.encode`: class indices (N,) if each
+example has one label, otherwise a CSR matrix (N, n) of ones.
+"""
 
 from __future__ import annotations
 
@@ -312,14 +316,20 @@ def _with_unit_entries(matrix: sparse.csr_array) -> sparse.csr_array:
 
 
 def example_and_class_indices(codes: Any) -> tuple[IntArray, IntArray]:
-    """Return the example indices (P,) and the class indices (P,) of all P labels in `codes`."""
+    """Return the example indices (P,) and the class indices (P,) of all P encoded labels.
+
+    `codes` is the result of `LabelCodec.encode`.
+    """
     if isinstance(codes, np.ndarray):
         return np.arange(len(codes)), codes
     return np.repeat(np.arange(codes.shape[0]), np.diff(codes.indptr)), codes.indices
 
 
 def class_counts(codes: Any, num_classes: int, sample_weight: FloatArray) -> FloatArray:
-    """Return, for each class (n,), the sum of the weights of its examples."""
+    """Return, for each class (n,), the sum of the weights of its examples.
+
+    `codes` is the result of `LabelCodec.encode`.
+    """
     example_ids, ids = example_and_class_indices(codes)
     counts = np.bincount(ids, sample_weight[example_ids], num_classes).astype(np.float64)
     if not np.isfinite(counts).all():
@@ -350,8 +360,9 @@ def class_weights(
 ) -> FloatArray:
     """Return the weights (n + 1,) of the classes; the last weight, for unseen labels, is 0.
 
-    `class_weight` is a parameter of the classifier. "balanced" weights are inversely proportional
-    to the class counts in `codes`. Raises ValueError for the weight of a label that is not a class.
+    `class_weight` is the parameter of the classifier, and `codes` the result of
+    `LabelCodec.encode`. "balanced" weights are inversely proportional to class counts. Raises
+    ValueError for the weight of a label that is not a class.
     """
     n = len(codec.classes)
     weights_by_class = np.append(np.ones(n), 0.0)
@@ -391,8 +402,8 @@ def example_weights(
 ) -> FloatArray:
     """Return the weights (N,) of the examples: `sample_weight` times the mean class weight.
 
-    The mean is over the labels of an example. Raises ValueError if a weight is so large that
-    gradients might overflow in float32.
+    The mean is over the labels of an example, and `codes` is the result of `LabelCodec.encode`.
+    Raises ValueError if a weight is so large that gradients might overflow in float32.
     """
     example_ids, ids = example_and_class_indices(codes)
     num_examples = len(sample_weight)

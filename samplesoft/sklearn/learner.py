@@ -98,7 +98,7 @@ class ClassifierTask(LinearTask):
         self.labels_seen += labels.nnz if self.codec.multilabel else x.shape[0]
 
     def scores(self, X: Any) -> Iterator[tuple[slice, Rows]]:
-        """Yield a slice of the rows of `X` and their scores (b, n), for all slices in order.
+        """Yield pairs of a slice of rows of `X` and the scores (b, n) of these rows, in order.
 
         Raises ValueError if a score is infinite or NaN.
         """
@@ -167,12 +167,12 @@ class ClassifierTask(LinearTask):
         return np.flatnonzero(num_unseen == 0)
 
     def probabilities(self, X: Any) -> Iterator[tuple[slice, FloatArray]]:
-        """Yield a slice of the rows of `X` and their calibrated probabilities (b, n), in order."""
+        """Yield pairs of a slice of rows of `X` and their calibrated probabilities (b, n)."""
         for chunk, scores in self.scores(X):
             yield chunk, self.calibration.probabilities(scores)
 
     def _max_calibration_examples(self) -> int:
-        """Return the max number of calibration examples, so that their scores fit in memory."""
+        """Return the max number of calibration examples, which also limits their scores."""
         fitting = max(1, _MAX_CALIBRATION_SCORES // len(self.codec.classes))
         return min(_MAX_CALIBRATION_EXAMPLES, fitting)
 

@@ -125,11 +125,11 @@ def measure_sampler(
     name: str,
     sampler: Sampler,
     shared: bool,
-    sizes: list[int],
+    draw_counts: list[int],
     work: Workload,
     full_gradient: FloatArray,
 ) -> Iterator[Setting]:
-    """Measure a sampler; yield a `Setting` for each number of draws m in `sizes`.
+    """Measure a sampler; yield a `Setting` for each number of draws m in `draw_counts`.
 
     `full_gradient` (B, d) is the gradient of the full softmax in the contexts of the batch.
     """
@@ -144,7 +144,7 @@ def measure_sampler(
         q = sampler.probs(h, exclude=None if masks else labels)
     q = np.maximum(q, 1e-300)  # above 0, even if the probabilities of a softmax underflow
     size = float((full_gradient**2).sum())
-    for m in sizes:
+    for m in draw_counts:
         bias, bias_stderr = _mean_bias(work, q, m, scheme)
         layer = work.make_layer(loss, sampler, m, shared)
         # mean square error over independent draws, which contains both bias and noise

@@ -16,7 +16,7 @@ from sklearn.model_selection import GridSearchCV
 
 from samplesoft.cli import main
 from samplesoft.sklearn import SampledSoftmaxClassifier
-from samplesoft.sklearn.exact_labels import ascending, class_indices, read_labels
+from samplesoft.sklearn.exact_labels import class_indices, read_labels, sorted_distinct
 from samplesoft.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 
 Y = np.tile(np.arange(3), 8)
@@ -348,7 +348,7 @@ def test_integers_are_read_as_they_are(values):
     for given_as in (values, np.array(values, dtype=object), of_scalars([abs(v) for v in values])):
         found = read_labels("y", given_as)
         assert found.tolist() == [int(value) for value in given_as]
-        assert ascending(found).tolist() == sorted({int(value) for value in given_as})
+        assert sorted_distinct(found).tolist() == sorted({int(value) for value in given_as})
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from samplesoft.samplers.visits import group_runs_by_node
 
 Real = NDArray[Any]  # float32 or float64
 _LARGEST_BELOW_ONE = 1.0 - 2.0**-53
-_MIN_PROB = 1e-60  # a product of five of them, for the deepest trees, does not underflow
+_MIN_PROB = 1e-60  # large enough that the product of five such branch probabilities is above 0
 
 
 class CellTree(NamedTuple):

@@ -56,18 +56,19 @@ def _child_count_functions(num_classes: int, leaf_size: int) -> list[Callable[[i
     masses are one matrix product for all contexts.
     """
 
-    def leaves(size: int) -> int:
+    def num_leaves(size: int) -> int:
+        """Return the number of leaves for a cell of `size` classes."""
         return -(-size // leaf_size)
 
     if num_classes <= _MAX_SIZE_RATIO * leaf_size:
         return [lambda size: 1]
-    num = leaves(num_classes)
+    num = num_leaves(num_classes)
     top = round(6.0 * num_classes ** (1 / 3))
     if num <= top:
-        return [leaves]
+        return [num_leaves]
     if num <= _MAX_DIRECT_LEAVES * top:
-        return [lambda size: top, leaves]
-    return [lambda size: top, lambda size: round(leaves(size) ** 0.5), leaves]
+        return [lambda size: top, num_leaves]
+    return [lambda size: top, lambda size: round(num_leaves(size) ** 0.5), num_leaves]
 
 
 def _split_by_k_means(rows: Rows, ids: IntArray, num: int, key: np.uint64) -> list[IntArray]:

@@ -33,10 +33,10 @@ from samplesoft.samplers.clusters.partition import make_partition
 from samplesoft.samplers.k_means import require_distances
 
 _ROOT_CELL = -1
-_MAX_THREAD_DRAWS = 1 << 20  # draws that a thread holds in memory at a time
-_MIN_CHUNK_CONTEXTS = 64  # contexts that a thread processes together, at least
-_VISITS_PER_BLOCK = 16  # visits that `step` processes together on the CPU
-_MIN_TASK_CELLS = 256  # cells whose moments one task updates, at least
+_MAX_THREAD_DRAWS = 1 << 20  # max number of draws that a thread holds in memory at a time
+_MIN_CHUNK_CONTEXTS = 64  # min number of contexts that a thread processes together
+_VISITS_PER_BLOCK = 16  # number of visits that `step` processes together on the CPU
+_MIN_TASK_CELLS = 256  # min number of cells whose moments one task updates
 _TASKS_PER_LEVEL = 16  # approximate number of tasks for a level with many cells
 
 
@@ -212,11 +212,13 @@ class ClusterSampler(Sampler):
         return float(sizes @ variances / sizes.sum())
 
     def _initialise_cells(self, rows: Rows, progress: bool = False) -> None:
+        """Make cells for the class vectors (n, d), and reset the count of updates."""
         self._num_updated = 0  # vectors updated so far
         self._next_clustering = self.num_classes  # value of `_num_updated` for the next clustering
         self._make_cells(to_host(rows), progress)
 
     def _make_cells(self, rows: Rows, progress: bool = False) -> None:
+        """Cluster the class vectors (n, d), and set all attributes that describe the cells."""
         n, dim = rows.shape
         self._max_entry = float(np.abs(rows).max())
         require_distances(self._max_entry, rows.dtype)

@@ -215,7 +215,10 @@ class KernelTree(Sampler):
 
     @property
     def num_updates(self) -> int:
-        """Number of vectors updated since all sums were last built, which large updates also do."""
+        """Number of vectors updated since all sums were last built.
+
+        A large update also builds all sums, and resets this number to 0.
+        """
         return self._num_updates
 
     @property
@@ -257,6 +260,7 @@ class KernelTree(Sampler):
         return self._arrays.take_rows(self._rows, self._arrays.ids("ids", ids, self.num_classes))
 
     def _build(self, progress: bool) -> None:
+        """Compute all node sums from the class vectors, and reset the counters of updates."""
         self._sums, self._max_features = self._compute_sums(self._rows, progress)
         self._peak_feature = self._max_features.max()
         self._num_updates = 0
@@ -396,7 +400,8 @@ class KernelTree(Sampler):
         contexts = self._contexts_with_exclusions(h, phi, exclude, self._workspace(h.shape[0]))
         mass = phi.astype(np.float64) @ to_host(self._sums.nodes[0])
         min_mass = parameters.floor * parameters.num_classes
-        clipped = np.where(mass > min_mass, np.minimum(mass, 1e150), min_mass)  # so is NaN
+        # a mass of NaN becomes `min_mass`
+        clipped = np.where(mass > min_mass, np.minimum(mass, 1e150), min_mass)
         log_mass: FloatArray = np.log(clipped) + to_host(contexts.log_remaining)[:, 1]
         return log_mass
 

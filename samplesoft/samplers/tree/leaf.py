@@ -49,7 +49,7 @@ class LeafRows(NamedTuple):
 
     queries: Real  # (B, d): contexts, or their features
     rows: Real  # (num_rows, d): class vectors, or their features, grouped by leaf
-    # (B, k): index in `rows` of the first class of each leaf_rows leaf, or -1 if `rows` lacks it
+    # (B, k): index in `rows` of the first class of each visited leaf, or -1 if `rows` lacks it
     offsets: IntArray
 
 
