@@ -46,9 +46,9 @@ from samplesoft.sklearn.labels import (
 from samplesoft.sklearn.learner import (
     ClassifierTask,
     canonical_inputs,
-    choose_automatically,
+    choose_auto_settings,
     mean_row_norm,
-    resolve_classifier,
+    resolve_settings,
     train,
 )
 from samplesoft.sklearn.parameters import (
@@ -412,14 +412,14 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                 )
             validation = self._checked_eval_set(eval_set, X_val, y_val, codec)
             if continues:
-                require_same_model(self, resolve_classifier(self, codec, len(train_rows)).model)
+                require_same_model(self, resolve_settings(self, codec, len(train_rows)).model)
             else:  # make a new model, whose dtype and number of inputs are those of `X`
                 counts = class_counts(codes, len(codec.classes), sample_weight)
                 seed = self._new_seed()
                 self.__dict__.pop("auto_choice_", None)
                 if needs_pilot(self, len(codec.classes)):
                     examples = Examples(X, codes, weights)
-                    self.auto_choice_ = choose_automatically(
+                    self.auto_choice_ = choose_auto_settings(
                         self, examples, train_rows, codec, counts, seed
                     )
                 self._make_learner(X, codec, counts, seed)
@@ -543,7 +543,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                     raise ValueError(
                         "`classes` must be those of the first call of partial_fit; leave it out."
                     )
-                require_same_model(self, resolve_classifier(self, codec, X.shape[0]).model)
+                require_same_model(self, resolve_settings(self, codec, X.shape[0]).model)
                 X = X.astype(self.model_.dtype, copy=False)
             weights_by_class = class_weights(self.class_weight, codec, codes, sample_weight)
             weights = example_weights(weights_by_class, codes, sample_weight)
@@ -553,7 +553,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                     self._learner.row_norm = mean_row_norm(X, rows)
                 row_norm = self._learner.row_norm
                 optimizer = self._learner.optimizer
-                resolved = resolve_classifier(self, codec, len(rows), row_norm=row_norm)
+                resolved = resolve_settings(self, codec, len(rows), row_norm=row_norm)
                 optimizer.learning_rate = resolved.learning_rate
                 batch = Examples(X, codes, weights).select(rows)
                 self._learner.learn(optimizer, *batch)
@@ -935,7 +935,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
 
     def _make_learner(self, X: Any, codec: LabelCodec, counts: FloatArray, seed: int) -> None:
         """Make a new learner with random parameters, and set the attributes of the model."""
-        settings = resolve_classifier(self, codec, X.shape[0]).model
+        settings = resolve_settings(self, codec, X.shape[0]).model
         with progress_phase(bool(self.verbose), "making the model"):
             learner = ClassifierTask(
                 codec, X.shape[1], settings, counts, X.dtype, seed, self.optimizer

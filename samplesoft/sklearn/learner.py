@@ -229,7 +229,7 @@ class Calibrate(Callback):
         self._is_calibrated = True
 
 
-def resolve_classifier(
+def resolve_settings(
     classifier: Any, codec: LabelCodec, num_examples: int, **options: Any
 ) -> Resolved:
     """Return the settings of a fit on `num_examples` examples, with all defaults resolved.
@@ -262,7 +262,7 @@ def train(
     learner = classifier._learner
     with learner.using(examples, rows, classifier.batch_size):
         resolved = replace(
-            resolve_classifier(
+            resolve_settings(
                 classifier,
                 learner.codec,
                 len(rows),
@@ -322,7 +322,7 @@ def _make_callbacks(
     return callbacks
 
 
-def choose_automatically(
+def choose_auto_settings(
     classifier: Any,
     examples: Examples,
     rows: IntArray,

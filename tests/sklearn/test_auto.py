@@ -108,7 +108,7 @@ def test_the_choice_is_kept(settings, chosen, tmp_path, monkeypatch):
         one.fit(X, Y) for one in (auto(warm_start=True), make(**named(settings), warm_start=True))
     )
     clf.save(tmp_path / "model.npz")
-    monkeypatch.setattr(classifier, "choose_automatically", None)
+    monkeypatch.setattr(classifier, "choose_auto_settings", None)
     loaded = SampledSoftmaxClassifier.load(tmp_path / "model.npz")
     assert loaded.auto_choice_ == clf.auto_choice_ and loaded.sampler == "auto"
     other.model_.softmax.refresh()
@@ -137,7 +137,7 @@ def test_the_choice_is_kept(settings, chosen, tmp_path, monkeypatch):
     ],
 )
 def test_what_is_refused_before_the_work(options, message, monkeypatch):
-    monkeypatch.setattr(classifier, "choose_automatically", None)
+    monkeypatch.setattr(classifier, "choose_auto_settings", None)
     with pytest.raises((TypeError, ValueError), match=message):
         auto(**options).fit(X, Y)
 

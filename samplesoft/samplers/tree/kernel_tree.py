@@ -48,7 +48,7 @@ from samplesoft.samplers.tree.walk import (
     TopProducts,
     Tree,
     TreeParameters,
-    descend_to_excluded,
+    compute_excluded_path_probs,
     num_precomputed_levels,
     precompute_top_products,
     root_level,
@@ -191,7 +191,7 @@ class KernelTree(Sampler):
             "leaf_size",
             self.leaf_size,
             self.num_classes,
-            partial(predicted_bytes, n, dim, self.feature_dim, rows.dtype.itemsize),
+            partial(peak_build_bytes, n, dim, self.feature_dim, rows.dtype.itemsize),
             arrays.available_bytes(),
         )
         # if each leaf has one class, all weights give the same; the softmax is the fastest, because
@@ -203,7 +203,7 @@ class KernelTree(Sampler):
         )
         self._num_leaves = -(-self.num_classes // self.leaf_size)
         # whether weights in leaves are computed from class vectors; otherwise from features
-        self._weighs_vectors = transform is None or weight_kind != KERNEL
+        self._leaf_weights_use_vectors = transform is None or weight_kind != KERNEL
         self._rows = arrays.copied(rows)
         self._sums: Any = None
         self._build(progress)
@@ -530,7 +530,7 @@ class KernelTree(Sampler):
         """
         size = self._parameters.leaf_size
         to_device = self._arrays.to_device
-        if self._weighs_vectors:
+        if self._leaf_weights_use_vectors:
             yield LeafRows(h, self._rows, to_device(leaves * size))
             return
         visited, slots = np.unique(leaves, return_inverse=True)
@@ -557,15 +557,15 @@ class KernelTree(Sampler):
             phi=phi,
             excluded=exclude,
             log_remaining=arrays.to_device(np.zeros((batch, 2))),
-            branches=arrays.empty((batch, levels, 2), np.float64),
-            left_probs=arrays.empty((batch, levels), np.float64),
+            excluded_path_probs=arrays.empty((batch, levels, 2), np.float64),
+            conditional_left_probs=arrays.empty((batch, levels), np.float64),
         )
         excluded = to_host(exclude)
-        # without exclusion, `branches` and `left_probs` stay empty, because no path reads them
+        # without exclusion, the last two fields are not written, because no path reads them
         if excluded.max() >= 0:
             products = self._top_products(phi, batch, num_paths=1)
             masses = arrays.empty(batch, np.float64)
-            arrays.run(descend_to_excluded, batch, self._tree, contexts, products, masses)
+            arrays.run(compute_excluded_path_probs, batch, self._tree, contexts, products, masses)
             leaves = np.maximum(excluded, 0)[:, None] // parameters.leaf_size
             for leaf_rows in self._leaf_rows(h, phi, leaves):
                 arrays.run(exclude_classes, batch, self._tree, contexts, leaf_rows, workspace)
@@ -626,7 +626,9 @@ class KernelTree(Sampler):
         levels = root_level(self._num_leaves) + 1
         values_per_example = self.feature_dim + 2 * num_leaves * (self.leaf_size + 2 * levels)
         return self._arrays.split(
-            batch, size if self._weighs_vectors else _KERNEL_CHUNK_EXAMPLES, values_per_example
+            batch,
+            size if self._leaf_weights_use_vectors else _KERNEL_CHUNK_EXAMPLES,
+            values_per_example,
         )
 
     def _leaf_chunks(self, num: int, batch: int = 0) -> list[slice]:
@@ -651,7 +653,7 @@ class KernelTree(Sampler):
         self._arrays.run(sum_runs, offsets.shape[0], features, offsets, out)
 
 
-def predicted_bytes(
+def peak_build_bytes(
     num_classes: int, dim: int, feature_dim: int, itemsize: int, leaf_size: int
 ) -> int:
     """Return the peak memory of building a tree, in bytes."""

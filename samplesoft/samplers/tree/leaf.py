@@ -97,7 +97,7 @@ def num_classes_in_leaf(leaf: int, parameters: TreeParameters) -> int:
 
 
 @njit
-def index_in_leaf(leaf: int, excluded: int, parameters: TreeParameters) -> int:
+def excluded_index_in_leaf(leaf: int, excluded: int, parameters: TreeParameters) -> int:
     """Return the index of the excluded class within a leaf, or -1 if it is not in this leaf."""
     index = excluded - leaf * parameters.leaf_size
     return index if 0 <= index < num_classes_in_leaf(leaf, parameters) else -1
@@ -175,11 +175,11 @@ def log_exclusion_correction(log_remaining: FloatArray, b: int, excluded_index: 
 def exclude_classes(
     tree: Tree, contexts: Contexts, leaf_rows: LeafRows, workspace: Workspace
 ) -> None:
-    """Write ``contexts.log_remaining`` and ``contexts.left_probs``, for contexts with exclusion.
+    """Write the probabilities of not drawing the excluded class of each context.
 
-    ``contexts.branches`` must have been written by `walk.descend_to_excluded`. Probabilities are
-    computed upwards from the leaf of the excluded class. Only positive terms are added, so that
-    nothing cancels if a probability is near 0.
+    These are ``contexts.log_remaining`` and ``contexts.conditional_left_probs``, computed upwards
+    from the leaf of the excluded class. `walk.compute_excluded_path_probs` must have been called
+    before. Only positive terms are added, so that nothing cancels if a probability is near 0.
     """
     log_remaining = contexts.log_remaining
     parameters = tree.parameters
@@ -210,15 +210,17 @@ def exclude_classes(
         # probability p_c (1 - rho_c) / (1 - rho_v).
         remaining = math.exp(log_others)
         for level in range(1, root + 1):
-            towards = contexts.branches[b, level, 0]
-            away = contexts.branches[b, level, 1]
+            towards = contexts.excluded_path_probs[b, level, 0]
+            away = contexts.excluded_path_probs[b, level, 1]
             is_left = (leaf >> (level - 1)) % 2 == 0
             # this value remains if the node contains no other class
-            contexts.left_probs[b, level] = towards if is_left else away
+            contexts.conditional_left_probs[b, level] = towards if is_left else away
             towards *= remaining
             remaining = towards + away
             if remaining > 0.0:
-                contexts.left_probs[b, level] = (towards if is_left else away) / remaining
+                contexts.conditional_left_probs[b, level] = (
+                    towards if is_left else away
+                ) / remaining
         log_remaining[b, 1] = math.log(remaining)
 
 
@@ -257,7 +259,7 @@ def draw_in_leaves(
         first_path = b * classes.ids.shape[1]
         leaf = paths.leaves[first_path + start]
         size = num_classes_in_leaf(leaf, parameters)
-        excluded_index = index_in_leaf(leaf, contexts.excluded[b], parameters)
+        excluded_index = excluded_index_in_leaf(leaf, contexts.excluded[b], parameters)
         total, shift = compute_leaf_weights(
             parameters, leaf_rows, b, first_row, size, excluded_index, workspace
         )
@@ -303,7 +305,7 @@ def probs_in_leaves(
         leaf = first_leaf + i % num
         first = leaf * parameters.leaf_size
         size = num_classes_in_leaf(leaf, parameters)
-        excluded_index = index_in_leaf(leaf, contexts.excluded[b], parameters)
+        excluded_index = excluded_index_in_leaf(leaf, contexts.excluded[b], parameters)
         if size == 1 and excluded_index == 0:  # the excluded class alone
             probs[b, first] = 0.0
             continue

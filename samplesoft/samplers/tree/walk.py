@@ -5,8 +5,8 @@ It is clipped from below at a floor times the node's number of classes. At a nod
 with a probability proportional to the clipped masses of the two children: see `branch_probs`. If
 contexts exclude a class, there are four passes:
 
-1. `descend_to_excluded` goes down to the excluded class and stores the probabilities of both
-   branches at each node above it.
+1. `compute_excluded_path_probs` goes down to the excluded class and stores the probabilities of
+   both branches at each node above it.
 2. `leaf.exclude_classes` goes back up and stores, for the same nodes, the probability of the left
    branch given that the class is not drawn.
 3. `walk` moves draws down to leaves, and also computes the probabilities of reaching given leaves.
@@ -73,10 +73,10 @@ class Contexts(NamedTuple):
     log_remaining: FloatArray
     # (B, levels, 2): at the node of each level that contains the excluded class, the probability of
     # the branch towards this class, and of the other branch
-    branches: FloatArray
+    excluded_path_probs: FloatArray
     # (B, levels): at the same node, the probability of the left branch given that the excluded
     # class is not drawn
-    left_probs: FloatArray
+    conditional_left_probs: FloatArray
 
 
 class TopProducts(NamedTuple):
@@ -203,12 +203,12 @@ def prefetch_node(nodes: Real, leaf: int, half: int) -> None:
 
 
 @njit
-def descend_to_excluded(
+def compute_excluded_path_probs(
     tree: Tree, contexts: Contexts, products: TopProducts, masses: FloatArray
 ) -> None:
-    """Write ``contexts.branches``: branch probabilities at the nodes above each excluded class.
+    """Write the probabilities of both branches at the nodes above each excluded class.
 
-    `masses` (B,) is workspace.
+    These are ``contexts.excluded_path_probs``. `masses` (B,) is workspace.
     """
     nodes, parameters = tree
     num_leaves = len(nodes)
@@ -225,8 +225,8 @@ def descend_to_excluded(
             first = leaf & -(2 * half)
             middle = first + half
             if middle >= num_leaves:  # the node has no right half
-                contexts.branches[b, level, 0] = 1.0
-                contexts.branches[b, level, 1] = 0.0
+                contexts.excluded_path_probs[b, level, 0] = 1.0
+                contexts.excluded_path_probs[b, level, 1] = 0.0
                 continue
             if level <= products.level_below:
                 next_excluded = max(contexts.excluded[min(b + 1, batch - 1)], 0)
@@ -237,12 +237,12 @@ def descend_to_excluded(
             left, right = branch_probs(mass, difference, first, half, parameters)
             if leaf < middle:
                 masses[b] = 0.5 * (mass + difference)
-                contexts.branches[b, level, 0] = left
-                contexts.branches[b, level, 1] = right
+                contexts.excluded_path_probs[b, level, 0] = left
+                contexts.excluded_path_probs[b, level, 1] = right
             else:
                 masses[b] = 0.5 * (mass - difference)
-                contexts.branches[b, level, 0] = right
-                contexts.branches[b, level, 1] = left
+                contexts.excluded_path_probs[b, level, 0] = right
+                contexts.excluded_path_probs[b, level, 1] = left
 
 
 # draws, and paths to given leaves -----------------------------------------------------------------
@@ -347,7 +347,7 @@ def walk(
                 left, right = branch_probs(mass, difference, first, half, parameters)
                 left_prob = left
                 if is_drawn and first * size <= excluded < (middle + half) * size:
-                    left_prob = contexts.left_probs[b, level]
+                    left_prob = contexts.conditional_left_probs[b, level]
                 # two runs: the paths [start, first_right) go left, [first_right, stop) go right
                 first_right = split_run(paths, start, stop, is_drawn, left_prob, middle)
                 if first_right < stop:

@@ -194,7 +194,7 @@ def test_unknown_memory_is_no_obstacle(monkeypatch):
 @pytest.mark.parametrize(("dim", "num_features"), [(50, 1), (1, 50)])
 def test_predicted_memory_is_that_of_the_tree_and_of_two_blocks_of_features(dim, num_features):
     kernel_tree = KernelTree(np.ones((1000, dim)), lambda x: np.ones((len(x), num_features)))
-    predicted = module.predicted_bytes(1000, dim, num_features, 8, kernel_tree.leaf_size)
+    predicted = module.peak_build_bytes(1000, dim, num_features, 8, kernel_tree.leaf_size)
     leaves = -(-1000 // kernel_tree.leaf_size)
     held = 8 * (leaves * num_features + 1000 * dim)
     assert predicted == held + 2 * 8 * 1000 * num_features
