@@ -61,11 +61,11 @@ class Archive:
 
 
 @contextmanager
-def open_arrays(path: str | Path, what: str, remedy: str) -> Iterator[BinaryIO]:
+def open_arrays(path: str | Path, expected: str, remedy: str) -> Iterator[BinaryIO]:
     """Open a file of NumPy arrays, as a context manager that yields the binary stream.
 
     The body must only read arrays, because any exception in it counts as a damaged file. It becomes
-    a ValueError which says that the file must be `what`, and gives the `remedy`. Only
+    a ValueError which says that the file must be `expected`, and gives the `remedy`. Only
     FileNotFoundError and MemoryError are raised as such.
     """
     try:
@@ -78,7 +78,7 @@ def open_arrays(path: str | Path, what: str, remedy: str) -> Iterator[BinaryIO]:
         raise
     except Exception as error:  # the parsers of NumPy and zipfile raise a dozen types
         reason = str(error).rstrip(".")[:200] or type(error).__name__
-        raise ValueError(f"{str(path)!r} must be {what}: {reason}; {remedy}.") from None
+        raise ValueError(f"{str(path)!r} must be {expected}: {reason}; {remedy}.") from None
 
 
 def _open_for_reading(path: str | Path) -> BinaryIO:

@@ -136,7 +136,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     update_every : int
         Number of steps between updates of the sampler, for samplers that use class vectors.
     dropout : float
-        Fraction of the nonzero entries of an input that a training step sets to 0, at random.
+        Fraction of the entries of an input that a training step sets to 0, at random.
     label_reduction : {"pal-n", "pal", "ova"}
         Loss of an example with several labels: "pal-n" is the mean of the losses of its labels,
         "pal" their sum, and "ova" one versus all, for ``loss="nce"`` and

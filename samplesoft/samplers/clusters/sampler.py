@@ -107,9 +107,9 @@ class ClusterSampler(Sampler):
 
     **Updates** recompute the moments of the leaves of the updated classes, and of the cells above
     these leaves, from their children, so that rounding errors do not accumulate. Cells of untrained
-    vectors become useless during training. Classes are therefore clustered again, as by `cluster`,
-    when all of them are updated at once, and when n vectors have been updated, then 2 n, 4 n and so
-    on. It also helps to cluster once an epoch: call `cluster`, or ``refresh`` of a
+    vectors become useless during training. The classes are therefore clustered again when all of
+    them are updated at once, and when n vectors have been updated, then 2 n, 4 n and so on. It also
+    helps to cluster once an epoch: call `cluster`, or ``refresh`` of a
     `samplesoft.models.SoftmaxLayer`, as the classifier and ``samplesoft train`` do. After a million
     examples, a log-bilinear model of 64,000 words had a perplexity of 58.4 with its first cells,
     52.8 with this schedule, and 52.5 with draws from the softmax.
