@@ -50,7 +50,7 @@ def make_partition(
 
 
 def _child_count_functions(num_classes: int, leaf_size: int) -> list[Callable[[int], int]]:
-    """Return one function for each level, from the number of classes in a cell to that of children.
+    """Return, for each level, a function from a cell's number of classes to that of its children.
 
     The first function is for the root. The root of a large tree has ``6 n**(1/3)`` children, whose
     masses are one matrix product for all contexts.
