@@ -15,16 +15,15 @@ inner product with a sum of features: phi(h) . (phi(0) + phi(1)). A tree stores 
 then takes one or two products on each of log2(leaves) levels, and one for each class of a leaf.
 (For clarity, this file sums kernels instead of features.) The numerator on each level is the
 denominator on the next level and cancels, so that the product of the branch probabilities on the
-path to c is K(h, c) / sum of K(h, .).
-See section 3.2 of Blanc and Rendle (2018), "Adaptive sampled softmax with kernel based sampling",
-and Rawat et al. (2019), "Sampled softmax with random Fourier features".
+path to c is K(h, c) / sum of K(h, .). See Blanc and Rendle (2018), "Adaptive sampled softmax with
+kernel based sampling", section 3.2, and Rawat et al. (2019), "Sampled softmax with random Fourier
+features".
 
 With random features a kernel may be negative, but a probability may not. The mass of a half is
 therefore its sum of kernels, or a floor > 0 times its number of classes if that is larger. The
 probability of a branch is the mass of its half divided by the sum of the masses of both halves.
-Because of this clipping, branch probabilities are no longer exactly proportional to K. They still
-add up to 1 at every node, so that their product is the exact probability of the draw, which a loss
-corrects for.
+Probabilities are then not exactly proportional to K. They still add up to 1 at every node, so that
+their product is the exact probability of the draw, which a loss corrects for.
 
 `samplesoft.samplers.tree` computes the same for many contexts at a time, on all cores or a GPU. The
 sums of both halves of each node would take 2 (L - 1) rows for L leaves. It stores only L rows. Row
@@ -70,10 +69,7 @@ def num_left_leaves(leaves: int) -> int:
 
 
 def nodes(leaves: int, first: int = 0) -> Iterator[Node]:
-    """Yield all nodes of a tree of `leaves` leaves that have two halves, parents before children.
-
-    The index of the first leaf is `first`.
-    """
+    """Yield the nodes with two halves above leaves [first, first + leaves), parents first."""
     if leaves == 1:
         return
     left = num_left_leaves(leaves)
@@ -115,9 +111,8 @@ def class_probabilities(
     """Return the probabilities (n,) of all classes for one context.
 
     `kernel` (n,) holds K(h, c) for each class c. In a leaf, classes are drawn in proportion to
-    `weights` (n,). These are the clipped kernel, or other positive weights, such as exp(tau h . c),
-    which are cheap for the few classes of a leaf. With other weights, probabilities are not
-    proportional to K.
+    `weights` (n,): the clipped kernel, or other positive weights that are cheap for the few classes
+    of a leaf, such as exp(tau h . c). Probabilities are then not proportional to K.
     """
     n = len(kernel)
     q = [kernel[0]] * n  # placeholders of the number type in use
@@ -188,8 +183,7 @@ def draw(u: Number, q: Sequence[Number], leaf_size: int) -> int:
     Let p be the probability of the left branch. If u < p, the draw goes left, and u / p is again
     uniform on [0, 1). Otherwise it goes right, and (u - p) / (1 - p) is uniform. So one variate
     is enough for all levels. The result is the first class c with q_0 + ... + q_c > u, for any
-    tree. (This function computes branch probabilities from `q` (n,); the masses of the tree give
-    the same values.)
+    tree. (Branch probabilities from the masses of the tree are equal to these from `q` (n,).)
     """
     n = len(q)
     first = 0
