@@ -134,7 +134,7 @@ def correct_metric(
     size = len(metric_by_rank)
     variance_weight = as_fraction("gamma", gamma)
     targets = TargetRanks(np.arange(1, size + 1), size)
-    draws, without_replacement = targets._check_draws(num_sampled, replacement)
+    draws, without_replacement = targets._checked_draws(num_sampled, replacement)
     prior_weights = scale_by_power_of_two(
         as_counts("prior", np.ones(size) if prior is None else prior, size)
     )
@@ -240,7 +240,7 @@ def estimate_rank_distribution(
             f"negatives, got {observed.shape}; with replacement m may be larger."
         )
     targets = TargetRanks(np.arange(1, size + 1), size)
-    draws, without_replacement = targets._check_draws(m, replacement)
+    draws, without_replacement = targets._checked_draws(m, replacement)
     require_memory("num_candidates", size, 8.0 * size * (draws + 1))
     distributions = rank_distributions(targets, slice(None), draws, without_replacement)
     estimate = np.full(size, 1.0 / size)

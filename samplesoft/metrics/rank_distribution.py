@@ -42,7 +42,7 @@ def sampled_rank_distribution(
            [0.167, 0.667, 0.167]])
     """
     require_instance("targets", targets, TargetRanks)
-    draws, without_replacement = targets._check_draws(num_sampled, replacement)
+    draws, without_replacement = targets._checked_draws(num_sampled, replacement)
     require_memory("num_sampled", draws, 8.0 * len(targets.ranks) * (draws + 1))
     return rank_distributions(targets, slice(None), draws, without_replacement)
 

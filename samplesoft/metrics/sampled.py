@@ -107,13 +107,13 @@ def sampled_metrics(
     0.0 1.0
     """
     require_instance("targets", targets, TargetRanks)
-    draws, without_replacement = targets._check_draws(num_sampled, replacement)
+    draws, without_replacement = targets._checked_draws(num_sampled, replacement)
     sizes = sorted({as_count("k", size) for size in np.atleast_1d(as_array("k", k))})
     if not sizes:
         raise ValueError("`k` must hold lengths of lists, got none.")
-    first_item = targets._first_item
+    first_item = targets._first_items
     num_relevant = targets._num_relevant
-    order_index = targets._order_index
+    order_index = targets._index_in_example
     metric_columns = [(size, name) for size in sizes for name in METRICS]
     list_ranks = np.arange(1, min(sizes[-1], draws + int(num_relevant.max())) + 1)
     gain_table = np.array([rank_metric(name, size, list_ranks) for size, name in metric_columns])
@@ -138,16 +138,16 @@ def sampled_metrics(
             with_ties,
             tie_sizes,
             order_index,
-            targets._num_above,
+            targets._num_better_negatives,
             targets.num_tied,
             gain_table,
         )
     tied_before = np.append(0.0, targets.tied[:-1])
     between = np.where(order_index > 0, targets._increments(targets.better), targets.better)
-    new_group = (order_index > 0) & ~targets._in_tie_before
+    new_group = (order_index > 0) & ~targets._ties_with_previous
     between[new_group] = np.maximum(between[new_group] - tied_before[new_group], 0.0)
-    ties = np.where(targets._in_tie_before, 0.0, targets.tied)
-    mean, variance = _moments(
+    ties = np.where(targets._ties_with_previous, 0.0, targets.tied)
+    mean, variance = _gain_moments(
         item_offsets,
         between,
         targets.worse,
@@ -178,13 +178,14 @@ def sampled_metrics(
         if without_replacement
         else ones
     )
-    share_above = (
+    fraction_better = (
         np.add.reduceat(
-            (targets._num_above + targets.num_tied / 2) / targets._num_negatives, first_item
+            (targets._num_better_negatives + targets.num_tied / 2) / targets._num_negatives,
+            first_item,
         )
         / num_relevant
     )
-    full = [*np.add.reduceat(gains, first_item, axis=1) / scales, 1.0 - share_above]
+    full = [*np.add.reduceat(gains, first_item, axis=1) / scales, 1.0 - fraction_better]
     moments = (
         [*mean / scales, auc],
         [
@@ -242,7 +243,7 @@ def _average_over_ties(
 
 
 @njit
-def _moments(
+def _gain_moments(
     item_offsets: IntArray,
     between: FloatArray,
     worse: FloatArray,
@@ -304,7 +305,7 @@ def _moments(
                     means_at_j[:, b] += gain_tables[min(j - 1, 1), :, j + b - 1]
             if is_tied:
                 p = item_offsets[e] + start - 1
-                means_at_j, variances_at_j = _moments_of_tie(
+                means_at_j, variances_at_j = _gain_moments_of_tie(
                     means_at_j,
                     variances_at_j,
                     start,
@@ -326,7 +327,7 @@ def _moments(
 
 
 @njit
-def _moments_of_tie(
+def _gain_moments_of_tie(
     means_after: FloatArray,
     variances_after: FloatArray,
     start: int,
@@ -414,7 +415,7 @@ def _add_last_item_of_tie(
 
     Its position among t draws is uniform, with probability 1 / (t + 1). Gains after the tie do not
     depend on that position. `means_in_tie` and `variances_in_tie` (C, L, m + 1) are as in
-    `_moments_of_tie`; `gain_table` (C, L) has gains by rank.
+    `_gain_moments_of_tie`; `gain_table` (C, L) has gains by rank.
     """
     columns, length, num = means_in_tie.shape
     for b in range(length):

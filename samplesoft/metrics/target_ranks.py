@@ -102,13 +102,13 @@ class TargetRanks:
         self.examples = example_ids[order]
         self.num_tied = num_tied_array[order]
         self.uniform = better is None
-        self._first_item = np.flatnonzero(np.diff(self.examples, prepend=-1))
-        self._num_relevant = np.diff(self._first_item, append=len(order))  # items per example
+        self._first_items = np.flatnonzero(np.diff(self.examples, prepend=-1))
+        self._num_relevant = np.diff(self._first_items, append=len(order))  # items per example
         # position of an item among the relevant items of its example, from 0
-        offsets = np.repeat(self._first_item, self._num_relevant)
-        self._order_index = np.arange(len(order)) - offsets
-        above = self.ranks - 1 - self._order_index
-        self._num_above = above
+        offsets = np.repeat(self._first_items, self._num_relevant)
+        self._index_in_example = np.arange(len(order)) - offsets
+        above = self.ranks - 1 - self._index_in_example
+        self._num_better_negatives = above
         self._num_negatives = self.num_candidates - np.repeat(
             self._num_relevant, self._num_relevant
         )
@@ -120,8 +120,8 @@ class TargetRanks:
         above_steps = self._increments(above)
         tied_before = np.append(0, self.num_tied[:-1])
         same_tie = (above_steps == 0) & (self._increments(self.num_tied) == 0)
-        self._in_tie_before = (self._order_index > 0) & same_tie & (self.num_tied > 0)
-        invalid |= (self._order_index > 0) & ~same_tie & (above_steps < tied_before)
+        self._ties_with_previous = (self._index_in_example > 0) & same_tie & (self.num_tied > 0)
+        invalid |= (self._index_in_example > 0) & ~same_tie & (above_steps < tied_before)
         invalid |= above_steps < 0
         if better is not None:
             better_mass = _as_probabilities("better", better, order)
@@ -141,16 +141,16 @@ class TargetRanks:
 
     def _increments(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return differences (P,) from the previous item; 0 for the first item of an example."""
-        return np.where(self._order_index > 0, np.diff(values, prepend=values[0]), 0)
+        return np.where(self._index_in_example > 0, np.diff(values, prepend=values[0]), 0)
 
     def _tie_sizes(self) -> IntArray:
         """Return the number of relevant items in each tie (P,), at its first item; else 0."""
-        starts = np.flatnonzero(~self._in_tie_before)
+        starts = np.flatnonzero(~self._ties_with_previous)
         sizes = np.zeros(len(self.ranks), np.int64)
         sizes[starts] = np.diff(starts, append=len(self.ranks))
         return sizes
 
-    def _check_draws(self, num_sampled: Any, replacement: Any) -> tuple[int, bool]:
+    def _checked_draws(self, num_sampled: Any, replacement: Any) -> tuple[int, bool]:
         """Check arguments; return the number of draws, and whether they are without replacement."""
         draws = as_count("num_sampled", num_sampled)
         with_replacement = as_flag("replacement", replacement)

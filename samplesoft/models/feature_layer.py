@@ -126,13 +126,13 @@ class FeatureLayer(SoftmaxLayer):
             classes = np.union1d(draw.ids, targets.labels)
             draw = replace(draw, ids=np.searchsorted(classes, draw.ids))
             local_labels = _local_labels(labels, targets, classes)
-        block = self._block(features, classes)
+        block = self._copy_weights(features, classes)
         batch = self.loss.check_batch(contexts, np.ascontiguousarray(block.T), local_labels, None)
         value, cache = self.loss.forward_batch(
             batch, draw, label_log_count=log_count, weights=weights
         )
         if self._observes:
-            self._observe(targets, weights)
+            self._observe_labels(targets, weights)
         return value, FeatureCache(cache, classes, features, block)
 
     def backward(  # type: ignore[override]
@@ -152,7 +152,7 @@ class FeatureLayer(SoftmaxLayer):
         if self.alpha:
             all_classes = len(block_gradient.ids) == len(cache.classes)
             block = cache.block if all_classes else cache.block[:, block_gradient.ids]
-            _add_penalty(block, *self._penalty(features, classes), gradient)
+            _add_penalty_gradient(block, *self._penalty_factors(features, classes), gradient)
         # all classes: whole rows change; else single entries
         if self.sampler is None:
             return None, {"weights": SparseRows(features, gradient)}
@@ -160,7 +160,7 @@ class FeatureLayer(SoftmaxLayer):
         indices = np.add.outer(features * self.num_classes, classes)
         return None, {"weights": SparseRows(indices.reshape(-1), gradient.reshape(-1))}
 
-    def _block(self, features: IntArray, classes: IntArray) -> Rows:
+    def _copy_weights(self, features: IntArray, classes: IntArray) -> Rows:
         """Return a copy of the weights (f, k) of features and classes."""
         # for all classes whole rows, without an index for each entry
         by_feature = self.class_embeddings.T
@@ -186,7 +186,7 @@ class FeatureLayer(SoftmaxLayer):
         super().load_state(rest)
         self._counters = loaded
 
-    def _penalty(self, features: IntArray, classes: IntArray) -> tuple[Rows, Rows]:
+    def _penalty_factors(self, features: IntArray, classes: IntArray) -> tuple[Rows, Rows]:
         """Return factors (f,) and (k,) whose products multiply the weights in the penalty gradient.
 
         A weight takes part in a step if both its class and its feature do.
@@ -207,7 +207,9 @@ class FeatureLayer(SoftmaxLayer):
 
 
 @njit
-def _add_penalty(weights: Rows, row_factors: Rows, column_factors: Rows, gradient: Rows) -> None:
+def _add_penalty_gradient(
+    weights: Rows, row_factors: Rows, column_factors: Rows, gradient: Rows
+) -> None:
     """Add ``of_rows[i] * of_columns[j] * weights[i, j]`` to a gradient (k, d)."""
     for i in range(len(gradient)):
         row, weight, out = row_factors[i], weights[i], gradient[i]

@@ -227,7 +227,7 @@ def check_inputs(x: Any, num_inputs: int, dtype: np.dtype[Any]) -> Any:
     return _checked_csr(x, num_inputs, dtype)
 
 
-def check_rows(x: Any, num_inputs: int, dtype: np.dtype[Any]) -> Any:
+def checked_rows(x: Any, num_inputs: int, dtype: np.dtype[Any]) -> Any:
     """Return validated inputs (B, v), for callers that convert a few rows at a time.
 
     Arrays keep their memory order and dtype, CSR matrices their dtype: nothing is copied.
@@ -247,7 +247,7 @@ def check_rows(x: Any, num_inputs: int, dtype: np.dtype[Any]) -> Any:
 
 
 def select_rows(x: Any, part: slice, dtype: np.dtype[Any]) -> Any:
-    """Return a slice of the rows of `check_rows`, converted to `dtype`, in C order."""
+    """Return a slice of the rows of `checked_rows`, converted to `dtype`, in C order."""
     rows = x[part].astype(dtype, copy=False)
     return rows if sparse.issparse(rows) else np.ascontiguousarray(rows)
 

@@ -39,7 +39,7 @@ from samplesoft.models.linear import (
     Linear,
     as_float_dtype,
     check_inputs,
-    check_rows,
+    checked_rows,
     select_rows,
     uniform_weights,
 )
@@ -55,7 +55,7 @@ _EMBEDDING, _CLASSES, _SAMPLER, _DROPOUT, _DRAWS = map(np.uint64, range(5))
 _DEFAULT_TOTAL_PENALTY = 0.003  # default `alpha` times the number of classes
 
 
-def normalizes(embedding_dim: int | None, loss: str) -> bool:
+def normalizes_by_default(embedding_dim: int | None, loss: str) -> bool:
     """Return the default of `normalize`."""
     spec = LOSSES[loss]
     return embedding_dim is not None and not spec.on_tree and spec.make is not FullLogisticLoss
@@ -131,7 +131,7 @@ class LinearSoftmaxSettings(SoftmaxSettings):
             as_count("embedding_dim", self.embedding_dim)
 
     def _default_normalize(self) -> bool:
-        return normalizes(self.embedding_dim, self.loss)
+        return normalizes_by_default(self.embedding_dim, self.loss)
 
     def _loss_options(self) -> dict[str, Any]:
         options = super()._loss_options()
@@ -159,7 +159,7 @@ class LinearSoftmaxSettings(SoftmaxSettings):
                 "their norms, with sklearn.preprocessing.normalize."
             )
         is_object = self.sampler is None or callable(self.sampler)  # validated by the layer
-        if not is_object and self._sampler_follows():
+        if not is_object and self._sampler_follows_contexts():
             samplers = ", ".join(
                 name for name, spec in SAMPLERS.items() if not spec.follows_vectors
             )
@@ -275,7 +275,7 @@ class LinearSoftmax:
         # inputs at a time in prediction; few without d, so that few features occur
         self._chunk_rows = 64 if dim is None else 1024
         if dim is None:
-            self.softmax = self._layer_on_inputs(counts, int(key))
+            self.softmax = self._make_feature_layer(counts, int(key))
             return
         streams = [np.uint64(mix64(key, k)) for k in (_EMBEDDING, _CLASSES, _SAMPLER)]
         self.sampler_seed = int(streams[2])
@@ -284,7 +284,7 @@ class LinearSoftmax:
         rows = uniform_weights((num_classes, dim), dim**-0.5, self.dtype, streams[1])
         self.softmax = settings.make_layer(rows, counts, self.sampler_seed, reduction="sum")
 
-    def _layer_on_inputs(self, counts: ArrayLike | None, seed: int) -> FeatureLayer:
+    def _make_feature_layer(self, counts: ArrayLike | None, seed: int) -> FeatureLayer:
         """Return the layer of a model without an embedding."""
         settings, n = self.settings, self.num_classes
         sampler = None
@@ -383,9 +383,9 @@ class LinearSoftmax:
         """Return validated inputs (B, v)."""
         return check_inputs(x, self.num_inputs, self.dtype)
 
-    def _check_rows(self, x: Any) -> Any:
+    def _checked_rows(self, x: Any) -> Any:
         """Return validated inputs (B, v), to be converted to the model's dtype in chunks."""
-        return check_rows(x, self.num_inputs, self.dtype)
+        return checked_rows(x, self.num_inputs, self.dtype)
 
     def after_step(self, gradients: Mapping[str, Gradient]) -> None:
         """Update the sampler for the class vectors that an optimizer has changed."""
@@ -437,7 +437,7 @@ class LinearSoftmax:
         TypeError, ValueError
             If an argument is malformed, or a score among the best is not finite.
         """
-        layer, x, k = self.softmax, self._check_rows(x), check_k(k, self.num_classes)
+        layer, x, k = self.softmax, self._checked_rows(x), check_k(k, self.num_classes)
         excluded = check_leave_out(leave_out, (x.shape[0], self.num_classes))
         best = []
         for part in chunks(x.shape[0], self._chunk_rows):
@@ -473,7 +473,7 @@ class LinearSoftmax:
         scores : ndarray, shape (b, n)
             Their scores.
         """
-        layer, x, n = self.softmax, self._check_rows(x), self.num_classes
+        layer, x, n = self.softmax, self._checked_rows(x), self.num_classes
         tree = layer if isinstance(layer, HierarchicalSoftmax) else None
         if tree is None:  # normalise once, not for each chunk of inputs
             rows = self.class_vectors()

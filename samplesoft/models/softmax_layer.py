@@ -159,8 +159,8 @@ class SoftmaxLayer:
             )
         # computed once: calls of empty methods would cost as much as a small product in each step
         self._draws_num_sampled = isinstance(loss, SampledLoss) and loss.draws_num_sampled
-        self._refreshes = _overrides(self.sampler, "refresh")
-        self._observes = _overrides(self.sampler, "observe")
+        self._refreshes = _overrides_method(self.sampler, "refresh")
+        self._observes = _overrides_method(self.sampler, "observe")
 
     @property
     def _arrays(self) -> Backend:
@@ -214,7 +214,7 @@ class SoftmaxLayer:
         result = self.loss.forward_batch(batch, draw, label_log_count=log_count, weights=weights)
         # after the loss, because the proposal must not depend on the labels of the batch
         if self._observes:
-            self._observe(batch.targets, weights)
+            self._observe_labels(batch.targets, weights)
         return result
 
     def backward(self, cache: Cache) -> tuple[Rows, dict[str, SparseRows]]:
@@ -359,7 +359,7 @@ class SoftmaxLayer:
         log_count = self._label_log_count(contexts, targets) if loss.needs_label_count else None
         return draw, log_count
 
-    def _observe(self, targets: Targets, weights: ArrayLike | None) -> None:
+    def _observe_labels(self, targets: Targets, weights: ArrayLike | None) -> None:
         """Pass labels to the sampler, except those of examples of weight 0, such as padding."""
         assert self.sampler is not None
         labels = targets.labels
@@ -439,7 +439,7 @@ class SoftmaxLayer:
             )
 
 
-def _overrides(sampler: Sampler | None, method: str) -> bool:
+def _overrides_method(sampler: Sampler | None, method: str) -> bool:
     """Whether there is a sampler that overrides a method of `Sampler`."""
     if sampler is None:
         return False

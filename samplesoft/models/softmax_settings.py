@@ -189,10 +189,10 @@ class SoftmaxSettings:
             return as_shared(self.shared, False)
         if callable(self.sampler):
             return self.shared
-        follows_contexts = self._sampler_follows()  # also validates the sampler
+        follows_contexts = self._sampler_follows_contexts()  # also validates the sampler
         return as_shared(self.shared, loss.shares_draws and not follows_contexts)
 
-    def _sampler_follows(self) -> bool:
+    def _sampler_follows_contexts(self) -> bool:
         """Return whether draws depend on contexts and class vectors."""
         if self.sampler is None or isinstance(self.sampler, str):
             return SAMPLERS[as_choice("sampler", self.sampler, SAMPLERS)].follows_vectors
@@ -209,7 +209,7 @@ class SoftmaxSettings:
         }
         return {name: values[name] for name in self._loss_fields if name not in implied}
 
-    def _offset(self, n: int, d: int) -> dict[str, float]:
+    def _offset_option(self, n: int, d: int) -> dict[str, float]:
         """Return the offset for which the estimates of random vectors sum to 1 over all classes.
 
         Noise-contrastive estimation estimates p(j), negative sampling p(j) / (m q(j)). Dot products
@@ -286,7 +286,7 @@ class SoftmaxSettings:
 
     def make_loss(self, n: int, d: int, reduction: str) -> Loss:
         """Make the loss for n classes and vectors of length d, with a `reduction`."""
-        options = {**self._loss_options(), **self._offset(n, d)}
+        options = {**self._loss_options(), **self._offset_option(n, d)}
         return make_loss(self.loss, reduction=reduction, **options)
 
     def make_sampler(self, rows: Rows, counts: ArrayLike | None, seed: int) -> Sampler:

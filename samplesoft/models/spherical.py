@@ -162,7 +162,7 @@ class SphericalSoftmax:
         self._s: FloatArray  # W' 1
         self._Q: FloatArray  # W' W
         self._V: Rows = uniform_weights((n, d), d**-0.5, self.dtype, np.uint64(as_key(rng)))
-        self._fold(np.eye(d), np.zeros(d))
+        self._rebuild_factors(np.eye(d), np.zeros(d))
 
     def class_embeddings(self, ids: ArrayLike | None = None) -> Rows:
         """Compute class vectors.
@@ -184,10 +184,10 @@ class SphericalSoftmax:
         """
         if ids is not None:
             chosen = as_ids("ids", ids, self.num_classes)
-            return self._rows(chosen).astype(self.dtype)
+            return self._class_vectors(chosen).astype(self.dtype)
         rows = np.empty_like(self._V)
         for part in row_chunks(rows.shape, _CHUNK_VALUES):
-            rows[part] = self._rows(part)
+            rows[part] = self._class_vectors(part)
         return rows
 
     def set_class_embeddings(self, class_embeddings: ArrayLike) -> None:
@@ -207,9 +207,9 @@ class SphericalSoftmax:
         rows = as_float_rows("class_embeddings", class_embeddings, shape[1], self.dtype)
         if rows.shape != shape:
             raise ValueError(f"`class_embeddings` must have shape {shape}, got {rows.shape}.")
-        self._require_range("class_embeddings", float(np.abs(rows).max()) * rows.size**0.5)
+        self._require_norm_in_range("class_embeddings", float(np.abs(rows).max()) * rows.size**0.5)
         self._V = rows.copy()
-        self._fold(np.eye(shape[1]), np.zeros(shape[1]))
+        self._rebuild_factors(np.eye(shape[1]), np.zeros(shape[1]))
 
     @ignoring_overflow  # what is not finite is refused
     def forward(
@@ -241,9 +241,12 @@ class SphericalSoftmax:
         contexts = as_float_rows("h", h, self.embedding_dim, self.dtype).astype(np.float64)
         targets = as_labels("labels", labels, self.num_classes, contexts.shape[:1])
         example_weights = checked_weights(weights, len(contexts), self.reduction, self.dtype)
-        rows = self._rows(targets)
+        rows = self._class_vectors(targets)
         label_scores = np.einsum("bd,bd->b", rows, contexts) + self._shift
-        label_weights, (total, derivative) = label_scores**2 + self.epsilon, self._total(contexts)
+        label_weights, (total, derivative) = (
+            label_scores**2 + self.epsilon,
+            self._sum_of_weights(contexts),
+        )
         # sum over the other classes, at least epsilon each; for a single class the loss is 0
         other_weights = np.maximum(total - label_weights, (self.num_classes - 1) * self.epsilon)
         losses = np.log1p(other_weights / label_weights)
@@ -319,21 +322,21 @@ class SphericalSoftmax:
         U, omega, s = self._U @ A, A @ self._omega - move, A @ s
         cross = np.outer(s, move)
         Q = A @ self._Q @ A - cross - cross.T + n * np.outer(move, move)
-        self._require_range(
+        self._require_norm_in_range(
             "learning_rate", np.sqrt(max(np.trace(Q), 0.0)) + np.linalg.norm(label_rows)
         )
         self._steps += 1
         inverse = _well_conditioned_inverse(U, float(np.finfo(self.dtype).eps))
         if inverse is None:
-            self._fold(U, omega)
+            self._rebuild_factors(U, omega)
             inverse = self._U  # 1
         else:
             self._U, self._omega, self._s, self._Q = U, omega, s - n * move, (Q + Q.T) / 2.0
         # Labels: s and Q are updated with their rounded vectors, as stored in V.
-        before = self._rows(ids)
+        before = self._class_vectors(ids)
         self._V = writable(self._V)
         self._V[ids] -= (label_rows @ inverse).astype(self.dtype)
-        after = self._rows(ids)
+        after = self._class_vectors(ids)
         self._s = self._s + (after - before).sum(axis=0)
         self._Q = self._Q + after.T @ after - before.T @ before
 
@@ -359,7 +362,7 @@ class SphericalSoftmax:
         contexts = as_float_rows("h", h, self.embedding_dim, self.dtype).astype(np.float64)
         logs = np.empty((len(contexts), self.num_classes))
         for part in row_chunks(self._V.shape, _CHUNK_VALUES):
-            logs[:, part] = contexts @ self._rows(part).T
+            logs[:, part] = contexts @ self._class_vectors(part).T
         return self._log_probs(contexts, logs + self._shift)
 
     @ignoring_overflow
@@ -423,12 +426,12 @@ class SphericalSoftmax:
             )
         return make_evaluation(value, label_hits, sizes, len(targets), len(targets))
 
-    def _rows(self, ids: IntArray | slice) -> FloatArray:
+    def _class_vectors(self, ids: IntArray | slice) -> FloatArray:
         """Return class vectors in float64."""
         rows: FloatArray = self._V[ids] @ self._U + self._omega
         return rows
 
-    def _total(self, contexts: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def _sum_of_weights(self, contexts: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return the sum (B,) of the weights of all classes, and its gradient (B, d)."""
         half = contexts @ self._Q + self._shift * self._s
         squares = np.einsum("bd,bd->b", half, contexts) + self._shift * (contexts @ self._s)
@@ -438,7 +441,7 @@ class SphericalSoftmax:
     def _log_probs(self, contexts: FloatArray, scores: FloatArray) -> FloatArray:
         """Return log-probabilities of shifted scores (B, k), which are overwritten."""
         logs = np.log(np.square(scores, out=scores) + self.epsilon)
-        logs -= np.log(self._total(contexts)[0])[:, None]
+        logs -= np.log(self._sum_of_weights(contexts)[0])[:, None]
         if not np.isfinite(logs).all():
             raise ValueError(
                 "`h` must have scores whose squares are within the range of float64, got numbers "
@@ -446,7 +449,7 @@ class SphericalSoftmax:
             )
         return logs
 
-    def _fold(self, U: FloatArray, omega: FloatArray) -> None:
+    def _rebuild_factors(self, U: FloatArray, omega: FloatArray) -> None:
         """Replace V by V U + 1 omega', and recompute s and Q, which removes their drift."""
         d = len(omega)
         s, Q, V = np.zeros(d), np.zeros((d, d)), np.empty_like(self._V)
@@ -457,7 +460,7 @@ class SphericalSoftmax:
         self._V, self._U, self._omega, self._s, self._Q = V, np.eye(d), np.zeros(d), s, Q
         self._steps += 1
 
-    def _require_range(self, name: str, size: float) -> None:
+    def _require_norm_in_range(self, name: str, size: float) -> None:
         """Raise unless the norm of all class vectors is well within the range of V."""
         max_norm = min(float(np.finfo(self.dtype).max) / 1e6, 1e150)  # V is larger than W by 1 / U
         if not size < max_norm:

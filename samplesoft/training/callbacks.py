@@ -1,4 +1,4 @@
-"""Callbacks of `samplesoft.training.loop.fit` that need no files."""
+"""Callbacks for `samplesoft.training.loop.fit`; those that write files are in `run_folder`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from samplesoft.training.checkpoint import Arrays
 from samplesoft.training.loop import Callback, Progress
 from samplesoft.training.task import Task
 
-_CHUNK_VALUES = 1 << 16  # values in a chunk, which fits into the cache
-_DECAY_EXPONENT = 3.0  # the weight of epoch t is about proportional to t to this power
+_CHUNK_VALUES = 1 << 16  # values that are averaged at a time, few enough for the processor's cache
+_DECAY_EXPONENT = 3.0  # in an average, the weight of epoch t is about proportional to t**3
 
 
 class Refresh(Callback):
@@ -25,19 +25,19 @@ class Refresh(Callback):
 
 
 class Average(Callback):
-    """The weighted average of the parameters over the epochs, with larger weights for late ones.
+    """Averages the parameters over the epochs, with larger weights for later epochs.
 
-    It replaces the parameters during validation, and at the end of training.
+    The average replaces the parameters at the end of training, and within `in_place_of`.
 
     Parameters
     ----------
     parameters : dict of str to ndarray
-        Parameters of the model.
+        Parameters of the model before training.
 
     Attributes
     ----------
     parameters : dict of str to ndarray
-        The averages.
+        The average of each parameter.
 
     References
     ----------
@@ -52,26 +52,26 @@ class Average(Callback):
     def add(self, parameters: Arrays) -> None:
         """Add the parameters of another epoch to the average."""
         self._epochs += 1
-        # section 4 of the paper with eta = 3: the first weight is 1, so that the start has none
+        # section 4 of the paper with eta = 3; the first weight is 1, so that initial values vanish
         weight = (_DECAY_EXPONENT + 1.0) / (_DECAY_EXPONENT + self._epochs)
         for name, array in self.parameters.items():
             mean, new = array.reshape(-1), parameters[name].reshape(-1)
-            # in place and in chunks, without a temporary array of the parameter's size
+            # in chunks, because a temporary array as large as the parameter takes too much memory
             for chunk in chunks(len(mean), _CHUNK_VALUES):
                 mean[chunk] += mean.dtype.type(weight) * (new[chunk] - mean[chunk])
 
     def end_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
-        """Add the parameters."""
+        """Add the parameters of the epoch to the average."""
         self.add(task.parameters)
 
     def end(self, task: Task, optimizer: Any, progress: Progress) -> None:
-        """Replace the parameters by the averages."""
+        """Replace the parameters of the task by their averages."""
         write(self.parameters, task.parameters)
-        task.refresh()  # class vectors have changed, and no step follows
+        task.refresh()  # rebuild the sampler for the averaged class vectors
 
     @contextmanager
     def in_place_of(self, parameters: Arrays) -> Iterator[None]:
-        """Replace the parameters of a model by the averages within the context."""
+        """Return a context in which `parameters` hold the averages; it restores them at its end."""
         before = copied(parameters)
         write(self.parameters, parameters)
         try:
@@ -81,21 +81,21 @@ class Average(Callback):
 
 
 class Score(Callback):
-    """Scores the model at the end of each epoch; higher scores are better.
+    """Scores the model at the end of each epoch, and records minus the score as validation loss.
 
     Parameters
     ----------
     score : callable
-        Returns the score of the model with its current parameters.
+        Returns the score of the model with its current parameters; higher is better.
     tolerance : float
-        Smallest increase that counts as an improvement.
+        An epoch is an improvement if its score exceeds the best one by more than this.
     average : Average, optional
-        Averages that replace the parameters while scoring.
+        Averages that replace the parameters while the model is scored.
 
     Attributes
     ----------
     scores : list of float
-        Scores of the epochs.
+        Score of each epoch.
     """
 
     def __init__(
@@ -116,14 +116,15 @@ class Score(Callback):
 
 
 class KeepBest(Callback):
-    """Restores the parameters of the best epoch at the end; of equal epochs, the last.
+    """Restores the parameters of the best epoch at the end of training.
 
-    With few validation examples many epochs have equal scores, and late ones are trained longer.
+    Of epochs with equal losses it keeps the last, which was trained longest. With few validation
+    examples, equal losses are frequent.
 
     Parameters
     ----------
     average : Average, optional
-        Averages to keep in place of the parameters.
+        If given, its averages are kept and restored, not the parameters.
     """
 
     def __init__(self, average: Average | None = None) -> None:
@@ -140,46 +141,47 @@ class KeepBest(Callback):
         """Restore the best parameters."""
         if self._best is not None:
             write(self._best, self._tracked_parameters(task))
-            if self._average is None:  # `Average.end` refreshes too
+            if self._average is None:  # with an average, `Average.end` rebuilds the sampler
                 task.refresh()
 
     def _tracked_parameters(self, task: Task) -> Arrays:
+        """Return the arrays to keep: the averages if there are any, else the parameters."""
         return task.parameters if self._average is None else self._average.parameters
 
 
 class EarlyStop(Callback):
-    """Stops after some epochs without a better validation loss.
+    """Ends training after a number of epochs without an improvement of the validation loss.
 
     Parameters
     ----------
     patience : int
-        Number of epochs without improvement.
+        The number of epochs.
     """
 
     def __init__(self, patience: int) -> None:
         self._patience = patience
 
     def begin(self, task: Task, optimizer: Any, progress: Progress) -> None:
-        """Stop if a resumed run has exhausted its patience."""
+        """End at once if a resumed run has already had `patience` epochs without improvement."""
         self.after_epoch(task, optimizer, progress)
 
     def after_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
-        """Stop if the last `patience` epochs brought no improvement."""
+        """End training if the last `patience` epochs brought no improvement."""
         if progress.epoch - (progress.best_epoch or 0) >= self._patience:
             progress.stop = True
 
 
 class EpochBar(Callback):
-    """Shows progress on stderr, as a bar or one line for each epoch.
+    """Shows the completed epochs on stderr, as a bar or as a line for each epoch.
 
     Parameters
     ----------
     epochs : int
         Largest number of epochs.
     score_name : str
-        Name of the score.
-    score : Score, optional
-        Source of the score to show.
+        Name under which the score is shown.
+    score : Score or None
+        Callback whose last score is shown; None shows the loss only.
     """
 
     def __init__(self, epochs: int, score_name: str, score: Score | None) -> None:
@@ -194,7 +196,7 @@ class EpochBar(Callback):
         self._bar.__exit__(*error)
 
     def after_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
-        """Show the loss and the score."""
+        """Show the mean training loss and the score of the epoch."""
         figures = {"loss": f"{progress.mean_loss:.4f}"}
         if self._score is not None:
             figures[self._name] = f"{self._score.scores[-1]:.4f}"
@@ -203,7 +205,7 @@ class EpochBar(Callback):
 
 
 def averaged(average: Average | None, parameters: Arrays) -> AbstractContextManager[None]:
-    """Return a context in which averages, if given, replace the parameters."""
+    """Return a context in which the averages replace the parameters, if there is an `average`."""
     return nullcontext() if average is None else average.in_place_of(parameters)
 
 
@@ -213,6 +215,6 @@ def copied(parameters: Arrays) -> Arrays:
 
 
 def write(values: Arrays, parameters: Arrays) -> None:
-    """Copy values into the parameter arrays of the same names."""
+    """Copy each array in `values` into the array of the same name in `parameters`."""
     for name, array in parameters.items():
         array[...] = values[name]

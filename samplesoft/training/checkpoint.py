@@ -1,4 +1,4 @@
-"""Checkpoints: arrays and JSON, in files with a checksum that rejects damaged ones."""
+"""Checkpoint files: arrays and JSON, with a checksum by which damaged files are rejected."""
 
 from __future__ import annotations
 
@@ -35,11 +35,12 @@ FORMAT = 2
 SHARDS = "shards.npz"  # lists the files of a sharded layer
 Arrays = dict[str, NDArray[Any]]
 
-_ARRAY = "array/"  # prefix of array names, so that none is an argument name of savez
+_ARRAY = "array/"  # prefix of array names, which could otherwise be argument names of numpy.savez
 _CHECKSUM_MARK = b"\nsamplesoft sha256 "
 _CHECKSUM_BYTES = len(_CHECKSUM_MARK) + 64
-_ABSENT = "nothing"
-_WHOLE = (
+_ABSENT = "nothing"  # in messages, in place of a missing setting or array
+# for the error of a file that is no checkpoint: what it must be, and a remedy
+_EXPECTED_AND_REMEDY = (
     "a whole checkpoint of samplesoft",
     "take another copy, such as best.npz for checkpoint.npz of a run, which then goes on from it, "
     "or train anew",
@@ -52,9 +53,10 @@ class Checkpoint(NamedTuple):
     Parameters
     ----------
     config : dict
-        Settings of the model and its training, in JSON; must be equal on resuming.
+        Settings of the model and of its training, as values that JSON can store. They must be equal
+        when a run is resumed.
     values : dict
-        Progress of training, in JSON.
+        Progress of training, as values that JSON can store.
     arrays : dict of str to ndarray
         Parameters and other state.
     """
@@ -65,27 +67,31 @@ class Checkpoint(NamedTuple):
 
 
 def write_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint; `path` keeps the old one until the new one is complete on the disk.
+    """Write a checkpoint to a file.
+
+    An existing file is replaced only when the new one is complete on the disk.
 
     Parameters
     ----------
     path : str or Path
-        An ``.npz`` file, which `numpy.load` can read. It has no pickles, and ends with a checksum.
+        Path of the ``.npz`` file, which `numpy.load` can read. It contains no pickles, and ends
+        with a checksum.
     checkpoint : Checkpoint
         Content to write.
 
     Raises
     ------
     OSError
-        If it cannot be written; the old one then remains. If another program holds the old one for
-        more than a second, as on Windows, the message names the file with the new one.
+        If the file cannot be written; an old file then remains. If another program holds the old
+        file for more than a second, as is possible on Windows, the new checkpoint is in a file that
+        the error names.
     TypeError, ValueError
-        If an array holds Python objects, or config or values are not plain JSON.
+        If an array holds Python objects, or JSON cannot store `config` or `values`.
 
     Notes
     -----
-    Threads and processes may write to one path concurrently: the last one wins, and readers always
-    find a complete file.
+    Threads and processes may write to one path concurrently: the last to finish wins, and readers
+    always find a complete file.
 
     Examples
     --------
@@ -103,23 +109,23 @@ def write_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
 
 
 def write_draft(path: str | Path, checkpoint: Checkpoint) -> Path:
-    """Write a checkpoint to a file next to `path`; return its path, for `move_into_place`."""
+    """Write a checkpoint to a temporary file next to `path`, and return the path of that file."""
     for name, array in checkpoint.arrays.items():
-        # unpickling objects would run code when the file is read
+        # Python objects are stored as pickles, which can run code when the file is read
         if array.dtype.hasobject:
             raise TypeError(
                 f"array {name!r} of a checkpoint must hold numbers, got dtype {array.dtype}; "
                 "leave Python objects out, or convert them."
             )
     about = {"format": FORMAT, "config": checkpoint.config, "values": checkpoint.values}
-    # NaN is not valid JSON for other programs
+    # reject NaN, which is not valid JSON, and which other programs could not read
     text = json.dumps(about, allow_nan=False)
     arrays: dict[str, Any] = {_ARRAY + name: a for name, a in checkpoint.arrays.items()}
     with writing(path), draft_path(path) as draft, open(draft, "w+b") as stream:
-        # as bytes: NumPy stores text with four bytes a character
+        # as bytes, because NumPy stores text in four bytes a character
         np.savez(stream, about=np.frombuffer(text.encode(), np.uint8), **arrays)
         stream.seek(0)
-        # checksums of a zip file are per member, and cannot detect a missing member
+        # the checksums of the zip format are of single arrays, and cannot detect a missing array
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
         stream.write(_CHECKSUM_MARK + digest.encode())
     return draft
@@ -127,13 +133,13 @@ def write_draft(path: str | Path, checkpoint: Checkpoint) -> Path:
 
 @contextmanager
 def writing(path: str | Path) -> Iterator[None]:
-    """Add the file name and a remedy to an OSError of the body, such as a full disk.
+    """Return a context that adds the file name and a remedy to an OSError, such as a full disk.
 
-    The error is a PermissionError if another program may hold the file.
+    The new error is a PermissionError if another program may hold the file, else an OSError.
     """
     try:
         yield
-    except FileInUse:  # its message has the name
+    except FileInUse:  # its message already has the file name
         raise
     except OSError as error:
         raise (PermissionError if is_in_use(error) else OSError)(
@@ -143,35 +149,35 @@ def writing(path: str | Path) -> Iterator[None]:
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
-    """Read a checkpoint, after checking its checksum.
+    """Read a checkpoint from a file, and verify its checksum.
 
     Parameters
     ----------
     path : str or Path
-        A file of `write_checkpoint`.
+        A file that `write_checkpoint` has written.
 
     Returns
     -------
     Checkpoint
-        Its content.
+        Content of the file.
 
     Raises
     ------
     FileNotFoundError
         If there is no such file.
     MemoryError
-        If its arrays would not fit.
+        If the arrays would not fit.
     ValueError
-        If it is not a checkpoint, is truncated or changed, or has another format.
+        If the file is not a checkpoint, is truncated or changed, or has another format.
     """
-    with open_arrays(path, *_WHOLE) as stream:
-        # before parsing: the content of a damaged file is never trusted
-        _require_whole(stream)
+    with open_arrays(path, *_EXPECTED_AND_REMEDY) as stream:
+        # verify the checksum before parsing, because a damaged file may have any content
+        _require_checksum(stream)
         archive = Archive(path, stream)
         about = read_json(archive.read(["about"])["about"].tobytes())
         config, values = about["config"], about["values"]
         names = [name for name in archive.names if name.startswith(_ARRAY)]
-        # arrays of another format may have any meaning and size: do not read them
+        # do not read arrays of another format, which may have any meaning and size
         arrays = archive.read(names) if about["format"] == FORMAT else {}
     if about["format"] != FORMAT:
         raise ValueError(
@@ -186,10 +192,11 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 
 @contextmanager
 def reading(path: str | Path, model: str | None = None) -> Iterator[Checkpoint]:
-    """Read a checkpoint, and add the file name to errors of the body, which converts it.
+    """Return a context with the checkpoint in a file, for a body that makes an object from it.
 
-    The checksum shows that this package wrote the file, so that the body trusts its config and
-    validates only arrays. With `model` the file must be of that class.
+    Errors of the body become a ValueError with the file name. The checksum shows that this package
+    wrote the file, so that the body need not validate the config, only the arrays. If `model` is
+    given, the entry ``model`` of the config must be equal to it.
     """
     checkpoint = read_checkpoint(path)
     try:
@@ -205,7 +212,7 @@ def reading(path: str | Path, model: str | None = None) -> Iterator[Checkpoint]:
             )
         yield checkpoint
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # the message has the name already
+        # the message already has the file name
         if str(error).startswith(repr(str(path))):
             raise
         reason = f"unknown {error}" if isinstance(error, KeyError) else str(error).rstrip(".")
@@ -216,17 +223,23 @@ def reading(path: str | Path, model: str | None = None) -> Iterator[Checkpoint]:
 
 
 def saved_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Return the parameters of an estimator to store; `random_state` only if it is an integer."""
+    """Return the parameters of an estimator that a file can store.
+
+    `random_state` is omitted unless it is an integer; it is also removed from `parameters`.
+    """
     seed = parameters.pop("random_state")
     return {**parameters, **({"random_state": int(seed)} if isinstance(seed, Integral) else {})}
 
 
 def plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings after a round trip through JSON: no tuples, and no NumPy scalars."""
+    """Return settings as they are after writing to and reading from JSON.
 
-    def number(value: Any) -> Any:
+    Tuples become lists, and NumPy scalars Python numbers.
+    """
+
+    def to_python_number(value: Any) -> Any:
         if isinstance(value, np.floating):
-            return float(value)  # longdouble too, which models accept
+            return float(value)  # also for longdouble, which models accept
         if isinstance(value, np.generic):
             return value.item()
         raise TypeError(
@@ -234,18 +247,18 @@ def plain(config: Mapping[str, Any]) -> dict[str, Any]:
             "lists or dicts."
         )
 
-    same: dict[str, Any] = json.loads(json.dumps(config, default=number))
-    return same
+    plain_config: dict[str, Any] = json.loads(json.dumps(config, default=to_python_number))
+    return plain_config
 
 
 def require_config(
     path: str | Path, stored: Mapping[str, Any], expected: Mapping[str, Any]
 ) -> None:
-    """Raise ValueError naming all settings of a checkpoint that differ from the expected."""
-    # compare after a round trip through JSON, like the stored settings
-    old, new = _flat(stored), _flat(plain(expected))
+    """Raise ValueError if stored settings differ from the expected; it names all that differ."""
+    # the stored settings have been through JSON: compare with the expected settings after the same
+    old, new = _flatten(stored), _flatten(plain(expected))
     different = [
-        f"{name} = {_shown(old, name)} (asked for: {_shown(new, name)})"
+        f"{name} = {_repr_or_absent(old, name)} (asked for: {_repr_or_absent(new, name)})"
         for name in dict.fromkeys([*new, *old])
         if old.get(name, _ABSENT) != new.get(name, _ABSENT)
     ]
@@ -257,8 +270,12 @@ def require_config(
 
 
 def copy_arrays(path: str | Path, stored: Arrays, into: Arrays) -> None:
-    """Copy the arrays of a checkpoint to a model's arrays of the same shapes, all or none."""
-    # validate all before copying the first
+    """Copy the arrays of a checkpoint into the arrays `into` of a model.
+
+    Names, shapes and dtypes must be equal, and all values finite. Otherwise this raises ValueError,
+    and copies nothing.
+    """
+    # validate all arrays before copying the first
     for name in [*into, *stored]:
         before, now = (
             f"{a[name].dtype} of shape {a[name].shape}" if name in a else _ABSENT
@@ -280,29 +297,33 @@ def copy_arrays(path: str | Path, stored: Arrays, into: Arrays) -> None:
 
 
 def part_of(name: str, arrays: Arrays) -> Arrays:
-    """Return the arrays of a checkpoint under "parameters", "optimizer", "state" or "examples"."""
+    """Return the arrays of one group of a checkpoint, without the name of the group.
+
+    The groups are "parameters", "optimizer", "state" and "examples".
+    """
     return unprefixed(name, arrays, "/")
 
 
 def write_shards(folder: str | Path, layer: ShardedSoftmaxLayer) -> None:
-    """Write the class vectors and optimizers of a sharded layer: one file per shard, and a list.
+    """Write the class vectors and optimizer states of a sharded layer to files in a folder.
 
-    The list is replaced after all new files are on the disk; then the old files are removed. Arrays
-    pass through this process, one shard at a time.
+    There is one file for each shard, and a file ``shards.npz`` that lists them. The list is
+    replaced when all new files are complete on the disk. Old files are removed after that. Only one
+    shard at a time is copied from its worker to this process.
 
     Parameters
     ----------
     folder : str or Path
-        Folder for this layer only; made if need be.
+        Folder for this layer only; made if it does not exist.
     layer : ShardedSoftmaxLayer
-        The layer. Later errors for a lost worker name this folder.
+        The layer. If it loses a worker later, its error message names this folder.
 
     Raises
     ------
     OSError
         If a file cannot be written; the old files then remain.
     RuntimeError
-        If a worker is lost.
+        If the connection to a worker is lost.
     TypeError
         If an argument is malformed.
 
@@ -317,7 +338,7 @@ def write_shards(folder: str | Path, layer: ShardedSoftmaxLayer) -> None:
     if path.exists():
         with reading(path, SHARDS) as old:
             old_files = [path.with_name(name) for name in old.values["files"]]
-    # unique names, so that each list names files of one writer
+    # unique file names, so that concurrent writers do not overwrite each other's files
     writer = writer_name()
     names = [f"shard-{writer}-{s}.npz" for s in range(shards.num)]
     rows = layer.class_embeddings
@@ -328,44 +349,49 @@ def write_shards(folder: str | Path, layer: ShardedSoftmaxLayer) -> None:
         values = {"files": names, "bounds": shards.bounds.tolist(), "steps": layer.steps}
         config = {"model": SHARDS, "shape": list(rows.shape), "dtype": str(rows.dtype)}
         write_checkpoint(path, Checkpoint(config, values, {}))
-    except FileInUse:  # a draft of the list still refers to the files
+    except FileInUse:  # keep the files: the temporary file of the new list refers to them
         raise
     except BaseException:
-        _remove(map(path.with_name, names))
+        _remove_files(map(path.with_name, names))
         raise
-    with reading(path, SHARDS) as now:  # possibly from a concurrent writer
+    with reading(path, SHARDS) as now:  # may be the list of a concurrent writer
         listed_files = {*now.values["files"]}
     own_process = str(os.getpid())
     for leftover in path.parent.glob("shard-*-*.npz"):
         process, *_ = rest = leftover.stem.split("-")[1:]
         if process != own_process and is_abandoned(leftover, "-".join(rest[:-1])):
             old_files.append(leftover)
-    _remove(leftover for leftover in old_files if leftover.name not in listed_files)
+    _remove_files(leftover for leftover in old_files if leftover.name not in listed_files)
     shards.name_checkpoint(str(folder))
 
 
-def _remove(files: Iterable[Path]) -> None:
+def _remove_files(files: Iterable[Path]) -> None:
+    """Remove files if they exist, and ignore errors."""
     for file in files:
-        with suppress(OSError):  # on Windows a reader may hold it
+        with suppress(OSError):  # on Windows, a file that is being read cannot be removed
             retry_while_in_use(partial(file.unlink, missing_ok=True))
 
 
 class StoredShards:
-    """Stored class vectors of a sharded layer, for a layer with any number of shards.
+    """Class vectors and optimizer states of a sharded layer in files.
+
+    A new layer can read them with any number of shards.
 
     Parameters
     ----------
     path : Path
-        The list of files from `write_shards`.
+        The list of files that `write_shards` has written.
 
     Attributes
     ----------
     folder : str
         Folder of the files.
-    shape, dtype
-        Of the class vectors (n, d).
+    shape : tuple of int
+        Shape (n, d) of the class vectors.
+    dtype : dtype
+        Dtype of the class vectors.
     steps : int
-        Steps of the optimizers.
+        Number of steps that the optimizers had taken.
     """
 
     def __init__(self, path: Path) -> None:
@@ -376,7 +402,7 @@ class StoredShards:
         self.folder = str(path.parent)
 
     def part(self, lo: int, hi: int) -> tuple[NDArray[Any], Arrays]:
-        """Return the vectors of classes [lo, hi), and the state of their optimizer."""
+        """Return the vectors (hi - lo, d) of classes [lo, hi), and their optimizer state."""
         shards = []
         for file, (first, last) in zip(self._files, pairwise(self._bounds), strict=True):
             overlap = slice(max(lo - first, 0), max(min(hi, last) - first, 0))
@@ -393,24 +419,26 @@ class StoredShards:
 
 
 def read_shards(folder: str | Path) -> StoredShards:
-    """Read files of `write_shards`, as the `class_embeddings` of a new layer.
+    """Open the files of `write_shards`, to be passed to a new layer as its `class_embeddings`.
 
     Parameters
     ----------
     folder : str or Path
-        Folder of `write_shards`, for any number of shards.
+        Folder that was passed to `write_shards`.
 
     Returns
     -------
     StoredShards
-        A new layer reads the files one shard after another, and checks their checksums. Give it the
-        loss, sampler and optimizer of the old one. Its samplers are as after `refresh`. If the old
-        layer was refreshed too, and the number of shards is the same, it continues to the last bit.
+        The stored class vectors and optimizer states. A new `ShardedSoftmaxLayer` reads the files
+        one shard after another, and verifies their checksums. It may have another number of shards,
+        and needs the loss, sampler and optimizer of the old layer. Its samplers are as after
+        `refresh`. If the old layer was refreshed before it was written, and the number of shards is
+        the same, then training continues with the same bits.
 
     Raises
     ------
     FileNotFoundError
-        If there is no such file.
+        If the folder has no such file.
     ValueError
         If the files are not from `write_shards`.
 
@@ -431,21 +459,26 @@ def read_shards(folder: str | Path) -> StoredShards:
     return StoredShards(Path(folder) / SHARDS)
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings as one dict, whose names are paths such as ``task.model``."""
     flat: dict[str, Any] = {}
     for name, value in settings.items():
         inner = isinstance(value, Mapping)
-        flat |= _flat(value, f"{prefix}{name}.") if inner else {prefix + name: value}
+        flat |= _flatten(value, f"{prefix}{name}.") if inner else {prefix + name: value}
     return flat
 
 
-def _shown(settings: Mapping[str, Any], name: str) -> str:
+def _repr_or_absent(settings: Mapping[str, Any], name: str) -> str:
+    """Return a short ``repr`` of a setting for a message, or "nothing" if there is none."""
     return short_repr(settings[name]) if name in settings else _ABSENT
 
 
-def _require_whole(stream: BinaryIO) -> None:
-    """Raise unless the checksum at the end matches all bytes before it; rewind."""
-    # in blocks, because the file may be larger than memory
+def _require_checksum(stream: BinaryIO) -> None:
+    """Raise ValueError unless the checksum at the end of a file matches all bytes before it.
+
+    The stream is then at its start again.
+    """
+    # read in blocks, because the file may be larger than memory
     rest = max(stream.seek(0, 2) - _CHECKSUM_BYTES, 0)
     stream.seek(0)
     digest = hashlib.sha256()

@@ -1,4 +1,8 @@
-"""The training task of a linear softmax model: order of examples, seeds, steps, sampler updates."""
+"""The training task of a linear softmax model, for the classifier, the recommender and retrieval.
+
+It determines the order of the examples and the seed of each step, takes single or fused steps, and
+updates the sampler.
+"""
 
 from __future__ import annotations
 
@@ -24,42 +28,45 @@ from samplesoft.training.fused import (
 )
 from samplesoft.training.task import Task, sub_seed
 
-_MODEL, _ORDER, _STEP, _SPLIT, _LABELS, _DROPOUT = range(6)  # streams of the seed
-_CHUNK_ENTRIES = 1 << 17  # input entries that are prepared at a time, about 60 bytes each
-_MAX_COPIED_VALUES = 1 << 18  # input values up to which examples are always copied
+# first elements of the paths in `sub_seed`: one random stream for each purpose
+_MODEL, _ORDER, _STEP, _SPLIT, _LABELS, _DROPOUT = range(6)
+_CHUNK_ENTRIES = 1 << 17  # input entries that are prepared at a time; each takes about 60 bytes
+_MAX_COPIED_VALUES = 1 << 18  # selections of all examples with more input values are not copied
+# reason why dense inputs are trained step by step, in a message to the user
 DENSE = "inputs are dense, whose products are quicker so"
-_FIRST_REFRESH_STEPS = 64  # the sampler is rebuilt after so many steps, and each time they double
+_FIRST_REFRESH_STEPS = 64  # the sampler is rebuilt after 64, 128, 256, ... steps
 
 
 class Examples(NamedTuple):
-    """Inputs, their labels and their weights."""
+    """Examples: inputs, labels, and weights of their losses."""
 
-    X: Any  # (N, v)
-    labels: Any  # class numbers (N,), or a CSR matrix (N, n)
+    X: Any  # (N, v), an array or a CSR matrix
+    labels: Any  # class indices (N,), or a CSR matrix (N, n) for several labels of an example
     weights: FloatArray  # (N,)
 
     def select(self, rows: IntArray) -> Examples:
-        """Return the given rows; not copied if these are all examples in order, and many."""
-        # last bits of small products may depend on the alignment of an array: a copy is aligned
+        """Return the examples `rows`; all examples in order are not copied if they are many."""
+        # few examples are always copied, because copies are aligned, and the last bits of small
+        # products may depend on the alignment
         size = self.X.size if isinstance(self.X, np.ndarray) else self.X.nnz
         is_all = size > _MAX_COPIED_VALUES and np.array_equal(rows, np.arange(len(self.weights)))
         return self if is_all else self.rows(rows)
 
     def rows(self, rows: IntArray) -> Examples:
-        """Return the given rows, copied."""
+        """Return copies of the examples `rows`."""
         return Examples(self.X[rows], self.labels[rows], self.weights[rows])
 
 
 class LinearTask(Task):
-    """A linear softmax model and examples in memory.
+    """A training task of a linear softmax model, for examples in memory.
 
-    All randomness follows from one seed below ``2**64``: parameters, order, dropout, draws and
-    held-out examples.
+    One seed below ``2**64`` determines all randomness: the initial parameters, the order of the
+    examples, dropout, draws, and which examples are held out.
 
     Parameters
     ----------
     num_inputs, num_classes : int
-        Columns v of an input, and classes n.
+        Number of columns v of an input, and of classes n.
     settings : LinearSoftmaxSettings
         Settings of the model.
     counts : ndarray, shape (n,)
@@ -74,9 +81,10 @@ class LinearTask(Task):
     data : Examples
         Training examples, set by `use`.
     rows : ndarray of int, shape (k,)
-        Indices of the examples that an epoch uses once each.
+        Indices of the training examples; an epoch uses each once.
     steps_taken, epochs_begun : int
-        Counts since the model was made; they determine the randomness of a step.
+        Number of steps and of begun epochs since the model was made. The seeds of a step and of
+        the order in an epoch depend on them.
     """
 
     data: Examples
@@ -104,87 +112,88 @@ class LinearTask(Task):
         self.parameters = self.model.parameters
         self.steps_taken = self.epochs_begun = 0
         self._epoch: int | None = None  # epoch of `_batches`
-        self._batches: list[IntArray] = []
-        self._draws_like_fused = False
-        self._reason_optimizer: Any = None  # optimizer of the reason below
-        self._step_by_step: str | None = None
+        self._batches: list[IntArray] = []  # indices of the examples of each step
+        self._draws_like_fused = False  # whether single steps use the draws of fused steps
+        self._checked_optimizer: Any = None  # optimizer for which the reason below was determined
+        self._reason_step_by_step: str | None = None
 
     def use(self, data: Examples, rows: IntArray, batch_size: int) -> None:
-        """Set the examples of the next epochs."""
+        """Set the training examples for the next epochs: those of `data` with indices `rows`."""
         self.model.copy_read_only_parameters()
         self.parameters = self.model.parameters
         self.data, self.rows, self.batch_size = data, rows, batch_size
-        self._reason_optimizer = None
+        self._checked_optimizer = None
 
     @contextmanager
     def using(self, data: Examples, rows: IntArray, batch_size: int) -> Iterator[None]:
-        """Set the examples within the context; a task is stored without them."""
+        """Return a context in which these examples are set; it removes them at its end."""
         self.use(data, rows, batch_size)
         try:
             yield
         finally:
             del self.data, self.rows
-            self._reason_optimizer = None
+            self._checked_optimizer = None
             self._epoch, self._batches = None, []
 
     @property
     def num_steps(self) -> int:  # type: ignore[override]
-        """Steps in an epoch."""
+        """Number of steps in an epoch."""
         return -(-len(self.rows) // self.batch_size)
 
     @property
     def num_examples(self) -> int:  # type: ignore[override]
-        """Examples in a step; the last step of an epoch may have fewer."""
+        """Number of examples in a step; the last step of an epoch may have fewer."""
         return self.batch_size
 
     def begin_epoch(self, epoch: int, index: int) -> None:
-        """Shuffle the rows."""
-        # counted at its beginning: after an interrupted epoch the next has another order
+        """Shuffle the training examples, and divide them into the batches of an epoch."""
+        # counted when the epoch begins, so that after an interrupted epoch the order is another one
         self.epochs_begun += 1
         self._epoch = epoch
         self._batches = self.batches(self.rows, self.epochs_begun - 1, self.batch_size)
 
     def num_examples_in(self, index: int) -> int:
-        """Return the number of examples in a step of the current epoch."""
+        """Return the number of examples in step `index` of the current epoch."""
         return len(self._batches[index])
 
     def fused_block_end(self, optimizer: Any, epoch: int, index: int) -> int | None:
-        """Return the end (exclusive) of the fused block with `index`; None if not fused."""
-        if self._reason_optimizer is not optimizer:  # computed once in a fit
-            self._step_by_step = self.why_step_by_step(optimizer)
-            self._reason_optimizer = optimizer
-            # dense inputs get the same draws as sparse inputs in fused steps
-            self._draws_like_fused = self._step_by_step == DENSE
-        if self._step_by_step is not None:
+        """Return the end (exclusive) of the fused block of step `index`, or None if not fused."""
+        if self._checked_optimizer is not optimizer:  # determine the reason once for each training
+            self._reason_step_by_step = self.why_step_by_step(optimizer)
+            self._checked_optimizer = optimizer
+            # models on dense inputs get the draws that fused steps on sparse inputs would have
+            self._draws_like_fused = self._reason_step_by_step == DENSE
+        if self._reason_step_by_step is not None:
             return None
         steps_each = steps_per_call(self.model, self._batch_size())
         return min((index // steps_each + 1) * steps_each, len(self._batches))
 
     def why_step_by_step(self, optimizer: Any) -> str | None:
-        """Return the reason why training is not fused, or None if it is."""
+        """Return the reason why training with `optimizer` is not fused, or None if it is."""
         reason = why_step_by_step(self.model, optimizer)
         if reason is None and isinstance(self.data.X, np.ndarray):
             return DENSE
         return reason
 
     def step(self, epoch: int, index: int) -> tuple[float, dict[str, Gradient]]:
-        """Return the mean loss of a batch, and its gradients."""
+        """Return the mean loss of a step's batch, and gradients by parameter name."""
         if self._epoch != epoch:
             self.begin_epoch(epoch, index)
         draws = self._draw_seed(index) if self._draws_like_fused else None
         return self.gradients(*self._rows(self._batches[index]), draws)
 
     def learn(self, optimizer: Optimizer, x: Any, labels: Any, weights: FloatArray) -> float:
-        """Take a step on a given batch; return its mean loss."""
+        """Take one step with `optimizer` on the batch `x` (B, v), and return its mean loss."""
         loss, gradients = self.gradients(x, labels, weights)
         optimizer.step(self.model.parameters, gradients)
         self.after_step(gradients)
         return loss
 
     def run_fused_steps(self, optimizer: Any, epoch: int, first: int, last: int) -> list[float]:
-        """Take steps [first, last) of an epoch in one call; return their mean losses.
+        """Take steps [first, last) of an epoch in one call; return the mean loss of each.
 
-        `first` steps of the epoch have been taken; `last` is at most `fused_block_end`.
+        The first `first` steps of the epoch must have been taken, and `last` must be at most
+        ``fused_block_end(optimizer, epoch, first)``.
         """
         before = self.steps_taken
         try:
@@ -196,7 +205,9 @@ class LinearTask(Task):
         return losses
 
     def _run_fused_steps(self, optimizer: Any, first: int, last: int) -> list[float]:
-        # prepare the whole block; a run that resumes within it takes the remaining steps
+        """Take steps [first, last); `steps_taken` is wrong until the caller sets it."""
+        # draw and prepare from the start of the block even if a resumed run begins within it, so
+        # that the random streams are the same
         size, batches = self._batch_size(), self._batches
         steps_each = steps_per_call(self.model, size)
         block_begin = first // steps_each * steps_each
@@ -205,7 +216,8 @@ class LinearTask(Task):
         seeds = [sub_seed(self._seed, stream, self.steps_taken) for stream in (_STEP, _DROPOUT)]
         draws = draw_steps(self.model, len(block), seeds[0], size)
         losses: list[float] = []
-        # entries of earlier steps before and after `prepared`; dropout has one stream for the block
+        # The block has one random stream. The positions in the stream are the numbers of entries in
+        # earlier steps of the block, before `prepared` and after it.
         num_given = num_prepared = 0
         for steps in _step_chunks(self.data.X, block, first - block_begin, last - block_begin):
             x, labels, weights = self._rows(np.concatenate(block[steps]))
@@ -228,69 +240,73 @@ class LinearTask(Task):
         return losses
 
     def _batch_size(self) -> int:
-        """Return the number of examples in each step of the epoch except the last."""
+        """Return the number of examples in each step of the current epoch except the last."""
         return len(self._batches[0])
 
     def _rows(self, rows: IntArray) -> Examples:
-        """Return the given examples, with inputs in the dtype of the model."""
+        """Return copies of the examples `rows`, with inputs in the dtype of the model."""
         examples = self.data.rows(rows)
         return examples._replace(X=examples.X.astype(self.model.dtype, copy=False))
 
     def _draw_seed(self, step: int) -> int:
-        """Return the seed of the draws of fused training for the next step."""
+        """Return the seed with which the next step, `step`, has the draws of fused training."""
         row = step % steps_per_call(self.model, self._batch_size())
         return RowKey(sub_seed(self._seed, _STEP, self.steps_taken - row), row)
 
     def prepared(self, x: Any, labels: Any, first: int = 0) -> tuple[Any, Any]:
-        """Return examples as training uses them, for example with hidden items.
+        """Return inputs and labels as training uses them; a subclass may hide items, for example.
 
-        `first` is the number of entries of earlier examples in the same fused block.
+        `first` is the number of input entries of earlier examples in the same fused block.
         """
         return x, labels
 
     def count(self, x: Any, labels: Any) -> None:
-        """Record examples that are trained on; subclasses may count them."""
+        """Do nothing; a subclass may count the examples and labels of each step."""
 
     def batches(self, rows: IntArray, epoch: int, batch_size: int) -> list[IntArray]:
-        """Return the indices of the examples of each step of an epoch."""
+        """Return the indices of the examples of each step of an epoch, in random order."""
         order = np.random.default_rng(sub_seed(self._seed, _ORDER, epoch)).permutation(rows)
         return [order[part] for part in chunks(len(order), batch_size)]
 
     def gradients(
         self, x: Any, labels: Any, weights: ArrayLike | None = None, draws: int | None = None
     ) -> tuple[float, dict[str, Gradient]]:
-        """Return mean loss and gradients of a batch, with the seed of the next step."""
+        """Return the mean loss of the batch `x` (B, v), and gradients by parameter name.
+
+        The seed is that of the next step; `draws` is another seed for the draws only.
+        """
         x, labels = self.prepared(x, labels)
         self.count(x, labels)
         seed = sub_seed(self._seed, _STEP, self.steps_taken)
         return self.model.step(x, labels, weights=weights, rng=seed, draws=draws)
 
     def after_step(self, gradients: Mapping[str, Gradient]) -> None:
-        """Count a step, and update the sampler for the class vectors that it has changed.
+        """Count a step, and update the sampler for the class vectors that the step has changed.
 
-        The sampler is also rebuilt from time to time, because vectors leave their initial cells.
+        The sampler is also rebuilt after 64, 128, 256, ... steps: it divides the class vectors into
+        cells, and vectors that have moved far are no longer in the right cell.
         """
         self.model.after_step(gradients)
-        # random initial vectors move most in the first steps: rebuild after 64, 128, 256, ...
+        # often in the first steps, in which the random initial vectors move most
         done = self.steps_taken + 1
         if done >= _FIRST_REFRESH_STEPS and done & (done - 1) == 0:
             self.model.softmax.refresh()
         self.steps_taken = done
 
     def refresh(self) -> None:
-        """Rebuild the sampler from the class vectors."""
+        """Rebuild the sampler from all class vectors."""
         self.model.softmax.refresh()
 
     def tune_inputs(self, x: Any, labels: Any) -> dict[str, Any]:
-        """Return arguments of `samplesoft.tune` for inputs (N, v) and their labels.
+        """Return arguments of `samplesoft.tune` for inputs `x` (N, v) and their labels.
 
-        Labels are (N,), or a CSR matrix (N, n) without empty rows if examples have several; one of
-        them is then drawn uniformly.
+        Labels are (N,), or a CSR matrix (N, n) without empty rows. One of several labels of an
+        example is drawn uniformly.
         """
         model = self.model
         if not isinstance(labels, np.ndarray):
             uniforms = np.random.default_rng(sub_seed(self._seed, _LABELS)).random(labels.nnz)
-            # sorted by random numbers within each example, the first label is drawn uniformly
+            # sort the labels of each example by random numbers, and take the first
             order = np.lexsort((uniforms, np.repeat(np.arange(x.shape[0]), np.diff(labels.indptr))))
             labels = labels.indices[order[labels.indptr[:-1]]]
         return {
@@ -303,7 +319,10 @@ class LinearTask(Task):
 
 
 def _step_chunks(x: Any, batches: list[IntArray], first: int, last: int) -> list[slice]:
-    """Return slices of the steps [0, last) with limited input entries; one begins at `first`."""
+    """Divide steps [0, last) into slices with a limited number of input entries each.
+
+    `batches` are the indices of the examples of each step. One of the slices begins at `first`.
+    """
     sizes, parts, begin, num = np.diff(x.indptr), [], 0, 0
     for step in range(last):
         of_step = int(sizes[batches[step]].sum())
@@ -316,7 +335,7 @@ def _step_chunks(x: Any, batches: list[IntArray], first: int, last: int) -> list
 
 @contextmanager
 def divergence_as_value_error() -> Iterator[None]:
-    """Convert FloatingPointError of diverged training to a ValueError with a remedy."""
+    """Return a context that converts FloatingPointError, diverged training, to a ValueError."""
     try:
         yield
     except FloatingPointError as error:
@@ -327,13 +346,16 @@ def divergence_as_value_error() -> Iterator[None]:
 
 
 def held_out_order(rows: IntArray, seed: int | np.uint64) -> IntArray:
-    """Return a random permutation of `rows` (N,), the first of which are to be held out."""
-    # a separate stream: held-out examples do not depend on the number of epochs before
+    """Return `rows` (N,) in random order; callers hold out the first of them."""
+    # with a separate stream, the held-out examples do not depend on how long a model was trained
     return np.random.default_rng(sub_seed(seed, _SPLIT)).permutation(rows)
 
 
 def as_weights(name: str, value: Any) -> sparse.csr_array:
-    """Return weights of labels or interactions, at least 0, as a CSR copy without zeros."""
+    """Return a matrix of weights as a CSR copy without zeros; raise unless all are at least 0.
+
+    `name` is the name of the argument, for errors.
+    """
     matrix: sparse.csr_array = as_csr(name, value)
     require_finite(name, matrix.data)
     matrix.eliminate_zeros()
@@ -343,14 +365,14 @@ def as_weights(name: str, value: Any) -> sparse.csr_array:
 
 
 def unit_norm(matrix: Any) -> sparse.csr_array:
-    """Return a CSR matrix (N, v) with rows divided by their norms, as float32."""
+    """Return a CSR matrix (N, v) in float32 with each row divided by its norm."""
     unit_values = np.empty(len(matrix.data), np.float32)
     for part in entry_chunks(matrix):
         example_ids, entries = example_ids_of(matrix, part)
         values = matrix.data[entries].astype(np.float64)
         max_abs = np.zeros(part.stop - part.start)
         np.maximum.at(max_abs, example_ids, np.abs(values))
-        # scale by the maximum first: squares of very large or small values leave float64
+        # divide by the maximum first, because squares of very large or small values leave float64
         values /= np.where(max_abs > 0.0, max_abs, 1.0)[example_ids]
         norms = np.sqrt(np.bincount(example_ids, values**2, minlength=len(max_abs)))
         values /= np.where(norms > 0.0, norms, 1.0)[example_ids]
@@ -359,12 +381,18 @@ def unit_norm(matrix: Any) -> sparse.csr_array:
 
 
 def entry_chunks(matrix: Any) -> list[slice]:
-    """Split the rows of a CSR matrix into slices of limited entries, or of one row."""
+    """Divide the rows of a CSR matrix into slices with a limited number of entries.
+
+    A row with more entries than that is a slice by itself.
+    """
     starts = np.unique(matrix.indptr[:-1] // _CHUNK_ENTRIES, return_index=True)[1].tolist()
     return [slice(*ends) for ends in zip(starts, [*starts[1:], matrix.shape[0]], strict=True)]
 
 
 def example_ids_of(matrix: Any, rows: slice) -> tuple[IntArray, slice]:
-    """Return, for a slice of rows, the row of each entry relative to the first, and their slice."""
+    """Return the row of each entry in a slice of the rows of a CSR matrix, and the entries' slice.
+
+    The rows are counted from the first of the slice.
+    """
     ends = matrix.indptr[rows.start : rows.stop + 1]
     return np.repeat(np.arange(len(ends) - 1), np.diff(ends)), slice(int(ends[0]), int(ends[-1]))

@@ -1,11 +1,11 @@
-"""A lock that admits one process at a time to the folder of a run.
+"""A lock on the folder of a training run, which only one process can hold at a time.
 
-The operating system locks a file that stays in the folder. The lock ends with its process, however
-that ends, so that no lock is ever stale, even if the process id is reused. The content of the file
-is only used in the error message.
+The lock is one of the operating system, on a file in the folder that is never removed. The system
+releases it when the process ends, even if it is killed, so that no lock is ever stale. The file
+contains the process id, but only for the error message: a process id may be reused.
 
-A forked child inherits the lock, and would keep it after its parent has ended. It therefore closes
-its copy at once.
+A forked child inherits the lock, and would hold it after its parent has ended. The child therefore
+closes its copy of the file at once.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ from samplesoft._files import retry_while_in_use
 LOCK = ".lock"
 _OPEN_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
 _MAX_HOLDER_BYTES = 200  # bytes of the file's content that are read
-_held: set[int] = set()  # open descriptors of this process; a fork copies the set
+_open_descriptors: set[int] = set()  # lock files that this process has open; a fork copies the set
 
 if sys.platform == "win32":
     import msvcrt
 
     def _lock(descriptor: int) -> None:
-        os.lseek(descriptor, 1 << 30, os.SEEK_SET)  # a byte beyond the content
+        """Lock an open file; raise BlockingIOError if another process has locked it."""
+        os.lseek(descriptor, 1 << 30, os.SEEK_SET)  # lock a byte far beyond the content
         try:
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
         except PermissionError as error:
             raise BlockingIOError from error
 
     def _unlock(descriptor: int) -> None:
-        # explicitly, because Windows may release the lock only some time after the file is closed
+        # unlock explicitly: Windows may release the lock only some time after the file is closed
         os.lseek(descriptor, 1 << 30, os.SEEK_SET)
         msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1)
 
@@ -44,35 +45,36 @@ else:
     from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
 
     def _lock(descriptor: int) -> None:
+        """Lock an open file; raise BlockingIOError if another process has locked it."""
         flock(descriptor, LOCK_EX | LOCK_NB)
 
     def _unlock(descriptor: int) -> None:
-        # closing is not enough, because a child may hold a copy of the descriptor
+        # closing the file would not unlock it while a child process has a copy of the descriptor
         flock(descriptor, LOCK_UN)
 
 
 @contextmanager
 def locked(folder: str | Path) -> Iterator[None]:
-    """Lock a folder against other processes and threads while the body runs.
+    """Lock a folder against other processes and threads in the body of a ``with`` statement.
 
-    Makes the folder if need be. Raises ValueError if it is locked already, and warns if the file
-    system has no locks.
+    Makes the folder if it does not exist. Raises ValueError if another process or thread has locked
+    the folder, and warns if the file system does not support locks.
     """
     path, host = Path(folder, LOCK), socket.gethostname()
     path.parent.mkdir(parents=True, exist_ok=True)
-    # the file is never removed: a removed file that is open elsewhere would lock nothing
+    # never remove the file: a process that has it open would hold a lock that nobody else can see
     descriptor = retry_while_in_use(lambda: os.open(path, _OPEN_FLAGS, 0o666))
-    _held.add(descriptor)
+    _open_descriptors.add(descriptor)
     try:
         try:
             _lock(descriptor)
         except BlockingIOError:
             os.lseek(descriptor, 0, os.SEEK_SET)
             content = os.read(descriptor, _MAX_HOLDER_BYTES).decode(errors="replace")
-            # the holder may not have written its name yet
+            # the file is empty if the process that holds the lock has not yet written its name
             holder = content.partition("\n")[0].strip() or "another process"
             remedy = "wait until it has ended, end it, or choose another folder"
-            # a process on another machine cannot be ended from here, and may be disconnected
+            # a process on another machine may be gone without having released its lock
             if " on " in holder and not holder.endswith(f" on {host}"):
                 remedy += f"; if that machine is gone for good, delete {str(path)!r}"
             raise ValueError(
@@ -91,21 +93,22 @@ def locked(folder: str | Path) -> Iterator[None]:
         try:
             yield
         finally:
-            if descriptor in _held:
+            if descriptor in _open_descriptors:
                 with suppress(OSError):  # on file systems without locks
                     _unlock(descriptor)
     finally:
-        # in a forked child it is closed already, and the number may belong to another file
-        if descriptor in _held:
-            _held.discard(descriptor)
+        # a forked child has closed it already, and its number may now belong to another file
+        if descriptor in _open_descriptors:
+            _open_descriptors.discard(descriptor)
             os.close(descriptor)
 
 
-def _close_inherited() -> None:
-    while _held:
+def _close_inherited_descriptors() -> None:
+    """Close the lock files that a forked child has inherited."""
+    while _open_descriptors:
         with suppress(OSError):
-            os.close(_held.pop())
+            os.close(_open_descriptors.pop())
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_inherited)
+    os.register_at_fork(after_in_child=_close_inherited_descriptors)

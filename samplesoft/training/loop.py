@@ -1,7 +1,7 @@
-"""The training loop: epochs of steps, with callbacks between them.
+"""The training loop `fit`: epochs of steps, and callbacks between the steps.
 
 The classifier, the recommender, `samplesoft.training.train` and the language models of the figures
-all train with `fit`.
+are all trained by this loop.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from samplesoft.training.task import Task
 
 @dataclass
 class Progress:
-    """Progress of training.
+    """How far training has come, with its losses, times and validation metrics.
 
     Attributes
     ----------
     epoch, index : int
-        Completed epochs, and completed steps of the current epoch.
+        Number of completed epochs, and of completed steps in the current epoch.
     step : int
-        Completed steps in all, without steps that callbacks take.
+        Total number of completed steps, without steps that callbacks take.
     loss_sum : float
-        Sum of the losses of the examples in the current epoch, so far.
+        Sum of the losses of the examples that the current epoch has processed.
     examples : int
         Number of these examples.
     epoch_seconds : float
-        Time of the steps of the current epoch.
+        Time spent in steps of the current epoch.
     seconds : float
-        Time of all steps, without validation and checkpoints.
+        Time spent in all steps, without validation and checkpoints.
     best_epoch : int or None
         Last epoch that improved the validation loss, counted from 1.
     best_loss : float or None
         The lowest validation loss.
     metrics : dict of str to float
-        Validation metrics of the last epoch; ``loss`` is the one to be minimised. This and the
-        next two are not part of a checkpoint.
+        Validation metrics of the last epoch; training minimises ``loss``. A checkpoint stores
+        neither these metrics nor `history` and `stop`.
     history : list of dict
-        For each epoch, its mean loss as ``train_loss``, and its metrics.
+        For each epoch, its mean training loss as ``train_loss``, and its validation metrics.
     stop : bool
-        Set by a callback to end training.
+        Whether a callback has asked to end training after the current epoch.
     """
 
     epoch: int = 0
@@ -66,11 +66,11 @@ class Progress:
 
     @property
     def mean_loss(self) -> float:
-        """Mean loss of the examples of the epoch."""
+        """Mean loss of the examples that the current epoch has processed."""
         return self.loss_sum / self.examples
 
     def add(self, loss: float, examples: int, seconds: float) -> None:
-        """Count a step with the mean loss of its examples."""
+        """Count one step: the mean loss of its examples, their number, and the time it took."""
         self.index += 1
         self.step += 1
         self.loss_sum += loss * examples
@@ -79,30 +79,30 @@ class Progress:
         self.seconds += seconds
 
     def begin_epoch(self) -> None:
-        """Reset the sums of the epoch."""
+        """Set the loss, the time and the metrics of the current epoch to zero."""
         self.loss_sum, self.examples, self.epoch_seconds = 0.0, 0, 0.0
         self.metrics = {}
 
     def validated(self, metrics: dict[str, float], tolerance: float = 0.0) -> None:
-        """Record the metrics of the epoch that ends.
+        """Record the validation metrics of the current epoch, before it is counted.
 
-        Its loss is an improvement if it is below the best one by more than `tolerance`.
+        The epoch is an improvement if its loss is below the best loss by more than `tolerance`.
         """
         self.metrics = metrics
         loss, best = metrics["loss"], self.best_loss
-        # of equal losses the first, so that patience ends a run without improvement
+        # of epochs with equal losses the first is best, so that early stopping ends a stalled run
         if best is None or loss < best - tolerance:
             self.best_epoch = self.epoch + 1
         self.best_loss = loss if best is None else min(loss, best)
 
     def end_epoch(self) -> None:
-        """Count an epoch."""
+        """Count the current epoch as completed, and add it to the history."""
         self.history.append({"train_loss": self.mean_loss, **self.metrics})
         self.epoch += 1
         self.index = 0
 
     def stored(self) -> dict[str, Any]:
-        """Return the fields that a checkpoint stores."""
+        """Return the fields that a checkpoint stores, by name."""
         values = asdict(self)
         for name in ("metrics", "history", "stop"):
             del values[name]
@@ -110,16 +110,18 @@ class Progress:
 
 
 class Callback:
-    """Base class of actions between the steps of `fit`.
+    """Base class of callbacks, which `fit` calls between steps and between epochs.
 
-    A callback overrides the methods that it needs. As a context manager, it is entered before the
-    first epoch, and exited after the last one or after an error.
+    A subclass overrides the methods that it needs; the others do nothing. A callback is also a
+    context manager: `fit` enters it before the first epoch, and exits it at the end or after an
+    error.
 
     Attributes
     ----------
     every : tuple of int
-        Periods in steps: `fit` calls `after_steps` at least after each multiple of these in an
-        epoch. It also calls it after each other step or fused block of steps.
+        Periods in steps. `fit` calls `after_steps` after each step, or after each fused block of
+        several steps. A fused block ends at the latest at a multiple of each period, counted
+        within the epoch.
     """
 
     every: tuple[int, ...] = ()
@@ -131,22 +133,22 @@ class Callback:
         pass
 
     def begin(self, task: Task, optimizer: Any, progress: Progress) -> None:
-        """Prepare for training, which may be resumed."""
+        """Act once before the first epoch of this call of `fit`, which may resume training."""
 
     def begin_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
-        """Act before the steps of an epoch, or before the rest of them on resuming."""
+        """Act before the steps of an epoch; a resumed epoch has only its remaining steps."""
 
     def after_steps(self, task: Task, optimizer: Any, progress: Progress) -> None:
-        """Act after one or several steps of one epoch."""
+        """Act after one step, or after a fused block of steps."""
 
     def end_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
-        """Act at the end of an epoch, before it is counted; for example, validate."""
+        """Act after the last step of an epoch, before the epoch is counted; such as validation."""
 
     def after_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
-        """Act after an epoch; for example, write a checkpoint, or stop."""
+        """Act after an epoch has been counted; such as writing a checkpoint, or early stopping."""
 
     def end(self, task: Task, optimizer: Any, progress: Progress) -> None:
-        """Act at the end of training; callbacks end in reverse order."""
+        """Act once after the last epoch; `fit` calls the callbacks in reverse order for this."""
 
 
 def require_callbacks(callbacks: Any) -> None:
@@ -166,15 +168,15 @@ def require_callbacks(callbacks: Any) -> None:
 
 @contextmanager
 def unchanged_on_error(estimator: Any) -> Iterator[None]:
-    """Restore the attributes of an estimator if the body fails or is interrupted.
+    """Restore the attributes of an estimator if the body raises an error or is interrupted.
 
-    Arrays are not copied: a model that was trained further stays so.
+    Attributes are references: arrays that the body has changed in place stay changed.
     """
     before = dict(vars(estimator))
     try:
         yield
     except BaseException:
-        estimator.__dict__ = before  # one assignment: another Ctrl-C cannot leave it half restored
+        estimator.__dict__ = before  # a single assignment, which another Ctrl-C cannot interrupt
         raise
 
 
@@ -190,29 +192,29 @@ def fit(
     max_steps: float = math.inf,
     guard: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Progress:
-    """Train a task.
+    """Train the model of a task, and return the progress.
 
     Parameters
     ----------
     task : Task
-        Model and data; its parameters are updated.
+        Model and data. The parameters are updated in place.
     optimizer : samplesoft.optimizers.Optimizer
-        Takes the steps, with its learning rate.
+        Optimizer, with its base learning rate.
     epochs : int
-        Total passes over the data, including completed ones.
+        Total number of passes over the data, including those completed before this call.
     schedule : str or callable, optional
         A key of `samplesoft.training.SCHEDULES`, or a function that returns the factor of the
         learning rate in a step, counted from 1. By default the learning rate is constant.
     warmup_steps : int
         Length of the linear warm-up of a named schedule, in steps.
     callbacks : sequence of Callback
-        Called between steps, in this order.
+        Callbacks, called between steps in this order.
     progress : Progress, optional
-        Progress of a resumed training; by default none.
+        Progress of a run to resume, updated in place; by default training begins with epoch 0.
     max_steps : int, optional
-        Total steps after which training ends, possibly within an epoch.
+        Total number of steps after which training ends, even within an epoch.
     guard : callable
-        Returns a context manager around the steps, for example to extend error messages.
+        Returns a context manager in which steps are taken, for example to extend error messages.
 
     Returns
     -------
@@ -243,7 +245,7 @@ def fit(
         num_steps = min(epochs * task.num_steps, max_steps)
         schedule = make_schedule(schedule, int(num_steps), warmup_steps)
     if schedule is not None:
-        optimizer.schedule = _shifted(schedule, optimizer.steps - progress.step)
+        optimizer.schedule = _shift_schedule(schedule, optimizer.steps - progress.step)
     try:
         with ExitStack() as stack:
             for callback in callbacks:
@@ -259,8 +261,11 @@ def fit(
     return progress
 
 
-def _shifted(schedule: Schedule, start: int) -> Schedule:
-    """Return the schedule for an optimizer that has taken `start` steps before training."""
+def _shift_schedule(schedule: Schedule, start: int) -> Schedule:
+    """Return a schedule that is delayed by `start` steps.
+
+    `start` is the number of steps that the optimizer had taken before this training began.
+    """
     return lambda step: schedule(step - start)
 
 
@@ -272,7 +277,7 @@ def _run_epoch(
     max_steps: float,
     guard: Callable[[], AbstractContextManager[Any]],
 ) -> None:
-    """Run an epoch, or the rest of it."""
+    """Take the remaining steps of the current epoch, at most until step `max_steps` of the run."""
     if progress.index == 0:
         progress.begin_epoch()
     task.begin_epoch(progress.epoch, progress.index)
@@ -301,7 +306,7 @@ def _run_epoch(
 
 
 def _run_steps(task: Task, optimizer: Any, progress: Progress, last: int) -> None:
-    """Take a step, or a fused block of steps that ends at `last` at the latest."""
+    """Take and count one step, or a fused block of steps that ends at step `last` or before."""
     first, start = progress.index, time.perf_counter()
     end = task.fused_block_end(optimizer, progress.epoch, first)
     if end is None:
@@ -314,13 +319,13 @@ def _run_steps(task: Task, optimizer: Any, progress: Progress, last: int) -> Non
 
 
 def _run_step(task: Task, optimizer: Any, progress: Progress) -> float:
-    """Take one step, and return its loss."""
+    """Take one step that is not fused, and return its mean loss."""
     loss, gradients = task.step(progress.epoch, progress.index)
     require_finite("loss", loss)
     try:
         optimizer.step(task.parameters, gradients)
     except ValueError as error:
-        # an optimizer rejects gradients that are not finite, which is divergence, and other errors
+        # if the optimizer has rejected gradients that are not finite, then training has diverged
         rows = (getattr(gradient, "rows", gradient) for gradient in gradients.values())
         if all(np.isfinite(array).all() for array in rows):
             raise
@@ -330,6 +335,6 @@ def _run_step(task: Task, optimizer: Any, progress: Progress) -> float:
 
 
 def require_finite(name: str, value: float) -> None:
-    """Raise FloatingPointError if a loss or another metric is not finite."""
+    """Raise FloatingPointError if the value of a metric, such as the loss, is not finite."""
     if not math.isfinite(value):
         raise FloatingPointError(f"the {name} is {value}")

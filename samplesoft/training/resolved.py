@@ -1,4 +1,4 @@
-"""Settings of a fit with and without defaults: `resolve` determines every default."""
+"""Settings of a fit: as a user gives them, and with all defaults determined by `resolve`."""
 
 from __future__ import annotations
 
@@ -9,29 +9,33 @@ from typing import Any
 
 from samplesoft._temperature import tau_of_classes
 from samplesoft.losses.registry import LOSSES
-from samplesoft.models.linear_softmax import LinearSoftmaxSettings, normalizes
+from samplesoft.models.linear_softmax import LinearSoftmaxSettings, normalizes_by_default
 from samplesoft.samplers.registry import SAMPLERS
 from samplesoft.training.schedules import Schedule, default_learning_rate, make_schedule
 
-NUM_SAMPLED = 100  # default number of draws; with at most so many classes, nothing is drawn
-_MAX_SAMPLED = 1000  # default limit of a set of draws that a batch shares
-_CLASSES_PER_DRAW = 32  # in such a set
-_EPOCHS = 5
-_MAX_EPOCHS = 20
-_MIN_STEPS = 200  # with fewer steps there are more epochs
-_MANY_EXAMPLES = 1 << 18  # from so many examples on, there are fewer epochs
-_EPOCHS_OF_MANY = 3
+NUM_SAMPLED = 100  # default number of draws; if there are no more classes, all are scored instead
+# Draws that a batch shares are cheap: their default number is n / 32, from 100 to 1000.
+_MAX_DEFAULT_SAMPLED = 1000
+_CLASSES_PER_DRAW = 32
+# The default number of epochs is 5, or up to 20 if 5 epochs have fewer than 200 steps; and 20 with
+# early stopping, and for a model without an embedding.
+_MIN_DEFAULT_EPOCHS = 5
+_MAX_DEFAULT_EPOCHS = 20
+_MIN_STEPS = 200
+# For so many examples, about 260,000, it is 3.
+_MANY_EXAMPLES = 1 << 18
+_EPOCHS_WITH_MANY_EXAMPLES = 3
 
 
 @dataclass(frozen=True)
 class FitSettings:
-    """Settings of a fit as a user requests them; `resolve` determines those that are None.
+    """Settings of a fit as a user gives them; None is a default, which `resolve` determines.
 
     Parameters
     ----------
     model : LinearSoftmaxSettings or mapping of str to object
-        Final settings of the model; or fields of `LinearSoftmaxSettings` as the user gave them.
-        The defaults then depend on the number of classes, and `num_sampled` may be None.
+        Final settings of the model, or a mapping with fields of `LinearSoftmaxSettings`. For a
+        mapping the defaults depend on the number of classes, and `num_sampled` may be None.
     batch_size : int
         Examples in a step.
     epochs : int, optional
@@ -63,18 +67,19 @@ class FitSettings:
 
 @dataclass(frozen=True)
 class Resolved:
-    """Final settings of a fit of a linear softmax model.
+    """Final settings of a fit of a linear softmax model, without any default left open.
 
     ``str`` returns a one-line summary.
 
     Parameters
     ----------
     model : LinearSoftmaxSettings
-        The model: its loss, sampler, draws and vectors, as `LinearSoftmaxSettings.resolved`.
+        Settings of the model, from `LinearSoftmaxSettings.resolved`.
     num_classes : int
-        Classes n.
+        Number n of classes.
     num_examples : int
-        Examples in an epoch. Examples held out for calibration are added halfway.
+        Number of examples in an epoch. Examples held out for calibration are added after half of
+        the epochs, and are not counted.
     epochs : int
         Largest number of epochs.
     batch_size : int
@@ -90,7 +95,7 @@ class Resolved:
     warmup_steps : int
         Length of the linear warm-up, in steps.
     step_by_step : str or None
-        Reason why training is not fused; None if it is.
+        Reason why training takes steps one by one; None if it takes fused (compiled) steps.
 
     Examples
     --------
@@ -113,11 +118,11 @@ class Resolved:
     step_by_step: str | None
 
     def stored(self) -> dict[str, Any]:
-        """Return all fields except the model, to be stored next to it."""
+        """Return all fields except `model`, for a file that stores the model separately."""
         return {name: value for name, value in vars(self).items() if name != "model"}
 
     def make_schedule(self) -> Schedule:
-        """Return the schedule of the learning rate."""
+        """Return the schedule: a function from a step to the factor of the learning rate."""
         return make_schedule(self.schedule, self.num_steps, self.warmup_steps)
 
     def __str__(self) -> str:
@@ -167,22 +172,23 @@ def resolve(
     row_norm: float = 1.0,
     step_by_step: str | None = None,
 ) -> Resolved:
-    """Return the final settings of a fit, with every default determined.
+    """Determine all defaults of a fit, and return its final settings.
 
     Parameters
     ----------
     requested : FitSettings
         Settings as the user gave them.
     num_classes, num_examples : int
-        Classes n, and examples N in an epoch.
+        Number of classes n, and of examples N in an epoch.
     several_labels : bool
         Whether examples may have several labels.
     num_held_back : int
-        Examples held out until halfway, then trained on once, and part of all later epochs.
+        Number of examples that are held out for the first half of the epochs. They are then trained
+        on once, and belong to all later epochs.
     row_norm : float
         Mean norm of the inputs.
     step_by_step : str, optional
-        Reason why training is not fused, if it is not.
+        Reason why training takes steps one by one; None if it takes fused steps.
 
     Returns
     -------
@@ -206,7 +212,7 @@ def resolve(
     """
     model = requested.model
     if not isinstance(model, LinearSoftmaxSettings):
-        model = _model_of_size(model, num_classes, several_labels)
+        model = _resolve_model(model, num_classes, several_labels)
     model = model.resolved()
     on_inputs = model.embedding_dim is None
     epochs = requested.epochs
@@ -237,53 +243,56 @@ def resolve(
 
 
 def half_of(epochs: int) -> int:
-    """Return the epoch, counted from 1, after which a model is calibrated."""
+    """Return half of the epochs, rounded up: after so many epochs a model is calibrated."""
     return -(-epochs // 2)
 
 
 def _num_steps(num_examples: int, batch_size: int) -> int:
+    """Return the number of steps in an epoch."""
     return -(-num_examples // batch_size)
 
 
 def _num_epochs(requested: FitSettings, num_examples: int, on_inputs: bool) -> int:
-    """Return the default number of epochs."""
+    """Return the default number of epochs; `on_inputs` is true for a model without an embedding."""
     if requested.early_stopping or on_inputs:
-        return _MAX_EPOCHS
+        return _MAX_DEFAULT_EPOCHS
     if num_examples >= _MANY_EXAMPLES:
-        return _EPOCHS_OF_MANY
+        return _EPOCHS_WITH_MANY_EXAMPLES
     steps = max(_num_steps(num_examples, requested.batch_size), 1)
-    return max(_EPOCHS, min(-(-_MIN_STEPS // steps), _MAX_EPOCHS))
+    return max(_MIN_DEFAULT_EPOCHS, min(-(-_MIN_STEPS // steps), _MAX_DEFAULT_EPOCHS))
 
 
-def _model_of_size(
+def _resolve_model(
     requested: Mapping[str, Any], num_classes: int, several_labels: bool
 ) -> LinearSoftmaxSettings:
-    """Return the settings of a model with `num_classes` classes.
+    """Return the settings of a model with `num_classes` classes, from the fields a user gave.
 
-    The loss becomes its masked variant if draws cannot exclude the label of an example.
+    A sampled loss becomes the full softmax if there are few classes. It becomes its masked variant
+    if examples share their draws or have several labels, which draws then cannot exclude.
     """
     spec = LOSSES[requested["loss"]]
     settings = {**requested, "num_sampled": num_draws(requested, num_classes)}
     unit_vectors = requested.get("normalize")
     if unit_vectors is None:
         embedding_dim = requested.get("embedding_dim", LinearSoftmaxSettings.embedding_dim)
-        unit_vectors = normalizes(embedding_dim, requested["loss"])
-    if requested.get("tau") is None and unit_vectors:  # a default that grows with log n
+        unit_vectors = normalizes_by_default(embedding_dim, requested["loss"])
+    if requested.get("tau") is None and unit_vectors:  # the default grows with log(n)
         settings["tau"] = tau_of_classes(num_classes)
     if scores_all(requested, num_classes):
         settings |= {"sampler": None, "num_sampled": None, "shared": False}
-        if spec.draws:  # the full softmax costs no more than its estimate here
+        if spec.draws:  # for so few classes the full softmax costs no more than a sampled one
             settings |= {"loss": "full", "label_reduction": "pal-n"}
     elif several_labels or requested.get("shared"):
-        # one set of draws cannot exclude several labels
+        # a set of draws that does not contain any label of several cannot be drawn
         settings["loss"] = spec.masked or requested["loss"]
     return LinearSoftmaxSettings(**settings)
 
 
 def num_draws(requested: Mapping[str, Any], num_classes: int) -> Any:
-    """Return the number of draws, or ``"auto"``, for fields of a model as a user gave them.
+    """Return the number of draws of a model: as the user gave it, possibly "auto", or the default.
 
-    The default grows with the number of classes if a batch shares its draws, which are then cheap.
+    If the examples of a batch share their draws, draws are cheap, and their default number grows
+    with the number of classes.
     """
     if requested.get("num_sampled") is not None:
         return requested["num_sampled"]
@@ -292,13 +301,14 @@ def num_draws(requested: Mapping[str, Any], num_classes: int) -> Any:
     is_unshared = requested.get("shared") is False or not LOSSES[requested["loss"]].shares_draws
     if is_unshared or not is_named or SAMPLERS[sampler].follows_vectors:
         return NUM_SAMPLED
-    return max(NUM_SAMPLED, min(num_classes // _CLASSES_PER_DRAW, _MAX_SAMPLED))
+    return max(NUM_SAMPLED, min(num_classes // _CLASSES_PER_DRAW, _MAX_DEFAULT_SAMPLED))
 
 
 def scores_all(requested: Mapping[str, Any], num_classes: int) -> bool:
-    """Return whether all classes are scored: there is one, or no more than the default draws.
+    """Return whether all classes are scored in each step, so that nothing is drawn.
 
-    A loss that does not estimate the full softmax draws in the second case too.
+    This is so for a loss over all classes, for a single class, and, if the user gave no number of
+    draws, for a sampled softmax with no more classes than the default number of draws.
     """
     spec = LOSSES[requested["loss"]]
     few_classes = requested.get("num_sampled") is None and num_classes <= NUM_SAMPLED

@@ -1,4 +1,4 @@
-"""Training task for extreme classification and item retrieval, with sparse inputs."""
+"""The training task for extreme classification and item retrieval, on sparse inputs."""
 
 from __future__ import annotations
 
@@ -44,66 +44,74 @@ from samplesoft.training.task import NUM_EXAMPLES, sub_seed
 from samplesoft.training.trained import linear_softmax_config, sample_one_label
 
 LIST_LENGTHS = (1, 3, 5, 20)  # lengths k of the top-k lists in metrics
-_MAX_VALIDATION_EXAMPLES = 2000  # in a validation
-_LOSS_BATCH_EXAMPLES = 256  # examples per batch when computing the loss
-_HIDDEN_ITEMS_STREAM = 3, 1  # path of the seed: hidden items of held-out users
-_ONE_LABEL_STREAM = 3, 2  # path of the seed: the label of examples in a checkpoint
+_MAX_VALIDATION_EXAMPLES = 2000  # examples in a validation
+_LOSS_BATCH_EXAMPLES = 256  # examples whose loss is computed at a time
+# paths of random streams in `sub_seed`
+_HIDDEN_ITEMS_STREAM = 3, 1  # which items of held-out users are hidden
+_ONE_LABEL_STREAM = 3, 2  # which of several labels a checkpoint stores for an example
 
 Matrix = sparse.csr_array
 
 
 @dataclass(frozen=True)
 class RetrievalSettings(LinearSoftmaxSettings):
-    """A linear embedding under a softmax layer, for examples with several labels.
+    """Settings of a `RetrievalTask`: a linear softmax model, for examples with several labels.
 
     Parameters
     ----------
     loss : str
-        Training loss, for several labels of an example; see `samplesoft.losses.LOSSES`.
+        Training loss, one that accepts several labels of an example; see
+        `samplesoft.losses.LOSSES`.
     tau : float, optional
         Inverse temperature; by default 10, and 1 without `normalize`.
     normalize : bool, optional
         Divide contexts and class vectors by their norms; the default, except for full-logistic.
     sampler : str or None
-        Draws classes; see `samplesoft.samplers.SAMPLERS`. None for a loss over all classes.
+        Sampler that draws classes, a key of `samplesoft.samplers.SAMPLERS`; None for a loss over
+        all classes.
     num_sampled : int or None
         Draws for each example, or for the batch if `shared`.
     num_certain : int
-        Number of always-included classes, the most frequent, in addition to draws of the others.
+        Number of always-included classes: the most frequent ones are used in each step, and the
+        sampler draws from the others.
     shared : bool, optional
         Draw one set of classes for all examples of a batch; the default with a sampler such as
         unigram and a loss such as sampled-masked.
     nu : float
         Sharpness of the Gaussian kernel of the rff samplers.
     num_features : int
-        Random frequencies of the rff samplers, features of positive.
+        Number of random frequencies of the rff samplers, or of features of the positive sampler.
     update_every : int
         Steps between two updates of a sampler that follows the class vectors.
     embedding_dim : int or None
-        Length of embedded inputs and of class vectors; None for class vectors on the inputs.
+        Length of embedded inputs and of class vectors; None for class vectors directly on the
+        inputs.
     alpha : float, optional
-        L2 penalty without an embedding; by default 0.003 divided by the number of classes.
+        Factor of an L2 penalty on the class vectors of a model without an embedding; by default
+        0.003 divided by the number of classes.
     dropout : float
         Probability with which an entry of an input is dropped in a step.
     label_reduction : {"pal-n", "pal", "ova"}
-        Loss of an example with several labels: pal-n, the mean of theirs; pal, their sum; ova,
-        one versus all, with nce or negative-sampling-masked.
+        Loss of an example with several labels: with pal-n the mean of the losses of its labels,
+        with pal their sum; with ova, one versus all, a sum of binary losses over labels and
+        draws, for nce and negative-sampling-masked.
     mask_other_labels : bool
-        Exclude the other labels of an example from the negatives of a label; the default.
+        Whether the negatives of a label exclude the other labels of the example; by default True.
     negative_weight : float, optional
         Weight of the log-sum-exp of the draws in the bilateral loss.
     batch_size : int
         Examples in a batch.
     validation : float
-        Fraction of examples to hold out. After each epoch at most 2,000 of them are evaluated; with
-        a fraction of 0, as many training examples.
+        Fraction of the examples to hold out. After each epoch at most 2,000 of them are evaluated;
+        if the fraction is 0, at most 2,000 training examples.
     seed : int
         Seed of all randomness.
 
     Raises
     ------
     TypeError, ValueError
-        If a value is malformed, or the loss excludes the label of an example, which has several.
+        If a value is malformed, or the loss excludes the label from the draws, which it cannot do
+        for several labels.
     """
 
     dropout: float = 0.3
@@ -119,34 +127,35 @@ class RetrievalSettings(LinearSoftmaxSettings):
 
 
 class RetrievalTask(LinearTask):
-    """Rank classes for sparse inputs.
+    """The task to rank classes for sparse inputs.
 
     Parameters
     ----------
     inputs : scipy.sparse matrix, shape (N, v)
-        Divided by the norms of its rows.
+        Inputs. The task divides each row by its norm.
     labels : scipy.sparse matrix, shape (N, n)
-        Ones, or weights of the labels. Examples without labels are not trained on.
+        Weights of the labels, such as ones. Examples without labels are not trained on.
     settings : RetrievalSettings
         Settings of the model.
     leave_out : bool
-        Whether inputs and labels are the same items of users. Validation then predicts a fifth of a
-        user's items from the others, which are excluded from the lists.
+        Whether inputs and labels are the same matrix, of the items of users. Validation then hides
+        about a fifth of a user's items and predicts them from the others, which are excluded from
+        the top-k lists.
     workers : optional
-        Workers that hold the class vectors in training, as for a
+        Workers that hold the class vectors during training, as for a
         `samplesoft.distributed.ShardedSoftmaxLayer`.
 
     Attributes
     ----------
     num_unlabeled : int
-        Examples without a label.
+        Number of examples without a label.
     test : tuple of matrix, or None
-        Arguments of `evaluate` for a final test, if set by the caller.
+        Arguments of `evaluate` for a final test; None until a caller sets it.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is malformed, or nothing is left to train on.
+        If an argument is malformed, or no example has a label.
     MemoryError
         If the parameters would not fit.
 
@@ -175,35 +184,35 @@ class RetrievalTask(LinearTask):
         self._workers, model_settings = workers, settings
         if workers is not None:
             require_shardable(settings)
-            # the workers make the sampler later; until then a uniform one is a placeholder
+            # the workers make the sampler later; a uniform one is a placeholder until then
             model_settings = replace(
                 settings, sampler=lambda given: UniformSampler(len(given.counts))
             )
         self.settings, self.leave_out = settings, as_flag("leave_out", leave_out)
-        inputs, labels = _as_examples(inputs, labels)
+        inputs, labels = _checked_examples(inputs, labels)
         if self.leave_out:
             _require_same_items(inputs, labels)
         self.test: Any = None
         self._key = as_key(settings.seed)
         self._inputs, self._labels = inputs, labels
         self.num_unlabeled = int(np.sum(np.diff(labels.indptr) == 0))
-        rows, held_out = self._split()
-        self._validation = self._held_out(held_out[:_MAX_VALIDATION_EXAMPLES])
-        # contexts of these examples are stored in checkpoints, for `verify --checkpoint`
+        rows, held_out = self._split_rows()
+        self._validation = self._make_validation_data(held_out[:_MAX_VALIDATION_EXAMPLES])
+        # checkpoints store contexts of these examples, for ``samplesoft verify --checkpoint``
         self._checkpoint_rows = held_out[:NUM_EXAMPLES]
         num_columns = inputs.shape[1], labels.shape[1]
         settings.require_memory(*num_columns, np.dtype(np.float32))
-        # include held-out examples: their classes must be drawn too
+        # count held-out examples too, because their classes must also be drawn
         counts = np.bincount(labels.indices, minlength=num_columns[1]).astype(np.float64)
         super().__init__(*num_columns, model_settings, counts, self._key)
         unit_weights = np.ones(inputs.shape[0])
         self.use(Examples(unit_norm(inputs), labels, unit_weights), rows, settings.batch_size)
 
     def config(self) -> dict[str, Any]:
-        """Return the settings, the sizes, and a fingerprint of the data."""
+        """Return the settings, the numbers of examples and classes, and a hash of the data."""
         data = hashlib.sha256()
         for matrix in (self._inputs, self._labels):
-            # as float64, so that the fingerprint does not depend on the dtype
+            # as float64, so that the hash does not depend on the dtype
             for part in (matrix.indptr, matrix.indices, matrix.data):
                 data.update(part.astype(np.float64).tobytes())
         return {
@@ -235,7 +244,10 @@ class RetrievalTask(LinearTask):
         return resolve(fit_settings, self.model.num_classes, len(self.rows), step_by_step=reason)
 
     def start(self, optimizer: Optimizer) -> Any:
-        """Distribute the classes to the workers, if there are any."""
+        """Return the optimizer; if there are workers, first distribute the class vectors to them.
+
+        The returned optimizer is then one that works on the workers.
+        """
         if self._workers is None:
             return optimizer
         sharded = shard(
@@ -249,7 +261,7 @@ class RetrievalTask(LinearTask):
         return sharded
 
     def begin_epoch(self, epoch: int, index: int) -> None:
-        """Shuffle the rows, depending only on epoch and step, so that a run can be resumed."""
+        """Shuffle the examples; the order depends on the epoch only, for runs that are resumed."""
         self.epochs_begun, self.steps_taken = epoch, epoch * self.num_steps + index
         super().begin_epoch(epoch, index)
 
@@ -259,9 +271,9 @@ class RetrievalTask(LinearTask):
         return super().step(epoch, index)
 
     def examples(self) -> Arrays:
-        """Return contexts of held-out examples with one label each, and counts of the classes.
+        """Return contexts of held-out examples with one label each, and class counts.
 
-        One of several labels is drawn. With `leave_out` it is removed from the user's items.
+        Of several labels one is drawn. If `leave_out`, this item is removed from the user's input.
         """
         given, labels = self._inputs[self._checkpoint_rows], self._labels[self._checkpoint_rows]
         seed = sub_seed(self._key, *_ONE_LABEL_STREAM)
@@ -269,7 +281,7 @@ class RetrievalTask(LinearTask):
         return {"h": self.model.embed(unit_norm(inputs)), "labels": drawn, "counts": self.counts}
 
     def state(self) -> Arrays:
-        """Return the state of the sampler."""
+        """Return the state of the sampler that does not follow from the class vectors."""
         return self.model.state()
 
     def load_state(self, state: Arrays) -> None:
@@ -277,81 +289,87 @@ class RetrievalTask(LinearTask):
         self.model.load_state(state)
 
     def validate(self) -> dict[str, float]:
-        """Return the full-softmax loss in nats, and top-k metrics, on the validation examples."""
+        """Return the results of `evaluate` on the validation examples."""
         return self.evaluate(*self._validation)
 
     def evaluate(self, inputs: Any, labels: Any) -> dict[str, float]:
-        """Return the full-softmax loss, and metrics of top-k lists.
+        """Compute the full-softmax loss and metrics of top-k lists on given examples.
 
         Parameters
         ----------
         inputs : scipy.sparse matrix, shape (N, v)
-            Not divided by norms. With `leave_out` these items are excluded from the lists.
+            Raw inputs, not divided by their norms. If `leave_out`, these items are excluded from
+            the lists.
         labels : scipy.sparse matrix, shape (N, n)
             Examples without labels are ignored.
 
         Returns
         -------
         dict
-            ``loss``, the mean in nats, and metrics of `ranking_scores`; ``psp_at_k`` only without
-            `leave_out`.
+            ``loss``, the mean loss in nats, and the metrics of `ranking_scores` for lists of
+            1, 3, 5 and 20 classes. ``psp_at_k`` is omitted if `leave_out`.
 
         Raises
         ------
         TypeError, ValueError
             If an argument is malformed.
         """
-        inputs, labels = _as_examples(inputs, labels)
+        inputs, labels = _checked_examples(inputs, labels)
         rows = np.flatnonzero(np.diff(labels.indptr))
         rated_inputs, rated_labels = inputs[rows], labels[rows]
         x, k = unit_norm(rated_inputs), [k for k in LIST_LENGTHS if k <= labels.shape[1]]
         ids, _ = self.model.top_k(x, k[-1], leave_out=rated_inputs if self.leave_out else None)
         size = self._labels.shape[0] - self.num_unlabeled
-        # no propensities for lists of users' items
+        # lists of users' items are not scored by propensities
         uses_propensities = not self.leave_out and size >= MIN_EXAMPLES
         class_propensities = propensities(self.counts, size) if uses_propensities else None
         scores = ranking_scores(ids, rated_labels, k, propensities=class_propensities)
-        return {"loss": self._loss(x, rated_labels), **scores}
+        return {"loss": self._full_softmax_loss(x, rated_labels), **scores}
 
-    def _loss(self, x: Any, labels: Any) -> float:
-        if LOSSES[self.settings.loss].on_tree:  # no softmax of class vectors
+    def _full_softmax_loss(self, x: Any, labels: Any) -> float:
+        """Return the mean full-softmax loss in nats; for a model over a tree, its own loss."""
+        if LOSSES[self.settings.loss].on_tree:  # the model has no class vectors
             return float(self.model.softmax.evaluate(self.model.embed(x), labels).loss)
-        # the same loss for all models, so that runs with different losses are comparable
+        # the same loss for all other models, so that runs with different losses are comparable
         tau, normalize = self.settings.tau, bool(self.settings.normalize)
         full = FullSoftmaxLoss(tau=tau, normalize=normalize, reduction="sum")
         rows = self.model.softmax.class_embeddings
-        # scores of all classes for 256 examples at a time
+        # the scores of all classes are computed for 256 examples at a time
         losses = (
             full.forward(self.model.embed(x[part]), rows, labels[part])[0]
             for part in chunks(x.shape[0], _LOSS_BATCH_EXAMPLES)
         )
         return sum(map(float, losses)) / float(x.shape[0])
 
-    def _split(self) -> tuple[IntArray, IntArray]:
-        """Return the rows to train on, and those held out."""
+    def _split_rows(self) -> tuple[IntArray, IntArray]:
+        """Return the indices of the training examples, and of the held-out examples."""
         rows = np.flatnonzero(np.diff(self._labels.indptr))
         order = held_out_order(rows, self._key)
         num_held_out = int(self.settings.validation * len(rows))
-        # nothing is held out: validate on training examples
+        # if nothing is held out, validate on training examples
         if num_held_out == 0:
             return rows, order
         return np.sort(order[num_held_out:]), order[:num_held_out]
 
-    def _held_out(self, rows: IntArray) -> tuple[Matrix, Matrix]:
-        """Return inputs and labels of the validation."""
+    def _make_validation_data(self, rows: IntArray) -> tuple[Matrix, Matrix]:
+        """Return inputs and labels of the validation examples `rows`.
+
+        If `leave_out`, some items of each user are removed from the input, and these are the
+        labels.
+        """
         inputs, labels = self._inputs[rows], self._labels[rows]
         if not self.leave_out:
             return inputs, labels
         generator = np.random.default_rng(sub_seed(self._key, *_HIDDEN_ITEMS_STREAM))
         hidden = generator.random(labels.nnz) < 0.2
-        # users with two or more items have at least one hidden and one known
+        # users with two or more items have at least one hidden item and one that is not hidden
         first = labels.indptr[:-1][np.diff(labels.indptr) > 1]
         hidden[first] = True
         hidden[first + 1] = False
         return select_entries(inputs, ~hidden), select_entries(labels, hidden)
 
 
-def _as_examples(inputs: Any, labels: Any) -> tuple[Matrix, Matrix]:
+def _checked_examples(inputs: Any, labels: Any) -> tuple[Matrix, Matrix]:
     """Return validated copies of inputs and labels, without labels of weight 0."""
     inputs = sum_repeated_entries(as_csr("inputs", inputs))
     labels = sum_repeated_entries(as_weights("labels", labels))
@@ -371,7 +389,7 @@ def _as_examples(inputs: Any, labels: Any) -> tuple[Matrix, Matrix]:
 def _require_same_items(inputs: Matrix, labels: Matrix) -> None:
     """Raise ValueError unless both matrices have entries at the same positions."""
     for matrix in (inputs, labels):
-        # also sorts the entries, so that positions can be compared
+        # this also sorts the entries, so that their positions can be compared
         matrix.sum_duplicates()
     same = all(
         np.array_equal(getattr(inputs, part), getattr(labels, part))

@@ -1,4 +1,4 @@
-"""Training runs in a folder: start or resume, log, checkpoints."""
+"""Training runs in a folder: `train` starts or resumes one, and writes its checkpoints and log."""
 
 from __future__ import annotations
 
@@ -54,34 +54,35 @@ def train(
     schedule: Schedule | None = None,
     progress: bool | Callable[[dict[str, Any]], object] = False,
 ) -> Progress:
-    """Train, or resume an interrupted run, with the same parameters to the last bit.
+    """Train the model of a task in a folder, or resume such a run after an interruption.
 
-    Writes ``checkpoint.npz``, ``best.npz`` of the epoch with the lowest validation loss, and
-    ``log.jsonl``. A run may be killed at any time; resuming repeats the steps after its last
-    checkpoint.
+    Writes ``checkpoint.npz``, ``best.npz`` for the epoch with the lowest validation loss, and
+    ``log.jsonl``. The process may be killed at any time. Resuming repeats the steps after the last
+    checkpoint, and ends with the same parameters to the last bit as an uninterrupted run.
 
     Parameters
     ----------
     task : Task
-        Model and data; its parameters are updated.
+        Model and data. The parameters are updated in place.
     settings : Settings
         Settings of the run.
     folder : str or Path
-        Folder of the files; made if need be.
+        Folder of the files; made if it does not exist.
     resume : bool
-        Continue from the checkpoint in `folder`; the settings must be equal.
+        Continue from the checkpoint in `folder`, which must be of a run with equal settings.
     schedule : callable, optional
-        Returns the factor of the learning rate in each step, counted from 1, in place of the
-        schedule in `settings`. Pass it again on resuming.
+        Returns the factor of the learning rate in a step, counted from 1. It replaces the schedule
+        in `settings`, and must be passed again when the run is resumed.
     progress : bool or callable
-        Show progress on stderr: a bar if that is a terminal, else lines. A callable, such as
-        ``print``, is also called with the last line of the log of each epoch, as a dict, after the
-        checkpoint is written.
+        Whether to show progress on stderr: as a bar if stderr is a terminal, otherwise as lines. A
+        callable, such as ``print``, implies True, and is called after each epoch, when its
+        checkpoint has been written, with the last line of the epoch's log as a dict.
 
     Returns
     -------
     Progress
-        Progress at the end, with the best epoch. The parameters are those of the last epoch.
+        Progress at the end, including the best epoch. The task has the parameters of the last
+        epoch.
 
     Raises
     ------
@@ -95,10 +96,10 @@ def train(
     MemoryError
         If the arrays of the checkpoint would not fit.
     OSError
-        If a file cannot be written; the last checkpoint remains. If another program holds a file,
-        such as a virus scanner on Windows, training continues with a RuntimeWarning, and tries
-        again at the next checkpoint. If the file is still held at the end, the message names the
-        draft of it.
+        If a file cannot be written; the last checkpoint remains. If another program has opened a
+        file so that it cannot be replaced, such as a virus scanner on Windows, training continues
+        with a RuntimeWarning, and the next checkpoint tries again. If this fails at the end too,
+        the error names the files that hold the results.
     ValueError
         If `folder` already holds a run and `resume` is false, or holds a different run, or another
         process trains there, or the model or the sampler reject their input. If the first step
@@ -107,8 +108,9 @@ def train(
     Notes
     -----
     Equal bits require the same machine and the same number of BLAS threads. During training a file
-    ``.lock`` locks the folder. The file remains afterwards, and is harmless. On network file
-    systems the lock excludes other machines only if the system supports that.
+    ``.lock`` locks the folder against other processes. The file remains afterwards, and is
+    harmless. On network file systems the lock excludes other machines only if the file system
+    supports that.
 
     Examples
     --------
@@ -123,7 +125,7 @@ def train(
     >>> at.epoch, at.step
     (3, 6)
     """
-    # before the lock, which would make a missing folder
+    # check this before locking, because `locked` makes a missing folder
     if resume:
         require_run(folder)
     with locked(folder):
@@ -145,7 +147,7 @@ def train_in(
     new_optimizer = make_optimizer(settings.optimizer, settings.learning_rate, **options)
     optimizer = task.start(new_optimizer)
     config = {"task": task.config(), "training": settings.config()}
-    if schedule is not None:  # must be passed again on resuming
+    if schedule is not None:  # a run with a function can be resumed only with a function
         config["training"]["schedule"] = "a function"
     error_context = ErrorContext(task, Progress())
     files = RunFiles(
@@ -159,19 +161,19 @@ def train_in(
         if resume:
             error_context.progress = files.load(task, optimizer)
         else:
-            # an initial checkpoint, so that a run killed in its first epoch can be resumed
+            # write an initial checkpoint, so that a run killed in its first epoch can be resumed
             files.save(task, optimizer, error_context.progress)
-            files.require_saved()
+            files.write_pending_files()
     callbacks: list[Callback] = [Validate(error_context, bool(show)), files]
     if show:
-        callbacks.insert(0, StepBars())
+        callbacks.insert(0, StepProgressBars())
     if settings.patience is not None:
         callbacks.append(EarlyStop(settings.patience))
     if callable(show):
-        callbacks.append(Report(show, files))
+        callbacks.append(ReportEpochs(show, files))
     progress = error_context.progress
     try:
-        cut_log(files.log, progress.step)
+        remove_lines_after_step(files.log, progress.step)
         fit(
             task,
             optimizer,
@@ -183,24 +185,24 @@ def train_in(
             guard=error_context,
         )
     except Exception:
-        files.forget(all_of_it=progress.step == 0 and not resume)
+        files.remove_files_after_error(remove_run=progress.step == 0 and not resume)
         raise
-    files.require_saved()
+    files.write_pending_files()
     return progress
 
 
 def require_free(folder: str | Path) -> None:
-    """Raise ValueError if a folder holds files of a run.
+    """Raise ValueError if a folder already holds files of a run.
 
     Parameters
     ----------
     folder : str or Path
-        Folder of a new run.
+        Folder for a new run.
 
     Raises
     ------
     ValueError
-        If it holds files of a run.
+        If the folder holds a checkpoint or a log.
     """
     existing = [name for name in (CHECKPOINT, BEST, LOG) if Path(folder, name).exists()]
     if existing:
@@ -221,7 +223,7 @@ def require_run(folder: str | Path) -> None:
     Raises
     ------
     FileNotFoundError
-        If it has no checkpoint.
+        If the folder has no checkpoint.
     """
     if not Path(folder, CHECKPOINT).exists():
         raise FileNotFoundError(
@@ -231,14 +233,14 @@ def require_run(folder: str | Path) -> None:
 
 
 def load_parameters(path: str | Path, task: Task) -> None:
-    """Load the parameters of a checkpoint, such as those of the best epoch.
+    """Copy the parameters of a checkpoint, such as those of the best epoch, into a task.
 
     Parameters
     ----------
     path : str or Path
         A checkpoint of `train`.
     task : Task
-        The task that was trained.
+        A task with the same settings and data as the trained one. Its parameters are overwritten.
 
     Raises
     ------
@@ -247,7 +249,7 @@ def load_parameters(path: str | Path, task: Task) -> None:
     MemoryError
         If its arrays would not fit.
     ValueError
-        If it is damaged or of another task. Nothing has changed then.
+        If the file is damaged, or is of another task. The parameters are then unchanged.
     """
     with reading(path) as (config, _, arrays):
         require_config(path, config.get("task", {}), task.config())
@@ -255,20 +257,23 @@ def load_parameters(path: str | Path, task: Task) -> None:
 
 
 class RunFiles(Callback):
-    """The files of a run: its checkpoints, the best of them, and its log.
+    """Writes the files of a run: the last checkpoint, the best checkpoint, and the log.
+
+    A file that another program has opened may not be replaceable. Its new content is then pending,
+    and is written with the next checkpoint or line.
 
     Parameters
     ----------
     folder : Path
         Folder of the run.
     config : dict
-        Settings that must be equal on resuming.
+        Settings that must be equal when the run is resumed.
     checkpoint_every : int or None
-        Steps between checkpoints within an epoch; there is always one at its end.
+        Steps between checkpoints within an epoch. There is always one at the end of an epoch.
     log_every : int
         Steps between lines of the log within an epoch.
     error_context : callable
-        Returns a context that extends error messages while a model is read.
+        Returns a context that adds the step to error messages while the model is read.
     """
 
     def __init__(
@@ -283,14 +288,16 @@ class RunFiles(Callback):
         self.config, self.error_context = config, error_context
         self.checkpoint_every, self.log_every = checkpoint_every, log_every
         self.every = (log_every, checkpoint_every or log_every)
-        # drafts by name, and lines of the log, that could not be written because a file was held
-        self.drafts: dict[str, Path] = {}
-        self.lines: list[dict[str, Any]] = []
+        # finished checkpoints under temporary names, by final name; and lines not yet in the log
+        self.pending_drafts: dict[str, Path] = {}
+        self.pending_lines: list[dict[str, Any]] = []
         self.last_line: dict[str, Any] = {}
 
     def after_steps(self, task: Task, optimizer: Any, progress: Progress) -> None:
-        """Write a line of the log, and a checkpoint, if due."""
-        if progress.index == task.num_steps:  # `end_epoch` writes it, with the validation
+        """Write a line of the log and a checkpoint, each if its period has passed."""
+        if (
+            progress.index == task.num_steps
+        ):  # `end_epoch` writes this line, with validation metrics
             return
         if progress.index % self.log_every == 0:
             self.write_line(optimizer, progress)
@@ -298,19 +305,18 @@ class RunFiles(Callback):
             self.save(task, optimizer, progress)
 
     def end_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
-        """Write the last line of an epoch.
+        """Write the last line of an epoch to the log, before the checkpoint of the epoch.
 
-        It is written before the checkpoint. If the process dies in between, resuming removes the
-        line.
+        If the process dies in between, resuming removes the line, and repeats the step.
         """
         self.write_line(optimizer, progress)
 
     def after_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
-        """Write the checkpoint; if this epoch is the best so far, first the best one."""
+        """Write the checkpoint; if this epoch is the best so far, also write it as ``best.npz``."""
         self.save(task, optimizer, progress, best=progress.best_epoch == progress.epoch)
 
     def write_line(self, optimizer: Any, progress: Progress) -> None:
-        """Write a line of the log."""
+        """Write a line with the loss, the metrics and the times to the log."""
         line = {
             "epoch": progress.epoch + 1,
             "step": progress.step,
@@ -321,29 +327,30 @@ class RunFiles(Callback):
             **{f"validation_{name}": value for name, value in progress.metrics.items()},
         }
         self.last_line = line
-        self.lines.append(line)
+        self.pending_lines.append(line)
         try:
-            self.put_lines()
+            self.append_pending_lines()
         except PermissionError as error:
-            _warn(error, "the next line brings this one with it")
+            _warn_file_in_use(error, "the next line brings this one with it")
 
-    def put_lines(self) -> None:
-        """Append the pending lines to the log."""
-        while self.lines:
-            append_line(self.log, self.lines[0])
-            del self.lines[0]
+    def append_pending_lines(self) -> None:
+        """Append the pending lines to the log; those that cannot be written remain pending."""
+        while self.pending_lines:
+            append_line(self.log, self.pending_lines[0])
+            del self.pending_lines[0]
 
     def save(self, task: Task, optimizer: Any, progress: Progress, *, best: bool = False) -> None:
-        """Write the checkpoint; with `best`, first the best one."""
+        """Write a checkpoint; if `best`, write it to ``best.npz`` first."""
         with self.error_context():
-            # copies class vectors from workers once
+            # for a sharded layer, this copies the class vectors from the workers, once
             parameters = {name: np.asarray(array) for name, array in task.parameters.items()}
-            # never write NaN: the previous checkpoint is needed for recovery
-            reason = not_finite(parameters)
+            # never write NaN: the previous checkpoint is needed to recover from divergence
+            reason = describe_non_finite(parameters)
             if reason is not None:
                 raise FloatingPointError(reason)
-            # updated sums of a sampler drift in their last bits; rebuilding them on both writing
-            # and reading a checkpoint makes them independent of interruptions
+            # Sums of a sampler that are updated in each step drift in their last bits. They are
+            # rebuilt when a checkpoint is written and when it is read, so that a resumed run
+            # continues with the same bits.
             task.refresh()
             examples = task.examples()
         parts = {
@@ -355,75 +362,82 @@ class RunFiles(Callback):
         checkpoint = Checkpoint(self.config, progress.stored(), prefixed(parts, "/"))
         error = None
         for name in (BEST, CHECKPOINT) if best else (CHECKPOINT,):
-            self.discard([name])  # a pending draft is out of date now
-            self.drafts[name] = write_draft(self.folder / name, checkpoint)
-            error = self.put_drafts()
+            self.discard_drafts([name])  # a pending draft is older than this checkpoint
+            self.pending_drafts[name] = write_draft(self.folder / name, checkpoint)
+            error = self.move_drafts_into_place()
         if error is not None:
-            _warn(error, "training goes on, and the next checkpoint tries again")
+            _warn_file_in_use(error, "training goes on, and the next checkpoint tries again")
 
-    def discard(self, names: Iterable[str]) -> None:
-        """Remove pending drafts."""
+    def discard_drafts(self, names: Iterable[str]) -> None:
+        """Remove the pending drafts of the files `names`."""
         for name in names:
-            if name in self.drafts:
-                discard_draft(self.drafts.pop(name))
+            if name in self.pending_drafts:
+                discard_draft(self.pending_drafts.pop(name))
 
-    def put_drafts(self) -> FileInUse | None:
-        """Rename drafts to their final names; return the error if a file is held."""
-        # the best one first, and the other only after it: if the process dies in between, the run
-        # repeats the epoch and finds the same best
+    def move_drafts_into_place(self) -> FileInUse | None:
+        """Rename pending drafts to their final names.
+
+        Returns the error if another program holds a file; the remaining drafts stay pending.
+        """
+        # The best checkpoint is renamed first. If the process dies before the other is renamed, the
+        # resumed run repeats the epoch, and writes the same best checkpoint again.
         for name in (BEST, CHECKPOINT):
-            if name in self.drafts:
+            if name in self.pending_drafts:
                 try:
                     with writing(self.folder / name):
-                        move_into_place(self.drafts[name], self.folder / name)
+                        move_into_place(self.pending_drafts[name], self.folder / name)
                 except FileInUse as error:
                     return error
-                del self.drafts[name]
+                del self.pending_drafts[name]
         return None
 
-    def require_saved(self) -> None:
-        """Write pending drafts and lines; raise OSError if a file is still held."""
-        error = self.put_drafts()
+    def write_pending_files(self) -> None:
+        """Write pending drafts and lines; raise OSError if another program still holds a file."""
+        error = self.move_drafts_into_place()
         if error is not None:
             remaining = ", ".join(
-                f"{str(draft)!r} to {name!r}" for name, draft in self.drafts.items()
+                f"{str(draft)!r} to {name!r}" for name, draft in self.pending_drafts.items()
             )
             raise PermissionError(
                 f"{str(error.path)!r} cannot be replaced: {error.reason}; end the program that "
                 f"holds it, and rename {remaining}, which hold what this run has come to."
             ) from error
-        self.put_lines()
+        self.append_pending_lines()
 
     def load(self, task: Task, optimizer: Any) -> Progress:
-        """Restore the checkpoint, or raise and change nothing."""
+        """Restore task and optimizer from the checkpoint, and return its progress.
+
+        If the checkpoint is of another run or damaged, this raises an error before it changes the
+        parameters.
+        """
         path = self.folder / CHECKPOINT
         with reading(path) as (config, values, arrays):
             require_config(path, config, self.config)
-            progress = _progress(values, task)
+            progress = _progress_from_checkpoint(values, task)
             optimizer.load_state(part_of("optimizer", arrays))
             task.load_state(part_of("state", arrays))
             copy_arrays(path, part_of("parameters", arrays), task.parameters)
             task.refresh()
         return progress
 
-    def forget(self, *, all_of_it: bool) -> None:
-        """Remove drafts after an error, and with `all_of_it` all files of the run."""
-        self.discard([*self.drafts])  # the last checkpoint remains
-        if all_of_it:  # they would block the next attempt
+    def remove_files_after_error(self, *, remove_run: bool) -> None:
+        """Remove pending drafts after an error; if `remove_run`, also the checkpoint and log."""
+        self.discard_drafts([*self.pending_drafts])  # the last checkpoint remains
+        if remove_run:  # `require_free` would reject the folder in the next attempt
             for left in (self.folder / CHECKPOINT, self.log):
-                with suppress(OSError):  # the first error matters
+                with suppress(OSError):  # the caller raises the first error
                     retry_while_in_use(partial(left.unlink, missing_ok=True))
 
 
 class Validate(Callback):
-    """Validates at the end of each epoch.
+    """Computes the validation metrics of a task at the end of each epoch.
 
     Parameters
     ----------
     error_context : callable
-        Returns the context of the validation.
+        Returns a context that adds the step to error messages.
     progress : bool
-        Whether to show progress on stderr.
+        Whether to show on stderr that validation is running.
     """
 
     def __init__(
@@ -432,7 +446,7 @@ class Validate(Callback):
         self._error_context, self._progress = error_context, progress
 
     def end_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
-        """Validate."""
+        """Compute and record the metrics; raise FloatingPointError if one is not finite."""
         shown_phase = progress_phase(self._progress, f"epoch {progress.epoch + 1}, validation")
         with shown_phase, self._error_context():
             metrics = task.validate()
@@ -441,8 +455,8 @@ class Validate(Callback):
         progress.validated(metrics)
 
 
-class StepBars(Callback):
-    """Shows the steps of each epoch on stderr."""
+class StepProgressBars(Callback):
+    """Shows a progress bar of the steps of each epoch on stderr."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -451,13 +465,13 @@ class StepBars(Callback):
         self._stack.close()
 
     def begin_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
-        """Show a new bar."""
+        """Show a new bar for the epoch."""
         name, total = f"epoch {progress.epoch + 1}", task.num_steps
         bar = progress_bar(True, desc=name, initial=progress.index, total=total, unit="step")
         self._bar, self._shown = self._stack.enter_context(bar), progress.index
 
     def after_steps(self, task: Task, optimizer: Any, progress: Progress) -> None:
-        """Update the number of steps and the loss."""
+        """Update the number of steps and the mean loss in the bar."""
         self._bar.update(progress.index - self._shown)
         self._bar.set_postfix(loss=f"{progress.mean_loss:.3f}", refresh=False)
         self._shown = progress.index
@@ -467,26 +481,31 @@ class StepBars(Callback):
         self._stack.close()
 
 
-class Report(Callback):
+class ReportEpochs(Callback):
     """Calls a function with the last log line of each epoch, after its checkpoint."""
 
     def __init__(self, function: Callable[[dict[str, Any]], object], files: RunFiles) -> None:
         self._function, self._files = function, files
 
     def after_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
-        """Call the function."""
+        """Call the function with the last log line of the epoch."""
         self._function(self._files.last_line)
 
 
 class ErrorContext:
-    """Makes contexts that name the step in errors, and treat overflow as divergence."""
+    """Makes contexts in which errors name the epoch and the step, and overflow is divergence."""
 
     def __init__(self, task: Task, progress: Progress) -> None:
         self.task, self.progress = task, progress
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Return a context; in it, Ctrl-C within a compiled function raises KeyboardInterrupt."""
+        """Return a context that converts the errors of its body.
+
+        FloatingPointError, and ValueError if a parameter is not finite, become a FloatingPointError
+        that says that training has diverged. A SystemError that a compiled function raises at
+        Ctrl-C becomes KeyboardInterrupt.
+        """
         epoch, index = self.progress.epoch + 1, self.progress.index
         where = f"epoch {epoch}, after {index} of {self.task.num_steps} steps"
         try:
@@ -495,30 +514,30 @@ class ErrorContext:
         except (FloatingPointError, ValueError) as error:
             # a model or a sampler may reject its input because training has diverged
             diverged = isinstance(error, FloatingPointError)
-            reason = str(error) if diverged else not_finite(self.task.parameters)
+            reason = str(error) if diverged else describe_non_finite(self.task.parameters)
             if reason is None:
                 raise ValueError(f"{where}: {error}") from error
             raise FloatingPointError(
                 f"{where}: training has diverged: {reason.rstrip('.')}. Train anew in another "
                 "folder with a lower learning rate."
             ) from error
-        except SystemError as error:  # a compiled function may convert KeyboardInterrupt to it
+        except SystemError as error:  # a compiled function may raise this at Ctrl-C
             if isinstance(error.__cause__, KeyboardInterrupt):
                 raise KeyboardInterrupt from error
             raise
 
 
-def not_finite(parameters: Arrays) -> str | None:
-    """Return a message naming the first parameter with NaN or infinity, or None."""
+def describe_non_finite(parameters: Arrays) -> str | None:
+    """Return a message that names the first parameter with NaN or infinity, or None."""
     for name, array in parameters.items():
         if not np.isfinite(array).all():
             return f"the parameter {name!r} is nan"
     return None
 
 
-def _progress(values: dict[str, Any], task: Task) -> Progress:
-    """Return the progress stored in a checkpoint."""
-    if "examples" not in values:  # written by a version that summed the losses of steps
+def _progress_from_checkpoint(values: dict[str, Any], task: Task) -> Progress:
+    """Return the progress stored in `values` of a checkpoint, also in one of an older version."""
+    if "examples" not in values:  # older versions summed the mean losses of steps
         examples = task.num_examples
         values = {
             **values,
@@ -528,32 +547,34 @@ def _progress(values: dict[str, Any], task: Task) -> Progress:
     return Progress(**values)
 
 
-def _warn(error: OSError, consequence: str) -> None:
+def _warn_file_in_use(error: OSError, consequence: str) -> None:
+    """Warn of an error in writing a file, and of its consequence."""
     warnings.warn(f"{str(error).rstrip('.')}; {consequence}.", RuntimeWarning, stacklevel=2)
 
 
 def read_log(path: str | Path) -> list[dict[str, Any]]:
-    """Return the records of a log.
+    """Read the log of a run.
 
     Parameters
     ----------
     path : str or Path
-        ``log.jsonl`` of a run.
+        File ``log.jsonl`` of a run.
 
     Returns
     -------
     list of dict
-        One for each complete line. ``epoch`` is counted from 1. ``step`` counts the steps since
-        the run began, and ``seconds`` is their time. ``train_loss`` is the mean
-        over the epoch so far, and so is ``examples_per_second``. ``learning_rate`` is that of the
-        optimizer. The last line of an epoch also has ``validation_...``.
+        A record for each complete line. ``epoch`` is counted from 1; ``step`` is the number of
+        steps since the run began, and ``seconds`` the time spent in them. ``train_loss`` and
+        ``examples_per_second`` are means over the current epoch so far. ``learning_rate`` is the
+        rate of the last step. The last record of an epoch also has the validation metrics, under
+        names that begin with ``validation_``.
 
     Raises
     ------
     FileNotFoundError
         If there is no such file.
     ValueError
-        If a line is damaged, with its number.
+        If a line is damaged; the error has its number.
     """
     try:
         # text after the last newline is an incomplete line
@@ -579,8 +600,11 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
-    """Append a record to a log; it persists even if the process is killed afterwards."""
-    # another program may hold the log for a moment
+    """Append a record to a log as a line of JSON.
+
+    The line is in the file when this returns, even if the process is killed afterwards.
+    """
+    # retry, because another program may hold the log for a moment
     with (
         writing(path),
         retry_while_in_use(lambda: open(path, "a", encoding="utf-8", newline="\n")) as stream,
@@ -588,9 +612,9 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
         stream.write(json.dumps(record, allow_nan=False) + "\n")
 
 
-def cut_log(path: Path, step: int) -> None:
-    """Remove the lines after a step from a log, which is made if need be."""
-    # these steps are repeated, and would have two lines each
+def remove_lines_after_step(path: Path, step: int) -> None:
+    """Remove all lines of steps after `step` from a log; make an empty log if there is none."""
+    # a resumed run repeats these steps, and writes their lines again
     kept_lines = [
         line for line in (read_log(path) if path.exists() else []) if line["step"] <= step
     ]

@@ -1,8 +1,8 @@
 """Learning rate schedules, and the default learning rate of linear softmax models.
 
-`samplesoft.training.loop.fit` sets a schedule on the optimizer, whose `learning_rate` is then its
-base rate times the factor of the step. Nothing else changes a learning rate. (The recommender has
-its own default, measured for its model.)
+`samplesoft.training.loop.fit` sets the schedule of the optimizer. The learning rate of a step is
+then the optimizer's base rate times the factor that the schedule returns for the step. The
+recommender does not use the defaults in this module, but others that were measured for its model.
 """
 
 from __future__ import annotations
@@ -12,20 +12,22 @@ from math import cos, pi
 
 from samplesoft._validation import as_choice, as_count
 
-Schedule = Callable[[int], float]  # step, counted from 1 -> factor of the learning rate
+Schedule = Callable[[int], float]  # returns the factor of a step; steps are counted from 1
 
-# by optimizer; others get the rate of Adagrad, because no rate of theirs suits most data
+# Default learning rates by optimizer. Other optimizers get the rate of Adagrad, because for them no
+# single rate suits most data.
 RATES = {"adagrad": 0.1, "adam": 0.003}
-# for models without an embedding, on inputs of norm 1
+# The same for models without an embedding, on inputs of norm 1.
 RATES_OF_INPUTS = {"adagrad": 2.0, "adam": 0.2}
 
 
 def default_learning_rate(optimizer: str, *, on_inputs: bool, row_norm: float = 1.0) -> float:
-    """Return the default learning rate of a linear softmax model, Adagrad's for other optimizers.
+    """Return the default learning rate of a linear softmax model.
 
-    Weights of rare features have few steps, which must be large. Without an embedding
-    (`on_inputs`), scores and gradients are proportional to the inputs. The rate is then divided by
-    their mean norm, or by 1, the norm of the intercept's input, if that is larger.
+    `on_inputs` is true for a model without an embedding. Its rates are larger, because the weights
+    of rare features are updated in few steps. Its scores and gradients are proportional to the
+    inputs, so that the rate is divided by the mean norm of the inputs, `row_norm`, if that is above
+    1.
     """
     if on_inputs:
         return RATES_OF_INPUTS.get(optimizer, RATES_OF_INPUTS["adagrad"]) / max(1.0, row_norm)
@@ -33,12 +35,12 @@ def default_learning_rate(optimizer: str, *, on_inputs: bool, row_norm: float = 
 
 
 def constant(step: int, num_steps: int) -> float:
-    """Return 1."""
+    """Return the factor 1 for every step."""
     return 1.0
 
 
 def linear(step: int, num_steps: int) -> float:
-    """Return a factor that decreases linearly from 1, and would be 0 after the last step."""
+    """Return a factor that decreases linearly from 1, and would reach 0 one step after the last."""
     return 1.0 - (step - 1) / num_steps
 
 
@@ -51,8 +53,8 @@ def cosine(step: int, num_steps: int) -> float:
     return 0.5 * (1.0 + cos(pi * (step - 1) / num_steps))
 
 
-# (step, num_steps) -> factor; both are counted from the end of the warm-up. A new one also needs a
-# value in `tests/training/test_schedules.py`.
+# Functions (step, num_steps) that return the factor of a step; both arguments count only the steps
+# after the warm-up. A new schedule also needs a value in `tests/training/test_schedules.py`.
 SCHEDULES: dict[str, Callable[[int, int], float]] = {
     "constant": constant,
     "linear": linear,
@@ -62,22 +64,22 @@ ENDLESS = frozenset({"constant"})  # schedules that do not depend on the number 
 
 
 def make_schedule(name: str, num_steps: int, warmup_steps: int = 0) -> Schedule:
-    """Make a schedule.
+    """Return a schedule: a function that returns the factor of the learning rate in a step.
 
     Parameters
     ----------
     name : str
-        A key of `SCHEDULES`: ``"constant"``, or a decay, ``"linear"`` or ``"cosine"``.
+        A key of `SCHEDULES`: ``"constant"``, ``"linear"`` or ``"cosine"``.
     num_steps : int
-        Total number of steps, at least 1. Later steps have the factor of the last.
+        Total number of steps, at least 1. Later steps have the factor of this last step.
     warmup_steps : int
         Length of a linear warm-up: step t has the factor t / `warmup_steps`.
 
     Returns
     -------
     callable
-        Returns the factor of a step, counted from 1. The factor is 1 in the first step after the
-        warm-up, and above 0 in the last.
+        Takes the number of a step, counted from 1, and returns its factor. The factor is 1 in the
+        first step after the warm-up, and above 0 in the last step.
 
     Raises
     ------

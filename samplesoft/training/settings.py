@@ -19,22 +19,22 @@ class Settings:
     Parameters
     ----------
     epochs : int
-        Passes over the training data; a run may be resumed with more.
+        Number of passes over the training data; may be larger when a run is resumed.
     optimizer : str
         A key of `samplesoft.optimizers.OPTIMIZERS`.
     learning_rate : float
         Base rate of the optimizer, before the schedule.
     optimizer_options : mapping
-        Further arguments of `make_optimizer`, in JSON.
+        Further keyword arguments of `make_optimizer`, as values that JSON can store.
     schedule : str
-        A key of `samplesoft.training.SCHEDULES`. A decay depends on the number of epochs, which
-        must then be the same on resuming.
+        A key of `samplesoft.training.SCHEDULES`. Any but ``"constant"`` depends on the number of
+        epochs, which must then be the same when a run is resumed.
     warmup_steps : int
         Length of the linear warm-up, in steps.
     patience : int or None
         Stop after this many epochs without a lower validation loss; None never stops early.
     checkpoint_every : int or None
-        Steps between checkpoints within an epoch; None writes them only at its end.
+        Steps between checkpoints within an epoch; None writes one at the end of each epoch only.
     log_every : int
         Steps between lines of the log within an epoch.
 
@@ -63,7 +63,7 @@ class Settings:
         as_count("epochs", self.epochs)
         as_positive("learning_rate", self.learning_rate)
         as_choice("optimizer", self.optimizer, OPTIMIZERS)
-        # made only to validate the options, before the data are read
+        # make an optimizer only to validate its options, before the data are read
         try:
             make_optimizer(self.optimizer, self.learning_rate, **self.optimizer_options)
         except (TypeError, ValueError) as error:
@@ -76,13 +76,16 @@ class Settings:
                 as_count(name, getattr(self, name))
 
     def config(self) -> dict[str, Any]:
-        """Return the settings that determine the results of a run: all but when it stops."""
+        """Return the settings that must be equal when a run is resumed.
+
+        These are all settings except those that only determine when the run ends.
+        """
         config = plain(asdict(self))
-        # a run that continues for longer, or stops earlier, is the same run
+        # these two only determine when the run ends
         del config["patience"]
         if self.schedule in ENDLESS:
             del config["epochs"]
-        # omitted at the default: older checkpoints do not have these keys
+        # omit defaults, because older checkpoints do not have these keys
         for name in ("schedule", "warmup_steps"):
             if config[name] == getattr(Settings, name):
                 del config[name]

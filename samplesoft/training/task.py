@@ -12,24 +12,23 @@ from samplesoft.models.linear import Gradient
 from samplesoft.optimizers.base import Optimizer
 from samplesoft.training.checkpoint import Arrays
 
-NUM_EXAMPLES = 300  # contexts that a task stores in a checkpoint
+NUM_EXAMPLES = 300  # largest number of examples whose contexts a task stores in a checkpoint
 
 
 class Task(ABC):
-    """A model and its data, as `samplesoft.training.fit` needs them.
+    """A model and its data: the interface that `samplesoft.training.fit` trains.
 
     A minimal task sets the attributes and implements `step`. For `samplesoft.training.train`, which
-    writes files, it also implements `config` and `validate`. The other methods do nothing by
-    default.
+    writes files, it also implements `config` and `validate`. The other methods have defaults.
 
-    All randomness of a step must follow from a seed and the step number. All other state must be in
-    `parameters` or `state`, or be computed from them by `refresh`. An interrupted run then ends
-    with the same bits as an uninterrupted one.
+    The randomness of a step must depend only on a seed and the number of the step. All other state
+    must be in `parameters` or `state`, or be computed from them by `refresh`. A run that was
+    interrupted and resumed then ends with the same bits as an uninterrupted one.
 
     Attributes
     ----------
     parameters : dict of str to ndarray
-        Always the same arrays; the optimizer updates them in place.
+        Parameters by name. The optimizer updates these arrays in place.
     num_steps : int
         Steps in an epoch.
     num_examples : int
@@ -59,54 +58,55 @@ class Task(ABC):
     num_examples: int
 
     def config(self) -> dict[str, Any]:
-        """Return plain JSON that identifies the model, its data and its seed."""
+        """Return the settings that identify the model, its data and its seed, in plain JSON."""
         raise NotImplementedError(f"{type(self).__name__} has no `config`, which `train` needs.")
 
     def start(self, optimizer: Optimizer) -> Any:
-        """Prepare for training; return an object that takes steps, by default the optimizer."""
+        """Prepare for training, and return the optimizer to use, by default the given one."""
         return optimizer
 
     def begin_epoch(self, epoch: int, index: int) -> None:  # noqa: B027
-        """Prepare for the steps of an epoch, from `index` on; both are counted from 0."""
+        """Prepare for an epoch from step `index` on; `epoch` and `index` are counted from 0."""
 
     @abstractmethod
     def step(self, epoch: int, index: int) -> tuple[float, dict[str, Gradient]]:
-        """Return the mean loss of a step, in nats per example, and gradients by parameter."""
+        """Return the mean loss of a step, in nats per example, and gradients by parameter name."""
 
     def fused_block_end(self, optimizer: Any, epoch: int, index: int) -> int | None:
-        """Return the end (exclusive) of the fused block of steps that contains `index`.
+        """Return the end (exclusive) of the fused block of steps that contains step `index`.
 
-        None trains step by step.
+        A block is taken by `run_fused_steps`. None means that `step` takes the steps one by one.
         """
         return None
 
     def run_fused_steps(self, optimizer: Any, epoch: int, first: int, last: int) -> list[float]:
-        """Take steps [first, last) with an optimizer in one call; return their mean losses.
+        """Take steps [first, last) of an epoch in one call; return the mean loss of each.
 
-        The result must not depend on how steps are divided among calls.
+        The resulting parameters must not depend on how the steps are divided among calls.
         """
         raise NotImplementedError
 
     def num_examples_in(self, index: int) -> int:
-        """Return the number of examples of a step."""
+        """Return the number of examples in step `index` of an epoch."""
         return self.num_examples
 
     def validate(self) -> dict[str, float]:
-        """Return metrics of the validation data; ``loss`` is the one to be minimised."""
+        """Return metrics on the validation data by name; training minimises ``loss``."""
         raise NotImplementedError(f"{type(self).__name__} has no `validate`, which `train` needs.")
 
     def after_step(self, gradients: dict[str, Gradient]) -> None:  # noqa: B027
-        """Update other state after the optimizer has changed the parameters."""
+        """Update other state, such as a sampler, after the optimizer has changed the parameters."""
 
     def refresh(self) -> None:  # noqa: B027
-        """Rebuild state that is derived from the parameters, such as a sampler's sums.
+        """Rebuild all state that is computed from the parameters, such as a sampler's sums.
 
-        It is called when a checkpoint is written and when one has been read, because sums that are
-        updated in many steps differ from rebuilt ones in their last bits.
+        A run calls this when it writes a checkpoint and when it has read one. Sums that were
+        updated over many steps differ from rebuilt sums in their last bits, so that a resumed run
+        would otherwise differ from an uninterrupted one.
         """
 
     def examples(self) -> Arrays:
-        """Return arrays to store in the checkpoint for other readers; training never loads them."""
+        """Return arrays that a checkpoint stores for other programs, and not for training."""
         return {}
 
     def state(self) -> Arrays:
@@ -114,12 +114,15 @@ class Task(ABC):
         return {}
 
     def load_state(self, state: Arrays) -> None:  # noqa: B027
-        """Restore a `state`."""
+        """Restore what `state` has returned."""
 
 
 def sub_seed(seed: int | np.uint64, *path: int) -> int:
-    """Return the seed, below ``2**64``, of the independent random stream at a path of numbers."""
-    # mixed in sequence: (1, 2) and (2, 1) are different streams
+    """Return a seed below ``2**64``, derived from `seed` and the integers in `path`.
+
+    Different paths give independent random streams.
+    """
+    # mixed one after another, so that (1, 2) and (2, 1) are different paths
     for number in path:
         seed = mix64(np.uint64(seed), np.uint64(number))
     return int(seed)

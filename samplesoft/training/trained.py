@@ -1,4 +1,4 @@
-"""Trained models read from files: to rank classes, and to measure the bias of their losses."""
+"""Trained models that are read from files, to rank classes or to measure the bias of a loss."""
 
 from __future__ import annotations
 
@@ -33,29 +33,29 @@ from samplesoft.samplers.base import Rows
 from samplesoft.training.checkpoint import Arrays, copy_arrays, part_of, reading
 from samplesoft.training.linear_task import unit_norm
 
-_LONGEST_PADDED = LONGEST_PADDED * np.dtype("U1").itemsize  # bytes
+_LONGEST_PADDED = LONGEST_PADDED * np.dtype("U1").itemsize  # longest text of an array, in bytes
 
 
 @dataclass(frozen=True, eq=False)
 class TrainedLinearSoftmax:
-    """A model that ranks classes for sparse inputs.
+    """A trained linear softmax model, which ranks classes for sparse inputs.
 
     Attributes
     ----------
     model : LinearSoftmax
-        Without a sampler.
+        The model, without a sampler.
     unit_inputs : bool
-        Whether inputs must be divided by their norms.
+        Whether inputs are divided by their norms before the model gets them.
     leave_out : bool
-        Whether inputs are items, which are excluded from the lists.
+        Whether inputs are items of a user, which are then excluded from the top-k lists.
     classes : ndarray, shape (n,), or None
-        Names of the classes, if they are not 0, ..., n - 1.
+        Names of the classes; None if they are 0, ..., n - 1.
     counts : ndarray, shape (n,)
         Count of each class in the training data.
     absolute : bool
-        Whether training used absolute values of the scores.
+        Whether the training loss used absolute values of the scores.
     step : int
-        Number of training steps.
+        Number of steps of the training.
     """
 
     model: LinearSoftmax
@@ -67,15 +67,16 @@ class TrainedLinearSoftmax:
     step: int
 
     def top_k(self, inputs: Any, k: int) -> tuple[IntArray, Rows]:
-        """Return the top k classes of raw inputs (B, v), as `LinearSoftmax.top_k`."""
+        """Return the k best classes (B, k) for raw inputs (B, v), and their scores (B, k)."""
         leave_out = inputs if self.leave_out else None
-        return self.model.top_k(self._prepare(inputs), k, leave_out=leave_out)
+        return self.model.top_k(self._model_inputs(inputs), k, leave_out=leave_out)
 
     def embed(self, inputs: Any) -> Rows:
-        """Return contexts (B, d) of raw inputs (B, v), as `LinearSoftmax.embed`."""
-        return self.model.embed(self._prepare(inputs))
+        """Return contexts (B, d) of raw inputs (B, v), of norm 1 if the model normalises."""
+        return self.model.embed(self._model_inputs(inputs))
 
-    def _prepare(self, inputs: Any) -> Any:
+    def _model_inputs(self, inputs: Any) -> Any:
+        """Return raw inputs (B, v) in the form and dtype in which the model gets them."""
         if sparse.issparse(inputs):
             inputs = sum_repeated_entries(as_csr("inputs", inputs))
         return (unit_norm(inputs) if self.unit_inputs else inputs).astype(self.model.dtype)
@@ -86,7 +87,7 @@ def linear_softmax_config(
 ) -> dict[str, Any]:
     """Return the entry ``linear_softmax`` of a checkpoint's config, for `read_linear_softmax`.
 
-    The model's parameters are in the checkpoint's part ``parameters``.
+    It describes the model, whose parameters the checkpoint stores in the group ``parameters``.
     """
     return {
         "num_inputs": model.num_inputs,
@@ -101,7 +102,7 @@ def linear_softmax_config(
 
 
 def read_linear_softmax(path: str | Path) -> TrainedLinearSoftmax:
-    """Read a model for prediction.
+    """Read a trained linear softmax model for prediction.
 
     Parameters
     ----------
@@ -121,10 +122,10 @@ def read_linear_softmax(path: str | Path) -> TrainedLinearSoftmax:
     MemoryError
         If the model would not fit.
     ValueError
-        If it is damaged, of another format, or holds another model.
+        If the file is damaged, has another format, or holds another model.
     """
     with reading(path) as (config, values, arrays):
-        # the config of a run has the model under "task", a classifier's file at the top level
+        # a run describes the model in the entry "task" of its config, a classifier in the config
         config = config.get("task", config)
         about = config.get("linear_softmax")
         if about is None:
@@ -151,7 +152,7 @@ def read_linear_softmax(path: str | Path) -> TrainedLinearSoftmax:
             rng=0,
         )
         parameters = part_of("parameters", arrays)
-        if settings.embedding_dim is None:  # a sampled model stores the weights in one row
+        if settings.embedding_dim is None:  # a sampled model stores flattened weights
             shape = model.parameters["softmax.weights"].shape
             parameters = {name: array.reshape(shape) for name, array in parameters.items()}
         copy_arrays(path, parameters, model.parameters)
@@ -167,9 +168,9 @@ def read_linear_softmax(path: str | Path) -> TrainedLinearSoftmax:
 
 
 def classes_to_store(classes: NDArray[Any]) -> tuple[dict[str, Any], Arrays]:
-    """Return class names as entries of the config and the arrays, for `stored_classes`.
+    """Return entries for the config and the arrays of a checkpoint, which store class names.
 
-    Raises TypeError for classes that are neither text nor numbers.
+    `stored_classes` reads them. Raises TypeError for names that are neither text nor numbers.
     """
     config: dict[str, Any] = {"classes": str(classes.dtype)}
     if classes.dtype != object:
@@ -181,12 +182,12 @@ def classes_to_store(classes: NDArray[Any]) -> tuple[dict[str, Any], Arrays]:
                 f"{short_repr(label)}; convert the labels with numpy.asarray(y, dtype=...) and fit "
                 "again."
             )
-    # as JSON: an array would pad to the longest text, and has no integers beyond 64 bits
+    # in JSON, because an array pads all texts to the longest, and has no integers beyond 64 bits
     return {**config, "class_objects": classes.tolist()}, {}
 
 
 def stored_classes(config: Mapping[str, Any], arrays: Arrays) -> NDArray[Any] | None:
-    """Return the class names of a checkpoint, or None."""
+    """Return the class names (n,) of a checkpoint, or None if it has none."""
     if "class_objects" in config:
         classes = np.empty(len(config["class_objects"]), dtype=object)
         classes[:] = config["class_objects"]
@@ -203,19 +204,19 @@ def stored_classes(config: Mapping[str, Any], arrays: Arrays) -> NDArray[Any] | 
 
 @dataclass(frozen=True, eq=False)
 class TrainedSoftmax:
-    """A trained softmax layer, and contexts of its model.
+    """A trained softmax layer, and contexts of examples.
 
     Attributes
     ----------
     embeddings : Embeddings
-        Contexts, labels, class vectors and counts, in float64; of norm 1 if the layer normalises.
-        Biases are one more coordinate of the class vectors.
+        Contexts, labels, class vectors and class counts. Vectors are float64, and of norm 1 if the
+        layer normalises. Biases are stored as one more coordinate of the class vectors.
     tau : float
         Inverse temperature: logits are ``tau * h @ class_embeddings.T``.
     absolute : bool
-        Whether scores are absolute values of the logits.
+        Whether the loss uses absolute values of these logits.
     step : int
-        Steps of training.
+        Number of steps of the training.
     """
 
     embeddings: Embeddings
@@ -227,25 +228,26 @@ class TrainedSoftmax:
 def softmax_config(layer: SoftmaxLayer) -> dict[str, Any]:
     """Return the entry ``softmax`` of a task's config, for `read_examples`.
 
-    The task's parameters are named ``softmax.class_embeddings`` and ``softmax.biases``.
+    The task must name the parameters of the layer ``softmax.class_embeddings`` and, if there are
+    any, ``softmax.biases``.
     """
     loss = layer.loss
     return {"tau": loss.tau, "normalize": loss.normalize, "absolute": loss.absolute}
 
 
 def read_examples(path: str | Path) -> TrainedSoftmax:
-    """Read the softmax layer of a checkpoint, and the contexts stored with it.
+    """Read the softmax layer of a checkpoint, and the contexts that are stored with it.
 
     Parameters
     ----------
     path : str or Path
-        A checkpoint of `samplesoft.training.train`. Its contexts are those of held-out examples.
-        One of several labels of an example was drawn at random.
+        A checkpoint of `samplesoft.training.train`. It contains contexts of held-out examples, with
+        one label each: of several labels of an example, one was drawn at random.
 
     Returns
     -------
     TrainedSoftmax
-        The layer.
+        The layer and the contexts.
 
     Raises
     ------
@@ -254,7 +256,7 @@ def read_examples(path: str | Path) -> TrainedSoftmax:
     MemoryError
         If its arrays would not fit.
     ValueError
-        If it is damaged, or its task stored no contexts.
+        If the file is damaged, or its task stored no contexts.
 
     Examples
     --------
@@ -271,7 +273,7 @@ def read_examples(path: str | Path) -> TrainedSoftmax:
     """
     with reading(path) as (config, values, arrays):
         task, examples = config.get("task", {}), part_of("examples", arrays)
-        # the first in language models, the second in models of sparse inputs
+        # language models have the first of these entries, models of sparse inputs the second
         softmax = task.get("softmax", task.get("linear_softmax"))
         if softmax is None or "h" not in examples:
             remedy = "take one of samplesoft train"
@@ -288,16 +290,16 @@ def read_examples(path: str | Path) -> TrainedSoftmax:
 def _trained_softmax(
     softmax: Mapping[str, Any], examples: Arrays, parameters: Arrays, step: int
 ) -> TrainedSoftmax:
-    """Return the softmax layer of a `softmax_config` and its examples.
+    """Return the softmax layer that the config `softmax` describes, with contexts of examples.
 
-    `examples` has arrays ``h`` and ``labels``, and optionally ``counts`` of the classes.
+    `examples` has the arrays ``h`` (N, d) and ``labels`` (N,), and optionally the class ``counts``.
     """
     h = examples["h"].astype(np.float64)
     rows = parameters["softmax.class_embeddings"].astype(np.float64)
     if softmax["normalize"]:
         h, rows = unit_rows("h", h)[0], unit_rows("class_embeddings", rows)[0]
     if "softmax.biases" in parameters:
-        # tau * (h . c + b / tau) = tau * h . c + b: biases become one more coordinate
+        # append a coordinate, because tau * (h . c + 1 * b / tau) = tau * h . c + b
         h = np.column_stack([h, np.ones(len(h))])
         rows = np.column_stack([rows, parameters["softmax.biases"] / softmax["tau"]])
     embeddings = Embeddings(h, rows, examples["labels"], examples.get("counts"))
@@ -307,23 +309,23 @@ def _trained_softmax(
 def linear_examples(
     trained: TrainedLinearSoftmax, inputs: Any, labels: Any, num_examples: int, seed: int
 ) -> TrainedSoftmax:
-    """Return the softmax layer of a model, with a random sample of the given examples.
+    """Return the softmax layer of a trained model, with contexts of randomly chosen examples.
 
     Parameters
     ----------
     trained : TrainedLinearSoftmax
         The model.
     inputs, labels : scipy.sparse.csr_array, shapes (N, v) and (N, n)
-        Raw inputs, and labels. Examples without labels are ignored.
+        Raw inputs and labels of the examples to choose from. Examples without labels are ignored.
     num_examples : int
-        Number of examples to draw, or all if there are fewer.
+        Number of examples to choose; if there are fewer, all are taken.
     seed : int
-        Seed of the examples, and of the label of an example with several.
+        Seed of the choice of examples, and of the choice of one among several labels.
 
     Returns
     -------
     TrainedSoftmax
-        Contexts of the examples, and one label of each.
+        The layer, the contexts of the chosen examples, and one label of each.
 
     Raises
     ------
@@ -332,7 +334,7 @@ def linear_examples(
     """
     if isinstance(trained.model.softmax, HierarchicalSoftmax):
         raise ValueError("`trained` must have class vectors, got a model over a tree.")
-    # examples without labels have no loss, and no bias
+    # an example without labels has no loss, so that the loss has no bias for it
     rows = np.flatnonzero(np.diff(labels.indptr))
     if not len(rows):
         raise ValueError(
@@ -348,18 +350,20 @@ def linear_examples(
 
 
 def sample_one_label(inputs: Any, labels: Any, leave_out: bool, seed: int) -> tuple[Any, IntArray]:
-    """Return inputs (B, v) and one label (B,) for each example, from CSR matrices.
+    """Draw one label (B,) for each example; return it with inputs (B, v), a CSR matrix.
 
-    One of several labels is drawn in proportion to its weight, so that its expected loss is the
-    example's loss. With `leave_out` labels are items of the input, from which it is removed.
+    A label is drawn with a probability proportional to its weight, so that the expected loss is the
+    loss of the example with all its labels. If `leave_out`, labels are items of the input, and the
+    drawn item is removed from it.
     """
     size, num_labels = len(labels.indptr) - 1, np.diff(labels.indptr)
-    # the smallest of exponential clocks with the weights as rates has the right distribution
+    # of independent exponential times with the weights as rates, the smallest belongs to a label
+    # with the probability weight / sum of weights
     exponential_clocks = np.random.default_rng(seed).standard_exponential(labels.nnz) / labels.data
     order = np.lexsort((exponential_clocks, np.repeat(np.arange(size), num_labels)))
     one_label = labels.indices[order[labels.indptr[:-1]]].astype(np.int64)
     if leave_out:
-        # the item to be predicted must not be in the input
+        # remove the item to be predicted from the input
         example_ids = np.repeat(np.arange(size), np.diff(inputs.indptr))
         inputs = select_entries(inputs, inputs.indices != one_label[example_ids])
     return inputs, one_label

@@ -149,7 +149,7 @@ def test_a_penalty_that_does_not_count_is_wrong(monkeypatch):
     made, plain = (model("sampled-masked", alpha=alpha) for alpha in (0.01, 0.0))
     monkeypatch.setattr(
         made.softmax,
-        "_penalty",
+        "_penalty_factors",
         lambda features, classes: (np.where(features == 7, 0.0, 0.01), np.ones(len(classes))),
     )
     found, wanted = penalties(made, plain, 500), 0.01 * made.class_vectors()

@@ -67,9 +67,9 @@ class Folds(SphericalSoftmax):
 
     folds = -1  # the first makes the layer
 
-    def _fold(self, *arguments):
+    def _rebuild_factors(self, *arguments):
         self.folds += 1
-        super()._fold(*arguments)
+        super()._rebuild_factors(*arguments)
 
 
 @each_kind

@@ -674,7 +674,7 @@ def test_noise_contrastive_estimation_keeps_up(monkeypatch):
     assert wanted > 0.8
     for loss in ("nce", "negative-sampling"):
         assert accuracy(loss) > wanted - 0.05
-    monkeypatch.setattr("samplesoft.models.SoftmaxSettings._offset", lambda *_: {})
+    monkeypatch.setattr("samplesoft.models.SoftmaxSettings._offset_option", lambda *_: {})
     assert accuracy("nce") < wanted - 0.2
 
 

@@ -19,7 +19,7 @@ from samplesoft.training.checkpoint import (
     require_config,
     write_checkpoint,
 )
-from samplesoft.training.run_folder import append_line, cut_log, read_log
+from samplesoft.training.run_folder import append_line, read_log, remove_lines_after_step
 
 CONFIG = {"model": {"dim": 3, "name": "a"}, "rates": [0.1, None, True]}
 VALUES = {"epoch": 2, "loss": 0.1 + 0.2, "best": None}
@@ -255,7 +255,7 @@ LINES = '{"step": 5}\n{"step": 10, "loss": 1.0}\n{"step": 15}\n'
 def test_log_is_cut_back(content, step, left, tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_text(content)
-    cut_log(path, step)
+    remove_lines_after_step(path, step)
     assert len(read_log(path)) == left
     append_line(path, {"step": 100, "loss": 0.5})
     assert read_log(path)[left:] == [{"step": 100, "loss": 0.5}]
@@ -267,12 +267,12 @@ def test_log_with_a_strange_line_is_left_alone(line, tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_text(f"{LINES}{line}\n{LINES}")
     with pytest.raises(ValueError, match="line 4: expected a JSON object of numbers with a step"):
-        cut_log(path, 99)
+        remove_lines_after_step(path, 99)
     assert path.read_text() == f"{LINES}{line}\n{LINES}"
 
 
 def test_log_refuses_what_is_not_json(tmp_path):
-    cut_log(tmp_path / "log.jsonl", 0)
+    remove_lines_after_step(tmp_path / "log.jsonl", 0)
     with pytest.raises(ValueError):
         append_line(tmp_path / "log.jsonl", {"step": 1, "loss": float("nan")})
     assert read_log(tmp_path / "log.jsonl") == []

@@ -24,7 +24,7 @@ from samplesoft.training.fused import (
     take_steps,
     why_step_by_step,
 )
-from samplesoft.training.fused.runner import make_runner
+from samplesoft.training.fused.runner import make_step_runner
 
 N, V, CLASSES, BATCH = 150, 40, 23, 64  # three steps, the last one short
 
@@ -340,9 +340,9 @@ def test_kernels_of_one_pair_are_made_once():
     model, optimizer = make("sampled-masked", np.float64)
     x, labels, weights = problem(False, np.float64)
     take_steps(model, optimizer, x, labels, weights, BATCH, (5, 0))
-    before = make_runner.cache_info()
+    before = make_step_runner.cache_info()
     take_steps(model, optimizer, x, labels, weights, BATCH, (5, 0))
-    assert make_runner.cache_info().misses == before.misses
+    assert make_step_runner.cache_info().misses == before.misses
 
 
 class Clipped(SGD):

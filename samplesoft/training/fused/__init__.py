@@ -1,14 +1,15 @@
 """Fused training: many steps of a linear softmax model in one compiled call.
 
-The draws of a static sampler do not depend on the parameters, so that draws for many steps are made
-in advance. A compiled function then takes the steps; `plain` shows one of them:
+The draws of a static sampler do not depend on the parameters. So the classes for many steps are
+drawn in advance, and a compiled function then takes all of these steps.
 
-- `eligible`: which models can be trained so, and the reason for others;
+- `plain`: one step in plain Python, as an explanation;
+- `eligible`: whether a model can be trained in this way, and the reason if it cannot;
 - `draws`: the classes drawn for each step;
 - `layout`: the arrays of a block of steps, with indices of the classes and features of each step;
-- `runner`: the compiled function. It is compiled for the kernels of a loss and of an optimizer when
-  these are first used together, so that new losses and optimizers need no change here;
-- `steps`: the call, from validated arguments to trained parameters.
+- `runner`: the compiled function. It is compiled for each pair of a loss and an optimizer when they
+  are first used together, so that a new loss or optimizer needs no change in this package;
+- `steps`: `take_steps`, which validates arguments, builds the arrays and calls the function.
 """
 
 from samplesoft.training.fused.draws import draw_steps, steps_per_call

@@ -1,4 +1,4 @@
-"""Draws for a block of steps, made before the first step."""
+"""Drawn classes for a block of training steps, all drawn before the first step."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from samplesoft.losses.sampled import SampledLoss, Terms
 from samplesoft.losses.step import reject_corrections
 from samplesoft.models.linear_softmax import LinearSoftmax
 from samplesoft.samplers.base import Draw
-from samplesoft.training.fused.eligible import FULL_LOSSES, base_loss_of
+from samplesoft.training.fused.eligible import FULL_LOSSES, supported_base_loss
 
-_MAX_CALL_DRAWS = 1 << 18  # draws and examples of all steps in a call
+_MAX_CALL_DRAWS = 1 << 18  # largest number of draws plus examples in all steps of a call
 _MAX_CALL_STEPS = 512
 
 
 def steps_per_call(model: LinearSoftmax, batch_size: int) -> int:
-    """Return the number of steps whose draws are made at once.
+    """Return the number of steps in a fused block, for which all classes are drawn at once.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ def steps_per_call(model: LinearSoftmax, batch_size: int) -> int:
     Returns
     -------
     int
-        Number of steps S, at least 1.
+        Number of steps, at least 1.
     """
     loss = model.softmax.loss
     if isinstance(loss, SampledLoss) and not loss.draws_num_sampled:
@@ -42,11 +42,14 @@ def steps_per_call(model: LinearSoftmax, batch_size: int) -> int:
 
 
 class StepDraws(NamedTuple):
-    """One set of drawn classes for each step; or one row with all classes for all steps."""
+    """The drawn classes of S steps, a set of m draws for each.
+
+    For a loss over all classes there is one row with all n classes, which serves every step.
+    """
 
     ids: IntArray  # (S, m) or (1, n)
     log_counts: FloatArray  # (S, m) or (1, n): log expected counts, subtracted from scores
-    terms: Terms  # kernel of the loss for these draws
+    terms: Terms  # kernels of the loss for these draws
 
     def at_steps(self, steps: slice) -> StepDraws:
         """Return the draws of a slice of the steps."""
@@ -56,12 +59,12 @@ class StepDraws(NamedTuple):
 
 
 def draw_steps(model: LinearSoftmax, num_steps: int, seed: int, batch_size: int = 1) -> StepDraws:
-    """Draw one set of classes for each of several steps.
+    """Draw a set of classes for each of several steps.
 
     Parameters
     ----------
     model : LinearSoftmax
-        Its sampler draws; its loss determines the number of draws.
+        The model, whose sampler draws. Its loss may change the number of draws.
     num_steps : int
         Number of steps S.
     seed : int
@@ -71,32 +74,32 @@ def draw_steps(model: LinearSoftmax, num_steps: int, seed: int, batch_size: int 
 
     Returns
     -------
-    DrawsOfSteps
-        Draws (S, m); for a loss over all classes, each class once in one row (1, n).
+    StepDraws
+        Draws (S, m). For a loss over all classes, one row (1, n) with each class once.
     """
     layer = model.softmax
     n = model.num_classes
     loss: Loss = layer.loss
     if not isinstance(loss, SampledLoss):
         # a loss over all classes: each class is drawn exactly once
-        passes = base_loss_of(loss)
+        passes = supported_base_loss(loss)
         assert passes is not None
         return StepDraws(np.arange(n)[None], np.zeros((1, n)), FULL_LOSSES[passes])
     sampler = layer.sampler
     assert sampler is not None
-    no_contexts = np.zeros((num_steps, 1))  # one set for each step, independent of contexts
+    no_contexts = np.zeros((num_steps, 1))  # a placeholder for each step: draws ignore contexts
 
     def sample(num: int, rng: Any) -> Draw:
         return sampler.sample(no_contexts, num, rng=rng)
 
-    # fused losses use only the number of labels in a batch
+    # these losses use only the number of labels in a batch, so that placeholders suffice
     targets = Targets(np.zeros(batch_size, np.int64))
     drawn = loss.draw(sample, layer.num_sampled, targets, n, seed)
     if loss.with_replacement:
         require_replacement(drawn, type(loss).__name__)
     ids, log_counts = check_draw(drawn, num_steps, n)
     terms = loss._terms_of(drawn, n)
-    if terms.weighs_draws:  # draws of one class cannot be merged
+    if terms.weighs_draws:  # draws of one class have separate weights, and cannot be merged
         terms = terms._replace(adds_exponentials=False, merge=None)
     return StepDraws(ids, log_counts, terms)
 
@@ -104,9 +107,10 @@ def draw_steps(model: LinearSoftmax, num_steps: int, seed: int, batch_size: int 
 def label_log_counts(
     model: LinearSoftmax, targets: Targets, ids: IntArray, batch_size: int
 ) -> FloatArray:
-    """Return the corrections (P,) subtracted from label scores, or zeros (1,) if there are none.
+    """Return the corrections (P,) that the loss subtracts from label scores.
 
-    `ids` (S, m) are the draws of the steps, of `batch_size` examples each.
+    If the loss has none, they are zeros (1,). `ids` (S, m) are the draws of the steps, which have
+    `batch_size` examples each.
     """
     layer = model.softmax
     labels = targets.labels
@@ -118,7 +122,7 @@ def label_log_counts(
     )[0]
     if not loss.properties.divides_by_kept:
         return expected
-    # accidental hits are discarded, and the others divided by their number
+    # accidental hits are discarded, and the other draws are divided by their number
     num_hits = np.empty(len(labels), np.int64)
     first_pairs = np.append(targets.offsets()[::batch_size], len(labels))  # of steps
     for step, drawn in enumerate(np.sort(ids, axis=1)):
@@ -126,7 +130,7 @@ def label_log_counts(
         first_hits = np.searchsorted(drawn, labels[of_step], "left")
         last_hits = np.searchsorted(drawn, labels[of_step], "right")
         num_hits[of_step] = last_hits - first_hits
-    if loss.mask_other_labels:  # no draw of any label of the example is kept
+    if loss.mask_other_labels:  # draws of any label of the example are discarded, so add the counts
         num_hits = targets.rows(targets.per_example(num_hits))
         expected = targets.rows(np.logaddexp.reduceat(expected, targets.offsets()))
     corrections: FloatArray = reject_corrections(ids.shape[1], num_hits, expected)

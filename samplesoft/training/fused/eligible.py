@@ -1,4 +1,4 @@
-"""Which models fused training supports, and the reason for others."""
+"""Whether fused training supports a model, and the reason if it does not."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ from samplesoft.models.linear_softmax import LinearSoftmax
 from samplesoft.optimizers.base import Optimizer
 from samplesoft.samplers.base import Draw, Sampler
 
-# Methods that a fused step replaces. A loss or an optimizer that overrides one is trained step by
-# step.
-_REPLACED: dict[Any, tuple[str, ...]] = {
+# Methods that a fused step does not call, because it does their work in compiled code. If a loss or
+# an optimizer overrides one of them, the model is trained step by step.
+_REPLACED_METHODS: dict[Any, tuple[str, ...]] = {
     Loss: ("forward", "forward_batch", "backward", "check_batch"),
     Optimizer: ("step", "parameters_with_states", "advance"),
 }
 _SAMPLED_LOSSES: tuple[type[Loss], ...] = (SampledLoss, SampledSoftmaxLoss)
-# for losses over all classes, each class is drawn exactly once
+# Losses over all classes, with the kernels of their terms. Fused training treats them as sampled
+# losses whose draws are all classes, each once.
 FULL_LOSSES: dict[type[Loss], Terms] = {
     FullSoftmaxLoss: Terms(softmax_terms, merge=merge_exponentials, adds_exponentials=True),
     FullLogisticLoss: Terms(logistic_terms, (1.0,), merge=merge_softplus),
@@ -42,19 +43,19 @@ def why_step_by_step(model: LinearSoftmax, optimizer: Optimizer | None) -> str |
     Parameters
     ----------
     model : LinearSoftmax
-        Its loss and its sampler decide.
+        The model; the reason may lie in its settings, its loss or its sampler.
     optimizer : Optimizer or None
-        Must have a compiled kernel, and not override `step`.
+        The optimizer; fused training needs its compiled kernel.
 
     Returns
     -------
     str or None
-        The reason, in words for the user.
+        The reason, as a clause for a message to the user.
     """
     loss, sampler = model.softmax.loss, model.softmax.sampler
     if model.settings.embedding_dim is None:
         return "a model without embeddings has class vectors as long as its inputs"
-    if base_loss_of(loss) is None or _overrides_replaced_method(Loss, loss):
+    if supported_base_loss(loss) is None or _overrides_replaced_method(Loss, loss):
         return f"{type(loss).__name__} has a forward or a backward pass of its own"
     if loss.reduction != "sum":
         return f"reduction={loss.reduction!r} is not the sum of the examples' losses"
@@ -83,8 +84,11 @@ def why_step_by_step(model: LinearSoftmax, optimizer: Optimizer | None) -> str |
     return None
 
 
-def base_loss_of(loss: Loss) -> type[Loss] | None:
-    """Return the class that defines the passes of a loss, if fused training supports it."""
+def supported_base_loss(loss: Loss) -> type[Loss] | None:
+    """Return the class from which a loss has its forward and backward pass.
+
+    Returns None if fused training does not support the passes of that loss.
+    """
     for base in (*_SAMPLED_LOSSES, *FULL_LOSSES):
         passes = type(loss)._forward, type(loss)._backward
         if passes == (base._forward, base._backward):
@@ -93,5 +97,7 @@ def base_loss_of(loss: Loss) -> type[Loss] | None:
 
 
 def _overrides_replaced_method(base: Any, instance: Any) -> bool:
-    """Whether a loss or an optimizer overrides a method of `base` that fused steps replace."""
-    return any(getattr(type(instance), name) is not getattr(base, name) for name in _REPLACED[base])
+    """Whether a loss or an optimizer overrides a method of `base` that fused steps do not call."""
+    return any(
+        getattr(type(instance), name) is not getattr(base, name) for name in _REPLACED_METHODS[base]
+    )

@@ -1,8 +1,9 @@
-"""The arrays of a block of steps: its examples in order, and the classes and features of each step.
+"""The arrays that a block of training steps reads and writes.
 
-Indices that do not depend on the parameters are computed once, before the first step: the classes
-of each step, and the row of the class or feature of each label, draw and input entry. A step then
-reads and writes rows by these indices, and updates each row once.
+They hold the examples in the order of training, and the distinct classes and features of each step.
+All of these indices are independent of the parameters, so that they are computed once, before the
+first step. With them a step gathers the rows of its classes and features, and updates each row
+once.
 """
 
 from __future__ import annotations
@@ -25,24 +26,28 @@ from samplesoft.training.fused.draws import StepDraws
 
 BLOCK_EXAMPLES = 32
 _MIN_BLOCK_CLASSES = 8
-# Multiplications in a matrix product: up to so many, BLAS uses one thread and no copies at full
-# speed. In such small products, BLAS threads would wait for each other.
-_BLOCK_MULTIPLICATIONS = 1 << 18
+# Largest number of multiplications in a matrix product. Up to this size BLAS works on one thread at
+# full speed, without copies. Larger products would start BLAS threads, which wait for each other.
+_MAX_BLOCK_MULTIPLICATIONS = 1 << 18
 
-# Sizes: N examples in S steps, at most B in a step; P pairs of an example and a label; E entries of
-# the inputs; m draws and at most K classes in a step; vectors of length d.
-# Kernels take only the records that they need, because each array argument costs compile time.
+# Array shapes: N examples in S steps, at most B in a step; P pairs of an example and a label; E
+# nonzero entries of the inputs; m draws and at most K classes in a step; vectors of length d.
+# There are several small records, because each array in the arguments of a kernel adds to its
+# compile time.
 
 
 class LossSettings(NamedTuple):
-    """How scores come from vectors, and which draws have weight, as in `losses.step.Pairs`."""
+    """How a loss scores vectors, and which accidental hits it keeps.
 
-    tau: float
-    normalize: bool
-    absolute: bool
-    keeps_label_hits: bool
-    keeps_other_hits: bool
-    counts_draws_once: bool
+    The last three fields are those of `samplesoft.losses.step.Pairs`.
+    """
+
+    tau: float  # inverse temperature: scores are tau * h . c
+    normalize: bool  # whether vectors are divided by their norms
+    absolute: bool  # whether logits are absolute values of scores
+    keeps_label_hits: bool  # whether draws of the pair's label are kept
+    keeps_other_hits: bool  # whether draws of other labels of the example are kept
+    counts_draws_once: bool  # whether draws count once for an example, not for each of its labels
 
 
 class StepClasses(NamedTuple):
@@ -51,48 +56,54 @@ class StepClasses(NamedTuple):
     ids: IntArray  # (S, K)
     num_drawn: IntArray  # (S,)
     num_classes: IntArray  # (S,)
-    # Columns of the logits are the drawn classes; or the draws, if the loss does not add
-    # exponentials, so that two draws of a class cannot be merged into one logit.
-    class_of_draw: IntArray  # (S, m): index of each draw's class in `ids`; (S, 0) for the former
+    # If the loss adds exponentials, the draws of a class merge into one logit, and the matrix of
+    # logits has one column for each distinct drawn class. Otherwise it has a column for each draw.
+    class_of_draw: IntArray  # (S, m): index of each draw's class in `ids`; (S, 0) if draws merge
     log_counts: Rows  # (S, m): log expected counts of the columns, subtracted from scores
-    weights: FloatArray  # (S, m): 1 over expected counts; (S, 0) if not needed
+    weights: (
+        FloatArray  # (S, m): 1 / expected count of each draw; (S, 0) if the loss has no weights
+    )
 
 
 class StepPairs(NamedTuple):
-    """Pairs of an example and a label, in the order of the examples."""
+    """All pairs of an example and one of its labels, in the order of the examples."""
 
     offsets: IntArray  # (N + 1,): first pair of each example
     weights: FloatArray  # (P,): weight of the pair in its example's loss
     log_counts: FloatArray  # (P,): corrections subtracted from label scores
     classes: IntArray  # (P,): index of the label in the `ids` of the step
-    by_class: IntArray  # (P,): pairs of each step sorted by `classes`
+    sorted_by_class: IntArray  # (P,): the pairs of each step, sorted by `classes`
     example_ids: IntArray  # (P,): index of the example in its step
 
 
 class AccidentalHits(NamedTuple):
-    """The columns of the logits that are the label of a pair: ``columns[starts[p]:stops[p]]``."""
+    """Accidental hits: the columns of the logits whose class is the label of a pair.
 
-    columns: IntArray  # (S m,) for all steps; (m,) if columns are classes
+    The hits of pair p are ``columns[starts[p]:stops[p]]``.
+    """
+
+    columns: IntArray  # (S m,) for all steps; (m,) if each column is a distinct class
     starts: IntArray  # (P,)
     stops: IntArray  # (P,)
 
 
 class InputEntries(NamedTuple):
-    """Entries of the inputs, sorted by example, and for each step also by feature."""
+    """Nonzero entries of the inputs, sorted by example, and for each step also by feature."""
 
     offsets: IntArray  # (N + 1,): first entry of each example
     features: IntArray  # (E,)
     values: Rows  # (E,)
-    # the arrays of a step begin at the index of its first entry
-    unique_features: IntArray  # (E,)
-    num_unique: IntArray  # (S,)
-    feature_offsets: IntArray  # (E + S,): first entry of each unique feature
-    example_ids: IntArray  # (E,): sorted by feature; index of the example in its step
+    # The entries of each step, sorted by feature. The slice of a step begins at the index of its
+    # first entry; in `feature_offsets`, it begins s elements later for step s.
+    unique_features: IntArray  # (E,): distinct features; only the first `num_unique` are used
+    num_unique: IntArray  # (S,): number of distinct features of each step
+    feature_offsets: IntArray  # (E + S,): first entry of each distinct feature, and the end
+    example_ids: IntArray  # (E,): index of the entry's example in its step
     values_by_feature: Rows  # (E,)
 
 
 class Workspace(NamedTuple):
-    """Arrays of a step that are shared by the workers."""
+    """Intermediate arrays of one step, shared by all workers (threads)."""
 
     contexts: Rows  # (B, d), of norm 1 if the loss normalises
     context_norms: FloatArray  # (B,)
@@ -100,28 +111,30 @@ class Workspace(NamedTuple):
     d_embedded: Rows  # (B, d): gradients in the embedded inputs
     class_vectors: Rows  # (K, d), of norm 1 if the loss normalises
     class_norms: FloatArray  # (K,)
-    d_sampled: Rows  # (blocks of examples, blocks of classes, 32 * width): in their scores
+    # derivatives in the scores of drawn classes, for each block of examples and block of classes:
+    # (blocks of examples, blocks of classes, 32 * classes_per_block)
+    d_sampled: Rows
     label_scores: FloatArray  # (P,)
-    d_labels: FloatArray  # (P,): label logits, then derivatives in label scores
+    d_labels: FloatArray  # (P,): label logits, overwritten by derivatives in label scores
     pair_losses: FloatArray  # (P,)
 
 
 class StepBlock(NamedTuple):
-    """A block of steps: examples in order, the rows that each step touches, and a workspace."""
+    """A block of training steps: examples, the classes and features of each step, a workspace."""
 
     loss: LossSettings
-    loss_parameters: tuple[Any, ...]  # of the loss kernel
+    loss_parameters: tuple[Any, ...]  # arguments of the loss kernel
     batch_size: int  # examples of a step; the last step may have fewer
-    width: int  # classes in a block
+    classes_per_block: int  # classes in one matrix product
     example_weights: FloatArray  # (N,)
     classes: StepClasses
     pairs: StepPairs
     hits: AccidentalHits
     entries: InputEntries
     workspace: Workspace
-    losses: FloatArray  # (N,)
-    # (2,): whether a gradient exceeds the limit, and whether a loss is not finite. The latter is
-    # written before a barrier and read after it, so that all workers stop at the same step.
+    losses: FloatArray  # (N,): loss of each example, written by the steps
+    # (2,): whether a gradient exceeds the limit, and whether a loss is not finite. The flag of the
+    # loss is written before a barrier and read after it, so that all workers stop at the same step.
     diverged: IntArray
 
 
@@ -135,17 +148,21 @@ def make_step_block(
     batch_size: int,
     model: LinearSoftmax,
 ) -> StepBlock:
-    """Return the arrays of a block of steps, with a workspace."""
+    """Return the arrays for training on inputs `x` (N, v), in steps of `batch_size` examples.
+
+    `label_log_counts` (P,) or (1,) are the corrections subtracted from label scores, and
+    `example_weights` (N,) the factors of the examples' losses.
+    """
     num_examples, dim = x.shape[0], model.softmax.class_embeddings.shape[1]
     num_steps = -(-num_examples // batch_size)
     num_pairs, num_draws = len(targets.labels), draws.ids.shape[1]
-    pairs = _empty_pairs(targets, label_log_counts, num_examples, batch_size)
+    pairs = _allocate_step_pairs(targets, label_log_counts, num_examples, batch_size)
     pairs_of_steps = np.diff(np.append(pairs.offsets[:-1:batch_size], num_pairs))
     max_classes = num_draws + int(pairs_of_steps.max())  # of a step
-    classes = _empty_classes(draws.terms, num_steps, num_draws, max_classes, x.dtype)
-    entries = _empty_entries(x, num_steps)
+    classes = _allocate_step_classes(draws.terms, num_steps, num_draws, max_classes, x.dtype)
+    entries = _allocate_input_entries(x, num_steps)
 
-    def fill_part(steps: slice) -> None:
+    def fill_chunk(steps: slice) -> None:
         _fill_steps(
             classes,
             pairs,
@@ -161,28 +178,29 @@ def make_step_block(
             np.empty(num_draws),
         )
 
-    thread_each(fill_part, chunks(num_steps, -(-num_steps // num_threads())))
-    width = max(_BLOCK_MULTIPLICATIONS // (BLOCK_EXAMPLES * dim), _MIN_BLOCK_CLASSES)
+    thread_each(fill_chunk, chunks(num_steps, -(-num_steps // num_threads())))
+    width = max(_MAX_BLOCK_MULTIPLICATIONS // (BLOCK_EXAMPLES * dim), _MIN_BLOCK_CLASSES)
     batch = min(batch_size, num_examples)
     return StepBlock(
         loss=loss,
         loss_parameters=draws.terms.parameters,
         batch_size=batch_size,
-        width=width,
+        classes_per_block=width,
         example_weights=example_weights,
         classes=classes,
         pairs=pairs,
         hits=_find_accidental_hits(classes, pairs, batch_size),
         entries=entries,
-        workspace=_workspace(batch, max_classes, num_pairs, dim, width, x.dtype),
+        workspace=_make_workspace(batch, max_classes, num_pairs, dim, width, x.dtype),
         losses=np.zeros(num_examples),
         diverged=np.zeros(2, np.int64),
     )
 
 
-def _empty_classes(
+def _allocate_step_classes(
     terms: Terms, num_steps: int, num_draws: int, max_classes: int, dtype: Any
 ) -> StepClasses:
+    """Return arrays for the classes of all steps, uninitialised."""
     return StepClasses(
         ids=np.empty((num_steps, max_classes), np.int64),
         num_drawn=np.empty(num_steps, np.int64),
@@ -193,9 +211,10 @@ def _empty_classes(
     )
 
 
-def _empty_pairs(
+def _allocate_step_pairs(
     targets: Targets, log_counts: FloatArray, num_examples: int, batch_size: int
 ) -> StepPairs:
+    """Return the label pairs of the examples; `classes` and `sorted_by_class` are uninitialised."""
     num_pairs = len(targets.labels)
     offsets = np.append(targets.offsets(), num_pairs)
     return StepPairs(
@@ -203,12 +222,13 @@ def _empty_pairs(
         weights=np.ones(num_pairs) if targets.label_weights is None else targets.label_weights,
         log_counts=np.broadcast_to(log_counts, num_pairs).copy(),
         classes=np.empty(num_pairs, np.int64),
-        by_class=np.empty(num_pairs, np.int64),
+        sorted_by_class=np.empty(num_pairs, np.int64),
         example_ids=np.repeat(np.arange(num_examples) % batch_size, np.diff(offsets)),
     )
 
 
-def _empty_entries(x: Any, num_steps: int) -> InputEntries:
+def _allocate_input_entries(x: Any, num_steps: int) -> InputEntries:
+    """Return the entries of a CSR matrix; the arrays sorted by feature are uninitialised."""
     return InputEntries(
         offsets=x.indptr.astype(np.int64),
         features=x.indices[: x.nnz].astype(np.int64),
@@ -221,9 +241,10 @@ def _empty_entries(x: Any, num_steps: int) -> InputEntries:
     )
 
 
-def _workspace(
+def _make_workspace(
     batch: int, max_classes: int, num_pairs: int, dim: int, width: int, dtype: Any
 ) -> Workspace:
+    """Return an uninitialised workspace for steps of at most `batch` examples."""
     blocks = -(-batch // BLOCK_EXAMPLES), -(-max_classes // width)
     contexts, z, d_embedded = np.empty((3, batch, dim), dtype)
     return Workspace(
@@ -243,7 +264,7 @@ def _workspace(
 def _find_accidental_hits(
     classes: StepClasses, pairs: StepPairs, batch_size: int
 ) -> AccidentalHits:
-    """Return the columns of the logits that are the label of each pair."""
+    """Return, for each pair, the columns of the logits whose class is the pair's label."""
     first_pairs = np.append(pairs.offsets[:-1:batch_size], pairs.offsets[-1])  # of steps
     if classes.class_of_draw.shape[1] == 0:  # columns are the drawn classes
         num_drawn = np.repeat(classes.num_drawn, np.diff(first_pairs))
@@ -279,10 +300,12 @@ def _fill_steps(
     index_plus_one: NDArray[np.int32],
     multiplicities: FloatArray,
 ) -> None:
-    """Fill the arrays of steps [first_step, last_step).
+    """Fill `classes`, `pairs` and `entries` for steps [first_step, last_step).
 
-    Workspace: `index_plus_one` (n,), zeros on entry and on return, is 1 + the index of a class in
-    its step; `multiplicities` (m,) is the number of draws of each class.
+    `labels` (P,) are the labels of the pairs. The draws `ids` and `log_counts` are (S, m), or
+    (1, m) if all steps have the same draws. Two arrays are workspace: `index_plus_one` (n,) holds
+    1 + the index of a class among the classes of the step, and must be zeros on entry;
+    `multiplicities` (m,) counts the draws of each class.
     """
     adds_exponentials = classes.class_of_draw.shape[1] == 0
     weighs_draws = classes.weights.shape[1] > 0
@@ -311,11 +334,11 @@ def _fill_steps(
                 classes.weights[s, k] = exp(-log_count[k])
         classes.num_drawn[s] = num
         if adds_exponentials:
-            # t draws of one class: t exp(o - log count) = exp(o - (log count - log t))
+            # merge t draws of a class: t exp(o - log count) = exp(o - (log count - log t))
             for k in range(num):
                 classes.log_counts[s, k] -= log(multiplicities[k])
 
-        # labels; those that are not drawn are appended to the classes
+        # labels: append those that were not drawn to the classes of the step
         low = pairs.offsets[begin]
         high = pairs.offsets[end]
         for p in range(low, high):
@@ -327,7 +350,7 @@ def _fill_steps(
         classes.num_classes[s] = num
         _, _, order, _ = equal_runs(pairs.classes[low:high], num)
         for p in range(low, high):
-            pairs.by_class[p] = low + order[p - low]
+            pairs.sorted_by_class[p] = low + order[p - low]
         for k in range(num):
             index_plus_one[listed[k]] = 0
 

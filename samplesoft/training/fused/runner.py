@@ -1,16 +1,16 @@
-"""The compiled function that takes the steps of a block.
+"""The compiled function that takes a block of training steps.
 
-A step has five stages. Workers (threads) divide the blocks of each stage, and synchronise at three
-barriers:
+A step has five stages. Each stage splits its work into blocks, which the workers (threads) divide
+among themselves. All workers wait for each other at three barriers:
 
-1. class vectors are gathered, a block of classes at a time - barrier;
-2. examples are embedded, scored and differentiated, a block of them at a time - barrier;
-3. gradients of classes are summed, and their rows updated, a block of classes at a time;
-4. gradients of features likewise, a block of features at a time;
-5. the gradient of the intercept likewise, by one worker - barrier.
+1. gather the class vectors of the step, by blocks of classes; barrier;
+2. embed and score the examples, compute losses and derivatives, by blocks of examples; barrier;
+3. sum the gradients of the classes and update their rows, by blocks of classes;
+4. sum the gradients of the features and update their rows, by blocks of features;
+5. sum the gradient of the intercept and update it, on one worker; barrier.
 
-The result of a block does not depend on the worker, and each sum is computed within one block, so
-that results do not depend on the number of workers.
+Each sum is computed within one block, in an order that is the same on every worker. So the result
+does not depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -40,60 +40,61 @@ from samplesoft.samplers.base import Rows
 from samplesoft.training.fused.layout import BLOCK_EXAMPLES, LossSettings, StepBlock, StepPairs
 
 _BLOCK_FEATURES = 64
-_GRADIENT = 0  # index in `StepBlock.diverged`
-_LOSS = 1
+# indices of the two flags in `StepBlock.diverged`
+_BAD_GRADIENT = 0
+_BAD_LOSS = 1
 Kernel = Callable[..., Any]
 
 
 class TrainedRows(NamedTuple):
-    """Parameter rows, and the state of their optimizer."""
+    """Rows of a parameter, and the optimizer's state for each row."""
 
     rows: Rows
-    states: tuple[Rows, ...]
+    states: tuple[Rows, ...]  # arrays of the shape of `rows`
 
 
-class Updates(NamedTuple):
-    """Trained parameters, and the hyper-parameters of the optimizer's kernel in each step."""
+class TrainedParameters(NamedTuple):
+    """The trained parameters, and the optimizer's hyper-parameters for each of S steps."""
 
     inputs: TrainedRows
     intercept: TrainedRows
-    intercept_id: IntArray  # (1,): index of its only row, 0
+    intercept_id: IntArray  # (1,): index of the intercept's only row, 0
     classes: TrainedRows
-    hyper_parameters: Rows  # (S, k)
-    largest_gradient: float  # in absolute value; larger entries are rejected
+    hyper_parameters: Rows  # (S, k): arguments of the optimizer's kernel, such as the rate
+    largest_gradient: float  # gradient entries of larger absolute value are rejected
 
 
 class WorkerWorkspace(NamedTuple):
-    """Arrays of one worker, for one block at a time."""
+    """Intermediate arrays of one worker for one block, all flat."""
 
-    scores: Rows  # of drawn classes, for a block of examples
-    gradients: Rows  # for a block of rows
-    product: Rows
-    sampled_scores: Rows  # scores of draws, in the dtype of the logits
-    d_sampled: Rows
-    logits: FloatArray
+    scores: Rows  # scores of the drawn classes for a block of examples
+    gradients: Rows  # gradients in a block of class or feature rows
+    product: Rows  # results of matrix products
+    sampled_scores: Rows  # scores of the draws, in the dtype of the logits
+    d_sampled: Rows  # derivatives in these scores
+    logits: FloatArray  # workspace of the loss kernel
 
 
-def worker_workspace(steps: StepBlock, terms: Terms) -> WorkerWorkspace:
-    """Return the workspace of a worker."""
+def make_worker_workspace(steps: StepBlock, terms: Terms) -> WorkerWorkspace:
+    """Return the uninitialised workspace of one worker."""
     max_classes, dim = steps.workspace.class_vectors.shape
     dtype = steps.workspace.class_vectors.dtype
-    max_rows = max(steps.width, BLOCK_EXAMPLES, _BLOCK_FEATURES)
-    # a loss that merges exponentials computes in the precision of the scores
+    max_rows = max(steps.classes_per_block, BLOCK_EXAMPLES, _BLOCK_FEATURES)
+    # a loss that merges exponentials computes logits in the dtype of the scores, others in float64
     merges = terms.merge is not None and terms.adds_exponentials
     logit_dtype = dtype if merges else np.float64
     num_logits = max(steps.classes.log_counts.shape[1], max_classes)
     return WorkerWorkspace(
         scores=np.empty(BLOCK_EXAMPLES * max_classes, dtype),
         gradients=np.empty(max_rows * dim, dtype),
-        product=np.empty(max(max_rows * dim, BLOCK_EXAMPLES * steps.width), dtype),
+        product=np.empty(max(max_rows * dim, BLOCK_EXAMPLES * steps.classes_per_block), dtype),
         sampled_scores=np.empty(BLOCK_EXAMPLES * num_logits, logit_dtype),
         d_sampled=np.empty(BLOCK_EXAMPLES * num_logits, logit_dtype),
         logits=np.empty(max(CHUNK_LOGITS, 3 * (2 + num_logits))),
     )
 
 
-# stages of a block of examples, in their order ----------------------------------------------------
+# stage 2, for one block of examples, in the order of the calls -----------------------------------
 
 
 @njit_bare
@@ -108,7 +109,10 @@ def _embed_examples(
     norms: FloatArray,
     z: Rows,
 ) -> None:
-    """Write the contexts of a block of examples, and `z`, contexts times tau."""
+    """Write the contexts (b, d) of a block of b examples, and `z`, the contexts times tau.
+
+    A context is the embedded input, divided by its norm if the loss normalises.
+    """
     weighted_rows(offsets, features, values, inputs, contexts)
     for b in range(len(z)):
         add_row(contexts[b], 1.0, intercept)
@@ -121,10 +125,13 @@ def _embed_examples(
 
 
 @njit_bare
-def _expand_class_scores(
+def _write_draw_scores(
     loss: LossSettings, class_of_draw: IntArray, scores: Rows, num_drawn: int, sampled_scores: Rows
 ) -> None:
-    """Write the scores of draws, from the scores of the distinct drawn classes."""
+    """Copy the scores of the distinct drawn classes to `sampled_scores` (b, m), one for each draw.
+
+    They become absolute values if the loss is of absolute scores.
+    """
     for b in range(len(sampled_scores)):
         for k in range(sampled_scores.shape[1]):
             sampled_scores[b, k] = scores[
@@ -136,7 +143,7 @@ def _expand_class_scores(
 
 
 @njit_bare
-def _label_logits(
+def _write_label_logits(
     loss: LossSettings,
     label_scores: FloatArray,
     log_counts: FloatArray,
@@ -144,14 +151,14 @@ def _label_logits(
     end: int,
     logits: FloatArray,
 ) -> None:
-    """Write the logits of the labels of pairs [begin, end)."""
+    """Write the label logits of pairs [begin, end): scores minus their corrections."""
     for p in range(begin, end):
         score = abs(label_scores[p]) if loss.absolute else label_scores[p]
         logits[p] = score - log_counts[p]
 
 
 @njit_bare
-def _sum_pair_losses(
+def _sum_losses_and_weight_derivatives(
     loss: LossSettings,
     offsets: IntArray,
     example_weights: FloatArray,
@@ -163,7 +170,11 @@ def _sum_pair_losses(
     losses: FloatArray,
     diverged: IntArray,
 ) -> None:
-    """Write the losses of examples [first, last), and weight the derivatives of their labels."""
+    """Write the losses of examples [first, last), each the sum over its label pairs.
+
+    Also multiplies the derivatives in label logits by the example's weight, which makes them
+    derivatives in label scores of the weighted loss, and flags a loss that is not finite.
+    """
     for b in range(first, last):
         total = 0.0
         for p in range(offsets[b], offsets[b + 1]):
@@ -172,14 +183,17 @@ def _sum_pair_losses(
             d_labels[p] *= example_weights[b] * sign
         losses[b] = total
         if not abs(total) < np.inf:
-            diverged[_LOSS] = 1
+            diverged[_BAD_LOSS] = 1
 
 
 @njit_bare
 def _sum_derivatives_by_class(
     loss: LossSettings, class_of_draw: IntArray, d_sampled: Rows, num_drawn: int, class_scores: Rows
 ) -> None:
-    """Overwrite the scores of the drawn classes by derivatives, summed over draws of a class."""
+    """Overwrite the scores of the distinct drawn classes by the derivatives in them.
+
+    The derivative in the score of a class is the sum of `d_sampled` (b, m) over its draws.
+    """
     for b in range(len(d_sampled)):
         if loss.absolute:  # d|o| / do is the sign of o
             for k in range(d_sampled.shape[1]):
@@ -196,7 +210,7 @@ def _sum_derivatives_by_class(
 
 
 @njit_bare
-def _weigh_and_store(
+def _store_weighted_derivatives(
     example_weights: FloatArray,
     first: int,
     last: int,
@@ -205,7 +219,7 @@ def _weigh_and_store(
     width: int,
     d_sampled_blocks: Rows,
 ) -> None:
-    """Weight derivatives in scores, and store them by blocks of classes for stage 3."""
+    """Store derivatives in scores times the examples' weights, by blocks of classes for stage 3."""
     for b in range(last - first):
         weight = d_scores.dtype.type(example_weights[first + b])
         for start in range(0, num_drawn, width):
@@ -216,10 +230,10 @@ def _weigh_and_store(
 
 
 @njit_bare
-def _context_gradients(
+def _convert_to_embedded_gradients(
     loss: LossSettings, contexts: Rows, norms: FloatArray, d_embedded: Rows
 ) -> None:
-    """Turn gradients in contexts times tau into gradients in embedded inputs."""
+    """Convert `d_embedded` (b, d) in place: from gradients in `z` to those in embedded inputs."""
     tau = d_embedded.dtype.type(loss.tau)
     for b in range(len(d_embedded)):
         for i in range(d_embedded.shape[1]):
@@ -228,11 +242,11 @@ def _context_gradients(
         unit_gradient(d_embedded, contexts, norms)
 
 
-# stages of a block of rows ------------------------------------------------------------------------
+# stages 3 to 5, for one block of rows -------------------------------------------------------------
 
 
 @njit_bare
-def _add_label_gradients(
+def _add_label_class_gradients(
     pairs: StepPairs,
     d_labels: FloatArray,
     begin: int,
@@ -241,35 +255,38 @@ def _add_label_gradients(
     z: Rows,
     gradient: Rows,
 ) -> None:
-    """Add the contribution of labels to the gradients of a block of classes.
+    """Add the contributions of label scores to the gradients (k, d) of a block of k classes.
 
-    The block begins at class `first`. The step has the pairs [begin, end).
+    The block begins at class `first` of the step, which has the pairs [begin, end).
     """
     low = begin
     high = end
     while low < high:  # binary search for the first label in the block
         middle = (low + high) // 2
-        if pairs.classes[pairs.by_class[middle]] < first:
+        if pairs.classes[pairs.sorted_by_class[middle]] < first:
             low = middle + 1
         else:
             high = middle
-    while low < end and pairs.classes[pairs.by_class[low]] < first + len(gradient):
-        p = pairs.by_class[low]
+    while low < end and pairs.classes[pairs.sorted_by_class[low]] < first + len(gradient):
+        p = pairs.sorted_by_class[low]
         add_row(gradient[pairs.classes[p] - first], d_labels[p], z[pairs.example_ids[p]])
         low += 1
 
 
 @njit_bare
 def _sum_rows(rows: Rows, gradient: Rows) -> None:
-    """Write the sum of rows to the only row of a gradient, the intercept's."""
+    """Write the sum of `rows` (b, d) to `gradient` (1, d)."""
     gradient[:] = 0.0
     for b in range(len(rows)):
         add_row(gradient[0], 1.0, rows[b])
 
 
 @cache
-def make_updater(rows_kernel: Kernel) -> Kernel:
-    """Return a kernel that updates rows, or none, and returns the number of rejected entries."""
+def make_row_updater(rows_kernel: Kernel) -> Kernel:
+    """Return a kernel that updates parameter rows if all entries of their gradient are valid.
+
+    It returns the number of invalid entries: NaN, or above the largest gradient in absolute value.
+    """
 
     def update_rows(
         ids: IntArray,
@@ -278,58 +295,62 @@ def make_updater(rows_kernel: Kernel) -> Kernel:
         hyper_parameters: Rows,
         largest_gradient: float,
     ) -> int:
-        num_refused = 0
+        num_rejected = 0
         for row in gradient:
             for i in range(len(row)):
-                num_refused += 0 if abs(row[i]) <= largest_gradient else 1  # NaN too
-        if num_refused == 0:
+                num_rejected += 0 if abs(row[i]) <= largest_gradient else 1  # NaN too
+        if num_rejected == 0:
             rows_kernel(ids, gradient, trained.rows, trained.states, hyper_parameters)
-        return num_refused
+        return num_rejected
 
     return njit_bare(name_after_kernels(update_rows, rows_kernel))
 
 
-# the runner ---------------------------------------------------------------------------------------
+# all stages ---------------------------------------------------------------------------------------
 
 
 @cache
-def make_runner(differentiate: Kernel, update_rows: Kernel, draws_are_classes: bool) -> Kernel:
-    """Return the kernel that takes steps with a loss and an optimizer; it compiles when called.
+def make_step_runner(differentiate: Kernel, update_rows: Kernel, draws_are_classes: bool) -> Kernel:
+    """Return the kernel that takes training steps; it is compiled at its first call.
 
-    If `draws_are_classes`, logits are those of the drawn classes. Else scores are copied for each
-    draw, and derivatives are summed by class again.
+    `differentiate` computes loss and derivatives of a block of examples, and `update_rows` is from
+    `make_row_updater`. If `draws_are_classes`, there is one logit for each distinct drawn class.
+    Otherwise scores are copied for each draw, and the derivatives in them are summed by class.
     """
 
     def run(
         steps: StepBlock,
-        updates: Updates,
+        parameters: TrainedParameters,
         local: WorkerWorkspace,
         arrived: IntArray,
         worker: int,
         workers: int,
     ) -> None:
-        """Take all steps, as one of several workers that run concurrently."""
+        """Take all steps, as worker number `worker` of `workers` that run this concurrently.
+
+        `arrived` (1,) counts the arrivals at barriers.
+        """
         loss, classes, pairs, hits = steps.loss, steps.classes, steps.pairs, steps.hits
         entries, shared = steps.entries, steps.workspace
         dim = shared.z.shape[1]
-        width = steps.width
-        limit = updates.largest_gradient
+        width = steps.classes_per_block
+        limit = parameters.largest_gradient
         num_barriers = 0
-        num_refused = 0
+        num_rejected = 0
         for s in range(len(classes.num_drawn)):
             begin = s * steps.batch_size
             end = min(begin + steps.batch_size, len(steps.example_weights))
             num_drawn = classes.num_drawn[s]
             num_classes = classes.num_classes[s]
             class_of_draw = classes.class_of_draw[s]
-            hyper_parameters = updates.hyper_parameters[s]
+            hyper_parameters = parameters.hyper_parameters[s]
 
             # 1. class vectors
             for first in range(worker * width, num_classes, workers * width):
                 last = min(first + width, num_classes)
                 gather_rows(
                     classes.ids[s, first:last],
-                    updates.classes.rows,
+                    parameters.classes.rows,
                     loss.normalize,
                     shared.class_vectors[first:last],
                     shared.class_norms[first:last],
@@ -354,8 +375,8 @@ def make_runner(differentiate: Kernel, update_rows: Kernel, draws_are_classes: b
                     entries.offsets[first : last + 1],
                     entries.features,
                     entries.values,
-                    updates.inputs.rows,
-                    updates.intercept.rows[0],
+                    parameters.inputs.rows,
+                    parameters.intercept.rows[0],
                     contexts,
                     norms,
                     z,
@@ -370,9 +391,7 @@ def make_runner(differentiate: Kernel, update_rows: Kernel, draws_are_classes: b
                     sampled_scores = local.scores[:size].reshape(shape)
                 else:
                     sampled_scores = local.sampled_scores[:size].reshape(shape)
-                    _expand_class_scores(
-                        loss, class_of_draw, local.scores, num_drawn, sampled_scores
-                    )
+                    _write_draw_scores(loss, class_of_draw, local.scores, num_drawn, sampled_scores)
                 score_labels(
                     shared.class_vectors,
                     pairs.classes,
@@ -383,7 +402,7 @@ def make_runner(differentiate: Kernel, update_rows: Kernel, draws_are_classes: b
                     end_pairs,
                     shared.label_scores,
                 )
-                _label_logits(
+                _write_label_logits(
                     loss,
                     shared.label_scores,
                     pairs.log_counts,
@@ -416,10 +435,10 @@ def make_runner(differentiate: Kernel, update_rows: Kernel, draws_are_classes: b
                     classes.weights[s : s + 1],
                     local.logits,
                     shared.pair_losses,
-                    shared.d_labels,  # overwrites the logits
+                    shared.d_labels,  # also the label logits, which are overwritten
                     d_sampled,
                 )
-                _sum_pair_losses(
+                _sum_losses_and_weight_derivatives(
                     loss,
                     pairs.offsets,
                     steps.example_weights,
@@ -436,7 +455,7 @@ def make_runner(differentiate: Kernel, update_rows: Kernel, draws_are_classes: b
                 else:
                     d_scores = local.scores
                     _sum_derivatives_by_class(loss, class_of_draw, d_sampled, num_drawn, d_scores)
-                _weigh_and_store(
+                _store_weighted_derivatives(
                     steps.example_weights, first, last, d_scores, num_drawn, width, d_sampled_blocks
                 )
 
@@ -458,10 +477,10 @@ def make_runner(differentiate: Kernel, update_rows: Kernel, draws_are_classes: b
                     end_pairs,
                     d_embedded,
                 )
-                _context_gradients(loss, contexts, norms, d_embedded)
+                _convert_to_embedded_gradients(loss, contexts, norms, d_embedded)
             num_barriers += 1
             barrier_wait(arrived, workers, num_barriers)
-            if steps.diverged[_LOSS] != 0:  # no update with a loss that is not finite
+            if steps.diverged[_BAD_LOSS] != 0:  # no update with a loss that is not finite
                 return
 
             # 3. gradients of classes
@@ -478,7 +497,7 @@ def make_runner(differentiate: Kernel, update_rows: Kernel, draws_are_classes: b
                     gradient,
                     local.product,
                 )
-                _add_label_gradients(
+                _add_label_class_gradients(
                     pairs,
                     shared.d_labels,
                     pairs.offsets[begin],
@@ -491,7 +510,9 @@ def make_runner(differentiate: Kernel, update_rows: Kernel, draws_are_classes: b
                     vectors = shared.class_vectors[first:last]
                     unit_gradient(gradient, vectors, shared.class_norms[first:last])
                 ids = classes.ids[s, first:last]
-                num_refused += update_rows(ids, gradient, updates.classes, hyper_parameters, limit)
+                num_rejected += update_rows(
+                    ids, gradient, parameters.classes, hyper_parameters, limit
+                )
 
             # 4. gradients of features
             low = entries.offsets[begin]
@@ -507,17 +528,19 @@ def make_runner(differentiate: Kernel, update_rows: Kernel, draws_are_classes: b
                     gradient,
                 )
                 ids = entries.unique_features[low + first : low + last]
-                num_refused += update_rows(ids, gradient, updates.inputs, hyper_parameters, limit)
+                num_rejected += update_rows(
+                    ids, gradient, parameters.inputs, hyper_parameters, limit
+                )
 
-            # 5. gradient of the intercept, by the worker with the fewest blocks
+            # 5. gradient of the intercept, on the last worker, which has the fewest blocks
             if worker == workers - 1:
                 gradient = local.gradients[:dim].reshape((1, dim))
                 _sum_rows(shared.d_embedded[: end - begin], gradient)
-                num_refused += update_rows(
-                    updates.intercept_id, gradient, updates.intercept, hyper_parameters, limit
+                num_rejected += update_rows(
+                    parameters.intercept_id, gradient, parameters.intercept, hyper_parameters, limit
                 )
-            if num_refused > 0:  # all workers store the same value
-                steps.diverged[_GRADIENT] = 1
+            if num_rejected > 0:  # all workers store the same value
+                steps.diverged[_BAD_GRADIENT] = 1
             num_barriers += 1
             barrier_wait(arrived, workers, num_barriers)
 

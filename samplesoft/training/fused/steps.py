@@ -1,4 +1,4 @@
-"""Take a block of steps: validate the arguments, build the arrays, run on all threads."""
+"""Fused training: validate a block of examples, lay out its arrays, and run the compiled steps."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from samplesoft.optimizers.updates import MAX_FLOAT, largest_gradient
 from samplesoft.training.fused.draws import StepDraws, draw_steps, label_log_counts
 from samplesoft.training.fused.layout import LossSettings, StepBlock, make_step_block
 from samplesoft.training.fused.runner import (
+    TrainedParameters,
     TrainedRows,
-    Updates,
-    make_runner,
-    make_updater,
-    worker_workspace,
+    make_row_updater,
+    make_step_runner,
+    make_worker_workspace,
 )
 
-_MIN_PARALLEL_MULTIPLICATIONS = 1 << 21  # in a step; fewer run on one thread
-_RELEASED_BARRIER = 1 << 62  # count of arrivals that releases all barriers
+_MIN_PARALLEL_MULTIPLICATIONS = 1 << 21  # steps with fewer multiplications run on one thread
+_RELEASED_BARRIER = 1 << 62  # a number of arrivals at which no worker waits at any barrier
 
 
 def take_steps(
@@ -42,28 +42,28 @@ def take_steps(
     draws: StepDraws | None = None,
     first_entry: int = 0,
 ) -> FloatArray:
-    """Take steps of `batch_size` examples; the last step may have fewer.
+    """Train a model on examples in one compiled call, and return the loss of each step.
 
     Parameters
     ----------
     model : LinearSoftmax
-        Trained in place; `why_step_by_step` must return None for it.
+        The model, trained in place. `why_step_by_step` must return None for it.
     optimizer : Optimizer
-        Optimizer of the model; it counts the steps.
+        Optimizer of the model. Its states and its number of steps are updated.
     x : scipy.sparse CSR matrix, shape (N, v)
-        Inputs.
+        Inputs, in the order of training.
     labels : array_like of int, shape (N,), or scipy.sparse CSR matrix, shape (N, n)
         Labels of the examples.
     weights : ndarray of float64, shape (N,)
         Weights of the examples in the mean loss of their step.
     batch_size : int
-        Examples B of a step.
+        Examples B of a step; the last step may have fewer.
     seeds : sequence of two ints
         Seeds of the draws and of dropout.
-    draws : DrawsOfSteps, optional
-        Draws of the steps; made here by default.
+    draws : StepDraws, optional
+        Drawn classes of each step; by default drawn with the first seed.
     first_entry : int
-        Number of input entries of earlier steps that share the seed of dropout.
+        Number of input entries of earlier steps for which dropout has used the same seed.
 
     Returns
     -------
@@ -75,8 +75,8 @@ def take_steps(
     FloatingPointError
         If a loss or a gradient is not finite: training has diverged.
     TypeError, ValueError
-        If inputs, labels or the learning rate are malformed, or no draw of an example has weight
-        where the loss needs one.
+        If inputs, labels or the learning rate are malformed, or the loss needs a draw that is not
+        an accidental hit, and an example has none.
     """
     loss = model.softmax.loss
     num_steps = -(-x.shape[0] // batch_size)
@@ -89,7 +89,7 @@ def take_steps(
     x = model.with_dropout(model.check_inputs(x), np.uint64(seeds[1]), first_entry)
     targets = check_targets(labels, x.shape[0], model.num_classes, loss.label_reduction)
     label_counts = label_log_counts(model, targets, draws.ids, batch_size)
-    # the offset is added to all scores: subtract it from the corrections
+    # the loss adds its offset to all scores, which is the same as smaller corrections
     offset = getattr(loss, "offset", 0.0)
     draws = draws._replace(log_counts=draws.log_counts - offset)
     sizes = np.minimum(batch_size, x.shape[0] - batch_size * np.arange(num_steps))
@@ -98,17 +98,17 @@ def take_steps(
     steps = make_step_block(
         settings, x, targets, draws, label_counts - offset, example_weights, batch_size, model
     )
-    updates = _prepare_updates(optimizer, model, num_steps)
+    parameters = _prepare_parameters(optimizer, model, num_steps)
     if terms.merge is None:
         differentiate = make_row_differentiator(terms.kernel, terms.weighs_draws)
     else:
         keeps_hits = settings.keeps_label_hits or settings.keeps_other_hits
         differentiate = make_merged_differentiator(terms.kernel, terms.merge, keeps_hits)
     merges = terms.merge is not None and terms.adds_exponentials
-    run = make_runner(
-        differentiate, make_updater(optimizer._kernel), merges and not settings.absolute
+    run = make_step_runner(
+        differentiate, make_row_updater(optimizer._kernel), merges and not settings.absolute
     )
-    _run_on_threads(run, steps, updates, terms, draws.ids.shape[1])
+    _run_on_threads(run, steps, parameters, terms, draws.ids.shape[1])
     if isinstance(loss, SampledLoss):
         loss.require_usable_draws(steps.losses)
     first_examples = batch_size * np.arange(num_steps)
@@ -121,10 +121,10 @@ def take_steps(
 
 
 def _loss_settings(loss: Loss) -> LossSettings:
-    """Return the settings of scores, and of accidental hits."""
+    """Return how a loss scores vectors, and which accidental hits it keeps."""
     draws_label = isinstance(loss, SampledLoss) and loss.properties.draws_label
     keeps_other_hits = not loss.mask_other_labels
-    # one versus all: draws count once for an example, and hits of its labels are treated alike
+    # one versus all counts draws once for an example, so that hits of all its labels are alike
     counts_draws_once = loss.label_reduction == "ova"
     return LossSettings(
         tau=loss.tau,
@@ -137,19 +137,19 @@ def _loss_settings(loss: Loss) -> LossSettings:
 
 
 def _run_on_threads(
-    run: Any, steps: StepBlock, updates: Updates, terms: Terms, num_draws: int
+    run: Any, steps: StepBlock, parameters: TrainedParameters, terms: Terms, num_draws: int
 ) -> None:
-    """Run the steps on one thread or on all, depending on the work in a step."""
+    """Call the kernel `run` on one thread, or on all threads if the steps are large enough."""
     arrived = np.zeros(1, np.int64)
     work = steps.batch_size * num_draws * steps.workspace.z.shape[1]
     num_workers = num_threads() if work > _MIN_PARALLEL_MULTIPLICATIONS else 1
     # allocate before any worker waits at a barrier, because allocation may fail
-    workspaces = [worker_workspace(steps, terms) for _ in range(num_workers)]
+    workspaces = [make_worker_workspace(steps, terms) for _ in range(num_workers)]
 
     def run_worker(worker: int, workers: int) -> None:
         try:
-            run(steps, updates, workspaces[worker], arrived, worker, workers)
-        except BaseException:  # release the others, which would wait for this worker
+            run(steps, parameters, workspaces[worker], arrived, worker, workers)
+        except BaseException:  # release the other workers, which would wait for this one forever
             arrived[0] = _RELEASED_BARRIER
             raise
 
@@ -157,12 +157,18 @@ def _run_on_threads(
         run_in_lockstep(run_worker, num_workers)
 
 
-def _prepare_updates(optimizer: Optimizer, model: LinearSoftmax, num_steps: int) -> Updates:
-    """Return parameters, optimizer states, and the hyper-parameters of each step."""
+def _prepare_parameters(
+    optimizer: Optimizer, model: LinearSoftmax, num_steps: int
+) -> TrainedParameters:
+    """Return the parameters with the optimizer's states and its hyper-parameters for each step.
+
+    Counts the steps in `optimizer.steps`, because the hyper-parameters depend on the step. If this
+    raises an error, the count is unchanged.
+    """
     model.copy_read_only_parameters()
     rows_and_states = optimizer.parameters_with_states(model.parameters)
 
-    def trained(name: str) -> TrainedRows:
+    def trained_rows(name: str) -> TrainedRows:
         rows, *states = (array.reshape(-1, array.shape[-1]) for array in rows_and_states[name])
         return TrainedRows(rows, tuple(states))
 
@@ -178,11 +184,11 @@ def _prepare_updates(optimizer: Optimizer, model: LinearSoftmax, num_steps: int)
             f"`learning_rate` must be within the range of {model.dtype}, got "
             f"{optimizer.learning_rate}; lower it."
         )
-    return Updates(
-        inputs=trained("embedding.weights"),
-        intercept=trained("embedding.intercept"),
+    return TrainedParameters(
+        inputs=trained_rows("embedding.weights"),
+        intercept=trained_rows("embedding.intercept"),
         intercept_id=np.zeros(1, np.int64),
-        classes=trained("softmax.class_embeddings"),
+        classes=trained_rows("softmax.class_embeddings"),
         hyper_parameters=hyper_parameters.astype(model.dtype),
         largest_gradient=largest_gradient(model.dtype, optimizer.squares),
     )
