@@ -1,12 +1,13 @@
-"""Metrics of a model on all classes, and their relation to metrics on sampled negatives.
+"""Evaluation metrics on all classes, and their relation to metrics on sampled negatives.
 
-`evaluate` computes the loss of the full softmax and top-k accuracy. `top_k_classes` returns the
-best classes themselves. `ranking_scores` computes precision, recall and nDCG of such lists, and
-with `propensities` the propensity-scored precision, which gives rare labels more weight.
+`evaluate` computes the full-softmax loss and the top-k accuracy, and `top_k_classes` returns the k
+best classes. `ranking_scores` computes precision, recall and nDCG of such lists, and with
+`propensities` also the propensity-scored precision, which gives rare labels more weight.
 
-`sampled_metrics` computes the exact mean and variance of a metric on sampled negatives from the
-`target_ranks` among all candidates. `correct_metric` and `estimate_rank_distribution` estimate
-metrics on all candidates from sampled ranks.
+`target_ranks` ranks relevant items among all candidates. From these ranks `sampled_metrics`
+computes the exact mean and variance of a metric on sampled negatives. Conversely, `correct_metric`
+and `estimate_rank_distribution` estimate metrics on all candidates from ranks among sampled
+negatives.
 """
 
 from samplesoft.metrics.corrections import correct_metric, estimate_rank_distribution

@@ -23,11 +23,11 @@ from samplesoft._validation import (
 from samplesoft.metrics.rank_distribution import rank_distributions
 from samplesoft.metrics.target_ranks import TargetRanks
 
-_PROBABILITIES_AT_A_TIME = 1 << 22  # entries of a block of the rank distribution
+_PROBABILITIES_AT_A_TIME = 1 << 22  # entries of the rank distribution that are computed at a time
 
 
 class MetricCorrection(NamedTuple):
-    """An estimator of a metric from the sampled rank, with its bias and variance.
+    """An estimate of a metric for each sampled rank, with its exact bias and variance.
 
     Parameters
     ----------
@@ -53,20 +53,20 @@ def correct_metric(
     prior: ArrayLike | None = None,
     replacement: bool = False,
 ) -> MetricCorrection:
-    r"""Make a function of the sampled rank that estimates a metric on all candidates.
+    r"""Compute an estimate of a metric on all candidates for each rank among sampled negatives.
 
     Parameters
     ----------
     metric : array_like, shape (n,)
-        The metric of one relevant item by its rank 1, ..., n, as from `rank_metric`.
+        The metric of one relevant item at the ranks 1, ..., n, for example from `rank_metric`.
     num_sampled : int
-        Number m of negatives, drawn uniformly.
+        Number m of sampled negatives, which are drawn uniformly.
     method : str
         ``"bias-variance"``, or ``"rank"``: the metric at the unbiased estimate of the rank.
     gamma : float
-        Weight of the variance relative to the squared bias, from 0 to 1. 0 gives the smallest
-        variance among the estimators of smallest bias; 1 gives the mean of the metric conditional
-        on the sampled rank.
+        Weight of the variance relative to the squared bias, from 0 to 1. With 0 the estimate has
+        the smallest variance among those of smallest bias. With 1 it is the mean of the metric
+        conditional on the sampled rank.
     prior : array_like, shape (n,), optional
         Weights of the ranks in the average of squared bias and variance; by default equal.
     replacement : bool
@@ -75,8 +75,8 @@ def correct_metric(
     Returns
     -------
     MetricCorrection
-        Values by sampled rank, 0 for sampled ranks that are impossible under `prior`; their exact
-        bias and variance for an item of each rank.
+        The estimates at the sampled ranks, and their exact bias and variance for an item of each
+        rank. The estimate is 0 at sampled ranks that are impossible under `prior`.
 
     Raises
     ------
@@ -177,26 +177,26 @@ def correct_metric(
 def estimate_rank_distribution(
     counts: ArrayLike, num_candidates: int, *, replacement: bool = False, tol: float = 1e-4
 ) -> FloatArray:
-    r"""Estimate the distribution of ranks among all candidates from sampled ranks.
+    r"""Estimate the distribution of ranks among all candidates from ranks among sampled negatives.
 
     The estimate maximises the likelihood of the sampled ranks.
 
     Parameters
     ----------
     counts : array_like, shape (m + 1,)
-        Number, or fraction, of relevant items with the sampled rank 1, ..., m + 1.
+        Number, or fraction, of the relevant items that have the sampled rank 1, ..., m + 1.
     num_candidates : int
-        Number n of candidates: the relevant item and its negatives.
+        Number n of candidates: the relevant item and all negatives.
     replacement : bool
         Whether a negative may be drawn more than once.
     tol : float
-        Stop when the mean log-likelihood per item is within this distance of the maximum, in nats.
+        Stop when the mean log-likelihood of an item is at most this far below its maximum, in nats.
 
     Returns
     -------
     ndarray of float64, shape (n,)
-        Probabilities of the ranks 1, ..., n. Their inner product with a metric by rank estimates
-        the mean of the metric.
+        Probabilities of the ranks 1, ..., n. Their inner product with the metric at these ranks
+        estimates the mean of the metric.
 
     Raises
     ------
@@ -207,10 +207,11 @@ def estimate_rank_distribution(
 
     Notes
     -----
-    Expectation maximisation from the uniform distribution, at most 5,000 steps [1]_. There are
-    more ranks than m draws can tell apart, so many distributions are about equally likely. A `tol`
-    that is not very small keeps the undetermined part of the distribution close to uniform. The
-    largest directional derivative bounds the distance from the maximum likelihood [2]_.
+    The method is expectation maximisation, which begins with the uniform distribution and takes at
+    most 5,000 steps [1]_. There are more ranks than m draws can distinguish, so that many
+    distributions are about equally likely. If `tol` is not very small, the estimate stays close to
+    uniform where the data do not determine it. The stopping rule uses that the largest directional
+    derivative bounds the distance from the maximum likelihood [2]_.
 
     References
     ----------
@@ -248,7 +249,9 @@ def estimate_rank_distribution(
         ratio = np.divide(
             observed, estimate @ distributions, out=np.zeros_like(observed), where=observed > 0.0
         )
-        gradient = distributions @ ratio  # of the likelihood, towards each rank; mean 1
+        # derivatives of the mean log-likelihood in the probabilities of the ranks; their mean under
+        # the estimate is 1
+        gradient = distributions @ ratio
         if gradient.max() <= 1.0 + tolerance:
             break
         estimate *= gradient

@@ -1,4 +1,4 @@
-"""Full-softmax loss and top-k accuracy, without a matrix of all scores."""
+"""Full-softmax loss and top-k accuracy, computed without storing the scores of all classes."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from samplesoft.search import check_k, top_k_classes
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Loss, perplexity and accuracy of class scores.
+    """Full-softmax loss, perplexity and top-k accuracy of a model.
 
     Parameters
     ----------
     loss : float
         Mean cross entropy of the full softmax, in nats.
     perplexity : float
-        ``exp(loss)``; infinite beyond the range of float64.
+        ``exp(loss)``; infinite if that exceeds the range of float64.
     top_k : dict of int to float
         For each k, the fraction of (example, label) pairs whose label is among the k best classes
         of the example.
     precision_at_k : dict of int to float
-        For each k, the mean fraction of labels among the k best classes.
+        For each k, the mean fraction of the k best classes that are labels.
     num_examples : int
         Number of examples.
     """
@@ -64,7 +64,7 @@ def evaluate(
     k: int | Sequence[int] = (1, 5),
     batch_size: int = 1024,
 ) -> Evaluation:
-    """Compute the loss of the full softmax, and the top-k accuracy of the class scores.
+    """Compute the full-softmax loss and the top-k accuracy of given contexts and class vectors.
 
     Parameters
     ----------
@@ -79,16 +79,16 @@ def evaluate(
     biases : array_like, shape (n,), optional
         Class biases.
     k : int or sequence of int
-        Numbers of best classes; an empty sequence for the loss alone. Classes of equal score are in
-        random order, and the result is the expectation over that order: with all scores equal, a
-        label is among the k best of n classes with probability k / n.
+        Lengths k of the lists of best classes; an empty sequence for the loss alone. Classes of
+        equal score count as randomly ordered, and the accuracy is the expectation over this order:
+        if all n scores are equal, a label is among the k best with probability k / n.
     batch_size : int
         Examples per batch.
 
     Returns
     -------
     Evaluation
-        Loss, perplexity and accuracy.
+        The loss, the perplexity, and the accuracy for each k.
 
     Raises
     ------
@@ -123,7 +123,7 @@ def evaluate(
     sliceable: Any = targets.labels
     if targets.example_ids is not None:  # not all sparse matrices can be sliced
         sliceable = as_csr("labels", labels)
-    example_ids = targets.rows(np.arange(len(contexts)))  # the example of each label
+    example_ids = targets.rows(np.arange(len(contexts)))  # index of the example of each label
     total = 0.0
     counts_by_position = np.zeros(max(sizes, default=0))  # labels at each position of the lists
     for chunk in chunks(len(contexts), as_count("batch_size", batch_size)):
@@ -155,13 +155,13 @@ def count_labels_by_position(
     length: int,
     num_classes: int,
 ) -> FloatArray:
-    """Return the expected number of labels at each position of the lists, shape (length,).
+    """Return the expected number of labels (length,) at each position of the top-k lists.
 
     ``top_k(contexts, k)`` returns the best classes (B, k) and their scores, in decreasing order.
-    Label p belongs to the example ``example_ids[p]``. Classes of equal score are in random order,
-    so a label is equally likely at each of their positions.
+    Label p belongs to example ``example_ids[p]``. Classes of equal score count as randomly ordered,
+    so that a label is equally likely at each position of its tie.
     """
-    # one class more than the list holds shows whether a tie continues beyond its end
+    # get one class more than the length of the list, to see whether the list ends within a tie
     ids, scores = top_k(contexts, min(length + 1, num_classes))
     tie_is_cut = np.zeros(len(ids), np.bool_)
     if length < num_classes:
@@ -170,7 +170,7 @@ def count_labels_by_position(
     counts_by_position = _count_by_position(
         ids, scores, example_ids[has_full_ties], labels[has_full_ties], length
     )
-    for b in np.flatnonzero(tie_is_cut):  # all classes, because the size of the tie is needed
+    for b in np.flatnonzero(tie_is_cut):  # get all classes, because the length of the tie is needed
         context_labels = labels[example_ids == b]
         ids, scores = top_k(contexts[b : b + 1], num_classes)
         first_context = np.zeros(len(context_labels), np.int64)
@@ -181,7 +181,10 @@ def count_labels_by_position(
 def _count_by_position(
     ids: IntArray, scores: FloatArray, example_ids: IntArray, labels: IntArray, length: int
 ) -> FloatArray:
-    """Return the expected number of labels at each position of lists that end outside ties."""
+    """Return the expected number of labels (length,) at each position of the lists `ids` (B, k).
+
+    No list may end within a tie of `scores` (B, k).
+    """
     pair, position = np.nonzero(ids[example_ids] == labels[:, None])
     pair_scores = scores[example_ids[pair]]
     label_score = np.take_along_axis(pair_scores, position[:, None], axis=1)
@@ -200,7 +203,7 @@ def make_evaluation(
     num_labels: int,
     num_examples: int,
 ) -> Evaluation:
-    """Make an `Evaluation` from the mean loss and the label counts by position in the lists."""
+    """Return an `Evaluation` from the mean loss and the number of labels at each list position."""
     hits = {size: float(counts_by_position[:size].sum()) for size in sizes}
     with np.errstate(over="ignore"):  # infinity is the documented result
         perplexity = float(np.exp(loss))

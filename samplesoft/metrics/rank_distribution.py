@@ -1,4 +1,4 @@
-"""The exact distribution of a rank among sampled negatives."""
+"""The exact distribution of the rank of a relevant item among sampled negatives."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def sampled_rank_distribution(
     Parameters
     ----------
     targets : TargetRanks
-        Ranks of the relevant items among all candidates, as from `target_ranks`.
+        Ranks of the relevant items among all candidates, for example from `target_ranks`.
     num_sampled, replacement
         As in `sampled_metrics`.
 
     Returns
     -------
     ndarray of float64, shape (P, m + 1)
-        Probabilities of the ranks 1, ..., m + 1 among the m negatives. Other relevant items are
-        not counted.
+        Probabilities of the ranks 1, ..., m + 1 among the m sampled negatives. Other relevant items
+        of the example do not count.
 
     Raises
     ------
@@ -50,7 +50,10 @@ def sampled_rank_distribution(
 def rank_distributions(
     targets: TargetRanks, items: slice, draws: int, without_replacement: bool
 ) -> FloatArray:
-    """Return the probabilities (P, m + 1) of 0, ..., m better draws, for a slice of the items."""
+    """Return the probabilities (P, m + 1) that 0, ..., m draws rank above each item of a slice.
+
+    Draws that tie with an item are in random order with it.
+    """
     distributions = np.empty((len(targets.ranks[items]), draws + 1))
     masses = targets.better[items], targets.tied[items], targets.worse[items]
     for pmf, better, tied, worse in zip(distributions, *masses, strict=True):
@@ -65,9 +68,10 @@ def rank_distributions(
 def _write_pmf_with_ties(
     draws: int, better: float, tied: float, worse: float, without_replacement: bool, pmf: FloatArray
 ) -> None:
-    """Write P(b of the draws precede an item) for b = 0, 1, ..., where negatives tie with it.
+    """Write P(b draws rank above an item) to ``pmf[b]``, for an item that ties with negatives.
 
-    Of t draws that tie with the item, 0, 1, ..., t precede it with equal probability.
+    If t of the draws tie with the item, then 0, 1, ..., t of them rank above it with equal
+    probability. `better`, `tied` and `worse` are masses of negatives, as in `write_pmf`.
     """
     pmf[:] = 0.0
     better_pmf = np.empty(draws + 1)
@@ -76,7 +80,7 @@ def _write_pmf_with_ties(
     for b in range(draws + 1):
         if better_pmf[b] > 0.0:
             write_pmf(draws - b, tied, worse, without_replacement, tied_pmf)
-            tail = 0.0  # P(at least t draws tie, and t of them precede the item)
+            tail = 0.0  # P(at least t draws tie, and t of them rank above the item)
             for t in range(draws - b, -1, -1):
                 tail += tied_pmf[t] / (t + 1)
                 pmf[b + t] += better_pmf[b] * tail
@@ -86,10 +90,11 @@ def _write_pmf_with_ties(
 def write_pmf(
     draws: int, better: float, worse: float, without_replacement: bool, pmf: FloatArray
 ) -> None:
-    """Write the binomial or hypergeometric probabilities of 0, 1, ... better draws to `pmf`.
+    """Write P(b draws are better) to ``pmf[b]`` for b = 0, 1, ..., `draws`.
 
-    `better` and `worse` are masses, or counts for draws `without_replacement`. All probabilities
-    are 0 if such draws are impossible.
+    The distribution is hypergeometric if `without_replacement`, else binomial. `better` and `worse`
+    are the masses of the better and the worse negatives: their probabilities up to a factor, or
+    their numbers for draws without replacement. If there are too few negatives, `pmf` is 0.
     """
     pmf[: draws + 1] = 0.0
     low = draws if worse <= 0.0 else 0
@@ -101,9 +106,9 @@ def write_pmf(
         step = 1.0
     if low > high:
         return
-    # Naive: exp of differences of log-factorials, which at 1e6 lose seven digits.
-    # Here: ratios of neighbours, starting near the mode, divided by their sum. All terms are
-    # positive, so each keeps its digits.
+    # The naive formula, exp of a difference of log-factorials, loses seven digits for factorials of
+    # 1e6. So start with 1 near the mode, multiply by the ratios of neighbouring probabilities, and
+    # divide by the sum. All terms are positive, so that no digits are lost.
     mean = draws * (better / (better + worse)) if better > 0.0 else 0.0
     start = min(max(int(mean), low), high)
     pmf[start] = 1.0
@@ -116,7 +121,10 @@ def write_pmf(
 
 @njit
 def _pmf_ratio(b: int, draws: int, better: float, worse: float, step: float) -> float:
-    """Return P(b + 1 better draws) / P(b better draws)."""
+    """Return P(b + 1 draws are better) / P(b draws are better).
+
+    `step` is the mass that a draw removes: 1 without replacement, else 0.
+    """
     up = (draws - b) * (better - step * b)
     down = (b + 1) * (worse - step * (draws - b - 1))
     return up / down

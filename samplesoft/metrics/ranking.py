@@ -1,4 +1,4 @@
-"""Precision, recall, nDCG and propensity-scored precision of lists, and propensities of labels."""
+"""Precision, recall, nDCG and propensity-scored precision of top-k lists, and propensities."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from samplesoft._validation import (
 )
 from samplesoft.metrics.target_ranks import as_ranks
 
-METRICS = ("recall", "precision", "ndcg", "mrr")  # functions of the rank of one relevant item
-MIN_EXAMPLES = 3  # examples; with fewer, the constant C of `propensities` is negative
+METRICS = ("recall", "precision", "ndcg", "mrr")  # the metrics that `rank_metric` computes
+MIN_EXAMPLES = 3  # with fewer examples the constant C in `propensities` would be negative
 
 
 def rank_metric(name: str, k: int, ranks: ArrayLike) -> FloatArray:
-    """Compute the metric of one relevant item from its rank.
+    """Compute a ranking metric of one relevant item at given ranks of the item.
 
     Parameters
     ----------
     name : str
-        ``"recall"``, 1 for ranks up to k; ``"precision"``, 1 / k; ``"ndcg"``, 1 / log2(1 + rank);
-        ``"mrr"``, 1 / rank. All are 0 beyond k.
+        The metric, which is 0 for ranks above k. For ranks up to k, ``"recall"`` is 1,
+        ``"precision"`` is 1 / k, ``"ndcg"`` is 1 / log2(1 + rank), and ``"mrr"`` is 1 / rank.
     k : int
         Length of the list.
     ranks : array_like of int, shape (P,)
@@ -64,28 +64,29 @@ def rank_metric(name: str, k: int, ranks: ArrayLike) -> FloatArray:
 def ranking_scores(
     ids: ArrayLike, labels: Any, k: int | Sequence[int], *, propensities: ArrayLike | None = None
 ) -> dict[str, float]:
-    """Compute precision, recall and nDCG of lists of classes.
+    """Compute precision, recall and nDCG of top-k lists of classes.
 
     Parameters
     ----------
     ids : array_like of int, shape (B, K)
-        Distinct classes of each example, the best first, as from `top_k_classes`.
+        Distinct classes for each example, the best first, for example from `top_k_classes`.
     labels : scipy.sparse matrix, shape (B, n)
-        Nonzero entries are labels. Examples without labels are left out.
+        Nonzero entries are labels. Examples without labels are ignored.
     k : int or sequence of int
         Lengths of the lists to score, at most K.
     propensities : array_like, shape (n,), optional
-        Propensities of the labels, above 0 and at most 1, as from
+        Propensities of the labels, above 0 and at most 1, for example from
         `samplesoft.metrics.propensities`.
 
     Returns
     -------
     dict of str to float
-        For each k: ``precision_at_k``, the mean fraction of the list that are labels;
-        ``recall_at_k``, the mean fraction of the labels that are in the list; ``ndcg_at_k``, the
-        sum of ``1 / log2(1 + position)`` over the labels in the list, divided by its largest
-        possible value. With `propensities` also ``psp_at_k``, propensity-scored precision: the sum
-        of ``1 / propensity`` over the labels in all lists, divided by its largest possible value.
+        Values under the following names, for each k. ``precision_at_k`` is the mean fraction of
+        the list that are labels, and ``recall_at_k`` the mean fraction of the labels that are in
+        the list. ``ndcg_at_k`` is the mean of the sum of ``1 / log2(1 + position)`` over the labels
+        in the list, divided by its largest possible value. ``psp_at_k``, propensity-scored
+        precision, is only computed with `propensities`: the sum of ``1 / propensity`` over the
+        labels in all lists, divided by its largest possible value.
 
     Raises
     ------
@@ -140,10 +141,10 @@ def ranking_scores(
         [np.isin(ids, row_labels) for ids, row_labels in zip(lists, labels_of_rows, strict=True)]
     )
     discounts = 1.0 / np.log2(np.arange(2, lists.shape[1] + 2))
-    ideal = np.cumsum(discounts)  # DCG of a list of labels only, by its length
+    ideal = np.cumsum(discounts)  # the sum for a list that contains only labels, by its length
     scores = {}
-    # gains of the labels in the lists, and the largest possible gains
     if inverse_propensities is not None:
+        # at each position of the lists: 1 / propensity if it is a label, and its largest value
         gains = np.where(hits, inverse_propensities[lists], 0.0)
         largest_gains = np.zeros(lists.shape)
         for b, row_labels in enumerate(labels_of_rows):
@@ -162,7 +163,7 @@ def ranking_scores(
 
 
 def _inverse_propensities(propensities: ArrayLike, num_classes: int) -> FloatArray:
-    """Check propensities, and return ``1 / propensity`` (n,)."""
+    """Return ``1 / propensity`` (n,) for validated propensities."""
     values = as_real_array("propensities", propensities, (1,))
     if len(values) != num_classes or not ((values > 0.0) & (values <= 1.0)).all():
         raise ValueError(
@@ -178,9 +179,10 @@ def propensities(
 ) -> FloatArray:
     r"""Estimate the propensities of labels from their counts.
 
-    The propensity of a label with count :math:`N_l` among N examples is
-    :math:`1 / (1 + C (N_l + B)^{-A})` with :math:`C = (\log N - 1) (B + 1)^A`. It models the
-    probability that a relevant label is observed; rare labels are missing most often.
+    The propensity of a label is the probability that it is observed in an example for which it is
+    relevant. Rare labels are missing most often. For a label with count :math:`N_l` among N
+    examples the model is :math:`1 / (1 + C (N_l + B)^{-A})` with
+    :math:`C = (\log N - 1) (B + 1)^A`.
 
     Parameters
     ----------
@@ -189,8 +191,8 @@ def propensities(
     num_examples : int
         Number N of training examples, at least 3.
     a, b : float
-        Constants A and B. The defaults are the usual ones; [1]_ and the extreme classification
-        repository use 0.5 and 0.4 for Wikipedia, 0.6 and 2.6 for Amazon.
+        Constants A and B. The defaults are the usual values. For Wikipedia, [1]_ and the extreme
+        classification repository use 0.5 and 0.4; for Amazon, 0.6 and 2.6.
 
     Returns
     -------
@@ -221,7 +223,8 @@ def propensities(
     size = as_count("num_examples", num_examples, MIN_EXAMPLES)
     a = as_positive("a", a)
     b = as_positive("b", b)
-    with np.errstate(over="ignore", under="ignore"):  # C and the power together stay in range
+    # as one power, because C and the other power may be out of range where their product is not
+    with np.errstate(over="ignore", under="ignore"):
         odds_missing = (np.log(size) - 1.0) * ((b + 1.0) / (label_counts + b)) ** a
     result: FloatArray = 1.0 / (1.0 + odds_missing)
     return result

@@ -1,9 +1,8 @@
-r"""Metrics on sampled negatives: exact means and variances.
+r"""Exact means and variances of ranking metrics that are computed on sampled negatives.
 
-A metric is a function of the rank of a relevant item. Among m sampled negatives the rank is random:
-:math:`1 + b`, where b of the m draws are better than the item. So a sampled metric has an exact
-mean and variance. A corrected metric is another function of the sampled rank, and has its own mean
-and variance.
+A ranking metric is a function of the rank of a relevant item. Among m sampled negatives this rank
+is random: it is :math:`1 + b` if b of the m draws have higher scores than the item. The
+distribution of b is known exactly, and with it the mean and the variance of the metric.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from samplesoft.samplers.base import Rows
 
 @dataclass(frozen=True)
 class SampledMetrics:
-    """Metrics on all candidates, and the same metrics on sampled negatives.
+    """Metrics on all candidates, and exact moments of the same metrics on sampled negatives.
 
     Parameters
     ----------
@@ -31,10 +30,10 @@ class SampledMetrics:
         ``recall@k``, ``precision@k``, ``ndcg@k`` and ``mrr@k`` for each k, and ``auc``, among all
         candidates, averaged over the examples.
     expected : dict of str to float
-        ``sampled_recall@k`` and so on: expectations of the metrics among sampled negatives.
+        Expectations of the metrics among sampled negatives, as ``sampled_recall@k`` and so on.
     variance : dict of str to float
-        Variances of the sampled metrics over the draws. The examples are fixed, and each example
-        has independent draws.
+        Variances of the sampled metrics, under the names of `expected`. Only the draws are random:
+        the examples are fixed, and each has independent draws.
     """
 
     full: dict[str, float]
@@ -50,13 +49,13 @@ def sampled_metrics(
     Parameters
     ----------
     targets : TargetRanks
-        Ranks of the relevant items among all candidates, as from `target_ranks`.
+        Ranks of the relevant items among all candidates, for example from `target_ranks`.
     num_sampled : int
-        Number m of negatives drawn per example.
+        Number m of negatives that are drawn for each example.
     k : int or sequence of int
         Lengths of the lists.
     replacement : bool
-        Whether a negative may be drawn more than once. It must be True for draws from a `q`.
+        Whether a negative may be drawn more than once. Must be True if draws are not uniform.
 
     Returns
     -------
@@ -111,40 +110,42 @@ def sampled_metrics(
     sizes = sorted({as_count("k", size) for size in np.atleast_1d(as_array("k", k))})
     if not sizes:
         raise ValueError("`k` must hold lengths of lists, got none.")
-    first_item = targets._first_items
+    first_items = targets._first_items
     num_relevant = targets._num_relevant
-    order_index = targets._index_in_example
+    index_in_example = targets._index_in_example
     metric_columns = [(size, name) for size in sizes for name in METRICS]
     list_ranks = np.arange(1, min(sizes[-1], draws + int(num_relevant.max())) + 1)
     gain_table = np.array([rank_metric(name, size, list_ranks) for size, name in metric_columns])
-    gain_tables = np.stack([gain_table, gain_table])  # best item of an example; other items
+    # gains of the best item of an example, and of the other items, which MRR does not count
+    gain_tables = np.stack([gain_table, gain_table])
     gain_tables[1, 3::4] = 0.0
     # largest possible sum of gains over the relevant items
     ideal = np.cumsum(1.0 / np.log2(1.0 + list_ranks))
-    ones = np.ones(len(first_item))
+    ones = np.ones(len(first_items))
     ideal_dcg = [ideal[np.minimum(num_relevant, size) - 1] for size in sizes]
     scales = np.array([row for dcg in ideal_dcg for row in (num_relevant, ones, dcg, ones)])
     gains = np.array([rank_metric(name, size, targets.ranks) for size, name in metric_columns])
-    gains[3::4] *= order_index == 0
-    item_offsets = np.append(first_item, len(order_index))
+    gains[3::4] *= index_in_example == 0
+    item_offsets = np.append(first_items, len(index_in_example))
     negative_mass = targets.better + targets.tied + targets.worse
     tie_sizes = targets._tie_sizes()
     with_ties = np.flatnonzero((tie_sizes > 0) & (targets.num_tied > 0))
     if len(with_ties):
-        tie_ranks = np.arange(1, sizes[-1] + 1)  # the list may be longer than the draws
+        # among all candidates a list may be longer than among the draws
+        tie_ranks = np.arange(1, sizes[-1] + 1)
         gain_table = np.array([rank_metric(name, size, tie_ranks) for size, name in metric_columns])
         _average_over_ties(
             gains,
             with_ties,
             tie_sizes,
-            order_index,
+            index_in_example,
             targets._num_better_negatives,
             targets.num_tied,
             gain_table,
         )
     tied_before = np.append(0.0, targets.tied[:-1])
-    between = np.where(order_index > 0, targets._increments(targets.better), targets.better)
-    new_group = (order_index > 0) & ~targets._ties_with_previous
+    between = np.where(index_in_example > 0, targets._increments(targets.better), targets.better)
+    new_group = (index_in_example > 0) & ~targets._ties_with_previous
     between[new_group] = np.maximum(between[new_group] - tied_before[new_group], 0.0)
     ties = np.where(targets._ties_with_previous, 0.0, targets.tied)
     mean, variance = _gain_moments(
@@ -157,40 +158,43 @@ def sampled_metrics(
         ties,
         tie_sizes,
     )
-    # AUC is a mean over the draws: a draw that is worse than j of the R items counts j / R
+    # AUC is a mean over the draws, in which a draw that is worse than j of the R items counts j / R
     num_relevant_of_item = np.repeat(num_relevant, num_relevant)
     auc = (
         1.0
-        - np.add.reduceat((targets.better + targets.tied / 2) / negative_mass, first_item)
+        - np.add.reduceat((targets.better + targets.tied / 2) / negative_mass, first_items)
         / num_relevant
     )
-    auc_squares = between * (order_index / num_relevant_of_item - np.repeat(auc, num_relevant)) ** 2
+    auc_squares = (
+        between * (index_in_example / num_relevant_of_item - np.repeat(auc, num_relevant)) ** 2
+    )
     auc_squares += (
         ties
-        * ((order_index + tie_sizes / 2) / num_relevant_of_item - np.repeat(auc, num_relevant)) ** 2
+        * ((index_in_example + tie_sizes / 2) / num_relevant_of_item - np.repeat(auc, num_relevant))
+        ** 2
     )
     auc_squares = (
-        np.add.reduceat(auc_squares, first_item)
+        np.add.reduceat(auc_squares, first_items)
         + targets.worse[item_offsets[1:] - 1] * (1.0 - auc) ** 2
     )
     finite_population_factor = (
-        (negative_mass[first_item] - draws) / np.maximum(negative_mass[first_item] - 1.0, 1.0)
+        (negative_mass[first_items] - draws) / np.maximum(negative_mass[first_items] - 1.0, 1.0)
         if without_replacement
         else ones
     )
     fraction_better = (
         np.add.reduceat(
             (targets._num_better_negatives + targets.num_tied / 2) / targets._num_negatives,
-            first_item,
+            first_items,
         )
         / num_relevant
     )
-    full = [*np.add.reduceat(gains, first_item, axis=1) / scales, 1.0 - fraction_better]
+    full = [*np.add.reduceat(gains, first_items, axis=1) / scales, 1.0 - fraction_better]
     moments = (
         [*mean / scales, auc],
         [
             *variance / scales**2,
-            auc_squares * finite_population_factor / negative_mass[first_item] / draws,
+            auc_squares * finite_population_factor / negative_mass[first_items] / draws,
         ],
     )
     names = [f"{name}@{size}" for size, name in metric_columns] + ["auc"]
@@ -207,21 +211,24 @@ def _average_over_ties(
     gains: FloatArray,
     with_ties: IntArray,
     tie_sizes: IntArray,
-    order_index: IntArray,
+    index_in_example: IntArray,
     above: IntArray,
     num_tied: IntArray,
     table: FloatArray,
 ) -> None:
-    """Write the expected gains of relevant items that tie with negatives to `gains` (C, P).
+    """Overwrite `gains` (C, P) of relevant items that tie with negatives by their expectations.
 
-    `with_ties` holds the first item of each tie, and `tie_sizes` (P,) its number of relevant items.
-    `table` (C, L) holds gains at the ranks 1, ..., L. Each position within a tie is equally likely
-    for an item. Every fourth column, MRR, counts only the best item of an example.
+    There are C metrics and P items. Each position within a tie is equally likely for an item.
+    `with_ties` are the indices of the first item of each tie, and `tie_sizes` (P,) has the number
+    of relevant items in the tie at that index. `index_in_example`, `above` and `num_tied` (P,) are
+    the item's index in its example, and its numbers of better and of tied negatives. `table` (C, L)
+    has the gains at the ranks 1, ..., L. Every fourth metric is MRR, which counts only the best
+    item of an example.
     """
     columns, length = table.shape
     for p in with_ties:
         tie_size = tie_sizes[p] + num_tied[p]
-        first_position = order_index[p] + above[p]
+        first_position = index_in_example[p] + above[p]
         num_listed = max(0, min(tie_size, length - first_position))
         for c in range(columns):
             mean = 0.0
@@ -231,8 +238,8 @@ def _average_over_ties(
                 for i in range(tie_sizes[p]):
                     gains[c, p + i] = mean / tie_size
                 continue
-            if order_index[p] == 0:
-                # P(the first of r relevant items among N is at position j + 1)
+            if index_in_example[p] == 0:
+                # P(the first of the r relevant items in a tie of N is at position j + 1)
                 probability = tie_sizes[p] / tie_size
                 for j in range(num_listed):
                     mean += probability * table[c, first_position + j]
@@ -253,22 +260,24 @@ def _gain_moments(
     tie_masses: FloatArray,
     tie_sizes: IntArray,
 ) -> tuple[FloatArray, FloatArray]:
-    """Return means and variances (C, B) of sums of gains over the items of each example.
+    """Return the means and variances (C, B) of the sum of gains over the items of each example.
 
-    Example e has the items ``item_offsets[e]`` to ``item_offsets[e + 1] - 1``, the best first.
-    `between` (P,) is the mass of the negatives between an item and the previous one, and `worse`
-    (P,) the mass of all negatives after it. `gain_tables` (2, C, L) holds gains at the ranks
-    1, ..., L: of the best item of an example, and of the others. At the first item of each tie,
-    `tie_masses` (P,) is the mass of the negatives in the tie and `tie_sizes` (P,) its number of
-    relevant items; at all other items both are 0.
+    There are C metrics, B examples and P items. Example e has the items ``item_offsets[e]`` to
+    ``item_offsets[e + 1] - 1``, the best first. A mass is a number of negatives, or the probability
+    of drawing them: `between` (P,) is the mass of the negatives between an item and the previous
+    one, and `worse` (P,) the mass of all negatives after the item. `gain_tables` (2, C, L) has the
+    gains at the ranks 1, ..., L, first for the best item of an example, then for the other items.
+    At the first item of each tie, `tie_masses` (P,) is the mass of the negatives in the tie, and
+    `tie_sizes` (P,) its number of relevant items. At all other items both are 0.
     """
     _, columns, length = gain_tables.shape
     means = np.zeros((columns, len(item_offsets) - 1))
     variances = np.zeros((columns, len(item_offsets) - 1))
     pmf = np.empty(draws + 1)
     for e in range(len(item_offsets) - 1):
-        depth = min(item_offsets[e + 1] - item_offsets[e], length)  # later items are in no list
-        # mean and variance of the gains of items j, j + 1, ..., if b draws are better than item j
+        depth = min(item_offsets[e + 1] - item_offsets[e], length)  # no list reaches later items
+        # at [c, b]: mean and variance of the sum of gains of items j, j + 1, ... in metric c, if b
+        # draws are better than item j
         means_after = np.zeros((columns, length))
         variances_after = np.zeros((columns, length))
         j = depth
@@ -286,7 +295,7 @@ def _gain_moments(
                     write_pmf(
                         draws - b, between[p], tie_masses[p] + worse[p], without_replacement, pmf
                     )
-                    # with more better draws than this, no later item is in the list
+                    # no list reaches item j + 1 if this many draws or more come between j and j + 1
                     num_listed = min(length - j - b, draws - b + 1)
                     num_listed = max(num_listed, 0)
                     prob_unlisted = pmf[num_listed : draws - b + 1].sum()
@@ -294,7 +303,7 @@ def _gain_moments(
                         mean = 0.0
                         for d in range(num_listed):
                             mean += pmf[d] * means_after[c, b + d]
-                        # law of total variance: a sum of squares, not a difference of squares
+                        # law of total variance, as a sum of squares: E[x^2] - E[x]^2 would cancel
                         variance = prob_unlisted * mean * mean
                         for d in range(num_listed):
                             deviation = means_after[c, b + d] - mean
@@ -339,15 +348,16 @@ def _gain_moments_of_tie(
     without_replacement: bool,
     gain_tables: Rows,
 ) -> tuple[FloatArray, FloatArray]:
-    """Return means and variances (C, L) of the gains of items `start`, `start` + 1, ....
+    """Return the means and variances (C, L) of the sum of gains from the first item of a tie on.
 
-    The second axis is the number of draws better than the tie. Items `start` to `last`, counted
-    from 1, tie with each other and with negatives of mass `tied`. The tie has `tie_size` items;
-    those after `last` are in no list. `means_after` and `variances_after` (C, L) are mean and
-    variance of the gains of the items after the tie.
+    The second axis is the number of draws that are better than the tie. Items `start` to `last` of
+    an example, counted from 1, tie with each other and with negatives of mass `tied`. The tie has
+    `tie_size` items, but no list reaches those after `last`. `means_after` and `variances_after`
+    (C, L) are the moments of the sum of gains of the items after the tie.
     """
     _, columns, length = gain_tables.shape
-    # gains from the current item on, after b draws, with t more draws of the tie to come
+    # at [c, b, t]: moments of the sum of gains of the current and all later items in metric c, if b
+    # draws come before the current position, and t draws of the tie are still to come
     means_in_tie = np.zeros((columns, length, draws + 1))
     variances_in_tie = np.zeros((columns, length, draws + 1))
     for b in range(length):
@@ -357,8 +367,8 @@ def _gain_moments_of_tie(
                 variances_in_tie[:, b, t] = variances_after[:, b + t]
     probability = np.empty(draws + 1)
     for item in range(last, start - 1, -1):
-        num_left = tie_size - (item - start)  # relevant items of the tie from this one on
-        if num_left == 1:  # the most frequent case, ten times as fast
+        num_left = tie_size - (item - start)  # number of relevant items in the tie from `item` on
+        if num_left == 1:  # the most frequent case, in which this method is ten times as fast
             _add_last_item_of_tie(
                 means_in_tie, variances_in_tie, gain_tables[min(item - 1, 1)], item
             )
@@ -366,7 +376,7 @@ def _gain_moments_of_tie(
         new_means = np.zeros(means_in_tie.shape)
         new_variances = np.zeros(means_in_tie.shape)
         for t in range(draws + 1):
-            # P(x of t draws come before the first of the remaining items)
+            # P(x of the t tied draws come before the first of the remaining items)
             probability[0] = num_left / (t + num_left)
             for x in range(t):
                 probability[x + 1] = probability[x] * (t - x) / (t - x + num_left - 1.0)
@@ -411,17 +421,17 @@ def _gain_moments_of_tie(
 def _add_last_item_of_tie(
     means_in_tie: FloatArray, variances_in_tie: FloatArray, gain_table: Rows, item: int
 ) -> None:
-    """Add the last item of a tie to the means and variances of the gains after it, in place.
+    """Add the gain of the last item of a tie to the moments of the gains after it, in place.
 
-    Its position among t draws is uniform, with probability 1 / (t + 1). Gains after the tie do not
-    depend on that position. `means_in_tie` and `variances_in_tie` (C, L, m + 1) are as in
-    `_gain_moments_of_tie`; `gain_table` (C, L) has gains by rank.
+    Each position of the item among t tied draws has the probability 1 / (t + 1). Gains after the
+    tie do not depend on this position. `means_in_tie` and `variances_in_tie` (C, L, m + 1) are the
+    moments, as in `_gain_moments_of_tie`. `gain_table` (C, L) has the gains by rank.
     """
     columns, length, num = means_in_tie.shape
     for b in range(length):
-        first = item + b - 1  # index of its gain at its first position
+        first = item + b - 1  # index in `gain_table` of the item's first possible rank
         for c in range(columns):
-            # running mean of the gains at the first positions, and squared deviations from it
+            # mean of the gains at the positions so far, and sum of squared deviations from it
             center = 0.0
             squares = 0.0
             num_listed = 0

@@ -26,7 +26,7 @@ from samplesoft._validation import (
 from samplesoft.samplers.base import Rows
 from samplesoft.search import check_leave_out
 
-# markers in the array of negative masses, which are nonnegative
+# marks in the array of the masses of negatives; masses themselves are at least 0
 _EXCLUDED_MASS = -1.0
 _RELEVANT_MASS = -2.0
 
@@ -40,26 +40,27 @@ class TargetRanks:
         Ranks of the relevant items among all candidates, counted from 1. At equal scores, relevant
         items come before negatives.
     num_candidates : int or array_like of int, shape (P,)
-        Number of candidates of the example: its relevant items and its negatives.
+        Number of candidates of the item's example: its relevant items and its negatives.
     examples : array_like of int, shape (P,), optional
-        The example of each item; by default each item is a separate example.
+        Index of the example of each item; by default each item is an example by itself.
     better : array_like, shape (P,), optional
-        For draws that are not uniform, the probability that a drawn negative is better than the
-        item.
+        Probability that a drawn negative has a higher score than the item; only for draws that are
+        not uniform.
     num_tied : array_like of int, shape (P,), optional
         Number of negatives with the same score as the item; by default 0.
     tied : array_like, shape (P,), optional
-        For draws that are not uniform, the probability that a drawn negative ties with the item.
+        Probability that a drawn negative has the same score as the item; only for draws that are
+        not uniform.
 
     Attributes
     ----------
     ranks, num_candidates, examples, num_tied : ndarray of int64, shape (P,)
-        As above, sorted by example, then by rank.
+        The parameters, sorted by example, then by rank.
     better, tied, worse : ndarray of float64, shape (P,)
-        Numbers of negatives that are better, tied and worse. For draws that are not uniform, the
-        probabilities of drawing such a negative.
+        Numbers of negatives with a higher, the same and a lower score than the item. For draws that
+        are not uniform, the probabilities of drawing such negatives.
     uniform : bool
-        Whether draws are uniform.
+        Whether negatives are drawn uniformly.
 
     Raises
     ------
@@ -104,7 +105,7 @@ class TargetRanks:
         self.uniform = better is None
         self._first_items = np.flatnonzero(np.diff(self.examples, prepend=-1))
         self._num_relevant = np.diff(self._first_items, append=len(order))  # items per example
-        # position of an item among the relevant items of its example, from 0
+        # index of an item among the relevant items of its example, from 0
         offsets = np.repeat(self._first_items, self._num_relevant)
         self._index_in_example = np.arange(len(order)) - offsets
         above = self.ranks - 1 - self._index_in_example
@@ -116,7 +117,7 @@ class TargetRanks:
         self.tied = self.num_tied.astype(np.float64)
         self.worse = 1.0 * (self._num_negatives - above - self.num_tied)
         invalid = (self.worse < 0.0) | (self._increments(self.num_candidates) != 0)
-        # relevant items of equal score have the same better negatives and the same tied ones
+        # relevant items of equal score have the same numbers of better and of tied negatives
         above_steps = self._increments(above)
         tied_before = np.append(0, self.num_tied[:-1])
         same_tie = (above_steps == 0) & (self._increments(self.num_tied) == 0)
@@ -140,18 +141,21 @@ class TargetRanks:
             )
 
     def _increments(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return differences (P,) from the previous item; 0 for the first item of an example."""
+        """Return differences (P,) from the previous item's value; 0 for an example's first item."""
         return np.where(self._index_in_example > 0, np.diff(values, prepend=values[0]), 0)
 
     def _tie_sizes(self) -> IntArray:
-        """Return the number of relevant items in each tie (P,), at its first item; else 0."""
+        """Return an array (P,) with the number of relevant items in a tie at the tie's first item.
+
+        It is 0 at all other items. An item without a tie counts as a tie of one.
+        """
         starts = np.flatnonzero(~self._ties_with_previous)
         sizes = np.zeros(len(self.ranks), np.int64)
         sizes[starts] = np.diff(starts, append=len(self.ranks))
         return sizes
 
     def _checked_draws(self, num_sampled: Any, replacement: Any) -> tuple[int, bool]:
-        """Check arguments; return the number of draws, and whether they are without replacement."""
+        """Return the number of draws, and whether draws are without replacement, both validated."""
         draws = as_count("num_sampled", num_sampled)
         with_replacement = as_flag("replacement", replacement)
         min_negatives = int(self._num_negatives.min())
@@ -169,24 +173,24 @@ class TargetRanks:
 def target_ranks(
     scores: ArrayLike, labels: Any, *, q: ArrayLike | None = None, leave_out: Any = None
 ) -> TargetRanks:
-    """Rank the relevant items of each example among all candidates.
+    """Compute the ranks of the relevant items of each example among all candidates.
 
     Parameters
     ----------
     scores : array_like, shape (B, n)
-        Scores of all items. Ties are counted, see `TargetRanks.num_tied`.
+        Scores of all items for each example. Ties are counted in `TargetRanks.num_tied`.
     labels : scipy.sparse matrix, shape (B, n)
-        Nonzero entries are relevant items. Examples without relevant items are left out.
+        Nonzero entries are relevant items. Examples without relevant items are ignored.
     q : array_like, shape (n,), optional
-        Proposal for the negatives, up to a constant factor, such as counts; by default uniform.
-        It is restricted to the negatives of the example.
+        Distribution from which negatives are drawn, up to a constant factor, such as counts; by
+        default uniform. It is restricted to the negatives of the example.
     leave_out : scipy.sparse matrix, shape (B, n), optional
-        Nonzero entries are not candidates of an example, such as its training items.
+        Nonzero entries are items that are not candidates of an example, such as its training items.
 
     Returns
     -------
     TargetRanks
-        The ranks, for `sampled_metrics`. `examples` are rows of `scores`.
+        The ranks, for `sampled_metrics`. Its `examples` are row indices of `scores`.
 
     Raises
     ------
@@ -231,7 +235,7 @@ def target_ranks(
 
 
 def as_ranks(value: ArrayLike) -> IntArray:
-    """Return ranks (P,), counted from 1."""
+    """Return validated ranks (P,), integers that are at least 1."""
     ranks = as_ids("ranks", value, LARGEST_COUNT, of="ranks")
     if not len(ranks) or ranks.min() < 1:
         raise ValueError(f"`ranks` must hold ranks counted from 1, got {short_repr(ranks)}; add 1.")
@@ -239,7 +243,7 @@ def as_ranks(value: ArrayLike) -> IntArray:
 
 
 def _as_probabilities(name: str, value: Any, order: IntArray) -> FloatArray:
-    """Return probabilities (P,) in the order of the items."""
+    """Return validated probabilities (P,), permuted by `order` (P,)."""
     probabilities = as_real_array(name, value, (1,))
     if probabilities.shape != order.shape or probabilities.min() < 0.0 or probabilities.max() > 1.0:
         raise ValueError(
@@ -253,11 +257,13 @@ def _as_probabilities(name: str, value: Any, order: IntArray) -> FloatArray:
 def _rank_items(
     scores: Rows, masses: FloatArray, examples: IntArray, items: IntArray
 ) -> tuple[IntArray, IntArray, FloatArray, FloatArray]:
-    """Return rank, number of tied negatives, and probabilities of better and of tied negatives.
+    """Rank relevant item ``items[p]`` of example ``examples[p]`` among all candidates.
 
-    `masses` (B, n) is proportional to the proposal; it is `_RELEVANT_MASS` for relevant items and
-    `_EXCLUDED_MASS` for items that are not candidates. The probabilities are NaN where the
-    negatives have no mass. Relevant items of equal score come in order of index, before negatives.
+    Returns four arrays (P,): the rank, the number of tied negatives, and the probabilities that a
+    drawn negative is better and that it ties. Both probabilities are NaN if no negative can be
+    drawn. Of equal scores, relevant items come first, in order of their index, and then negatives.
+    `masses` (B, n) are proportional to the probabilities of the draws, but `_RELEVANT_MASS` for
+    relevant items and `_EXCLUDED_MASS` for items that are not candidates.
     """
     ranks = np.empty(len(items), np.int64)
     num_tied = np.zeros(len(items), np.int64)
