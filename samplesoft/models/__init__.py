@@ -1,4 +1,4 @@
-"""Layers and linear models that are trained without a framework."""
+"""Softmax layers and linear models, which are trained with NumPy arrays, without a framework."""
 
 from samplesoft.models.adaptive import AdaptiveSoftmax
 from samplesoft.models.hierarchical import HierarchicalSoftmax

@@ -1,4 +1,4 @@
-"""Adaptive softmax: frequent classes in a head, and rare ones in tails of shorter vectors."""
+"""Adaptive softmax: frequent classes are in a head, rare ones in tails with shorter vectors."""
 
 from __future__ import annotations
 
@@ -33,28 +33,30 @@ from samplesoft.models.linear import Gradient, as_float_dtype, uniform_weights
 from samplesoft.samplers.base import Rows
 from samplesoft.search import check_k
 
-_MAX_CUTOFF_CANDIDATES = 32  # cutoffs that are tried
+_MAX_CUTOFF_CANDIDATES = 32  # numbers of classes that are tried as cutoffs
 
 
 class AdaptiveSoftmax:
-    """A softmax over frequent classes and over tails of rarer ones, which have shorter vectors.
+    """An exact softmax with a head of frequent classes and tails of rarer classes.
 
     The head has a score for each of the most frequent classes, and one for each tail. The
-    probability of a class in a tail is the tail's probability times the class's probability within
-    the tail. Tail i projects contexts to ``d / div_value**i`` dimensions. Use it if a few classes
-    make up most examples, as for words: the cost of an example is mostly that of the head. Rare
-    classes are distinguished less well than by the full or the sampled softmax.
+    probability of a class in a tail is the probability of the tail times the probability of the
+    class within the tail. Tail i projects contexts to ``d / div_value**i`` dimensions, so that its
+    class vectors are shorter. Use this layer if a few classes make up most examples, as for words:
+    most examples then need the head only. It distinguishes rare classes less well than the full or
+    the sampled softmax.
 
     Parameters
     ----------
     embedding_dim : int
         Length d of contexts.
     counts : array_like, shape (n,)
-        Count or frequency of each class, in any unit; determines head and tails.
+        Count or frequency of each class, up to a constant factor; determines head and tails.
     cutoffs : sequence of int, optional
-        Cumulative numbers of classes, by descending frequency: in the head, then including each
-        tail except the last. By default one or two cutoffs, or a head of all n, with the fewest
-        expected multiplications for an example.
+        Number of classes in the head, then in head and first tail, and so on, without the last
+        tail; classes are in the order of descending frequency. The default is one or two cutoffs,
+        or a head of all n classes, whichever has the fewest expected multiplications for an
+        example.
     div_value : float
         Factor by which the dimension shrinks from tail to tail, at least 1.
     reduction : {"mean", "sum"}
@@ -67,12 +69,12 @@ class AdaptiveSoftmax:
     Attributes
     ----------
     parameters : dict of str to ndarray
-        ``"head"`` (c + T, d), for the c most frequent classes and T tails; for each tail
-        ``"projection_i"`` (d_i, d) and ``"tail_i"`` (n_i, d_i).
+        ``"head"`` (c + T, d), the vectors of the c most frequent classes and of the T tails. For
+        tail i of n_i classes, ``"projection_i"`` (d_i, d) and ``"tail_i"`` (n_i, d_i).
     order : ndarray of int64, shape (n,)
-        The classes by descending frequency.
+        The classes in the order of descending frequency.
     cutoffs : tuple of int
-        As above.
+        The cutoffs in use.
 
     Raises
     ------
@@ -141,7 +143,7 @@ class AdaptiveSoftmax:
     def forward(
         self, h: ArrayLike, labels: Any, *, weights: ArrayLike | None = None, rng: object = None
     ) -> tuple[float, Any]:
-        """Compute the loss. Nothing is drawn; `rng` is not used.
+        """Compute the loss. Nothing is drawn.
 
         Parameters
         ----------
@@ -150,16 +152,16 @@ class AdaptiveSoftmax:
         labels : array_like of int, shape (B,)
             Labels.
         weights : array_like, shape (B,), optional
-            Weights of the examples.
+            Weights of the losses of the examples; by default 1.
         rng : object
-            Not used.
+            Not used; an argument for the sake of sampled layers, which have it.
 
         Returns
         -------
         value : float
             The loss in nats.
         cache : object
-            For `backward`.
+            Intermediate results for `backward`.
 
         Raises
         ------
@@ -170,7 +172,8 @@ class AdaptiveSoftmax:
         contexts = as_float_rows("h", h, head.shape[1], self.dtype)
         ranks = self._ranks[as_labels("labels", labels, self.num_classes, contexts.shape[:1])]
         example_weights = checked_weights(weights, len(contexts), self.reduction, self.dtype)
-        tails = np.searchsorted(self._bounds, ranks, side="right")  # 0 is the head
+        # number of the tail of each label, or 0 if it is in the head
+        tails = np.searchsorted(self._bounds, ranks, side="right")
         head_labels = np.where(tails > 0, self.cutoffs[0] + tails - 1, ranks)
         value, head_cache = self._loss.forward(contexts, head, head_labels, weights=example_weights)
         tail_caches: list[tuple[int, IntArray, Rows, Cache]] = []
@@ -188,20 +191,20 @@ class AdaptiveSoftmax:
         return float(value), (head_cache, tail_caches)
 
     def backward(self, cache: Any) -> tuple[Rows, dict[str, Gradient]]:
-        """Compute gradients.
+        """Compute the gradients of the loss.
 
         Parameters
         ----------
         cache : object
-            From `forward`.
+            Result of `forward`.
 
         Returns
         -------
         dh : ndarray, shape (B, d)
             Derivatives in the contexts.
         gradients : dict of str to ndarray or SparseRows
-            Gradients under the names of `parameters`: of the head, and of tails with labels in the
-            batch.
+            Gradients under the names of `parameters`, of the head and of those tails that have
+            labels in the batch.
         """
         copy_read_only_arrays(self.parameters)  # the optimizer will update them
         head_cache, tail_caches = cache
@@ -217,7 +220,7 @@ class AdaptiveSoftmax:
     def update(self, ids: Any = None) -> None:
         """Do nothing: there is no sampler to update."""
 
-    @ignoring_overflow  # what is not finite is refused
+    @ignoring_overflow  # results that are not finite raise an error
     def log_probs(self, h: ArrayLike) -> FloatArray:
         """Compute the log-probabilities of all classes.
 
@@ -229,7 +232,7 @@ class AdaptiveSoftmax:
         Returns
         -------
         ndarray of float64, shape (B, n)
-            In nats.
+            Log-probabilities, in nats.
 
         Raises
         ------
@@ -253,21 +256,22 @@ class AdaptiveSoftmax:
         return logs
 
     def top_k(self, h: ArrayLike, k: int) -> tuple[IntArray, FloatArray]:
-        """Find the most likely classes.
+        """Find the k most likely classes of each context.
 
         Parameters
         ----------
         h : array_like, shape (B, d)
             Context vectors.
         k : int
-            How many classes, at most n.
+            Number of classes, at most n.
 
         Returns
         -------
         ids : ndarray of int64, shape (B, k)
-            Classes by descending probability; of equal ones the smallest first.
+            Classes by descending probability; of equal ones, the class with the smallest index
+            first.
         logs : ndarray of float64, shape (B, k)
-            Their log-probabilities.
+            Log-probabilities of these classes.
 
         Raises
         ------
@@ -280,14 +284,15 @@ class AdaptiveSoftmax:
 
 
 def _tail_dim(d: int, divisor: float, i: int) -> int:
-    """Return the dimension of tail i, at least 1."""
+    """Return the length of the class vectors of tail i, ``d / divisor**i``, at least 1."""
     return max(1, int(d // divisor**i)) if i * math.log(divisor) < 500.0 else 1
 
 
 def _cheapest_cutoffs(frequencies: FloatArray, d: int, divisor: float) -> tuple[int, ...]:
-    """Return one or two cutoffs with the fewest multiplications, for descending frequencies (n,).
+    """Return the cutoffs, one or two, with which an example takes the fewest multiplications.
 
-    The only cutoff is n if a head of all classes takes the fewest.
+    `frequencies` (n,) are descending. If a head of all classes takes the fewest multiplications,
+    the only cutoff is n.
     """
     n = len(frequencies)
     cumulative_fractions = np.append(0.0, np.cumsum(frequencies)) / frequencies.sum()

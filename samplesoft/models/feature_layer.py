@@ -1,4 +1,4 @@
-"""A softmax layer directly on sparse inputs: class vectors have a weight for each feature."""
+"""A softmax layer directly on sparse inputs, whose class vectors have a weight for each feature."""
 
 from __future__ import annotations
 
@@ -18,34 +18,36 @@ from samplesoft.samplers.base import Rows, Sampler
 
 
 class FeatureLayer(SoftmaxLayer):
-    """Scores ``x . c_j + b_j`` of sparse inputs, and a loss on them with an L2 penalty.
+    """A softmax layer with scores ``x . c_j + b_j`` of sparse inputs x, and an L2 penalty.
 
-    A step reads and changes only weights of features that occur in the batch, for classes that are
-    labels or drawn. The loss computes with these features and classes only. The weights of a
-    feature are contiguous in memory, so that a step on all classes processes whole rows.
+    A step reads and changes only the weights of features that occur in the batch, and of classes
+    that are labels or drawn. The loss gets a smaller problem, with only these features and classes.
+    The weights of a feature are contiguous in memory, so that a step on all classes processes whole
+    rows.
 
     Parameters
     ----------
     num_features, num_classes : int
-        Columns v of an input, and classes n.
+        Number of columns v of an input, and of classes n.
     loss : Loss
-        A loss without normalisation of vectors.
+        A loss that does not normalise vectors.
     sampler : Sampler, optional
         A sampler that is independent of contexts.
     num_sampled, shared
         As for `SoftmaxLayer`.
     alpha : float
-        Factor of the penalty, half the sum of the squares of all weights except ``b``. A step adds
-        it for the weights that it changes, with larger factors for rarer ones, so that the average
-        over steps is the gradient of the whole penalty.
+        Factor of the L2 penalty: ``alpha / 2`` times the sum of the squares of all weights except
+        b. A step adds the gradient of the penalty only for the weights that it uses. It divides
+        the gradient by the frequencies with which steps use the weight's feature and class, so that
+        the average over all steps is the gradient of the whole penalty.
     dtype : dtype
         float32 or float64.
 
     Attributes
     ----------
     parameters : dict of str to ndarray
-        ``"weights"`` (v + 1, n), initially zeros; the last row is b. If classes are drawn, it is
-        flattened, because gradients are then of single entries.
+        ``"weights"`` (v + 1, n), initially zeros; the last row is b. If classes are drawn, the
+        array is flattened, because gradients are then of single weights.
 
     Raises
     ------
@@ -78,7 +80,8 @@ class FeatureLayer(SoftmaxLayer):
         shape = (num_features + 1, num_classes)
         weights = np.zeros(shape if sampler is None else shape[0] * shape[1], dtype)
         self.parameters = {"weights": weights}
-        # counts of steps, and of those with each class and feature; float64 is exact to 2^53
+        # number of steps, and of the steps that used each class and each feature; float64 counts
+        # exactly up to 2**53
         sizes = {"steps": 1, "of_class": num_classes, "of_feature": num_features + 1}
         self._counters = {name: np.zeros(size) for name, size in sizes.items() if alpha}
 
@@ -95,7 +98,7 @@ class FeatureLayer(SoftmaxLayer):
         weights: ArrayLike | None = None,
         rng: int | np.random.Generator | None = None,
     ) -> tuple[Any, FeatureCache]:
-        """Draw negatives where the loss needs them, and compute the loss.
+        """Draw classes if the loss is sampled, and compute the loss.
 
         Parameters
         ----------
@@ -109,7 +112,7 @@ class FeatureLayer(SoftmaxLayer):
         value : float or ndarray of float64, shape (B,)
             The loss in nats, without the penalty.
         cache : FeatureCache
-            For `backward`.
+            Intermediate results for `backward`.
 
         Raises
         ------
@@ -119,7 +122,7 @@ class FeatureLayer(SoftmaxLayer):
         targets = check_targets(labels, h.shape[0], self.num_classes, self.loss.label_reduction)
         contexts, features = with_intercept(h, self.num_features)
 
-        # a smaller problem for the loss: only labels and drawn classes, renumbered
+        # restrict the problem to the K labels and drawn classes, with new indices 0, ..., K - 1
         draw, log_count = self._draw(contexts, targets, rng)
         classes, local_labels = np.arange(self.num_classes), labels
         if draw is not None:
@@ -138,9 +141,11 @@ class FeatureLayer(SoftmaxLayer):
     def backward(  # type: ignore[override]
         self, cache: FeatureCache
     ) -> tuple[None, dict[str, SparseRows]]:
-        """Return None, because inputs are data, and the gradient of loss and penalty.
+        """Return None, and the gradient of loss plus penalty under the name of the parameter.
 
-        The gradient is of rows of `weights`, or of single entries if classes are drawn.
+        None stands for derivatives in the inputs, which nothing needs because inputs are data. The
+        gradient has rows of ``"weights"``, or single entries of the flattened array if classes are
+        drawn.
         """
         copy_read_only_arrays(self.parameters)
         copy_read_only_arrays(self._counters)
@@ -153,27 +158,27 @@ class FeatureLayer(SoftmaxLayer):
             all_classes = len(block_gradient.ids) == len(cache.classes)
             block = cache.block if all_classes else cache.block[:, block_gradient.ids]
             _add_penalty_gradient(block, *self._penalty_factors(features, classes), gradient)
-        # all classes: whole rows change; else single entries
+        # without draws, whole rows of the weights change
         if self.sampler is None:
             return None, {"weights": SparseRows(features, gradient)}
-        # flat indices of the entries, ascending, as optimizers require
+        # indices into the flattened weights; they are ascending, as optimizers require
         indices = np.add.outer(features * self.num_classes, classes)
         return None, {"weights": SparseRows(indices.reshape(-1), gradient.reshape(-1))}
 
     def _copy_weights(self, features: IntArray, classes: IntArray) -> Rows:
-        """Return a copy of the weights (f, k) of features and classes."""
-        # for all classes whole rows, without an index for each entry
+        """Return a copy (f, k) of the weights of the given features (f,) and classes (k,)."""
+        # for all classes, copying whole rows is faster than indexing each entry
         by_feature = self.class_embeddings.T
         if len(classes) == self.num_classes:
             return np.take(by_feature, features, axis=0)
         return by_feature[features[:, None], classes]
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Return the state of the sampler, and the counts for the penalty."""
+        """Return the state of the sampler, and the step counts that the penalty uses."""
         return {**super().state(), **self._counters}
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Restore a `state`."""
+        """Restore what `state` has returned; raise an error if it is of another layer."""
         rest, loaded = dict(state), {}
         # validate all shapes before the sampler changes
         for name, counter in self._counters.items():
@@ -187,11 +192,12 @@ class FeatureLayer(SoftmaxLayer):
         self._counters = loaded
 
     def _penalty_factors(self, features: IntArray, classes: IntArray) -> tuple[Rows, Rows]:
-        """Return factors (f,) and (k,) whose products multiply the weights in the penalty gradient.
+        """Count a step; return factors (f,) of features and (k,) of classes for the penalty.
 
-        A weight takes part in a step if both its class and its feature do.
+        The gradient of the penalty in a weight is the weight times the factors of its feature and
+        of its class. A step uses a weight if it uses both.
         """
-        # inverse frequencies compensate for the steps in which a weight takes no part
+        # 1 over the frequency of steps that use a weight compensates for the other steps
         steps = self._counters["steps"]
         steps += 1.0
         inverse_frequencies = []
@@ -210,7 +216,7 @@ class FeatureLayer(SoftmaxLayer):
 def _add_penalty_gradient(
     weights: Rows, row_factors: Rows, column_factors: Rows, gradient: Rows
 ) -> None:
-    """Add ``of_rows[i] * of_columns[j] * weights[i, j]`` to a gradient (k, d)."""
+    """Add ``row_factors[i] * column_factors[j] * weights[i, j]`` to a gradient (f, k)."""
     for i in range(len(gradient)):
         row, weight, out = row_factors[i], weights[i], gradient[i]
         for j in range(len(out)):
@@ -218,23 +224,23 @@ def _add_penalty_gradient(
 
 
 class FeatureCache(NamedTuple):
-    """State that `FeatureLayer.forward` passes to `backward`."""
+    """Intermediate results that `FeatureLayer.forward` passes to `backward`."""
 
-    loss_cache: Cache
-    classes: IntArray  # (k,)
-    features: IntArray  # (f,)
+    loss_cache: Cache  # of the loss on the restricted problem
+    classes: IntArray  # (k,): classes that the step uses, ascending
+    features: IntArray  # (f,): features that the step uses, ascending
     block: Rows  # (f, k): weights of these features and classes
 
 
 def with_intercept(x: Any, num_features: int) -> tuple[Rows, IntArray]:
-    """Return contexts (B, f) of the features that occur in inputs (B, v), and these features (f,).
+    """Return contexts (B, f), the dense columns of inputs (B, v), and their features (f,).
 
-    The last feature, v, is the intercept, with ones.
+    Of sparse inputs only the columns that have entries become dense. A column of ones is appended
+    for the intercept, which is feature v.
     """
     ones = np.ones((x.shape[0], 1), x.dtype)
     if isinstance(x, np.ndarray):
         return np.hstack([x, ones]), np.arange(num_features + 1)
-    # only columns that occur become dense
     features, columns = np.unique(np.asarray(x.indices), return_inverse=True)
     occurring = sparse.csr_array((x.data, columns, x.indptr), (x.shape[0], len(features)))
     return np.hstack([occurring.toarray(), ones]), np.append(features, num_features).astype(
@@ -243,7 +249,7 @@ def with_intercept(x: Any, num_features: int) -> tuple[Rows, IntArray]:
 
 
 def _local_labels(labels: Any, targets: Targets, classes: IntArray) -> Any:
-    """Return labels as indices into ascending `classes` (k,)."""
+    """Return the labels as indices into the ascending `classes` (k,), in the form of `labels`."""
     if targets.example_ids is None:
         return np.searchsorted(classes, targets.labels)
     matrix = as_csr("labels", labels)

@@ -1,4 +1,4 @@
-"""The softmax layer over a tree of classes."""
+"""The hierarchical softmax: a softmax layer over a tree of classes."""
 
 from __future__ import annotations
 
@@ -22,31 +22,33 @@ from samplesoft.models.softmax_layer import SoftmaxLayer
 from samplesoft.samplers.base import Rows
 from samplesoft.search import check_k, check_leave_out
 
-_CHUNK_VALUES = 1 << 22  # log-probabilities that are computed at a time
+_CHUNK_VALUES = 1 << 22  # log-probabilities that all threads together compute at a time
 
 
 class HierarchicalSoftmax(SoftmaxLayer):
-    """A softmax layer over a tree of classes: a step costs as much as the path to the label.
+    """A softmax layer over a tree of classes, in which a step uses only the path to the label.
 
-    The probability of a class is the product of the steps on its path, each a softmax over the
-    scores ``tau * h . c`` of siblings. Probabilities sum to 1 without a sum over all classes. Two
-    levels (`two_level_tree`) cost about 2 sqrt(n) scores for an example, a binary tree
-    (`huffman_tree`) log n. Use it for a normalised loss at that cost. Errors at a node affect all
-    classes below it, so that the full or the sampled softmax is usually more accurate.
+    The probability of a class is a product over the nodes on the path from the root to the class.
+    Each factor is a softmax over the scores ``tau * h . c`` of the node and its siblings. So the
+    probabilities of all classes sum to 1, although no step sums over all classes. An example takes
+    about 2 sqrt(n) scores in a tree of two levels (`two_level_tree`), and of the order of log(n) in
+    a binary tree (`huffman_tree`). Use this layer to train normalised probabilities at such a cost.
+    A wrong probability of a node affects all classes below it, so that the full or the sampled
+    softmax is usually more accurate.
 
     Parameters
     ----------
     node_embeddings : array_like, shape (N, d)
         Vectors of the nodes, float32 or float64; copied.
     tree : ClassTree
-        The classes.
+        Tree whose leaves are the classes.
     **options
-        Those of `samplesoft.losses.HierarchicalLoss`.
+        Further arguments of `samplesoft.losses.HierarchicalLoss`.
 
     Attributes
     ----------
     parameters : dict of str to ndarray
-        ``"class_embeddings"`` (N, d): vectors of the nodes.
+        ``"class_embeddings"`` (N, d), the vectors of the nodes.
 
     Raises
     ------
@@ -69,7 +71,7 @@ class HierarchicalSoftmax(SoftmaxLayer):
     >>> round(float(np.exp(loss)), 6)
     9.0
     >>> dh, gradients = layer.backward(cache)
-    >>> gradients["class_embeddings"].ids.tolist()  # three cells, and the classes of one
+    >>> gradients["class_embeddings"].ids.tolist()  # three inner nodes, and the leaves of one
     [0, 1, 2, 6, 7, 8]
     """
 
@@ -95,7 +97,7 @@ class HierarchicalSoftmax(SoftmaxLayer):
         Returns
         -------
         ndarray of float64, shape (B, n)
-            In nats.
+            Log-probabilities, in nats.
 
         Raises
         ------
@@ -117,23 +119,25 @@ class HierarchicalSoftmax(SoftmaxLayer):
         return logs
 
     def top_k(self, h: ArrayLike, k: int, *, leave_out: Any = None) -> tuple[IntArray, FloatArray]:
-        """Find the most likely classes exactly, by branch and bound.
+        """Find the k most likely classes of each context exactly, by branch and bound.
 
         Parameters
         ----------
         h : array_like, shape (B, d)
             Context vectors.
         k : int
-            How many classes, at most n.
+            Number of classes, at most n.
         leave_out : scipy.sparse CSR matrix, shape (B, n), optional
             Classes to exclude for each context.
 
         Returns
         -------
         ids : ndarray of int64, shape (B, k)
-            Classes by descending probability; of equal ones the smallest first.
+            Classes by descending probability; of equal ones, the class with the smallest index
+            first.
         logs : ndarray of float64, shape (B, k)
-            Their log-probabilities; -inf for excluded classes, if fewer than k remain.
+            Log-probabilities of these classes. If fewer than k classes are not excluded, excluded
+            ones follow with -inf.
 
         Raises
         ------
@@ -164,7 +168,7 @@ class HierarchicalSoftmax(SoftmaxLayer):
         return ids, logs
 
     def evaluate(self, h: ArrayLike, labels: Any, *, k: tuple[int, ...] = ()) -> Evaluation:
-        """Compute the loss and ranks of the labels, as `SoftmaxLayer.evaluate`."""
+        """Compute the loss and the top-k accuracy, as `SoftmaxLayer.evaluate` does."""
         mean_loss = HierarchicalLoss(self.tree, tau=self.loss.tau)
         value, cache = mean_loss.forward(h, self.class_embeddings, labels)
         targets, size = cache.batch.targets, len(cache.batch.z)
@@ -178,6 +182,7 @@ class HierarchicalSoftmax(SoftmaxLayer):
         return make_evaluation(value, label_hits, k, len(classes), size)
 
     def _scaled_contexts(self, h: ArrayLike) -> Rows:
+        """Return validated contexts (B, d) times tau; raise if a logit could overflow."""
         rows = self.class_embeddings
         require_finite_rows(rows)
         contexts = as_float_rows("h", h, rows.shape[1], rows.dtype)
@@ -192,7 +197,7 @@ class HierarchicalSoftmax(SoftmaxLayer):
 
 @njit
 def _log_probs_down_tree(children: IntArray, scores: FloatArray) -> None:
-    """Replace scores (b, N) of nodes by log-probabilities."""
+    """Overwrite the scores (b, N) of the nodes by the log-probabilities of reaching them."""
     for b in range(len(scores)):
         row = scores[b]
         for node in range(-1, len(children) - 1):  # parents before their children
@@ -221,13 +226,15 @@ def _search_most_likely(
     logs: FloatArray,
     workspace: Workspace,
 ) -> None:
-    """Write the most likely classes of context b, without the ascending `excluded` ones.
+    """Write the k most likely classes of context b to `ids` and their log-probabilities to `logs`.
 
-    A class is at most as likely as its ancestors. Nodes are therefore expanded in order of
-    decreasing probability.
+    `excluded` are ascending classes to leave out. The search visits nodes in the order of
+    decreasing probability. A class is at most as likely as its ancestors, so that the first k
+    classes that the search visits are the most likely ones.
     """
     logits, weights = workspace
-    # ordered by minus log-probability; of equal ones, inner nodes (class -1) come first
+    # entries are (minus log-probability, class or -1 for an inner node, node), so that of equally
+    # likely nodes inner nodes come first
     heap, num_found = [(0.0, -1, -1)], 0
     while num_found < len(ids) and len(heap) > 0:
         cost, class_id, node = heapq.heappop(heap)

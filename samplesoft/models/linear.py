@@ -1,4 +1,4 @@
-"""A linear layer with dense or sparse inputs, and validation of arrays of layers."""
+"""A linear layer for dense or sparse inputs, and the validation of its inputs."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ from samplesoft.kernels.rows import weighted_rows
 from samplesoft.kernels.sort_ids import equal_runs
 from samplesoft.losses.base import SparseRows
 
-Gradient = NDArray[Any] | SparseRows  # in a parameter: dense, or of a few rows
+Gradient = NDArray[Any] | SparseRows  # gradient of a parameter: an array, or only its nonzero rows
 
 _CHUNK_VALUES = 1 << 17  # output values that a thread computes at a time
-_MAX_SORTED_ENTRIES = 1 << 18  # entries that are sorted at once
-_MAX_PASSES = 32  # passes over the entries, each of which sorts some of them
-_CHUNK_UNIFORMS = 1 << 20  # uniforms drawn at a time, which bounds the memory for them
+_MAX_SORTED_ENTRIES = 1 << 18  # entries of a sparse matrix that are sorted at a time
+_MAX_PASSES = 32  # largest number of passes over the entries; each sorts a range of columns
+_CHUNK_UNIFORMS = 1 << 20  # random numbers that a thread draws at a time
 
 
 class Linear:
-    """Rows times weights, plus an intercept.
+    """A linear layer: inputs times weights, plus an intercept.
 
     Parameters
     ----------
     num_inputs : int
-        Number of inputs v.
+        Length v of an input.
     embedding_dim : int
         Length d of an output.
     dtype : dtype
         float32 or float64.
     rng : int or numpy.random.Generator or None
-        Seed of the parameters, uniform in +-1 / sqrt(d).
+        Seed of the parameters, which are uniform in +-1 / sqrt(d).
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class Linear:
     TypeError, ValueError
         If an argument is malformed.
     MemoryError
-        If so many weights do not fit.
+        If the weights would not fit.
 
     References
     ----------
@@ -95,13 +95,13 @@ class Linear:
         require_memory("num_inputs", shape[0], kind.itemsize * shape[0] * shape[1])
         scale, stream = embedding_dim**-0.5, np.uint64(mix64(key, np.uint64(1)))
         self.parameters = {
-            # hash the key again, so that seeds give the same weights as in earlier versions
+            # the key is hashed twice, so that a seed gives the same weights as in earlier versions
             "weights": uniform_weights(shape, scale, kind, as_key(int(key))),
             "intercept": uniform_weights((embedding_dim,), scale, kind, stream),
         }
 
     def forward(self, x: Any) -> tuple[NDArray[Any], Any]:
-        """Multiply by the weights and add the intercept.
+        """Compute the outputs: inputs times weights, plus the intercept.
 
         Parameters
         ----------
@@ -126,17 +126,21 @@ class Linear:
             with ignore_overflow():
                 y = product(x, weights)
         else:
-            # x is never transposed: the backward pass sorts its entries by column
+            # x need not be transposed, because the backward pass sorts its entries by column
             y = sparse_product(x, weights)
         y += self.parameters["intercept"]
         check_products(y)
         return y, x
 
     def backward(self, cache: Any, dy: NDArray[Any]) -> tuple[None, dict[str, Gradient]]:
-        """Return None, because inputs are data, and gradients; for sparse inputs, sparse rows."""
-        copy_read_only_arrays(self.parameters)  # which are about to change
+        """Return None, and the gradients by parameter name, given derivatives `dy` in the outputs.
+
+        None stands for derivatives in the inputs, which nothing needs because inputs are data. The
+        gradient of the weights is dense for dense inputs. For sparse inputs it has only the rows of
+        the features that occur.
+        """
+        copy_read_only_arrays(self.parameters)  # the optimizer will update them
         weights = self.parameters["weights"]
-        # dense inputs have a dense gradient, sparse ones a gradient of the rows that occur
         shape = (cache.shape[0], weights.shape[1])
         if dy.shape != shape or dy.dtype != weights.dtype:  # kernels would read beyond its end
             raise ValueError(
@@ -144,7 +148,7 @@ class Linear:
                 f"{dy.shape} of {dy.dtype}."
             )
         if isinstance(cache, np.ndarray):
-            with ignore_overflow():  # optimizers refuse what overflows
+            with ignore_overflow():  # optimizers reject infinity
                 d_weights: Gradient = product(cache.T, dy)
         else:
             d_weights = _transposed_product(cache, np.ascontiguousarray(dy), len(weights))
@@ -152,39 +156,43 @@ class Linear:
 
 
 def sparse_product(x: sparse.csr_array, weights: NDArray[Any]) -> NDArray[Any]:
-    """Return sparse rows (B, v) times weights (v, d), at a cost independent of v.
+    """Return the product (B, d) of a CSR matrix `x` (B, v) and weights (v, d).
 
-    Threads divide the rows. Each row is summed in the order of its entries, as in SciPy.
+    The cost is independent of v. Each row is summed by one thread, in the order of its entries, so
+    that the result has the same bits for any number of threads.
     """
     y = np.empty((x.shape[0], weights.shape[1]), weights.dtype)
 
-    def multiply(part: slice) -> None:
-        starts = x.indptr[part.start : part.stop + 1]
-        weighted_rows(starts, x.indices, x.data, weights, y[part])
+    def multiply(chunk: slice) -> None:
+        starts = x.indptr[chunk.start : chunk.stop + 1]
+        weighted_rows(starts, x.indices, x.data, weights, y[chunk])
 
     thread_each(multiply, row_chunks(y.shape, _CHUNK_VALUES))
     return y
 
 
 def _transposed_product(x: sparse.csr_array, dy: NDArray[Any], num_inputs: int) -> SparseRows:
-    """Return ``x.T @ dy`` for the inputs that occur; each row is written by one thread."""
+    """Return ``x.T @ dy`` (v, d) as its rows for the columns of `x` that have entries.
+
+    Each row is computed by one thread.
+    """
     if x.nnz <= _MAX_SORTED_ENTRIES:
-        return _product_of_entries(x, slice(0, x.nnz), dy, num_inputs)
-    # sorting takes five times the memory of the entries: sort a range of columns at a time
+        return _transposed_product_of_entries(x, slice(0, x.nnz), dy, num_inputs)
+    # sorting takes five times the memory of the entries, so sort only a range of columns at a time
     counts = column_counts(x)
-    parts = chunks(x.nnz, max(_MAX_SORTED_ENTRIES, num_inputs))
+    entry_chunks = chunks(x.nnz, max(_MAX_SORTED_ENTRIES, num_inputs))
     occurring = int(np.count_nonzero(counts))
     ids, rows = np.empty(occurring, np.int64), np.empty((occurring, dy.shape[1]), dy.dtype)
-    # each pass scans all entries, so that the number of passes is limited
+    # limit the number of passes, because each of them scans all entries
     pass_of_column = (np.cumsum(counts) - counts) // max(_MAX_SORTED_ENTRIES, x.nnz // _MAX_PASSES)
     offsets = np.unique(pass_of_column, return_index=True)[1]
     num_done = 0
     for first, last in zip(offsets, [*offsets[1:], num_inputs], strict=True):
         entries = [
-            part.start + np.flatnonzero((first <= x.indices[part]) & (x.indices[part] < last))
-            for part in parts
+            chunk.start + np.flatnonzero((first <= x.indices[chunk]) & (x.indices[chunk] < last))
+            for chunk in entry_chunks
         ]
-        found = _product_of_entries(x, np.concatenate(entries), dy, num_inputs)
+        found = _transposed_product_of_entries(x, np.concatenate(entries), dy, num_inputs)
         new_rows = slice(num_done, num_done + len(found.ids))
         ids[new_rows], rows[new_rows], num_done = found.ids, found.rows, new_rows.stop
     return SparseRows(ids, rows)
@@ -193,44 +201,49 @@ def _transposed_product(x: sparse.csr_array, dy: NDArray[Any], num_inputs: int) 
 def column_counts(matrix: Any) -> IntArray:
     """Return the number of entries (v,) in each column of a CSR matrix."""
     counts = np.zeros(matrix.shape[1], np.int64)
-    # NumPy converts the indices to int64
-    for part in chunks(matrix.nnz, max(_MAX_SORTED_ENTRIES, len(counts))):
-        counts += np.bincount(matrix.indices[part], minlength=len(counts))
+    # in chunks, because NumPy converts the indices to int64
+    for chunk in chunks(matrix.nnz, max(_MAX_SORTED_ENTRIES, len(counts))):
+        counts += np.bincount(matrix.indices[chunk], minlength=len(counts))
     return counts
 
 
-def _product_of_entries(
+def _transposed_product_of_entries(
     x: sparse.csr_array, entries: slice | IntArray, dy: NDArray[Any], num_inputs: int
 ) -> SparseRows:
-    """Return ``x.T @ dy`` for ascending indices of entries: all entries of some columns."""
-    # sorting brings the entries of a column together; each column is then one sum
+    """Return the rows of ``x.T @ dy`` for the columns of `x` to which `entries` belong.
+
+    `entries` are ascending indices of entries of `x`, and must contain all entries of a column or
+    none.
+    """
+    # after sorting, the entries of a column are contiguous, and a row of the result is their sum
     ids, _, order, starts = equal_runs(x.indices[entries].astype(np.int64), num_inputs)
     example_ids: IntArray
-    if isinstance(entries, slice):  # all; the example of each
+    if isinstance(entries, slice):  # all entries
         example_ids = np.repeat(np.arange(len(dy)), np.diff(x.indptr))
     else:
         example_ids = np.searchsorted(x.indptr, entries, side="right") - 1
     example_ids, values = example_ids[order], x.data[entries][order]
     rows = np.empty((len(ids), dy.shape[1]), dy.dtype)
 
-    def add(part: slice) -> None:
-        weighted_rows(starts[part.start : part.stop + 1], example_ids, values, dy, rows[part])
+    def add(chunk: slice) -> None:
+        weighted_rows(starts[chunk.start : chunk.stop + 1], example_ids, values, dy, rows[chunk])
 
     thread_each(add, row_chunks(rows.shape, _CHUNK_VALUES))
     return SparseRows(ids, rows)
 
 
 def check_inputs(x: Any, num_inputs: int, dtype: np.dtype[Any]) -> Any:
-    """Return validated inputs (B, v) of type `dtype`, an array or a CSR matrix."""
+    """Return validated inputs (B, v) of type `dtype`: a C-contiguous array, or a CSR matrix."""
     if not sparse.issparse(x):
         return as_float_rows("x", x, num_inputs, dtype)
     return _checked_csr(x, num_inputs, dtype)
 
 
 def checked_rows(x: Any, num_inputs: int, dtype: np.dtype[Any]) -> Any:
-    """Return validated inputs (B, v), for callers that convert a few rows at a time.
+    """Return validated inputs (B, v) without copying them, for use with `select_rows`.
 
-    Arrays keep their memory order and dtype, CSR matrices their dtype: nothing is copied.
+    Arrays keep their memory order and their dtype, and CSR matrices their dtype. `select_rows`
+    converts a few rows at a time.
     """
     if not isinstance(x, np.ndarray) and sparse.issparse(x):
         kind: Any = getattr(x, "dtype", None)
@@ -238,25 +251,25 @@ def checked_rows(x: Any, num_inputs: int, dtype: np.dtype[Any]) -> Any:
     is_plain = type(x) in (np.ndarray, np.memmap) and x.dtype in (np.float32, np.float64)
     if not is_plain or x.ndim != 2 or not x.size or x.shape[1] != num_inputs:
         return check_inputs(x, num_inputs, dtype)
-    for part in row_chunks(x.shape, _CHUNK_VALUES):
+    for chunk in row_chunks(x.shape, _CHUNK_VALUES):
         with ignore_overflow():
-            is_valid = np.isfinite(x[part].astype(dtype, copy=False)).all()
+            is_valid = np.isfinite(x[chunk].astype(dtype, copy=False)).all()
         if not is_valid:
-            return check_inputs(x, num_inputs, dtype)  # which names the first one
+            return check_inputs(x, num_inputs, dtype)  # raises an error that names the first value
     return np.asarray(x)
 
 
-def select_rows(x: Any, part: slice, dtype: np.dtype[Any]) -> Any:
-    """Return a slice of the rows of `checked_rows`, converted to `dtype`, in C order."""
-    rows = x[part].astype(dtype, copy=False)
+def select_rows(x: Any, chunk: slice, dtype: np.dtype[Any]) -> Any:
+    """Return a slice of the rows of `checked_rows`, converted to `dtype` and C order."""
+    rows = x[chunk].astype(dtype, copy=False)
     return rows if sparse.issparse(rows) else np.ascontiguousarray(rows)
 
 
 def _checked_csr(x: Any, num_inputs: int, dtype: np.dtype[Any] | None) -> Any:
-    """Return a validated CSR matrix (B, v), of type `dtype` unless that is None."""
+    """Return a validated CSR matrix (B, v), which must be of type `dtype` unless that is None."""
     if x.ndim == 1:
         x = sparse.csr_array(as_two_dimensional(x))
-    # kernels follow its indices without a look
+    # compiled kernels use the indices without checking them
     if getattr(x, "format", None) != "csr":
         raise TypeError(
             f"`x` must be a scipy.sparse CSR matrix, got {type(x).__name__}; "
@@ -270,14 +283,14 @@ def _checked_csr(x: Any, num_inputs: int, dtype: np.dtype[Any] | None) -> Any:
             f"convert it with x.astype({dtype})."
         )
     require_well_formed("x", x)
-    # scipy allows unused memory after the last entry
+    # the arrays of a SciPy matrix may be longer than its number of entries
     if not is_finite(x.data[: x.nnz]):
         raise ValueError("`x` must be finite, got NaN or infinity; remove or replace them.")
     return x
 
 
 def as_float_dtype(dtype: DTypeLike) -> np.dtype[Any]:
-    """Return `dtype` if it is float32 or float64."""
+    """Return `dtype` as a NumPy dtype; raise TypeError unless it is float32 or float64."""
     try:
         kind = np.dtype(dtype)
     except (TypeError, ValueError, SyntaxError) as error:
@@ -288,7 +301,7 @@ def as_float_dtype(dtype: DTypeLike) -> np.dtype[Any]:
 
 
 def check_products(y: NDArray[Any]) -> None:
-    """Raise unless the output of a layer is finite."""
+    """Raise ValueError unless all outputs of a layer are finite."""
     if not np.isfinite(y).all():
         raise ValueError(
             f"`x` must have products with the weights within the range of {y.dtype}, got some that "
@@ -299,19 +312,19 @@ def check_products(y: NDArray[Any]) -> None:
 def uniform_weights(
     shape: tuple[int, ...], init_scale: float, dtype: np.dtype[Any], key: np.uint64
 ) -> NDArray[Any]:
-    """Return random weights, uniform in [-init_scale, init_scale], from the stream of a key.
+    """Return random weights that are uniform in [-init_scale, init_scale].
 
-    They are the same at any number of threads.
+    They depend only on `key`, not on the number of threads.
     """
-    # uniforms are float64; in chunks they take 8 MB a thread
+    # uniforms are float64: a chunk of them takes 8 MB in each thread
     weights = np.empty(shape, dtype)
     flat = weights.reshape(-1)
 
-    def fill(part: slice) -> None:
-        # one stream for each chunk: independent of the number of threads
-        stream = mix64(key, np.uint64(part.start))
-        uniforms = uniform_block(np.uint64(stream), 1, part.stop - part.start)[0]
-        flat[part] = init_scale * (2.0 * uniforms - 1.0)
+    def fill(chunk: slice) -> None:
+        # each chunk has a separate random stream, so that threads may compute them in any order
+        stream = mix64(key, np.uint64(chunk.start))
+        uniforms = uniform_block(np.uint64(stream), 1, chunk.stop - chunk.start)[0]
+        flat[chunk] = init_scale * (2.0 * uniforms - 1.0)
 
     thread_each(fill, chunks(flat.size, _CHUNK_UNIFORMS))
     return weights

@@ -1,4 +1,4 @@
-"""Linear softmax models: a linear embedding of sparse inputs, and a softmax layer."""
+"""Linear softmax models: a linear embedding of sparse inputs, and a softmax layer over classes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 from scipy import sparse
 
-from samplesoft._files import prefixed
-from samplesoft._files import unprefixed as part_of
+from samplesoft._files import prefixed, unprefixed
 from samplesoft._jit import chunks
 from samplesoft._limits import ignore_overflow
 from samplesoft._memory import require_bytes
@@ -49,48 +48,49 @@ from samplesoft.samplers.base import Rows
 from samplesoft.samplers.registry import SAMPLERS
 from samplesoft.search import check_k, check_leave_out, top_k_classes
 
-_CHUNK_ENTRIES = 1 << 17  # input entries that are counted at a time
-_CHUNK_SCORES = 1 << 24  # scores of all classes that are computed at a time
+_CHUNK_ENTRIES = 1 << 17  # input entries that are processed at a time
+_CHUNK_SCORES = 1 << 24  # scores that are computed at a time
+# random streams, one for each purpose
 _EMBEDDING, _CLASSES, _SAMPLER, _DROPOUT, _DRAWS = map(np.uint64, range(5))
 _DEFAULT_TOTAL_PENALTY = 0.003  # default `alpha` times the number of classes
 
 
 def normalizes_by_default(embedding_dim: int | None, loss: str) -> bool:
-    """Return the default of `normalize`."""
+    """Return the default of the setting `normalize`: whether vectors are divided by their norms."""
     spec = LOSSES[loss]
     return embedding_dim is not None and not spec.on_tree and spec.make is not FullLogisticLoss
 
 
 @dataclass(frozen=True)
 class LinearSoftmaxSettings(SoftmaxSettings):
-    """Settings of a linear embedding with a softmax layer.
+    """Settings of a linear softmax model: a linear embedding and a softmax layer.
 
-    The default sampler is `samplesoft.samplers.ClusterSampler`: for 40,981 items nearly as accurate
-    as the full softmax in a third of its time. For a few hundred classes ``"unigram"`` is nearly as
-    accurate as clusters in half of their time. See docs/benchmarks.md, section "Defaults of softmax
-    layers".
+    The default sampler is `samplesoft.samplers.ClusterSampler`. With it a model of 40,981 items was
+    nearly as accurate as with the full softmax, in a third of the time. For a few hundred classes,
+    ``"unigram"`` was nearly as accurate as clusters in half of the time. See docs/benchmarks.md,
+    section "Defaults of softmax layers".
 
     Parameters
     ----------
     embedding_dim : int or None
-        Length d of embedded inputs and of class vectors. None for a linear model without a
-        bottleneck, with class vectors directly on the inputs; it is not normalised, and needs a
-        sampler that is independent of inputs.
+        Length d of embedded inputs and of class vectors. None for a model without an embedding,
+        whose class vectors have a weight for each input feature. Such a model does not normalise
+        vectors, and needs a sampler that is independent of inputs.
     alpha : float, optional
-        Factor of an L2 penalty for an `embedding_dim` of None: half of it times the sum of squares
-        of all class vectors is added to the mean loss. By default 0.003 divided by the number of
-        classes, because with more classes each has a smaller effect on the loss.
+        Factor of an L2 penalty, for an `embedding_dim` of None only: ``alpha / 2`` times the sum of
+        squares of all class vectors is added to the mean loss. By default 0.003 divided by the
+        number of classes, because with more classes each has a smaller effect on the loss.
     dropout : float
-        Fraction of the entries of an input that a training step drops.
+        Probability with which a training step drops an entry of an input.
     label_reduction : {"pal-n", "pal", "ova"}
-        Reduction of the losses of several labels: their mean, or their sum. ``"ova"``, one versus
-        all, is for ``"nce"``, ``"negative-sampling-masked"`` and ``"gbce"``. See
-        `samplesoft.losses.base.Loss`.
+        Reduction of the losses of several labels of an example: their mean (pal-n), their sum
+        (pal), or one versus all (ova), which is for the losses ``"nce"``,
+        ``"negative-sampling-masked"`` and ``"gbce"``. See `samplesoft.losses.base.Loss`.
     negative_weight : float, optional
         Weight of the log-sum-exp of the draws in ``loss="bilateral"``, by default as in
         `samplesoft.losses.BilateralSoftmaxLoss`; not used by other losses.
     mask_other_labels : bool
-        Exclude the other labels of an example from the negatives of a label.
+        Whether the negatives of a label exclude the other labels of the example.
     loss, tau, normalize, sampler, num_sampled, num_certain, nu, num_features, shared, update_every
         Settings of the softmax layer, as in `SoftmaxSettings`.
 
@@ -111,7 +111,7 @@ class LinearSoftmaxSettings(SoftmaxSettings):
     _loss_fields = (*SoftmaxSettings._loss_fields, "label_reduction", "mask_other_labels")
 
     def __post_init__(self) -> None:
-        # first, because its error is clearer than that of the default sampler
+        # check this first, because the default sampler would cause a less clear error
         if self.embedding_dim is None:
             self._check_without_embedding()
         super().__post_init__()
@@ -121,7 +121,8 @@ class LinearSoftmaxSettings(SoftmaxSettings):
                 "of norm 1 cannot fall to the -log n of classes that are rare; leave it out."
             )
         tree = {"tree": two_level_tree([1.0])} if LOSSES[self.loss].on_tree else {}
-        make_loss(self.loss, **tree, **self._loss_options())  # validates the options of labels
+        # make a loss only to validate its options
+        make_loss(self.loss, **tree, **self._loss_options())
         if self.alpha is not None:
             as_nonnegative("alpha", self.alpha)
         if self.negative_weight is not None:
@@ -131,23 +132,25 @@ class LinearSoftmaxSettings(SoftmaxSettings):
             as_count("embedding_dim", self.embedding_dim)
 
     def _default_normalize(self) -> bool:
+        """Return the default of `normalize` for these settings."""
         return normalizes_by_default(self.embedding_dim, self.loss)
 
     def _loss_options(self) -> dict[str, Any]:
+        """Return the arguments of the loss that its name does not imply."""
         options = super()._loss_options()
         if self.negative_weight is not None and LOSSES[self.loss].make is BilateralSoftmaxLoss:
             options["negative_weight"] = self.negative_weight
         return options
 
     def config(self) -> dict[str, Any]:
-        """Return the fields as plain values; `negative_weight` only if given."""
+        """Return the fields by name; `negative_weight` is omitted if it is None."""
         config = asdict(self)
         if self.negative_weight is None:  # older files do not have this key
             del config["negative_weight"]
         return config
 
     def _check_without_embedding(self) -> None:
-        """Raise ValueError for settings that a model without an embedding does not support."""
+        """Raise ValueError if a model without an embedding does not support these settings."""
         if self.loss in LOSSES and LOSSES[self.loss].on_tree:
             raise ValueError(
                 f"`embedding_dim` must be a number with loss={self.loss!r}, whose nodes have "
@@ -158,7 +161,8 @@ class LinearSoftmaxSettings(SoftmaxSettings):
                 "`normalize` must be False with embedding_dim=None, got True; divide the inputs by "
                 "their norms, with sklearn.preprocessing.normalize."
             )
-        is_object = self.sampler is None or callable(self.sampler)  # validated by the layer
+        # a sampler from a function is validated by the layer
+        is_object = self.sampler is None or callable(self.sampler)
         if not is_object and self._sampler_follows_contexts():
             samplers = ", ".join(
                 name for name, spec in SAMPLERS.items() if not spec.follows_vectors
@@ -174,20 +178,20 @@ class LinearSoftmaxSettings(SoftmaxSettings):
         Parameters
         ----------
         num_inputs, num_classes : int
-            Columns v of an input, and classes n.
+            Number of columns v of an input, and of classes n.
         dtype : dtype
             Dtype of the parameters.
 
         Raises
         ------
         MemoryError
-            If they would not fit.
+            If the parameters would not fit.
         TypeError, ValueError
             If a size is malformed.
         """
         inputs, classes = as_count("num_inputs", num_inputs), as_count("num_classes", num_classes)
         dim = self.embedding_dim
-        # the intercept is one more input
+        # the intercept of a model without an embedding counts as one more input
         nodes = 2 * classes if LOSSES[self.loss].on_tree else classes
         size = (inputs + 1) * classes if dim is None else (inputs + nodes) * dim
         require_bytes(
@@ -200,17 +204,18 @@ class LinearSoftmaxSettings(SoftmaxSettings):
 
 
 class LinearSoftmax:
-    """A linear embedding with a softmax layer, optionally with vectors of norm 1.
+    """A linear softmax model: a linear embedding of inputs, and a softmax layer over classes.
 
-    The score of class j for an input x is ``tau * (x @ U + u) . c_j``, and with an `embedding_dim`
-    of None ``tau * (x . c_j + b_j)``.
+    The score of class j for an input x is ``tau * (x @ U + u) . c_j``, optionally with both vectors
+    divided by their norms. For an `embedding_dim` of None it is ``tau * (x . c_j + b_j)``.
 
     Parameters
     ----------
     num_inputs, num_classes : int
-        Columns v of an input, and classes n.
+        Number of columns v of an input, and of classes n.
     settings : LinearSoftmaxSettings
-        Sizes, loss and sampler; stored as `LinearSoftmaxSettings.resolved`.
+        Settings of the embedding, the loss and the sampler. The attribute `settings` has them with
+        all defaults filled in.
     counts : array_like, shape (n,), optional
         Count of each class, for samplers that use frequencies.
     dtype : dtype
@@ -222,14 +227,15 @@ class LinearSoftmax:
     ----------
     parameters : dict of str to ndarray
         ``embedding.weights`` (v, d), ``embedding.intercept`` (d,) and
-        ``softmax.class_embeddings`` (n, d). Without an embedding ``softmax.weights``, initially
-        zeros: for each feature a weight for each class, and last the intercepts.
+        ``softmax.class_embeddings`` (n, d). A model without an embedding has only
+        ``softmax.weights``: a row of n weights for each feature, and a last row of n intercepts,
+        initially zeros.
     embedding : Linear
-        Maps inputs to contexts, in a model with an `embedding_dim`.
+        Layer that maps inputs to contexts; only in a model with an `embedding_dim`.
     softmax : SoftmaxLayer
-        Loss, sampler and class vectors.
+        Layer with the class vectors, the loss and the sampler.
     sampler_seed : int
-        Seed of the sampler, in a model with an `embedding_dim`.
+        Seed of the sampler; only in a model with an `embedding_dim`.
 
     Raises
     ------
@@ -272,7 +278,8 @@ class LinearSoftmax:
         self.num_inputs, self.num_classes = int(num_inputs), int(num_classes)
         settings = self.settings
         key, dim = as_key(rng), settings.embedding_dim
-        # inputs at a time in prediction; few without d, so that few features occur
+        # Number of inputs at a time in prediction. Without an embedding the cost of a chunk grows
+        # with the number of features that occur in it, so that chunks are small.
         self._chunk_rows = 64 if dim is None else 1024
         if dim is None:
             self.softmax = self._make_feature_layer(counts, int(key))
@@ -280,7 +287,7 @@ class LinearSoftmax:
         streams = [np.uint64(mix64(key, k)) for k in (_EMBEDDING, _CLASSES, _SAMPLER)]
         self.sampler_seed = int(streams[2])
         self.embedding = Linear(num_inputs, dim, dtype=self.dtype, rng=int(streams[0]))
-        # in +-1 / sqrt(d) vectors have norms of about 0.58 for any d
+        # weights are uniform in +-1 / sqrt(d), so that vectors have norms of about 0.58 for any d
         rows = uniform_weights((num_classes, dim), dim**-0.5, self.dtype, streams[1])
         self.softmax = settings.make_layer(rows, counts, self.sampler_seed, reduction="sum")
 
@@ -289,7 +296,7 @@ class LinearSoftmax:
         settings, n = self.settings, self.num_classes
         sampler = None
         if settings.sampler is not None:
-            # the sampler does not use vectors: pass placeholders of length 1
+            # the sampler does not use class vectors, so pass placeholders of length 1
             sampler = settings.make_sampler(np.zeros((n, 1)), counts, seed)
         return FeatureLayer(
             self.num_inputs,
@@ -305,16 +312,16 @@ class LinearSoftmax:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Parameters by name; the optimizer updates them."""
-        parts = {"softmax": self.softmax.parameters}
+        """Parameters by name; an optimizer updates these arrays in place."""
+        groups = {"softmax": self.softmax.parameters}
         if self.settings.embedding_dim is not None:
-            parts = {"embedding": self.embedding.parameters, **parts}
-        return prefixed(parts)
+            groups = {"embedding": self.embedding.parameters, **groups}
+        return prefixed(groups)
 
     def copy_read_only_parameters(self) -> None:
-        """Copy read-only parameters, such as memory-mapped ones, so that they can be trained.
+        """Replace read-only parameters, such as memory-mapped arrays, by writable copies.
 
-        Earlier references to arrays in `parameters` then no longer refer to the model's.
+        References to the old arrays no longer refer to parameters of the model.
         """
         copy_read_only_arrays(self.softmax.parameters)
         if self.settings.embedding_dim is not None:
@@ -329,7 +336,7 @@ class LinearSoftmax:
         rng: int | np.random.Generator | None = None,
         draws: int | np.random.Generator | None = None,
     ) -> tuple[float, dict[str, Gradient]]:
-        """Compute the mean loss of a batch and its gradients.
+        """Compute the mean loss of a batch and its gradients, without changing parameters.
 
         Parameters
         ----------
@@ -338,25 +345,25 @@ class LinearSoftmax:
         labels : array_like of int, shape (B,), or scipy sparse matrix, shape (B, n)
             Labels, as in `samplesoft.losses.base.Loss.forward`.
         weights : array_like, shape (B,), optional
-            Weights of the examples' losses.
+            Weights of the losses of the examples; by default 1.
         rng : int or numpy.random.Generator or None
             Seed of dropout and draws.
         draws : int or numpy.random.Generator or None
-            Separate seed of the draws; by default from `rng`.
+            Seed of the draws; by default it is derived from `rng`.
 
         Returns
         -------
         loss : float
-            Mean over the examples, in nats.
+            Sum of the weighted losses divided by B, in nats.
         gradients : dict of str to ndarray or SparseRows
-            By the names of `parameters`.
+            Gradients under the names of `parameters`.
 
         Raises
         ------
         TypeError, ValueError
             If an argument is malformed.
         """
-        # separate streams for dropout and draws, so that they are independent
+        # dropout and draws have separate random streams, so that they are independent
         key = as_key(rng)
         x = self.check_inputs(x)
         size = x.shape[0]
@@ -373,29 +380,30 @@ class LinearSoftmax:
         h, cache = self.embedding.forward(dropped_inputs)
         loss, saved = self.softmax.forward(h, labels, **loss_arguments)
         dh, softmax_gradients = self.softmax.backward(saved)
-        # inputs are data: no gradient in them is needed
+        # the derivative in the inputs is not needed, because inputs are data
         _, embedding_gradients = self.embedding.backward(cache, dh)
-        parts: dict[str, Mapping[str, Gradient]]
-        parts = {"embedding": embedding_gradients, "softmax": softmax_gradients}
-        return float(loss), prefixed(parts)
+        groups: dict[str, Mapping[str, Gradient]]
+        groups = {"embedding": embedding_gradients, "softmax": softmax_gradients}
+        return float(loss), prefixed(groups)
 
     def check_inputs(self, x: Any) -> Any:
-        """Return validated inputs (B, v)."""
+        """Return validated inputs (B, v) in the dtype of the model."""
         return check_inputs(x, self.num_inputs, self.dtype)
 
     def _checked_rows(self, x: Any) -> Any:
-        """Return validated inputs (B, v), to be converted to the model's dtype in chunks."""
+        """Return validated inputs (B, v) without a copy, to be converted in chunks."""
         return checked_rows(x, self.num_inputs, self.dtype)
 
     def after_step(self, gradients: Mapping[str, Gradient]) -> None:
-        """Update the sampler for the class vectors that an optimizer has changed."""
-        # a model without an embedding has no such vectors, and needs no update
+        """Update the sampler for the class vectors that a step with these gradients has changed."""
+        # a model without an embedding has another parameter, and a sampler that needs no update
         self.softmax.update(getattr(gradients.get("softmax.class_embeddings"), "ids", None))
 
     def embed(self, x: Any) -> Rows:
         """Return contexts (B, d) of inputs (B, v), of norm 1 if the model normalises.
 
-        Without an embedding these are the dense inputs with a column of ones (B, v + 1).
+        Contexts of a model without an embedding are the dense inputs and a column of ones,
+        (B, v + 1).
         """
         if self.settings.embedding_dim is None:
             x = self.check_inputs(x)
@@ -414,23 +422,24 @@ class LinearSoftmax:
         return unit_rows("class_embeddings", rows.copy())[0]
 
     def top_k(self, x: Any, k: int, *, leave_out: Any = None) -> tuple[IntArray, Rows]:
-        """Find the classes of the largest scores, in chunks of inputs.
+        """Find the k classes with the largest scores for each input.
 
         Parameters
         ----------
         x : ndarray or scipy.sparse CSR matrix, shape (B, v)
-            Inputs; other dtypes and memory orders are converted in chunks.
+            Inputs. Other dtypes and memory orders are converted in chunks.
         k : int
-            How many classes, at most n.
+            Number of classes, at most n.
         leave_out : scipy.sparse CSR matrix, shape (B, n), optional
             Classes to exclude for each input, such as known items of a user.
 
         Returns
         -------
         ids : ndarray of int64, shape (B, k)
-            Classes by descending score; of equal scores the smallest class first.
+            Classes by descending score; of equal scores, the class with the smallest index first.
         scores : ndarray, shape (B, k)
-            Their scores; -inf for excluded classes, if fewer than k remain.
+            Scores of these classes. If fewer than k classes are not excluded, excluded ones follow
+            with score -inf.
 
         Raises
         ------
@@ -440,24 +449,24 @@ class LinearSoftmax:
         layer, x, k = self.softmax, self._checked_rows(x), check_k(k, self.num_classes)
         excluded = check_leave_out(leave_out, (x.shape[0], self.num_classes))
         best = []
-        for part in chunks(x.shape[0], self._chunk_rows):
-            excluded_part = None if excluded is None else excluded[part]
-            inputs = select_rows(x, part, self.dtype)
+        for chunk in chunks(x.shape[0], self._chunk_rows):
+            excluded_chunk = None if excluded is None else excluded[chunk]
+            inputs = select_rows(x, chunk, self.dtype)
             if isinstance(layer, HierarchicalSoftmax):
-                best.append(layer.top_k(self.embed(inputs), k, leave_out=excluded_part))
+                best.append(layer.top_k(self.embed(inputs), k, leave_out=excluded_chunk))
                 continue
             tau, normalize = layer.loss.tau, layer.loss.normalize
             contexts_and_vectors = self._contexts_and_vectors(inputs, layer.class_embeddings)
             best.append(
                 top_k_classes(
-                    *contexts_and_vectors, k, tau=tau, normalize=normalize, leave_out=excluded_part
+                    *contexts_and_vectors, k, tau=tau, normalize=normalize, leave_out=excluded_chunk
                 )
             )
-        ids, scores = (np.concatenate(parts) for parts in zip(*best, strict=True))
+        ids, scores = (np.concatenate(arrays) for arrays in zip(*best, strict=True))
         return ids, scores
 
     def scores(self, x: Any, *, leave_out: Any = None) -> Iterator[tuple[slice, Rows]]:
-        """Yield scores (b, n) of all classes, for chunks of inputs.
+        """Yield the scores of all classes, for one chunk of the inputs at a time.
 
         Parameters
         ----------
@@ -468,34 +477,38 @@ class LinearSoftmax:
 
         Yields
         ------
-        part : slice
-            Slice of the inputs.
+        chunk : slice
+            Slice of b inputs.
         scores : ndarray, shape (b, n)
-            Their scores.
+            Scores of all classes for these inputs.
         """
         layer, x, n = self.softmax, self._checked_rows(x), self.num_classes
         tree = layer if isinstance(layer, HierarchicalSoftmax) else None
         if tree is None:  # normalise once, not for each chunk of inputs
             rows = self.class_vectors()
         excluded = check_leave_out(leave_out, (x.shape[0], n))
-        for part in chunks(x.shape[0], max(1, min(self._chunk_rows, _CHUNK_SCORES // n))):
-            inputs = select_rows(x, part, self.dtype)
+        for chunk in chunks(x.shape[0], max(1, min(self._chunk_rows, _CHUNK_SCORES // n))):
+            inputs = select_rows(x, chunk, self.dtype)
             if tree is not None:
                 scores = tree.log_probs(self.embed(inputs)).astype(self.dtype)
             else:
                 h, vectors = self._contexts_and_vectors(inputs, rows)
-                # multiply contexts by tau, which are fewer values than scores
+                # multiply the contexts by tau, because they have fewer values than the scores
                 scores = times_tau(h, layer.loss.tau) @ vectors.T
             if excluded is not None:
-                # excluded classes are last in any order, and have probability 0
-                scores[excluded[part].nonzero()] = -np.inf
-            yield part, scores
+                # with score -inf, excluded classes are last in a ranking, and have probability 0
+                scores[excluded[chunk].nonzero()] = -np.inf
+            yield chunk, scores
 
     def _contexts_and_vectors(self, x: Any, rows: Rows) -> tuple[Rows, Rows]:
-        """Return contexts of inputs, and vectors `rows`, restricted to features that occur."""
+        """Return contexts (B, d) of inputs, and the class vectors `rows` (n, d).
+
+        For a model without an embedding, both are restricted to the features that occur in the
+        inputs.
+        """
         if self.settings.embedding_dim is not None:
             return self.embed(x), rows
-        # products only over the features that occur in these inputs
+        # features that do not occur in these inputs do not contribute to the products
         contexts, features = with_intercept(x, self.num_inputs)
         return contexts, np.ascontiguousarray(np.take(rows.T, features, axis=0).T)
 
@@ -504,20 +517,20 @@ class LinearSoftmax:
         return prefixed({"sampler": self.softmax.state()})
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Go back to a `state`."""
-        self.softmax.load_state(part_of("sampler", as_array_dict("state", state)))
+        """Restore the state of the sampler from what `state` has returned."""
+        self.softmax.load_state(unprefixed("sampler", as_array_dict("state", state)))
 
     def with_dropout(self, x: Any, key: np.uint64, first: int = 0) -> Any:
-        """Return inputs after dropout, with the remaining entries scaled up.
+        """Return inputs (B, v) with dropped entries removed, and the others divided by 1 - dropout.
 
-        `first` is the number of entries of earlier inputs that share the random stream.
+        `first` is the number of entries of earlier inputs that have used the same random stream.
         """
         rate = self.settings.dropout
         if rate == 0.0:
             return x
         if isinstance(x, np.ndarray):
             kept = uniform_block(as_key(int(key)), *x.shape) >= rate
-            with ignore_overflow():  # the embedding rejects infinity
+            with ignore_overflow():  # the layer rejects infinity
                 return x * (kept * x.dtype.type(1.0 / (1.0 - rate)))
         kept_inputs = select_entries(x, uniform_run(key, first, x.nnz) >= rate)
         with ignore_overflow():
@@ -526,8 +539,8 @@ class LinearSoftmax:
 
 
 def select_entries(matrix: Any, kept: NDArray[np.bool_]) -> sparse.csr_array:
-    """Return a copy of a CSR matrix with only the entries for which `kept` is true."""
-    # offsets of the rows; in the dtype of the indices, or SciPy would convert all indices
+    """Return a copy of a CSR matrix with only those entries for which `kept` is true."""
+    # row offsets in the dtype of the column indices, because otherwise SciPy converts the indices
     starts = np.zeros_like(matrix.indptr)
     for rows in chunks(len(starts) - 1, max(1, _CHUNK_ENTRIES * len(starts) // max(1, len(kept)))):
         ends = matrix.indptr[rows.start : rows.stop + 1]

@@ -1,4 +1,4 @@
-"""The softmax layer: class vectors, a loss, and a sampler."""
+"""The softmax layer, which combines class vectors, a loss, and a sampler of negatives."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from samplesoft.samplers.base import Draw, Rows, Sampler, as_sampler
 
 
 def as_shared(value: bool | None, default: bool) -> bool:
-    """Return a `shared` argument as a bool; None stands for `default`."""
+    """Return the argument `shared` as a bool; if it is None, return `default`."""
     return default if value is None else as_flag("shared", value)
 
 
@@ -40,50 +40,53 @@ class SoftmaxLayer:
     class_embeddings : array_like, shape (n, d)
         Class vectors, float32 or float64; copied. Optimizers change the copy in `parameters`.
     loss : Loss
-        Full or sampled, from `samplesoft.losses`. Its device holds parameters and gradients. The
-        sampler may still be on the processor; vectors and draws are then copied.
+        A full or sampled loss from `samplesoft.losses`. Parameters and gradients are on the device
+        of the loss. If the sampler is on the CPU while the loss is on a GPU, class vectors and
+        draws are copied between them.
     sampler : Sampler, optional
         Sampler of negatives; required for sampled losses. Any object with the methods of `Sampler`
-        is accepted. If the loss normalises, the sampler gets vectors of norm 1, and must have been
-        made from such.
+        is accepted. If the loss normalises vectors, the layer passes vectors of norm 1 to the
+        sampler, which must have been made from such vectors.
     num_sampled : int, optional
-        Number of draws m for each example; losses such as `MultilevelLoss` make more.
+        Number of draws m for each example, or for the batch if `shared`. Some losses, such as
+        `MultilevelLoss`, draw more.
     biases : array_like, shape (n,), optional
         Class biases, trained with the vectors; samplers ignore them.
     shared : bool, optional
-        Draw one set of classes for the whole batch. The default if the sampler is independent of
-        contexts, and the loss accepts draws of the label, which it masks or corrects.
+        Draw one set of classes for the whole batch. By default True if the sampler is independent
+        of contexts, and the loss accepts draws of the label, which it masks or corrects.
     update_every : int
-        Number of calls of `update` between updates of the sampler. In between, draws and their
-        probabilities are still consistent: both use the vectors of the last update.
+        Number of calls of `update` after which the sampler is updated. In between it draws from the
+        proposal of the last update, with the probabilities of that proposal.
     allow_other_tau : bool
-        Accept a sampler with another `tau` than the loss. Draws and their probabilities are still
-        consistent, but the proposal approximates another softmax than the trained one.
+        Accept a sampler with another `tau` than the loss. The probabilities of draws are still
+        right, but the proposal approximates another softmax than the one that is trained.
 
     Attributes
     ----------
     parameters : dict of str to ndarray
-        ``"class_embeddings"`` (n, d), and ``"biases"`` (n,) if given; Numba's device arrays if the
-        loss is on a GPU.
+        ``"class_embeddings"`` (n, d), and ``"biases"`` (n,) if the layer has them. They are Numba
+        device arrays if the loss is on a GPU.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is malformed, or loss and sampler do not fit each other.
+        If an argument is malformed, or loss and sampler are incompatible.
 
     Notes
     -----
-    A step of training is
+    A training step consists of four calls:
 
-    1. `forward`: draws, excluding the labels if the loss has scheme ``"negatives"``, and computes
-       the loss. A two-pass sampler draws new candidates before it. A sampler that learns counts
-       observes the labels after it, except those of examples of weight 0;
-    2. `backward`: computes gradients; parameters must not have changed since `forward`;
-    3. the optimizer's ``step(layer.parameters, gradients)``;
-    4. `update` with the ids of the rows that have a gradient.
+    1. `forward` draws classes and computes the loss. If the loss has scheme ``"negatives"``, labels
+       are excluded from the draws. A two-pass sampler first draws new candidates. A sampler that
+       learns class counts observes the labels after the loss has been computed, except those of
+       examples of weight 0;
+    2. `backward` computes gradients; parameters must not have changed since `forward`;
+    3. the optimizer's ``step(layer.parameters, gradients)`` changes the parameters;
+    4. `update` tells the sampler the ids of the class vectors that have changed.
 
-    A sampler that was made from other class vectors uses those until it is updated; call `refresh`
-    first.
+    If the sampler was made from other class vectors than those of the layer, call `refresh` before
+    the first step.
 
     Examples
     --------
@@ -138,13 +141,14 @@ class SoftmaxLayer:
         self.num_sampled = 0
         self.shared = False
         self.update_every = as_count("update_every", update_every)
-        # ids of `update` calls that the sampler has not seen
+        # ids from calls of `update` after which the sampler was not updated
         self._pending_ids: list[IntArray] = []
         if isinstance(loss, SampledLoss):
             self._check_sampler(loss, rows, allow_other_tau)
-            # draws for one context are poor proposals for the others of the batch
+            # by default, draws that depend on the context are not shared: draws for one context are
+            # poor proposals for the other contexts of the batch
             follows_contexts = self.sampler is not None and self.sampler.dim is not None
-            # without contexts, one set for the batch is one draw and one matrix product
+            # other draws are shared, because one set of draws needs only one matrix product
             self.shared = as_shared(shared, not loss.excludes_label and not follows_contexts)
             if loss.excludes_label and self.shared:
                 raise ValueError(
@@ -157,7 +161,8 @@ class SoftmaxLayer:
                 f"`sampler` and `num_sampled` must be None for {type(loss).__name__}, which draws "
                 "nothing; leave them out, or take a sampled loss."
             )
-        # computed once: calls of empty methods would cost as much as a small product in each step
+        # determined once: calling methods that do nothing would cost as much in each step as a
+        # small matrix product
         self._draws_num_sampled = isinstance(loss, SampledLoss) and loss.draws_num_sampled
         self._refreshes = _overrides_method(self.sampler, "refresh")
         self._observes = _overrides_method(self.sampler, "observe")
@@ -167,7 +172,7 @@ class SoftmaxLayer:
         return backend(self.loss.device)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for copies and pickles."""
+        """Return the attributes for copies and pickles; raise if the layer is on a GPU."""
         require_copyable(self, self.loss.device)
         return self.__dict__
 
@@ -179,7 +184,7 @@ class SoftmaxLayer:
         weights: ArrayLike | None = None,
         rng: int | np.random.Generator | None = None,
     ) -> tuple[Any, Cache]:
-        """Draw negatives if the loss needs them, and compute the loss.
+        """Draw classes if the loss is sampled, and compute the loss.
 
         Parameters
         ----------
@@ -188,7 +193,7 @@ class SoftmaxLayer:
         labels : array_like of int, shape (B,), or scipy sparse matrix, shape (B, n)
             Labels, as in `Loss.forward`.
         weights : array_like, shape (B,), optional
-            Weights of the examples; samplers do not observe labels of examples of weight 0.
+            Weights of the examples' losses. Samplers do not observe labels of examples of weight 0.
         rng : int or numpy.random.Generator or None
             Seed of the draws.
 
@@ -197,40 +202,40 @@ class SoftmaxLayer:
         value : float or ndarray of float64, shape (B,)
             The loss in nats.
         cache : Cache
-            For `backward`.
+            Intermediate results for `backward`.
 
         Raises
         ------
         TypeError, ValueError
             If an argument is malformed.
         MemoryError
-            If the draws do not fit.
+            If the draws would not fit.
         """
-        # validate before drawing: a rejected call must not change the sampler
+        # validate before drawing, so that a call that raises an error does not change the sampler
         rows = self.parameters["class_embeddings"]
         biases = self.parameters["biases"] if "biases" in self.parameters else None
         batch = self.loss.check_batch(h, rows, labels, biases)
         draw, log_count = self._draw(batch.contexts, batch.targets, rng)
         result = self.loss.forward_batch(batch, draw, label_log_count=log_count, weights=weights)
-        # after the loss, because the proposal must not depend on the labels of the batch
+        # observe labels after drawing, because draws must not depend on the labels of the batch
         if self._observes:
             self._observe_labels(batch.targets, weights)
         return result
 
     def backward(self, cache: Cache) -> tuple[Rows, dict[str, SparseRows]]:
-        """Compute gradients.
+        """Compute the gradients of the loss.
 
         Parameters
         ----------
         cache : Cache
-            From `forward`.
+            Result of `forward`.
 
         Returns
         -------
         dh : ndarray, shape (B, d)
             Derivatives in the contexts.
         gradients : dict of str to SparseRows
-            Derivatives under the names of `parameters`.
+            Gradients under the names of `parameters`.
         """
         copy_read_only_arrays(self.parameters)  # the optimizer will update them
         loss_gradients = self.loss.backward(cache)
@@ -240,12 +245,14 @@ class SoftmaxLayer:
         return loss_gradients.dh, gradients
 
     def update(self, ids: Any = None) -> None:
-        """Update the sampler for changed class vectors, every `update_every` calls.
+        """Record which class vectors have changed, and update the sampler if it is due.
+
+        The sampler is updated at every `update_every`-th call.
 
         Parameters
         ----------
         ids : array_like of int, shape (k,), optional
-            Classes whose vectors may have changed; all by default.
+            Classes whose vectors may have changed; by default all.
 
         Raises
         ------
@@ -256,10 +263,10 @@ class SoftmaxLayer:
             return
         n = self.class_embeddings.shape[0]
         classes = self._arrays.ids("ids", np.arange(n) if ids is None else ids, n)
-        # a copy, because callers may reuse the buffer of ids before the sampler is updated
+        # copy the ids, because callers may overwrite their array before the sampler is updated
         self._pending_ids.append(self._arrays.copied(classes))
         if len(self._pending_ids) >= self.update_every:
-            # each class is updated once, even if it has changed several times
+            # update each class once, even if it has changed several times
             self._update_sampler(union(self._pending_ids))
 
     def refresh(self) -> None:
@@ -271,21 +278,21 @@ class SoftmaxLayer:
                 self._update_sampler(self._arrays.ids("ids", np.arange(n), n))
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Return the state of the sampler that does not follow from the class vectors."""
+        """Return the state of the sampler, without state that is computed from class vectors."""
         return {} if self.sampler is None else self.sampler.state()
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Restore a `state`.
+        """Restore the state of the sampler.
 
         Parameters
         ----------
         state : mapping of str to ndarray
-            State of a layer with the same arguments.
+            Result of `state`, from a layer with the same arguments.
 
         Raises
         ------
         TypeError, ValueError
-            If it is from a different layer. Nothing has changed then.
+            If `state` is from a different layer. The sampler is then unchanged.
         """
         if self.sampler is not None:
             self.sampler.load_state(state)
@@ -296,9 +303,10 @@ class SoftmaxLayer:
             )
 
     def evaluate(self, h: ArrayLike, labels: Any, *, k: tuple[int, ...] = ()) -> Evaluation:
-        """Compute the full-softmax loss and ranks of the labels, as `samplesoft.metrics.evaluate`.
+        """Compute the full-softmax loss and the top-k accuracy on given examples.
 
-        Computed on the processor; vectors are copied from other devices.
+        This calls `samplesoft.metrics.evaluate`, which runs on the CPU. Vectors on a GPU are
+        copied.
 
         Parameters
         ----------
@@ -307,7 +315,7 @@ class SoftmaxLayer:
         labels : array_like of int, shape (B,), or scipy sparse matrix, shape (B, n)
             Labels.
         k : tuple of int
-            Sizes of the lists of best classes to score.
+            Lengths k of the lists of best classes for which accuracies are computed.
 
         Returns
         -------
@@ -328,13 +336,16 @@ class SoftmaxLayer:
 
     @property
     def class_embeddings(self) -> Rows:
-        """Current class vectors (n, d)."""
+        """The class vectors (n, d), an entry of `parameters`."""
         return self.parameters["class_embeddings"]
 
     def _draw(
         self, contexts: Rows, targets: Targets, rng: Seed
     ) -> tuple[Draw | None, FloatArray | None]:
-        """Return draws and log expected counts of the labels (P,), each None if not needed."""
+        """Draw classes; return the draws, and the log expected counts (P,) of the labels.
+
+        Each is None if the loss does not use it.
+        """
         loss, sampler = self._sampled_loss, self.sampler
         if loss is None or sampler is None:
             return None, None
@@ -346,7 +357,7 @@ class SoftmaxLayer:
         exclude = self._to_sampler_device(targets.labels) if loss.excludes_label else None
         h = contexts if loss.device == "cpu" else self._to_sampler_device(contexts)
 
-        if self._refreshes:  # a two-pass sampler draws new candidates, with the seed of the step
+        if self._refreshes:  # a two-pass sampler first draws new candidates
             sampler.refresh(rng)
         if self._draws_num_sampled:
             draw = sampler.sample(h, self.num_sampled, exclude=exclude, shared=self.shared, rng=rng)
@@ -360,7 +371,7 @@ class SoftmaxLayer:
         return draw, log_count
 
     def _observe_labels(self, targets: Targets, weights: ArrayLike | None) -> None:
-        """Pass labels to the sampler, except those of examples of weight 0, such as padding."""
+        """Let the sampler observe the labels, except those of examples of weight 0 (padding)."""
         assert self.sampler is not None
         labels = targets.labels
         if self.loss.device != "cpu":
@@ -372,15 +383,18 @@ class SoftmaxLayer:
         self.sampler.observe(labels)
 
     def _label_log_count(self, contexts: Rows, targets: Targets) -> FloatArray:
-        """Return the log expected count (P,) of each label in a draw for its example."""
+        """Return the log of the expected number of times that each label (P,) is drawn.
+
+        The number is among the m draws for the label's example.
+        """
         assert self.sampler is not None
         h, labels = self._to_sampler_device(contexts), self._to_sampler_device(targets.labels)
         log_expected_count, m = self.sampler.log_expected_count, self.num_sampled
         if targets.example_ids is None or self.shared:
-            # shared draws: all labels in one row; else each label for its own context
+            # if draws are shared, pass all labels in one row; else each in the row of its context
             ids = labels.reshape((1, -1) if self.shared else (-1, 1))
             return log_expected_count(h, ids, m, shared=self.shared).reshape(-1)
-        # one row for each context: contexts with fewer labels repeat their last
+        # Pass the labels of a context in one row. Rows are filled up with the context's last label.
         offsets = targets.offsets()
         last = np.append(offsets[1:], len(labels)) - 1
         width = int((last - offsets).max()) + 1
@@ -390,20 +404,22 @@ class SoftmaxLayer:
         return log_counts
 
     def _update_sampler(self, ids: IntArray) -> None:
+        """Pass the current vectors of the classes `ids` to the sampler."""
         assert self.sampler is not None
         rows = self._arrays.take_rows(self.class_embeddings, ids)
-        # the sampler gets the vectors that the loss scores: of norm 1 if it normalises
+        # if the loss normalises vectors, the sampler must also get vectors of norm 1
         if self.loss.normalize:
             rows, _ = unit_rows("class_embeddings", rows, ids)
         self.sampler.update(self._to_sampler_device(ids), self._to_sampler_device(rows))
         self._pending_ids = []
 
     def _to_sampler_device(self, array: Any) -> Any:
-        """Return an array on the device of the sampler, which may be the processor."""
+        """Return an array on the device of the sampler: the array itself, or a copy on the CPU."""
         assert self.sampler is not None
         return to_host(array) if self.sampler.device == "cpu" else array
 
     def _check_sampler(self, loss: SampledLoss, rows: Rows, allow_other_tau: bool) -> None:
+        """Raise unless the sampler is compatible with the loss and the class vectors `rows`."""
         n, d = rows.shape
         self.sampler = as_sampler("sampler", self.sampler)
         if self.sampler.device not in ("cpu", loss.device):
@@ -411,20 +427,20 @@ class SoftmaxLayer:
                 f"`sampler` must work where the loss does, on {loss.device!r}, got one on "
                 f"{self.sampler.device!r}; make both with the same device."
             )
-        # samplers that are independent of contexts have no dimension
+        # the dimension of a sampler is None if it is independent of contexts
         if self.sampler.num_classes != n or self.sampler.dim not in (None, d):
             raise ValueError(
                 f"`sampler` must be for {n} classes of dimension {d}, got "
                 f"{self.sampler.num_classes} of dimension {self.sampler.dim}."
             )
-        # custom samplers may not have this attribute, and accept any dtype
+        # a custom sampler without this attribute must accept any dtype
         dtype = getattr(self.sampler, "_dtype", None)
         if self.sampler.device != "cpu" and dtype is not None and dtype != rows.dtype:
             raise ValueError(
                 f"`sampler` must be of {rows.dtype}, like `class_embeddings`, on "
                 f"{self.sampler.device!r}, got {dtype}; make it from the same array."
             )
-        # float32 may have rounded one of the two
+        # compare with a tolerance, because one of the two may have been rounded to float32
         tau = self.sampler.tau
         if tau is not None and not (allow_other_tau or isclose(tau, loss.tau, rel_tol=1e-6)):
             raise ValueError(
@@ -440,7 +456,7 @@ class SoftmaxLayer:
 
 
 def _overrides_method(sampler: Sampler | None, method: str) -> bool:
-    """Whether there is a sampler that overrides a method of `Sampler`."""
+    """Whether there is a sampler, and its class overrides a method of `Sampler`."""
     if sampler is None:
         return False
     return getattr(type(sampler), method, None) is not getattr(Sampler, method)

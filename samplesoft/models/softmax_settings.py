@@ -1,4 +1,4 @@
-"""Settings of a softmax layer: names and numbers, for JSON, or a custom sampler."""
+"""Settings of a softmax layer, which make its loss, its sampler and the layer."""
 
 from __future__ import annotations
 
@@ -33,38 +33,38 @@ from samplesoft.samplers.registry import (
 class SoftmaxSettings:
     """Settings of a softmax layer, by default with vectors of norm 1.
 
-    Fields hold the values as given. None in `tau`, `normalize` and `shared` means the default;
-    `resolved` returns settings with these defaults filled in.
+    None in the fields `tau`, `normalize` and `shared` stands for their default, which `resolved`
+    fills in. All fields are strings, numbers or None, except for a custom sampler.
 
     Parameters
     ----------
     loss : str
-        A key of `samplesoft.losses.LOSSES`. ``"nce"`` and ``"negative-sampling"`` get an `offset`
-        for which the probabilities of random vectors sum to 1; training may fail without one.
-        ``"gbce"`` gets the offset of negative sampling.
+        A key of `samplesoft.losses.LOSSES`. The losses ``"nce"``, ``"negative-sampling"`` and
+        ``"gbce"`` get an `offset` with which the estimated probabilities of random vectors sum to
+        1; without an offset, training may fail.
     tau : float, optional
         Inverse temperature; by default 10 if `normalize`, else 1.
     normalize : bool, optional
-        Divide contexts and class vectors by their norms; the default.
+        Divide contexts and class vectors by their norms; by default True, except for a tree.
     sampler : str, sampler, callable or None
-        A key of `samplesoft.samplers.SAMPLERS`; or a sampler, any object with the methods of
-        `samplesoft.samplers.Sampler`, which is copied; or a function that makes one from a
-        `SamplerInputs`; None for a loss over all classes. With the default, a small language model
-        reaches the loss of the full softmax in half of its time, and a lower one than with
-        ``"rff"``, the sampler of [1]_.
+        A key of `samplesoft.samplers.SAMPLERS`; a sampler, which is any object with the methods of
+        `samplesoft.samplers.Sampler`, and is copied; or a function that makes a sampler from a
+        `SamplerInputs`. None for a loss over all classes. With the default sampler, a small
+        language model reached the loss of the full softmax in half of the time, and a lower loss
+        than with ``"rff"``, the sampler of [1]_.
     num_sampled : int or None
-        Draws for each example, or for the batch if `shared`; None without a sampler.
+        Number of draws for each example, or for the batch if `shared`; None without a sampler.
     num_certain : int
-        Number of always-included classes, the most frequent, in addition to the draws; see
-        `samplesoft.samplers.CertainSampler`. For losses such as ``"sampled-masked"`` and
-        ``"sampled"``.
+        Number of always-included classes, in addition to the draws: the most frequent classes are
+        used in each step. See `samplesoft.samplers.CertainSampler`. For losses such as
+        ``"sampled-masked"`` and ``"sampled"``.
     nu, num_features : float, int
         Settings of the sampler; see `SamplerInputs`.
     shared : bool, optional
-        Draw one set for all examples of a batch, from the mean of their proposals: faster, but not
-        adapted to the example. The default is True for a sampler that is independent of contexts,
-        such as ``"unigram"``, with a loss whose draws may contain the label, such as
-        ``"sampled-masked"``; else False.
+        Draw one set of classes for all examples of a batch, from the mean of their proposals. This
+        is faster, but does not adapt the draws to each example. The default is True if the sampler
+        is independent of contexts, such as ``"unigram"``, and draws of the loss may contain the
+        label, as for ``"sampled-masked"``; otherwise False.
     update_every : int
         Steps between updates of the sampler.
 
@@ -75,7 +75,8 @@ class SoftmaxSettings:
 
     Notes
     -----
-    Defaults are measured in docs/benchmarks.md, section "Defaults of softmax layers".
+    The measurements behind the defaults are in docs/benchmarks.md, section "Defaults of softmax
+    layers".
 
     References
     ----------
@@ -94,7 +95,7 @@ class SoftmaxSettings:
     shared: bool | None = None
     update_every: int = 1
 
-    # fields that are arguments of the loss
+    # names of the fields that are passed to the loss
     _loss_fields: ClassVar[tuple[str, ...]] = (
         "tau",
         "normalize",
@@ -127,7 +128,7 @@ class SoftmaxSettings:
                 )
             return
         as_count("num_sampled", self.num_sampled, loss.least_draws)
-        # custom samplers are validated when the layer has its vectors
+        # a custom sampler is validated by the layer, which knows the class vectors
         is_object = not isinstance(self.sampler, str)
         if is_object and self.num_certain:
             raise ValueError(
@@ -156,8 +157,8 @@ class SoftmaxSettings:
     def resolved(self) -> Self:
         """Return settings with the defaults of `tau`, `normalize` and `shared` filled in.
 
-        If `sampler` is a function, `shared` may remain None: the layer determines it from the
-        sampler.
+        If `sampler` is a function, `shared` may remain None, and the layer determines it from the
+        sampler that the function makes.
 
         Examples
         --------
@@ -173,17 +174,20 @@ class SoftmaxSettings:
         )
 
     def _resolved_normalize(self) -> bool:
-        """Return whether vectors are divided by their norms."""
+        """Return `normalize`, or its default if it is None."""
         if self.normalize is None:
             return self._default_normalize()
         return as_flag("normalize", self.normalize)
 
     def _default_normalize(self) -> bool:
-        """Return the default of `normalize` for the loss."""
+        """Return the default of `normalize`, which depends on the loss."""
         return not LOSSES[self.loss].on_tree
 
     def _shares_draws(self) -> bool | None:
-        """Return whether a batch shares its draws; None if the layer must determine it."""
+        """Return whether the examples of a batch share their draws, from `shared` or its default.
+
+        Returns None if only the layer can determine it, because `sampler` is a function.
+        """
         loss = LOSSES[self.loss]
         if not loss.draws:
             return as_shared(self.shared, False)
@@ -193,7 +197,7 @@ class SoftmaxSettings:
         return as_shared(self.shared, loss.shares_draws and not follows_contexts)
 
     def _sampler_follows_contexts(self) -> bool:
-        """Return whether draws depend on contexts and class vectors."""
+        """Return whether the draws of the sampler depend on contexts and class vectors."""
         if self.sampler is None or isinstance(self.sampler, str):
             return SAMPLERS[as_choice("sampler", self.sampler, SAMPLERS)].follows_vectors
         return as_sampler("sampler", self.sampler).dim is not None
@@ -210,10 +214,11 @@ class SoftmaxSettings:
         return {name: values[name] for name in self._loss_fields if name not in implied}
 
     def _offset_option(self, n: int, d: int) -> dict[str, float]:
-        """Return the offset for which the estimates of random vectors sum to 1 over all classes.
+        """Return the argument `offset` for a loss that has one, else an empty dict.
 
-        Noise-contrastive estimation estimates p(j), negative sampling p(j) / (m q(j)). Dot products
-        of random unit vectors have variance 1/d.
+        With this offset the estimated probabilities of random vectors sum to 1 over all classes.
+        Noise-contrastive estimation estimates p(j), and negative sampling p(j) / (m q(j)). The dot
+        product of two random unit vectors has the variance 1/d.
         """
         spec = LOSSES[self.loss]
         if not issubclass(spec.make, LogisticLoss):
@@ -221,23 +226,25 @@ class SoftmaxSettings:
         assert spec.scheme is not None and self.num_sampled is not None
         unit_vectors = self._resolved_normalize()
         tau = as_tau(self.tau, unit_vectors=unit_vectors)
-        # sum over classes of the estimated ratio to p(j)
+        # The estimate of p(j) is exp(score), or m q(j) exp(score) for negative sampling. For random
+        # dot products x the estimates sum to mass * exp(offset) * E exp(tau x).
         mass = n if spec.scheme.corrects_draws else self.num_sampled
-        # log E exp(tau x) for a normal x of variance 1/d is tau^2 / 2d; dot products are at most 1
+        # log E exp(tau x) is tau**2 / (2 d) for a normal x of variance 1/d; for x <= 1 at most tau
         log_mean_exp = min(tau, tau * tau / (2.0 * d)) if unit_vectors else 0.0
         return {"offset": -log(mass) - log_mean_exp}
 
     def make_layer(
         self, rows: Rows, counts: ArrayLike | None, seed: int, *, reduction: str = "mean"
     ) -> SoftmaxLayer:
-        """Make the layer.
+        """Make a softmax layer with its loss and its sampler.
 
         Parameters
         ----------
         rows : ndarray, shape (n, d)
-            Initial class vectors; inner nodes of a tree start at 0.
+            Initial class vectors. In a layer over a tree, inner nodes have zeros initially.
         counts : array_like, shape (n,), or None
-            Count of each class, for samplers that use frequencies and for always-included classes.
+            Count of each class, for samplers that draw by frequency and for always-included
+            classes.
         seed : int
             Seed of the sampler.
         reduction : {"mean", "sum", "none"}
@@ -246,7 +253,7 @@ class SoftmaxSettings:
         Returns
         -------
         SoftmaxLayer
-            The layer, with its sampler.
+            The layer.
 
         Raises
         ------
@@ -268,7 +275,7 @@ class SoftmaxSettings:
         loss = self.make_loss(rows.shape[0], rows.shape[1], reduction)
         sampler = None
         if self.sampler is not None:
-            # a copy: the trained vectors are not normalised
+            # the sampler gets normalised copies, because the trained vectors are not normalised
             unit_vectors = self._resolved_normalize()
             sampler_rows = unit_rows("class_embeddings", rows.copy())[0] if unit_vectors else rows
             sampler = self.make_sampler(sampler_rows, counts, seed)
@@ -281,16 +288,19 @@ class SoftmaxSettings:
             update_every=self.update_every,
         )
         if not isinstance(self.sampler, str):
-            layer.refresh()  # custom samplers may have been made from other vectors
+            layer.refresh()  # a custom sampler may have been made from other class vectors
         return layer
 
     def make_loss(self, n: int, d: int, reduction: str) -> Loss:
-        """Make the loss for n classes and vectors of length d, with a `reduction`."""
+        """Return the loss for n classes and vectors of length d."""
         options = {**self._loss_options(), **self._offset_option(n, d)}
         return make_loss(self.loss, reduction=reduction, **options)
 
     def make_sampler(self, rows: Rows, counts: ArrayLike | None, seed: int) -> Sampler:
-        """Make the sampler, of class vectors (n, d) as it sees them, and counts (n,)."""
+        """Return the sampler for class vectors `rows` (n, d) and class counts (n,).
+
+        The vectors must be of norm 1 if the loss normalises.
+        """
         inputs = SamplerInputs(
             rows,
             counts,
@@ -300,7 +310,7 @@ class SoftmaxSettings:
             rng=seed,
         )
         if not isinstance(self.sampler, str):
-            # copied: models with the same settings must not share the state of a sampler
+            # copy a sampler, because models with the same settings must not share its state
             sampler: Sampler = (
                 self.sampler(inputs)
                 if callable(self.sampler)
@@ -309,7 +319,7 @@ class SoftmaxSettings:
             if inputs.counts is not None:
                 warn_of_wrong_ranks(sampler, inputs.counts)
             return sampler
-        # the named sampler draws the other classes, with their counts
+        # the most frequent classes are always included, and the named sampler draws the others
         if self.num_certain:
             return make_certain_sampler(self.sampler, inputs, self.num_certain)
         return make_sampler(self.sampler, inputs)

@@ -1,4 +1,4 @@
-"""Taylor and spherical softmax: exact loss and step at a cost independent of the classes."""
+"""Taylor and spherical softmax: exact loss and steps, at a cost independent of the classes."""
 
 from __future__ import annotations
 
@@ -30,22 +30,23 @@ from samplesoft.models.linear import as_float_dtype, uniform_weights
 from samplesoft.samplers.base import Rows
 from samplesoft.search import check_k, top_k_classes
 
-_CHUNK_VALUES = 1 << 20  # entries of class vectors, or scores, that are computed at a time
+_CHUNK_VALUES = 1 << 20  # entries of class vectors that are computed at a time
 
 
 class FactoredGradient(NamedTuple):
-    """A gradient in class vectors W (n, d), in the factored form ``W @ matrix + offset + rows``.
+    """A gradient in the class vectors W (n, d), in the form ``W @ matrix + offset + rows``.
 
     Parameters
     ----------
     matrix : ndarray of float64, shape (d, d)
-        Factor of W.
+        Matrix by which W is multiplied.
     offset : ndarray of float64, shape (d,)
-        Gradient common to all classes.
+        Term that is the same for all classes.
     rows : SparseRows
-        Additional gradient of the labels of the batch.
+        Additional terms of the labels in the batch.
     steps : int
-        Number of changes of the layer before; W is the one at that time.
+        Number of changes of the class vectors before the gradient was computed; it is valid only
+        for the class vectors of that time.
     """
 
     matrix: FloatArray
@@ -54,21 +55,21 @@ class FactoredGradient(NamedTuple):
     steps: int
 
     def dense(self, class_embeddings: Rows) -> FloatArray:
-        """Return the dense gradient (n, d), given the class vectors W."""
+        """Return the gradient as an array (n, d), given the class vectors W (n, d)."""
         gradient: FloatArray = class_embeddings @ self.matrix + self.offset
         gradient[self.rows.ids] += self.rows.rows
         return gradient
 
 
 class SphericalSoftmax:
-    r"""A layer with quadratic weights in place of exponentials: a step costs the same for any n.
+    r"""A softmax layer with quadratic weights in place of exponentials.
 
-    With scores :math:`o = W h` class i has the probability :math:`w_i / \sum_j w_j`, and the loss
-    is :math:`-\log p_t` for the label t. The weight is :math:`1 + o + o^2/2` in the log-Taylor
-    softmax, and :math:`o^2 + \epsilon` in the log-spherical softmax. The sum over all classes then
-    needs only :math:`s = W^\top 1` and :math:`Q = W^\top W`, not the scores. A step of gradient
-    descent changes all n class vectors through a few small matrices: it is exact, and takes
-    :math:`O(B d^2 + d^3)` operations.
+    Class i with score :math:`o_i`, where :math:`o = W h`, has the weight :math:`w_i` and the
+    probability :math:`w_i / \sum_j w_j`. The loss is :math:`-\log p_t` for the label t. The weight
+    is :math:`1 + o + o^2/2` in the log-Taylor softmax, and :math:`o^2 + \epsilon` in the
+    log-spherical softmax. The sum over all classes then follows from :math:`s = W^\top 1` and
+    :math:`Q = W^\top W`, without the scores. A step of gradient descent on all n class vectors is
+    exact, changes only a few small matrices, and takes :math:`O(B d^2 + d^3)` operations for any n.
 
     Parameters
     ----------
@@ -79,13 +80,14 @@ class SphericalSoftmax:
     kind : {"taylor", "spherical"}
         The weight function.
     epsilon : float
-        Weight of a class of score 0 in the spherical softmax, a parameter of that model: no
-        probability is below :math:`\epsilon / \sum_j w_j`, and scores matter from
-        :math:`\sqrt{\epsilon}` on. The Taylor softmax has none.
+        Weight of a class of score 0 in the spherical softmax. No probability is below
+        :math:`\epsilon / \sum_j w_j`, and scores matter if they exceed about
+        :math:`\sqrt{\epsilon}`. Must be 1 for the Taylor softmax.
     reduction : {"mean", "sum"}
         Weighted mean or weighted sum of the examples' losses.
     dtype : dtype
-        float32 or float64, for arrays with a row per class and for ``dh``. All else is float64.
+        float32 or float64, for arrays with a row for each class and for ``dh``. All other arrays
+        are float64.
     rng : int or numpy.random.Generator or None
         Seed of the class vectors.
 
@@ -96,20 +98,22 @@ class SphericalSoftmax:
 
     Notes
     -----
-    Up to a factor both weights are :math:`(o + \beta)^2 + \epsilon`; the Taylor softmax has
-    :math:`\beta = \epsilon = 1`. Let H be the contexts of a batch, and :math:`r_b` the example
-    weights divided by the sums. The gradient in W is :math:`W M + 1 g^\top` plus rows of the
-    labels, with :math:`M = 2 H^\top \mathrm{diag}(r) H` and :math:`g = 2 \beta H^\top r`. W is
-    stored as :math:`V U + 1 \omega^\top`, and a step changes U, :math:`\omega` and B rows of V. If
-    U becomes nearly singular, V is recomputed. That takes about as long as a full-softmax step, and
-    memory for a second V; it is rare, and happens mostly in early steps.
+    Up to a constant factor both weights are :math:`(o + \beta)^2 + \epsilon`. The spherical softmax
+    has :math:`\beta = 0`, and the Taylor softmax :math:`\beta = \epsilon = 1`. Let H be the
+    contexts of a batch, and :math:`r_b` the loss weight of example b divided by the sum of its
+    class weights. The gradient in W is :math:`W M + 1 g^\top` plus terms in the rows of the labels,
+    with :math:`M = 2 H^\top \mathrm{diag}(r) H` and :math:`g = 2 \beta H^\top r`. W is stored as
+    :math:`V U + 1 \omega^\top`, and a step changes U, :math:`\omega` and B rows of V. If U becomes
+    nearly singular, V is recomputed. That is rare, and happens mostly in early steps. It takes
+    about as long as a full-softmax step, and memory for a second V.
 
-    **When to use it.** If n is far above d, plain gradient descent suffices, and a model other than
-    the softmax is acceptable: this loss does not estimate the softmax loss. A step takes 0.6 ms at
-    d = 64 for any number of classes, where a full-softmax step takes a second for a million. On
-    text the model is less accurate than a softmax. Both are measured in docs/benchmarks.md, section
-    "Spherical softmax". Learning rates are far above those of a softmax, about 10 to 30, because
-    gradients are small. A sampled softmax trains the softmax itself, with any optimizer.
+    **When to use it.** Use this layer if n is far above d, gradient descent without momentum or
+    adaptive rates suffices, and a model other than the softmax is acceptable: its loss does not
+    estimate the softmax loss. A step takes 0.6 ms at d = 64 for any number of classes. A
+    full-softmax step takes a second for a million classes. On text the model is less accurate than
+    a softmax. These measurements are in docs/benchmarks.md, section "Spherical softmax". Learning
+    rates are far above those of a softmax, about 10 to 30, because gradients are small. To train a
+    softmax itself, with any optimizer, use a sampled softmax.
 
     References
     ----------
@@ -165,17 +169,17 @@ class SphericalSoftmax:
         self._rebuild_factors(np.eye(d), np.zeros(d))
 
     def class_embeddings(self, ids: ArrayLike | None = None) -> Rows:
-        """Compute class vectors.
+        """Return the class vectors W, or rows of W.
 
         Parameters
         ----------
         ids : array_like of int, shape (k,), optional
-            Classes; all by default.
+            Classes whose vectors are returned; by default all.
 
         Returns
         -------
         ndarray, shape (n, d) or (k, d)
-            W, or rows of it.
+            The class vectors.
 
         Raises
         ------
@@ -186,8 +190,8 @@ class SphericalSoftmax:
             chosen = as_ids("ids", ids, self.num_classes)
             return self._class_vectors(chosen).astype(self.dtype)
         rows = np.empty_like(self._V)
-        for part in row_chunks(rows.shape, _CHUNK_VALUES):
-            rows[part] = self._class_vectors(part)
+        for chunk in row_chunks(rows.shape, _CHUNK_VALUES):
+            rows[chunk] = self._class_vectors(chunk)
         return rows
 
     def set_class_embeddings(self, class_embeddings: ArrayLike) -> None:
@@ -196,12 +200,12 @@ class SphericalSoftmax:
         Parameters
         ----------
         class_embeddings : array_like, shape (n, d)
-            W; copied.
+            New class vectors; copied.
 
         Raises
         ------
         TypeError, ValueError
-            If they are malformed, or too large for their squares to be summed.
+            If the vectors are malformed, or so large that the sum of their squares overflows.
         """
         shape = self._V.shape
         rows = as_float_rows("class_embeddings", class_embeddings, shape[1], self.dtype)
@@ -211,7 +215,7 @@ class SphericalSoftmax:
         self._V = rows.copy()
         self._rebuild_factors(np.eye(shape[1]), np.zeros(shape[1]))
 
-    @ignoring_overflow  # what is not finite is refused
+    @ignoring_overflow  # results that are not finite raise an error
     def forward(
         self, h: ArrayLike, labels: Any, *, weights: ArrayLike | None = None
     ) -> tuple[float, Any]:
@@ -224,14 +228,14 @@ class SphericalSoftmax:
         labels : array_like of int, shape (B,)
             Labels.
         weights : array_like, shape (B,), optional
-            Weights of the examples.
+            Weights of the losses of the examples; by default 1.
 
         Returns
         -------
         value : float
             The loss in nats.
         cache : object
-            For `backward`.
+            Intermediate results for `backward`.
 
         Raises
         ------
@@ -247,7 +251,7 @@ class SphericalSoftmax:
             label_scores**2 + self.epsilon,
             self._sum_of_weights(contexts),
         )
-        # sum over the other classes, at least epsilon each; for a single class the loss is 0
+        # sum of the weights of the other classes, at least epsilon each; it is 0 if n = 1
         other_weights = np.maximum(total - label_weights, (self.num_classes - 1) * self.epsilon)
         losses = np.log1p(other_weights / label_weights)
         if not np.isfinite(losses @ example_weights):
@@ -268,19 +272,19 @@ class SphericalSoftmax:
 
     @ignoring_overflow
     def backward(self, cache: Any) -> tuple[Rows, FactoredGradient]:
-        """Compute gradients.
+        """Compute the gradients of the loss.
 
         Parameters
         ----------
         cache : object
-            From `forward`.
+            Result of `forward`.
 
         Returns
         -------
         dh : ndarray, shape (B, d)
             Derivatives in the contexts.
         gradient : FactoredGradient
-            Derivatives in the class vectors, of all classes.
+            Derivatives in the vectors of all classes.
         """
         (contexts, targets, rows, derivative, inverse_sums, label_factors), steps = cache
         dh = inverse_sums[:, None] * derivative - label_factors[:, None] * rows
@@ -299,9 +303,9 @@ class SphericalSoftmax:
         Parameters
         ----------
         gradient : FactoredGradient
-            From `backward`, without a step since `forward`.
+            Result of `backward`. No step may have been taken since `forward`.
         learning_rate : float
-            At least 0.
+            Learning rate, at least 0.
 
         Raises
         ------
@@ -318,7 +322,7 @@ class SphericalSoftmax:
             )
         A, move = np.eye(len(s)) - rate * gradient.matrix, rate * gradient.offset
         ids, label_rows = gradient.rows.ids, rate * gradient.rows.rows
-        # All classes: W becomes W A - 1 move'.
+        # the step for all classes: W becomes W A - 1 move'
         U, omega, s = self._U @ A, A @ self._omega - move, A @ s
         cross = np.outer(s, move)
         Q = A @ self._Q @ A - cross - cross.T + n * np.outer(move, move)
@@ -329,10 +333,11 @@ class SphericalSoftmax:
         inverse = _well_conditioned_inverse(U, float(np.finfo(self.dtype).eps))
         if inverse is None:
             self._rebuild_factors(U, omega)
-            inverse = self._U  # 1
+            inverse = self._U  # the identity matrix
         else:
             self._U, self._omega, self._s, self._Q = U, omega, s - n * move, (Q + Q.T) / 2.0
-        # Labels: s and Q are updated with their rounded vectors, as stored in V.
+        # the additional step for the labels; s and Q are updated by differences of the vectors as
+        # they are after rounding in V
         before = self._class_vectors(ids)
         self._V = writable(self._V)
         self._V[ids] -= (label_rows @ inverse).astype(self.dtype)
@@ -352,41 +357,42 @@ class SphericalSoftmax:
         Returns
         -------
         ndarray of float64, shape (B, n)
-            In nats.
+            Log-probabilities, in nats.
 
         Raises
         ------
         TypeError, ValueError
-            If an argument is malformed, or a score is too large for its square.
+            If an argument is malformed, or the square of a score overflows.
         """
         contexts = as_float_rows("h", h, self.embedding_dim, self.dtype).astype(np.float64)
         logs = np.empty((len(contexts), self.num_classes))
-        for part in row_chunks(self._V.shape, _CHUNK_VALUES):
-            logs[:, part] = contexts @ self._class_vectors(part).T
+        for chunk in row_chunks(self._V.shape, _CHUNK_VALUES):
+            logs[:, chunk] = contexts @ self._class_vectors(chunk).T
         return self._log_probs(contexts, logs + self._shift)
 
     @ignoring_overflow
     def top_k(self, h: ArrayLike, k: int) -> tuple[IntArray, FloatArray]:
-        """Find the most likely classes.
+        """Find the k most likely classes of each context.
 
         Parameters
         ----------
         h : array_like, shape (B, d)
             Context vectors.
         k : int
-            How many classes, at most n.
+            Number of classes, at most n.
 
         Returns
         -------
         ids : ndarray of int64, shape (B, k)
-            Classes, the most likely first, and of equal ones the first one.
+            Classes by descending probability; of equal ones, the class with the smallest index
+            first.
         logs : ndarray of float64, shape (B, k)
-            Their log-probabilities.
+            Log-probabilities of these classes.
 
         Raises
         ------
         TypeError, ValueError
-            If an argument is malformed, or a score is too large for its square.
+            If an argument is malformed, or the square of a score overflows.
         """
         contexts = as_float_rows("h", h, self.embedding_dim, self.dtype)
         rows, shifts = self.class_embeddings(), np.full(self.num_classes, self._shift, self.dtype)
@@ -394,7 +400,7 @@ class SphericalSoftmax:
         return ids, self._log_probs(contexts.astype(np.float64), sizes.astype(np.float64))
 
     def evaluate(self, h: ArrayLike, labels: Any, *, k: tuple[int, ...] = ()) -> Evaluation:
-        """Compute the loss and ranks of the labels.
+        """Compute the loss and the top-k accuracy on given examples.
 
         Parameters
         ----------
@@ -403,12 +409,12 @@ class SphericalSoftmax:
         labels : array_like of int, shape (B,)
             Labels.
         k : tuple of int
-            Sizes of the lists of best classes to score.
+            Lengths k of the lists of best classes for which accuracies are computed.
 
         Returns
         -------
         Evaluation
-            Mean of this loss, its exponential, top-k accuracy and precision at k.
+            Mean of the loss of this layer, its exponential, top-k accuracy and precision at k.
 
         Raises
         ------
@@ -427,19 +433,20 @@ class SphericalSoftmax:
         return make_evaluation(value, label_hits, sizes, len(targets), len(targets))
 
     def _class_vectors(self, ids: IntArray | slice) -> FloatArray:
-        """Return class vectors in float64."""
+        """Return the vectors of the classes `ids` in float64."""
         rows: FloatArray = self._V[ids] @ self._U + self._omega
         return rows
 
     def _sum_of_weights(self, contexts: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return the sum (B,) of the weights of all classes, and its gradient (B, d)."""
+        """Return the sum (B,) of the weights of all classes, and its gradients (B, d)."""
         half = contexts @ self._Q + self._shift * self._s
         squares = np.einsum("bd,bd->b", half, contexts) + self._shift * (contexts @ self._s)
-        n = self.num_classes  # the maximum guards against rounding if all scores are 0
+        n = self.num_classes
+        # without the maximum, rounding could make the sum negative if all shifted scores are 0
         return np.maximum(squares + n * self._shift**2, 0.0) + n * self.epsilon, 2.0 * half
 
     def _log_probs(self, contexts: FloatArray, scores: FloatArray) -> FloatArray:
-        """Return log-probabilities of shifted scores (B, k), which are overwritten."""
+        """Return the log-probabilities of scores plus shift (B, k), which are overwritten."""
         logs = np.log(np.square(scores, out=scores) + self.epsilon)
         logs -= np.log(self._sum_of_weights(contexts)[0])[:, None]
         if not np.isfinite(logs).all():
@@ -450,19 +457,23 @@ class SphericalSoftmax:
         return logs
 
     def _rebuild_factors(self, U: FloatArray, omega: FloatArray) -> None:
-        """Replace V by V U + 1 omega', and recompute s and Q, which removes their drift."""
+        """Replace V by ``V U + 1 omega'`` and U by the identity; recompute s and Q.
+
+        This removes the rounding errors that s and Q have accumulated over steps.
+        """
         d = len(omega)
         s, Q, V = np.zeros(d), np.zeros((d, d)), np.empty_like(self._V)
-        for part in row_chunks(V.shape, _CHUNK_VALUES):
-            V[part] = self._V[part] @ U + omega
-            rows = V[part].astype(np.float64)
+        for chunk in row_chunks(V.shape, _CHUNK_VALUES):
+            V[chunk] = self._V[chunk] @ U + omega
+            rows = V[chunk].astype(np.float64)
             s, Q = s + rows.sum(axis=0), Q + rows.T @ rows
         self._V, self._U, self._omega, self._s, self._Q = V, np.eye(d), np.zeros(d), s, Q
         self._steps += 1
 
     def _require_norm_in_range(self, name: str, size: float) -> None:
-        """Raise unless the norm of all class vectors is well within the range of V."""
-        max_norm = min(float(np.finfo(self.dtype).max) / 1e6, 1e150)  # V is larger than W by 1 / U
+        """Raise ValueError if `size`, the norm of all class vectors together, could overflow V."""
+        # V may be larger than W by the norm of the inverse of U, which is below 1e6
+        max_norm = min(float(np.finfo(self.dtype).max) / 1e6, 1e150)
         if not size < max_norm:
             raise ValueError(
                 f"`{name}` must keep the norm of the class vectors below {max_norm:.0e}, got "
@@ -473,15 +484,18 @@ class SphericalSoftmax:
 def _well_conditioned_inverse(U: FloatArray, eps: float) -> FloatArray | None:
     """Return the inverse of U, or None if U is too ill-conditioned.
 
-    Rows of V are rounded, so that the error in W = V U grows with the condition number of U. Steps
-    increase that number, because they shorten the directions of contexts; a rate of 1 / eigenvalue
-    of M makes U singular, although W is well defined. Norms below 1 count as 1, because V would
-    overflow if U shrank in all directions.
+    V is rounded, with relative error `eps`, so that the error in ``W = V U`` grows with the
+    condition number of U. Steps increase the condition number, because each multiplies U by
+    ``I - rate * M``, which shortens the directions of contexts. If the rate is 1 over an eigenvalue
+    of M, then U becomes singular, although W is well defined. In the condition number, norms below
+    1 count as 1: if U shrank in all directions, its condition number would not grow, but V would
+    overflow.
     """
     try:
         inverse = np.linalg.inv(U)
     except np.linalg.LinAlgError:
         return None
     norm, inverse_norm = (max(1.0, float(np.linalg.norm(x, 1))) for x in (U, inverse))
-    # lose at most a third of the digits; recomputing V costs as much as a full-softmax step
+    # a loss of a third of the digits is accepted, because recomputing V takes as long as a
+    # full-softmax step
     return np.asarray(inverse, np.float64) if norm * inverse_norm < eps ** (-1 / 3) else None
