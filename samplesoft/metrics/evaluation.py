@@ -114,7 +114,7 @@ def evaluate(
     contexts = as_float_rows("h", h, rows.shape[1], rows.dtype)
     normalize = as_flag("normalize", normalize)
     absolute = as_flag("absolute", absolute)
-    if normalize:  # before the loop, so that errors name the row of `h`
+    if normalize:  # normalise all contexts at once, so that an error names the right row of `h`
         contexts, _ = unit_rows("h", contexts.copy())
     targets = check_targets(labels, len(contexts), rows.shape[0])
     sizes = sorted({check_k(size, rows.shape[0]) for size in np.atleast_1d(as_array("k", k))})

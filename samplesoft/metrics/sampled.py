@@ -144,7 +144,9 @@ def sampled_metrics(
             gain_table,
         )
     tied_before = np.append(0.0, targets.tied[:-1])
-    between = np.where(index_in_example > 0, targets._increments(targets.better), targets.better)
+    between = np.where(
+        index_in_example > 0, targets._differences_to_previous_item(targets.better), targets.better
+    )
     new_group = (index_in_example > 0) & ~targets._ties_with_previous
     between[new_group] = np.maximum(between[new_group] - tied_before[new_group], 0.0)
     ties = np.where(targets._ties_with_previous, 0.0, targets.tied)

@@ -69,7 +69,7 @@ class TargetRanks:
 
     Examples
     --------
-    >>> TargetRanks([4, 2], 10, examples=[0, 0]).better  # the first is no negative of the second
+    >>> TargetRanks([4, 2], 10, examples=[0, 0]).better  # of 3 better items, one is relevant
     array([1., 2.])
     """
 
@@ -116,11 +116,13 @@ class TargetRanks:
         self.better = above.astype(np.float64)
         self.tied = self.num_tied.astype(np.float64)
         self.worse = 1.0 * (self._num_negatives - above - self.num_tied)
-        invalid = (self.worse < 0.0) | (self._increments(self.num_candidates) != 0)
+        invalid = (self.worse < 0.0) | (
+            self._differences_to_previous_item(self.num_candidates) != 0
+        )
         # relevant items of equal score have the same numbers of better and of tied negatives
-        above_steps = self._increments(above)
+        above_steps = self._differences_to_previous_item(above)
         tied_before = np.append(0, self.num_tied[:-1])
-        same_tie = (above_steps == 0) & (self._increments(self.num_tied) == 0)
+        same_tie = (above_steps == 0) & (self._differences_to_previous_item(self.num_tied) == 0)
         self._ties_with_previous = (self._index_in_example > 0) & same_tie & (self.num_tied > 0)
         invalid |= (self._index_in_example > 0) & ~same_tie & (above_steps < tied_before)
         invalid |= above_steps < 0
@@ -131,7 +133,7 @@ class TargetRanks:
             if num_tied is not None:
                 self.tied = _as_probabilities("tied", tied, order)
             self.worse = np.maximum(1.0 - self.better - self.tied, 0.0)
-            invalid |= self._increments(self.better) < 0.0
+            invalid |= self._differences_to_previous_item(self.better) < 0.0
         if invalid.any():
             raise ValueError(
                 "`ranks` of an example must be distinct and at most its one `num_candidates`, with "
@@ -140,7 +142,7 @@ class TargetRanks:
                 f"{self.examples[np.argmax(invalid)]}; take them from target_ranks."
             )
 
-    def _increments(self, values: NDArray[Any]) -> NDArray[Any]:
+    def _differences_to_previous_item(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return differences (P,) from the previous item's value; 0 for an example's first item."""
         return np.where(self._index_in_example > 0, np.diff(values, prepend=values[0]), 0)
 

@@ -143,7 +143,7 @@ class AdaptiveSoftmax:
     def forward(
         self, h: ArrayLike, labels: Any, *, weights: ArrayLike | None = None, rng: object = None
     ) -> tuple[float, Any]:
-        """Compute the loss. Nothing is drawn.
+        """Compute the loss for contexts with given labels. Nothing is drawn.
 
         Parameters
         ----------

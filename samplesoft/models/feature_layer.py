@@ -178,7 +178,7 @@ class FeatureLayer(SoftmaxLayer):
         return {**super().state(), **self._counters}
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `state` has returned; raise an error if it is of another layer."""
+        """Restore a state, given the result of `state`; raise if it is of another layer."""
         rest, loaded = dict(state), {}
         # validate all shapes before the sampler changes
         for name, counter in self._counters.items():

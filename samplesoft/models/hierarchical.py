@@ -109,7 +109,7 @@ class HierarchicalSoftmax(SoftmaxLayer):
 
         def compute_log_probs(rows: slice) -> None:
             scores = product(z[rows], self.class_embeddings.T).astype(np.float64)
-            _log_probs_down_tree(tree.children, scores)
+            _log_probs_of_nodes(tree.children, scores)
             np.take(scores, tree.places, axis=1, out=logs[rows])
 
         thread_each(
@@ -159,7 +159,7 @@ class HierarchicalSoftmax(SoftmaxLayer):
             workspace = make_workspace(tree, z)
             for b in range(rows.start, rows.stop):
                 excluded_here = excluded_classes[excluded_offsets[b] : excluded_offsets[b + 1]]
-                _search_most_likely(
+                _write_most_likely_classes(
                     *(tree.children, tree.classes, self.class_embeddings, z, b),
                     *(excluded_here, ids[b], logs[b], workspace),
                 )
@@ -196,11 +196,11 @@ class HierarchicalSoftmax(SoftmaxLayer):
 
 
 @njit
-def _log_probs_down_tree(children: IntArray, scores: FloatArray) -> None:
+def _log_probs_of_nodes(children: IntArray, scores: FloatArray) -> None:
     """Overwrite the scores (b, N) of the nodes by the log-probabilities of reaching them."""
     for b in range(len(scores)):
         row = scores[b]
-        for node in range(-1, len(children) - 1):  # parents before their children
+        for node in range(-1, len(children) - 1):  # -1 is the root; parents come before children
             first, last = children[node, 0], children[node, 1]
             if first == last:
                 continue
@@ -215,7 +215,7 @@ def _log_probs_down_tree(children: IntArray, scores: FloatArray) -> None:
 
 
 @njit
-def _search_most_likely(
+def _write_most_likely_classes(
     children: IntArray,
     classes: IntArray,
     rows: Rows,

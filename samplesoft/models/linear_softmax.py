@@ -517,7 +517,7 @@ class LinearSoftmax:
         return prefixed({"sampler": self.softmax.state()})
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Restore the state of the sampler from what `state` has returned."""
+        """Restore the state of the sampler, given the result of `state`."""
         self.softmax.load_state(unprefixed("sampler", as_array_dict("state", state)))
 
     def with_dropout(self, x: Any, key: np.uint64, first: int = 0) -> Any:

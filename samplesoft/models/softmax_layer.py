@@ -121,7 +121,7 @@ class SoftmaxLayer:
                 f"`loss` must be a Loss, got {type(loss).__name__}; make one with "
                 "samplesoft.losses.make_loss(name)."
             )
-        if loss.on_tree != self._on_tree:  # top-k lists and `evaluate` would be wrong
+        if loss.on_tree != self._on_tree:  # otherwise top-k lists and `evaluate` would be wrong
             raise ValueError(
                 f"`loss` must not be over a tree for a {type(self).__name__}, got a "
                 f"{type(loss).__name__}; take a samplesoft.models.HierarchicalSoftmax."
@@ -130,7 +130,7 @@ class SoftmaxLayer:
         self.loss = loss
         rows: Any = class_embeddings
         if not isinstance(class_embeddings, DistantRows):
-            # copies: optimizers change them in place
+            # copy them, because optimizers change them in place
             rows = self._arrays.copied(self._arrays.float_rows("class_embeddings", rows))
         self.parameters: dict[str, Rows] = {"class_embeddings": rows}
         if biases is not None:
@@ -169,6 +169,7 @@ class SoftmaxLayer:
 
     @property
     def _arrays(self) -> Backend:
+        """Operations on arrays on the device of the loss."""
         return backend(self.loss.device)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -66,18 +66,18 @@ class Average(Callback):
 
     def end(self, task: Task, optimizer: Any, progress: Progress) -> None:
         """Replace the parameters of the task by their averages."""
-        write(self.parameters, task.parameters)
+        copy_values(self.parameters, task.parameters)
         task.refresh()  # rebuild the sampler for the averaged class vectors
 
     @contextmanager
     def in_place_of(self, parameters: Arrays) -> Iterator[None]:
         """Return a context in which `parameters` hold the averages; it restores them at its end."""
         before = copied(parameters)
-        write(self.parameters, parameters)
+        copy_values(self.parameters, parameters)
         try:
             yield
         finally:
-            write(before, parameters)
+            copy_values(before, parameters)
 
 
 class Score(Callback):
@@ -140,7 +140,7 @@ class KeepBest(Callback):
     def end(self, task: Task, optimizer: Any, progress: Progress) -> None:
         """Restore the best parameters."""
         if self._best is not None:
-            write(self._best, self._tracked_parameters(task))
+            copy_values(self._best, self._tracked_parameters(task))
             if self._average is None:  # with an average, `Average.end` rebuilds the sampler
                 task.refresh()
 
@@ -214,7 +214,7 @@ def copied(parameters: Arrays) -> Arrays:
     return {name: array.copy() for name, array in parameters.items()}
 
 
-def write(values: Arrays, parameters: Arrays) -> None:
+def copy_values(values: Arrays, parameters: Arrays) -> None:
     """Copy each array in `values` into the array of the same name in `parameters`."""
     for name, array in parameters.items():
         array[...] = values[name]

@@ -48,7 +48,7 @@ _EXPECTED_AND_REMEDY = (
 
 
 class Checkpoint(NamedTuple):
-    """Content of a checkpoint.
+    """Content of a checkpoint file: settings, progress and arrays.
 
     Parameters
     ----------
@@ -255,7 +255,7 @@ def require_config(
     path: str | Path, stored: Mapping[str, Any], expected: Mapping[str, Any]
 ) -> None:
     """Raise ValueError if stored settings differ from the expected; it names all that differ."""
-    # the stored settings have been through JSON: compare with the expected settings after the same
+    # stored settings have been through JSON: convert the expected settings in the same way
     old, new = _flatten(stored), _flatten(plain(expected))
     different = [
         f"{name} = {_repr_or_absent(old, name)} (asked for: {_repr_or_absent(new, name)})"

@@ -33,7 +33,7 @@ _MODEL, _ORDER, _STEP, _SPLIT, _LABELS, _DROPOUT = range(6)
 _CHUNK_ENTRIES = 1 << 17  # input entries that are prepared at a time; each takes about 60 bytes
 _MAX_COPIED_VALUES = 1 << 18  # selections of all examples with more input values are not copied
 # reason why dense inputs are trained step by step, in a message to the user
-DENSE = "inputs are dense, whose products are quicker so"
+DENSE_INPUTS_REASON = "inputs are dense, whose products are quicker so"
 _FIRST_REFRESH_STEPS = 64  # the sampler is rebuilt after 64, 128, 256, ... steps
 
 
@@ -162,7 +162,7 @@ class LinearTask(Task):
             self._reason_step_by_step = self.why_step_by_step(optimizer)
             self._checked_optimizer = optimizer
             # models on dense inputs get the draws that fused steps on sparse inputs would have
-            self._draws_like_fused = self._reason_step_by_step == DENSE
+            self._draws_like_fused = self._reason_step_by_step == DENSE_INPUTS_REASON
         if self._reason_step_by_step is not None:
             return None
         steps_each = steps_per_call(self.model, self._batch_size())
@@ -172,7 +172,7 @@ class LinearTask(Task):
         """Return the reason why training with `optimizer` is not fused, or None if it is."""
         reason = why_step_by_step(self.model, optimizer)
         if reason is None and isinstance(self.data.X, np.ndarray):
-            return DENSE
+            return DENSE_INPUTS_REASON
         return reason
 
     def step(self, epoch: int, index: int) -> tuple[float, dict[str, Gradient]]:
@@ -249,7 +249,7 @@ class LinearTask(Task):
         return examples._replace(X=examples.X.astype(self.model.dtype, copy=False))
 
     def _draw_seed(self, step: int) -> int:
-        """Return the seed with which the next step, `step`, has the draws of fused training."""
+        """Return a seed that gives the next step, step `step`, the draws of fused training."""
         row = step % steps_per_call(self.model, self._batch_size())
         return RowKey(sub_seed(self._seed, _STEP, self.steps_taken - row), row)
 
@@ -287,7 +287,7 @@ class LinearTask(Task):
         cells, and vectors that have moved far are no longer in the right cell.
         """
         self.model.after_step(gradients)
-        # often in the first steps, in which the random initial vectors move most
+        # more often in the first steps, in which the random initial vectors move most
         done = self.steps_taken + 1
         if done >= _FIRST_REFRESH_STEPS and done & (done - 1) == 0:
             self.model.softmax.refresh()

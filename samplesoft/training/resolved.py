@@ -283,7 +283,7 @@ def _resolve_model(
         if spec.draws:  # for so few classes the full softmax costs no more than a sampled one
             settings |= {"loss": "full", "label_reduction": "pal-n"}
     elif several_labels or requested.get("shared"):
-        # a set of draws that does not contain any label of several cannot be drawn
+        # draws that several labels or examples share cannot exclude all of their labels
         settings["loss"] = spec.masked or requested["loss"]
     return LinearSoftmaxSettings(**settings)
 

@@ -295,10 +295,8 @@ class RunFiles(Callback):
 
     def after_steps(self, task: Task, optimizer: Any, progress: Progress) -> None:
         """Write a line of the log and a checkpoint, each if its period has passed."""
-        if (
-            progress.index == task.num_steps
-        ):  # `end_epoch` writes this line, with validation metrics
-            return
+        if progress.index == task.num_steps:
+            return  # `end_epoch` writes the last line of an epoch, with the validation metrics
         if progress.index % self.log_every == 0:
             self.write_line(optimizer, progress)
         if self.checkpoint_every is not None and progress.index % self.checkpoint_every == 0:
@@ -548,7 +546,7 @@ def _progress_from_checkpoint(values: dict[str, Any], task: Task) -> Progress:
 
 
 def _warn_file_in_use(error: OSError, consequence: str) -> None:
-    """Warn of an error in writing a file, and of its consequence."""
+    """Issue a RuntimeWarning with an error in writing a file, and its consequence."""
     warnings.warn(f"{str(error).rstrip('.')}; {consequence}.", RuntimeWarning, stacklevel=2)
 
 
@@ -585,7 +583,7 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, start=1):
         try:
             record = read_json(line)
-            # only numbers, for readers of the log
+            # programs that read the log expect numbers only
             is_valid = all(isinstance(value, (int, float)) for value in record.values())
             is_valid &= isinstance(record["step"], int)
         except (AttributeError, KeyError, ValueError):

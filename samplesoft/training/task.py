@@ -114,7 +114,7 @@ class Task(ABC):
         return {}
 
     def load_state(self, state: Arrays) -> None:  # noqa: B027
-        """Restore what `state` has returned."""
+        """Restore a state, given the result of `state`."""
 
 
 def sub_seed(seed: int | np.uint64, *path: int) -> int:

@@ -47,7 +47,7 @@ class StepDraws(NamedTuple):
     For a loss over all classes there is one row with all n classes, which serves every step.
     """
 
-    ids: IntArray  # (S, m) or (1, n)
+    ids: IntArray  # (S, m) or (1, n): drawn classes
     log_counts: FloatArray  # (S, m) or (1, n): log expected counts, subtracted from scores
     terms: Terms  # kernels of the loss for these draws
 
@@ -124,13 +124,14 @@ def label_log_counts(
         return expected
     # accidental hits are discarded, and the other draws are divided by their number
     num_hits = np.empty(len(labels), np.int64)
-    first_pairs = np.append(targets.offsets()[::batch_size], len(labels))  # of steps
+    # first pair of each step, and the number of pairs
+    first_pairs = np.append(targets.offsets()[::batch_size], len(labels))
     for step, drawn in enumerate(np.sort(ids, axis=1)):
         of_step = slice(first_pairs[step], first_pairs[step + 1])
         first_hits = np.searchsorted(drawn, labels[of_step], "left")
         last_hits = np.searchsorted(drawn, labels[of_step], "right")
         num_hits[of_step] = last_hits - first_hits
-    if loss.mask_other_labels:  # draws of any label of the example are discarded, so add the counts
+    if loss.mask_other_labels:  # draws of any label of the example are discarded: add their counts
         num_hits = targets.rows(targets.per_example(num_hits))
         expected = targets.rows(np.logaddexp.reduceat(expected, targets.offsets()))
     corrections: FloatArray = reject_corrections(ids.shape[1], num_hits, expected)

@@ -53,16 +53,15 @@ class LossSettings(NamedTuple):
 class StepClasses(NamedTuple):
     """The distinct classes of each step: drawn classes first, then labels that are not drawn."""
 
-    ids: IntArray  # (S, K)
-    num_drawn: IntArray  # (S,)
-    num_classes: IntArray  # (S,)
+    ids: IntArray  # (S, K): class indices
+    num_drawn: IntArray  # (S,): number of distinct drawn classes
+    num_classes: IntArray  # (S,): number of drawn classes and labels, at most K
     # If the loss adds exponentials, the draws of a class merge into one logit, and the matrix of
     # logits has one column for each distinct drawn class. Otherwise it has a column for each draw.
     class_of_draw: IntArray  # (S, m): index of each draw's class in `ids`; (S, 0) if draws merge
     log_counts: Rows  # (S, m): log expected counts of the columns, subtracted from scores
-    weights: (
-        FloatArray  # (S, m): 1 / expected count of each draw; (S, 0) if the loss has no weights
-    )
+    # (S, m): 1 / expected count of each draw; (S, 0) if the loss does not use such weights
+    weights: FloatArray
 
 
 class StepPairs(NamedTuple):
@@ -83,23 +82,23 @@ class AccidentalHits(NamedTuple):
     """
 
     columns: IntArray  # (S m,) for all steps; (m,) if each column is a distinct class
-    starts: IntArray  # (P,)
-    stops: IntArray  # (P,)
+    starts: IntArray  # (P,): index of the pair's first hit in `columns`
+    stops: IntArray  # (P,): index after its last hit
 
 
 class InputEntries(NamedTuple):
     """Nonzero entries of the inputs, sorted by example, and for each step also by feature."""
 
     offsets: IntArray  # (N + 1,): first entry of each example
-    features: IntArray  # (E,)
-    values: Rows  # (E,)
+    features: IntArray  # (E,): feature of each entry
+    values: Rows  # (E,): value of each entry
     # The entries of each step, sorted by feature. The slice of a step begins at the index of its
     # first entry; in `feature_offsets`, it begins s elements later for step s.
     unique_features: IntArray  # (E,): distinct features; only the first `num_unique` are used
     num_unique: IntArray  # (S,): number of distinct features of each step
     feature_offsets: IntArray  # (E + S,): first entry of each distinct feature, and the end
     example_ids: IntArray  # (E,): index of the entry's example in its step
-    values_by_feature: Rows  # (E,)
+    values_by_feature: Rows  # (E,): value of each entry
 
 
 class Workspace(NamedTuple):
@@ -158,7 +157,7 @@ def make_step_block(
     num_pairs, num_draws = len(targets.labels), draws.ids.shape[1]
     pairs = _allocate_step_pairs(targets, label_log_counts, num_examples, batch_size)
     pairs_of_steps = np.diff(np.append(pairs.offsets[:-1:batch_size], num_pairs))
-    max_classes = num_draws + int(pairs_of_steps.max())  # of a step
+    max_classes = num_draws + int(pairs_of_steps.max())  # largest number of classes in a step
     classes = _allocate_step_classes(draws.terms, num_steps, num_draws, max_classes, x.dtype)
     entries = _allocate_input_entries(x, num_steps)
 
@@ -265,8 +264,9 @@ def _find_accidental_hits(
     classes: StepClasses, pairs: StepPairs, batch_size: int
 ) -> AccidentalHits:
     """Return, for each pair, the columns of the logits whose class is the pair's label."""
-    first_pairs = np.append(pairs.offsets[:-1:batch_size], pairs.offsets[-1])  # of steps
-    if classes.class_of_draw.shape[1] == 0:  # columns are the drawn classes
+    # first pair of each step, and the number of pairs
+    first_pairs = np.append(pairs.offsets[:-1:batch_size], pairs.offsets[-1])
+    if classes.class_of_draw.shape[1] == 0:  # columns are the distinct drawn classes
         num_drawn = np.repeat(classes.num_drawn, np.diff(first_pairs))
         return AccidentalHits(
             columns=np.arange(classes.log_counts.shape[1]),

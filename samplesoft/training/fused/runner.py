@@ -50,7 +50,7 @@ class TrainedRows(NamedTuple):
     """Rows of a parameter, and the optimizer's state for each row."""
 
     rows: Rows
-    states: tuple[Rows, ...]  # arrays of the shape of `rows`
+    states: tuple[Rows, ...]  # state arrays, of the same shape as `rows`
 
 
 class TrainedParameters(NamedTuple):

@@ -89,7 +89,7 @@ def take_steps(
     x = model.with_dropout(model.check_inputs(x), np.uint64(seeds[1]), first_entry)
     targets = check_targets(labels, x.shape[0], model.num_classes, loss.label_reduction)
     label_counts = label_log_counts(model, targets, draws.ids, batch_size)
-    # the loss adds its offset to all scores, which is the same as smaller corrections
+    # the loss adds its offset to all scores: subtract it from the corrections instead
     offset = getattr(loss, "offset", 0.0)
     draws = draws._replace(log_counts=draws.log_counts - offset)
     sizes = np.minimum(batch_size, x.shape[0] - batch_size * np.arange(num_steps))
