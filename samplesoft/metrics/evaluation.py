@@ -125,7 +125,7 @@ def evaluate(
         sliceable = as_csr("labels", labels)
     example_ids = targets.rows(np.arange(len(contexts)))  # index of the example of each label
     total = 0.0
-    counts_by_position = np.zeros(max(sizes, default=0))  # labels at each position of the lists
+    counts_by_position = np.zeros(max(sizes, default=0))  # number of labels at each position
     for chunk in chunks(len(contexts), as_count("batch_size", batch_size)):
         value, _ = loss.forward(contexts[chunk], rows, sliceable[chunk], biases=biases)
         total += value

@@ -126,7 +126,7 @@ class AdaptiveSoftmax:
                     f"`cutoffs` must rise and be below the {n} classes, got {list(chosen)}."
                 )
         self.cutoffs = chosen
-        self._bounds = np.unique([*chosen, n])  # a head of all classes has no tail
+        self._bounds = np.unique([*chosen, n])  # only n if all classes are in the head
         shapes = {"head": (chosen[0] + len(self._bounds) - 1, d)}
         for i, num_tail in enumerate(np.diff(self._bounds).tolist(), start=1):
             tail_dim = _tail_dim(d, divisor, i)

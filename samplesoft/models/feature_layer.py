@@ -208,7 +208,7 @@ class FeatureLayer(SoftmaxLayer):
                 (steps / counter[ids]).astype(self.parameters["weights"].dtype)
             )
         inverse_frequencies[0] *= self.alpha
-        inverse_frequencies[0][-1] = 0.0  # the intercept
+        inverse_frequencies[0][-1] = 0.0  # no penalty on the intercept
         return inverse_frequencies[0], inverse_frequencies[1]
 
 

@@ -142,7 +142,9 @@ class Linear:
         copy_read_only_arrays(self.parameters)  # the optimizer will update them
         weights = self.parameters["weights"]
         shape = (cache.shape[0], weights.shape[1])
-        if dy.shape != shape or dy.dtype != weights.dtype:  # kernels would read beyond its end
+        if (
+            dy.shape != shape or dy.dtype != weights.dtype
+        ):  # kernels would read beyond a shorter `dy`
             raise ValueError(
                 f"`dy` must have shape {shape} and type {weights.dtype}, as the output, got "
                 f"{dy.shape} of {dy.dtype}."

@@ -513,7 +513,7 @@ class LinearSoftmax:
         return contexts, np.ascontiguousarray(np.take(rows.T, features, axis=0).T)
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Return the state of the sampler that does not follow from the class vectors."""
+        """Return the state of the sampler, without state that is computed from class vectors."""
         return prefixed({"sampler": self.softmax.state()})
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:

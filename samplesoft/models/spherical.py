@@ -163,7 +163,7 @@ class SphericalSoftmax:
         self._steps = 0
         self._U: FloatArray  # W = V U + 1 omega'
         self._omega: FloatArray
-        self._s: FloatArray  # W' 1
+        self._s: FloatArray  # W' 1, the sum of the class vectors
         self._Q: FloatArray  # W' W
         self._V: Rows = uniform_weights((n, d), d**-0.5, self.dtype, np.uint64(as_key(rng)))
         self._rebuild_factors(np.eye(d), np.zeros(d))

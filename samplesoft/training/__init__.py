@@ -1,4 +1,4 @@
-"""Training: a loop over epochs and steps, its checkpoints and log, and a task for it."""
+"""Training: the loop over epochs and steps, runs with checkpoints and a log, and tasks to train."""
 
 from samplesoft.training.checkpoint import (
     Checkpoint,

@@ -109,7 +109,7 @@ class Score(Callback):
         self.scores: list[float] = []
 
     def end_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
-        """Score the model."""
+        """Score the model, and record minus the score as validation loss."""
         with averaged(self._average, task.parameters):
             self.scores.append(self._score())
         progress.validated({"loss": -self.scores[-1]}, self._tolerance)
@@ -134,7 +134,7 @@ class KeepBest(Callback):
     def after_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
         """Keep a copy of the parameters if no epoch so far was better."""
         if progress.metrics["loss"] == progress.best_loss:
-            # copied, because training continues to update the parameters
+            # a copy, because training continues to update the parameters in place
             self._best = copied(self._tracked_parameters(task))
 
     def end(self, task: Task, optimizer: Any, progress: Progress) -> None:

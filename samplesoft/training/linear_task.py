@@ -266,7 +266,7 @@ class LinearTask(Task):
     def batches(self, rows: IntArray, epoch: int, batch_size: int) -> list[IntArray]:
         """Return the indices of the examples of each step of an epoch, in random order."""
         order = np.random.default_rng(sub_seed(self._seed, _ORDER, epoch)).permutation(rows)
-        return [order[part] for part in chunks(len(order), batch_size)]
+        return [order[chunk] for chunk in chunks(len(order), batch_size)]
 
     def gradients(
         self, x: Any, labels: Any, weights: ArrayLike | None = None, draws: int | None = None
@@ -323,14 +323,14 @@ def _step_chunks(x: Any, batches: list[IntArray], first: int, last: int) -> list
 
     `batches` are the indices of the examples of each step. One of the slices begins at `first`.
     """
-    sizes, parts, begin, num = np.diff(x.indptr), [], 0, 0
+    sizes, slices, begin, num = np.diff(x.indptr), [], 0, 0
     for step in range(last):
         of_step = int(sizes[batches[step]].sum())
         if step > begin and (num + of_step > _CHUNK_ENTRIES or step == first):
-            parts.append(slice(begin, step))
+            slices.append(slice(begin, step))
             begin, num = step, 0
         num += of_step
-    return [*parts, slice(begin, last)]
+    return [*slices, slice(begin, last)]
 
 
 @contextmanager
@@ -367,10 +367,10 @@ def as_weights(name: str, value: Any) -> sparse.csr_array:
 def unit_norm(matrix: Any) -> sparse.csr_array:
     """Return a CSR matrix (N, v) in float32 with each row divided by its norm."""
     unit_values = np.empty(len(matrix.data), np.float32)
-    for part in entry_chunks(matrix):
-        example_ids, entries = example_ids_of(matrix, part)
+    for rows in entry_chunks(matrix):
+        example_ids, entries = example_ids_of(matrix, rows)
         values = matrix.data[entries].astype(np.float64)
-        max_abs = np.zeros(part.stop - part.start)
+        max_abs = np.zeros(rows.stop - rows.start)
         np.maximum.at(max_abs, example_ids, np.abs(values))
         # divide by the maximum first, because squares of very large or small values leave float64
         values /= np.where(max_abs > 0.0, max_abs, 1.0)[example_ids]

@@ -62,7 +62,7 @@ def locked(folder: str | Path) -> Iterator[None]:
     """
     path, host = Path(folder, LOCK), socket.gethostname()
     path.parent.mkdir(parents=True, exist_ok=True)
-    # never remove the file: a process that has it open would hold a lock that nobody else can see
+    # never remove the file: a process that has it open would hold a lock that others cannot see
     descriptor = retry_while_in_use(lambda: os.open(path, _OPEN_FLAGS, 0o666))
     _open_descriptors.add(descriptor)
     try:
@@ -94,7 +94,7 @@ def locked(folder: str | Path) -> Iterator[None]:
             yield
         finally:
             if descriptor in _open_descriptors:
-                with suppress(OSError):  # on file systems without locks
+                with suppress(OSError):  # unlocking fails on file systems without locks
                     _unlock(descriptor)
     finally:
         # a forked child has closed it already, and its number may now belong to another file

@@ -213,8 +213,8 @@ class RetrievalTask(LinearTask):
         data = hashlib.sha256()
         for matrix in (self._inputs, self._labels):
             # as float64, so that the hash does not depend on the dtype
-            for part in (matrix.indptr, matrix.indices, matrix.data):
-                data.update(part.astype(np.float64).tobytes())
+            for array in (matrix.indptr, matrix.indices, matrix.data):
+                data.update(array.astype(np.float64).tobytes())
         return {
             "model": "retrieval",
             "data": data.hexdigest()[:16],
@@ -266,7 +266,7 @@ class RetrievalTask(LinearTask):
         super().begin_epoch(epoch, index)
 
     def step(self, epoch: int, index: int) -> tuple[float, dict[str, Gradient]]:
-        """Return the mean loss of a batch, and its gradients."""
+        """Return the mean loss of a step's batch, and gradients by parameter name."""
         self.steps_taken = epoch * self.num_steps + index
         return super().step(epoch, index)
 
@@ -281,7 +281,7 @@ class RetrievalTask(LinearTask):
         return {"h": self.model.embed(unit_norm(inputs)), "labels": drawn, "counts": self.counts}
 
     def state(self) -> Arrays:
-        """Return the state of the sampler that does not follow from the class vectors."""
+        """Return the state of the sampler, without state that is computed from class vectors."""
         return self.model.state()
 
     def load_state(self, state: Arrays) -> None:
@@ -336,8 +336,8 @@ class RetrievalTask(LinearTask):
         rows = self.model.softmax.class_embeddings
         # the scores of all classes are computed for 256 examples at a time
         losses = (
-            full.forward(self.model.embed(x[part]), rows, labels[part])[0]
-            for part in chunks(x.shape[0], _LOSS_BATCH_EXAMPLES)
+            full.forward(self.model.embed(x[chunk]), rows, labels[chunk])[0]
+            for chunk in chunks(x.shape[0], _LOSS_BATCH_EXAMPLES)
         )
         return sum(map(float, losses)) / float(x.shape[0])
 
@@ -392,8 +392,8 @@ def _require_same_items(inputs: Matrix, labels: Matrix) -> None:
         # this also sorts the entries, so that their positions can be compared
         matrix.sum_duplicates()
     same = all(
-        np.array_equal(getattr(inputs, part), getattr(labels, part))
-        for part in ("indptr", "indices")
+        np.array_equal(getattr(inputs, name), getattr(labels, name))
+        for name in ("indptr", "indices")
     )
     if inputs.shape != labels.shape or not same:
         raise ValueError(

@@ -351,13 +351,13 @@ class RunFiles(Callback):
             # continues with the same bits.
             task.refresh()
             examples = task.examples()
-        parts = {
+        groups = {
             "parameters": parameters,
             "optimizer": optimizer.state(),
             "state": task.state(),
             "examples": examples,
         }
-        checkpoint = Checkpoint(self.config, progress.stored(), prefixed(parts, "/"))
+        checkpoint = Checkpoint(self.config, progress.stored(), prefixed(groups, "/"))
         error = None
         for name in (BEST, CHECKPOINT) if best else (CHECKPOINT,):
             self.discard_drafts([name])  # a pending draft is older than this checkpoint

@@ -198,7 +198,7 @@ def stored_classes(config: Mapping[str, Any], arrays: Arrays) -> NDArray[Any] | 
     if dtype not in (classes.dtype, np.dtype(object)):
         raise ValueError(f"classes are of type {classes.dtype}, and not {dtype}")
     if classes.dtype.kind == "U" and classes.dtype.itemsize > _LONGEST_PADDED:
-        return classes.astype(object)  # in files of older versions
+        return classes.astype(object)  # files of older versions have such arrays
     return classes.astype(dtype)
 
 

@@ -105,17 +105,17 @@ class Workspace(NamedTuple):
     """Intermediate arrays of one step, shared by all workers (threads)."""
 
     contexts: Rows  # (B, d), of norm 1 if the loss normalises
-    context_norms: FloatArray  # (B,)
+    context_norms: FloatArray  # (B,): norms of the contexts before the division
     z: Rows  # (B, d): contexts times tau
     d_embedded: Rows  # (B, d): gradients in the embedded inputs
     class_vectors: Rows  # (K, d), of norm 1 if the loss normalises
-    class_norms: FloatArray  # (K,)
+    class_norms: FloatArray  # (K,): norms of the class vectors before the division
     # derivatives in the scores of drawn classes, for each block of examples and block of classes:
     # (blocks of examples, blocks of classes, 32 * classes_per_block)
     d_sampled: Rows
-    label_scores: FloatArray  # (P,)
+    label_scores: FloatArray  # (P,): score of each pair's label
     d_labels: FloatArray  # (P,): label logits, overwritten by derivatives in label scores
-    pair_losses: FloatArray  # (P,)
+    pair_losses: FloatArray  # (P,): loss of each pair
 
 
 class StepBlock(NamedTuple):
@@ -125,7 +125,7 @@ class StepBlock(NamedTuple):
     loss_parameters: tuple[Any, ...]  # arguments of the loss kernel
     batch_size: int  # examples of a step; the last step may have fewer
     classes_per_block: int  # classes in one matrix product
-    example_weights: FloatArray  # (N,)
+    example_weights: FloatArray  # (N,): factors of the examples' losses
     classes: StepClasses
     pairs: StepPairs
     hits: AccidentalHits
@@ -313,7 +313,7 @@ def _fill_steps(
         begin = s * batch_size
         end = min(begin + batch_size, len(pairs.offsets) - 1)
 
-        # distinct drawn classes, and the columns of the logits
+        # list the distinct drawn classes, and fill in the columns of the logits
         drawn = ids[s if len(ids) > 1 else 0]
         log_count = log_counts[s if len(log_counts) > 1 else 0]
         listed = classes.ids[s]
@@ -354,7 +354,7 @@ def _fill_steps(
         for k in range(num):
             index_plus_one[listed[k]] = 0
 
-        # entries of the inputs, sorted by feature
+        # sort the entries of the inputs by feature
         low = entries.offsets[begin]
         high = entries.offsets[end]
         unique, _, order, starts = equal_runs(entries.features[low:high], num_features)

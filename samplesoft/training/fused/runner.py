@@ -298,7 +298,7 @@ def make_row_updater(rows_kernel: Kernel) -> Kernel:
         num_rejected = 0
         for row in gradient:
             for i in range(len(row)):
-                num_rejected += 0 if abs(row[i]) <= largest_gradient else 1  # NaN too
+                num_rejected += 0 if abs(row[i]) <= largest_gradient else 1  # also for NaN
         if num_rejected == 0:
             rows_kernel(ids, gradient, trained.rows, trained.states, hyper_parameters)
         return num_rejected
@@ -387,7 +387,7 @@ def make_step_runner(differentiate: Kernel, update_rows: Kernel, draws_are_class
                 shape = (len(z), num_logits)
                 size = len(z) * num_logits
                 d_sampled = local.d_sampled[:size].reshape(shape)
-                if draws_are_classes:  # a constant when compiled
+                if draws_are_classes:  # known at compile time
                     sampled_scores = local.scores[:size].reshape(shape)
                 else:
                     sampled_scores = local.sampled_scores[:size].reshape(shape)
@@ -539,7 +539,7 @@ def make_step_runner(differentiate: Kernel, update_rows: Kernel, draws_are_class
                 num_rejected += update_rows(
                     parameters.intercept_id, gradient, parameters.intercept, hyper_parameters, limit
                 )
-            if num_rejected > 0:  # all workers store the same value
+            if num_rejected > 0:  # several workers may do this, with the same value
                 steps.diverged[_BAD_GRADIENT] = 1
             num_barriers += 1
             barrier_wait(arrived, workers, num_barriers)

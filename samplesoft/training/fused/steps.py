@@ -175,10 +175,10 @@ def _prepare_parameters(
     steps_before = optimizer.steps
     try:
         hyper_parameters = np.array([optimizer.advance() for _ in range(num_steps)], np.float64)
-    except BaseException:  # raised by a schedule
+    except BaseException:  # a schedule may raise any error
         optimizer.steps = steps_before
         raise
-    if not (hyper_parameters <= MAX_FLOAT[model.dtype]).all():  # NaN too
+    if not (hyper_parameters <= MAX_FLOAT[model.dtype]).all():  # also if one is NaN
         optimizer.steps = steps_before
         raise ValueError(
             f"`learning_rate` must be within the range of {model.dtype}, got "
