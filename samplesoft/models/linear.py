@@ -121,7 +121,7 @@ class Linear:
             If `x` is malformed.
         """
         weights = self.parameters["weights"]
-        x = check_inputs(x, len(weights), weights.dtype)
+        x = checked_inputs(x, len(weights), weights.dtype)
         if isinstance(x, np.ndarray):
             with ignore_overflow():
                 y = product(x, weights)
@@ -234,7 +234,7 @@ def _transposed_product_of_entries(
     return SparseRows(ids, rows)
 
 
-def check_inputs(x: Any, num_inputs: int, dtype: np.dtype[Any]) -> Any:
+def checked_inputs(x: Any, num_inputs: int, dtype: np.dtype[Any]) -> Any:
     """Return validated inputs (B, v) of type `dtype`: a C-contiguous array, or a CSR matrix."""
     if not sparse.issparse(x):
         return as_float_rows("x", x, num_inputs, dtype)
@@ -252,12 +252,12 @@ def checked_rows(x: Any, num_inputs: int, dtype: np.dtype[Any]) -> Any:
         return _checked_csr(x, num_inputs, None if kind in (np.float32, np.float64) else dtype)
     is_plain = type(x) in (np.ndarray, np.memmap) and x.dtype in (np.float32, np.float64)
     if not is_plain or x.ndim != 2 or not x.size or x.shape[1] != num_inputs:
-        return check_inputs(x, num_inputs, dtype)
+        return checked_inputs(x, num_inputs, dtype)
     for chunk in row_chunks(x.shape, _CHUNK_VALUES):
         with ignore_overflow():
             is_valid = np.isfinite(x[chunk].astype(dtype, copy=False)).all()
         if not is_valid:
-            return check_inputs(x, num_inputs, dtype)  # raises an error that names the first value
+            return checked_inputs(x, num_inputs, dtype)  # raises an error that names it
     return np.asarray(x)
 
 

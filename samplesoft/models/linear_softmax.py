@@ -37,7 +37,7 @@ from samplesoft.models.linear import (
     Gradient,
     Linear,
     as_float_dtype,
-    check_inputs,
+    checked_inputs,
     checked_rows,
     select_rows,
     uniform_weights,
@@ -388,7 +388,7 @@ class LinearSoftmax:
 
     def check_inputs(self, x: Any) -> Any:
         """Return validated inputs (B, v) in the dtype of the model."""
-        return check_inputs(x, self.num_inputs, self.dtype)
+        return checked_inputs(x, self.num_inputs, self.dtype)
 
     def _checked_rows(self, x: Any) -> Any:
         """Return validated inputs (B, v) without a copy, to be converted in chunks."""

@@ -104,7 +104,7 @@ def write_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
     ({'dim': 2}, {'epoch': 3}, {'w': array([1., 1.])})
     """
     draft = write_draft(path, checkpoint)
-    with writing(path):
+    with explain_write_errors(path):
         move_into_place(draft, path)
 
 
@@ -121,7 +121,7 @@ def write_draft(path: str | Path, checkpoint: Checkpoint) -> Path:
     # reject NaN, which is not valid JSON, and which other programs could not read
     text = json.dumps(about, allow_nan=False)
     arrays: dict[str, Any] = {_ARRAY + name: a for name, a in checkpoint.arrays.items()}
-    with writing(path), draft_path(path) as draft, open(draft, "w+b") as stream:
+    with explain_write_errors(path), draft_path(path) as draft, open(draft, "w+b") as stream:
         # as bytes, because NumPy stores text in four bytes a character
         np.savez(stream, about=np.frombuffer(text.encode(), np.uint8), **arrays)
         stream.seek(0)
@@ -132,7 +132,7 @@ def write_draft(path: str | Path, checkpoint: Checkpoint) -> Path:
 
 
 @contextmanager
-def writing(path: str | Path) -> Iterator[None]:
+def explain_write_errors(path: str | Path) -> Iterator[None]:
     """Return a context that adds the file name and a remedy to an OSError, such as a full disk.
 
     The new error is a PermissionError if another program may hold the file, else an OSError.
@@ -332,7 +332,7 @@ def write_shards(folder: str | Path, layer: ShardedSoftmaxLayer) -> None:
     read_shards
     """
     require_instance("layer", layer, ShardedSoftmaxLayer)
-    with writing(folder):
+    with explain_write_errors(folder):
         Path(folder).mkdir(parents=True, exist_ok=True)
     path, shards, old_files = Path(folder) / SHARDS, layer.shards, []
     if path.exists():

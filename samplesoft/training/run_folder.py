@@ -30,11 +30,11 @@ from samplesoft.training.checkpoint import (
     Arrays,
     Checkpoint,
     copy_arrays,
+    explain_write_errors,
     part_of,
     reading,
     require_config,
     write_draft,
-    writing,
 )
 from samplesoft.training.lock import locked
 from samplesoft.training.loop import Callback, Progress, fit, require_finite
@@ -382,7 +382,7 @@ class RunFiles(Callback):
         for name in (BEST, CHECKPOINT):
             if name in self.pending_drafts:
                 try:
-                    with writing(self.folder / name):
+                    with explain_write_errors(self.folder / name):
                         move_into_place(self.pending_drafts[name], self.folder / name)
                 except FileInUse as error:
                     return error
@@ -604,7 +604,7 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
     """
     # retry, because another program may hold the log for a moment
     with (
-        writing(path),
+        explain_write_errors(path),
         retry_while_in_use(lambda: open(path, "a", encoding="utf-8", newline="\n")) as stream,
     ):
         stream.write(json.dumps(record, allow_nan=False) + "\n")
@@ -616,5 +616,5 @@ def remove_lines_after_step(path: Path, step: int) -> None:
     kept_lines = [
         line for line in (read_log(path) if path.exists() else []) if line["step"] <= step
     ]
-    with writing(path):
+    with explain_write_errors(path):
         write_text(path, "".join(json.dumps(line) + "\n" for line in kept_lines))
