@@ -104,9 +104,8 @@ class TargetRanks:
         self.num_tied = num_tied_array[order]
         self.uniform = better is None
         self._first_items = np.flatnonzero(np.diff(self.examples, prepend=-1))
-        self._num_relevant = np.diff(
-            self._first_items, append=len(order)
-        )  # number of items of each example
+        # number of relevant items of each example
+        self._num_relevant = np.diff(self._first_items, append=len(order))
         # index of an item among the relevant items of its example, from 0
         offsets = np.repeat(self._first_items, self._num_relevant)
         self._index_in_example = np.arange(len(order)) - offsets

@@ -142,9 +142,8 @@ class Linear:
         copy_read_only_arrays(self.parameters)  # the optimizer will update them
         weights = self.parameters["weights"]
         shape = (cache.shape[0], weights.shape[1])
-        if (
-            dy.shape != shape or dy.dtype != weights.dtype
-        ):  # kernels would read beyond a shorter `dy`
+        # check this, because compiled kernels would read beyond the end of a smaller array
+        if dy.shape != shape or dy.dtype != weights.dtype:
             raise ValueError(
                 f"`dy` must have shape {shape} and type {weights.dtype}, as the output, got "
                 f"{dy.shape} of {dy.dtype}."
@@ -256,8 +255,8 @@ def checked_rows(x: Any, num_inputs: int, dtype: np.dtype[Any]) -> Any:
     for chunk in row_chunks(x.shape, _CHUNK_VALUES):
         with ignore_overflow():
             is_valid = np.isfinite(x[chunk].astype(dtype, copy=False)).all()
-        if not is_valid:
-            return checked_inputs(x, num_inputs, dtype)  # raises an error that names it
+        if not is_valid:  # the following raises an error that names the first such value
+            return checked_inputs(x, num_inputs, dtype)
     return np.asarray(x)
 
 

@@ -130,7 +130,7 @@ def _write_draw_scores(
 ) -> None:
     """Copy the scores of the distinct drawn classes to `sampled_scores` (b, m), one for each draw.
 
-    They become absolute values if the loss is of absolute scores.
+    If `loss.absolute`, their absolute values are written.
     """
     for b in range(len(sampled_scores)):
         for k in range(sampled_scores.shape[1]):
@@ -314,8 +314,9 @@ def make_step_runner(differentiate: Kernel, update_rows: Kernel, draws_are_class
     """Return the kernel that takes training steps; it is compiled at its first call.
 
     `differentiate` computes loss and derivatives of a block of examples, and `update_rows` is from
-    `make_row_updater`. If `draws_are_classes`, there is one logit for each distinct drawn class.
-    Otherwise scores are copied for each draw, and the derivatives in them are summed by class.
+    `make_row_updater`. If `draws_are_classes`, the scores of the distinct drawn classes are used as
+    they are. Otherwise scores are copied for each draw, or as absolute values, and the derivatives
+    are summed by class.
     """
 
     def run(
