@@ -214,7 +214,7 @@ def _average_over_ties(
     with_ties: IntArray,
     tie_sizes: IntArray,
     index_in_example: IntArray,
-    above: IntArray,
+    num_better: IntArray,
     num_tied: IntArray,
     table: FloatArray,
 ) -> None:
@@ -222,15 +222,15 @@ def _average_over_ties(
 
     There are C metrics and P items. Each position within a tie is equally likely for an item.
     `with_ties` are the indices of the first item of each tie, and `tie_sizes` (P,) has the number
-    of relevant items in the tie at that index. `index_in_example`, `above` and `num_tied` (P,) are
-    the item's index in its example, and its numbers of better and of tied negatives. `table` (C, L)
-    has the gains at the ranks 1, ..., L. Every fourth metric is MRR, which counts only the best
-    item of an example.
+    of relevant items in the tie at that index. `index_in_example`, `num_better` and `num_tied` (P,)
+    are the item's index in its example, and its numbers of better and of tied negatives. `table`
+    (C, L) has the gains at the ranks 1, ..., L. Every fourth metric is MRR, which counts only the
+    best item of an example.
     """
     columns, length = table.shape
     for p in with_ties:
         tie_size = tie_sizes[p] + num_tied[p]
-        first_position = index_in_example[p] + above[p]
+        first_position = index_in_example[p] + num_better[p]
         num_listed = max(0, min(tie_size, length - first_position))
         for c in range(columns):
             mean = 0.0
