@@ -138,15 +138,15 @@ GAPS = [1e2, 1e5, 1e100, 1e308]
 @pytest.fixture
 def few_nodes(monkeypatch):
     """More nodes than three scales of a sum need are an error, and no hang."""
-    count, right = [0], terms.changes
+    count, right = [0], terms.integrand_changes
 
-    def changes(log_decay):
+    def integrand_changes(log_decay):
         count[0] += 1
         assert count[0] < 4000
         return right(log_decay)
 
     for module in terms, expectations, sets:
-        monkeypatch.setattr(module, "changes", changes)
+        monkeypatch.setattr(module, "integrand_changes", integrand_changes)
     return count
 
 

@@ -16,7 +16,7 @@ from scipy.stats import hypergeom
 from samplesoft import exact_bias, exact_gradient_moments
 from samplesoft.bias import stratified_bias, tries_bias
 from samplesoft.bias.bounds import finite_sample_bounds
-from samplesoft.bias.without_replacement.expectations import expect_terms
+from samplesoft.bias.without_replacement.expectations import expected_probs_and_log_sum
 from samplesoft.bias.without_replacement.race import ExponentialRace
 from samplesoft.bias.without_replacement.terms import Terms
 from samplesoft.samplers import UniformSampler, WeightedSampler
@@ -162,14 +162,14 @@ def test_agrees_with_a_closed_form_of_many_classes(n, special, m):
     log_w[:special] = 2.0
     logits, divisors = np.append(log_w, 0.5), np.zeros(n + 1)
     terms = Terms(logits, divisors, np.append(race.inclusion[0], 1.0))
-    sums = expect_terms([race], terms)
+    sums = expected_probs_and_log_sum([race], terms)
     counts, chances = two_kinds(n, special, m)
     total = np.exp(0.5) + counts * np.exp(2.0) + (m - counts) * np.exp(-1.0)
     assert np.allclose(race.inclusion[0], m / n, rtol=1e-13)
-    assert sums.base[0] == pytest.approx(chances @ (np.exp(0.5) / total), rel=1e-12)
+    assert sums.expected_base_prob[0] == pytest.approx(chances @ (np.exp(0.5) / total), rel=1e-12)
     share = chances @ (counts * np.exp(2.0) / total)
-    assert sums.shares[0, :special].sum() == pytest.approx(share, rel=1e-12)
-    log_sum = sums.log_sum[0] + terms.logits[terms.top]
+    assert sums.expected_probs[0, :special].sum() == pytest.approx(share, rel=1e-12)
+    log_sum = sums.expected_log_sum[0] + terms.logits[terms.reference_index]
     assert log_sum == pytest.approx(chances @ np.log(total), rel=1e-12)
 
 

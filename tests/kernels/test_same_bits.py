@@ -72,13 +72,13 @@ def kernels(n):
     sets_of = [*parts, np.ones(n, complex), RNG.random((2, 9)) + 0j]
     return {
         "add_light": (add_light, [q, x[0], t, r, tiles, np.zeros((2, 7, 28))]),
-        "mean_rung": (lambda q: race._mean_rung(q, 3.0), [q]),
+        "mean_rung": (lambda q: race._expected_rings(q, 3.0), [q]),
         "total": (laplace._sum, [x[0]]),
         "decays": (lambda a, b, c, d, e, f: laplace._sum_decays((a, b, c), d, e, f), list(x)),
         "moments": (laplace._sum_moments, list(x[:3])),
         "exponentials": (gaps._exponential_sums, [few, *x[1:4], np.zeros((2, 9))]),
         "sets": (
-            lambda a, p, e, w, v, m, o: sets._set_means(a, p, e, w, True, v, m, o),
+            lambda a, p, e, w, v, m, o: sets._write_set_means(a, p, e, w, True, v, m, o),
             [*sets_of, np.zeros(2, complex), np.zeros((2, 9), complex)],
         ),
         "row_dot": (lambda a, b: rows.row_dot(a, 2, b, 1), [x, x[:2]]),

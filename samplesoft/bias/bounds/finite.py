@@ -42,10 +42,10 @@ from samplesoft.bias.numerics.summation import EPS
 from samplesoft.bias.with_replacement.atoms import make_atoms
 from samplesoft.bias.with_replacement.draws import Draws, make_draws
 from samplesoft.bias.with_replacement.ratios import make_ratios
-from samplesoft.bias.without_replacement.expectations import expect_terms
+from samplesoft.bias.without_replacement.expectations import expected_probs_and_log_sum
 from samplesoft.bias.without_replacement.race import ExponentialRace
-from samplesoft.bias.without_replacement.set_bias import draws_of, set_bias
-from samplesoft.bias.without_replacement.terms import even_steps, weigh
+from samplesoft.bias.without_replacement.set_bias import set_bias, set_distribution
+from samplesoft.bias.without_replacement.terms import equidistant_node, make_weights
 from samplesoft.schemes import Scheme, as_scheme
 
 _LARGEST_FLOAT = float(np.finfo(np.float64).max)
@@ -272,23 +272,23 @@ def _set_bounds(example: Example, inputs: Inputs) -> tuple[FloatArray, FloatArra
     that contain k.
     """
     logits, label, _ = example
-    race, drawn = draws_of(example, inputs.num_sampled, inputs.scheme)
+    race, drawn = set_distribution(example, inputs.num_sampled, inputs.scheme)
     if not isinstance(race, ExponentialRace):  # nothing is random
         row = set_bias(example, inputs.num_sampled, inputs.scheme)
         return row.bias - row.error, row.bias + row.error
-    rule_error, truncation = race.bound_times()
+    rule_error, truncation = race.time_quadrature_errors()
     inclusion, expected, gap = np.ones(len(logits)), np.zeros(len(logits)), np.zeros(len(logits))
     inclusion[drawn] = race.inclusion[0]
-    gap[drawn] = np.abs(race.inclusion[0] - race.by_nodes) + truncation
-    weights = weigh(logits, label, inputs.scheme, inclusion)
+    gap[drawn] = np.abs(race.inclusion[0] - race.inclusion_by_nodes) + truncation
+    weights = make_weights(logits, label, inputs.scheme, inclusion)
     terms = weights.terms(drawn, race.inclusion[0])
-    sums = expect_terms([race], terms, even_steps)
-    expected[drawn] = sums.shares[0]
-    expected[label] += sums.base[0]
+    sums = expected_probs_and_log_sum([race], terms, equidistant_node)
+    expected[drawn] = sums.expected_probs[0]
+    expected[label] += sums.expected_base_prob[0]
     unit = TRANSFORM_ROUNDING + _SET_EXPONENT_ROUNDING * (
-        race.exponent + inputs.num_sampled + FARTHEST_EXPONENT
+        race.max_exponent + inputs.num_sampled + FARTHEST_EXPONENT
     )
-    unit = 2.0 * (unit + rule_error) + rounding_at(terms.largest_log)
+    unit = 2.0 * (unit + rule_error) + rounding_at(terms.max_log_magnitude)
     divisor_error = gap / inclusion
     # sets that contain a class with an unknown pi count as left out
     unknown = divisor_error > 0.5

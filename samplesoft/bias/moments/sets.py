@@ -14,15 +14,15 @@ from samplesoft.bias.inputs import Example, Inputs
 from samplesoft.bias.moments.squares import MIN_SQUARE, reach_of, squared_norms
 from samplesoft.bias.numerics.quadrature import estimate_error, rounding_at
 from samplesoft.bias.without_replacement.race import Circles, ExponentialRace
-from samplesoft.bias.without_replacement.race_kernels import log_growth, probabilities_of
-from samplesoft.bias.without_replacement.set_bias import draws_of
+from samplesoft.bias.without_replacement.race_kernels import log_ring_odds, ring_probabilities
+from samplesoft.bias.without_replacement.set_bias import set_distribution
 from samplesoft.bias.without_replacement.terms import (
     Terms,
-    changes,
-    nodes_of,
-    scales_of_sum,
-    steps,
-    weigh,
+    double_exponential_node,
+    integrand_changes,
+    log_mean_and_scale,
+    make_weights,
+    quadrature_nodes,
 )
 
 _CLASSES_PER_CHUNK = 2048
@@ -33,16 +33,16 @@ _CONVERGED = 1e-19  # relative size of the remaining nodes in u
 def set_square(example: Example, inputs: Inputs, centred: FloatArray) -> tuple[float, float]:
     """Return E|sum_i p'_i c_i|**2 and its error, eq. (B85); (0, 0) if all classes are drawn."""
     logits, label, _ = example
-    race, drawn = draws_of(example, inputs.num_sampled, inputs.scheme)
+    race, drawn = set_distribution(example, inputs.num_sampled, inputs.scheme)
     in_sum = np.append(drawn, label) if inputs.scheme.label_in_sum else drawn
     largest = float(squared_norms(centred[in_sum]).max())
     if not isinstance(race, ExponentialRace) or largest == 0.0:
         return 0.0, 0.0
     divisors, coarse = np.ones((2, len(logits)))
     divisors[drawn], coarse[drawn] = race.inclusion
-    weights = weigh(logits, label, inputs.scheme, divisors)
+    weights = make_weights(logits, label, inputs.scheme, divisors)
     terms = weights.terms(drawn[race.order], race.inclusion[0][race.order])
-    unit = rounding_at(terms.largest_log)
+    unit = rounding_at(terms.max_log_magnitude)
     units = unit + np.minimum(np.abs(coarse / divisors - 1.0), 1.0) ** 1.5
     # two more columns: 1, as a check, because (sum p')**2 is 1; and the error bound of p' c
     reach = units * reach_of(centred, weights.probs)
@@ -51,7 +51,7 @@ def set_square(example: Example, inputs: Inputs, centred: FloatArray) -> tuple[f
     squares = sums.squares[:, 0] / sums.squares[:, 1]
     mse, root_of_error = float(squares[0]), math.sqrt(abs(float(sums.squares[0, 2])))
     error = root_of_error * (2.0 * math.sqrt(abs(mse)) + root_of_error) + _TRUNCATION * largest
-    error += (unit + race.noise + 2.0 * abs(float(sums.squares[0, 1]) - 1.0)) * sums.size
+    error += (unit + race.relative_error + 2.0 * abs(float(sums.squares[0, 1]) - 1.0)) * sums.size
     for other in squares[1:]:
         error += estimate_error(abs(float(other) - mse), 0.0, abs(mse), 0.0)
     return mse, error
@@ -79,18 +79,18 @@ def _set_sums(
     squares = _add_blocks(vectors * vectors)
     sums, size, survival, nodes_left = np.zeros((3, 3)), 0.0, 1.0, 2
     saddles: list[FloatArray] = []
-    scales = scales_of_sum(terms)
-    for node in nodes_of(terms, *scales, steps):
-        if changes(node.log_decay):
+    scales = log_mean_and_scale(terms)
+    for node in quadrature_nodes(terms, *scales, double_exponential_node):
+        if integrand_changes(node.log_decay):
             decay = np.exp(np.minimum(node.log_decay, LARGEST_EXPONENT))
-            circles = race.circles(decay[:-1], saddles)
+            circles = race.make_circles(decay[:-1], saddles)
             survival, base = 0.0, math.exp(-decay[-1])
             if circles is not None and base > 0.0:
                 at_times = _set_terms(
                     race, circles, decay[:-1], vectors, squares, decay[-1] * label_vector
                 )
-                over_t = base * (race.scale @ at_times)
-                survival = base * float(race.scale[0] @ circles.density)
+                over_t = base * (race.t_weights @ at_times)
+                survival = base * float(race.t_weights[0] @ circles.density)
                 sums += node.weights[:, None] * over_t[[0, 0, 1], :3]
                 size += float(node.weights[0] * over_t[0, 3])
         # the remaining nodes add about survival * largest. Compare with the sum, which is small
@@ -121,12 +121,12 @@ def _set_terms(
     u times the label's term of the sum.
     """
     # there is no circle where the density is 0
-    nonzero = circles.values[:, 0] ** 2 + circles.values[:, 1] ** 2 > 0.5
+    nonzero = circles.point_values[:, 0] ** 2 + circles.point_values[:, 1] ** 2 > 0.5
     terms = np.zeros((len(race.t), 4))
 
     def work(part: slice) -> None:
         time, point = np.nonzero(nonzero[part])
-        x, y, real, imag, rate, rate_y = circles.values[part][time, :, point].T
+        x, y, real, imag, rate, rate_y = circles.point_values[part][time, :, point].T
         circle_points = race.t[part], circles.log_r[part], time, x, y
         first, second = np.zeros((4, len(x), len(label_vector))), np.zeros((4, len(x), 3))
         for block in chunks(len(decay), _CLASSES_PER_CHUNK):
@@ -174,8 +174,8 @@ def _write_class_terms(
         if time[k] != last_time:
             last_time = time[k]
             for j in range(len(q)):
-                log_odds = log_r[last_time] + log_growth(q[j] * t[last_time]) - shift[j]
-                hit_prob[j], miss_prob[j] = probabilities_of(log_odds)
+                log_odds = log_r[last_time] + log_ring_odds(q[j] * t[last_time]) - shift[j]
+                hit_prob[j], miss_prob[j] = ring_probabilities(log_odds)
         for j in range(len(q)):
             w, rate = decay[j], q[j]
             u, v = miss_prob[j] + hit_prob[j] * x[k], hit_prob[j] * y[k]

@@ -1,4 +1,4 @@
-"""Expectations of 1/S and of log S for draws from independent strata: integrals over log u."""
+"""Expectations of p' and of log S for draws from independent strata, as integrals over log u."""
 
 from __future__ import annotations
 
@@ -11,88 +11,116 @@ import numpy as np
 from samplesoft._validation import FloatArray
 from samplesoft.bias.numerics.summation import EPS
 from samplesoft.bias.without_replacement.terms import (
-    Rule,
+    NodeRule,
     Terms,
-    changes,
-    nodes_of,
-    scales_of_sum,
-    steps,
+    double_exponential_node,
+    integrand_changes,
+    log_mean_and_scale,
+    quadrature_nodes,
 )
 
-_LARGEST_LOG_DECAY = 690.0  # log of u w: exp of it is finite, and exp(-u w) is 0
-_LEAST_SURVIVAL = 1e-20  # E exp(-u S), below which no node in u follows
+_LARGEST_LOG_DECAY = 690.0  # largest log(u w): its exponential is finite, and exp(-u w) is 0
+_LEAST_SURVIVAL = 1e-20  # the nodes in u end when E exp(-u S) is smaller
 
 
-class Sums(NamedTuple):
-    """Expectations over the sets: by all nodes, by half of those in u, by half of those in t."""
+class SetExpectations(NamedTuple):
+    """Expectations over the drawn sets, for N classes with weights w_k.
 
-    shares: FloatArray  # (3, N) E[w_k I_k / S]
-    base: FloatArray  # (3,) E[base / S]
-    log_sum: FloatArray  # (3,) E[log S], S measured from the logit of `Terms.top`
-    log_noise: float  # rounding error of that
-    log_size: float  # and the size of what it is made of
+    The three rows are computed by all nodes, by every second node in u, and by every second node
+    in t; their differences estimate the errors of the quadrature.
+    """
+
+    expected_probs: FloatArray  # (3, N) E[w_k / S; k drawn], the expectation of p' from the draws
+    expected_base_prob: (
+        FloatArray  # (3,) E[label's fixed term / S], the expectation of p' from this term
+    )
+    expected_log_sum: FloatArray  # (3,) E[log S] minus the logit at `Terms.reference_index`
+    log_sum_rounding: float  # absolute rounding error of `log_sum` from errors of the expectations
+    log_sum_magnitude: (
+        float  # sum of the magnitudes of the terms of `log_sum`, for its rounding error
+    )
 
 
 class StratumDistribution(Protocol):
-    """A distribution over the draws of a stratum; see `ExponentialRace`."""
+    """Protocol of a distribution over the draws from a stratum of N classes.
 
-    inclusion: FloatArray
-    noise: float
+    `ExponentialRace` is the most general one.
+    """
 
-    def expect(self, decay: FloatArray, saddles: list[FloatArray]) -> tuple[FloatArray, FloatArray]:
-        """Return what `ExponentialRace.expect` does."""
+    inclusion: FloatArray  # (2, N) expected number of draws of each class
+    relative_error: float  # relative error of the expectations
+
+    def expect_exponentials(
+        self, decay: FloatArray, saddles: list[FloatArray]
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return ``E[exp(-D)]`` (2,) and ``E[exp(-D); k in set]`` (2, N), with D = sum of `decay`.
+
+        See `ExponentialRace.expect_exponentials`.
+        """
 
 
-class Draws:
-    """The distribution of m draws with replacement, in proportion to `q` (N,)."""
+class ReplacementDraws:
+    """The distribution of m independent draws with replacement, in proportion to `q` (N,)."""
 
     def __init__(self, q: FloatArray, m: int) -> None:
         self._q, self._m = q / q.sum(), m
-        self.inclusion = np.stack([m * self._q] * 2)  # how often they are drawn, as the mean
-        self.noise = (8.0 + m) * EPS
+        self.inclusion = np.stack([m * self._q] * 2)  # expected numbers of draws
+        self.relative_error = (8.0 + m) * EPS
 
-    def expect(self, decay: FloatArray, saddles: list[FloatArray]) -> tuple[FloatArray, FloatArray]:
-        """Return what `ExponentialRace.expect` does; a class counts as often as it is drawn."""
+    def expect_exponentials(
+        self, decay: FloatArray, saddles: list[FloatArray]
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return ``E[exp(-D)]`` (2,) and ``E[exp(-D) N_k]`` (2, N) for N_k draws of class k."""
         one = self._q * np.exp(-decay)
         total = float(one.sum())
         return np.full(2, total**self._m), np.stack([self._m * one * total ** (self._m - 1)] * 2)
 
 
-class DrawAll:
+class AllClassesDrawn:
     """The distribution of a stratum from which all N classes are drawn."""
 
     def __init__(self, q: FloatArray) -> None:
-        self.inclusion, self.noise = np.ones((2, len(q))), 8.0 * EPS
+        self.inclusion, self.relative_error = np.ones((2, len(q))), 8.0 * EPS
 
-    def expect(self, decay: FloatArray, saddles: list[FloatArray]) -> tuple[FloatArray, FloatArray]:
-        """Return what `ExponentialRace.expect` does."""
+    def expect_exponentials(
+        self, decay: FloatArray, saddles: list[FloatArray]
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return exp(-D) (2,) and its copies (2, N), D the sum of `decay`: nothing is random."""
         every = math.exp(-float(decay.sum()))
         return np.full(2, every), np.full((2, len(decay)), every)
 
 
-def expect_terms(
-    groups: Sequence[StratumDistribution], terms: Terms, rule: Rule | None = None
-) -> Sums:
-    """Return expectations where S is a base plus the draws of independent strata.
+def expected_probs_and_log_sum(
+    groups: Sequence[StratumDistribution], terms: Terms, rule: NodeRule | None = None
+) -> SetExpectations:
+    """Return expectations of p' and log S, with S the label's fixed term plus the draws of strata.
 
-    `terms` are the terms of the classes of all strata, and last the base. `rule` is `steps` (the
-    default) or `even_steps`.
+    `groups` are the distributions of the draws, independent between strata. `terms` are the terms
+    of the classes of all strata in this order, followed by the label's fixed term. `rule` gives the
+    nodes in log u: `double_exponential_node` (the default) or `equidistant_node`.
     """
     edges = np.cumsum([0, *(len(group.inclusion[0]) for group in groups)])
     parts = [slice(*pair) for pair in zip(edges[:-1], edges[1:], strict=True)]
-    reference, log_scale = scales_of_sum(terms)
-    shares, base, log_sum = np.zeros((3, edges[-1])), np.zeros(3), np.full(3, reference)
-    log_noise, noise = abs(reference) * EPS, sum(group.noise for group in groups)
-    log_size = abs(reference)
+    reference, log_scale = log_mean_and_scale(terms)
+    expected_probs, expected_base_prob, expected_log_sum = (
+        np.zeros((3, edges[-1])),
+        np.zeros(3),
+        np.full(3, reference),
+    )
+    log_sum_rounding, relative_error = (
+        abs(reference) * EPS,
+        sum(group.relative_error for group in groups),
+    )
+    log_sum_magnitude = abs(reference)
     saddles: list[list[FloatArray]] = [[] for _ in groups]
     survival, left = np.ones(2), 2
-    for node in nodes_of(terms, reference, log_scale, rule or steps):
+    for node in quadrature_nodes(terms, reference, log_scale, rule or double_exponential_node):
         members, of_base = np.zeros((2, edges[-1])), np.zeros(2)
         weight, even, _ = node.weights
-        if changes(node.log_decay):
+        if integrand_changes(node.log_decay):
             decay = np.exp(np.minimum(node.log_decay, _LARGEST_LOG_DECAY))
             found = [
-                group.expect(decay[part], before)
+                group.expect_exponentials(decay[part], before)
                 for group, part, before in zip(groups, parts, saddles, strict=True)
             ]
             survival = np.full(2, math.exp(-decay[-1]))
@@ -106,14 +134,20 @@ def expect_terms(
             members *= decay[:-1]
             of_base = decay[-1] * survival
         fall = math.exp(-math.exp(min(node.log_mean, _LARGEST_LOG_DECAY))) - survival
-        log_noise += weight * noise * survival[0]
-        log_size += weight * abs(float(fall[0]))
-        for total, one in (shares, members), (base, of_base), (log_sum, fall):
+        log_sum_rounding += weight * relative_error * survival[0]
+        log_sum_magnitude += weight * abs(float(fall[0]))
+        for total, one in (
+            (expected_probs, members),
+            (expected_base_prob, of_base),
+            (expected_log_sum, fall),
+        ):
             total[0] += weight * one[0]
             total[1] += even * one[0]
             total[2] += weight * one[1]
-        # one node more than the last, for half of the nodes
+        # take one node more than needed, because the next one may be missing in half of the nodes
         left = left - 1 if survival[0] < _LEAST_SURVIVAL and node.log_mean > 4.0 else 2
         if not left:
             break
-    return Sums(shares, base, log_sum, log_noise, log_size)
+    return SetExpectations(
+        expected_probs, expected_base_prob, expected_log_sum, log_sum_rounding, log_sum_magnitude
+    )

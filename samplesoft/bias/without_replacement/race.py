@@ -1,14 +1,16 @@
-"""Draws without replacement: m distinct classes in turn, by q among the remaining classes.
+"""Expectations over draws without replacement, as a race of exponential clocks.
 
-Give class j an exponential clock of rate q_j. The clocks ring in the order of such draws, and the
-set consists of the clocks that have rung before the next one does. At a given time the clocks are
-independent. So with ``1/S = int exp(-u S) du`` an expectation over the sets is an integral over u,
-over the time t, and around a circle that selects the products of m classes: (B82), in section 22
-of the README of `bias`.
+Each draw takes a class with probability proportional to q among the classes that remain. Give
+class j a clock that rings once, after an exponential time of rate q_j. The clocks ring in the order
+of such draws: the drawn set is the set of the first m clocks to ring. At a fixed time t the clocks
+are independent. With ``1/S = int exp(-u S) du``, an expectation over the sets is therefore an
+integral over u, over t, and around a circle of complex z that selects the products of m classes:
+(B82), in section 22 of ``samplesoft/bias/README.md``.
 
-Nothing cancels on a circle through the saddle point. Most classes are *light*: the odds that they
-have rung are small there. Light classes enter through sums of powers of their odds, which are real
-and the same for all points of the circle. Only *heavy* classes are evaluated point by point.
+No terms cancel on a circle through the saddle point. Most classes are *light*: on this circle the
+odds that their clocks have rung are small. The light classes enter through sums of powers of their
+odds, which are real and are the same at all points of the circle. Only the other classes, called
+*heavy*, are evaluated point by point.
 """
 
 from __future__ import annotations
@@ -23,13 +25,13 @@ from samplesoft._jit import chunks, njit, njit_sum, thread_each
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.bias.numerics.summation import EPS
 from samplesoft.bias.without_replacement.race_kernels import (
-    HALF_CIRCLE_POINTS,
-    LOG_LEFT_OUT,
+    CLASSES_PER_TILE,
+    LOG_TRUNCATION,
     MAX_EXP_AGE,
     MAX_EXPONENT,
+    MAX_HALF_CIRCLE_POINTS,
     MAX_LOG_R_SHIFT,
     NUM_POWERS,
-    TILE_CLASSES,
     add_heavy_members,
     add_light_members,
     add_light_powers,
@@ -38,18 +40,23 @@ from samplesoft.bias.without_replacement.race_kernels import (
 )
 from samplesoft.samplers.without_replacement import SuccessiveInclusion
 
-_MIN_LOG_DENSITY_OF_STEP = -12.0  # of a time that decides the step
+# only nodes in t with a larger log density determine the step in log t
+_MIN_LOG_DENSITY_OF_STEP = -12.0
 _MAX_LOG_T_STEP = 0.17
-_CHUNK_CLASSES = 1 << 14
-_CHUNK_TIMES = 4
-_CHUNK_HEAVY_CLASSES = 256
-_MAX_GUESSES_OF_CIRCLES = 1000
-_MAX_LOG_R_STEP = 0.5  # of an extrapolation
-_MIN_PROB_BY_NODES = 1e-9  # rarer classes have theirs from `SuccessiveInclusion`
+_CLASSES_PER_CHUNK = 1 << 14
+_TIMES_PER_CHUNK = 4
+_HEAVY_CLASSES_PER_CHUNK = 256
+_MAX_CIRCLE_UPDATES = 1000
+_MAX_LOG_R_STEP = 0.5  # largest change of log r by extrapolation
+# smaller inclusion probabilities are computed by `SuccessiveInclusion`, not from the nodes in t
+_MIN_PROB_BY_NODES = 1e-9
 
 
 class ExponentialRace:
-    """The set of the first m < N exponential clocks to ring, with rates `q` (N,) above 0."""
+    """Distribution of a set of m < N classes, drawn without replacement by weights `q` (N,) > 0.
+
+    The set consists of the first m of N exponential clocks to ring, which have the rates `q`.
+    """
 
     def __init__(self, q: FloatArray, m: int) -> None:
         self.order = np.argsort(-q, kind="stable")
@@ -61,31 +68,37 @@ class ExponentialRace:
                 f"`q` must be at least 1e-300 of the sum of what is drawn beside it, got "
                 f"{self.q[-1]:.2g}; mix the proposal with a little of the uniform distribution."
             ) from None
-        # (2, T) weights of all nodes, and of half of them
-        self.scale = np.stack([np.full(len(self.t), step), np.zeros(len(self.t))])
-        self.scale[1, ::2] = 2.0 * step
-        # clocks that have rung almost surely are never light
-        self._always = int(np.searchsorted(-self.q, -MAX_EXP_AGE / self.t[-1]))
-        self.exponent = 0.0  # the largest exponent of a term so far
-        self._total = np.ones(2)
-        # the total probability of all sets, whose exact value is 1
-        self._total, members = self.expect(np.zeros(len(q)), [])
-        self.noise = 8.0 * EPS + 2.0 * abs(float(self._total[0]) - 1.0)
-        self.by_nodes = members[0].copy()
-        rare = members[0] < _MIN_PROB_BY_NODES  # times beyond the nodes may matter for these
+        # (2, T) quadrature weights in log t: of all nodes, and of the rule with every second node
+        self.t_weights = np.stack([np.full(len(self.t), step), np.zeros(len(self.t))])
+        self.t_weights[1, ::2] = 2.0 * step
+        # the first classes, whose clocks have almost surely rung by the last node, are never light
+        self._num_always_heavy = int(np.searchsorted(-self.q, -MAX_EXP_AGE / self.t[-1]))
+        self.max_exponent = 0.0  # largest exponent in any term computed so far
+        self._total_prob = np.ones(2)
+        # the total probability of all sets, by both rules in t; its exact value is 1
+        self._total_prob, members = self.expect_exponentials(np.zeros(len(q)), [])
+        self.relative_error = 8.0 * EPS + 2.0 * abs(float(self._total_prob[0]) - 1.0)
+        self.inclusion_by_nodes = members[0].copy()
+        rare = members[0] < _MIN_PROB_BY_NODES  # times beyond the last node may matter for them
         if rare.any():
             ids = np.flatnonzero(rare)[None]
             members[:, rare] = SuccessiveInclusion(np.log(q), m).of_classes(ids, np.array([-1]))
-        self.inclusion = members  # (2, N), by all nodes in t, and by half of them
+        # (2, N) inclusion probabilities: by all nodes in t, and by every second node
+        self.inclusion = members
 
-    def expect(self, decay: FloatArray, saddles: list[FloatArray]) -> tuple[FloatArray, FloatArray]:
-        """Return E[exp(-D)], D the sum of `decay` (N,) over the set, and E[exp(-D); k in set].
+    def expect_exponentials(
+        self, decay: FloatArray, saddles: list[FloatArray]
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return ``E[exp(-D)]`` (2,) and ``E[exp(-D); k in set]`` (2, N) for each class k.
 
-        They are (2,) and (2, N), by all nodes in t and by half of them. `saddles` must be an empty
-        list at first: it stores saddle points for the following calls, which must be at equal
-        distances in log u.
+        D is the sum of `decay` (N,), which is u times the weights of the classes, over the drawn
+        set. The first row is computed by all nodes in t, the second by every second node.
+
+        `saddles` is changed in place: it stores the saddle points of the last three calls, from
+        which those of the next call are extrapolated. It must be an empty list at the first call;
+        the calls that share it must be at equal distances in log u.
         """
-        circles = self.circles(decay[self.order], saddles)
+        circles = self.make_circles(decay[self.order], saddles)
         if circles is None:
             return np.zeros(2), np.zeros((2, len(decay)))
         classes = circles.classes
@@ -99,9 +112,9 @@ class ExponentialRace:
                 self.t,
                 classes.r,
                 classes.heavy[part],
-                classes.orders[_tiles(part)],
+                classes.num_powers[_tiles_of_slice(part)],
                 circles.series,
-                self.scale,
+                self.t_weights,
                 members[:, part],
             )
 
@@ -111,36 +124,38 @@ class ExponentialRace:
                 classes.heavy_decay[part],
                 self.t,
                 circles.log_r,
-                circles.values,
-                self.scale,
+                circles.point_values,
+                self.t_weights,
                 heavy_members[:, part],
             )
 
-        thread_each(add_light, chunks(len(self.q), _CHUNK_CLASSES))
-        thread_each(add_heavy, chunks(len(classes.heavy_q), _CHUNK_HEAVY_CLASSES))
+        thread_each(add_light, chunks(len(self.q), _CLASSES_PER_CHUNK))
+        thread_each(add_heavy, chunks(len(classes.heavy_q), _HEAVY_CLASSES_PER_CHUNK))
         members[:, classes.heavy] = heavy_members
-        members[:, self.order] = members / self._total[:, None]
-        return self.scale @ circles.density / self._total, members
+        members[:, self.order] = members / self._total_prob[:, None]
+        return self.t_weights @ circles.density / self._total_prob, members
 
-    def circles(self, decay: FloatArray, saddles: list[FloatArray]) -> Circles | None:
-        """Return the circles for a `decay` (N,) of the classes in `order`; None on underflow.
+    def make_circles(self, decay: FloatArray, saddles: list[FloatArray]) -> Circles | None:
+        """Return the circles in z at all times t, or None if ``E[exp(-D)]`` underflows.
 
-        The m-th smallest decay is subtracted from all, so that log r changes little between calls.
+        `decay` (N,) is u times the weights of the classes, which are sorted by `order`. Its m-th
+        smallest value is subtracted from all, so that log r changes little between calls. `saddles`
+        is read and changed in place, as in the method that computes the expectations.
         """
-        log_r = _extrapolate(saddles) if saddles else self._log_r
+        log_r = _extrapolate_saddles(saddles) if saddles else self._log_r
         m, num_times = self._m, len(self.t)
         level = float(np.partition(decay, m - 1)[m - 1])
         circles = None
         if level <= MAX_EXPONENT:
             weights = np.exp(np.minimum(level - decay, MAX_EXPONENT))
-            classes = self._light_and_heavy(weights, decay - level, log_r)
-            for _ in range(_MAX_GUESSES_OF_CIRCLES):
-                if np.abs(classes.shift).max() <= MAX_LOG_R_SHIFT:
+            classes = self._separate_light_and_heavy(weights, decay - level, log_r)
+            for _ in range(_MAX_CIRCLE_UPDATES):
+                if np.abs(classes.log_r_shift).max() <= MAX_LOG_R_SHIFT:
                     break
-                log_r = classes.log_r + classes.shift
-                classes = self._light_and_heavy(weights, decay - level, log_r)
-            # the terms on the circle at each time, and their sums for the light classes
-            values = np.zeros((num_times, 6, HALF_CIRCLE_POINTS))
+                log_r = classes.log_r + classes.log_r_shift
+                classes = self._separate_light_and_heavy(weights, decay - level, log_r)
+            # values at the points of each circle, and power sums for the terms of light classes
+            values = np.zeros((num_times, 6, MAX_HALF_CIRCLE_POINTS))
             series = np.zeros((2, num_times, NUM_POWERS + 1))
             density = np.empty(num_times)
 
@@ -153,21 +168,21 @@ class ExponentialRace:
                     len(self.q),
                     self.t[part],
                     classes.log_r[part],
-                    classes.shift[part],
-                    classes.sums[:, part],
+                    classes.log_r_shift[part],
+                    classes.odds_power_sums[:, part],
                     values[part],
                     series[:, part],
                 )
 
-            thread_each(integrate, chunks(num_times, _CHUNK_TIMES))
-            log_r = classes.log_r + classes.shift
+            thread_each(integrate, chunks(num_times, _TIMES_PER_CHUNK))
+            log_r = classes.log_r + classes.log_r_shift
             largest = np.abs(log_r + level)[density > 0.0].max(initial=0.0)
-            self.exponent = max(self.exponent, m * float(largest))
+            self.max_exponent = max(self.max_exponent, m * float(largest))
             circles = Circles(
                 weights=weights,
                 decay=decay - level,
                 log_r=log_r,
-                values=values,
+                point_values=values,
                 series=series,
                 density=density,
                 classes=classes,
@@ -175,41 +190,47 @@ class ExponentialRace:
         saddles[:] = [*saddles[-2:], log_r]
         return circles
 
-    def bound_times(self) -> tuple[float, float]:
-        """Return bounds on the relative error of the nodes in t for any set, and on the truncation.
+    def time_quadrature_errors(self) -> tuple[float, float]:
+        """Return bounds on the two errors of the nodes in t: of the rule, and of the truncation.
 
-        The first is (B86); the second bounds the probability of rings beyond the ends (Chernoff).
+        The first is the relative error (B86) of the trapezoid rule in log t for any set. The second
+        is an absolute error in probability, from Chernoff's bounds on the probability that ring
+        m + 1 is before the first node or after the last.
         """
-        step, sides = float(self.scale[0, 0]), self._m + 1
-        angle = math.atan(2.0 * math.pi / (step * sides))  # where (B86) is least
+        step, sides = float(self.t_weights[0, 0]), self._m + 1
+        angle = math.atan(2.0 * math.pi / (step * sides))  # minimises the bound (B86)
         turn = 2.0 * math.pi * angle / step
         rule = 2.0 * math.exp(-turn - sides * math.log(math.cos(angle))) / -math.expm1(-turn)
         left_out = 0.0
         # P(more than m rings before the first node) and P(at most m rings by the last)
         for k, number, sign in (0, sides, 1.0), (-1, self._m, -1.0):
             t = self.t[k]
-            log_r = max(sign * _saddle(self.q, t, number - 0.5, self._log_r[k])[0], 0.0) * sign
+            log_r = max(sign * _find_saddle(self.q, t, number - 0.5, self._log_r[k])[0], 0.0) * sign
             with np.errstate(divide="ignore"):
                 log_rung = np.log(-np.expm1(-self.q * t))
             log_factors = np.logaddexp(-self.q * t, log_r + log_rung)
             left_out += math.exp(min(float(log_factors.sum()) - number * log_r, 0.0))
         return rule, (1.0 + step * (sides + 1)) * left_out
 
-    def _light_and_heavy(
+    def _separate_light_and_heavy(
         self, weights: FloatArray, decay: FloatArray, log_r: FloatArray
-    ) -> _Classes:
-        """Separate light and heavy classes on circles of radius exp(log_r), (T,); sum powers."""
+    ) -> _LightAndHeavy:
+        """Separate light from heavy classes, and sum the powers of the odds of the light ones.
+
+        The odds are those on circles of radius exp(log_r), with `log_r` (T,). `weights` (N,) are
+        exp(-decay) up to the limits of the exponent.
+        """
         q, t = self.q, self.t
         r = np.exp(np.clip(log_r, -MAX_EXPONENT, MAX_EXPONENT))
         heavy = np.zeros(len(q), np.bool_)
-        heavy[: self._always] = True
-        orders = np.zeros(-(-len(q) // TILE_CLASSES), np.int64)
-        parts = list(chunks(len(q), _CHUNK_CLASSES))
+        heavy[: self._num_always_heavy] = True
+        orders = np.zeros(-(-len(q) // CLASSES_PER_TILE), np.int64)
+        parts = list(chunks(len(q), _CLASSES_PER_CHUNK))
         sums = np.zeros((len(parts), 2, len(t), NUM_POWERS + 1))
 
         def add(number: int) -> None:
             part = parts[number]
-            tiles = orders[_tiles(part)]
+            tiles = orders[_tiles_of_slice(part)]
             add_light_powers(q[part], weights[part], t, r, heavy[part], tiles, sums[number])
 
         thread_each(add, range(len(parts)))
@@ -221,53 +242,59 @@ class ExponentialRace:
                 heavy_q, heavy_decay, self._m, t[part], log_r[part], total[:, part], shift[part]
             )
 
-        thread_each(find, chunks(len(t), _CHUNK_TIMES))
-        return _Classes(
+        thread_each(find, chunks(len(t), _TIMES_PER_CHUNK))
+        return _LightAndHeavy(
             log_r=log_r,
             r=r,
-            shift=shift,
-            sums=total,
+            log_r_shift=shift,
+            odds_power_sums=total,
             heavy=heavy,
-            orders=orders,
+            num_powers=orders,
             heavy_q=heavy_q,
             heavy_decay=heavy_decay,
         )
 
 
 class Circles(NamedTuple):
-    """Circles through the saddle points at times t, (T,), and the values at their points."""
+    """Circles in z through the saddle points at the T times t, and values at their points."""
 
     weights: FloatArray  # (N,) exp(-decay)
-    decay: FloatArray  # (N,) minus the m-th smallest decay
-    log_r: FloatArray  # (T,)
-    values: FloatArray  # (T, 6, points) see `integrate_circles`
-    series: FloatArray  # (2, T, powers)
-    density: FloatArray  # (T,) of the next ring in log t, with the weights of the set
-    classes: _Classes
+    decay: FloatArray  # (N,) u times each class's weight, minus the m-th smallest of these
+    log_r: FloatArray  # (T,) log of the radius
+    point_values: FloatArray  # (T, 6, points) see `integrate_circles`
+    series: FloatArray  # (2, T, powers) see `integrate_circles`
+    density: FloatArray  # (T,) density of ring m + 1 in log t, times exp(-D) of the set
+    classes: _LightAndHeavy
 
 
-class _Classes(NamedTuple):
-    """Light classes, as sums of powers of their odds at times t, (T,), and the heavy ones."""
+class _LightAndHeavy(NamedTuple):
+    """The light classes at the T times t, as sums of powers of their odds, and the heavy classes.
 
-    log_r: FloatArray  # (T,) radius for which the odds are computed
-    r: FloatArray  # (T,)
-    shift: FloatArray  # (T,) log r of the saddle point minus `log_r`
-    sums: FloatArray  # (2, T, powers) sums of powers of the odds, plain and times q
-    heavy: NDArray[np.bool_]  # (N,)
-    orders: IntArray  # (tiles,) number of powers that matter
-    heavy_q: FloatArray  # (H,)
-    heavy_decay: FloatArray  # (H,)
+    A tile is a run of `CLASSES_PER_TILE` consecutive classes.
+    """
+
+    log_r: FloatArray  # (T,) log of the radius for which the odds were computed
+    r: FloatArray  # (T,) this radius
+    log_r_shift: FloatArray  # (T,) log r of the saddle point minus `log_r`
+    # (2, T, powers) sums over the light classes of the powers of their odds, and of q times these
+    odds_power_sums: FloatArray
+    heavy: NDArray[np.bool_]  # (N,) whether a class is heavy
+    num_powers: IntArray  # (tiles,) number of powers that matter for each tile
+    heavy_q: FloatArray  # (H,) q of the heavy classes
+    heavy_decay: FloatArray  # (H,) `Circles.decay` of the heavy classes
 
 
-def _tiles(part: slice) -> slice:
-    return slice(part.start // TILE_CLASSES, -(-part.stop // TILE_CLASSES))
+def _tiles_of_slice(part: slice) -> slice:
+    """Return the slice of tiles that covers a slice of classes."""
+    return slice(part.start // CLASSES_PER_TILE, -(-part.stop // CLASSES_PER_TILE))
 
 
-def _extrapolate(saddles: list[FloatArray]) -> FloatArray:
-    """Return the quadratic extrapolation of the last three `saddles`, at equal distances in log u.
+def _extrapolate_saddles(saddles: list[FloatArray]) -> FloatArray:
+    """Return log r of the saddle points (T,) at the next u, extrapolated from previous `saddles`.
 
-    Where few classes can be in the set, the saddle is flat, and extrapolation is unstable: the step
-    is limited to `_MAX_LOG_R_STEP`.
+    The last three entries of `saddles`, at equal distances in log u, are extrapolated by a
+    parabola. If few classes can be in the set, the saddle is flat and the extrapolation unstable.
+    So the step is limited to `_MAX_LOG_R_STEP`.
     """
     if len(saddles) < 3:
         return saddles[-1]
@@ -279,25 +306,28 @@ def _extrapolate(saddles: list[FloatArray]) -> FloatArray:
 
 
 def _time_grid(q: FloatArray, m: int) -> tuple[FloatArray, FloatArray, float]:
-    """Return nodes t and log r (T,) that cover the time of ring m + 1, and the step in log t."""
+    """Return nodes t (T,), log r of their saddle points (T,), and the step in log t.
+
+    The nodes cover all times at which ring m + 1 has a density that matters.
+    """
     low, high = -math.log(len(q)) - 40.0, math.log(60.0) - math.log(q[-1])
     while high - low > 1e-3:
         middle = 0.5 * (low + high)
-        if _mean_rung(q, math.exp(middle)) < m + 0.5:
+        if _expected_rings(q, math.exp(middle)) < m + 0.5:
             low = middle
         else:
             high = middle
     step = _MAX_LOG_T_STEP
     while True:
-        nodes = {0: _saddle(q, math.exp(low), m, 0.0)}
+        nodes = {0: _find_saddle(q, math.exp(low), m, 0.0)}
         for side in -1, 1:
             k = 0
-            while nodes[k][1] > LOG_LEFT_OUT:
+            while nodes[k][1] > LOG_TRUNCATION:
                 ahead = nodes[k][0]
                 if k:
                     ahead += min(max(ahead - nodes[k - side][0], -3.0), 3.0)
                 k += side
-                nodes[k] = _saddle(q, math.exp(low + k * step), m, ahead)
+                nodes[k] = _find_saddle(q, math.exp(low + k * step), m, ahead)
         shortest = min(node[2] for node in nodes.values() if node[1] > _MIN_LOG_DENSITY_OF_STEP)
         if shortest >= 0.75 * step:
             break
@@ -308,7 +338,7 @@ def _time_grid(q: FloatArray, m: int) -> tuple[FloatArray, FloatArray, float]:
 
 
 @njit_sum
-def _mean_rung(q: FloatArray, t: float) -> float:
+def _expected_rings(q: FloatArray, t: float) -> float:
     """Return the expected number of clocks that have rung by `t`."""
     total = 0.0
     for j in range(len(q)):
@@ -317,14 +347,16 @@ def _mean_rung(q: FloatArray, t: float) -> float:
 
 
 @njit
-def _saddle(q: FloatArray, t: float, m: float, log_r: float) -> tuple[float, float, float]:
-    """Return log r of the saddle at `t`, a bound on the log density of the next ring, and a step.
+def _find_saddle(q: FloatArray, t: float, m: float, log_r: float) -> tuple[float, float, float]:
+    """Return log r of the saddle point at time `t`, a log density, and a step in log t.
 
-    `log_r` is an initial guess. The step in log t resolves the number of rings as a function of t.
+    The log density is a bound on that of ring m + 1 in log t. The step is small enough to resolve
+    the number of rings as a function of log t. `log_r` is the initial guess of Newton's method.
     """
     low, high = -1e300, 1e300
     variance = hazard = 0.0
-    mean_rate = untilted_variance = 0.0  # of the number of rings, its mean in log t
+    # of the number of rings at r = 1: derivative of its mean in log t, and its variance
+    mean_rate = untilted_variance = 0.0
     value = 0.0
     for _ in range(200):
         r = math.exp(min(log_r, MAX_EXPONENT))
@@ -340,7 +372,7 @@ def _saddle(q: FloatArray, t: float, m: float, log_r: float) -> tuple[float, flo
             else:
                 log_odds = log_r + age
                 share = 1.0 / (1.0 + math.exp(-log_odds))
-                # log (silent + r rung)
+                # the log of P(not rung) + r P(rung)
                 value += log_r + math.log1p(math.exp(-log_odds)) if log_odds > 0.0 else -age
             mean += share
             variance += share * (1.0 - share)

@@ -1,4 +1,7 @@
-"""Compiled loops of `ExponentialRace`: light and heavy classes, circles, for one u and all t."""
+"""Compiled loops of `ExponentialRace`, for one node in u and all nodes in t.
+
+The module `race` explains light and heavy classes, and the circles in z.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +13,24 @@ from numpy.typing import NDArray
 from samplesoft._jit import njit, njit_sum
 from samplesoft._validation import FloatArray, IntArray
 
-_MAX_LIGHT_ODDS = 0.15  # of a class that is light
-NUM_POWERS = 27  # of odds up to 0.2: the next one is 1e-19 of them
-MAX_LOG_R_SHIFT = 0.28  # from where the odds were summed: they are 0.2 at most there
-LOG_LEFT_OUT = -44.0  # log of what is left out
-MAX_EXP_AGE = 30.0  # q t, the age of a clock, above which exp(q t) is not formed
-_MAX_SERIES_AGE = 0.03  # below it exp(q t) - 1 is a series
-TILE_CLASSES = 256  # that have one number of powers
-HALF_CIRCLE_POINTS = 40  # at most 32 matter, where the variance of the number of rings is 22
-MAX_EXPONENT = 690.0  # exp of it is finite
+_MAX_LIGHT_ODDS = 0.15  # a class with larger odds is heavy
+NUM_POWERS = 27  # powers of odds up to 0.2: the next power is 1e-19 of the odds
+# largest change of log r after the odds were summed: by it, odds of 0.15 grow to 0.2
+MAX_LOG_R_SHIFT = 0.28
+LOG_TRUNCATION = -44.0  # terms below exp(-44) of the total are left out
+MAX_EXP_AGE = 30.0  # an age is q t; for larger ages exp(q t) is not formed
+_MAX_SERIES_AGE = 0.03  # for smaller ages, exp(q t) - 1 is computed as a series
+CLASSES_PER_TILE = 256  # consecutive classes for which the same number of powers is summed
+# at most 32 points matter, namely if the variance of the number of rings is 22
+MAX_HALF_CIRCLE_POINTS = 40
+MAX_EXPONENT = 690.0  # exp(690) is finite
 
 
 @njit
-def log_growth(age: float) -> float:
-    """Return log(exp(age) - 1), the log odds that a clock of this age has rung.
+def log_ring_odds(age: float) -> float:
+    """Return ``log(exp(age) - 1)``, the log odds that a clock of age q t has rung.
 
-    expm1 overflows for large ages: from 30 on take age + log1p(-exp(-age)).
+    expm1 overflows for large ages. So ages from 30 on use ``age + log1p(-exp(-age))``.
     """
     if age < MAX_EXP_AGE:
         return math.log(math.expm1(age))
@@ -33,17 +38,20 @@ def log_growth(age: float) -> float:
 
 
 @njit
-def probabilities_of(log_odds: float) -> tuple[float, float]:
-    """Return the probabilities that a clock has rung, and that it has not, from the log odds."""
+def ring_probabilities(log_odds: float) -> tuple[float, float]:
+    """Return the probability that a clock has rung, and the probability that it has not."""
     rung = 1.0 / (1.0 + math.exp(-log_odds))
     return rung, math.exp(-log_odds) * rung if log_odds > 0.0 else 1.0 - rung
 
 
 @njit
-def _odds(
+def _write_odds(
     q: FloatArray, weights: FloatArray, start: int, size: int, t: float, r: float, out: FloatArray
 ) -> None:
-    """Write the odds r (exp(q t) - 1) w of a tile, whose first class has the largest q."""
+    """Write the odds ``r (exp(q t) - 1) w`` of `size` classes from index `start` on to `out`.
+
+    The classes are sorted by decreasing q; w are the `weights`.
+    """
     if q[start] * t < _MAX_SERIES_AGE:
         for i in range(size):
             x = q[start + i] * t
@@ -52,16 +60,16 @@ def _odds(
             out[i] = r * growth * weights[start + i]
     else:
         for i in range(size):
-            age = min(q[start + i] * t, 2.0 * MAX_EXP_AGE)  # of those above no use is made
+            age = min(q[start + i] * t, 2.0 * MAX_EXP_AGE)  # older clocks belong to heavy classes
             out[i] = r * math.expm1(age) * weights[start + i]
 
 
 @njit
-def _powers_of(largest: float) -> int:
-    """Return the number of powers that matter for odds up to `largest`."""
+def _num_powers_needed(largest: float) -> int:
+    """Return how many powers of odds up to `largest` affect a sum in float64."""
     if largest <= 0.0:
         return 1
-    return min(NUM_POWERS, 1 + int(LOG_LEFT_OUT / math.log(largest)))
+    return min(NUM_POWERS, 1 + int(LOG_TRUNCATION / math.log(largest)))
 
 
 @njit
@@ -74,17 +82,19 @@ def add_light_powers(
     orders: IntArray,
     sums: FloatArray,
 ) -> None:
-    """Add powers of the odds of light classes to `sums` (2, T, powers), plain and times q.
+    """Add the powers of the odds of all light classes to `sums` (2, T, powers).
 
-    All other classes are marked in `heavy`.
+    The first row of `sums` gets the powers, the second q times the powers. Classes whose odds are
+    too large at any time are marked in `heavy`, and the number of powers that matter for each tile
+    is written to `orders`.
     """
-    odds, highest = np.empty((len(t), TILE_CLASSES)), np.empty(TILE_CLASSES)
-    power, times_q = np.empty(TILE_CLASSES), np.empty(TILE_CLASSES)
-    for start in range(0, len(q), TILE_CLASSES):
-        size = min(TILE_CLASSES, len(q) - start)
+    odds, highest = np.empty((len(t), CLASSES_PER_TILE)), np.empty(CLASSES_PER_TILE)
+    power, times_q = np.empty(CLASSES_PER_TILE), np.empty(CLASSES_PER_TILE)
+    for start in range(0, len(q), CLASSES_PER_TILE):
+        size = min(CLASSES_PER_TILE, len(q) - start)
         highest[:size] = 0.0
         for k in range(len(t)):
-            _odds(q, weights, start, size, t[k], r[k], odds[k])
+            _write_odds(q, weights, start, size, t[k], r[k], odds[k])
             for i in range(size):
                 highest[i] = max(highest[i], odds[k, i])
         largest = 0.0
@@ -97,22 +107,24 @@ def add_light_powers(
             else:
                 times_q[i] = q[start + i]
                 largest = max(largest, highest[i])
-        orders[start // TILE_CLASSES] = top = _powers_of(largest)
+        orders[start // CLASSES_PER_TILE] = top = _num_powers_needed(largest)
         for k in range(len(t)):
             for i in range(size):
                 power[i] = 1.0
-            sums[1, k, 0] += _sums_of(power, times_q, size)[1]
+            sums[1, k, 0] += _plain_and_weighted_sum(power, times_q, size)[1]
             for j in range(1, top + 1):
                 for i in range(size):
                     power[i] *= odds[k, i]
-                # in loops of their own, which write nothing: see `njit_sum`
-                total, of_q = _sums_of(power, times_q, size)
+                # a separate function without writes, so that `njit_sum` can vectorise it
+                total, of_q = _plain_and_weighted_sum(power, times_q, size)
                 sums[0, k, j] += total
                 sums[1, k, j] += of_q
 
 
 @njit_sum
-def _sums_of(values: FloatArray, weights: FloatArray, size: int) -> tuple[float, float]:
+def _plain_and_weighted_sum(
+    values: FloatArray, weights: FloatArray, size: int
+) -> tuple[float, float]:
     """Return the sums of ``values[:size]`` and of ``values[:size] * weights[:size]``."""
     total = weighted = 0.0
     for i in range(size):
@@ -131,14 +143,15 @@ def find_saddles(
     sums: FloatArray,
     shift: FloatArray,
 ) -> None:
-    """Write log r of the saddle points minus `log_r`, (T,).
+    """Write log r of the saddle points, minus `log_r` (T,), to `shift` (T,).
 
-    `q` and `decay` are those of the heavy classes.
+    `q` and `decay` (H,) belong to the heavy classes. The light classes are given by the `sums` of
+    powers of their odds.
     """
     log_odds = np.empty(len(q))
     for k in range(len(t)):
         for j in range(len(q)):
-            log_odds[j] = log_r[k] + log_growth(q[j] * t[k]) - decay[j]
+            log_odds[j] = log_r[k] + log_ring_odds(q[j] * t[k]) - decay[j]
         x, low, high = 0.0, -np.inf, np.inf
         for _ in range(100):
             mean = variance = 0.0
@@ -159,7 +172,7 @@ def find_saddles(
             else:
                 high = x
             x += gap / variance if abs(gap) < variance else math.copysign(1.0, gap)
-            if abs(x) > 2.0 * MAX_LOG_R_SHIFT:  # beyond what the powers are good for
+            if abs(x) > 2.0 * MAX_LOG_R_SHIFT:  # too few powers for so large a shift
                 break
             if not low < x < high:
                 x = 0.5 * (low + high)
@@ -180,17 +193,22 @@ def integrate_circles(
     values: FloatArray,
     series: FloatArray,
 ) -> FloatArray:
-    """Return the density of the next ring in log t, with the weights of the set, at times (T,).
+    """Return the density (T,) of ring m + 1 in log t, times exp(-D) of the set that has rung.
 
-    Written are the points z / r, the terms of the product at them and their hazards, `values`
-    (T, 6, points), each in two rows; and `series` (2, T, powers), sums of the terms times powers of
-    z / r0, with the hazard and without it, where r0 is that of the light odds.
+    Also writes `values` (T, 6, points): the real and the imaginary parts of the points z / r of
+    each half circle, of the product over the classes at these points, and of the hazard, which is
+    the rate of the next ring. Also writes `series` (2, T, powers): sums over the points of the
+    product times powers of -z / exp(log_r), negated; the terms of power i have the hazard as a
+    further factor in the first row, and i in the second.
+
+    `q` and `decay` (H,) belong to the heavy classes; `shift` (T,) is log r of the saddle points
+    minus `log_r`, and `level` the m-th smallest decay.
     """
     density = np.zeros(len(t))
     share, silent = np.empty(len(q)), np.empty(len(q))
     for k in range(len(t)):
         centre, rho = log_r[k] + shift[k], math.exp(shift[k])
-        # the height of the saddle point, and the variance of the number of rings there
+        # log of the product at the saddle point, and the variance of the number of rings there
         height = -m * (centre + level) - t[k] * sums[1, k, 0]
         variance, power = 0.0, 1.0
         for i in range(1, NUM_POWERS + 1):
@@ -199,10 +217,10 @@ def integrate_circles(
             height -= power * sums[0, k, i] / i
         for j in range(len(q)):
             age = q[j] * t[k]
-            log_odds = centre + log_growth(age) - decay[j]
-            share[j], silent[j] = probabilities_of(log_odds)
+            log_odds = centre + log_ring_odds(age) - decay[j]
+            share[j], silent[j] = ring_probabilities(log_odds)
             variance += share[j] * silent[j]
-            if log_odds > 0.0:  # log (silent + r rung), silent = exp(-age)
+            if log_odds > 0.0:  # the log of P(not rung) + r P(rung), where P(not rung) = exp(-age)
                 height += centre + math.log(-math.expm1(-age)) - decay[j]
                 height += math.log1p(math.exp(-log_odds))
             else:
@@ -212,12 +230,13 @@ def integrate_circles(
         full = min(num_classes + 1, int(10.0 * math.sqrt(variance) + 14.0)) | 1
         step = 2.0 * math.pi / full
         points = 1
-        while points <= full // 2 and variance * (1.0 - math.cos(points * step)) < -LOG_LEFT_OUT:
+        while points <= full // 2 and variance * (1.0 - math.cos(points * step)) < -LOG_TRUNCATION:
             points += 1
         x, y, real, imag, rate, rate_y = values[k]
         for s in range(points):
             x[s], y[s] = math.cos(s * step), math.sin(s * step)
-            # the light classes: log of the product, and the hazard
+            # the contributions of the light classes: to the log of the product, a + b i, and to
+            # the hazard, c + d i
             a = b = c = d = 0.0
             for i in range(NUM_POWERS, 0, -1):
                 sign = rho**i if i % 2 else -(rho**i)
@@ -227,7 +246,7 @@ def integrate_circles(
                 c, d = c * x[s] - d * y[s], c * y[s] + d * x[s]
             if s == 0:
                 first = a
-            # z**-m, the angle by whole numbers
+            # the angle of z**-m, reduced in integers to keep its digits
             turn = b - step * ((m * s) % full)
             size = math.exp(height + a - first) * (1.0 if s == 0 else 2.0) / full * t[k]
             real[s], imag[s] = size * math.cos(turn), size * math.sin(turn)
@@ -266,16 +285,19 @@ def add_light_members(
     scale: FloatArray,
     members: FloatArray,
 ) -> None:
-    """Add E[exp(-D); k in set] of each light class k to `members` (2, n), by `scale` (2, T)."""
-    odds, value = np.empty(TILE_CLASSES), np.empty(TILE_CLASSES)
-    for start in range(0, len(q), TILE_CLASSES):
-        size = min(TILE_CLASSES, len(q) - start)
+    """Add E[exp(-D); k in set] of each light class k to `members` (2, n).
+
+    The two rows are two quadrature rules in t, which have the weights `scale` (2, T).
+    """
+    odds, value = np.empty(CLASSES_PER_TILE), np.empty(CLASSES_PER_TILE)
+    for start in range(0, len(q), CLASSES_PER_TILE):
+        size = min(CLASSES_PER_TILE, len(q) - start)
         for k in range(len(t)):
-            _odds(q, weights, start, size, t[k], r[k], odds)
+            _write_odds(q, weights, start, size, t[k], r[k], odds)
             for i in range(size):
                 odds[i] = 0.0 if heavy[start + i] else odds[i]
                 value[i] = 0.0
-            for j in range(orders[start // TILE_CLASSES], 0, -1):
+            for j in range(orders[start // CLASSES_PER_TILE], 0, -1):
                 c, d = series[0, k, j], series[1, k, j]
                 for i in range(size):
                     value[i] = (value[i] + c - d * q[start + i]) * odds[i]
@@ -294,19 +316,24 @@ def add_heavy_members(
     scale: FloatArray,
     members: FloatArray,
 ) -> None:
-    """Add E[exp(-D); k in set] of each heavy class k to `members` (2, n), by `scale` (2, T)."""
+    """Add E[exp(-D); k in set] of each heavy class k to `members` (2, n).
+
+    The two rows are two quadrature rules in t, which have the weights `scale` (2, T).
+    """
     for k in range(len(t)):
         x, y, real, imag, rate, rate_y = values[k]
         points = 0
-        while points < HALF_CIRCLE_POINTS and x[points] * x[points] + y[points] * y[points] > 0.5:
+        while (
+            points < MAX_HALF_CIRCLE_POINTS and x[points] * x[points] + y[points] * y[points] > 0.5
+        ):
             points += 1
         for j in range(len(q)):
-            p, silent = probabilities_of(log_r[k] + log_growth(q[j] * t[k]) - decay[j])
+            p, silent = ring_probabilities(log_r[k] + log_ring_odds(q[j] * t[k]) - decay[j])
             total = 0.0
             for s in range(points):
                 u, v = silent + p * x[s], p * y[s]
                 inverse = 1.0 / (u * u + v * v)
-                # p z / (1 - p + p z), and the hazard of the others
+                # a + b i is p z / (1 - p + p z), and c + d i the hazard of all other classes
                 a, b = p * (x[s] * u + y[s] * v) * inverse, p * (y[s] * u - x[s] * v) * inverse
                 c, d = (
                     rate[s] - q[j] * silent * u * inverse,

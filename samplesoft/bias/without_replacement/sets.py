@@ -1,16 +1,21 @@
-r"""Sets of classes: draws without replacement, and draws of which each class counts once.
+r"""Distributions over sets of classes, and the bias with the correction by the number of tries.
 
-Give class j an exponential clock of rate q_j. By time t it has rung with probability
-1 - exp(-q_j t), whatever the others did. The set of the first m different classes is the set of
-those that have rung at the time of the m-th ring, and the set of m draws with replacement that of a
-Poisson process with m points: both are coefficients of a power series, and the mean of a product
-over the set is
+`check_loss` uses the distributions: of draws without replacement, and of draws with replacement
+where a class that is drawn several times counts once.
+
+Give class j an exponential clock of rate q_j. At a fixed time t each clock has rung with
+probability 1 - exp(-q_j t), independently of the other clocks. The first m different classes are
+the clocks that have rung by the m-th ring. The different classes among m draws with replacement are
+the classes of a Poisson process, given that it has m points. In both cases the expectation of a
+product over the set is a coefficient of a power series. For factors v_j of the classes in the set
+it is
 
     int dt exp(-t) [z^m] sum_l z q_l v_l prod_{j != l} (1 + z (exp(q_j t) - 1) v_j)    and
     m! [x^m] prod_j (1 + (exp(q_j x) - 1) v_j).
 
-That of the first m different classes and N tries is (N - 1)! [x^(N - 1)] of the series in z, with x
-for t. Coefficients are means over circles, whose radii are those at which no digits cancel.
+If N tries with replacement were needed for m different classes, the expectation is
+(N - 1)! [x^(N - 1)] of the series in z, where x replaces t. Coefficients are computed as means over
+circles in z and x. The radii are chosen such that no digits cancel.
 """
 
 from __future__ import annotations
@@ -30,33 +35,39 @@ from samplesoft.bias.exact import ExactBias
 from samplesoft.bias.inputs import Inputs, check_inputs
 from samplesoft.bias.numerics.quadrature import ExampleBias
 from samplesoft.bias.numerics.summation import softmax_apart
-from samplesoft.bias.without_replacement.set_bias import set_row
+from samplesoft.bias.without_replacement.set_bias import bias_of_distributions
 from samplesoft.schemes import Scheme
 
 ComplexArray = NDArray[np.complex128]
 
 _MIN_POINT_WEIGHT = 1e-10  # relative to the largest; smaller points are dropped
 _MIN_FACTOR_SQUARE = 1e-290  # squared magnitude of a factor; smaller factors count as 0
-_TAIL_PROB = 1e-9  # probability of the numbers of tries that are left out
-_NUM_TRIES_NODES = 12  # numbers of tries at which means are computed; others are interpolated
+_TAIL_PROB = 1e-9  # probability of the large numbers of tries that are left out
+_NUM_TRIES_NODES = 12  # expectations are computed at 12 numbers of tries, and interpolated between
 _MAX_TRIES = 1 << 9
-_MAX_FACTORS = 1 << 18  # classes times points, for one number of tries
-_MAX_FACTORS_OF_BIAS = 1 << 23  # the same, in `tries_bias`
+_MAX_FACTORS = 1 << 18  # classes times points for one number of tries, in `by_tries`
+_MAX_FACTORS_OF_BIAS = 1 << 23  # classes times points for one number of tries, in `tries_bias`
+# the bias is computed with 48 interpolation nodes; its difference from 24 nodes is the error
 _NUM_TRIES_NODES_OF_BIAS = 24, 48
 
 
 @dataclass(frozen=True, eq=False)
 class Sets:
-    """A distribution over sets of classes, as N points at each of which classes are independent.
+    """A distribution over sets of the n classes, as a weighted sum over N complex points.
+
+    At each point the classes are independent: a set has the product of one factor for each class.
+    The weighted sum of these products over the points has the probability of the set as its real
+    part.
 
     Attributes
     ----------
     absent, present, last : ndarray of complex, shape (n, N)
-        Factors of a class that is not in the set, that is, and that is and came last.
+        Factors at each point of a class that is not in the set, of a class that is in it, and of
+        the class that was the last to come into it.
     weights : ndarray of complex, shape (N,)
-        Weights of the points, of which conjugate ones are left out.
+        Weights of the points. Of two conjugate points, one is left out.
     has_last : bool
-        Whether one class came last; if not, `last` is 0.
+        Whether exactly one class of each set has the factor `last`; if not, `last` is 0.
     """
 
     absent: ComplexArray
@@ -67,19 +78,21 @@ class Sets:
 
     @property
     def is_independent(self) -> bool:
-        """Whether each class is in the set independently of the others."""
+        """Whether each class is in the set independently of all other classes."""
         return len(self.weights) == 1
 
     def means(self, values: NDArray[Any]) -> tuple[ComplexArray, ComplexArray]:
-        """Return means (U,) of products of `values` (U, n) over the set, and their parts (U, n).
+        """Return U expectations (U,) of the product of `values` (U, n) over the classes in the set.
 
-        Part k is that of sets which contain class k. What is real is the real part; of complex
-        values the mean is half the sum of this one and the conjugate of that of the conjugates.
+        Also return the contributions (U, n) of the sets that contain class k, for each k. For real
+        values, take the real parts of the results. For complex values x, average the result for x
+        and the conjugate of the result for conj(x), because only one of two conjugate points is
+        stored.
         """
         values = np.ascontiguousarray(values, np.complex128)
         means, parts = np.empty(len(values), np.complex128), np.empty_like(values)
         points = self.absent, self.present, self.last, self.weights, self.has_last
-        _set_means(*points, values, means, parts)
+        _write_set_means(*points, values, means, parts)
         return means, parts
 
     @property
@@ -90,7 +103,10 @@ class Sets:
         return probabilities
 
     def given(self, label: int, held: bool) -> tuple[float, Sets]:
-        """Return the probability that the set holds a class or not, and its distribution then."""
+        """Return the probability that class `label` is in the set, and the set's distribution then.
+
+        With `held` False, both are for the event that the class is not in the set.
+        """
         factors = {name: getattr(self, name).copy() for name in ("absent", "present", "last")}
         for name in ("absent",) if held else ("present", "last"):
             factors[name][label] = 0.0
@@ -100,7 +116,7 @@ class Sets:
 
 
 @njit
-def _set_means(
+def _write_set_means(
     absent: ComplexArray,
     present: ComplexArray,
     last: ComplexArray,
@@ -110,6 +126,7 @@ def _set_means(
     means: ComplexArray,
     parts: ComplexArray,
 ) -> None:
+    """Write the results of `Sets.means` to `means` (U,) and `parts` (U, n)."""
     n, num = absent.shape
     inverse, terms = np.empty_like(absent), np.empty_like(weights)
     for u in range(len(values)):
@@ -125,74 +142,84 @@ def _set_means(
                 totals[i] += last[j, i] * inverse[j, i]
         for i in range(num):
             terms[i] = products[i] * totals[i]
-        means[u] = _sum(terms)
+        means[u] = _sum_terms(terms)
         for j in range(n):
             for i in range(num):
                 others = totals[i] - last[j, i] * inverse[j, i]
                 shares = (last[j, i] + others * present[j, i]) * inverse[j, i]
                 terms[i] = products[i] * shares
-            parts[u, j] = _sum(terms)
+            parts[u, j] = _sum_terms(terms)
 
 
 @njit_sum
-def _sum(terms: ComplexArray) -> complex:
+def _sum_terms(terms: ComplexArray) -> complex:
+    """Return the sum of `terms` (N,)."""
     total = 0.0j
     for i in range(len(terms)):
         total += terms[i]
     return total
 
 
-# distributions over sets, of probabilities that come as the bytes of (n,) ----------------------
+# Distributions over sets. The probabilities `q` (n,) are passed as bytes, which can be keys of a
+# cache.
 
 
 @lru_cache(maxsize=32)
 def each_once(q: bytes, m: int) -> Sets:
-    """Return the distribution of the set of classes among m draws with replacement."""
-    x = m * _half_circle(m)
+    """Return the distribution of the set of different classes among m draws with replacement."""
+    x = m * _half_circle_points(m)
     log_weights = gammaln(m + 1.0) + m - m * np.log(x) - np.log(len(x))
-    return _points(np.frombuffer(q), x, np.ones_like(x), log_weights, False)[1]
+    return _make_sets(np.frombuffer(q), x, np.ones_like(x), log_weights, False)[1]
 
 
 @lru_cache(maxsize=32)
 def independent(q: bytes, m: int) -> Sets:
-    """Return the set with independent inclusion, with the probabilities of m draws."""
+    """Return the distribution with independent inclusion of each class.
+
+    The inclusion probability is the probability that a class is among m draws with replacement.
+    """
     absent = np.exp(m * np.log1p(-np.frombuffer(q)))[:, None] + 0.0j
     return Sets(absent, 1.0 - absent, np.zeros_like(absent), np.ones(1, np.complex128), False)
 
 
 @lru_cache(maxsize=32)
 def first_different(q: bytes, m: int) -> Sets:
-    """Return the distribution of the first m different classes: draws without replacement."""
+    """Return the distribution of m draws without replacement."""
     probs = np.frombuffer(q)
-    # from when m rings are out of the question to when the m likeliest classes have rung
+    # from a time before which m rings are too improbable to matter, to a time by which the m most
+    # probable classes have almost surely rung
     start, end = (gammaln(m + 1.0) - 40.0) / m, np.log((45.0 + np.log(m)) / np.sort(probs)[-m])
     step = min(0.35, 0.7 / np.sqrt(m))
     times = np.exp(np.arange(start, end, step))
     log_z, probabilities = _tilted_probabilities(probs, times, m)
-    half = _half_circle((probabilities * (1.0 - probabilities)).sum(axis=1).max())
+    half = _half_circle_points((probabilities * (1.0 - probabilities)).sum(axis=1).max())
     t, z = np.repeat(times, len(half)), np.outer(np.exp(log_z), half).ravel()
-    return _points(probs, t + 0.0j, z, np.log(t * step / len(half)) - m * np.log(z), True)[1]
+    return _make_sets(probs, t + 0.0j, z, np.log(t * step / len(half)) - m * np.log(z), True)[1]
 
 
 class _NumTriesDistribution(NamedTuple):
-    """The distribution of the number of tries, from m on."""
+    """The distribution of the number of tries until m different classes have been drawn."""
 
-    least: int  # m
-    probabilities: list[float]
-    given: Callable[[int], tuple[float, Sets]]  # of a number: its probability, and the sets
+    min_tries: int  # m, the smallest number of tries
+    probabilities: list[float]  # of m, m + 1, ... tries
+    # function of a number of tries: its probability, and the distribution of the set given it
+    sets_given: Callable[[int], tuple[float, Sets]]
 
-    def interpolated(self, most: int) -> tuple[tuple[int, float, Sets], ...]:
-        """Return numbers of tries, weights of these, and sets given that so many were made.
+    def interpolation_nodes(self, most: int) -> tuple[tuple[int, float, Sets], ...]:
+        """Return tuples (number of tries, weight, distribution of the set given this number).
 
-        The mean over all numbers is a weighted one over `most` of these: between them it is
-        interpolated, for it is smooth in the logarithm of the number.
+        An expectation over all numbers of tries is the weighted sum over these tuples, of which
+        there are at most 1 + `most`. The first is m tries. The others are nodes of a Lagrange
+        interpolation: an expectation given the number of tries is smooth in the log of the number.
         """
         m, found, given = self
-        first = m, found[0], given(m)[1]  # of no repeats, for which corrections may be others
+        # m tries are without a repeated draw: some corrections differ, so no interpolation
+        first = m, found[0], given(m)[1]
         rest, numbers = np.array(found[1:]), m + 1 + np.arange(len(found) - 1)
         if not len(rest):
             return (first,)
-        angles = np.pi * (np.arange(most) + 0.5) / most  # Chebyshev's points, rounded
+        # Chebyshev points in the log, rounded to whole numbers
+        angles = np.pi * (np.arange(most) + 0.5) / most
         ends = np.log(numbers[[0, -1]])
         logs = ends.mean() + 0.5 * np.ptp(ends) * np.cos(angles)
         nodes = np.unique(np.rint(np.exp(logs)).astype(int))
@@ -200,27 +227,36 @@ class _NumTriesDistribution(NamedTuple):
         away = np.log(numbers)[:, None] - np.log(nodes)
         away = away[:, None, :] / (np.log(nodes)[:, None] - np.log(nodes) + np.eye(len(nodes)))
         away[:, np.arange(len(nodes)), np.arange(len(nodes))] = 1.0
-        weights = rest @ away.prod(axis=2)  # of Lagrange's interpolation
+        weights = rest @ away.prod(axis=2)  # the product is a Lagrange polynomial at each number
         others = ((int(k), float(w), given(k)[1]) for k, w in zip(nodes, weights, strict=True))
         return (first, *others)
 
 
 @lru_cache(maxsize=32)
 def by_tries(q: bytes, m: int) -> tuple[tuple[int, float, Sets], ...]:
-    """Return numbers of tries, their weights, and their sets; empty if there are too many."""
+    """Return tuples (number of tries until m different classes, weight, distribution of the set).
+
+    An expectation is the weighted sum over these tuples. The result is empty if m different classes
+    may need too many tries, or if there are too many classes.
+    """
     tries = _distribution_of_tries(np.frombuffer(q), m, _MAX_FACTORS)
-    return () if tries is None else tries.interpolated(_NUM_TRIES_NODES)
+    return () if tries is None else tries.interpolation_nodes(_NUM_TRIES_NODES)
 
 
 def _distribution_of_tries(
     probs: FloatArray, m: int, most_factors: int
 ) -> _NumTriesDistribution | None:
-    """Return the distribution of the number of tries; None where numbers or sums are too large."""
-    # what is left by the m - 1 likeliest classes is drawn at last
+    """Return the distribution of the number of tries until m different classes have been drawn.
+
+    Return None if more than `_MAX_TRIES` tries matter, or if a distribution over sets has more than
+    `most_factors` factors.
+    """
+    # the slowest case: the m - 1 most probable classes are drawn, any other class ends the tries
     last = np.sort(probs)[: len(probs) - m + 1].sum()
     if np.log(_TAIL_PROB) / np.log1p(-last + _TAIL_PROB) > _MAX_TRIES:
         return None
-    # of times, that in which so many tries are likeliest; a class that came, came lam / p times
+    # For each number of tries, find the time at which it is the expected number, as the radius of
+    # the circle in x. A class that has been drawn was drawn lam / (1 - exp(-lam)) times on average.
     times = np.exp(np.linspace(np.log(0.01 * m), np.log(8.0 * _MAX_TRIES), 512))
     log_z, probabilities = _tilted_probabilities(probs, times, max(m - 1.0, 0.3))
     lam = np.outer(times, probs)
@@ -230,11 +266,11 @@ def _distribution_of_tries(
 
     def given(tries: int) -> tuple[float, Sets]:
         at = int(np.abs(means - (tries - 1.0)).argmin())
-        half, arc = _half_circle(of_different[at]), _half_circle(variances[at])
+        half, arc = _half_circle_points(of_different[at]), _half_circle_points(variances[at])
         circle = np.exp(log_z[at]) * np.concatenate([half, half.conj()])
         x, z = np.repeat(times[at] * arc, len(circle)), np.tile(circle, len(arc))
         log_weights = gammaln(tries) + times[at] - (tries - 1.0) * np.log(x) - m * np.log(z)
-        return _points(probs, x, z, log_weights - np.log(len(x)), True)
+        return _make_sets(probs, x, z, log_weights - np.log(len(x)), True)
 
     found: list[float] = []
     while sum(found) < 1.0 - _TAIL_PROB:
@@ -245,9 +281,12 @@ def _distribution_of_tries(
     return _NumTriesDistribution(m, found, given)
 
 
-def _half_circle(variance: float) -> ComplexArray:
-    """Return the upper half of a circle for a series whose degree has a variance."""
-    # terms that fall together are at least six deviations apart
+def _half_circle_points(variance: float) -> ComplexArray:
+    """Return points (K,) on the upper half of the unit circle, for a coefficient of a power series.
+
+    The terms of the series, as probabilities of its degree, have the given variance.
+    """
+    # by aliasing, 2 K points mix coefficients that are 2 K apart: six standard deviations or more
     num = int(3.0 * np.sqrt(variance)) + 6
     half: ComplexArray = np.exp(1j * np.pi * (np.arange(num) + 0.5) / num)
     return half
@@ -256,7 +295,10 @@ def _half_circle(variance: float) -> ComplexArray:
 def _tilted_probabilities(
     probs: FloatArray, times: FloatArray, count: float
 ) -> tuple[FloatArray, FloatArray]:
-    """Return log z (T,) for `count` classes on average, and their probabilities (T, n)."""
+    """Return log z (T,) at which `count` classes are in the set on average at each of the `times`.
+
+    Also return the probabilities (T, n) that each class is in the set for these z.
+    """
     x = np.outer(times, probs)
     with np.errstate(divide="ignore"):
         log_odds = np.log(-np.expm1(-x)) + x
@@ -270,15 +312,18 @@ def _tilted_probabilities(
     return log_z, expit(log_z[:, None] + log_odds)
 
 
-def _points(
+def _make_sets(
     probs: FloatArray, x: ComplexArray, z: ComplexArray, log_weights: ComplexArray, has_last: bool
 ) -> tuple[float, Sets]:
-    """Return the sum of a distribution from points in time and z (N,), and it divided by that."""
+    """Return the total weight of all sets, and their distribution, normalised by this total.
+
+    The points (N,) are times `x` and values `z`, with complex `log_weights` (N,).
+    """
     radius, right = np.abs(x)[:, None], x.real[:, None] >= 0.0
     gone, sign = np.exp(-radius * probs), np.where(right, 1.0, -1.0)
-    # factors are at most 1 beside the largest of their sums
+    # the factors of a class are divided by their sum at |x| and |z|, so that they are at most 1
     whole = gone - np.abs(z)[:, None] * np.expm1(-radius * probs)
-    # (exp(q x) - 1) exp(-q |x|), with all digits
+    # (exp(q x) - 1) exp(-q |x|) without overflow, by expm1 of an exponent with real part below 0
     come = np.exp(probs * (np.where(right, x[:, None], 0.0) - radius))
     come = -sign * come * np.expm1(-sign * probs * x[:, None])
     last = z[:, None] * probs * gone / whole if has_last else np.zeros_like(come)
@@ -294,18 +339,20 @@ def _points(
     return total, replace(sets, weights=sets.weights / total)
 
 
-# the correction by the number of tries ------------------------------------------------------------
+# The bias with the correction by the number of tries ----------------------------------------------
 
 
-class _Points:
-    """A distribution over sets as `expect_terms` asks for it."""
+class _StratumOfSets:
+    """Adapter of `Sets` to the protocol `StratumDistribution`, for `expected_probs_and_log_sum`."""
 
     def __init__(self, sets: Sets) -> None:
         self._sets = sets
-        self.inclusion, self.noise = np.stack([sets.inclusion] * 2), _MIN_POINT_WEIGHT
+        self.inclusion, self.relative_error = np.stack([sets.inclusion] * 2), _MIN_POINT_WEIGHT
 
-    def expect(self, decay: FloatArray, saddles: list[FloatArray]) -> tuple[FloatArray, FloatArray]:
-        """Return the result of `ExponentialRace.expect` for these sets."""
+    def expect_exponentials(
+        self, decay: FloatArray, saddles: list[FloatArray]
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return ``E[exp(-D)]`` (2,) and ``E[exp(-D); k in set]`` (2, n), D the sum of `decay`."""
         mean, parts = self._sets.means(np.exp(-decay)[None])
         return np.full(2, mean[0].real), np.stack([parts[0].real] * 2)
 
@@ -320,36 +367,36 @@ def tries_bias(
 ) -> ExactBias:
     """Compute the exact bias of draws without replacement, corrected by the number of tries.
 
-    TensorFlow draws with replacement until there are m different classes, and divides a draw of
-    class j by ``1 - (1 - q_j)**N``, where N is the random number of draws that this took. If no
-    draw was repeated, N = m, it divides by ``m q_j``.
+    TensorFlow draws with replacement until there are m different classes. N is the random number of
+    these draws, repeated ones included. TensorFlow divides a draw of class j by
+    ``1 - (1 - q_j)**N``, or by ``m q_j`` if no draw was repeated (N = m).
 
     Parameters
     ----------
     logits, labels, num_sampled
         As for `samplesoft.exact_bias`.
     q : array_like, shape (n,) or (B, n)
-        Proposal. Classes from some hundred on take minutes.
+        Proposal. More than about a hundred classes take minutes.
     scheme : str
-        Of `samplesoft.exact_bias`, ``distinct``, ``distinct_masked``, ``distinct_candidate``,
-        ``distinct_candidate_masked`` or ``distinct_importance``. The default is that of
+        ``distinct``, ``distinct_masked``, ``distinct_candidate``, ``distinct_candidate_masked`` or
+        ``distinct_importance``, see `samplesoft.exact_bias`. The default is the scheme of
         ``tf.nn.sampled_softmax_loss``.
 
     Returns
     -------
     ExactBias
-        The bias and the loss bias, with errors from 1e-8 on.
+        The bias and the loss bias, with error estimates of at least 1e-8.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is malformed, or numbers of tries or classes are too large.
+        If an argument is malformed, or the number of tries or of classes is too large.
 
     Notes
     -----
-    Given N, classes are independent on two circles, in time and in the number of classes. Means
-    given N are smooth in N, and are interpolated from 48; how far those from 24 are off is the
-    estimated error.
+    Given N, an expectation is a mean over two circles on which the classes are independent: one in
+    time, one for the number of classes. Expectations given N are smooth in log N, and are
+    interpolated from 48 values of N. The estimated error is the difference from 24 values.
 
     References
     ----------
@@ -364,10 +411,11 @@ def tries_bias(
     array([ 0.019,  0.087,  0.207,  0.176, -0.053, -0.436])
     """
     inputs = check_inputs(logits, labels, q, num_sampled, scheme, require=_require_distinct)
-    return ExactBias(*inputs.columns(_of_tries(*row, inputs) for row in inputs.rows()))
+    return ExactBias(*inputs.columns(_tries_bias_of_example(*row, inputs) for row in inputs.rows()))
 
 
 def _require_distinct(scheme: Scheme) -> None:
+    """Raise ValueError for a scheme that draws with replacement."""
     if not scheme.distinct:
         raise ValueError(
             f"`scheme` must be one of draws without replacement, got {scheme.name!r}; take "
@@ -375,7 +423,10 @@ def _require_distinct(scheme: Scheme) -> None:
         )
 
 
-def _of_tries(logits: FloatArray, label: int, q: FloatArray, inputs: Inputs) -> ExampleBias:
+def _tries_bias_of_example(
+    logits: FloatArray, label: int, q: FloatArray, inputs: Inputs
+) -> ExampleBias:
+    """Return `tries_bias` of one example."""
     scheme, m = inputs.scheme, inputs.num_sampled
     kept = np.flatnonzero(~(scheme.excludes_label & (np.arange(len(q)) == label)))
     probs = q[kept] / q[kept].sum()
@@ -390,11 +441,15 @@ def _of_tries(logits: FloatArray, label: int, q: FloatArray, inputs: Inputs) -> 
     def given(number: int, sets: Sets) -> FloatArray:
         correction = np.ones(len(q))
         correction[kept] = m * probs if number == m else -np.expm1(number * np.log1p(-probs))
-        row = set_row(logits, label, scheme, [(_Points(sets), kept)], correction)
+        row = bias_of_distributions(
+            logits, label, scheme, [(_StratumOfSets(sets), kept)], correction
+        )
         return np.array([row.bias, row.inclusion, np.full(len(q), row.loss_bias)])
 
     coarse, fine = (
-        np.sum([p * given(number, sets) for number, p, sets in tries.interpolated(most)], axis=0)
+        np.sum(
+            [p * given(number, sets) for number, p, sets in tries.interpolation_nodes(most)], axis=0
+        )
         for most in _NUM_TRIES_NODES_OF_BIAS
     )
     bias, inclusion, loss = fine

@@ -28,7 +28,7 @@ def stratified_bias(
 ) -> ExactBias:
     """Compute the exact bias of sampled softmax with separate draws from each stratum of classes.
 
-    Shards that draw from their own classes are strata, as in Partial FC.
+    For example, the strata are the shards of Partial FC, each of which draws from its classes.
 
     Parameters
     ----------
@@ -46,7 +46,8 @@ def stratified_bias(
         replacement. A draw of class j is divided by the probability that j is drawn; with
         replacement, by the expected number of its draws.
     correction : array_like, shape (n,) or (B, n), optional
-        Divisors of the draws in place of these; ones for no correction, as in Partial FC.
+        Divisors of the draws, in place of the default ones; all 1 for no correction, as in Partial
+        FC.
 
     Returns
     -------
@@ -57,7 +58,7 @@ def stratified_bias(
     Raises
     ------
     TypeError, ValueError
-        If an argument is malformed, or a stratum has fewer classes than are to be drawn.
+        If an argument is malformed, or a stratum has fewer classes than draws without replacement.
 
     Notes
     -----
@@ -67,11 +68,12 @@ def stratified_bias(
     References
     ----------
     An et al., "Partial FC: Training 10 Million Identities on a Single Machine", 2020, section 3:
-    the labels and uniform draws without replacement from each shard, not corrected.
+    S consists of the labels and of uniform draws without replacement from each shard, without
+    correction.
 
     Examples
     --------
-    Two shards of two and three classes, one draw from each, corrected and not:
+    Two shards of two and three classes, with one draw from each, with correction and without:
 
     >>> import numpy as np
     >>> from samplesoft.bias import stratified_bias
@@ -101,6 +103,7 @@ def stratified_bias(
 
 
 def _require_sum(scheme: Scheme) -> None:
+    """Raise ValueError for a scheme whose S is not a sum of independent terms of the strata."""
     if scheme.jackknife or scheme.independent or scheme.divides_by_kept:
         raise ValueError(
             f"`scheme` must be one whose draws add up in S, got {scheme.name!r}; take 'distinct', "
@@ -129,7 +132,7 @@ def _require_divisors(
 
 
 def _check_strata(strata: Any, num_sampled: Any, inputs: Inputs) -> tuple[IntArray, list[int]]:
-    """Return the stratum of each class (n,), and the number of draws in each (G,)."""
+    """Check the strata; return the stratum of each class (n,) and the draws per stratum (G,)."""
     n = inputs.logits.shape[1]
     stratum = as_ids("strata", strata, n)
     if len(stratum) != n:
@@ -148,7 +151,7 @@ def _check_strata(strata: Any, num_sampled: Any, inputs: Inputs) -> tuple[IntArr
         drawn = q > 0.0
         drawn[label] &= not inputs.scheme.excludes_label
         held = np.bincount(stratum[drawn], minlength=num)
-        # of no classes there may be no draws
+        # an empty stratum is valid without draws; with replacement, one class is enough
         needed = np.array(counts) if inputs.scheme.distinct else np.minimum(counts, 1)
         few = np.flatnonzero(held < needed)
         if len(few):

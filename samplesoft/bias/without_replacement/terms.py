@@ -1,7 +1,8 @@
-"""The sum S of the weights of a set of draws: its terms, and the nodes in log u of (B2).
+"""The terms of the sum S over a set of draws, and the nodes in log u of the integral (B2) for 1/S.
 
-Terms may lie any number of nats apart. They are given by logs relative to one of them. Between the
-scales of two distant terms the integrand is constant, and one node represents the whole stretch.
+The terms of S may differ by any number of nats, so they are stored as logs relative to one of them.
+Where u is far from the inverses of all terms, exp(-u S) is constant. One node then represents the
+whole range of log u up to the next inverse.
 """
 
 from __future__ import annotations
@@ -17,33 +18,36 @@ from samplesoft._validation import FloatArray, IntArray
 from samplesoft.bias.numerics.summation import LARGEST_FLOAT, softmax_apart
 from samplesoft.schemes import Scheme
 
-_LOG_U_STEP = 0.2  # the error falls as exp(-pi**2 / step)
-_FIRST_Z = -3.6  # log u = z - exp(-z) has fallen by 40 here
-_FIRST_EVEN_LOG_U = -44.0  # log u of the first node at equal distances
-_LOG_U_TO_LARGEST_TERM = 1.5  # from z = 0 to where the largest sums begin to count
-_LOG_DECAY_OF_ONE = -42.0  # log of u w, below which exp(-u w) is 1
-_LOG_DECAY_OF_ZERO = 6.7  # log of u w, above which exp(-u w) is 0
-_EVEN_FROM_LOG_U = 40.0  # from there nodes stand at equal distances, and have the same weights
-_APART_NATS = 60.0  # beyond which of two terms one does not matter
-_MAX_COUNTED_NATS = 1e14  # of a longer stretch nodes are not counted
-_RARE_COUNT = 1e-22  # mean count of a term in the sum, below which it moves no digit of p'
+_LOG_U_STEP = 0.2  # the error of the trapezoid rule is about exp(-pi**2 / step)
+_FIRST_Z = -3.6  # of the first node: z - exp(-z) is -40
+_FIRST_EVEN_LOG_U = -44.0  # log u of the first of the equidistant nodes
+_LOG_U_TO_LARGEST_TERM = 1.5  # log u at x = 0 is this far below the inverse of the largest scale
+_LOG_DECAY_OF_ONE = -42.0  # for smaller log(u w), exp(-u w) is 1
+_LOG_DECAY_OF_ZERO = 6.7  # for larger log(u w), exp(-u w) is 0
+_EVEN_FROM_LOG_U = 40.0  # from here on, all rules have equidistant nodes of equal weights
+_APART_NATS = 60.0  # of two terms that differ by more, the smaller one is negligible in their sum
+_MAX_COUNTED_NATS = 1e14  # the nodes in a longer range are not counted: log u has no digits for it
+_RARE_COUNT = 1e-22  # a term with a smaller expected count in S affects no digit of p'
 
 
 class Terms(NamedTuple):
-    """The terms exp(logit) / divisor of a sum: near each other, or apart by any number of nats."""
+    """The k terms exp(logit) / divisor that may occur in the sum S; they may differ by any factor.
+
+    The last term is the label's fixed term in S, which is not drawn.
+    """
 
     logits: FloatArray  # (k,)
-    log_divisors: FloatArray  # (k,) infinite where there is no term
-    counts: FloatArray  # (k,) expected number of times that each is in the sum
+    log_divisors: FloatArray  # (k,) infinite for a term that is never in S
+    counts: FloatArray  # (k,) expected number of times that each term is in S
 
-    def above(self, origin: int) -> FloatArray:
-        """Return log(term / term at index `origin`), (k,).
+    def log_ratios_to(self, origin: int) -> FloatArray:
+        """Return ``log(term / term[origin])`` (k,) for each term.
 
-        A difference of logs relative to the largest term loses digits where both terms are far
-        below it. So the original logits are subtracted.
+        If both terms are far below the largest term, the difference of their logs relative to it
+        loses digits. So this subtracts the original logits.
         """
         divisors = self.log_divisors
-        # nothing to draw there: the infinity may be in both
+        # infinity - infinity would be NaN: a missing term has a log divisor of infinity
         apart = np.where(divisors < np.inf, divisors - divisors[origin], np.inf)
         with np.errstate(over="ignore"):
             away = np.clip(self.logits - self.logits[origin], -LARGEST_FLOAT, LARGEST_FLOAT)
@@ -51,34 +55,37 @@ class Terms(NamedTuple):
         return logs
 
     @property
-    def top(self) -> int:
-        """Index of the reference term: the largest logit of the terms that are not rare.
+    def reference_index(self) -> int:
+        """Index of the term with the largest logit among the terms that are not rare.
 
-        Relative to a very rare, very large term, the differences of all others could be rounded
-        away.
+        The logs of all terms are relative to its logit. A rare term may be so much larger that
+        relative to it the differences between all other terms would be rounded away.
         """
         there = self.log_divisors < np.inf
         seen = there & (self.counts > _RARE_COUNT)
         return int(np.where(seen if seen.any() else there, self.logits, -np.inf).argmax())
 
     @property
-    def logs(self) -> FloatArray:
-        """The logs of the terms over exp of the logit on top, (k,); -inf where there is none."""
+    def log_terms(self) -> FloatArray:
+        """Logs (k,) of the terms, minus the logit at `reference_index`; -inf for a missing term."""
         with np.errstate(over="ignore"):
-            away = np.clip(self.logits - self.logits[self.top], -LARGEST_FLOAT, LARGEST_FLOAT)
+            away = np.clip(
+                self.logits - self.logits[self.reference_index], -LARGEST_FLOAT, LARGEST_FLOAT
+            )
         logs: FloatArray = away - self.log_divisors
         return logs
 
     @property
-    def largest_log(self) -> float:
-        """The largest magnitude of the summands of a log, within groups of neighbouring terms.
+    def max_log_magnitude(self) -> float:
+        """Largest magnitude of the logits and log divisors of a term, for its rounding error.
 
-        For terms that are far apart, an error of their distance does not affect any sum.
+        Logits are measured within groups of neighbouring terms. An error in the distance between
+        two groups affects no sum, because the smaller group is negligible.
         """
         kept = np.flatnonzero(self.log_divisors < np.inf)
         logits, divisors = self.logits[kept], np.abs(self.log_divisors[kept])
-        order = np.argsort(self.logs[kept])
-        logits, logs = logits[order], self.logs[kept][order]
+        order = np.argsort(self.log_terms[kept])
+        logits, logs = logits[order], self.log_terms[kept][order]
         starts = np.flatnonzero(np.append(True, np.diff(logs) > _APART_NATS))
         with np.errstate(over="ignore"):
             spans = np.maximum.reduceat(logits, starts) - np.minimum.reduceat(logits, starts)
@@ -86,62 +93,72 @@ class Terms(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """The weights in S of the draws of each class, and of the label."""
+    """The weights in S of a draw of each class, and of the label's fixed term."""
 
-    log_probs: FloatArray  # (n,)
-    probs: FloatArray  # (n,)
-    logits: FloatArray  # (n,) as given
-    log_divisors: FloatArray  # (n,) of a draw, infinite where it has no weight
+    log_probs: FloatArray  # (n,) log-softmax
+    probs: FloatArray  # (n,) softmax
+    logits: FloatArray  # (n,) as the caller gave them
+    log_divisors: FloatArray  # (n,) log divisor of a draw; infinite if a draw has weight 0
     label: int
-    shift: float  # log of what the label is divided by, drawn or not; infinite where it is not in S
+    label_log_divisor: (
+        float  # log divisor of the label's fixed term; infinite if S has no such term
+    )
 
     def terms(self, which: IntArray, counts: FloatArray) -> Terms:
-        """Return the terms of the classes `which` (k,), and then the term that the label has in S.
+        """Return the terms of the classes `which` (k,), followed by the label's fixed term in S.
 
-        `counts` (k,) are the expected numbers of draws of these classes.
+        `counts` (k,) are the expected numbers of draws of the classes.
         """
         every, divisors = np.append(which, self.label), self.log_divisors[which]
-        return Terms(self.logits[every], np.append(divisors, self.shift), np.append(counts, 1.0))
+        return Terms(
+            self.logits[every], np.append(divisors, self.label_log_divisor), np.append(counts, 1.0)
+        )
 
 
-def weigh(logits: FloatArray, label: int, scheme: Scheme, divisors: FloatArray) -> Weights:
-    """Return the weights of draws of each class, divided by `divisors` (n,), and of the label."""
+def make_weights(logits: FloatArray, label: int, scheme: Scheme, divisors: FloatArray) -> Weights:
+    """Return the weights in S of one example with `logits` (n,) and `divisors` (n,) of draws."""
     log_probs, probs, _ = softmax_apart(logits, label)
     with np.errstate(divide="ignore"):
         log_divisors = np.log(divisors)
-    shift = float(log_divisors[label]) if scheme.corrects_label else 0.0
+    label_log_divisor = float(log_divisors[label]) if scheme.corrects_label else 0.0
     if not scheme.label_in_sum:
-        shift = np.inf
+        label_log_divisor = np.inf
     if not scheme.draws_label:
         log_divisors[label] = np.inf
-    return Weights(log_probs, probs, logits, log_divisors, label, shift)
+    return Weights(log_probs, probs, logits, log_divisors, label, label_log_divisor)
 
 
 # --- nodes in log u ------------------------------------------------------------------------------
 
 
-def scales_of_sum(terms: Terms) -> tuple[float, float]:
-    """Return log E[S], and the log of the scale of the nodes: log u of a node is x minus it."""
-    logs = terms.logs
+def log_mean_and_scale(terms: Terms) -> tuple[float, float]:
+    """Return log E[S] and the log of the scale of S that places the nodes.
+
+    A rule for nodes returns x; log u of the node is x minus this log scale.
+    """
+    logs = terms.log_terms
     some = (terms.counts > _RARE_COUNT) & (logs > -np.inf)
     top = float(logs[some].max())
     reference = top + math.log(float((terms.counts[some] * np.exp(logs[some] - top)).sum()))
     return reference, max(top, reference) + _LOG_U_TO_LARGEST_TERM
 
 
-class Node(NamedTuple):
-    """A node in log u, or a stretch of nodes on which the integrand is constant."""
+class QuadratureNode(NamedTuple):
+    """A node in log u, or a range of nodes on which the integrand is constant."""
 
     log_decay: FloatArray  # (k,) log of u times each term
-    log_mean: float  # and of u times the mean of S
-    weights: FloatArray  # (3,) of all nodes, of half of them, and of all
+    log_mean: float  # log of u times E[S]
+    # (3,) quadrature weights: by all nodes, by every second node, and again by all nodes
+    weights: FloatArray
 
 
-Rule = Callable[[int], tuple[float, FloatArray]]
+# A rule for nodes: maps the number of a node to its x, see `log_mean_and_scale`, and to its
+# `QuadratureNode.weights`.
+NodeRule = Callable[[int], tuple[float, FloatArray]]
 
 
-def steps(number: int) -> tuple[float, FloatArray]:
-    """Return log u of a node (B24) of that number, less where they begin, and weights (3,)."""
+def double_exponential_node(number: int) -> tuple[float, FloatArray]:
+    """Return x and the weights (3,) of a node of the double exponential rule (B24)."""
     z = _FIRST_Z + number * _LOG_U_STEP
     early = math.exp(-z)
     weight = _LOG_U_STEP * (1.0 + early)
@@ -149,19 +166,25 @@ def steps(number: int) -> tuple[float, FloatArray]:
     return z - early, np.array([weight, even, weight])
 
 
-def even_steps(number: int) -> tuple[float, FloatArray]:
-    """Return the same at equal distances, whose error (B79) is proved."""
+def equidistant_node(number: int) -> tuple[float, FloatArray]:
+    """Return x and the weights (3,) of a node of the equidistant rule, with the error bound (B79).
+
+    The weight by every second node is 0.
+    """
     return number * _LOG_U_STEP + _FIRST_EVEN_LOG_U, np.array([_LOG_U_STEP, 0.0, _LOG_U_STEP])
 
 
-def nodes_of(terms: Terms, reference: float, log_scale: float, rule: Rule) -> Iterator[Node]:
-    """Yield nodes in log u without end, for a sum of `terms` and a mean of log `reference`.
+def quadrature_nodes(
+    terms: Terms, reference: float, log_scale: float, rule: NodeRule
+) -> Iterator[QuadratureNode]:
+    """Yield nodes in increasing log u, without end; the caller stops when exp(-u S) is 0.
 
-    Terms of scales that are far apart change exp(-u S) one after the other. Between them it is
-    constant, and all nodes there are one of their weights added up: time does not grow with the
-    distance. Behind them distances are measured from the next term, for log u has no digits left.
+    `reference` and `log_scale` are the results of `log_mean_and_scale`. If two terms differ by many
+    nats, exp(-u S) is constant between their inverses. All nodes in this range are yielded as one
+    node with the sum of their weights, so that the time does not grow with the distance. After such
+    a range log u has lost its digits, so distances are measured from the next term instead.
     """
-    logs = terms.logs
+    logs = terms.log_terms
     near_mean = int(np.abs(logs - reference).argmin())
     above_that = reference - float(logs[near_mean])
     logs, start, number = logs - log_scale, 0.0, 0
@@ -169,37 +192,46 @@ def nodes_of(terms: Terms, reference: float, log_scale: float, rule: Rule) -> It
         x, weights = rule(number)
         log_decay = logs + (x - start)
         log_mean = float(log_decay[near_mean]) + above_that
-        yield Node(log_decay, log_mean, weights)
+        yield QuadratureNode(log_decay, log_mean, weights)
         number += 1
         ahead, mean_is_ahead = log_decay <= _LOG_DECAY_OF_ONE, log_mean <= _LOG_DECAY_OF_ONE
         ahead &= log_decay > -np.inf
-        if x < _EVEN_FROM_LOG_U or changes(np.append(log_decay, log_mean)) or not ahead.any():
+        if (
+            x < _EVEN_FROM_LOG_U
+            or integrand_changes(np.append(log_decay, log_mean))
+            or not ahead.any()
+        ):
             continue
         next_log = max(float(log_decay[ahead].max()), log_mean if mean_is_ahead else -np.inf)
         distance = min(_LOG_DECAY_OF_ONE - next_log, LARGEST_FLOAT)
         if distance <= 2.0 * _LOG_U_STEP:
             continue
         skipped = distance
-        if distance < _MAX_COUNTED_NATS:  # as many pairs of nodes as there are
+        if distance < _MAX_COUNTED_NATS:  # skip whole pairs, so that even nodes remain even
             skipped = 2.0 * _LOG_U_STEP * math.floor(0.5 * distance / _LOG_U_STEP)
         both = weights + rule(number)[1]
-        yield Node(log_decay, log_mean, both * (0.5 / _LOG_U_STEP) * skipped)
-        logs, start = _from_next(terms, log_decay, ahead), x
+        yield QuadratureNode(log_decay, log_mean, both * (0.5 / _LOG_U_STEP) * skipped)
+        logs, start = _logs_relative_to_largest(terms, log_decay, ahead), x
         next_log = float(logs[ahead].max())
         if mean_is_ahead:
             next_log = max(next_log, float(logs[near_mean]) + above_that)
         logs += _LOG_DECAY_OF_ONE - (distance - skipped) - next_log
 
 
-def _from_next(terms: Terms, log_decay: FloatArray, ahead: NDArray[np.bool_]) -> FloatArray:
-    """Return the logs of all terms over the largest of those `ahead`."""
+def _logs_relative_to_largest(
+    terms: Terms, log_decay: FloatArray, ahead: NDArray[np.bool_]
+) -> FloatArray:
+    """Return the logs (k,) of all terms, relative to the largest term that is marked in `ahead`."""
     origin = int(np.where(ahead, log_decay, -np.inf).argmax())
-    logs = terms.above(origin)
-    # of logits so far away that their distances are the same number there may be a larger one
+    logs = terms.log_ratios_to(origin)
+    # `log_decay` may have rounded the differences of distant terms away: a term may be larger
     better = int(np.where(ahead, logs, -np.inf).argmax())
-    return logs if better == origin else terms.above(better)
+    return logs if better == origin else terms.log_ratios_to(better)
 
 
-def changes(log_decay: FloatArray) -> bool:
-    """Whether exp(-u S) changes with u; between scales of S that are far apart it does not."""
+def integrand_changes(log_decay: FloatArray) -> bool:
+    """Return whether exp(-u S) changes with u at this node.
+
+    It is constant between the inverses of two terms that differ by many nats.
+    """
     return bool(((log_decay > _LOG_DECAY_OF_ONE) & (log_decay < _LOG_DECAY_OF_ZERO)).any())
