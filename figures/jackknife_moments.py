@@ -17,9 +17,9 @@ from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray, IntArray, as_choice
 from samplesoft.bias.inputs import check_inputs
 from samplesoft.bias.moments import GradientMoments
-from samplesoft.bias.moments.draws import nodes_of_draws
-from samplesoft.bias.moments.gradient import moments_by
-from samplesoft.bias.moments.squares import integrate, squared_norms
+from samplesoft.bias.moments.draws import make_draw_quadrature
+from samplesoft.bias.moments.gradient import moments_with_square
+from samplesoft.bias.moments.squares import integral_with_error, squared_norms
 from samplesoft.bias.with_replacement.atoms import Atoms, class_moments
 from samplesoft.bias.with_replacement.draws import Draws
 from samplesoft.bias.with_replacement.laplace import _decay_ratio, tangent
@@ -81,17 +81,17 @@ def jackknife_moments(
     """
     as_choice("scheme", scheme, select("jackknife", "jackknife_masked"))
     inputs = check_inputs(logits, labels, q, num_sampled, scheme, h, certain, takes_certain=True)
-    return moments_by(inputs, class_embeddings, tau, _square)
+    return moments_with_square(inputs, class_embeddings, tau, _square)
 
 
 def _square(law: Draws, centred: FloatArray) -> tuple[float, float]:
     """Return E|sum_i p'_i c_i|**2 and its error, or 0 where that is the square of the bias."""
-    at = nodes_of_draws(law)
+    at = make_draw_quadrature(law)
     if at is None:
         return 0.0, 0.0
     with np.errstate(under="ignore", over="ignore"):
-        terms = _jackknife_terms(law, at.ratios, at.atoms, at.nodes, centred, at.unit)
-        return integrate(at.nodes.dx, *terms, _NARROW)
+        terms = _jackknife_terms(law, at.ratios, at.atoms, at.nodes, centred, at.term_rounding)
+        return integral_with_error(at.nodes.dx, *terms, _NARROW)
 
 
 class _Draws(NamedTuple):

@@ -20,7 +20,7 @@ from samplesoft._validation import FloatArray
 from samplesoft.bias.bounds.finite import require_bounds
 from samplesoft.bias.inputs import check_inputs
 from samplesoft.bias.moments.draws import numerator_moments
-from samplesoft.bias.moments.gradient import check_vectors
+from samplesoft.bias.moments.gradient import check_class_vectors
 from samplesoft.bias.moments.squares import centre
 from samplesoft.bias.with_replacement.atoms import make_atoms
 from samplesoft.bias.with_replacement.draws import Draws, make_draws
@@ -118,7 +118,7 @@ def multilevel_moments(
     inputs = check_inputs(logits, labels, q, num_sampled, scheme, h)
     require_bounds(inputs.scheme)
     m, n = inputs.num_sampled, inputs.logits.shape[1]
-    vectors, scale = check_vectors(class_embeddings, n, tau)
+    vectors, scale = check_class_vectors(class_embeddings, n, tau)
     last = last_level(m, n)
     laws = (make_draws(*row, m, inputs.scheme) for row in inputs.rows())
     rows = ((scale * gradient_levels(law, vectors, last).variance(),) for law in laws)

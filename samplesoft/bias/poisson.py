@@ -1,9 +1,14 @@
-"""The exact bias where classes are included independently of each other (scheme ``poisson``).
+"""The exact bias if classes are included independently of each other (scheme ``poisson``).
 
-The contribution of a class depends on its log w and its inclusion probability pi. Most classes lie
-in cells: a cell is a panel of log w times one range of l = -log(1 - pi). A class spreads its weight
-over the Chebyshev nodes of its cell, and integrals at these nodes are interpolated at the class.
-The other classes are atoms of their own. See section 8 of the README.
+A class j with softmax probability e is included with probability pi. It then adds the weight
+w = e / pi to the sum S, so that E exp(-u S) is a product of factors f = 1 - pi + pi exp(-u w). See
+section 8 of ``samplesoft/bias/README.md``.
+
+Not every class is evaluated by itself. An *atom* is a pair (log w, pi) that represents a number of
+classes. Most classes lie in cells: a cell is an interval of log w, called panel, times one interval
+of l = -log(1 - pi). Each class of a cell is spread over the Chebyshev nodes of the cell, which are
+atoms, and integrals at these nodes are interpolated at the class. Each class that is in no cell is
+a separate atom.
 
 The atoms are sorted by log w. At a node u, the atoms with u w near 0 enter through their moments,
 and the terms of atoms with large u w are constant. Only the atoms in between are evaluated one by
@@ -61,16 +66,17 @@ from samplesoft.kernels.sort_ids import count_below
 
 _ATOMS_PER_CHUNK = 2048
 _MIN_TERMS_PER_THREAD = 1 << 13  # nodes times atoms
-_MAX_CELL_DECAY = np.log(2.0)  # of l in cells: classes with pi above 1/2 are atoms of their own
+_MAX_CELL_DECAY = np.log(2.0)  # largest l in cells: classes with pi > 1/2 are separate atoms
 _CLASSES_PER_LONE_ATOM = 256  # at most one class in 256 leaves the cells to shrink their range of l
 _MAX_CELL_LOG_W = 1e6  # nats
 _INTERPOLATION_ERROR = 1e-16  # relative
 _MAX_KAPPA_OF_DEVIATION = 1.0 / 3.0  # above it w / W - 1 > 1, which the kernels do not use
 _CLASSES_PER_CHUNK = 1 << 13
 _ATOMS_PER_BLOCK = 512
-_MAX_Y_OF_SERIES = 0.5  # 1 - exp(-y) is a series for smaller y
-_MAX_Y_OF_EXCESS_SERIES = 0.1  # log f + pi y is a series for smaller y
-_MAX_Y_OF_LIKELY = 40.0  # for smaller y and pi above 1/2, log f + pi y is expanded around exp(-y)
+# y is u w
+_MAX_Y_OF_SERIES = 0.5  # for smaller y, 1 - exp(-y) is computed by a series
+_MAX_Y_OF_EXCESS_SERIES = 0.1  # for smaller y, log f + pi y is computed by a series
+_MAX_Y_OF_LIKELY = 40.0  # for smaller y and pi > 1/2, log f + pi y is expanded around exp(-y)
 
 
 def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> ExampleBias:
@@ -80,65 +86,79 @@ def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> ExampleBias:
     w = e / q, where a is the mass of the label and of other classes with q = 1, eq. (B26).
     """
     draws = make_inclusion_draws(logits, label, q)
-    probs, always_in, classes, unit = draws.probs, draws.always_in, draws.classes, draws.unit
+    probs, always_in, classes, unit = (
+        draws.probs,
+        draws.always_in,
+        draws.classes,
+        draws.term_rounding,
+    )
     if draws.random_mass == 0.0:
         return ExampleBias(np.zeros_like(probs), probs, 0.0, 0.0, 0.0)
     atoms = make_inclusion_atoms(classes)
     loss_unit = max(unit, rounding_unit(draws.log_probs))
 
     best = None
-    # a result that is not finite is dropped: its error is not, either
+    # a bias that is not finite has no finite error, and is never the better of two
     with np.errstate(all="ignore"):
         for step in halved_steps(STEP):
-            nodes = make_nodes(classes, atoms, draws.log_base, step)
-            flows, total, size, coarse = _integrate_flows(classes, atoms, nodes.x, nodes.weights)
+            nodes = make_inclusion_nodes(classes, atoms, draws.log_base, step)
+            flows, total, magnitude, coarse = _integrate_flows(
+                classes, atoms, nodes.x, nodes.weights
+            )
             base_flow = float(nodes.base_terms.sum())
             bias = flows - probs * (total + base_flow)  # (B9)
-            # base classes: written without cancelling their own flow
+            # always-included classes: in (B9) their flow would cancel
             bias[always_in] = (
                 draws.fractions * base_flow * draws.random_mass - probs[always_in] * total
             )
             coarse += halving_change(nodes.base_terms)
-            size += float(np.abs(nodes.base_terms).sum())
-            norm, loss_size = float(np.abs(bias).sum()), float(nodes.loss_sizes.sum())
+            magnitude += float(np.abs(nodes.base_terms).sum())
+            norm, loss_magnitude = float(np.abs(bias).sum()), float(nodes.loss_magnitudes.sum())
             row = ExampleBias(
                 bias=bias,
                 probs=probs,
                 loss_bias=float(nodes.loss_terms.sum()),
-                error=estimate_error(coarse, size, norm, unit),
-                loss_error=sum_error(nodes.loss_terms, loss_size, loss_unit),
+                error=estimate_error(coarse, magnitude, norm, unit),
+                loss_error=sum_error(nodes.loss_terms, loss_magnitude, loss_unit),
             )
             best = better_of(best, row)
             is_enough = row.error <= (RELATIVE_TOLERANCE + 4.0 * unit) * norm
-            if is_enough and row.loss_error <= (RELATIVE_TOLERANCE + 4.0 * loss_unit) * loss_size:
+            if (
+                is_enough
+                and row.loss_error <= (RELATIVE_TOLERANCE + 4.0 * loss_unit) * loss_magnitude
+            ):
                 break
     assert best is not None
     return best
 
 
 class InclusionDraws(NamedTuple):
-    """One example: the randomly included classes, and the base mass of the always-included ones."""
+    """The classes of one example, divided into randomly included and always-included ones.
+
+    The label is always included. The softmax mass of the k always-included classes is the base mass
+    of S.
+    """
 
     log_probs: FloatArray  # (n,) log-softmax
-    probs: FloatArray
+    probs: FloatArray  # (n,) softmax
     always_in: NDArray[np.bool_]  # (n,) whether a class is always included
-    classes: Included
-    random_mass: float  # softmax mass of the randomly included classes
-    log_base: float  # log of the softmax mass of the k always-included classes
-    fractions: FloatArray  # (k,) of each of them in that mass
-    unit: float  # relative error of a term
+    classes: IncludedClasses
+    random_mass: float  # softmax mass of all classes that are not always included
+    log_base: float  # log of the base mass
+    fractions: FloatArray  # (k,) softmax probability of each always-included class / base mass
+    term_rounding: float  # relative rounding error of a term of the integrals
 
 
 def make_inclusion_draws(logits: FloatArray, label: int, q: FloatArray) -> InclusionDraws:
-    """Separate the always-included classes from the randomly included ones."""
+    """Return the classes of one example, given inclusion probabilities `q` (n,); above 1 is 1."""
     pi = np.minimum(q, 1.0)
     always_in = pi == 1.0
     always_in[label] = True
     pi[always_in] = 0.0
     drawn, log_probs = pi > 0.0, log_softmax(logits)
     probs = np.exp(log_probs)
-    classes = make_included(logits, probs, log_probs, pi)
-    log_base = log_sum(log_probs[always_in])
+    classes = make_included_classes(logits, probs, log_probs, pi)
+    log_base = log_total_mass(log_probs[always_in])
     unit = rounding_unit(log_probs[drawn], np.log(pi[drawn]))
     unit = max(unit, rounding_unit(log_probs[always_in]))
     random_mass, fractions = float(probs[~always_in].sum()), np.exp(log_probs[always_in] - log_base)
@@ -148,22 +168,28 @@ def make_inclusion_draws(logits: FloatArray, label: int, q: FloatArray) -> Inclu
 
 
 class InclusionNodes(NamedTuple):
-    """Nodes x = log u, their weights and the terms of the integrals, all (K,)."""
+    """K nodes in log u, their weights, and the terms of the integrals, all (K,)."""
 
-    x: FloatArray
-    weights: FloatArray  # E exp(-u S) du / u
-    base_terms: FloatArray  # flow of the base mass, with psi = 1: proportional to 1 - psi_R
+    x: FloatArray  # log u
+    weights: FloatArray  # E exp(-u S) times the quadrature weight of du / u
+    base_terms: FloatArray  # terms of the flow (B6) of the base mass, proportional to 1 - psi_R
     loss_terms: FloatArray  # terms of E[log S]
-    loss_sizes: FloatArray  # their magnitudes before cancellation
+    loss_magnitudes: (
+        FloatArray  # magnitudes of the summands of `loss_terms`, for its rounding error
+    )
 
 
-def make_nodes(
-    classes: Included, atoms: InclusionAtoms, log_base: float, step: float
+def make_inclusion_nodes(
+    classes: IncludedClasses, atoms: InclusionAtoms, log_base: float, step: float
 ) -> InclusionNodes:
-    """Evaluate the products of f at nodes that cover every scale of u at which they change."""
-    # largest rate: of an included class, or of exp(-u); smallest rate: of the base alone
+    """Return the nodes in log u with the given `step`, and all terms at them.
+
+    The nodes cover all u at which the product of the factors f changes. `log_base` is the log of
+    the base mass.
+    """
+    # largest rate: largest w, or 1 for exp(-u); smallest rate: the base mass
     x, dx = make_grid(max(float(classes.log_w.max()), 0.0), log_base, step)
-    products = _sum_logs(atoms, x)
+    products = _log_products_at_nodes(atoms, x)
     with np.errstate(over="ignore", under="ignore"):
         u_base = np.exp(np.minimum(x + log_base, LARGEST_EXPONENT))
         log_weights = products[:, 0] - u_base
@@ -175,16 +201,19 @@ def make_nodes(
     return InclusionNodes(x, weights, base_terms, loss, loss_sizes)
 
 
-def log_sum(log_masses: FloatArray) -> float:
-    """Return log(sum(exp(log_masses))); a single entry is returned unchanged."""
+def log_total_mass(log_masses: FloatArray) -> float:
+    """Return ``log(sum(exp(log_masses)))`` (k,); the log of a single mass is returned unchanged."""
     if len(log_masses) == 1:
         return float(log_masses[0])
     top = log_masses.max()
     return float(top + np.log(np.exp(log_masses - top).sum()))
 
 
-def base_contrast(x: FloatArray, classes: Included) -> FloatArray:
-    """Return 1 - psi of the reference at each node (K,)."""
+def base_contrast(x: FloatArray, classes: IncludedClasses) -> FloatArray:
+    """Return 1 - psi_R (K,) at the nodes `x` = log u, where R is the reference class.
+
+    psi is exp(-u w) / f, the weight of a class relative to the average outcome.
+    """
     pi = classes.pi_ref
     y = np.exp(np.minimum(x + classes.log_w_ref, LARGEST_EXPONENT))
     factor = (1.0 - pi) + pi * np.exp(-y)
@@ -195,56 +224,64 @@ def base_contrast(x: FloatArray, classes: Included) -> FloatArray:
 
 
 @dataclass(frozen=True)
-class Included:
-    """The randomly included classes, (n,); ``pi`` is 0 for all others."""
+class IncludedClasses:
+    """The randomly included classes among all n classes, and the reference class.
 
-    log_w: FloatArray
-    pi: FloatArray
+    Arrays are (n,); ``pi`` is 0 for a class that is not randomly included.
+    """
+
+    log_w: FloatArray  # log of w = softmax probability / pi
+    pi: FloatArray  # inclusion probability
     decay: FloatArray  # l = -log(1 - pi)
     contrast: FloatArray  # kappa = (w - W) / (w + W)
-    log_w_ref: float  # log W; -inf where the label is the reference
-    pi_ref: float
+    log_w_ref: float  # log of W, the w of the reference class; -inf if that is the label
+    pi_ref: float  # pi of the reference class; 0 if that is the label
 
 
 @dataclass(frozen=True)
-class _Cells:
-    """The cells, and the cell of each class."""
+class _ClassesInCells:
+    """Which classes are in which cell; a cell is a panel of log w times the range of l."""
 
-    included: Included
-    slot: IntArray  # (n,) index of the cell of each class, or -1 for none
-    count: int
-    largest: float  # upper end of l in cells, whose lower end is 0
+    classes: IncludedClasses
+    cell_ids: IntArray  # (n,) index of the cell of each class, or -1 for none
+    num_cells: int  # number of cells
+    max_decay: float  # upper end of l in cells; the lower end is 0
     degree: int  # number of Chebyshev polynomials in l
 
     def locate(self, part: slice) -> tuple[IntArray, IntArray, FloatArray, FloatArray]:
-        """Return the classes of a slice that lie in cells: ids, cells and coordinates, all (k,).
+        """Return the classes of a slice that lie in cells, and their coordinates in the cells.
 
-        The coordinate in log w is scaled to [-1, 1]. The coordinate in l is given by its Chebyshev
-        polynomials, (degree, k).
+        Returns four arrays: indices of the classes (k,); indices of their cells (k,); positions in
+        the panels of log w (k,), scaled to [-1, 1]; and Chebyshev polynomials (degree, k) at the
+        positions in the range of l.
         """
-        coordinates = self.slot[part], self.included.log_w[part], self.included.decay[part]
-        ids, *rest = _locate_in_cells(*coordinates, self.largest, self.degree)
+        coordinates = self.cell_ids[part], self.classes.log_w[part], self.classes.decay[part]
+        ids, *rest = _locate_in_cells(*coordinates, self.max_decay, self.degree)
         return part.start + ids, *rest
 
 
 @dataclass(frozen=True)
 class InclusionAtoms:
-    """Atoms (A,), sorted by log w; before sorting, the `lone` classes came first, then nodes."""
+    """A atoms that represent all randomly included classes, sorted by log w.
 
-    points: Points
-    counts: FloatArray  # number of classes that each atom represents
-    order: IntArray  # index of each atom before sorting
-    lone: IntArray  # the classes that are atoms of their own
-    cells: _Cells
+    Before sorting, the classes that are in no cell came first, followed by the nodes of the cells.
+    """
+
+    points: InclusionPoints
+    counts: FloatArray  # (A,) number of classes that each atom represents, not an integer
+    unsorted_index: IntArray  # (A,) index of each atom before sorting
+    lone_classes: IntArray  # the classes that are in no cell, and are separate atoms
+    cells: _ClassesInCells
 
 
-def make_included(
+def make_included_classes(
     logits: FloatArray, probs: FloatArray, log_probs: FloatArray, pi: FloatArray
-) -> Included:
-    """Compute the weights w = e / pi and the reference; `pi` (n,) is 0 for always-included classes.
+) -> IncludedClasses:
+    """Return the randomly included classes, with their weights w = e / pi and the reference class.
 
-    The reference is the softmax-weighted median of (1 - pi) w, which orders psi at small u. The
-    always-included classes have psi = 1 and the value 0. If the median is one of them, W is 0.
+    `pi` (n,) must be 0 for the always-included classes. The reference class is the softmax-weighted
+    median of (1 - pi) w, which orders psi at small u. The always-included classes have psi = 1 and
+    the value 0. If the median is one of these, W is 0.
     """
     drawn = pi > 0.0
     with np.errstate(divide="ignore"):
@@ -254,25 +291,31 @@ def make_included(
     floor = float(np.min(order, where=drawn, initial=np.inf)) - 1.0
     reference = weighted_median(np.where(drawn, order, floor), probs)
     if not drawn[reference]:
-        return Included(log_w, pi, decay, drawn.astype(float), -np.inf, 0.0)
+        return IncludedClasses(log_w, pi, decay, drawn.astype(float), -np.inf, 0.0)
     contrast = np.zeros(len(pi))
     at_reference = float(logits[reference]), float(pi[reference]), float(log_w[reference])
 
     def work(part: slice) -> None:
-        of_part = pi[part]  # also passed for p, whose sums are not used here
+        of_part = pi[part]  # also passed as p: its sums are not used
         relative_ratios(
             logits[part], log_w[part], of_part, of_part, of_part, at_reference, contrast[part]
         )
 
     thread_each(work, chunks(len(pi), CLASS_CHUNK))
-    return Included(log_w, pi, decay, contrast, float(log_w[reference]), float(pi[reference]))
+    return IncludedClasses(
+        log_w, pi, decay, contrast, float(log_w[reference]), float(pi[reference])
+    )
 
 
-def make_inclusion_atoms(included: Included) -> InclusionAtoms:
-    """Compress the classes to the nodes of cells, where that leaves fewer atoms, eq. (B43)."""
+def make_inclusion_atoms(included: IncludedClasses) -> InclusionAtoms:
+    """Return atoms that represent the classes, eq. (B43).
+
+    A panel of log w becomes a cell if it holds more classes than the cell has nodes. Classes in
+    other panels become separate atoms.
+    """
     drawn = np.flatnonzero(included.pi)
-    max_decay = _range_of_cells(included.decay[drawn])
-    # the poles of 1 / f in l are pi away from the real axis
+    max_decay = _max_decay_in_cells(included.decay[drawn])
+    # the poles of 1 / f in l have a distance of 3.14 from the real axis: it bounds the degree
     ratio = 2.0 * np.pi / max_decay
     degree = int(np.ceil(-np.log(_INTERPOLATION_ERROR) / np.log(ratio + np.hypot(ratio, 1.0))))
     slot = np.full(len(included.pi), -1)
@@ -285,10 +328,10 @@ def make_inclusion_atoms(included: Included) -> InclusionAtoms:
     crowded = np.bincount(panel_ids - first_panel) > DEGREE * degree
     slots = np.where(crowded, np.cumsum(crowded) - 1, -1)
     slot[fit] = slots[panel_ids - first_panel]
-    cells = _Cells(included, slot, int(crowded.sum()), max_decay, degree)
+    cells = _ClassesInCells(included, slot, int(crowded.sum()), max_decay, degree)
     lone = drawn[slot[drawn] < 0]
     log_w, pi, counts = _cell_nodes(cells, first_panel + np.flatnonzero(crowded))
-    # log W is -inf where the label is the reference, and kappa 1
+    # if the label is the reference, log W is -inf and kappa is 1
     kappa = np.tanh(0.5 * (log_w - included.log_w_ref))
     of_lone = included.log_w[lone], included.pi[lone], included.contrast[lone], np.ones(len(lone))
     columns = np.concatenate([of_lone, (log_w, pi, kappa, counts)], axis=1)
@@ -297,67 +340,81 @@ def make_inclusion_atoms(included: Included) -> InclusionAtoms:
     deviation = np.where(
         kappa < _MAX_KAPPA_OF_DEVIATION, 2.0 * kappa / (1.0 - np.minimum(kappa, 0.5)), 2.0
     )
-    return InclusionAtoms(Points(log_w, pi, kappa, deviation), counts, order, lone, cells)
+    return InclusionAtoms(InclusionPoints(log_w, pi, kappa, deviation), counts, order, lone, cells)
 
 
-def _range_of_cells(decay: FloatArray) -> float:
-    """Return the upper end of l in cells: a quantile, because a small range needs fewer nodes."""
+def _max_decay_in_cells(decay: FloatArray) -> float:
+    """Return the upper end of l in cells: a high quantile of `decay` (k,), at most log 2.
+
+    A smaller range of l needs fewer nodes. The few classes with a larger l become separate atoms.
+    """
     few = len(decay) // _CLASSES_PER_LONE_ATOM
     common = float(np.partition(decay, len(decay) - 1 - few)[len(decay) - 1 - few])
     return min(max(common, 1e-300), float(_MAX_CELL_DECAY))
 
 
-def _cell_nodes(cells: _Cells, panel_ids: IntArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return log w, pi and the counts of the nodes of all cells, each flattened.
+def _cell_nodes(
+    cells: _ClassesInCells, panel_ids: IntArray
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return log w, pi and the number of classes at the nodes of all cells, three arrays (k,).
 
-    `panel_ids` are the indices of the cells' panels in log w.
+    `panel_ids` (cells,) are the indices of the panels in log w.
     """
-    degree, shape = cells.degree, (cells.count, cells.degree, DEGREE)
+    degree, shape = cells.degree, (cells.num_cells, cells.degree, DEGREE)
 
     def weighted_classes(part: slice) -> tuple[IntArray, FloatArray, FloatArray]:
         ids, slot, s, in_l = cells.locate(part)
-        return slot, s, cells.included.pi[ids] * in_l
+        return slot, s, cells.classes.pi[ids] * in_l
 
-    moments = class_moments(weighted_classes, len(cells.slot) if cells.count else 0, shape[:2])
-    # the transpose of interpolation, in log w and in l
+    moments = class_moments(
+        weighted_classes, len(cells.cell_ids) if cells.num_cells else 0, shape[:2]
+    )
+    # spread classes over nodes: multiply by the transpose of interpolation, in log w and in l
     weights = panels.to_coefficients(degree) @ moments @ panels.to_coefficients().T
-    pi = -np.expm1(-cells.largest * panels.node_places(degree))[:, None]
+    pi = -np.expm1(-cells.max_decay * panels.node_places(degree))[:, None]
     t = WIDTH * (panel_ids[:, None, None] + panels.node_places())
     log_w = np.broadcast_to(t, shape).ravel()
     return log_w, np.broadcast_to(pi, shape).ravel(), (weights / pi).ravel()
 
 
-def _sum_logs(atoms: InclusionAtoms, x: FloatArray) -> FloatArray:
-    """Return the log of the product of f, and that plus u sum pi w, (K, 2), at `x` = log u (K,)."""
+def _log_products_at_nodes(atoms: InclusionAtoms, x: FloatArray) -> FloatArray:
+    """Return ``sum log f`` and ``sum (log f + pi u w)`` over the classes, (K, 2), at K nodes.
+
+    `x` (K,) is log u of the nodes.
+    """
     sums = np.empty((len(x), 2))
 
     def work(part: slice) -> None:
         log_products(x[part], atoms.points.log_w, atoms.points.pi, atoms.counts, sums[part])
 
-    # each call of `log_products` prepares sums over all atoms: do not make chunks too small
-    least = max(32, _MIN_TERMS_PER_THREAD // max(len(atoms.order), 1))
+    # each call of `log_products` first sums over all atoms, so a chunk must have enough nodes
+    least = max(32, _MIN_TERMS_PER_THREAD // max(len(atoms.unsorted_index), 1))
     thread_each(work, chunks(len(x), max(least, -(-len(x) // (4 * num_threads())))))
     return sums
 
 
 def _integrate_flows(
-    included: Included, atoms: InclusionAtoms, x: FloatArray, weights: FloatArray
+    included: IncludedClasses, atoms: InclusionAtoms, x: FloatArray, weights: FloatArray
 ) -> tuple[FloatArray, float, float, float]:
-    """Return the flows (n,), their sum, size of terms, and change under half of the nodes."""
-    integrals = np.empty((4, len(atoms.order)))
+    """Return the flows (B6) of all classes (n,), their sum, and two scalars for its error.
+
+    The scalars are the sum of the magnitudes of all terms, and the sum over the classes of the
+    change of a flow if it is computed by every second node.
+    """
+    integrals = np.empty((4, len(atoms.unsorted_index)))
 
     def integrate(part: slice) -> None:
         of_part = np.zeros((4, part.stop - part.start))
-        points = _take(atoms.points, part)
+        points = _slice_points(atoms.points, part)
         atom_integrals(x, weights, points, included.log_w_ref, included.pi_ref, of_part)
-        integrals[:, atoms.order[part]] = of_part
+        integrals[:, atoms.unsorted_index[part]] = of_part
 
-    thread_each(integrate, chunks(len(atoms.order), _ATOMS_PER_CHUNK))
-    lone, cells = atoms.lone, atoms.cells
+    thread_each(integrate, chunks(len(atoms.unsorted_index), _ATOMS_PER_CHUNK))
+    lone, cells = atoms.lone_classes, atoms.cells
     flows = np.zeros(len(included.pi))
 
     def combine(ids: IntArray, values: FloatArray, changes: FloatArray) -> FloatArray:
-        """Write the flows of classes `ids`; return their sum, size of terms, and change."""
+        """Write the flows of classes `ids` to `flows`; return the three sums over these classes."""
         pi = included.pi[ids]
         scales = pi * np.stack([(1.0 - pi) * included.contrast[ids], included.pi_ref - pi])
         parts = scales * values
@@ -366,17 +423,19 @@ def _integrate_flows(
 
     at_lone = integrals[:, : len(lone)]
     sums = combine(lone, at_lone[:2], at_lone[:2] - at_lone[2:])
-    values = integrals[:, len(lone) :].reshape(4, cells.count, cells.degree, DEGREE)
+    values = integrals[:, len(lone) :].reshape(4, cells.num_cells, cells.degree, DEGREE)
     coarse = np.abs(values[:2] - values[2:]).max(axis=(2, 3), initial=0.0)
     coefficients = panels.to_coefficients(cells.degree).T @ values[:2] @ panels.to_coefficients()
-    coefficients = np.concatenate(list(coefficients), axis=1)  # of A, then of B
+    coefficients = np.concatenate(list(coefficients), axis=1)  # of A and then of B, see (B43)
 
     def evaluate(part: slice) -> FloatArray:
         ids, slot, s, in_l = cells.locate(part)
         of_powers = panels.evaluate(slot, s, coefficients).reshape(2, cells.degree, len(ids))
         return combine(ids, np.einsum("hlj,lj->hj", of_powers, in_l), coarse[:, slot])
 
-    for chunk in thread_map(evaluate, chunks(len(flows) if cells.count else 0, _CLASSES_PER_CHUNK)):
+    for chunk in thread_map(
+        evaluate, chunks(len(flows) if cells.num_cells else 0, _CLASSES_PER_CHUNK)
+    ):
         sums += chunk
     return flows, float(sums[0]), float(sums[1]), float(sums[2])
 
@@ -384,27 +443,34 @@ def _integrate_flows(
 # --- kernels: products over atoms at each node, and integrals at each atom ------------------------
 
 
-class Points(NamedTuple):
-    """Arrays (A,) of the atoms for the kernels, sorted by log w."""
+class InclusionPoints(NamedTuple):
+    """The A atoms as arrays (A,) for the kernels, sorted by log w.
+
+    W is the w of the reference class.
+    """
 
     log_w: FloatArray
     pi: FloatArray  # between 0 and 1
     kappa: FloatArray  # (w - W) / (w + W)
-    deviation: FloatArray  # w / W - 1; only entries with magnitude below 1 are used
+    deviation: FloatArray  # w / W - 1; only values between -1 and 1 are used
 
 
 @njit
-def _take(points: Points, part: slice) -> Points:
-    """Return a slice of the atoms."""
+def _slice_points(points: InclusionPoints, part: slice) -> InclusionPoints:
+    """Return the atoms of a slice."""
     deviation = points.deviation[part]
-    return Points(points.log_w[part], points.pi[part], points.kappa[part], deviation)
+    return InclusionPoints(points.log_w[part], points.pi[part], points.kappa[part], deviation)
 
 
 @njit
 def _locate_in_cells(
     slot: IntArray, log_w: FloatArray, decay: FloatArray, largest: float, degree: int
 ) -> tuple[IntArray, IntArray, FloatArray, FloatArray]:
-    """Return the result of `_Cells.locate`, with ids relative to the slice."""
+    """Return the four arrays of `_ClassesInCells.locate`, with class indices relative to the slice.
+
+    `slot`, `log_w` and `decay` are the cell, log w and l of each class of the slice. `largest` is
+    the upper end of l in cells, and `degree` the number of Chebyshev polynomials in l.
+    """
     ids = np.flatnonzero(slot >= 0)
     s, in_l = np.empty(len(ids)), np.ones((degree, len(ids)))
     for k, j in enumerate(ids):
@@ -420,14 +486,14 @@ def _locate_in_cells(
 def log_products(
     x: FloatArray, log_w: FloatArray, pi: FloatArray, counts: FloatArray, out: FloatArray
 ) -> None:
-    """Write sum log f, and sum log f + u sum pi w, into `out` (K, 2), at each `x` = log u (K,).
+    """Write ``sum log f`` and ``sum (log f + pi u w)`` to `out` (K, 2), at K nodes `x` = log u.
 
-    The atoms (A,) are sorted by `log_w`, with `pi` between 0 and 1; `counts` is the number of
-    classes that each atom represents.
+    The sums are over atoms (A,), sorted by `log_w`, with `pi` between 0 and 1 and the number of
+    classes `counts`.
 
-    The second column, computed as a difference, loses all digits for small u, where log f is about
-    -pi u w. So it is summed on its own: from second moments where u w is tiny, from series up to
-    u w = 0.1, and by the formula beyond.
+    For small u, log f is about -pi u w, so that the second sum would lose all digits as the sum of
+    log f and u times a constant. Instead each term is computed without cancellation: from second
+    moments if u w is tiny, by a series up to u w = 0.1, and by the formula for larger u w.
     """
     rows, still = np.empty((4, len(log_w))), np.zeros(len(log_w))
     for i in range(len(pi)):
@@ -435,7 +501,7 @@ def log_products(
         rows[1, i] = rows[0, i] * (1.0 - pi[i])
         rows[2, i] = counts[i] * np.log1p(-pi[i])
         rows[3, i] = counts[i] * math.exp(log_w[i] + np.log(pi[i]))
-    # scaled first and second moments of all atoms below, and sums over all atoms above
+    # for each atom: moments of all atoms with smaller log w, and sums over those with larger log w
     first, second = far_sums(rows, log_w, False)[0], far_sums(rows, 2.0 * log_w, False)[1]
     above = far_sums(rows, still, True)
     y, f, z = np.empty(_ATOMS_PER_BLOCK), np.empty(_ATOMS_PER_BLOCK), np.empty(_ATOMS_PER_BLOCK)
@@ -453,7 +519,7 @@ def log_products(
             length = part.stop - part.start
             workspace = y[:length], f[:length], z[:length]
             _write_factors(x[k], log_w[part], pi[part], *workspace)
-            logs, surplus = _add_logs(counts[part], pi[part], *workspace)
+            logs, surplus = _sum_logs_and_excess(counts[part], pi[part], *workspace)
             total += logs
             excess += surplus
         out[k, 0] = total
@@ -464,9 +530,9 @@ def log_products(
 def _write_factors(
     x: float, log_w: FloatArray, pi: FloatArray, y: FloatArray, f: FloatArray, z: FloatArray
 ) -> None:
-    """Write y = u w, f of (B26), and z = f - 1 for a block of atoms.
+    """Write y = u w, the factor f of (B26), and z = f - 1 for a block of atoms, at `x` = log u.
 
-    exp(-y) - 1 loses digits for small y: take the series of expm1(-y) up to y = 1/2.
+    exp(-y) - 1 loses digits for small y. So for y up to 1/2 this uses the series of expm1(-y).
     """
     for i in range(len(log_w)):
         y[i] = exp64(x + log_w[i])
@@ -479,11 +545,12 @@ def _write_factors(
 
 
 @njit
-def _log_less_linear(z: float) -> float:
-    """Return log(1 + z) - z for z from -1/10 to 1/10.
+def _log1p_minus_linear(z: float) -> float:
+    """Return ``log(1 + z) - z`` for z from -1/10 to 1/10.
 
     The difference loses digits as z tends to 0. With q = z / (2 + z), log(1 + z) is
-    2 artanh(q) = 2 (q + q^3 / 3 + ...) and z - 2 q = z q, so that the linear terms drop out.
+    2 artanh(q) = 2 (q + q^3 / 3 + ...), and z - 2 q = z q. So the result is
+    2 (q^3 / 3 + ...) - z q, in which nothing cancels.
     """
     q = z / (2.0 + z)
     s = q * q
@@ -492,33 +559,36 @@ def _log_less_linear(z: float) -> float:
 
 
 @njit
-def _excess_of_likely(rest: float, y: float) -> float:
-    """Return log f + pi y of a class with pi = 1 - rest above 1/2.
+def _excess_of_likely_class(rest: float, y: float) -> float:
+    """Return ``log f + pi y`` for pi = 1 - `rest` above 1/2 and y up to 40.
 
-    log f is near -y, so that the sum would cancel. Factor f = exp(-y) (1 + rest (exp(y) - 1)): then
-    log f + pi y = log(1 + rest (exp(y) - 1)) - rest y, for y up to 40.
+    log f is near -y, so that the sum would cancel. With f = exp(-y) (1 + rest (exp(y) - 1)), the
+    sum is log(1 + rest (exp(y) - 1)) - rest y.
     """
     if y < _MAX_Y_OF_EXCESS_SERIES:
-        linear = _log_less_linear(rest * math.expm1(y))
+        linear = _log1p_minus_linear(rest * math.expm1(y))
         return linear + rest * (second_order_series(-y) * y * y)
     return math.log1p(rest * math.expm1(y)) - rest * y
 
 
 @njit
-def _add_logs(
+def _sum_logs_and_excess(
     counts: FloatArray, pi: FloatArray, y: FloatArray, f: FloatArray, z: FloatArray
 ) -> tuple[float, float]:
-    """Return the sums over a block of log f and of log f + pi y, weighted by `counts`."""
+    """Return the sums of ``log f`` and of ``log f + pi y`` over a block, weighted by `counts`.
+
+    `y`, `f` and `z` are the results of `_write_factors`; `f` and `z` are overwritten.
+    """
     for i in range(len(counts)):
         f[i] = log_from_both(z[i], f[i])
     for i in range(len(counts)):
         t = y[i] if y[i] < _MAX_Y_OF_EXCESS_SERIES else _MAX_Y_OF_EXCESS_SERIES
-        close = _log_less_linear(z[i]) + pi[i] * (second_order_series(t) * t * t)
+        close = _log1p_minus_linear(z[i]) + pi[i] * (second_order_series(t) * t * t)
         far = f[i] + pi[i] * y[i]
         z[i] = close if y[i] < _MAX_Y_OF_EXCESS_SERIES else far
     for i in range(len(counts)):
         if pi[i] > 0.5 and y[i] < _MAX_Y_OF_LIKELY:
-            z[i] = _excess_of_likely(1.0 - pi[i], y[i])
+            z[i] = _excess_of_likely_class(1.0 - pi[i], y[i])
     total = excess = 0.0
     for i in range(len(counts)):
         total += counts[i] * f[i]
@@ -530,22 +600,23 @@ def _add_logs(
 def atom_integrals(
     x: FloatArray,
     weights: FloatArray,
-    points: Points,
+    points: InclusionPoints,
     log_w_ref: float,
     pi_ref: float,
     out: FloatArray,
 ) -> None:
-    """Add the integrals A and B of (B43) over the nodes `x` = log u (K,) to `out` (4, A).
+    """Add the integrals A and B of (B43) for each of A atoms to `out` (4, A).
 
-    The last two rows are the same integrals by every second node. W is exp(log_w_ref);
-    `log_w_ref` is -inf where the label is the reference.
+    The first two rows are computed by all nodes `x` = log u (K,) with their `weights`, the last two
+    by every second node. `log_w_ref` is the log of W, or -inf if the label is the reference class.
     """
     log_w, pi, kappa = points.log_w, points.pi, points.kappa
     num = len(x)
     y_workspace, decay = np.empty(_ATOMS_PER_BLOCK), np.empty(_ATOMS_PER_BLOCK)
     y_refs, scales = np.empty(num), np.empty(num)
-    # Terms of each node in the two limits. Where y is nearly 0: of A as a multiple of y / kappa, of
-    # B as a multiple of y. Where exp(-y) is 0: of A as a multiple of y / (kappa (1 - pi)).
+    # Terms of each node in the two limits of y. If y is nearly 0, the term of A is a multiple of
+    # y / kappa, and the term of B a multiple of y. If exp(-y) is 0, the term of A is a multiple of
+    # y / (kappa (1 - pi)), and the term of B is 0.
     at_flat, at_gone = np.zeros((4, num)), np.zeros((4, num))
     for k in range(num):
         y_refs[k] = scaled(x[k], log_w_ref)
@@ -569,29 +640,31 @@ def atom_integrals(
         half = 2.0 * scales[k] if k % 2 == 0 else 0.0
         for start in range(flat, gone if scales[k] > 0.0 else flat, _ATOMS_PER_BLOCK):
             part = slice(start, min(start + _ATOMS_PER_BLOCK, gone))
-            block = _take(points, part)
-            # one array a row: the compiler does not vectorise over rows of a 2-d block
+            block = _slice_points(points, part)
+            # pass each row as an array: the compiler does not vectorise over rows of a 2-d array
             rows = out[0][part], out[1][part], out[2][part], out[3][part]
-            _add_terms(x[k], scales[k], half, y_refs[k], block, y_workspace, decay, rows)
+            _add_node_terms(x[k], scales[k], half, y_refs[k], block, y_workspace, decay, rows)
     add_far(x[num - 1], early, num, log_w, flat_scales, slice(0, flat), out)
 
 
 @njit
-def _add_terms(
+def _add_node_terms(
     x: float,
     scale: float,
     half: float,
     y_ref: float,
-    points: Points,
+    points: InclusionPoints,
     y: FloatArray,
     e: FloatArray,
     out: tuple[FloatArray, FloatArray, FloatArray, FloatArray],
 ) -> None:
-    """Add the terms of one node to the integrals of a block; `y` and `e` are workspace.
+    """Add the terms of one node `x` = log u to the four integrals `out` of a block of atoms.
 
-    (exp(-y) - exp(-y_ref)) / kappa loses digits where w is near W. With
-    y - y_ref = kappa (y + y_ref) = d it is -exp(-y_ref) (y + y_ref) (1 - exp(-d)) / d, which is
-    used for |d| <= 1.
+    `scale` and `half` are the weights of the node among all nodes and among every second node; `y`
+    and `e` are workspace.
+
+    (exp(-y) - exp(-y_ref)) / kappa loses digits if w is near W. With d = y - y_ref, which equals
+    kappa (y + y_ref), it is -exp(-y_ref) (y + y_ref) (1 - exp(-d)) / d. This is used for |d| <= 1.
     """
     e_ref, drop_ref = math.exp(-y_ref), math.expm1(-y_ref)
     log_w, pi, kappa, deviation = points.log_w, points.pi, points.kappa, points.deviation

@@ -42,7 +42,7 @@ def test_integrals_are_their_formula(reference):
         kappa = np.tanh(0.5 * (LOG_W - log_w_ref))
         deviation = np.expm1(np.minimum(LOG_W - log_w_ref, 2.0))
     got = np.zeros((4, len(LOG_W)))
-    points = poisson.Points(LOG_W, PI, kappa, deviation)
+    points = poisson.InclusionPoints(LOG_W, PI, kappa, deviation)
     given = NODES, weights, points, log_w_ref, pi_ref
     poisson.atom_integrals(*given, got)
     with mp.workdps(200):

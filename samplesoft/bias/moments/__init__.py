@@ -1,14 +1,16 @@
 """Squared bias, variance and mean squared error of the sampled gradient.
 
-Section 9 of ``samplesoft/bias/README.md`` derives the integrals. All of them integrate squares over
-nodes, and carry the magnitudes of their terms for the error estimate. Read in this order:
+Section 9 of ``samplesoft/bias/README.md`` derives the integrals. Each sums squares of vectors over
+quadrature nodes, and adds up the magnitudes of their terms for the error estimate. Read the modules
+in this order:
 
 - `gradient`: the public function.
 - `squares`: integrals of squares over nodes, and their errors.
-- `draws`: draws with replacement, and independent inclusion of the classes; the jackknife is in
+- `draws`: draws with replacement, and independent inclusion of the classes. The jackknife is in
   ``figures/jackknife_moments.py``.
-- `sets`: draws without replacement, section 22, with nodes in u, in t and on a circle.
-- `chunks`: classes in chunks, section 23.
+- `sets`: draws without replacement, section 22 of the README, with nodes in u, in t and on a
+  circle.
+- `chunks`: classes in chunks, section 23 of the README.
 """
 
 from samplesoft.bias.moments.gradient import GradientMoments as GradientMoments

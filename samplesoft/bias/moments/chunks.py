@@ -1,4 +1,7 @@
-"""Second moments for classes in chunks: two more passes, over the classes and their vectors."""
+"""Second moments for classes in chunks: two more passes, over the classes and their vectors.
+
+`samplesoft.bias.chunks.passes` explains passes; its first three come before these two.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +18,18 @@ from samplesoft._validation import FloatArray, as_positive, as_real_array
 from samplesoft.bias.chunks.dask import rows_of_dask
 from samplesoft.bias.chunks.passes import BiasSums, ChunkBias, Pass, PassResults, check_chunk
 from samplesoft.bias.moments.draws import (
+    add_label_terms,
+    class_coefficients,
+    count_moments_at_nodes,
+    mean_square_terms,
     require_no_jackknife,
-    square_terms,
-    square_weights,
-    term_unit,
-    terms_of_classes,
-    with_label,
+    term_rounding,
 )
 from samplesoft.bias.moments.squares import (
-    add_up_classes,
-    integrate,
-    square_with_error,
+    integral_with_error,
+    squared_norm_with_error,
     squared_norms,
+    sum_over_classes,
 )
 from samplesoft.bias.numerics.quadrature import STEP
 from samplesoft.bias.numerics.summation import EPS, Sum
@@ -34,10 +37,8 @@ from samplesoft.bias.with_replacement.draws import Draws, draws_of_chunk
 from samplesoft.bias.with_replacement.nodes import Nodes, make_nodes, noisy_nodes
 from samplesoft.bias.with_replacement.ratios import ratios_of_chunk
 
-_MIN_LOG_WEIGHT = -45.0  # relative to the largest; smaller nodes do not affect float64 digits
-
-
-# Classes in chunks
+# nodes with a smaller log weight, relative to the largest, do not affect a result in float64
+_MIN_LOG_WEIGHT = -45.0
 
 
 def moments_of_dask(
@@ -49,7 +50,7 @@ def moments_of_dask(
     tau: float,
     scheme: str,
 ) -> Iterable[Any]:
-    """Return the fields of `GradientMoments` for Dask arrays."""
+    """Return the fields of `GradientMoments` for Dask arrays, each a float or an array (B,)."""
     da: Any = import_module("dask.array")
     vectors, scale = da.asarray(class_embeddings, dtype=float), as_positive("tau", tau)
     require_squares(np.ones(1), scale)
@@ -78,18 +79,21 @@ class _Means(Pass):
 
     def __init__(self, results: PassResults) -> None:
         self.results, self.bias = results, ChunkBias(results)
-        # log p and vector of the most probable class, from which all vectors are measured
-        self.heaviest, self.origin = -math.inf, np.zeros(0)
+        # log p of the most probable class so far, and its vector (d,), which is the origin: it is
+        # subtracted from all vectors
+        self.max_log_prob, self.origin = -math.inf, np.zeros(0)
         self.label_vector = np.zeros(0)
-        self.reach = 0.0  # largest distance of a vector from the origin
-        self.weights, self.sums = Sum((3,)), Sum()  # sums of p, bias, |bias|; of vectors (2, d)
+        self.max_distance = 0.0  # largest distance of a vector from the origin
+        # sums of p, of the bias and of its magnitude; and sums of vectors (2, d), weighted by p and
+        # by the bias
+        self.mass_sums, self.vector_sums = Sum((3,)), Sum()
 
     def empty(self) -> _Means:
-        """Return the same pass without any classes."""
+        """Return a copy of this pass without any classes."""
         return _Means(self.results)
 
     def add(self, start: int, logits: Any, q: Any, vectors: Any) -> _Means:
-        """Add the classes from number `start` on."""
+        """Add a chunk of classes, the first of which has the index `start`; return self."""
         if np.size(logits):
             totals = self.results.totals
             o, proposal = check_chunk(start, logits, q, totals)
@@ -97,57 +101,62 @@ class _Means(Pass):
             other, bias = self.empty(), self.bias.bias_of_draws(draws)
             c = as_real_array("class_embeddings", vectors, (2,))
             heaviest = int(draws.probs.argmax())
-            other.heaviest, other.origin = float(draws.log_probs[heaviest]), c[heaviest]
+            other.max_log_prob, other.origin = float(draws.log_probs[heaviest]), c[heaviest]
             apart, rows = c - other.origin, np.stack([draws.probs, bias])
-            other.sums = Sum.of(rows @ apart)
-            other.weights = Sum.of(np.append(rows.sum(axis=1), np.abs(bias).sum()))
-            other.reach = float(np.sqrt(squared_norms(apart).max()))
+            other.vector_sums = Sum.of(rows @ apart)
+            other.mass_sums = Sum.of(np.append(rows.sum(axis=1), np.abs(bias).sum()))
+            other.max_distance = float(np.sqrt(squared_norms(apart).max()))
             if draws.label is not None:
                 other.label_vector = c[draws.label]
             self.merge(other)
         return self
 
     def merge(self, other: _Means) -> _Means:
-        """Add the sums of `other`, moved to the origin with the larger p."""
+        """Add the sums of `other` and return self; both are moved to the origin of larger p."""
         if not len(other.origin):
             return self
         if not len(self.origin):
             vars(self).update(vars(other))
             return self
-        heavier = max(self, other, key=lambda one: one.heaviest)
-        total, reach = Sum(self.sums.value.shape), 0.0
+        heavier = max(self, other, key=lambda one: one.max_log_prob)
+        total, reach = Sum(self.vector_sums.value.shape), 0.0
         for one in (self, other):
             away = one.origin - heavier.origin
-            total.merge(one.sums)
-            total.add(np.outer(one.weights.value[:2], away))
-            reach = max(reach, one.reach + float(np.sqrt(away @ away)))
-        self.weights = self.weights.times(1.0)
-        self.weights.merge(other.weights)
+            total.merge(one.vector_sums)
+            total.add(np.outer(one.mass_sums.value[:2], away))
+            reach = max(reach, one.max_distance + float(np.sqrt(away @ away)))
+        self.mass_sums = self.mass_sums.times(1.0)
+        self.mass_sums.merge(other.mass_sums)
         self.label_vector = self.label_vector if len(self.label_vector) else other.label_vector
-        self.sums, self.reach = total, reach
-        self.origin, self.heaviest = heavier.origin, heavier.heaviest
+        self.vector_sums, self.max_distance = total, reach
+        self.origin, self.max_log_prob = heavier.origin, heavier.max_log_prob
         return self
 
     def finish(self) -> Any:
-        """Return the last pass, or the moments if p' is the same in every outcome."""
+        """Return the next pass, or the moments if p' is the same in every outcome."""
         totals, scheme = self.results.totals, self.results.totals.scheme
         outcomes = totals.num - (not scheme.draws_label)
         outcomes += bool(scheme.random_count and totals.label_q > 0.0)
         if self.results.ratios is None or outcomes <= 1:
-            return self.moments(0.0, 0.0)
+            return self.compute_moments(0.0, 0.0)
         return _NodeSums(self)
 
-    def moments(self, mse: float, rounding: float) -> tuple[float, float, float, float]:
-        """Return the moments for tau = 1, given E|sum_i p'_i c_i|**2 and its error."""
-        size = float(self.weights.value[2])
-        off = (self.bias.error + EPS * (self.results.totals.num + 8) * size) * self.reach
-        squared_bias, error = square_with_error(self.sums.value[1], off)
+    def compute_moments(self, mse: float, rounding: float) -> tuple[float, float, float, float]:
+        """Return (squared bias, variance, mean squared error, error estimate) for tau = 1.
+
+        `mse` is ``E|sum_i p'_i c_i|**2`` for centred class vectors c, and `rounding` its error.
+        """
+        magnitude = float(self.mass_sums.value[2])
+        off = (
+            self.bias.error + EPS * (self.results.totals.num + 8) * magnitude
+        ) * self.max_distance
+        squared_bias, error = squared_norm_with_error(self.vector_sums.value[1], off)
         mse = max(mse, squared_bias)
         return squared_bias, mse - squared_bias, mse, error + rounding + 4.0 * EPS * mse
 
 
 class _NodeSums(Pass):
-    """The fifth pass: the sums over classes of the integrand at each node."""
+    """The fifth pass: sums over classes for the integrand of the mean square, at each node."""
 
     takes_vectors, stage = True, "nodes"
 
@@ -155,22 +164,26 @@ class _NodeSums(Pass):
         self.means, self.draws = means, means.results.draws
         with np.errstate(under="ignore", over="ignore"):
             self.nodes = make_nodes(self.draws, means.results.ratios, means.results.atoms[0], STEP)
-        self.log_first, self.ratio = square_weights(self.draws, self.nodes)
-        _require_digits(self.draws, self.nodes, self.log_first)
+        self.log_first_moment, self.count_ratio = count_moments_at_nodes(self.draws, self.nodes)
+        _require_digits(self.draws, self.nodes, self.log_first_moment)
         num = len(self.nodes.x)
-        self.change, self.scalars, self.norm = Sum((num, 1)), Sum((3, num)), Sum()
+        self.coefficient_sums, self.scalar_sums, self.mean_norm = (
+            Sum((num, 1)),
+            Sum((3, num)),
+            Sum(),
+        )
 
     def empty(self) -> _NodeSums:
-        """Return the same pass without any classes."""
+        """Return a copy of this pass without any classes."""
         return _NodeSums(self.means)
 
     def centred(self, vectors: FloatArray) -> FloatArray:
-        """Return vectors (k, d) minus the mean under the softmax."""
-        centred: FloatArray = vectors - self.means.origin - self.means.sums.value[0]
+        """Return `vectors` (k, d) minus the mean of all class vectors under the softmax."""
+        centred: FloatArray = vectors - self.means.origin - self.means.vector_sums.value[0]
         return centred
 
     def add(self, start: int, logits: Any, q: Any, vectors: Any) -> _NodeSums:
-        """Add the classes from number `start` on."""
+        """Add a chunk of classes, the first of which has the index `start`; return self."""
         if np.size(logits):
             totals = self.draws.totals
             o, proposal = check_chunk(start, logits, q, totals)
@@ -178,48 +191,55 @@ class _NodeSums(Pass):
             ratios = ratios_of_chunk(draws, self.means.results.ratios)
             centred = self.centred(np.asarray(vectors, float))
             norms = np.sqrt(squared_norms(centred))
-            half = 0.5 * self.log_first[:, None]
+            half = 0.5 * self.log_first_moment[:, None]
             reach = np.column_stack([norms, np.ones(len(norms))])
             with np.errstate(under="ignore", over="ignore"):
-                terms = partial(terms_of_classes, draws, ratios, self.nodes, half)
-                change, sizes, square = add_up_classes(terms, len(half), centred, reach)
-            self.change.add(change)
-            self.scalars.add(np.stack([*sizes.T, square]))
-            self.norm.add(float((draws.probs * norms).sum()))
+                terms = partial(class_coefficients, draws, ratios, self.nodes, half)
+                change, magnitudes, square = sum_over_classes(terms, len(half), centred, reach)
+            self.coefficient_sums.add(change)
+            self.scalar_sums.add(np.stack([*magnitudes.T, square]))
+            self.mean_norm.add(float((draws.probs * norms).sum()))
         return self
 
     def merge(self, other: _NodeSums) -> _NodeSums:
-        """Add the sums of `other`, a copy of the same pass."""
-        self.change.merge(other.change)
-        self.scalars.merge(other.scalars)
-        self.norm.merge(other.norm)
+        """Add the sums of `other`, a copy of the same pass, and return self."""
+        self.coefficient_sums.merge(other.coefficient_sums)
+        self.scalar_sums.merge(other.scalar_sums)
+        self.mean_norm.merge(other.mean_norm)
         return self
 
     def finish(self) -> tuple[float, float, float, float]:
-        """Return the moments."""
+        """Return (squared bias, variance, mean squared error, error estimate) for tau = 1."""
         draws, label_vector, norm = (
             self.draws,
             self.centred(self.means.label_vector[None])[0],
-            float(self.norm.value),
+            float(self.mean_norm.value),
         )
-        sizes, weights, square = self.scalars.value
-        sums = self.change.value, sizes + norm * weights, square
+        magnitudes, weights, square = self.scalar_sums.value
+        sums = self.coefficient_sums.value, magnitudes + norm * weights, square
         own_norm = float(np.sqrt(label_vector @ label_vector))
         with np.errstate(under="ignore", over="ignore"):
-            half = 0.5 * self.log_first
-            numerator = with_label(draws, self.nodes, half, label_vector, own_norm + norm, sums)
-            terms = square_terms(term_unit(draws), self.log_first, self.ratio, numerator)
-            mse, error = integrate(self.nodes.dx, *terms)
+            half = 0.5 * self.log_first_moment
+            numerator = add_label_terms(
+                draws, self.nodes, half, label_vector, own_norm + norm, sums
+            )
+            terms = mean_square_terms(
+                term_rounding(draws), self.log_first_moment, self.count_ratio, numerator
+            )
+            mse, error = integral_with_error(self.nodes.dx, *terms)
         none_left = 0.0
         if draws.scheme.divides_by_kept:
             none_left = draws.label_draw**draws.num_draws * own_norm**2
-        return self.means.moments(mse + none_left, error + 4.0 * EPS * none_left)
+        return self.means.compute_moments(mse + none_left, error + 4.0 * EPS * none_left)
 
 
 def _require_digits(draws: Draws, nodes: Nodes, log_first: FloatArray) -> None:
-    """Raise ValueError if the transform, by panels, has no digits at a node that matters."""
+    """Raise ValueError if the Laplace transform T has no correct digits at a node that matters.
+
+    T is computed from moments of panels of classes, because the classes are not in memory.
+    """
     lost = noisy_nodes(nodes.x, nodes.log_transform)
-    # the noise is divided by T, or by T**2 where the number of accepted draws is random
+    # the error is divided by T, or by T**2 if the number of accepted draws is random
     times = 1.0 + draws.scheme.divides_by_kept
     weights = (log_first - times * nodes.log_transform)[lost] - log_first.max()
     if (weights > _MIN_LOG_WEIGHT).any():

@@ -1,4 +1,8 @@
-"""Second moments for draws with replacement, and for independent inclusion: README, section 9."""
+"""Second moments for draws with replacement, and for independent inclusion of the classes.
+
+Section 9 of ``samplesoft/bias/README.md`` derives the integrals, and defines the symbols: theta,
+psi, e, r and B.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +18,11 @@ from samplesoft.bias import poisson
 from samplesoft.bias.inputs import Example
 from samplesoft.bias.moments.squares import (
     LARGEST_LOG,
-    add_up_classes,
-    integrate,
-    reach_of,
-    square_and_error,
+    integral_with_error,
+    rounding_scales,
     squared_norms,
+    squared_norms_with_errors,
+    sum_over_classes,
 )
 from samplesoft.bias.numerics.quadrature import STEP, rounding_at
 from samplesoft.bias.numerics.summation import EPS
@@ -41,20 +45,20 @@ def require_no_jackknife(scheme: Scheme) -> None:
         )
 
 
-# Independent draws
+# --- draws with replacement --------------------------------------------------------------------
 
 
-class DrawNodes(NamedTuple):
-    """The ratios, atoms and nodes of one draw, and the relative error of a term."""
+class DrawQuadrature(NamedTuple):
+    """The quadrature for one draw: ratios of the classes, atoms in place of classes, and nodes."""
 
     ratios: Ratios
     atoms: Atoms
     nodes: Nodes
-    unit: float
+    term_rounding: float  # relative rounding error of a term of the integrals
 
 
-def nodes_of_draws(draws: Draws) -> DrawNodes | None:
-    """Evaluate the transform of one draw at the nodes; None if p' is the same in every outcome."""
+def make_draw_quadrature(draws: Draws) -> DrawQuadrature | None:
+    """Return the quadrature for one draw, or None if p' is the same in every outcome."""
     scheme = draws.scheme
     num_outcomes = np.count_nonzero(draws.drawn) + (scheme.random_count and draws.label_draw > 0.0)
     if num_outcomes <= 1 or (draws.other_mass == 0.0 and not scheme.draws_label):
@@ -63,21 +67,25 @@ def nodes_of_draws(draws: Draws) -> DrawNodes | None:
     atoms = make_atoms(draws, ratios)
     with np.errstate(under="ignore", over="ignore"):
         nodes = make_nodes(draws, ratios, atoms, STEP)
-    return DrawNodes(ratios, atoms, nodes, term_unit(draws))
+    return DrawQuadrature(ratios, atoms, nodes, term_rounding(draws))
 
 
-def term_unit(draws: Draws) -> float:
-    """Return the relative rounding error of a term."""
+def term_rounding(draws: Draws) -> float:
+    """Return the relative rounding error of a term of the integrals."""
     return rounding_at(max(draws.max_log_product, draws.max_base_log))
 
 
-def draws_square(draws: Draws, centred: FloatArray) -> tuple[float, float]:
-    """Return E|sum_i p'_i c_i|**2 and its error; (0, 0) if p' is the same in every outcome."""
-    at_nodes = nodes_of_draws(draws)
+def draws_mean_square(draws: Draws, centred: FloatArray) -> tuple[float, float]:
+    """Return ``E|sum_i p'_i c_i|**2`` for vectors c = `centred` (n, d), and its error.
+
+    The vectors have the mean 0 under the softmax. If p' is the same in every outcome, the result is
+    (0, 0).
+    """
+    at_nodes = make_draw_quadrature(draws)
     if at_nodes is None:
         return 0.0, 0.0
     with np.errstate(under="ignore", over="ignore"):
-        mse, error = integrate(at_nodes.nodes.dx, *_terms(draws, at_nodes, centred))
+        mse, error = integral_with_error(at_nodes.nodes.dx, *_integrand(draws, at_nodes, centred))
     if draws.scheme.divides_by_kept:  # with no accepted draw, p' is 1 on the label
         no_draw_term = draws.label_draw**draws.num_draws * float(
             squared_norms(centred[[draws.totals.label]])[0]
@@ -86,80 +94,97 @@ def draws_square(draws: Draws, centred: FloatArray) -> tuple[float, float]:
     return mse, error
 
 
-def _terms(draws: Draws, at_nodes: DrawNodes, centred: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return the integrand of E|sum_i p'_i c_i|**2 for class vectors (n, d) of mean 0 under p.
+def _integrand(
+    draws: Draws, at_nodes: DrawQuadrature, centred: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Return the integrand (K,) of ``E|sum_i p'_i c_i|**2`` at the nodes, and error bounds (K,).
 
-    With A = B c_t + sum_k e_k psi_k c_k, it is (B28),
+    `centred` (n, d) are class vectors of mean 0 under the softmax. With
+    A = B c_t + sum_k e_k psi_k c_k, the integrand is (B28),
     v E[theta**K (K**2 |A|**2 + K (sum_k e_k r_k psi_k |c_k|**2 - |sum_k e_k psi_k c_k|**2))],
-    where K is the number of draws that S is divided by: m, or a random number. Also return bounds
-    on the rounding of the integrand.
+    where K is the number of draws that S is divided by: m, or the random number of accepted draws.
+    The bounds are for the rounding of the integrand.
     """
-    log_first, ratio = square_weights(draws, at_nodes.nodes)
+    log_first, ratio = count_moments_at_nodes(draws, at_nodes.nodes)
     numerator = numerator_moments(draws, at_nodes.ratios, at_nodes.nodes, centred, 0.5 * log_first)
-    return square_terms(at_nodes.unit, log_first, ratio, numerator)
+    return mean_square_terms(at_nodes.term_rounding, log_first, ratio, numerator)
 
 
-def square_weights(draws: Draws, nodes: Nodes) -> tuple[FloatArray, FloatArray]:
-    """Return log E[K theta**K] at the nodes, and E[K**2 theta**K] over it, both (K,)."""
+def count_moments_at_nodes(draws: Draws, nodes: Nodes) -> tuple[FloatArray, FloatArray]:
+    """Return the log of ``E[N theta**N]``, and ``E[N**2 theta**N] / E[N theta**N]``, at the nodes.
+
+    N is the number of draws that S is divided by. Both arrays are (K,) at K nodes.
+    """
     v_base = np.exp(np.minimum(nodes.x + draws.log_base, LARGEST_EXPONENT))
     return _count_moments(draws, nodes.log_transform - v_base)
 
 
-def square_terms(
+def mean_square_terms(
     unit: float,
     log_first: FloatArray,
     ratio: FloatArray,
     numerator: tuple[FloatArray, FloatArray, FloatArray, FloatArray],
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the terms of the mean square at the nodes (K,), and bounds on their errors."""
-    # the square root of the weight of each node is in A already, so that no factor overflows
-    change, scatter, size, scatter_size = numerator
-    # exp(x) has |x| times the relative rounding of x
+    """Return the integrand (K,) of the mean square at the nodes, and error bounds (K,).
+
+    `unit` is the relative rounding error of a term. `log_first` and `ratio` are the results of
+    `count_moments_at_nodes`, and `numerator` has the four arrays of `numerator_moments`.
+    """
+    # A already contains the square root of the weight of each node, so that no factor overflows
+    change, scatter, magnitude, scatter_magnitude = numerator
+    # a relative error of x is multiplied by |x| in exp(x)
     units = unit * (1.0 + np.minimum(np.abs(log_first), _MAX_LOG_WEIGHT))
-    square, error = square_and_error(change, size, units)
-    return ratio * square + scatter, ratio * error + units * scatter_size
+    square, error = squared_norms_with_errors(change, magnitude, units)
+    return ratio * square + scatter, ratio * error + units * scatter_magnitude
 
 
 def numerator_moments(
     draws: Draws, ratios: Ratios, nodes: Nodes, centred: FloatArray, log_half: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Return v A, the scatter of a draw, and the sizes of the terms of both.
+    """Return the vectors v A (K, d) and the scatter (K,) of a draw at K nodes, and magnitudes.
 
-    A (K, d) is defined in `_terms`. The scatter (K,) is
+    A is defined in `_integrand`. The scatter is
     v**2 (sum_k e_k r_k psi_k |c_k|**2 - |sum_k e_k psi_k c_k|**2). v A is multiplied by
-    exp(`log_half`), (K,), and the scatter by its square.
+    exp(`log_half`), (K,), and the scatter by its square. The last two of the four results are the
+    sums of the magnitudes (K,) of the terms of both, for their rounding errors.
     """
-    label_vector, reach = centred[draws.totals.label], reach_of(centred, draws.probs)
-    class_terms = partial(terms_of_classes, draws, ratios, nodes, log_half[:, None])
-    sums = add_up_classes(class_terms, len(nodes.x), centred, reach)
-    return with_label(draws, nodes, log_half, label_vector, float(reach[draws.totals.label]), sums)
+    label_vector, scales = centred[draws.totals.label], rounding_scales(centred, draws.probs)
+    class_terms = partial(class_coefficients, draws, ratios, nodes, log_half[:, None])
+    sums = sum_over_classes(class_terms, len(nodes.x), centred, scales)
+    return add_label_terms(
+        draws, nodes, log_half, label_vector, float(scales[draws.totals.label]), sums
+    )
 
 
-def with_label(
+def add_label_terms(
     draws: Draws,
     nodes: Nodes,
     log_half: FloatArray,
     label_vector: FloatArray,
-    label_reach: float,
+    label_scale: float,
     sums: tuple[FloatArray, FloatArray, FloatArray],
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Add the label's terms to the `sums` over classes; return what `numerator_moments` returns."""
-    # A = sum_k e_k psi_k c_k cancels, because sum_k e_k c_k = 0: replace psi_k by psi_k - psi_R,
-    # also for the label
-    change, size, square = sums
-    of_label, label_size = _label_change(draws, nodes, log_half)
+    """Add the label's terms to sums over classes, and return the results of `numerator_moments`.
+
+    `sums` are the three arrays of `sum_over_classes`. `label_vector` (d,) is the label's centred
+    vector, and `label_scale` the scale of its rounding error.
+    """
+    # sum_k e_k psi_k c_k cancels, because sum_k e_k c_k = 0. So psi_k is replaced by psi_k - psi_R
+    # for all classes and the label, which does not change the sum.
+    change, magnitude, square = sums
+    of_label, label_magnitude = _label_coefficient(draws, nodes, log_half)
     change = change + np.outer(of_label, label_vector)
-    size = size + label_size * label_reach
+    magnitude = magnitude + label_magnitude * label_scale
     base = np.exp(nodes.x + draws.log_base + log_half)
     drawn_part = change - np.outer(base, label_vector)
     drawn_square = squared_norms(drawn_part)
-    drawn_size = size + base * np.sqrt(label_vector @ label_vector)
-    scatter_size = square + drawn_square + 2.0 * np.sqrt(drawn_square) * drawn_size
-    return change, np.maximum(square - drawn_square, 0.0), size, scatter_size
+    drawn_magnitude = magnitude + base * np.sqrt(label_vector @ label_vector)
+    scatter_magnitude = square + drawn_square + 2.0 * np.sqrt(drawn_square) * drawn_magnitude
+    return change, np.maximum(square - drawn_square, 0.0), magnitude, scatter_magnitude
 
 
 def _count_moments(draws: Draws, log_theta: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return log E[K theta**K], and E[K**2 theta**K] over it, both (K,)."""
+    """Return the results of `count_moments_at_nodes`, given log theta at the nodes (K,)."""
     m = draws.num_draws
     if not draws.scheme.divides_by_kept:
         return math.log(m) + m * log_theta, np.full(len(log_theta), float(m))
@@ -169,13 +194,14 @@ def _count_moments(draws: Draws, log_theta: FloatArray) -> tuple[FloatArray, Flo
     return math.log(m) + log_one + (m - 1) * log_mix, ratio
 
 
-def _label_change(
+def _label_coefficient(
     draws: Draws, nodes: Nodes, log_half: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the coefficient of c_t in v A without draws, times exp(log_half), and its term size.
+    """Return the coefficient (K,) of the label's vector in v A, without draws, and its magnitude.
 
-    It is v (B - e_t psi_R), or v B if the label is drawn. For B = e_t the difference cancels, and
-    is taken from `nodes.above`.
+    The coefficient is exp(`log_half`) times v (B - e_t psi_R), or v B if the label is drawn. For
+    B = e_t the difference cancels. So it is computed from `nodes.above`, in which 1 - psi_R has all
+    its digits. The magnitude (K,) is the sum of the magnitudes of the terms.
     """
     base = np.exp(nodes.x + draws.log_base + log_half)
     if draws.scheme.draws_label:
@@ -190,14 +216,16 @@ def _label_change(
     return change, above
 
 
-def terms_of_classes(
+def class_coefficients(
     draws: Draws, ratios: Ratios, nodes: Nodes, log_half: FloatArray, part: slice
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return v e (psi - psi_R), its size, and v**2 e r psi, all (K, classes of `part`).
+    """Return v e (psi - psi_R), its magnitude, and v**2 e r psi at the nodes for some classes.
 
-    The first is multiplied by exp(`log_half`), (K, 1), the last by its square. psi - psi_R loses
-    digits where r is near R: take psi_R expm1(-v (r - R)) for v (r - R) > -1, where r - R is
-    kappa (r + R), and the difference beyond.
+    The three arrays are (K, classes in the slice `part`). The first two are multiplied by
+    exp(`log_half`), (K, 1), and the third by its square.
+
+    psi - psi_R loses digits if r is near R. So for v (r - R) > -1 it is psi_R expm1(-v (r - R)),
+    where r - R is computed as kappa (r + R). Otherwise it is the difference.
     """
     x = nodes.x[:, None]
     q = draws.drawn[part]
@@ -218,36 +246,47 @@ def terms_of_classes(
 # --- independent inclusion ---------------------------------------------------------------------
 
 
-def inclusion_square(example: Example, centred: FloatArray) -> tuple[float, float]:
-    """Return E|sum_i p'_i c_i|**2 and its error, eq. (B78); (0, 0) if p' is not random."""
+def inclusion_mean_square(example: Example, centred: FloatArray) -> tuple[float, float]:
+    """Return ``E|sum_i p'_i c_i|**2`` and its error, eq. (B78), if inclusions are independent.
+
+    `centred` (n, d) are class vectors of mean 0 under the softmax. If p' is not random, the result
+    is (0, 0).
+    """
     draws = poisson.make_inclusion_draws(*example)
     if draws.random_mass == 0.0:
         return 0.0, 0.0
-    reach, classes, always_in = reach_of(centred, draws.probs), draws.classes, draws.always_in
+    scales, classes, always_in = (
+        rounding_scales(centred, draws.probs),
+        draws.classes,
+        draws.always_in,
+    )
     with np.errstate(under="ignore", over="ignore", divide="ignore"):
         atoms = poisson.make_inclusion_atoms(classes)
-        x, weights = poisson.make_nodes(classes, atoms, draws.log_base, STEP)[:2]
+        x, weights = poisson.make_inclusion_nodes(classes, atoms, draws.log_base, STEP)[:2]
         x, weights = x[weights > 0.0], weights[weights > 0.0]
-        class_terms = partial(_inclusion_terms, classes, x)
-        change, size, scatter = add_up_classes(class_terms, len(x), centred, reach)
+        class_terms = partial(_inclusion_coefficients, classes, x)
+        change, magnitude, scatter = sum_over_classes(class_terms, len(x), centred, scales)
         u_base = np.exp(np.minimum(x + draws.log_base, LARGEST_EXPONENT))
         of_base = u_base * poisson.base_contrast(x, classes)
         change += np.outer(of_base, draws.fractions @ centred[always_in])
-        size += np.abs(of_base) * (draws.fractions @ reach[always_in])
-        half = np.sqrt(weights)  # in both factors of the square, so that none overflows
-        units = draws.unit * (1.0 + np.abs(np.log(weights)))
-        square, errors = square_and_error(half[:, None] * change, half * size, units)
+        magnitude += np.abs(of_base) * (draws.fractions @ scales[always_in])
+        half = np.sqrt(weights)  # multiplied into the vectors before squaring: squares are finite
+        units = draws.term_rounding * (1.0 + np.abs(np.log(weights)))
+        square, errors = squared_norms_with_errors(half[:, None] * change, half * magnitude, units)
         scatter *= weights
-        return integrate(np.ones(len(x)), square + scatter, errors + units * scatter)
+        return integral_with_error(np.ones(len(x)), square + scatter, errors + units * scatter)
 
 
-def _inclusion_terms(
-    classes: poisson.Included, x: FloatArray, part: slice
+def _inclusion_coefficients(
+    classes: poisson.IncludedClasses, x: FloatArray, part: slice
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return u e (psi - psi_R), (B27), its size, and u**2 pi (1 - pi) (w / f)**2 exp(-u w).
+    """Return u e (psi - psi_R), (B27), its magnitude, and u**2 pi (1 - pi) (w / f)**2 exp(-u w).
 
-    exp(-y) - exp(-y_R) loses digits where w is near W: take exp(-y_R) expm1(-(y - y_R)) for
-    |y - y_R| < 1, where y - y_R is kappa (y + y_R), and the difference beyond.
+    The three arrays are (K, classes in the slice `part`), at K nodes `x` = log u.
+
+    With y = u w, exp(-y) - exp(-y_R) loses digits if w is near W. So for |y - y_R| < 1 it is
+    exp(-y_R) expm1(-(y - y_R)), where y - y_R is computed as kappa (y + y_R). Otherwise it is the
+    difference.
     """
     x, pi, pi_ref = x[:, None], classes.pi[part], classes.pi_ref
     y = np.exp(np.minimum(x + classes.log_w[part], LARGEST_LOG))
@@ -259,6 +298,6 @@ def _inclusion_terms(
     factor, factor_ref = (1.0 - pi) + pi * decay, (1.0 - pi_ref) + pi_ref * decay_ref
     of_decay, of_pi = (1.0 - pi) * drop, (pi_ref - pi) * np.expm1(-y_ref) * decay
     rise = (of_decay + of_pi) / (factor * factor_ref)
-    size = pi * y * ((np.abs(of_decay) + np.abs(of_pi)) / (factor * factor_ref))
+    magnitude = pi * y * ((np.abs(of_decay) + np.abs(of_pi)) / (factor * factor_ref))
     second = pi * (1.0 - pi) * y * (y * decay / factor) / factor
-    return pi * y * rise, size, second
+    return pi * y * rise, magnitude, second

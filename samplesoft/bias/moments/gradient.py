@@ -21,9 +21,13 @@ from samplesoft.bias.inputs import (
     require_only_chunks,
 )
 from samplesoft.bias.moments.chunks import moments_of_dask
-from samplesoft.bias.moments.draws import draws_square, inclusion_square, require_no_jackknife
-from samplesoft.bias.moments.sets import set_square
-from samplesoft.bias.moments.squares import centre, square_with_error, squared_norms
+from samplesoft.bias.moments.draws import (
+    draws_mean_square,
+    inclusion_mean_square,
+    require_no_jackknife,
+)
+from samplesoft.bias.moments.sets import set_mean_square
+from samplesoft.bias.moments.squares import centre, squared_norm_with_error, squared_norms
 from samplesoft.bias.numerics.quadrature import ExampleBias
 from samplesoft.bias.numerics.summation import EPS
 from samplesoft.bias.with_replacement.draws import Draws, make_draws
@@ -143,37 +147,37 @@ def exact_gradient_moments(
 def exact_gradient_moments_of(
     inputs: Inputs, class_embeddings: ArrayLike, tau: float = 1.0
 ) -> GradientMoments:
-    """Return `exact_gradient_moments` of checked inputs; `class_embeddings` and `tau` are not."""
+    """Return `exact_gradient_moments` for checked `inputs`; checks the other two arguments."""
     require_no_jackknife(inputs.scheme)
-    return moments_by(inputs, class_embeddings, tau, draws_square)
+    return moments_with_square(inputs, class_embeddings, tau, draws_mean_square)
 
 
-def moments_by(
+def moments_with_square(
     inputs: Inputs,
     class_embeddings: ArrayLike,
     tau: float,
     square_of: Callable[[Draws, FloatArray], tuple[float, float]],
 ) -> GradientMoments:
-    """Return the moments of checked inputs, with a given function for the mean square.
+    """Return the gradient moments for checked `inputs`, with a given function for the mean square.
 
-    ``square_of(draws, vectors)`` returns E|sum_i p'_i c_i|**2 and its error, for vectors (n, d)
-    whose mean under the softmax is 0.
+    For draws with replacement, ``square_of(draws, vectors)`` returns ``E|sum_i p'_i c_i|**2`` and
+    its error, where the vectors c (n, d) have the mean 0 under the softmax.
     """
-    vectors, scale = check_vectors(class_embeddings, inputs.logits.shape[1], tau)
+    vectors, scale = check_class_vectors(class_embeddings, inputs.logits.shape[1], tau)
     rows = []
     for example in inputs.rows():
         class_vectors, merge_error = vectors, 0.0
         if len(inputs.certain):
             merged = merge_certain_into_label(*example, inputs.certain)
-            # a common vector does not change the gradient, but its digits would be lost in means
+            # subtract the label's vector: it does not change the moments, and means lose no digits
             class_vectors = merged.mean_rows(vectors - vectors[example[1]])
             example, merge_error = merged[:3], merged.rounding
         row = bias_of_example(example, inputs)
         centred = centre(class_vectors, row.probs)
         if inputs.scheme.independent:
-            mse, rounding = inclusion_square(example, centred)
+            mse, rounding = inclusion_mean_square(example, centred)
         elif inputs.scheme.distinct:
-            mse, rounding = set_square(example, inputs, centred)
+            mse, rounding = set_mean_square(example, inputs, centred)
         else:
             draws = make_draws(*example, inputs.num_sampled, inputs.scheme)
             mse, rounding = square_of(draws, centred)
@@ -184,8 +188,8 @@ def moments_by(
     return GradientMoments(*inputs.columns(rows))
 
 
-def check_vectors(class_embeddings: ArrayLike, n: int, tau: Any) -> tuple[FloatArray, float]:
-    """Return the checked vectors of n classes, (n, d), and the square of tau."""
+def check_class_vectors(class_embeddings: ArrayLike, n: int, tau: Any) -> tuple[FloatArray, float]:
+    """Check the class vectors and tau; return the vectors (n, d) in float64, and tau squared."""
     vectors = as_real_array("class_embeddings", class_embeddings, (2,))
     if len(vectors) != n:
         raise ValueError(
@@ -198,9 +202,9 @@ def check_vectors(class_embeddings: ArrayLike, n: int, tau: Any) -> tuple[FloatA
 
 
 def _squared_bias(row: ExampleBias, vectors: FloatArray) -> tuple[float, float]:
-    """Return the squared norm of the bias of the gradient, and its error, for tau = 1."""
-    # the bias sums to 0, so that subtracting a vector from all does not change the result
+    """Return the squared norm of the bias of the gradient in h, and its error, for tau = 1."""
+    # subtract the most probable class's vector: as the bias sums to 0, the result is the same
     apart = vectors - vectors[np.argmax(row.probs)]
-    reach = float(np.sqrt(squared_norms(apart).max()))
+    max_distance = float(np.sqrt(squared_norms(apart).max()))
     rounding = EPS * (len(row.bias) + 8) * float(np.abs(row.bias).sum())
-    return square_with_error(row.bias @ apart, (row.error + rounding) * reach)
+    return squared_norm_with_error(row.bias @ apart, (row.error + rounding) * max_distance)

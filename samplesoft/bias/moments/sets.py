@@ -1,4 +1,7 @@
-"""Second moments for draws without replacement, eq. (B85)."""
+"""Second moments for draws without replacement, eq. (B85), by the race of exponential clocks.
+
+`samplesoft.bias.without_replacement.race` explains the race, and the nodes in t and on circles.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from samplesoft._jit import chunks, njit, thread_each
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.bias.inputs import Example, Inputs
-from samplesoft.bias.moments.squares import MIN_SQUARE, reach_of, squared_norms
+from samplesoft.bias.moments.squares import MIN_SQUARE, rounding_scales, squared_norms
 from samplesoft.bias.numerics.quadrature import estimate_error, rounding_at
 from samplesoft.bias.without_replacement.race import Circles, ExponentialRace
 from samplesoft.bias.without_replacement.race_kernels import log_ring_odds, ring_probabilities
@@ -26,12 +29,16 @@ from samplesoft.bias.without_replacement.terms import (
 )
 
 _CLASSES_PER_CHUNK = 2048
-_TRUNCATION = 1e-18  # left out at the ends of the nodes in t, and of the circles
-_CONVERGED = 1e-19  # relative size of the remaining nodes in u
+_TRUNCATION = 1e-18  # relative, of the parts that nodes in t and points on circles leave out
+_CONVERGED = 1e-19  # the nodes in u end when all following ones add less than this fraction
 
 
-def set_square(example: Example, inputs: Inputs, centred: FloatArray) -> tuple[float, float]:
-    """Return E|sum_i p'_i c_i|**2 and its error, eq. (B85); (0, 0) if all classes are drawn."""
+def set_mean_square(example: Example, inputs: Inputs, centred: FloatArray) -> tuple[float, float]:
+    """Return ``E|sum_i p'_i c_i|**2`` and its error, eq. (B85), for draws without replacement.
+
+    `centred` (n, d) are class vectors of mean 0 under the softmax. If all classes are drawn, p' is
+    not random, and the result is (0, 0).
+    """
     logits, label, _ = example
     race, drawn = set_distribution(example, inputs.num_sampled, inputs.scheme)
     in_sum = np.append(drawn, label) if inputs.scheme.label_in_sum else drawn
@@ -44,40 +51,48 @@ def set_square(example: Example, inputs: Inputs, centred: FloatArray) -> tuple[f
     terms = weights.terms(drawn[race.order], race.inclusion[0][race.order])
     unit = rounding_at(terms.max_log_magnitude)
     units = unit + np.minimum(np.abs(coarse / divisors - 1.0), 1.0) ** 1.5
-    # two more columns: 1, as a check, because (sum p')**2 is 1; and the error bound of p' c
-    reach = units * reach_of(centred, weights.probs)
-    columns = np.column_stack([centred, np.ones(len(reach)), reach])
-    sums = _set_sums(race, terms, columns[drawn[race.order]], columns[label], largest)
+    # two more columns: ones, as a check, because (sum p')**2 is 1; and error bounds of the vectors
+    vector_errors = units * rounding_scales(centred, weights.probs)
+    columns = np.column_stack([centred, np.ones(len(vector_errors)), vector_errors])
+    sums = _integrate_over_u(race, terms, columns[drawn[race.order]], columns[label], largest)
     squares = sums.squares[:, 0] / sums.squares[:, 1]
     mse, root_of_error = float(squares[0]), math.sqrt(abs(float(sums.squares[0, 2])))
     error = root_of_error * (2.0 * math.sqrt(abs(mse)) + root_of_error) + _TRUNCATION * largest
-    error += (unit + race.relative_error + 2.0 * abs(float(sums.squares[0, 1]) - 1.0)) * sums.size
+    error += (
+        unit + race.relative_error + 2.0 * abs(float(sums.squares[0, 1]) - 1.0)
+    ) * sums.magnitude
     for other in squares[1:]:
         error += estimate_error(abs(float(other) - mse), 0.0, abs(mse), 0.0)
     return mse, error
 
 
-class _SetSums(NamedTuple):
-    """E|sum_i p'_i c_i|**2 for three groups of columns of the vectors."""
+class _ExpectedSquares(NamedTuple):
+    """Expected squared norms of ``sum_i p'_i c_i`` for three groups of columns of the vectors c.
 
-    squares: FloatArray  # (3, 3): rows by all nodes, by half of those in u, and half of those in t
-    size: float  # size of the terms of the first entry
+    The groups are the d columns of the class vectors, a column of ones, and a column of errors.
+    """
+
+    # (3, 3): a row for all nodes, for every second node in u, and for every second node in t;
+    # a column for each group
+    squares: FloatArray
+    magnitude: float  # sum of the magnitudes of the terms of squares[0, 0], for its rounding error
 
 
-def _set_sums(
+def _integrate_over_u(
     race: ExponentialRace,
     terms: Terms,
     vectors: FloatArray,
     label_vector: FloatArray,
     largest: float,
-) -> _SetSums:
-    """Integrate over u, for N drawn classes with `vectors` (N, d + 2).
+) -> _ExpectedSquares:
+    """Integrate over u; return the expected squares for N drawn classes.
 
-    `terms` has their weights first. `label_vector` (d + 2,) is the label's row, and `largest` the
-    largest squared norm of the first d columns.
+    `vectors` (N, d + 2) have the three groups of columns of `_ExpectedSquares`. `terms` are the
+    terms of the N classes, followed by the label's fixed term. `label_vector` (d + 2,) is the row
+    of the label, and `largest` the largest squared norm of the first d columns.
     """
-    squares = _add_blocks(vectors * vectors)
-    sums, size, survival, nodes_left = np.zeros((3, 3)), 0.0, 1.0, 2
+    squares = _sum_column_groups(vectors * vectors)
+    sums, magnitude, survival, nodes_left = np.zeros((3, 3)), 0.0, 1.0, 2
     saddles: list[FloatArray] = []
     scales = log_mean_and_scale(terms)
     for node in quadrature_nodes(terms, *scales, double_exponential_node):
@@ -86,28 +101,28 @@ def _set_sums(
             circles = race.make_circles(decay[:-1], saddles)
             survival, base = 0.0, math.exp(-decay[-1])
             if circles is not None and base > 0.0:
-                at_times = _set_terms(
+                at_times = _integrands_at_times(
                     race, circles, decay[:-1], vectors, squares, decay[-1] * label_vector
                 )
                 over_t = base * (race.t_weights @ at_times)
                 survival = base * float(race.t_weights[0] @ circles.density)
                 sums += node.weights[:, None] * over_t[[0, 0, 1], :3]
-                size += float(node.weights[0] * over_t[0, 3])
-        # the remaining nodes add about survival * largest. Compare with the sum, which is small
-        # where one class has most of the mass, and only rare sets without it matter
+                magnitude += float(node.weights[0] * over_t[0, 3])
+        # The remaining nodes add about survival * largest. Compare this with the sum itself: it is
+        # far below `largest` if one class has most of the mass, and only sets without it matter.
         converged = survival * largest <= _CONVERGED * abs(sums[0, 0]) or survival < MIN_SQUARE
         nodes_left = nodes_left - 1 if converged else 2
         if not nodes_left:
             break
-    return _SetSums(sums, size)
+    return _ExpectedSquares(sums, magnitude)
 
 
-def _add_blocks(columns: Any) -> Any:
-    """Return (K, 3): the sum of the first d of columns (K, d + 2), and the last two columns."""
+def _sum_column_groups(columns: Any) -> Any:
+    """Return the sum of the first d of `columns` (K, d + 2), and the other two columns: (K, 3)."""
     return np.add.reduceat(columns, [0, columns.shape[1] - 2, columns.shape[1] - 1], axis=1)
 
 
-def _set_terms(
+def _integrands_at_times(
     race: ExponentialRace,
     circles: Circles,
     decay: FloatArray,
@@ -115,12 +130,14 @@ def _set_terms(
     squares: FloatArray,
     label_vector: FloatArray,
 ) -> FloatArray:
-    """Return the terms of the three squares at each t, and the size of the first, (T, 4).
+    """Return the integrands at each time t for the three groups of columns, (T, 4).
 
-    `decay` (N,) is u w; `vectors` are (N, d + 2), `squares` (N, 3), and `label_vector` (d + 2,) is
-    u times the label's term of the sum.
+    The fourth column is the sum of the magnitudes of the terms of the first column. `decay` (N,) is
+    u times the weights w of the classes. `vectors` (N, d + 2) are the rows of the classes in the
+    three groups, and `squares` (N, 3) their squares, summed within each group. `label_vector`
+    (d + 2,) is the row of the label, times u times the label's fixed term.
     """
-    # there is no circle where the density is 0
+    # unused points are 0: all points of a circle with density 0, and those beyond its last point
     nonzero = circles.point_values[:, 0] ** 2 + circles.point_values[:, 1] ** 2 > 0.5
     terms = np.zeros((len(race.t), 4))
 
@@ -140,12 +157,12 @@ def _set_terms(
         scatter, last_scatter = second[::2] + 1j * second[1::2]
         mean += label_vector
         term, hazard = (real + 1j * imag)[:, None], (rate + 1j * rate_y)[:, None]
-        cross = 2.0 * _add_blocks(mean * last)
-        value = hazard * (_add_blocks(mean * mean) + scatter) - cross + last_scatter
-        size = np.abs(hazard) * (_add_blocks(np.abs(mean) ** 2) + np.abs(scatter))
-        size += np.abs(cross) + np.abs(last_scatter)
+        cross = 2.0 * _sum_column_groups(mean * last)
+        value = hazard * (_sum_column_groups(mean * mean) + scatter) - cross + last_scatter
+        magnitude = np.abs(hazard) * (_sum_column_groups(np.abs(mean) ** 2) + np.abs(scatter))
+        magnitude += np.abs(cross) + np.abs(last_scatter)
         np.add.at(terms[part, :3], time, (term * value).real)
-        np.add.at(terms[part, 3], time, (np.abs(term) * size)[:, 0])
+        np.add.at(terms[part, 3], time, (np.abs(term) * magnitude)[:, 0])
 
     thread_each(work, chunks(len(race.t), max(4, _CLASSES_PER_CHUNK // len(decay))))
     return terms
@@ -163,11 +180,14 @@ def _write_class_terms(
     y: FloatArray,
     out: FloatArray,
 ) -> None:
-    """Write the terms of N classes in the sums of (B85) at K circle points x + i y, (8, K, N).
+    """Write the terms of N classes in the sums of (B85) to `out` (8, K, N), at K circle points.
 
-    They are u w phi, q u w phi (1 - phi), (u w)**2 phi (1 - phi) and q (u w)**2 phi (1 - phi)
-    (2 phi - 1), each as real and imaginary row. `decay` is u w, and `shift` the decay that the
-    circles include already.
+    The terms are u w phi, q u w phi (1 - phi), (u w)**2 phi (1 - phi) and
+    q (u w)**2 phi (1 - phi) (2 phi - 1), each as a row of real parts and a row of imaginary parts.
+    phi is the complex counterpart of the probability that the class is in the set.
+
+    `x` and `y` (K,) are the points x + i y on the unit circle, and `time` (K,) their indices in `t`
+    and `log_r`. `decay` (N,) is u w, and `shift` (N,) is `Circles.decay`.
     """
     hit_prob, miss_prob, last_time = np.empty(len(q)), np.empty(len(q)), -1
     for k in range(len(x)):

@@ -1,4 +1,8 @@
-"""Integrals of squares over nodes, and their errors from the magnitudes of their terms."""
+"""Integrals of squares over nodes, with error bounds from the magnitudes of their terms.
+
+Where a sum cancels, its rounding error is that of its terms. So the sum of the *magnitudes* of the
+terms is computed alongside each sum.
+"""
 
 from __future__ import annotations
 
@@ -12,30 +16,33 @@ from samplesoft.bias.numerics.quadrature import halving_change
 
 _TERMS_PER_CHUNK = 1 << 20  # nodes times classes
 LARGEST_LOG = 150.0 * np.log(10.0)  # exp(2 * LARGEST_LOG) is finite
-MIN_SQUARE = 1e-290  # smaller squares are near the subnormal numbers, and lack digits
+MIN_SQUARE = 1e-290  # smaller squares are near the subnormal numbers, which lack digits
 
 
-def square_with_error(mean: FloatArray, off: float) -> tuple[float, float]:
-    """Return the squared norm of a vector (d,), and its error if the vector's error is `off`."""
+def squared_norm_with_error(mean: FloatArray, off: float) -> tuple[float, float]:
+    """Return the squared norm of `mean` (d,), and a bound on its error.
+
+    `off` bounds the norm of the error of `mean`.
+    """
     squared = float(mean @ mean)
     return squared, off * (2.0 * squared**0.5 + off)
 
 
-# What the integrals have in common
-
-
 def centre(vectors: FloatArray, probs: FloatArray) -> FloatArray:
-    """Return class vectors (n, d) minus their mean under the softmax."""
-    # first relative to the most probable class: c - mean would cancel if it has nearly all mass
+    """Return the class vectors (n, d) minus their mean under the softmax `probs` (n,)."""
+    # c - mean cancels if one class has nearly all of the mass: subtract its vector first
     centred: FloatArray = vectors - vectors[np.argmax(probs)]
     centred -= probs @ centred
     return centred
 
 
-def reach_of(centred: FloatArray, probs: FloatArray) -> FloatArray:
-    """Return the magnitude (n,) of the values from which `centred` (n, d) was computed."""
+def rounding_scales(centred: FloatArray, probs: FloatArray) -> FloatArray:
+    """Return scales (n,) of the rounding errors of the class vectors `centred` (n, d).
+
+    Each is the norm of the vector, plus the mean norm as the scale of the mean that was subtracted.
+    """
     norms = np.sqrt(squared_norms(centred))
-    return norms + float((probs * norms).sum())  # the subtracted mean is rounded, too
+    return norms + float((probs * norms).sum())
 
 
 def squared_norms(vectors: FloatArray) -> FloatArray:
@@ -44,36 +51,38 @@ def squared_norms(vectors: FloatArray) -> FloatArray:
     return squares
 
 
-def square_and_error(
-    change: FloatArray, size: FloatArray, units: FloatArray
+def squared_norms_with_errors(
+    change: FloatArray, magnitude: FloatArray, units: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the squared norms of `change` (K, d), and bounds on their errors, both (K,).
+    """Return the squared norms (K,) of K vectors `change` (K, d), and bounds (K,) on their errors.
 
-    `size` (K,) is the sum of the magnitudes of the terms of `change`, and `units` (K,) their
-    relative errors.
+    Each vector is a sum of terms: `magnitude` (K,) is the sum of their magnitudes, and `units` (K,)
+    are their relative errors.
     """
-    square, moved = squared_norms(change), units * size
+    square, moved = squared_norms(change), units * magnitude
     return square, moved * (2.0 * np.sqrt(square) + moved) + units * square
 
 
-def add_up_classes(
+def sum_over_classes(
     class_terms: Callable[[slice], tuple[FloatArray, FloatArray, FloatArray]],
     num_nodes: int,
     centred: FloatArray,
-    reach: FloatArray,
+    scales: FloatArray,
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return the sums over classes of ``a * c``, ``|a| * reach`` and ``b * |c|**2`` at each node.
+    """Return the sums over classes of ``a * c``, ``|a| * scales`` and ``b * |c|**2`` at each node.
 
-    ``class_terms(slice)`` returns the coefficients a, their sizes |a| and the coefficients b of a
-    slice of classes, all (K, classes). `centred` (n, d) are the class vectors c, and `reach` is
-    (n,) or (n, k). The sums are (K, d), (K,) or (K, k), and (K,).
+    ``class_terms(slice)`` returns the coefficients a, their magnitudes |a| and the coefficients b
+    of a slice of classes, all (K, classes) at K nodes. `centred` (n, d) are the class vectors c.
+    `scales` has one scale (n,) or k scales (n, k) of the error of each vector.
+
+    The three results have the shapes (K, d), (K,) or (K, k), and (K,).
     """
     squares, num = squared_norms(centred), (num_nodes,)
-    sums = np.zeros(num + centred.shape[1:]), np.zeros(num + reach.shape[1:]), np.zeros(num)
+    sums = np.zeros(num + centred.shape[1:]), np.zeros(num + scales.shape[1:]), np.zeros(num)
 
     def work(part: slice) -> tuple[FloatArray, FloatArray, FloatArray]:
-        rise, size, second = class_terms(part)
-        return rise @ centred[part], size @ reach[part], second @ squares[part]
+        rise, magnitude, second = class_terms(part)
+        return rise @ centred[part], magnitude @ scales[part], second @ squares[part]
 
     parts = chunks(len(centred), max(1, _TERMS_PER_CHUNK // num_nodes))
     for chunk_sums in thread_map(work, parts):
@@ -82,11 +91,16 @@ def add_up_classes(
     return sums
 
 
-def integrate(
+def integral_with_error(
     weights: FloatArray, terms: FloatArray, errors: FloatArray, margin: float = 1.0
 ) -> tuple[float, float]:
-    """Return the sum of weighted terms (K,), and its error: of the terms, and of the quadrature."""
+    """Return the integral ``weights @ terms``, and an estimate of its error.
+
+    The error is the sum of the weighted `errors` (K,) of the terms, and an estimate of the error of
+    the quadrature times `margin`.
+    """
     total = float(weights @ terms)
-    coarse = halving_change(weights * terms)  # halving the step squares the relative error, (B25)
+    # the change by half of the nodes; halving the step squares the relative error, (B25)
+    coarse = halving_change(weights * terms)
     quadrature = margin * coarse * min(coarse / max(abs(total), MIN_SQUARE), 1.0) ** 0.5
     return total, float(weights @ errors) + quadrature
