@@ -352,7 +352,7 @@ def positive_features_bias(
     q, e = np.exp(negatives.log_qn), np.exp(negatives.log_p)
     zt = float(np.exp(negatives.log_zt))
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        growth = _mean_inverses(vectors[negatives.keep], q, num)
+        growth = _mean_inverses(vectors[negatives.is_negative], q, num)
         ratio = np.exp(negatives.log_ratio)  # r_j / Z_t of the kernel
         variance = zt**2 * float(
             np.exp(negatives.log_chi2)

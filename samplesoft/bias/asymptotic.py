@@ -217,14 +217,14 @@ def self_normalized_terms_of(inputs: Inputs) -> SelfNormalizedTerms:
     require_bounds(scheme)
     for row in inputs.rows():
         leading = _example_limit(*row, scheme) / m
-        rho, norm = _rho_and_norm(make_negatives(*row, masked=not scheme.excludes_label))
+        rho, norm = _rho_and_l1_bound(make_negatives(*row, masked=not scheme.excludes_label))
         with np.errstate(over="ignore"):  # an infinite bound is valid
             bound = 12.0 * rho / m
         rows.append((leading, bound, norm / m, m / rho))
     return SelfNormalizedTerms(*inputs.columns(rows))
 
 
-def _rho_and_norm(negatives: Negatives) -> tuple[np.float64, np.float64]:
+def _rho_and_l1_bound(negatives: Negatives) -> tuple[np.float64, np.float64]:
     """Return rho, and the Cauchy-Schwarz bound on m times the L1 norm of the bias."""
     if negatives.log_p.size == 1:  # all draws are the same class
         return np.float64(1.0), np.float64(0.0)
@@ -232,6 +232,6 @@ def _rho_and_norm(negatives: Negatives) -> tuple[np.float64, np.float64]:
         log_variance = negatives.log_chi2 + 2.0 * negatives.log_zt
         rms = np.exp(0.5 * np.logaddexp(log_variance, 2.0 * negatives.log_zt))
         # A relative rounding of each r changes the standard deviation by at most that part of rms.
-        deviation = np.exp(0.5 * log_variance) + np.expm1(negatives.rounding) * rms
-        bound = deviation * (deviation + rms) * np.exp(2.0 * negatives.rounding)
+        deviation = np.exp(0.5 * log_variance) + np.expm1(negatives.log_error_bound) * rms
+        bound = deviation * (deviation + rms) * np.exp(2.0 * negatives.log_error_bound)
         return 1.0 + np.exp(log_variance), bound

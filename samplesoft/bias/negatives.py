@@ -1,4 +1,7 @@
-"""The negatives of one example in logs: how far the proposal is from the softmax among them."""
+"""Logs of the softmax, the proposal and their ratios for the negatives of one example.
+
+The negatives are all classes except the label.
+"""
 
 from __future__ import annotations
 
@@ -15,93 +18,103 @@ from samplesoft.bias.numerics.summation import EPS
 
 @dataclass(frozen=True)
 class Negatives:
-    """The negatives of one example, in units where the partition function Z is 1.
+    """Softmax, proposal and their ratio r for the negatives of one example, as logs.
 
-    p is the softmax, qn the proposal given "not the label" and ``r_j = p_j / qn_j``. All values are
-    logs, so that no product overflows or underflows. Where accidental hits are masked, qn is the
-    proposal, and a hit counts as one more class, the last, with p = 0.
+    p is the softmax, so that the partition function Z is 1; qn is the proposal given "not the
+    label", and ``r_j = p_j / qn_j``. All values are logs, so that no product overflows or
+    underflows. The arrays have n - 1 entries, one for each negative.
+
+    If accidental hits are masked, qn is the proposal itself. A hit then counts as an additional
+    class with p = 0, which is the n-th entry of the arrays.
     """
 
-    keep: NDArray[np.bool_]  # (n,) False at the label; the arrays below are (n - 1,), or one more
-    log_a: float  # log of the label's probability
-    log_zt: float  # log of Z_t, the sum of the negatives' probabilities
+    is_negative: NDArray[np.bool_]  # (n,) whether a class is a negative: False at the label
+    log_a: float  # log of the label's softmax probability
+    log_zt: float  # log of Z_t, the sum of the negatives' softmax probabilities
     log_p: FloatArray
     log_qn: FloatArray
     log_ratio: FloatArray  # log(r_j / Z_t); the mean of r_j / Z_t under qn is 1
-    log_deviation: FloatArray  # log|r_j / Z_t - 1|; its sign is that of `log_ratio`
-    # log of sum_j qn_j (r_j / Z_t - 1)^2 = Var(r) / Z_t^2, which is the log of 0 for the softmax
+    log_deviation: FloatArray  # log|r_j / Z_t - 1|; the difference has the sign of `log_ratio`
+    # log of sum_j qn_j (r_j / Z_t - 1)^2 = Var(r) / Z_t^2; -inf if qn is the softmax
     log_chi2: float
-    rounding: float  # bound on the float64 error of `log_ratio`, `log_p`, `log_a` and `log_zt`
+    log_error_bound: float  # bound on the errors of `log_ratio`, `log_p`, `log_a` and `log_zt`
 
-    def fill(self, label_value: float, values: FloatArray) -> FloatArray:
-        """Return (n,) with `label_value` at the label and the first n - 1 `values` elsewhere."""
-        out = np.full(self.keep.shape, label_value)
-        out[self.keep] = values[: len(out) - 1]
+    def fill_classes(self, label_value: float, values: FloatArray) -> FloatArray:
+        """Return an array (n,) with `label_value` at the label, and `values` at the negatives.
+
+        Only the first n - 1 of the `values` are used.
+        """
+        out = np.full(self.is_negative.shape, label_value)
+        out[self.is_negative] = values[: len(out) - 1]
         return out
 
 
 class NegativeSums(NamedTuple):
-    """Sums over the negatives of an example, from which the logs of each negative follow."""
+    """Sums over the negatives of an example, from which the logs of each negative are computed."""
 
     num: int  # number n of classes
-    top: float  # the largest logit of a negative
-    total: float  # sum of exp(o - top) over the negatives
-    mass: float  # sum of q over the classes of draws; 1 - q_t would lose digits
-    delta: float  # the label's logit minus `top`
-    q_masked: float  # q of the label, where accidental hits are masked; else 0
-    reach: float  # largest magnitude of the logs of a negative
+    max_logit: float  # the largest logit of a negative
+    exp_sum: float  # sum of exp(o - max_logit) over the negatives, with o the logits
+    q_sum: float  # sum of q over the classes that are drawn; as 1 - q_t it would lose digits
+    label_gap: float  # the label's logit minus `max_logit`
+    q_masked: float  # q of the label if accidental hits are masked, otherwise 0
+    max_log_magnitude: float  # largest magnitude of the logs from which a log ratio is computed
 
     @property
-    def log_total(self) -> float:
-        """The log of `total`."""
-        return math.log(self.total)
+    def log_exp_sum(self) -> float:
+        """Log of the sum of exp(o - max_logit) over the negatives."""
+        return math.log(self.exp_sum)
 
     @property
     def log_zt(self) -> float:
-        """The log of the sum of the negatives' probabilities."""
-        return -float(np.logaddexp(0.0, self.delta - self.log_total))
+        """Log of the sum of the negatives' softmax probabilities."""
+        return -float(np.logaddexp(0.0, self.label_gap - self.log_exp_sum))
 
     @property
     def log_a(self) -> float:
-        """The log of the label's probability."""
-        return -float(np.logaddexp(0.0, self.log_total - self.delta))
+        """Log of the label's softmax probability."""
+        return -float(np.logaddexp(0.0, self.log_exp_sum - self.label_gap))
 
     @property
-    def rounding(self) -> float:
-        """A bound on the error of the logs in float64."""
-        reach = self.reach + abs(self.delta - self.log_total)
+    def log_error_bound(self) -> float:
+        """Bound on the absolute rounding error of the logs of this record and of `compute_logs`."""
+        reach = self.max_log_magnitude + abs(self.label_gap - self.log_exp_sum)
         return EPS * (64.0 + 4.0 * math.log2(self.num) + 2.0 * reach)
 
-    def columns(self, logits: FloatArray, q: FloatArray) -> FloatArray:
-        """Return `log_p`, `log_qn`, `log_ratio` and `log_deviation`, (4, k), of k negatives."""
+    def compute_logs(self, logits: FloatArray, q: FloatArray) -> FloatArray:
+        """Return four logs (4, k) of k negatives with `logits` and `q` (k,).
+
+        The rows are `log_p`, `log_qn`, `log_ratio` and `log_deviation` of `Negatives`.
+        """
         with np.errstate(all="ignore"):
-            gap = np.maximum(logits - self.top, -1e300)  # so that huge logits stay finite
+            gap = np.maximum(logits - self.max_logit, -1e300)  # finite even for huge logits
             weight = np.exp(gap)
-            log_qn = np.log(q) - math.log(self.mass)
-            qn = q / self.mass
-            ratio = weight / qn / self.total
-            # log r as a difference of logs loses digits where r is near 1; as the log of a quotient
-            # it overflows or underflows far out: take the quotient wherever it is in range
+            log_qn = np.log(q) - math.log(self.q_sum)
+            qn = q / self.q_sum
+            ratio = weight / qn / self.exp_sum
+            # log r as a difference of logs loses digits if r is near 1. As the log of a quotient it
+            # may overflow or underflow. So take the quotient wherever it is in range.
             direct = (gap > -600.0) & (qn > 1e-300) & np.isfinite(ratio)
-            log_ratio = np.where(direct, np.log(ratio), gap - log_qn - self.log_total)
+            log_ratio = np.where(direct, np.log(ratio), gap - log_qn - self.log_exp_sum)
             deviation = np.maximum(log_ratio, 0.0) + np.log(-np.expm1(-np.abs(log_ratio)))
-        return np.stack([gap - self.log_total + self.log_zt, log_qn, log_ratio, deviation])
+        return np.stack([gap - self.log_exp_sum + self.log_zt, log_qn, log_ratio, deviation])
 
     @property
-    def masked_column(self) -> FloatArray:
-        """Columns of the class of masked accidental hits, (4, 1); (4, 0) if there are none."""
+    def masked_hit_logs(self) -> FloatArray:
+        """The four logs (4, 1) of the class of masked accidental hits; (4, 0) without such hits."""
         if not self.q_masked:
             return np.empty((4, 0))
-        log_q = math.log(self.q_masked) - math.log(self.mass)
+        log_q = math.log(self.q_masked) - math.log(self.q_sum)
         return np.array([[-np.inf], [log_q], [-np.inf], [0.0]])
 
 
 def make_negatives(
     logits: FloatArray, label: int, q: FloatArray, masked: bool = False
 ) -> Negatives:
-    """Return the negatives of one checked example: `logits` (n,), `q` (n,) positive on them.
+    """Return the logs for the negatives of one checked example with `logits` and `q` (n,).
 
-    `masked` says that accidental hits occur and are masked; if False, draws exclude the label.
+    q must be positive at the negatives. If `masked`, draws may be the label, and these accidental
+    hits are masked; otherwise draws exclude the label.
     """
     keep = np.ones(logits.shape, dtype=np.bool_)
     keep[label] = False
@@ -114,16 +127,16 @@ def make_negatives(
         total = float(np.exp(gap).sum())
         reach = float(np.max(math.log(mass) - np.log(kept_q) - gap))
     sums = NegativeSums(logits.size, top, total, mass, delta, q_masked, reach)
-    of_classes = sums.columns(kept_logits, kept_q), sums.masked_column
+    of_classes = sums.compute_logs(kept_logits, kept_q), sums.masked_hit_logs
     log_p, log_qn, log_ratio, log_deviation = np.concatenate(of_classes, axis=1)
     log_chi2 = log_sum_exp(log_qn + 2.0 * log_deviation)
-    scalars = {name: getattr(sums, name) for name in ("log_a", "log_zt", "rounding")}
+    scalars = {name: getattr(sums, name) for name in ("log_a", "log_zt", "log_error_bound")}
     columns = log_p, log_qn, log_ratio, log_deviation
     names = "log_p", "log_qn", "log_ratio", "log_deviation"
     return Negatives(keep, **scalars, **dict(zip(names, columns, strict=True)), log_chi2=log_chi2)
 
 
 def log_sum_exp(x: FloatArray) -> float:
-    """Return ``log(sum(exp(x)))``, which is -inf if every entry is."""
+    """Return ``log(sum(exp(x)))`` of `x` (k,), which is -inf if all entries are."""
     top = float(x.max())
     return top + math.log(float(np.exp(x - top).sum())) if math.isfinite(top) else top

@@ -233,11 +233,11 @@ def _terms_of_negatives(negatives: Negatives) -> Theorem1Terms:
         return Theorem1Terms(
             second_moment=float(np.exp(log_second)),
             max_gap=float(np.exp(log_gap)),
-            deviation=negatives.fill(0.0, np.exp(log_zt + log_deviation)),
+            deviation=negatives.fill_classes(0.0, np.exp(log_zt + log_deviation)),
             ub1=float(np.exp(2.0 * log_zt + negatives.log_chi2)),
             ub2=float(np.exp(log_ub2)),
             lb_sum=float(np.exp(log_zt + log_sum_exp(log_p + log_deviation))),
-            negative_probs=negatives.fill(0.0, np.exp(log_p)),
+            negative_probs=negatives.fill_classes(0.0, np.exp(log_p)),
             **_corrected_terms(negatives),
         )
 
@@ -245,7 +245,7 @@ def _terms_of_negatives(negatives: Negatives) -> Theorem1Terms:
 def _corrected_terms(negatives: Negatives) -> dict[str, Scalar]:
     """Return the terms of the corrected theorem, by field name."""
     log_zt, log_ratio, log_p = negatives.log_zt, negatives.log_ratio, negatives.log_p
-    unit = negatives.rounding
+    unit = negatives.log_error_bound
     with np.errstate(all="ignore"):
         probs = np.exp(log_p)
         if len(log_p) == 1 or unit > _MAX_LOG_ROUNDING:  # equal draws, or ratios without digits

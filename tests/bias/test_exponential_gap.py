@@ -85,24 +85,32 @@ def test_are_close_with_long_tails(scheme):
             assert (upper - lower).sum() <= 1e-6 * np.abs(gradient).sum()
 
 
-@pytest.mark.parametrize("part", ["_beyond", "trapezoid_error", "_before"])
+@pytest.mark.parametrize(
+    "part", ["_sum_beyond_last_node", "trapezoid_error", "_sum_before_first_node"]
+)
 def test_without_a_part_of_what_is_left_out_they_fail(part, monkeypatch):
     """Few nodes and a coarse step: a label of hardly any mass, a step of 1, a late first node."""
     outside, inside = 0, 0
-    whole, left_out = gaps.make_transform, getattr(gaps, part)
+    whole, left_out = gaps.make_transform_bounds, getattr(gaps, part)
 
     def twin(*args):
         transform = whole(*args)
         kept = np.arange(len(transform.v))
-        if part == "_before":
+        if part == "_sum_before_first_node":
             kept = kept[70:]
         if part == "trapezoid_error":
             kept = kept[::7]
-        if part == "_beyond":
+        if part == "_sum_beyond_last_node":
             kept = kept[:90]
         arrays = {
             name: getattr(transform, name)[kept]
-            for name in ("v", "excess_low", "excess_high", "log_low", "log_high")
+            for name in (
+                "v",
+                "excess_low",
+                "excess_high",
+                "log_transform_low",
+                "log_transform_high",
+            )
         }
         step = transform.step * (7 if part == "trapezoid_error" else 1)
         return transform._replace(**arrays, step=step)
@@ -110,7 +118,7 @@ def test_without_a_part_of_what_is_left_out_they_fail(part, monkeypatch):
     def none(*args):
         return 0.0 if wrong else left_out(*args)
 
-    monkeypatch.setattr(finite, "make_transform", twin)
+    monkeypatch.setattr(finite, "make_transform_bounds", twin)
     monkeypatch.setattr(gaps, part, none)
     for seed in range(20):
         rng = np.random.default_rng(seed)

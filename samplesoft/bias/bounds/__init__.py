@@ -1,12 +1,12 @@
 """Bounds on the bias for every number of draws, and the number of draws for a given bias.
 
-Section 14 of ``samplesoft/bias/README.md`` proves the bounds. Read in this order:
+Section 14 of ``samplesoft/bias/README.md`` proves the bounds. Read the modules in this order:
 
 - `finite`: the public function, and the bounds of one example.
-- `classes`: the bounds of any class, before the constraint that the bias sums to 0.
-- `gaps`: how far the mean of 1/S lies above 1 over the mean of S.
+- `classes`: the bounds of each class, before the constraint that the bias sums to 0.
+- `gaps`: bounds on the gap E[1/S] - 1/E[S], with S the sampled sum.
 - `num_sampled`: the search for a number of draws.
-- `chunks`: classes in chunks, section 23.
+- `chunks`: the bounds for classes in chunks, section 23 of the README.
 """
 
 from samplesoft.bias.bounds.finite import FiniteSampleBounds as FiniteSampleBounds

@@ -1,4 +1,7 @@
-"""Bounds for classes in chunks: two more passes."""
+"""Bounds on the bias for classes in chunks: two more passes over the classes.
+
+`samplesoft.bias.chunks.passes` explains passes; its first three come before these two.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,16 @@ from samplesoft.bias.bounds.classes import (
     ClassBounds,
     EndTotals,
     negative_sums,
-    sum_to_zero,
-    trivial_ends,
+    tighten_by_zero_sum,
+    trivial_bounds,
 )
-from samplesoft.bias.bounds.gaps import RatioSpread, is_known, make_transform
+from samplesoft.bias.bounds.gaps import RatioSpread, has_accurate_ratios, make_transform_bounds
 from samplesoft.bias.chunks.passes import Pass, PassResults, check_chunk
 from samplesoft.bias.negatives import NegativeSums
 
 
 class SpreadSums(Pass):
-    """The first pass for bounds, after those of `BiasSums`: the `RatioSpread`."""
+    """The fourth pass, after the three of `BiasSums`: variance and range of the ratios."""
 
     stage = "bounds"
 
@@ -30,32 +33,35 @@ class SpreadSums(Pass):
 
     @classmethod
     def after(cls, results: PassResults) -> Any:
-        """Return this pass, or the bounds if they are trivial."""
-        trivial = trivial_ends(negative_sums(results.draws), 1)
+        """Return this pass, given the `results` of the first three, or the bounds if trivial."""
+        trivial = trivial_bounds(negative_sums(results.draws), 1)
         return cls(results) if trivial is None else _TrivialBounds(*trivial)
 
     def empty(self) -> SpreadSums:
-        """Return the same pass without any classes."""
+        """Return a copy of this pass without any classes."""
         return SpreadSums(self.results)
 
     def add(self, start: int, logits: Any, q: Any) -> SpreadSums:
-        """Add the classes from number `start` on."""
+        """Add a chunk of classes, the first of which has the index `start`; return self."""
         if np.size(logits):
-            self.spread.add(_columns_of_chunk(self.results, self.negatives, start, logits, q)[0])
+            self.spread.add(_logs_of_chunk(self.results, self.negatives, start, logits, q)[0])
         return self
 
     def merge(self, other: SpreadSums) -> SpreadSums:
-        """Add what another has summed."""
+        """Add the sums of `other`, a copy of the same pass, and return self."""
         self.spread.merge(other.spread)
         return self
 
     def finish(self) -> EndSums:
-        """Return the next pass."""
-        return EndSums(self.results, self.spread.add(self.negatives.masked_column))
+        """Return the fifth pass."""
+        return EndSums(self.results, self.spread.add(self.negatives.masked_hit_logs))
 
 
 class EndSums(Pass):
-    """The second pass for bounds: the totals over all classes that tighten each interval."""
+    """The fifth pass: sums of the bounds over all classes.
+
+    By the constraint that the bias sums to 0, they tighten the bounds of each class.
+    """
 
     stage = "bounds"
 
@@ -63,76 +69,80 @@ class EndSums(Pass):
         self.results, self.spread, self.ends = results, spread, EndTotals()
         self.negatives = negative_sums(results.draws)
         transform = None
-        if is_known(results.draws, self.negatives):
-            transform = make_transform(
-                results.draws, results.ratios, results.atoms[0], self.negatives.rounding
+        if has_accurate_ratios(results.draws, self.negatives):
+            transform = make_transform_bounds(
+                results.draws, results.ratios, results.atoms[0], self.negatives.log_error_bound
             )
         self.bounds = ClassBounds(results.draws, self.negatives, spread, transform)
 
     def empty(self) -> EndSums:
-        """Return the same pass without any classes."""
+        """Return a copy of this pass without any classes."""
         return EndSums(self.results, self.spread)
 
     def add(self, start: int, logits: Any, q: Any) -> EndSums:
-        """Add the classes from number `start` on."""
+        """Add a chunk of classes, the first of which has the index `start`; return self."""
         if np.size(logits):
-            lower, upper = self._bounds_of(start, logits, q)
+            lower, upper = self._loose_bounds(start, logits, q)
             self.ends.add(lower, upper)
         return self
 
     def merge(self, other: EndSums) -> EndSums:
-        """Add what another has summed."""
+        """Add the sums of `other`, a copy of the same pass, and return self."""
         self.ends.merge(other.ends)
         return self
 
     def finish(self) -> _ChunkBounds:
-        """Return the bounds of chunks."""
+        """Return the result: an object that evaluates the bounds of each chunk."""
         return _ChunkBounds(self)
 
-    def cut(self, start: int, logits: Any, q: Any) -> FloatArray:
-        """Return both bounds (2, k) of the classes from number `start` on."""
-        lower, upper = self._bounds_of(start, logits, q)
-        return np.stack(sum_to_zero(lower, upper, self.ends, self.negatives.num))
+    def tightened_bounds(self, start: int, logits: Any, q: Any) -> FloatArray:
+        """Return the tightened lower and upper bounds (2, k) of the k classes of a chunk."""
+        lower, upper = self._loose_bounds(start, logits, q)
+        return np.stack(tighten_by_zero_sum(lower, upper, self.ends, self.negatives.num))
 
-    def _bounds_of(self, start: int, logits: Any, q: Any) -> tuple[FloatArray, FloatArray]:
-        columns, label = _columns_of_chunk(self.results, self.negatives, start, logits, q)
-        return self.bounds.of(label, columns)
+    def _loose_bounds(self, start: int, logits: Any, q: Any) -> tuple[FloatArray, FloatArray]:
+        """Return the lower and upper bounds, both (k,), before they are tightened."""
+        columns, label = _logs_of_chunk(self.results, self.negatives, start, logits, q)
+        return self.bounds.bounds_of_classes(label, columns)
 
 
-def _columns_of_chunk(
+def _logs_of_chunk(
     results: PassResults, negatives: NegativeSums, start: int, logits: Any, q: Any
 ) -> tuple[FloatArray, int | None]:
-    """Return the columns (4, k) of the negatives of a chunk, and the label's index there."""
+    """Return the logs (4, k) of `NegativeSums.compute_logs` for the negatives of a chunk.
+
+    Also return the label's index in the chunk, or None if the label is in another chunk.
+    """
     o, proposal = check_chunk(start, logits, q, results.totals)
     label = results.totals.label - start
     others = np.arange(len(o)) != label
     index = label if 0 <= label < len(o) else None
-    return negatives.columns(o[others], proposal[others]), index
+    return negatives.compute_logs(o[others], proposal[others]), index
 
 
 class _ChunkBounds(NamedTuple):
-    """The bounds of all classes, evaluated chunk by chunk."""
+    """Bounds that are evaluated chunk by chunk."""
 
-    sums: EndSums
+    end_sums: EndSums
 
-    def columns(self, start: int, logits: Any, q: Any) -> FloatArray:
-        """Return both bounds (2, k) of the classes from number `start` on."""
-        return self.sums.cut(start, logits, q)
+    def evaluate(self, start: int, logits: Any, q: Any) -> FloatArray:
+        """Return the lower and upper bounds (2, k) of the k classes from index `start` on."""
+        return self.end_sums.tightened_bounds(start, logits, q)
 
 
 def bounds_of_chunk(
     bounds: _ChunkBounds | _TrivialBounds, start: int, logits: Any, q: Any
 ) -> FloatArray:
-    """Return both bounds (2, k) of the classes of a chunk."""
-    return bounds.columns(start, logits, q)
+    """Return the lower and upper bounds (2, k) of the k classes from index `start` on."""
+    return bounds.evaluate(start, logits, q)
 
 
 class _TrivialBounds(NamedTuple):
-    """The same bounds (1,) for all classes."""
+    """Bounds (1,) that are the same for all classes."""
 
     lower: FloatArray
     upper: FloatArray
 
-    def columns(self, start: int, logits: Any, q: Any) -> FloatArray:
-        """Return both bounds (2, k) of the classes from number `start` on."""
+    def evaluate(self, start: int, logits: Any, q: Any) -> FloatArray:
+        """Return the lower and upper bounds (2, k) of the k classes from index `start` on."""
         return np.broadcast_to(np.stack([self.lower, self.upper]), (2, len(logits)))

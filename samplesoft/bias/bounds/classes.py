@@ -1,4 +1,4 @@
-"""Bounds on the bias of any class of one example, and the sums over classes that they need."""
+"""Bounds on the bias of each class of one example, and the sums over classes that they need."""
 
 from __future__ import annotations
 
@@ -7,25 +7,32 @@ import math
 import numpy as np
 
 from samplesoft._validation import FloatArray
-from samplesoft.bias.bounds.gaps import Gaps, RatioSpread, TransformBounds, log_fraction
+from samplesoft.bias.bounds.gaps import GapBounds, RatioSpread, TransformBounds, log_fraction
 from samplesoft.bias.negatives import NegativeSums
 from samplesoft.bias.numerics.summation import EPS, Sum
 from samplesoft.bias.with_replacement.draws import Draws
 
 TINY = float(np.finfo(np.float64).tiny)
-_LOGS_PER_BOUND = 8.0  # largest number of rounded logs in a bound
-_MAX_LOG_ROUNDING = 1e-3  # beyond it (logits that differ by 1e12) ratios have no correct digit
+_LOGS_PER_BOUND = 8.0  # largest number of rounded logs that add up in a bound
+# with a larger error of the logs (from logits that differ by 1e12), ratios have no correct digit
+_MAX_LOG_ROUNDING = 1e-3
 
 
-def trivial_ends(sums: NegativeSums, num: int) -> tuple[FloatArray, FloatArray] | None:
-    """Return trivial bounds (num,): 0 for a single negative, -1 and 1 without digits; else None."""
+def trivial_bounds(sums: NegativeSums, num: int) -> tuple[FloatArray, FloatArray] | None:
+    """Return lower and upper bounds, both (num,), if they are trivial; otherwise None.
+
+    The bounds are 0 if there is a single negative, and -1 and 1 if the logs have no correct digits.
+    """
     if sums.num - 1 + (sums.q_masked > 0.0) == 1:
         return np.zeros(num), np.zeros(num)
-    return (np.full(num, -1.0), np.ones(num)) if sums.rounding > _MAX_LOG_ROUNDING else None
+    return (np.full(num, -1.0), np.ones(num)) if sums.log_error_bound > _MAX_LOG_ROUNDING else None
 
 
 class ClassBounds:
-    """Bounds on the bias of any class of one example, before the constraint that they sum to 0."""
+    """Bounds on the bias of each class of one example.
+
+    They do not yet use the constraint that the bias sums to 0 over the classes.
+    """
 
     def __init__(
         self,
@@ -34,27 +41,34 @@ class ClassBounds:
         spread: RatioSpread,
         transform: TransformBounds | None,
     ) -> None:
-        self._m, self._sums, self._slack = draws.num_draws, sums, _LOGS_PER_BOUND * sums.rounding
-        self._gaps = Gaps(draws, sums, spread, self._slack, transform)
+        self._m, self._negatives, self._slack = (
+            draws.num_draws,
+            sums,
+            _LOGS_PER_BOUND * sums.log_error_bound,
+        )
+        self._gaps = GapBounds(draws, sums, spread, self._slack, transform)
         with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):
-            self._at_label = self._gaps.logs(self._m, np.array([sums.log_a]), np.zeros(1))
+            self._at_label = self._gaps.log_bounds(self._m, np.array([sums.log_a]), np.zeros(1))
 
-    def of(self, label: int | None, columns: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return bounds of k negatives with `columns` (4, k), and of the label at index `label`.
+    def bounds_of_classes(
+        self, label: int | None, columns: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return lower and upper bounds for k negatives, with the label inserted at index `label`.
 
-        With None, the label is not included.
+        Both are (k + 1,), or (k,) without the label if `label` is None. `columns` (4, k) are the
+        logs of `NegativeSums.compute_logs` for the negatives.
         """
-        m, slack, sums = self._m, self._slack, self._sums
+        m, slack, sums = self._m, self._slack, self._negatives
         log_a, log_zt, log_m = sums.log_a, sums.log_zt, math.log(m)
         log_p, _, log_ratio, log_deviation = columns
         with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):
-            # log of the label's mass plus one draw of class j
+            # log of the label's mass plus the weight of one draw of class j
             log_base = np.logaddexp(log_a, log_zt + log_ratio - log_m)
             log_mu = np.logaddexp(log_base, log_zt + log_fraction(m - 1, m))
             common = log_p + log_zt - log_m - log_mu
             first = -np.sign(log_ratio) * np.exp(common + log_deviation)
             size = np.exp(common + np.logaddexp(log_ratio, 0.0))
-            at_others = self._gaps.logs(m - 1, log_base, log_mu)
+            at_others = self._gaps.log_bounds(m - 1, log_base, log_mu)
             ends = []
             for sign, label_gap, gap in zip((-1.0, 1.0), self._at_label, at_others, strict=True):
                 widen = 1.0 + sign * slack
@@ -77,16 +91,17 @@ class EndTotals:
     """Mergeable sums of the bounds over all classes."""
 
     def __init__(self) -> None:
-        self.totals = Sum((3,))  # of the lower ends, the upper ends, and max(|lower|, |upper|)
+        # sums of the lower bounds, of the upper bounds, and of max(|lower|, |upper|)
+        self.totals = Sum((3,))
 
     def add(self, lower: FloatArray, upper: FloatArray) -> EndTotals:
-        """Add the bounds of k classes."""
+        """Add the lower and upper bounds, both (k,), of k classes; return self."""
         sizes = np.maximum(-lower, upper)
         self.totals.add(np.array([lower.sum(), upper.sum(), sizes.sum()]))
         return self
 
     def merge(self, other: EndTotals) -> EndTotals:
-        """Add the sums of `other`."""
+        """Add the sums of `other`; return self."""
         self.totals.merge(other.totals)
         return self
 
@@ -102,13 +117,13 @@ def negative_sums(draws: Draws) -> NegativeSums:
     return NegativeSums(totals.num, totals.top, totals.exps, mass, delta, q_masked, reach)
 
 
-def sum_to_zero(
+def tighten_by_zero_sum(
     lower: FloatArray, upper: FloatArray, ends: EndTotals, n: int
 ) -> tuple[FloatArray, FloatArray]:
-    """Tighten each interval by the constraint that the bias sums to 0 over the classes.
+    """Return `lower` and `upper` (k,), tightened by the constraint that the bias sums to 0.
 
-    The bias of a class is minus the sum of all others, which is within the sums of their ends.
-    `ends` are the totals over all n classes.
+    The bias of a class is minus the sum of the bias of all other classes, which lies between the
+    sums of their bounds. `ends` are the sums of the bounds over all n classes.
     """
     low, high, size = ends.totals.value.tolist()
     rounding = EPS * (n + 8) * size

@@ -15,17 +15,17 @@ from samplesoft.bias.bounds.classes import (
     ClassBounds,
     EndTotals,
     negative_sums,
-    sum_to_zero,
-    trivial_ends,
+    tighten_by_zero_sum,
+    trivial_bounds,
 )
 from samplesoft.bias.bounds.gaps import (
     FARTHEST_EXPONENT,
     TRANSFORM_ROUNDING,
     RatioSpread,
-    is_known,
-    make_transform,
+    has_accurate_ratios,
+    make_transform_bounds,
 )
-from samplesoft.bias.chunks.dask import rows_of_dask
+from samplesoft.bias.chunks.dask import run_passes_on_dask
 from samplesoft.bias.chunks.passes import BiasSums
 from samplesoft.bias.inputs import (
     Example,
@@ -49,8 +49,8 @@ from samplesoft.bias.without_replacement.terms import equidistant_node, make_wei
 from samplesoft.schemes import Scheme, as_scheme
 
 _LARGEST_FLOAT = float(np.finfo(np.float64).max)
-_SET_TRUNCATION = 1e-16  # left out by the nodes in u, and between scales of S
-_SET_EXPONENT_ROUNDING = 64.0 * EPS  # relative, of an exponent that is a sum over classes
+_SET_TRUNCATION = 1e-16  # absolute, of the parts of E[p'] that the nodes in u leave out
+_SET_EXPONENT_ROUNDING = 64.0 * EPS  # relative rounding error of an exponent summed over classes
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,9 @@ class FiniteSampleBounds:
     def gradient(self, jacobian: ArrayLike) -> tuple[FloatArray, FloatArray]:
         """Bound the bias of a gradient, ``sum_i bias_i * d o_i``, by interval arithmetic.
 
-        The bias sums to 0, so that subtracting a constant from all d o_i does not change the
-        result. A weighted mean of them is subtracted wherever that makes the bounds closer.
+        Because the bias sums to 0 over the classes, subtracting a constant from all d o_i does not
+        change the result. A weighted mean of the d o_i is subtracted where that gives closer
+        bounds.
 
         Parameters
         ----------
@@ -98,19 +99,19 @@ class FiniteSampleBounds:
         jac, excess = scaled_to_avoid_overflow(check_jacobian(jacobian, self.lower.shape))
         lower, upper = np.atleast_2d(self.lower, self.upper)
         every = np.broadcast_to(jac, lower.shape[:1] + jac.shape[-2:])
-        rows = [_project(*row) for row in zip(lower, upper, every, strict=True)]
+        rows = [_bound_gradient(*row) for row in zip(lower, upper, every, strict=True)]
         ends = ldexp_or_inf(np.array(rows).swapaxes(0, 1), excess)
         below, above = ends.reshape(2, *self.lower.shape[:-1], jac.shape[-1])
         return np.minimum(below, _LARGEST_FLOAT), np.maximum(above, -_LARGEST_FLOAT)
 
 
-def _project(
+def _bound_gradient(
     lower: FloatArray, upper: FloatArray, jacobian: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """Return lower and upper bounds (P,) on the bias of the gradient of one example."""
     middle, radius = 0.5 * (lower + upper), 0.5 * (upper - lower)
     mean = radius @ jacobian / (float(radius.sum()) or 1.0)
-    # the error of a sum of n products is at most n half-ulps of the sum of their magnitudes
+    # the rounding error of a sum of n products is at most n / 2 eps of the sum of their magnitudes
     units = EPS * (len(lower) + 16) * np.maximum(-lower, upper)
     rounding = units @ np.abs(jacobian)
     ends = []
@@ -151,13 +152,13 @@ def finite_sample_bounds(
     for each set, and cuts off times at which rings are rare. The widths add up to about 1e-9, and
     the cost is three times that of `samplesoft.exact_bias`.
 
-    The widths consist of rounding. For 150 problems with long tails, and 3, 25 and 75 draws for
-    each unit of ``E[r^2] / Z^2``, they added up to at most 1e-8 of the L1 norm of the bias; for the
-    gradient in h, to 3e-8 of its norm. Logits that lie hundreds apart leave fewer digits, and from
-    a range of about 700 on the bounds, though true, may be trivial. For logits
-    ``[-d, d, 0, 3]``, label 0, uniform q and two draws the widths are 4e-9 of the norm with
-    d = 300, 0.02 of it with 700, and all of it with 1000; with 1000 and 100 draws they are 1e8
-    times the norm. `samplesoft.exact_bias` is accurate there.
+    The widths of the intervals come from rounding errors. For 150 problems with long tails, and 3,
+    25 and 75 draws for each unit of ``E[r^2] / Z^2``, the widths added up to at most 1e-8 of the L1
+    norm of the bias; for the gradient in h, to 3e-8 of its norm. If logits differ by hundreds, the
+    bounds have fewer digits. From a range of about 700 on they are still true, but may be trivial.
+    For logits ``[-d, d, 0, 3]``, label 0, uniform q and two draws, the widths are 4e-9 of the norm
+    for d = 300, 0.02 of the norm for d = 700, and the whole norm for d = 1000. For d = 1000 and 100
+    draws they are 1e8 times the norm. `samplesoft.exact_bias` is accurate in these cases.
 
     Parameters
     ----------
@@ -214,7 +215,7 @@ def finite_sample_bounds(
         def make(label: int) -> BiasSums:
             return BiasSums(num_sampled, label, scheme).then(SpreadSums.after)
 
-        return FiniteSampleBounds(*rows_of_dask(logits, labels, q, make, bounds_of_chunk)[0])
+        return FiniteSampleBounds(*run_passes_on_dask(logits, labels, q, make, bounds_of_chunk)[0])
     return finite_sample_bounds_of(
         check_inputs(logits, labels, q, num_sampled, scheme, h, require=_require_set_or_bounds)
     )
@@ -225,7 +226,7 @@ def finite_sample_bounds_of(inputs: Inputs) -> FiniteSampleBounds:
     m, scheme = inputs.num_sampled, inputs.scheme
     if scheme.distinct:
         return FiniteSampleBounds(
-            *inputs.columns(_set_bounds(row, inputs) for row in inputs.rows())
+            *inputs.columns(_bounds_without_replacement(row, inputs) for row in inputs.rows())
         )
     require_bounds(scheme)
     rows = [example_bounds(make_draws(*row, m, scheme)) for row in inputs.rows()]
@@ -243,37 +244,42 @@ def require_bounds(scheme: Scheme) -> None:
 
 
 def _require_set_or_bounds(scheme: Scheme) -> None:
+    """Raise ValueError for a scheme without bounds; draws without replacement have them."""
     if not scheme.distinct:
         require_bounds(scheme)
 
 
 def example_bounds(draws: Draws) -> tuple[FloatArray, FloatArray]:
-    """Return (lower, upper), both (n,), for one example."""
+    """Return the lower and upper bounds, both (n,), of one example, for draws with replacement."""
     sums, others = negative_sums(draws), np.arange(len(draws.q)) != draws.label
-    trivial = trivial_ends(sums, len(draws.q))
+    trivial = trivial_bounds(sums, len(draws.q))
     if trivial is not None:
         return trivial
-    columns = sums.columns(draws.logits[others], draws.q[others])
-    spread = RatioSpread().add(columns).add(sums.masked_column)
+    columns = sums.compute_logs(draws.logits[others], draws.q[others])
+    spread = RatioSpread().add(columns).add(sums.masked_hit_logs)
     transform = None
-    if is_known(draws, sums):
+    if has_accurate_ratios(draws, sums):
         with np.errstate(all="ignore"):
             ratios = make_ratios(draws)
-            transform = make_transform(draws, ratios, make_atoms(draws, ratios), sums.rounding)
-    lower, upper = ClassBounds(draws, sums, spread, transform).of(draws.label, columns)
-    return sum_to_zero(lower, upper, EndTotals().add(lower, upper), len(draws.q))
+            transform = make_transform_bounds(
+                draws, ratios, make_atoms(draws, ratios), sums.log_error_bound
+            )
+    lower, upper = ClassBounds(draws, sums, spread, transform).bounds_of_classes(
+        draws.label, columns
+    )
+    return tighten_by_zero_sum(lower, upper, EndTotals().add(lower, upper), len(draws.q))
 
 
-def _set_bounds(example: Example, inputs: Inputs) -> tuple[FloatArray, FloatArray]:
-    """Return (lower, upper), both (n,), for one example of draws without replacement.
+def _bounds_without_replacement(example: Example, inputs: Inputs) -> tuple[FloatArray, FloatArray]:
+    """Return the lower and upper bounds, both (n,), of one example, without replacement.
 
-    The error of E[p'] has three parts: the probability that the nodes in t leave out, a relative
-    error of all terms, and the relative error of each divisor pi_k, which changes p' for all sets
-    that contain k.
+    They are E[p'] - p, minus and plus the error of E[p']. It has three sources: the probability
+    that the nodes in t leave out; the relative error of all terms; and the relative error of each
+    divisor, an inclusion probability pi_k, which changes p' for all sets that contain k.
     """
     logits, label, _ = example
     race, drawn = set_distribution(example, inputs.num_sampled, inputs.scheme)
-    if not isinstance(race, ExponentialRace):  # nothing is random
+    if not isinstance(race, ExponentialRace):  # all classes are drawn
         row = set_bias(example, inputs.num_sampled, inputs.scheme)
         return row.bias - row.error, row.bias + row.error
     rule_error, truncation = race.time_quadrature_errors()
@@ -290,7 +296,7 @@ def _set_bounds(example: Example, inputs: Inputs) -> tuple[FloatArray, FloatArra
     )
     unit = 2.0 * (unit + rule_error) + rounding_at(terms.max_log_magnitude)
     divisor_error = gap / inclusion
-    # sets that contain a class with an unknown pi count as left out
+    # if pi_k has no correct digits, the sets that contain k count as left out
     unknown = divisor_error > 0.5
     absolute_error = truncation + 2.0 * float((inclusion + gap)[unknown].sum()) + _SET_TRUNCATION
     divisor_error[unknown] = 0.0
@@ -302,4 +308,4 @@ def _set_bounds(example: Example, inputs: Inputs) -> tuple[FloatArray, FloatArra
     bias = expected - weights.probs
     lower = np.maximum(bias - half, -weights.probs * (1.0 + unit))
     upper = np.minimum(bias + half, 1.0)
-    return sum_to_zero(lower, upper, EndTotals().add(lower, upper), len(bias))
+    return tighten_by_zero_sum(lower, upper, EndTotals().add(lower, upper), len(bias))

@@ -1,4 +1,4 @@
-"""The smallest number of draws whose bias is at most a given value, by root finding."""
+"""The smallest number of draws with a bias of at most a given value, by root finding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from samplesoft.bias.with_replacement.draws import make_draws
 from samplesoft.bias.with_replacement.integral import with_replacement_bias
 from samplesoft.schemes import Scheme
 
-_MIN_NORM = 1e-300
+_MIN_NORM = 1e-300  # smaller norms are replaced, so that their log is finite
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def num_sampled_for(
 
 
 def _exact_and_guaranteed(example: Example, scheme: Scheme, target: float) -> tuple[int, int]:
-    """Return the exact and the guaranteed number of draws of one example."""
+    """Return the smallest number of draws of one example by the exact bias, and by its bounds."""
 
     def exact(m: int) -> float:
         return float(np.abs(with_replacement_bias(*example, m, scheme).bias).sum())
@@ -111,10 +111,10 @@ def _exact_and_guaranteed(example: Example, scheme: Scheme, target: float) -> tu
 
 
 def least_num_sampled(norm: Callable[[int], float], first: int, target: float) -> int:
-    """Return the smallest m >= `first` with ``norm(m) <= target``, for a decreasing norm.
+    """Return the smallest m >= `first` with ``norm(m) <= target``; the norm decreases with m.
 
-    The norm is nearly proportional to 1/m. So the search finds the root of log(norm / target) as a
-    function of log m, by regula falsi with the Illinois modification.
+    The norm is nearly proportional to 1/m, so that log(norm / target) is nearly linear in log m.
+    The search finds its root by regula falsi with the Illinois modification.
     """
 
     def excess(m: int) -> float:

@@ -1,5 +1,5 @@
-"""The exact bias for classes in chunks.
+"""The exact bias of an example whose classes come in chunks, for example from a file.
 
-- `passes`: mergeable sums over classes, and the loop over passes on one machine.
+- `passes`: sums over the classes that can be merged, and the loop over all chunks.
 - `dask`: the same passes, run by Dask.
 """

@@ -1,4 +1,4 @@
-"""The bias of Dask arrays: the passes of `passes.py`, with chunks and merges as Dask tasks."""
+"""The bias for Dask arrays: the passes of ``passes.py``, with Dask tasks for chunks and merges."""
 
 from __future__ import annotations
 
@@ -15,9 +15,6 @@ from samplesoft.bias.chunks.passes import BiasSums, ChunkBias, Pass
 _MERGES_PER_TASK = 16
 
 
-# --- Dask --------------------------------------------------------------------------------------
-
-
 def bias_of_dask(
     logits: Any, labels: Any, q: Any, num_sampled: int, scheme: str
 ) -> tuple[Any, ...]:
@@ -26,14 +23,14 @@ def bias_of_dask(
     def make(label: int) -> BiasSums:
         return BiasSums(num_sampled, label, scheme)
 
-    columns, results = rows_of_dask(logits, labels, q, make, ChunkBias.both)
+    columns, results = run_passes_on_dask(logits, labels, q, make, ChunkBias.both)
     scalars = [[getattr(result, name) for result in results] for name in ChunkBias.SCALARS]
     if columns.ndim == 2:
         return (*columns, *(values[0] for values in scalars))
     return (*columns, *map(np.array, scalars))
 
 
-def rows_of_dask(
+def run_passes_on_dask(
     logits: Any,
     labels: Any,
     q: Any,
@@ -41,11 +38,13 @@ def rows_of_dask(
     columns: Callable[..., FloatArray],
     vectors: Any = None,
 ) -> tuple[Any, list[Any]]:
-    """Run the passes over Dask arrays (n,) or (B, n), starting with ``make(label)`` per example.
+    """Run all passes over Dask arrays `logits` and `q`, (n,) or (B, n), for each example.
 
-    Returns a lazy array (2, n) or (2, B, n), and the results of the examples. The array consists of
-    ``columns(result, start, logits, q)``, (2, k) for each chunk. Passes with `takes_vectors` also
-    get the rows of `vectors` (n, d).
+    The first pass of an example is ``make(label)``. Passes with `takes_vectors` also get the rows
+    of `vectors` (n, d).
+
+    Returns a lazy array (2, n) or (2, B, n), and the list of the results of the last passes. The
+    chunks of the lazy array are ``columns(result, start, logits, q)`` (2, k) of each chunk.
     """
     da: Any = import_module("dask.array")
     o, proposal = da.asarray(logits), da.asarray(q)
@@ -59,21 +58,24 @@ def rows_of_dask(
         )
     if o.ndim == 1:
         label = as_labels("labels", labels, len(o), ()).item()
-        lazy, result = _run_example(o, proposal, make(label), columns, vectors)
+        lazy, result = _run_passes_of_example(o, proposal, make(label), columns, vectors)
         return lazy, [result]
     proposals = da.broadcast_to(proposal, o.shape)
     targets = as_labels("labels", labels, o.shape[1], o.shape[:1])
     rows = [
-        _run_example(o[i], proposals[i], make(t), columns, vectors)
+        _run_passes_of_example(o[i], proposals[i], make(t), columns, vectors)
         for i, t in enumerate(targets.tolist())
     ]
     return da.stack([lazy for lazy, _ in rows], axis=1), [result for _, result in rows]
 
 
-def _run_example(
+def _run_passes_of_example(
     o: Any, q: Any, sums: Any, columns: Callable[..., FloatArray], vectors: Any
 ) -> tuple[Any, Any]:
-    """Run all passes of one example; return its lazy columns (2, n), and its result."""
+    """Run the pass `sums` of one example and all passes after it.
+
+    Returns the lazy array (2, n) of the example, and the result of the last pass.
+    """
     da, delayed = import_module("dask.array"), import_module("dask").delayed
     q = q.rechunk(o.chunks)
     starts = [0, *np.cumsum(o.chunks[0])[:-1].tolist()]
@@ -85,7 +87,7 @@ def _run_example(
     while isinstance(sums, Pass):
         current, takes_vectors = delayed(sums), sums.takes_vectors
         partial_sums = [
-            delayed(_add_chunk)(current, *pair, *(chunk_vectors if takes_vectors else ()))
+            delayed(_sums_of_chunk)(current, *pair, *(chunk_vectors if takes_vectors else ()))
             for pair, chunk_vectors in zip(pairs, rows, strict=True)
         ]
         while len(partial_sums) > 1:
@@ -101,14 +103,14 @@ def _run_example(
     ), sums
 
 
-def _add_chunk(sums: Any, start: int, *columns: FloatArray) -> Any:
-    """Return the sums over one chunk."""
+def _sums_of_chunk(sums: Any, start: int, *columns: FloatArray) -> Any:
+    """Return a copy of the pass `sums` with the classes of one chunk only."""
     with single_threaded():
         return sums.empty().add(start, *columns)
 
 
 def _merge_passes(parts: list[Any]) -> Any:
-    """Return the merged sums of several chunks."""
+    """Return the merged copies of a pass, each of which has the classes of some chunks."""
     total = parts[0].empty()
     for part in parts:
         total.merge(part)
@@ -123,7 +125,7 @@ def _evaluate_block(
     starts: list[int],
     block_id: tuple[int, ...],
 ) -> FloatArray:
-    """Return the columns (2, k) of a result for one block of classes."""
+    """Return ``columns(result, start, logits, q)`` (2, k) for the k classes of one block."""
     if not len(logits):
         return np.empty((2, 0))
     with single_threaded():

@@ -1,9 +1,9 @@
-"""The exact bias for classes in chunks: mergeable sums, and the loop over passes.
+"""The exact bias of an example with classes in chunks: sums over the classes, in several passes.
 
-A pass over the classes is a `BiasSums`, independent of any engine. It adds chunks, merges with
-others, and its `finish` returns the next pass. After the last pass `finish` returns a `ChunkBias`,
-which evaluates the bias of any class. `exact_bias_of_chunks` is the loop for one machine;
-``dask.py`` runs the same passes with Dask.
+In each pass over all classes, a `BiasSums` adds up chunks. Copies of it, which have added different
+chunks, are merged. Its method `finish` then returns the next pass, or after the last one a
+`ChunkBias`, which evaluates the bias of any class. The loop over the chunks is separate:
+`exact_bias_of_chunks` has it for one machine, and ``dask.py`` runs the same passes with Dask.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ _NO_CLASSES = np.empty(0)
 
 
 class Pass(ABC):
-    """One pass over the classes of one example: mergeable sums.
+    """One pass over the classes of one example, as sums that can be merged.
 
-    Each worker starts with an `empty` copy and `add`s its chunks. The copies of one pass `merge` in
-    any order. `finish` returns the next pass, or a result, which is no `Pass`.
+    Each worker starts with a copy from `empty`, and adds its chunks. The copies of a pass can be
+    merged in any order. `finish` returns the next `Pass`, or the final result, an object of another
+    type.
     """
 
     stage: str  # name of the sums, for progress bars
@@ -53,7 +54,7 @@ class Pass(ABC):
 
     @abstractmethod
     def empty(self) -> Self:
-        """Return the same pass without any classes."""
+        """Return a copy of this pass without any classes."""
 
     @abstractmethod
     def add(self, *args: Any, **kwargs: Any) -> Self:
@@ -69,7 +70,7 @@ class Pass(ABC):
 
     @abstractmethod
     def finish(self) -> Any:
-        """Return the next pass, or a result."""
+        """Return the next pass, or the final result."""
 
 
 class BiasSums(Pass):
@@ -121,21 +122,24 @@ class BiasSums(Pass):
     """
 
     def __init__(self, num_sampled: int, label: int, scheme: str = "negatives") -> None:
-        known_scheme = _scheme_with_sums(scheme)
+        known_scheme = _find_scheme(scheme)
         m = as_count("num_sampled", num_sampled, known_scheme.least_draws)
         label = as_count("label", label, 0)
         self._results = PassResults(Totals(known_scheme, m, label))
-        self._sums: _Sums = _Extremes(self._results)
-        self._then = cast(Callable[[PassResults], Any], ChunkBias.with_warning)
+        self._sums: _PassSums = _Extremes(self._results)
+        self._make_result = cast(Callable[[PassResults], Any], ChunkBias.with_warning)
 
     def then(self, result: Callable[[PassResults], Any]) -> BiasSums:
-        """Set the function that the last `finish` returns ``result(results)`` of; return self."""
-        self._then = result
+        """Let the last `finish` return ``result(pass_results)``; return self.
+
+        `pass_results` is the `PassResults` of all passes.
+        """
+        self._make_result = result
         return self
 
     @property
     def scheme(self) -> Scheme:
-        """The scheme."""
+        """The sampling scheme."""
         return self._results.totals.scheme
 
     @property
@@ -145,12 +149,12 @@ class BiasSums(Pass):
 
     def empty(self) -> BiasSums:
         """Return a copy of this pass without any classes, for another worker."""
-        return self._pass_with(type(self._sums), self._results)
+        return self._new_pass(type(self._sums), self._results)
 
-    def _pass_with(self, sums: type[_Sums], results: PassResults) -> BiasSums:
-        """Return a pass with new sums, given the results of earlier passes."""
+    def _new_pass(self, sums: type[_PassSums], results: PassResults) -> BiasSums:
+        """Return a pass with empty `sums`, given the `results` of all earlier passes."""
         new = BiasSums.__new__(BiasSums)
-        new._results, new._sums, new._then = results, sums(results), self._then
+        new._results, new._sums, new._make_result = results, sums(results), self._make_result
         return new
 
     def add(self, start: int, logits: Any, q: Any) -> BiasSums:
@@ -197,32 +201,37 @@ class BiasSums(Pass):
             If the label was in no chunk, or the proposal does not sum to 1 or misses classes.
         """
         results, next_sums = self._sums.finish()
-        return self._then(results) if next_sums is None else self._pass_with(next_sums, results)
+        return (
+            self._make_result(results) if next_sums is None else self._new_pass(next_sums, results)
+        )
 
 
 class PassResults(NamedTuple):
-    """What the finished passes have computed: the totals, then the ratios, then the atoms."""
+    """Results of the finished passes: the totals, then the ratios, then the atoms.
+
+    A pair is a class together with the label, if the label is itself a draw, eq. (B12).
+    """
 
     totals: Totals
-    ratios: Any = None  # Ratios without classes: their centres
-    atoms: Any = ()  # Atoms of the classes, and of the pairs if there are any
+    ratios: Any = None  # `Ratios` without class arrays: only the centres of the ratios
+    atoms: Any = ()  # `Atoms` of the classes, followed by those of the pairs if there are pairs
 
     @property
     def draws(self) -> Draws:
-        """The distribution of a draw, with empty class arrays."""
+        """The distribution of a draw, with class arrays of length 0."""
         return draws_of_chunk(self.totals, 0, _NO_CLASSES, _NO_CLASSES)
 
     @property
-    def both_ratios(self) -> list[Ratios]:
-        """The centres of the classes, and of the pairs if there are any."""
+    def all_ratios(self) -> list[Ratios]:
+        """`Ratios` without class arrays for the classes, and for the pairs if there are pairs."""
         if not self.totals.scheme.label_is_a_draw:
             return [self.ratios]
         none = ratios_of_chunk(self.draws, self.ratios)
         return [self.ratios, pair_with_label(self.draws, none)[1]]
 
 
-class _Sums(ABC):
-    """The sums of one pass of `BiasSums`, which checks the chunks."""
+class _PassSums(ABC):
+    """The sums of one pass; `BiasSums` holds them, and checks the chunks first."""
 
     stage: str
 
@@ -231,19 +240,19 @@ class _Sums(ABC):
 
     @abstractmethod
     def add(self, start: int, logits: FloatArray, q: FloatArray) -> None:
-        """Add the k classes from index `start` on."""
+        """Add a chunk of classes, the first of which has the index `start`."""
 
     @abstractmethod
     def merge(self, other: Any) -> None:
-        """Add the sums of `other`."""
+        """Add the sums of `other`, which has added other chunks."""
 
     @abstractmethod
-    def finish(self) -> tuple[PassResults, type[_Sums] | None]:
-        """Return the results so far, and the sums of the next pass; None after the last one."""
+    def finish(self) -> tuple[PassResults, type[_PassSums] | None]:
+        """Return the results of all passes so far, and the class of the next sums or None."""
 
 
-class _Extremes(_Sums):
-    """The first pass: `Totals`."""
+class _Extremes(_PassSums):
+    """The first pass: `Totals`, such as the sums of exp(logit) and of q."""
 
     stage = "extremes"
 
@@ -256,13 +265,13 @@ class _Extremes(_Sums):
     def merge(self, other: _Extremes) -> None:
         self.totals.merge(other.totals)
 
-    def finish(self) -> tuple[PassResults, type[_Sums] | None]:
-        results = PassResults(_check_totals(self.totals))
+    def finish(self) -> tuple[PassResults, type[_PassSums] | None]:
+        results = PassResults(_checked_totals(self.totals))
         return results, None if trivial_bias(results.draws) else _Deviations
 
 
-class _Deviations(_Sums):
-    """The second pass: `RatioStatistics`."""
+class _Deviations(_PassSums):
+    """The second pass: `RatioStatistics`, the centres of the ratios and deviations from them."""
 
     stage = "deviations"
 
@@ -275,18 +284,18 @@ class _Deviations(_Sums):
     def merge(self, other: _Deviations) -> None:
         self.statistics.merge(other.statistics)
 
-    def finish(self) -> tuple[PassResults, type[_Sums] | None]:
+    def finish(self) -> tuple[PassResults, type[_PassSums] | None]:
         return self.results._replace(ratios=self.statistics.finish()), _Moments
 
 
-class _Moments(_Sums):
+class _Moments(_PassSums):
     """The third pass: `PanelMoments` of the classes, and of pairs with the label, eq. (B12)."""
 
     stage = "moments"
 
     def __init__(self, results: PassResults) -> None:
         self.results = results
-        self.moments = [PanelMoments(ratios) for ratios in results.both_ratios]
+        self.moments = [PanelMoments(ratios) for ratios in results.all_ratios]
 
     def add(self, start: int, logits: FloatArray, q: FloatArray) -> None:
         draws = draws_of_chunk(self.results.totals, start, logits, q)
@@ -300,11 +309,11 @@ class _Moments(_Sums):
         for own, more in zip(self.moments, other.moments, strict=True):
             own.merge(more)
 
-    def finish(self) -> tuple[PassResults, type[_Sums] | None]:
+    def finish(self) -> tuple[PassResults, type[_PassSums] | None]:
         draws = self.results.draws
         atoms = [
             moments.finish(draws, ratios)
-            for moments, ratios in zip(self.moments, self.results.both_ratios, strict=True)
+            for moments, ratios in zip(self.moments, self.results.all_ratios, strict=True)
         ]
         if len(atoms) > 1:
             atoms[1] = unscale_pairs(draws, atoms[1])
@@ -312,7 +321,7 @@ class _Moments(_Sums):
 
 
 class ChunkBias:
-    """The exact bias of an example with classes in chunks.
+    """The exact bias of an example whose classes come in chunks.
 
     Attributes
     ----------
@@ -323,7 +332,8 @@ class ChunkBias:
     loss_error : float
         Estimated numerical error of `loss_bias`, in nats.
     size : float
-        A lower bound on the L1 norm of the bias: classes of nearly equal ratios are summed first.
+        A lower bound on the L1 norm of the bias: the norm of its sums over classes of nearly equal
+        ratios.
     """
 
     SCALARS = "loss_bias", "error", "loss_error"
@@ -338,12 +348,15 @@ class ChunkBias:
         self.loss_bias, self.error, self.loss_error = row.loss_bias, row.error, row.loss_error
 
     def _integrate(self, draws: Draws) -> ExampleBias:
-        """Store the flows with the smallest error, and return the loss bias and the errors."""
+        """Compute the flows for several steps, and store those of the smallest error.
+
+        Returns the loss bias and the errors; `bias` of this record holds no bias.
+        """
         atoms, pairs = self._results.atoms, None
         if len(atoms) > 1:
-            pairs = Pairs(draws=draws, ratios=self._results.both_ratios[1], atoms=atoms[1])
+            pairs = Pairs(draws=draws, ratios=self._results.all_ratios[1], atoms=atoms[1])
         integral, best = Integral(draws, self._results.ratios, atoms[0], pairs), None
-        with np.errstate(all="ignore"):  # a result that is not finite is dropped, with its error
+        with np.errstate(all="ignore"):  # a result that is not finite is never the better one
             for flows in integral.attempts():
                 bias = _bias_of_panels(flows, draws)
                 size = float(np.abs(bias).sum())
@@ -358,7 +371,7 @@ class ChunkBias:
 
     @classmethod
     def with_warning(cls, results: PassResults) -> ChunkBias:
-        """Return the bias, and warn if its digits are uncertain."""
+        """Return the bias, given the `results` of all passes; warn if it has few correct digits."""
         result = cls(results)
         if loses_digits(result.error, result.size):
             warnings.warn(
@@ -375,7 +388,7 @@ class ChunkBias:
         return self.bias_of_draws(self._draws(start, logits, q))
 
     def bias_of_draws(self, draws: Draws) -> FloatArray:
-        """Return the bias (k,) of the classes of a chunk."""
+        """Return the bias (k,) of the classes of a chunk, given their `draws`."""
         row = trivial_bias(draws)
         if row is not None:
             return row.bias
@@ -386,21 +399,25 @@ class ChunkBias:
         return bias_of_classes(self._flows, draws, ratios, self._other_bias)
 
     def both(self, start: int, logits: Any, q: Any) -> FloatArray:
-        """Return the bias and the softmax, (2, k), of the same classes."""
+        """Return the bias and the softmax, (2, k), of the k classes from index `start` on."""
         draws = self._draws(start, logits, q)
         return np.stack([self.bias_of_draws(draws), draws.probs])
 
     def probs(self, start: int, logits: Any, q: Any) -> FloatArray:
-        """Return the softmax (k,) of the same classes."""
+        """Return the softmax (k,) of the k classes from index `start` on."""
         return self._draws(start, logits, q).probs
 
     def _draws(self, start: int, logits: Any, q: Any) -> Draws:
+        """Return the distribution of a draw, with the arrays of one checked chunk."""
         o, proposal = check_chunk(start, logits, q, self._results.totals)
         return draws_of_chunk(self._results.totals, start, o, proposal)
 
 
 def _bias_of_panels(integrals: Flows, draws: Draws) -> FloatArray:
-    """Return the sum of the bias over the classes of each panel, and last the bias of the label."""
+    """Return sums of the bias over the classes of each panel of ratios, then the label's bias.
+
+    The last entry is 0 if the label is not in every S, and so has no fixed term.
+    """
     atoms, points = integrals.atoms, integrals.atoms.points
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         masses = np.sign(points.q) * np.exp(np.log(np.abs(points.q)) + points.log_r)
@@ -412,11 +429,13 @@ def _bias_of_panels(integrals: Flows, draws: Draws) -> FloatArray:
     return assemble(as_classes, np.append(flows, 0.0), integrals.total, integrals.label_flow, None)
 
 
-def _scheme_with_sums(scheme: str) -> Scheme:
+def _find_scheme(scheme: str) -> Scheme:
+    """Return the scheme of this name, which must draw with replacement."""
     return as_scheme(scheme, require=_require_replacement)
 
 
 def _require_replacement(scheme: Scheme) -> None:
+    """Raise ValueError for a scheme that does not draw with replacement."""
     if scheme.independent or scheme.distinct:
         raise ValueError(
             f"`scheme` must be one that draws with replacement for classes in chunks, got "
@@ -425,7 +444,10 @@ def _require_replacement(scheme: Scheme) -> None:
 
 
 def check_chunk(start: int, logits: Any, q: Any, totals: Totals) -> tuple[FloatArray, FloatArray]:
-    """Return the checked logits and q (k,) of a chunk in float64; it starts at class `start`."""
+    """Check a chunk that starts at class `start`; return its logits and q, both (k,), in float64.
+
+    `totals` give the scheme and the label.
+    """
     o, proposal = as_real_array("logits", logits, (1,)), as_real_array("q", q, (1,))
     if o.shape != proposal.shape:
         raise ValueError(
@@ -446,7 +468,8 @@ def check_chunk(start: int, logits: Any, q: Any, totals: Totals) -> tuple[FloatA
     return o, proposal
 
 
-def _check_totals(totals: Totals) -> Totals:
+def _checked_totals(totals: Totals) -> Totals:
+    """Return `totals`; raise ValueError if the label is missing or q does not sum to 1."""
     if math.isnan(totals.label_logit):
         raise ValueError(
             f"`label` must be one of the {totals.num} classes of all chunks, got {totals.label}."
@@ -519,12 +542,15 @@ def exact_bias_of_chunks(
             "`chunks` must be a function that returns the chunks each time it is called, got "
             f"{short_repr(chunks)}; write `lambda: ...` before it."
         )
-    result: ChunkBias = run(BiasSums(num_sampled, label, scheme), chunks, progress)
+    result: ChunkBias = run_passes(BiasSums(num_sampled, label, scheme), chunks, progress)
     return result
 
 
-def run(sums: Any, chunks: Chunks, progress: bool = False) -> Any:
-    """Run the pass `sums` and all passes after it over `chunks`; return the result."""
+def run_passes(sums: Any, chunks: Chunks, progress: bool = False) -> Any:
+    """Run the pass `sums` and all passes after it; return the final result.
+
+    `chunks` is a function that returns an iterable of pairs (logits, q).
+    """
     num: int | None = None
     while isinstance(sums, Pass):
         start = 0

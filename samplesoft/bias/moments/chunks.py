@@ -15,7 +15,7 @@ import numpy as np
 
 from samplesoft._temperature import require_squares
 from samplesoft._validation import FloatArray, as_positive, as_real_array
-from samplesoft.bias.chunks.dask import rows_of_dask
+from samplesoft.bias.chunks.dask import run_passes_on_dask
 from samplesoft.bias.chunks.passes import BiasSums, ChunkBias, Pass, PassResults, check_chunk
 from samplesoft.bias.moments.draws import (
     add_label_terms,
@@ -65,7 +65,7 @@ def moments_of_dask(
         require_no_jackknife(sums.scheme)
         return sums.then(_Means)
 
-    _, rows = rows_of_dask(logits, labels, q, make, ChunkBias.both, vectors)
+    _, rows = run_passes_on_dask(logits, labels, q, make, ChunkBias.both, vectors)
     columns = [scale * scale * np.array(column) for column in zip(*rows, strict=True)]
     if logits.ndim == 1:
         return [float(column[0]) for column in columns]
@@ -167,7 +167,10 @@ class _NodeSums(Pass):
         self.log_first_moment, self.count_ratio = count_moments_at_nodes(self.draws, self.nodes)
         _require_digits(self.draws, self.nodes, self.log_first_moment)
         num = len(self.nodes.x)
-        self.coefficient_sums, self.scalar_sums, self.mean_norm = (
+        # sums over the classes at each of K nodes: vectors (K, d), and in (3, K) the magnitudes of
+        # their terms times norms, the magnitudes alone, and the scatter. The mean norm is
+        # sum_j p_j |c_j|.
+        self.numerator_sums, self.scalar_sums, self.mean_norm = (
             Sum((num, 1)),
             Sum((3, num)),
             Sum(),
@@ -196,14 +199,14 @@ class _NodeSums(Pass):
             with np.errstate(under="ignore", over="ignore"):
                 terms = partial(class_coefficients, draws, ratios, self.nodes, half)
                 change, magnitudes, square = sum_over_classes(terms, len(half), centred, reach)
-            self.coefficient_sums.add(change)
+            self.numerator_sums.add(change)
             self.scalar_sums.add(np.stack([*magnitudes.T, square]))
             self.mean_norm.add(float((draws.probs * norms).sum()))
         return self
 
     def merge(self, other: _NodeSums) -> _NodeSums:
         """Add the sums of `other`, a copy of the same pass, and return self."""
-        self.coefficient_sums.merge(other.coefficient_sums)
+        self.numerator_sums.merge(other.numerator_sums)
         self.scalar_sums.merge(other.scalar_sums)
         self.mean_norm.merge(other.mean_norm)
         return self
@@ -216,7 +219,7 @@ class _NodeSums(Pass):
             float(self.mean_norm.value),
         )
         magnitudes, weights, square = self.scalar_sums.value
-        sums = self.coefficient_sums.value, magnitudes + norm * weights, square
+        sums = self.numerator_sums.value, magnitudes + norm * weights, square
         own_norm = float(np.sqrt(label_vector @ label_vector))
         with np.errstate(under="ignore", over="ignore"):
             half = 0.5 * self.log_first_moment

@@ -1,5 +1,5 @@
-"""Numerical methods that every exact expectation uses.
+"""Numerical methods that all exact expectations use.
 
-- `summation`: compensated sums, the softmax, and a weighted median.
+- `summation`: compensated sums, the log-softmax, and a weighted median.
 - `quadrature`: the trapezoid rule in log v, and its error estimate.
 """

@@ -1,4 +1,8 @@
-"""The trapezoid rule in log v, which every exact expectation uses, and its error estimate."""
+"""The trapezoid rule in log v, which all exact expectations use, and its error estimate.
+
+Errors have two sources: the quadrature, estimated from the change if only every second node is
+used; and rounding, a relative error (the *unit*) times the sum of the magnitudes of the terms.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +17,11 @@ from samplesoft.bias.numerics.summation import EPS
 
 STEP = 0.2  # in log v: the trapezoid error is about exp(-pi**2 / STEP), here below rounding
 MIN_STEP = 0.02
-RELATIVE_TOLERANCE = 1e-12  # relative L1 error at which the step is not halved again
-ROUNDING = 2e-15
-_FIRST_Z = -4.2  # first node: v = exp(z - exp(-z)) is exp(-70) times its scale
-_LAST_EXPONENT = 60.0  # last node: the slowest factor of the integrand has decayed to exp(-60)
-_MAX_LOG_RANGE = 1e5
+RELATIVE_TOLERANCE = 1e-12  # with this relative L1 error, the step is not halved again
+ROUNDING = 2e-15  # relative rounding error of a term, apart from that of its exponents
+_FIRST_Z = -4.2  # z of the first node, where v = exp(z - exp(-z)) is about exp(-70) of its scale
+_LAST_EXPONENT = 60.0  # at the last node, the slowest factor of the integrand is exp(-60)
+_MAX_LOG_RANGE = 1e5  # nats
 
 
 # --- the quadrature ----------------------------------------------------------------------------
@@ -26,22 +30,22 @@ _MAX_LOG_RANGE = 1e5
 def make_grid(
     log_largest: float, log_smallest: float, step: float = STEP
 ) -> tuple[FloatArray, FloatArray]:
-    """Return log v and the weights of dv / v, both (K,).
+    """Return log v of the nodes (K,), and their quadrature weights (K,) for integrals over dv / v.
 
-    `log_largest` is the log of the largest rate at which the integrand changes with v,
+    `log_largest` is the log of the largest rate at which the integrand changes with v, and
     `log_smallest` the log of the smallest rate at which it decays; eq. (B24).
     """
     span = math.log(_LAST_EXPONENT) - log_smallest + log_largest - _FIRST_Z
     require_width(span)
-    # in z - exp(-z) the integrand decays double exponentially at the left end, as in log v at the
-    # right end
+    # The integrand decays double exponentially in log v at the right end. The substitution
+    # log v = z - exp(-z) makes it decay double exponentially at the left end, too.
     z = np.arange(_FIRST_Z, _FIRST_Z + span + step, step)
     early = np.exp(-z)
     return z - early - log_largest, step * (1.0 + early)
 
 
 def require_width(span: float) -> None:
-    """Raise ValueError if the range of sums or ratios would need too many nodes."""
+    """Raise ValueError if the range `span` of log v, in nats, would need too many nodes."""
     if span > _MAX_LOG_RANGE:
         raise ValueError(
             f"`logits` and `q` must give sums within a factor exp({_MAX_LOG_RANGE:.0f}) of each "
@@ -50,45 +54,51 @@ def require_width(span: float) -> None:
 
 
 def halving_change(terms: FloatArray) -> float:
-    """Return the difference of the sums of the even and of the odd `terms` (K,).
+    """Return how much the sum of `terms` (K,) changes if the rule has only every second node.
 
-    It is the change of the trapezoid rule under twice the step.
+    It is the difference of the sums of the terms with even and with odd index.
     """
     return abs(float(terms[::2].sum()) - float(terms[1::2].sum()))
 
 
 def rounding_unit(*logs: FloatArray) -> float:
-    """Return the relative error of a term: rounding, and the error of values given by their `logs`.
+    """Return the relative rounding error of a term that is a product of exponentials of `logs`.
 
-    A ratio e / q has the rounding of log e and log q, even where it is near 1.
+    Each of the `logs` is an array (k,). They may cancel: a ratio e / q has the rounding errors of
+    log e and log q, even if it is near 1. So their magnitudes are added.
     """
     first, *others = map(np.abs, logs)
     return rounding_at(float(sum(others, first).max(initial=0.0)))
 
 
 def rounding_at(largest: float) -> float:
-    """Return the relative error of a term, given the largest magnitude of the logs in it."""
+    """Return the relative rounding error of a term whose logs have magnitudes up to `largest`."""
     return 2.0 * (ROUNDING + EPS * largest)
 
 
 def estimate_error(
     coarse: float, size: float, norm: float, unit: float, narrow: bool = False
 ) -> float:
-    """Estimate an L1 error from the change under half of the nodes and the size of all terms.
+    """Return an estimate of the L1 error of a result of the trapezoid rule, eq. (B25).
 
-    `coarse` is that change, `size` the sum of the magnitudes of all terms, `norm` the L1 norm of
-    the result, and `unit` the relative error of a term. Eq. (B25).
+    `coarse` is the change of the result if only every second node is used, `size` the sum of the
+    magnitudes of all terms, `norm` the L1 norm of the result, and `unit` the relative rounding
+    error of a term.
 
     Halving the step squares the relative error of the trapezoid rule if the integrand is analytic
-    in a wide strip. The estimate uses the power 3/2, as a margin for narrower strips. With
-    `narrow`, it only assumes that half of the step does not increase the error.
+    in a wide strip. The estimate uses the power 3/2 instead of 2, as a margin for narrower strips.
+    With `narrow`, it uses the power 1.
     """
     relative = 1.0 if narrow else min(coarse / max(norm, 1e-300), 1.0)
     return unit * (size + norm) + coarse * math.sqrt(relative)
 
 
 def sum_error(terms: FloatArray, size: float, unit: float, narrow: bool = False) -> float:
-    """Estimate the error of the sum of `terms` (K,), whose magnitudes add up to `size`."""
+    """Return an estimate of the error of the sum of `terms` (K,) of the trapezoid rule.
+
+    `size` is the sum of the magnitudes from which the terms were computed. For `unit` and `narrow`,
+    see `estimate_error`.
+    """
     return estimate_error(halving_change(terms), size, abs(float(terms.sum())), unit, narrow)
 
 
@@ -97,21 +107,25 @@ class ExampleBias(NamedTuple):
 
     bias: FloatArray  # (n,)
     probs: FloatArray  # (n,) the softmax
-    loss_bias: float
+    loss_bias: float  # E[L'] - L, in nats
     error: float  # estimated L1 error of the bias
     loss_error: float  # estimated error of the loss bias
-    inclusion: FloatArray | None = None  # (n,) probability that a set of draws contains a class
+    # (n,) probability that each class is drawn, for draws without replacement
+    inclusion: FloatArray | None = None
 
 
 def halved_steps(step: float) -> Iterator[float]:
-    """Yield the steps of the trapezoid rule to try: `step`, then halves of it above `MIN_STEP`."""
+    """Yield the steps of the trapezoid rule to try: `step`, then its halves above `MIN_STEP`."""
     yield step
     while (step := 0.5 * step) > MIN_STEP:
         yield step
 
 
 def better_of(best: ExampleBias | None, other: ExampleBias) -> ExampleBias:
-    """Return the bias and the loss bias with the smaller error each, out of two attempts."""
+    """Combine two attempts: return the bias and the loss bias that have the smaller errors.
+
+    The two may come from different attempts. `best` is None before the first attempt.
+    """
     if best is None:
         return other
     bias = other if other.error < best.error else best

@@ -15,9 +15,9 @@ LARGEST_FLOAT = float(np.finfo(np.float64).max)
 
 
 class Sum:
-    """A compensated sum of numbers or arrays, almost independent of the order of its terms.
+    """A compensated sum of floats or arrays, almost independent of the order of its terms.
 
-    A plain sum loses the low bits of each term. Here `_low` accumulates the exact rounding error of
+    A plain sum loses the low bits of each term. So `_low` accumulates the exact rounding error of
     each addition (Knuth's two-sum).
     """
 
@@ -26,25 +26,28 @@ class Sum:
         self._low: Any = np.zeros(shape) if shape else 0.0
 
     def add(self, value: Any, low: Any = 0.0) -> None:
-        """Add `value` + `low`, of shapes that broadcast to the sum's."""
+        """Add `value` + `low`, where `low` is the rounding error of `value`.
+
+        Their shapes must broadcast to the shape of the sum, or, for an empty sum, define it.
+        """
         high = self._high + value
         added = high - self._high
         self._low = self._low + ((self._high - (high - added)) + (value - added)) + low
         self._high = high
 
     def merge(self, other: Sum) -> None:
-        """Add another sum."""
+        """Add the sum `other`."""
         self.add(other._high, other._low)
 
     @classmethod
     def of(cls, value: Any) -> Sum:
-        """Return a sum with one term, a number or an array."""
+        """Return a sum with the single term `value`, a float or an array."""
         total = cls(np.shape(value))
         total._high = value
         return total
 
     def scattered(self, indices: IntArray, length: int) -> Sum:
-        """Return a `Sum` with `length` rows: the rows of this one at `indices`, 0 elsewhere."""
+        """Return a `Sum` with `length` rows: this sum's rows at `indices` (k,), zeros elsewhere."""
         if len(indices) == length:
             return self
         wide = Sum((length, *self._high.shape[1:]))
@@ -52,23 +55,23 @@ class Sum:
         return wide
 
     def times(self, factor: float) -> Sum:
-        """Return the sum times `factor`."""
+        """Return a sum whose value is the value of this sum times `factor`."""
         total = Sum.of(self._high * factor)
         total._low = self._low * factor
         return total
 
     @property
     def value(self) -> Any:
-        """The sum, rounded once."""
+        """The value of the sum, rounded to float64 once."""
         return self._high + self._low
 
 
 class LogSum:
-    """A compensated sum of exponentials, which themselves may overflow or underflow."""
+    """A compensated sum of exponentials, each of which may overflow or underflow."""
 
     def __init__(self) -> None:
-        self.top = -math.inf  # the largest of the logs
-        self.exps = Sum()  # sum of exp(log - top)
+        self.top = -math.inf  # the largest log so far
+        self.exps = Sum()  # sum of exp(log - top) over all logs
 
     @classmethod
     def of(cls, top: float, exps: Any) -> LogSum:
@@ -93,12 +96,12 @@ class LogSum:
         self.top = higher
 
     def merge(self, other: LogSum) -> None:
-        """Add another sum."""
+        """Add the sum `other`."""
         self.add(other.top, other.exps)
 
     @property
     def log(self) -> float:
-        """The log of the sum."""
+        """The log of the sum; -inf for an empty sum."""
         total = float(self.exps.value)
         return self.top + math.log(total) if total > 0.0 else -math.inf
 
@@ -112,10 +115,10 @@ def log_softmax(logits: FloatArray) -> FloatArray:
 
 
 def softmax_apart(logits: FloatArray, label: int) -> tuple[FloatArray, FloatArray, float]:
-    """Return the log-softmax and the softmax (n,), and the mass of all classes except the label.
+    """Return the log-softmax (n,), the softmax (n,), and the mass of all classes but the label.
 
-    1 - p_t loses digits where p_t is near 1, and so does log p_t. The mass of the others is summed
-    directly, and log p_t is log1p(-mass) where p_t > 1/2.
+    1 - p_t and log p_t lose digits if p_t is near 1, with t the label. So the mass of the other
+    classes is summed directly, and for p_t > 1/2 log p_t is log1p(-mass).
     """
     log_probs = log_softmax(logits)
     probs = np.exp(log_probs)
