@@ -1,6 +1,6 @@
-"""Exact bias of sampled softmax: with bounds, asymptotic limit, second moments and Monte Carlo.
+"""The exact bias of sampled softmax, its bounds, limit and second moments, and Monte Carlo checks.
 
-``samplesoft/bias/README.md`` derives them.
+``samplesoft/bias/README.md`` derives the formulas.
 """
 
 from samplesoft.bias import theorems as theorems

@@ -1,4 +1,4 @@
-"""First order in 1/m: the limit of m times the bias, and classical bounds on it."""
+"""The bias to first order in 1/m: the limit of m times the bias, and classical bounds."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def asymptotic_bias(
     labels, q, h
         As for `samplesoft.exact_bias`.
     scheme : str
-        ``negatives`` or ``masked``; others raise ValueError. Where their bias falls like 1/m, the
-        limit is approximately m times `samplesoft.exact_bias` at a large m.
+        ``negatives`` or ``masked``; others raise ValueError. For large m, `samplesoft.exact_bias`
+        is approximately this limit divided by m.
 
     Returns
     -------
@@ -55,7 +55,8 @@ def asymptotic_bias(
     Raises
     ------
     TypeError, ValueError
-        If an argument is malformed, the proposal misses a negative, or the scheme is another.
+        If an argument is malformed, the proposal misses a negative, or the scheme is not one of
+        the two.
 
     References
     ----------
@@ -68,7 +69,7 @@ def asymptotic_bias(
     >>> asymptotic_bias([0.0, 0.0, 0.0], 0, [0.2, 0.6, 0.2]).round(4)
     array([ 0.0494,  0.1235, -0.1728])
 
-    The proposal that is proportional to the softmax has no bias:
+    A proposal that is proportional to the softmax has no bias:
 
     >>> asymptotic_bias([0.0, 1.0, 1.0], 0, [0.0, 0.5, 0.5])
     array([0., 0., 0.])
@@ -78,7 +79,7 @@ def asymptotic_bias(
 
 
 def asymptotic_bias_of(inputs: Inputs) -> FloatArray:
-    """Return `asymptotic_bias` of checked inputs; their number of draws is ignored."""
+    """Return `asymptotic_bias` for checked `inputs`, ignoring their number of draws."""
     require_bounds(inputs.scheme)
     rows = ((_example_limit(*row, inputs.scheme),) for row in inputs.rows())
     limit: FloatArray = inputs.columns(rows)[0]
@@ -86,11 +87,10 @@ def asymptotic_bias_of(inputs: Inputs) -> FloatArray:
 
 
 def _example_limit(logits: FloatArray, label: int, q: FloatArray, scheme: Scheme) -> FloatArray:
-    """Return the limit (n,) for one example, eq. (B31).
+    """Return the limit (n,) of m times the bias for one example, eq. (B31).
 
-    In units where Z = 1, the limit is f_j minus p_j times the mean of f terms: f_j is
-    e_j (mean - r_j) for a drawn class and 0 for the label, eq. (B31). r - R, the difference from a
-    reference, replaces r everywhere, because r itself would cancel.
+    Differences of the ratios r cancel if all ratios are similar. So r enters only as r - R, the
+    difference from the ratio R of a reference class.
     """
     draws = make_draws(logits, label, q, 1, scheme)
     if draws.other_mass == 0.0:
@@ -98,8 +98,8 @@ def _example_limit(logits: FloatArray, label: int, q: FloatArray, scheme: Scheme
     ratios = make_ratios(draws)
     reference = float(np.exp(min(ratios.log_ref, LARGEST_EXPONENT)))
     with np.errstate(all="ignore"):
-        # r - R loses digits where r is near R: take it from kappa = (r - R) / (r + R) there, as
-        # 2 kappa R / (1 - kappa) for |kappa| < 1/2
+        # r - R loses digits if r is near R. So for |kappa| < 1/2 it is computed as
+        # 2 kappa R / (1 - kappa), with kappa = (r - R) / (r + R).
         kappa = ratios.contrast
         near = np.abs(kappa) < 0.5
         ratio = 2.0 * kappa / np.where(near, 1.0 - kappa, 1.0) * reference
@@ -187,7 +187,8 @@ def self_normalized_terms(
     Raises
     ------
     TypeError, ValueError
-        If an argument is malformed, the proposal misses a negative, or the scheme is another.
+        If an argument is malformed, the proposal misses a negative, or the scheme is not one of
+        the two.
 
     References
     ----------
@@ -212,7 +213,7 @@ def self_normalized_terms(
 
 
 def self_normalized_terms_of(inputs: Inputs) -> SelfNormalizedTerms:
-    """Return `self_normalized_terms` of checked inputs."""
+    """Return `self_normalized_terms` for checked `inputs`."""
     scheme, m, rows = inputs.scheme, float(inputs.num_sampled), []
     require_bounds(scheme)
     for row in inputs.rows():
@@ -225,13 +226,16 @@ def self_normalized_terms_of(inputs: Inputs) -> SelfNormalizedTerms:
 
 
 def _rho_and_l1_bound(negatives: Negatives) -> tuple[np.float64, np.float64]:
-    """Return rho, and the Cauchy-Schwarz bound on m times the L1 norm of the bias."""
+    """Return ``rho = E[w^2] / E[w]^2``, and a bound on m times the L1 norm of the bias.
+
+    The bound is the one by Cauchy-Schwarz in `SelfNormalizedTerms`, rounded up.
+    """
     if negatives.log_p.size == 1:  # all draws are the same class
         return np.float64(1.0), np.float64(0.0)
     with np.errstate(over="ignore", under="ignore"):
         log_variance = negatives.log_chi2 + 2.0 * negatives.log_zt
         rms = np.exp(0.5 * np.logaddexp(log_variance, 2.0 * negatives.log_zt))
-        # A relative rounding of each r changes the standard deviation by at most that part of rms.
+        # a relative error e of every r changes the standard deviation of r by at most e times rms
         deviation = np.exp(0.5 * log_variance) + np.expm1(negatives.log_error_bound) * rms
         bound = deviation * (deviation + rms) * np.exp(2.0 * negatives.log_error_bound)
         return 1.0 + np.exp(log_variance), bound

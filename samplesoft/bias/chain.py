@@ -1,4 +1,4 @@
-"""The bias of a Metropolis-Hastings chain whose state replaces a draw from the softmax."""
+"""The exact bias of a Metropolis-Hastings chain that replaces draws from the softmax."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from samplesoft.bias.inputs import Inputs, check_inputs
 from samplesoft.bias.numerics.summation import log_softmax
 from samplesoft.kernels.independence import after_steps, make_chain
 
-_MAX_NEAR_LOG_RATIO = 0.5  # of |log(p / q)|: below it, q (1 - p / q) has more digits than q - p
+# for |log(p / q)| below this, q (1 - p / q) has more correct digits than q - p
+_MAX_NEAR_LOG_RATIO = 0.5
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def metropolis_bias(
         chain, p = make_chain(log_p, log_q), np.exp(log_p)
         with np.errstate(divide="ignore"):
             near = log_p - np.log(distribution)
-        # dist - p cancels where dist is near p: take -dist expm1(log(p / dist)) there
+        # distribution - p cancels where they are similar: use -distribution expm1(log(p / it))
         of_ratio = -distribution * np.expm1(
             np.clip(near, -_MAX_NEAR_LOG_RATIO, _MAX_NEAR_LOG_RATIO)
         )
@@ -137,9 +138,9 @@ def metropolis_bias(
 
 
 def _start_distributions(start: Any, inputs: Inputs) -> FloatArray:
-    """Return the initial distributions (B, n) of the chains."""
+    """Check `start`, and return the initial distributions (B, n) of the chains."""
     batch, n = inputs.logits.shape
-    outer = (batch,) if inputs.batched else ()
+    outer = (batch,) if inputs.is_batch else ()
     if start is None:
         distributions = inputs.q
     elif as_array("start", start).dtype.kind in "iu":

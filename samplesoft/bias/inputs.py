@@ -1,6 +1,6 @@
-"""Checked arguments of the bias functions.
+"""Checks of the arguments that the bias functions share.
 
-Also always-included classes, which are merged into the label, and Jacobians of the logits.
+Also merges always-included classes into the label, and checks Jacobians of the logits.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from samplesoft._validation import (
 )
 from samplesoft.schemes import SCHEMES, Scheme, as_scheme, certain_schemes
 
-_MIN_TASKS = 16  # for each call, to keep as many workers busy
-MIN_Q = float(np.finfo(np.float64).tiny)  # smallest normal number: below it digits are lost
+_MIN_TASKS = 16  # in each call, so that up to 16 workers are busy
+MIN_Q = float(np.finfo(np.float64).tiny)  # smallest normal float64: smaller values lack digits
 _MAX_CHUNK_EXAMPLES, _MAX_CHUNK_LOGITS = 32, 1 << 17
 
 Example = tuple[FloatArray, int, FloatArray]  # logits (n,), the label, and q (n,)
@@ -36,19 +36,19 @@ Example = tuple[FloatArray, int, FloatArray]  # logits (n,), the label, and q (n
 
 @dataclass(frozen=True)
 class Inputs:
-    """Checked arguments: `logits` (B, n), `labels` (B,), `q` (1, n) or (B, n), `certain` (k,).
+    """Checked arguments of a bias function, for a batch of B examples.
 
-    A public function that `verify` calls has a variant ending in ``_of`` that takes checked
-    `Inputs`, so that a caller with several questions about one q validates it only once.
+    The public functions that `verify` calls have variants ending in ``_of``, which take checked
+    `Inputs`. So `verify` checks the arguments only once for several functions.
     """
 
-    logits: FloatArray
-    labels: IntArray
-    q: FloatArray
+    logits: FloatArray  # (B, n)
+    labels: IntArray  # (B,)
+    q: FloatArray  # (B, n), or (1, n) for a proposal that is the same for all examples
     num_sampled: int
     scheme: Scheme
-    batched: bool
-    certain: IntArray
+    is_batch: bool  # False if the caller gave one example without a batch axis
+    certain: IntArray  # (k,) always-included classes
 
     def rows(self) -> Iterator[Example]:
         """Yield (logits (n,), label, q (n,)) for each example."""
@@ -56,10 +56,10 @@ class Inputs:
             yield logits, int(label), self.q[i if len(self.q) > 1 else 0]
 
     def parts(self, sweeps: int = 1) -> list[slice]:
-        """Return slices of examples, one for each task of a worker.
+        """Return slices that divide the examples into tasks for workers.
 
-        There are many tasks, of at least about 10 ms each. `sweeps` is the number of times that the
-        caller goes through all examples; more sweeps allow fewer tasks in each.
+        There are enough tasks to keep the workers busy, each of about 10 ms or more. `sweeps` is
+        how many times the caller runs all tasks; with more sweeps, fewer tasks are enough.
         """
         batch, n = self.logits.shape
         num_tasks = -(-_MIN_TASKS // sweeps)
@@ -73,13 +73,17 @@ class Inputs:
         return replace(self, logits=self.logits[examples], labels=self.labels[examples], q=q)
 
     def at(self, num_sampled: int) -> Inputs:
-        """Return a copy with another number of draws, which is not checked."""
+        """Return a copy with `num_sampled` draws; the number is not checked."""
         return replace(self, num_sampled=num_sampled)
 
     def columns(self, rows: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
-        """Stack the results of all examples into arrays (B, ...); those of one example as is."""
+        """Stack the results of the examples: `rows` yields a tuple of results for each example.
+
+        Returns one array (B, ...) for each entry of the tuples, or the only tuple itself if the
+        caller gave an example without a batch axis. None stays None.
+        """
         results = list(rows)
-        if not self.batched:
+        if not self.is_batch:
             return results[0]
         columns = zip(*results, strict=True)
         return tuple(None if column[0] is None else np.array(column) for column in columns)
@@ -122,7 +126,7 @@ def check_inputs(
         np.atleast_2d(proposal),
         m,
         known_scheme,
-        batched=o.ndim == 2,
+        is_batch=o.ndim == 2,
         certain=check_certain(certain, q, n, known_scheme),
     )
     check_support(inputs, takes_missing)
@@ -134,7 +138,7 @@ def check_inputs(
 def _find_scheme(
     name: Any, takes_distinct: bool, require: Callable[[Scheme], None] | None
 ) -> Scheme:
-    """Return `as_scheme(name, ...)`, with a shortcut for a valid name that skips all others."""
+    """Return the scheme of this `name`, as `as_scheme` does; faster if the name is valid."""
     known_scheme = SCHEMES.get(name) if require is None and isinstance(name, str) else None
     if (
         known_scheme is not None
@@ -146,7 +150,7 @@ def _find_scheme(
 
 
 def _check_num_distinct(inputs: Inputs) -> None:
-    """Raise ValueError where there are fewer classes than draws without replacement."""
+    """Raise ValueError if an example has fewer classes than draws without replacement."""
     for row, (_, label, q) in enumerate(inputs.rows()):
         available = int((q > 0.0).sum()) - (inputs.scheme.excludes_label and bool(q[label] > 0.0))
         if inputs.num_sampled > available:
@@ -158,8 +162,11 @@ def _check_num_distinct(inputs: Inputs) -> None:
 
 
 def check_correction(value: ArrayLike, inputs: Inputs) -> FloatArray:
-    """Return checked corrections, (1, n) or (B, n), which must be above 0 where q is."""
-    array = as_real_array("correction", to_host(value), (1, 2) if inputs.batched else (1,))
+    """Check the divisors `value` of draws; return them as (1, n) or (B, n).
+
+    A divisor must be above 0 for every class that can be drawn, and for a label that is corrected.
+    """
+    array = as_real_array("correction", to_host(value), (1, 2) if inputs.is_batch else (1,))
     batch, n = inputs.logits.shape
     rows = np.atleast_2d(array)
     if rows.shape not in ((1, n), (batch, n)):
@@ -181,14 +188,14 @@ def check_correction(value: ArrayLike, inputs: Inputs) -> FloatArray:
 def probs_of(
     q: Any, h: ArrayLike | None, labels: IntArray, n: int, scheme: Scheme, name: str = "q"
 ) -> Any:
-    """Return a sampler's probabilities of all n classes, (1, n) or (B, n); return an array as is.
+    """Return the proposal `q` as an array of all n classes in host memory, (1, n) or (B, n).
 
-    Where the scheme excludes the `labels` (B,), the result is ``q.probs(h, exclude=labels)``: the
-    exact distribution of the sampler's draws, which may differ from its probabilities given "not
-    the label". An object without a method ``sample`` makes no draws and gets no `exclude`. The
-    result is in host memory. `name` is the argument's name in messages. Raises TypeError if a
-    sampler needs context vectors `h` and there are none, ValueError if it draws without
-    replacement.
+    A sampler is replaced by its probabilities; any other `q` is returned as it is. If the scheme
+    excludes the `labels` (B,), the probabilities are ``q.probs(h, exclude=labels)``: the exact
+    distribution of the sampler's draws, which may differ from its probabilities given "not the
+    label". An object without a method ``sample`` makes no draws and gets no `exclude`. `name` is
+    the argument's name in error messages. Raises TypeError if a sampler needs context vectors `h`
+    and there are none, ValueError if it draws without replacement.
     """
     if not hasattr(q, "probs"):
         return to_host(q)
@@ -214,15 +221,15 @@ def probs_of(
     if h is not None:
         h = np.atleast_2d(to_host(h))
         if len(h) not in (1, len(labels)):
-            return to_host(q.probs(h))  # its shape makes the caller raise
-        h = np.repeat(h, len(labels) // len(h), axis=0)  # one context may serve all examples
+            return to_host(q.probs(h))  # of the wrong shape, for which the caller raises
+        h = np.repeat(h, len(labels) // len(h), axis=0)  # one context may be for all examples
     return to_host(q.probs(h, exclude=labels))
 
 
 def _check_proposal(
     q: Any, h: ArrayLike | None, logits: FloatArray, labels: IntArray, scheme: Scheme
 ) -> FloatArray:
-    """Return the proposal, (n,) or (B, n), for checked logits."""
+    """Check the proposal `q`; return it as an array (n,), (1, n) or (B, n), for checked logits."""
     if isinstance(q, str):
         raise TypeError(
             f"`q` must hold probabilities or be a sampler, got the text {q!r}; make a sampler with "
@@ -255,7 +262,10 @@ def _check_proposal(
 
 
 def check_support(inputs: Inputs, takes_missing: bool = False) -> None:
-    """Raise ValueError where a class that the scheme needs has q = 0, or no negative has q > 0."""
+    """Raise ValueError if a class that the scheme needs has q = 0, or no negative has q > 0.
+
+    With `takes_missing`, only the second is an error.
+    """
     if inputs.q.min() > 0.0 and inputs.logits.shape[1] > 1:
         return
     zeros, scheme = inputs.q == 0.0, inputs.scheme
@@ -285,7 +295,7 @@ def check_support(inputs: Inputs, takes_missing: bool = False) -> None:
 
 
 def require_digits(inputs: Inputs) -> None:
-    """Raise ValueError where a probability is subnormal, because 1 / q may overflow."""
+    """Raise ValueError if a probability q is subnormal, because 1 / q may overflow."""
     if inputs.q.min() >= MIN_Q or not ((inputs.q > 0.0) & (inputs.q < MIN_Q)).any():
         return
     scheme = inputs.scheme
@@ -301,12 +311,12 @@ def require_digits(inputs: Inputs) -> None:
 
 
 def is_dask(value: Any) -> bool:
-    """Whether `value` is a Dask array, without importing Dask."""
+    """Return whether `value` is a Dask array, without importing Dask."""
     return hasattr(value, "dask") and hasattr(value, "to_delayed")
 
 
 def require_only_chunks(**others: Any) -> None:
-    """Raise ValueError for arguments that chunks of classes do not support."""
+    """Raise ValueError if an argument is not None that is unsupported for Dask arrays."""
     unsupported = [f"`{name}`" for name, value in others.items() if value is not None]
     if unsupported:
         raise ValueError(
@@ -319,7 +329,10 @@ def require_only_chunks(**others: Any) -> None:
 
 
 def check_certain(value: Any, q: Any, num_classes: int, scheme: Scheme) -> IntArray:
-    """Return the always-included classes, sorted: `value`, or those of a sampler `q`."""
+    """Check the always-included classes; return their indices (k,), sorted.
+
+    They are the argument `value`, or the attribute ``certain`` of a sampler `q`.
+    """
     of_sampler = getattr(q, "certain", None)
     if of_sampler is not None and value is not None:
         raise ValueError(
@@ -351,36 +364,42 @@ def require_none_certain(name: str, q: Any) -> None:
 
 
 class MergedExample(NamedTuple):
-    """One example with the label and the always-included classes as class 0, then all others.
+    """One example in which the label and the always-included classes are merged into class 0.
 
-    These classes contribute a constant mass to S, and drawing one adds nothing. Their p' are
-    therefore fixed fractions of one joint p', eq. (B33), and the rest of the code can treat them as
-    a single class.
+    The merged classes contribute a constant mass to S, and drawing one of them adds nothing. Each
+    p' of a merged class is therefore a fixed fraction of one joint p', eq. (B33), and other code
+    can treat them as a single class. The remaining classes follow it as classes 1, 2, ...
     """
 
-    logits: FloatArray
+    logits: FloatArray  # of the merged class, followed by the remaining classes
     label: int  # 0
-    q: FloatArray
-    members: IntArray  # the merged classes, the label last
-    rest: IntArray
-    fractions: FloatArray  # mass of each member over the mass of all members
+    q: FloatArray  # of the merged class, followed by the remaining classes
+    members: IntArray  # indices of the merged classes, the label last
+    remaining: IntArray  # indices of the remaining classes
+    fractions: FloatArray  # mass of each merged class / mass of all merged classes
 
     def split_members(self, values: FloatArray) -> FloatArray:
-        """Return (n,) from `values` (1 + rest,), the first divided among the members."""
-        out = np.empty(len(self.members) + len(self.rest))
-        out[self.rest], out[self.members] = values[1:], values[0] * self.fractions
+        """Return values (n,) of all classes, given `values` with one entry for the merged class.
+
+        The entry of the merged class is divided among its members by their fractions.
+        """
+        out = np.empty(len(self.members) + len(self.remaining))
+        out[self.remaining], out[self.members] = values[1:], values[0] * self.fractions
         return out
 
     def mean_rows(self, vectors: FloatArray) -> FloatArray:
-        """Return class vectors (1 + rest, d); the first is the weighted mean of the members."""
+        """Return class vectors, given `vectors` (n, d): a row for the merged class, then the rest.
+
+        The row of the merged class is the mean of the rows of its members, weighted by mass.
+        """
         members = vectors[self.members]
-        # relative to the label's vector, which the caller may have made the origin
+        # the mean is taken relative to the label's vector, which the caller may have made 0
         mean = members[-1] + self.fractions @ (members - members[-1])
-        return np.concatenate([mean[None], vectors[self.rest]])
+        return np.concatenate([mean[None], vectors[self.remaining]])
 
     @property
     def rounding(self) -> float:
-        """Relative error of the mass of the members, from the rounding of its log."""
+        """Relative error of the mass of the merged class, from the rounding of its logit."""
         return float(np.spacing(abs(self.logits[0])))
 
 
@@ -402,7 +421,7 @@ def merge_certain_into_label(
 
 
 def check_jacobian(jacobian: ArrayLike, logits_shape: tuple[int, ...]) -> FloatArray:
-    """Return a float64 Jacobian (n, P), or (B, n, P), that fits logits of shape (n,) or (B, n)."""
+    """Check a Jacobian of the logits; return it in float64, as (n, P) or (B, n, P)."""
     array = as_real_array("jacobian", jacobian, (2, 3) if len(logits_shape) == 2 else (2,))
     expected_shape = logits_shape if array.ndim == 3 else logits_shape[-1:]
     if array.shape[:-1] != expected_shape:
@@ -415,9 +434,10 @@ def check_jacobian(jacobian: ArrayLike, logits_shape: tuple[int, ...]) -> FloatA
 
 
 def scaled_to_avoid_overflow(jacobian: FloatArray) -> tuple[FloatArray, int]:
-    """Return ``jacobian / 2**k`` and k, so that sums with weights of at most 1 are finite.
+    """Return ``jacobian / 2**k`` and k, chosen such that sums over the classes do not overflow.
 
-    k is 0, and the Jacobian is unchanged, unless it has entries near the largest float64.
+    The weights in these sums must be at most 1. k is 0, and the Jacobian is returned unchanged,
+    unless it has entries near the largest float64.
     """
     largest = int(np.frexp(np.abs(jacobian).max())[1])
     excess = max(largest + jacobian.shape[-2].bit_length() + 2 - 1023, 0)
@@ -427,7 +447,7 @@ def scaled_to_avoid_overflow(jacobian: FloatArray) -> tuple[FloatArray, int]:
 def ldexp_or_inf(values: FloatArray, exponent: int) -> FloatArray:
     """Return ``values * 2**exponent``, infinite where that overflows."""
     with np.errstate(over="ignore"):
-        if abs(exponent) < 1023:  # 2**exponent fits into float64: the same product, faster
+        if abs(exponent) < 1023:  # 2**exponent is a normal float64: the same product, but faster
             return values * 2.0**exponent
         product: FloatArray = np.ldexp(values, exponent)
     return product

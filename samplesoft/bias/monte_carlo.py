@@ -1,7 +1,7 @@
-"""Monte Carlo estimate of the bias of sampled softmax, a check on the exact values.
+"""Monte Carlo estimates of the bias of sampled softmax, to check the exact values.
 
-From top to bottom: the public function; the trials of one example, in blocks on all threads; the
-plan, which reduces every scheme to draws from one alias table; and the compiled trials.
+This file has, in this order: the public function; the trials of one example, in blocks on all
+threads; the plan, which reduces every scheme to draws from one alias table; and the compiled loops.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from samplesoft.kernels.alias import alias_draw, build_alias
 from samplesoft.kernels.sort_ids import count_below
 from samplesoft.schemes import Scheme
 
-_MAX_LINEAR_LOG = 600.0  # |log weight| up to which weights and their sums are in range of float64
+# for log weights between -600 and 600, weights and their sums neither overflow nor underflow
+_MAX_LINEAR_LOG = 600.0
 _MAX_BLOCKS = 64
 _MIN_DRAWS_PER_BLOCK = 1 << 15
 
@@ -58,14 +59,17 @@ class MonteCarloBias:
 
 
 class Simulation(NamedTuple):
-    """Estimates for one example: means over trials minus the value under the full softmax."""
+    """Estimates for one example, each with its standard error.
 
-    bias: FloatArray  # (num_bins,) of the sum of p' in each bin
-    stderr: FloatArray
+    A bias is the mean over the trials, minus the value for the full softmax.
+    """
+
+    bias: FloatArray  # (num_bins,) bias of the sum of p' in each bin
+    stderr: FloatArray  # (num_bins,)
     loss_bias: float
     loss_stderr: float
-    projection_bias: FloatArray  # (P,) of ``p' @ projection``
-    projection_stderr: FloatArray
+    projection_bias: FloatArray  # (P,) bias of ``p' @ projection``
+    projection_stderr: FloatArray  # (P,)
 
 
 def monte_carlo_bias(
@@ -150,7 +154,10 @@ def monte_carlo_bias(
 def _simulate_examples(
     num_trials: int, key: np.uint64, task: tuple[Inputs, int], executor: Executor | None = None
 ) -> list[tuple[Any, ...]]:
-    """Return the estimates of each example of a task, (inputs, index of the first example)."""
+    """Return (bias, stderr, loss_bias, loss_stderr) for each example of a task.
+
+    `task` is the inputs of some examples, and the index of the first one in the batch.
+    """
     inputs, first = task
     m, scheme = inputs.num_sampled, inputs.scheme
     rows: list[tuple[Any, ...]] = []
@@ -163,7 +170,7 @@ def _simulate_examples(
             continue
         merged = merge_certain_into_label(*row, inputs.certain)
         bias, stderr, loss_bias, loss_stderr = np.zeros(1), np.zeros(1), 0.0, 0.0
-        if len(merged.rest):  # otherwise all classes are always included
+        if len(merged.remaining):  # otherwise all classes are always included
             example = merged.logits, merged.label, merged.q
             bias, stderr, loss_bias, loss_stderr = simulate(
                 *example, m, scheme, num_trials, example_key, executor=executor
@@ -186,10 +193,11 @@ def simulate(
     projection: FloatArray | None = None,
     executor: Executor | None = None,
 ) -> Simulation:
-    """Run the trials of one checked example, `logits` and `q` (n,).
+    """Run `num_trials` trials of one checked example with `logits` and `q` (n,); return estimates.
 
-    In each trial p' is summed within `bins` (n,), the bin index of each class (by default each
-    class is a bin), and projected on the columns of `projection` (n, P).
+    In each trial p' is summed within bins of classes, and projected on the P columns of
+    `projection` (n, P). `bins` (n,) has the bin index of each class; by default each class is a
+    bin.
     """
     log_p = log_softmax(logits)
     p = np.exp(log_p)
@@ -197,12 +205,12 @@ def simulate(
     bins = np.zeros(0, np.int64) if bins is None else np.ascontiguousarray(bins, dtype=np.int64)
     projection = np.zeros((len(p), 0)) if projection is None else projection
     directions = np.ascontiguousarray(projection, dtype=np.float64)
-    target = _Target(bins, center, directions, p @ directions)
+    target = _Observables(bins, center, directions, p @ directions)
     plan = _make_plan(log_p, label, q, m, scheme)
     run_block = partial(_simulate_block, plan, target, key, scheme.jackknife)
 
-    # a block costs O(n) memory and a task: give each enough draws to outweigh that
-    affordable = num_trials * plan.stride // max(8 * len(p), _MIN_DRAWS_PER_BLOCK)
+    # a block needs O(n) memory and time for its setup, so each gets enough draws to outweigh this
+    affordable = num_trials * plan.words_per_trial // max(8 * len(p), _MIN_DRAWS_PER_BLOCK)
     num_blocks = min(max(affordable, 1), _MAX_BLOCKS, num_trials)
     blocks = chunks(num_trials, -(-num_trials // num_blocks))
     results = (
@@ -210,9 +218,10 @@ def simulate(
         if executor is None
         else run_tasks(run_block, blocks, executor)
     )
-    # over the trials that draw from a bin: p' - center, its square, and their number
+    # for each bin, sums over the trials that draw from it: of p' - center, of its square, and of 1
     sums = np.zeros((len(center), 3))
-    mean, squares = np.zeros((2, 1 + directions.shape[1]))  # squared deviations from the mean
+    # of the loss difference and the projections: mean, and sum of squared deviations from it
+    mean, squares = np.zeros((2, 1 + directions.shape[1]))
     # merge in the order of the blocks, so that the bits do not depend on the number of threads
     for trials, (block_sums, (block_mean, block_squares)) in zip(blocks, results, strict=True):
         sums += block_sums[:, 1:]
@@ -223,7 +232,7 @@ def simulate(
             squares += block_squares
             if trials.start:
                 squares += change**2 * (trials.start * size / trials.stop)
-    # a trial that missed a bin has p' = 0 there
+    # add the trials that did not draw from a bin: their p' - center is -center
     missed = num_trials - sums[:, 2]
     total = sums[:, 0] - missed * center
     square = sums[:, 1] + missed * center**2
@@ -234,58 +243,63 @@ def simulate(
 
 
 class _Plan(NamedTuple):
-    """One example and scheme, prepared for trials; logits are shifted so that ``sum(exp) = 1``."""
+    """One example and scheme, reduced to draws from an alias table, their weights and a base mass.
+
+    The sum S of a trial is the base mass plus the weights of its draws. Logits are shifted so that
+    ``sum(exp(logits)) = 1``.
+    """
 
     label: int
-    num_draws: int
-    stride: int  # words of the random stream per trial
-    # cdf of the number of draws, starting at `num_draws`; empty if the number is fixed. With a
-    # random number, a class that is drawn several times counts once.
-    draws_cdf: FloatArray
-    thresholds: np.ndarray  # alias table (n,)
-    alias: np.ndarray
-    fixed: IntArray  # classes included in every trial
+    num_draws: int  # number of draws, or its smallest value if it is random
+    words_per_trial: int  # number of words of the random stream for each trial
+    # (k,) cdf of the random number of draws minus `num_draws`, or empty if the number is fixed. If
+    # it is random, a class that is drawn several times counts once.
+    num_draws_cdf: FloatArray
+    thresholds: np.ndarray  # (n,) with `alias`: alias table of the draws
+    alias: np.ndarray  # (n,)
+    always_included: IntArray  # classes that are included in every trial
     log_weights: FloatArray  # (n,) log weight of one draw of each class
-    weights: FloatArray  # (n,) its exponential, or empty if that could overflow or underflow
-    log_base: float
+    weights: FloatArray  # (n,) exp(log_weights), or empty if this could overflow or underflow
+    log_base: float  # log of the base mass, which the label adds to S without being drawn
     offset: float  # log S + offset is the sampled loss minus the full softmax loss
-    accepted_only: bool  # divide by the number of draws that are not the label
+    accepted_only: bool  # whether to divide by the number of draws that are not the label
 
 
-class _Target(NamedTuple):
-    """The full softmax that trials subtract from p', by bins and projections."""
+class _Observables(NamedTuple):
+    """The observables of a trial: sums of p' in bins and projections of p', minus their centers."""
 
-    bins: IntArray  # (n,) bin of each class, or empty where each class is a bin
-    center: FloatArray  # (num_bins,) the full softmax
-    projection: FloatArray  # (n, P)
-    projection_center: FloatArray  # (P,)
+    bins: IntArray  # (n,) bin index of each class, or empty if each class is a bin
+    center: FloatArray  # (num_bins,) sum of the full softmax in each bin
+    projection: FloatArray  # (n, P) directions of the projections
+    projection_center: FloatArray  # (P,) projections of the full softmax
 
 
 def _simulate_block(
-    plan: _Plan, target: _Target, key: np.uint64, jackknife: bool, trials: slice
+    plan: _Plan, target: _Observables, key: np.uint64, jackknife: bool, trials: slice
 ) -> tuple[FloatArray, FloatArray]:
+    """Run the block of trials `trials`; return the two arrays of `_run_block`."""
     ratios = np.empty(len(plan.log_weights) + 1) if jackknife else None
     return _run_block(plan, target, key, trials.start, trials.stop, ratios)
 
 
 def _make_plan(log_p: FloatArray, label: int, q: FloatArray, m: int, scheme: Scheme) -> _Plan:
-    """Reduce a scheme to draws from an alias table, weights and a base mass."""
+    """Return the plan of one example: a scheme as an alias table, weights and a base mass."""
     draws_cdf, fixed, num_draws, probs, log_unit = np.zeros(0), np.zeros(0, np.int64), m, q, 0.0
     divisors = q.copy()
     if scheme.excludes_label or scheme.divides_by_kept:
         divisors[label] = 0.0
     if scheme.independent:
-        # Draw a Poisson number of classes with replacement. A class of rate r is drawn at least
-        # once with probability 1 - exp(-r), independently of the others, eq. (B29). So a trial
-        # costs as much as its draws, not O(n).
+        # To include each class independently without O(n) time, draw a Poisson number of classes
+        # with replacement, in proportion to rates r. Each class is then drawn at least once with
+        # probability 1 - exp(-r), independently of all other classes, eq. (B29).
         divisors = np.minimum(divisors, 1.0)
         fixed = np.flatnonzero(divisors == 1.0)
         rates = -np.log1p(-np.where(divisors == 1.0, 0.0, divisors))
-        num_draws, draws_cdf = _poisson_table(float(rates.sum()))
+        num_draws, draws_cdf = _poisson_cdf(float(rates.sum()))
         probs = rates if draws_cdf.size else np.ones_like(q)
     else:
         log_unit = float(np.log(divisors.sum())) if divisors.any() else 0.0
-        if not scheme.divides_by_kept:  # otherwise each trial divides by its own K
+        if not scheme.divides_by_kept:  # otherwise each trial divides by its number K of draws
             log_unit -= float(np.log(m))
         if scheme.excludes_label:
             probs = divisors
@@ -314,13 +328,16 @@ def _make_plan(log_p: FloatArray, label: int, q: FloatArray, m: int, scheme: Sch
 
 
 def _divide_logs(log_p: FloatArray, q: FloatArray) -> FloatArray:
-    """Return ``log_p - log(q)``, and -inf where q is 0, because such a class is never drawn."""
+    """Return ``log_p - log(q)`` (n,), with -inf for q = 0, because the class is never drawn."""
     with np.errstate(divide="ignore"):
         return np.where(q > 0.0, log_p - np.log(q), -np.inf)
 
 
-def _poisson_table(rate: float) -> tuple[int, FloatArray]:
-    """Return the first value and the cdf (k,) of a Poisson distribution; tails < 1e-20 are cut."""
+def _poisson_cdf(rate: float) -> tuple[int, FloatArray]:
+    """Return the first value k0 and the cdf (k,) of a Poisson distribution at k0, k0 + 1, ...
+
+    Tails of probability below 1e-20 are cut off. The cdf is empty for `rate` 0.
+    """
     if rate == 0.0:
         return 0, np.zeros(0)
     width = int(10.0 * np.sqrt(rate)) + 30
@@ -332,43 +349,43 @@ def _poisson_table(rate: float) -> tuple[int, FloatArray]:
 @njit
 def _run_block(
     plan: _Plan,
-    target: _Target,
+    target: _Observables,
     key: np.uint64,
     start: int,
     stop: int,
     ratios: FloatArray | None,
 ) -> tuple[FloatArray, FloatArray]:
-    """Run trials `start` to `stop`; each trial has random numbers of its own.
+    """Run trials `start` to `stop`; each trial uses a separate part of the random stream of `key`.
 
     `ratios` (n + 1,) is workspace for the jackknife, or None without it.
 
-    Returns sums (num_bins, 4) and moments (2, 1 + P). The columns of the sums are the center, and
-    over the trials that draw from a bin: sum of d = p' - center, sum of d**2, number of trials. The
-    moments are the mean, and the sum of squared deviations from it, of the loss difference and of
-    the projections.
+    Returns two arrays. The first has a row of sums for each bin, (num_bins, 4): the center; and
+    over the trials that draw from the bin, the sum of d = p' - center, the sum of d**2, and the
+    number of trials. The second (2, 1 + P) has the mean, and the sum of squared deviations from the
+    mean, of the loss difference and of the P projections.
     """
     n, num_bins = len(plan.log_weights), len(target.center)
     num_moments = 1 + len(target.projection_center)
-    capacity = min(n, 1 + len(plan.fixed) + plan.stride) + 1
+    capacity = min(n, 1 + len(plan.always_included) + plan.words_per_trial) + 1
     seen = np.zeros(n, np.int32)  # all 0 between trials
     bin_slot = np.full(num_bins if len(target.bins) > 0 else 0, -1, np.int32)
     ids = np.empty(capacity, np.int32)
     counts = np.empty(capacity, np.int32)
     values = np.empty(capacity)
-    sums = np.zeros((num_bins, 4))  # the center next to its sums: one cache line
+    sums = np.zeros((num_bins, 4))  # with the center, so that a bin needs one cache line
     for b in range(num_bins):
         sums[b, 0] = target.center[b]
     moments = np.zeros((2, num_moments))
     x = np.empty(num_moments)
     for trial in range(start, stop):
-        size = _draw(plan, key, trial, seen, ids, counts)
+        size = _draw_trial(plan, key, trial, seen, ids, counts)
         if ratios is not None:
-            x[0] = plan.offset + _score_jackknife(plan, size, ids, counts, values, ratios)
+            x[0] = plan.offset + _write_jackknife_probs(plan, size, ids, counts, values, ratios)
         else:
-            x[0] = plan.offset + _score(plan, size, ids, counts, values)
+            x[0] = plan.offset + _write_probs(plan, size, ids, counts, values)
         if num_moments > 1:
-            _project(target.projection, target.projection_center, size, ids, values, x)
-        # mean(x^2) - mean(x)^2 cancels where the deviation is small: take Welford's update
+            _write_projections(target.projection, target.projection_center, size, ids, values, x)
+        # mean(x^2) - mean(x)^2 cancels if the deviations are small, so use Welford's update
         for i in range(num_moments):
             change = x[i] - moments[0, i]
             moments[0, i] += change / (trial - start + 1)
@@ -385,7 +402,7 @@ def _run_block(
 
 
 @njit_bare
-def _project(
+def _write_projections(
     projection: FloatArray,
     center: FloatArray,
     size: int,
@@ -393,59 +410,66 @@ def _project(
     values: FloatArray,
     x: FloatArray,
 ) -> None:
-    """Write the projection (P,) of p' minus `center` into ``x[1:]``."""
+    """Write the projections (P,) of p', minus those of the full softmax, to ``x[1:]``.
+
+    p' is 0 except at the first `size` classes `ids`, where it is `values`. `center` (P,) are the
+    projections of the full softmax.
+    """
     out = x[1:]
     for i in range(len(center)):
         out[i] = 0.0
     for k in range(size):
-        # read once: the compiler does not know that the loop leaves them unchanged
+        # read once: the compiler cannot know that the loop does not change these arrays
         value, row = values[k], projection[ids[k]]
         for i in range(len(center)):
             out[i] += value * (row[i] - center[i])
 
 
 @njit
-def _draw(
+def _draw_trial(
     plan: _Plan, key: np.uint64, trial: int, seen: np.ndarray, ids: np.ndarray, counts: np.ndarray
 ) -> int:
-    """Write the label and the distinct drawn classes to `ids`, their numbers to `counts`.
+    """Draw the classes of one trial; return the number of different classes, the label included.
 
-    Returns the number of entries.
+    Writes the label, followed by the different drawn classes, to `ids`, and the number of draws of
+    each to `counts`. `seen` (n,) must be 0, and is 0 again afterwards.
     """
     ids[0] = plan.label
     size = 1
-    for j in plan.fixed:
+    for j in plan.always_included:
         ids[size] = j
         size += 1
     for k in range(size):
         seen[ids[k]] += 1
-    position = np.uint64(trial) * np.uint64(plan.stride)
+    position = np.uint64(trial) * np.uint64(plan.words_per_trial)
     num_draws = plan.num_draws
-    if len(plan.draws_cdf) > 0:
-        num_random = count_below(plan.draws_cdf, uniform(key, position))
-        num_draws += min(num_random, len(plan.draws_cdf) - 1)  # a uniform may exceed the last value
+    if len(plan.num_draws_cdf) > 0:
+        num_random = count_below(plan.num_draws_cdf, uniform(key, position))
+        num_draws += min(
+            num_random, len(plan.num_draws_cdf) - 1
+        )  # a uniform may exceed the last value
     for i in range(num_draws):
         word = mix64(key, position + np.uint64(i + 1))
         j = alias_draw(word, plan.thresholds, plan.alias)
-        # without a branch on whether j is new, which would often be mispredicted
+        # no branch on whether j is new, because it would often be mispredicted
         ids[size] = j
         size += seen[j] == 0
         seen[j] += 1
     for k in range(size):
-        counts[k] = min(seen[ids[k]], 1) if len(plan.draws_cdf) > 0 else seen[ids[k]]
+        counts[k] = min(seen[ids[k]], 1) if len(plan.num_draws_cdf) > 0 else seen[ids[k]]
         seen[ids[k]] = 0
     counts[0] -= 1  # the label was inserted, not drawn
     return size
 
 
 @njit
-def _draw_weights(
+def _write_draw_weights(
     plan: _Plan, size: int, ids: np.ndarray, counts: np.ndarray, weights: FloatArray
 ) -> tuple[float, float, float]:
-    """Write the weight of one draw of each listed class to `weights`.
+    """Write the weight of one draw of each of the `size` classes in `ids` to `weights`.
 
-    Returns the log of the unit of the weights, and in that unit the base mass and the total weight
-    of all draws.
+    To avoid overflow, weights are divided by a unit. Returns the log of the unit, and, divided by
+    the unit, the base mass and the total weight of all draws.
     """
     linear = len(plan.weights) > 0
     top, drawn = 0.0 if linear else plan.log_base, 0.0
@@ -457,18 +481,18 @@ def _draw_weights(
         weights[k] = 0.0
         if linear:
             weights[k] = plan.weights[ids[k]]
-        elif counts[k] > 0:  # an undrawn label may have a weight that overflows in this unit
+        elif counts[k] > 0:  # the weight of a label that was not drawn might overflow
             weights[k] = math.exp(plan.log_weights[ids[k]] - top)
         drawn += counts[k] * weights[k]
     return top, math.exp(plan.log_base - top), drawn
 
 
 @njit
-def _score(
+def _write_probs(
     plan: _Plan, size: int, ids: np.ndarray, counts: np.ndarray, values: FloatArray
 ) -> float:
-    """Write p' of the listed classes to `values`, the label first; return log S."""
-    top, base, drawn = _draw_weights(plan, size, ids, counts, values)
+    """Write p' of the `size` classes in `ids`, the label first, to `values`; return log S."""
+    top, base, drawn = _write_draw_weights(plan, size, ids, counts, values)
     scale = 1.0 / max(plan.num_draws - counts[0], 1) if plan.accepted_only else 1.0
     total = base + scale * drawn
     for k in range(size):
@@ -478,7 +502,7 @@ def _score(
 
 
 @njit
-def _score_jackknife(
+def _write_jackknife_probs(
     plan: _Plan,
     size: int,
     ids: np.ndarray,
@@ -488,15 +512,17 @@ def _score_jackknife(
 ) -> float:
     """Write the delete-one jackknife of p' to `values`; return the jackknife of log S.
 
-    Let S_k be the sum without one draw of class k, with the other draws rescaled by m / (m - 1).
-    Class j gets ``N_j w_j (sum_k N_k (1/S - 1/S_k) + 1/S_j)``, eq. (B30). The differences cancel
-    where S_k is near S. So they are computed from ``S_k / S = 1 + x_k`` with
-    ``x_k = (sum_i N_i w_i - m w_k) / ((m - 1) S)``, which lies between -1/2 and 1. The exception is
-    a class one draw of which is more than half of S. At most one class is; its S_k may be hundreds
-    of orders below S, and is summed in a unit of its own. Draws of the label have weight 0.
+    Class j has N_j draws of weight w_j. Let S_k be the sum without one draw of class k, with the
+    other draws rescaled by m / (m - 1). Class j gets ``N_j w_j (sum_k N_k (1/S - 1/S_k) + 1/S_j)``,
+    eq. (B30). The differences cancel if S_k is near S. So they are computed from
+    ``S_k / S = 1 + x_k`` with ``x_k = (sum_i N_i w_i - m w_k) / ((m - 1) S)``.
+
+    x_k lies between -1/2 and 1, unless one draw of class k is more than half of S. At most one
+    class is so heavy. Its S_k may be hundreds of orders of magnitude below S, and is summed in a
+    separate unit. Draws of the label have weight 0.
     """
     m = plan.num_draws
-    top, base, drawn = _draw_weights(plan, size, ids, counts, values)
+    top, base, drawn = _write_draw_weights(plan, size, ids, counts, values)
     total, heavy = base + drawn, 0
     sum_ratios = logs = 0.0  # sums over the draws of 1 - S / S_k, and of log(S_k / S)
     for k in range(size):
@@ -510,7 +536,7 @@ def _score_jackknife(
         logs += counts[k] * math.log1p(change)
     unit = without = 0.0
     if heavy > 0:
-        unit, without = _sum_without(plan, size, ids, counts, heavy)
+        unit, without = _sum_without_class(plan, size, ids, counts, heavy)
         logs += math.log(without / total) + (unit - top)
     for k in range(1, size):
         values[k] *= counts[k] / total * (1.0 + sum_ratios - ratios[k])
@@ -526,10 +552,13 @@ def _score_jackknife(
 
 
 @njit
-def _sum_without(
+def _sum_without_class(
     plan: _Plan, size: int, ids: np.ndarray, counts: np.ndarray, heavy: int
 ) -> tuple[float, float]:
-    """Return the log of the largest mass without `heavy`, and S without `heavy` in that unit."""
+    """Return the log of a unit, and S divided by the unit, without class ``ids[heavy]``.
+
+    The unit is the largest mass in this sum; the draws are rescaled by m / (m - 1).
+    """
     unit = plan.log_base
     for k in range(1, size):
         if k != heavy:
@@ -545,7 +574,11 @@ def _sum_without(
 def _merge_bins(
     size: int, ids: np.ndarray, values: FloatArray, bins: IntArray, bin_slot: np.ndarray
 ) -> int:
-    """Replace classes by their bins in place, adding up the values within a bin."""
+    """Replace the `size` classes in `ids` by their bins in place; return the number of bins.
+
+    The `values` within a bin are added up. `bin_slot` (num_bins,) must be -1, and is -1 again
+    afterwards.
+    """
     merged = 0
     for k in range(size):
         b = bins[ids[k]]

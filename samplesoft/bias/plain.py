@@ -1,27 +1,27 @@
-"""The exact bias of sampled softmax for one example: to be read, not to be used.
+"""The exact bias of sampled softmax for one example, as plain code: to be read, not to be used.
 
-Only `samplesoft.check_loss` uses a part of it, `mixture`, because its faulty losses are no
-registered scheme.
+The only exception: `samplesoft.check_loss` uses `mixture`, because its faulty losses are not
+registered schemes.
 
-Three classes with logits 0, 1, 2, of which the first is the label. The softmax is p = (0.09, 0.24,
-0.67). One draw among the others, each with probability 1/2, gives the sum S = e^0 + 2 e^1 or e^0 +
-2 e^2, and the softmax p' = (0.16, 0.84, 0) or (0.06, 0, 0.94). The mean of p' is (0.11, 0.42,
-0.47), and the bias (0.02, 0.18, -0.20). The mean of S is the full sum, but the means of log S and
-1 / S are not log Z and 1 / Z.
+For example, take three classes with logits 0, 1, 2, the first of which is the label. The softmax is
+p = (0.09, 0.24, 0.67). One draw from the other two classes, each with probability 1/2, gives the
+sum S = e^0 + 2 e^1 or e^0 + 2 e^2, and the sampled softmax p' = (0.16, 0.84, 0) or
+(0.06, 0, 0.94). The mean of p' is (0.11, 0.42, 0.47), and the bias is (0.02, 0.18, -0.20). The mean
+of S is the full sum Z, but the means of log S and 1 / S are not log Z and 1 / Z.
 
 `p'_j` is the mass of class j in S, divided by S. The gradient of the loss log S - o_t in the logits
 is p' minus 1 at the label, so that the bias of p' is the bias of the gradient.
 
 1. The definition: the mean over all n^m outcomes of the draws.
-2. One integral in its place, for draws that are not the label.
-3. Other schemes, as mixtures: the base mass of S, the weight of a draw, its probability.
-4. Second moments, with one more power of u.
+2. One integral instead of the mean, for draws that are not the label.
+3. Other schemes, which differ in the base mass of S, and the weight and probability of a draw.
+4. Second moments, with one more power of u in the integral.
 5. Draws without replacement, as a race of exponential clocks.
 
-Equations (B..) are those of ``README.md`` in this folder. `samplesoft.exact_bias` computes the same
-to full precision, for millions of classes and logits of any size: it never subtracts nearly equal
-numbers, and its nodes fit the problem. Here about 11 decimals are right, for ratios
-exp(logits) / q within a factor of about 1e10.
+Equations (B..) are in ``README.md`` in this folder. `samplesoft.exact_bias` returns the same values
+to full precision, for millions of classes and any logits: it never subtracts nearly equal values,
+and its nodes fit the problem. In this module about 11 decimals are right, if the ratios
+exp(logits) / q are within a factor of about 1e10 of each other.
 """
 
 import math
@@ -29,23 +29,23 @@ from itertools import combinations, product
 
 import numpy as np
 
-STEP = 0.02  # in log u: the trapezoid rule has error exp(-pi^2 / STEP) for equal ratios, (B24)
+STEP = 0.02  # in log u; the trapezoid rule has the error exp(-pi^2 / STEP) for equal ratios, (B24)
 
 
 def softmax(logits):
-    """Return p = exp(o) / sum exp(o) (n,); below, exp(o) is always scaled to have the sum 1."""
+    """Return p = exp(o) / sum exp(o) (n,); all functions below scale exp(o) to have the sum 1."""
     e = np.exp(logits - np.max(logits))  # cannot overflow
     return e / e.sum()
 
 
-def without(q, label):
-    """Return the distribution of a draw given that it is not the label."""
+def exclude_label(q, label):
+    """Return the distribution (n,) of a draw from `q`, given that it is not the label."""
     others = np.where(np.arange(len(q)) == label, 0.0, q)
     return others / (others.sum() or 1.0)
 
 
-def nodes(largest, least):
-    """Return nodes u (K,) that cover all of exp(-u S), for S between `least` and `largest`."""
+def quadrature_nodes(largest, least):
+    """Return nodes u (K,) over which exp(-u S) falls from 1 to 0, for S in [least, largest]."""
     start, stop = -math.log(max(largest, 1.0)) - 34.0, math.log(800.0 / min(least, 1.0))
     return np.exp(np.arange(start, stop, STEP))
 
@@ -54,8 +54,8 @@ def nodes(largest, least):
 
 
 def bias_by_enumeration(logits, label, q, m):
-    """Return E[p'] - p (n,) and E[L'] - L for m draws that are not the label, by enumeration."""
-    p, dist = softmax(logits), without(q, label)
+    """Return E[p'] - p (n,) and E[L'] - L, as means over all outcomes of m draws of negatives."""
+    p, dist = softmax(logits), exclude_label(q, label)
     mean_p, mean_loss = np.zeros(len(p)), 0.0
     for ids in product(np.flatnonzero(dist), repeat=m):
         probability = np.prod(dist[list(ids)])
@@ -72,14 +72,15 @@ def bias_by_enumeration(logits, label, q, m):
 
 
 def bias_of_negatives(logits, label, q, m):
-    """Return the same from 1 / S = integral of exp(-u S) du, (B2), and Frullani's for log S, (B7).
+    """Return E[p'] - p (n,) and E[L'] - L, as integrals over u, for m draws of negatives.
 
-    Draws are independent, so that the mean of exp(-u S) is a product of means T, (B3). Given that
-    one draw is j, exp(-u r_j / m) replaces one factor T, and m q_j r_j / m is e_j, (B4).
+    1 / S is the integral of exp(-u S) du, (B2), and log S is Frullani's integral, (B7). Draws are
+    independent, so that the mean of exp(-u S) is a product of means T, (B3). Given that one draw is
+    j, exp(-u r_j / m) replaces one factor T, and m q_j r_j / m is e_j, (B4).
     """
-    e, dist = softmax(logits), without(q, label)
+    e, dist = softmax(logits), exclude_label(q, label)
     r = np.divide(e, dist, out=np.zeros(len(e)), where=dist > 0.0)
-    u = nodes(e[label] + r.max(), e[label] + r[dist > 0.0].min())
+    u = quadrature_nodes(e[label] + r.max(), e[label] + r[dist > 0.0].min())
     decay = np.exp(-np.outer(u, r / m))
     transform = decay @ dist  # T
     rest = np.exp(-u * e[label]) * transform ** (m - 1)
@@ -92,16 +93,19 @@ def bias_of_negatives(logits, label, q, m):
 
 
 def mixture(products, base, u, step, expm1=np.expm1):
-    """Return the terms exp(-u) - E exp(-u S) (K,) of E log S, and E base / S and E masses / S (n,).
+    """Return the terms of E[log S] at the nodes `u` (K,), E[base / S], and E[masses / S] (n,).
 
-    S is `base` plus the weights of draws. `products` is a mixture: pairs (probability, factors). A
-    factor (distribution (n,), weights (n,), times) describes `times` draws, where class j has
-    probability dist_j and adds w_j. A draw adds nothing with the remaining probability. For each
-    component the mean of exp(-u S) is a product of factors T, (B3). The mass of class j follows by
-    replacing one T by the exponential of a draw of j, as in (B4).
+    E[log S] is the integral of exp(-u) - E exp(-u S) over log u, (B7). S is `base` plus the weights
+    of all draws, and masses are the sums of these weights for each class. `step` is that of log u.
 
-    For small u, T = sum_j dist_j exp(-u w_j) is close to 1, and 1 - T, of which E log S consists,
-    would lose its digits. So T - 1 is summed directly, by expm1.
+    `products` is a mixture of distributions of the draws: pairs (probability, factors). A factor
+    (dist (n,), weights (n,), times) describes `times` independent draws, each of which is class j
+    with probability dist_j and then adds w_j. With the remaining probability a draw adds nothing.
+    For each distribution, the mean of exp(-u S) is a product of T = sum_j dist_j exp(-u w_j), (B3).
+    For the mass of class j, the exponential of a draw of j replaces one factor T, as in (B4).
+
+    For small u, T is close to 1, and 1 - T, on which E[log S] depends, would lose its digits. So
+    T - 1 is summed directly, by `expm1`.
     """
     change, of_base, masses = np.zeros_like(u), 0.0, 0.0
     for probability, factors in products:
@@ -120,12 +124,12 @@ def mixture(products, base, u, step, expm1=np.expm1):
 
 
 def ratios(e, dist):
-    """Return e / dist (n,), and 0 for classes that are never drawn."""
+    """Return the ratios e / dist (n,), with 0 for classes that are never drawn."""
     return np.divide(e, dist, out=np.zeros(len(e)), where=dist > 0.0)
 
 
 def bias(logits, label, q, m, scheme):
-    """Return E[p'] - p (n,) and E[L'] - L of any scheme that is not without replacement."""
+    """Return E[p'] - p (n,) and E[L'] - L for any scheme except those without replacement."""
     e, q = softmax(logits), np.asarray(q, dtype=float)
     name, others = scheme.removesuffix("_masked"), np.arange(len(e)) != label
     # the label's mass in S, and exp of the label's logit in the loss
@@ -135,7 +139,7 @@ def bias(logits, label, q, m, scheme):
     if name == "importance":
         base = 0.0
     if scheme in ("negatives", "jackknife", "reject"):
-        q_label, q = q[label], without(q, label)
+        q_label, q = q[label], exclude_label(q, label)
     elif scheme not in ("candidate", "importance"):  # an accidental hit has weight 0
         q = np.where(others, q, 0.0)
     r = ratios(e, q)
@@ -149,7 +153,7 @@ def bias(logits, label, q, m, scheme):
         products = [
             (1.0, [(np.where(np.arange(len(e)) == j, q, 0.0), r, 1) for j in range(len(e))])
         ]
-    u = nodes(base + max(m * r.max(), r.sum()), base or r[q > 0.0].min())
+    u = quadrature_nodes(base + max(m * r.max(), r.sum()), base or r[q > 0.0].min())
     of_log, of_label, mean_p = mixture(products, base, u, STEP)
     mean_p[label] += of_label
     return mean_p - e, of_log.sum() - math.log(exp_label_logit) + math.log(e[label])
@@ -159,15 +163,16 @@ def bias(logits, label, q, m, scheme):
 
 
 def mean_square(logits, label, q, m, vectors):
-    """Return E |sum_j p'_j c_j - sum_j p_j c_j|^2 for draws that are not the label.
+    """Return E |sum_j p'_j c_j - sum_j p_j c_j|^2 for class vectors c = `vectors` (n, d).
 
-    1 / S^2 is the integral of u exp(-u S) du. Products of two draws have two exponentials, and the
-    square of one draw has one: (B28).
+    The m draws are not the label (scheme ``negatives``). 1 / S^2 is the integral of u exp(-u S) du.
+    In the square, a product of two different draws has two exponentials in place of factors T, and
+    the square of one draw has one exponential: (B28).
     """
-    e, dist = softmax(logits), without(q, label)
+    e, dist = softmax(logits), exclude_label(q, label)
     c = vectors - e @ vectors  # centred, so that sum_j p_j c_j = 0
     r = np.divide(e, dist, out=np.zeros(len(e)), where=dist > 0.0)
-    u = nodes(e[label] + r.max(), e[label] + r[dist > 0.0].min())
+    u = quadrature_nodes(e[label] + r.max(), e[label] + r[dist > 0.0].min())
     decay = np.exp(-np.outer(u, r / m))
     psi = decay / (decay @ dist)[:, None]
     theta = np.exp(-u * e[label]) * (decay @ dist) ** m
@@ -181,13 +186,13 @@ def mean_square(logits, label, q, m, vectors):
 
 
 def set_probabilities(q, m):
-    """Yield every set of m classes and the probability that m draws in turn give this set.
+    """Yield every set of m classes, and the probability that m draws without replacement give it.
 
-    Give each class a clock that rings after an exponential time with rate q_j. The first m classes
+    Give each class j a clock that rings after an exponential time of rate q_j. The first m classes
     to ring have the distribution of such draws, because exponential clocks have no memory: among
-    the clocks that have not rung, j is next with probability q_j over their sum. Condition on the
-    time t at which the last class of the set rings: the others of the set rang before t, and all
-    other classes after.
+    the clocks that have not rung, j is next with probability q_j divided by the sum of their rates.
+    Condition on the time t at which the last class of the set rings: the other classes of the set
+    have rung before t, and all classes outside the set ring after t.
     """
     q = np.asarray(q, dtype=float)
     t = np.exp(np.arange(-34.0 - math.log(q.max()), math.log(800.0 / q.min()), STEP))

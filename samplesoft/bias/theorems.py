@@ -1,8 +1,8 @@
-"""Theorems 1 and 2 of Rawat et al. (2019): as they are printed, and corrected.
+"""The bounds of Theorems 1 and 2 of Rawat et al. (2019), as printed and corrected.
 
-Neither holds as printed. Theorem 1 is of leading order only, and can fail even to that order.
-Eq. 20 of Theorem 2 lacks a normaliser. Section 17 of ``samplesoft/bias/README.md`` proves the
-corrected versions.
+Neither theorem holds as printed. Theorem 1 is of leading order in 1/m only, and can fail even to
+that order. Eq. 20 of Theorem 2 lacks a normaliser. Section 17 of ``samplesoft/bias/README.md``
+proves the corrected versions.
 """
 
 from __future__ import annotations
@@ -34,30 +34,31 @@ from samplesoft.bias.inputs import (
 from samplesoft.bias.negatives import Negatives, log_sum_exp, make_negatives
 from samplesoft.bias.numerics.summation import EPS, log_softmax
 
-COSINE_TOLERANCE = 1e-4  # norms of float32 embeddings are 1 up to about this
+COSINE_TOLERANCE = 1e-4  # normalised float32 vectors have norms of 1 up to about 1e-4
 TINY = float(np.finfo(np.float64).tiny)
-# A value counts as outside a bound only if it exceeds it by this fraction of the bound: far above
-# rounding errors, and far below relevant violations.
+# A value counts as outside a bound only if it exceeds the bound by this fraction of the bound,
+# which is far above rounding errors, and far below relevant violations.
 _RELATIVE_TOLERANCE = 1e-9
-_MAX_LOG_ROUNDING = 1e-3  # beyond it logits are so large that ratios have no correct digit
+# with a larger error of their logs (from very large logits), ratios have no correct digit
+_MAX_LOG_ROUNDING = 1e-3
 
 Scalar = Any  # a float for one example, an ndarray (B,) for a batch
 
 
-# Theorem 1, as printed, and corrected: true for every number of draws and every sign
+# Theorem 1: as printed, and corrected for every number of draws and every sign of g
 
 
 class Theorem1Terms(NamedTuple):
     """The terms of Theorem 1 that depend on the logits and the proposal, not on the parameters.
 
-    The bounds do not change when a constant is added to the logits, but the quantities of
-    eq. 12 do. They are given here for logits shifted so that the partition function Z is 1:
-    ``e^{o_j}`` becomes the probability p_j, and Z_t is 1 - p_t. To return to the printed units
-    multiply `second_moment` by Z^2, and `max_gap`, `deviation` and `negative_probs` by Z.
-    q is the proposal given "not the label" everywhere. Scalars are (B,) for a batch.
+    If a constant is added to the logits, the bounds do not change, but the quantities of eq. 12 do.
+    The fields are for logits shifted so that the partition function Z is 1: ``e^{o_j}`` is the
+    probability p_j, and Z_t is 1 - p_t. In the units of the paper, multiply `second_moment` by Z^2,
+    and `max_gap`, `deviation` and `negative_probs` by Z. q is the proposal given "not the label",
+    and ``r_j = p_j / q_j``. Scalars are arrays (B,) for a batch.
 
-    The last seven fields are for the corrected theorem. All of them except `variance` are rounded
-    up, by bounds on the rounding of themselves and of g.
+    The last seven fields are for the corrected theorem, eqs. (B51) and (B52). All of them except
+    `variance` are rounded up, by bounds on the rounding errors of the field and of g.
     """
 
     second_moment: Scalar  # sum_j p_j^2 / q_j over the negatives, the first quantity of eq. 12
@@ -68,21 +69,22 @@ class Theorem1Terms(NamedTuple):
     lb_sum: Scalar  # sum_k p_k |Z_t - p_k / q_k|, which eq. 10 multiplies by -M / m
     # (n,) or (B, n): p_j, and 0 at the label; the weights in g, and g itself for the logits
     negative_probs: FloatArray
-    variance: Scalar  # V, the variance of r, the factor of g
-    variance_above: Scalar
+    variance: Scalar  # V, the variance of r under q, the factor of g
+    variance_above: Scalar  # V, rounded up
     label_part: Scalar  # p_t V
     root: Scalar  # sqrt(V sum_j p_j^2 / q_j)
-    gap_above: Scalar  # the largest r minus the smallest
+    gap_above: Scalar  # the largest r minus the smallest r
     spread: Scalar  # sum_j p_j |r_j - Z_t| over the negatives
     shifted: Scalar  # sum_j p_j |r_j - Z_t - V|
 
     def bounds(
         self, g: ArrayLike, grad_bound: Scalar, num_sampled: int
     ) -> tuple[FloatArray, FloatArray]:
-        """Return the printed (LB, UB), each (P,) or (B, P), for any P parameters.
+        """Return the printed bounds LB and UB on the gradient's bias in P parameters.
 
-        `g` is ``sum_j p_j d o_j`` over the negatives (`negative_probs` where the parameters are
-        the logits), `grad_bound` is M, at least as large as every coordinate of every ``d o_i``.
+        Both are (P,) or (B, P). `g` is ``sum_j p_j d o_j`` over the negatives; it is
+        `negative_probs` if the parameters are the logits. `grad_bound` is M, at least as large as
+        the magnitude of every coordinate of every ``d o_i``.
         """
         m = as_count("num_sampled", num_sampled)
         weights, bound, unit = _divide_by_power_of_two(g, grad_bound, np.shape(self.ub1))
@@ -92,15 +94,17 @@ class Theorem1Terms(NamedTuple):
             # UB_1 g is 0 for g = 0, even if UB_1 overflowed
             signed = np.where(weights == 0.0, 0.0, ub1 * weights)
             upper = signed + 2.0 * bound[..., None] * ub2
-            # eq. 10; 0 - x instead of -x, which would give -0
+            # eq. 10; 0 - x, because -x would give -0 for x = 0
             lower = np.broadcast_to(0.0 - bound[..., None] * lb_sum, upper.shape)
         return ldexp_or_inf(lower, unit), ldexp_or_inf(upper, unit)
 
-    def reaches(self, grad_bound: Scalar, num_sampled: int) -> tuple[Scalar, Scalar, Scalar]:
-        """Return bounds on the distance of the bias from 0, from ``V g / m`` and from ``-V g / m``.
+    def distance_bounds(
+        self, grad_bound: Scalar, num_sampled: int
+    ) -> tuple[Scalar, Scalar, Scalar]:
+        """Return bounds on ``|bias|``, ``|bias - V g / m|`` and ``|bias + V g / m|``.
 
-        They are scalars, or (B,), for M = `grad_bound`. The first is at most 2M; the others are NaN
-        where they overflow.
+        Each holds for every coordinate of the gradient's bias, for M = `grad_bound`, and is a
+        scalar or (B,). The first is at most 2 M; the other two are NaN if they overflow.
         """
         m, bound = as_count("num_sampled", num_sampled), np.asarray(grad_bound)
         with np.errstate(all="ignore"):
@@ -121,13 +125,13 @@ class Theorem1Terms(NamedTuple):
     def corrected_bounds(
         self, g: ArrayLike, grad_bound: Scalar, num_sampled: int
     ) -> tuple[FloatArray, FloatArray]:
-        """Return (lower, upper), each (P,) or (B, P), eqs. (B51) and (B52).
+        """Return the corrected lower and upper bounds, each (P,) or (B, P), eqs. (B51) and (B52).
 
         The arguments are those of `bounds`.
         """
         weights, bound, unit = _divide_by_power_of_two(g, grad_bound, np.shape(self.variance))
         from_zero, from_lead, from_minus_lead = (
-            x[..., None] for x in self.reaches(bound, num_sampled)
+            x[..., None] for x in self.distance_bounds(bound, num_sampled)
         )
         with np.errstate(all="ignore"):
             lead = np.expand_dims(self.variance, -1) * weights / num_sampled
@@ -197,7 +201,10 @@ class Theorem1Bounds:
 
 
 def widened(bounds: Theorem1Bounds, slack: Any) -> tuple[FloatArray, FloatArray]:
-    """Return the lower and upper ends that `Theorem1Bounds.outside` compares a bias with."""
+    """Return the lower and upper bounds, moved outwards by `slack` and the relative tolerance.
+
+    `Theorem1Bounds.outside` compares a bias with them.
+    """
     low, high = bounds.lower - slack, bounds.upper + slack
     return low - _RELATIVE_TOLERANCE * np.abs(bounds.lower), high + _RELATIVE_TOLERANCE * np.abs(
         bounds.upper
@@ -207,21 +214,23 @@ def widened(bounds: Theorem1Bounds, slack: Any) -> tuple[FloatArray, FloatArray]
 def theorem1_terms(
     logits: ArrayLike, labels: Any, q: Any, *, h: ArrayLike | None = None
 ) -> Theorem1Terms:
-    """Return the parts of Theorem 1, equations 10 to 12, that depend on logits and proposal only.
+    """Return the terms of Theorem 1 (eqs. 10 to 12) that depend only on logits and proposal.
 
-    The arguments are those of `theorem1_bounds`: scalars for one example, arrays (B,) for a batch.
+    For the arguments, see `theorem1_bounds`. The terms are scalars for one example, and arrays (B,)
+    for a batch.
     """
     return theorem1_terms_of(check_inputs(logits, labels, q, 1, h=h))
 
 
 def theorem1_terms_of(inputs: Inputs) -> Theorem1Terms:
-    """Return `theorem1_terms` of checked inputs; their number of draws is ignored."""
+    """Return `theorem1_terms` for checked `inputs`, ignoring their number of draws."""
     return Theorem1Terms(
         *inputs.columns(_terms_of_negatives(make_negatives(*row)) for row in inputs.rows())
     )
 
 
 def _terms_of_negatives(negatives: Negatives) -> Theorem1Terms:
+    """Return the terms of Theorem 1 of one example, printed and corrected."""
     log_zt, log_ratio = negatives.log_zt, negatives.log_ratio
     log_p, log_deviation = negatives.log_p, negatives.log_deviation
     # sum_j q_j r_j^2 = Z_t^2 (1 + chi2), because the mean of r under q is Z_t
@@ -243,7 +252,7 @@ def _terms_of_negatives(negatives: Negatives) -> Theorem1Terms:
 
 
 def _corrected_terms(negatives: Negatives) -> dict[str, Scalar]:
-    """Return the terms of the corrected theorem, by field name."""
+    """Return the last seven fields of `Theorem1Terms`, for the corrected theorem, by name."""
     log_zt, log_ratio, log_p = negatives.log_zt, negatives.log_ratio, negatives.log_p
     unit = negatives.log_error_bound
     with np.errstate(all="ignore"):
@@ -254,7 +263,7 @@ def _corrected_terms(negatives: Negatives) -> dict[str, Scalar]:
         grow = 1.0 + 16.0 * unit
         rms = np.exp(log_zt + 0.5 * np.logaddexp(0.0, negatives.log_chi2)) * grow
         deviation = np.exp(log_zt + 0.5 * negatives.log_chi2)
-        # a relative rounding of each r changes the standard deviation by at most that part of rms
+        # a relative error e of every r changes the standard deviation of r by at most e times rms
         above = (deviation + np.expm1(4.0 * unit) * rms) * grow
         variance, variance_above = deviation * deviation, above * above
         centred = np.exp(log_p + log_zt + negatives.log_deviation) * np.sign(log_ratio)
@@ -286,10 +295,10 @@ def theorem1_bounds(
 ) -> Theorem1Bounds:
     """Return the printed bounds of Theorem 1 on the bias of a gradient.
 
-    The o(1/m) terms of eqs. 10 and 11 are dropped, as they must be to compute anything, so the
-    bounds are of leading order. They are reported for comparison and are not guaranteed: the
-    bias can lie outside them, also in the limit of many draws, where g has negative coordinates
-    and sometimes where it has none. `theorem1_corrected` and `finite_sample_bounds` always hold.
+    The o(1/m) terms of eqs. 10 and 11 are unknown, and are left out. So the bounds are of leading
+    order only. They are for comparison, and are not guaranteed: the bias can lie outside them, even
+    in the limit of many draws, if g has negative coordinates, and sometimes if g has none.
+    `theorem1_corrected` and `finite_sample_bounds` always hold.
 
     Parameters
     ----------
@@ -323,7 +332,8 @@ def theorem1_bounds(
 
     Examples
     --------
-    An example in which the theorem fails although g >= 0: m times the bias tends to 73.96.
+    The theorem fails for this example, although g >= 0: m times the bias tends to 73.96, above the
+    printed bound.
 
     >>> import numpy as np
     >>> from samplesoft import asymptotic_bias
@@ -335,11 +345,13 @@ def theorem1_bounds(
     73.96
     """
     inputs = check_inputs(logits, labels, q, num_sampled, h=h)
-    return _bounds_of(inputs, jacobian)
+    return _gradient_bounds(inputs, jacobian)
 
 
-def _bounds_of(inputs: Inputs, jacobian: ArrayLike, corrected: bool = False) -> Theorem1Bounds:
-    """Return the printed or the corrected bounds for a Jacobian."""
+def _gradient_bounds(
+    inputs: Inputs, jacobian: ArrayLike, corrected: bool = False
+) -> Theorem1Bounds:
+    """Return the printed or the corrected bounds on the bias of a gradient, given its Jacobian."""
     terms = theorem1_terms_of(inputs)
     jac = check_jacobian(jacobian, terms.negative_probs.shape)
     largest = np.max(np.abs(jac), axis=(-2, -1))
@@ -354,9 +366,10 @@ def _bounds_of(inputs: Inputs, jacobian: ArrayLike, corrected: bool = False) -> 
 def _divide_by_power_of_two(
     g: ArrayLike, grad_bound: Scalar, shape: tuple[int, ...]
 ) -> tuple[FloatArray, FloatArray, int]:
-    """Return g and M divided by 2**k, where the larger is between 1/2 and 1, and k.
+    """Check g and M; return them divided by 2**k, and k, so that their products do not overflow.
 
-    Products with g and M then do not overflow.
+    k is such that the larger of M and the largest magnitude in g is between 1/2 and 1 afterwards.
+    `shape` is the shape of the result for M, () or (B,).
     """
     require_host_array("g", g)
     weights, bound = np.asarray(g, dtype=np.float64), np.broadcast_to(grad_bound, shape)
@@ -371,9 +384,10 @@ def _divide_by_power_of_two(
 
 
 def _next_above(x: FloatArray) -> FloatArray:
-    """Return ``np.nextafter(x, inf)``, faster where all entries are positive and finite.
+    """Return ``np.nextafter(x, inf)``, the next larger floats.
 
-    The integer with the bits of a positive float, plus 1, has the bits of the next float.
+    If all entries are positive and finite, a faster method is used: read as an integer, the bits of
+    a positive float, plus 1, are the bits of the next larger float.
     """
     if x.ndim and x.min() > 0.0 and x.max() < np.inf:
         following: FloatArray = (np.ascontiguousarray(x).view(np.int64) + 1).view(np.float64)
@@ -392,13 +406,14 @@ def theorem1_corrected(
 ) -> Theorem1Bounds:
     """Bound the bias of a gradient in the terms of Theorem 1, where the printed bounds fail.
 
-    They hold for every number m of draws, whatever the signs of g. In the printed notation, with
-    ``V = sum_j e^{2 o_j} / q_j - Z_t^2`` and ``c_j = e^{o_j} / q_j - Z_t``, the simplest is
+    The corrected bounds hold for every number m of draws and all signs of g. In the notation of the
+    paper, with ``V = sum_j e^{2 o_j} / q_j - Z_t^2`` and ``c_j = e^{o_j} / q_j - Z_t``, the
+    simplest bound is
 
         ``|bias| <= 2 M / (m Z^2) sum_j e^{o_j} max(c_j, 0) <= 2 |LB|``
 
-    without a term o(1/m), and 2 is the smallest possible factor. For large m the bounds with g are
-    closer: for every number lambda
+    without a term o(1/m). The factor 2 is the smallest possible one. For large m, bounds that use g
+    are closer: for every real lambda
 
         ``|m Z^2 bias - (V / Z - lambda) g| <= M (sum_j e^{o_j} |c_j - lambda| + p_t V + R_m)``
 
@@ -406,14 +421,14 @@ def theorem1_corrected(
 
         ``R_m = (V sqrt(3 V / m + Delta^2 / m^2) + sqrt(V sum_j e^{2 o_j} / q_j) Delta / m) / Z``
 
-    and Delta is the largest ``|c_j - c_k|``, the second quantity of eq. 12. lambda is 0 (printed
-    form, in both directions) or V / Z, whichever gives the closer bound for a coordinate.
+    and Delta is the largest ``|c_j - c_k|``, the second quantity of eq. 12. For each coordinate,
+    lambda is 0 or V / Z, whichever gives the closer bound; 0 gives the form of the printed bounds.
 
     Parameters
     ----------
     logits, labels, q, num_sampled, jacobian, h
         As for `theorem1_bounds`. Subtracting a constant from a column of ``jacobian`` does not
-        change the bias, so that centring the columns makes M smaller.
+        change the bias. So centre the columns, which makes M smaller and the bounds closer.
 
     Returns
     -------
@@ -428,10 +443,10 @@ def theorem1_corrected(
 
     Notes
     -----
-    Section 17 of ``samplesoft/bias/README.md`` proves them, eqs. (B50) to (B52), and compares them
-    with the exact bias. They hold in floating point: each is moved outwards by a bound on its
-    rounding. They depend on a gradient only through M and g, which is useful in proofs. For
-    numbers, `FiniteSampleBounds.gradient` is closer.
+    Section 17 of ``samplesoft/bias/README.md`` proves the bounds, eqs. (B50) to (B52), and compares
+    them with the exact bias. They hold in floating point: each is moved outwards by a bound on its
+    rounding error. They depend on the gradient only through M and g, which is useful in proofs. In
+    computations, `FiniteSampleBounds.gradient` is closer.
 
     References
     ----------
@@ -440,8 +455,8 @@ def theorem1_corrected(
 
     Examples
     --------
-    The example of `theorem1_bounds`, where 1000 times the bias is 69.00 and the printed upper bound
-    40.88:
+    The example of `theorem1_bounds`, multiplied by m = 1000: the bias is 69.00, and the printed
+    upper bound 40.88.
 
     >>> import numpy as np
     >>> logits, q, jacobian = [0.0, 0.0, 0.0], [0.0, 0.999, 0.001], np.array([[1.0], [1.0], [0.0]])
@@ -450,7 +465,7 @@ def theorem1_corrected(
     -221.71 184.85
     """
     inputs = check_inputs(logits, labels, q, num_sampled, h=h)
-    return _bounds_of(inputs, jacobian, corrected=True)
+    return _gradient_bounds(inputs, jacobian, corrected=True)
 
 
 # Theorem 2
@@ -458,7 +473,7 @@ def theorem1_corrected(
 
 @dataclass(frozen=True)
 class Theorem2Ratio:
-    """Equation 20 for each negative class: the ratio, both centers, and the smallest gamma.
+    """Eq. 20 of Theorem 2 for each negative class: the ratio, both centers, the smallest gamma.
 
     Attributes
     ----------
@@ -477,7 +492,7 @@ class Theorem2Ratio:
         The smallest gamma with ``1 - 2 gamma <= ratio / center <= 1 + 4 gamma`` for every
         negative. The lower bound is trivial for gamma >= 1/2.
     num_negative : int
-        Number of estimates below 0, where q is no probability.
+        Number of estimates below 0, for which q is not a probability.
     """
 
     classes: IntArray
@@ -493,13 +508,14 @@ class Theorem2Ratio:
 def theorem2_ratio(
     cosine: ArrayLike, labels: int, estimates: ArrayLike, *, tau: float, nu: float
 ) -> Theorem2Ratio:
-    """Return the ratios of softmax to proposal (equation 20) for given estimates of the kernel.
+    """Return the ratios of softmax to proposal in eq. 20 of [1]_, given estimates of the kernel.
 
-    Logits are ``o_i = tau h.c_i`` and ``q_i = phi(c_i).phi(h) / C``, with the normalising
-    constant C and Z_t both summed over the negatives. Eq. 20 as printed lacks a normaliser: for
-    many features the estimates tend to ``e^{nu h.c_i}`` up to a factor, and the ratio tends to
-    ``e^{(tau - nu) h.c_i} Z_nu / Z_tau``, which is the printed center only if nu = tau.
-    `theorem2_corrected` bounds the probability of a given gamma before frequencies are drawn.
+    The logits are ``o_i = tau h.c_i``, and the proposal is ``q_i = phi(c_i).phi(h) / C``. The
+    normalising constant C and Z_t are sums over the negatives. Eq. 20 as printed lacks a
+    normaliser: for many features the estimates tend to ``e^{nu h.c_i}`` up to a factor, and the
+    ratio tends to ``e^{(tau - nu) h.c_i} Z_nu / Z_tau``. This is the printed center only if
+    nu = tau. `theorem2_corrected` bounds the probability that a given gamma is exceeded, before
+    frequencies are drawn.
 
     Parameters
     ----------
@@ -508,7 +524,7 @@ def theorem2_ratio(
     labels : int
         The true class of the example, which is excluded.
     estimates : array_like, shape (n,)
-        ``phi(c_i).phi(h)``, in any scale common to all classes; some may be negative.
+        ``phi(c_i).phi(h)``, up to a common positive factor; estimates may be negative.
     tau : float
         Inverse temperature of the softmax, greater than 0.
     nu : float
@@ -576,13 +592,19 @@ def theorem2_ratio(
 
 
 def _smallest_gamma(log_x: FloatArray) -> float:
-    """Return the least gamma >= 0 with ``1 - 2 gamma <= x <= 1 + 4 gamma`` for all x."""
+    """Return the smallest gamma >= 0 with ``1 - 2 gamma <= x <= 1 + 4 gamma`` for all x.
+
+    `log_x` (k,) are the logs of the x.
+    """
     excess = np.expm1(log_x)
     return float(max(-excess.min() / 2.0, excess.max() / 4.0, 0.0))
 
 
 def _check_cosine(cosine: ArrayLike, labels: int) -> tuple[FloatArray, IntArray]:
-    """Return the checked cosines (n,) of one example, and the indices (n - 1,) of the negatives."""
+    """Check the cosines and the label of one example.
+
+    Returns the cosines (n,) in float64, and the indices (n - 1,) of the negatives.
+    """
     cosines = as_real_array("cosine", cosine, (1,))
     n = cosines.size
     t = as_labels("labels", labels, n, ()).item()
@@ -626,17 +648,18 @@ class Theorem2Corrected:
 def theorem2_corrected(
     cosine: ArrayLike, labels: int, *, tau: float, nu: float, num_features: int, gamma: float
 ) -> Theorem2Corrected:
-    """Return the corrected versions of equation 20 and Corollary 1, without drawing frequencies.
+    """Return the corrected bounds of eq. 20 and Corollary 1 of [1]_, without drawing frequencies.
 
-    Logits are ``o_i = tau h.c_i`` and ``q_i`` is in proportion to ``phi(c_i).phi(h)`` of random
-    Fourier features of the Gaussian kernel ``K_i = e^{-nu (1 - h.c_i)}``. Except with the
-    probability `failure`, every estimate is within ``gamma K_i`` of ``K_i``, and then
+    The logits are ``o_i = tau h.c_i``, and ``q_i`` is proportional to ``phi(c_i).phi(h)``, with
+    random Fourier features phi of the Gaussian kernel ``K_i = e^{-nu (1 - h.c_i)}``. Except with
+    the probability `failure`, every estimate ``phi(c_i).phi(h)`` is within ``gamma K_i`` of
+    ``K_i``, and then
 
         ``k^-1 <= (e^{o_i} / q_i) / Z_t / (e^{(tau - nu) h.c_i} Z_nu / Z_tau) <= k``
 
     for ``k = (1 + gamma) / (1 - gamma)``, with ``Z_x = sum_j e^{x h.c_j}`` over the negatives. The
-    printed ``1 - 2 gamma`` and ``1 + 4 gamma`` are wider for gamma up to 1/2, and the printed
-    center lacks ``Z_nu / Z_tau``.
+    printed bounds ``1 - 2 gamma`` and ``1 + 4 gamma`` are wider for gamma up to 1/2, and the
+    printed center lacks the factor ``Z_nu / Z_tau``.
 
     Parameters
     ----------
@@ -655,13 +678,14 @@ def theorem2_corrected(
     Raises
     ------
     TypeError, ValueError
-        As `theorem2_ratio`, or if gamma is not below 1.
+        As for `theorem2_ratio`, or if gamma is not below 1.
 
     Notes
     -----
-    ``failure`` is a sum of Bernstein's bounds, at most ``2 n exp(-3 D gamma^2 e^{-4 nu} / 4)``:
-    section 17 of ``samplesoft/bias/README.md``, eqs. (B53) and (B54). It does not cover orthogonal
-    and structured frequencies, which are not independent, nor a tree that clips estimates.
+    ``failure`` is a sum of Bernstein's bounds over the classes, and at most
+    ``2 n exp(-3 D gamma^2 e^{-4 nu} / 4)``: section 17 of ``samplesoft/bias/README.md``, eqs. (B53)
+    and (B54). It holds neither for orthogonal and structured frequencies, which are not
+    independent, nor for a tree that clips estimates.
 
     References
     ----------
@@ -703,7 +727,7 @@ def theorem2_corrected(
         log_p = log_softmax(logits)[:-1]
         probs, joint = np.exp(log_p), np.exp(log_p + log_center)
         rest = float(probs.sum())  # 1 - p_t
-        # two bounds on the mean excess of r over Z_t, in units of Z_t
+        # two upper bounds on the mean of max(r - Z_t, 0) / Z_t, of which the smaller one is used
         at_once = np.maximum(kappa * joint - probs, 0.0).sum()
         apart = np.maximum(joint - probs, 0.0).sum()
         apart += rest * center.max() ** 2 * 0.5 * gamma / (1.0 - gamma)

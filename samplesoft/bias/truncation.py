@@ -74,14 +74,15 @@ def truncated_bias(logits: ArrayLike, labels: Any, ids: Any) -> ExactBias:
         gaps = np.maximum(rows - np.where(inside, tops[0][:, None], tops[1][:, None]), -1e300)
         weights = np.exp(gaps)
         masses = [weights.sum(axis=1, where=mask) for mask in (inside, ~inside)]
-        # log(mass / p(A)): -inf where no class is outside; otherwise the sum is at least 1
+        # log((1 - p(A)) / p(A)): -inf if no class is outside A; otherwise the sum outside A, in
+        # units of its largest term, is at least 1
         odds = tops[1] - tops[0] + np.log(np.maximum(masses[1], 1.0) / masses[0])
     fractions = weights / np.where(inside, masses[0][:, None], masses[1][:, None])
     mass = expit(odds)[:, None]
     bias = np.where(inside, fractions, -fractions) * mass
     probs = fractions * np.where(inside, expit(-odds)[:, None], mass)
     loss_bias = 0.0 - np.logaddexp(0.0, odds)
-    # relative errors: of the sums, of exponentials of rounded gaps, and of the odds
+    # relative errors: of the sums, of the odds, and of exponentials of rounded differences
     unit = _EPS * (16.0 + np.log2(n))
     of_odds = _EPS * np.abs(np.where(np.isfinite(odds), odds, 0.0))
     relative = unit + (of_odds * expit(-odds))[:, None] + _EPS * np.abs(gaps)
