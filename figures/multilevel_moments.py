@@ -21,7 +21,7 @@ from samplesoft.bias.bounds.finite import require_bounds
 from samplesoft.bias.inputs import check_inputs
 from samplesoft.bias.moments.draws import numerator_moments
 from samplesoft.bias.moments.gradient import check_class_vectors
-from samplesoft.bias.moments.squares import centre
+from samplesoft.bias.moments.squares import center_vectors
 from samplesoft.bias.with_replacement.atoms import make_atoms
 from samplesoft.bias.with_replacement.draws import Draws, make_draws
 from samplesoft.bias.with_replacement.nodes import compute_decay_rates, evaluate_nodes
@@ -168,7 +168,7 @@ def gradient_levels(law: Draws, vectors: FloatArray, last: int) -> LevelMoments:
     kinds = np.count_nonzero(law.drawn) + (law.weightless > 0.0)  # of draws
     if law.other_mass == 0.0 or kinds == 1:  # draws are all alike
         return LevelMoments(np.zeros(last + 1), np.zeros(last + 1), 0.0, 0.0)
-    centred = centre(vectors, law.probs)
+    centred = center_vectors(vectors, law.probs)
     with np.errstate(under="ignore", over="ignore"):
         return _climb(law, centred, _make_expectations(law, centred, last), last)
 

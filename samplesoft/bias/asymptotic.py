@@ -121,9 +121,10 @@ class SelfNormalizedTerms:
     leading_bias : ndarray, shape (n,) or (B, n)
         The term of order 1/m of the bias ``E[p'] - p`` of each class, in probability.
     agapiou_bound : float or ndarray (B,)
-        ``12 rho / m``, a bound on the L1 norm of the bias; infinite beyond float64.
+        ``12 rho / m``, a bound on the L1 norm of the bias; infinite if it overflows.
     cauchy_schwarz_bound : float or ndarray (B,)
-        A bound on the same norm, at most ``2 rho / m``; 0 up to rounding where r is constant.
+        Another bound on the L1 norm of the bias, at most ``2 rho / m``; 0 up to rounding if r is
+        constant.
     effective_sample_size : float or ndarray (B,)
         ``m / rho`` in draws, from 0 to m.
     """
@@ -150,8 +151,8 @@ def self_normalized_terms(
     ``S = a + mean of r`` with ``a = e^{o_t}`` and ``r_j = e^{o_j} / q_j``, where r = 0 for a masked
     draw of the label. So S is the mean of ``w = a + r``. The expectation of a function phi under p'
     is the mean of ``w g`` divided by the mean of w, with ``g = (a phi_t + r phi(s)) / w`` between
-    the smallest and the largest phi. This is the plain estimator for other weights and functions.
-    Results for bounded functions carry over, with
+    the smallest and the largest phi. So this is the plain estimator, with the weight w in place of
+    r and the function g in place of phi. Results for bounded functions carry over, with
     ``rho = E[w^2] / E[w]^2 = 1 + Var[r] / Z^2``:
 
     - the leading term of the bias, ``-E[w^2 (g - E p')] / (m Z^2)`` to first order, as in [2]_,

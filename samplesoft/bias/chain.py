@@ -124,7 +124,7 @@ def metropolis_bias(
         chain, p = make_chain(log_p, log_q), np.exp(log_p)
         with np.errstate(divide="ignore"):
             near = log_p - np.log(distribution)
-        # distribution - p cancels where they are similar: use -distribution expm1(log(p / it))
+        # distribution - p cancels if both are similar: use distribution * -expm1(log of the ratio)
         of_ratio = -distribution * np.expm1(
             np.clip(near, -_MAX_NEAR_LOG_RATIO, _MAX_NEAR_LOG_RATIO)
         )

@@ -105,11 +105,11 @@ def check_inputs(
     """Check the common arguments of the bias functions, and copy them from a GPU.
 
     The arguments are those of `samplesoft.exact_bias`; the result holds float64 and int64 arrays
-    of a batch. The flags say what the caller supports: `takes_certain` always-included classes
-    (which a sampler may have), `takes_missing` classes that are never drawn, `takes_distinct` draws
-    without replacement. `require` raises for unsupported schemes, and replaces `takes_distinct`.
-    Raises TypeError or ValueError if an argument is malformed, or the proposal misses a class that
-    the scheme needs.
+    of a batch. The flags are True if the caller supports always-included classes, which a sampler
+    may have (`takes_certain`), classes that are never drawn (`takes_missing`), and draws without
+    replacement (`takes_distinct`). `require` is a function that raises for unsupported schemes, in
+    place of `takes_distinct`. Raises TypeError or ValueError if an argument is malformed, or the
+    proposal misses a class that the scheme needs.
     """
     known_scheme = _find_scheme(scheme, takes_distinct, require)
     if not takes_certain:
@@ -316,7 +316,7 @@ def is_dask(value: Any) -> bool:
 
 
 def require_only_chunks(**others: Any) -> None:
-    """Raise ValueError if an argument is not None that is unsupported for Dask arrays."""
+    """Raise ValueError if any of the arguments is not None, as Dask arrays support none of them."""
     unsupported = [f"`{name}`" for name, value in others.items() if value is not None]
     if unsupported:
         raise ValueError(

@@ -44,9 +44,9 @@ class MonteCarloBias:
     stderr : ndarray, shape (n,) or (B, n)
         Standard error of `bias`; 0 for a class that no trial drew.
     loss_bias : float or ndarray, shape (B,)
-        Mean of the sampled loss minus the full softmax loss; infinite beyond float64.
+        Mean of the sampled loss minus the full softmax loss; infinite if it overflows.
     loss_stderr : float or ndarray, shape (B,)
-        Standard error of `loss_bias`; infinite where squares of the losses are beyond float64.
+        Standard error of `loss_bias`; infinite if the squares of the losses overflow.
     num_trials : int
         Number of trials.
     """
@@ -445,9 +445,8 @@ def _draw_trial(
     num_draws = plan.num_draws
     if len(plan.num_draws_cdf) > 0:
         num_random = count_below(plan.num_draws_cdf, uniform(key, position))
-        num_draws += min(
-            num_random, len(plan.num_draws_cdf) - 1
-        )  # a uniform may exceed the last value
+        # the uniform may exceed the last value of the cdf, which is rounded
+        num_draws += min(num_random, len(plan.num_draws_cdf) - 1)
     for i in range(num_draws):
         word = mix64(key, position + np.uint64(i + 1))
         j = alias_draw(word, plan.thresholds, plan.alias)

@@ -67,9 +67,10 @@ from samplesoft.kernels.sort_ids import count_below
 _ATOMS_PER_CHUNK = 2048
 _MIN_TERMS_PER_THREAD = 1 << 13  # nodes times atoms
 _MAX_CELL_DECAY = np.log(2.0)  # largest l in cells: classes with pi > 1/2 are separate atoms
-_CLASSES_PER_LONE_ATOM = 256  # at most one class in 256 leaves the cells to shrink their range of l
-_MAX_CELL_LOG_W = 1e6  # nats
-_INTERPOLATION_ERROR = 1e-16  # relative
+# at most one class in 256 is taken out of the cells, to make their range of l smaller
+_CLASSES_PER_LONE_ATOM = 256
+_MAX_CELL_LOG_W = 1e6  # largest |log w| in cells, in nats
+_INTERPOLATION_ERROR = 1e-16  # relative error of the interpolation in l
 _MAX_KAPPA_OF_DEVIATION = 1.0 / 3.0  # above it w / W - 1 > 1, which the kernels do not use
 _CLASSES_PER_CHUNK = 1 << 13
 _ATOMS_PER_BLOCK = 512
@@ -82,8 +83,9 @@ _MAX_Y_OF_LIKELY = 40.0  # for smaller y and pi > 1/2, log f + pi y is expanded 
 def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> ExampleBias:
     """Return the exact bias of one example with inclusion probabilities `q` (n,).
 
-    E[p'_j] = e_j int exp(-u (a + w_j)) prod_{k != j} (1 - q_k + q_k exp(-u w_k)) du with
-    w = e / q, where a is the mass of the label and of other classes with q = 1, eq. (B26).
+    The bias is E[p'] minus the softmax e. For a class j with q < 1, the expectation is, eq. (B26),
+    ``E[p'_j] = e_j int exp(-u (a + w_j)) prod_{k != j} (1 - q_k + q_k exp(-u w_k)) du``, where
+    w = e / q, and a is the softmax mass of the label and of all classes with q = 1.
     """
     draws = make_inclusion_draws(logits, label, q)
     probs, always_in, classes, unit = (
@@ -174,9 +176,8 @@ class InclusionNodes(NamedTuple):
     weights: FloatArray  # E exp(-u S) times the quadrature weight of du / u
     base_terms: FloatArray  # terms of the flow (B6) of the base mass, proportional to 1 - psi_R
     loss_terms: FloatArray  # terms of E[log S]
-    loss_magnitudes: (
-        FloatArray  # magnitudes of the summands of `loss_terms`, for its rounding error
-    )
+    # magnitudes of the summands from which `loss_terms` are computed, for their rounding errors
+    loss_magnitudes: FloatArray
 
 
 def make_inclusion_nodes(
@@ -202,7 +203,7 @@ def make_inclusion_nodes(
 
 
 def log_total_mass(log_masses: FloatArray) -> float:
-    """Return ``log(sum(exp(log_masses)))`` (k,); the log of a single mass is returned unchanged."""
+    """Return ``log(sum(exp(log_masses)))`` for `log_masses` (k,); a single entry is unchanged."""
     if len(log_masses) == 1:
         return float(log_masses[0])
     top = log_masses.max()
@@ -262,7 +263,7 @@ class _ClassesInCells:
 
 @dataclass(frozen=True)
 class InclusionAtoms:
-    """A atoms that represent all randomly included classes, sorted by log w.
+    """The A atoms that represent all randomly included classes, sorted by log w.
 
     Before sorting, the classes that are in no cell came first, followed by the nodes of the cells.
     """
@@ -295,13 +296,13 @@ def make_included_classes(
     contrast = np.zeros(len(pi))
     at_reference = float(logits[reference]), float(pi[reference]), float(log_w[reference])
 
-    def work(part: slice) -> None:
-        of_part = pi[part]  # also passed as p: its sums are not used
+    def write_contrasts(part: slice) -> None:
+        of_part = pi[part]  # also passed as p, whose sums are not used here
         relative_ratios(
             logits[part], log_w[part], of_part, of_part, of_part, at_reference, contrast[part]
         )
 
-    thread_each(work, chunks(len(pi), CLASS_CHUNK))
+    thread_each(write_contrasts, chunks(len(pi), CLASS_CHUNK))
     return IncludedClasses(
         log_w, pi, decay, contrast, float(log_w[reference]), float(pi[reference])
     )
@@ -384,12 +385,12 @@ def _log_products_at_nodes(atoms: InclusionAtoms, x: FloatArray) -> FloatArray:
     """
     sums = np.empty((len(x), 2))
 
-    def work(part: slice) -> None:
+    def write_products(part: slice) -> None:
         log_products(x[part], atoms.points.log_w, atoms.points.pi, atoms.counts, sums[part])
 
     # each call of `log_products` first sums over all atoms, so a chunk must have enough nodes
     least = max(32, _MIN_TERMS_PER_THREAD // max(len(atoms.unsorted_index), 1))
-    thread_each(work, chunks(len(x), max(least, -(-len(x) // (4 * num_threads())))))
+    thread_each(write_products, chunks(len(x), max(least, -(-len(x) // (4 * num_threads())))))
     return sums
 
 
@@ -403,17 +404,17 @@ def _integrate_flows(
     """
     integrals = np.empty((4, len(atoms.unsorted_index)))
 
-    def integrate(part: slice) -> None:
+    def integrate_slice(part: slice) -> None:
         of_part = np.zeros((4, part.stop - part.start))
         points = _slice_points(atoms.points, part)
         atom_integrals(x, weights, points, included.log_w_ref, included.pi_ref, of_part)
         integrals[:, atoms.unsorted_index[part]] = of_part
 
-    thread_each(integrate, chunks(len(atoms.unsorted_index), _ATOMS_PER_CHUNK))
+    thread_each(integrate_slice, chunks(len(atoms.unsorted_index), _ATOMS_PER_CHUNK))
     lone, cells = atoms.lone_classes, atoms.cells
     flows = np.zeros(len(included.pi))
 
-    def combine(ids: IntArray, values: FloatArray, changes: FloatArray) -> FloatArray:
+    def write_flows(ids: IntArray, values: FloatArray, changes: FloatArray) -> FloatArray:
         """Write the flows of classes `ids` to `flows`; return the three sums over these classes."""
         pi = included.pi[ids]
         scales = pi * np.stack([(1.0 - pi) * included.contrast[ids], included.pi_ref - pi])
@@ -422,19 +423,19 @@ def _integrate_flows(
         return np.array([flows[ids].sum(), np.abs(parts).sum(), np.abs(scales * changes).sum()])
 
     at_lone = integrals[:, : len(lone)]
-    sums = combine(lone, at_lone[:2], at_lone[:2] - at_lone[2:])
+    sums = write_flows(lone, at_lone[:2], at_lone[:2] - at_lone[2:])
     values = integrals[:, len(lone) :].reshape(4, cells.num_cells, cells.degree, DEGREE)
     coarse = np.abs(values[:2] - values[2:]).max(axis=(2, 3), initial=0.0)
     coefficients = panels.to_coefficients(cells.degree).T @ values[:2] @ panels.to_coefficients()
     coefficients = np.concatenate(list(coefficients), axis=1)  # of A and then of B, see (B43)
 
-    def evaluate(part: slice) -> FloatArray:
+    def interpolate_flows(part: slice) -> FloatArray:
         ids, slot, s, in_l = cells.locate(part)
         of_powers = panels.evaluate(slot, s, coefficients).reshape(2, cells.degree, len(ids))
-        return combine(ids, np.einsum("hlj,lj->hj", of_powers, in_l), coarse[:, slot])
+        return write_flows(ids, np.einsum("hlj,lj->hj", of_powers, in_l), coarse[:, slot])
 
     for chunk in thread_map(
-        evaluate, chunks(len(flows) if cells.num_cells else 0, _CLASSES_PER_CHUNK)
+        interpolate_flows, chunks(len(flows) if cells.num_cells else 0, _CLASSES_PER_CHUNK)
     ):
         sums += chunk
     return flows, float(sums[0]), float(sums[1]), float(sums[2])

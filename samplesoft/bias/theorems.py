@@ -62,12 +62,14 @@ class Theorem1Terms(NamedTuple):
     """
 
     second_moment: Scalar  # sum_j p_j^2 / q_j over the negatives, the first quantity of eq. 12
-    max_gap: Scalar  # max_{j, j'} |p_j / q_j - p_j' / q_j'| over the negatives, the second
-    deviation: FloatArray  # (n,) or (B, n): |Z_t - p_k / q_k|, the third; 0 at the label
-    ub1: Scalar  # m UB_1 of eq. 11: the variance second_moment - Z_t^2, without the subtraction
+    max_gap: Scalar  # max_{j, j'} |r_j - r_j'| over the negatives, the second quantity of eq. 12
+    # (n,) or (B, n): |Z_t - r_k|, the third quantity of eq. 12; 0 at the label
+    deviation: FloatArray
+    # m UB_1 of eq. 11: the variance second_moment - Z_t^2, computed without this subtraction
+    ub1: Scalar
     ub2: Scalar  # UB_2 of eq. 11: max_gap Z_t / (1 + second_moment)
-    lb_sum: Scalar  # sum_k p_k |Z_t - p_k / q_k|, which eq. 10 multiplies by -M / m
-    # (n,) or (B, n): p_j, and 0 at the label; the weights in g, and g itself for the logits
+    lb_sum: Scalar  # sum_k p_k |Z_t - r_k|, which eq. 10 multiplies by -M / m
+    # (n,) or (B, n): p_j, and 0 at the label. It is g if the parameters are the logits.
     negative_probs: FloatArray
     variance: Scalar  # V, the variance of r under q, the factor of g
     variance_above: Scalar  # V, rounded up
@@ -75,7 +77,7 @@ class Theorem1Terms(NamedTuple):
     root: Scalar  # sqrt(V sum_j p_j^2 / q_j)
     gap_above: Scalar  # the largest r minus the smallest r
     spread: Scalar  # sum_j p_j |r_j - Z_t| over the negatives
-    shifted: Scalar  # sum_j p_j |r_j - Z_t - V|
+    shifted: Scalar  # sum_j p_j |r_j - Z_t - V| over the negatives
 
     def bounds(
         self, g: ArrayLike, grad_bound: Scalar, num_sampled: int
@@ -115,7 +117,7 @@ class Theorem1Terms(NamedTuple):
             remainder += self.label_part
             from_lead, from_minus_lead = self.spread + remainder, self.shifted + variance_above
             from_zero = np.fmin(self.spread + variance_above, self.shifted + remainder)
-            # 2M holds because p and p' sum to 1
+            # the bound 2 M holds because p and p' sum to 1
             return (
                 np.fmin(from_zero * bound / m, 2.0 * bound),
                 from_lead * bound / m,
@@ -152,7 +154,7 @@ class Theorem1Bounds:
     g : ndarray, shape (P,) or (B, P)
         ``sum_j p_j d o_j`` over the negatives: the printed g divided by Z.
     grad_bound : float or ndarray (B,)
-        M.
+        M, the largest magnitude of a derivative of a logit.
     terms : Theorem1Terms
         The terms that do not depend on the parameters: the three quantities of eq. 12 and the
         scalars of both bounds, printed and corrected.
@@ -166,7 +168,10 @@ class Theorem1Bounds:
 
     @property
     def sign_holds(self) -> NDArray[np.bool_]:
-        """Whether g >= 0 for each coordinate, (P,) or (B, P): the case that UB is derived for."""
+        """Whether g >= 0 for each coordinate, (P,) or (B, P).
+
+        The paper derives UB for this case, but UB can fail even then.
+        """
         return self.g >= 0.0
 
     @property
@@ -176,7 +181,7 @@ class Theorem1Bounds:
         return condition if condition.ndim else bool(condition)
 
     def outside(self, values: ArrayLike, slack: Any = 0.0) -> NDArray[np.bool_]:
-        """Return which coordinates of a bias lie outside the bounds.
+        """Return whether each coordinate of a bias lies outside the bounds.
 
         `values` (P,) or (B, P) are the bias, or its limit divided by the number of draws. A value
         is outside if it exceeds the bound by more than 1e-9 of the bound plus `slack`, a float or
@@ -184,7 +189,7 @@ class Theorem1Bounds:
 
         Examples
         --------
-        All coordinates outside the bounds have g < 0 here:
+        In this example, all coordinates outside the bounds have g < 0:
 
         >>> import numpy as np
         >>> import samplesoft
@@ -478,10 +483,10 @@ class Theorem2Ratio:
     Attributes
     ----------
     classes : ndarray of int, shape (n - 1,)
-        Class indices of the negatives, the order of the arrays below.
+        Class indices of the negatives, in the order of the arrays below.
     ratio : ndarray, shape (n - 1,)
-        ``|e^{o_i} / q_i| / Z_t``, which is 1 where q is the softmax of the negatives; infinite
-        where an estimate is 0.
+        ``|e^{o_i} / q_i| / Z_t``, which is 1 if q is the softmax of the negatives; infinite if an
+        estimate is 0.
     printed_center : ndarray, shape (n - 1,)
         ``e^{(tau - nu) h.c_i}``, as printed in eq. 20.
     corrected_center : ndarray, shape (n - 1,)
@@ -626,9 +631,9 @@ class Theorem2Corrected:
     Attributes
     ----------
     classes : ndarray of int, shape (n - 1,)
-        Class indices of the negatives, the order of the arrays below.
+        Class indices of the negatives, in the order of the arrays below.
     lower, upper : ndarray, shape (n - 1,)
-        Bounds on ``(e^{o_i} / q_i) / Z_t``, which is 1 where q is the softmax of the negatives.
+        Bounds on ``(e^{o_i} / q_i) / Z_t``, which is 1 if q is the softmax of the negatives.
     failure : float
         A bound on the probability, over the frequencies, that any ratio is outside its bounds or
         any estimate is not positive; at most 1.

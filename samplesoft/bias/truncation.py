@@ -18,9 +18,10 @@ def truncated_bias(logits: ArrayLike, labels: Any, ids: Any) -> ExactBias:
     """Compute the exact bias of a softmax over the label and a given set of other classes.
 
     With the set A of the label and `ids`, ``p'_i = p_i / p(A)`` in A and 0 elsewhere. Because A is
-    not random, errors do not average out: every step has this bias. Examples are the highest scores
-    as hard negatives, the buckets of SCE [1]_ and RECE [2]_ given their hashes, distillation from
-    the k best classes, and nearest neighbours that an index found for an older model.
+    not random, errors do not average out: every step has this bias. Examples of `ids` are the
+    classes with the highest scores, as hard negatives; the buckets of SCE [1]_ and RECE [2]_, given
+    their hashes; the k best classes in distillation; and nearest neighbours that an index found for
+    an older model.
 
     Parameters
     ----------

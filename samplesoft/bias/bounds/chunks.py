@@ -33,7 +33,7 @@ class SpreadSums(Pass):
 
     @classmethod
     def after(cls, results: PassResults) -> Any:
-        """Return this pass, given the `results` of the first three, or the bounds if trivial."""
+        """Return this pass, or the bounds if they are trivial, from the first three passes."""
         trivial = trivial_bounds(negative_sums(results.draws), 1)
         return cls(results) if trivial is None else _TrivialBounds(*trivial)
 
@@ -101,7 +101,7 @@ class EndSums(Pass):
         return np.stack(tighten_by_zero_sum(lower, upper, self.ends, self.negatives.num))
 
     def _loose_bounds(self, start: int, logits: Any, q: Any) -> tuple[FloatArray, FloatArray]:
-        """Return the lower and upper bounds, both (k,), before they are tightened."""
+        """Return the lower and upper bounds of a chunk, both (k,), before they are tightened."""
         columns, label = _logs_of_chunk(self.results, self.negatives, start, logits, q)
         return self.bounds.bounds_of_classes(label, columns)
 

@@ -212,10 +212,12 @@ def finite_sample_bounds(
         require_only_chunks(h=h)
         as_scheme(scheme, require=require_bounds)
 
-        def make(label: int) -> BiasSums:
+        def make_first_pass(label: int) -> BiasSums:
             return BiasSums(num_sampled, label, scheme).then(SpreadSums.after)
 
-        return FiniteSampleBounds(*run_passes_on_dask(logits, labels, q, make, bounds_of_chunk)[0])
+        return FiniteSampleBounds(
+            *run_passes_on_dask(logits, labels, q, make_first_pass, bounds_of_chunk)[0]
+        )
     return finite_sample_bounds_of(
         check_inputs(logits, labels, q, num_sampled, scheme, h, require=_require_set_or_bounds)
     )

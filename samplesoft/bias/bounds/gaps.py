@@ -145,10 +145,10 @@ class GapBounds:
         kept = high > 0.0
         sums = np.empty((2, len(base)))
 
-        def work(part: slice) -> None:
+        def bound_slice(part: slice) -> None:
             _exponential_sums(base[part], u[kept], low[kept], high[kept], sums[:, part])
 
-        thread_each(work, chunks(len(base), _BASES_PER_CHUNK))
+        thread_each(bound_slice, chunks(len(base), _BASES_PER_CHUNK))
         variance = math.exp(min(self._log_variance[1], LARGEST_EXPONENT))
         sums[1] += _sum_before_first_node(float(u[0]), step, variance * draws / m**2)
         widen = trapezoid_error(step) + 2.0 * FARTHEST_EXPONENT * slack + TRANSFORM_ROUNDING

@@ -29,7 +29,8 @@ class NumSampled:
     exact : int or ndarray of int, shape (B,)
         The smallest m, by `samplesoft.exact_bias`.
     guaranteed : int or ndarray of int, shape (B,)
-        The smallest m found for which `samplesoft.finite_sample_bounds` prove it.
+        The smallest m found for which `samplesoft.finite_sample_bounds` prove that the norm is at
+        most the given value.
     """
 
     exact: Any
@@ -47,7 +48,7 @@ def num_sampled_for(
 ) -> NumSampled:
     """Return the number of draws for which the bias has an L1 norm of at most ``bias``.
 
-    With more draws the bias stays at most ``bias``.
+    For any larger number of draws, the norm is at most ``bias``, too.
 
     Parameters
     ----------
@@ -98,16 +99,16 @@ def num_sampled_for(
 def _exact_and_guaranteed(example: Example, scheme: Scheme, target: float) -> tuple[int, int]:
     """Return the smallest number of draws of one example by the exact bias, and by its bounds."""
 
-    def exact(m: int) -> float:
+    def exact_norm(m: int) -> float:
         return float(np.abs(with_replacement_bias(*example, m, scheme).bias).sum())
 
-    def bound(m: int) -> float:
+    def norm_bound(m: int) -> float:
         lower, upper = example_bounds(make_draws(*example, m, scheme))
         # the bias sums to 0: its L1 norm is twice its positive part, and twice its negative part
         return 2.0 * float(min(np.maximum(upper, 0.0).sum(), np.maximum(-lower, 0.0).sum()))
 
-    least = least_num_sampled(exact, 1, target)
-    return least, least_num_sampled(bound, least, target)
+    least = least_num_sampled(exact_norm, 1, target)
+    return least, least_num_sampled(norm_bound, least, target)
 
 
 def least_num_sampled(norm: Callable[[int], float], first: int, target: float) -> int:
@@ -117,10 +118,10 @@ def least_num_sampled(norm: Callable[[int], float], first: int, target: float) -
     The search finds its root by regula falsi with the Illinois modification.
     """
 
-    def excess(m: int) -> float:
+    def log_excess(m: int) -> float:
         return math.log(max(norm(m), _MIN_NORM)) - math.log(target)
 
-    low, above = first, excess(first)
+    low, above = first, log_excess(first)
     if above <= 0.0:
         return first
     high, below = low, above
@@ -132,13 +133,13 @@ def least_num_sampled(norm: Callable[[int], float], first: int, target: float) -
                 f"`bias` must be one that {LARGEST_COUNT:.0e} draws can reach, got {target:g}; "
                 "give a larger one."
             )
-        below = excess(high)
+        below = log_excess(high)
     last_sign = 0.0
     while high - low > 1:
         fraction = above / (above - below)
         middle = round(math.exp((1.0 - fraction) * math.log(low) + fraction * math.log(high)))
         middle = min(max(middle, low + 1), high - 1)
-        at_middle = excess(middle)
+        at_middle = log_excess(middle)
         if at_middle > 0.0:
             low, above = middle, at_middle
             below *= 0.5 if last_sign > 0.0 else 1.0

@@ -20,10 +20,10 @@ def bias_of_dask(
 ) -> tuple[Any, ...]:
     """Return the fields of `ExactBias` for Dask arrays (n,) or (B, n); array fields are lazy."""
 
-    def make(label: int) -> BiasSums:
+    def make_first_pass(label: int) -> BiasSums:
         return BiasSums(num_sampled, label, scheme)
 
-    columns, results = run_passes_on_dask(logits, labels, q, make, ChunkBias.both)
+    columns, results = run_passes_on_dask(logits, labels, q, make_first_pass, ChunkBias.both)
     scalars = [[getattr(result, name) for result in results] for name in ChunkBias.SCALARS]
     if columns.ndim == 2:
         return (*columns, *(values[0] for values in scalars))
@@ -34,14 +34,14 @@ def run_passes_on_dask(
     logits: Any,
     labels: Any,
     q: Any,
-    make: Callable[[int], Any],
+    make_first_pass: Callable[[int], Any],
     columns: Callable[..., FloatArray],
     vectors: Any = None,
 ) -> tuple[Any, list[Any]]:
     """Run all passes over Dask arrays `logits` and `q`, (n,) or (B, n), for each example.
 
-    The first pass of an example is ``make(label)``. Passes with `takes_vectors` also get the rows
-    of `vectors` (n, d).
+    The first pass of an example is ``make_first_pass(label)``. Passes with `takes_vectors` also get
+    the rows of `vectors` (n, d).
 
     Returns a lazy array (2, n) or (2, B, n), and the list of the results of the last passes. The
     chunks of the lazy array are ``columns(result, start, logits, q)`` (2, k) of each chunk.
@@ -58,12 +58,12 @@ def run_passes_on_dask(
         )
     if o.ndim == 1:
         label = as_labels("labels", labels, len(o), ()).item()
-        lazy, result = _run_passes_of_example(o, proposal, make(label), columns, vectors)
+        lazy, result = _run_passes_of_example(o, proposal, make_first_pass(label), columns, vectors)
         return lazy, [result]
     proposals = da.broadcast_to(proposal, o.shape)
     targets = as_labels("labels", labels, o.shape[1], o.shape[:1])
     rows = [
-        _run_passes_of_example(o[i], proposals[i], make(t), columns, vectors)
+        _run_passes_of_example(o[i], proposals[i], make_first_pass(t), columns, vectors)
         for i, t in enumerate(targets.tolist())
     ]
     return da.stack([lazy for lazy, _ in rows], axis=1), [result for _, result in rows]

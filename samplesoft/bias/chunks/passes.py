@@ -209,7 +209,7 @@ class BiasSums(Pass):
 class PassResults(NamedTuple):
     """Results of the finished passes: the totals, then the ratios, then the atoms.
 
-    A pair is a class together with the label, if the label is itself a draw, eq. (B12).
+    If the label is itself a draw of S, each class is also paired with the label, eq. (B12).
     """
 
     totals: Totals

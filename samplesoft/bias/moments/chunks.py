@@ -60,12 +60,12 @@ def moments_of_dask(
             f"`logits`, got shape {vectors.shape}."
         )
 
-    def make(label: int) -> BiasSums:
+    def make_first_pass(label: int) -> BiasSums:
         sums = BiasSums(num_sampled, label, scheme)
         require_no_jackknife(sums.scheme)
         return sums.then(_Means)
 
-    _, rows = run_passes_on_dask(logits, labels, q, make, ChunkBias.both, vectors)
+    _, rows = run_passes_on_dask(logits, labels, q, make_first_pass, ChunkBias.both, vectors)
     columns = [scale * scale * np.array(column) for column in zip(*rows, strict=True)]
     if logits.ndim == 1:
         return [float(column[0]) for column in columns]
@@ -112,7 +112,10 @@ class _Means(Pass):
         return self
 
     def merge(self, other: _Means) -> _Means:
-        """Add the sums of `other` and return self; both are moved to the origin of larger p."""
+        """Add the sums of `other` and return self.
+
+        The vectors of both are first measured from the same origin, the one with the larger p.
+        """
         if not len(other.origin):
             return self
         if not len(self.origin):

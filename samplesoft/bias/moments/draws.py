@@ -197,11 +197,12 @@ def _count_moments(draws: Draws, log_theta: FloatArray) -> tuple[FloatArray, Flo
 def _label_coefficient(
     draws: Draws, nodes: Nodes, log_half: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the coefficient (K,) of the label's vector in v A, without draws, and its magnitude.
+    """Return the coefficient (K,) of the label's vector in v A, and its magnitude (K,).
 
-    The coefficient is exp(`log_half`) times v (B - e_t psi_R), or v B if the label is drawn. For
-    B = e_t the difference cancels. So it is computed from `nodes.above`, in which 1 - psi_R has all
-    its digits. The magnitude (K,) is the sum of the magnitudes of the terms.
+    Draws of the label are not part of it. The coefficient is exp(`log_half`) times
+    v (B - e_t psi_R), or v B if the label is drawn. For B = e_t the difference cancels. So it is
+    computed from `nodes.above`, in which 1 - psi_R has all its digits. The magnitude is the sum of
+    the magnitudes of the terms.
     """
     base = np.exp(nodes.x + draws.log_base + log_half)
     if draws.scheme.draws_label:

@@ -27,7 +27,7 @@ from samplesoft.bias.moments.draws import (
     require_no_jackknife,
 )
 from samplesoft.bias.moments.sets import set_mean_square
-from samplesoft.bias.moments.squares import centre, squared_norm_with_error, squared_norms
+from samplesoft.bias.moments.squares import center_vectors, squared_norm_with_error, squared_norms
 from samplesoft.bias.numerics.quadrature import ExampleBias
 from samplesoft.bias.numerics.summation import EPS
 from samplesoft.bias.with_replacement.draws import Draws, make_draws
@@ -42,8 +42,8 @@ class GradientMoments:
     squared_bias, variance, mse : float or ndarray, shape (B,)
         Squared Euclidean norms, in the units of the squared gradient in h.
     error : float or ndarray, shape (B,)
-        Estimated numerical error of each of them: quadrature and rounding. A variance far below
-        the squared bias, or below `error`, has few correct digits or none.
+        Estimated numerical error of each of the three, from quadrature and rounding. A variance far
+        below the squared bias, or below `error`, has few correct digits or none.
     """
 
     squared_bias: Any
@@ -173,7 +173,7 @@ def moments_with_square(
             class_vectors = merged.mean_rows(vectors - vectors[example[1]])
             example, merge_error = merged[:3], merged.rounding
         row = bias_of_example(example, inputs)
-        centred = centre(class_vectors, row.probs)
+        centred = center_vectors(class_vectors, row.probs)
         if inputs.scheme.independent:
             mse, rounding = inclusion_mean_square(example, centred)
         elif inputs.scheme.distinct:

@@ -141,7 +141,7 @@ def _integrands_at_times(
     nonzero = circles.point_values[:, 0] ** 2 + circles.point_values[:, 1] ** 2 > 0.5
     terms = np.zeros((len(race.t), 4))
 
-    def work(part: slice) -> None:
+    def add_terms_of_times(part: slice) -> None:
         time, point = np.nonzero(nonzero[part])
         x, y, real, imag, rate, rate_y = circles.point_values[part][time, :, point].T
         circle_points = race.t[part], circles.log_r[part], time, x, y
@@ -164,7 +164,7 @@ def _integrands_at_times(
         np.add.at(terms[part, :3], time, (term * value).real)
         np.add.at(terms[part, 3], time, (np.abs(term) * magnitude)[:, 0])
 
-    thread_each(work, chunks(len(race.t), max(4, _CLASSES_PER_CHUNK // len(decay))))
+    thread_each(add_terms_of_times, chunks(len(race.t), max(4, _CLASSES_PER_CHUNK // len(decay))))
     return terms
 
 

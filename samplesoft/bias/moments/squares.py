@@ -19,16 +19,16 @@ LARGEST_LOG = 150.0 * np.log(10.0)  # exp(2 * LARGEST_LOG) is finite
 MIN_SQUARE = 1e-290  # smaller squares are near the subnormal numbers, which lack digits
 
 
-def squared_norm_with_error(mean: FloatArray, off: float) -> tuple[float, float]:
+def squared_norm_with_error(mean: FloatArray, error_norm: float) -> tuple[float, float]:
     """Return the squared norm of `mean` (d,), and a bound on its error.
 
-    `off` bounds the norm of the error of `mean`.
+    `error_norm` bounds the norm of the error of `mean`.
     """
     squared = float(mean @ mean)
-    return squared, off * (2.0 * squared**0.5 + off)
+    return squared, error_norm * (2.0 * squared**0.5 + error_norm)
 
 
-def centre(vectors: FloatArray, probs: FloatArray) -> FloatArray:
+def center_vectors(vectors: FloatArray, probs: FloatArray) -> FloatArray:
     """Return the class vectors (n, d) minus their mean under the softmax `probs` (n,)."""
     # c - mean cancels if one class has nearly all of the mass: subtract its vector first
     centred: FloatArray = vectors - vectors[np.argmax(probs)]
@@ -80,12 +80,12 @@ def sum_over_classes(
     squares, num = squared_norms(centred), (num_nodes,)
     sums = np.zeros(num + centred.shape[1:]), np.zeros(num + scales.shape[1:]), np.zeros(num)
 
-    def work(part: slice) -> tuple[FloatArray, FloatArray, FloatArray]:
+    def sum_slice(part: slice) -> tuple[FloatArray, FloatArray, FloatArray]:
         rise, magnitude, second = class_terms(part)
         return rise @ centred[part], magnitude @ scales[part], second @ squares[part]
 
     parts = chunks(len(centred), max(1, _TERMS_PER_CHUNK // num_nodes))
-    for chunk_sums in thread_map(work, parts):
+    for chunk_sums in thread_map(sum_slice, parts):
         for total, chunk_sum in zip(sums, chunk_sums, strict=True):
             total += chunk_sum
     return sums

@@ -20,7 +20,7 @@ from samplesoft.bias.without_replacement.terms import (
 )
 
 _LARGEST_LOG_DECAY = 690.0  # largest log(u w): its exponential is finite, and exp(-u w) is 0
-_LEAST_SURVIVAL = 1e-20  # the nodes in u end when E exp(-u S) is smaller
+_MIN_SURVIVAL = 1e-20  # the nodes in u end when E exp(-u S) is smaller
 
 
 class SetExpectations(NamedTuple):
@@ -30,15 +30,13 @@ class SetExpectations(NamedTuple):
     in t; their differences estimate the errors of the quadrature.
     """
 
-    expected_probs: FloatArray  # (3, N) E[w_k / S; k drawn], the expectation of p' from the draws
-    expected_base_prob: (
-        FloatArray  # (3,) E[label's fixed term / S], the expectation of p' from this term
-    )
+    expected_probs: FloatArray  # (3, N) E[w_k / S 1{k drawn}], the expectation of p' from the draws
+    # (3,) E[label's fixed term / S], the expectation of p' from this term
+    expected_base_prob: FloatArray
     expected_log_sum: FloatArray  # (3,) E[log S] minus the logit at `Terms.reference_index`
-    log_sum_rounding: float  # absolute rounding error of `log_sum` from errors of the expectations
-    log_sum_magnitude: (
-        float  # sum of the magnitudes of the terms of `log_sum`, for its rounding error
-    )
+    log_sum_rounding: float  # absolute error of `expected_log_sum` from errors of the expectations
+    # sum of the magnitudes of the terms of `expected_log_sum`, for its rounding error
+    log_sum_magnitude: float
 
 
 class StratumDistribution(Protocol):
@@ -53,9 +51,9 @@ class StratumDistribution(Protocol):
     def expect_exponentials(
         self, decay: FloatArray, saddles: list[FloatArray]
     ) -> tuple[FloatArray, FloatArray]:
-        """Return ``E[exp(-D)]`` (2,) and ``E[exp(-D); k in set]`` (2, N), with D = sum of `decay`.
+        """Return ``E[exp(-D)]`` (2,) and ``E[exp(-D) 1{k in set}]`` (2, N) for each class k.
 
-        See `ExponentialRace.expect_exponentials`.
+        D is the sum of `decay` (N,) over the set, see `ExponentialRace.expect_exponentials`.
         """
 
 
@@ -145,7 +143,7 @@ def expected_probs_and_log_sum(
             total[1] += even * one[0]
             total[2] += weight * one[1]
         # take one node more than needed, because the next one may be missing in half of the nodes
-        left = left - 1 if survival[0] < _LEAST_SURVIVAL and node.log_mean > 4.0 else 2
+        left = left - 1 if survival[0] < _MIN_SURVIVAL and node.log_mean > 4.0 else 2
         if not left:
             break
     return SetExpectations(

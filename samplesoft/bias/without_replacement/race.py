@@ -89,7 +89,7 @@ class ExponentialRace:
     def expect_exponentials(
         self, decay: FloatArray, saddles: list[FloatArray]
     ) -> tuple[FloatArray, FloatArray]:
-        """Return ``E[exp(-D)]`` (2,) and ``E[exp(-D); k in set]`` (2, N) for each class k.
+        """Return ``E[exp(-D)]`` (2,) and ``E[exp(-D) 1{k in set}]`` (2, N) for each class k.
 
         D is the sum of `decay` (N,), which is u times the weights of the classes, over the drawn
         set. The first row is computed by all nodes in t, the second by every second node.
@@ -140,7 +140,7 @@ class ExponentialRace:
 
         `decay` (N,) is u times the weights of the classes, which are sorted by `order`. Its m-th
         smallest value is subtracted from all, so that log r changes little between calls. `saddles`
-        is read and changed in place, as in the method that computes the expectations.
+        is read and changed in place, see `expect_exponentials`.
         """
         log_r = _extrapolate_saddles(saddles) if saddles else self._log_r
         m, num_times = self._m, len(self.t)
@@ -159,7 +159,7 @@ class ExponentialRace:
             series = np.zeros((2, num_times, NUM_POWERS + 1))
             density = np.empty(num_times)
 
-            def integrate(part: slice) -> None:
+            def integrate_times(part: slice) -> None:
                 density[part] = integrate_circles(
                     classes.heavy_q,
                     classes.heavy_decay,
@@ -174,7 +174,7 @@ class ExponentialRace:
                     series[:, part],
                 )
 
-            thread_each(integrate, chunks(num_times, _TIMES_PER_CHUNK))
+            thread_each(integrate_times, chunks(num_times, _TIMES_PER_CHUNK))
             log_r = classes.log_r + classes.log_r_shift
             largest = np.abs(log_r + level)[density > 0.0].max(initial=0.0)
             self.max_exponent = max(self.max_exponent, m * float(largest))
@@ -237,12 +237,12 @@ class ExponentialRace:
         total, shift = sums.sum(axis=0), np.empty(len(t))
         heavy_q, heavy_decay = q[heavy], decay[heavy]
 
-        def find(part: slice) -> None:
+        def find_saddles_at_times(part: slice) -> None:
             find_saddles(
                 heavy_q, heavy_decay, self._m, t[part], log_r[part], total[:, part], shift[part]
             )
 
-        thread_each(find, chunks(len(t), _TIMES_PER_CHUNK))
+        thread_each(find_saddles_at_times, chunks(len(t), _TIMES_PER_CHUNK))
         return _LightAndHeavy(
             log_r=log_r,
             r=r,
@@ -348,10 +348,10 @@ def _expected_rings(q: FloatArray, t: float) -> float:
 
 @njit
 def _find_saddle(q: FloatArray, t: float, m: float, log_r: float) -> tuple[float, float, float]:
-    """Return log r of the saddle point at time `t`, a log density, and a step in log t.
+    """Return log r of the saddle point at time `t`, a bound on a log density, and a step in log t.
 
-    The log density is a bound on that of ring m + 1 in log t. The step is small enough to resolve
-    the number of rings as a function of log t. `log_r` is the initial guess of Newton's method.
+    The density is that of ring m + 1 in log t. The step is small enough to resolve the number of
+    rings as a function of log t. `log_r` is the initial guess of Newton's method.
     """
     low, high = -1e300, 1e300
     variance = hazard = 0.0

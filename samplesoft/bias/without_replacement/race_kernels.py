@@ -197,9 +197,9 @@ def integrate_circles(
 
     Also writes `values` (T, 6, points): the real and the imaginary parts of the points z / r of
     each half circle, of the product over the classes at these points, and of the hazard, which is
-    the rate of the next ring. Also writes `series` (2, T, powers): sums over the points of the
-    product times powers of -z / exp(log_r), negated; the terms of power i have the hazard as a
-    further factor in the first row, and i in the second.
+    the rate of the next ring. Also writes `series` (2, T, powers), from which `add_light_members`
+    evaluates the light classes. For power i, row 0 is the sum over the points of the product, the
+    hazard and -(-z / exp(log_r))**i; row 1 has the factor i instead of the hazard.
 
     `q` and `decay` (H,) belong to the heavy classes; `shift` (T,) is log r of the saddle points
     minus `log_r`, and `level` the m-th smallest decay.
@@ -285,7 +285,7 @@ def add_light_members(
     scale: FloatArray,
     members: FloatArray,
 ) -> None:
-    """Add E[exp(-D); k in set] of each light class k to `members` (2, n).
+    """Add E[exp(-D) 1{k in set}] of each light class k to `members` (2, n).
 
     The two rows are two quadrature rules in t, which have the weights `scale` (2, T).
     """
@@ -316,7 +316,7 @@ def add_heavy_members(
     scale: FloatArray,
     members: FloatArray,
 ) -> None:
-    """Add E[exp(-D); k in set] of each heavy class k to `members` (2, n).
+    """Add E[exp(-D) 1{k in set}] of each heavy class k to `members` (2, n).
 
     The two rows are two quadrature rules in t, which have the weights `scale` (2, T).
     """

@@ -156,7 +156,7 @@ def _bias_if_all_drawn(
     if not scheme.corrects_label and scheme.label_in_sum:
         own[label] = 1.0
     elif scheme.label_is_a_draw and label in every:
-        own[label] *= 0.5  # it is in S twice
+        own[label] *= 0.5  # the label is in S twice, as a draw and as the fixed term
     # p' - p cancels if all divisors are nearly equal. Let h be the most probable class in S,
     # d_j = (c_h - c_j) / c_j, and D the mean of d under p. For |D| < 1/2 compute the bias as
     # p_j (d_j - D) / (1 + D). For larger |D| the difference p' - p is accurate.
@@ -164,7 +164,8 @@ def _bias_if_all_drawn(
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         apart = np.where(there, (own[h] - own) / own, -1.0)
         parts = probs * apart
-        # tiny probabilities have few digits, but a tiny divisor may make the product large
+        # A tiny probability has few digits, which matter if a tiny divisor makes the product large.
+        # So multiply in logs.
         tiny = (probs < _MIN_PROB_WITH_ALL_DIGITS) & np.isfinite(apart)
         parts[tiny] = np.sign(apart[tiny]) * np.exp(log_probs[tiny] + np.log(np.abs(apart[tiny])))
         gain = float(parts.sum())
@@ -173,7 +174,7 @@ def _bias_if_all_drawn(
     unit = rounding_at(terms.max_log_magnitude)
     if abs(gain) < 0.5:
         sizes = np.abs(parts)
-        # rounding of p, of the quotients, and of their mean
+        # rounding errors of p, of the quotients, and of their mean
         off = 2.0 * (rounding_at(0.0) * sizes + EPS * sizes * np.abs(np.maximum(log_probs, -1e4)))
         rounding = 2.0 * float(off.sum()) / (1.0 + gain)
         bias = np.where(tiny, parts - probs * gain, probs * (apart - gain)) / (1.0 + gain)

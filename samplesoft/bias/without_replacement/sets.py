@@ -103,9 +103,9 @@ class Sets:
         return probabilities
 
     def given(self, label: int, held: bool) -> tuple[float, Sets]:
-        """Return the probability that class `label` is in the set, and the set's distribution then.
+        """Return P(class `label` is in the set), and the distribution of the set given this event.
 
-        With `held` False, both are for the event that the class is not in the set.
+        With `held` False, the event is that the class is not in the set.
         """
         factors = {name: getattr(self, name).copy() for name in ("absent", "present", "last")}
         for name in ("absent",) if held else ("present", "last"):
@@ -284,7 +284,7 @@ def _distribution_of_tries(
 def _half_circle_points(variance: float) -> ComplexArray:
     """Return points (K,) on the upper half of the unit circle, for a coefficient of a power series.
 
-    The terms of the series, as probabilities of its degree, have the given variance.
+    `variance` is the variance of the degree, if the terms of the series are taken as probabilities.
     """
     # by aliasing, 2 K points mix coefficients that are 2 K apart: six standard deviations or more
     num = int(3.0 * np.sqrt(variance)) + 6
@@ -317,7 +317,8 @@ def _make_sets(
 ) -> tuple[float, Sets]:
     """Return the total weight of all sets, and their distribution, normalised by this total.
 
-    The points (N,) are times `x` and values `z`, with complex `log_weights` (N,).
+    `x` (N,) are the complex times at the points, `z` (N,) the values of the variable of the series,
+    and `log_weights` (N,) the logs of the weights before this normalisation.
     """
     radius, right = np.abs(x)[:, None], x.real[:, None] >= 0.0
     gone, sign = np.exp(-radius * probs), np.where(right, 1.0, -1.0)
@@ -352,7 +353,10 @@ class _StratumOfSets:
     def expect_exponentials(
         self, decay: FloatArray, saddles: list[FloatArray]
     ) -> tuple[FloatArray, FloatArray]:
-        """Return ``E[exp(-D)]`` (2,) and ``E[exp(-D); k in set]`` (2, n), D the sum of `decay`."""
+        """Return ``E[exp(-D)]`` (2,) and ``E[exp(-D) 1{k in set}]`` (2, n) for each class k.
+
+        D is the sum of `decay` (n,) over the set.
+        """
         mean, parts = self._sets.means(np.exp(-decay)[None])
         return np.full(2, mean[0].real), np.stack([parts[0].real] * 2)
 

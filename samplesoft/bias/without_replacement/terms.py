@@ -19,9 +19,9 @@ from samplesoft.bias.numerics.summation import LARGEST_FLOAT, softmax_apart
 from samplesoft.schemes import Scheme
 
 _LOG_U_STEP = 0.2  # the error of the trapezoid rule is about exp(-pi**2 / step)
-_FIRST_Z = -3.6  # of the first node: z - exp(-z) is -40
+_FIRST_Z = -3.6  # z of the first node, where z - exp(-z) is -40
 _FIRST_EVEN_LOG_U = -44.0  # log u of the first of the equidistant nodes
-_LOG_U_TO_LARGEST_TERM = 1.5  # log u at x = 0 is this far below the inverse of the largest scale
+_LOG_U_TO_LARGEST_TERM = 1.5  # at x = 0, u is exp(-1.5) divided by the largest scale of S
 _LOG_DECAY_OF_ONE = -42.0  # for smaller log(u w), exp(-u w) is 1
 _LOG_DECAY_OF_ZERO = 6.7  # for larger log(u w), exp(-u w) is 0
 _EVEN_FROM_LOG_U = 40.0  # from here on, all rules have equidistant nodes of equal weights
@@ -100,9 +100,9 @@ class Weights(NamedTuple):
     logits: FloatArray  # (n,) as the caller gave them
     log_divisors: FloatArray  # (n,) log divisor of a draw; infinite if a draw has weight 0
     label: int
-    label_log_divisor: (
-        float  # log divisor of the label's fixed term; infinite if S has no such term
-    )
+    # log divisor of the label's fixed term, which is in S without being drawn; infinite if S has no
+    # such term
+    label_log_divisor: float
 
     def terms(self, which: IntArray, counts: FloatArray) -> Terms:
         """Return the terms of the classes `which` (k,), followed by the label's fixed term in S.
@@ -148,7 +148,8 @@ class QuadratureNode(NamedTuple):
 
     log_decay: FloatArray  # (k,) log of u times each term
     log_mean: float  # log of u times E[S]
-    # (3,) quadrature weights: by all nodes, by every second node, and again by all nodes
+    # (3,) quadrature weights: by all nodes in u, by every second node in u, and by all nodes in u
+    # again, for results by every second node in t
     weights: FloatArray
 
 
