@@ -130,9 +130,9 @@ class BiasSums(Pass):
         self._make_result = cast(Callable[[PassResults], Any], ChunkBias.with_warning)
 
     def then(self, result: Callable[[PassResults], Any]) -> BiasSums:
-        """Let the last `finish` return ``result(pass_results)``; return self.
+        """Let the last `finish` return the value of `result`; return self.
 
-        `pass_results` is the `PassResults` of all passes.
+        `result` is a function of the `PassResults` of all passes.
         """
         self._make_result = result
         return self
