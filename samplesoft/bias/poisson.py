@@ -1,8 +1,10 @@
 """The exact bias if classes are included independently of each other (scheme ``poisson``).
 
 A class j with softmax probability e is included with probability pi. It then adds the weight
-w = e / pi to the sum S, so that E exp(-u S) is a product of factors f = 1 - pi + pi exp(-u w). See
-section 8 of ``samplesoft/bias/README.md``.
+w = e / pi to the sum S, so that E exp(-u S) is a product of factors f = 1 - pi + pi exp(-u w). The
+bias is a sum of *flows*, eq. (B6): the flow of a class is e times the integral of E exp(-u S)
+(psi - psi_R) du, with psi = exp(-u w) / f, and psi_R the same for a reference class R. Flows keep
+their digits where E[p'] - p would cancel. See section 8 of ``samplesoft/bias/README.md``.
 
 Not every class is evaluated by itself. An *atom* is a pair (log w, pi) that represents a number of
 classes. Most classes lie in cells: a cell is an interval of log w, called panel, times one interval
@@ -211,9 +213,9 @@ def log_total_mass(log_masses: FloatArray) -> float:
 
 
 def base_contrast(x: FloatArray, classes: IncludedClasses) -> FloatArray:
-    """Return 1 - psi_R (K,) at the nodes `x` = log u, where R is the reference class.
+    """Return 1 - psi_R (K,) at the nodes `x` = log u, with psi_R = exp(-u W) / f_R.
 
-    psi is exp(-u w) / f, the weight of a class relative to the average outcome.
+    R is the reference class, with the weight W and the factor f_R.
     """
     pi = classes.pi_ref
     y = np.exp(np.minimum(x + classes.log_w_ref, LARGEST_EXPONENT))

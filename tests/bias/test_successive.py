@@ -18,7 +18,7 @@ from samplesoft.bias import stratified_bias, tries_bias
 from samplesoft.bias.bounds import finite_sample_bounds
 from samplesoft.bias.without_replacement.expectations import expected_probs_and_log_sum
 from samplesoft.bias.without_replacement.race import ExponentialRace
-from samplesoft.bias.without_replacement.terms import Terms
+from samplesoft.bias.without_replacement.terms import SumTerms
 from samplesoft.samplers import UniformSampler, WeightedSampler
 from samplesoft.samplers.without_replacement import SuccessiveInclusion
 from samplesoft.schemes import SCHEMES, exact_schemes
@@ -161,7 +161,7 @@ def test_agrees_with_a_closed_form_of_many_classes(n, special, m):
     race, log_w = ExponentialRace(np.ones(n), m), np.full(n, -1.0)
     log_w[:special] = 2.0
     logits, divisors = np.append(log_w, 0.5), np.zeros(n + 1)
-    terms = Terms(logits, divisors, np.append(race.inclusion[0], 1.0))
+    terms = SumTerms(logits, divisors, np.append(race.inclusion[0], 1.0))
     sums = expected_probs_and_log_sum([race], terms)
     counts, chances = two_kinds(n, special, m)
     total = np.exp(0.5) + counts * np.exp(2.0) + (m - counts) * np.exp(-1.0)

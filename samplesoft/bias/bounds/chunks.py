@@ -52,12 +52,12 @@ class SpreadSums(Pass):
         self.spread.merge(other.spread)
         return self
 
-    def finish(self) -> EndSums:
+    def finish(self) -> BoundSums:
         """Return the fifth pass."""
-        return EndSums(self.results, self.spread.add(self.negatives.masked_hit_logs))
+        return BoundSums(self.results, self.spread.add(self.negatives.masked_hit_logs))
 
 
-class EndSums(Pass):
+class BoundSums(Pass):
     """The fifth pass: sums of the bounds over all classes.
 
     By the constraint that the bias sums to 0, they tighten the bounds of each class.
@@ -75,18 +75,18 @@ class EndSums(Pass):
             )
         self.bounds = ClassBounds(results.draws, self.negatives, spread, transform)
 
-    def empty(self) -> EndSums:
+    def empty(self) -> BoundSums:
         """Return a copy of this pass without any classes."""
-        return EndSums(self.results, self.spread)
+        return BoundSums(self.results, self.spread)
 
-    def add(self, start: int, logits: Any, q: Any) -> EndSums:
+    def add(self, start: int, logits: Any, q: Any) -> BoundSums:
         """Add a chunk of classes, the first of which has the index `start`; return self."""
         if np.size(logits):
             lower, upper = self._loose_bounds(start, logits, q)
             self.ends.add(lower, upper)
         return self
 
-    def merge(self, other: EndSums) -> EndSums:
+    def merge(self, other: BoundSums) -> BoundSums:
         """Add the sums of `other`, a copy of the same pass, and return self."""
         self.ends.merge(other.ends)
         return self
@@ -123,11 +123,11 @@ def _logs_of_chunk(
 class _ChunkBounds(NamedTuple):
     """Bounds that are evaluated chunk by chunk."""
 
-    end_sums: EndSums
+    bound_sums: BoundSums
 
     def evaluate(self, start: int, logits: Any, q: Any) -> FloatArray:
         """Return the lower and upper bounds (2, k) of the k classes from index `start` on."""
-        return self.end_sums.tightened_bounds(start, logits, q)
+        return self.bound_sums.tightened_bounds(start, logits, q)
 
 
 def bounds_of_chunk(

@@ -37,8 +37,8 @@ from samplesoft.bias.with_replacement.node_weights import assemble
 from samplesoft.bias.with_replacement.ratios import Ratios, RatioStatistics, ratios_of_chunk
 from samplesoft.schemes import Scheme, as_scheme
 
-Chunks = Callable[[], Iterable[tuple[Any, Any]]]
-_NO_CLASSES = np.empty(0)
+Chunks = Callable[[], Iterable[tuple[Any, Any]]]  # returns pairs (logits, q) of all chunks
+_NO_CLASSES = np.empty(0)  # logits and q of a chunk without classes
 
 
 class Pass(ABC):
@@ -126,7 +126,7 @@ class BiasSums(Pass):
         m = as_count("num_sampled", num_sampled, known_scheme.least_draws)
         label = as_count("label", label, 0)
         self._results = PassResults(Totals(known_scheme, m, label))
-        self._sums: _PassSums = _Extremes(self._results)
+        self._sums: _PassSums = _TotalSums(self._results)
         self._make_result = cast(Callable[[PassResults], Any], ChunkBias.with_warning)
 
     def then(self, result: Callable[[PassResults], Any]) -> BiasSums:
@@ -251,7 +251,7 @@ class _PassSums(ABC):
         """Return the results of all passes so far, and the class of the next sums or None."""
 
 
-class _Extremes(_PassSums):
+class _TotalSums(_PassSums):
     """The first pass: `Totals`, such as the sums of exp(logit) and of q."""
 
     stage = "extremes"
@@ -262,15 +262,15 @@ class _Extremes(_PassSums):
     def add(self, start: int, logits: FloatArray, q: FloatArray) -> None:
         self.totals.add(start, logits, q)
 
-    def merge(self, other: _Extremes) -> None:
+    def merge(self, other: _TotalSums) -> None:
         self.totals.merge(other.totals)
 
     def finish(self) -> tuple[PassResults, type[_PassSums] | None]:
         results = PassResults(_checked_totals(self.totals))
-        return results, None if trivial_bias(results.draws) else _Deviations
+        return results, None if trivial_bias(results.draws) else _RatioSums
 
 
-class _Deviations(_PassSums):
+class _RatioSums(_PassSums):
     """The second pass: `RatioStatistics`, the centres of the ratios and deviations from them."""
 
     stage = "deviations"
@@ -281,15 +281,18 @@ class _Deviations(_PassSums):
     def add(self, start: int, logits: FloatArray, q: FloatArray) -> None:
         self.statistics.add(draws_of_chunk(self.results.totals, start, logits, q))
 
-    def merge(self, other: _Deviations) -> None:
+    def merge(self, other: _RatioSums) -> None:
         self.statistics.merge(other.statistics)
 
     def finish(self) -> tuple[PassResults, type[_PassSums] | None]:
-        return self.results._replace(ratios=self.statistics.finish()), _Moments
+        return self.results._replace(ratios=self.statistics.finish()), _PanelMomentSums
 
 
-class _Moments(_PassSums):
-    """The third pass: `PanelMoments` of the classes, and of pairs with the label, eq. (B12)."""
+class _PanelMomentSums(_PassSums):
+    """The third pass: `PanelMoments`, from which the atoms are made.
+
+    They are those of the classes, and if needed of pairs of a class and the label, eq. (B12).
+    """
 
     stage = "moments"
 
@@ -305,7 +308,7 @@ class _Moments(_PassSums):
             of_pairs, ratios_of_pairs = pair_with_label(draws, ratios)
             self.moments[1].add(of_pairs, ratios_of_pairs)
 
-    def merge(self, other: _Moments) -> None:
+    def merge(self, other: _PanelMomentSums) -> None:
         for own, more in zip(self.moments, other.moments, strict=True):
             own.merge(more)
 
@@ -348,9 +351,10 @@ class ChunkBias:
         self.loss_bias, self.error, self.loss_error = row.loss_bias, row.error, row.loss_error
 
     def _integrate(self, draws: Draws) -> ExampleBias:
-        """Compute the flows for several steps, and store those of the smallest error.
+        """Integrate with smaller and smaller steps, and store the flows of the smallest error.
 
-        Returns the loss bias and the errors; `bias` of this record holds no bias.
+        The bias of each class is computed from these flows, eq. (B6). Returns the loss bias and the
+        errors; the field `bias` of the result holds the stored values, not a bias.
         """
         atoms, pairs = self._results.atoms, None
         if len(atoms) > 1:
@@ -414,9 +418,9 @@ class ChunkBias:
 
 
 def _bias_of_panels(integrals: Flows, draws: Draws) -> FloatArray:
-    """Return sums of the bias over the classes of each panel of ratios, then the label's bias.
+    """Return the sum of the bias over the classes of each panel, followed by the label's bias.
 
-    The last entry is 0 if the label is not in every S, and so has no fixed term.
+    A panel is an interval of log ratios. The last entry is 0 if the label has no fixed term in S.
     """
     atoms, points = integrals.atoms, integrals.atoms.points
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):

@@ -20,7 +20,7 @@ from samplesoft.bias.without_replacement.race import Circles, ExponentialRace
 from samplesoft.bias.without_replacement.race_kernels import log_ring_odds, ring_probabilities
 from samplesoft.bias.without_replacement.set_bias import set_distribution
 from samplesoft.bias.without_replacement.terms import (
-    Terms,
+    SumTerms,
     double_exponential_node,
     integrand_changes,
     log_mean_and_scale,
@@ -80,7 +80,7 @@ class _ExpectedSquares(NamedTuple):
 
 def _integrate_over_u(
     race: ExponentialRace,
-    terms: Terms,
+    terms: SumTerms,
     vectors: FloatArray,
     label_vector: FloatArray,
     largest: float,

@@ -12,7 +12,7 @@ from samplesoft._validation import FloatArray
 from samplesoft.bias.numerics.summation import EPS
 from samplesoft.bias.without_replacement.terms import (
     NodeRule,
-    Terms,
+    SumTerms,
     double_exponential_node,
     integrand_changes,
     log_mean_and_scale,
@@ -33,7 +33,7 @@ class SetExpectations(NamedTuple):
     expected_probs: FloatArray  # (3, N) E[w_k / S 1{k drawn}], the expectation of p' from the draws
     # (3,) E[label's fixed term / S], the expectation of p' from this term
     expected_base_prob: FloatArray
-    expected_log_sum: FloatArray  # (3,) E[log S] minus the logit at `Terms.reference_index`
+    expected_log_sum: FloatArray  # (3,) E[log S] minus the logit at `SumTerms.reference_index`
     log_sum_rounding: float  # absolute error of `expected_log_sum` from errors of the expectations
     # sum of the magnitudes of the terms of `expected_log_sum`, for its rounding error
     log_sum_magnitude: float
@@ -89,7 +89,7 @@ class AllClassesDrawn:
 
 
 def expected_probs_and_log_sum(
-    groups: Sequence[StratumDistribution], terms: Terms, rule: NodeRule | None = None
+    groups: Sequence[StratumDistribution], terms: SumTerms, rule: NodeRule | None = None
 ) -> SetExpectations:
     """Return expectations of p' and log S, with S the label's fixed term plus the draws of strata.
 

@@ -18,7 +18,7 @@ from samplesoft.bias.without_replacement.expectations import (
     expected_probs_and_log_sum,
 )
 from samplesoft.bias.without_replacement.race import ExponentialRace
-from samplesoft.bias.without_replacement.terms import Terms, make_weights
+from samplesoft.bias.without_replacement.terms import SumTerms, make_weights
 from samplesoft.schemes import Scheme
 
 _MIN_PROB_WITH_ALL_DIGITS = 1e-290  # smaller values are near the subnormal numbers
@@ -135,7 +135,7 @@ def bias_of_distributions(
     return ExampleBias(bias, probs, loss_bias, min(error, 2.0), float(loss_error), inclusion[0])
 
 
-def _logit_range(logits: FloatArray, terms: Terms) -> float:
+def _logit_range(logits: FloatArray, terms: SumTerms) -> float:
     """Return the largest logit minus the smallest logit of a term in S; inf on overflow."""
     least = float(terms.logits[terms.log_divisors < np.inf].min())
     return float(logits.max()) - least
@@ -170,7 +170,7 @@ def _bias_if_all_drawn(
         parts[tiny] = np.sign(apart[tiny]) * np.exp(log_probs[tiny] + np.log(np.abs(apart[tiny])))
         gain = float(parts.sum())
     log_own = np.where(there, np.log(np.where(there, own, 1.0)), np.inf)
-    terms = Terms(logits, log_own, np.ones(len(logits)))
+    terms = SumTerms(logits, log_own, np.ones(len(logits)))
     unit = rounding_at(terms.max_log_magnitude)
     if abs(gain) < 0.5:
         sizes = np.abs(parts)

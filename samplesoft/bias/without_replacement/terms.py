@@ -30,7 +30,7 @@ _MAX_COUNTED_NATS = 1e14  # the nodes in a longer range are not counted: log u h
 _RARE_COUNT = 1e-22  # a term with a smaller expected count in S affects no digit of p'
 
 
-class Terms(NamedTuple):
+class SumTerms(NamedTuple):
     """The k terms exp(logit) / divisor that may occur in the sum S; they may differ by any factor.
 
     The last term is the label's fixed term in S, which is not drawn.
@@ -92,7 +92,7 @@ class Terms(NamedTuple):
         return float(spans.max() + divisors.max())
 
 
-class Weights(NamedTuple):
+class ClassWeights(NamedTuple):
     """The weights in S of a draw of each class, and of the label's fixed term."""
 
     log_probs: FloatArray  # (n,) log-softmax
@@ -104,18 +104,20 @@ class Weights(NamedTuple):
     # such term
     label_log_divisor: float
 
-    def terms(self, which: IntArray, counts: FloatArray) -> Terms:
+    def terms(self, which: IntArray, counts: FloatArray) -> SumTerms:
         """Return the terms of the classes `which` (k,), followed by the label's fixed term in S.
 
         `counts` (k,) are the expected numbers of draws of the classes.
         """
         every, divisors = np.append(which, self.label), self.log_divisors[which]
-        return Terms(
+        return SumTerms(
             self.logits[every], np.append(divisors, self.label_log_divisor), np.append(counts, 1.0)
         )
 
 
-def make_weights(logits: FloatArray, label: int, scheme: Scheme, divisors: FloatArray) -> Weights:
+def make_weights(
+    logits: FloatArray, label: int, scheme: Scheme, divisors: FloatArray
+) -> ClassWeights:
     """Return the weights in S of one example with `logits` (n,) and `divisors` (n,) of draws."""
     log_probs, probs, _ = softmax_apart(logits, label)
     with np.errstate(divide="ignore"):
@@ -125,13 +127,13 @@ def make_weights(logits: FloatArray, label: int, scheme: Scheme, divisors: Float
         label_log_divisor = np.inf
     if not scheme.draws_label:
         log_divisors[label] = np.inf
-    return Weights(log_probs, probs, logits, log_divisors, label, label_log_divisor)
+    return ClassWeights(log_probs, probs, logits, log_divisors, label, label_log_divisor)
 
 
 # --- nodes in log u ------------------------------------------------------------------------------
 
 
-def log_mean_and_scale(terms: Terms) -> tuple[float, float]:
+def log_mean_and_scale(terms: SumTerms) -> tuple[float, float]:
     """Return log E[S] and the log of the scale of S that places the nodes.
 
     A rule for nodes returns x; log u of the node is x minus this log scale.
@@ -176,7 +178,7 @@ def equidistant_node(number: int) -> tuple[float, FloatArray]:
 
 
 def quadrature_nodes(
-    terms: Terms, reference: float, log_scale: float, rule: NodeRule
+    terms: SumTerms, reference: float, log_scale: float, rule: NodeRule
 ) -> Iterator[QuadratureNode]:
     """Yield nodes in increasing log u, without end; the caller stops when exp(-u S) is 0.
 
@@ -220,7 +222,7 @@ def quadrature_nodes(
 
 
 def _logs_relative_to_largest(
-    terms: Terms, log_decay: FloatArray, ahead: NDArray[np.bool_]
+    terms: SumTerms, log_decay: FloatArray, ahead: NDArray[np.bool_]
 ) -> FloatArray:
     """Return the logs (k,) of all terms, relative to the largest term that is marked in `ahead`."""
     origin = int(np.where(ahead, log_decay, -np.inf).argmax())
