@@ -2,7 +2,7 @@
 
 A class j with softmax probability e is included with probability pi. It then adds the weight
 w = e / pi to the sum S, so that E exp(-u S) is a product of factors f = 1 - pi + pi exp(-u w). The
-bias is a sum of *flows*, eq. (B6): the flow of a class is e times the integral of E exp(-u S)
+bias follows from *flows*, eq. (B6): the flow of a class is e times the integral of E exp(-u S)
 (psi - psi_R) du, with psi = exp(-u w) / f, and psi_R the same for a reference class R. Flows keep
 their digits where E[p'] - p would cancel. See section 8 of ``samplesoft/bias/README.md``.
 
