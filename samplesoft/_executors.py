@@ -1,7 +1,8 @@
-"""Run tasks on the workers of an executor: threads, processes, or a Dask cluster.
+"""Running tasks on the workers of an executor: threads, processes, or a Dask cluster.
 
-Kernels of a task are single-threaded, and results come in the order of the tasks. Random numbers
-are keyed and sums are taken in order, so results are bitwise equal for any number of workers.
+The kernels of a task are single-threaded, and results are returned in the order of the tasks.
+Random numbers depend only on keys, and sums are computed in a fixed order. So results are equal to
+the last bit for any number of workers.
 """
 
 from __future__ import annotations
@@ -34,21 +35,25 @@ Result = TypeVar("Result")
 SCHEDULERS = ("threads", "processes")
 _SCHEDULER_ERROR = "--scheduler must be threads, processes or"
 _CONNECT_SECONDS = 10  # timeout of a connection
-_TASKS_AHEAD_PER_WORKER = 4  # tasks submitted ahead, per worker
-_MIN_TASKS_AHEAD = 32  # tasks submitted ahead, at least
-_MOST_DEATHS = 3  # worker deaths in a row after which a task is given up, as in Dask
-_BYTES_PER_BYTE_SENT = 10  # working memory of a task, per byte of its pickled arguments
+_TASKS_AHEAD_PER_WORKER = 4  # tasks per worker that are submitted before results are read
+_MIN_TASKS_AHEAD = 32  # smallest number of such tasks in total
+_MAX_DEATHS_IN_A_ROW = 3  # deaths of workers, without a result, after which to give up, as in Dask
+_WORKSPACE_BYTES_PER_PICKLED_BYTE = 10  # memory of a task per byte of its pickled arguments
 _PACKAGES = ("numpy", "numba", "scipy", "dask", "distributed", "cloudpickle")
 
 
 def as_executor(executor: Any) -> Executor | None:
-    """Check the public `executor` argument; Dask workers must have the same versions as here."""
+    """Return the public argument `executor`, an executor or None, after checking it.
+
+    Raises TypeError for other objects, and ValueError if Dask workers have other versions of the
+    packages than this process.
+    """
     if executor is not None and not isinstance(executor, Executor):
         raise TypeError(
             "`executor` must be a concurrent.futures.Executor or None, got "
             f"{type(executor).__name__}; for a Dask client pass client.get_executor(pure=False)."
         )
-    client = _client_of(executor)
+    client = _dask_client_of(executor)
     if client is not None:
         require_same_versions(client, "executor")
     return executor
@@ -59,9 +64,10 @@ def run_tasks(
 ) -> Iterator[Result]:
     """Yield ``function(item)`` for each item in order, computed on the workers of an executor.
 
-    Without an executor the calls are made here. Tasks of a worker that died are submitted again.
-    Tasks that the executor refuses, because it is shut down or cannot start a thread, run here.
-    When the loop ends early, as at Ctrl-C, tasks that have not begun are cancelled.
+    If `executor` is None, this thread makes the calls. If a worker dies, its tasks are submitted
+    again. If the executor refuses a task, because it is shut down or cannot start a thread, this
+    thread runs the task. When the loop ends early, as at Ctrl-C, tasks that have not begun are
+    cancelled.
     """
     if executor is None:
         yield from map(function, items)
@@ -69,9 +75,9 @@ def run_tasks(
 
     refused = False
 
-    def submit(item: Item) -> tuple[Item, Future[Result] | None]:
+    def submit_unless_refused(item: Item) -> tuple[Item, Future[Result] | None]:
         nonlocal refused
-        refused = refused or _has_no_thread(executor)
+        refused = refused or _has_no_manager_thread(executor)
         if not refused:
             try:
                 return item, executor.submit(call_single_threaded, function, item)
@@ -86,26 +92,27 @@ def run_tasks(
     pending: deque[tuple[Item, Future[Result] | None]] = deque()
     try:
         for first in islice(remaining, 1):
-            _require_memory(function, first, executor)
-            pending.append(submit(first))
-        pending.extend(map(submit, islice(remaining, _num_tasks_ahead(executor))))
+            _require_picklable_and_fitting(function, first, executor)
+            pending.append(submit_unless_refused(first))
+        pending.extend(map(submit_unless_refused, islice(remaining, _num_tasks_ahead(executor))))
         while pending:
             item, future = pending[0]
             try:
                 result = call_single_threaded(function, item) if future is None else future.result()
             except BrokenExecutor:
                 deaths += 1
-                if deaths > _MOST_DEATHS:
+                if deaths > _MAX_DEATHS_IN_A_ROW:
                     raise
-                # resubmit all tasks of the broken pool at once; one by one, only one worker is busy
+                # Submit all tasks of the broken pool again now. If each were submitted only when
+                # its result is needed, only one worker would be busy.
                 pending = deque(
-                    submit(item) if _is_broken(future) else (item, future)
+                    submit_unless_refused(item) if _has_dead_worker(future) else (item, future)
                     for item, future in pending
                 )
                 continue
             deaths = 0
             pending.popleft()
-            pending.extend(map(submit, islice(remaining, 1)))
+            pending.extend(map(submit_unless_refused, islice(remaining, 1)))
             yield result
     except Exception as error:
         lost = isinstance(error, (BrokenExecutor, CancelledError))
@@ -122,39 +129,49 @@ def run_tasks(
 
 
 def _has_processes(executor: Executor) -> bool:
-    # looked up and not imported: after the main thread has ended, the import would be refused
+    """Return whether an executor runs its tasks in other processes of this machine."""
+    # not imported, because Python refuses this import after the main thread has ended
     module: Any = sys.modules.get("concurrent.futures.process")
-    return module is not None and isinstance(executor, (module.ProcessPoolExecutor, Processes))
+    return module is not None and isinstance(
+        executor, (module.ProcessPoolExecutor, RestartingProcessPool)
+    )
 
 
-def _has_no_thread(executor: Executor) -> bool:
-    """Return whether a process pool could not start the thread that distributes its tasks.
+def _has_no_manager_thread(executor: Executor) -> bool:
+    """Return whether a process pool failed to start the thread that distributes its tasks.
 
-    Such a pool raises once, and then accepts tasks that never begin.
+    Such a pool raises an error for the first task, and then accepts tasks that never begin.
     """
     thread: Any = getattr(executor, "_executor_manager_thread", None)
     return thread is not None and thread.ident is None
 
 
-def _is_broken(future: Future[Any] | None) -> bool:
+def _has_dead_worker(future: Future[Any] | None) -> bool:
+    """Return whether a task has failed because a worker of its pool died."""
     return future is not None and future.done() and isinstance(future.exception(), BrokenExecutor)
 
 
 def _num_tasks_ahead(executor: Executor) -> int:
-    """Return the number of tasks to submit ahead; it bounds the memory of arguments and results."""
-    client = _client_of(executor)
+    """Return how many tasks to submit before reading results.
+
+    This number limits the memory for arguments and results.
+    """
+    client = _dask_client_of(executor)
     pool_workers = getattr(executor, "_max_workers", None) or os.cpu_count() or 1
     workers: int = pool_workers if client is None else sum(client.nthreads().values())
     return max(_TASKS_AHEAD_PER_WORKER * workers, _MIN_TASKS_AHEAD)
 
 
-def _require_memory(function: Any, item: Any, executor: Executor) -> None:
-    """Raise if a task cannot be pickled, or does not fit into the memory of a Dask worker."""
-    client = _client_of(executor)
+def _require_picklable_and_fitting(function: Any, item: Any, executor: Executor) -> None:
+    """Raise TypeError if a task cannot be pickled, or MemoryError if Dask workers lack memory.
+
+    Executors that run threads of this process need no check.
+    """
+    client = _dask_client_of(executor)
     if client is None and not _has_processes(executor):
         return
     try:
-        # Dask falls back on cloudpickle, which also handles lambdas and local functions
+        # as Dask does: cloudpickle also handles lambdas and local functions
         module = pickle if client is None else import_module("cloudpickle")
         size = len(module.dumps((function, item)))
     except Exception as error:
@@ -165,36 +182,39 @@ def _require_memory(function: Any, item: Any, executor: Executor) -> None:
         ) from error
     workers = {} if client is None else client.scheduler_info(n_workers=-1)["workers"]
     for address, worker in workers.items():
-        if worker["memory_limit"]:  # 0 for none
+        if worker["memory_limit"]:  # 0 if there is no limit
             description = f"a task on each thread of `executor`'s worker {address}: its arrays"
             remedy = "start workers with more memory or fewer threads, or take fewer classes"
-            needed = _BYTES_PER_BYTE_SENT * size * worker["nthreads"]
+            needed = _WORKSPACE_BYTES_PER_PICKLED_BYTE * size * worker["nthreads"]
             require_bytes(description, needed, remedy, worker["memory_limit"])
 
 
-# a cluster of Dask --------------------------------------------------------------------------------
+# Dask clusters ------------------------------------------------------------------------------------
 
 
-def _client_of(executor: Any) -> Any:
-    """Return the client of a Dask executor; None for other executors."""
+def _dask_client_of(executor: Any) -> Any:
+    """Return the client of a Dask executor, or None for other executors."""
     if "distributed" not in sys.modules:
         return None
     client = getattr(executor, "_client", None)
     return client if isinstance(client, import_module("distributed").Client) else None
 
 
-def _versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages on which results depend."""
+def _package_versions() -> dict[str, str]:
+    """Return the version of Python, and of each package on which results depend, by name."""
     packages = {name: str(import_module(name).__version__) for name in _PACKAGES}
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     return {"python": python, "samplesoft": __version__, **packages}
 
 
 def require_same_versions(client: Any, name: str) -> None:
-    """Raise ValueError unless there are Dask workers, all with the versions of this process."""
+    """Raise ValueError unless a Dask client has workers, with the package versions of this process.
+
+    Errors call the argument `name`.
+    """
     try:
-        workers = client.run(_versions)
-    except Exception as error:  # workers without samplesoft, or with another version, may raise any
+        workers = client.run(_package_versions)
+    except Exception as error:  # workers without this version of samplesoft may raise any error
         raise ValueError(
             f"`{name}` must have workers with the same samplesoft as here, {__version__}, got "
             f"{type(error).__name__}: {error}; install it there."
@@ -204,7 +224,7 @@ def require_same_versions(client: Any, name: str) -> None:
             f"`{name}` must have workers, got a scheduler with none; start some with "
             f"dask worker {client.scheduler.address}."
         )
-    versions_here = _versions()
+    versions_here = _package_versions()
     for address, versions in workers.items():
         different = {
             name: version for name, version in versions.items() if versions_here[name] != version
@@ -218,18 +238,24 @@ def require_same_versions(client: Any, name: str) -> None:
             )
 
 
-# workers of the command line ----------------------------------------------------------------------
+# executors of the command line --------------------------------------------------------------------
 
 
 @contextmanager
 def open_scheduler(scheduler: str | None) -> Iterator[Executor | None]:
-    """Give the executor named by ``--scheduler``; local ones have as many workers as threads."""
+    """Open the executor named by the option ``--scheduler``, as a context manager.
+
+    `scheduler` is "threads", "processes", the address of a Dask scheduler, or None for no executor.
+    There are as many threads or processes as Numba's setting allows threads for kernels.
+    """
     if scheduler is None:
         yield None
     elif scheduler in SCHEDULERS:
         from concurrent.futures import ThreadPoolExecutor
 
-        with (ThreadPoolExecutor if scheduler == "threads" else Processes)(num_threads()) as pool:
+        with (ThreadPoolExecutor if scheduler == "threads" else RestartingProcessPool)(
+            num_threads()
+        ) as pool:
             yield pool
     else:
         with (
@@ -241,7 +267,11 @@ def open_scheduler(scheduler: str | None) -> Iterator[Executor | None]:
 
 @contextmanager
 def open_cluster(address: str | None) -> Iterator[Any]:
-    """Give a client of the Dask scheduler at the address of ``--scheduler``; None without one."""
+    """Open a client of the Dask scheduler at the address of ``--scheduler``, as a context manager.
+
+    The value of the context is the client, or None if `address` is None. Raises ValueError if the
+    workers have other versions of the packages than this process.
+    """
     if address is None:
         yield None
         return
@@ -258,9 +288,10 @@ def open_cluster(address: str | None) -> Iterator[Any]:
 
 
 def connect_client(address: str, error_prefix: str, **options: Any) -> Any:
-    """Return a Dask client of the scheduler at `address`, which must answer within 10 seconds.
+    """Return a Dask client of the scheduler at `address`.
 
-    Errors begin with `error_prefix`, such as "--scheduler must be threads, processes or".
+    Raises ValueError if the scheduler does not answer within 10 seconds. The message begins with
+    `error_prefix`, such as "--scheduler must be threads, processes or".
     """
     try:
         distributed = import_module("distributed")
@@ -270,18 +301,18 @@ def connect_client(address: str, error_prefix: str, **options: Any) -> Any:
             "pip install 'dask[array]' distributed."
         ) from None
 
-    async def probe() -> None:
+    async def require_answer() -> None:
         connection_args = distributed.Security().get_connection_args("client")
-        # a server of another protocol may accept the connection and then stay silent
+        # a server with another protocol may accept the connection and then not answer
         async with asyncio.timeout(_CONNECT_SECONDS):
             (
                 await distributed.comm.connect(address, timeout=_CONNECT_SECONDS, **connection_args)
             ).abort()
 
-    # probe first, because a client would retry for longer, and again when it is closed
+    # Test the connection first, because a client would retry for longer, and again when closed.
     try:
-        asyncio.run(probe())
-    except Exception as error:  # of the network, the address or the server
+        asyncio.run(require_answer())
+    except Exception as error:  # any error of the network, the address or the server
         raise ValueError(
             f"{error_prefix} the address of a scheduler of Dask that answers in "
             f"{_CONNECT_SECONDS} s, such as tcp://10.0.0.1:8786, got {address!r} "
@@ -290,41 +321,47 @@ def connect_client(address: str, error_prefix: str, **options: Any) -> Any:
     return distributed.Client(address, timeout=_CONNECT_SECONDS, **options)
 
 
-class Processes(Executor):
-    """A process pool whose workers end with this process; killed workers are replaced."""
+class RestartingProcessPool(Executor):
+    """A pool of worker processes that end with this process; a killed worker is replaced."""
 
     def __init__(self, workers: int) -> None:
         self._max_workers = workers
-        self._pool = self._start()
+        self._pool = self._start_pool()
 
-    def _start(self) -> ProcessPoolExecutor:
+    def _start_pool(self) -> ProcessPoolExecutor:
+        """Return a new pool of processes."""
         from concurrent.futures import ProcessPoolExecutor
 
-        # a fork would copy locks that other threads of this process hold
-        return ProcessPoolExecutor(self._max_workers, get_context("spawn"), _init_worker)
+        # spawned, because a forked process would copy locks that other threads hold
+        return ProcessPoolExecutor(
+            self._max_workers, get_context("spawn"), _initialise_worker_process
+        )
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Submit ``fn(*args, **kwargs)``."""
+        """Submit the call ``fn(*args, **kwargs)``, and return its future.
+
+        A pool that is broken, because a worker was killed, is replaced first.
+        """
         try:
             return self._pool.submit(fn, *args, **kwargs)
         except BrokenExecutor:
-            self._pool = self._start()
+            self._pool = self._start_pool()
             return self._pool.submit(fn, *args, **kwargs)
         except RuntimeError:
-            if _has_no_thread(self._pool):  # its processes will never get a task
+            if _has_no_manager_thread(self._pool):  # the pool's processes would never get a task
                 for process in list(self._pool._processes.values()):
                     process.kill()
-                self._pool = self._start()
+                self._pool = self._start_pool()
             raise
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the workers."""
+        """End the worker processes, after their tasks if `wait` is True."""
         self._pool.shutdown(wait, cancel_futures=cancel_futures)
 
 
-def _init_worker() -> None:
-    """Initialise a worker process: ignore Ctrl-C, and end when the parent process ends."""
+def _initialise_worker_process() -> None:
+    """Make the calling worker process ignore Ctrl-C, and exit when its parent process ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent: Any = parent_process()
-    with suppress(RuntimeError):  # the worker is usable without this thread
+    with suppress(RuntimeError):  # raised if no thread can be started; the worker still works
         threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()

@@ -12,13 +12,13 @@ threadpoolctl does not control Numba: its limits apply to BLAS and OpenMP only.
 
 If the system or a container refuses to start a thread, the work still completes: the calling thread
 runs all tasks that no other thread has begun. A forked child gets new locks and threads. The
-threads of OpenBLAS cannot be renewed: if one thread forks while another runs a multithreaded matrix
-product, OpenBLAS hangs in the parent or the child. A server that forks during computations sets
-``OPENBLAS_NUM_THREADS=1``.
+threads of OpenBLAS cannot be replaced: if one thread forks while another runs a multithreaded
+matrix product, OpenBLAS hangs in the parent or the child. A server that forks during computations
+should set ``OPENBLAS_NUM_THREADS=1``.
 
 Without Numba, as in a browser, or with ``NUMBA_DISABLE_JIT=1``, kernels run as plain Python
 functions. They are about a hundred times slower, which is fast enough for teaching examples.
-Integers wrap around there too, without warnings from NumPy.
+Overflowing integers wrap around as in compiled kernels, without warnings from NumPy.
 """
 
 from __future__ import annotations
@@ -62,38 +62,40 @@ Result = TypeVar("Result")
 
 
 def njit(function: Function) -> Function:
-    """Compile a serial kernel that releases the GIL and is cached on disk if possible.
+    """Return `function` as a compiled kernel, which runs on one thread and releases the GIL.
 
-    Division by zero follows IEEE 754, as in NumPy.
+    The machine code is cached on disk, if a cache folder is writable. Division by zero follows IEEE
+    754, as in NumPy.
     """
     return _compile(function, False)
 
 
-# LLVM vectorises a sum only if it may reorder additions: 12 times as fast for 1,000 products.
-# fastmath=True would also break checks for NaN and infinity.
+# LLVM vectorises a sum only if it may reorder the additions, which makes a sum of 1,000 products 12
+# times as fast. The option fastmath=True would allow this too, but break checks for NaN and inf.
 def njit_sum(function: Function) -> Function:
-    """Compile a sum as `njit` does, allowing reordered additions and fused multiply-adds.
+    """Return `function` compiled as by `njit`, with reordered additions and fused multiply-adds.
 
-    NaN and infinity behave as usual; the last bits of the result depend on the processor. The
-    summation loop must not write to an array. If it does, the compiled code checks at run time
-    whether arrays overlap, and the order of additions depends on that.
+    For functions that return a sum. NaN and infinity behave as usual; the last bits of the sum
+    depend on the processor. The summation loop must not write to an array: if it does, the compiled
+    code checks at run time whether arrays overlap, and the order of additions depends on the
+    result.
     """
     return _compile(function, {"reassoc", "contract"})
 
 
 def njit_inline(function: Function) -> Function:
-    """Compile `function` as `njit_bare` does, and always inline it into its callers.
+    """Return `function` compiled as by `njit_bare`, and always inlined into its callers.
 
-    For short functions with many array arguments, where the call costs more than the work.
+    For short functions with many array arguments, whose call would cost more than their work.
     """
     return _compile(function, False, forceinline=True, _nrt=False)
 
 
 def njit_bare(function: Function) -> Function:
-    """Compile `function` as `njit` does, without reference counting; it must not create arrays.
+    """Return `function` compiled as by `njit`, without reference counting of arrays.
 
-    For loops over short rows: the atomic reference count of an array argument costs as much as a
-    short inner product.
+    The function must not create arrays. Use it for loops over short rows, because an atomic update
+    of an array's reference count costs as much as a short inner product.
     """
     return _compile(function, False, _nrt=False)
 
@@ -101,8 +103,8 @@ def njit_bare(function: Function) -> Function:
 def is_kernel(function: Any) -> bool:
     """Return whether a function was made by a decorator of this module, compiled or not.
 
-    A function of plain ``numba.njit`` is not accepted: inside a kernel it inherits compiler options
-    that it does not set itself, and may then compute something else.
+    The result is False for a function compiled by plain ``numba.njit``. Such a function inherits
+    compiler options from the kernel that calls it, and may then compute something else.
     """
     if COMPILES:
         return isinstance(getattr(function, "_cache", None), KernelCache)
@@ -110,13 +112,14 @@ def is_kernel(function: Any) -> bool:
 
 
 def _compile(function: Function, fastmath: bool | set[str], **extra_options: bool) -> Function:
+    """Return `function` as a kernel compiled with options of Numba, or uncompiled without Numba."""
     if not COMPILES:
-        return _as_python(function)
-    # nogil lets threads run in parallel; NumPy's error model divides by zero without a check
+        return _uncompiled_kernel(function)
+    # With `nogil`, threads run in parallel. NumPy's error model has no check for division by zero.
     options: dict[str, Any] = {"nopython": True, "nogil": True, "error_model": "numpy"}
     options["fastmath"] = fastmath
     options["no_cfunc_wrapper"] = True  # kernels are not called from C
-    options["_nrt"] = True  # explicit, so that it is not inherited from a bare caller
+    options["_nrt"] = True  # set, because it would be inherited from a caller without counting
     options |= extra_options
     compiled: Any = Kernel(function, targetoptions=options)
     compiled._cache = KernelCache(compiled)  # inactive if no folder is writable
@@ -125,9 +128,9 @@ def _compile(function: Function, fastmath: bool | set[str], **extra_options: boo
 
 @contextmanager
 def report_compilation(enabled: bool) -> Iterator[None]:
-    """Report on stderr, once, if kernels are compiled in the body of ``with``.
+    """Write one line to stderr if any kernel is compiled in the body of ``with``.
 
-    Kernels loaded from the disk cache are not reported.
+    Kernels that are loaded from the disk cache do not count. Nothing is written unless `enabled`.
     """
     if not (enabled and COMPILES):
         yield
@@ -138,7 +141,7 @@ def report_compilation(enabled: bool) -> Iterator[None]:
         def on_start(self, event: Any) -> None:
             nonlocal reported
             if not reported:
-                reported = True  # before the report, because other threads may come here
+                reported = True  # first, because another thread may compile during the report
                 report_line(True, "compiling kernels, which later runs find on disk")
 
         def on_end(self, event: Any) -> None:
@@ -151,15 +154,15 @@ def report_compilation(enabled: bool) -> Iterator[None]:
 _in_kernel: ContextVar[bool] = ContextVar("in_kernel", default=False)
 
 
-def _as_python(function: Function) -> Function:
-    """Return an uncompiled kernel, in which overflow gives no warnings.
+def _uncompiled_kernel(function: Function) -> Function:
+    """Return `function` as an uncompiled kernel, in which NumPy gives no warnings of overflow.
 
-    Warnings are disabled around the outermost kernel call only: changing NumPy's error state takes
-    longer than most kernels, and warnings in the caller's own code must remain.
+    Only the outermost kernel call turns the warnings off, because changing NumPy's error state
+    takes longer than most kernels. Code outside kernels still gives warnings.
     """
 
     @wraps(function)
-    def call(*arguments: Any, **options: Any) -> Any:
+    def kernel_without_warnings(*arguments: Any, **options: Any) -> Any:
         if _in_kernel.get():
             return function(*arguments, **options)
         token = _in_kernel.set(True)
@@ -169,58 +172,58 @@ def _as_python(function: Function) -> Function:
         finally:
             _in_kernel.reset(token)
 
-    kernel: Any = call
-    kernel.py_func = function  # the attribute of a compiled kernel
+    kernel: Any = kernel_without_warnings
+    kernel.py_func = function  # a compiled kernel has this attribute too
     return cast(Function, kernel)
 
 
 def num_threads() -> int:
-    """Return the number of threads for kernels: `numba.get_num_threads` of the calling thread.
+    """Return the number of threads on which the calling thread may run kernels.
 
-    `numba.get_num_threads` is called only if Numba's threading layer is loaded already, as it is
-    after `numba.set_num_threads`. Loading OpenMP here would forbid Numba's parallel loops in forked
-    children.
+    It is Numba's setting for the calling thread, and 1 inside a worker thread. The setting is read
+    only if Numba's threading layer is already loaded, as it is after ``numba.set_num_threads``.
+    Loading OpenMP for this purpose would make Numba's parallel loops fail in forked children.
     """
-    if numba is None or getattr(_thread, "is_worker", False):  # workers are single-threaded
+    if numba is None or getattr(_thread_state, "is_worker", False):
         return 1
     try:
         numba.threading_layer()
-    except ValueError:  # not loaded, so the number was never set
+    except ValueError:  # the layer is not loaded, so the number was never set
         return int(getattr(numba.config, "NUMBA_NUM_THREADS", 1))
     return int(numba.get_num_threads())
 
 
-def use_threads(threads: int) -> None:
-    """Set the number of threads for kernels called from this thread, at most Numba's maximum."""
+def set_num_threads(threads: int) -> None:
+    """Set the number of threads for kernels called from this thread, up to Numba's maximum."""
     if numba is not None:
         numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
 
 
 @contextmanager
 def single_threaded() -> Iterator[None]:
-    """Run kernels single-threaded in the body of ``with``, without the pool.
+    """Make kernels run on the calling thread alone in the body of ``with``.
 
-    For threads of another engine, which runs many of them at once.
+    For threads of an executor, which already runs one task per core.
     """
-    was_worker = getattr(_thread, "is_worker", False)
-    _thread.is_worker = True
+    was_worker = getattr(_thread_state, "is_worker", False)
+    _thread_state.is_worker = True
     try:
         yield
     finally:
-        _thread.is_worker = was_worker
+        _thread_state.is_worker = was_worker
 
 
 def thread_map(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """Apply `function` to each item on a thread pool, and yield the results in order.
+    """Yield ``function(item)`` for each item in order, computed on a pool of threads.
 
-    The calling thread works too. `function` should release the GIL, as kernels made by `njit` do.
-    At most one unread result per thread is held, so a reduction needs memory for one result per
-    thread. Its order does not depend on the number of threads.
+    The calling thread also computes. `function` should release the GIL, as kernels made by `njit`
+    do. At most one unread result per thread is held in memory. A caller that adds up the results
+    does so in the same order for any number of threads.
     """
     items = list(items)
     threads = num_threads()
     workers = min(threads, len(items))
-    if workers <= 1:  # also inside a worker, where waiting for other workers could deadlock
+    if workers <= 1:  # always inside a worker, where waiting for other workers could deadlock
         yield from map(function, items)
         return
     for chunk in chunks(len(items), workers):
@@ -231,16 +234,16 @@ def thread_map(function: Callable[[Item], Result], items: Iterable[Item]) -> Ite
             # the calling thread works too, and runs the tasks that no worker has begun
             yield function(first)
             for task in tasks:
-                yield task.result()
-        except BaseException:  # do not leave kernels running on the caller's arrays
-            _cancel(tasks)
+                yield task.run_or_wait()
+        except BaseException:  # afterwards no kernel may use the caller's arrays
+            _cancel_and_wait(tasks)
             raise
 
 
 def thread_each(function: Callable[[Item], object], items: Iterable[Item]) -> None:
-    """Call `function` on each item, on the threads of `thread_map`, for its side effects.
+    """Call ``function(item)`` for each item, on the threads of `thread_map`; discard the results.
 
-    No two calls may write to the same memory. A thread that has finished an item takes the next.
+    The calls may run in any order, so no two of them may write to the same memory.
     """
     items = list(items)
     if items and not items[1:]:
@@ -249,7 +252,7 @@ def thread_each(function: Callable[[Item], object], items: Iterable[Item]) -> No
     workers = min(num_threads(), len(items))
     queue = deque(items)  # shared by the threads; `popleft` is atomic, with or without a GIL
 
-    def work(_: int = 0) -> None:
+    def process_queue(_: int = 0) -> None:
         try:
             while True:
                 try:
@@ -262,75 +265,78 @@ def thread_each(function: Callable[[Item], object], items: Iterable[Item]) -> No
             raise
 
     if workers <= 1:
-        work()
+        process_queue()
         return
-    for _ in thread_map(work, range(workers)):
+    for _ in thread_map(process_queue, range(workers)):
         pass
 
 
 def call_single_threaded(function: Callable[[Item], Result], item: Item) -> Result:
-    """Call ``function(item)`` with single-threaded kernels, as a task among parallel ones."""
+    """Return ``function(item)``, computed with single-threaded kernels."""
     with single_threaded():
         return function(item)
 
 
 def run_in_lockstep(function: Callable[[int, int], object], workers: int) -> None:
-    """Call ``function(worker, workers)`` for all workers at the same time, each on its own thread.
+    """Call ``function(worker, num_workers)`` for all workers at the same time, one per thread.
 
     For kernels whose workers synchronise with `barrier_wait`. A worker must not raise, because the
-    others would wait for it forever. The number of workers is the number of threads that could be
-    started. The threads are new ones: in the shared pool, a worker might wait for another that no
-    thread has begun.
+    other workers would wait for it forever. There are at most `workers` workers, fewer if Numba's
+    setting or the system allows fewer threads. Each call starts new threads: in the shared pool, a
+    worker could wait at a barrier for a worker that is still in the queue.
     """
     workers = min(workers, num_threads()) if COMPILES else 1
     if workers > 1:
-        with _lockstep_lock:  # two calls at once would compete for cores at each barrier
-            if _start_lockstep(function, workers):
+        with _lockstep_lock:  # two concurrent calls would compete for cores at each barrier
+            if _run_on_new_threads(function, workers):
                 return
     function(0, 1)
 
 
-def _start_lockstep(function: Callable[[int, int], object], workers: int) -> bool:
-    """Run the workers of `run_in_lockstep` on new threads; return False if none can be started."""
+def _run_on_new_threads(function: Callable[[int, int], object], workers: int) -> bool:
+    """Run the workers of `run_in_lockstep`, one for each thread that can be started.
+
+    Returns False, without calling `function`, if no thread can be started.
+    """
     num_workers = 0
     gate = threading.Event()
 
-    def work(worker: int) -> None:
+    def run_worker(worker: int) -> None:
         gate.wait()
         if num_workers:
             function(worker, num_workers)
 
-    tasks = [_Task(work, worker) for worker in range(workers)]
+    tasks = [_Task(run_worker, worker) for worker in range(workers)]
     started = 0
     try:
-        while started < workers and _start_worker(tasks[started].begin):
+        while started < workers and _start_worker_thread(tasks[started].run_if_not_begun):
             started += 1
         num_workers = started
     finally:
         gate.set()  # after an interrupt `num_workers` is 0, and the threads end at once
     try:
-        # the calling thread is not a worker, so an interrupt here leaves no worker waiting
+        # the calling thread is not a worker, so no worker waits forever if it is interrupted
         for task in tasks[:num_workers]:
-            task.wait()
+            task.wait_for_result()
     except BaseException:
-        _cancel(tasks[:num_workers])
+        _cancel_and_wait(tasks[:num_workers])
         raise
     return num_workers > 0
 
 
-def _start_worker(work: Callable[[], object]) -> bool:
-    """Start a thread with single-threaded kernels; return False if the system refuses it.
+def _start_worker_thread(work: Callable[[], object]) -> bool:
+    """Start a thread that calls `work` with single-threaded kernels; return whether it started.
 
-    That happens at the process's limit of threads, and when the interpreter shuts down.
+    The system refuses a thread beyond the limit of the process, or when the interpreter shuts down.
     """
 
-    def run() -> None:
-        _thread.is_worker = True
+    def run_single_threaded() -> None:
+        _thread_state.is_worker = True
         work()
 
     try:
         threading.Thread(
-            target=run, name=f"samplesoft_{next(_thread_numbers)}", daemon=True
+            target=run_single_threaded, name=f"samplesoft_{next(_thread_numbers)}", daemon=True
         ).start()
     except RuntimeError:
         return False
@@ -338,7 +344,10 @@ def _start_worker(work: Callable[[], object]) -> bool:
 
 
 def _atomic_add_intrinsic(typing: Any, array: Any, value: Any) -> Any:
-    """Type and generate an atomic addition to ``array[0]`` that returns the previous value."""
+    """Return the signature and code generator of an atomic addition of `value` to ``array[0]``.
+
+    The generated code returns the previous value of ``array[0]``.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
@@ -352,15 +361,16 @@ if COMPILES:
     _yield_core: Any = types.ExternalFunction(
         "Sleep" if os.name == "nt" else "usleep", types.int32(types.uint32)
     )
-_SPINS_BEFORE_YIELD = 1000  # polls, about 20 us, after which a waiting thread yields its core
+_SPINS_BEFORE_YIELD = 1000  # after this many polls, about 20 us, a waiting thread yields its core
 
 
 @njit
 def barrier_wait(arrived: Any, workers: int, number: int) -> None:
-    """Wait at a barrier until all workers have arrived; `number` counts the barriers from 1.
+    """Wait until all workers have arrived at a barrier.
 
-    `arrived` (1,) is an int64 counter, 0 before the first barrier. After the barrier, a worker can
-    read what the others have written.
+    `arrived` (1,) is an int64 counter that all workers share, set to 0 before the first barrier.
+    `number` is the index of this barrier, counted from 1. After the barrier, a worker can read the
+    values that other workers wrote before it.
     """
     if workers > 1:
         _atomic_add(arrived, 1)
@@ -372,101 +382,109 @@ def barrier_wait(arrived: Any, workers: int, number: int) -> None:
 
 
 class _Task(Generic[Item, Result]):
-    """A function call that is run by the first thread to begin it."""
+    """A call ``function(item)`` that several threads may try to run, and that runs only once."""
 
     def __init__(self, function: Callable[[Item], Result], item: Item) -> None:
-        # in a copy of the caller's context, which includes np.errstate
+        # The call runs in a copy of the caller's context variables, which include np.errstate.
         self._call: Any = (copy_context().run, function, item)
         self._begin_lock = threading.Lock()
         self._future = Future[Result]()
 
-    def begin(self) -> None:
-        """Run the call, unless another thread has begun it."""
+    def run_if_not_begun(self) -> None:
+        """Run the call, unless a thread has already begun it."""
         if not self._begin_lock.acquire(blocking=False):
             return
-        # drop the reference: a queue may hold the task longer than its arrays are needed
+        # drop the reference to the arrays, because a queue may hold this object for longer
         (run, function, item), self._call = self._call, None
         try:
             self._future.set_result(run(function, item))
         except BaseException as error:
             self._future.set_exception(error)
 
-    def wait(self) -> Result:
-        """Wait for the call, which another thread runs, and return its result."""
+    def wait_for_result(self) -> Result:
+        """Wait until another thread has run the call, and return its result or raise its error."""
         return self._future.result()
 
-    def result(self) -> Result:
-        """Return the result of the call; run it here if no other thread has begun it."""
-        self.begin()
-        return self.wait()
+    def run_or_wait(self) -> Result:
+        """Return the result of the call; run it on this thread if no thread has begun it."""
+        self.run_if_not_begun()
+        return self.wait_for_result()
 
-    def cancel(self) -> Future[Result] | None:
-        """Cancel the call; if it has begun, return the future to wait for."""
+    def cancel_unless_begun(self) -> Future[Result] | None:
+        """Prevent the call if it has not begun; otherwise return its future."""
         if self._begin_lock.acquire(blocking=False):
             self._call = None
             return None
         return self._future
 
 
-def _cancel(tasks: list[_Task[Any, Any]]) -> None:
-    """Cancel tasks, and wait for those that have begun."""
-    wait([future for future in [task.cancel() for task in tasks] if future is not None])
-
-
-class _Pool:
-    """A thread pool shared by all calls, because starting a thread costs more than a small draw.
-
-    The threads are daemons. A thread that still waits for them at the end of the program outlives
-    the main thread, and they continue to serve it.
-    """
-
-    def __init__(self) -> None:
-        self._size = 0
-        self._growing = threading.Lock()
-        self._tasks: SimpleQueue[_Task[Any, Any]] = SimpleQueue()
-
-    def submit(self, tasks: list[Any], threads: int) -> None:
-        """Queue tasks for up to `threads` threads; it is not guaranteed that any of them begins."""
-        with self._growing:
-            while self._size < threads and _start_worker(self._work):
-                self._size += 1
-            size = self._size
-        if size:  # without threads the tasks would stay in the queue forever
-            for task in tasks:
-                self._tasks.put(task)
-
-    def _work(self) -> None:
-        while True:
-            task = self._tasks.get()
-            task.begin()
-            del task  # free its arrays while this thread waits for the next task
-
-
-_thread = threading.local()
-_thread_numbers = count()
-_lockstep_lock = threading.Lock()
-_pool = _Pool()
-_COMPILING_SECONDS = 60.0  # seconds that a fork waits for a compilation in another thread
-
-
-def _before_fork() -> None:
-    """Wait until no other thread compiles, so that the compiler is usable in the child."""
-    _thread.holds_compiler = COMPILES and global_compiler_lock._lock.acquire(
-        timeout=_COMPILING_SECONDS
+def _cancel_and_wait(tasks: list[_Task[Any, Any]]) -> None:
+    """Cancel the tasks that have not begun, and wait for the end of the others."""
+    wait(
+        [future for future in [task.cancel_unless_begun() for task in tasks] if future is not None]
     )
 
 
-def _after_fork_in_parent() -> None:
-    if _thread.holds_compiler:
+class _Pool:
+    """A thread pool shared by all calls, because starting a thread costs more than a small kernel.
+
+    The threads are daemons, which do not keep the program alive. If another thread of the program
+    outlives the main thread, the pool continues to run its tasks.
+    """
+
+    def __init__(self) -> None:
+        self._num_threads = 0
+        self._growth_lock = threading.Lock()
+        self._tasks: SimpleQueue[_Task[Any, Any]] = SimpleQueue()
+
+    def submit(self, tasks: list[Any], threads: int) -> None:
+        """Queue tasks for up to `threads` threads of the pool.
+
+        A task never begins if the system refuses to start any thread; the caller must run it then.
+        """
+        with self._growth_lock:
+            while self._num_threads < threads and _start_worker_thread(self._run_queued_tasks):
+                self._num_threads += 1
+            num_started = self._num_threads
+        if num_started:  # without threads the tasks would stay in the queue forever
+            for task in tasks:
+                self._tasks.put(task)
+
+    def _run_queued_tasks(self) -> None:
+        """Run tasks from the queue forever, as a thread of the pool."""
+        while True:
+            task = self._tasks.get()
+            task.run_if_not_begun()
+            del task  # free its arrays while this thread waits for the next task
+
+
+_thread_state = threading.local()
+_thread_numbers = count()
+_lockstep_lock = threading.Lock()
+_pool = _Pool()
+# the longest time that a fork waits for a compilation in another thread
+_MAX_COMPILATION_WAIT_SECONDS = 60.0
+
+
+def _wait_for_compiler_before_fork() -> None:
+    """Wait until no other thread compiles, so that the forked child can use the compiler."""
+    _thread_state.holds_compiler = COMPILES and global_compiler_lock._lock.acquire(
+        timeout=_MAX_COMPILATION_WAIT_SECONDS
+    )
+
+
+def _release_compiler_after_fork() -> None:
+    """Release the lock of the compiler in the parent, if it was acquired before the fork."""
+    if _thread_state.holds_compiler:
         global_compiler_lock._lock.release()
 
 
-def _after_fork_in_child() -> None:
-    """Replace locks that threads of the parent may hold; the child does not have these threads."""
+def _replace_locks_after_fork() -> None:
+    """Replace locks that other threads of the parent may hold, which do not exist in the child."""
     global _lockstep_lock, _pool
     _lockstep_lock = threading.Lock()
     _pool = _Pool()
-    if _thread.holds_compiler:
+    if _thread_state.holds_compiler:
         global_compiler_lock._lock.release()
     elif COMPILES:
         global_compiler_lock._lock = threading.RLock()
@@ -474,17 +492,20 @@ def _after_fork_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=_before_fork,
-        after_in_parent=_after_fork_in_parent,
-        after_in_child=_after_fork_in_child,
+        before=_wait_for_compiler_before_fork,
+        after_in_parent=_release_compiler_after_fork,
+        after_in_child=_replace_locks_after_fork,
     )
 
 
 def chunks(size: int, chunk: int) -> list[slice]:
-    """Split ``range(size)`` into slices of `chunk` items, the last one shorter."""
+    """Return ``range(size)`` split into slices of `chunk` items; the last one may be shorter."""
     return [slice(start, min(start + chunk, size)) for start in range(0, size, chunk)]
 
 
 def row_chunks(shape: tuple[int, ...], size: int) -> list[slice]:
-    """Split the rows of a matrix of `shape` into slices of about `size` entries each."""
+    """Return the rows of a matrix of shape `shape`, split into slices of up to `size` entries.
+
+    A slice has at least one row.
+    """
     return chunks(shape[0], max(1, size // max(1, shape[1])))

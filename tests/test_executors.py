@@ -15,7 +15,7 @@ import pytest
 
 import samplesoft
 from samplesoft import _executors
-from samplesoft._executors import Processes, run_tasks
+from samplesoft._executors import RestartingProcessPool, run_tasks
 from samplesoft._jit import num_threads
 from samplesoft.cli import main
 
@@ -76,7 +76,7 @@ def alone():
 
 @pytest.fixture(scope="module")
 def processes():
-    with Processes(2) as pool:
+    with RestartingProcessPool(2) as pool:
         yield pool
 
 
@@ -227,7 +227,7 @@ def test_a_worker_of_dask_that_is_killed_costs_what_it_had(local_cluster, tmp_pa
 
 @pytest.mark.slow
 def test_a_task_that_kills_every_worker_is_given_up(processes, monkeypatch):
-    monkeypatch.setattr(_executors, "_MOST_DEATHS", 1)
+    monkeypatch.setattr(_executors, "_MAX_DEATHS_IN_A_ROW", 1)
     with pytest.raises(ChildProcessError, match="short of memory: take fewer"):
         list(run_tasks(kill, range(3), processes))
     assert [*run_tasks(abs, [-1], processes)] == [1]
@@ -246,14 +246,14 @@ PROGRAM = """
 import os, signal, sys
 from pathlib import Path
 from samplesoft import __main__, _executors
-from samplesoft._executors import Processes, run_tasks
+from samplesoft._executors import RestartingProcessPool, run_tasks
 sys.path.insert(0, {tests!r})
 from endless import work
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job ignores it
     __main__.end_at_interrupts()
-    with Processes(2) as pool:
+    with RestartingProcessPool(2) as pool:
         list(run_tasks(work, [Path({folder!r})] * 9, pool))
 """
 ENDLESS = """
@@ -342,7 +342,7 @@ def on_cluster(monkeypatch):
 
     def set_client(client):
         pytest.importorskip("distributed", reason="needs pip install 'samplesoft[dask]'")
-        monkeypatch.setattr(_executors, "_client_of", lambda executor: executor and client)
+        monkeypatch.setattr(_executors, "_dask_client_of", lambda executor: executor and client)
 
     return set_client
 

@@ -230,7 +230,7 @@ def test_settings_of_numba_are_part_of_the_kind(package, setting, value, monkeyp
 
 
 def test_files_that_are_replaced_while_old_code_runs(package):
-    """The stamp is of what is compiled, not of what stands in the file by then."""
+    """The fingerprint is of what is compiled, not of what stands in the file by then."""
     old = package.load()
     package.edit("callee", "return x + 2.0", "return x - 2.0")
     assert old.call(1.0) == 3.0

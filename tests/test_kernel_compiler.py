@@ -46,9 +46,11 @@ def kernels():
 
 def counts(kernel):
     """Return for how many kinds of arguments there is code for Python, and for other kernels."""
-    assert all(isinstance(result.library, LinkedCode) for result in kernel._linked.values())
+    assert all(
+        isinstance(result.library, LinkedCode) for result in kernel._linked_overloads.values()
+    )
     assert not any(isinstance(result.library, LinkedCode) for result in kernel.overloads.values())
-    return len(kernel.overloads), len(kernel._linked)
+    return len(kernel.overloads), len(kernel._linked_overloads)
 
 
 @pytest.mark.parametrize("first", ["the caller", "the called"])

@@ -24,7 +24,7 @@ import tqdm
 import samplesoft
 from samplesoft import _jit
 from samplesoft._cached import cached_property
-from samplesoft._executors import Processes, run_tasks
+from samplesoft._executors import RestartingProcessPool, run_tasks
 from samplesoft._jit import COMPILES, run_in_lockstep, thread_each, thread_map
 from samplesoft._progress import progress_bar
 
@@ -166,7 +166,7 @@ def test_an_executor_that_refuses(takes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "make", [Processes, lambda n: ProcessPoolExecutor(n, get_context("spawn"))]
+    "make", [RestartingProcessPool, lambda n: ProcessPoolExecutor(n, get_context("spawn"))]
 )
 def test_a_pool_of_processes_without_its_thread(make, monkeypatch):
     def start(self):
@@ -178,7 +178,7 @@ def test_a_pool_of_processes_without_its_thread(make, monkeypatch):
         for _ in range(2):  # what it then takes, nobody begins
             assert list(run_tasks(abs, range(-5, 0), pool)) == [5, 4, 3, 2, 1]
     assert list(run_tasks(abs, range(-5, 0), pool)) == [5, 4, 3, 2, 1]
-    if isinstance(pool, Processes):
+    if isinstance(pool, RestartingProcessPool):
         pool.shutdown()
     else:  # Python waits for processes of which nobody asks anything
         for process in pool._processes.values():
@@ -245,7 +245,7 @@ def locks():
     of_bars = tqdm.std.TqdmDefaultWriteLock
     found = {"of compiled fits": lambda: _jit._lockstep_lock, "of bars": lambda: of_bars.th_lock}
     if hasattr(_jit, "_Pool"):
-        found["of the pool"] = lambda: _jit._pool._growing
+        found["of the pool"] = lambda: _jit._pool._growth_lock
     if COMPILES:
         from numba.core.compiler_lock import global_compiler_lock
 
@@ -263,7 +263,7 @@ class TestForks:
     def _forks(self, threads, monkeypatch):
         threads(3)
         monkeypatch.setattr("samplesoft._progress._writes_lines", lambda: False)
-        monkeypatch.setattr(_jit, "_COMPILING_SECONDS", 0.1, raising=False)
+        monkeypatch.setattr(_jit, "_MAX_COMPILATION_WAIT_SECONDS", 0.1, raising=False)
         list(thread_map(abs, range(3)))
 
     @pytest.mark.parametrize("name", locks())
@@ -276,7 +276,7 @@ class TestForks:
     def test_a_fork_waits_for_a_compiler_at_work(self, monkeypatch):
         from numba.core.compiler_lock import global_compiler_lock
 
-        monkeypatch.setattr(_jit, "_COMPILING_SECONDS", 20.0)
+        monkeypatch.setattr(_jit, "_MAX_COMPILATION_WAIT_SECONDS", 20.0)
         has = threading.Event()
 
         def compile_something():

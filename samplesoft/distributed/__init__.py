@@ -1,14 +1,22 @@
-"""A softmax layer whose classes are sharded over workers, with their optimizers and samplers.
+"""A softmax layer whose classes are sharded over workers, each with an optimizer and a sampler.
 
-Reading order: `Shard` in ``worker.py``, the range of classes on one worker; `Shards` in
-``transport.py``, calls to all shards at once, in this process or (`DaskShards`) on Dask actors;
-`ShardedRows` and `ShardedSampler` in ``rows.py``, the class vectors and the sampler of a
-`SoftmaxLayer`; the layer; and a linear model with such a layer.
+Read in this order:
 
-Messages in a step of B contexts with m draws each: contexts to the shards, and the masses of their
-proposals back; numbers of draws to each shard, and the draws back; labels and draws, and their
-scores back; derivatives in the scores, and gradients in the contexts back. Class vectors are never
-sent.
+- ``worker.py``: `Shard`, the range of classes on one worker.
+- ``transport.py``: `Shards`, which calls all shards at once in this process, and `DaskShards`,
+  which does so on Dask actors.
+- ``rows.py``: `ShardedRows` and `ShardedSampler`, the class vectors and the sampler of the layer.
+- ``layer.py``: the layer. ``linear_softmax.py``: a linear model with such a layer.
+
+A training step of B contexts with m draws each sends five messages to the shards, which answer:
+
+1. the contexts; the answers are the masses of the shards' proposals;
+2. the number of draws for each shard; the answers are the draws;
+3. the labels and draws; the answers are their scores;
+4. the derivatives with respect to the scores; the answers are gradients of the contexts;
+5. the learning rate, with which the shards run their optimizers.
+
+Class vectors are never sent.
 """
 
 from samplesoft.distributed.layer import ShardedSoftmaxLayer

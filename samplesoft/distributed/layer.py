@@ -32,27 +32,27 @@ from samplesoft.search import top_k_classes
 class ShardedSoftmaxLayer(SoftmaxLayer):
     r"""A `SoftmaxLayer` with classes sharded over workers, each with an optimizer and a sampler.
 
-    Use it if one machine cannot hold the classes, or does not draw and update fast enough.
-    Otherwise a `SoftmaxLayer` is faster, because a step here takes five round trips.
+    Use this class if one machine cannot hold the classes, or is too slow to draw and update them.
+    Otherwise a `SoftmaxLayer` is faster, because a step of this layer takes five round trips.
 
     Parameters
     ----------
     class_embeddings : array_like, shape (n, d)
         Initial class vectors, float32 or float64: an array, which may be memory-mapped, or the
-        result of `samplesoft.training.read_shards`, with the state of the optimizer.
+        result of `samplesoft.training.read_shards`, which includes the state of the optimizer.
     loss : SampledLoss
-        A loss on draws with replacement, on the processor.
+        A loss on draws with replacement, on the CPU.
     sampler : str
         ``"uniform"``, ``"unigram"``, ``"clusters"``, one of the ``"rff"`` family, ``"positive"`` or
-        ``"quadratic"``: a key of `samplesoft.samplers.SAMPLERS`. Each shard has its own.
+        ``"quadratic"``: a key of `samplesoft.samplers.SAMPLERS`. Each shard has such a sampler.
     num_sampled : int
-        Number of draws m of an example.
+        Number of draws m for each example.
     optimizer : Optimizer
-        Each shard has a copy. The layer uses the `learning_rate` of this one.
+        Each shard has a copy. In each step, the copies use the `learning_rate` of this optimizer.
     workers : int, distributed.Client or str
-        Number of shards in this process, for tests; or a Dask cluster with one shard per worker:
-        the address of its scheduler, or a client, made with ``direct_to_workers=True`` to bypass
-        the scheduler.
+        A number of shards in this process, for tests; or a Dask cluster, which gets one shard per
+        worker: the address of its scheduler, or a client. A client made with
+        ``direct_to_workers=True`` sends messages without passing the scheduler.
     counts : array_like, shape (n,), optional
         Count of each class, for ``"unigram"``.
     shared, update_every
@@ -65,7 +65,7 @@ class ShardedSoftmaxLayer(SoftmaxLayer):
     Attributes
     ----------
     shards : Shards
-        The shards, with counters `round_trips`, `bytes_sent` and `bytes_received`.
+        The shards, with the counters `round_trips`, `bytes_sent` and `bytes_received`.
     steps : int
         Steps taken by the optimizers.
 
@@ -81,18 +81,19 @@ class ShardedSoftmaxLayer(SoftmaxLayer):
 
     Notes
     -----
-    A step is `forward`, `backward` and `update`. Gradients of class vectors stay on the workers,
-    which run their optimizers in `update`; `backward` returns only the ids of the rows.
+    A step consists of `forward`, `backward` and `update`. Gradients of class vectors stay on the
+    workers, which run their optimizers in `update`; `backward` returns only the ids of the rows.
 
-    **Draws.** A shard returns the mass of its proposal for each context: the number of its classes,
-    the sum of their weights, the sum over its cells, or the mass at the root of its tree. A draw
-    selects shard s with probability :math:`M_s / \sum_r M_r`, and then class j with
-    :math:`q_{j|s}`. Their product q is exact for any masses. With one shard, draws, losses and
-    vectors equal those of a `SoftmaxLayer` to the last bit. With more, uniform and unigram draws
-    have the same distribution.
+    **Draws.** For each context, shard s returns the mass :math:`M_s` of its proposal. Depending on
+    the sampler, this is the number of its classes, the sum of their weights, the sum over its
+    cells, or the mass at the root of its tree. A draw selects shard s with probability
+    :math:`M_s / \sum_r M_r`, and then class j with probability :math:`q_{j|s}`. The product of the
+    two probabilities is the exact proposal q, whatever the masses are. With one shard, draws,
+    losses and vectors equal the results of a `SoftmaxLayer` to the last bit. With several shards,
+    uniform and unigram draws have the same distribution as without shards.
 
-    **Partial steps.** If the optimizer of a shard rejects a step, others may have taken it.
-    `update` then raises; continue from a checkpoint.
+    **Partial steps.** If the optimizer of one shard rejects a step, other shards may have taken it.
+    `update` then raises an error, and training must continue from a checkpoint.
 
     Examples
     --------
@@ -140,7 +141,7 @@ class ShardedSoftmaxLayer(SoftmaxLayer):
         if not stored:
             all_rows = cpu.shaped_rows(CLASS_VECTORS, class_embeddings)
         (n, d), dtype, weights = all_rows.shape, all_rows.dtype, None
-        # one seed for all shards: masses are comparable only for the same random features
+        # one seed for all shards, because masses are comparable only for equal random features
         options["rng"] = rng if isinstance(rng, int) else int(as_key(rng))
         inputs = SamplerInputs(counts=np.ones(1) if counts is None else counts, **options)
         if spec.needs_counts:
@@ -154,7 +155,7 @@ class ShardedSoftmaxLayer(SoftmaxLayer):
                 f"{shards.num}; take fewer."
             )
         shards.bounds = np.linspace(0, n, shards.num + 1).astype(np.int64)
-        # vectors and two copies in transfer, optimizer states, and copies in the sampler
+        # the vectors, two copies while they are sent, the optimizer states, the sampler's copies
         copies = 3 + len(optimizer._state_names) + 2 * spec.follows_vectors
         size = int(np.diff(shards.bounds).max()) * d * dtype.itemsize
         shards.require_memory(f"shards of {n:,} classes", copies * size)
@@ -170,7 +171,7 @@ class ShardedSoftmaxLayer(SoftmaxLayer):
                 optimizer,
                 as_count("update_every", update_every),
             )
-            shards.start(s, rows, state, *shard_arguments)
+            shards.make_shard(s, rows, state, *shard_arguments)
         if stored:
             shards.name_checkpoint(all_rows.folder)
         self.steps: int = all_rows.steps if stored else 0
@@ -188,52 +189,53 @@ class ShardedSoftmaxLayer(SoftmaxLayer):
     def update(self, ids: Any = None) -> None:
         """Run the optimizers on the workers, with the gradients of the last `backward`.
 
-        Their samplers are updated every `update_every` calls.
+        Every `update_every` calls, the samplers on the workers are updated too.
 
         Parameters
         ----------
         ids : object
-            Ignored: the workers have the ids of the changed rows.
+            Ignored, because the workers know the ids of the changed rows.
 
         Raises
         ------
         RuntimeError
             If a worker is lost, or has missed an earlier step.
         TypeError, ValueError
-            If there are no such gradients, or the optimizer of a shard rejects the step.
+            If `backward` has not been called since the last step, or the optimizer of a shard
+            rejects the step.
         """
         arguments = [(self.optimizer.learning_rate, self.steps)] * self.shards.num
         are_done = self.shards.call_all("step", arguments)
         if not all(are_done):
-            raise self.shards.lost_error(
+            raise self.shards.lost_worker_error(
                 are_done.index(False), "it was started again, or refused a step"
             )
         self.steps += 1
 
     def refresh(self) -> None:
-        """Rebuild the samplers from the class vectors."""
+        """Rebuild the samplers on the workers from the current class vectors."""
         self.shards.call_all("refresh", [()] * self.shards.num)
 
     def predict_topk(
         self, h: ArrayLike, k: int, *, leave_out: Any = None
     ) -> tuple[IntArray, NDArray[Any]]:
-        """Find the classes of the largest scores, as `samplesoft.metrics.top_k_classes` does.
+        """Return the k classes with the largest scores, as `samplesoft.metrics.top_k_classes` does.
 
         Parameters
         ----------
         h : array_like, shape (B, d)
             Context vectors.
         k : int
-            How many classes, at most n.
+            Number of classes, at most n.
         leave_out : scipy.sparse matrix, shape (B, n), optional
-            Classes to exclude for each context.
+            Row b has nonzero entries for the classes to exclude for context b.
 
         Returns
         -------
         ids : ndarray of int64, shape (B, k)
-            Classes by descending score; of equal scores the smallest class first.
+            Classes by decreasing score; among equal scores by increasing index.
         scores : ndarray, shape (B, k)
-            Their scores.
+            Scores of these classes.
         """
         loss = self.loss
         options: dict[str, Any] = {

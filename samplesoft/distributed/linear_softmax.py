@@ -1,4 +1,4 @@
-"""A linear model whose class vectors, and their optimizer steps, are on workers."""
+"""A linear model whose class vectors are on workers, which also run their optimizers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from samplesoft.optimizers.base import Optimizer
 
 
 class ShardedOptimizer:
-    """The optimizer of a model with a sharded layer. Shards update the class vectors.
+    """The optimizer of a model with a sharded layer, whose class vectors are updated by the shards.
 
-    Its state equals that of an optimizer in one process, with arrays of all classes.
+    The state equals the state of an `Optimizer` for the same model without shards.
 
     Parameters
     ----------
     layer : ShardedSoftmaxLayer
-        The layer; its `optimizer` updates the other parameters.
+        The sharded layer, whose `optimizer` updates all parameters except the class vectors.
     name : str
         Name of the class vectors among the model's parameters.
     """
@@ -32,7 +32,7 @@ class ShardedOptimizer:
 
     @property
     def learning_rate(self) -> float:
-        """Size of a step, here and in the shards."""
+        """The learning rate, in this process and in the shards."""
         return self._layer.optimizer.learning_rate
 
     @learning_rate.setter
@@ -50,25 +50,27 @@ class ShardedOptimizer:
 
     @property
     def steps(self) -> int:
-        """Steps taken."""
+        """Number of steps taken."""
         return self._layer.optimizer.steps
 
     def step(self, parameters: dict[str, Any], gradients: dict[str, Any]) -> None:
-        """Update all parameters except the class vectors, which the layer's `update` changes."""
+        """Update all parameters in place, except the class vectors, which the shards update."""
         other_gradients = {
             name: gradient for name, gradient in gradients.items() if name != self._name
         }
         self._layer.optimizer.step(parameters, other_gradients)
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Return the state, as `Optimizer.state` does."""
+        """Return the state of the optimizer by name, as `Optimizer.state` does."""
         layer, state = self._layer, self._layer.optimizer.state()
         for name in layer.optimizer._state_names if layer.steps else ():
-            state[f"{name}/{self._name}"] = layer.shards.concatenated(f"{name}/{CLASS_VECTORS}")
+            state[f"{name}/{self._name}"] = layer.shards.concatenated_array(
+                f"{name}/{CLASS_VECTORS}"
+            )
         return state
 
     def load_state(self, state: dict[str, NDArray[Any]]) -> None:
-        """Restore a `state`, written with any number of shards or none."""
+        """Restore a `state`, which may come from any number of shards or from none."""
         layer, suffix = self._layer, f"/{self._name}"
         sharded_names = {name for name in state if name.endswith(suffix)}
         layer.optimizer.load_state({name: state[name] for name in state.keys() - sharded_names})
@@ -80,7 +82,7 @@ class ShardedOptimizer:
             for lo, hi in layer.shards.ranges
         ]
         layer.shards.call_all(
-            "load_optimizer", [({"steps": state["steps"], **p},) for p in shard_states]
+            "load_optimizer_state", [({"steps": state["steps"], **p},) for p in shard_states]
         )
         layer.steps = layer.optimizer.steps
 
@@ -130,18 +132,18 @@ def shard(
     model : LinearSoftmax
         Its `softmax` is replaced by a `ShardedSoftmaxLayer` with the same class vectors.
     settings : LinearSoftmaxSettings
-        Settings of the model, with the sampler that the workers make.
+        Settings of the model, including the sampler that the workers make.
     counts : array_like, shape (n,)
         Count of each class.
     workers : int, distributed.Client or str
         As for a `ShardedSoftmaxLayer`.
     optimizer : Optimizer
-        Each shard has a copy.
+        Each shard gets a copy.
 
     Returns
     -------
     ShardedOptimizer
-        The optimizer for the model from now on.
+        The optimizer to use for the model from now on.
 
     Raises
     ------

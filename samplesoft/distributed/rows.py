@@ -1,4 +1,4 @@
-"""Sharded class vectors and their sampler, with the interface that `SoftmaxLayer` uses."""
+"""Sharded class vectors and their sampler, with the interfaces that a `SoftmaxLayer` uses."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from samplesoft.samplers.base import NO_CLASS, Draw, Rows, Sampler
 
 
 class ShardedRows(DistantRows):
-    """Sharded class vectors (n, d).
+    """A matrix of class vectors (n, d) whose rows are held by shards.
 
     Parameters
     ----------
     shards : Shards
-        The shards that hold them.
+        The shards that hold the rows.
     shape : tuple of int
         n and d.
     dtype : dtype
@@ -31,16 +31,17 @@ class ShardedRows(DistantRows):
 
     def __init__(self, shards: Shards, shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
         self.shards, self.shape, self.dtype = shards, shape, dtype
-        self.sent: Rows | None = None  # contexts that the shards already have
-        self._scored: tuple[Any, list[tuple[Any, Any]]] = None, []
+        self.contexts_on_shards: Rows | None = None  # contexts that the sampler has already sent
+        # the last batch that was scored, and the indices of labels and draws of each shard
+        self._last_scored: tuple[Any, list[tuple[Any, Any]]] = None, []
 
-    def shard_of(self, ids: IntArray) -> IntArray:
-        """Return the shard of each class."""
+    def shard_index(self, ids: IntArray) -> IntArray:
+        """Return the index of the shard that holds each class of `ids`, in the same shape."""
         return np.searchsorted(self.shards.bounds[1:], ids, side="right")
 
     def take(self, ids: IntArray, axis: int = 0) -> Rows:
-        """Return a copy of some rows (k, d)."""
-        shard_ids, rows = self.shard_of(ids), np.empty((len(ids), self.shape[1]), self.dtype)
+        """Return a copy of the rows with the indices `ids` (k,), shape (k, d)."""
+        shard_ids, rows = self.shard_index(ids), np.empty((len(ids), self.shape[1]), self.dtype)
         offsets = self.shards.bounds
         arguments = [(ids[shard_ids == s] - offsets[s],) for s in range(self.shards.num)]
         for s, shard_rows in enumerate(self.shards.call_all("take", arguments)):
@@ -48,26 +49,35 @@ class ShardedRows(DistantRows):
         return rows
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Rows:
-        """Return a copy of all rows, for a checkpoint."""
-        return self.shards.concatenated(CLASS_VECTORS)
+        """Return a copy of all rows (n, d), for a checkpoint."""
+        return self.shards.concatenated_array(CLASS_VECTORS)
 
     def __setitem__(self, every: Any, rows: Rows) -> None:
-        """Replace all rows, for example by those of a checkpoint."""
-        self.shards.call_all("write", [(rows[lo:hi],) for lo, hi in self.shards.ranges])
+        """Replace all rows on the shards by `rows` (n, d), for example from a checkpoint.
+
+        The index `every` is ignored: it must select all rows.
+        """
+        self.shards.call_all("write_rows", [(rows[lo:hi],) for lo, hi in self.shards.ranges])
 
     def scores(self, batch: Batch, ids: IntArray) -> tuple[Rows, Rows]:
-        """Return the scores of labels (P,) and draws (B, m), computed by the shards."""
-        labels, draw_shards = batch.targets.labels, self.shard_of(ids)
+        """Return the scores of labels (P,) and of draws (B, m), computed by the shards.
+
+        `ids` are the classes drawn for each example, (B, m), or for all examples, (1, m).
+        """
+        labels, draw_shards = batch.targets.labels, self.shard_index(ids)
         example_ids, label_shards = (
             batch.targets.rows(np.arange(len(batch.z))),
-            self.shard_of(labels),
+            self.shard_index(labels),
         )
         shared = len(ids) < len(batch.z)
         positions: list[tuple[Any, Any]] = [
             (label_shards == s, (slice(None), draw_shards[0] == s) if shared else draw_shards == s)
             for s in range(self.shards.num)
         ]
-        h, self.sent = None if self.sent is batch.contexts else batch.contexts, None
+        h, self.contexts_on_shards = (
+            None if self.contexts_on_shards is batch.contexts else batch.contexts,
+            None,
+        )
         arguments = []
         for s, (lo, _) in enumerate(self.shards.ranges):
             pairs, in_shard = label_shards == s, draw_shards == s
@@ -86,12 +96,16 @@ class ShardedRows(DistantRows):
             positions, self.shards.call_all("scores", arguments), strict=True
         ):
             label_scores[pairs], sampled_scores[draws] = call
-        self._scored = batch, positions
+        self._last_scored = batch, positions
         return label_scores, sampled_scores
 
     def gradients(self, batch: Batch, d_labels: Rows, d_sampled: Rows, weights: FloatArray) -> Rows:
-        """Return the gradient (B, d) in the contexts; shards keep the gradient in their rows."""
-        last_batch, positions = self._scored
+        """Return the gradient (B, d) with respect to the contexts times tau, for the last batch.
+
+        `d_labels` (P,) and `d_sampled` are derivatives with respect to the results of `scores`.
+        Shards keep the gradients with respect to their rows, for the next optimizer step.
+        """
+        last_batch, positions = self._last_scored
         if batch is not last_batch:
             raise ValueError(
                 "`cache` must be that of the last `forward`, for shards keep no other; call "
@@ -103,7 +117,10 @@ class ShardedRows(DistantRows):
         return total
 
     def exponentials(self, batch: Batch, excluded: LabelPositions) -> tuple[Rows, FloatArray]:
-        """Return max scores (B,) over classes not excluded, and sums of exp(score - max)."""
+        """Return the max scores (B,) over the classes, and the sums (B,) of ``exp(score - max)``.
+
+        The labels of each example, which `excluded` holds, are left out.
+        """
         arguments = [(batch.z, *excluded.in_block(slice(*each))[1:]) for each in self.shards.ranges]
         shard_max, shard_sums = map(
             np.stack, zip(*self.shards.call_all("exponentials", arguments), strict=True)
@@ -115,7 +132,11 @@ class ShardedRows(DistantRows):
     def best(
         self, z: Rows, k: int, *, leave_out: Any = None, **options: Any
     ) -> tuple[IntArray, Rows]:
-        """Return the top k classes (B, k), merged from those of the shards, and their scores."""
+        """Return the k classes with the largest scores, (B, k), and their scores, for contexts `z`.
+
+        Each shard returns its k best classes, which are merged. `leave_out` and `options` are as in
+        `samplesoft.search.best_classes`.
+        """
         arguments = [
             (z, k, {**options, "leave_out": None if leave_out is None else leave_out[:, lo:hi]})
             for lo, hi in self.shards.ranges
@@ -124,18 +145,20 @@ class ShardedRows(DistantRows):
         offsets = self.shards.bounds
         ids = np.hstack([np.where(i < 0, i, i + offsets[s]) for s, (i, _) in enumerate(lists)])
         scores = np.hstack([scores for _, scores in lists])
-        # a stable sort puts the smallest class first among equal scores
+        # a stable sort, so that among equal scores the smallest class is first
         order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
         return np.take_along_axis(ids, order, 1), np.take_along_axis(scores, order, 1)
 
 
 class ShardedSampler(Sampler):
-    """Draws a shard in proportion to its mass, and a class within it; q is exact.
+    """Draw a shard in proportion to its mass, and then a class with the sampler of the shard.
+
+    The proposal q of a class is the product of the two probabilities, and is exact.
 
     Parameters
     ----------
     rows : ShardedRows
-        The class vectors; their shards have samplers.
+        The class vectors, whose shards have samplers.
     follows : bool
         Whether draws depend on the contexts.
     """
@@ -146,25 +169,29 @@ class ShardedSampler(Sampler):
         self._rows, self._shards = rows, rows.shards
 
     def _shard_log_probs(self, h: Rows, exclude: IntArray) -> FloatArray:
-        """Return the log-probabilities (R, S) of the shards; these keep the contexts."""
+        """Return the log-probabilities (R, S) of S shards for contexts `h` (R, d).
+
+        `exclude` (R,) is the class that is not drawn for each context, or `NO_CLASS`. The shards
+        keep the contexts for later calls.
+        """
         contexts = h if self.dim is not None else h[:, :0]
         excluded_by_shard = [
             np.where((lo <= exclude) & (exclude < hi), exclude - lo, NO_CLASS)
             for lo, hi in self._shards.ranges
         ]
         arguments = [(contexts, excluded) for excluded in excluded_by_shard]
-        self._rows.sent = contexts
-        masses = np.stack(self._shards.call_all("masses", arguments), axis=1)
+        self._rows.contexts_on_shards = contexts
+        masses = np.stack(self._shards.call_all("log_masses", arguments), axis=1)
         shard_log_probs: FloatArray = masses - np.logaddexp.reduce(masses, axis=1, keepdims=True)
         return shard_log_probs
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         shard_log_probs, num = self._shard_log_probs(h, exclude), self._shards.num
         cdf = np.cumsum(np.exp(shard_log_probs), axis=1)
-        cdf /= cdf[:, -1:]  # exactly 1 at the end, above all uniforms
+        cdf /= cdf[:, -1:]  # the last value is then exactly 1, above all uniform values
         u = uniform_block(np.uint64(mix64(key, np.uint64(num))), len(h), m)
         shard_ids = (u[:, :, None] >= cdf[:, None, :-1]).sum(axis=2)
-        # with one shard, draws equal those of its sampler
+        # one shard uses the unchanged key, so that an unsharded sampler draws the same classes
         keys = [np.uint64(mix64(key, np.uint64(s))) for s in range(num)] if num > 1 else [key]
         arguments = [((shard_ids == s).sum(axis=1), keys[s]) for s in range(num)]
         ids, log_q = (
@@ -177,7 +204,7 @@ class ShardedSampler(Sampler):
         return Draw(ids, log_q)
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
-        shard_log_probs, shard_ids = self._shard_log_probs(h, exclude), self._rows.shard_of(ids)
+        shard_log_probs, shard_ids = self._shard_log_probs(h, exclude), self._rows.shard_index(ids)
         arguments = [(np.clip(ids - lo, 0, hi - lo - 1),) for lo, hi in self._shards.ranges]
         log_q = np.take_along_axis(shard_log_probs, shard_ids, 1)
         for s, logs in enumerate(self._shards.call_all("log_probs", arguments)):

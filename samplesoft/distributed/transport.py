@@ -1,4 +1,4 @@
-"""Method calls on all shards at once: in this process, or on Dask actors of a cluster."""
+"""Calls of methods of all shards at once, in this process or on the actors of a Dask cluster."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from samplesoft._validation import IntArray, require_instance
 from samplesoft.distributed.worker import Shard
 from samplesoft.samplers.base import Rows
 
-_TIMEOUT_SECONDS = 2.0  # without an answer; then check that the worker is alive
+_TIMEOUT_SECONDS = 2.0  # after this time without an answer, check that the worker is alive
 
 
 class Shards:
-    """Shards in this process, called one after another, with the same bits as on a cluster.
+    """Shards in this process, called one after another, with the same results as on a cluster.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class Shards:
     bounds : ndarray of int64, shape (num + 1,)
         Shard s has the classes from ``bounds[s]`` to ``bounds[s + 1] - 1``.
     round_trips, bytes_sent, bytes_received : int
-        Totals of all calls so far, and of the arrays in them.
+        Number of calls of all shards so far, and the total size of the arrays in them.
     recovery_hint : str
         Advice in the error for a lost worker.
     """
@@ -47,50 +47,56 @@ class Shards:
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
-        """First class of each shard, and of the next shard."""
+        """The range of classes of each shard, as pairs (first, end) with the end excluded."""
         return list(pairwise(self.bounds.tolist()))
 
     def require_memory(self, what: str, needed: int) -> None:
-        """Raise MemoryError if a worker has less memory than a shard needs."""
+        """Do nothing; `DaskShards` raises MemoryError if a worker has less memory than `needed`."""
 
-    def start(self, s: int, *arguments: Any) -> None:
-        """Make shard s."""
+    def make_shard(self, s: int, *arguments: Any) -> None:
+        """Make shard s, which must be the next one, with the arguments of `Shard`."""
         self._shards.append(Shard(*arguments))
 
     def call_all(self, method: str, arguments: list[Any], first: int = 0) -> list[Any]:
-        """Call a method on shards `first`, `first` + 1, ..., one for each tuple of arguments."""
-        pending = [self._submit(s, method, each) for s, each in enumerate(arguments, first)]
-        answers = [self._wait(s, each) for s, each in enumerate(pending, first)]
+        """Call a method of several shards, and return the list of their answers.
+
+        ``arguments[k]`` is the tuple of arguments for shard ``first + k``.
+        """
+        pending = [self._submit_call(s, method, each) for s, each in enumerate(arguments, first)]
+        answers = [self._wait_for_result(s, each) for s, each in enumerate(pending, first)]
         self.round_trips += 1
-        self.bytes_sent += _nbytes(arguments)
-        self.bytes_received += _nbytes(answers)
+        self.bytes_sent += _num_array_bytes(arguments)
+        self.bytes_received += _num_array_bytes(answers)
         return answers
 
-    def _submit(self, s: int, method: str, arguments: Sequence[Any]) -> Any:
-        return self._shards[s].call(method, *arguments)
+    def _submit_call(self, s: int, method: str, arguments: Sequence[Any]) -> Any:
+        """Begin a call of shard s, and return an object for `_wait_for_result`."""
+        return self._shards[s].call_method(method, *arguments)
 
-    def _wait(self, s: int, pending: Any) -> Any:
+    def _wait_for_result(self, s: int, pending: Any) -> Any:
+        """Return the result of a call of shard s that `_submit_call` began."""
         return pending
 
-    def lost_error(self, s: int, why: object) -> RuntimeError:
-        """Return the error for a shard whose worker is lost."""
+    def lost_worker_error(self, s: int, why: object) -> RuntimeError:
+        """Return the error to raise if the worker of shard s is lost, for the reason `why`."""
         lo, hi = self.ranges[s]
         what = f"the worker of classes {lo} to {hi - 1} was lost ({why})"
         return RuntimeError(f"{what}; {self.recovery_hint}.")
 
     def name_checkpoint(self, folder: str) -> None:
-        """Set the checkpoint that errors for a lost worker name."""
+        """Set the checkpoint that the error for a lost worker advises to continue from."""
         self.recovery_hint = f"go on from {folder!r}, with read_shards and any number of workers"
 
-    def concatenated(self, name: str) -> NDArray[Any]:
-        """Return an array (n, d), concatenated from all shards."""
-        return np.concatenate(self.call_all("array", [(name,)] * self.num))
+    def concatenated_array(self, name: str) -> NDArray[Any]:
+        """Return the array `name` of `Shard.named_array`, concatenated over all shards."""
+        return np.concatenate(self.call_all("named_array", [(name,)] * self.num))
 
 
-def _nbytes(value: Any) -> int:
+def _num_array_bytes(value: Any) -> int:
+    """Return the number of bytes of the arrays in nested lists and tuples."""
     if isinstance(value, np.ndarray):
         return value.nbytes
-    return sum(map(_nbytes, value)) if isinstance(value, (list, tuple)) else 0
+    return sum(map(_num_array_bytes, value)) if isinstance(value, (list, tuple)) else 0
 
 
 class DaskShards(Shards):
@@ -110,16 +116,19 @@ class DaskShards(Shards):
         require_instance("workers", client, distributed.Client)
         require_same_versions(client, "workers")
         self._client = client
-        # the last two if a worker is lost while its shard is made
-        self._losses = (OSError, RuntimeError, CancelledError, distributed.KilledWorker)
+        # errors of a lost worker; the last two occur while its shard is made
+        self._lost_worker_errors = (OSError, RuntimeError, CancelledError, distributed.KilledWorker)
         worker_info = client.scheduler_info(n_workers=-1)["workers"]
         self._workers = sorted(worker_info)
-        self._resources = [worker_info[address] for address in self._workers]
+        self._worker_infos = [worker_info[address] for address in self._workers]
         super().__init__(len(self._workers))
 
     def require_memory(self, what: str, needed: int) -> None:
-        """Raise MemoryError if a worker has less memory than a shard needs."""
-        for address, resources in zip(self._workers, self._resources, strict=True):
+        """Raise MemoryError if a worker has less memory than the `needed` bytes of a shard.
+
+        The error calls the shards `what`.
+        """
+        for address, resources in zip(self._workers, self._worker_infos, strict=True):
             if 0 < resources["memory_limit"] < needed:
                 raise MemoryError(
                     f"{what} need {human_bytes(needed)} on each of {self.num} workers, and "
@@ -127,33 +136,37 @@ class DaskShards(Shards):
                     "workers, or float32."
                 )
 
-    def start(self, s: int, rows: Rows, *arguments: Any) -> None:
-        """Make shard s on its worker; rows are sent directly, not through the scheduler."""
+    def make_shard(self, s: int, rows: Rows, *arguments: Any) -> None:
+        """Make shard s on its worker, with the arguments of `Shard`.
+
+        The rows are sent to the worker directly, not through the scheduler.
+        """
         on_worker: dict[str, Any] = {"workers": [self._workers[s]]}
         remote_rows = self._client.scatter(rows, direct=True, hash=False, **on_worker)
-        arguments = (*arguments, self._resources[s]["nthreads"])
+        arguments = (*arguments, self._worker_infos[s]["nthreads"])
         actor = self._client.submit(
             Shard, remote_rows, *arguments, actor=True, pure=False, **on_worker
         )
         self._shards.append(actor)
 
-    def _submit(self, s: int, method: str, arguments: Sequence[Any]) -> Any:
+    def _submit_call(self, s: int, method: str, arguments: Sequence[Any]) -> Any:
         try:
-            # a future, so that all shards are made concurrently
+            # `make_shard` leaves a future, so that all shards are made concurrently
             if hasattr(self._shards[s], "result"):
                 self._shards[s] = self._shards[s].result()
-            return self._shards[s].call(method, *arguments)
-        except self._losses as error:
-            raise self.lost_error(s, error) from None
+            return self._shards[s].call_method(method, *arguments)
+        except self._lost_worker_errors as error:
+            raise self.lost_worker_error(s, error) from None
 
-    def _wait(self, s: int, pending: Any) -> Any:
+    def _wait_for_result(self, s: int, pending: Any) -> Any:
         while True:
             try:
                 return pending.result(timeout=_TIMEOUT_SECONDS)
             except OSError as error:
-                # on a timeout check the worker: waiting for an actor of a lost worker never ends
+                # After a timeout, check that the cluster still has the worker, because an actor of
+                # a lost worker never answers.
                 if (
                     not isinstance(error, TimeoutError)
                     or self._workers[s] not in self._client.nthreads()
                 ):
-                    raise self.lost_error(s, error) from None
+                    raise self.lost_worker_error(s, error) from None

@@ -1,4 +1,4 @@
-"""The shard of one worker: a range of classes, and the methods that the layer calls."""
+"""`Shard`, the range of classes on one worker, with the methods that the sharded layer calls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samplesoft._files import prefixed
-from samplesoft._jit import use_threads
+from samplesoft._jit import set_num_threads
 from samplesoft._random import mix64
 from samplesoft._temperature import times_tau
 from samplesoft._validation import FloatArray, IntArray
@@ -25,31 +25,31 @@ from samplesoft.samplers.registry import SAMPLERS, SamplerInputs, make_sampler
 from samplesoft.samplers.static import UniformSampler, WeightedSampler
 from samplesoft.search import best_classes
 
-CLASS_VECTORS = "class_embeddings"  # the parameter that is sharded
-# samplers with a tree, whose root has the mass of the shard
+CLASS_VECTORS = "class_embeddings"  # name of the parameter that is sharded
+# samplers with a tree, whose root holds the mass of the shard
 _TREES = "rff", "rff:orthogonal", "rff:structured", "rff+softmax-leaf", "positive", "quadratic"
 SHARDED = "uniform", "unigram", "clusters", *_TREES
 
 
 class Shard(SoftmaxLayer):
-    """A range of classes, with its optimizer and sampler.
+    """A layer for a range of k classes, with an optimizer and a sampler.
 
     Parameters
     ----------
     rows : ndarray, shape (k, d)
-        Class vectors, copied.
+        Class vectors, which are copied.
     state : dict of str to ndarray or None
-        State of the optimizer.
+        State of the optimizer, or None for a new one.
     weights : ndarray of float64, shape (k,), or None
         Weights of the classes, for a sampler that uses counts.
     loss : SampledLoss
-        Loss of the layer.
+        Loss of the sharded layer.
     sampler : str
         One of `SHARDED`.
     options : dict
-        Fields of `SamplerInputs` for it.
+        Fields of `SamplerInputs` for the sampler.
     optimizer : Optimizer
-        Copied.
+        The optimizer, which is copied.
     update_every : int
         Number of updates between updates of the sampler.
     threads : int or None
@@ -87,41 +87,55 @@ class Shard(SoftmaxLayer):
             rows, loss, shard_sampler, loss.properties.least_draws, update_every=update_every
         )
 
-    def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method by name, and return its result."""
+    def call_method(self, method: str, *arguments: Any) -> Any:
+        """Return the result of the method with the name `method`, run on this shard's threads."""
         self._use_threads()
         return getattr(self, method)(*arguments)
 
     def _use_threads(self) -> None:
-        # set in each call, because it is a setting of the calling thread
+        """Set the number of threads for kernels, which is a setting of the calling thread."""
         if self._threads is not None:
-            use_threads(self._threads)
+            set_num_threads(self._threads)
 
-    def masses(self, h: Rows, exclude: IntArray) -> FloatArray:
-        """Return the log masses (R,) of the proposals, and keep the contexts for later calls."""
+    def log_masses(self, h: Rows, exclude: IntArray) -> FloatArray:
+        """Return the logs (R,) of the sums of proposal weights over the classes of this shard.
+
+        `h` (R, d) are contexts, and `exclude` (R,) the class to exclude for each, or -1. Both are
+        kept for later calls of `draw`, `log_probs` and `scores`.
+        """
         if self.sampler.dim is not None:
             h = self.sampler._check_contexts(h)
-        self._h, self._exclude = h, exclude
+        self._contexts, self._excluded = h, exclude
         return self.sampler._log_mass(h, exclude)
 
     def draw(self, counts: IntArray, key: np.uint64) -> tuple[IntArray, FloatArray]:
-        """Return `counts` (R,) draws for the contexts, concatenated, and their log q here."""
-        slots = np.arange(counts.max()) < counts[:, None]
-        ids, log_q = np.zeros(slots.shape, np.int64), np.zeros(slots.shape)
-        octaves = np.frexp(counts - 1)[1]  # 1, 2, 3 to 4, 5 to 8 draws
-        # group contexts by similar counts, so that few draws are discarded; each group has its own
-        # random stream, the first of which is that of an unsharded sampler
+        """Return `counts` (R,) draws for the contexts, concatenated, and their log-probabilities.
+
+        The probabilities are conditional on this shard. The contexts are `h` of the last call of
+        `log_masses`.
+        """
+        is_draw = np.arange(counts.max()) < counts[:, None]
+        ids, log_q = np.zeros(is_draw.shape, np.int64), np.zeros(is_draw.shape)
+        # Group contexts by similar counts, so that few draws are discarded. The groups are 1 draw,
+        # 2 draws, 3 to 4, 5 to 8, and so on. Each group has a separate random stream; the first
+        # one is the stream of an unsharded sampler.
+        octaves = np.frexp(counts - 1)[1]
         for stream_index, octave in enumerate(np.unique(octaves[counts > 0])):
             contexts = np.flatnonzero((octaves == octave) & (counts > 0))
             stream = key if stream_index == 0 else np.uint64(mix64(key, np.uint64(stream_index)))
             m = int(counts[contexts].max())
-            drawn = self.sampler._sample(self._h[contexts], m, self._exclude[contexts], stream)
+            drawn = self.sampler._sample(
+                self._contexts[contexts], m, self._excluded[contexts], stream
+            )
             ids[contexts, :m], log_q[contexts, :m] = drawn.ids, drawn.log_q
-        return ids[slots], log_q[slots]
+        return ids[is_draw], log_q[is_draw]
 
     def log_probs(self, ids: IntArray) -> FloatArray:
-        """Return the log q (R, k) of classes in this shard for the contexts."""
-        return self.sampler._log_prob(self._h, ids, self._exclude)
+        """Return the log-probabilities (R, k) of classes `ids` (R, k), conditional on this shard.
+
+        The contexts are `h` of the last `log_masses`.
+        """
+        return self.sampler._log_prob(self._contexts, ids, self._excluded)
 
     def scores(
         self,
@@ -131,37 +145,54 @@ class Shard(SoftmaxLayer):
         counts: IntArray,
         ids: IntArray,
     ) -> tuple[Rows, Rows]:
-        """Return the scores of labels, and of `counts` draws of each example, or shared draws."""
-        h = self._h if h is None else h
+        """Return the scores of the labels and of the draws that are in this shard.
+
+        `h` (B, d) are the contexts, or None for `h` of the last call of `log_masses`. Example
+        ``example_ids[k]`` has the label ``labels[k]``. `counts` are the numbers of draws of each
+        example, (B,), or (1,) if the examples share the draws, and `ids` are the draws,
+        concatenated. The scores of shared draws are a matrix (B, m), and the scores of other draws
+        are concatenated.
+        """
+        h = self._contexts if h is None else h
         z = h if self.loss.tau == 1.0 else times_tau(h, self.loss.tau)
-        self._batch = Batch(h, None, z, self.class_embeddings, Targets(labels, example_ids), None)
-        self._slots = np.arange(counts.max()) < counts[:, None]
-        # padding with any valid class
-        padded_ids = np.full(self._slots.shape, ids[0] if len(ids) else 0)
-        padded_ids[self._slots] = ids
-        no_counts = np.zeros(padded_ids.shape)  # not used: the layer has validated the draw
-        scores = self._scores = score_candidates(
-            self._batch, padded_ids, no_counts, self.loss.normalize
+        self._last_batch = Batch(
+            h, None, z, self.class_embeddings, Targets(labels, example_ids), None
+        )
+        self._is_draw = np.arange(counts.max()) < counts[:, None]
+        # pad the rows of draws with any valid class
+        padded_ids = np.full(self._is_draw.shape, ids[0] if len(ids) else 0)
+        padded_ids[self._is_draw] = ids
+        no_counts = np.zeros(padded_ids.shape)  # unused, because the layer has checked the draw
+        scores = self._last_scores = score_candidates(
+            self._last_batch, padded_ids, no_counts, self.loss.normalize
         )
         return (
             scores.label_scores,
-            scores.sampled_scores if scores.shared else scores.sampled_scores[self._slots],
+            scores.sampled_scores if scores.shared else scores.sampled_scores[self._is_draw],
         )
 
     def gradients(self, d_labels: Rows, d_sampled: Rows, weights: FloatArray) -> Rows:
-        """Keep the gradient in the rows; return the gradient (B, d) in the contexts times tau."""
-        if not self._scores.shared:
-            flat, d_sampled = d_sampled, np.zeros(self._slots.shape, d_sampled.dtype)
-            d_sampled[self._slots] = flat
+        """Return the gradient (B, d) with respect to ``tau * h``, for the batch of `scores`.
+
+        `d_labels` and `d_sampled` are derivatives with respect to the results of `scores`, and
+        `weights` (B,) are the weights of the examples. The gradient with respect to the class
+        vectors is kept for `step`.
+        """
+        if not self._last_scores.shared:
+            flat, d_sampled = d_sampled, np.zeros(self._is_draw.shape, d_sampled.dtype)
+            d_sampled[self._is_draw] = flat
         d_sampled = np.ascontiguousarray(d_sampled)
-        gradients = score_gradients(self._batch, self._scores, d_labels, d_sampled, weights)
+        gradients = score_gradients(
+            self._last_batch, self._last_scores, d_labels, d_sampled, weights
+        )
         self._gradient = gradients.dW
         return gradients.dh
 
     def step(self, learning_rate: float, steps: int) -> bool:
-        """Take an optimizer step with the stored gradient, and update the sampler.
+        """Take an optimizer step with the gradient of the last `gradients`; update the sampler.
 
-        Returns False if its number of steps differs from the layer's, as after a restart.
+        Returns False, without a step, if the number of steps that this shard has taken differs from
+        `steps`, the number of the layer, as after a restart of the worker. Otherwise returns True.
         """
         if self._optimizer.steps != steps:
             return False
@@ -174,37 +205,48 @@ class Shard(SoftmaxLayer):
         return True
 
     def take(self, ids: IntArray) -> Rows:
-        """Return rows (k, d)."""
+        """Return the class vectors (k, d) of the classes `ids` (k,) of this shard."""
         return self.class_embeddings.take(ids, axis=0)
 
     def exponentials(
         self, z: Rows, labels: IntArray, example_ids: IntArray
     ) -> tuple[Rows, FloatArray]:
-        """Return max scores (B,) without the labels, and sums of exp(score - max)."""
+        """Return the max scores (B,) over the shard's classes, and sums of ``exp(score - max)``.
+
+        `z` (B, d) are contexts times tau. Example ``example_ids[k]`` has the label ``labels[k]``,
+        which is left out.
+        """
         loss = FullSoftmaxLoss(normalize=self.loss.normalize, absolute=self.loss.absolute)
         targets = Targets(labels, example_ids)
         batch = Batch(z, None, z, self.class_embeddings, targets, None)
         return loss._max_and_sum_of_others(batch, LabelPositions(targets))
 
     def best(self, z: Rows, k: int, options: dict[str, Any]) -> tuple[IntArray, Rows]:
-        """Return the top k classes (B, k), or all if there are fewer, and their scores."""
+        """Return the k classes of this shard with the largest scores, (B, k), and their scores.
+
+        If the shard has fewer than k classes, all are returned. `z` (B, d) are contexts times tau,
+        and `options` are arguments of `best_classes`.
+        """
         rows = self.class_embeddings
         return best_classes(z, rows, min(k, len(rows)), **options)
 
-    def array(self, name: str) -> NDArray[Any]:
-        """Return the class vectors, or an array of the optimizer's state."""
+    def named_array(self, name: str) -> NDArray[Any]:
+        """Return the class vectors, or the array `name` of the optimizer's state."""
         return self.class_embeddings if name == CLASS_VECTORS else self._optimizer.state()[name]
 
-    def write(self, rows: Rows) -> None:
-        """Replace the rows in place; `refresh` then updates the sampler."""
+    def write_rows(self, rows: Rows) -> None:
+        """Replace all class vectors in place; call `refresh` afterwards to update the sampler."""
         self.class_embeddings[...] = rows
 
-    def load_optimizer(self, state: dict[str, NDArray[Any]]) -> None:
-        """Restore the state of the optimizer for this range of classes."""
+    def load_optimizer_state(self, state: dict[str, NDArray[Any]]) -> None:
+        """Restore the optimizer's state, whose arrays have the rows of this shard only."""
         self._optimizer.load_state(state)
 
     def saved(self) -> dict[str, NDArray[Any]]:
-        """Return the rows, and the optimizer's state with the prefix ``"optimizer/"``."""
+        """Return the arrays for a checkpoint by name: class vectors, and the optimizer's state.
+
+        The names of the optimizer's arrays begin with ``"optimizer/"``.
+        """
         return {
             CLASS_VECTORS: self.class_embeddings,
             **prefixed({"optimizer": self._optimizer.state()}, "/"),

@@ -17,7 +17,7 @@ import numpy as np
 from distributed import Client, LocalCluster
 
 import samplesoft
-from samplesoft._executors import Processes
+from samplesoft._executors import RestartingProcessPool
 
 REPEATS = 5
 
@@ -49,7 +49,11 @@ def dask_workers(workers):
 
 
 def main():
-    pools = {"processes": Processes, "threads": ThreadPoolExecutor, "Dask": dask_workers}
+    pools = {
+        "processes": RestartingProcessPool,
+        "threads": ThreadPoolExecutor,
+        "Dask": dask_workers,
+    }
     open_pools = {f"{name}, {k}": make(k) for name, make in pools.items() for k in (1, 2)}
     for work in (exact, monte_carlo, verify):
         ways = {"none": None, **open_pools}
