@@ -1,7 +1,8 @@
-"""The only module that imports CUDA: building blocks of kernels, and how kernels are launched.
+"""Compiling and launching CUDA kernels, and the warp operations that kernels use.
 
-A warp is 32 threads that run in parallel. Numba's simulator has no warp instructions; there a warp
-is a few threads that synchronise at barriers.
+This is the only module that imports CUDA. A warp is a group of 32 GPU threads that run in parallel;
+each of its threads is a lane. Numba's simulator has no warp instructions. In the simulator, a warp
+is a group of a few Python threads that synchronise at barriers.
 """
 
 from __future__ import annotations
@@ -16,52 +17,56 @@ from numba import config
 from numba import cuda as _cuda
 from numpy.typing import DTypeLike
 
-cuda: Any = _cuda  # for use inside kernels; other code calls the functions below
+cuda: Any = _cuda  # for kernels; other code calls the functions of this module
 _config: Any = config
 SIMULATED = bool(_config.ENABLE_CUDASIM)
 _config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # small batches are intended
 
-_EVERY_LANE = 0xFFFFFFFF
-_NONE_FOUND = np.iinfo(np.int64).max
-# per thread: `found`, the output array of its searches, which is `_NONE_FOUND` between searches
-_THREAD_STATE = threading.local()
+_ALL_LANES_MASK = 0xFFFFFFFF
+_NONE_FOUND = np.iinfo(np.int64).max  # the result of a search kernel that reports no index
+# The attribute `found` is a device array (1,), the output of a thread's search kernels. Between
+# searches it holds `_NONE_FOUND`.
+_thread_state = threading.local()
 
 
 def kernel(function: Callable[..., None]) -> Any:
-    """Make a CUDA kernel, compiled at its first launch for each combination of argument types."""
+    """Return `function` as a CUDA kernel, compiled at the first launch with new argument types."""
     return cuda.jit(function)
 
 
 def launch_warps(function: Any, num: int, *arguments: Any) -> None:
-    """Launch a kernel on at least `num` warps; `warp_index` identifies the warp."""
+    """Launch a kernel on at least `num` warps, which the kernel tells apart by `warp_index`."""
     if num:
-        # the driver accepts only Python integers, and sizes read from arrays are NumPy integers
+        # the driver accepts only Python integers, and values read from arrays are NumPy integers
         blocks = -(-int(num) // WARPS_PER_BLOCK)
         function[blocks, WARPS_PER_BLOCK * WARP_SIZE](*arguments)
 
 
 def launch_threads(function: Any, num: int, *arguments: Any) -> None:
-    """Launch a kernel on at least `num` threads; `thread_index` identifies the thread."""
+    """Launch a kernel on at least `num` threads, which the kernel tells apart by `thread_index`."""
     if num:
         blocks = -(-int(num) // THREADS_PER_BLOCK)
         function[blocks, THREADS_PER_BLOCK](*arguments)
 
 
 def device_function(function: Callable[..., Any]) -> Any:
-    """Compile a function that kernels call. It must not use `cuda` itself in the simulator."""
+    """Return `function` compiled for the device, so that kernels can call it.
+
+    In the simulator it stays a Python function, which must not use `cuda`.
+    """
     return function if SIMULATED else cuda.jit(function, device=True)
 
 
 def as_device_array(value: Any) -> Any:
-    """Return Numba's view of an array on the device, without a copy."""
+    """Return an array on the device, of any library, as a Numba array that shares its memory."""
     return value if hasattr(value, "__cuda_ndarray__") else cuda.as_cuda_array(value)
 
 
 def to_device(array: Any) -> Any:
-    """Copy a NumPy array to the device."""
+    """Return a copy of a NumPy array on the device."""
     contiguous = np.ascontiguousarray(array)
-    # NumPy calls a single row contiguous whatever its stride, such as the stride 0 of a broadcast
-    # array. Numba keeps that stride, and then refuses to reshape the array.
+    # NumPy calls a single row contiguous whatever its stride is, even 0 as in a broadcast array.
+    # Numba would keep such a stride, and then refuse to reshape the array.
     contiguous = contiguous.reshape(-1).reshape(contiguous.shape)
     return cuda.to_device(contiguous)
 
@@ -75,25 +80,29 @@ def available_bytes() -> float:
     """Return the number of bytes available for new arrays on the device."""
     context = cuda.current_context()
     waiting = getattr(getattr(context, "memory_manager", None), "deallocations", None)
-    if waiting is not None:  # Numba defers freeing memory
+    if waiting is not None:  # free the memory of deleted arrays, which Numba defers
         waiting.clear()
     return float(context.get_memory_info().free)
 
 
-def first_offender(
+def smallest_reported_index(
     launch: Callable[..., None], search: Any, num: int, *arguments: Any
 ) -> int | None:
-    """Run a search kernel, and return the smallest index that it reports, or None."""
+    """Run the kernel `search`, and return the smallest index that it reports, or None.
+
+    ``launch(search, num, *arguments, found)`` launches the kernel, such as `launch_threads`. The
+    kernel reports indices by an atomic minimum in ``found[0]``.
+    """
     context = cuda.current_context()
-    if getattr(_THREAD_STATE, "context", None) is not context:
-        _THREAD_STATE.found = to_device(np.array([_NONE_FOUND]))
-        _THREAD_STATE.context = context
-    found = _THREAD_STATE.found
+    if getattr(_thread_state, "context", None) is not context:
+        _thread_state.found = to_device(np.array([_NONE_FOUND]))
+        _thread_state.context = context
+    found = _thread_state.found
     launch(search, num, *arguments, found)
     index = int(found.copy_to_host()[0])
     if index == _NONE_FOUND:
         return None
-    # reset for the next search, which then allocates and launches nothing extra
+    # reset the output, so that the next search need not allocate one
     found.copy_to_device(np.array([_NONE_FOUND]))
     return index
 
@@ -101,35 +110,35 @@ def first_offender(
 if SIMULATED:
     from numba.cuda.simulator.kernel import BlockThread
 
-    # few threads, because each is a Python thread; a barrier may cover several warps
+    # few threads, because each is a Python thread
     WARP_SIZE = 4
     WARPS_PER_BLOCK = 2
-    THREADS_PER_BLOCK = 4  # for kernels without warps
+    THREADS_PER_BLOCK = 4  # for kernels that do not use warps
 
-    def _is_alive(thread: threading.Thread) -> bool:
-        # Numba polls the threads of a block: yield so that they can run
+    def _is_alive_after_pause(thread: threading.Thread) -> bool:
+        # Numba polls the threads of a block in a loop: sleep, so that the threads can run
         time.sleep(1e-5)
         return threading.Thread.is_alive(thread)
 
     numba_thread: Any = BlockThread
-    numba_thread.is_alive = _is_alive
+    numba_thread.is_alive = _is_alive_after_pause
 
     def thread_index() -> int:
-        """Return the index of a thread in the whole launch."""
+        """Return the index of the calling thread among all threads of the launch."""
         thread: Any = threading.current_thread()
         width = thread._manager._block_dim[0]
         return int(thread.blockIdx.x * width + thread.threadIdx.x)
 
-    def _exchange(value: Any) -> list[Any]:
-        """Return the values of all lanes of the warp.
+    def _values_of_all_lanes(value: Any) -> list[Any]:
+        """Return the list of the values that the lanes of this warp pass to this function.
 
-        Successive exchanges alternate between two boards, so one barrier is enough: no lane writes
-        to a board again before all lanes have read it.
+        Each lane writes its value to a board, waits at a barrier, and reads the values of the other
+        lanes. Successive calls alternate between two boards: a fast lane may write to one board
+        while a slow lane still reads the other. So one barrier for each call is enough.
         """
         thread: Any = threading.current_thread()
         boards = thread._manager.__dict__.setdefault("boards", ({}, {}))
         thread.exchanges = getattr(thread, "exchanges", 0) + 1  # absent at first
-        # a fast lane writes to one board while others still read the other
         board = boards[thread.exchanges % 2]
         lane_index = thread.threadIdx.x
         board[lane_index] = value
@@ -138,20 +147,20 @@ if SIMULATED:
         return [board[first_lane + i] for i in range(WARP_SIZE)]
 
     def warp_sum(value: Any) -> Any:
-        """Return the sum over the lanes of a warp, the same in each of them."""
-        values = _exchange(value)
-        while len(values) > 1:  # the order of the butterfly exchange on a GPU
+        """Return the sum of the lanes' values, the same on all lanes of a warp."""
+        values = _values_of_all_lanes(value)
+        while len(values) > 1:  # in the same order as the butterfly exchange on a GPU
             half = len(values) // 2
             values = [values[i] + values[i + half] for i in range(half)]
         return values[0]
 
     def warp_max(value: Any) -> Any:
-        """Return the maximum over the lanes of a warp, the same in each of them."""
-        return max(_exchange(value))
+        """Return the maximum of the lanes' values, the same on all lanes of a warp."""
+        return max(_values_of_all_lanes(value))
 
     def warp_sync() -> None:
-        """Synchronise the lanes of a warp, so that each sees what the others have written."""
-        _exchange(None)
+        """Wait for all lanes of a warp, so that each lane sees the values that others wrote."""
+        _values_of_all_lanes(None)
 
 else:
     WARP_SIZE = 32
@@ -160,43 +169,43 @@ else:
 
     @device_function
     def thread_index() -> int:
-        """Return the index of a thread in the whole launch."""
-        # in 64 bits: a grid may have more than 2**31 threads
+        """Return the index of the calling thread among all threads of the launch."""
+        # an int64, because a grid may have more than 2**31 threads
         index: int = np.int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
         return index
 
     @device_function
     def warp_sum(value: Any) -> Any:
-        """Return the sum over the lanes of a warp, the same in each of them."""
+        """Return the sum of the lanes' values, the same on all lanes of a warp."""
         # a butterfly: after log2(32) exchanges all lanes hold the same sum
         offset = WARP_SIZE // 2
         while offset > 0:
-            value += cuda.shfl_xor_sync(_EVERY_LANE, value, offset)
+            value += cuda.shfl_xor_sync(_ALL_LANES_MASK, value, offset)
             offset //= 2
         return value
 
     @device_function
     def warp_max(value: Any) -> Any:
-        """Return the maximum over the lanes of a warp, the same in each of them."""
+        """Return the maximum of the lanes' values, the same on all lanes of a warp."""
         offset = WARP_SIZE // 2
         while offset > 0:
-            value = max(value, cuda.shfl_xor_sync(_EVERY_LANE, value, offset))
+            value = max(value, cuda.shfl_xor_sync(_ALL_LANES_MASK, value, offset))
             offset //= 2
         return value
 
     @device_function
     def warp_sync() -> None:
-        """Synchronise the lanes of a warp, so that each sees what the others have written."""
+        """Wait for all lanes of a warp, so that each lane sees the values that others wrote."""
         cuda.syncwarp()
 
 
 @device_function
 def warp_index() -> int:
-    """Return the index of a thread's warp in the whole launch."""
+    """Return the index of the calling thread's warp among all warps of the launch."""
     return thread_index() // WARP_SIZE
 
 
 @device_function
 def lane() -> int:
-    """Return the index of a thread in its warp, 0 to `WARP_SIZE` - 1."""
+    """Return the index of the calling thread in its warp, from 0 to ``WARP_SIZE - 1``."""
     return thread_index() % WARP_SIZE

@@ -1,24 +1,25 @@
-"""The devices: arrays and kernels on the CPU, or on a GPU with CUDA.
+"""Devices: arrays and kernels on the CPU, or on a GPU with CUDA.
 
 The following support ``device="cuda"``:
 
 - random Fourier and positive features;
 - `RFSoftmaxSampler`, `PositiveSampler`, `KernelTree` and `ClusterSampler`;
-- `SampledSoftmaxLoss` with its `SoftmaxLayer`, one label an example, and all optimizers.
+- `SampledSoftmaxLoss` with its `SoftmaxLayer`, with one label per example, and all optimizers.
 
 Everything else runs on the CPU. Samplers that do not depend on vectors, such as `UniformSampler`,
-also draw there for a layer on a GPU.
+draw on the CPU for a layer on a GPU.
 
-Arrays of any library with ``__cuda_array_interface__`` (CuPy, torch, Numba) are accepted without a
-copy, on the default stream. Results are Numba's device arrays; `samplesoft.to_host` copies them
-back, and ``torch.as_tensor(x, device="cuda")`` shares one. The first calls compile kernels, which
-takes seconds. The tests pass on an H100, and in Numba's simulator.
+Arrays on a GPU of any library with ``__cuda_array_interface__`` (CuPy, torch, Numba) are accepted
+without a copy, on the default stream. Results are Numba's device arrays. `samplesoft.to_host`
+copies such an array to the host, and ``torch.as_tensor(x, device="cuda")`` shares its memory. The
+first calls compile kernels, which takes seconds. The tests pass on an H100, and in Numba's
+simulator.
 
 Read in this order:
 
-- `select`: checks `device` arguments, finds the device of an array, and copies from a GPU.
-- `Backend` and `backend`, below: the operations of a device, and the module that implements them.
-- `cpu`, `cuda`: these modules, with the same functions.
+- `select`: checks of `device` arguments, the device of an array, and copies from a GPU.
+- `Backend` and `backend`, in this file: the operations of a device, and the module with them.
+- `cpu`, `cuda`: the two backends, modules with the same functions.
 - `rows`: operations on rows, written once for all devices.
 
 `samplesoft._cuda` explains how kernels are written and launched, and `samplesoft.kernels.lanes` how
@@ -40,9 +41,9 @@ Array = NDArray[Any]
 
 
 class Backend(Protocol):
-    """Functions that the modules `cpu` and `cuda` both have, with the same arguments."""
+    """The functions that a backend provides: the modules `cpu` and `cuda` have all of them."""
 
-    # argument checks, which return arrays on the device
+    # checks of arguments, which return arrays on the device
     float_rows: Callable[..., Array]
     shaped_rows: Callable[..., Array]
     vector: Callable[..., Array]
@@ -55,7 +56,7 @@ class Backend(Protocol):
     viewed: Callable[..., Array]
     copied: Callable[..., Array]
     writable: Callable[..., Array]
-    # operations on these
+    # operations on arrays on the device
     times: Callable[..., Array]
     take_rows: Callable[..., Array]
     put_rows: Callable[..., None]
@@ -64,7 +65,7 @@ class Backend(Protocol):
     first_outside: Callable[..., int | None]
     are_rows: Callable[..., bool]
     can_step: Callable[..., bool]
-    # kernels, and the division of their work
+    # calls of kernels, and the division of their work
     run: Callable[..., None]
     workers: Callable[..., int]
     each: Callable[..., None]
@@ -76,14 +77,14 @@ class Backend(Protocol):
     stages: Callable[..., list[slice]]
 
     def available_bytes(self) -> float | None:
-        """Return the bytes available for new arrays, None if unknown."""
+        """Return the number of bytes available for new arrays, or None if it is unknown."""
 
 
 @cache
 def backend(device: str) -> Backend:
-    """Return the module that implements a device.
+    """Return the backend of a device: the module `cpu` or `cuda` of this package.
 
-    CUDA is imported only here, so that it is never loaded on the CPU.
+    Only this function imports `cuda`, so that CUDA is not loaded by programs on the CPU.
 
     >>> backend("cpu").to_device([1.0, 2.0])
     array([1., 2.])
@@ -99,5 +100,5 @@ def backend(device: str) -> Backend:
 
 
 def backend_of(array: Any) -> Backend:
-    """Return the module that implements the device of an array."""
+    """Return the backend of the device that holds an array."""
     return backend(device_of(array))

@@ -1,4 +1,4 @@
-"""The interface of rows that are held by other processes."""
+"""The interface of matrices whose rows are held by other processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from samplesoft._validation import FloatArray, IntArray
 
 
 class DistantRows:
-    """Rows (n, d) held by other processes, which compute results: see `models.sharded.ShardedRows`.
+    """A matrix (n, d) whose rows are held by other processes, which also compute with them.
+
+    It is implemented by `samplesoft.distributed.rows.ShardedRows`.
 
     Attributes
     ----------
@@ -21,7 +23,7 @@ class DistantRows:
     dtype : dtype
         float32 or float64.
     take, scores, gradients, exponentials, best : callable
-        Operations that backends, losses and `search` use.
+        Operations on the rows that backends, losses and `samplesoft.search` call.
     """
 
     shape: tuple[int, int]

@@ -28,9 +28,9 @@ from samplesoft._validation import (
 )
 from samplesoft._validation import writable as writable
 
-_CHUNK_VALUES = 1 << 18  # values in a chunk for a thread
-_TASK_FEATURES = 1 << 20  # features in one task of a thread: 0.2 ms of work or more
-_MIN_THREADED_VALUES = 1 << 18  # parameters below which threads cost more than they save
+_CHUNK_VALUES = 1 << 18  # values of the chunk that a thread processes in one task
+_TASK_FEATURES = 1 << 20  # features that a thread computes in one task of at least 0.2 ms
+_MIN_THREADED_VALUES = 1 << 18  # with fewer gradients, threads cost more than they save
 
 float_rows = as_float_rows
 ids = as_ids
@@ -44,8 +44,11 @@ each = thread_each
 
 
 def shaped_rows(name: str, value: Any) -> NDArray[Any]:
-    """Return rows (N, d) in C order, without reading arrays that need no conversion."""
-    # a step uses a few of n rows; checking all of them would cost more than the step
+    """Return `value` as rows (N, d) in C order; entries are checked only if it is converted.
+
+    An array that needs no conversion is returned unread.
+    """
+    # A training step uses a few of the n rows; checking all of them would cost more than the step.
     if (
         (type(value) is np.ndarray or isinstance(value, np.memmap))
         and value.dtype in (np.float32, np.float64)
@@ -60,7 +63,7 @@ def shaped_rows(name: str, value: Any) -> NDArray[Any]:
 
 
 def vector(name: str, value: Any, size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return values (size,) in a dtype."""
+    """Return `value` as a finite array (size,) of a dtype; errors call it `name`."""
     values = as_real_array(name, value, (1,))
     if len(values) != size:
         raise ValueError(f"`{name}` must have shape ({size},), got {values.shape}.")
@@ -68,7 +71,10 @@ def vector(name: str, value: Any, size: int, dtype: np.dtype[Any]) -> NDArray[An
 
 
 def typed(name: str, value: NDArray[Any], dtype: DTypeLike) -> NDArray[Any]:
-    """Return values in a dtype and in C order; values too large for it become infinite."""
+    """Return an array in a dtype and in C order; values too large for the dtype become infinite.
+
+    The array itself is returned if it needs no conversion.
+    """
     if value.dtype == dtype:
         is_contiguous = type(value) is np.ndarray and value.flags.c_contiguous
         return value if is_contiguous else np.asarray(value, order="C")
@@ -77,56 +83,65 @@ def typed(name: str, value: NDArray[Any], dtype: DTypeLike) -> NDArray[Any]:
 
 
 def available_bytes() -> float | None:
-    """Return the bytes available for new arrays, None if unknown."""
+    """Return the number of bytes available for new arrays, or None if it is unknown."""
     return _memory.available_bytes()
 
 
 def take_rows(rows: NDArray[Any], index: IntArray) -> NDArray[Any]:
-    """Return ``rows[places]``."""
+    """Return ``rows[index]``, a copy of the rows with the indices `index` (k,)."""
     return rows[index]
 
 
 def put_rows(rows: NDArray[Any], index: IntArray, out: NDArray[Any]) -> None:
-    """Write `rows` (k, d) to distinct rows `index` (k,) of `out`."""
+    """Write `rows` (k, d) to the rows of `out` with the distinct indices `index` (k,)."""
     out[index] = rows
 
 
 def joined(rows: NDArray[Any], others: NDArray[Any]) -> NDArray[Any]:
-    """Return the concatenation of two arrays of rows."""
+    """Return the rows of two matrices concatenated, (N + M, d)."""
     return np.concatenate((rows, others))
 
 
 def column_sums(rows: NDArray[Any]) -> FloatArray:
-    """Return the sums of columns and of their absolute values in float64, (2, F)."""
+    """Return sums over rows (N, F) in float64, shape (2, F): of values, and of absolute values."""
     sums = np.zeros((2, rows.shape[1]))
-    _add_columns(rows, sums)
+    _add_column_sums(rows, sums)
     return sums
 
 
-def first_outside(values: NDArray[Any], least: float, most: float) -> int | None:
-    """Return the flat index of the first value outside [least, most], or None."""
-    # negated condition, so that NaN is found too
-    outside = ~((values >= least) & (values <= most))
+def first_outside(values: NDArray[Any], low: float, high: float) -> int | None:
+    """Return the flat index of the first value outside [low, high], or None if there is none.
+
+    NaN counts as outside.
+    """
+    # the negated condition is true for NaN too
+    outside = ~((values >= low) & (values <= high))
     return int(outside.argmax()) if outside.any() else None
 
 
 def are_rows(ids: IntArray, num_rows: int) -> bool:
-    """Return whether `ids` are strictly increasing within ``range(num_rows)``."""
-    return _are_rows(ids, num_rows)
+    """Return whether `ids` (k,) increase strictly and are all in ``range(num_rows)``."""
+    return _are_increasing_row_ids(ids, num_rows)
 
 
 def run(kernel: Callable[..., None], num: int, *arguments: Any) -> None:
-    """Call a kernel that processes `num` items."""
+    """Call a kernel that processes `num` items, with its arguments, on the calling thread."""
     kernel(*arguments)
 
 
 def workers(num: int) -> int:
-    """Return the number of workers for `num` items: see `kernels.lanes`."""
+    """Return the number of workers that share `num` items in a kernel; 1 on the CPU.
+
+    `samplesoft.kernels.lanes` explains workers.
+    """
     return 1
 
 
 def over_rows(kernel: Callable[..., None], *arrays: NDArray[Any]) -> None:
-    """Call a kernel over the rows of arrays, on threads if there are many."""
+    """Call a kernel on chunks of the rows of several arrays, with threads if there are many rows.
+
+    The arrays have the same number of rows. The kernel writes its results into some of them.
+    """
     row_slices = row_chunks(arrays[0].shape, _CHUNK_VALUES)
     thread_each(lambda rows: kernel(*(array[rows] for array in arrays)), row_slices)
 
@@ -137,22 +152,22 @@ def step_rows(
     gradients: NDArray[Any],
     table: NDArray[Any],
     states: tuple[NDArray[Any], ...],
-    numbers: tuple[Any, ...],
+    hyper_parameters: tuple[Any, ...],
 ) -> None:
-    """Call an optimizer's kernel for rows `ids` (k,) of a table (n, d).
+    """Update rows `ids` (k,) of a table (n, d) and its states in place, by an optimizer's kernel.
 
-    `gradients` are (k, d). The table and its states are updated in place.
+    `gradients` has the shape (k, d), and `states` are arrays (n, d) of the optimizer.
     """
     if gradients.size <= _MIN_THREADED_VALUES:  # the common case
-        rows_kernel(ids, gradients, table, states, numbers)
+        rows_kernel(ids, gradients, table, states, hyper_parameters)
         return
 
     def step_chunk(chunk: slice) -> None:
-        if is_single_row:  # one long row: threads take column ranges
+        if is_single_row:  # one long row, whose columns are divided among threads
             chunk_states = tuple(state[:, chunk] for state in states)
-            rows_kernel(ids, gradients[:, chunk], table[:, chunk], chunk_states, numbers)
-        else:  # ids are strictly increasing, so that no two threads write to the same row
-            rows_kernel(ids[chunk], gradients[chunk], table, states, numbers)
+            rows_kernel(ids, gradients[:, chunk], table[:, chunk], chunk_states, hyper_parameters)
+        else:  # ids increase strictly, so that no two threads write to the same row
+            rows_kernel(ids[chunk], gradients[chunk], table, states, hyper_parameters)
 
     is_single_row = ids.shape[0] == 1
     count = gradients.shape[1] if is_single_row else gradients.shape[0]
@@ -165,39 +180,43 @@ def write_features(
     of_rows: Callable[[NDArray[Any], NDArray[Any]], None],
     of_products: Callable[[NDArray[Any]], tuple[Any, Callable[..., None], tuple[Any, ...]]],
 ) -> None:
-    """Write the features of `X` (N, d) to `out` (N, F), on threads if there are many.
+    """Write the features of the rows of `X` (N, d) to `out` (N, F), with threads if N is large.
 
-    ``of_rows(X, out)`` writes the features of some rows. A GPU uses `of_products` instead.
+    ``of_rows(X, out)`` writes the features of a chunk of rows. A GPU uses `of_products` instead.
     """
     thread_each(lambda chunk: of_rows(X[chunk], out[chunk]), row_chunks(out.shape, _TASK_FEATURES))
 
 
-def split(num: int, size: int, numbers: int) -> list[slice]:
-    """Return chunks of `num` items; on the CPU each has `size` items.
+def split(num: int, size: int, values_per_item: int) -> list[slice]:
+    """Return ``range(num)`` split into slices of `size` items; the last one may be shorter.
 
-    A GPU uses chunks as large as memory allows, with `numbers` values for each item.
+    A GPU uses larger slices, as memory allows for `values_per_item` values per item.
     """
     return chunks(num, size)
 
 
 def columns(num: int) -> list[tuple[int, int]]:
-    """Return independent ranges of `num` columns, two for each thread."""
+    """Return ``range(num)`` split into (start, end) ranges of columns, two for each thread.
+
+    Threads can process the ranges independently.
+    """
     ends = np.linspace(0, num, 2 * num_threads() + 1).astype(np.int64)
     return list(pairwise(ends.tolist()))
 
 
 def stages(starts: IntArray) -> list[slice]:
-    """Return the slices of a list of steps that a kernel processes in one call each.
+    """Return slices of a list of steps, each of which a kernel processes in one call.
 
-    Steps of a stage read results of the stages before. Stages begin at `starts`, whose last entry
-    is the end. On the CPU one call processes all stages in order.
+    The list consists of stages, whose steps read results of earlier stages only. Stage i is
+    ``[starts[i], starts[i + 1])``. On the CPU, one call processes all stages in order, so the
+    result is a single slice.
     """
     return [slice(0, int(starts[-1]))]
 
 
 @njit
-def _add_columns(rows: NDArray[Any], sums: FloatArray) -> None:
-    """Add the columns, and their absolute values, to `sums` (2, F)."""
+def _add_column_sums(rows: NDArray[Any], sums: FloatArray) -> None:
+    """Add the sums over rows of the values, and of the absolute values, to `sums` (2, F)."""
     for i in range(len(rows)):
         for f in range(rows.shape[1]):
             sums[0, f] += np.float64(rows[i, f])
@@ -205,9 +224,9 @@ def _add_columns(rows: NDArray[Any], sums: FloatArray) -> None:
 
 
 @njit
-def _are_rows(ids: IntArray, num_rows: int) -> bool:
-    last = -1
-    # starting at -1 also refuses negative ids
+def _are_increasing_row_ids(ids: IntArray, num_rows: int) -> bool:
+    """Return whether `ids` (k,) increase strictly and are all in ``range(num_rows)``."""
+    last = -1  # so that a negative id does not increase
     for j in ids:
         if j <= last:
             return False
@@ -219,18 +238,19 @@ def _are_rows(ids: IntArray, num_rows: int) -> bool:
 def can_step(
     ids: IntArray, gradients: NDArray[Any], table: NDArray[Any], limit: Any, largest: Any
 ) -> bool:
-    """Return whether `ids` (k,) are rows of the table, and a step on them is safe.
+    """Return whether an optimizer step on rows `ids` (k,) of `table` (n, d) is safe.
 
-    Gradients must be at most `limit` in size, and entries of these rows at most `largest`; NaN
-    fails. One pass; callers look for the cause only on failure.
+    `ids` must increase strictly and be in ``range(n)``. Magnitudes of `gradients` (k, d) must be at
+    most `limit`, and magnitudes of entries of the rows at most `largest`; NaN fails. Everything is
+    checked in one pass; if the result is False, callers look for the cause.
     """
-    if not _are_rows(ids, len(table)):
+    if not _are_increasing_row_ids(ids, len(table)):
         return False
     count = 0
     for i in range(len(ids)):
         row = table[ids[i]]
         for c in range(len(row)):
-            # `<=` is False for NaN; branch-free, so that it is vectorised
+            # `<=` is False for NaN; the loop has no branch, so that LLVM vectorises it
             count += 0 if abs(gradients[i, c]) <= limit else 1
             count += 0 if abs(row[c]) <= largest else 1
     return count == 0

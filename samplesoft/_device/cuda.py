@@ -16,9 +16,9 @@ from numpy.typing import DTypeLike
 from samplesoft._cuda import (
     as_device_array,
     cuda,
-    first_offender,
     kernel,
     launch_threads,
+    smallest_reported_index,
     thread_index,
 )
 from samplesoft._cuda import available_bytes as available_bytes
@@ -29,37 +29,46 @@ from samplesoft._device.select import on_device
 from samplesoft._jit import chunks
 from samplesoft._validation import FloatArray, IntArray, as_float_rows, as_ids, as_labels
 from samplesoft.kernels import sort_ids
-from samplesoft.kernels.lanes_cuda import for_device, run_on_warps
+from samplesoft.kernels.lanes_cuda import compile_for_device, run_on_warps
 from samplesoft.kernels.tiles_cuda import multiply
 
-_CHUNK_VALUES = 1 << 26  # values of a chunk in memory at a time
-_NUM_ROW_BLOCKS = 64  # blocks of rows whose columns are summed in parallel
+_CHUNK_VALUES = 1 << 26  # values of a chunk, which limits the memory in use
+_NUM_ROW_BLOCKS = 64  # blocks of rows that threads sum in parallel
 
 viewed = as_device_array
 run = run_on_warps
 
 
 def equal_runs(ids: Any, stop: int) -> tuple[Any, Any, Any, Any]:
-    """Return `sort_ids.equal_runs` of ids (K,) below `stop`, without the last offset."""
+    """Group equal ids (K,) in ``range(stop)`` as `sort_ids.equal_runs` does, on the device.
+
+    Returns the same four arrays, except that the offsets (k,) lack the last one, K.
+    """
     unique, inverse, order, starts = sort_ids.equal_runs(ids.copy_to_host(), stop)
     return to_device(unique), to_device(inverse), to_device(order), to_device(starts[:-1])
 
 
-def first_outside(values: Any, least: Any, most: Any) -> int | None:
-    """Return the flat index of the first value outside [least, most], or None."""
+def first_outside(values: Any, low: Any, high: Any) -> int | None:
+    """Return the flat index of the first value outside [low, high], or None if there is none.
+
+    NaN counts as outside.
+    """
     # the kernel takes a flat array
     flat = values if values.ndim == 1 else values.reshape(-1)
-    return first_offender(launch_threads, _find_outside, flat.size, flat, least, most)
+    return smallest_reported_index(launch_threads, _find_outside, flat.size, flat, low, high)
 
 
 def first_not_finite(values: Any) -> int | None:
-    """Return the flat index of the first NaN or infinity, or None."""
-    most = np.finfo(values.dtype).max
-    return first_outside(values, -most, most)
+    """Return the flat index of the first NaN or infinity, or None if there is none."""
+    max_float = np.finfo(values.dtype).max
+    return first_outside(values, -max_float, max_float)
 
 
 def contiguous(name: str, value: Any, *dtypes: DTypeLike) -> Any:
-    """Return Numba's view of a device array; it must be C-contiguous and of one of `dtypes`."""
+    """Return a device array as a Numba array, without a copy.
+
+    Raises TypeError unless its dtype is one of `dtypes`, and ValueError unless it is C-contiguous.
+    """
     array = as_device_array(value)
     if array.dtype not in dtypes:
         allowed = " or ".join(np.dtype(dtype).name for dtype in dtypes)
@@ -76,42 +85,51 @@ def contiguous(name: str, value: Any, *dtypes: DTypeLike) -> Any:
 
 
 def typed(name: str, value: Any, dtype: DTypeLike) -> Any:
-    """Return values in a dtype and in C order; `name` is for errors."""
+    """Return `value` on the device in a dtype and in C order; errors call it `name`.
+
+    Only arrays on the host are converted; a device array must have the dtype already.
+    """
     if not on_device(value):
         return to_device(np.asarray(value, dtype))
     return contiguous(name, value, dtype)
 
 
 def copied(array: Any) -> Any:
-    """Return a copy of an array."""
+    """Return a copy of an array on the device."""
     out = empty(array.shape, array.dtype)
     out.copy_to_device(array)
     return out
 
 
 def writable(array: Any) -> Any:
-    """Return a writable array on the device: `array` itself, or a copy from the host."""
+    """Return `array` if it is on the device, otherwise a copy on the device."""
     return array if on_device(array) else to_device(array)
 
 
 def workers(num: int) -> int:
-    """Return the number of workers for `num` items: see `kernels.lanes`."""
+    """Return the number of workers that share `num` items in a kernel; on a GPU one for each item.
+
+    `samplesoft.kernels.lanes` explains workers.
+    """
     return num
 
 
 def each(work: Callable[[Any], object], parts: Iterable[Any]) -> None:
-    """Call `work` for each part in turn; warps share the work of each."""
+    """Call ``work(part)`` for each part in turn; in each call, the warps share the work."""
     for part in parts:
         work(part)
 
 
 def over_rows(kernel: Callable[..., None], *arrays: Any) -> None:
-    """Call a kernel over the rows of arrays, with one warp for each row."""
+    """Run a kernel on the rows of several arrays, with one warp for each row.
+
+    The arrays have the same number of rows. The kernel writes its results into some of them.
+    """
     run_on_warps(kernel, arrays[0].shape[0], *arrays)
 
 
 def times(rows: Any, factor: float) -> Any:
-    """Return rows times a factor, the same array if it is 1."""
+    """Return `rows` (N, d) times a factor, or the same array if the factor is 1."""
     if factor == 1.0:
         return rows
     out = empty(rows.shape, rows.dtype)
@@ -120,7 +138,7 @@ def times(rows: Any, factor: float) -> Any:
 
 
 def column_sums(rows: Any) -> FloatArray:
-    """Return the sums of columns and of their absolute values in float64, (2, F)."""
+    """Return sums over rows (N, F) in float64, shape (2, F): of values, and of absolute values."""
     out = empty((_NUM_ROW_BLOCKS, 2, rows.shape[1]), np.float64)
     launch_threads(_sum_columns, _NUM_ROW_BLOCKS * rows.shape[1], rows, out)
     totals: FloatArray = out.copy_to_host().sum(axis=0)
@@ -128,14 +146,17 @@ def column_sums(rows: Any) -> FloatArray:
 
 
 def are_rows(ids: Any, num_rows: int) -> bool:
-    """Return whether `ids` are strictly increasing within ``range(num_rows)``."""
-    return first_offender(launch_threads, _find_not_rising, ids.size, ids, num_rows) is None
+    """Return whether `ids` (k,) increase strictly and are all in ``range(num_rows)``."""
+    return (
+        smallest_reported_index(launch_threads, _find_not_rising, ids.size, ids, num_rows) is None
+    )
 
 
 def can_step(ids: Any, gradients: Any, table: Any, limit: float, largest: float) -> bool:
-    """Return whether `ids` are rows of the table, and gradients are at most `limit` in size.
+    """Return whether an optimizer step on rows `ids` (k,) of `table` (n, d) is safe.
 
-    Unlike on the CPU, entries of the table are not checked.
+    `ids` must increase strictly and be in ``range(n)``, and magnitudes of `gradients` (k, d) must
+    be at most `limit`. Unlike on the CPU, entries of the table are not checked.
     """
     return are_rows(ids, table.shape[0]) and first_outside(gradients, -limit, limit) is None
 
@@ -146,48 +167,56 @@ def step_rows(
     gradients: Any,
     table: Any,
     states: tuple[Any, ...],
-    numbers: tuple[Any, ...],
+    hyper_parameters: tuple[Any, ...],
 ) -> None:
-    """Call an optimizer's kernel for rows `ids` (k,) of a table (n, d).
+    """Update rows `ids` (k,) of a table (n, d) and its states in place, by an optimizer's kernel.
 
-    `gradients` are (k, d). The table and its states are updated in place.
+    `gradients` has the shape (k, d). `states` are arrays (n, d) of the optimizer.
     """
-    # an empty tuple has no type in Numba
+    # if there are no states, pass any array, because an empty tuple has no type in Numba
     kernel_states = states or (gradients,)
     step = _step_kernel(rows_kernel, len(kernel_states))
-    launch_threads(step, gradients.size, ids, gradients, table, kernel_states, numbers)
+    launch_threads(step, gradients.size, ids, gradients, table, kernel_states, hyper_parameters)
 
 
 def write_features(X: Any, out: Any, of_rows: Any, of_products: Callable[[Any], Any]) -> None:
-    """Write the features of `X` (N, d) to `out` (N, F), each a function of one product.
+    """Write the features of the rows of `X` (N, d) to `out` (N, F).
 
-    ``of_products(X)`` returns columns (d, D), a compiled function of their products with rows, and
-    its parameters: see `samplesoft.kernels.tiles_cuda`.
+    Each feature is a function of the inner product of a row with a column. ``of_products(X)``
+    returns the columns (d, D), a compiled function that writes the features of one product, and its
+    parameters: see `samplesoft.kernels.tiles_cuda`. The CPU uses `of_rows` instead.
     """
-    columns, finish, parameters = of_products(X)
-    multiply(finish, X, columns, out, parameters)
+    columns, write_entry, parameters = of_products(X)
+    multiply(write_entry, X, columns, out, parameters)
 
 
-def split(num: int, size: int, numbers: int) -> list[slice]:
-    """Return chunks of `num` items that fit in memory with `numbers` values for each item."""
-    return chunks(num, max(1, _CHUNK_VALUES // numbers))
+def split(num: int, size: int, values_per_item: int) -> list[slice]:
+    """Return ``range(num)`` split into slices of items that fit in memory.
+
+    An item needs memory for `values_per_item` values. The CPU uses slices of `size` items instead.
+    """
+    return chunks(num, max(1, _CHUNK_VALUES // values_per_item))
 
 
 def columns(num: int) -> list[tuple[int, int]]:
-    """Return a single range of all `num` columns, which lanes share."""
+    """Return the (start, end) range of all `num` columns, a single one, which lanes share."""
     return [(0, num)]
 
 
 def stages(starts: IntArray) -> list[slice]:
-    """Return the slices of a list of steps that a kernel processes in one launch each.
+    """Return slices of a list of steps, each of which a kernel processes in one launch.
 
-    Stages begin at `starts`, whose last entry is the end; each reads results of the one before.
+    The slices are the stages ``[starts[i], starts[i + 1])``. The steps of a stage read results of
+    earlier stages only, so that they can run in parallel.
     """
     return [slice(first, last) for first, last in zip(starts[:-1], starts[1:], strict=True)]
 
 
 def take_rows(rows: Any, index: Any) -> Any:
-    """Return ``rows[index]``; `index` may be on the host."""
+    """Return ``rows[index]``, a copy of the rows with the indices `index` (k,).
+
+    `index` may be on the host.
+    """
     index = index if on_device(index) else to_device(index)
     out = empty((index.shape[0], rows.shape[1]), rows.dtype)
     launch_threads(_take_rows, out.size, rows, index, out)
@@ -195,12 +224,12 @@ def take_rows(rows: Any, index: Any) -> Any:
 
 
 def put_rows(rows: Any, index: IntArray, out: Any) -> None:
-    """Write `rows` (k, d) to distinct rows `index` (k,) of `out`."""
+    """Write `rows` (k, d) to the rows of `out` with the distinct indices `index` (k,)."""
     launch_threads(_put_rows, rows.size, rows, to_device(index), out)
 
 
 def joined(rows: Any, others: Any) -> Any:
-    """Return the concatenation of two arrays of rows."""
+    """Return the rows of two matrices concatenated, (N + M, d)."""
     both = empty((rows.shape[0] + others.shape[0], rows.shape[1]), rows.dtype)
     both[: rows.shape[0]].copy_to_device(rows)
     both[rows.shape[0] :].copy_to_device(others)
@@ -210,27 +239,37 @@ def joined(rows: Any, others: Any) -> Any:
 def float_rows(
     name: str, value: Any, dim: int | None = None, dtype: np.dtype[Any] | None = None
 ) -> Any:
-    """Return `value` as finite rows (N, `dim`) in C order, float32 or float64."""
+    """Return `value` on the device as finite rows (N, dim) in C order, float32 or float64.
+
+    Errors call the argument `name`. A one-dimensional array becomes one row.
+    """
     if not on_device(value):
         return to_device(as_float_rows(name, value, dim, dtype))
-    rows = _rows(name, value, dim, dtype)
+    rows = _as_device_rows(name, value, dim, dtype)
     index = first_not_finite(rows)
     if index is not None:
         position = [index // rows.shape[1], index % rows.shape[1]]
         raise ValueError(
-            f"`{name}` must be finite in {rows.dtype}, got {_number(rows, index)} at index "
+            f"`{name}` must be finite in {rows.dtype}, got {_value_at(rows, index)} at index "
             f"{position}; remove or replace NaN and infinite entries first."
         )
     return rows
 
 
 def shaped_rows(name: str, value: Any) -> Any:
-    """Return rows (N, d) in C order; entries of device arrays are not checked."""
-    return _rows(name, value) if on_device(value) else to_device(as_float_rows(name, value))
+    """Return `value` on the device as rows (N, d) in C order.
+
+    Entries are checked only if the array is on the host.
+    """
+    return (
+        _as_device_rows(name, value) if on_device(value) else to_device(as_float_rows(name, value))
+    )
 
 
-def _rows(name: str, value: Any, dim: int | None = None, dtype: np.dtype[Any] | None = None) -> Any:
-    """Return a device array as rows (N, `dim`) in C order."""
+def _as_device_rows(
+    name: str, value: Any, dim: int | None = None, dtype: np.dtype[Any] | None = None
+) -> Any:
+    """Return a device array as rows (N, dim) in C order, without a copy; check dtype and shape."""
     allowed = (dtype,) if dtype else (np.float32, np.float64)
     rows = contiguous(name, value, *allowed)
     rows = rows.reshape(1, -1) if rows.ndim == 1 else rows
@@ -242,7 +281,7 @@ def _rows(name: str, value: Any, dim: int | None = None, dtype: np.dtype[Any] | 
 
 
 def vector(name: str, value: Any, size: int, dtype: np.dtype[Any]) -> Any:
-    """Return values (size,) in a dtype."""
+    """Return `value` on the device as an array (size,) of a dtype; errors call it `name`."""
     if not on_device(value):
         return to_device(cpu.vector(name, value, size, dtype))
     vector = contiguous(name, value, dtype)
@@ -252,25 +291,34 @@ def vector(name: str, value: Any, size: int, dtype: np.dtype[Any]) -> Any:
 
 
 def ids(name: str, value: Any, num_classes: int, batch: int | None = None) -> Any:
-    """Return class indices as int64: (k,), or (batch, k) where a batch is given."""
+    """Return class indices on the device as int64, shape (k,), or (batch, k) with a batch.
+
+    Each is in ``range(num_classes)``. Errors call the argument `name`.
+    """
     if not on_device(value):
         return to_device(as_ids(name, value, num_classes, batch))
     if batch is None:
-        return _classes(name, value, num_classes, len(value.shape) == 1, "(k,)")
+        return _as_class_ids(name, value, num_classes, len(value.shape) == 1, "(k,)")
     fits = len(value.shape) == 2 and value.shape[0] == batch
-    return _classes(name, value, num_classes, fits, f"({batch}, k)")
+    return _as_class_ids(name, value, num_classes, fits, f"({batch}, k)")
 
 
 def labels(name: str, value: Any, num_classes: int, batch_shape: tuple[int, ...]) -> Any:
-    """Return labels as int64 of shape `batch_shape`, each in ``range(num_classes)``."""
+    """Return labels on the device as int64, shape `batch_shape`, each in ``range(num_classes)``.
+
+    Errors call the argument `name`.
+    """
     if not on_device(value):
         return to_device(as_labels(name, value, num_classes, batch_shape))
     fits = tuple(value.shape) == batch_shape
-    return _classes(name, value, num_classes, fits, str(batch_shape))
+    return _as_class_ids(name, value, num_classes, fits, str(batch_shape))
 
 
-def _classes(name: str, value: Any, num_classes: int, fits: bool, shape: str) -> Any:
-    """Return checked class indices on the device. `fits` is False for an unexpected shape."""
+def _as_class_ids(name: str, value: Any, num_classes: int, fits: bool, shape: str) -> Any:
+    """Return class indices on the device, after checking dtype, shape and range.
+
+    `fits` is whether the caller has found the expected shape, which errors call `shape`.
+    """
     array = contiguous(name, value, np.int64)
     if not fits:
         raise ValueError(f"`{name}` must have shape {shape}, got {array.shape}.")
@@ -278,18 +326,19 @@ def _classes(name: str, value: Any, num_classes: int, fits: bool, shape: str) ->
     if index is not None:
         raise ValueError(
             f"`{name}` must lie in 0..{num_classes - 1} for {num_classes} classes, got "
-            f"{_number(array, index)}."
+            f"{_value_at(array, index)}."
         )
     return array
 
 
-def _number(array: Any, index: int) -> Any:
-    """Return the value at a flat index."""
+def _value_at(array: Any, index: int) -> Any:
+    """Return the value of a device array at a flat index, copied to the host."""
     return array.reshape(-1)[index : index + 1].copy_to_host()[0]
 
 
 @kernel
 def _multiply(values: Any, factor: float, out: Any) -> None:
+    """Write ``values * factor`` to `out` (n,)."""
     i = thread_index()
     if i < out.shape[0]:
         out[i] = values[i] * factor
@@ -297,6 +346,7 @@ def _multiply(values: Any, factor: float, out: Any) -> None:
 
 @kernel
 def _take_rows(rows: Any, index: Any, out: Any) -> None:
+    """Write ``rows[index]`` to `out` (k, d)."""
     i = thread_index() // out.shape[1]
     f = thread_index() % out.shape[1]
     if i < out.shape[0]:
@@ -305,6 +355,7 @@ def _take_rows(rows: Any, index: Any, out: Any) -> None:
 
 @kernel
 def _put_rows(rows: Any, index: Any, out: Any) -> None:
+    """Write `rows` (k, d) to ``out[index]``."""
     i = thread_index() // rows.shape[1]
     f = thread_index() % rows.shape[1]
     if i < rows.shape[0]:
@@ -312,32 +363,40 @@ def _put_rows(rows: Any, index: Any, out: Any) -> None:
 
 
 @kernel
-def _find_outside(values: Any, least: Any, most: Any, found: Any) -> None:
-    """Write the smallest index of a value outside to ``found[0]``, which is larger before."""
+def _find_outside(values: Any, low: Any, high: Any, found: Any) -> None:
+    """Write the smallest index of a value outside [low, high] to ``found[0]``.
+
+    Before the launch, ``found[0]`` must be larger than all indices.
+    """
     i = thread_index()
-    # negated condition, so that NaN is found too
-    if i < values.shape[0] and not least <= values[i] <= most:
+    # the negated condition is true for NaN too
+    if i < values.shape[0] and not low <= values[i] <= high:
         cuda.atomic.min(found, 0, i)
 
 
 @kernel
 def _find_not_rising(ids: Any, stop: int, found: Any) -> None:
-    """Find the first of ids (k,) that does not increase, or is not in ``range(stop)``."""
+    """Write the smallest index of an id that does not increase, or is not in ``range(stop)``.
+
+    The ids are (k,). The index goes to ``found[0]``, which must be larger than all indices before
+    the launch.
+    """
     i = thread_index()
     if i < ids.shape[0]:
-        # the smallest failing index wins
-        before = ids[i - 1] if i > 0 else -1
-        if not before < ids[i] < stop:
+        previous_id = ids[i - 1] if i > 0 else -1
+        if not previous_id < ids[i] < stop:
             cuda.atomic.min(found, 0, i)
 
 
 @kernel
 def _sum_columns(rows: Any, out: Any) -> None:
+    """Write sums of values and of absolute values over blocks of rows to `out` (blocks, 2, F)."""
     block = thread_index() // rows.shape[1]
     f = thread_index() % rows.shape[1]
     if block >= out.shape[0]:
         return
-    # one thread for each column and block of rows: one per column would wait for memory
+    # One thread sums a column over a block of rows. With one thread per column, there would be too
+    # few threads to hide the latency of memory.
     rows_per_block = -(-rows.shape[0] // out.shape[0])
     total = 0.0
     abs_total = 0.0
@@ -350,21 +409,24 @@ def _sum_columns(rows: Any, out: Any) -> None:
 
 @cache
 def _step_kernel(function: Callable[..., None], num_states: int) -> Any:
-    """Return the CUDA version of an optimizer's kernel, with one thread for each entry."""
-    body = for_device(function)
+    """Return an optimizer's CPU kernel as a CUDA kernel, with one thread for each entry.
 
-    def step(ids: Any, gradients: Any, parameters: Any, states: Any, numbers: Any) -> None:
-        place = thread_index()
+    `num_states` is the number of state arrays, 1 or 2.
+    """
+    body = compile_for_device(function)
+
+    def step(ids: Any, gradients: Any, parameters: Any, states: Any, hyper_parameters: Any) -> None:
+        entry = thread_index()
         width = gradients.shape[1]
-        i = place // width
-        c = place % width
+        i = entry // width
+        c = entry % width
         if i < ids.shape[0]:
-            # the CPU kernel on slices of one entry, so that formulas are written once
+            # call the CPU kernel on slices of one entry, so that its formulas are written once
             one = ids[i : i + 1], gradients[i : i + 1, c : c + 1], parameters[:, c : c + 1]
             if num_states == 2:
-                body(*one, (states[0][:, c : c + 1], states[1][:, c : c + 1]), numbers)
+                body(*one, (states[0][:, c : c + 1], states[1][:, c : c + 1]), hyper_parameters)
             else:
-                body(*one, (states[0][:, c : c + 1],), numbers)
+                body(*one, (states[0][:, c : c + 1],), hyper_parameters)
 
     step.__name__ = f"{function.__name__}_on_device"
     return kernel(step)

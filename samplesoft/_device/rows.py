@@ -1,4 +1,4 @@
-"""Operations on rows, written once for all devices; they run where the rows are."""
+"""Operations on the rows of matrices, for all devices; each runs on the device of its argument."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from samplesoft.kernels import rows as kernels
 
 
 def squared_norms(rows: NDArray[Any]) -> NDArray[Any]:
-    """Return the squared norm of each row (N,), in the dtype of the rows."""
+    """Return the squared norms (N,) of `rows` (N, d), in the same dtype and on the same device."""
     arrays = backend_of(rows)
     norms = arrays.empty(rows.shape[0], rows.dtype)
     arrays.over_rows(kernels.squared_norms, rows, norms)
@@ -24,16 +24,17 @@ def squared_norms(rows: NDArray[Any]) -> NDArray[Any]:
 def unit_rows(
     name: str, rows: NDArray[Any], ids: IntArray | None = None
 ) -> tuple[NDArray[Any], FloatArray]:
-    """Divide rows (N, d) by their norms in place; return them, and their former norms (N,).
+    """Divide rows (N, d) by their norms in place; return the rows, and their former norms (N,).
 
-    Rows of zeros stay as they are, with norm 0. Error messages call the rows by `ids` (N,), if
-    given, and the argument `name`.
+    Rows of zeros are not changed, and have the norm 0. Raises ValueError if a norm is not finite.
+    The error calls the argument `name`, and identifies a row by its entry of `ids` (N,), or by its
+    index.
     """
     arrays = backend_of(rows)
-    norms = arrays.empty(rows.shape[0], np.float64)  # for rows of float32 too
+    norms = arrays.empty(rows.shape[0], np.float64)  # float64 even if the rows are float32
     arrays.over_rows(kernels.divide_by_norms, rows, norms)
     host_norms = to_host(norms)
-    is_finite = np.isfinite(host_norms)  # the kernel left other rows unchanged
+    is_finite = np.isfinite(host_norms)  # the kernel did not divide other rows
     if not is_finite.all():
         worst = int(np.argmin(is_finite))
         row = worst if ids is None else int(to_host(ids)[worst])
@@ -45,13 +46,17 @@ def unit_rows(
 
 
 def unit_rows_backward(d_unit: NDArray[Any], unit: NDArray[Any], norms: FloatArray) -> NDArray[Any]:
-    """Replace gradients in the normalised rows by gradients in the rows, in place."""
+    """Replace gradients with respect to normalised rows by gradients with respect to the rows.
+
+    `unit` (N, d) are the normalised rows, and `norms` (N,) the norms by which `unit_rows` divided.
+    `d_unit` (N, d) is changed in place and returned.
+    """
     backend_of(d_unit).over_rows(kernels.unit_gradient, d_unit, unit, norms)
     return d_unit
 
 
 def largest_in_rows(rows: NDArray[Any]) -> NDArray[Any]:
-    """Return the largest absolute value in each row (N,), on the host."""
+    """Return the largest absolute value of each row, shape (N,), on the host."""
     arrays = backend_of(rows)
     largest = arrays.empty(rows.shape[0], rows.dtype)
     arrays.run(kernels.largest_in_rows, rows.shape[0], rows, largest)
@@ -64,20 +69,23 @@ def largest_in_rows(rows: NDArray[Any]) -> NDArray[Any]:
 
 
 def union(ids: list[IntArray]) -> IntArray:
-    """Return the union of arrays of ids, sorted."""
+    """Return the distinct ids of several arrays, sorted, on the device of the first array."""
     host_ids: list[IntArray] = [to_host(array) for array in ids]
-    # the common case needs no sort: one sorted array, as from a gradient
+    # the common case is one array that is sorted already, such as the ids of a gradient
     if len(host_ids) == 1 and (host_ids[0][1:] > host_ids[0][:-1]).all():
         return ids[0]
     return backend_of(ids[0]).to_device(np.unique(np.concatenate(host_ids)))
 
 
 def last_of_each(ids: IntArray, rows: NDArray[Any]) -> tuple[IntArray, NDArray[Any]]:
-    """Return the distinct ids (k,), sorted and on the host, with the last row of each."""
+    """Return the distinct ids (k,) and their rows (k, d); the last row of each id wins.
+
+    `ids` (N,) are the ids of `rows` (N, d). The result's ids are sorted and on the host.
+    """
     ids = to_host(ids)
-    # the common case needs no sort
-    if (ids[1:] > ids[:-1]).all():  # as from a gradient
+    # in the common case the ids are sorted already, such as the ids of a gradient
+    if (ids[1:] > ids[:-1]).all():
         return ids, rows
-    # reversed, because `np.unique` returns the first index of each
+    # reversed, because `np.unique` returns the first index of each id
     ids, last = np.unique(ids[::-1], return_index=True)
     return ids, backend_of(rows).take_rows(rows, rows.shape[0] - 1 - last)

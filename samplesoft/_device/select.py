@@ -1,4 +1,4 @@
-"""Device arguments, the device of an array, and copies from a GPU."""
+"""Checks of `device` arguments, the device that holds an array, and copies from a GPU."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ DEVICES = ("cpu", "cuda")
 
 
 def as_device(value: Any) -> str:
-    """Check the public argument `device`, which must be "cpu" or "cuda", and return it.
+    """Return the public argument `device`, after checking that it is "cpu" or "cuda".
 
-    Raises `RuntimeError`, which says what to install, if there is no GPU that Numba can use.
+    Raises RuntimeError, with what to install, if it is "cuda" and Numba can use no GPU.
     """
     device = as_choice("device", value, DEVICES)
     if device == "cuda":
@@ -30,12 +30,12 @@ def on_device(value: Any) -> bool:
 
 
 def device_of(array: Any) -> str:
-    """Return the device of an array."""
+    """Return the device that holds an array, "cuda" or "cpu"."""
     return "cuda" if type(array) is not np.ndarray and on_device(array) else "cpu"
 
 
 def to_host(value: Any) -> Any:
-    """Copy from a GPU.
+    """Return a copy of an array on a GPU, or of all such arrays in an object, as NumPy arrays.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ def to_host(value: Any) -> Any:
     Returns
     -------
     Any
-        The same with NumPy arrays; any other `value` unchanged.
+        The array, object or dict with NumPy arrays; any other `value` unchanged.
 
     Examples
     --------
@@ -67,7 +67,7 @@ def to_host(value: Any) -> Any:
 
 
 def require_cpu(what: str, device: str) -> None:
-    """Raise ValueError for a GPU, for an object without CUDA kernels."""
+    """Raise ValueError unless `device` is "cpu", because `what` has no CUDA kernels."""
     if device != "cpu":
         raise ValueError(
             f"`device` must be 'cpu' for {what}, which has no CUDA kernels, got {device!r}; "
@@ -76,7 +76,7 @@ def require_cpu(what: str, device: str) -> None:
 
 
 def require_copyable(value: Any, device: str) -> None:
-    """Raise TypeError for an object on a GPU, which cannot be pickled or copied."""
+    """Raise TypeError if an object is on a GPU, because it cannot be pickled or copied there."""
     if device != "cpu":
         raise TypeError(
             f"{type(value).__name__} must be on the processor to be pickled or copied, got it on "
@@ -86,6 +86,7 @@ def require_copyable(value: Any, device: str) -> None:
 
 @cache
 def _require_cuda() -> None:
+    """Raise RuntimeError, with what to install, if Numba can use no GPU."""
     from samplesoft._cuda import cuda
 
     if cuda.is_available():

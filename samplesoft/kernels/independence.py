@@ -1,16 +1,20 @@
 """The distribution of a Metropolis-Hastings chain whose proposals do not depend on its state.
 
-The target is p, the proposal q, and ``w = p / q``. Classes are sorted by increasing w, and P_s is
-the sum of p up to position s. A step from s is rejected, and the state stays, with probability
-``lambda_s = sum of q_k (1 - w_k / w_s) over k < s``. These are the eigenvalues except 1 (Liu,
-1996). The transition probabilities of T steps from x to y are (Smith and Tierney, 1996, "Exact
-transition probabilities for the independence Metropolis sampler")
+The chain has the target p, the proposal q, and ``w = p / q``. Classes are sorted by increasing w,
+so that s is a position in this order, and P_s is the sum of p up to position s. A step from s is
+rejected, so that the state does not change, with the probability
+
+    lambda_s = sum of q_k (1 - w_k / w_s) over k < s.
+
+The eigenvalues of the chain are 1 and the lambda_s (Liu, 1996). The probability that T steps lead
+from x to y is (Smith and Tierney, 1996, "Exact transition probabilities for the independence
+Metropolis sampler")
 
     lambda_x^T [x = y] + p_y gamma(max(x, y)),
     gamma(s) = sum of (lambda_{r+1}^T - lambda_r^T) / P_r over r >= s, lambda_{n+1} = 1.
 
-The code below computes gamma times P_s or, to preserve the digits of differences from the limit p,
-``1 - gamma`` times P_s. Both are updated from position to position by averages with the weights
+This module computes ``gamma P_s`` or, to preserve the digits of differences from the limit p,
+``(gamma - 1) P_s``. Both are updated from one position to the next by averages with the weights
 ``p_s / P_s`` and ``1 - p_s / P_s``, so that nothing overflows or underflows.
 """
 
@@ -26,31 +30,35 @@ from samplesoft._validation import FloatArray, IntArray
 
 
 class Chain(NamedTuple):
-    """The eigenvalues of a chain, (n,) by increasing w, and the weights of the averages."""
+    """The rejection probabilities of a chain, and the weights of averages, (n,) by increasing w."""
 
     order: IntArray  # classes by increasing w
-    log_stay: FloatArray  # log lambda_s; -1e300 for 0, so that 0 steps give lambda**0 = 1
-    shares: FloatArray  # p_s / P_s
-    others: FloatArray  # P_{s-1} / P_s
+    log_stay: FloatArray  # log lambda_s; -1e300 for log 0, so that 0 steps give lambda**0 = 1
+    fraction: FloatArray  # p_s / P_s, the weight of position s
+    fraction_below: FloatArray  # P_{s-1} / P_s, the weight of the positions below s
 
 
 def make_chain(log_p: FloatArray, log_q: FloatArray) -> Chain:
-    """Return the chain for target p and proposal q, given their finite logarithms (n,)."""
+    """Return the chain with target p and proposal q, given log p and log q (n,), both finite."""
     order: IntArray = np.argsort(log_p - log_q, kind="stable")
     columns = np.empty((3, len(order)))
     q = np.exp(log_q[order])
-    # added from the end rather than subtracted from 1, because one class may have nearly all of q
+    # Sum from the end: 1 minus the sum up to s would cancel if one class has nearly all of q.
     above = np.append(np.cumsum(q[::-1])[-2::-1], 0.0)
-    _eigenvalues(log_p[order], log_q[order], np.cumsum(q), above, columns)
-    columns[0] = np.maximum.accumulate(columns[0])  # rounding may unsort equal ones
+    _write_chain_columns(log_p[order], log_q[order], np.cumsum(q), above, columns)
+    columns[0] = np.maximum.accumulate(columns[0])  # nearly equal values may decrease by rounding
     return Chain(order, *columns)
 
 
 @njit
-def _eigenvalues(
+def _write_chain_columns(
     log_p: FloatArray, log_q: FloatArray, below: FloatArray, above: FloatArray, columns: FloatArray
 ) -> None:
-    """Write the columns of a `Chain`; `below` and `above` (n,) are sums of q up to s and beyond."""
+    """Write `log_stay`, `fraction` and `fraction_below` of a `Chain` to `columns` (3, n).
+
+    All arrays are sorted by increasing w. `below` (n,) are the sums of q up to s, and `above` (n,)
+    the sums of q after s.
+    """
     stay = 0.0
     accept = 1.0
     log_mass = log_p[0]
@@ -61,7 +69,7 @@ def _eigenvalues(
         fall = min((log_p[s - 1] - log_q[s - 1]) - (log_p[s] - log_q[s]), 0.0)
         ratio = math.exp(fall)
         rest = -math.expm1(fall)
-        # both, because the one near 1 lacks the digits of the other
+        # compute both lambda_s and 1 - lambda_s, because each loses digits when it is near 1
         stay = stay * ratio + rest * below[s - 1]
         accept = accept * ratio + rest * above[s - 1]
         columns[0, s] = math.log1p(-accept) if accept < 0.5 else max(np.log(stay), -1e300)
@@ -73,29 +81,29 @@ def _eigenvalues(
 
 @njit
 def after_steps(chain: Chain, start: FloatArray, steps: int, centred: bool = False) -> FloatArray:
-    """Return the distribution (n,) after `steps` steps from `start` (n,), by class; never negative.
+    """Return the distribution of the chain's state, (n,) by class, after a number of steps.
 
-    With `centred`, `start` is the difference of two distributions. Then ``gamma - 1`` replaces
-    gamma, which changes the rounding only.
+    `start` (n,) is the distribution of the first state. Rounding never makes a probability
+    negative. If `centred` is True, `start` is the difference of two distributions, and so is the
+    result. Then ``gamma - 1`` replaces gamma, which preserves digits and changes nothing else.
     """
-    order, log_stay, shares, others = chain
+    order, log_stay, fraction, fraction_below = chain
     sums = np.cumsum(start[order])
     result = np.empty(len(order))
-    # lambda^T; P gamma or P (gamma - 1); the mean of lambda^T beyond s; the flow from beyond s
-    power = 1.0
-    factor = 0.0
-    mean = 0.0
-    after = 0.0
+    power = 1.0  # lambda_s^T
+    factor = 0.0  # gamma(s) P_s or, if centred, (gamma(s) - 1) P_s
+    mean = 0.0  # average of lambda^T over the positions after s
+    after = 0.0  # contribution of states that start after s
     for s in range(len(order) - 1, -1, -1):
         next_power = power
         power = math.exp(steps * log_stay[s])
         next_log_stay = 0.0 if s == len(order) - 1 else log_stay[s + 1]
         if s < len(order) - 1:
-            after = others[s + 1] * (after + start[order[s + 1]] * factor)
-            mean = others[s + 1] * mean + shares[s + 1] * next_power
-            factor *= others[s + 1]
+            after = fraction_below[s + 1] * (after + start[order[s + 1]] * factor)
+            mean = fraction_below[s + 1] * mean + fraction[s + 1] * next_power
+            factor *= fraction_below[s + 1]
         factor -= next_power * math.expm1(steps * (log_stay[s] - next_log_stay))
         if centred:
             factor = mean - power
-        result[order[s]] = start[order[s]] * power + shares[s] * (sums[s] * factor + after)
+        result[order[s]] = start[order[s]] * power + fraction[s] * (sums[s] * factor + after)
     return result

@@ -1,13 +1,15 @@
-"""Functions that run on both devices: on a CPU thread, or on the lanes of a CUDA warp.
+"""Building blocks of kernels that run on both devices: on a CPU thread, or on the lanes of a warp.
 
-Such a function loops over ``range(lane(), size, num_lanes())``, and calls `meet`, which
-synchronises the warp, before it reads values that other lanes have written. On the CPU there is one
-lane, and the compiler sees a plain loop. `for_device` of ``lanes_cuda`` compiles the same function
-for the lanes of a warp. Control flow must be uniform across the warp. Several lanes may store the
-same value to one address; it must not be read again before `sync_lanes`.
+A warp is a group of threads of a GPU, its lanes, that run in parallel. A kernel for both devices
+loops over ``range(lane(), size, num_lanes())``. On the CPU there is one lane, and the compiler sees
+a plain loop. `compile_for_device` of ``lanes_cuda`` compiles the same kernel for the lanes of a
+warp. Such a kernel must call `sync_lanes` before it reads values that other lanes have written. All
+lanes must take the same branches. Several lanes may write the same value to one address, which must
+then not be read before `sync_lanes`.
 
-Loops over examples, draws or rows are over ``range(worker(), num, num_workers())``: all of them
-on the CPU, and one for each warp on a GPU. The index of a worker is that of its row in workspaces.
+A kernel loops over examples, draws or rows by ``range(worker(), num, num_workers())``. On the CPU
+one worker processes all items. On a GPU each warp is a worker, and processes one item. A worker
+uses the row of a workspace that has the worker's index.
 """
 
 from __future__ import annotations
@@ -17,40 +19,40 @@ from samplesoft._jit import njit
 
 @njit
 def worker() -> int:
-    """Return the index of this worker."""
+    """Return the index of the calling worker: the warp on a GPU, 0 on the CPU."""
     return 0
 
 
 @njit
 def num_workers() -> int:
-    """Return the number of workers."""
+    """Return the number of workers, the step of a worker's loop; 1 on the CPU."""
     return 1
 
 
 @njit
 def lane() -> int:
-    """Return the index of this lane."""
+    """Return the index of the calling lane in its warp; 0 on the CPU."""
     return 0
 
 
 @njit
 def num_lanes() -> int:
-    """Return the number of lanes."""
+    """Return the number of lanes of a warp; 1 on the CPU."""
     return 1
 
 
 @njit
 def sync_lanes() -> None:
-    """Wait for all lanes, so that each sees the writes of the others."""
+    """Wait for all lanes of the warp, so that each sees the values that others have written."""
 
 
 @njit
 def sum_of_lanes(value: float) -> float:
-    """Return the sum over all lanes, the same in each of them."""
+    """Return the sum of the values that the lanes of the warp pass, the same on all lanes."""
     return value
 
 
 @njit
 def max_of_lanes(value: float) -> float:
-    """Return the maximum over all lanes, the same in each of them."""
+    """Return the maximum of the values that the lanes of the warp pass, the same on all lanes."""
     return value

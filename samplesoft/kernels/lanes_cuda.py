@@ -1,4 +1,4 @@
-"""CPU functions compiled for CUDA, and the replacements of those that use the lanes of a warp."""
+"""Compilation of CPU functions for CUDA, and CUDA versions of functions that use a warp's lanes."""
 
 from __future__ import annotations
 
@@ -28,56 +28,60 @@ _REPLACED: dict[Any, Any] = {}
 
 
 def replaces(function: Callable[..., Any]) -> Callable[[Any], Any]:
-    """Register a device function that `for_device` uses in place of a CPU function."""
+    """Return a decorator that registers a device function as the CUDA version of `function`.
 
-    def remember(replacement: Any) -> Any:
+    `compile_for_device` then uses the device function instead of compiling `function`.
+    """
+
+    def register(replacement: Any) -> Any:
         _REPLACED[function] = replacement
         return replacement
 
-    return remember
+    return register
 
 
 @cache
-def for_device(function: Callable[..., Any]) -> Any:
-    """Return a CPU function, compiled for the device together with all functions that it calls.
+def compile_for_device(function: Callable[..., Any]) -> Any:
+    """Return a CPU function compiled for the device, with all samplesoft functions that it calls.
 
-    The same body serves both devices, where loops are divided among lanes: see
-    `samplesoft.kernels.lanes`.
+    The same source code serves both devices; `samplesoft.kernels.lanes` explains how its loops are
+    divided among lanes.
     """
-    # functions with a replacement
     if function in _REPLACED:
         return _REPLACED[function]
     body: Any = getattr(function, "py_func", function)
-    # a copy, because the globals of the CPU function must not change
+    # copy the globals, because the CPU function must still call CPU functions
     names = dict(body.__globals__)
     for name in body.__code__.co_names:
-        if _is_cpu_function(names.get(name)):
-            names[name] = for_device(names[name])
+        if _is_samplesoft_cpu_function(names.get(name)):
+            names[name] = compile_for_device(names[name])
     return device_function(FunctionType(body.__code__, names, body.__name__, body.__defaults__))
 
 
-def _is_cpu_function(value: Any) -> bool:
+def _is_samplesoft_cpu_function(value: Any) -> bool:
+    """Return whether `value` is a kernel for the CPU, compiled or not."""
     if isinstance(value, FunctionType):  # with NUMBA_DISABLE_JIT=1
         return value.__module__.startswith("samplesoft.") and "cuda" not in value.__module__
     return isinstance(value, CPUDispatcher)
 
 
 def run_on_warps(function: Callable[..., None], num: int, *arguments: Any) -> None:
-    """Run a CPU function, which divides `num` tasks among its workers, on the device.
+    """Run a CPU function on the device, with one warp for each of `num` tasks.
 
-    Each warp is a worker: see `samplesoft.kernels.lanes`.
+    The function divides the tasks among workers, which are warps: see `samplesoft.kernels.lanes`.
     """
-    launch_warps(_on_warps(function), num, arguments)
+    launch_warps(_warp_kernel(function), num, arguments)
 
 
 @cache
-def _on_warps(function: Callable[..., None]) -> Any:
-    body = for_device(function)
+def _warp_kernel(function: Callable[..., None]) -> Any:
+    """Return a CPU function as a CUDA kernel, whose argument is the tuple of its arguments."""
+    body = compile_for_device(function)
 
     def on_warps(arguments: Any) -> None:
         body(*arguments)
 
-    # the name in profilers and in the compile test
+    # profilers and tests identify the kernel by this name
     on_warps.__name__ = function.__name__
     return kernel(on_warps)
 
@@ -92,20 +96,20 @@ replaces(lanes.max_of_lanes)(warp_max)
 @replaces(lanes.num_workers)
 @device_function
 def num_workers() -> int:
-    """Return more than the number of warps in any launch: each warp takes one task."""
+    """Return more than the number of warps in any launch, so that each warp takes one task."""
     return 1 << 40
 
 
 @replaces(rows.prefetch_row)
 @device_function
 def prefetch_row(array: Any, row: int) -> None:
-    """Do nothing: while one warp waits for memory, others run."""
+    """Do nothing: while a warp waits for memory, the GPU runs other warps."""
 
 
 @replaces(rows.prefetch)
 @device_function
 def prefetch(array: Any, row: int, first: int, last: int) -> None:
-    """Do nothing, as `prefetch_row`."""
+    """Do nothing, for the same reason as `prefetch_row`."""
 
 
 @replaces(lanes.num_lanes)
@@ -117,8 +121,8 @@ def num_lanes() -> int:
 
 @device_function
 def warp_dot(x: Any, y: Any) -> float:
-    """Return the inner product of two vectors, summed in the dtype of the first."""
-    # in the dtype of the rows, so that float32 vectors need no float64 arithmetic
+    """Return the inner product of two vectors (d,), summed over the lanes in the dtype of `x`."""
+    # in this dtype, so that float32 vectors need no slow float64 arithmetic
     total = x.dtype.type(0)
     for f in range(lane(), x.shape[0], WARP_SIZE):
         total += x[f] * y[f]
@@ -128,7 +132,7 @@ def warp_dot(x: Any, y: Any) -> float:
 @replaces(rows.row_dot)
 @device_function
 def warp_row_dot(matrix: Any, i: int, queries: Any, b: int) -> float:
-    """Return the same as `rows.row_dot`."""
+    """Return the inner product of row i of a matrix and row b of `queries`, as `rows.row_dot`."""
     product: float = warp_dot(matrix[i], queries[b])
     return product
 
@@ -138,8 +142,12 @@ def warp_row_dot(matrix: Any, i: int, queries: Any, b: int) -> float:
 def warp_products(
     matrix: Any, first: int, last: int, queries: Any, b: int, c: int, out: Any, row: int
 ) -> None:
-    """Write the products of `products.products` for query b; lanes write those they read later."""
-    # neighbouring lanes read neighbouring entries of a row
+    """Write inner products of rows [first, last) with row b of `queries` to ``out[row]``.
+
+    This is `products.products` without the query c, which is ignored. The lane ``k % WARP_SIZE``
+    writes entry k of ``out[row]``, and reads it later.
+    """
+    # neighbouring lanes read neighbouring entries of a row, which is fast
     for i in range(first, last):
         product = warp_dot(matrix[i], queries[b])
         if (i - first) % WARP_SIZE == lane():
@@ -151,8 +159,12 @@ def warp_products(
 def warp_exp_weights(
     logits: Any, weights: Any, row: int, size: int, excluded: int
 ) -> tuple[float, float]:
-    """Return the same as `weights.exp_weights`; each lane has written the logits that it reads."""
-    # two passes over the same entries, so that lanes synchronise only twice
+    """Write the weights ``exp(logit - max_logit)`` of a row of logits, as `weights.exp_weights`.
+
+    Each lane must itself have written the logits with its indices, c with
+    ``c % WARP_SIZE == lane()``. Returns the sum of the weights, and `max_logit`.
+    """
+    # each lane reads the same entries in both passes, so that the lanes synchronise only twice
     max_logit = -math.inf
     for c in range(lane(), size, WARP_SIZE):
         if c == excluded:

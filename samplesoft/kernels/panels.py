@@ -1,8 +1,10 @@
 """Sums over classes of smooth functions of log r, by interpolation on Chebyshev panels.
 
-A sum ``sum_j weight_j f(log r_j)`` over n classes becomes a sum over a few atoms. Each panel of
-log r has `DEGREE` Chebyshev nodes, and the weight of a class is distributed over the nodes of its
-panel. Conversely, a function known at the atoms is interpolated at every class. Both cost O(n).
+The range of log r is divided into intervals of equal width, the panels, each with `DEGREE`
+Chebyshev nodes. The weight of each class is distributed over the nodes of its panel. So a sum
+``sum_j weight_j f(log r_j)`` over n classes becomes a sum over a few nodes with weights, the atoms.
+Conversely, a function whose values at the atoms are known is interpolated at every class. Both
+directions cost O(n). Equations such as (B22) are in ``samplesoft/bias/README.md``.
 """
 
 from __future__ import annotations
@@ -16,23 +18,24 @@ from numpy.typing import NDArray
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, IntArray
 
-DEGREE = 16  # number of polynomials, and of nodes, of a panel: up to power 15
-WIDTH = 0.75  # width of a panel in log r, for an error below 1e-14 with this degree
+DEGREE = 16  # number of nodes of a panel, and of polynomials, of degrees 0 to 15
+WIDTH = 0.75  # width of a panel in log r; the interpolation error is below 1e-14
 
 
 @njit
 def place(
     t: FloatArray, width: float, first: int, count: int
 ) -> tuple[NDArray[np.int32], FloatArray]:
-    """Return the panel, from 0 to `count` - 1, and the position in it, -1 to 1, of each t (n,).
+    """Return the panel of each value of `t` (n,), and its position in the panel, both (n,).
 
-    Panel i is ``[first + i, first + i + 1) * width``; values beyond the ends are clipped.
+    Panel i, from 0 to ``count - 1``, is the interval ``[first + i, first + i + 1) * width``.
+    Positions are in [-1, 1]. Values outside all panels are moved to the nearest end.
     """
     panel = np.empty(len(t), np.int32)
     s = np.empty(len(t))
     for j in range(len(t)):
         index = np.floor(t[j] / width) - first
-        # branch-free, unlike min and max, which check for NaN
+        # not min and max, which branch to check for NaN
         index = 0.0 if index < 0.0 else index
         index = count - 1.0 if index > count - 1.0 else index
         panel[j] = np.int32(index)  # int64 would not be vectorised
@@ -43,8 +46,11 @@ def place(
 
 
 @njit
-def _write_polynomials(s: float, out: FloatArray) -> None:
-    """Write the Chebyshev polynomials of s; even and odd ones in separate recurrences."""
+def _write_chebyshev_polynomials(s: float, out: FloatArray) -> None:
+    """Write the first `DEGREE` Chebyshev polynomials at s to `out`.
+
+    Even and odd degrees have separate recurrences, which run in parallel.
+    """
     out[0] = 1.0
     out[1] = s
     square = 2.0 * s * s - 1.0
@@ -57,10 +63,15 @@ def _write_polynomials(s: float, out: FloatArray) -> None:
 
 @njit
 def add_moments(panel: IntArray, s: FloatArray, weights: FloatArray, moments: FloatArray) -> None:
-    """Add the Chebyshev moments of `weights` (k, n) to `moments` (panels, k, DEGREE), eq. (B22)."""
+    """Add the Chebyshev moments of n weighted classes to `moments` (panels, k, DEGREE), eq. (B22).
+
+    Moment i of a panel is the sum, over its classes, of the weight of the class times polynomial i
+    at its position. `panel` and `s` (n,) are the results of `place`. `weights` (k, n) has one row
+    for each of k sums.
+    """
     values = np.empty(DEGREE)
     for j in range(len(s)):
-        _write_polynomials(s[j], values)
+        _write_chebyshev_polynomials(s[j], values)
         of_panel = moments[panel[j]]
         for k in range(len(weights)):
             weight = weights[k, j]
@@ -70,11 +81,15 @@ def add_moments(panel: IntArray, s: FloatArray, weights: FloatArray, moments: Fl
 
 @njit
 def evaluate(panel: IntArray, s: FloatArray, coefficients: FloatArray) -> FloatArray:
-    """Return functions (k, n) at classes, from `coefficients` (panels, k, DEGREE), eq. (B23)."""
+    """Return k functions, interpolated at n classes, as an array (k, n), eq. (B23).
+
+    `panel` and `s` (n,) are the results of `place`, and `coefficients` (panels, k, DEGREE) are the
+    coefficients of the Chebyshev polynomials.
+    """
     values = np.empty(DEGREE)
     out = np.empty((coefficients.shape[1], len(s)))
     for j in range(len(s)):
-        _write_polynomials(s[j], values)
+        _write_chebyshev_polynomials(s[j], values)
         for k in range(len(out)):
             c = coefficients[panel[j], k]
             even = odd = 0.0  # two independent sums run in parallel
@@ -89,10 +104,17 @@ def evaluate(panel: IntArray, s: FloatArray, coefficients: FloatArray) -> FloatA
 def class_weights(
     t: FloatArray, q: FloatArray, kappa: FloatArray, t_mean: float, kappa_mean: float
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the weights q, q kappa and q zeta**2, (3, n), and zeta = (r - mean) / (r + mean)."""
+    """Return the weights q, q kappa and q zeta**2 of classes, (3, n), and zeta (n,).
+
+    For ratios r of the classes, their mean r_mean and a reference R, `t` (n,) is ``log(r / R)``,
+    `kappa` (n,) is ``(r - R) / (r + R)``, and zeta is ``(r - r_mean) / (r + r_mean)``. `t_mean` and
+    `kappa_mean` are t and kappa of r_mean, and `q` (n,) are the probabilities of the classes.
+    """
     weights = np.empty((3, len(t)))
     zeta = np.empty(len(t))
-    # the addition theorem of tanh keeps the digits of kappa - kappa_mean; branch-free
+    # zeta is tanh((t - t_mean) / 2) with kappa = tanh(t / 2). By the addition theorem of tanh it
+    # keeps the digits of kappa - kappa_mean. If the denominator cancels, the next loop uses t. This
+    # loop has no branch, so that LLVM vectorises it.
     for i in range(len(t)):
         product = kappa[i] * kappa_mean
         zeta[i] = (kappa[i] - kappa_mean) / (1.0 - product if product < 0.9 else 1.0)
@@ -108,14 +130,18 @@ def class_weights(
 
 @cache
 def node_places(degree: int = DEGREE) -> FloatArray:
-    """Return the Chebyshev nodes (degree,) in (0, 1)."""
+    """Return the Chebyshev nodes (degree,), in (0, 1) and decreasing."""
     places: FloatArray = 0.5 * (1.0 + np.cos((np.arange(degree) + 0.5) * (np.pi / degree)))
     return places
 
 
 @cache
 def to_coefficients(degree: int = DEGREE) -> FloatArray:
-    """Return the matrix (degree, degree) from values at the nodes to Chebyshev coefficients."""
+    """Return the matrix (degree, degree) that maps values at the nodes to coefficients.
+
+    Row vectors of values are multiplied by the matrix; the results are coefficients of the
+    Chebyshev polynomials.
+    """
     angles = (np.arange(degree) + 0.5) * (np.pi / degree)
     matrix: FloatArray = np.cos(np.outer(angles, np.arange(degree))) * (2.0 / degree)
     matrix[:, 0] *= 0.5

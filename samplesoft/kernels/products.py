@@ -1,7 +1,8 @@
-"""Matrix products on one thread, and inner products of queries with eight rows at a time.
+"""Matrix products for which BLAS uses one thread, and inner products of a query with eight rows.
 
-Numba's loops sum one row after another, and the horizontal sum of a vector register costs as much
-as a short product. Here eight rows have one register each, and are reduced together.
+A loop compiled by Numba sums the products of one row in a vector register, and then adds up the
+entries of the register, which takes as long as a short product. `products` sums eight rows in eight
+registers, and adds up their entries together.
 """
 
 from __future__ import annotations
@@ -24,24 +25,24 @@ if COMPILES:
 
 Real = NDArray[Any]  # float32 or float64
 _EIGHT = 8
-# In multiplications. Up to the first, BLAS uses one thread (OpenBLAS on AVX-512; a quarter of it on
-# other CPUs). Above the second, its threads are worth their synchronisation.
+# Multiplications of a matrix product up to which OpenBLAS uses one thread on a CPU with AVX-512; on
+# other CPUs the limit is a quarter of this.
 MAX_SINGLE_THREADED_WORK = 1_000_000
-_MIN_THREADED_WORK = 1 << 25
+_MIN_THREADED_WORK = 1 << 25  # multiplications from which BLAS threads save more than they cost
 
 
 def product(a: Real, b: Real, out: Any = None) -> Any:
-    """Return the product of two matrices, computed in blocks for which BLAS uses one thread.
+    """Return ``a @ b``, computed in blocks for which BLAS uses one thread, unless it is very large.
 
-    BLAS threads busy-wait for each other. If another process has a core, a product of a tenth of a
-    millisecond takes ten milliseconds with two threads.
+    BLAS threads busy-wait for each other: while another process uses a core, a product that takes
+    0.1 ms on one thread takes 10 ms on two. The result is written to `out` if it is not None.
     """
     height, depth = a.shape
     width = b.shape[1]
     work = height * depth * width
     if work >= _MIN_THREADED_WORK:
         return np.matmul(a, b, out=out)
-    if b.flags.f_contiguous:  # BLAS starts threads earlier for transposes
+    if b.flags.f_contiguous:  # for a transposed matrix, BLAS starts threads at smaller products
         b = np.ascontiguousarray(b)
     if work <= MAX_SINGLE_THREADED_WORK:
         return np.matmul(a, b, out=out)
@@ -56,7 +57,10 @@ def product(a: Real, b: Real, out: Any = None) -> Any:
 
 
 def round_up_to_8(num: int) -> int:
-    """Return `num` rounded up to a multiple of 8, the number of values that `products` writes."""
+    """Return `num` rounded up to a multiple of 8.
+
+    `products` writes this number of values for `num` rows.
+    """
     return -(-num // _EIGHT) * _EIGHT
 
 
@@ -64,18 +68,19 @@ def round_up_to_8(num: int) -> int:
 def products(
     matrix: Real, first: int, last: int, queries: Real, b: int, c: int, out: Real, row: int
 ) -> None:
-    """Write the inner products of rows [first, last) with query b.
+    """Write the inner products of rows [first, last) of a matrix with row b of `queries` to `out`.
 
-    A longer query is truncated to the length of rows. Products go to `row` of `out`, in its dtype,
-    and are written up to a multiple of 8. Products with query c, unless c < 0, go to the next row;
-    the rows are then read once for both.
+    They are written to ``out[row, :last - first]``, in the dtype of `out`. Up to 7 further entries
+    are overwritten, because eight rows are processed at a time. If c >= 0, the products with row c
+    of `queries` are written to the next row of `out`, and the matrix is read only once. Queries
+    longer than the rows of the matrix are truncated.
     """
     whole = matrix.shape[1] // _EIGHT * _EIGHT
     for i in range(first, last, _EIGHT):
         if c < 0:
-            _of_one(matrix, i, last, queries, b, b, out, row, i - first)
+            _products_with_one_query(matrix, i, last, queries, b, b, out, row, i - first)
         else:
-            _of_two(matrix, i, last, queries, b, c, out, row, i - first)
+            _products_with_two_queries(matrix, i, last, queries, b, c, out, row, i - first)
     for f in range(whole, matrix.shape[1]):
         for i in range(first, last):
             out[row, i - first] += matrix[i, f] * queries[b, f]
@@ -83,12 +88,14 @@ def products(
                 out[row + 1, i - first] += matrix[i, f] * queries[c, f]
 
 
-def _plain(
+def _plain_products_of_eight(
     matrix: Real, i: int, last: int, queries: Real, b: int, c: int, out: Real, row: int, at: int
 ) -> None:
-    """Write ``matrix[i:i + 8] @ queries[b]``, up to the last multiple of 8 features, to `out`.
+    """Write products of eight rows from row i on with query b to ``out[row, at:at + 8]``.
 
-    Rows after the last repeat the last. Products with query c, if it is not b, go to the next row.
+    Only features up to a multiple of 8 are used, and the caller adds the others. Row `last` - 1
+    replaces rows after it. If c differs from b, the products with query c are written to the next
+    row of `out`.
     """
     rows = matrix[np.minimum(np.arange(i, i + _EIGHT), last - 1)]
     whole = rows.shape[1] // _EIGHT * _EIGHT
@@ -97,17 +104,21 @@ def _plain(
         out[row + 1, at : at + _EIGHT] = rows[:, :whole] @ queries[c, :whole]
 
 
-def _vectors(num: int) -> Any:
-    """Return `_plain` with vector instructions, a Numba intrinsic, for query b, or b and c."""
+def _simd_intrinsic(num: int) -> Any:
+    """Return a Numba intrinsic that computes `_plain_products_of_eight` with vector instructions.
+
+    It serves one query, b, if `num` is 1, and two queries, b and c, if `num` is 2.
+    """
     return intrinsic(
         lambda _, matrix, i, last, queries, b, c, out, row, at: (
             types.void(matrix, i, last, queries, b, c, out, row, at),
-            partial(_generate, num),
+            partial(_generate_simd_code, num),
         )
     )
 
 
-def _generate(num: int, context: Any, builder: Any, signature: Any, values: Any) -> Any:
+def _generate_simd_code(num: int, context: Any, builder: Any, signature: Any, values: Any) -> Any:
+    """Generate the LLVM code of `_simd_intrinsic` for `num` queries, 1 or 2."""
     kinds = signature.args
     word = context.get_value_type(types.intp)
     vector = ir.VectorType(context.get_value_type(kinds[0].dtype), _EIGHT)
@@ -118,30 +129,35 @@ def _generate(num: int, context: Any, builder: Any, signature: Any, values: Any)
         for kind, value in zip(kinds, values, strict=True)
     )
 
-    def eight(kind: Any, array: Any, *indices: Any) -> Any:
-        # rows are C-contiguous, so that eight entries are adjacent
+    def pointer_to_eight(kind: Any, array: Any, *indices: Any) -> Any:
+        # Return the pointer to eight entries, which are adjacent because rows are C-contiguous.
         pointer = _cgutils.get_item_pointer(context, builder, kind, array, indices)
         kind_of_eight = ir.VectorType(context.get_value_type(kind.dtype), _EIGHT)
         return builder.bitcast(pointer, kind_of_eight.as_pointer())
 
-    def number(value: int) -> Any:
+    def integer_constant(value: int) -> Any:
         return ir.Constant(word, value)
 
-    def mask(indices: list[int]) -> Any:
+    def shuffle_mask(indices: list[int]) -> Any:
         return ir.Constant(ir.VectorType(ir.IntType(32), _EIGHT), indices)
 
     align = kinds[0].dtype.bitwidth // 8
-    end = builder.sub(last, number(1))
-    nexts = [builder.add(i, number(r)) for r in range(_EIGHT)]
+    end = builder.sub(last, integer_constant(1))
+    nexts = [builder.add(i, integer_constant(r)) for r in range(_EIGHT)]
     rows = [builder.select(builder.icmp_signed("<", r, end), r, end) for r in nexts]
     zeros = ir.Constant(vector, [0.0] * _EIGHT)
     sums = [[_cgutils.alloca_once_value(builder, zeros) for _ in rows] for _ in range(num)]
-    whole = builder.and_(_cgutils.unpack_tuple(builder, matrix.shape)[1], number(-_EIGHT))
+    whole = builder.and_(_cgutils.unpack_tuple(builder, matrix.shape)[1], integer_constant(-_EIGHT))
     fused = ("contract",)  # allows fused multiply-add
-    with _cgutils.for_range_slice(builder, number(0), whole, number(_EIGHT), word) as (f, _):
-        xs = [builder.load(eight(kinds[3], queries, q, f), align=align) for q in (b, c)[:num]]
+    with _cgutils.for_range_slice(
+        builder, integer_constant(0), whole, integer_constant(_EIGHT), word
+    ) as (f, _):
+        xs = [
+            builder.load(pointer_to_eight(kinds[3], queries, q, f), align=align)
+            for q in (b, c)[:num]
+        ]
         for r, index in enumerate(rows):
-            numbers = builder.load(eight(kinds[0], matrix, index, f), align=align)
+            numbers = builder.load(pointer_to_eight(kinds[0], matrix, index, f), align=align)
             for x, totals in zip(xs, sums, strict=True):
                 product = builder.fmul(numbers, x, flags=fused)
                 builder.store(
@@ -149,12 +165,13 @@ def _generate(num: int, context: Any, builder: Any, signature: Any, values: Any)
                 )
     for q, totals in enumerate(sums):
         partial_sums = [builder.load(total) for total in totals]
-        for halves in _HALVES:  # pairwise sums until each vector is one value, in order
+        # add adjacent entries of pairs of vectors, until one vector has the sums of the eight rows
+        for halves in _PAIRWISE_SHUFFLES:
             partial_sums = [
-                builder.fadd(*(builder.shuffle_vector(x, y, mask(half)) for half in halves))
+                builder.fadd(*(builder.shuffle_vector(x, y, shuffle_mask(half)) for half in halves))
                 for x, y in zip(partial_sums[::2], partial_sums[1::2], strict=True)
             ]
-        target = eight(kinds[6], out, builder.add(row, number(q)), at)
+        target = pointer_to_eight(kinds[6], out, builder.add(row, integer_constant(q)), at)
         sum_type = target.type.pointee
         converted = (
             partial_sums[0] if sum_type == vector else builder.fpext(partial_sums[0], sum_type)
@@ -163,8 +180,14 @@ def _generate(num: int, context: Any, builder: Any, signature: Any, values: Any)
     return context.get_dummy_value()
 
 
-# shuffles of two vectors: even and odd entries within fours, twice, then the two fours
-_IN_FOURS = [0, 2, 8, 10, 4, 6, 12, 14], [1, 3, 9, 11, 5, 7, 13, 15]
-_FOURS = [0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15]
-_HALVES = _IN_FOURS, _IN_FOURS, _FOURS
-_of_one, _of_two = map(_vectors, (1, 2)) if COMPILES else (_plain, _plain)
+# Shuffles of two vectors of 8 entries, whose entries are numbered from 0 to 15. The first pair of
+# shuffles selects the even and the odd entries of each four, and is used in two rounds. The second
+# pair selects the lower and the upper four entries of both vectors, in the last round.
+_EVEN_AND_ODD_IN_FOURS = [0, 2, 8, 10, 4, 6, 12, 14], [1, 3, 9, 11, 5, 7, 13, 15]
+_LOW_AND_HIGH_FOURS = [0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15]
+_PAIRWISE_SHUFFLES = _EVEN_AND_ODD_IN_FOURS, _EVEN_AND_ODD_IN_FOURS, _LOW_AND_HIGH_FOURS
+_products_with_one_query, _products_with_two_queries = (
+    map(_simd_intrinsic, (1, 2))
+    if COMPILES
+    else (_plain_products_of_eight, _plain_products_of_eight)
+)

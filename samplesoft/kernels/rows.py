@@ -1,10 +1,10 @@
 """Operations on rows of a matrix: inner products, norms, weighted sums, and prefetching.
 
-Norms run on both devices, and inner products are replaced on a GPU: see `samplesoft.kernels.lanes`.
-Products of a query with many rows are in `samplesoft.kernels.products`.
+Kernels for norms run on both devices, and `samplesoft.kernels.lanes_cuda` replaces inner products
+on a GPU. Products of a query with many rows are in `samplesoft.kernels.products`.
 
-Inner products take matrices and row indices. A row passed as an array would have a reference count,
-whose updates by several threads cost more than a short product.
+Functions for inner products take matrices and indices of rows instead of rows: an array of a row
+would have a reference count, whose updates by several threads cost more than a short product.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ Real = NDArray[Any]  # float32 or float64
 
 @njit_sum
 def row_dot(matrix: Real, i: int, queries: Real, b: int) -> float:
-    """Return the product of row i of a matrix and row b of `queries`, summed in its dtype."""
+    """Return the inner product of row i of a matrix and row b of `queries`.
+
+    It is summed in the dtype of the matrix. Queries may be longer than the rows.
+    """
     total = matrix.dtype.type(0)
     for f in range(matrix.shape[1]):
         total += matrix[i, f] * queries[b, f]
@@ -46,7 +49,10 @@ def row_dot(matrix: Real, i: int, queries: Real, b: int) -> float:
 
 @njit_sum
 def squared_distance(matrix: Real, i: int, others: Real, j: int) -> float:
-    """Return the squared distance between row i of a matrix and row j of another, in its dtype."""
+    """Return the squared distance between row i of a matrix and row j of `others`.
+
+    It is summed in the dtype of the matrix.
+    """
     total = matrix.dtype.type(0)
     for f in range(matrix.shape[1]):
         difference = matrix[i, f] - others[j, f]
@@ -55,9 +61,10 @@ def squared_distance(matrix: Real, i: int, others: Real, j: int) -> float:
 
 
 @njit_sum
-def _scaled_square(row: Real, scale: float) -> float:
+def _scaled_squared_norm(row: Real, scale: float) -> float:
+    """Return the squared norm of ``row * scale`` in float64, summed over the lanes of a warp."""
     total = 0.0
-    # eight times as fast as a loop over the row itself
+    # a loop over indices, which is eight times as fast as a loop over the entries
     for i in range(lane(), len(row), num_lanes()):
         total += (row[i] * scale) * (row[i] * scale)
     return sum_of_lanes(total)
@@ -65,15 +72,16 @@ def _scaled_square(row: Real, scale: float) -> float:
 
 @njit_bare
 def divide_by_norms(rows: Real, norms: FloatArray) -> None:
-    """Divide each of `rows` (N, d) by its norm, unless that is 0 or not finite.
+    """Divide `rows` (N, d) by their norms in place, and write the norms to `norms` (N,).
 
-    Norms are computed in float64, after scaling if their squares would overflow or underflow.
+    A row is not divided if its norm is 0 or not finite. Norms are computed in float64.
     """
     for r in range(worker(), len(rows), num_workers()):
         row = rows[r]
-        square = _scaled_square(row, 1.0)
+        square = _scaled_squared_norm(row, 1.0)
         norm = math.sqrt(square)
-        # squares that overflow or lose digits: scale by a power of 2, which is exact
+        # The square of a very large or small norm overflows, or loses digits by underflow. Then
+        # scale the row by a power of 2, which is exact.
         if not 1e-290 < square < 1e290:
             max_abs = 0.0
             for i in range(lane(), len(row), num_lanes()):
@@ -84,7 +92,7 @@ def divide_by_norms(rows: Real, norms: FloatArray) -> None:
                 scale = 2.0 ** (0.5 * exponent)  # applied twice, because 2**1074 is infinite
                 for i in range(lane(), len(row), num_lanes()):
                     row[i] = row[i] * scale * scale
-                square = _scaled_square(row, 1.0)
+                square = _scaled_squared_norm(row, 1.0)
                 norm = math.sqrt(square) / scale / scale
         norms[r] = norm
         if norm > 0.0 and norm < math.inf:
@@ -94,7 +102,8 @@ def divide_by_norms(rows: Real, norms: FloatArray) -> None:
 
 
 @njit_sum
-def _inner(rows: Real, others: Real, r: int) -> float:
+def _rowwise_product(rows: Real, others: Real, r: int) -> float:
+    """Return the inner product of row r of two matrices, summed over the lanes of a warp."""
     total = 0.0
     for i in range(lane(), rows.shape[1], num_lanes()):
         total += rows[r, i] * others[r, i]
@@ -103,13 +112,15 @@ def _inner(rows: Real, others: Real, r: int) -> float:
 
 @njit
 def unit_gradient(d_unit: Real, unit: Real, norms: FloatArray) -> None:
-    """Replace the gradient in ``u = x / |x|``, `d_unit`, by that in x: ``(I - u u') d / |x|``.
+    """Replace gradients with respect to normalised rows by gradients with respect to the rows.
 
-    A row with norm 0 gets the gradient 0.
+    For a row x with norm |x|, ``u = x / |x|``, and gradient d in u, the gradient in x is
+    ``(d - u (u . d)) / |x|``. `unit` (N, d) are the normalised rows u, `norms` (N,) the norms |x|,
+    and `d_unit` (N, d) the gradients, which are changed in place. If |x| is 0, the result is 0.
     """
     for r in range(worker(), len(unit), num_workers()):
-        # changing the norm of x does not change u
-        along = _inner(unit, d_unit, r)
+        # the component along u, which must vanish because u does not depend on the norm of x
+        along = _rowwise_product(unit, d_unit, r)
         for i in range(lane(), unit.shape[1], num_lanes()):
             if norms[r] == 0.0:
                 d_unit[r, i] = 0.0
@@ -119,14 +130,14 @@ def unit_gradient(d_unit: Real, unit: Real, norms: FloatArray) -> None:
 
 @njit
 def squared_norms(rows: Real, norms: Real) -> None:
-    """Write the squared norm of each row."""
+    """Write the squared norm of each of `rows` (N, d) to `norms` (N,)."""
     for i in range(worker(), len(rows), num_workers()):
         norms[i] = row_dot(rows, i, rows, i)
 
 
 @njit
 def largest_in_rows(rows: Real, largest: Real) -> None:
-    """Write the largest absolute value in each row."""
+    """Write the largest absolute value in each of `rows` (N, d) to `largest` (N,)."""
     for i in range(worker(), len(rows), num_workers()):
         max_abs = abs(rows[i, 0])
         for f in range(lane(), rows.shape[1], num_lanes()):
@@ -134,20 +145,20 @@ def largest_in_rows(rows: Real, largest: Real) -> None:
         largest[i] = max_of_lanes(max_abs)
 
 
-_PREFETCH_ROWS = 4  # rows ahead, so that a row has arrived when it is used
+_PREFETCH_ROWS = 4  # a row is prefetched this many rows before it is used
 
 
-# Not `into[:] = row`: the error message for unequal lengths takes two seconds to compile.
+# A loop: for `into[:] = row`, Numba takes two seconds to compile the error of unequal lengths.
 @njit_bare
 def copy_row(into: NDArray[Any], row: NDArray[Any]) -> None:
-    """Copy a row (K,) to another of the same length."""
+    """Copy `row` (K,) to `into` (K,)."""
     for i in range(len(row)):
         into[i] = row[i]
 
 
 @njit_bare
 def add_row(total: NDArray[Any], factor: float, row: NDArray[Any]) -> None:
-    """Add a factor times the first K entries of a row to `total` (K,), in its dtype."""
+    """Add ``factor * row[:K]`` to `total` (K,), computed in the dtype of `total`."""
     typed = total.dtype.type(factor)
     for i in range(len(total)):
         total[i] += typed * row[i]
@@ -157,10 +168,10 @@ def add_row(total: NDArray[Any], factor: float, row: NDArray[Any]) -> None:
 def weighted_rows(
     offsets: NDArray[Any], rows: NDArray[Any], values: Real, matrix: Real, out: Real
 ) -> None:
-    """Write ``out[g]``, the sum of ``values[k] * matrix[rows[k]]`` over one group of k.
+    """Write weighted sums of rows of a matrix (N, d), one for each group, to `out` (G, d).
 
-    Group g is [``offsets[g]``, ``offsets[g + 1]``). `rows` and `values` are (K,), the matrix is (N,
-    d) and `out` (groups, d).
+    ``out[g]`` is the sum of ``values[k] * matrix[rows[k]]`` over k from ``offsets[g]`` to
+    ``offsets[g + 1] - 1``. `rows` (K,) are indices, `values` (K,) weights, and `offsets` (G + 1,).
     """
     for g in range(len(out)):
         total = out[g]
@@ -175,11 +186,14 @@ def weighted_rows(
 
 
 _CACHE_LINE_BYTES = 64
-CACHE = 1 << 23  # bytes of an array below which prefetching gains nothing
+CACHE = 1 << 23  # bytes; smaller arrays are in the cache, so that prefetching gains nothing
 
 
-def _type_prefetch(typing: Any, array: Any, row: Any, column: Any) -> Any:
-    """Return the signature and code generator of LLVM's prefetch of ``array[row, column]``."""
+def _prefetch_signature_and_code(typing: Any, array: Any, row: Any, column: Any) -> Any:
+    """Return the signature and code generator of an intrinsic that prefetches an array entry.
+
+    The entry is ``array[row, column]``. The code is LLVM's prefetch instruction.
+    """
     signature = types.void(array, row, column)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -205,17 +219,17 @@ def _type_prefetch(typing: Any, array: Any, row: Any, column: Any) -> Any:
 
 
 # without compilation there is nothing to prefetch
-_prefetch: Any = intrinsic(_type_prefetch) if COMPILES else lambda *_: None
+_prefetch: Any = intrinsic(_prefetch_signature_and_code) if COMPILES else lambda *_: None
 
 
 @njit_bare
 def prefetch_row(array: NDArray[Any], row: int) -> None:
-    """Prefetch a row of a matrix, one cache line after another."""
+    """Load a row of a matrix into the cache, without waiting for it."""
     prefetch(array, row, 0, array.shape[1])
 
 
 @njit_bare
 def prefetch(array: NDArray[Any], row: int, first: int, last: int) -> None:
-    """Prefetch columns [first, last) of a row of a matrix."""
+    """Load columns [first, last) of a row of a matrix into the cache, without waiting for them."""
     for column in range(first, last, _CACHE_LINE_BYTES // array.itemsize):
         _prefetch(array, row, column)

@@ -1,4 +1,4 @@
-"""Vectorised cosine and sine of angles in turns (1 turn = 2 pi), computed together."""
+"""Vectorised cosines and sines of angles in turns (1 turn = 2 pi), computed together."""
 
 from __future__ import annotations
 
@@ -13,18 +13,27 @@ from samplesoft._jit import njit
 Terms = tuple[np.floating[Any], ...]
 
 
-def _taylor(first: int, count: int, dtype: type[np.floating[Any]]) -> Terms:
-    """Return the coefficients in x**2 of cos(2 pi x) for `first` = 0, or sin(2 pi x) / x for 1."""
+def _taylor_coefficients(first: int, count: int, dtype: type[np.floating[Any]]) -> Terms:
+    """Return the first `count` Taylor coefficients, in powers of x**2, of a function.
+
+    The function is ``cos(2 pi x)`` if `first` is 0, and ``sin(2 pi x) / x`` if `first` is 1.
+    """
     powers = range(first, first + 2 * count, 2)
     signs = (1.0, -1.0) * count
     values = [(2.0 * pi) ** k / factorial(k) for k in powers]
     return tuple(dtype(s * v) for s, v in zip(signs, values, strict=False))
 
 
-# One half; the power of 2 (times 1.5) at which floats are integers, so that adding and subtracting
-# it rounds; and enough terms for each dtype at a quarter turn: the next would add < 6e-8, < 3e-17.
+# For each dtype the last four arguments of `cos_sin`: the constant 0.5; a constant 1.5 * 2**bits,
+# near which all floats are integers, so that adding and subtracting it rounds; and the coefficients
+# of cosine and sine. At a quarter turn, the omitted terms are below 6e-8 (float32) and 3e-17.
 TERMS: dict[np.dtype[Any], tuple[Any, Any, Terms, Terms]] = {
-    np.dtype(kind): (kind(0.5), kind(1.5 * 2.0**bits), _taylor(0, cos, kind), _taylor(1, sin, kind))
+    np.dtype(kind): (
+        kind(0.5),
+        kind(1.5 * 2.0**bits),
+        _taylor_coefficients(0, cos, kind),
+        _taylor_coefficients(1, sin, kind),
+    )
     for kind, bits, cos, sin in ((np.float32, 23, 7, 6), (np.float64, 52, 11, 11))
 }
 
@@ -33,11 +42,12 @@ TERMS: dict[np.dtype[Any], tuple[Any, Any, Terms, Terms]] = {
 def cos_sin(
     turns: Any, scale: Any, half: Any, nearest: Any, cosine: Terms, sine: Terms
 ) -> tuple[Any, Any]:
-    """Return the cosine and the sine of an angle in turns, times `scale`; all of one dtype.
+    """Return ``scale * cos(angle)`` and ``scale * sin(angle)`` for an angle in turns.
 
-    The angle is at most 2**22 turns, above which float32 has no quarter turns. It is reduced
-    exactly to within a quarter turn of the nearest half turn, whose parity is the sign of both
-    results. The last four arguments are the entry of `TERMS` for the dtype.
+    All arguments have one dtype, and the last four are the entry of `TERMS` for this dtype. The
+    magnitude of the angle must be at most 2**22 turns, above which float32 cannot represent quarter
+    turns. The nearest multiple of a half turn is subtracted, which is exact and leaves at most a
+    quarter turn; if the multiple is odd, both results change their sign.
     """
     turns -= (turns + nearest) - nearest
     halves = (turns + turns + nearest) - nearest  # -1, 0 or 1
@@ -57,7 +67,10 @@ def cos_sin(
 def cos_sin_rows(
     out: NDArray[Any], scale: float, half: Any, nearest: Any, cosine: Terms, sine: Terms
 ) -> None:
-    """Replace turns in the left half of `out` (N, 2 D) by scaled cosines, followed by sines."""
+    """Write scaled cosines of angles to the left half of `out` (N, 2 D), and sines to the right.
+
+    The angles (N, D), in turns, are the values in the left half, which are replaced.
+    """
     scale = out.dtype.type(scale)
     num = out.shape[1] // 2
     for i in range(out.shape[0]):

@@ -1,4 +1,4 @@
-"""Grouping of equal ids, so that one thread adds up everything for one row."""
+"""Grouping of equal ids, so that one thread can sum all contributions to a row."""
 
 from __future__ import annotations
 
@@ -12,25 +12,32 @@ from samplesoft._validation import IntArray
 
 _DIGIT_BITS = 9  # bits of a digit in the radix sort
 _DIGIT_VALUES = 1 << _DIGIT_BITS
-# classes per id up to which counting all classes is faster than sorting the ids
-_MAX_CLASSES_PER_ID = 16
+_MAX_CLASSES_PER_ID = 16  # with more classes per id, sorting is faster than counting all classes
 
 
 @njit
 def equal_runs(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Group equal ids (K,) in ``range(n)``, as `numpy.unique` with indices does.
+    """Group equal ids (K,) in ``range(n)``, and return four arrays that describe the groups.
 
-    Returns the distinct ids, sorted (k,); the index of each of `ids` among these (K,); the indices
-    of `ids` sorted by id, stable (K,); and the offsets of the groups in the latter (k + 1,).
+    Returns
+    -------
+    unique (k,)
+        The distinct ids, sorted.
+    inverse (K,)
+        The index in `unique` of each of `ids`.
+    order (K,)
+        Indices that sort `ids`, stable.
+    offsets (k + 1,)
+        The occurrences of ``unique[g]`` are ``order[offsets[g] : offsets[g + 1]]``.
     """
     if n <= _MAX_CLASSES_PER_ID * len(ids):
-        return _by_counting(ids, n)
-    return _by_sorting(ids, n)
+        return _group_by_counting(ids, n)
+    return _group_by_sorting(ids, n)
 
 
 @njit_bare
 def count_below(increasing: NDArray[Any], x: float) -> int:
-    """Return the number of sorted values that are below x."""
+    """Return how many values of a sorted array (k,) are below x, by binary search."""
     low = 0
     high = len(increasing)
     while low < high:
@@ -43,7 +50,8 @@ def count_below(increasing: NDArray[Any], x: float) -> int:
 
 
 @njit
-def _by_counting(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+def _group_by_counting(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """Return the results of `equal_runs`, by counting the occurrences of all n classes."""
     slot = np.zeros(n, np.int64)  # counts, later the index in `unique`
     for i in ids:
         slot[i] += 1
@@ -62,7 +70,7 @@ def _by_counting(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntArray, I
     inverse = np.empty(len(ids), np.int64)
     order = np.empty(len(ids), np.int64)
     ends = offsets[:-1].copy()
-    # stable: sums over equal ids are the same on every run
+    # a stable order, so that sums over equal ids are always the same
     for k in range(len(ids)):
         inverse[k] = slot[ids[k]]
         order[ends[inverse[k]]] = k
@@ -71,8 +79,9 @@ def _by_counting(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntArray, I
 
 
 @njit
-def _by_sorting(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    # radix sort from the last digit, each pass stable
+def _group_by_sorting(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """Return the results of `equal_runs`, by a radix sort."""
+    # from the last digit to the first; each pass is stable
     order = np.empty(len(ids), np.int64)
     for k in range(len(ids)):
         order[k] = k

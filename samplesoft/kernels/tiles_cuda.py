@@ -1,6 +1,6 @@
 """Tiled matrix products on a CUDA device.
 
-Each entry of the product is passed to a function at once, and is not stored.
+The product matrix is not stored: each of its entries is passed to a function, which writes results.
 """
 
 from __future__ import annotations
@@ -10,34 +10,39 @@ from functools import cache
 from typing import Any
 
 from samplesoft._cuda import SIMULATED, cuda, kernel
-from samplesoft.kernels.lanes_cuda import for_device
+from samplesoft.kernels.lanes_cuda import compile_for_device
 
-_Finish = Callable[..., None]  # such as `feature_maps.fourier.write_cos_sin`
-# tiles of the simulator are small, as its threads are slow
-_SIDE = 2 if SIMULATED else 16  # threads along a side of a tile; a power of 2
-_ROWS_EACH = 2 if SIMULATED else 4  # rows of a thread
-_COLUMNS_EACH = 2 if SIMULATED else 8  # columns of a thread
+_WriteEntry = Callable[..., None]  # such as `feature_maps.fourier.write_cos_sin`
+# A block of threads computes a tile of the product, from slices of both factors in shared memory.
+# Tiles in the simulator are small, because its threads are slow.
+_SIDE = 2 if SIMULATED else 16  # a block has `_SIDE` x `_SIDE` threads; a power of 2
+_ROWS_EACH = 2 if SIMULATED else 4  # rows of the tile that a thread computes
+_COLUMNS_EACH = 2 if SIMULATED else 8  # columns of the tile that a thread computes
 _ROWS = _SIDE * _ROWS_EACH  # rows of a tile
 _COLUMNS = _SIDE * _COLUMNS_EACH  # columns of a tile
-_DEPTH = 2 if SIMULATED else 16  # inner dimension of both tiles in shared memory
-_PADDED = _ROWS + 1  # lanes that write a column use different banks
-_THREADS = _SIDE * _SIDE
+_DEPTH = 2 if SIMULATED else 16  # inner dimension of the slices in shared memory
+_PADDED = _ROWS + 1  # padded, so that lanes that write a column use different memory banks
+_THREADS = _SIDE * _SIDE  # threads of a block
 
 
-def multiply(finish: _Finish, X: Any, columns: Any, out: Any, parameters: tuple[Any, ...]) -> None:
-    """Call ``finish(out, i, j, x_i . y_j, parameters)`` for rows of `X` (N, d), columns (d, D).
+def multiply(
+    write_entry: _WriteEntry, X: Any, columns: Any, out: Any, parameters: tuple[Any, ...]
+) -> None:
+    """Call ``write_entry(out, i, j, value, parameters)`` for each entry of ``X @ columns``.
 
-    `finish` is a CPU function that writes to `out`.
+    `X` is (N, d), and `columns` is (d, D). The CPU function `write_entry` is compiled for the
+    device. It writes results of entry (i, j), whose value is `value`, to `out`.
     """
     tiles = -(-X.shape[0] // _ROWS) * -(-columns.shape[1] // _COLUMNS)
-    _multiply_kernel(finish)[tiles, _THREADS](X, columns, out, parameters)
+    _multiply_kernel(write_entry)[tiles, _THREADS](X, columns, out, parameters)
 
 
 @cache
-def _multiply_kernel(function: _Finish) -> Any:
-    finish = for_device(function)
+def _multiply_kernel(function: _WriteEntry) -> Any:
+    """Return the CUDA kernel of `multiply` that calls `function` for each entry."""
+    write_entry = compile_for_device(function)
 
-    def product(x: Any, y: Any, out: Any, parameters: Any) -> None:
+    def multiply_tiles(x: Any, y: Any, out: Any, parameters: Any) -> None:
         left = cuda.shared.array((_DEPTH, _PADDED), x.dtype)
         right = cuda.shared.array((_DEPTH, _COLUMNS), x.dtype)
         sums = cuda.local.array((_ROWS_EACH, _COLUMNS_EACH), x.dtype)
@@ -46,7 +51,7 @@ def _multiply_kernel(function: _Finish) -> Any:
         columns = y.shape[1]
         thread = cuda.threadIdx.x
         row_tiles = -(-num // _ROWS)
-        # `and` shows the compiler that these are not negative, so that indices need no wrapping
+        # `&` shows the compiler that indices are not negative, so that it adds no wrap-around
         row = (thread // _SIDE) & (_SIDE - 1)
         column = thread & (_SIDE - 1)
         first_row = cuda.blockIdx.x % row_tiles * _ROWS
@@ -76,7 +81,7 @@ def _multiply_kernel(function: _Finish) -> Any:
                 i = first_row + row + r * _SIDE
                 j = first_column + column + c * _SIDE
                 if i < num and j < columns:
-                    finish(out, i, j, sums[r, c], parameters)
+                    write_entry(out, i, j, sums[r, c], parameters)
 
-    product.__name__ = f"multiply_{function.__name__}"
-    return kernel(product)
+    multiply_tiles.__name__ = f"multiply_{function.__name__}"
+    return kernel(multiply_tiles)

@@ -1,4 +1,4 @@
-"""Softmax weights of adjacent classes, their sum, and draws by inversion."""
+"""Softmax weights of the classes in a row of logits, their sum, and draws by inversion."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from samplesoft._jit import njit, njit_inline, njit_sum
 from samplesoft.kernels.exponential import exp32, exp64
 
 Real = NDArray[Any]  # float32 or float64
-MIN_WEIGHT = 1e-300  # smaller weights become 0: no uniform except 0 would draw such a class
+MIN_WEIGHT = 1e-300  # smaller weights become 0, because only a uniform of 0 could draw the class
 
 
 @njit
 def row_max(x: Real) -> float:
-    """Return the maximum of `x`, or -inf if it is empty."""
+    """Return the maximum of `x` (n,), or -inf if it is empty."""
     a = b = c = d = x.dtype.type(-np.inf)
-    whole = len(x) // 4 * 4  # four independent chains of comparisons run in parallel
+    whole = len(x) // 4 * 4  # four independent maxima, which are computed in parallel
     for i in range(0, whole, 4):
         a = x[i] if x[i] > a else a
         b = x[i + 1] if x[i + 1] > b else b
@@ -33,7 +33,7 @@ def row_max(x: Real) -> float:
 
 @njit_sum
 def total(x: Real) -> float:
-    """Return the sum of `x`, in float64."""
+    """Return the sum of `x` (n,), computed in float64."""
     result = 0.0
     for i in range(len(x)):
         result += x[i]
@@ -44,17 +44,19 @@ def total(x: Real) -> float:
 def exp_weights(
     logits: Real, weights: Real, row: int, size: int, excluded: int
 ) -> tuple[float, float]:
-    """Write ``exp(logit - max_logit)`` for `size` logits in a row, and 0 for `excluded`.
+    """Write the weights ``exp(logit - max_logit)`` of the first `size` classes of a row.
 
-    Returns the sum of the weights, and `max_logit`, the maximum without `excluded`. `weights` may
-    be the same array as `logits`. `excluded` may be out of range; otherwise its logit is changed.
+    Logits are read from ``logits[row]``, and weights are written to ``weights[row]``, which may be
+    the same array. The class `excluded` gets the weight 0, and its logit is set to -inf; no class
+    is excluded if `excluded` is outside ``range(size)``. Returns the sum of the weights, and
+    `max_logit`, the maximum of the logits of the other classes.
     """
     kind = weights.dtype.type
-    # before the maximum is computed: it may be the excluded class
+    # exclude the class before the maximum is computed, because it may have the largest logit
     if 0 <= excluded < size:
         logits[row, excluded] = -np.inf
     a = b = c = d = kind(-np.inf)
-    whole = size // 4 * 4  # four independent chains of comparisons run in parallel
+    whole = size // 4 * 4  # four independent maxima, which are computed in parallel
     for i in range(0, whole, 4):
         a = logits[row, i] if logits[row, i] > a else a
         b = logits[row, i + 1] if logits[row, i + 1] > b else b
@@ -66,7 +68,7 @@ def exp_weights(
     c = c if c > d else d
     max_logit = float(a if a > c else c)
     shift = kind(max_logit if max_logit > -np.inf else 0.0)
-    # compiled for one type, without the branch of the other
+    # the condition is a constant for each dtype, so only one of the branches is compiled
     if weights.itemsize == 4:
         for i in range(size):
             weights[row, i] = exp32(logits[row, i] - shift)
@@ -74,7 +76,8 @@ def exp_weights(
         for i in range(size):
             weight = exp64(logits[row, i] - shift)
             weights[row, i] = weight if weight > MIN_WEIGHT else 0.0
-    s0 = s1 = s2 = s3 = 0.0  # a fixed order, whether or not arrays are typed as read-only
+    # four independent sums; the order of additions does not depend on the compiler
+    s0 = s1 = s2 = s3 = 0.0
     for i in range(0, whole, 4):
         s0 += weights[row, i]
         s1 += weights[row, i + 1]
@@ -89,15 +92,17 @@ def exp_weights(
 def search_cumulative(
     weights: Real, row: int, size: int, target: float, start: int, below: float
 ) -> tuple[int, float]:
-    """Return the first index from `start` on whose cumulative weight exceeds `target`.
+    """Return the first index in a row at which the cumulative weight exceeds `target`.
 
-    `below` is the cumulative weight before `start`; the second result is the one before the
-    returned index. Classes of weight 0 are never returned, even if `target` rounds to the total.
+    The search is over ``weights[row, start:size]``, and `below` is the sum of the weights before
+    `start`. The second result is the sum of the weights before the returned index. A class with
+    weight 0 is never returned: if rounding makes `target` as large as the total, the last class
+    with a positive weight is returned.
     """
     index = start
     before = below
     for c in range(start, size):
-        # a class of weight 0 must not be drawn, even with a uniform of 0
+        # a class with weight 0 must not be drawn, even if `target` is 0
         if weights[row, c] > 0.0:
             index = c
             before = below

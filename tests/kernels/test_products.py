@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 
-from samplesoft.kernels.products import _EIGHT, _plain, product, products, round_up_to_8
+from samplesoft.kernels.products import (
+    _EIGHT,
+    _plain_products_of_eight,
+    product,
+    products,
+    round_up_to_8,
+)
 
 
 @pytest.mark.parametrize("wide", [False, True], ids=["as the rows", "in float64"])
@@ -30,7 +36,7 @@ def test_what_stands_for_vectors_where_nothing_is_compiled(c):
     rng = np.random.default_rng(0)
     rows, queries = rng.standard_normal((5, 19)), rng.standard_normal((2, 19))
     out = np.zeros((2, _EIGHT))
-    _plain(rows, 1, 4, queries, 0, c, out, 0, 0)
+    _plain_products_of_eight(rows, 1, 4, queries, 0, c, out, 0, 0)
     np.testing.assert_allclose(out[0, :3], rows[1:4, :16] @ queries[0, :16])
     np.testing.assert_array_equal(out[0, 3:], out[0, 2])
     assert out[1].any() == (c != 0)
