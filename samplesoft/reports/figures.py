@@ -1,4 +1,4 @@
-"""Figures of reports; Matplotlib is imported when one is drawn."""
+"""Drawing and saving of the figures of reports. Matplotlib is imported only to draw a figure."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FIGURE_FORMATS = (".png", ".pdf", ".svg")
-# Okabe and Ito's colours, which colour-blind readers can distinguish
+# the colours of Okabe and Ito, which colour-blind readers can distinguish
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#999999")
 GRID: dict[str, Any] = {"color": "0.92", "linewidth": 0.7}
 
 _DPI = 130
-_NO_METADATA: dict[str, dict[str, Any]] = {  # so that equal figures have equal bytes
+# options of Matplotlib that omit dates and versions, so that equal figures have equal bytes
+_NO_METADATA: dict[str, dict[str, Any]] = {
     ".png": {"Software": None},
     ".pdf": {"CreationDate": None},
     ".svg": {"Date": None, "Creator": None, "Format": None, "Type": None},
@@ -28,7 +29,10 @@ _NO_METADATA: dict[str, dict[str, Any]] = {  # so that equal figures have equal 
 
 
 def figure_path(name: str, path: str | Path) -> Path:
-    """Return `path`, which must end in one of the `FIGURE_FORMATS`; `name` is for the message."""
+    """Return `path` as a Path; raise ValueError unless it ends in one of the `FIGURE_FORMATS`.
+
+    The error calls the path `name`.
+    """
     if Path(path).suffix.lower() not in FIGURE_FORMATS:
         raise ValueError(
             f"{name} must end in {', '.join(FIGURE_FORMATS)}, got {str(path)!r}; rename it, for "
@@ -38,13 +42,13 @@ def figure_path(name: str, path: str | Path) -> Path:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Save a figure to a path with one of the `FIGURE_FORMATS`, atomically."""
+    """Save a figure atomically to a path, whose ending, one of `FIGURE_FORMATS`, is the format."""
     with atomic_write(path) as draft:
-        _save(figure, draft, path.suffix.lower())
+        _write_figure(figure, draft, path.suffix.lower())
 
 
 def titled_figure(verdict: str, size: tuple[float, float]) -> tuple[Figure, Any]:
-    """Return a figure of `size` (inches) with the verdict as title, and its axes."""
+    """Return a new figure with the text `verdict` as title, and its axes; `size` is in inches."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained")
@@ -56,14 +60,14 @@ def titled_figure(verdict: str, size: tuple[float, float]) -> tuple[Figure, Any]
     return figure, axes
 
 
-def image(figure: Figure, title: str) -> str:
-    """Return a figure as an HTML image with alternative text `title`.
+def html_image(figure: Figure, title: str) -> str:
+    """Return a figure as an HTML image with the alternative text `title`.
 
-    It is as wide as its container, and at least one pixel for each point, so that 8-point letters
-    are readable.
+    The image is as wide as its container. It is at least one pixel wide per point of the figure, so
+    that 8-point letters are readable.
     """
     file = io.BytesIO()
-    _save(figure, file, ".svg")
+    _write_figure(figure, file, ".svg")
     content = b64encode(file.getvalue()).decode()
     return (
         f'<img alt="{escape(title)}" style="min-width: {72.0 * figure.get_figwidth():g}px" '
@@ -71,9 +75,10 @@ def image(figure: Figure, title: str) -> str:
     )
 
 
-def _save(figure: Figure, file: Any, ending: str) -> None:
-    # imported here: it takes half a second, which a report without figure does not need
+def _write_figure(figure: Figure, file: Any, ending: str) -> None:
+    """Write a figure to a path or file in the format `ending`, such as ".svg"."""
+    # not imported at the top, because the import takes half a second
     import matplotlib
 
-    with matplotlib.rc_context({"svg.hashsalt": "samplesoft"}):  # otherwise ids are random
+    with matplotlib.rc_context({"svg.hashsalt": "samplesoft"}):  # otherwise SVG ids are random
         figure.savefig(file, format=ending[1:], dpi=_DPI, metadata=_NO_METADATA[ending])

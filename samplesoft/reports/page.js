@@ -1,5 +1,6 @@
-// Titles become buttons. Numbers come before text, and absent cells last, in both directions; rows
-// that are equal keep their order.
+// Turn the column titles of each table into buttons that sort its rows by the column, in ascending
+// and then in descending order. In both orders, numbers precede text, and empty cells are last. Rows
+// with equal cells keep their order.
 for (const table of document.querySelectorAll("table")) {
   const body = table.tBodies[0], titles = [...table.tHead.rows[0].cells];
   const key = ({ dataset, textContent: text }) => {

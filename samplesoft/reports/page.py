@@ -14,14 +14,15 @@ from typing import Any
 from samplesoft import __version__
 
 
-def page(title: str, parts: Sequence[str]) -> str:
-    """Return a page from HTML parts; a click on a column title sorts its table.
+def html_page(title: str, parts: Sequence[str]) -> str:
+    """Return an HTML page with a title and a body that consists of the HTML texts `parts`.
 
-    The content security policy forbids other scripts and all network requests.
+    A script in the page sorts a table when a column title is clicked. The page's content security
+    policy forbids other scripts and all network requests.
     """
     here = Path(__file__)
     style, script = (here.with_suffix(end).read_text(encoding="utf-8") for end in (".css", ".js"))
-    # the policy names the one script that may run by its hash
+    # the policy allows only the script with this hash
     digest = b64encode(sha256(script.encode()).digest()).decode()
     content = "\n".join(parts)
     return f"""<!DOCTYPE html>
@@ -46,7 +47,7 @@ style-src 'unsafe-inline'; script-src 'sha256-{digest}'">
 
 
 def environment() -> dict[str, Any]:
-    """Return the environment of the results: versions, platform, and number of threads."""
+    """Return the versions of Python and libraries, the platform, and the number of threads."""
     import numba
 
     libraries = ("NumPy", "Numba", "SciPy")

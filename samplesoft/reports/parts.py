@@ -1,4 +1,4 @@
-"""The parts of a report: headings, paragraphs, lists and tables, as text and as HTML."""
+"""The parts of a report: headings, paragraphs, lists and tables, rendered as text and as HTML."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ _CODE = re.compile("`([^`]+)`")
 
 @dataclass(frozen=True)
 class Heading:
-    """A heading."""
+    """A heading of a report, above the following parts."""
 
     title: str
 
     def text(self) -> str:
-        """Return the title, underlined."""
+        """Return the heading as plain text: the title, underlined with dashes."""
         return f"{self.title}\n{'-' * len(self.title)}"
 
     def html(self) -> str:
-        """Return the HTML heading."""
-        return f"<h2>{_html(self.title)}</h2>"
+        """Return the heading as HTML."""
+        return f"<h2>{_escaped_html(self.title)}</h2>"
 
 
 @dataclass(frozen=True)
 class Paragraph:
-    """A paragraph, with code between backticks; a verdict is bold in HTML."""
+    """A paragraph, in which backticks enclose code. A verdict is bold in HTML."""
 
-    words: str
+    content: str
     is_verdict: bool = False
 
     def text(self) -> str:
-        """Return the wrapped text."""
-        return _wrapped(self.words)
+        """Return the paragraph as plain text, wrapped to `TEXT_WIDTH`."""
+        return _wrap_lines(self.content)
 
     def html(self) -> str:
-        """Return the HTML paragraph."""
-        words = _html(self.words)
-        return f"<p><strong>{words}</strong></p>" if self.is_verdict else f"<p>{words}</p>"
+        """Return the paragraph as HTML."""
+        text = _escaped_html(self.content)
+        return f"<p><strong>{text}</strong></p>" if self.is_verdict else f"<p>{text}</p>"
 
 
 @dataclass(frozen=True)
@@ -54,63 +54,66 @@ class Items:
     sentences: Sequence[str]
 
     def text(self) -> str:
-        """Return the wrapped sentences, each after a dash."""
+        """Return the list as plain text: wrapped sentences, each after a dash."""
         layout = {"initial_indent": "- ", "subsequent_indent": "  "}
-        return "\n".join(_wrapped(sentence, **layout) for sentence in self.sentences)
+        return "\n".join(_wrap_lines(sentence, **layout) for sentence in self.sentences)
 
     def html(self) -> str:
-        """Return the HTML list."""
-        return "\n".join(["<ul>", *(f"<li>{_html(s)}</li>" for s in self.sentences), "</ul>"])
+        """Return the list as HTML."""
+        return "\n".join(
+            ["<ul>", *(f"<li>{_escaped_html(s)}</li>" for s in self.sentences), "</ul>"]
+        )
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings by name, shown at the end of a page."""
+    """Names and values of settings, shown at the end of a report."""
 
     values: Mapping[str, Any]
 
     def text(self) -> str:
-        """Return the settings as one sentence."""
+        """Return the settings as plain text, one sentence."""
         pairs = (f"{name}: {value}" for name, value in self.values.items())
-        return _wrapped(f"{'; '.join(pairs)}.")
+        return _wrap_lines(f"{'; '.join(pairs)}.")
 
     def html(self) -> str:
-        """Return the HTML description list."""
+        """Return the settings as an HTML description list."""
         lines = []
         for name, value in self.values.items():
             text = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
-            lines.append(f"<dt>{_html(str(name))}</dt><dd>{_html(text)}</dd>")
+            lines.append(f"<dt>{_escaped_html(str(name))}</dt><dd>{_escaped_html(text)}</dd>")
         return "\n".join(["<dl>", *lines, "</dl>"])
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: its title, the value for a row, and the format of the value."""
+    """A column of a table, defined by functions of a row, which may be any object."""
 
     title: str  # one or two lines
-    value: Callable[[Any], Any]  # maps a row to a number, a text, or None for an empty cell
-    form: str | Callable[[Any], str] = ""  # format specification, or a function of the row
+    value: Callable[[Any], Any]  # returns the number or text of a row, or None for an empty cell
+    # a format specification for the value, or a function that returns the formatted text of a row
+    value_format: str | Callable[[Any], str] = ""
 
     def cell_text(self, row: Any) -> str:
-        """Return the text of a cell, in one line."""
+        """Return the text of this column's cell for a row, in one line; "-" for an empty cell."""
         value = self.value(row)
         if value is None:
             return "-"
-        if callable(self.form):
-            text = self.form(row)
-        else:  # 0 without decimals
-            text = "0" if value == 0.0 else format(value, self.form)
+        if callable(self.value_format):
+            text = self.value_format(row)
+        else:  # write 0 without decimals
+            text = "0" if value == 0.0 else format(value, self.value_format)
         return " ".join(text.split())
 
     def is_numeric(self, rows: Iterable[Any]) -> bool:
-        """Whether all nonempty cells are numbers."""
+        """Return whether all nonempty cells of this column are numbers, and not all are empty."""
         values = [value for row in rows if (value := self.value(row)) not in (None, "")]
         return bool(values) and not any(isinstance(value, str) for value in values)
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table; the first column is the header of the row.
+    """A table, whose first column is the header of each row.
 
     >>> columns = [Column("name", lambda row: row[0]), Column("n", lambda row: row[1], ",")]
     >>> table = Table([("a & b", 10), ("c", 2000)], columns, "Counts")
@@ -125,10 +128,10 @@ class Table:
 
     rows: Sequence[Any]
     columns: Sequence[Column]
-    caption: str  # in HTML only
+    caption: str  # shown only in HTML
 
     def text(self) -> str:
-        """Return the table as text, with numbers aligned right and words left."""
+        """Return the table as plain text: numbers are aligned right, and other cells left."""
         columns = []
         height = max(len(column.title.splitlines()) for column in self.columns)
         for column in self.columns:
@@ -136,25 +139,27 @@ class Table:
             cells = [*[""] * (height - len(title)), *title]
             cells += (column.cell_text(row) for row in self.rows)
             width = max(map(len, cells))
-            put = str.rjust if column.is_numeric(self.rows) else str.ljust
+            align = str.rjust if column.is_numeric(self.rows) else str.ljust
             cells.insert(height, "-" * width)
-            columns.append([put(cell, width) for cell in cells])
+            columns.append([align(cell, width) for cell in cells])
         return "\n".join("  ".join(line).rstrip() for line in zip(*columns, strict=True))
 
     def html(self) -> str:
-        """Return the HTML table in a scrollable box."""
+        """Return the table as HTML, in a box that scrolls if the table is too wide."""
         kinds = [' class="number"' if c.is_numeric(self.rows) else "" for c in self.columns]
         heads = (
-            f'<th scope="col"{kind}>{_html(column.title or "note")}</th>'
+            f'<th scope="col"{kind}>{_escaped_html(column.title or "note")}</th>'
             for column, kind in zip(self.columns, kinds, strict=True)
         )
         tags = ['th scope="row"', *["td"] * (len(kinds) - 1)]  # the first cell is the row header
-        lines = ("".join(map(_cell, tags, kinds, self.columns, repeat(row))) for row in self.rows)
+        lines = (
+            "".join(map(_html_cell, tags, kinds, self.columns, repeat(row))) for row in self.rows
+        )
         body = "\n".join(f"<tr>{cells}</tr>" for cells in lines)
         name = escape(self.caption)
         return f"""<div class="scroll" role="region" tabindex="0" aria-label="{name}">
 <table>
-<caption>{_html(self.caption)}</caption>
+<caption>{_escaped_html(self.caption)}</caption>
 <thead>
 <tr>{"".join(heads)}</tr>
 </thead>
@@ -168,21 +173,25 @@ class Table:
 Part = Heading | Paragraph | Items | Settings | Table
 
 
-def _cell(tag: str, kind: str, column: Column, row: Any) -> str:
-    """Return an HTML cell, with its number in JavaScript syntax for the script that sorts."""
+def _html_cell(tag: str, kind: str, column: Column, row: Any) -> str:
+    """Return the HTML of the cell of a column and a row.
+
+    The HTML tag is `tag`, and `kind` its attribute for numbers. A number is also written without
+    rounding, for the script that sorts rows.
+    """
     value = column.value(row)
-    # sorted by value, not by the formatted text
+    # the script sorts by this value, in JavaScript's syntax, and not by the formatted text
     is_number = value is not None and not isinstance(value, str)
     number = f' data-value="{float(value)!r}"'.replace("inf", "Infinity") if is_number else ""
-    return f"<{tag}{kind}{number}>{_html(column.cell_text(row))}</{tag[:2]}>"
+    return f"<{tag}{kind}{number}>{_escaped_html(column.cell_text(row))}</{tag[:2]}>"
 
 
-def _wrapped(text: str, **layout: str) -> str:
-    """Return text in lines of at most `TEXT_WIDTH` characters."""
+def _wrap_lines(text: str, **layout: str) -> str:
+    """Return text broken into lines of at most `TEXT_WIDTH` characters."""
     return textwrap.fill(text, TEXT_WIDTH, break_on_hyphens=False, **layout)  # type: ignore[arg-type]
 
 
-def _html(text: str) -> str:
-    """Return text as HTML, with text between backticks as code."""
+def _escaped_html(text: str) -> str:
+    """Return text escaped for HTML, in which text between backticks is marked as code."""
     # escape first: names of samplers may contain "<"
     return _CODE.sub(r"<code>\1</code>", escape(text))

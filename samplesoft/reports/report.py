@@ -9,21 +9,21 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from samplesoft.reports.figures import figure_path, image, save_figure
-from samplesoft.reports.page import environment, page
+from samplesoft.reports.figures import figure_path, html_image, save_figure
+from samplesoft.reports.page import environment, html_page
 from samplesoft.reports.parts import Heading, Paragraph, Part, Settings
-from samplesoft.reports.values import plain
+from samplesoft.reports.values import json_value
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 class Report(ABC):
-    """Base class of reports; a subclass defines values, parts and a figure."""
+    """Base class of reports; a subclass defines the values, the parts and the figure."""
 
-    _title: ClassVar[str]  # of the page
+    _title: ClassVar[str]  # title of the HTML page
     _figure_title: ClassVar[str]
-    _setting_names: ClassVar[tuple[str, ...]] = ()  # fields that are settings
+    _setting_names: ClassVar[tuple[str, ...]] = ()  # names of the attributes that are settings
 
     @abstractmethod
     def _values(self) -> dict[str, Any]:
@@ -31,18 +31,18 @@ class Report(ABC):
 
     @abstractmethod
     def _parts(self) -> list[Part]:
-        """Return the parts of the report, in order."""
+        """Return the parts of the report in order, as `to_text` shows them by default."""
 
     @abstractmethod
     def _figure(self) -> Figure:
         """Return the figure of the report."""
 
     def _settings(self) -> dict[str, Any]:
-        """Return the settings of the report, for the end of the page; None is not shown."""
+        """Return the settings of the report by name; `to_html` omits settings that are None."""
         return {name: getattr(self, name) for name in self._setting_names}
 
     def _details(self) -> list[Part]:
-        """Return additional parts, which `to_text` shows only on request."""
+        """Return additional parts, which `to_text` shows only if `details` is True."""
         return []
 
     def to_dict(self) -> dict[str, Any]:
@@ -51,12 +51,13 @@ class Report(ABC):
         Returns
         -------
         dict
-            Suitable for ``json.dumps(..., allow_nan=False)``; NaN and infinities become None.
+            Values by name, for ``json.dumps(..., allow_nan=False)``; NaN and infinities become
+            None.
         """
-        return dict(plain(self._values()))
+        return dict(json_value(self._values()))
 
     def to_json(self) -> str:
-        """Return `to_dict` as JSON.
+        """Return the values of the report, as in `to_dict`, in JSON.
 
         Returns
         -------
@@ -71,7 +72,7 @@ class Report(ABC):
         Parameters
         ----------
         details : bool
-            Add all values, for reports that show only a summary by default.
+            Show all values; otherwise some reports show only a summary.
 
         Returns
         -------
@@ -87,23 +88,23 @@ class Report(ABC):
     def to_html(self, settings: Mapping[str, Any] | None = None) -> str:
         """Return the report as an HTML page: text, all tables, and the figure of `plot`.
 
-        The page is self-contained. A click on a column title sorts its table. At the end are the
-        settings and the versions of the installed libraries.
+        The page is a single file without links to other files. A click on a column title sorts the
+        table. The page ends with the settings and the versions of the installed libraries.
 
         Parameters
         ----------
         settings : mapping, optional
-            Shown with the settings of the report, for example the origin of the data. If a name
-            occurs in both, the report's value is shown.
+            Further settings to show with the report's own, for example the origin of the data. If a
+            name occurs in both, the report's value is shown.
 
         Returns
         -------
         str
             HTML of several lines.
         """
-        # the report's settings take precedence
+        # the report's settings replace equal names in `settings`
         shown = {**(settings or {}), **self._settings()}
-        figure = image(self._figure(), self._figure_title)
+        figure = html_image(self._figure(), self._figure_title)
         parts: list[Part] = [part for part in self._parts() if not isinstance(part, Settings)]
         parts += [*self._details(), Heading(self._figure_title)]
         ending: list[Part] = [
@@ -114,24 +115,24 @@ class Report(ABC):
         ]
         drawing = f'<figure class="scroll" tabindex="0">\n{figure}\n</figure>'
         content = [part.html() for part in parts], [drawing], [part.html() for part in ending]
-        return page(self._title, [*chain(*content)])
+        return html_page(self._title, [*chain(*content)])
 
     def __str__(self) -> str:
-        """Return `to_text`."""
+        """Return the report as text, as `to_text` does."""
         return self.to_text()
 
     def plot(self, path: str | Path) -> None:
-        """Draw the figure of the report and save it.
+        """Draw the figure of the report, and save it to a file.
 
         Parameters
         ----------
         path : str or Path
-            Path of the file; its ending gives the format (.png, .pdf, .svg).
+            Path of the file, whose ending is the format: .png, .pdf or .svg.
 
         Raises
         ------
         ValueError
-            If the ending is not one of these.
+            If the path has another ending.
         OSError
             If the file cannot be written.
         """

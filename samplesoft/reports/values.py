@@ -1,4 +1,4 @@
-"""Conversion of report values for JSON and CSV, and their descriptions from docstrings."""
+"""Conversion of a report's values for JSON and CSV, and descriptions of values from docstrings."""
 
 from __future__ import annotations
 
@@ -11,20 +11,26 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 
-def plain(value: Any) -> Any:
-    """Return `value` with NumPy types as Python types, and None for NaN and infinities."""
+def json_value(value: Any) -> Any:
+    """Return `value` with NumPy types replaced by Python types, and NaN and infinities by None.
+
+    Dicts, lists and tuples are converted recursively.
+    """
     if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): json_value(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [json_value(item) for item in value]
     if hasattr(value, "tolist"):
-        return plain(value.tolist())
+        return json_value(value.tolist())
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def described(kind: Callable[..., Any]) -> dict[str, str]:
-    """Return the description of each argument or attribute in a docstring, without full stop."""
-    # empty if docstrings are stripped (python -OO)
+    """Return the description of each parameter or attribute in the docstring of `kind`, by name.
+
+    Descriptions are on one line, without backticks and without a final full stop.
+    """
+    # without docstrings (python -OO) the result is empty
     text = inspect.getdoc(kind) or ""
     blocks = re.findall(r"^(\w[\w, ]*) : [^\n]*\n((?:    [^\n]*\n?)+)", text, re.MULTILINE)
     return {
@@ -35,9 +41,10 @@ def described(kind: Callable[..., Any]) -> dict[str, str]:
 
 
 def csv_table(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Return comma-separated values, quoted where necessary (RFC 4180).
+    """Return a table as comma-separated values, quoted where necessary (RFC 4180).
 
-    Cells are text, numbers, or None for an empty cell. Floats get 8 significant digits.
+    Cells are text, numbers, or None for an empty cell. Floats are written with 8 significant
+    digits.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

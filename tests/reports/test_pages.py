@@ -152,7 +152,7 @@ def test_the_page_has_the_words_of_the_text(both):
     lines = " ".join(report.to_text(details=True).split())
     for part in [*report._parts(), *report._details()]:
         if isinstance(part, (Paragraph, Heading)):
-            said = " ".join((part.words if isinstance(part, Paragraph) else part.title).split())
+            said = " ".join((part.content if isinstance(part, Paragraph) else part.title).split())
             assert said in lines
             assert said.replace("`", "") in words
 
