@@ -1,7 +1,7 @@
 """Sampled softmax with NumPy and Numba: exact bias, bounds, Monte Carlo, kernel sampling.
 
-Names and modules are imported at first use, so ``import samplesoft`` itself is fast. With
-``EAGER_IMPORT=1`` in the environment all are imported at once.
+Names and modules are imported at first use, so ``import samplesoft`` itself is fast. If the
+environment variable ``EAGER_IMPORT`` is set, all of them are imported at once.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _MODULES = (
     "tuning",
     "verification",
 )
-# The most used functions, and the module that defines each of them and the classes it returns.
+# The functions that users need most, with the module of each function and of its result's class.
 _MODULE_OF = {
     "to_host": "_device.select",
     "asymptotic_bias": "bias.asymptotic",
@@ -82,7 +82,7 @@ def __dir__() -> list[str]:
 
 
 def _version() -> str:
-    """Return the version of the installed package; pyproject.toml is its only source."""
+    """Return the version of the installed package, which pyproject.toml defines."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -111,6 +111,6 @@ if not TYPE_CHECKING:  # with `__getattr__`, type checkers would accept any name
         globals()[name] = value
         return value
 
-    if os.environ.get("EAGER_IMPORT"):  # SPEC 1: import errors then appear at once
+    if os.environ.get("EAGER_IMPORT"):  # SPEC 1 of Scientific Python: shows import errors
         for _name in __all__:
             __getattr__(_name)

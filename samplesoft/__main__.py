@@ -1,4 +1,4 @@
-"""Entry point of the program ``samplesoft`` and of ``python -m samplesoft``."""
+"""Entry point of the command ``samplesoft`` and of ``python -m samplesoft``."""
 
 import os
 import sys
@@ -7,10 +7,10 @@ from samplesoft._interrupts import end_at_interrupts, ignore_interrupts
 
 
 def main() -> int:
-    """Run the command line; handle interrupts from the first import on."""
+    """Run the command line, and return its exit status; end the process at Ctrl-C or SIGTERM."""
     end_at_interrupts()
-    # Before NumPy is imported: the products in ``verify`` are so small that BLAS threads wait for
-    # each other longer than they compute, whenever another process uses a core.
+    # Set this before NumPy is imported. The products in ``verify`` are so small that, whenever
+    # another process uses a core, BLAS threads wait for each other longer than they compute.
     if sys.argv[1:2] == ["verify"]:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from samplesoft.cli import main

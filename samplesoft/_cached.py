@@ -1,4 +1,4 @@
-"""Cached properties: computed once, at first access."""
+"""`cached_property`, a property that is computed at first access and then stored."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ if TYPE_CHECKING:
 else:
 
     class cached_property(functools.cached_property):
-        """`functools.cached_property` without the lock that it has in Python 3.11.
+        """`functools.cached_property` without a lock, as in Python 3.12 and later.
 
-        That lock is shared by all objects of a class. In a forked child it may be held forever by a
-        thread of the parent. Without it, two threads that access the property at once may both
-        compute it, as in later versions of Python.
+        In Python 3.11 all objects of a class share the lock. In a forked child, the lock may stay
+        locked forever, held by a thread that exists only in the parent. Without the lock, two
+        threads that access the property at the same time may both compute it.
         """
 
         def __get__(self, instance: Any, owner: Any = None) -> Any:
-            """Return the value, and store it in the object's dict, where Python looks first."""
+            """Compute the value, and store it in the object's dict, where Python finds it first."""
             if instance is None:
                 return self
             value = instance.__dict__[self.attrname] = self.func(instance)

@@ -18,25 +18,28 @@ from zlib import crc32
 
 _T = TypeVar("_T")
 
-# Seconds between tries, 1.5 in total. Virus scanners and indexers on Windows, and readers, hold a
-# file for some milliseconds.
-_PAUSES = (0.01, 0.02, 0.05, *[0.1] * 14)
-_BUSY = {errno.EBUSY, errno.ETXTBSY}  # reported by network file systems
-_BUSY_ON_WINDOWS = {5, 32, 33, 1224}  # access denied, sharing violation, locked, memory-mapped
-_LONGEST_NAME = 180  # bytes; file systems allow 255, and a draft's name is longer than its target's
-_DAY_SECONDS = 86_400.0  # seconds
+# Pauses between attempts to replace a file, 1.5 seconds in total. Virus scanners and indexers on
+# Windows hold a file open for a few milliseconds, as do programs that read it.
+_RETRY_PAUSES_SECONDS = (0.01, 0.02, 0.05, *[0.1] * 14)
+_BUSY_ERRNOS = {errno.EBUSY, errno.ETXTBSY}  # reported by network file systems
+_BUSY_WINDOWS_ERRORS = {5, 32, 33, 1224}  # access denied, sharing violation, locked, memory-mapped
+# A draft is a temporary file with the new content of its target; renaming it replaces the target.
+# The name of a draft contains the target's name, or a checksum of a name longer than this, because
+# file systems allow 255 bytes.
+_MAX_TARGET_NAME_BYTES = 180
+_DAY_SECONDS = 86_400.0
 _drafts_in_progress: set[str] = set()  # names of drafts that this process is writing
 
 
 class FileInUse(PermissionError):
-    """A file cannot be replaced at the moment; the draft of its new content is kept.
+    """Raised if a file cannot be replaced now; its new content is kept in another file.
 
     Parameters
     ----------
     path : Path
-        The file, unchanged.
+        The file, which is unchanged.
     draft : Path
-        The complete new content, flushed to disk.
+        The file that holds the complete new content, flushed to disk.
     reason : str
         Message of the operating system.
     """
@@ -54,13 +57,14 @@ class FileInUse(PermissionError):
 
 @contextmanager
 def atomic_write(path: str | Path) -> Iterator[Path]:
-    """Give the path of a draft next to `path`; move it to `path` once the body has written it.
+    """Replace the file `path` atomically by a draft that the body of ``with`` writes.
 
-    The content is flushed to disk before the move. So `path` holds either the old file or the new
-    one, even after a crash of the machine. Several threads and processes may write at once; the
-    last one wins. The draft is removed if the body fails; drafts of killed processes are removed as
-    well. If another program holds `path`, the move is retried for about a second; then `FileInUse`
-    is raised, which names the draft.
+    The value of the context is the path of the draft, a new file in the same folder. After the
+    body, the draft is flushed to disk and renamed to `path`. So `path` holds either the old file or
+    the new one, even after a crash of the machine. If several threads or processes write at once,
+    the last one wins. If the body fails, the draft is removed. Drafts of killed processes are
+    removed too. If another program holds `path`, renaming is retried for about 1.5 seconds; then
+    `FileInUse` is raised, which names the draft.
     """
     with draft_path(path) as draft:
         yield draft
@@ -69,24 +73,24 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def draft_path(path: str | Path) -> Iterator[Path]:
-    """Give the path of a draft for `path`; flush it to disk once the body has written it.
+    """Provide the path of a new draft for `path`; flush the draft to disk after the body.
 
-    This is the first half of `atomic_write`; `move_into_place` is the second half. A draft that
-    `move_into_place` could not move is removed by the next draft for the same `path`.
+    This is the first half of `atomic_write`, and `move_into_place` is the second half. If
+    `move_into_place` cannot move a draft, the draft stays until the next draft for `path` is made.
     """
-    draft = _new_draft(Path(path))
+    draft = _new_draft_path(Path(path))
     try:
         yield draft
-        retry_while_in_use(lambda: _flush(draft))
+        retry_while_in_use(lambda: _sync_to_disk(draft))
     except BaseException:
         discard_draft(draft)
         raise
 
 
 def move_into_place(draft: Path, path: str | Path) -> None:
-    """Move a draft to `path` in the same folder; if `path` is in use, raise `FileInUse`."""
+    """Rename a draft to `path`, in the same folder; raise `FileInUse` if `path` stays in use."""
     try:
-        # atomic, because both are in the same folder
+        # atomic, because the draft and `path` are in the same folder
         retry_while_in_use(lambda: os.replace(draft, path))
     except OSError as error:
         if not is_in_use(error):
@@ -99,14 +103,14 @@ def move_into_place(draft: Path, path: str | Path) -> None:
         raise
     _drafts_in_progress.discard(draft.name)
     if os.name == "posix":  # elsewhere a folder cannot be opened
-        # some file systems refuse; the file is already in place
+        # some file systems cannot flush a folder; the file is already in place
         with suppress(OSError):
-            _flush(Path(path).parent)
+            _sync_to_disk(Path(path).parent)
 
 
 def retry_while_in_use(action: Callable[[], _T]) -> _T:
-    """Return ``action()``; while its file is in use, retry for about 1.5 seconds."""
-    for pause in _PAUSES:
+    """Return ``action()``; if it fails because a file is in use, retry for about 1.5 seconds."""
+    for pause in _RETRY_PAUSES_SECONDS:
         try:
             return action()
         except OSError as error:
@@ -119,12 +123,13 @@ def retry_while_in_use(action: Callable[[], _T]) -> _T:
 def is_in_use(error: OSError) -> bool:
     """Return whether an error may be temporary, because another program holds the file.
 
-    On Windows that is a PermissionError, as for missing permission, so that all of these count.
+    On Windows such an error is a PermissionError, and so is an error of missing permission.
+    Therefore the result is True for every PermissionError.
     """
     return (
         isinstance(error, PermissionError)
-        or error.errno in _BUSY
-        or getattr(error, "winerror", None) in _BUSY_ON_WINDOWS
+        or error.errno in _BUSY_ERRNOS
+        or getattr(error, "winerror", None) in _BUSY_WINDOWS_ERRORS
     )
 
 
@@ -138,7 +143,8 @@ def write_text(path: str | Path, text: str) -> None:
         draft.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
 
 
-def _flush(path: Path) -> None:
+def _sync_to_disk(path: Path) -> None:
+    """Flush a file or folder to disk."""
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(descriptor)
@@ -149,18 +155,18 @@ def _flush(path: Path) -> None:
 # drafts ------------------------------------------------------------------------------------------
 
 
-def _new_draft(path: Path) -> Path:
+def _new_draft_path(path: Path) -> Path:
     """Return a unique path for a draft of `path`, and remove abandoned drafts of `path`."""
     stem = path.stem
-    if len(os.fsencode(path.name)) > _LONGEST_NAME:
+    if len(os.fsencode(path.name)) > _MAX_TARGET_NAME_BYTES:
         stem = sha256(os.fsencode(path.name)).hexdigest()[:32]
-    suffix = path.suffix if len(os.fsencode(path.suffix)) <= _LONGEST_NAME else ""
+    suffix = path.suffix if len(os.fsencode(path.suffix)) <= _MAX_TARGET_NAME_BYTES else ""
     prefix = f".{stem}."
     suffix_pattern = f".draft{suffix}"
     for old_draft in path.parent.glob(f"{glob.escape(prefix)}*{glob.escape(suffix_pattern)}"):
         writer = old_draft.name.removeprefix(prefix).removesuffix(suffix_pattern)
         if old_draft.name not in _drafts_in_progress and is_abandoned(old_draft, writer):
-            with suppress(OSError):  # if a scanner holds it, the next draft removes it
+            with suppress(OSError):  # if a virus scanner holds the draft, the next call removes it
                 old_draft.unlink()
     name = f"{prefix}{writer_name()}{suffix_pattern}"
     _drafts_in_progress.add(name)
@@ -168,31 +174,37 @@ def _new_draft(path: Path) -> Path:
 
 
 def discard_draft(draft: Path) -> None:
-    """Remove a draft that is no longer needed."""
+    """Delete a draft that is no longer needed; ignore errors of the file system."""
     _drafts_in_progress.discard(draft.name)
-    with suppress(OSError):  # do not hide the error that is being handled
+    with suppress(OSError):  # an error must not hide the error that the caller handles
         retry_while_in_use(lambda: draft.unlink(missing_ok=True))
 
 
 def writer_name() -> str:
-    """Return a unique name of a writer: process id, host and random digits; see `is_abandoned`."""
-    # the process id alone is not unique: it is 1 in many containers
+    """Return a unique name for the writer of a file: process id, hash of the host, random digits.
+
+    `is_abandoned` reads the process id and the hash.
+    """
+    # the process id alone is not unique, because it is 1 in many containers
     return f"{os.getpid()}-{_host_hash()}-{os.urandom(4).hex()}"
 
 
 def is_abandoned(draft: Path, writer: str) -> bool:
-    """Return whether the writer of a draft (a `writer_name`) has ended, or is this process."""
+    """Return whether the process that wrote `draft` has ended, or has the id of this process.
+
+    `writer` is its `writer_name`. A draft of another machine counts as abandoned after a day.
+    """
     process, _, host = writer.partition("-")
     if not (process.isascii() and process.isdecimal()):
         return False
-    # processes of other machines cannot be queried
+    # the processes of another machine cannot be queried, so the age of the draft decides
     if host and host.partition("-")[0] != _host_hash():
         try:
             return time.time() - draft.stat().st_mtime > _DAY_SECONDS
         except OSError:
             return False
-    # callers skip the drafts of this process; an equal id is that of an earlier process
-    return int(process) == os.getpid() or not _is_running(int(process))
+    # callers skip drafts of this process, so an equal id belongs to an earlier, ended process
+    return int(process) == os.getpid() or not _may_be_running(int(process))
 
 
 def _host_hash() -> str:
@@ -208,30 +220,30 @@ if sys.platform == "win32":
     _TIMEOUT = 0x102
     _NO_SUCH_PROCESS = 87
 
-    def _is_running(process: int) -> bool:
-        """Return whether a process with this id may be running."""
+    def _may_be_running(process: int) -> bool:
+        """Return whether a process with the id `process` may be running on this machine."""
         if process >= 1 << 32:
             return False
         kernel = ctypes.WinDLL("kernel32", use_last_error=True)
-        # a handle has 64 bits; without these declarations ctypes assumes an int
+        # without these declarations, ctypes would pass a handle of 64 bits as an int of 32 bits
         kernel.OpenProcess.argtypes = wintypes.DWORD, wintypes.BOOL, wintypes.DWORD
         kernel.OpenProcess.restype = wintypes.HANDLE
         kernel.WaitForSingleObject.argtypes = wintypes.HANDLE, wintypes.DWORD
         kernel.WaitForSingleObject.restype = wintypes.DWORD
         kernel.CloseHandle.argtypes = (wintypes.HANDLE,)
         handle = kernel.OpenProcess(_SYNCHRONIZE, False, process)
-        if not handle:  # access denied means that there is a process
+        if not handle:  # if access is denied, the process exists
             return bool(ctypes.get_last_error() != _NO_SUCH_PROCESS)
         try:
-            # a process that has ended stays visible while someone has a handle
+            # an ended process still exists while any program has a handle of it
             return bool(kernel.WaitForSingleObject(handle, 0) == _TIMEOUT)
         finally:
             kernel.CloseHandle(handle)
 
 else:
 
-    def _is_running(process: int) -> bool:
-        """Return whether a process with this id may be running."""
+    def _may_be_running(process: int) -> bool:
+        """Return whether a process with the id `process` may be running on this machine."""
         try:
             os.kill(process, 0)
         except (ProcessLookupError, OverflowError):
@@ -245,7 +257,7 @@ else:
 
 
 def read_json(text: str | bytes) -> Any:
-    """Parse strict JSON; raise ValueError for malformed or too deeply nested text.
+    """Return the value of strict JSON; raise ValueError for malformed or too deeply nested text.
 
     >>> read_json('{"a": [1, null]}')
     {'a': [1, None]}
@@ -265,7 +277,7 @@ def _reject_constant(constant: str) -> None:
 
 
 def prefixed(parts: Mapping[str, Mapping[str, _T]], separator: str = ".") -> dict[str, _T]:
-    """Join mappings into one dict whose keys are prefixed with the name of their mapping.
+    """Return one dict with the items of all mappings; the mapping's name is prefixed to each key.
 
     >>> prefixed({"lstm": {"w": 1}, "softmax": {"w": 2}})
     {'lstm.w': 1, 'softmax.w': 2}
@@ -278,7 +290,7 @@ def prefixed(parts: Mapping[str, Mapping[str, _T]], separator: str = ".") -> dic
 
 
 def unprefixed(name: str, arrays: Mapping[str, _T], separator: str = ".") -> dict[str, _T]:
-    """Return one of the mappings joined by `prefixed`, with its original keys.
+    """Return the mapping `name` out of a dict made by `prefixed`, with its original keys.
 
     >>> unprefixed("lstm", {"lstm.w": 1, "softmax.w": 2})
     {'w': 1}

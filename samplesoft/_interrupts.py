@@ -1,7 +1,7 @@
-"""End the program at Ctrl-C or SIGTERM with a line of advice and exit status 130.
+"""Handling of Ctrl-C and SIGTERM: the program prints a line of advice and exits with status 130.
 
-The process ends at once, even inside an import or a kernel. No exception is raised, so no code can
-swallow it. This is safe because files are written as drafts or line by line.
+The process ends at once, even during an import or inside a kernel. No exception is raised, so no
+code can suppress it. This is safe because files are replaced atomically or written line by line.
 """
 
 from __future__ import annotations
@@ -14,43 +14,46 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-STATUS = 130  # 128 + SIGINT, as shells count
+EXIT_STATUS = 130  # 128 + SIGINT, the convention of shells
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _advice: Callable[[], str] | None = None
 
 
 def set_interrupt_advice(advice: Callable[[], str]) -> None:
-    """Set the advice that an interrupt prints; `advice` is called when the interrupt comes."""
+    """Set the function that returns the advice to print; it is called at an interrupt."""
     global _advice
     _advice = advice
 
 
 def end_at_interrupts() -> None:
-    """End the process at the next interrupt, unless it was started with interrupts ignored."""
-    _handle(_end)
+    """End the process at the next Ctrl-C or SIGTERM, unless it was started to ignore the signal."""
+    _set_signal_handlers(_print_advice_and_exit)
 
 
 def ignore_interrupts() -> None:
-    """Ignore interrupts from now on: the work is done, and its exit status stands."""
-    _handle(signal.SIG_IGN)
+    """Ignore Ctrl-C and SIGTERM from now on, so that they cannot change the exit status."""
+    _set_signal_handlers(signal.SIG_IGN)
 
 
-def _handle(handler: Callable[..., object] | signal.Handlers) -> None:
+def _set_signal_handlers(handler: Callable[..., object] | signal.Handlers) -> None:
+    """Set the handler of both signals, except a signal that the process was started to ignore."""
     for number in _SIGNALS:
-        # a shell script starts background jobs with interrupts ignored
+        # for example, a shell script starts background jobs with SIGINT ignored
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, handler)
 
 
-def _end(*_: object) -> None:
+def _print_advice_and_exit(*_: object) -> None:
+    """Print the advice on stderr, and end the process at once; the handler of both signals."""
     try:
-        _handle(lambda *_: os._exit(STATUS))  # a second interrupt does not wait for a slow reader
-        if sys.stderr is not None:  # if it is closed, its descriptor may belong to another file
-            bar = "\n" if sys.stderr.isatty() else ""  # keep the line of a progress bar
+        # a second interrupt exits at once, even if writing the advice below takes long
+        _set_signal_handlers(lambda *_: os._exit(EXIT_STATUS))
+        if sys.stderr is not None:  # None if closed; another file may then have its descriptor
+            bar = "\n" if sys.stderr.isatty() else ""  # do not overwrite a progress bar
             advice = "interrupted" if _advice is None else _advice()
             text = f"{bar}samplesoft: {advice}\n"
             os.write(sys.stderr.fileno(), text.encode(sys.stderr.encoding, "backslashreplace"))
         if sys.stdout is not None:
             sys.stdout.flush()
     finally:
-        os._exit(STATUS)
+        os._exit(EXIT_STATUS)

@@ -1,4 +1,4 @@
-"""Limits of the float64 range that formulas respect, and how overflow is silenced."""
+"""Limits of exponents and logits in float64, and contexts that silence overflow warnings."""
 
 from __future__ import annotations
 
@@ -10,24 +10,28 @@ import numpy as np
 Result = TypeVar("Result")
 # exp(LARGEST_EXPONENT) is finite and exp(-LARGEST_EXPONENT) is not 0; larger exponents are clipped
 LARGEST_EXPONENT = 700.0
-FAR = 2.0**26  # added to a logit of this size, a number near 1 keeps half of its digits
+FAR = 2.0**26  # a value near 1 added to a logit of this magnitude keeps half of its digits
 
 
-# Decorator for functions whose callers check that the result is finite. Cheaper than
-# `ignore_overflow`, which respects errors that a caller has asked for.
+# Decorator for functions whose callers check that the result is finite. Unlike `ignore_overflow`
+# it also turns off errors that a caller has turned on with np.errstate, and is faster.
 ignoring_overflow = np.errstate(over="ignore", invalid="ignore")
 
 
 @ignoring_overflow
 def call_ignoring_overflow(function: Callable[..., Result], *arguments: Any) -> Result:
-    """Return ``function(*arguments)``; for callers that check that the result is finite."""
+    """Return ``function(*arguments)``, computed without warnings of overflow.
+
+    For callers that check that the result is finite.
+    """
     return function(*arguments)
 
 
 def ignore_overflow() -> np.errstate:
-    """Silence NumPy's overflow warnings, because callers check the result.
+    """Return a context manager that silences NumPy's warnings of overflow and invalid operations.
 
-    Errors stay errors where a caller has asked for them, as training does to detect divergence.
+    For code whose callers check the result. If a caller has set overflow to raise errors, it still
+    does: training detects divergence by these errors.
     """
     current = dict(np.geterr())
     kinds = ("over", "invalid")

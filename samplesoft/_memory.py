@@ -8,22 +8,25 @@ from pathlib import Path
 from typing import NamedTuple
 
 _ROOT = Path("/")
-_SMALL_BYTES = 1 << 28  # bytes; smaller requests are not checked
+_MIN_CHECKED_BYTES = 1 << 28  # smaller arrays are not checked
 
 
-class _ControlGroup(NamedTuple):
-    """Files of one version of Linux control groups that hold memory limit and usage in bytes."""
+class _ControlGroupFiles(NamedTuple):
+    """Names of the files that hold the memory limit and usage, in one version of control groups.
 
-    file_system: str
-    limit: str
-    usage: str
+    Linux control groups limit the memory of containers and cluster jobs. The files hold bytes.
+    """
+
+    file_system: str  # type of the file system, as in /proc/self/mountinfo
+    limit: str  # file name
+    usage: str  # file name
     cache: str  # entry of memory.stat: cache that the system frees before memory runs short
     default_mount: str  # mount point if /proc does not name one
 
 
-_GROUPS = (
-    _ControlGroup("cgroup2", "memory.max", "memory.current", "inactive_file", "sys/fs/cgroup"),
-    _ControlGroup(
+_CONTROL_GROUP_VERSIONS = (
+    _ControlGroupFiles("cgroup2", "memory.max", "memory.current", "inactive_file", "sys/fs/cgroup"),
+    _ControlGroupFiles(
         "cgroup",
         "memory.limit_in_bytes",
         "memory.usage_in_bytes",
@@ -34,34 +37,37 @@ _GROUPS = (
 
 
 def available_bytes(root: Path = _ROOT) -> int | None:
-    """Return the number of bytes available for new arrays, or None if the system does not say.
+    """Return the number of bytes available for new arrays, or None if it is unknown.
 
-    The minimum over the machine and the Linux control groups of this process: a container, a
-    cluster job, and all enclosing groups. `root` is the root of the file system, for tests.
+    This is the minimum of the machine's available memory and the memory left in each Linux control
+    group of this process, such as a container or a cluster job. `root` is the root of the file
+    system, which tests replace.
     """
-    fields = dict(_parse_lines(_read(root / "proc/meminfo")))
+    fields = dict(_names_and_integers(_read_text_or_empty(root / "proc/meminfo")))
     limits = [fields["MemAvailable"] * 1024] if "MemAvailable" in fields else []
-    for group in _GROUPS:
-        for folder in _group_folders(root, group):
-            limits += _bytes_left(folder, group)
+    for group in _CONTROL_GROUP_VERSIONS:
+        for folder in _control_group_folders(root, group):
+            limits += _available_bytes_of_group(folder, group)
     return min(limits, default=None)
 
 
-def _bytes_left(folder: Path, group: _ControlGroup) -> list[int]:
-    """Return the bytes left to a control group, as a list of one; an empty list without a limit."""
-    limit = _read(folder / group.limit).strip()
-    usage = _read(folder / group.usage).strip()
+def _available_bytes_of_group(folder: Path, group: _ControlGroupFiles) -> list[int]:
+    """Return the bytes left in a control group, as a list of one; an empty list without a limit."""
+    limit = _read_text_or_empty(folder / group.limit).strip()
+    usage = _read_text_or_empty(folder / group.usage).strip()
     if not limit.isdigit():  # "max", or empty for the root group, which has no such file
         return []
-    cache = dict(_parse_lines(_read(folder / "memory.stat"))).get(group.cache, 0)
+    cache = dict(_names_and_integers(_read_text_or_empty(folder / "memory.stat"))).get(
+        group.cache, 0
+    )
     used = max(0, int(usage) - cache) if usage.isdigit() else 0
     return [max(0, int(limit) - used)]
 
 
-def _group_folders(root: Path, group: _ControlGroup) -> Iterator[Path]:
+def _control_group_folders(root: Path, group: _ControlGroupFiles) -> Iterator[Path]:
     """Yield the folders of the control group of this process and of all enclosing groups."""
     group_path = None
-    for line in _read(root / "proc/self/cgroup").splitlines():
+    for line in _read_text_or_empty(root / "proc/self/cgroup").splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if "memory" in controllers.split(",") if group.file_system == "cgroup" else not controllers:
             group_path = path
@@ -69,7 +75,7 @@ def _group_folders(root: Path, group: _ControlGroup) -> Iterator[Path]:
         return
     mount_root = "/"
     mounted = root / group.default_mount
-    for line in _read(root / "proc/self/mountinfo").splitlines():
+    for line in _read_text_or_empty(root / "proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         fields = before.split()
         system_fields = after.split()
@@ -82,7 +88,7 @@ def _group_folders(root: Path, group: _ControlGroup) -> Iterator[Path]:
         )
         mounted = root / mount_point.lstrip("/")
         break
-    # a container may see only its own group, mounted as the root
+    # a container may see only the files of its own group, mounted as the root
     own_parts = [*Path(group_path).parts[1:]]
     mount_parts = [*Path(mount_root).parts[1:]]
     relative = own_parts[len(mount_parts) :] if own_parts[: len(mount_parts)] == mount_parts else []
@@ -93,20 +99,20 @@ def _group_folders(root: Path, group: _ControlGroup) -> Iterator[Path]:
 
 
 def _decode_octal(match: re.Match[str]) -> str:
-    """Return the character of an octal escape, such as a space for ``040``."""
+    r"""Return the character for a matched octal escape: a space for ``\040``."""
     return chr(int(match[1], 8))
 
 
-def _parse_lines(text: str) -> Iterator[tuple[str, int]]:
-    """Yield the name and the integer of lines such as ``MemAvailable: 10 kB``."""
+def _names_and_integers(text: str) -> Iterator[tuple[str, int]]:
+    """Yield the name and the integer in each line such as ``MemAvailable: 10 kB``."""
     for line in text.splitlines():
         name, number, *_ = [*line.split(), "", ""]
         if number.isdigit():
             yield name.rstrip(":"), int(number)
 
 
-def _read(path: Path) -> str:
-    """Return the text of a file; an empty text if it cannot be read."""
+def _read_text_or_empty(path: Path) -> str:
+    """Return the text of a file, or an empty text if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -114,7 +120,7 @@ def _read(path: Path) -> str:
 
 
 def human_bytes(size: float) -> str:
-    """Format a number of bytes with a unit, such as ``1.5 GB``."""
+    """Return a number of bytes as text with a unit, such as ``1.5 GB``."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000.0:
             return f"{size:.3g} {unit}"
@@ -130,16 +136,17 @@ def require_fitting_option(
     predicted: Callable[[int], int],
     available: float | None,
 ) -> None:
-    """Raise MemoryError if an object does not fit, and name a value of an option that would.
+    """Raise MemoryError if an object does not fit in memory for the current value of an option.
 
-    The object `subject` is made with `option` = `value`; the option may grow to `largest`.
-    ``predicted(value)`` returns the bytes needed, decreasing in the value. `available` is None if
-    unknown.
+    The error suggests a larger value of the option, up to about `largest`, for which the object
+    fits. ``predicted(value)`` returns the bytes that the object needs, which decrease with the
+    value. `available` is the number of available bytes; if it is None, nothing is checked. Errors
+    call the object `subject`, and the option `option`.
     """
     if available is None or predicted(value) <= available:
         return
     fitting = value
-    # by doubling, so that the suggested value is round
+    # double until it fits: the exact minimum would be an odd value, such as 1,387
     while fitting < largest and predicted(fitting) > available:
         fitting *= 2
     remedy = f"{option}={fitting} would fit"
@@ -152,9 +159,10 @@ def require_fitting_option(
 
 
 def require_bytes(subject: str, needed: float, remedy: str, available: float | None = None) -> None:
-    """Raise MemoryError, with a remedy, if `subject` needs more bytes than are `available`.
+    """Raise MemoryError if `needed` bytes are more than the `available` bytes.
 
-    `available` defaults to the host's memory.
+    The message begins with `subject` and ends with `remedy`. `available` defaults to the memory of
+    the host.
     """
     available = available_bytes() if available is None else available
     if available is not None and needed > available:
@@ -165,8 +173,8 @@ def require_bytes(subject: str, needed: float, remedy: str, available: float | N
 
 
 def require_memory(name: str, value: int, size: float) -> None:
-    """Raise MemoryError if the argument `name` = `value` needs more than the available bytes."""
-    # for smaller sizes, reading /proc costs more than it saves
-    if size >= _SMALL_BYTES:
+    """Raise MemoryError if `size` bytes, which the argument `name` = `value` needs, do not fit."""
+    # do not check smaller arrays, because reading /proc would take longer than making them
+    if size >= _MIN_CHECKED_BYTES:
         subject = f"`{name}` must leave room in the memory, got {value}: its arrays"
         require_bytes(subject, size, "lower it")

@@ -1,8 +1,8 @@
-"""Progress on stderr: a bar on a terminal, otherwise lines.
+"""Progress on stderr: a bar on a terminal, lines of text on a file or a pipe.
 
-The first line comes after one second, then one every few seconds for two minutes, then at
-increasing intervals. A thread writes the lines, so they also come during a long step, while a file
-is read or a kernel is compiled.
+The first line is written after one second. Further lines follow every two seconds for two minutes,
+and then at increasing intervals of up to a minute. A separate thread writes the lines, so they also
+appear during a long step, such as reading a file or compiling a kernel.
 """
 
 from __future__ import annotations
@@ -15,45 +15,46 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-_FIRST_LINE_SECONDS = 1.0  # before the first line
-_PAUSE_SECONDS = 2.0  # between the first lines
-_NUM_STEADY_LINES = 60  # lines at that interval; then each interval is twice the previous one
-_MAX_PAUSE_SECONDS = 60.0
+_FIRST_LINE_SECONDS = 1.0  # pause before the first line
+_PAUSE_SECONDS = 2.0  # pause after each of the first `_NUM_STEADY_LINES` lines
+_NUM_STEADY_LINES = 60  # after these lines, each pause is twice the previous one
+_MAX_PAUSE_SECONDS = 60.0  # longest pause
 
 
 def progress_bar(show: bool, *, each: bool = False, **options: Any) -> Any:
-    """Return a tqdm bar that disappears when closed, or on other streams an object writing lines.
+    """Return a tqdm bar if stderr is a terminal, otherwise an object that writes lines.
 
-    `options` are those of ``tqdm``. With `each`, every update writes a line at once. Use the result
-    in a ``with`` statement, because both kinds must be closed.
+    Use the result in a ``with`` statement, which removes the bar or stops the lines. If `show` is
+    False, nothing is shown. If `each` is True, every update also writes a line at once. `options`
+    are keyword arguments of ``tqdm``.
     """
     if show and _writes_lines():
         return _ProgressLines(each, **options)
     from tqdm import tqdm
 
     class Bar(tqdm):  # type: ignore[type-arg]
-        """A bar without tqdm's monitor thread; `_tick` replaces it."""
+        """A bar without tqdm's monitor thread, which `_refresh_every_second` replaces."""
 
         monitor_interval = 0
 
-    tqdm.get_lock()  # type: ignore[no-untyped-call]  # creates the lock shared by all bars
-    # stderr is None if it was closed at the start; tqdm would fail at the first write
+    tqdm.get_lock()  # type: ignore[no-untyped-call]  # creates the lock that all bars share
+    # stderr is None if it was closed when Python started; tqdm would fail at the first write
     enabled = show and sys.stderr is not None
     bar = Bar(leave=False, disable=not enabled, **options)
     if enabled:
-        _start_thread(_tick, bar)
+        _start_thread(_refresh_every_second, bar)
     return bar
 
 
 def _start_thread(function: Callable[..., object], *arguments: Any) -> None:
-    """Run a function that writes progress on a thread; do nothing if none can be started."""
-    # a daemon, so that it does not keep a failed program alive
+    """Call a function on a new thread; do nothing if the system refuses to start a thread."""
+    # a daemon thread, so that it does not keep a failed program alive
     with suppress(RuntimeError):
         threading.Thread(target=function, args=arguments, daemon=True).start()
 
 
-def _renew_lock() -> None:
-    """Give the bars of a forked child a new lock; a thread of the parent may hold the old one."""
+def _replace_tqdm_lock_after_fork() -> None:
+    """Give tqdm a new lock in a forked child; a thread of the parent may hold the old lock."""
     module: Any = sys.modules.get("tqdm.std")
     lock: Any = None if module is None else getattr(module.tqdm, "_lock", None)
     if type(lock) is getattr(module, "TqdmDefaultWriteLock", None):
@@ -62,33 +63,33 @@ def _renew_lock() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
+    os.register_at_fork(after_in_child=_replace_tqdm_lock_after_fork)
 
 
-def _tick(bar: Any) -> None:
-    """Refresh the clock of a bar every second, also during a long step."""
+def _refresh_every_second(bar: Any) -> None:
+    """Redraw a tqdm bar every second until it is closed, so that its elapsed time is current."""
     while not bar.disable:
         time.sleep(_FIRST_LINE_SECONDS)
-        with bar.get_lock():  # a bar closed in the meantime must not reappear
+        with bar.get_lock():  # with the lock, because a bar that was just closed must not reappear
             if not bar.disable:
                 bar.refresh(nolock=True)
 
 
 def progress_phase(show: bool, what: str) -> Any:
-    """Show the name of a phase without a count during the body of ``with``."""
+    """Return a context manager that shows the name `what` of a phase, without a count."""
     return progress_bar(show, desc=what, bar_format="{desc}...")
 
 
 def progress_line(show: bool, line: str) -> None:
-    """Write a line to stderr at once, unless stderr is a terminal, which has a bar instead."""
-    # a broken pipe, a closed stream or an unencodable letter must not stop the work
+    """Write a line to stderr at once, unless stderr is a terminal, which shows a bar instead."""
+    # a broken pipe, a closed stream or an unencodable letter must not stop the program
     with suppress(OSError, ValueError):
         if show and _writes_lines():
             print(line, file=sys.stderr, flush=True)
 
 
 def report_line(show: bool, line: str) -> None:
-    """Write a line to stderr at once; on a terminal it appears above the bars."""
+    """Write a line to stderr at once; on a terminal, above the progress bars."""
     if show and not _writes_lines() and sys.stderr is not None:
         from tqdm import tqdm
 
@@ -98,25 +99,29 @@ def report_line(show: bool, line: str) -> None:
 
 
 class TimeEstimate:
-    """Elapsed time of some work, and an estimate of the remaining time at the current pace."""
+    """A clock that starts when it is made, and estimates the time for the remaining steps.
+
+    `total` is the number of steps, or None if it is unknown. The first `done` steps were done
+    before the start.
+    """
 
     def __init__(self, total: int | None = None, done: int = 0) -> None:
         self._start = time.perf_counter()
         self._total = total
-        self._before = done
+        self._initial = done
 
     def describe(self, done: int) -> str:
-        """Return elapsed and remaining time in words, when `done` of the total are done."""
+        """Return the elapsed and the remaining time as text, after `done` steps in total."""
         seconds = time.perf_counter() - self._start
-        if self._total is None or not self._before < done < self._total:
+        if self._total is None or not self._initial < done < self._total:
             return _format_seconds(seconds)
-        # the pace of this run; work restored from a checkpoint took no time
-        left = seconds * (self._total - done) / (done - self._before)
+        # exclude the initial steps, which an earlier run has done, from the time per step
+        left = seconds * (self._total - done) / (done - self._initial)
         return f"{_format_seconds(seconds)}, about {_format_seconds(left)} left"
 
 
 class _ProgressLines:
-    """A replacement for a tqdm bar that writes lines, with the methods used in this package."""
+    """A replacement for a tqdm bar that writes lines, with the methods that this package uses."""
 
     def __init__(
         self,
@@ -128,7 +133,7 @@ class _ProgressLines:
         unit: str = "",
         **_: Any,
     ) -> None:
-        self._each = each
+        self._writes_each_update = each
         self._desc = desc
         self._unit = unit
         self._done = initial
@@ -145,16 +150,17 @@ class _ProgressLines:
         self._closed.set()
 
     def update(self, number: int = 1) -> None:
-        """Add to the count."""
+        """Add `number` to the count of steps."""
         self._done += number
-        if self._each:
-            progress_line(True, self._line())
+        if self._writes_each_update:
+            progress_line(True, self._format_line())
 
     def set_postfix(self, refresh: bool = True, **figures: Any) -> None:
-        """Show these figures in the lines from now on."""
+        """Show `figures`, such as the current loss, in all lines from now on."""
         self._postfix = ", ".join(f"{name} {value}" for name, value in figures.items())
 
-    def _line(self) -> str:
+    def _format_line(self) -> str:
+        """Return the line for the current count: description, count, figures and times."""
         done = self._done
         total_text = "" if self._total is None else f" of {self._total:,}"
         count_text = f"{self._unit} {done:,}{total_text}" if self._unit else ""
@@ -162,12 +168,13 @@ class _ProgressLines:
         return f"{self._desc}: {', '.join(filter(None, parts))}"
 
     def _write_lines(self) -> None:
+        """Write a line after each pause, until the object is closed."""
         pause = _FIRST_LINE_SECONDS
         written = 0
         while not self._closed.wait(pause):
-            progress_line(True, self._line())
+            progress_line(True, self._format_line())
             written += 1
-            # at increasing intervals, so that the log of a long run stays short
+            # later pauses are longer, so that the log of a long run stays short
             if written < _NUM_STEADY_LINES:
                 pause = _PAUSE_SECONDS
             else:
@@ -175,10 +182,12 @@ class _ProgressLines:
 
 
 def _writes_lines() -> bool:
+    """Return whether progress is written as lines: stderr is open, and not a terminal."""
     return sys.stderr is not None and not sys.stderr.isatty()
 
 
 def _format_seconds(seconds: float) -> str:
+    """Return a duration as text, such as ``12 s``, ``3 min`` or ``2.5 h``."""
     if seconds < 120.0:
         return f"{seconds:.0f} s" if seconds >= 9.5 else f"{seconds:.1f} s"
     return f"{seconds / 60.0:.0f} min" if seconds < 7200.0 else f"{seconds / 3600.0:.1f} h"

@@ -1,4 +1,7 @@
-"""Keyed random streams: a draw depends on its key and its counter, never on the thread."""
+"""Random streams without state: a value depends only on the key of its stream and on its index.
+
+So threads and GPUs can compute values in any order, and the values are the same.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,15 @@ import numpy as np
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray
 
-_WORD = 0xFFFFFFFF
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_LOW_32_BITS = 0xFFFFFFFF  # mask of 32 bits
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 divided by the golden ratio
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
-_S11, _S27, _S30, _S31 = map(np.uint64, (11, 27, 30, 31))  # shifts
+_S11, _S27, _S30, _S31 = map(np.uint64, (11, 27, 30, 31))  # shifts in bits
 
 
 @njit
-# SplitMix64 of Steele, Lea and Flood (2014) maps a counter to 64 mixed bits. Draws need no state,
-# so threads and GPUs produce the same ones in any order.
+# SplitMix64 of Steele, Lea and Flood (2014) maps a counter to 64 mixed bits.
 def mix64(key: np.uint64, counter: np.uint64) -> np.uint64:
     """Return the `counter`-th 64-bit word of the SplitMix64 stream that starts at `key`."""
     z = key + counter * _GOLDEN
@@ -27,17 +29,20 @@ def mix64(key: np.uint64, counter: np.uint64) -> np.uint64:
 
 @njit
 def uniform(key: np.uint64, counter: np.uint64) -> float:
-    """Return the `counter`-th uniform of stream `key`: a float64 in [0, 1) with 53 random bits."""
-    # the upper 53 bits, the precision of a float64
+    """Return the `counter`-th uniform value of stream `key`, with 53 random bits, in [0, 1)."""
+    # keep the upper 53 bits, the precision of a float64
     return float(mix64(key, counter) >> _S11) * (1.0 / 9007199254740992.0)
 
 
 @njit
 def uniform_block(key: np.uint64, batch: int, num: int) -> FloatArray:
-    """Return uniforms (batch, num): row b holds the first draws of the stream keyed by (key, b)."""
+    """Return uniform values in [0, 1), shape (batch, num).
+
+    Row b holds the first `num` values of the stream with the key ``mix64(key, b)``.
+    """
     values = np.empty((batch, num))
     for b in range(batch):
-        # one stream per row: adding rows does not change the others
+        # each row has its stream, so that a larger batch does not change the other rows
         row_key = mix64(key, np.uint64(b))
         for k in range(num):
             values[b, k] = uniform(row_key, np.uint64(k))
@@ -46,7 +51,7 @@ def uniform_block(key: np.uint64, batch: int, num: int) -> FloatArray:
 
 @njit
 def uniform_run(key: np.uint64, first: int, num: int) -> FloatArray:
-    """Return entries `first` to ``first + num - 1`` of row_key 0 of a `uniform_block`."""
+    """Return the values ``[first, first + num)`` of row 0 of a `uniform_block` with this key."""
     values = np.empty(num)
     row_key = mix64(key, np.uint64(0))
     for k in range(num):
@@ -58,8 +63,8 @@ def uniform_run(key: np.uint64, first: int, num: int) -> FloatArray:
 def seed_key(low: int, high: int) -> int:
     """Return the first 64 bits of NumPy's ``SeedSequence(low + 2**32 * high)``.
 
-    NumPy takes as long for them as for a hundred draws. Each word of the pool is hashed, then mixed
-    with the others.
+    `low` and `high` have 32 bits. NumPy's own function takes as long as a hundred draws. The
+    algorithm hashes each of four words, and then mixes each word with the others.
     """
     pool = [low, high, 0, 0]
     factor = 0x43B0D7E5
@@ -67,33 +72,37 @@ def seed_key(low: int, high: int) -> int:
         for k in range(4):
             if source != k:
                 word = pool[k if source < 0 else source] ^ factor
-                factor = factor * 0x931E8875 & _WORD
-                word = word * factor & _WORD
+                factor = factor * 0x931E8875 & _LOW_32_BITS
+                word = word * factor & _LOW_32_BITS
                 word ^= word >> 16
                 if source >= 0:
-                    word = (pool[k] * 0xCA01F9DD - word * 0x4973F715) & _WORD
+                    word = (pool[k] * 0xCA01F9DD - word * 0x4973F715) & _LOW_32_BITS
                     word ^= word >> 16
                 pool[k] = word
-    low = (pool[0] ^ 0x8B51F9DD) * 0x464A0A99 & _WORD
-    high = (pool[1] ^ 0x464A0A99) * 0x819D14A5 & _WORD
+    low = (pool[0] ^ 0x8B51F9DD) * 0x464A0A99 & _LOW_32_BITS
+    high = (pool[1] ^ 0x464A0A99) * 0x819D14A5 & _LOW_32_BITS
     return (low ^ low >> 16) | (high ^ high >> 16) << 32
 
 
 class RowKey(int):
-    """The key of a block that starts at row `row` of the block of a seed; usable as a seed."""
+    """A seed whose `uniform_block` has the rows of another seed's block from `row` on.
+
+    So a batch that is processed in chunks gets the same random values as the whole batch.
+    """
 
     def __new__(cls, seed: int, row: int) -> RowKey:
-        """Advance the key by `row` counters of `mix64`."""
+        """Return the key of `seed`, advanced by `row` counters of `mix64`."""
         return super().__new__(cls, (int(as_key(seed)) + row * int(_GOLDEN)) % (1 << 64))
 
 
 def as_key(rng: int | np.random.Generator | None, name: str = "rng") -> np.uint64:
-    """Return the 64-bit stream key of a public `rng` argument; errors call the argument `name`.
+    """Return the 64-bit key of the random stream that a public argument `rng` selects.
 
-    The key is derived from an int seed, drawn from a generator, or fresh for None.
+    The key is derived from an int seed, drawn from a NumPy generator, or made from the system's
+    entropy if `rng` is None. Errors call the argument `name`.
     """
     if type(rng) is int and 0 <= rng < 1 << 64:
-        return np.uint64(seed_key(rng & _WORD, rng >> 32) & 0xFFFFFFFFFFFFFFFF)
+        return np.uint64(seed_key(rng & _LOW_32_BITS, rng >> 32) & 0xFFFFFFFFFFFFFFFF)
     if isinstance(rng, RowKey):
         return np.uint64(rng)
     if isinstance(rng, np.random.Generator):

@@ -1,4 +1,4 @@
-"""Default values of the inverse temperature tau, and products with it."""
+"""Defaults and checks of the inverse temperature tau, and products of vectors with tau."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from numpy.typing import NDArray
 from samplesoft._limits import ignore_overflow
 from samplesoft._validation import as_positive
 
-TAU_OF_UNIT_VECTORS = 10.0  # cosines span [-1, 1], too small a range for a softmax
-TAU_OF_OTHER_VECTORS = 1.0  # logits are dot products; the model has learned the norms
-_MIN_SQUARABLE = 1e-150  # smallest magnitude whose square is not 0 in float64
+TAU_OF_UNIT_VECTORS = 10.0  # the range of cosines, [-1, 1], is too small for a softmax
+TAU_OF_OTHER_VECTORS = 1.0  # logits are inner products, and the model learns the norms
+_MIN_SQUARABLE = 1e-150  # float64 holds the squares of magnitudes from 1e-150 to 1e150
 
 
 def as_tau(value: float | None, unit_vectors: bool) -> float:
-    """Return a `tau` argument as a finite float greater than 0; None means the default.
+    """Return the inverse temperature `value` as a finite float > 0, or the default for None.
 
-    `unit_vectors` is True if class vectors and contexts have norm 1 or are normalised.
+    The default depends on `unit_vectors`, which is True if class vectors and contexts have norm 1
+    or are normalised.
     """
     if value is not None:
         return as_positive("tau", value)
@@ -27,21 +28,24 @@ def as_tau(value: float | None, unit_vectors: bool) -> float:
 
 
 def tau_of_classes(num_classes: int) -> float:
-    """Return the inverse temperature for n classes with learned vectors of norm 1.
+    """Return the default inverse temperature for n classes with learned vectors of norm 1.
 
-    With tau = 1.5 log n, a class with cosine 1 has the probability
-    ``1 / (1 + (n - 1) n**-1.5) > 1 - n**-0.5`` if all other cosines are 0. With tau = 10 it would
-    be 0.3 for 50,000 classes.
+    It is ``max(10, 1.5 log n)``. With tau = 1.5 log n, a class with cosine 1 has the probability
+    ``1 / (1 + (n - 1) n**-1.5) > 1 - n**-0.5`` if the cosines of all other classes are 0. With
+    tau = 10 this probability would be only 0.3 for 50,000 classes.
     """
     return max(TAU_OF_UNIT_VECTORS, 1.5 * log(num_classes))
 
 
 def times_tau(rows: NDArray[Any], tau: float) -> NDArray[Any]:
-    """Return rows (B, d) times tau in the dtype of the rows; products may overflow to infinity."""
+    """Return `rows` (B, d) times tau in the same dtype; the same array if tau is 1.
+
+    Products may overflow to infinity. Raises ValueError if tau itself is infinite in the dtype.
+    """
     if tau == 1.0:
         return rows
-    with ignore_overflow():  # callers check their scores
-        # a scalar of the same dtype keeps the product in that dtype
+    with ignore_overflow():  # callers check that scores are finite
+        # a scalar of the same dtype keeps the product in this dtype
         factor = rows.dtype.type(tau)
         if not np.isfinite(factor):
             raise ValueError(
@@ -53,7 +57,10 @@ def times_tau(rows: NDArray[Any], tau: float) -> NDArray[Any]:
 
 
 def require_squares(class_embeddings: NDArray[Any], tau: float) -> None:
-    """Raise ValueError if the square of `tau`, or of an entry of ``tau * c``, is out of range."""
+    """Raise ValueError if float64 cannot hold the square of tau, or of the largest |tau * entry|.
+
+    The entries are the entries of `class_embeddings`.
+    """
     if not _MIN_SQUARABLE <= tau <= 1.0 / _MIN_SQUARABLE:
         raise ValueError(
             f"`tau` must lie from {_MIN_SQUARABLE:g} to {1.0 / _MIN_SQUARABLE:g}, because its "
@@ -69,10 +76,10 @@ def require_squares(class_embeddings: NDArray[Any], tau: float) -> None:
 
 
 def have_unit_norm(*matrices: NDArray[Any]) -> bool:
-    """Return whether all nonzero rows have norm 1 to within 1e-3, the tolerance of the samplers.
+    """Return whether the nonzero rows of all matrices have norm 1, to within 1e-3.
 
-    Rows of zeros are allowed, because normalisation leaves them unchanged; but not all rows may be
-    zero.
+    1e-3 is also the tolerance of the samplers. Rows of zeros are ignored, because normalisation
+    leaves them unchanged. The result is False if all rows are zero.
     """
     norms = [np.linalg.norm(m, axis=1) for m in matrices]
     nonzero = np.concatenate([row_norms[row_norms != 0.0] for row_norms in norms])

@@ -1,4 +1,7 @@
-"""Checks of public arguments: every error names the argument, the value got, and the remedy."""
+"""Checks and conversions of public arguments.
+
+Every error names the argument, what was expected, the value that was passed, and a remedy.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,24 @@ from numpy.typing import ArrayLike, NDArray
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
-LARGEST_COUNT = 10**15  # float64 still distinguishes m from m - 1
-_NON_NUMBERS = (bool, np.bool_, np.timedelta64)  # rejected although they are subclasses of integers
+LARGEST_COUNT = 10**15  # up to this value float64 distinguishes m from m - 1
+_NON_NUMBERS = (
+    bool,
+    np.bool_,
+    np.timedelta64,
+)  # subclasses of integer types that are no numbers, and np.bool_
 _INTEGERS = (int, np.integer)
-# Characters, 4 bytes each. NumPy pads all texts of an array to the longest one: with one label of
-# 20,000 characters, ten thousand short ones would take 800 MB.
+# The longest text, in characters of 4 bytes, for which texts are put into an array of a fixed
+# width. NumPy pads all texts to the longest one: one label of 20,000 characters among ten thousand
+# short labels would take 800 MB.
 LONGEST_PADDED = 256
-_ENTRIES_AT_A_TIME = 1 << 18  # entries per block of a check for finite values
-SUM_TOLERANCE = 1e-4  # float32 proposals over many classes sum to one only about this well
+_ENTRIES_AT_A_TIME = 1 << 18  # entries that are checked for finite values at a time
+SUM_TOLERANCE = 1e-4  # float32 proposals over many classes sum to 1 only to about this accuracy
 
 
 def as_real_array(name: str, value: ArrayLike, ndim: tuple[int, ...]) -> FloatArray:
-    """Return `value` as a finite float64 array with one of the allowed numbers of dimensions."""
-    # bool, unsigned, int, float; not complex numbers, text or dates
+    """Return `value` as a finite, nonempty float64 array; `ndim` are the allowed dimensions."""
+    # the kinds bool, unsigned, int and float, but not complex numbers, text or dates
     array = as_array(name, value)
     if array.dtype.kind not in "buif":
         raise TypeError(
@@ -36,7 +44,8 @@ def as_real_array(name: str, value: ArrayLike, ndim: tuple[int, ...]) -> FloatAr
     if array.size == 0:
         raise ValueError(f"`{name}` must not be empty, got shape {array.shape}.")
     if array.dtype != np.float64 or not array.flags.c_contiguous:
-        with np.errstate(over="ignore"):  # values of a wider type may overflow; refused next
+        # values of a wider type may overflow to infinity, which `require_finite` rejects
+        with np.errstate(over="ignore"):
             array = np.ascontiguousarray(array, dtype=np.float64)
     require_finite(name, array)
     return array
@@ -45,12 +54,13 @@ def as_real_array(name: str, value: ArrayLike, ndim: tuple[int, ...]) -> FloatAr
 def as_array(name: str, value: Any) -> NDArray[Any]:
     """Return `value` as an array of any dtype; raise ValueError for ragged lists.
 
-    Integers stay exact integers, also in lists of several integer types and in object arrays, as
-    some dataframes return them.
+    Integers stay exact, also in lists of several integer types, and in object arrays, which some
+    dataframes return.
     """
     require_host_array(name, value)
     if isinstance(value, (list, tuple)) and _has_long_text(value):
-        value = np.array(value, dtype=object)  # callers refuse it, like short text
+        # objects are not padded; callers that need numbers reject them as they reject other text
+        value = np.array(value, dtype=object)
     try:
         array = native_byte_order(np.asarray(value))
     except ValueError as error:
@@ -61,12 +71,15 @@ def as_array(name: str, value: Any) -> NDArray[Any]:
 
 
 def _with_exact_integers(value: Any, array: NDArray[Any]) -> NDArray[Any]:
-    """Return `array`; if `value` holds only integers, return them exactly, as int64 or uint64."""
-    # NumPy converts a list of np.uint64 and int to float64, which rounds large ids
+    """Return the integers in `value` as int64 or uint64, or `array` if `value` holds other types.
+
+    `array` is the array that NumPy makes of `value`. For a list of np.uint64 and int its dtype is
+    float64, which rounds large ids.
+    """
     first = value
     while isinstance(first, (list, tuple)) and first:
         first = first[0]
-    if isinstance(first, float):  # the usual case: no need to inspect all entries
+    if isinstance(first, float):  # the usual case, for which no other entry is inspected
         return array
     objects = array if array.dtype == object else np.array(value, dtype=object)
     entries = objects.ravel().tolist()
@@ -79,7 +92,7 @@ def _with_exact_integers(value: Any, array: NDArray[Any]) -> NDArray[Any]:
 
 
 def exact_integers(values: Sequence[Any]) -> NDArray[Any]:
-    """Return Python or NumPy integers as int64 if they fit, else as uint64, else as objects.
+    """Return Python or NumPy integers (k,) as int64 if they fit, else as uint64, else as objects.
 
     >>> exact_integers([5, np.uint64(2**63 + 1)])
     array([                  5, 9223372036854775809], dtype=uint64)
@@ -95,7 +108,7 @@ def exact_integers(values: Sequence[Any]) -> NDArray[Any]:
 
 
 def _has_long_text(values: Sequence[Any]) -> bool:
-    """Return whether a list has text so long that padding all entries to it would cost memory."""
+    """Return whether a nested list contains text of more than `LONGEST_PADDED` characters."""
     kinds = set(map(type, values))
     if kinds & {list, tuple}:
         return any(_has_long_text(row) for row in values if isinstance(row, (list, tuple)))
@@ -106,14 +119,14 @@ def _has_long_text(values: Sequence[Any]) -> bool:
 
 def native_byte_order(array: NDArray[Any]) -> NDArray[Any]:
     """Return an array in native byte order, copied only if necessary."""
-    # a dtype of the other byte order is not equal to np.float32, and kernels do not accept it
+    # kernels do not accept the other byte order, and its dtypes are not equal to np.float32
     if array.dtype.isnative:
         return array
     return array.astype(array.dtype.newbyteorder("="))
 
 
 def convert_finite(name: str, array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return `array` as another dtype; raise ValueError for values that overflow in it."""
+    """Return `array` converted to `dtype`; raise ValueError for values that overflow in it."""
     with np.errstate(over="ignore"):
         converted = array.astype(dtype)
     require_finite(name, converted, dtype)
@@ -126,9 +139,10 @@ def as_float_rows(
     dim: int | None = None,
     dtype: np.dtype[Any] | None = None,
 ) -> NDArray[Any]:
-    """Return `value` as finite rows (N, `dim`) in C order.
+    """Return `value` as an array of finite rows (N, dim) in C order.
 
-    Their dtype is `dtype`; by default float32 stays float32 and other types become float64.
+    If `dtype` is None, float32 stays float32 and other types become float64. If `dim` is None, rows
+    may have any length. A one-dimensional array becomes one row.
     """
     if isinstance(value, np.ndarray) and value.dtype.newbyteorder("=") == np.float32:
         require_host_array(name, value)
@@ -149,12 +163,13 @@ def as_float_rows(
 def as_ids(
     name: str, value: Any, num_classes: int, batch: int | None = None, *, of: str = "classes"
 ) -> IntArray:
-    """Return class indices as int64, shape (k,), or (batch, k) if `batch` is given.
+    """Return class indices as int64, with the shape (k,), or (batch, k) if `batch` is not None.
 
-    `of` is the plural noun that errors use for the indexed objects.
+    Each is in ``range(num_classes)``. With a batch, an array (k,) or (1, k) is repeated for each
+    context. Errors call the indexed objects `of`, a plural noun.
     """
     array = as_array(name, value)
-    if array.size == 0 and array.ndim == 1:  # an empty list becomes float64
+    if array.size == 0 and array.ndim == 1:  # NumPy converts an empty list to float64
         array = np.empty(0, np.int64)
     _require_integers(name, array, f"{of} are counted from 0")
     if batch is None and array.ndim != 1:
@@ -162,18 +177,18 @@ def as_ids(
     if batch is not None:
         if array.ndim not in (1, 2) or (array.ndim == 2 and len(array) not in (1, batch)):
             raise ValueError(f"`{name}` must have shape ({batch}, k) or (k,), got {array.shape}.")
-        # ambiguous, and a wrong guess would train silently on other classes
+        # The shape (batch,) is ambiguous, and a wrong guess would silently train on other classes.
         if array.ndim == 1 and batch > 1 and len(array) == batch:
             raise ValueError(
                 f"`{name}` must have shape ({batch}, k), got {array.shape}, which may be one class "
                 f"of each context or {batch} of all; write {name}[:, None] or {name}[None]."
             )
         array = np.broadcast_to(array, (batch, array.shape[-1]))
-    return _as_classes(name, array, num_classes, of)
+    return _as_class_indices(name, array, num_classes, of)
 
 
 def as_class_set(name: str, value: Any, num_classes: int) -> IntArray:
-    """Return distinct class indices (k,) as int64, sorted."""
+    """Return class indices (k,) as int64, sorted; raise ValueError if one is repeated."""
     ids = np.sort(as_ids(name, value, num_classes))
     repeated = ids[1:][ids[1:] == ids[:-1]]
     if len(repeated):
@@ -189,23 +204,27 @@ def as_labels(
 ) -> IntArray:
     """Return labels as int64 of shape `batch_shape`, each in ``range(num_classes)``.
 
-    `of` is the plural noun that errors use for the labels.
+    A single label is repeated for the whole batch. Errors call the labelled objects `of`, a plural
+    noun.
     """
     array = as_array(name, value)
     _require_integers(name, array, f"{of} are counted from 0")
     if array.shape not in (batch_shape, ()):
         raise ValueError(f"`{name}` must have shape {batch_shape}, got {array.shape}.")
     array = array if array.shape == batch_shape else np.broadcast_to(array, batch_shape)
-    return _as_classes(name, array, num_classes, of)
+    return _as_class_indices(name, array, num_classes, of)
 
 
 def _require_integers(name: str, array: NDArray[Any], remedy: str) -> None:
+    """Raise TypeError, with a remedy, unless the dtype of an array is an integer type."""
     if array.dtype.kind not in "iu":
         raise TypeError(f"`{name}` must hold integers, got {array.dtype}; {remedy}.")
 
 
-def _as_classes(name: str, array: NDArray[Any], num_classes: int, of: str = "classes") -> IntArray:
-    """Return integers as int64, each in ``range(num_classes)``."""
+def _as_class_indices(
+    name: str, array: NDArray[Any], num_classes: int, of: str = "classes"
+) -> IntArray:
+    """Return an array of integers as int64; raise ValueError unless all are valid class indices."""
     if array.size and (array.min() < 0 or array.max() >= num_classes):
         bad = array[(array < 0) | (array >= num_classes)].flat[0]
         raise ValueError(
@@ -231,9 +250,9 @@ def require_host_array(name: str, value: Any) -> None:
 
 
 def require_finite(name: str, array: NDArray[Any], dtype: np.dtype[Any] | None = None) -> None:
-    """Raise ValueError naming the first entry that is not finite.
+    """Raise ValueError if an entry is not finite; the error names the first such entry.
 
-    `dtype` is named in the error, if the array was converted to it.
+    `dtype`, if not None, is the dtype to which the array was converted, for the error.
     """
     if not is_finite(array):
         index = np.argwhere(~np.isfinite(array))[0].tolist()
@@ -245,7 +264,7 @@ def require_finite(name: str, array: NDArray[Any], dtype: np.dtype[Any] | None =
 
 
 def is_finite(array: NDArray[Any]) -> bool:
-    """Return whether all entries are finite, without a boolean array of the full size."""
+    """Return whether all entries are finite; a large array is checked in blocks to save memory."""
     if array.size <= _ENTRIES_AT_A_TIME:
         return bool(np.isfinite(array).all())
     rows = max(1, _ENTRIES_AT_A_TIME // (array.size // len(array)))
@@ -254,9 +273,12 @@ def is_finite(array: NDArray[Any]) -> bool:
 
 
 def as_proposal(name: str, value: ArrayLike, num_classes: int) -> FloatArray:
-    """Return proposal probabilities as float64 (n,) or (B, n): nonnegative, each row sums to 1."""
+    """Return proposal probabilities as a float64 array, shape (n,) or (B, n).
+
+    Raises ValueError unless entries are nonnegative and each row sums to 1 to within 1e-4.
+    """
     array = as_probabilities(name, value, num_classes, "divide it by its sum")
-    # the error names the worst row of a batch
+    # the error reports the sum of the row that deviates most
     totals = array.sum(axis=-1)
     worst = float(totals if array.ndim == 1 else totals[np.argmax(np.abs(totals - 1.0))])
     if abs(worst - 1.0) > SUM_TOLERANCE:
@@ -269,7 +291,10 @@ def as_proposal(name: str, value: ArrayLike, num_classes: int) -> FloatArray:
 def as_probabilities(
     name: str, value: ArrayLike, num_classes: int, remedy: str = "take inclusion probabilities"
 ) -> FloatArray:
-    """Return float64 (n,) or (B, n) with entries in [0, 1]; the sum of a row may be any number."""
+    """Return probabilities in [0, 1] as a float64 array, shape (n,) or (B, n).
+
+    The sum of a row is not checked. `remedy` is the advice in the error for entries above 1.
+    """
     array = as_real_array(name, value, (1, 2))
     if array.shape[-1] != num_classes:
         raise ValueError(
@@ -284,15 +309,15 @@ def as_probabilities(
 
 
 def writable(array: NDArray[Any]) -> NDArray[Any]:
-    """Return `array`, or a writable copy if it is read-only, as one mapped from a file is."""
-    return array if array.flags.writeable else np.array(array)  # a plain array, not a memmap
+    """Return `array`, or a writable copy in memory if it is read-only, such as a mapped file."""
+    return array if array.flags.writeable else np.array(array)  # np.array copies a memmap to memory
 
 
 def copy_read_only_arrays(arrays: dict[str, Any]) -> None:
-    """Replace the read-only NumPy arrays of a dict by writable copies, before they are updated.
+    """Replace the read-only NumPy arrays in the dict `arrays` by writable copies, in place.
 
-    A model that `joblib.load` has mapped from a file predicts from that file; it is copied when it
-    is trained. Arrays on a GPU are left alone.
+    Call this before arrays are updated. A model that `joblib.load` has mapped from a file predicts
+    from the mapped arrays, without a copy. Arrays on a GPU are not changed.
     """
     for name in arrays:
         array = arrays[name]
@@ -306,7 +331,7 @@ def as_count(name: str, value: Any, minimum: int = 1) -> int:
     """Return `value` as an int of at least `minimum`."""
     if type(value) is int and minimum <= value <= LARGEST_COUNT:  # the usual case, checked first
         return value
-    # True is an int in Python, but as a count it is nearly always a mistake
+    # True is an int in Python, but as a count it is almost always a mistake
     if isinstance(value, _NON_NUMBERS) or not isinstance(value, (int, np.integer)):
         raise TypeError(
             f"`{name}` must be an integer, got {type(value).__name__} {short_repr(value)}."
@@ -320,29 +345,30 @@ def as_count(name: str, value: Any, minimum: int = 1) -> int:
 
 def as_positive(name: str, value: Any) -> float:
     """Return `value` as a finite float greater than 0."""
-    return _as_number(name, value, "finite and greater than 0", lambda x: 0.0 < x < np.inf)
+    return _as_float(name, value, "finite and greater than 0", lambda x: 0.0 < x < np.inf)
 
 
 def as_nonnegative(name: str, value: Any, below: float = np.inf) -> float:
     """Return `value` as a float of at least 0 and less than `below`."""
     expected = f"at least 0 and less than {below}"
-    return _as_number(name, value, expected, lambda x: 0.0 <= x < below)
+    return _as_float(name, value, expected, lambda x: 0.0 <= x < below)
 
 
 def as_fraction(name: str, value: Any) -> float:
     """Return `value` as a float from 0 to 1."""
-    return _as_number(name, value, "from 0 to 1", lambda x: 0.0 <= x <= 1.0)
+    return _as_float(name, value, "from 0 to 1", lambda x: 0.0 <= x <= 1.0)
 
 
 def as_finite(name: str, value: Any) -> float:
     """Return `value` as a finite float."""
-    return _as_number(name, value, "finite", np.isfinite)
+    return _as_float(name, value, "finite", np.isfinite)
 
 
-def _as_number(name: str, value: Any, expected: str, is_valid: Callable[[float], Any]) -> float:
-    """Return `value` as a float for which `is_valid` is true; `expected` describes that in errors.
+def _as_float(name: str, value: Any, expected: str, is_valid: Callable[[float], Any]) -> float:
+    """Return `value` as a float; raise ValueError unless ``is_valid(number)`` is true.
 
-    Values beyond the range of float64 become infinite.
+    `expected` describes valid numbers in the error. Values beyond the range of float64 become
+    infinite before the check.
     """
     number_types = (int, float, np.integer, np.floating)
     if isinstance(value, _NON_NUMBERS) or not isinstance(value, number_types):
@@ -362,7 +388,8 @@ def _as_number(name: str, value: Any, expected: str, is_valid: Callable[[float],
 def short_repr(value: Any) -> str:
     """Return a value as text of at most 60 characters, for error messages.
 
-    Python refuses to print integers of very many digits; their number of bits is given instead.
+    Python raises an error instead of printing an integer of thousands of digits. For such an
+    integer, the text tells its number of bits.
     """
     try:
         text = str(value) if isinstance(value, (int, float, np.number)) else repr(value)
@@ -372,7 +399,7 @@ def short_repr(value: Any) -> str:
 
 
 def as_array_dict(name: str, value: Any) -> dict[str, Any]:
-    """Return a mapping of names to arrays as a dict; the arrays are not checked."""
+    """Return a mapping from names to arrays as a dict; the arrays are not checked."""
     require_mapping(name, value)
     return dict(value)
 
@@ -394,7 +421,7 @@ def require_instance(name: str, value: Any, kind: type) -> None:
 
 
 def require_mapping(name: str, value: Any) -> None:
-    """Raise TypeError if `value` is not a mapping whose keys are names."""
+    """Raise TypeError unless `value` is a mapping whose keys are strings."""
     if type(value) is dict and {*map(type, value)} <= {str}:
         return
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
@@ -404,9 +431,12 @@ def require_mapping(name: str, value: Any) -> None:
 
 
 def require_well_formed(name: str, matrix: Any) -> None:
-    """Raise ValueError for a scipy CSR matrix with invalid indices, which scipy does not check."""
+    """Raise ValueError if a scipy CSR matrix has invalid indices or decreasing offsets of rows.
+
+    scipy does not check them when a matrix is made.
+    """
     try:
-        if (np.diff(matrix.indptr) < 0).any():  # scipy skips this if the last one is 0
+        if (np.diff(matrix.indptr) < 0).any():  # scipy skips this check if the last offset is 0
             indptr = short_repr(matrix.indptr.tolist())
             raise ValueError(f"row starts must not fall, got {indptr}")
         matrix.check_format(full_check=True)
@@ -417,12 +447,12 @@ def require_well_formed(name: str, matrix: Any) -> None:
 
 
 def as_csr(name: str, value: Any) -> Any:
-    """Return a scipy sparse matrix of real numbers as a new, well-formed CSR array of float64.
+    """Return a scipy sparse matrix of real numbers as a new CSR array of float64.
 
     A one-dimensional sparse array becomes one row. Repeated entries are added in float64; repeated
-    entries of a bool matrix become a single 1.
+    entries of a bool matrix become a single 1. Raises ValueError for invalid indices.
     """
-    from scipy import sparse  # imported here, because it is slow to import
+    from scipy import sparse  # not at the top, because the import is slow
 
     is_sparse: bool = sparse.issparse(value)
     if (
@@ -435,7 +465,7 @@ def as_csr(name: str, value: Any) -> Any:
             f"`{name}` must be a scipy.sparse matrix of real numbers, but not of float16, got "
             f"{type(value).__name__} {short_repr(value)}; make one with scipy.sparse.csr_array."
         )
-    # checked before the conversion, where an index out of range would read foreign memory
+    # check first, because an index out of range would read other memory during the conversion
     if hasattr(value, "check_format"):
         require_well_formed(name, value)
     rows = as_two_dimensional(value)
@@ -450,22 +480,22 @@ def as_csr(name: str, value: Any) -> Any:
 
 def as_two_dimensional(value: Any) -> Any:
     """Return a one-dimensional scipy sparse array as one row; return other matrices unchanged."""
-    # since SciPy 1.15, indexing one row of a sparse array gives one dimension, as in NumPy
+    # since SciPy 1.15, one row of a sparse array has one dimension, as in NumPy
     return value.reshape(1, -1) if value.ndim == 1 else value
 
 
 def integers_to_float64(value: Any) -> Any:
-    """Return a scipy sparse matrix of integers or bool as float64; return others unchanged.
+    """Return a scipy sparse matrix of integers or bool as float64; return other dtypes unchanged.
 
-    SciPy adds repeated entries when it converts to CSR, in the dtype of the matrix: 256 ones in
-    uint8 would sum to 0. Repeated entries of a bool matrix become a single 1.
+    When SciPy converts a matrix to CSR, it adds repeated entries in the dtype of the matrix, so
+    that 256 ones in uint8 would sum to 0. Repeated entries of a bool matrix become a single 1.
     """
     from scipy import sparse
 
     if value.dtype.kind not in "biu":
         return value
     wide = value.astype(np.float64)
-    if value.dtype.kind == "b":  # True or True is True
+    if value.dtype.kind == "b":  # repeated entries become a single 1, as True or True is True
         wide = sparse.csr_array(wide)
         wide.sum_duplicates()
         wide.data = (wide.data != 0.0).astype(np.float64)
@@ -473,26 +503,27 @@ def integers_to_float64(value: Any) -> Any:
 
 
 def sum_repeated_entries(matrix: Any) -> Any:
-    """Return a CSR matrix with repeated entries added; return it unchanged if it has none."""
+    """Return a CSR matrix in which repeated entries are added; the same matrix if it has none."""
     if matrix.has_canonical_format:
         return matrix
     added = matrix.copy()
     added.sum_duplicates()
-    # `sum_duplicates` also sorts, which would change the last bits of sums over a row
+    # `sum_duplicates` also sorts the entries, which would change the last bits of sums over a row
     return added if added.nnz < matrix.nnz else matrix
 
 
 def scale_by_power_of_two(weights: FloatArray) -> FloatArray:
-    """Return weights divided by a power of two so that their maximum is in [0.5, 1).
+    """Return weights divided by a power of two, so that the largest magnitude is in [0.5, 1).
 
-    For weights of which only ratios matter: their sum is then finite, and no digit changes.
+    For weights of which only the ratios matter. The sum of the result cannot overflow, and dividing
+    by a power of two changes no digit.
     """
     scaled: FloatArray = np.ldexp(weights, -np.frexp(np.abs(weights).max())[1])
     return scaled
 
 
 def as_choice(name: str, value: Any, choices: Iterable[str]) -> str:
-    """Return `value` if it is one of `choices`."""
+    """Return `value`; raise ValueError unless it is one of the strings `choices`."""
     names = list(choices)
     if not isinstance(value, str) or value not in names:
         raise ValueError(f"`{name}` must be one of {', '.join(names)}; got {short_repr(value)}.")
@@ -505,7 +536,10 @@ def as_counts(
     num_classes: int | None = None,
     remedy: str = "count the classes again",
 ) -> FloatArray:
-    """Return class counts or weights as float64 (n,): nonnegative and not all 0."""
+    """Return class counts or weights as a float64 array (n,).
+
+    Raises ValueError, with a remedy, unless they are nonnegative and not all 0.
+    """
     array = as_real_array(name, value, (1,))
     if num_classes not in (None, len(array)):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The command line: ``samplesoft`` and its commands."""
+"""The command line ``samplesoft``: parsing, errors, and the exit status."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from samplesoft.commands.options import discard_stdout, escape_unprintable, unti
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    r"""Run the command line with the arguments `argv`, by default those of the process.
+    r"""Run the command line and return its exit status.
 
-    Returns 0 for success, 1 if a check failed or training diverged, 2 for bad usage or input, and
-    130 for KeyboardInterrupt. Signals are handled by `samplesoft.__main__` only. Characters that
-    the streams cannot encode are printed as Python escapes, such as ``\u6a21``.
+    `argv` are the arguments, by default the arguments of the process. The status is 0 for success,
+    1 if a check failed or training diverged, 2 for bad usage or input, and 130 for
+    KeyboardInterrupt. Only `samplesoft.__main__` handles signals. Characters that the streams
+    cannot encode are printed as Python escapes, such as ``\u6a21``.
     """
     with escape_unprintable():
-        status = _run(argv)
+        status = _run_command(argv)
         if sys.stdout is not None:
-            # flush here: at interpreter exit an error would print a traceback
+            # flush now, because an error when the interpreter exits would print a traceback
             try:
                 with until_reader_gone():
                     sys.stdout.flush()
@@ -37,20 +38,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return status
 
 
-def _run(argv: Sequence[str] | None) -> int:
+def _run_command(argv: Sequence[str] | None) -> int:
+    """Parse the arguments, run the command, and return the exit status; print errors on stderr."""
     try:
         arguments = sys.argv[1:] if argv is None else argv
         options = build_parser(arguments).parse_args(arguments)
     except SystemExit as exit_:  # argparse has printed the reason
         return int(exit_.code or 0)
-    # not at the top: importing Numba takes a second, which `--help` need not wait for
+    # not imported at the top, because importing Numba takes a second, which would delay `--help`
     from samplesoft._jit import report_compilation
 
     try:
         check_files(options)
         with report_compilation(True):
             return int(options.run(options))
-    # diverged training is a result, not a wrong input
+    # training that diverges is a result and not a wrong input, so its status differs
     except FloatingPointError as error:
         _print_error(f"samplesoft {options.command}: failed: {error}")
         return 1
@@ -63,13 +65,16 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _print_error(message: str) -> None:
-    """Print a message on stderr; ignore a closed stream, because the exit status tells the rest."""
+    """Print a message on stderr; ignore a closed stream, because the exit status is nonzero too."""
     with suppress(OSError):
         print(message, file=sys.stderr, flush=True)
 
 
 def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """Return the parser of all commands; only the command in use is imported, to start fast."""
+    """Return the argument parser of the command line, with the options of the command in use.
+
+    Only commands that occur in `arguments` are imported, because importing all takes a second.
+    """
     parser = argparse.ArgumentParser(
         prog="samplesoft",
         description="Sampled softmax: exact bias, bounds, Monte Carlo, and training.",
@@ -78,14 +83,13 @@ def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     for name, description in COMMANDS.items():
         command_parser = commands.add_parser(name, help=description)
-        # importing all commands would take a second
         if name in arguments:
             import_module(f"samplesoft.commands.{name}").add(command_parser)
     return parser
 
 
 def _error_message(error: Exception) -> str:
-    """Return an error message of one line, with a remedy for errors of the operating system."""
+    """Return the message of an error; for errors of the operating system, with path and remedy."""
     if not isinstance(error, OSError) or error.errno is None:
         return str(error)
     path_text = "" if error.filename is None else f"{error.filename!r}: "

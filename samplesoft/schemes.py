@@ -1,8 +1,8 @@
-"""Schemes: how the drawn classes become a sum S in place of the partition function.
+"""Schemes: how a sum S over sampled classes replaces the partition function of the softmax.
 
-The exact bias, Monte Carlo, the losses, `verify` and the command line read the properties of a
-`Scheme`; none of them compares names. A new scheme that these properties describe is one more entry
-in `SCHEMES`.
+The exact bias, Monte Carlo, the losses, `verify` and the command line depend only on the properties
+of a `Scheme`, and never on its name. So a new scheme with these properties needs only an entry in
+`SCHEMES`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from samplesoft._validation import as_choice, as_flag
 
 _BASES = ("none", "plain", "corrected")
 _HITS = ("absent", "masked", "counted", "kept")
-# For each base, the values of `hits` that have an exact bias. With the others, S counts the label
-# twice or never, or divides its mass by m and the draws by K. Such an S does not estimate the
-# partition function.
+# For each `base`, the values of `hits` for which S estimates the partition function, so that there
+# is an exact bias. With other values, S counts the label twice or never, or divides the label's
+# mass by m but the weights of the draws by K.
 _HITS_WITH_EXACT_BIAS = {
     "none": ("kept",),
     "plain": ("absent", "masked", "counted"),
@@ -28,36 +28,38 @@ _HITS_WITH_EXACT_BIAS = {
 
 @dataclass(frozen=True)
 class Scheme:
-    """The properties of a scheme.
+    """The properties of a scheme, which turns sampled classes into a loss.
 
-    With ``e = exp(o)``, t the label, q the proposal and m the number of draws, the loss of one
-    example is ``log S`` minus the label's logit, and S is a base mass for the label plus a weight
-    for each draw. Accidental hits, ``hits`` for short, are draws of the label.
+    Let ``e = exp(o)`` for logits o, t the label, q the proposal, and m the number of draws. The
+    loss of one example is ``log S`` minus the label's logit. S is the sum of a base mass for the
+    label and of a weight for each draw. Draws of the label are called accidental hits, or hits.
 
     Attributes
     ----------
     name : str
-        Its name in messages, and its key in `SCHEMES`.
+        Name of the scheme in messages, and its key in `SCHEMES`.
     formula : str
-        S in one line; ``qn`` is q given "not the label", K the number of accepted draws.
+        S in one line. ``qn`` is the proposal conditioned on classes other than the label, and K is
+        the number of accepted draws, which are not hits.
     base : {"none", "plain", "corrected"}
-        The base mass of the label in S: 0, ``e_t``, or ``e_t / (m q_t)``. The last subtracts the
-        log of the expected number of draws from the label's logit, as from the logits of draws.
+        The base mass of the label in S: 0, ``e_t``, or ``e_t / (m q_t)``. With ``"corrected"``, the
+        log of the expected number of draws is subtracted from the label's logit, as it is from the
+        logits of the draws.
     hits : {"absent", "masked", "counted", "kept"}
-        Treatment of accidental hits. ``"absent"``: they do not occur. ``"masked"``: their weight is
-        0. ``"counted"``: their weight is 0, and the other draws are divided by their number K
-        in place of m. ``"kept"``: they count like any other draw.
+        Treatment of accidental hits. ``"absent"``: the label is never drawn. ``"masked"``: hits
+        have weight 0. ``"counted"``: hits have weight 0, and the weights of the other draws are
+        divided by their number K instead of m. ``"kept"``: hits count like any other draw.
     corrects_draws : bool
-        Whether a draw of class j weighs ``e_j / (m q_j)``; if not, ``e_j``.
+        Whether a draw of class j has the weight ``e_j / (m q_j)``; otherwise it is ``e_j``.
     independent : bool
-        Whether each class is included or not, independently of the others, in place of m draws
-        with replacement.
+        Whether each class is included independently of the others (Poisson sampling), instead of
+        m draws with replacement.
     jackknife : bool
         Whether the loss is the jackknife of log S, which leaves out each draw in turn.
     distinct : bool
-        Whether the m draws are without replacement: in turn, in proportion to q among the remaining
-        classes. The correction of a draw is then the probability that the set contains its class,
-        in place of the expected number of draws ``m q_j``.
+        Whether the m draws are without replacement: classes are drawn one after another, in
+        proportion to q among the remaining classes. A draw is then corrected by the probability
+        that the set of draws contains its class, instead of the expected number of draws ``m q_j``.
 
     Raises
     ------
@@ -89,7 +91,8 @@ class Scheme:
             as_flag(name, getattr(self, name))
         as_choice("base", self.base, _BASES)
         as_choice("hits", self.hits, _HITS)
-        # contradictory properties; a consistent scheme without a formula fails `has_exact_bias`
+        # Reject contradictory properties. A consistent scheme without a known formula is allowed;
+        # its `has_exact_bias` is False.
         if self.corrects_label and self.excludes_label:
             raise ValueError(
                 "`hits` must not be 'absent' where `base` is 'corrected', for the expected number "
@@ -108,15 +111,15 @@ class Scheme:
 
     @property
     def least_draws(self) -> int:
-        """Smallest number of draws m: 2 for the jackknife, which leaves one draw out."""
+        """Smallest allowed number of draws m: 2 for the jackknife, otherwise 1."""
         return 2 if self.jackknife else 1
 
     @property
     def label_in_sum(self) -> bool:
-        """Whether S contains a base mass for the label, drawn or not."""
+        """Whether S contains a base mass for the label, whether or not the label is drawn."""
         return self.base != "none"
 
-    @cached_property  # asked for in each step
+    @cached_property  # cached, because every training step reads it
     def corrects_label(self) -> bool:
         """Whether the label's logit is corrected like the logits of the draws."""
         return self.base == "corrected"
@@ -126,22 +129,22 @@ class Scheme:
         """Whether the label is excluded from the draws."""
         return self.hits == "absent"
 
-    @cached_property  # asked for in each step
+    @cached_property  # cached, because every training step reads it
     def draws_label(self) -> bool:
         """Whether a draw of the label has weight."""
         return self.hits == "kept"
 
     @property
     def adds_mean(self) -> bool:
-        """Whether S is ``e_t`` plus a mean over m independent draws, where hits add nothing."""
+        """Whether S is ``e_t`` plus a mean over m independent draws, with weight 0 for hits."""
         return self.takes_certain and not self.divides_by_kept
 
     @property
     def has_bounds(self) -> bool:
         """Whether Theorem 1 of Rawat et al. (2019) covers this scheme.
 
-        If so, `samplesoft.verify` reports its bounds and the limit of m times the bias next to the
-        exact bias.
+        If so, `samplesoft.verify` also reports the bounds of the theorem, and the limit of m times
+        the bias as m grows.
         """
         return self.adds_mean and self.excludes_label and not self.jackknife
 
@@ -150,9 +153,9 @@ class Scheme:
         """Whether the number of draws that enter S is random."""
         return self.independent or self.hits in ("masked", "counted")
 
-    @cached_property  # asked for in each step
+    @cached_property  # cached, because every training step reads it
     def divides_by_kept(self) -> bool:
-        """Whether the draws that are not the label are divided by their number K, not by m."""
+        """Whether weights of draws are divided by the number K of draws that are not the label."""
         return self.hits == "counted"
 
     @property
@@ -173,9 +176,9 @@ class Scheme:
 
     @property
     def loss_takes_certain(self) -> bool:
-        """Whether its loss may get always-included classes as draws with an expected count of 1.
+        """Whether a loss may treat always-included classes as draws with an expected count of 1.
 
-        That is correct only if the loss does not count its draws.
+        This is correct only if the loss does not use the number of its draws.
         """
         return self.adds_mean and not self.jackknife
 
@@ -190,7 +193,7 @@ class Scheme:
         return consistent and not (self.distinct and self.divides_by_kept)
 
     def without_correction(self) -> Scheme:
-        """Return a copy in which a draw of class j weighs ``e_j``, whatever q is."""
+        """Return a copy of the scheme in which a draw of class j has the weight ``e_j``."""
         return replace(self, corrects_draws=False)
 
 
@@ -270,15 +273,16 @@ SCHEMES: dict[str, Scheme] = {
 
 
 def select(*names: str) -> dict[str, Scheme]:
-    """Return the entries of `SCHEMES` with these names, in this order."""
+    """Return the entries of `SCHEMES` with the given names, in the order of the names."""
     # an unknown name is an internal error, hence KeyError
     return {name: SCHEMES[name] for name in names}
 
 
 def exact_schemes(distinct: bool = False) -> tuple[str, ...]:
-    """Return the names of all registered schemes that have an exact bias.
+    """Return the names of the schemes in `SCHEMES` that have an exact bias.
 
-    `distinct` selects the schemes without replacement, or all others.
+    If `distinct` is True, only schemes that draw without replacement are returned; otherwise only
+    schemes that do not.
     """
     return tuple(
         name
@@ -288,17 +292,18 @@ def exact_schemes(distinct: bool = False) -> tuple[str, ...]:
 
 
 def certain_schemes() -> tuple[str, ...]:
-    """Return the names of `exact_schemes` that allow always-included classes."""
+    """Return the names among `exact_schemes` whose schemes allow always-included classes."""
     return tuple(name for name in exact_schemes() if SCHEMES[name].takes_certain)
 
 
 def as_scheme(
     name: Any, takes_distinct: bool = False, require: Callable[[Scheme], None] | None = None
 ) -> Scheme:
-    """Return the scheme with this name, which must have an exact bias.
+    """Return the scheme with the name `name`; raise ValueError unless it has an exact bias.
 
-    `require` raises ValueError for a scheme that the caller does not support. Such schemes are not
-    listed in the message for an unknown name.
+    Without `require`, schemes without replacement are allowed only if `takes_distinct` is True.
+    ``require(scheme)`` raises ValueError for a scheme that the caller does not support; the error
+    for an unknown name lists only supported schemes.
     """
     distinct = exact_schemes(distinct=True)
     if require is None:
@@ -306,13 +311,13 @@ def as_scheme(
         return SCHEMES[as_choice("scheme", name, names)]
     names = exact_schemes() + distinct
     if not isinstance(name, str) or name not in names:
-        as_choice("scheme", name, [key for key in names if _passes(require, SCHEMES[key])])
+        as_choice("scheme", name, [key for key in names if _is_accepted(require, SCHEMES[key])])
     require(SCHEMES[name])
     return SCHEMES[name]
 
 
-def _passes(require: Callable[[Scheme], None], scheme: Scheme) -> bool:
-    """Whether `require` raises no ValueError for the scheme."""
+def _is_accepted(require: Callable[[Scheme], None], scheme: Scheme) -> bool:
+    """Return whether ``require(scheme)`` raises no ValueError."""
     try:
         require(scheme)
     except ValueError:
@@ -320,13 +325,17 @@ def _passes(require: Callable[[Scheme], None], scheme: Scheme) -> bool:
     return True
 
 
-# Ratio of the probabilities of successive levels in the multilevel loss. The variance is finite
-# above 1/4, the expected cost below 1/2.
+# Ratio of the probabilities of successive levels in the multilevel loss. Its variance is finite if
+# the ratio is above 1/4, and its expected cost is finite if the ratio is below 1/2.
 DECAY = 2.0**-1.5
 
 
 def last_level(num_sampled: int, num_classes: int) -> int:
-    """Return the first level (from 1) that has at least as many draws as there are classes."""
+    """Return the last level K of the multilevel loss.
+
+    Level k has ``num_sampled * 2**(k + 1)`` draws. K is the smallest level, from 1 on, whose number
+    of draws is at least `num_classes`.
+    """
     last = 1
     while num_sampled << (last + 1) < num_classes:
         last += 1

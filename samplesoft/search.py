@@ -1,7 +1,7 @@
 """Top-k search: the classes with the largest scores, without a matrix of all scores.
 
-Each thread searches chunks of the classes and keeps a heap of the k best. Scores are computed tile
-by tile.
+Each thread searches chunks of the classes, and keeps the k best classes of each context in a heap.
+Scores are computed in tiles of a few contexts by a few classes, which fit in the processor's cache.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from samplesoft.losses.vectors import (
 )
 from samplesoft.samplers.base import Rows
 
-# OpenBLAS computes a product of this size on the calling thread, so that our threads need not wait
-# for each other.
-_PRODUCTS_PER_TILE = 1 << 18  # multiplications
-_MAX_TILE_SHAPE = 64, 256  # contexts, classes: vectors and scores stay in the caches
-_CLASSES_PER_TASK = 8192  # classes
+# Multiplications for the scores of a tile. OpenBLAS computes a product of this size on the calling
+# thread alone, so that the threads of the search do not wait for each other.
+_PRODUCTS_PER_TILE = 1 << 18
+_MAX_TILE_SHAPE = 64, 256  # numbers of contexts and of classes, whose vectors fit in the cache
+_CLASSES_PER_TASK = 8192  # number of classes in a task, which one thread searches
 _MIN_CLASS_CHUNKS = 16  # with fewer chunks of classes, tasks split the contexts too
-_CONTEXTS_PER_TASK = 128  # contexts of a task where they are split
-_MAX_CONTEXTS_IN_LOOP = 8  # contexts up to which a loop is faster than BLAS
-_CONTEXTS_AT_A_TIME = 1024  # contexts; each thread keeps their k best in memory
+_CONTEXTS_PER_TASK = 128  # number of contexts in a task if tasks split them
+_MAX_CONTEXTS_IN_LOOP = 8  # with more contexts in a tile, BLAS is faster than a compiled loop
+_CONTEXTS_AT_A_TIME = 1024  # number of contexts for which each thread keeps the k best in memory
 
 
 def top_k_classes(
@@ -62,17 +62,17 @@ def top_k_classes(
     tau, normalize, absolute
         As in `samplesoft.losses.base.Loss`.
     biases : array_like, shape (n,), optional
-        Class biases.
+        Class biases, which are added to the scores.
     leave_out : scipy.sparse matrix, shape (B, n), optional
-        Nonzero entries are classes to leave out for a context.
+        Row b has nonzero entries for the classes to exclude for context b.
 
     Returns
     -------
     ids : ndarray of int64, shape (B, k)
-        Classes of each context, best first; at equal scores the smaller index first. If fewer than
-        k classes remain, the first classes left out fill the list.
+        Classes of each context by decreasing score; among equal scores by increasing index. If
+        fewer than k classes are not excluded, the first excluded classes fill the row.
     scores : ndarray, shape (B, k)
-        Scores in the type of the class vectors; -inf for classes left out.
+        Scores in the type of the class vectors; -inf for excluded classes.
 
     Raises
     ------
@@ -100,14 +100,14 @@ def top_k_classes(
     ids, scores = best_classes(
         z, rows, size, normalize=normalize, absolute=absolute, offsets=offsets, leave_out=excluded
     )
-    num_missing = np.zeros(len(z), np.int64)  # positions of a list for which no class remains
+    num_missing = np.zeros(len(z), np.int64)  # entries of a row to fill with excluded classes
     if excluded is not None:
         num_missing = np.maximum(np.diff(excluded.indptr) - (n - size), 0)
-        for b in np.flatnonzero(num_missing):  # replace -1 by the first classes left out
+        for b in np.flatnonzero(num_missing):  # replace -1 by the first excluded classes
             ids[b, size - num_missing[b] :] = excluded.indices[excluded.indptr[b] :][
                 : num_missing[b]
             ]
-    # NaN has become infinity and is therefore among the best: checking the k best is enough
+    # The search turns NaN into infinity, which is among the best, so checking the k best is enough.
     num_finite = np.isfinite(scores).sum(axis=1) == size - num_missing
     if not num_finite.all():
         row = int(np.argmin(num_finite))
@@ -130,20 +130,23 @@ def best_classes(
     leave_out: Any = None,
     absent: NDArray[np.bool_] | None = None,
 ) -> tuple[IntArray, Rows]:
-    """Return the k best classes (B, k) of contexts `z` (B, d), best first, and their scores.
+    """Return the ids and the scores, both (B, k), of the k best classes of contexts `z` (B, d).
 
-    The score of a class is the inner product with its vector in `rows` (n, d), plus its entry of
-    `offsets` (n,). `normalize` divides class vectors by their norms unless these are 0. `absolute`
-    takes the absolute value of the score. Nonzero entries of `leave_out`, a canonical CSR matrix
-    (B, n), are left out; classes where `absent` (n,) is True are left out for all contexts. If
-    fewer than k classes remain, a list ends with ids of -1 and scores of -inf. At equal scores the
-    smaller index comes first. The result does not depend on the number of threads.
+    The score of a class is the inner product of the context with the class's row of `rows` (n, d),
+    plus its entry of `offsets` (n,). If `normalize` is True, class vectors are divided by their
+    norms, unless a norm is 0. If `absolute` is True, absolute values of the scores are compared and
+    returned. `leave_out`, a canonical CSR matrix (B, n), has nonzero entries for the classes to
+    exclude for a context; classes where `absent` (n,) is True are excluded for all contexts.
+
+    Classes are sorted by decreasing score, and among equal scores by increasing index. If fewer
+    than k classes remain, a row ends with ids of -1 and scores of -inf. The result does not depend
+    on the number of threads.
     """
     remote: Any = rows
     if isinstance(remote, DistantRows):
         return remote.best(z, k, normalize=normalize, absolute=absolute, leave_out=leave_out)
     tile_contexts, tile_classes = _tile_shape(z.shape)
-    # empty arrays instead of None: kernels are then compiled for one type
+    # empty arrays instead of None, so that the kernel is compiled for one combination of types
     biases = np.empty(0, z.dtype) if offsets is None else offsets
     is_excluded = np.empty(0, np.bool_) if absent is None else absent
     ids = np.empty((len(z), k), np.int64)
@@ -172,14 +175,17 @@ def best_classes(
 
 
 def check_k(k: Any, n: int) -> int:
-    """Return `k` as an int from 1 to n."""
+    """Return `k` as an int; raise ValueError unless it is from 1 to the number of classes n."""
     if as_count("k", k) > n:
         raise ValueError(f"`k` must be at most the number of classes {n}, got {k}.")
     return int(k)
 
 
 def check_leave_out(leave_out: Any, shape: tuple[int, ...], name: str = "leave_out") -> Any:
-    """Return a sparse matrix of classes per context as a canonical CSR matrix; None stays None."""
+    """Return a sparse matrix of excluded classes as a canonical CSR matrix without stored zeros.
+
+    The matrix must have the shape `shape`, (B, n). None is returned unchanged.
+    """
     if leave_out is None:
         return None
     matrix = as_csr(name, leave_out)
@@ -191,31 +197,34 @@ def check_leave_out(leave_out: Any, shape: tuple[int, ...], name: str = "leave_o
 
 
 def _search_in_threads(task: _SearchTask, k: int) -> tuple[IntArray, Rows]:
-    """Search chunks of the classes on threads, and merge the k best of each thread."""
+    """Return the ids and the scores, both (B, k), of the k best classes, searched on threads.
+
+    An id is -1 if fewer than k classes remain.
+    """
     batch = len(task.z)
     n = len(task.rows)
     class_chunks = chunks(n, _CLASSES_PER_TASK)
-    # few chunks of classes would leave threads idle: then split the contexts too
+    # with few chunks of classes, threads would be idle, so split the contexts too
     context_chunks = chunks(
         batch, _CONTEXTS_PER_TASK if len(class_chunks) < _MIN_CLASS_CHUNKS else batch
     )
     # `next` of a list iterator is atomic
     remaining = iter([(c, b) for c in class_chunks for b in context_chunks])
 
-    def search(_: int) -> tuple[int, Rows, IntArray]:
+    def search_tasks(_: int) -> tuple[int, Rows, IntArray]:
         best = np.full((batch, k), -np.inf, task.z.dtype)
         ids = np.full((batch, k), n)
-        for c, b in remaining:  # shared by the threads; each thread sees its classes in order
-            first_bad = _update_best(task, c.start, c.stop, b.start, b.stop, best, ids)
-            if first_bad >= 0:
-                return first_bad, best, ids
+        for c, b in remaining:  # each thread takes the next task, so it sees classes in order
+            first_bad_class = _update_top_k(task, c.start, c.stop, b.start, b.stop, best, ids)
+            if first_bad_class >= 0:
+                return first_bad_class, best, ids
         return n, best, ids
 
     bad_by_thread, best_by_thread, ids_by_thread = zip(
-        *thread_map(search, range(num_threads())), strict=True
+        *thread_map(search_tasks, range(num_threads())), strict=True
     )
-    if min(bad_by_thread) < n:  # the smallest, so that the message does not depend on timing
-        _raise_for_class_vector(task.rows, min(bad_by_thread), task.normalize)
+    if min(bad_by_thread) < n:  # the smallest, so that the error does not depend on timing
+        _raise_for_bad_class_vector(task.rows, min(bad_by_thread), task.normalize)
     best = np.concatenate(best_by_thread, axis=1)
     ids = np.concatenate(ids_by_thread, axis=1)
     order = np.lexsort((ids, -best), axis=1)[:, :k]  # by decreasing score, then by class
@@ -226,7 +235,10 @@ def _search_in_threads(task: _SearchTask, k: int) -> tuple[IntArray, Rows]:
 
 
 def _tile_shape(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return the numbers of contexts and classes of a tile, for contexts of shape (B, d)."""
+    """Return the number of contexts and the number of classes in a tile.
+
+    `shape` is the shape (B, d) of the contexts.
+    """
     batch, dim = shape
     num_contexts = max(1, min(batch, _MAX_TILE_SHAPE[0], math.isqrt(_PRODUCTS_PER_TILE // dim)))
     return num_contexts, round_up_to_8(
@@ -234,8 +246,8 @@ def _tile_shape(shape: tuple[int, ...]) -> tuple[int, int]:
     )
 
 
-def _raise_for_class_vector(rows: Rows, class_id: int, normalize: bool) -> None:
-    """Raise ValueError for a class vector that is not finite or cannot be normalised."""
+def _raise_for_bad_class_vector(rows: Rows, class_id: int, normalize: bool) -> None:
+    """Raise ValueError for the vector of a class, which is not finite or cannot be normalised."""
     row = rows[class_id : class_id + 1]
     if normalize:  # raises if the norm is not finite
         unit_rows("class_embeddings", row.copy(), np.array([class_id]))
@@ -243,22 +255,22 @@ def _raise_for_class_vector(rows: Rows, class_id: int, normalize: bool) -> None:
 
 
 class _SearchTask(NamedTuple):
-    """Arguments of a top-k search of some contexts: vectors, score options and excluded classes."""
+    """Arguments of a top-k search: vectors, options of the scores, and excluded classes."""
 
     z: Rows  # (B, d)
     rows: Rows  # (n, d)
     normalize: bool  # divide class vectors by their norms
-    offsets: Rows  # (n,): biases, or (0,)
-    absolute: bool
-    indptr: IntArray  # (B + 1,): offsets of the contexts into `excluded_ids`, or zeros
-    excluded_ids: IntArray  # (P,): classes, ascending within each context
-    is_excluded: NDArray[np.bool_]  # (n,): classes excluded for all contexts, or (0,)
+    offsets: Rows  # (n,): biases that are added to scores, or (0,) for none
+    absolute: bool  # use absolute values of scores
+    indptr: IntArray  # (B + 1,): context b has ``excluded_ids[indptr[b] : indptr[b + 1]]``
+    excluded_ids: IntArray  # (P,): excluded classes, increasing within each context
+    is_excluded: NDArray[np.bool_]  # (n,): classes excluded for all contexts, or (0,) for none
     tile_contexts: int  # contexts per tile
     tile_classes: int  # classes per tile
 
 
 @njit
-def _update_best(
+def _update_top_k(
     task: _SearchTask,
     first_class: int,
     end_class: int,
@@ -267,13 +279,14 @@ def _update_best(
     best: Rows,
     ids: IntArray,
 ) -> int:
-    """Update the k best of a range of contexts with a range of classes; ends are exclusive.
+    """Update the k best classes of a range of contexts with a range of classes, in place.
 
-    `best` (B, k) holds the k best scores so far, as a heap with the worst in column 0; -inf marks
-    an empty entry. `ids` (B, k) holds their classes, n for an empty entry. Classes come in
-    ascending order, and at equal scores the smaller index is better. NaN counts as infinity, so
-    that it is noticed. Returns the first class whose vector is not finite or cannot be normalised,
-    at which the search stops, or -1.
+    The ranges are ``[first_class, end_class)`` and ``[first_context, end_context)``. `best` (B, k)
+    holds the k best scores so far, each row a heap with the worst score in column 0; an empty entry
+    is -inf. `ids` (B, k) holds the classes of these scores, and n for an empty entry. Among equal
+    scores the smaller index is better. NaN counts as infinity, so that the caller notices it.
+    Returns -1, or the first class whose vector is not finite or cannot be normalised, at which the
+    search stops.
     """
     width = task.tile_classes
     dim = task.rows.shape[1]
@@ -284,8 +297,9 @@ def _update_best(
     for start in range(first_class, end_class, width):
         count = min(width, end_class - start)
         vectors = task.rows[start : start + count]
-        if task.normalize and not (use_loop and _write_norms_if_moderate(vectors, norms)):
-            unit_vectors = block[:count]  # a copy, because the caller's vectors may be read-only
+        if task.normalize and not (use_loop and _write_norms_and_check_range(vectors, norms)):
+            # normalise a copy, because the caller's vectors may be read-only
+            unit_vectors = block[:count]
             for j in range(count):
                 for i in range(dim):
                     unit_vectors[j, i] = vectors[j, i]
@@ -300,8 +314,8 @@ def _update_best(
             if len(contexts) <= _MAX_CONTEXTS_IN_LOOP:
                 stride = width
                 scores = buffer.reshape((task.tile_contexts, width))
-                _multiply_few(contexts, vectors, scores)
-                if task.normalize:  # norms are 1 if the vectors are already divided
+                _write_scores_of_few_contexts(contexts, vectors, scores)
+                if task.normalize:  # norms are 1 if the vectors are already normalised
                     for i in range(len(contexts)):
                         for j in range(count):
                             scores[i, j] /= norms[j]
@@ -309,7 +323,7 @@ def _update_best(
                 stride = count
                 scores = buffer[: len(contexts) * count].reshape((-1, count))
                 np.dot(contexts, vectors.T, scores)
-            # a vector that is not finite has no finite score, so the scores of one row suffice
+            # A vector that is not finite has no finite score, so checking one context suffices.
             if low == first_context and not _is_finite(buffer[:count]):
                 for j in range(count):
                     if not _is_finite(vectors[j]):
@@ -317,7 +331,7 @@ def _update_best(
             for i in range(len(contexts)):
                 b = low + i
                 context_scores = buffer[i * stride : i * stride + count]
-                # loops, because array expressions take ten times as long to compile
+                # loops, because NumPy expressions of arrays take ten times as long to compile
                 if len(task.offsets) > 0:
                     for j in range(count):
                         context_scores[j] += task.offsets[start + j]
@@ -330,17 +344,21 @@ def _update_best(
 
 
 @njit_bare
-def _write_norms_if_moderate(rows: Rows, norms: FloatArray) -> bool:
-    """Write the norms of class vectors; return whether dividing scores by them is safe."""
+def _write_norms_and_check_range(rows: Rows, norms: FloatArray) -> bool:
+    """Write the norms of class vectors to `norms`; return whether all are in (1e-12, 1e12).
+
+    If so, scores can be divided by the norms instead of normalising the vectors.
+    """
     all_moderate = True
     for j in range(len(rows)):
-        norms[j] = math.sqrt(_square(rows, j))
+        norms[j] = math.sqrt(_squared_norm(rows, j))
         all_moderate &= 1e-12 < norms[j] < 1e12
     return all_moderate
 
 
 @njit_sum
-def _square(rows: Rows, j: int) -> float:
+def _squared_norm(rows: Rows, j: int) -> float:
+    """Return the squared norm of row j, in float64."""
     total = 0.0
     for i in range(rows.shape[1]):
         total += float(rows[j, i]) * float(rows[j, i])
@@ -348,9 +366,12 @@ def _square(rows: Rows, j: int) -> float:
 
 
 @njit_bare
-def _multiply_few(contexts: Rows, rows: Rows, scores: Rows) -> None:
-    """Write the products of a few contexts with class vectors to rows of `scores`."""
-    # the first context reads the vectors from memory; for the others they are in a cache
+def _write_scores_of_few_contexts(contexts: Rows, rows: Rows, scores: Rows) -> None:
+    """Write the inner products of contexts (k, d) with class vectors `rows` (n, d) to `scores`.
+
+    `scores` has a row for each context.
+    """
+    # the first context reads the vectors from memory, the others from the processor's cache
     for j in range(len(rows)):
         scores[0, j] = row_dot(rows, j, contexts, 0)
     for i in range(1, len(contexts), 2):
@@ -359,6 +380,7 @@ def _multiply_few(contexts: Rows, rows: Rows, scores: Rows) -> None:
 
 @njit_sum
 def _is_finite(row: Rows) -> bool:
+    """Return whether all entries of `row` (k,) are finite."""
     total = row[0] - row[0]  # 0 if finite, else NaN: one sum without a branch
     for i in range(1, len(row)):
         total += row[i] - row[i]
@@ -367,6 +389,7 @@ def _is_finite(row: Rows) -> bool:
 
 @njit
 def _any_above(scores: Rows, bound: float) -> bool:
+    """Return whether any score is above `bound` or NaN."""
     any_above = False
     for j in range(len(scores)):  # no early exit, so that LLVM vectorises the loop
         any_above |= not (scores[j] <= bound)  # true for NaN too
@@ -377,7 +400,12 @@ def _any_above(scores: Rows, bound: float) -> bool:
 def _insert_candidates(
     task: _SearchTask, b: int, first_class: int, scores: Rows, best: Rows, ids: IntArray
 ) -> None:
-    """Insert one block of classes into the k best of context b, skipping excluded classes."""
+    """Insert a block of classes into the k best of context b, skipping excluded classes.
+
+    `scores` are the scores of the classes from `first_class` on. Only a class with a better score
+    than the worst of the k best is inserted. `best` (k,) and `ids` (k,), the heap of the context,
+    are updated in place.
+    """
     excluded_ids = task.excluded_ids[task.indptr[b] : task.indptr[b + 1]]
     is_excluded = task.is_excluded
     for j in range(len(scores)):
@@ -389,18 +417,19 @@ def _insert_candidates(
             if position < len(excluded_ids) and excluded_ids[position] == class_id:
                 continue
             score = np.inf if np.isnan(scores[j]) else scores[j]
-            _replace_worst(best, ids, score, class_id)
+            _replace_worst_in_heap(best, ids, score, class_id)
 
 
 @njit
-def _replace_worst(best: Rows, ids: IntArray, score: float, class_id: int) -> None:
+def _replace_worst_in_heap(best: Rows, ids: IntArray, score: float, class_id: int) -> None:
+    """Replace the worst of the k best classes, the root of the heap, by a new class, in place."""
     k = len(best)
-    parent = 0  # replace the root, which is the worst, and sift the new entry down
+    parent = 0  # sift the new entry down from the root
     while 2 * parent + 1 < k:
         child = 2 * parent + 1
-        if child + 1 < k and _worse(best[child + 1], ids[child + 1], best[child], ids[child]):
+        if child + 1 < k and _is_worse(best[child + 1], ids[child + 1], best[child], ids[child]):
             child += 1
-        if not _worse(best[child], ids[child], score, class_id):
+        if not _is_worse(best[child], ids[child], score, class_id):
             break
         best[parent] = best[child]
         ids[parent] = ids[child]
@@ -410,5 +439,6 @@ def _replace_worst(best: Rows, ids: IntArray, score: float, class_id: int) -> No
 
 
 @njit
-def _worse(score: float, class_id: int, other_score: float, other_id: int) -> bool:
+def _is_worse(score: float, class_id: int, other_score: float, other_id: int) -> bool:
+    """Return whether a class has a smaller score than another, or the same and a larger id."""
     return score < other_score or (score == other_score and class_id > other_id)

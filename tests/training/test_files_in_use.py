@@ -38,7 +38,7 @@ SETTINGS = Settings(epochs=4, learning_rate=0.05, log_every=2, checkpoint_every=
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(_files, "_PAUSES", (0.0,) * 4, raising=False)
+    monkeypatch.setattr(_files, "_RETRY_PAUSES_SECONDS", (0.0,) * 4, raising=False)
 
 
 def held(monkeypatch, refused):
