@@ -425,7 +425,7 @@ def _cancel_and_wait(tasks: list[_Task[Any, Any]]) -> None:
     )
 
 
-class _Pool:
+class _ThreadPool:
     """A thread pool shared by all calls, because starting a thread costs more than a small kernel.
 
     The threads are daemons, which do not keep the program alive. If another thread of the program
@@ -461,7 +461,7 @@ class _Pool:
 _thread_state = threading.local()
 _thread_numbers = count()
 _lockstep_lock = threading.Lock()
-_pool = _Pool()
+_pool = _ThreadPool()
 # the longest time that a fork waits for a compilation in another thread
 _MAX_COMPILATION_WAIT_SECONDS = 60.0
 
@@ -483,7 +483,7 @@ def _replace_locks_after_fork() -> None:
     """Replace locks that other threads of the parent may hold, which do not exist in the child."""
     global _lockstep_lock, _pool
     _lockstep_lock = threading.Lock()
-    _pool = _Pool()
+    _pool = _ThreadPool()
     if _thread_state.holds_compiler:
         global_compiler_lock._lock.release()
     elif COMPILES:

@@ -52,8 +52,8 @@ def refuse(monkeypatch):
         monkeypatch.setattr(threading.Thread, "start", real)
 
     refuse.allow = allow
-    if hasattr(_jit, "_Pool"):
-        monkeypatch.setattr(_jit, "_pool", _jit._Pool())
+    if hasattr(_jit, "_ThreadPool"):
+        monkeypatch.setattr(_jit, "_pool", _jit._ThreadPool())
     else:
         _jit._pool.cache_clear()
     yield refuse
@@ -244,7 +244,7 @@ def locks():
     """Return the locks that a thread may hold when another one forks."""
     of_bars = tqdm.std.TqdmDefaultWriteLock
     found = {"of compiled fits": lambda: _jit._lockstep_lock, "of bars": lambda: of_bars.th_lock}
-    if hasattr(_jit, "_Pool"):
+    if hasattr(_jit, "_ThreadPool"):
         found["of the pool"] = lambda: _jit._pool._growth_lock
     if COMPILES:
         from numba.core.compiler_lock import global_compiler_lock

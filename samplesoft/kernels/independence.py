@@ -29,7 +29,7 @@ from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, IntArray
 
 
-class Chain(NamedTuple):
+class MetropolisChain(NamedTuple):
     """The rejection probabilities of a chain, and the weights of averages, (n,) by increasing w."""
 
     order: IntArray  # classes by increasing w
@@ -38,7 +38,7 @@ class Chain(NamedTuple):
     fraction_below: FloatArray  # P_{s-1} / P_s, the weight of the positions below s
 
 
-def make_chain(log_p: FloatArray, log_q: FloatArray) -> Chain:
+def make_chain(log_p: FloatArray, log_q: FloatArray) -> MetropolisChain:
     """Return the chain with target p and proposal q, given log p and log q (n,), both finite."""
     order: IntArray = np.argsort(log_p - log_q, kind="stable")
     columns = np.empty((3, len(order)))
@@ -47,14 +47,14 @@ def make_chain(log_p: FloatArray, log_q: FloatArray) -> Chain:
     above = np.append(np.cumsum(q[::-1])[-2::-1], 0.0)
     _write_chain_columns(log_p[order], log_q[order], np.cumsum(q), above, columns)
     columns[0] = np.maximum.accumulate(columns[0])  # nearly equal values may decrease by rounding
-    return Chain(order, *columns)
+    return MetropolisChain(order, *columns)
 
 
 @njit
 def _write_chain_columns(
     log_p: FloatArray, log_q: FloatArray, below: FloatArray, above: FloatArray, columns: FloatArray
 ) -> None:
-    """Write `log_stay`, `fraction` and `fraction_below` of a `Chain` to `columns` (3, n).
+    """Write `log_stay`, `fraction` and `fraction_below` of a `MetropolisChain` to `columns` (3, n).
 
     All arrays are sorted by increasing w. `below` (n,) are the sums of q up to s, and `above` (n,)
     the sums of q after s.
@@ -80,7 +80,9 @@ def _write_chain_columns(
 
 
 @njit
-def after_steps(chain: Chain, start: FloatArray, steps: int, centred: bool = False) -> FloatArray:
+def after_steps(
+    chain: MetropolisChain, start: FloatArray, steps: int, centred: bool = False
+) -> FloatArray:
     """Return the distribution of the chain's state, (n,) by class, after a number of steps.
 
     `start` (n,) is the distribution of the first state. Rounding never makes a probability

@@ -102,7 +102,7 @@ def divide_by_norms(rows: Real, norms: FloatArray) -> None:
 
 
 @njit_sum
-def _rowwise_product(rows: Real, others: Real, r: int) -> float:
+def _row_inner_product(rows: Real, others: Real, r: int) -> float:
     """Return the inner product of row r of two matrices, summed over the lanes of a warp."""
     total = 0.0
     for i in range(lane(), rows.shape[1], num_lanes()):
@@ -120,7 +120,7 @@ def unit_gradient(d_unit: Real, unit: Real, norms: FloatArray) -> None:
     """
     for r in range(worker(), len(unit), num_workers()):
         # the component along u, which must vanish because u does not depend on the norm of x
-        along = _rowwise_product(unit, d_unit, r)
+        along = _row_inner_product(unit, d_unit, r)
         for i in range(lane(), unit.shape[1], num_lanes()):
             if norms[r] == 0.0:
                 d_unit[r, i] = 0.0
