@@ -102,7 +102,7 @@ def row_values(
             "outside_printed_limit": ((limit < low) | (limit > high)).sum(axis=1),
             "outside_with_sign": (outside & printed.sign_holds).sum(axis=1),
             "sign_condition": printed.sign_condition,
-            "corrected_max": np.asarray(terms.reaches(scale, m)[0]),
+            "corrected_max": np.asarray(terms.distance_bounds(scale, m)[0]),
             "corrected_outside": num_outside(*terms.corrected_bounds(g, scale, m)),
         }
     return values

@@ -85,7 +85,7 @@ def kernels(n):
         "norms": (rows.divide_by_norms, [x, np.zeros(6)]),
         "unit_gradient": (rows.unit_gradient, [x, x[::-1], np.ones(6)]),
         "weights": (weights.total, [x[0]]),
-        "square": (lambda a: search._square(a, 3), [x]),
+        "square": (lambda a: search._squared_norm(a, 3), [x]),
     }
 
 
