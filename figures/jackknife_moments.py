@@ -140,13 +140,13 @@ def _jackknife_terms(
 
 
 def _make_draws(law: Draws, ratios: Ratios, atoms: Atoms, centred: FloatArray) -> _Draws:
-    active = law.drawn > 0.0
+    active = law.draw_probs > 0.0
     own = centred[law.label]
     log_r = ratios.log_r[active]
     log_w = np.logaddexp(law.log_base, log_r)
     gamma = np.exp(law.log_base - log_w)[:, None] * own
     gamma += np.exp(log_r - log_w)[:, None] * centred[active]
-    columns = law.drawn[active][:, None] * np.column_stack([gamma, squared_norms(gamma)])
+    columns = law.draw_probs[active][:, None] * np.column_stack([gamma, squared_norms(gamma)])
     if atoms.panels is not None:
         panel, s = atoms.panel_positions(ratios)
         columns = _on_panels(panel[active], s[active], columns)

@@ -165,7 +165,7 @@ def _blocks(last: int) -> FloatArray:
 
 def gradient_levels(law: Draws, vectors: FloatArray, last: int) -> LevelMoments:
     """Return the moments for class vectors (n, d), blocks of ``law.num_draws`` and a last level."""
-    kinds = np.count_nonzero(law.drawn) + (law.weightless > 0.0)  # of draws
+    kinds = np.count_nonzero(law.draw_probs) + (law.weightless > 0.0)  # of draws
     if law.other_mass == 0.0 or kinds == 1:  # draws are all alike
         return LevelMoments(np.zeros(last + 1), np.zeros(last + 1), 0.0, 0.0)
     centred = center_vectors(vectors, law.probs)
@@ -199,8 +199,8 @@ def _climb(law: Draws, centred: FloatArray, of: _Expectations, last: int) -> Lev
 
 def _scatter(law: Draws, centred: FloatArray) -> float:
     """Return the variance of r c for one draw."""
-    drawn = law.drawn > 0.0
-    q, own = law.drawn[drawn], law.probs[law.label] * centred[law.label]
+    drawn = law.draw_probs > 0.0
+    q, own = law.draw_probs[drawn], law.probs[law.label] * centred[law.label]
     root = np.sqrt(q)[:, None]  # under the square, for r**2 may overflow where q r**2 does not
     rows = law.probs[drawn, None] / root * centred[drawn] + root * own  # the mean is -own
     return float((rows**2).sum()) + law.weightless * float(own @ own)

@@ -100,7 +100,7 @@ def _example_limit(logits: FloatArray, label: int, q: FloatArray, scheme: Scheme
     with np.errstate(all="ignore"):
         # r - R loses digits if r is near R. So for |kappa| < 1/2 it is computed as
         # 2 kappa R / (1 - kappa), with kappa = (r - R) / (r + R).
-        kappa = ratios.contrast
+        kappa = ratios.kappa
         near = np.abs(kappa) < 0.5
         ratio = 2.0 * kappa / np.where(near, 1.0 - kappa, 1.0) * reference
         apart = np.exp(np.minimum(ratios.log_r, LARGEST_EXPONENT)) - reference

@@ -236,7 +236,7 @@ class IncludedClasses:
     log_w: FloatArray  # log of w = softmax probability / pi
     pi: FloatArray  # inclusion probability
     decay: FloatArray  # l = -log(1 - pi)
-    contrast: FloatArray  # kappa = (w - W) / (w + W)
+    kappa: FloatArray  # kappa = (w - W) / (w + W)
     log_w_ref: float  # log of W, the w of the reference class; -inf if that is the label
     pi_ref: float  # pi of the reference class; 0 if that is the label
 
@@ -295,18 +295,18 @@ def make_included_classes(
     reference = weighted_median(np.where(drawn, order, floor), probs)
     if not drawn[reference]:
         return IncludedClasses(log_w, pi, decay, drawn.astype(float), -np.inf, 0.0)
-    contrast = np.zeros(len(pi))
+    kappa = np.zeros(len(pi))
     at_reference = float(logits[reference]), float(pi[reference]), float(log_w[reference])
 
-    def write_contrasts(part: slice) -> None:
+    def write_kappas(part: slice) -> None:
         of_part = pi[part]  # also passed as p, whose sums are not used here
         relative_ratios(
-            logits[part], log_w[part], of_part, of_part, of_part, at_reference, contrast[part]
+            logits[part], log_w[part], of_part, of_part, of_part, at_reference, kappa[part]
         )
 
-    thread_each(write_contrasts, chunks(len(pi), CLASS_CHUNK))
+    thread_each(write_kappas, chunks(len(pi), CLASS_CHUNK))
     return IncludedClasses(
-        log_w, pi, decay, contrast, float(log_w[reference]), float(pi[reference])
+        log_w, pi, decay, kappa, float(log_w[reference]), float(pi[reference])
     )
 
 
@@ -336,7 +336,7 @@ def make_inclusion_atoms(included: IncludedClasses) -> InclusionAtoms:
     log_w, pi, counts = _cell_nodes(cells, first_panel + np.flatnonzero(crowded))
     # if the label is the reference, log W is -inf and kappa is 1
     kappa = np.tanh(0.5 * (log_w - included.log_w_ref))
-    of_lone = included.log_w[lone], included.pi[lone], included.contrast[lone], np.ones(len(lone))
+    of_lone = included.log_w[lone], included.pi[lone], included.kappa[lone], np.ones(len(lone))
     columns = np.concatenate([of_lone, (log_w, pi, kappa, counts)], axis=1)
     order = np.argsort(columns[0], kind="stable")
     log_w, pi, kappa, counts = columns.take(order, axis=1)
@@ -419,7 +419,7 @@ def _integrate_flows(
     def write_flows(ids: IntArray, values: FloatArray, changes: FloatArray) -> FloatArray:
         """Write the flows of classes `ids` to `flows`; return the three sums over these classes."""
         pi = included.pi[ids]
-        scales = pi * np.stack([(1.0 - pi) * included.contrast[ids], included.pi_ref - pi])
+        scales = pi * np.stack([(1.0 - pi) * included.kappa[ids], included.pi_ref - pi])
         parts = scales * values
         flows[ids] = parts.sum(axis=0)
         return np.array([flows[ids].sum(), np.abs(parts).sum(), np.abs(scales * changes).sum()])

@@ -242,22 +242,22 @@ def make_transform_bounds(
 
     `rounding` bounds the errors of the logs of the ratios.
     """
-    log_mean = math.log(draws.mean)
+    log_mean = math.log(draws.mean_ratio)
     with np.errstate(all="ignore"):
         # the last node: exp(-u S) has decayed for the smallest possible S
-        slowest = math.log(draws.num_draws) + float(np.logaddexp(draws.log_base, ratios.log_least))
+        slowest = math.log(draws.num_draws) + float(np.logaddexp(draws.log_base, ratios.log_r0))
         last = min(
             math.log(_UNDERFLOW_EXPONENT) - slowest, LARGEST_EXPONENT - math.log(draws.num_draws)
         )
         x = np.arange(_FIRST_LOG_RATE - math.log(draws.num_draws) - log_mean, last, _LOG_STEP)
         nodes = evaluate_nodes(draws, ratios, atoms, x, np.zeros_like(x))
-        digit_loss = np.exp(-nodes.log_transform_least)
+        digit_loss = np.exp(-nodes.log_scaled_transform)
     good = np.isfinite(nodes.excess) & (digit_loss < _MAX_DIGIT_LOSS)
     if not good.any():
         return None
     v, excess = nodes.v[good], nodes.excess[good]
     relative = 4.0 * rounding + TRANSFORM_ROUNDING
-    mean_exponent = v * draws.mean
+    mean_exponent = v * draws.mean_ratio
     error = relative * (excess + 2.0 * mean_exponent + digit_loss[good] - 1.0)
     with np.errstate(over="ignore", invalid="ignore"):
         p = np.expm1(excess)  # is of second order in v, and so must be the bound on its error
@@ -276,6 +276,6 @@ def make_transform_bounds(
         excess_high=excess + error,
         log_transform_low=log - log_error,
         log_transform_high=np.minimum(log + log_error, 0.0),
-        mean_ratio=draws.mean,
+        mean_ratio=draws.mean_ratio,
         step=_LOG_STEP,
     )

@@ -235,7 +235,7 @@ class _NodeSums(Pass):
             mse, error = integral_with_error(self.nodes.dx, *terms)
         none_left = 0.0
         if draws.scheme.divides_by_kept:
-            none_left = draws.label_draw**draws.num_draws * own_norm**2
+            none_left = draws.label_draw_prob**draws.num_draws * own_norm**2
         return self.means.compute_moments(mse + none_left, error + 4.0 * EPS * none_left)
 
 

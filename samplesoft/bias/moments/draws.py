@@ -60,7 +60,9 @@ class DrawQuadrature(NamedTuple):
 def make_draw_quadrature(draws: Draws) -> DrawQuadrature | None:
     """Return the quadrature for one draw, or None if p' is the same in every outcome."""
     scheme = draws.scheme
-    num_outcomes = np.count_nonzero(draws.drawn) + (scheme.random_count and draws.label_draw > 0.0)
+    num_outcomes = np.count_nonzero(draws.draw_probs) + (
+        scheme.random_count and draws.label_draw_prob > 0.0
+    )
     if num_outcomes <= 1 or (draws.other_mass == 0.0 and not scheme.draws_label):
         return None
     ratios = make_ratios(draws)
@@ -87,7 +89,7 @@ def draws_mean_square(draws: Draws, centred: FloatArray) -> tuple[float, float]:
     with np.errstate(under="ignore", over="ignore"):
         mse, error = integral_with_error(at_nodes.nodes.dx, *_integrand(draws, at_nodes, centred))
     if draws.scheme.divides_by_kept:  # with no accepted draw, p' is 1 on the label
-        no_draw_term = draws.label_draw**draws.num_draws * float(
+        no_draw_term = draws.label_draw_prob**draws.num_draws * float(
             squared_norms(centred[[draws.totals.label]])[0]
         )
         return mse + no_draw_term, error + 4.0 * EPS * no_draw_term
@@ -189,7 +191,7 @@ def _count_moments(draws: Draws, log_theta: FloatArray) -> tuple[FloatArray, Flo
     if not draws.scheme.divides_by_kept:
         return math.log(m) + m * log_theta, np.full(len(log_theta), float(m))
     log_mix = log_accepted_transform(draws, log_theta)
-    log_one = math.log(draws.other_draw) + log_theta
+    log_one = math.log(draws.other_draw_prob) + log_theta
     ratio = 1.0 + (m - 1) * np.exp(log_one - log_mix)
     return math.log(m) + log_one + (m - 1) * log_mix, ratio
 
@@ -209,7 +211,7 @@ def _label_coefficient(
         return base, base
     log_label_mass = nodes.x + draws.log_label + log_half
     with np.errstate(divide="ignore"):
-        log_above = np.log(np.abs(nodes.above)) - nodes.log_transform_least
+        log_above = np.log(np.abs(nodes.above)) - nodes.log_scaled_transform
     above = np.exp(log_label_mass + log_above)
     change: FloatArray = np.sign(nodes.above) * above
     if draws.scheme.corrects_label:
@@ -229,8 +231,8 @@ def class_coefficients(
     where r - R is computed as kappa (r + R). Otherwise it is the difference.
     """
     x = nodes.x[:, None]
-    q = draws.drawn[part]
-    kappa = ratios.contrast[part]
+    q = draws.draw_probs[part]
+    kappa = ratios.kappa[part]
     with np.errstate(divide="ignore", invalid="ignore"):
         log_r = np.where(q > 0.0, ratios.log_r[part], -np.inf)
         log_mass = np.where(q > 0.0, np.log(q), 0.0) + x + log_r + log_half  # of v e
@@ -292,7 +294,7 @@ def _inclusion_coefficients(
     x, pi, pi_ref = x[:, None], classes.pi[part], classes.pi_ref
     y = np.exp(np.minimum(x + classes.log_w[part], LARGEST_LOG))
     y_ref = np.exp(np.minimum(x + classes.log_w_ref, LARGEST_LOG))
-    away = classes.contrast[part] * (y + y_ref)  # y - y_ref
+    away = classes.kappa[part] * (y + y_ref)  # y - y_ref
     decay, decay_ref = np.exp(-y), np.exp(-y_ref)
     near = np.abs(away) < 1.0
     drop = np.where(near, decay_ref * np.expm1(-np.where(near, away, 0.0)), decay - decay_ref)

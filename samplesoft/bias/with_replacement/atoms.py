@@ -58,7 +58,7 @@ class Atoms:
 
 def panel_grid(centres: Ratios) -> tuple[float, int, int]:
     """Return the width, the first index and the number of the panels that cover all ratios."""
-    low, high = centres.span
+    low, high = centres.log_ratio_range
     # if all ratios are close to R, two narrow panels suffice, one on each side of R
     width = min(panels.WIDTH, 1.0000001 * max(-low, high, 1e-300))
     first = math.floor(low / width)
@@ -69,7 +69,7 @@ class PanelMoments:
     """The sums over classes of the third pass: Chebyshev moments of the weights of eq. (B22)."""
 
     def __init__(self, centres: Ratios) -> None:
-        require_width(centres.span[1] - centres.span[0])
+        require_width(centres.log_ratio_range[1] - centres.log_ratio_range[0])
         self.width, self.first, self.count = panel_grid(centres)
         self.panel_ids = np.empty(0, np.int64)  # (P,) the panels that contain classes
         self.sums = Sum((0, 3, panels.DEGREE))
@@ -77,7 +77,7 @@ class PanelMoments:
     def add(self, draws: Draws, ratios: Ratios) -> PanelMoments:
         """Add the classes of a chunk; return self."""
         panel_of_class, s = panels.place(ratios.log_distances, self.width, self.first, self.count)
-        occupied = np.bincount(panel_of_class, draws.drawn, self.count) > 0.0
+        occupied = np.bincount(panel_of_class, draws.draw_probs, self.count) > 0.0
         panel = (np.cumsum(occupied) - 1)[panel_of_class]
 
         def weighted_classes(part: slice) -> tuple[IntArray, FloatArray, FloatArray]:
@@ -122,8 +122,8 @@ class PanelMoments:
 def make_atoms(draws: Draws, ratios: Ratios) -> Atoms:
     """Return Chebyshev points as atoms, eq. (B22), or the classes if there are fewer of them."""
     width, _, count = panel_grid(ratios)
-    if count * panels.DEGREE > len(draws.drawn):
-        points, order = class_points(draws, ratios, draws.drawn > 0.0)
+    if count * panels.DEGREE > len(draws.draw_probs):
+        points, order = class_points(draws, ratios, draws.draw_probs > 0.0)
         return Atoms(width=width, panels=None, points=points, order=order)
     return PanelMoments(ratios).add(draws, ratios).finish(draws, ratios)
 
@@ -132,8 +132,8 @@ def _class_weights(draws: Draws, ratios: Ratios, part: Any) -> tuple[FloatArray,
     """Return the weights (3, k) of the classes of a slice or mask, and their zeta (k,)."""
     return panels.class_weights(
         ratios.log_distances[part],
-        draws.drawn[part],
-        ratios.contrast[part],
+        draws.draw_probs[part],
+        ratios.kappa[part],
         ratios.log_mean_distance,
         ratios.kappa_mean,
     )
@@ -146,7 +146,7 @@ def class_points(
 
     `selected` (n,) is a mask; a selected class must have a positive draw probability.
     """
-    t, kappa = ratios.log_distances[selected], ratios.contrast[selected]
+    t, kappa = ratios.log_distances[selected], ratios.kappa[selected]
     weights, zeta = _class_weights(draws, ratios, selected)
     return _sort_points(draws, ratios, weights, t, kappa, zeta)
 
@@ -194,7 +194,7 @@ def _sort_points(
         kappa, zeta = np.append(kappa, -1.0), np.append(zeta, -1.0)
         masked = draws.weightless * np.array([[1.0], [-1.0], [1.0]])
         weights = np.concatenate([weights, masked], axis=1)
-    centres = ratios.log_ref, ratios.log_mean - ratios.log_ref, ratios.log_least
+    centres = ratios.log_ref, ratios.log_mean - ratios.log_ref, ratios.log_r0
     rows = _write_points(weights, (t, kappa, zeta), centres)
     order = rows[4].argsort(kind="stable")
     return Points(*rows.take(order, axis=1)), order
@@ -206,15 +206,15 @@ def _write_points(weights: FloatArray, columns: Rows, centres: Floats) -> FloatA
 
     `columns` are t, kappa and zeta, each (A,). `centres` are log R, log(mean / R) and log r0.
     """
-    (t, kappa, zeta), (log_ref, t_mean, log_least) = columns, centres
+    (t, kappa, zeta), (log_ref, t_mean, log_r0) = columns, centres
     rows = np.empty((10, len(t)))
     for i in range(len(t)):
         rows[0, i], rows[1, i], rows[2, i] = weights[0, i], weights[1, i], weights[2, i]
         rows[5, i], rows[7, i] = kappa[i], zeta[i]
         log_sum_mean = max(t[i], t_mean) + math.log1p(math.exp(-abs(t[i] - t_mean))) + log_ref
         rows[3, i] = rows[4, i] = t[i] + log_ref
-        if log_least > -np.inf:
-            fraction_above = -math.expm1(min(log_least - log_ref - t[i], 0.0))
+        if log_r0 > -np.inf:
+            fraction_above = -math.expm1(min(log_r0 - log_ref - t[i], 0.0))
             rows[4, i] += math.log(fraction_above) if fraction_above > 0.0 else -np.inf
         rows[6, i] = max(t[i], 0.0) + math.log1p(math.exp(-abs(t[i]))) + log_ref
         rows[8, i] = log_sum_mean + (math.log(abs(zeta[i])) if zeta[i] != 0.0 else -np.inf)

@@ -38,9 +38,9 @@ def relative_ratios(
     drawn: FloatArray,
     probs: FloatArray,
     reference: Floats,
-    contrast: FloatArray,
+    kappas: FloatArray,
 ) -> tuple[FloatArray, FloatArray]:
-    """Write kappa_j = (r_j - R) / (r_j + R) into `contrast` (n,), and return sums and extremes.
+    """Write kappa_j = (r_j - R) / (r_j + R) into `kappas` (n,), and return sums and extremes.
 
     `reference` is the logit, q and log r of the class with ratio R. Classes with ``drawn == 0`` are
     skipped. The sums (6,) are over the classes of the slice. A near class is one with
@@ -64,7 +64,7 @@ def relative_ratios(
         d = deviation(t, logits[j], o_ref, q[j], q_ref)
         far = t >= LARGEST_EXPONENT
         kappa = 1.0 if far else d / (2.0 + d)
-        contrast[j] = kappa
+        kappas[j] = kappa
         sums[0] += math.exp(min(math.log(drawn[j]) + t, 709.0)) if far else drawn[j] * d
         # the kappa of near classes has the error `DEVIATION_ERROR`; that of far classes has the
         # error of log r, times d kappa / d log r = (1 - kappa**2) / 2

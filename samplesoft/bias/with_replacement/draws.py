@@ -138,16 +138,18 @@ class Draws:
     q: FloatArray  # (n,) the proposal, as the caller passed it
     log_probs: FloatArray  # (n,) the log-softmax, which is log e_j because Z = 1
     probs: FloatArray  # (n,) the softmax
-    drawn: FloatArray  # (n,) q_j of (B1): the probability that a draw is class j and has weight
+    draw_probs: (
+        FloatArray  # (n,) q_j of (B1): the probability that a draw is class j and has weight
+    )
     label: int | None  # index of the label in the arrays; None if it is in another chunk
     q_total: float  # the normaliser by which q is divided
     weightless: float  # probability that a draw adds nothing to S, as a masked accidental hit
     log_base: float  # log of the base mass; -inf without one
-    mean: float  # the expected ratio of one draw
+    mean_ratio: float  # the expected ratio of one draw
     other_mass: float  # softmax mass of all classes except the label, without cancellation
     log_label: float  # log of the label's softmax probability
-    label_draw: float  # probability that one draw from q is the label
-    other_draw: float  # probability that one draw from q is another class
+    label_draw_prob: float  # probability that one draw from q is the label
+    other_draw_prob: float  # probability that one draw from q is another class
     top: float  # the largest logit of all classes
     log_total: float  # log of the sum of exp(o - `top`) over all classes
 
@@ -164,12 +166,12 @@ class Draws:
     @property
     def expected_sum(self) -> float:
         """The expectation of S."""
-        return float(np.exp(self.log_base)) + self.mean
+        return float(np.exp(self.log_base)) + self.mean_ratio
 
     @property
     def log_r_label(self) -> float:
         """Log of the ratio of the label; only for schemes that draw the label."""
-        return self.log_label - math.log(self.label_draw)
+        return self.log_label - math.log(self.label_draw_prob)
 
     @property
     def max_log_prob(self) -> float:
@@ -183,7 +185,7 @@ class Draws:
         return max(float(largest), 0.0)
 
     @property
-    def draws_any(self) -> bool:
+    def draws_any_class(self) -> bool:
         """Whether any class has a ratio."""
         return len(self.totals.medians) > 0
 
@@ -192,7 +194,7 @@ class Draws:
         """The largest magnitude of the logs in the base mass; 0 without a base mass."""
         logs = [self.log_label] if self.scheme.label_in_sum else []
         if self.scheme.corrects_label:
-            logs += [float(np.log(self.num_draws)), float(np.log(self.label_draw))]
+            logs += [float(np.log(self.num_draws)), float(np.log(self.label_draw_prob))]
         return max(map(abs, logs), default=0.0)
 
     def log_of(self, logit: float) -> float:
@@ -230,42 +232,42 @@ def draws_of_chunk(totals: Totals, start: int, logits: FloatArray, q: FloatArray
     if log_label > -math.log(2.0):
         log_label = math.log1p(-other_mass)
     others, q_label = float(totals.q_others.value), totals.label_q
-    label_draw, other_draw = q_label / (others + q_label), others / (others + q_label)
+    label_draw_prob, other_draw_prob = q_label / (others + q_label), others / (others + q_label)
     with np.errstate(over="ignore"):
         log_probs: FloatArray = np.maximum(logits - top, _MIN_LOG_MASS)
     log_probs -= log_total
     probs = np.exp(log_probs)
-    weightless, mean, q_total = 0.0, other_mass, others + q_label
+    weightless, mean_ratio, q_total = 0.0, other_mass, others + q_label
     if scheme.excludes_label or scheme.divides_by_kept:
         q_total = others if others > 0.0 else 1.0
     elif scheme.draws_label:
-        mean = 1.0
+        mean_ratio = 1.0
     else:
-        weightless = label_draw
-    drawn = q / q_total
+        weightless = label_draw_prob
+    draw_probs = q / q_total
     has_label = 0 <= label < len(q)
     if has_label:
         log_probs[label], probs[label] = log_label, math.exp(log_label)
-        drawn[label] = label_draw if scheme.draws_label else 0.0
+        draw_probs[label] = label_draw_prob if scheme.draws_label else 0.0
     log_base = log_label if scheme.label_in_sum else -np.inf
     if scheme.corrects_label:
-        log_base = log_base - np.log(m) - np.log(label_draw)
+        log_base = log_base - np.log(m) - np.log(label_draw_prob)
     return Draws(
         totals=totals,
         logits=logits,
         q=q,
         log_probs=log_probs,
         probs=probs,
-        drawn=drawn,
+        draw_probs=draw_probs,
         label=label if has_label else None,
         q_total=q_total,
         weightless=weightless,
         log_base=log_base,
-        mean=mean,
+        mean_ratio=mean_ratio,
         other_mass=other_mass,
         log_label=log_label,
-        label_draw=label_draw,
-        other_draw=other_draw,
+        label_draw_prob=label_draw_prob,
+        other_draw_prob=other_draw_prob,
         top=top,
         log_total=log_total,
     )

@@ -62,13 +62,13 @@ def with_replacement_bias(
         return row
     ratios = make_ratios(draws)
     atoms = make_atoms(draws, ratios)
-    drawn, drawn_ratios, pairs = draws, ratios, None
+    flow_draws, flow_ratios, pairs = draws, ratios, None
     if scheme.label_is_a_draw:
-        drawn, drawn_ratios = pair_with_label(draws, ratios)
+        flow_draws, flow_ratios = pair_with_label(draws, ratios)
         pairs = Pairs(
-            draws=drawn,
-            ratios=drawn_ratios,
-            atoms=unscale_pairs(draws, make_atoms(drawn, drawn_ratios)),
+            draws=flow_draws,
+            ratios=flow_ratios,
+            atoms=unscale_pairs(draws, make_atoms(flow_draws, flow_ratios)),
         )
     integral = Integral(draws, ratios, atoms, pairs)
     best = None
@@ -76,7 +76,7 @@ def with_replacement_bias(
         all="ignore"
     ):  # a result that is not finite has no finite error, and is dropped
         for flows in integral.attempts():
-            bias = bias_of_classes(flows, drawn, drawn_ratios)
+            bias = bias_of_classes(flows, flow_draws, flow_ratios)
             row, is_enough = integral.estimate(flows, bias, float(np.abs(bias).sum()))
             best = better_of(best, row)
             if is_enough:
@@ -92,7 +92,9 @@ def loses_digits(error: Any, size: Any) -> Any:
 
 def trivial_bias(draws: Draws) -> ExampleBias | None:
     """Return the exact bias if all outcomes of the draws give the same p', else None."""
-    if draws.scheme.divides_by_kept and not draws.draws_any:  # S is the label alone, the loss is 0
+    if (
+        draws.scheme.divides_by_kept and not draws.draws_any_class
+    ):  # S is the label alone, the loss is 0
         bias = -draws.probs
         if draws.label is not None:
             bias[draws.label] = draws.other_mass
@@ -167,7 +169,7 @@ class Integral:
         # rounding of the terms of the loss bias, in which each ratio is weighted by the softmax
         self.loss_unit = max(unit, rounding_at(draws.max_log_prob))
         # error of the flows that is due to the error of kappa, and so of r - R
-        self.contrast_unit = errors / size if size > 0.0 else 0.0
+        self.kappa_unit = errors / size if size > 0.0 else 0.0
         # error of the loss bias that is due to the error of r - mean
         self.deviation_unit = math.sqrt(squares) / spread if spread > 0.0 else 0.0
 
@@ -208,7 +210,7 @@ class Integral:
         # the terms of a jackknife cancel, so compare the error with their sum, not their magnitudes
         enough = RELATIVE_TOLERANCE * (abs(float(terms.sum())) if is_jackknife else size)
         is_enough = is_enough and loss_error <= enough + 4.0 * loss_unit * size
-        error += self.contrast_unit * flows.class_size + none_accepted_error(draws)
+        error += self.kappa_unit * flows.class_size + none_accepted_error(draws)
         loss_error += self.deviation_unit * float(np.abs(terms).sum())
         row = ExampleBias(
             bias=bias,
@@ -224,9 +226,11 @@ def _integrate_flows(
     draws: Draws, ratios: Ratios, atoms: Atoms, nodes: Nodes, weights: NodeWeights
 ) -> Flows:
     """Return the flows that follow from one set of weights of the nodes."""
-    points, log_d_ref = atoms.points, float(ratios.log_above_least[0])
+    points = atoms.points
     tilted = nodes.tilted if isinstance(nodes, TiltedNodes) else None
-    over_nodes = atom_integrals(nodes.x, weights.coefficients, tilted, points, log_d_ref)
+    over_nodes = atom_integrals(
+        nodes.x, weights.coefficients, tilted, points, ratios.log_ref_above_r0
+    )
     weight = np.abs(points.q_kappa)
     # no BLAS here, because its last bits depend on the number of threads
     coarse = float((weight * np.abs(over_nodes.full - over_nodes.half)).sum())
@@ -256,11 +260,11 @@ def bias_of_classes(
     all classes of the example except the label.
     """
     atoms = flows.atoms
-    class_flows = draws.drawn * ratios.contrast
+    class_flows = draws.draw_probs * ratios.kappa
     total = flows.total
     if atoms.panels is None:
         # each drawn class is an atom; one more atom may represent weightless draws
-        active = draws.drawn > 0.0
+        active = draws.draw_probs > 0.0
         by_class = np.empty(len(atoms.order))
         by_class[atoms.order] = flows.values
         class_flows[active] *= by_class[: active.sum()]
@@ -306,17 +310,19 @@ def pair_with_label(draws: Draws, ratios: Ratios) -> tuple[Draws, Ratios]:
     ratio_label = math.exp(min(distance, LARGEST_EXPONENT))
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         ratio = np.exp(np.minimum(ratios.log_r - log_ref, LARGEST_EXPONENT))
-        kappa = ratios.contrast
+        kappa = ratios.kappa
         # r / R - 1 cancels where r is near R, so take 2 kappa / (1 - kappa) for |kappa| < 1/2
         above = np.where(np.abs(kappa) < 0.5, 2.0 * kappa / (1.0 - kappa), ratio - 1.0)
         # r_j + r_t - R cancels if the larger of the two is near R: add the smaller to (larger - R)
         rise = np.where(ratio < ratio_label, ratio + above_label, above + ratio_label)
-        contrast = rise / (ratio + ratio_label + 1.0)
+        pair_kappa = rise / (ratio + ratio_label + 1.0)
         log_r = np.logaddexp(ratios.log_r, log_r_label)
-        drawn = np.exp(draws.log_probs - (log_r - _log_pair_scale(log_r_label)))
+        draw_probs = np.exp(draws.log_probs - (log_r - _log_pair_scale(log_r_label)))
     if draws.label is not None:
-        drawn[draws.label] = 0.0
-    low, high = np.logaddexp(ratios.span, distance).tolist()
-    near = max(abs(low), abs(high)) < 2.0 * math.atanh(MAX_NEAR_RATIO_KAPPA)
-    shifted = replace(ratios, log_r=log_r, contrast=contrast, near=near, span=(low, high))
-    return replace(draws, drawn=drawn), shifted
+        draw_probs[draws.label] = 0.0
+    low, high = np.logaddexp(ratios.log_ratio_range, distance).tolist()
+    all_near = max(abs(low), abs(high)) < 2.0 * math.atanh(MAX_NEAR_RATIO_KAPPA)
+    shifted = replace(
+        ratios, log_r=log_r, kappa=pair_kappa, all_near=all_near, log_ratio_range=(low, high)
+    )
+    return replace(draws, draw_probs=draw_probs), shifted

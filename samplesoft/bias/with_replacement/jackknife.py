@@ -135,7 +135,7 @@ def _apply_to_label(
     coefficients: FloatArray, nodes: TiltedNodes, v_base: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """Return the terms of the label, eq. (B16) with D = 1 - psi_R, and their magnitudes, (K,)."""
-    psi_ref = np.exp(nodes.log_psi_ref + nodes.log_transform_least)  # exp(-v (R - r0))
+    psi_ref = np.exp(nodes.log_psi_ref + nodes.log_scaled_transform)  # exp(-v (R - r0))
     lead = np.where(psi_ref > 0.0, nodes.lead, 0.0)
     with np.errstate(all="ignore"):
         second_derivative = np.stack(

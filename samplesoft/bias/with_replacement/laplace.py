@@ -84,17 +84,22 @@ class AtomIntegrals(NamedTuple):
 
 
 def node_sums(
-    x: FloatArray, points: Points, log_above_least: FloatArray, with_moments: bool = True
+    x: FloatArray,
+    points: Points,
+    log_ref_above_r0: float,
+    log_mean_above_r0: float,
+    with_moments: bool = True,
 ) -> NodeSums:
     """Return the sums over the atoms at each node `x` = log v (K,).
 
-    `log_above_least` (2,) is log(R - r0) and log(mean - r0). Without `with_moments`, the fields
-    that only the cumulants need are 0.
+    The two logs are log(R - r0) and log(mean - r0). Without `with_moments`, the fields that only
+    the cumulants need are 0.
     """
+    log_distances = np.array([log_ref_above_r0, log_mean_above_r0])
     plain, moments = np.zeros((4, len(x))), np.zeros((7, len(x)))
     workspace, block = np.empty((24, len(points.q) + 1)), np.empty((9, _ATOMS_PER_BLOCK))
     sums_at_nodes(
-        x, points, log_above_least, plain, moments if with_moments else None, workspace, block
+        x, points, log_distances, plain, moments if with_moments else None, workspace, block
     )
     return NodeSums(
         transform=plain[0],
@@ -116,17 +121,17 @@ def atom_integrals(
     coefficients: FloatArray,
     tilted: FloatArray | None,
     points: Points,
-    log_d_ref: float,
+    log_ref_above_r0: float,
 ) -> AtomIntegrals:
     """Return the integrals over the nodes `x` = log v (K,) at each atom.
 
     The integrand is v r T exp(v r0) (c0 D + c1 v D' + c2 v**2 D'') / kappa for D = psi - psi_R,
     eq. (B23). `coefficients` (K, 6) are c0, c1 and c2, and then the magnitudes of the terms from
     which each was computed. `tilted` (K, 5) is `TiltedNodes.tilted`, or None if c1 = c2 = 0, which
-    holds for all schemes except the jackknives. `log_d_ref` is log(R - r0).
+    holds for all schemes except the jackknives. `log_ref_above_r0` is log(R - r0).
     """
     num = len(points.q)
-    integrals, reference = np.zeros((3, num)), np.array([log_d_ref])
+    integrals, reference = np.zeros((3, num)), np.array([log_ref_above_r0])
     of_nodes, of_atoms, block = (
         np.empty((12, len(x) + 1)),
         np.empty((6, num)),
@@ -442,7 +447,7 @@ def _write_far_terms(
     x: FloatArray,
     coefficients: FloatArray,
     tilted: FloatArray | None,
-    log_d_ref: float,
+    log_ref_above_r0: float,
     at_flat: FloatArray,
     at_gone: FloatArray,
 ) -> None:
@@ -456,7 +461,7 @@ def _write_far_terms(
         c = coefficients[k]
         if c[0] == 0.0 and c[1] == 0.0 and c[2] == 0.0:
             continue
-        d_ref = scaled(x[k], log_d_ref)
+        d_ref = scaled(x[k], log_ref_above_r0)
         decay_ref = math.exp(-d_ref)
         if tilted is None:
             at_gone[0, k] = -decay_ref * c[0]
@@ -481,7 +486,7 @@ def _write_far_terms(
                     derivative_terms, -derivative_terms.mean, derivative_terms.mean
                 )
                 value, size = value + at_gone[0, k], size + at_gone[2, k]
-        if x[k] + log_d_ref >= FLAT:  # otherwise `near_atoms` counts no atom as flat
+        if x[k] + log_ref_above_r0 >= FLAT:  # otherwise `near_atoms` counts no atom as flat
             at_flat[0, k], at_flat[2, k] = value, size
         if tilted is None or (c[1] == 0.0 and c[2] == 0.0):
             at_flat[2, k], at_gone[2, k] = abs(at_flat[0, k]), abs(at_gone[0, k])

@@ -58,8 +58,10 @@ def make_node_weights(draws: Draws, nodes: Nodes) -> NodeWeights:
     elif scheme.corrects_label:
         # 1 - m q_t psi_R cancels for m = 1 and q_t near 1: take (1 - psi_R) - (m q_t - 1) psi_R,
         # times T exp(v r0)
-        decay_ref = np.exp(nodes.log_psi_ref + nodes.log_transform_least)  # exp(-v (R - r0))
-        beyond_one = (draws.num_draws - 1) * draws.label_draw - draws.other_draw  # m q_t - 1
+        decay_ref = np.exp(nodes.log_psi_ref + nodes.log_scaled_transform)  # exp(-v (R - r0))
+        beyond_one = (
+            draws.num_draws - 1
+        ) * draws.label_draw_prob - draws.other_draw_prob  # m q_t - 1
         label_terms = terms * (nodes.above - beyond_one * decay_ref)
     else:
         label_terms = terms * nodes.above
@@ -108,7 +110,7 @@ def _corrected_loss_offset(draws: Draws) -> tuple[float, float]:
     d = k - o if the scheme draws the label, and d = o (k - 1) otherwise.
     """
     p_label, other = math.exp(draws.log_label), draws.other_mass
-    expected = draws.num_draws * draws.label_draw
+    expected = draws.num_draws * draws.label_draw_prob
     gain, loss_of_mass = (
         (expected, other) if draws.scheme.draws_label else (other * expected, other)
     )
@@ -134,7 +136,7 @@ def exponent_sizes(sizes: FloatArray, exponents: FloatArray) -> FloatArray:
 
 def log_first_draw(nodes: Nodes, log_theta: FloatArray) -> FloatArray:
     """Return log(theta / (T exp(v r0))), the log of the factor of a draw that psi multiplies."""
-    return log_theta - nodes.log_transform - nodes.v_least
+    return log_theta - nodes.log_transform - nodes.v_r0
 
 
 def _draw_weights(
@@ -154,8 +156,10 @@ def _draw_weights(
         log_accepted_transform(draws, log_theta),
         log_accepted_transform(draws, -nodes.v),
     )
-    weight = m * draws.other_draw * np.exp(log_first_draw(nodes, log_draws) + (m - 1) * log_mix)
-    growth = np.log(draws.other_draw) - nodes.v - limit
+    weight = (
+        m * draws.other_draw_prob * np.exp(log_first_draw(nodes, log_draws) + (m - 1) * log_mix)
+    )
+    growth = np.log(draws.other_draw_prob) - nodes.v - limit
     ratio = np.log1p(np.exp(growth) * np.expm1(np.minimum(nodes.excess, 1.0)))
     ratio = np.where(nodes.excess < 1.0, ratio, np.inf)
     return weight, difference_of_exp(m * log_mix, m * limit, m * ratio)
@@ -168,8 +172,10 @@ def log_accepted_transform(draws: Draws, log_theta: FloatArray) -> FloatArray:
     take log1p((1 - q_t) expm1(log theta)) instead.
     """
     with np.errstate(divide="ignore"):
-        far = np.logaddexp(np.log(draws.label_draw), np.log(draws.other_draw) + log_theta)
-        return np.where(log_theta < -0.5, far, np.log1p(draws.other_draw * np.expm1(log_theta)))
+        far = np.logaddexp(np.log(draws.label_draw_prob), np.log(draws.other_draw_prob) + log_theta)
+        return np.where(
+            log_theta < -0.5, far, np.log1p(draws.other_draw_prob * np.expm1(log_theta))
+        )
 
 
 @njit
@@ -255,6 +261,6 @@ def _log_prob_none_accepted(draws: Draws) -> float:
     log q_t loses digits where q_t is near 1. For q_t > 1/2 take log1p(-(1 - q_t)) instead.
     """
     with np.errstate(divide="ignore"):
-        if draws.label_draw > 0.5:
-            return draws.num_draws * float(np.log1p(-draws.other_draw))
-        return draws.num_draws * float(np.log(draws.label_draw))
+        if draws.label_draw_prob > 0.5:
+            return draws.num_draws * float(np.log1p(-draws.other_draw_prob))
+        return draws.num_draws * float(np.log(draws.label_draw_prob))

@@ -47,9 +47,9 @@ class Nodes:
     x: FloatArray  # log v
     dx: FloatArray  # weight of each node in an integral over dv / v
     v: FloatArray
-    v_least: FloatArray  # v r0
+    v_r0: FloatArray  # v r0
     log_transform: FloatArray  # log T, with T = sum q exp(-v r)
-    log_transform_least: FloatArray  # log of T exp(v r0) = sum q exp(-v (r - r0)), eq. (B18)
+    log_scaled_transform: FloatArray  # log of T exp(v r0) = sum q exp(-v (r - r0)), eq. (B18)
     log_psi_ref: FloatArray  # log psi_R, with psi_R = exp(-v R) / T
     above: FloatArray  # T exp(v r0) (1 - psi_R), as sum q (exp(-v (r - r0)) - exp(-v (R - r0)))
     excess: FloatArray  # log T + v (mean ratio), at least 0, eq. (B20)
@@ -67,7 +67,7 @@ class TiltedNodes(Nodes):
     mean: FloatArray  # v times the tilted mean
     variance: FloatArray  # v**2 times the tilted variance
     skew: FloatArray  # v**3 times the third tilted cumulant
-    above_least: FloatArray  # v (tilted mean - r0)
+    mean_above_r0: FloatArray  # v (tilted mean - r0)
     lead: FloatArray  # v (R - tilted mean)
     variance_size: FloatArray
     skew_size: FloatArray
@@ -79,9 +79,9 @@ class TiltedNodes(Nodes):
     def tilted(self) -> FloatArray:
         """The columns that `atom_integrals` needs, (K, 5).
 
-        They are `above_least`, `lead`, `variance`, `lead_size` and `variance_size`.
+        They are `mean_above_r0`, `lead`, `variance`, `lead_size` and `variance_size`.
         """
-        columns = self.above_least, self.lead, self.variance, self.lead_size, self.variance_size
+        columns = self.mean_above_r0, self.lead, self.variance, self.lead_size, self.variance_size
         return np.stack(columns, axis=1)
 
 
@@ -92,7 +92,7 @@ def compute_decay_rates(draws: Draws, ratios: Ratios) -> tuple[float, float]:
     least_count = 1 if draws.scheme.divides_by_kept else max(draws.num_draws - 1, 1)
     base = -np.inf if draws.scheme.label_is_a_draw else draws.log_base
     typical = math.log(draws.num_draws) + float(np.log(draws.expected_sum))
-    return typical, math.log(least_count) + float(np.logaddexp(base, ratios.log_least))
+    return typical, math.log(least_count) + float(np.logaddexp(base, ratios.log_r0))
 
 
 def make_nodes(draws: Draws, ratios: Ratios, atoms: Atoms, step: float) -> Nodes:
@@ -114,23 +114,22 @@ def evaluate_nodes(
     The result is a `TiltedNodes` if the scheme is a jackknife.
     """
     tilted = draws.scheme.jackknife
-    sums = node_sums(x, atoms.points, ratios.log_above_least, tilted)
+    log_ref_above_r0, log_mean_above_r0 = ratios.log_ref_above_r0, ratios.log_mean_above_r0
+    sums = node_sums(x, atoms.points, log_ref_above_r0, log_mean_above_r0, tilted)
     # classes in chunks are not in memory; only their bias is computed, and it tolerates the noise
     on_panels = atoms.panels is not None and atoms.width > _MAX_NOISELESS_WIDTH
     if len(ratios.log_r) > 0 and on_panels and len(x) > 0:
         _replace_noise(draws, ratios, atoms, x, sums)
     columns = sums.transform, sums.drop, sums.excess
-    centres = ratios.log_least, *ratios.log_above_least
-    v, v_least, log_t, log_t_least, log_psi_ref, excess, d_mean = _transform_logs(
-        x, columns, centres
-    )
+    centres = ratios.log_r0, log_ref_above_r0, log_mean_above_r0
+    v, v_r0, log_t, log_scaled_t, log_psi_ref, excess, d_mean = _transform_logs(x, columns, centres)
     nodes = Nodes(
         x=x,
         dx=dx,
         v=v,
-        v_least=v_least,
+        v_r0=v_r0,
         log_transform=log_t,
-        log_transform_least=log_t_least,
+        log_scaled_transform=log_scaled_t,
         log_psi_ref=log_psi_ref,
         above=sums.above,
         excess=excess,
@@ -148,12 +147,18 @@ def _replace_noise(
     compared with a small T, and the integrand is divided by T if there are few draws.
     """
     with np.errstate(all="ignore"):
-        v_least = np.exp(x + ratios.log_least)
-        log_transform = np.log(np.maximum(sums.transform, 1e-307)) - v_least
+        v_r0 = np.exp(x + ratios.log_r0)
+        log_transform = np.log(np.maximum(sums.transform, 1e-307)) - v_r0
     noisy = noisy_nodes(x, log_transform)
     if len(noisy):
         points = _atoms_with_low_classes(draws, ratios, atoms, float(x[noisy].min()))
-        exact = node_sums(x[noisy], points, ratios.log_above_least, draws.scheme.jackknife)
+        exact = node_sums(
+            x[noisy],
+            points,
+            ratios.log_ref_above_r0,
+            ratios.log_mean_above_r0,
+            draws.scheme.jackknife,
+        )
         for column, values in zip(sums, exact, strict=True):
             column[noisy] = values
 
@@ -176,10 +181,14 @@ def _atoms_with_low_classes(draws: Draws, ratios: Ratios, atoms: Atoms, x: float
     smallest ratio. Panels with a noise far below this term remain panels.
     """
     assert atoms.panels is not None
-    log_margin = math.log(_LOG_NOISE_MARGIN - math.log(ratios.drawn_at_min)) - x - ratios.log_ref
-    last = min(float(np.logaddexp(ratios.span[0], log_margin)), ratios.span[1])
+    log_margin = (
+        math.log(_LOG_NOISE_MARGIN - math.log(ratios.min_ratio_draw_prob)) - x - ratios.log_ref
+    )
+    last = min(
+        float(np.logaddexp(ratios.log_ratio_range[0], log_margin)), ratios.log_ratio_range[1]
+    )
     first_high = math.floor(last / atoms.width) + 1
-    low = (draws.drawn > 0.0) & (np.floor(ratios.log_distances / atoms.width) < first_high)
+    low = (draws.draw_probs > 0.0) & (np.floor(ratios.log_distances / atoms.width) < first_high)
     classes_below = class_points(draws, ratios, low)[0]
     of_panel = atoms.order // panels.DEGREE  # the atom of weightless draws is in no panel
     in_panel = of_panel < len(atoms.panels)
@@ -198,7 +207,7 @@ def _exp(x: float) -> float:
 def _transform_logs(x: FloatArray, columns: Rows, centres: Floats) -> FloatArray:
     """Return fields of `Nodes` as rows, (7, K).
 
-    The rows are `v`, `v_least`, `log_transform`, `log_transform_least`, `log_psi_ref`, `excess`,
+    The rows are `v`, `v_r0`, `log_transform`, `log_scaled_transform`, `log_psi_ref`, `excess`,
     and v (mean - r0). `columns` are the fields `transform`, `drop` and `excess` of `NodeSums`, and
     `centres` are the logs of r0, of R - r0 and of mean - r0.
     """
@@ -206,18 +215,18 @@ def _transform_logs(x: FloatArray, columns: Rows, centres: Floats) -> FloatArray
     rows = np.empty((7, len(x)))
     for k in range(len(x)):
         # v r0, v (R - r0) and v (mean - r0)
-        v_least, d_ref = _exp(x[k] + centres[0]), _exp(x[k] + centres[1])
+        v_r0, d_ref = _exp(x[k] + centres[0]), _exp(x[k] + centres[1])
         d_mean = scaled(x[k], centres[2])
         # Rounding may make T exp(v r0) negative where it is tiny. Its log loses digits where it is
         # near 1, so take log1p(T exp(v r0) - 1) where it is above 1/2
-        log_t_least = math.log(1e-307 if transform[k] < 1e-307 else transform[k])
+        log_scaled_t = math.log(1e-307 if transform[k] < 1e-307 else transform[k])
         if drop[k] > -0.5:
-            log_t_least = math.log1p(drop[k])
+            log_scaled_t = math.log1p(drop[k])
         near = math.log1p(0.0 if excess[k] < 0.0 else excess[k])
-        rows[0, k], rows[1, k], rows[3, k] = scaled(x[k], 0.0), v_least, log_t_least
-        rows[2, k] = log_t_least - v_least
-        rows[4, k] = -d_ref - log_t_least
-        rows[5, k] = near if d_mean < CENTRED_LIMIT else log_t_least + d_mean
+        rows[0, k], rows[1, k], rows[3, k] = scaled(x[k], 0.0), v_r0, log_scaled_t
+        rows[2, k] = log_scaled_t - v_r0
+        rows[4, k] = -d_ref - log_scaled_t
+        rows[5, k] = near if d_mean < CENTRED_LIMIT else log_scaled_t + d_mean
         rows[6, k] = d_mean
     return rows
 
@@ -226,28 +235,28 @@ def _with_cumulants(
     ratios: Ratios, nodes: Nodes, sums: NodeSums, d_mean: FloatArray
 ) -> TiltedNodes:
     """Return the nodes with the cumulants of the tilted distribution; `d_mean` is v (mean - r0)."""
-    x, log_t_least, p = nodes.x, nodes.log_transform_least, np.maximum(sums.excess, 0.0)
+    x, log_scaled_t, p = nodes.x, nodes.log_scaled_transform, np.maximum(sums.excess, 0.0)
     with np.errstate(over="ignore", under="ignore"):
         v_ref = np.exp(np.minimum(x + ratios.log_ref, LARGEST_EXPONENT))
         v_mean = np.exp(np.minimum(x + ratios.log_mean, LARGEST_EXPONENT))
     # Cumulants lose digits if they are measured far from the tilted mean. So measure them from the
     # mean ratio or from r0, whichever is nearer
     h = sums.tangent
-    near = (d_mean < CENTRED_LIMIT) & ((p + h) / (1.0 + p) <= sums.first * np.exp(-log_t_least))
-    total = np.where(near, 1.0 + p, np.exp(log_t_least))
+    near = (d_mean < CENTRED_LIMIT) & ((p + h) / (1.0 + p) <= sums.first * np.exp(-log_scaled_t))
+    total = np.where(near, 1.0 + p, np.exp(log_scaled_t))
     first = np.where(near, -(p + h), sums.first) / total
     second = np.where(near, sums.square, sums.second) / total
     third = np.where(near, sums.cube, sums.third) / total
     variance = np.maximum(second - first**2, 0.0)
     rest = excess_decay(np.log1p(p))  # equals log(1 + p) - p / (1 + p), which cancels
-    gap = np.where(near, rest - h / (1.0 + p), log_t_least + first)
+    gap = np.where(near, rest - h / (1.0 + p), log_scaled_t + first)
     from_mean = np.where(near, -first, d_mean - first)  # v (mean - tilted mean)
     return TiltedNodes(
         **vars(nodes),
-        mean=np.where(near, v_mean + first, nodes.v_least + first),
+        mean=np.where(near, v_mean + first, nodes.v_r0 + first),
         variance=variance,
         skew=third - 3.0 * first * second + 2.0 * first**3,
-        above_least=np.where(near, d_mean + first, first),
+        mean_above_r0=np.where(near, d_mean + first, first),
         # R - mean and mean - tilted mean are known, so their sum needs no subtraction of ratios
         lead=-ratios.mean_deviation * v_ref + from_mean,
         variance_size=second + first**2,

@@ -33,27 +33,27 @@ class Ratios:
     reference: Floats  # the logit and q of the class whose ratio is R, and log R
     mean_deviation: float  # (mean ratio of a draw) / R - 1
     log_mean: float  # log of the mean ratio of a draw
-    log_least: float  # log of r0, a lower bound on all ratios; -inf with weightless draws
-    near: bool  # whether |kappa| of every class is below `MAX_NEAR_RATIO_KAPPA`
-    span: tuple[float, float]  # the smallest and the largest log(r / R)
-    drawn_at_min: float  # probability of drawing the class with the smallest ratio
+    log_r0: float  # log of r0, a lower bound on all ratios; -inf with weightless draws
+    all_near: bool  # whether |kappa| of every class is below `MAX_NEAR_RATIO_KAPPA`
+    log_ratio_range: tuple[float, float]  # the smallest and the largest log(r / R)
+    min_ratio_draw_prob: float  # probability of drawing the class with the smallest ratio
     error_sums: FloatArray  # (5,) the sums for error estimates that `relative_ratios` returns
     log_r: FloatArray  # (n,) log of each ratio
-    contrast: FloatArray  # (n,) kappa = (r - R) / (r + R)
+    kappa: FloatArray  # (n,) kappa = (r - R) / (r + R)
 
-    def of_classes(self, log_r: FloatArray, contrast: FloatArray) -> Ratios:
+    def of_classes(self, log_r: FloatArray, kappa: FloatArray) -> Ratios:
         """Return `Ratios` of other classes (n,) with the same centres."""
         return Ratios(
             reference=self.reference,
             mean_deviation=self.mean_deviation,
             log_mean=self.log_mean,
-            log_least=self.log_least,
-            near=self.near,
-            span=self.span,
-            drawn_at_min=self.drawn_at_min,
+            log_r0=self.log_r0,
+            all_near=self.all_near,
+            log_ratio_range=self.log_ratio_range,
+            min_ratio_draw_prob=self.min_ratio_draw_prob,
             error_sums=self.error_sums,
             log_r=log_r,
-            contrast=contrast,
+            kappa=kappa,
         )
 
     @property
@@ -73,17 +73,25 @@ class Ratios:
             return float(np.log1p(self.mean_deviation))
         return self.log_mean - self.log_ref
 
-    @cached_property
-    def log_above_least(self) -> FloatArray:
-        """Log (R - r0) and log (mean - r0)."""
-        upper = np.array([self.log_ref, self.log_mean])
+    @property
+    def log_ref_above_r0(self) -> float:
+        """Log of R - r0."""
         with np.errstate(divide="ignore"):
-            parts = -np.expm1(np.minimum(self.log_least - upper, 0.0))  # 1 - r0 / upper
-            above: FloatArray = upper + np.log(parts)
+            return float(self.log_ref + np.log(self._fraction_above_r0(self.log_ref)))
+
+    @property
+    def log_mean_above_r0(self) -> float:
+        """Log of (mean ratio) - r0."""
+        with np.errstate(divide="ignore"):
             if self.mean_deviation > -0.5:
                 # mean - r0 = (R - r0) + (mean - R), without cancellation
-                above[1] = self.log_ref + np.log(max(parts[0] + self.mean_deviation, 0.0))
-        return above
+                fraction = self._fraction_above_r0(self.log_ref) + self.mean_deviation
+                return float(self.log_ref + np.log(max(fraction, 0.0)))
+            return float(self.log_mean + np.log(self._fraction_above_r0(self.log_mean)))
+
+    def _fraction_above_r0(self, log_centre: float) -> float:
+        """Return 1 - r0 / centre, given the log of a centre."""
+        return float(-np.expm1(min(self.log_r0 - log_centre, 0.0)))
 
     @cached_property
     def log_distances(self) -> FloatArray:
@@ -92,8 +100,8 @@ class Ratios:
         The difference log r - log R loses digits where r is near R. So 2 artanh(kappa) is taken if
         all ratios are near R.
         """
-        if self.near:
-            return 2.0 * np.arctanh(self.contrast)
+        if self.all_near:
+            return 2.0 * np.arctanh(self.kappa)
         return self.log_r - self.log_ref
 
 
@@ -118,18 +126,18 @@ class RatioStatistics:
         drawn = q_ref / draws.q_total
         self.reference = o_ref, q_ref, float(log_p - math.log(drawn))
         self.weightless = draws.weightless
-        self.log_mean = float(np.log(draws.mean))
+        self.log_mean = float(np.log(draws.mean_ratio))
         self.sums = Sum((6,))
         # min and max of log r, min and max of kappa, and the draw probability of the smallest ratio
         self.extremes = _NO_EXTREMES
 
     def add(self, draws: Draws) -> tuple[FloatArray, FloatArray]:
         """Add the classes of a chunk; return their log r and their kappa, both (n,)."""
-        log_r, contrast, slices = _measure(draws, self.reference)
+        log_r, kappa, slices = _measure(draws, self.reference)
         for sums, extremes in slices:
             self.sums.add(sums)
             self._merge_extremes(extremes)
-        return log_r, contrast
+        return log_r, kappa
 
     def merge(self, other: RatioStatistics) -> RatioStatistics:
         """Add the sums of `other`, which are over other classes; return self."""
@@ -156,26 +164,26 @@ class RatioStatistics:
             log_mean = log_ref + math.log1p(mean_deviation)
         else:  # the sum has cancelled, because the mean is far below R: take the mean of `Draws`
             log_mean = self.log_mean
-        low, high, least_kappa, largest_kappa, drawn_at_min = self.extremes.tolist()
-        near = max(abs(least_kappa), abs(largest_kappa)) < MAX_NEAR_RATIO_KAPPA
-        span = low - log_ref, high - log_ref
-        if near:
-            span = 2.0 * math.atanh(least_kappa), 2.0 * math.atanh(largest_kappa)
-        log_least = -math.inf
+        low, high, least_kappa, largest_kappa, min_ratio_draw_prob = self.extremes.tolist()
+        all_near = max(abs(least_kappa), abs(largest_kappa)) < MAX_NEAR_RATIO_KAPPA
+        log_ratio_range = low - log_ref, high - log_ref
+        if all_near:
+            log_ratio_range = 2.0 * math.atanh(least_kappa), 2.0 * math.atanh(largest_kappa)
+        log_r0 = -math.inf
         if not self.weightless:
             # take the lower edge of the lowest panel, because no atom lies below it
-            log_least = log_ref + panels.WIDTH * math.floor(span[0] / panels.WIDTH)
+            log_r0 = log_ref + panels.WIDTH * math.floor(log_ratio_range[0] / panels.WIDTH)
         return Ratios(
             reference=self.reference,
             mean_deviation=mean_deviation,
             log_mean=log_mean,
-            log_least=log_least,
-            near=near,
-            span=span,
-            drawn_at_min=drawn_at_min,
+            log_r0=log_r0,
+            all_near=all_near,
+            log_ratio_range=log_ratio_range,
+            min_ratio_draw_prob=min_ratio_draw_prob,
             error_sums=sums[1:],
             log_r=_NO_CLASSES,
-            contrast=_NO_CLASSES,
+            kappa=_NO_CLASSES,
         )
 
 
@@ -187,31 +195,31 @@ def _measure(
     The sums and extremes are those that `relative_ratios` returns.
     """
     with np.errstate(divide="ignore"):
-        log_r = draws.log_probs - np.log(draws.drawn)
-    contrast = np.zeros(len(log_r))
+        log_r = draws.log_probs - np.log(draws.draw_probs)
+    kappa = np.zeros(len(log_r))
 
     def work(part: slice) -> tuple[FloatArray, FloatArray]:
         return relative_ratios(
             draws.logits[part],
             log_r[part],
             draws.q[part],
-            draws.drawn[part],
+            draws.draw_probs[part],
             draws.probs[part],
             reference,
-            contrast[part],
+            kappa[part],
         )
 
-    return log_r, contrast, list(map_classes(work, len(log_r)))
+    return log_r, kappa, list(map_classes(work, len(log_r)))
 
 
 def ratios_of_chunk(draws: Draws, centres: Ratios) -> Ratios:
     """Return the ratios of the classes of a chunk, measured from the `centres`."""
-    log_r, contrast, _ = _measure(draws, centres.reference)
-    return centres.of_classes(log_r, contrast)
+    log_r, kappa, _ = _measure(draws, centres.reference)
+    return centres.of_classes(log_r, kappa)
 
 
 def make_ratios(draws: Draws) -> Ratios:
     """Return the ratios of all classes, measured from the centres of these classes."""
     statistics = RatioStatistics(draws)
-    log_r, contrast = statistics.add(draws)
-    return statistics.finish().of_classes(log_r, contrast)
+    log_r, kappa = statistics.add(draws)
+    return statistics.finish().of_classes(log_r, kappa)
