@@ -13,21 +13,21 @@ from numpy.typing import NDArray
 from samplesoft._validation import FloatArray
 from samplesoft.checking.candidates import Candidate
 from samplesoft.checking.estimators import ESTIMATORS, Estimator, SampledSum, sum_without_draws
-from samplesoft.checking.exact import Means, expectation, smoothing_of
-from samplesoft.checking.faults import AND, FAULTS, combined
+from samplesoft.checking.exact import Means, expectation, label_smoothing_terms
+from samplesoft.checking.faults import AND, FAULTS, combine_faults
 from samplesoft.checking.fitted import (
     LOG_FACTORS,
-    Part,
+    SmoothedMeans,
     fit_smoothing,
-    nearest,
-    observed_parts,
+    nearest_candidate,
+    observed_plain_and_smoothing,
     with_scaled_gradient,
 )
-from samplesoft.checking.known import drawn_with_counts
+from samplesoft.checking.known import log_probs_from_counts
 from samplesoft.checking.observe import Observed, Observer
 from samplesoft.checking.problems import Problem
 
-_BATCHES = 12
+_NUM_BATCHES = 12
 _IN_BATCH = {
     "masked": "in_batch",
     "candidate_masked": "in_batch_candidate",
@@ -35,7 +35,7 @@ _IN_BATCH = {
 }
 
 
-class _Known(NamedTuple):
+class _InBatchLoss(NamedTuple):
     """A way to use the labels of the batch: a scheme, mistakes in it, and the m of the correction.
 
     That is 1, or the number of ``"others"`` in the batch, of ``"all"`` in it, or the ``"given"``
@@ -45,61 +45,69 @@ class _Known(NamedTuple):
     scheme: str
     fault: str | None
     estimator: Estimator
-    num: str | int = "others"
+    count_rule: str | int = "others"
 
 
-def _with(scheme: str, *faults: str) -> Estimator:
+def _estimator_with_faults(scheme: str, *faults: str) -> Estimator:
     """Return the estimator of a scheme with one or two faults, each in its first form."""
     right = ESTIMATORS[scheme]
-    first, *rest = (FAULTS[name].made_in(right)[0] for name in faults)
-    both = combined(right, first, rest[0]) if rest else first
+    first, *rest = (FAULTS[name].applied_to(right)[0] for name in faults)
+    both = combine_faults(right, first, rest[0]) if rest else first
     assert both is not None  # about different steps of the loss
     return both
 
 
-def _known() -> Iterator[_Known]:
+def _in_batch_losses() -> Iterator[_InBatchLoss]:
     for scheme in _IN_BATCH:
-        yield _Known(scheme, None, ESTIMATORS[scheme])
-    masked, hits_kept = ESTIMATORS["masked"], _with("masked", "hits_kept")
-    yield _Known("masked", "uncorrected", _with("masked", "uncorrected"))
-    added = _with("masked", "log_q_added")
-    yield _Known("masked", "log_q_added", added)
-    yield _Known("candidate_masked", "log_q_added", _with("candidate_masked", "log_q_added"))
-    yield _Known("masked", "log_q_added", added, 1)
-    for way in FAULTS["hits_of_other_rows"].made_in(masked):
-        yield _Known("masked", "hits_of_other_rows", way)
-    yield _Known("masked", "log_m_left_out", masked, 1)
-    yield _Known("masked", "in_batch_count", masked, "all")
-    yield _Known("masked", "in_batch_count", masked, "given")
-    yield _Known("masked", "hits_kept", hits_kept)
-    uncorrected = _with("masked", "uncorrected", "hits_kept")
-    yield _Known("masked", f"uncorrected{AND}hits_kept", uncorrected)
-    added = _with("masked", "log_q_added", "hits_kept")
-    yield _Known("masked", f"log_q_added{AND}hits_kept", added)
-    yield _Known("masked", f"log_m_left_out{AND}hits_kept", hits_kept, 1)
-    yield _Known("masked", f"log_q_added{AND}hits_kept", added, 1)
-    yield _Known("candidate", "log_q_added", _with("candidate", "log_q_added"))
+        yield _InBatchLoss(scheme, None, ESTIMATORS[scheme])
+    masked, hits_kept = ESTIMATORS["masked"], _estimator_with_faults("masked", "hits_kept")
+    yield _InBatchLoss("masked", "uncorrected", _estimator_with_faults("masked", "uncorrected"))
+    added = _estimator_with_faults("masked", "log_q_added")
+    yield _InBatchLoss("masked", "log_q_added", added)
+    yield _InBatchLoss(
+        "candidate_masked", "log_q_added", _estimator_with_faults("candidate_masked", "log_q_added")
+    )
+    yield _InBatchLoss("masked", "log_q_added", added, 1)
+    for way in FAULTS["hits_of_other_rows"].applied_to(masked):
+        yield _InBatchLoss("masked", "hits_of_other_rows", way)
+    yield _InBatchLoss("masked", "log_m_left_out", masked, 1)
+    yield _InBatchLoss("masked", "in_batch_count", masked, "all")
+    yield _InBatchLoss("masked", "in_batch_count", masked, "given")
+    yield _InBatchLoss("masked", "hits_kept", hits_kept)
+    uncorrected = _estimator_with_faults("masked", "uncorrected", "hits_kept")
+    yield _InBatchLoss("masked", f"uncorrected{AND}hits_kept", uncorrected)
+    added = _estimator_with_faults("masked", "log_q_added", "hits_kept")
+    yield _InBatchLoss("masked", f"log_q_added{AND}hits_kept", added)
+    yield _InBatchLoss("masked", f"log_m_left_out{AND}hits_kept", hits_kept, 1)
+    yield _InBatchLoss("masked", f"log_q_added{AND}hits_kept", added, 1)
+    yield _InBatchLoss(
+        "candidate", "log_q_added", _estimator_with_faults("candidate", "log_q_added")
+    )
 
 
-_KNOWN = tuple(_known())
+_IN_BATCH_LOSSES = tuple(_in_batch_losses())
 _TWO_WAY = {
-    "logits are not corrected, hits are kept": _with("masked", "uncorrected", "hits_kept"),
-    "logits are not corrected, hits are left out": _with("masked", "uncorrected"),
+    "logits are not corrected, hits are kept": _estimator_with_faults(
+        "masked", "uncorrected", "hits_kept"
+    ),
+    "logits are not corrected, hits are left out": _estimator_with_faults("masked", "uncorrected"),
     "log q of the class is subtracted, hits are kept": ESTIMATORS["candidate"],
     "log q of the class is subtracted, hits are left out": ESTIMATORS["candidate_masked"],
-    "log(m q) is subtracted but from the label's, hits are kept": _with("masked", "hits_kept"),
+    "log(m q) is subtracted but from the label's, hits are kept": _estimator_with_faults(
+        "masked", "hits_kept"
+    ),
     "log(m q) is subtracted but from the label's, hits are left out": ESTIMATORS["masked"],
 }
 
 
-def _both_sides(here: Problem, one: SampledSum) -> tuple[Problem, Means]:
+def _two_way_loss(here: Problem, one: SampledSum) -> tuple[Problem, Means]:
     """Return the sum of the row-wise and column-wise cross entropies, and its gradient."""
     size = len(here.labels)
     x = one.logits[:, here.labels]  # contexts (B,) by labels of the batch (B,)
-    np.fill_diagonal(x, one.base)
+    np.fill_diagonal(x, one.log_label_mass)
     of_rows = np.logaddexp.reduce(x, axis=1)
     of_columns = np.logaddexp.reduce(x, axis=0)
-    losses = of_rows + of_columns - 2.0 * one.own
+    losses = of_rows + of_columns - 2.0 * one.label_logit
     # the loss of an example has a gradient in the contexts of others, by its own weight
     relative = here.weights / here.weights[:, None]
     softmax_of_columns = np.exp(x - of_columns) - np.eye(size)
@@ -109,36 +117,36 @@ def _both_sides(here: Problem, one: SampledSum) -> tuple[Problem, Means]:
     return here, Means(losses, d_logits)
 
 
-class Batches:
+class InBatchCandidates:
     """The losses of several batches of random labels, and the candidates for them.
 
     The losses are deterministic, so that single values are compared; optionally also gradients.
     """
 
-    def __init__(self, observer: Observer, gradients: int, size: int | None = None) -> None:
+    def __init__(self, observer: Observer, num_gradients: int, size: int | None = None) -> None:
         rng, problem, self._observer = np.random.default_rng(0), observer.problem, observer
-        drawn = np.sort(problem.by_frequency)
-        self._gradients = gradients
-        self._size = observer.batch if size is None else size
+        drawn = np.sort(problem.classes_by_frequency)
+        self._num_gradients = num_gradients
+        self._size = observer.batch_size if size is None else size
         observed: list[FloatArray] = []
         is_gradient: list[NDArray[np.bool_]] = []
-        noise: list[FloatArray] = []
+        measured_rounding: list[FloatArray] = []
         self._batches: list[tuple[Problem, FloatArray]] = []
-        for _ in range(_BATCHES):
+        for _ in range(_NUM_BATCHES):
             # labels of as many classes as examples, so that batches hold hits; losses are compared
             # one by one
             rows = rng.integers(0, len(problem.labels), self._size)
             labels = rng.choice(rng.choice(drawn, self._size), self._size)
-            here = problem.of_rows(rows, labels)
-            parts = observer.results_of(here, 0)
-            observed += [part.ravel() for part in parts[: 1 + gradients]]
+            here = problem.select_examples(rows, labels)
+            parts = observer.results_of_call(here, 0)
+            observed += [part.ravel() for part in parts[: 1 + num_gradients]]
             is_gradient += [
-                np.full(part.size, k > 0) for k, part in enumerate(parts[: 1 + gradients])
+                np.full(part.size, k > 0) for k, part in enumerate(parts[: 1 + num_gradients])
             ]
-            moved = observer.rounding_of_parts(here)
-            noise += [
+            moved = observer.rounding_bounds_by_result(here)
+            measured_rounding += [
                 np.full(part.size, of_part)
-                for part, of_part in zip(parts[: 1 + gradients], moved, strict=False)
+                for part, of_part in zip(parts[: 1 + num_gradients], moved, strict=False)
             ]
             counts = np.bincount(labels, minlength=problem.num_classes)
             times = np.tile(counts.astype(float), (self._size, 1))  # of the others in the batch
@@ -146,59 +154,63 @@ class Batches:
             self._batches.append((here, times))
         results = np.concatenate(observed)
         self._is_gradient = np.concatenate(is_gradient)
-        rounding = observer.rounding * (np.abs(problem.logits).max() + np.abs(results).max())
+        rounding = observer.type_rounding * (np.abs(problem.logits).max() + np.abs(results).max())
         nothing = np.zeros_like(results)  # values, not means: no errors but those of rounding
         self.observed = Observed(
             means=results,
             stderrs=nothing,
-            rounding=np.maximum(nothing + rounding, np.concatenate(noise)),
-            sizes=nothing + 1.0,
-            calls=_BATCHES,
+            rounding_bounds=np.maximum(nothing + rounding, np.concatenate(measured_rounding)),
+            magnitudes=nothing + 1.0,
+            num_calls=_NUM_BATCHES,
             skewness=nothing,
         )
 
-    def known(self) -> Iterator[Candidate]:
+    def known_candidates(self) -> Iterator[Candidate]:
         """Yield the candidates without a fitted number."""
         m, problem = self._size - 1, self._observer.problem
         numbers = {"others": m, "all": self._size, "given": self._observer.num_sampled, 1: 1}
         seen = set()
-        for one in _KNOWN:
-            count, expected, number = numbers[one.num], None, ""
+        for one in _IN_BATCH_LOSSES:
+            count, expected, detail = numbers[one.count_rule], None, ""
             key = one.scheme, one.estimator, count
             if key in seen:  # each once, if it is one of the other counts
                 continue
             seen.add(key)
             if one.fault is None:  # the mean over batches
                 expected = expectation(one.estimator(problem, m, self._size))
-            if one.fault is None or one.num == 1:
-                number = f"m is B - 1 = {m} in a batch of {self._size}, whatever `num_sampled` says"
+            if one.fault is None or one.count_rule == 1:
+                detail = f"m is B - 1 = {m} in a batch of {self._size}, whatever `num_sampled` says"
             elif one.fault == "in_batch_count":
-                number = f"corrected for m = {count}, where B - 1 = {m} others are in the batch"
-            means = self._means(one.estimator, count)
+                detail = f"corrected for m = {count}, where B - 1 = {m} others are in the batch"
+            means = self._observed_means(one.estimator, count)
             name = _IN_BATCH[one.scheme]
-            yield Candidate(name, one.fault, means=means, expected=expected, number=number)
+            yield Candidate(name, one.fault, means=means, expected=expected, detail=detail)
 
-    def scaled(self) -> Iterator[Candidate]:
+    def candidates_with_scaled_gradients(self) -> Iterator[Candidate]:
         """Yield faultless candidates whose gradient is a multiple of the losses' gradient."""
-        for one in self._right():
+        for one in self._faultless_candidates():
             scaled = with_scaled_gradient(one, self.observed, self._is_gradient)
             if scaled is None:
                 continue
-            if scaled.factor == 1.0 / self._size:  # by the size of the batch, or a constant
-                smaller = Batches(self._observer, self._gradients, self._size // 2)
-                there = next(each for each in smaller._right() if each.name == one.name)
+            if (
+                scaled.gradient_factor == 1.0 / self._size
+            ):  # by the size of the batch, or a constant
+                smaller = InBatchCandidates(self._observer, self._num_gradients, self._size // 2)
+                there = next(
+                    each for each in smaller._faultless_candidates() if each.name == one.name
+                )
                 other = with_scaled_gradient(there, smaller.observed, smaller._is_gradient)
-                if other is not None and other.factor == 1.0 / smaller._size:
-                    scaled = replace(scaled, fault="divided_by_batch", number=one.number)
+                if other is not None and other.gradient_factor == 1.0 / smaller._size:
+                    scaled = replace(scaled, fault="divided_by_batch", detail=one.detail)
                 else:
-                    scaled = replace(scaled, number=f"{scaled.number}, in smaller batches too")
+                    scaled = replace(scaled, detail=f"{scaled.detail}, in smaller batches too")
             yield scaled
 
-    def _right(self) -> Iterator[Candidate]:
-        yield from (one for one in self.known() if one.fault is None)
-        yield from self.two_way()
+    def _faultless_candidates(self) -> Iterator[Candidate]:
+        yield from (one for one in self.known_candidates() if one.fault is None)
+        yield from self.two_way_candidates()
 
-    def two_way(self) -> Iterator[Candidate]:
+    def two_way_candidates(self) -> Iterator[Candidate]:
         """Yield two-way losses: one half over the classes of the batch, one over its contexts.
 
         As in two towers: of the matrix of logits, contexts by labels of the batch, the cross
@@ -207,68 +219,75 @@ class Batches:
         m, problem, name = self._size - 1, self._observer.problem, "in_batch_symmetric"
         for words, estimator in _TWO_WAY.items():
             sides = [
-                _both_sides(here, one) for here, _, one in self._sums(estimator, m, problem.tau)
+                _two_way_loss(here, one)
+                for here, _, one in self._sums_of_batches(estimator, m, problem.tau)
             ]
-            means = np.concatenate([side.observed(here, self._gradients) for here, side in sides])
-            yield Candidate(name, None, means=0.5 * means, number=f"the mean of both; {words}")
-            yield Candidate(name, None, means=means, number=f"the sum of both; {words}")
+            means = np.concatenate(
+                [side.observed_means(here, self._num_gradients) for here, side in sides]
+            )
+            yield Candidate(name, None, means=0.5 * means, detail=f"the mean of both; {words}")
+            yield Candidate(name, None, means=means, detail=f"the sum of both; {words}")
 
-    def fitted(self) -> Iterator[Candidate]:
+    def fitted_candidates(self) -> Iterator[Candidate]:
         """Yield the candidates with a fitted number: another temperature, and label smoothing."""
         tau = self._observer.problem.tau
         for scheme, name in _IN_BATCH.items():
-            yield nearest(partial(self._at_tau, scheme), np.log(tau) + LOG_FACTORS, self.observed)
+            yield nearest_candidate(
+                partial(self._candidate_at_tau, scheme), np.log(tau) + LOG_FACTORS, self.observed
+            )
             # hits are no candidates, or have a constant logit; where they are kept, their own
-            masks = [None] if scheme == "candidate" else [None, self._logit_of_hits(scheme)]
+            masks = [None] if scheme == "candidate" else [None, self._fitted_hit_logit(scheme)]
             for mask in masks:
-                parts = self._smoothed(scheme, mask)
-                yield fit_smoothing(parts, self._gradients, self.observed, name, mask)
+                parts = self._smoothed_means(scheme, mask)
+                yield fit_smoothing(parts, self._num_gradients, self.observed, name, mask)
 
-    def _logit_of_hits(self, scheme: str) -> float:
+    def _fitted_hit_logit(self, scheme: str) -> float:
         """Return the best one for label smoothing, which is linear in it and in its fraction."""
-        of_masks = (self._smoothed(scheme, mask) for mask in (0.0, 1.0))
-        (plain, less), (_, more) = (observed_parts(parts, self._gradients) for parts in of_masks)
+        of_masks = (self._smoothed_means(scheme, mask) for mask in (0.0, 1.0))
+        (plain, less), (_, more) = (
+            observed_plain_and_smoothing(parts, self._num_gradients) for parts in of_masks
+        )
         # linear in two unknowns: the smoothing fraction, for hits of logit 0, and the product of
         # the fraction and the logit of hits
         columns = np.column_stack([less, more - less])
         fraction, times_logit = np.linalg.lstsq(columns, self.observed.means - plain)[0]
         return float(times_logit / fraction) if fraction else 0.0
 
-    def _smoothed(self, scheme: str, mask: float | None) -> list[Part]:
+    def _smoothed_means(self, scheme: str, mask: float | None) -> list[SmoothedMeans]:
         """Return for each batch the means of a scheme there, and what label smoothing adds."""
         parts, follow = [], scheme == "candidate"
         tau = self._observer.problem.tau
-        for here, times, one in self._sums(ESTIMATORS[scheme], self._size - 1, tau):
+        for here, times, one in self._sums_of_batches(ESTIMATORS[scheme], self._size - 1, tau):
             x, of_others = np.where(times > 0.0, one.logits, 0.0), times.copy()
             if not follow:
                 hits = np.arange(len(x)), here.labels
                 x[hits] = mask or 0.0
                 of_others[hits] = times[hits] * (mask is not None)
-            added = smoothing_of(one, of_others, x, follow)
-            parts.append(Part(expectation([one]), added, here))
+            added = label_smoothing_terms(one, of_others, x, follow)
+            parts.append(SmoothedMeans(expectation([one]), added, here))
         return parts
 
-    def _at_tau(self, scheme: str, log_tau: float) -> Candidate:
+    def _candidate_at_tau(self, scheme: str, log_tau: float) -> Candidate:
         tau = float(np.exp(log_tau))
-        means = self._means(ESTIMATORS[scheme], self._size - 1, tau)
-        number = f"tau is {tau:.6g}"
-        return Candidate(_IN_BATCH[scheme], "other_temperature", means=means, number=number)
+        means = self._observed_means(ESTIMATORS[scheme], self._size - 1, tau)
+        detail = f"tau is {tau:.6g}"
+        return Candidate(_IN_BATCH[scheme], "other_temperature", means=means, detail=detail)
 
-    def _means(self, estimator: Estimator, m: int, tau: float | None = None) -> FloatArray:
-        found = self._sums(estimator, m, tau or self._observer.problem.tau)
+    def _observed_means(self, estimator: Estimator, m: int, tau: float | None = None) -> FloatArray:
+        found = self._sums_of_batches(estimator, m, tau or self._observer.problem.tau)
         return np.concatenate(
-            [expectation([one]).observed(here, self._gradients) for here, _, one in found]
+            [expectation([one]).observed_means(here, self._num_gradients) for here, _, one in found]
         )
 
-    def _sums(
+    def _sums_of_batches(
         self, estimator: Estimator, m: int, tau: float
     ) -> Iterator[tuple[Problem, FloatArray, SampledSum]]:
         """Yield for each batch its problem, how often each class is beside a label, and the sum."""
         for given, times in self._batches:
-            here = given.at_tau(tau)
+            here = given.with_tau(tau)
             with np.errstate(divide="ignore"):
-                drawn = drawn_with_counts(here, np.log(here.q), float(np.log(m)))
-            own, base, x = estimator.logits(here, drawn)
+                drawn = log_probs_from_counts(here, np.log(here.q), float(np.log(m)))
+            own, base, x = estimator.label_and_draw_logits(here, drawn)
             with np.errstate(divide="ignore"):
                 certain = x + np.log(times)
             yield here, times, replace(sum_without_draws(here.labels, own, base, certain), logits=x)

@@ -42,7 +42,7 @@ def frames_of_user(error: BaseException) -> list[tuple[str, int, str]] | None:
     if not of_calls:
         return None
     inside = frames[of_calls[-1] + 1 :]
-    # what `call_loss` and `drawing` say themselves is no error of the user's code
+    # what `call_loss` and `make_drawing_loss` say themselves is no error of the user's code
     if inside and inside[0][0].f_code.co_filename == __file__:
         return None
     if not inside and error.__cause__ is not None:
@@ -54,7 +54,7 @@ def frames_of_user(error: BaseException) -> list[tuple[str, int, str]] | None:
 _CALLS_OF_USER = (call_loss.__code__, call_proposal.__code__)
 
 
-def drawing(
+def make_drawing_loss(
     loss: Callable[..., Any], q: FloatArray, labels: IntArray, tau: float, exclude: bool
 ) -> Callable[..., Any]:
     """Return ``loss(scores, ids, log_q, labels)`` as a loss that draws from q (E, n).

@@ -12,7 +12,7 @@ from samplesoft.checking.estimators import SampledSum
 from samplesoft.checking.exact import Means, expectation
 from samplesoft.checking.faults import AND, FAULTS
 from samplesoft.checking.observe import Observer
-from samplesoft.checking.spread import Spread, spread
+from samplesoft.checking.spread import Spread, linearised_spread
 
 _MAX_MEAN_DISTANCE = 1e-7  # relative distance of means that no experiment can tell apart
 _ERROR = 1e-11  # relative error of exact means
@@ -61,13 +61,13 @@ class Candidate:
     expected: Means | None = None
     sums: tuple[SampledSum, ...] = ()
     spread: Spread | None = None
-    digits: float = _ERROR
-    number: str = ""
-    same: tuple[Candidate, ...] = ()
+    relative_error: float = _ERROR
+    detail: str = ""
+    equivalents: tuple[Candidate, ...] = ()
     z: float = np.inf
     allowed: bool = False
     sd_ratio: float | None = None
-    factor: float = 1.0
+    gradient_factor: float = 1.0
 
     @property
     def name(self) -> tuple[str, str | None]:
@@ -82,7 +82,7 @@ class Candidate:
     @property
     def title(self) -> str:
         """The scheme and the mistakes, in words."""
-        words = [FAULTS[name].words for name in self.faults]
+        words = [FAULTS[name].description for name in self.faults]
         return f"`{self.scheme}`" + (", but " + "; and ".join(words) if words else "")
 
 
@@ -91,28 +91,30 @@ def make_candidate(
     scheme: str,
     fault: str | None,
     sums: Sequence[SampledSum],
-    number: str = "",
+    detail: str = "",
     with_spread: bool = False,
 ) -> Candidate:
     """Return the candidate for a loss with one of the given random sums, optionally with spread."""
-    problem, gradients = observer.problem, observer.gradients
+    problem, num_gradients = observer.problem, observer.num_gradients
     expected = expectation(sums)
-    digits = _ERROR
-    if any(one.sets is not None for one in sums):
-        digits = _ERROR_OF_SETS if len(sums) == 1 else _ERROR_OF_MIXTURES
+    relative_error = _ERROR
+    if any(one.set_distributions is not None for one in sums):
+        relative_error = _ERROR_OF_SETS if len(sums) == 1 else _ERROR_OF_MIXTURES
     return Candidate(
         scheme,
         fault,
-        means=expected.observed(problem, gradients),
+        means=expected.observed_means(problem, num_gradients),
         expected=expected,
         sums=tuple(sums),
-        spread=spread(sums, expected.losses, problem, gradients) if with_spread else None,
-        digits=digits,
-        number=number,
+        spread=linearised_spread(sums, expected.losses, problem, num_gradients)
+        if with_spread
+        else None,
+        relative_error=relative_error,
+        detail=detail,
     )
 
 
-def merged(candidates: Iterator[Candidate]) -> list[Candidate]:
+def merge_equal_means(candidates: Iterator[Candidate]) -> list[Candidate]:
     """Return one candidate for each group with equal means; the rest of the group is in `same`."""
     groups: list[list[Candidate]] = []  # the first of a group represents it
     means = np.empty((0, 0))
@@ -126,4 +128,4 @@ def merged(candidates: Iterator[Candidate]) -> list[Candidate]:
             groups.append([one])
         elif all(one.name != other.name for other in groups[same[0]]):
             groups[same[0]].append(one)
-    return [replace(first, same=tuple(rest)) for first, *rest in groups]
+    return [replace(first, equivalents=tuple(rest)) for first, *rest in groups]

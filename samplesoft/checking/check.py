@@ -16,31 +16,31 @@ from scipy.special import stdtrit
 from samplesoft._progress import progress_bar
 from samplesoft._random import as_key
 from samplesoft._validation import FloatArray, as_choice, as_count, as_flag, as_positive
-from samplesoft.checking.batches import Batches
-from samplesoft.checking.calls import DRAWS, drawing
+from samplesoft.checking.batches import InBatchCandidates
+from samplesoft.checking.calls import DRAWS, make_drawing_loss
 from samplesoft.checking.candidates import Candidate
 from samplesoft.checking.estimators import ESTIMATORS, full_sum
 from samplesoft.checking.exact import expectation
-from samplesoft.checking.families import FAMILIES, Look
+from samplesoft.checking.families import FAMILIES, CheckState
 from samplesoft.checking.faults import FAULTS
 from samplesoft.checking.fitted import (
-    fitted,
-    of_gradients,
-    of_other_proposals,
-    scaled_gradients,
+    candidates_with_fitted_constants,
+    candidates_with_gradient_faults,
+    candidates_with_other_proposals,
+    candidates_with_scaled_gradients,
 )
 from samplesoft.checking.known import (
-    draws_that_are_tried,
+    candidates_by_name,
     full_candidate,
     known_candidates,
-    named_candidates,
+    tested_kinds_of_draws,
 )
 from samplesoft.checking.observe import ROUNDINGS, Observed, Observer
 from samplesoft.checking.problems import REPLICAS, Problem, extreme_problems, make_problem
 from samplesoft.checking.report import LossReport
-from samplesoft.checking.spread import Spread, squares, with_rare_sets
+from samplesoft.checking.spread import Spread, moments_of_squared_losses, with_exact_loss_spread
 
-Name = tuple[str, str | None]  # of a scheme and a mistake
+CandidateName = tuple[str, str | None]  # of a scheme and a mistake
 ALPHA = 1e-4  # probability that the right candidate is excluded, over all looks
 _MIN_CALLS = {True: 2048, False: 8192}  # before a verdict, with a gradient and without
 _MAX_SKEWNESS = 0.3  # of a tested mean: about eleven of the rare draws that cause it
@@ -215,18 +215,18 @@ def check_loss(
         drawn = loss
         if draws != "own":
             exclude = draws == "given-negatives"
-            drawn = drawing(loss, problem.q, problem.labels, problem.tau, exclude)
+            drawn = make_drawing_loss(loss, problem.q, problem.labels, problem.tau, exclude)
         return Observer(drawn, problem, m, key, most, unit)
 
     observer = observe(problem, most)
     if observer.divides_by_norms:
-        problem = make(unit=True)
+        problem = make(has_unit_vectors=True)
         observer = observe(problem, most)
-    with progress_bar(as_flag("progress", progress), unit="call", desc="check") as bar:
+    with progress_bar(as_flag("progress", progress), has_unit_vectors="call", desc="check") as bar:
         if observer.is_random:  # 3. the means of many calls
             scores = test_until_decided(observer, bar)
         else:
-            observer.more(2)
+            observer.run_calls(2)
             scores = classify_deterministic(observer)
         # 4. the verdict: what is allowed first, and of that what has fewest mistakes
         scores = _sort_scores(scores)
@@ -238,7 +238,7 @@ def check_loss(
             if not left or not (right or ordinary):
                 break
             other = observe(extreme, min(most, calls_of_extreme))
-            other.looks = observer.looks
+            other.num_looks = observer.num_looks
             found = test_on_extreme(other, left, right or ordinary)
             if right and found and not _any_allowed(found, right=True) and observer.is_random:
                 # what is less simple was not tried, for something simpler seemed to fit
@@ -254,7 +254,7 @@ def check_loss(
             elif found:
                 ordinary = ordinary or right
                 observer, scores = other, found
-    scores[0] = with_batch_checked(observer, scores[0])
+    scores[0] = resolve_gradient_factor(observer, scores[0])
     best, observed, problem = scores[0], observer.means(), observer.problem
     loss_bias = gradient_bias = None
     if best.expected is not None:
@@ -263,13 +263,15 @@ def check_loss(
         away = best.expected.d_logits - full.d_logits
         gradient_bias = float(np.abs(away).sum(axis=1).mean())
     # candidates with the same means are named together
-    allowed = [one.name for s in scores if s.allowed for one in (s, *s.same)]
+    allowed = [one.name for s in scores if s.allowed for one in (s, *s.equivalents)]
     of_losses: list[str] = []
-    if observer.gradients and not best.allowed:
-        alone = observed.part(slice(len(problem.labels)))
+    if observer.num_gradients and not best.allowed:
+        alone = observed.values_in(slice(len(problem.labels)))
         # those of negatives of the batch are about other batches
         ours = [one for one in scores if len(one.means) == len(observed.means)]
-        of_losses = [one.scheme for one in ours if one.fault is None and score(one, alone).allowed]
+        of_losses = [
+            one.scheme for one in ours if one.fault is None and score_candidate(one, alone).allowed
+        ]
     return LossReport(
         scheme=best.scheme if best.allowed else None,
         fault=best.fault if best.allowed else None,
@@ -280,14 +282,14 @@ def check_loss(
         gradient_bias=gradient_bias,
         of_ordinary=() if best.allowed else ordinary,
         of_losses=tuple(of_losses),
-        with_gradient=observer.gradients > 0,
-        divides_by_norms=problem.unit,
+        with_gradient=observer.num_gradients > 0,
+        divides_by_norms=problem.has_unit_vectors,
         in_half_precision=observer.in_half_precision,
         is_random=observer.is_random,
         follows_seed=observer.follows_seed,
         num_sampled=m,
         num_classes=problem.num_classes,
-        calls=observed.calls,
+        calls=observed.num_calls,
         num_results=observer.num_results,
         num_sets=observer.num_sets,
         autocorrelation=observer.autocorrelation,
@@ -300,15 +302,15 @@ def _any_allowed(scores: list[Candidate], right: bool) -> bool:
     return any(s.allowed and (s.fault is None or not right) for s in scores)
 
 
-def surviving_names(scores: list[Candidate], problem: Problem) -> set[Name]:
+def surviving_names(scores: list[Candidate], problem: Problem) -> set[CandidateName]:
     """Return the names of the allowed candidates that can be tested on `problem`."""
-    names = {one.name for s in scores if s.allowed for one in (s, *s.same)}
-    draws = draws_that_are_tried(problem)
+    names = {one.name for s in scores if s.allowed for one in (s, *s.equivalents)}
+    draws = tested_kinds_of_draws(problem)
     return {name for name in names if ESTIMATORS[name[0]].draws in draws}
 
 
 def test_until_decided(
-    observer: Observer, bar: Any, excluded: AbstractSet[Name] = frozenset()
+    observer: Observer, bar: Any, excluded: AbstractSet[CandidateName] = frozenset()
 ) -> list[Candidate]:
     """Call the loss until one candidate is left, or `calls` were made; return all scores.
 
@@ -318,14 +320,16 @@ def test_until_decided(
 
     @cache
     def of_squares(one: Candidate) -> tuple[FloatArray, Spread] | None:
-        return squares(one.sums, observer.centre) if one.sums else None
+        return moments_of_squared_losses(one.sums, observer.centre) if one.sums else None
 
-    for _ in range(observer.looks):
-        for _ in range(observer.next_calls):
-            observer.more(1)
+    for _ in range(observer.num_looks):
+        for _ in range(observer.calls_before_next_look):
+            observer.run_calls(1)
             bar.update()
         observed, scores = observer.means(), []
-        is_enough = observed.calls >= min(_MIN_CALLS[observer.gradients > 0], observer.most)
+        is_enough = observed.num_calls >= min(
+            _MIN_CALLS[observer.num_gradients > 0], observer.max_calls
+        )
         for family in FAMILIES if is_enough else FAMILIES[:1]:
             simpler = {
                 "never": False,
@@ -334,45 +338,52 @@ def test_until_decided(
             }
             if simpler[family.unless]:
                 continue
-            for one in family.make(Look(observer, observed, scores)):
-                tested = score(one, observed)
-                if excluded >= {each.name for each in (one, *one.same)}:
+            for one in family.make_candidates(CheckState(observer, observed, scores)):
+                tested = score_candidate(one, observed)
+                if excluded >= {each.name for each in (one, *one.equivalents)}:
                     tested = replace(tested, allowed=False)
                 if tested.allowed:
-                    tested = with_squares(tested, of_squares(one), observed, observer.centre)
+                    tested = score_squared_losses(
+                        tested, of_squares(one), observed, observer.centre
+                    )
                 scores.append(tested)
-        if is_enough and (sum(s.allowed for s in scores) <= 1 or not observer.next_calls):
+        if is_enough and (
+            sum(s.allowed for s in scores) <= 1 or not observer.calls_before_next_look
+        ):
             break
     return scores
 
 
-def _faultless_schemes(names: set[Name]) -> tuple[str, ...]:
+def _faultless_schemes(names: set[CandidateName]) -> tuple[str, ...]:
     """Return the schemes that are among `names` without a fault."""
     return tuple(scheme for scheme in ESTIMATORS if (scheme, None) in names)
 
 
 def test_on_extreme(
-    observer: Observer, left: set[Name], schemes: tuple[str, ...]
+    observer: Observer, left: set[CandidateName], schemes: tuple[str, ...]
 ) -> list[Candidate]:
     """Return the scores of the remaining candidates on an extreme problem; empty if none can be.
 
     If the loss fits none of them there, other proposals, and mistakes with a fitted number, are
     tried for `schemes`.
     """
-    candidates = named_candidates(observer, left)
+    candidates = candidates_by_name(observer, left)
     if not (candidates and schemes):
         return []
-    observer.more(observer.most - observer.calls if observer.is_random else 2)
+    observer.run_calls(observer.max_calls - observer.num_calls if observer.is_random else 2)
     observed = observer.means()
-    test = score if observer.is_random else exact_score
+    test = score_candidate if observer.is_random else score_deterministic
     if observer.is_random:
         candidates = [
-            replace(one, spread=with_rare_sets(one.spread, one.sums, observer.centre))
+            replace(one, spread=with_exact_loss_spread(one.spread, one.sums, observer.centre))
             for one in candidates
         ]
     scores = [test(one, observed) for one in candidates]
     if not any(s.allowed for s in scores):
-        others = chain(of_other_proposals(observer, schemes), fitted(observer, observed, schemes))
+        others = chain(
+            candidates_with_other_proposals(observer, schemes),
+            candidates_with_fitted_constants(observer, observed, schemes),
+        )
         scores += [test(one, observed) for one in others]
     return _sort_scores(scores)
 
@@ -381,34 +392,36 @@ def exclude_refuted(scores: list[Candidate], found: list[Candidate]) -> list[Can
     """Return the scores, with candidates excluded whose names were all refuted in `found`."""
     less = []
     for s in scores:
-        names = {one.name for one in (s, *s.same)}
-        there = [f for f in found if any(one.name in names for one in (f, *f.same))]
+        names = {one.name for one in (s, *s.equivalents)}
+        there = [f for f in found if any(one.name in names for one in (f, *f.equivalents))]
         if s.allowed and there and not any(f.allowed for f in there):
             s = replace(s, allowed=False, z=max(s.z, *(f.z for f in there)))
         less.append(s)
     return less
 
 
-def with_batch_checked(observer: Observer, best: Candidate) -> Candidate:
+def resolve_gradient_factor(observer: Observer, best: Candidate) -> Candidate:
     """Return the candidate with its gradient factor resolved: a constant, or 1 / B.
 
     A batch of half the size decides: there 1 / B is twice as large.
     """
-    if not (best.allowed and best.sums and observer.gradients):
+    if not (best.allowed and best.sums and observer.num_gradients):
         return best  # that is known of negatives of the batch: see `Batches.scaled`
     of_batch = best.fault == "divided_by_batch" and best.sums[0].loss_factor == 1.0
-    of_constant = best.fault == "gradient_scaled" and best.factor == 1.0 / observer.batch
+    of_constant = (
+        best.fault == "gradient_scaled" and best.gradient_factor == 1.0 / observer.batch_size
+    )
     if not (of_batch or of_constant):
         return best
     examples, d = observer.problem.h.shape
     dh = slice(examples, examples * (1 + d))
     direction = best.means[dh]
-    there = observer.gradient_in_batches_of(REPLICAS // 2)
+    there = observer.mean_gradient_of_batch(REPLICAS // 2)
     ratio = float(direction @ there.ravel()) / float(direction @ observer.means().means[dh])
     if ratio > np.sqrt(2.0):
         return replace(best, fault="divided_by_batch")
-    number = f"the gradient is 1/{observer.batch} of theirs, in smaller batches too"
-    return replace(best, fault="gradient_scaled", number=number)
+    detail = f"the gradient is 1/{observer.batch_size} of theirs, in smaller batches too"
+    return replace(best, fault="gradient_scaled", detail=detail)
 
 
 def _sort_scores(scores: list[Candidate]) -> list[Candidate]:
@@ -439,29 +452,40 @@ def classify_deterministic(observer: Observer) -> list[Candidate]:
     """
     observed, known = observer.means(), known_candidates(observer)
     full = full_candidate(known)
-    of_losses = observed.part(slice(len(observer.problem.labels)))
+    of_losses = observed.values_in(slice(len(observer.problem.labels)))
     for part, candidates in ((observed, known), (of_losses, [full])):
-        scores = [exact_score(one, part) for one in candidates]
+        scores = [score_deterministic(one, part) for one in candidates]
         if not any(s.allowed for s in scores) and part is observed:
-            scores += [exact_score(one, part) for one in of_gradients(observer, [full])]
+            scores += [
+                score_deterministic(one, part)
+                for one in candidates_with_gradient_faults(observer, [full])
+            ]
         if not any(s.allowed for s in scores) and part is observed:
-            scaled = scaled_gradients(observer, part, [full])
-            of_full = chain(scaled, fitted(observer, part))
-            scores += [exact_score(one, part) for one in of_full]
+            scaled = candidates_with_scaled_gradients(observer, part, [full])
+            of_full = chain(scaled, candidates_with_fitted_constants(observer, part))
+            scores += [score_deterministic(one, part) for one in of_full]
         if not any(s.allowed for s in scores):
-            gradients = observer.gradients if part is observed else 0
-            batches = Batches(observer, gradients)
-            for ways in (batches.known, batches.two_way, batches.scaled, batches.fitted):
+            num_gradients = observer.num_gradients if part is observed else 0
+            batches = InBatchCandidates(observer, num_gradients)
+            for ways in (
+                batches.known_candidates,
+                batches.two_way_candidates,
+                batches.candidates_with_scaled_gradients,
+                batches.fitted_candidates,
+            ):
                 if not any(s.allowed for s in scores):
-                    scores += [exact_score(one, batches.observed) for one in ways()]
+                    scores += [score_deterministic(one, batches.observed) for one in ways()]
         allowed = [s.scheme for s in scores if s.allowed]
         if allowed and part is observed:
             return scores
         if allowed:  # the losses are right, and the gradient is wrong
             names = "dh"
             if allowed[0] == "full":
-                wrong = np.abs(observed.means - full.means) > observed.rounding + full.digits
-                names = " and ".join(observer.names_of(wrong))
+                wrong = (
+                    np.abs(observed.means - full.means)
+                    > observed.rounding_bounds + full.relative_error
+                )
+                names = " and ".join(observer.names_of_results(wrong))
             raise ValueError(
                 "`loss` must return the gradient of its losses, got the losses of "
                 f"`{allowed[0]}` with a gradient that is not theirs; see how {names} is computed."
@@ -484,27 +508,27 @@ def classify_deterministic(observer: Observer) -> list[Candidate]:
 def z_limit(observed: Observed) -> float:
     """Return the limit that any ``|z|`` of all looks exceeds with probability `ALPHA`."""
     tests = len(observed.means)
-    if observed.squares is not None:
-        tests += len(observed.squares.means)
-    return float(-stdtrit(observed.calls - 1, ALPHA / (2.0 * observed.looks * tests)))
+    if observed.squared_losses is not None:
+        tests += len(observed.squared_losses.means)
+    return float(-stdtrit(observed.num_calls - 1, ALPHA / (2.0 * observed.num_looks * tests)))
 
 
-def score(one: Candidate, observed: Observed) -> Candidate:
+def score_candidate(one: Candidate, observed: Observed) -> Candidate:
     """Return a candidate with its distance from the observed means, of all or of the losses."""
     size, limit = len(observed.means), z_limit(observed)
     width = one.spread if size == len(one.means) else None
-    z, allowed = _distance(one.means[:size], one.digits, width, observed, limit)
+    z, allowed = _max_z_and_allowed(one.means[:size], one.relative_error, width, observed, limit)
     return replace(one, z=z, allowed=allowed)
 
 
-def exact_score(one: Candidate, observed: Observed) -> Candidate:
+def score_deterministic(one: Candidate, observed: Observed) -> Candidate:
     """Return the score of a deterministic loss; its `z` is the root mean square error."""
-    found = score(one, observed)
+    found = score_candidate(one, observed)
     off = np.sqrt(((one.means[: len(observed.means)] - observed.means) ** 2).mean())
     return replace(found, z=0.0 if found.allowed else float(off))
 
 
-def with_squares(
+def score_squared_losses(
     one: Candidate,
     expected: tuple[FloatArray, Spread] | None,
     observed: Observed,
@@ -514,30 +538,38 @@ def with_squares(
 
     `expected` are the means of squared losses minus `centre` (E,), and their spread.
     """
-    if expected is None or observed.squares is None:
+    if expected is None or observed.squared_losses is None:
         return one
     means, width = expected
-    z, allowed = _distance(means, one.digits, width, observed.squares, z_limit(observed))
+    z, allowed = _max_z_and_allowed(
+        means, one.relative_error, width, observed.squared_losses, z_limit(observed)
+    )
     # variances of single losses: as observed, and as the candidate has them
-    seen = observed.squares.means - (observed.means[: len(centre)] - centre) ** 2
+    seen = observed.squared_losses.means - (observed.means[: len(centre)] - centre) ** 2
     due = means - (one.means[: len(centre)] - centre) ** 2
     with np.errstate(divide="ignore", invalid="ignore"):  # where all draws are left out: none
         ratio = float(np.sqrt((seen / due).mean()))
     return replace(one, z=max(z, one.z), allowed=allowed, sd_ratio=ratio)
 
 
-def _distance(
-    means: FloatArray, digits: float, spread: Spread | None, observed: Observed, limit: float
+def _max_z_and_allowed(
+    means: FloatArray,
+    relative_error: float,
+    spread: Spread | None,
+    observed: Observed,
+    limit: float,
 ) -> tuple[float, bool]:
     """Return the largest ``|z|``, and whether all are within their limits."""
     stderrs, skewness = observed.stderrs, np.abs(observed.skewness)
     if spread is not None:
-        least = _MIN_STDERR_RATIO * spread.deviations / np.sqrt(observed.sets * observed.calls)
+        least = (
+            _MIN_STDERR_RATIO * spread.deviations / np.sqrt(observed.num_sets * observed.num_calls)
+        )
         stderrs = np.maximum(stderrs, least)
-        skewness = np.maximum(skewness, spread.skewness / np.sqrt(observed.sets))
-    skewness = skewness / np.sqrt(observed.calls)  # of a mean
+        skewness = np.maximum(skewness, spread.skewness / np.sqrt(observed.num_sets))
+    skewness = skewness / np.sqrt(observed.num_calls)  # of a mean
     # differences beyond rounding, in units of standard errors
-    rounding = observed.rounding + digits * (observed.sizes + np.abs(means))
+    rounding = observed.rounding_bounds + relative_error * (observed.magnitudes + np.abs(means))
     apart = np.maximum(np.abs(observed.means - means) - rounding, 0.0)
     z = np.where(apart > 0.0, np.inf, 0.0)
     np.divide(apart, stderrs, out=z, where=stderrs > rounding * 1e-3)

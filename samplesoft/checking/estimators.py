@@ -23,7 +23,7 @@ BY_TRIES = "corrected by the number of tries, as in TensorFlow"
 OF_ALL = "over classes that are never drawn too"
 
 
-class Drawn(NamedTuple):
+class DrawLogProbs(NamedTuple):
     """Log-probabilities (E, n) of the draws of a problem, from which corrections are computed.
 
     Attributes
@@ -40,47 +40,47 @@ class Drawn(NamedTuple):
         The labels.
     """
 
-    one_draw: FloatArray
-    proposal: FloatArray
-    inclusion: FloatArray
-    log_num: float
+    log_one_draw: FloatArray
+    log_proposal: FloatArray
+    log_inclusion: FloatArray
+    log_num_draws: float
     labels: IntArray
 
 
 # Log of how often each class is expected among the draws: (E, n), and a number to be added.
-Expected = Callable[[Drawn], tuple[FloatArray, float]]
+ExpectedCounts = Callable[[DrawLogProbs], tuple[FloatArray, float]]
 # The correction of a logit (E, n), by these two.
-Link = Callable[[FloatArray, float], FloatArray]
+Correction = Callable[[FloatArray, float], FloatArray]
 
 
-def count_of_repeated(drawn: Drawn) -> tuple[FloatArray, float]:
+def log_counts_of_repeated(drawn: DrawLogProbs) -> tuple[FloatArray, float]:
     """Return log(m q)."""
-    return drawn.one_draw, drawn.log_num
+    return drawn.log_one_draw, drawn.log_num_draws
 
 
-def count_of_set(drawn: Drawn) -> tuple[FloatArray, float]:
+def log_counts_of_set(drawn: DrawLogProbs) -> tuple[FloatArray, float]:
     """Return the log of the probability that a set holds a class."""
-    return drawn.inclusion, 0.0
+    return drawn.log_inclusion, 0.0
 
 
-def log_count(log_q: FloatArray, log_num: float) -> FloatArray:
+def right_correction(log_q: FloatArray, log_num_draws: float) -> FloatArray:
     """Return the correction as it should be, eq. 5 of Rawat et al. (2019): o - log(m q)."""
-    return log_q + log_num
+    return log_q + log_num_draws
 
 
 class Weighting(NamedTuple):
     """The weights that losses and gradients are multiplied by: ``own``, ``first`` or ``none``.
 
-    `share_of_labels` is the fraction of the label's part in the gradient in the class vectors.
+    `label_fraction` is the fraction of the label's part in the gradient in the class vectors.
     """
 
     losses: str = "own"
     in_h: str = "own"
     in_classes: str = "own"
-    share_of_labels: float = 1.0
+    label_fraction: float = 1.0
 
 
-OWN = Weighting()
+OWN_WEIGHTS = Weighting()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,29 +141,29 @@ class Estimator:
     """
 
     name: str
-    aim: str
+    estimand: str
     draws: str = "repeated"
-    more_draws: int = 0
-    expected: Expected = count_of_repeated
-    link: Link = log_count
+    extra_draws: int = 0
+    log_expected_counts: ExpectedCounts = log_counts_of_repeated
+    correction: Correction = right_correction
     corrects_draws: bool = True
-    divides_by_number: bool = True
-    correction_times_tau: bool = False
+    divides_by_count: bool = True
+    multiplies_correction_by_tau: bool = False
     label_correction: float = 0.0
     label_weight: float = 1.0
-    label_biases: int = 1
+    label_bias_factor: int = 1
     label_margin: float = 0.0
     label_angle: float = 0.0
     hits: str = "masked"
     hit_penalty: float | None = None
     hit_constant: float | None = None
     reduction: str = "sum"
-    detached: bool = False
-    loss_over_batch: bool = False
-    gradient_over_batch: bool = False
-    weighting: Weighting = OWN
-    by_tries: bool = False
-    of_all: bool = False
+    detaches_draws: bool = False
+    divides_loss_by_batch: bool = False
+    divides_gradient_by_batch: bool = False
+    weighting: Weighting = OWN_WEIGHTS
+    corrects_by_tries: bool = False
+    sums_all_classes: bool = False
 
     # properties that decide which faults apply ----------------------------------------------------
 
@@ -173,7 +173,7 @@ class Estimator:
         return self.draws not in ("all", "")
 
     @property
-    def divides_by_kept(self) -> bool:
+    def counts_accepted(self) -> bool:
         """Whether draws are divided by the number of those that are not the label."""
         return self.hits == "counted"
 
@@ -190,7 +190,7 @@ class Estimator:
     @property
     def corrects_distinct(self) -> bool:
         """Whether it corrects the logits of draws without replacement, all of the same set."""
-        return self.corrects_draws and self.draws == "distinct" and not self.divides_by_kept
+        return self.corrects_draws and self.draws == "distinct" and not self.counts_accepted
 
     @property
     def corrects_label(self) -> bool:
@@ -198,15 +198,15 @@ class Estimator:
         return self.corrects_draws and self.label_correction > 0.0
 
     @property
-    def adds_draws(self) -> bool:
+    def sums_repeated_draws(self) -> bool:
         """Whether repeated draws are summed, without jackknife and without division by K."""
-        is_plain = self.reduction != "jackknife" and not self.divides_by_kept
+        is_plain = self.reduction != "jackknife" and not self.counts_accepted
         return self.draws == "repeated" and is_plain
 
     @property
-    def is_sum(self) -> bool:
+    def is_log_of_sum(self) -> bool:
         """Whether the loss is the log of a sum over repeated draws."""
-        return self.adds_draws and self.reduction != "logistic"
+        return self.sums_repeated_draws and self.reduction != "logistic"
 
     @property
     def masks_hits(self) -> bool:
@@ -226,44 +226,44 @@ class Estimator:
         With a correction by the number of tries there is one sum for each number. For sets from
         which a drawn label is removed there are two: with and without a hit.
         """
-        if not self.draws or (self.label_biases > 1 and problem.biases is None):
+        if not self.draws or (self.label_bias_factor > 1 and problem.biases is None):
             return []
-        if (self.label_margin or self.label_angle) and not problem.unit:
+        if (self.label_margin or self.label_angle) and not problem.has_unit_vectors:
             return []  # margins are those of cosines
-        loss_factor = 1.0 / batch if self.loss_over_batch else 1.0
-        gradient_factor = 1.0 / batch if self.gradient_over_batch else 1.0
+        loss_factor = 1.0 / batch if self.divides_loss_by_batch else 1.0
+        gradient_factor = 1.0 / batch if self.divides_gradient_by_batch else 1.0
         if self.draws == "all":
-            full = full_sum(problem, self.of_all)
-            label, label_derivative = self._with_margin(problem, full.own)
+            full = full_sum(problem, self.sums_all_classes)
+            label, label_derivative = self._label_logits_with_margin(problem, full.label_logit)
             full = replace(
                 full,
-                base=label,
-                own=label + self._more_bias(problem),
+                log_label_mass=label,
+                label_logit=label + self._extra_label_bias(problem),
                 label_derivative=label_derivative,
                 loss_factor=loss_factor,
                 gradient_factor=gradient_factor,
             )
             return [full]
-        m, num_draws = num_sampled, num_sampled + self.more_draws
+        m, num_draws = num_sampled, num_sampled + self.extra_draws
         least = 2 if self.reduction == "jackknife" else 1
-        if min(m, num_draws) < least or (self.correction_times_tau and problem.tau == 1.0):
+        if min(m, num_draws) < least or (self.multiplies_correction_by_tau and problem.tau == 1.0):
             return []
         labels, rows = problem.labels, np.arange(len(problem.labels))
-        _, label_derivative = self._with_margin(problem, problem.logits[rows, labels])
+        _, label_derivative = self._label_logits_with_margin(problem, problem.logits[rows, labels])
         with np.errstate(divide="ignore"):  # of classes that are never drawn
             log_q = np.log(problem.q)
         log_law, excludes = log_q, self.excludes_label and self.draws != "independent"
-        if self.divides_by_kept or excludes:  # given "not the label"
+        if self.counts_accepted or excludes:  # given "not the label"
             log_law = log_q - np.log(-np.expm1(log_q[rows, labels]))[:, None]
             log_law[rows, labels] = -np.inf
         # the distribution of the draws: q where hits are thrown away after they were drawn
         probs = np.exp(log_law if excludes else log_q)
         # without replacement the inclusion probability knows the number that is kept
-        given_label = labels if self.divides_by_kept and self.draws == "distinct" else None
-        divides_by_kept = self.divides_by_kept and given_label is None and self.divides_by_number
-        reduction = "kept" if divides_by_kept and self.reduction == "sum" else self.reduction
+        given_label = labels if self.counts_accepted and self.draws == "distinct" else None
+        divides = self.counts_accepted and given_label is None and self.divides_by_count
+        reduction = "kept" if divides and self.reduction == "sum" else self.reduction
         sums = []
-        for weight, sets, tries in self._sets(probs, num_draws, given_label):
+        for weight, sets, tries in self._set_distributions(probs, num_draws, given_label):
             inclusion = -np.expm1((m if tries is None else tries) * np.log1p(-np.exp(log_law)))
             if tries is not None:  # TensorFlow: m q where no draw was repeated
                 inclusion = np.where(tries == m, m * np.exp(log_law), inclusion)
@@ -276,9 +276,9 @@ class Estimator:
             with np.errstate(divide="ignore"):
                 log_inclusion = np.log(inclusion)
             # kept draws are divided by their own number
-            log_num = 0.0 if divides_by_kept else float(np.log(m))
-            drawn = Drawn(log_law, log_q, log_inclusion, log_num, labels)
-            own, base, logits = self.logits(problem, drawn)
+            log_num_draws = 0.0 if divides else float(np.log(m))
+            drawn = DrawLogProbs(log_law, log_q, log_inclusion, log_num_draws, labels)
+            own, base, logits = self.label_and_draw_logits(problem, drawn)
             # such as of an m that is one too few, and of a sum that may have nothing in it
             may_be_empty = self.draws == "independent" or bool(
                 (present[logits == -np.inf] > 0.0).any()
@@ -291,32 +291,34 @@ class Estimator:
                     labels=labels,
                     probs=present,
                     logits=logits,
-                    base=base,
-                    own=own,
+                    log_label_mass=base,
+                    label_logit=own,
                     num_draws=count,
                     label_derivative=label_derivative,
                     loss_factor=loss_factor,
                     gradient_factor=gradient_factor,
-                    hits_fixed=self.hit_constant is not None,
-                    detached=self.detached,
-                    sets=sets,
-                    weight=weight,
+                    has_constant_hits=self.hit_constant is not None,
+                    detaches_draws=self.detaches_draws,
+                    set_distributions=sets,
+                    probability=weight,
                 )
             )
         return sums
 
-    def logits(self, problem: Problem, drawn: Drawn) -> tuple[FloatArray, FloatArray, FloatArray]:
+    def label_and_draw_logits(
+        self, problem: Problem, drawn: DrawLogProbs
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return `own` (E,), the label's logit in S (E,), and the logits of draws (E, n).
 
         The loss is log S - own; the logit of a hit is that at the label.
         """
         labels, rows = problem.labels, np.arange(len(problem.labels))
         x = problem.logits.copy()
-        base, _ = self._with_margin(problem, x[rows, labels])
-        own = base + self._more_bias(problem)
+        base, _ = self._label_logits_with_margin(problem, x[rows, labels])
+        own = base + self._extra_label_bias(problem)
         if self.corrects_draws:
-            correction = self.link(*self.expected(drawn))
-            correction = correction * (problem.tau if self.correction_times_tau else 1.0)
+            correction = self.correction(*self.log_expected_counts(drawn))
+            correction = correction * (problem.tau if self.multiplies_correction_by_tau else 1.0)
             x -= np.where(np.isinf(correction), 0.0, correction)  # of classes never drawn
             if self.label_correction:
                 of_label = self.label_correction * correction[rows, labels]
@@ -341,7 +343,7 @@ class Estimator:
             return unmasked - self.hit_penalty
         return -np.inf if self.hit_constant is None else self.hit_constant
 
-    def _with_margin(
+    def _label_logits_with_margin(
         self, problem: Problem, logits: FloatArray
     ) -> tuple[FloatArray, FloatArray | float]:
         """Return logits (E,) of the labels with a margin, and derivatives in those without."""
@@ -352,14 +354,14 @@ class Estimator:
             return problem.tau * np.cos(angles + self.label_angle) + biases, derivative
         return logits - problem.tau * self.label_margin, 1.0
 
-    def _more_bias(self, problem: Problem) -> FloatArray | float:
+    def _extra_label_bias(self, problem: Problem) -> FloatArray | float:
         """Return biases of the labels (E,) beyond one for each."""
         if problem.biases is None:
             return 0.0
-        more: FloatArray = (self.label_biases - 1) * problem.biases[problem.labels]
+        more: FloatArray = (self.label_bias_factor - 1) * problem.biases[problem.labels]
         return more
 
-    def _sets(
+    def _set_distributions(
         self, probs: FloatArray, num_draws: int, given_label: IntArray | None
     ) -> Sequence[tuple[FloatArray | float, tuple[Sets, ...] | None, FloatArray | None]]:
         """Return distributions of the drawn set, each with its weight, and the numbers of tries.
@@ -373,8 +375,8 @@ class Estimator:
         if self.draws == "distinct" and num_draws >= (probs > 0.0).sum(axis=1).min():
             return []
         keys = [row.tobytes() for row in np.ascontiguousarray(probs)]
-        if self.by_tries:
-            return _sets_by_tries([by_tries(key, num_draws) for key in keys])
+        if self.corrects_by_tries:
+            return _set_distributions_by_tries([by_tries(key, num_draws) for key in keys])
         kinds = {"once": each_once, "distinct": first_different, "independent": independent}
         whole = tuple(kinds[self.draws](key, num_draws) for key in keys)
         if given_label is None:
@@ -387,7 +389,7 @@ class Estimator:
         return both
 
 
-def _sets_by_tries(
+def _set_distributions_by_tries(
     found: list[tuple[tuple[int, float, Sets], ...]],
 ) -> list[tuple[FloatArray, tuple[Sets, ...], FloatArray]]:
     """Return the distributions of `Estimator._sets` for some numbers of tries; none if too many."""
@@ -441,24 +443,26 @@ class SampledSum:
     labels: IntArray
     probs: FloatArray
     logits: FloatArray
-    base: FloatArray
-    own: FloatArray
+    log_label_mass: FloatArray
+    label_logit: FloatArray
     num_draws: int
     label_derivative: FloatArray | float = 1.0
     loss_factor: float = 1.0
     gradient_factor: float = 1.0
-    certain: FloatArray | None = None
-    hits_fixed: bool = False
-    detached: bool = False
-    sets: tuple[Sets, ...] | None = None
-    weight: FloatArray | float = 1.0
+    always_included_logits: FloatArray | None = None
+    has_constant_hits: bool = False
+    detaches_draws: bool = False
+    set_distributions: tuple[Sets, ...] | None = None
+    probability: FloatArray | float = 1.0
 
     @property
-    def certain_mass(self) -> FloatArray:
+    def log_fixed_mass(self) -> FloatArray:
         """Log of the mass that is always in S (E,)."""
-        if self.certain is None:
-            return self.base
-        return np.logaddexp(self.base, np.logaddexp.reduce(self.certain, axis=1))
+        if self.always_included_logits is None:
+            return self.log_label_mass
+        return np.logaddexp(
+            self.log_label_mass, np.logaddexp.reduce(self.always_included_logits, axis=1)
+        )
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -466,7 +470,7 @@ class SampledSum:
         values = (getattr(self, f.name) for f in fields(self))
         return tuple(v.tobytes() if isinstance(v, np.ndarray) else v for v in values)
 
-    def with_hits(self, logits: FloatArray) -> SampledSum:
+    def with_hit_logits(self, logits: FloatArray) -> SampledSum:
         """Return a copy with other logits (E,) of accidental hits."""
         changed = self.logits.copy()
         changed[np.arange(len(changed)), self.labels] = logits
@@ -482,17 +486,17 @@ def sum_without_draws(
         labels=labels,
         probs=np.broadcast_to(0.0, certain.shape),
         logits=np.broadcast_to(-np.inf, certain.shape),
-        base=base,
-        own=own,
+        log_label_mass=base,
+        label_logit=own,
         num_draws=0,
-        certain=certain,
+        always_included_logits=certain,
     )
 
 
-def full_sum(problem: Problem, of_all: bool = False) -> SampledSum:
+def full_sum(problem: Problem, sums_all_classes: bool = False) -> SampledSum:
     """Return S of the full softmax, over the classes with q > 0, or over all."""
     rows, others = np.arange(len(problem.labels)), problem.logits.copy()
-    if not of_all:
+    if not sums_all_classes:
         others[problem.q <= 0.0] = -np.inf
     own = others[rows, problem.labels]
     others[rows, problem.labels] = -np.inf
@@ -516,18 +520,18 @@ _TWO_WAY = (
 _ONCE = ("negatives", "masked", "candidate", "candidate_masked")
 
 
-def _of_scheme(scheme: Scheme, **others: Any) -> Estimator:
+def _estimator_of_scheme(scheme: Scheme, **others: Any) -> Estimator:
     """Return the estimator of a scheme, with other fields where they are given."""
     if scheme.jackknife:
-        aim = _JACKKNIFE
+        estimand = _JACKKNIFE
     elif scheme.corrects_label:
-        aim = _ODDS if scheme.hits == "masked" else _CANDIDATE
+        estimand = _ODDS if scheme.hits == "masked" else _CANDIDATE
     else:
-        aim = _SOFTMAX
+        estimand = _SOFTMAX
     draws = "independent" if scheme.independent else "repeated"
     given: dict[str, Any] = {
         "name": scheme.name,
-        "aim": aim,
+        "estimand": estimand,
         "draws": "distinct" if scheme.distinct else draws,
         "corrects_draws": scheme.corrects_draws,
         "label_correction": 1.0 if scheme.corrects_label else 0.0,
@@ -536,49 +540,53 @@ def _of_scheme(scheme: Scheme, **others: Any) -> Estimator:
         "reduction": "jackknife" if scheme.jackknife else "sum",
     } | others
     of_set = given["draws"] != "repeated"
-    return Estimator(expected=count_of_set if of_set else count_of_repeated, **given)
+    return Estimator(
+        log_expected_counts=log_counts_of_set if of_set else log_counts_of_repeated, **given
+    )
 
 
-def _without_draws(name: str, aim: str, draws: str = "") -> Estimator:
-    return Estimator(name=name, aim=aim, draws=draws, corrects_draws=False, hits="kept")
+def _estimator_without_draws(name: str, estimand: str, draws: str = "") -> Estimator:
+    return Estimator(name=name, estimand=estimand, draws=draws, corrects_draws=False, hits="kept")
 
 
-def _known() -> Iterator[Estimator]:
+def _known_estimators() -> Iterator[Estimator]:
     """Yield the known estimators; of two with equal means, the first one is reported."""
-    aim = "the full softmax loss, of which it is no estimate: it is the same"
-    yield _without_draws("full", aim, draws="all")
+    estimand = "the full softmax loss, of which it is no estimate: it is the same"
+    yield _estimator_without_draws("full", estimand, draws="all")
     for name, scheme in SCHEMES.items():
         # "kept" is a mistake, unless nothing is corrected
         if name != "kept":
-            yield _of_scheme(scheme)
+            yield _estimator_of_scheme(scheme)
     logistic = []
     for name, of in (("nce", "candidate"), ("nce_masked", "candidate_masked")):
-        logistic.append(_of_scheme(SCHEMES[of], name=name, aim=_NCE, reduction="logistic"))
+        logistic.append(
+            _estimator_of_scheme(SCHEMES[of], name=name, estimand=_NCE, reduction="logistic")
+        )
     for end, of in (("", "negatives"), ("_masked", "masked"), ("_kept", "kept")):
         scheme = SCHEMES[of].without_correction()
         name = f"negative_sampling{end}"
-        words = {"name": name, "aim": _NEGATIVE_SAMPLING}
-        logistic.append(_of_scheme(scheme, reduction="logistic", **words))
+        words = {"name": name, "estimand": _NEGATIVE_SAMPLING}
+        logistic.append(_estimator_of_scheme(scheme, reduction="logistic", **words))
     yield from logistic
     for name in _ONCE:
-        yield _of_scheme(SCHEMES[name], name=f"{name}_once", draws="once")
-    yield _of_scheme(SCHEMES["reject"], name="distinct_reject", draws="distinct")
+        yield _estimator_of_scheme(SCHEMES[name], name=f"{name}_once", draws="once")
+    yield _estimator_of_scheme(SCHEMES["reject"], name="distinct_reject", draws="distinct")
     for one in logistic:
         name = f"distinct_{one.name}"
-        yield replace(one, name=name, draws="distinct", expected=count_of_set)
-    aim = "the full softmax loss without bias, from random draws"
-    yield _without_draws("unbiased", aim)
-    yield _without_draws("in_batch", _BATCH)
-    yield _without_draws("in_batch_candidate", _ODDS)
-    yield _without_draws("in_batch_candidate_kept", _CANDIDATE)
-    yield _without_draws("in_batch_symmetric", _TWO_WAY)
-    yield _without_draws("mixed", f"{_BATCH} and draws beside")
-    yield _without_draws("mixed_candidate", _ODDS)
+        yield replace(one, name=name, draws="distinct", log_expected_counts=log_counts_of_set)
+    estimand = "the full softmax loss without bias, from random draws"
+    yield _estimator_without_draws("unbiased", estimand)
+    yield _estimator_without_draws("in_batch", _BATCH)
+    yield _estimator_without_draws("in_batch_candidate", _ODDS)
+    yield _estimator_without_draws("in_batch_candidate_kept", _CANDIDATE)
+    yield _estimator_without_draws("in_batch_symmetric", _TWO_WAY)
+    yield _estimator_without_draws("mixed", f"{_BATCH} and draws beside")
+    yield _estimator_without_draws("mixed_candidate", _ODDS)
 
 
-ESTIMATORS: dict[str, Estimator] = {one.name: one for one in _known()}
+ESTIMATORS: dict[str, Estimator] = {one.name: one for one in _known_estimators()}
 
 
-def estimators(*draws: str) -> list[Estimator]:
+def estimators_with_draws(*draws: str) -> list[Estimator]:
     """Return the known estimators with the given kinds of draws."""
     return [one for one in ESTIMATORS.values() if one.draws in draws]

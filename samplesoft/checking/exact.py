@@ -23,26 +23,26 @@ from scipy.stats import binom
 from samplesoft._jit import thread_map
 from samplesoft._validation import FloatArray
 from samplesoft.bias.plain import mixture
-from samplesoft.checking.estimators import OWN, SampledSum, Weighting
+from samplesoft.checking.estimators import OWN_WEIGHTS, SampledSum, Weighting
 from samplesoft.checking.problems import Problem
 
 
-class Digits(NamedTuple):
+class IntegrationGrid(NamedTuple):
     """The nodes of an integral over log u, and with them how many digits it has.
 
-    The error of a `step` is about exp(-2 pi 1.4 / step), and of a sum that goes to `left` before
-    the transform falls exp(-left). With `all_digits` ``L(u) - 1`` has them where u is small too.
+    The error of a `step` is about exp(-2 pi 1.4 / step), and of a sum that goes to `left_margin` before
+    the transform falls exp(-left). With `uses_expm1` ``L(u) - 1`` has them where u is small too.
     """
 
     step: float
-    left: float
-    all_digits: bool = False
+    left_margin: float
+    uses_expm1: bool = False
 
 
-ALL_DIGITS = Digits(step=0.2, left=45.0, all_digits=True)  # errors below 1e-19
-_MOST_DIGITS = Digits(step=0.3, left=30.0)  # 1e-12
-_OF_SETS = Digits(step=0.5, left=18.0)  # 1e-7
-OF_MOMENTS = Digits(step=0.4, left=36.0)  # of sets: higher moments need more
+FULL_ACCURACY = IntegrationGrid(step=0.2, left_margin=45.0, uses_expm1=True)  # errors below 1e-19
+_HIGH_ACCURACY = IntegrationGrid(step=0.3, left_margin=30.0)  # 1e-12
+_SET_ACCURACY = IntegrationGrid(step=0.5, left_margin=18.0)  # 1e-7
+MOMENT_ACCURACY = IntegrationGrid(step=0.4, left_margin=36.0)  # of sets: higher moments need more
 _RIGHT = 4.5  # where what is left is below 1e-19
 _BLOCK = 1 << 16  # numbers in an array of some u and all classes, which a cache holds
 _FEW_CLASSES = 64  # whose means have all digits, for little time; of others they have 12
@@ -57,7 +57,9 @@ class Means(NamedTuple):
     losses: FloatArray
     d_logits: FloatArray
 
-    def observed(self, problem: Problem, gradients: int, weighting: Weighting = OWN) -> FloatArray:
+    def observed_means(
+        self, problem: Problem, num_gradients: int, weighting: Weighting = OWN_WEIGHTS
+    ) -> FloatArray:
         """Return the means (K,) of the losses, and of those gradients that an `Observer` sees.
 
         Losses and gradients in h are divided by the weights of their examples.
@@ -71,60 +73,64 @@ class Means(NamedTuple):
         dh = problem.tau * d_logits @ problem.class_embeddings
         d_logits = self.d_logits * of_classes[:, None]
         rows = np.arange(len(d_logits))
-        d_logits[rows, problem.labels] += (1.0 - weighting.share_of_labels) * of_classes
+        d_logits[rows, problem.labels] += (1.0 - weighting.label_fraction) * of_classes
         of_rows = problem.tau * d_logits.T @ problem.h
-        if problem.unit:  # the part along a vector that is divided by its norm changes nothing
+        if (
+            problem.has_unit_vectors
+        ):  # the part along a vector that is divided by its norm changes nothing
             dh = dh - (dh * problem.h).sum(axis=1, keepdims=True) * problem.h
             rows_of = problem.class_embeddings
             of_rows = of_rows - (of_rows * rows_of).sum(axis=1, keepdims=True) * rows_of
-        views = problem.views / len(d_logits)
+        views = problem.view_directions / len(d_logits)
         parts = [self.losses * of_loss / own, dh, views.T @ of_rows, (d_logits @ views).sum(axis=0)]
-        return np.concatenate([part.ravel() for part in parts[: 1 + gradients]])
+        return np.concatenate([part.ravel() for part in parts[: 1 + num_gradients]])
 
 
 def expectation(sums: Sequence[SampledSum]) -> Means:
     """Return the exact means of a loss whose sum is one of `sums`, by their weights."""
-    found = [_expectation(one) for one in sums]
-    losses = np.sum([one.weight * x.losses for one, x in zip(sums, found, strict=True)], axis=0)
-    weights = [np.reshape(one.weight, (-1, 1)) for one in sums]
+    found = [_expectation_of_sum(one) for one in sums]
+    losses = np.sum(
+        [one.probability * x.losses for one, x in zip(sums, found, strict=True)], axis=0
+    )
+    weights = [np.reshape(one.probability, (-1, 1)) for one in sums]
     d_logits = np.sum([w * x.d_logits for w, x in zip(weights, found, strict=True)], axis=0)
     return Means(losses, d_logits)
 
 
-def _expectation(one: SampledSum) -> Means:
+def _expectation_of_sum(one: SampledSum) -> Means:
     rows, labels = np.arange(len(one.labels)), one.labels
     if one.reduction == "logistic":
         # each draw adds log(1 + exp(x)), the label log(1 + exp(-x)): the mean is a plain sum
         x, counts = one.logits, one.num_draws * one.probs
-        losses = (np.logaddexp(0.0, x) * counts).sum(axis=1) + np.logaddexp(0.0, -one.own)
+        losses = (np.logaddexp(0.0, x) * counts).sum(axis=1) + np.logaddexp(0.0, -one.label_logit)
         d_logits = counts * np.exp(-np.logaddexp(0.0, -x))
-        d_logits[rows, labels] -= one.label_derivative * np.exp(-np.logaddexp(0.0, one.own))
+        d_logits[rows, labels] -= one.label_derivative * np.exp(-np.logaddexp(0.0, one.label_logit))
         return Means(one.loss_factor * losses, one.gradient_factor * d_logits)
-    mass = one.certain_mass
-    losses, of_certain = mass - one.own, np.ones(len(rows))
+    mass = one.log_fixed_mass
+    losses, of_certain = mass - one.label_logit, np.ones(len(rows))
     d_logits = np.zeros_like(one.logits)
     if one.num_draws:
         few = d_logits.shape[1] <= _FEW_CLASSES  # for which threads are not worth their start
-        digits = _OF_SETS if one.sets else ALL_DIGITS if few else _MOST_DIGITS
+        grid = _SET_ACCURACY if one.set_distributions else FULL_ACCURACY if few else _HIGH_ACCURACY
         over: Any = map if few else thread_map
-        found = over(lambda e: integral(one, int(e), 0.0, digits), rows)
+        found = over(lambda e: integral_terms(one, int(e), 0.0, grid), rows)
         for e, terms in enumerate(found):
-            losses[e] = terms.of_log.sum()
-            of_certain[e] = terms.of_base
-            d_logits[e] = terms.of_draws
-    if one.detached:
+            losses[e] = terms.log_sum_terms.sum()
+            of_certain[e] = terms.base_fraction
+            d_logits[e] = terms.draw_fractions
+    if one.detaches_draws:
         d_logits[:] = 0.0
     # d(log S - own) / do: parts of S, less 1 at the label
-    if one.hits_fixed:  # a constant has no gradient, however much of S it is
+    if one.has_constant_hits:  # a constant has no gradient, however much of S it is
         d_logits[rows, labels] = 0.0
-    if one.certain is not None:
-        d_logits += of_certain[:, None] * np.exp(one.certain - mass[:, None])
-    of_label = of_certain * np.exp(one.base - np.maximum(mass, _LOWEST)) - 1.0
+    if one.always_included_logits is not None:
+        d_logits += of_certain[:, None] * np.exp(one.always_included_logits - mass[:, None])
+    of_label = of_certain * np.exp(one.log_label_mass - np.maximum(mass, _LOWEST)) - 1.0
     d_logits[rows, labels] += one.label_derivative * of_label
     return Means(one.loss_factor * losses, one.gradient_factor * d_logits)
 
 
-def smoothing_of(one: SampledSum, times: FloatArray, x: FloatArray, follow: bool) -> Means:
+def label_smoothing_terms(one: SampledSum, times: FloatArray, x: FloatArray, follow: bool) -> Means:
     """Return the terms of label smoothing with the whole target spread over label and draws.
 
     `x` (E, n) are the logits of classes that occur `times` (E, n) in addition to the label. Logits
@@ -132,61 +138,61 @@ def smoothing_of(one: SampledSum, times: FloatArray, x: FloatArray, follow: bool
     """
     rows, num = np.arange(len(x)), 1.0 + times.sum(axis=1)
     # the smoothed target puts the same weight on each candidate
-    candidates = (one.own + (times * x).sum(axis=1)) / num
+    candidates = (one.label_logit + (times * x).sum(axis=1)) / num
     d_logits = -times / num[:, None]
     if not follow:
         d_logits[rows, one.labels] = 0.0
     d_logits[rows, one.labels] += 1.0 - 1.0 / num
-    return Means(one.own - candidates, d_logits)
+    return Means(one.label_logit - candidates, d_logits)
 
 
 # the integral ------------------------------------------------------------------------------------
 
-Product = tuple[float, list[tuple[FloatArray, FloatArray, int]]]
+MixtureComponent = tuple[float, list[tuple[FloatArray, FloatArray, int]]]
 
 
-class Terms(NamedTuple):
+class IntegralTerms(NamedTuple):
     """The integral of one example, of S divided by exp(own + centre).
 
-    `log_u` (K,) are the nodes, and `of_log` (K,) the terms of E log S there; `of_base` is the mean
-    part of the base in S, and `of_draws` (n,) are those of classes by their draws.
+    `log_u` (K,) are the nodes, and `log_sum_terms` (K,) the terms of E log S there; `base_fraction` is the mean
+    part of the base in S, and `draw_fractions` (n,) are those of classes by their draws.
     """
 
     log_u: FloatArray
-    of_log: FloatArray
-    of_base: float
-    of_draws: FloatArray
+    log_sum_terms: FloatArray
+    base_fraction: float
+    draw_fractions: FloatArray
 
 
-def integral(one: SampledSum, e: int, centre: float, digits: Digits) -> Terms:
+def integral_terms(one: SampledSum, e: int, centre: float, grid: IntegrationGrid) -> IntegralTerms:
     """Return the terms of the integral for example e."""
-    sets = None if one.sets is None else one.sets[e]
-    shift = one.own[e] + centre
+    sets = None if one.set_distributions is None else one.set_distributions[e]
+    shift = one.label_logit[e] + centre
     weights = np.exp(np.minimum(one.logits[e] - shift, _MAX_LOGIT))
-    base = float(np.exp(one.certain_mass[e] - shift))
+    base = float(np.exp(one.log_fixed_mass[e] - shift))
     largest = base + (one.num_draws * weights.max() if sets is None else weights.sum())
     least = base if base > 0.0 else weights[(one.probs[e] > 0.0) & (weights > 0.0)].min()
     # the transform falls between the largest and the least S that can come
-    start = -np.log(max(largest, 1.0)) - digits.left
-    log_u = np.arange(start, -np.log(min(least, 1.0)) + _RIGHT, digits.step)
+    start = -np.log(max(largest, 1.0)) - grid.left_margin
+    log_u = np.arange(start, -np.log(min(least, 1.0)) + _RIGHT, grid.step)
     u = np.exp(log_u)
     if sets is not None:
         means, parts = sets.means(np.exp(np.outer(-u, weights)))
         remaining = np.exp(-u * base)
-        of_log = digits.step * (np.exp(-u) - remaining * means.real)
-        measure = digits.step * u * remaining
-        of_base = float(measure @ means.real) * base
-        return Terms(log_u, of_log, of_base, weights * (measure @ parts.real))
-    products = _products(one, e, weights)
-    minus_1 = np.expm1 if digits.all_digits else _fast_expm1
+        log_sum_terms = grid.step * (np.exp(-u) - remaining * means.real)
+        measure = grid.step * u * remaining
+        base_fraction = float(measure @ means.real) * base
+        return IntegralTerms(log_u, log_sum_terms, base_fraction, weights * (measure @ parts.real))
+    products = _mixture_components(one, e, weights)
+    minus_1 = np.expm1 if grid.uses_expm1 else _fast_expm1
     terms: list[FloatArray] = []
-    of_base, of_draws = 0.0, np.zeros_like(weights)
+    base_fraction, draw_fractions = 0.0, np.zeros_like(weights)
     for part in np.array_split(u, 1 + len(u) * len(weights) // _BLOCK):
-        found = mixture(products, base, part, digits.step, minus_1)  # type: ignore[no-untyped-call]
+        found = mixture(products, base, part, grid.step, minus_1)  # type: ignore[no-untyped-call]
         terms.append(found[0])
-        of_base += found[1]
-        of_draws += found[2]
-    return Terms(log_u, np.concatenate(terms), of_base, of_draws)
+        base_fraction += found[1]
+        draw_fractions += found[2]
+    return IntegralTerms(log_u, np.concatenate(terms), base_fraction, draw_fractions)
 
 
 def _fast_expm1(x: FloatArray) -> FloatArray:
@@ -195,7 +201,7 @@ def _fast_expm1(x: FloatArray) -> FloatArray:
     return value
 
 
-def _products(one: SampledSum, e: int, weights: FloatArray) -> list[Product]:
+def _mixture_components(one: SampledSum, e: int, weights: FloatArray) -> list[MixtureComponent]:
     """Return the mixture of products that is the transform of example e.
 
     Each component is a probability and factors: the distribution (n,) of draws, the masses (n,)
@@ -210,19 +216,19 @@ def _products(one: SampledSum, e: int, weights: FloatArray) -> list[Product]:
     if one.reduction == "kept":  # over the number of draws with weight, by which they are divided
         kept = probs[weights > 0.0].sum()
         of_kept = np.where(weights > 0.0, probs, 0.0) / kept
-        return [(p, [(of_kept, weights / (k or 1), k)]) for k, p in _successes(m, kept)]
+        return [(p, [(of_kept, weights / (k or 1), k)]) for k, p in _likely_success_counts(m, kept)]
     if one.reduction == "one hit less":  # over the number of hits, all but one of which count
         hit = np.zeros_like(probs)
         hit[label] = 1.0
         others = probs * (1.0 - hit) / (1.0 - probs[label])
         return [
             (p, [(others, weights, m - k), (hit, abs(k - 1) * weights, min(k, 1))])
-            for k, p in _successes(m, probs[label])
+            for k, p in _likely_success_counts(m, probs[label])
         ]
     return [(1.0, [(probs, weights, m)])]
 
 
-def _successes(m: int, probability: float) -> list[tuple[int, float]]:
+def _likely_success_counts(m: int, probability: float) -> list[tuple[int, float]]:
     """Return the probable numbers of successes in m trials, with their probabilities."""
     found = binom.pmf(np.arange(m + 1), m, probability)
     return [(k, p) for k, p in enumerate(found) if p > _NO_PROBABILITY]

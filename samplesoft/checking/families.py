@@ -7,26 +7,26 @@ from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple
 
-from samplesoft.checking.candidates import Candidate, merged
+from samplesoft.checking.candidates import Candidate, merge_equal_means
 from samplesoft.checking.fitted import (
-    fitted,
-    of_gradients,
-    of_other_proposals,
-    of_other_temperatures,
-    scaled_gradients,
-    smoothed,
+    candidates_with_fitted_constants,
+    candidates_with_gradient_faults,
+    candidates_with_label_smoothing,
+    candidates_with_other_proposals,
+    candidates_with_other_temperatures,
+    candidates_with_scaled_gradients,
 )
 from samplesoft.checking.known import (
+    candidates_with_two_faults,
     distinct_candidates,
-    distinct_mistakes,
+    distinct_candidates_with_fault,
     full_candidate,
     known_candidates,
-    pairs,
 )
 from samplesoft.checking.observe import Observed, Observer
 
 
-class Look(NamedTuple):
+class CheckState(NamedTuple):
     """The observations so far, and the candidates that were tested on them."""
 
     observer: Observer
@@ -37,54 +37,67 @@ class Look(NamedTuple):
 class Family(NamedTuple):
     """Candidates that are tried together, `unless` simpler ones fit: "right" ones, or "any"."""
 
-    make: Callable[[Look], Iterable[Candidate]]
+    make_candidates: Callable[[CheckState], Iterable[Candidate]]
     unless: str
 
 
-def _random_candidates(look: Look) -> Iterable[Candidate]:
-    return (one for one in known_candidates(look.observer) if one.scheme != "full")
+def _candidates_that_draw(state: CheckState) -> Iterable[Candidate]:
+    return (one for one in known_candidates(state.observer) if one.scheme != "full")
 
 
-def _unbiased(look: Look) -> Iterable[Candidate]:
-    full = full_candidate(known_candidates(look.observer))
+def _unbiased_candidate(state: CheckState) -> Iterable[Candidate]:
+    full = full_candidate(known_candidates(state.observer))
     return [replace(full, scheme="unbiased", sums=())]
 
 
-def _dependent(look: Look) -> Iterator[Candidate]:
+def _candidates_with_dependent_draws(state: CheckState) -> Iterator[Candidate]:
     """Yield candidates with the right means and another variance."""
-    for one in look.tested:
+    for one in state.tested:
         if one.sd_ratio and not one.fault:
             ratio = f"{one.sd_ratio:.3g} times that of independent draws"
             yield replace(
                 one,
                 fault="dependent_draws",
-                same=(),
+                equivalents=(),
                 sums=(),
-                number=f"their standard deviation is {ratio}",
+                detail=f"their standard deviation is {ratio}",
                 sd_ratio=None,
             )
 
 
 # from the simplest on: what follows is less simple, or takes longer
 FAMILIES = (
-    Family(_random_candidates, unless="never"),
-    Family(lambda look: distinct_candidates(look.observer), unless="right"),
-    Family(lambda look: of_gradients(look.observer, list(look.tested)), unless="any"),
+    Family(_candidates_that_draw, unless="never"),
+    Family(lambda state: distinct_candidates(state.observer), unless="right"),
     Family(
-        lambda look: scaled_gradients(look.observer, look.observed, list(look.tested)),
+        lambda state: candidates_with_gradient_faults(state.observer, list(state.tested)),
         unless="any",
     ),
-    Family(_unbiased, unless="any"),
-    Family(lambda look: distinct_mistakes(look.observer), unless="any"),
     Family(
-        lambda look: chain(
-            of_other_proposals(look.observer),
-            merged(fitted(look.observer, look.observed)),
+        lambda state: candidates_with_scaled_gradients(
+            state.observer, state.observed, list(state.tested)
         ),
         unless="any",
     ),
-    Family(lambda look: of_other_temperatures(look.observer, look.observed), unless="any"),
-    Family(lambda look: _dependent(look._replace(tested=list(look.tested))), unless="any"),
-    Family(lambda look: smoothed(look.observer, look.observed), unless="any"),
-    Family(lambda look: pairs(look.observer), unless="any"),
+    Family(_unbiased_candidate, unless="any"),
+    Family(lambda state: distinct_candidates_with_fault(state.observer), unless="any"),
+    Family(
+        lambda state: chain(
+            candidates_with_other_proposals(state.observer),
+            merge_equal_means(candidates_with_fitted_constants(state.observer, state.observed)),
+        ),
+        unless="any",
+    ),
+    Family(
+        lambda state: candidates_with_other_temperatures(state.observer, state.observed),
+        unless="any",
+    ),
+    Family(
+        lambda state: _candidates_with_dependent_draws(state._replace(tested=list(state.tested))),
+        unless="any",
+    ),
+    Family(
+        lambda state: candidates_with_label_smoothing(state.observer, state.observed), unless="any"
+    ),
+    Family(lambda state: candidates_with_two_faults(state.observer), unless="any"),
 )

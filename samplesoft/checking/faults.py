@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 
 from samplesoft._validation import FloatArray
-from samplesoft.checking.estimators import Drawn, Estimator, Expected, Weighting
+from samplesoft.checking.estimators import DrawLogProbs, Estimator, ExpectedCounts, Weighting
 from samplesoft.checking.problems import REPLICAS
 
 AND = " + "  # between the names of two mistakes
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedFault:
     """A way to make a mistake that has a number which nobody gave; the best one is looked for.
 
     Attributes
@@ -36,12 +36,12 @@ class Fitted:
         The number in words.
     """
 
-    way: Callable[[Estimator, float], Estimator]
+    apply: Callable[[Estimator, float], Estimator]
     grid: FloatArray
-    words: Callable[[float], str]
+    describe: Callable[[float], str]
 
 
-def _anywhere(right: Estimator) -> bool:
+def _always(right: Estimator) -> bool:
     return True
 
 
@@ -65,71 +65,71 @@ class Fault:
         the right estimator, and it is tried after others.
     """
 
-    words: str
+    description: str
     remedy: str
-    where: Callable[[Estimator], bool] = _anywhere
+    where: Callable[[Estimator], bool] = _always
     ways: tuple[Callable[[Estimator], Estimator], ...] = ()
-    fitted: tuple[Fitted, ...] = ()
+    fitted: tuple[FittedFault, ...] = ()
     in_gradients: bool = False
 
-    def made_in(self, right: Estimator) -> list[Estimator]:
+    def applied_to(self, right: Estimator) -> list[Estimator]:
         """Return the estimators with the mistake; none where it cannot be made."""
         return [way(right) for way in self.ways] if self.where(right) else []
 
 
-def changes(right: Estimator, wrong: Estimator) -> dict[str, Any]:
+def changed_fields(right: Estimator, wrong: Estimator) -> dict[str, Any]:
     """Return the fields that a mistake replaced, with their values."""
     values = {f.name: (getattr(wrong, f.name), getattr(right, f.name)) for f in fields(right)}
     return {name: value for name, (value, before) in values.items() if value != before}
 
 
-def combined(right: Estimator, one: Estimator, other: Estimator) -> Estimator | None:
+def combine_faults(right: Estimator, one: Estimator, other: Estimator) -> Estimator | None:
     """Return the estimator with both of two mistakes; None where they are about the same step."""
-    first, second = changes(right, one), changes(right, other)
+    first, second = changed_fields(right, one), changed_fields(right, other)
     return None if first.keys() & second else replace(right, **first | second)
 
 
 # counts that are not the expected ones ------------------------------------------------------------
 
 
-def _of_neighbours(by: int) -> Expected:
+def _counts_with_shifted_q(by: int) -> ExpectedCounts:
     """Return log(m q) with q of the class at a distance."""
 
-    def expected(drawn: Drawn) -> tuple[FloatArray, float]:
-        log_q = np.roll(drawn.proposal, by, axis=1)
+    def expected(drawn: DrawLogProbs) -> tuple[FloatArray, float]:
+        log_q = np.roll(drawn.log_proposal, by, axis=1)
         # uniform q do not change, and where q is 0 the loss would be infinite: cannot be made
-        is_same = np.array_equal(log_q, drawn.proposal)
-        if is_same or (np.isneginf(log_q) & (drawn.one_draw > -np.inf)).any():
+        is_same = np.array_equal(log_q, drawn.log_proposal)
+        if is_same or (np.isneginf(log_q) & (drawn.log_one_draw > -np.inf)).any():
             log_q = np.full_like(log_q, np.nan)
-        return log_q, drawn.log_num
+        return log_q, drawn.log_num_draws
 
     return expected
 
 
-def _of_other_number(change: int) -> Expected:
+def _counts_with_other_m(change: int) -> ExpectedCounts:
     """Return log(m q) with another m; NaN if that is 0."""
 
-    def expected(drawn: Drawn) -> tuple[FloatArray, float]:
-        m = round(float(np.exp(drawn.log_num))) + change
-        return drawn.one_draw, float(np.log(m)) if m > 0 else np.nan
+    def expected(drawn: DrawLogProbs) -> tuple[FloatArray, float]:
+        m = round(float(np.exp(drawn.log_num_draws))) + change
+        return drawn.log_one_draw, float(np.log(m)) if m > 0 else np.nan
 
     return expected
 
 
-def _given_not_the_label(drawn: Drawn) -> tuple[FloatArray, float]:
+def _counts_given_not_label(drawn: DrawLogProbs) -> tuple[FloatArray, float]:
     """Return log(m q / (1 - q_t))."""
-    of_label = drawn.proposal[np.arange(len(drawn.labels)), drawn.labels]
-    return drawn.proposal - np.log(-np.expm1(of_label))[:, None], drawn.log_num
+    of_label = drawn.log_proposal[np.arange(len(drawn.labels)), drawn.labels]
+    return drawn.log_proposal - np.log(-np.expm1(of_label))[:, None], drawn.log_num_draws
 
 
-def _at_least(log_least: float) -> Expected:
+def _counts_with_clipped_q(log_least: float) -> ExpectedCounts:
     """Return log(m q) with q clipped from below."""
-    return lambda drawn: (np.maximum(drawn.one_draw, log_least), drawn.log_num)
+    return lambda drawn: (np.maximum(drawn.log_one_draw, log_least), drawn.log_num_draws)
 
 
-def _plus(log_added: float) -> Expected:
+def _counts_with_constant_added(log_added: float) -> ExpectedCounts:
     """Return log(m (q + a number))."""
-    return lambda drawn: (np.logaddexp(drawn.one_draw, log_added), drawn.log_num)
+    return lambda drawn: (np.logaddexp(drawn.log_one_draw, log_added), drawn.log_num_draws)
 
 
 # numbers that nobody gave
@@ -146,9 +146,9 @@ FAULTS: dict[str, Fault] = {
         "Subtract log(m q) from the logits of draws: what is drawn often must weigh less.",
         where=lambda right: right.corrects_draws,
         ways=(
-            lambda right: replace(right, link=lambda log_q, log_m: -(log_q + log_m)),
-            lambda right: replace(right, link=lambda log_q, log_m: -log_q),
-            lambda right: replace(right, link=lambda log_q, log_m: -log_q + log_m),
+            lambda right: replace(right, correction=lambda log_q, log_m: -(log_q + log_m)),
+            lambda right: replace(right, correction=lambda log_q, log_m: -log_q),
+            lambda right: replace(right, correction=lambda log_q, log_m: -log_q + log_m),
         ),
     ),
     "uncorrected": Fault(
@@ -157,7 +157,7 @@ FAULTS: dict[str, Fault] = {
         where=lambda right: right.corrects_draws,
         ways=(
             lambda right: replace(
-                right, link=lambda log_q, log_m: np.zeros_like(log_q), divides_by_number=False
+                right, correction=lambda log_q, log_m: np.zeros_like(log_q), divides_by_count=False
             ),
         ),
     ),
@@ -167,7 +167,9 @@ FAULTS: dict[str, Fault] = {
         where=lambda right: right.corrects_repeated,
         ways=(
             lambda right: replace(
-                right, expected=lambda drawn: (drawn.one_draw, 0.0), divides_by_number=False
+                right,
+                log_expected_counts=lambda drawn: (drawn.log_one_draw, 0.0),
+                divides_by_count=False,
             ),
         ),
     ),
@@ -177,10 +179,10 @@ FAULTS: dict[str, Fault] = {
         where=lambda right: right.corrects_draws,
         ways=(
             lambda right: replace(
-                right, link=lambda log_q, log_m: np.exp(log_q + log_m), divides_by_number=False
+                right, correction=lambda log_q, log_m: np.exp(log_q + log_m), divides_by_count=False
             ),
             lambda right: replace(
-                right, link=lambda log_q, log_m: np.exp(log_q), divides_by_number=False
+                right, correction=lambda log_q, log_m: np.exp(log_q), divides_by_count=False
             ),
         ),
     ),
@@ -189,8 +191,12 @@ FAULTS: dict[str, Fault] = {
         "Take the natural logarithm of m q.",
         where=lambda right: right.corrects_draws,
         ways=(
-            lambda right: replace(right, link=lambda log_q, log_m: (log_q + log_m) / np.log(10.0)),
-            lambda right: replace(right, link=lambda log_q, log_m: (log_q + log_m) / np.log(2.0)),
+            lambda right: replace(
+                right, correction=lambda log_q, log_m: (log_q + log_m) / np.log(10.0)
+            ),
+            lambda right: replace(
+                right, correction=lambda log_q, log_m: (log_q + log_m) / np.log(2.0)
+            ),
         ),
     ),
     "q_shifted": Fault(
@@ -198,8 +204,8 @@ FAULTS: dict[str, Fault] = {
         "Look at how ids and q are numbered: a class for padding or 'unknown' may be in one only.",
         where=lambda right: right.corrects_draws,
         ways=(
-            lambda right: replace(right, expected=_of_neighbours(1)),
-            lambda right: replace(right, expected=_of_neighbours(-1)),
+            lambda right: replace(right, log_expected_counts=_counts_with_shifted_q(1)),
+            lambda right: replace(right, log_expected_counts=_counts_with_shifted_q(-1)),
         ),
     ),
     "q_not_conditioned": Fault(
@@ -207,20 +213,28 @@ FAULTS: dict[str, Fault] = {
         "Subtract log(m q / (1 - q_t)) where no draw can be the label.",
         where=lambda right: right.corrects_repeated and right.excludes_label,
         ways=(
-            lambda right: replace(right, expected=lambda drawn: (drawn.proposal, drawn.log_num)),
+            lambda right: replace(
+                right, log_expected_counts=lambda drawn: (drawn.log_proposal, drawn.log_num_draws)
+            ),
         ),
     ),
     "q_renormalised": Fault(
         "q is divided by 1 - q of the label, though the label is drawn like any other class",
         "Subtract log(m q), with q as it is drawn from; hits are left out after that.",
-        where=lambda right: right.corrects_draws and right.adds_draws and not right.excludes_label,
-        ways=(lambda right: replace(right, expected=_given_not_the_label),),
+        where=lambda right: (
+            right.corrects_draws and right.sums_repeated_draws and not right.excludes_label
+        ),
+        ways=(lambda right: replace(right, log_expected_counts=_counts_given_not_label),),
     ),
     "inclusion_of_repeated": Fault(
         "draws may repeat a class, but are corrected by the chance that a set holds it",
         "Subtract log(m q) where draws may repeat; 1 - (1 - q)^m is for sets without repeats.",
-        where=lambda right: right.corrects_repeated and not right.divides_by_kept,
-        ways=(lambda right: replace(right, expected=lambda drawn: (drawn.inclusion, 0.0)),),
+        where=lambda right: right.corrects_repeated and not right.counts_accepted,
+        ways=(
+            lambda right: replace(
+                right, log_expected_counts=lambda drawn: (drawn.log_inclusion, 0.0)
+            ),
+        ),
     ),
     "distinct_as_repeated": Fault(
         "draws are without replacement, but are corrected by log(m q)",
@@ -228,14 +242,16 @@ FAULTS: dict[str, Fault] = {
         "replacement gives.",
         where=lambda right: right.corrects_distinct,
         ways=(
-            lambda right: replace(right, expected=lambda drawn: (drawn.one_draw, drawn.log_num)),
+            lambda right: replace(
+                right, log_expected_counts=lambda drawn: (drawn.log_one_draw, drawn.log_num_draws)
+            ),
         ),
     ),
     "temperature_after": Fault(
         "the correction is multiplied by the inverse temperature",
         "Multiply h . c by tau first, then subtract log(m q).",
         where=lambda right: right.corrects_draws,
-        ways=(lambda right: replace(right, correction_times_tau=True),),
+        ways=(lambda right: replace(right, multiplies_correction_by_tau=True),),
     ),
     "hits_kept": Fault(
         "draws of the label are not left out",
@@ -271,14 +287,14 @@ FAULTS: dict[str, Fault] = {
         "the bias of the label is in its logit twice",
         "Add the bias of a class to its logit once, before the label's is taken off.",
         ways=(
-            lambda right: replace(right, label_biases=2),
-            lambda right: replace(right, label_biases=3),
+            lambda right: replace(right, label_bias_factor=2),
+            lambda right: replace(right, label_bias_factor=3),
         ),
     ),
     "one_hit_left_out": Fault(
         "of several draws of the label only one is left out",
         "Give each draw of the label the logit -inf: a map from classes to places holds one place.",
-        where=lambda right: right.masks_hits and right.is_sum,
+        where=lambda right: right.masks_hits and right.is_log_of_sum,
         ways=(lambda right: replace(right, hits="kept", reduction="one hit less"),),
     ),
     "hits_of_other_rows": Fault(
@@ -300,39 +316,41 @@ FAULTS: dict[str, Fault] = {
     "counted_twice": Fault(
         "one draw is in the sum twice",
         "Look for a draw that is joined to the others once more.",
-        where=lambda right: right.is_sum,
+        where=lambda right: right.is_log_of_sum,
         ways=(lambda right: replace(right, reduction="twice"),),
     ),
     "duplicates_dropped": Fault(
         "a class that is drawn several times counts once",
         "Keep repeated draws: log(m q) is the log of how often a class is drawn.",
-        where=lambda right: right.adds_draws,
+        where=lambda right: right.sums_repeated_draws,
         ways=(lambda right: replace(right, draws="once"),),
     ),
     "m_off_by_one": Fault(
         "the number of draws and the m of the correction differ by one",
         "Take for m the number of draws that are in the sum, without the label.",
-        where=lambda right: right.corrects_repeated and not right.divides_by_kept,
+        where=lambda right: right.corrects_repeated and not right.counts_accepted,
         ways=(
-            lambda right: replace(right, expected=_of_other_number(1)),
-            lambda right: replace(right, expected=_of_other_number(-1)),
-            lambda right: replace(right, more_draws=1),
-            lambda right: replace(right, more_draws=-1),
+            lambda right: replace(right, log_expected_counts=_counts_with_other_m(1)),
+            lambda right: replace(right, log_expected_counts=_counts_with_other_m(-1)),
+            lambda right: replace(right, extra_draws=1),
+            lambda right: replace(right, extra_draws=-1),
         ),
     ),
     "detached_negatives": Fault(
         "the gradient leaves out the draws",
         "Let the gradient flow through the logits of the draws too.",
         where=lambda right: right.has_label_in_sum,
-        ways=(lambda right: replace(right, detached=True),),
+        ways=(lambda right: replace(right, detaches_draws=True),),
     ),
     "divided_by_batch": Fault(
         "losses or gradients are divided by the size of the batch",
         "Return the loss of each example, and the gradient of their sum, not of their mean.",
         ways=(
-            lambda right: replace(right, gradient_over_batch=True),
-            lambda right: replace(right, loss_over_batch=True, gradient_over_batch=True),
-            lambda right: replace(right, loss_over_batch=True),
+            lambda right: replace(right, divides_gradient_by_batch=True),
+            lambda right: replace(
+                right, divides_loss_by_batch=True, divides_gradient_by_batch=True
+            ),
+            lambda right: replace(right, divides_loss_by_batch=True),
         ),
     ),
     "weights_of_first": Fault(
@@ -357,7 +375,7 @@ FAULTS: dict[str, Fault] = {
     "labels_counted_once": Fault(
         "in the gradient of the class vectors a label that several examples share counts once",
         "Add up the rows of equal labels, as numpy.add.at does and `dW[labels] -= h` does not.",
-        ways=(lambda right: replace(right, weighting=Weighting(share_of_labels=1.0 / REPLICAS)),),
+        ways=(lambda right: replace(right, weighting=Weighting(label_fraction=1.0 / REPLICAS)),),
         in_gradients=True,
     ),
     "gradient_scaled": Fault(
@@ -396,41 +414,45 @@ FAULTS: dict[str, Fault] = {
     "finite_mask": Fault(
         "draws of the label are masked by a finite number, which leaks",
         "Give draws that are the label of their example the logit -inf.",
-        where=lambda right: right.masks_hits and right.is_sum,
+        where=lambda right: right.masks_hits and right.is_log_of_sum,
         fitted=(
-            Fitted(
-                way=lambda right, number: replace(right, hit_penalty=number),
+            FittedFault(
+                apply=lambda right, number: replace(right, hit_penalty=number),
                 grid=_PENALTIES,
-                words=lambda number: f"their logits less {number:.2g}",
+                describe=lambda number: f"their logits less {number:.2g}",
             ),
-            Fitted(
-                way=lambda right, number: replace(right, hit_constant=number),
+            FittedFault(
+                apply=lambda right, number: replace(right, hit_constant=number),
                 grid=_LOGITS,
-                words=lambda number: f"the logit {number:.2g}",
+                describe=lambda number: f"the logit {number:.2g}",
             ),
         ),
     ),
     "q_clipped": Fault(
         "q is clipped from below before its logarithm is taken",
         "Subtract log(m q) as it is: q of what has been drawn is above 0.",
-        where=lambda right: right.corrects_repeated and right.is_sum,
+        where=lambda right: right.corrects_repeated and right.is_log_of_sum,
         fitted=(
-            Fitted(
-                way=lambda right, log_least: replace(right, expected=_at_least(log_least)),
+            FittedFault(
+                apply=lambda right, log_least: replace(
+                    right, log_expected_counts=_counts_with_clipped_q(log_least)
+                ),
                 grid=_LOG_LEAST,
-                words=lambda log_least: f"q is at least {np.exp(log_least):.2g}",
+                describe=lambda log_least: f"q is at least {np.exp(log_least):.2g}",
             ),
         ),
     ),
     "epsilon_in_log": Fault(
         "a number is added to q before its logarithm is taken",
         "Subtract log(m q) as it is: q of what has been drawn is above 0.",
-        where=lambda right: right.corrects_repeated and right.is_sum,
+        where=lambda right: right.corrects_repeated and right.is_log_of_sum,
         fitted=(
-            Fitted(
-                way=lambda right, log_added: replace(right, expected=_plus(log_added)),
+            FittedFault(
+                apply=lambda right, log_added: replace(
+                    right, log_expected_counts=_counts_with_constant_added(log_added)
+                ),
                 grid=_LOG_LEAST,
-                words=lambda log_added: f"log(q + {np.exp(log_added):.2g})",
+                describe=lambda log_added: f"log(q + {np.exp(log_added):.2g})",
             ),
         ),
     ),
@@ -440,15 +462,15 @@ FAULTS: dict[str, Fault] = {
         "softmax loss of the logits.",
         where=lambda right: right.draws == "all" or right.has_label_in_sum,
         fitted=(
-            Fitted(
-                way=lambda right, margin: replace(right, label_margin=margin),
+            FittedFault(
+                apply=lambda right, margin: replace(right, label_margin=margin),
                 grid=_MARGINS,
-                words=lambda margin: f"tau (h . c - {margin:.3g})",
+                describe=lambda margin: f"tau (h . c - {margin:.3g})",
             ),
-            Fitted(
-                way=lambda right, angle: replace(right, label_angle=angle),
+            FittedFault(
+                apply=lambda right, angle: replace(right, label_angle=angle),
                 grid=_MARGINS,
-                words=lambda angle: f"tau cos(angle + {angle:.3g})",
+                describe=lambda angle: f"tau cos(angle + {angle:.3g})",
             ),
         ),
     ),

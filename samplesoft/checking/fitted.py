@@ -15,27 +15,29 @@ from scipy.special import expit
 
 from samplesoft._validation import FloatArray
 from samplesoft.checking.candidates import Candidate, make_candidate
-from samplesoft.checking.estimators import ESTIMATORS, Estimator, SampledSum, estimators
-from samplesoft.checking.exact import Means, expectation, smoothing_of
-from samplesoft.checking.faults import FAULTS, Fitted
+from samplesoft.checking.estimators import ESTIMATORS, Estimator, SampledSum, estimators_with_draws
+from samplesoft.checking.exact import Means, expectation, label_smoothing_terms
+from samplesoft.checking.faults import FAULTS, FittedFault
 from samplesoft.checking.observe import Observed, Observer
 from samplesoft.checking.problems import NAMED, Problem
 
 # gradients of others than the sum of weighted losses --------------------------------------------
 
 
-def of_gradients(observer: Observer, tested: Iterable[Candidate]) -> Iterator[Candidate]:
+def candidates_with_gradient_faults(
+    observer: Observer, tested: Iterable[Candidate]
+) -> Iterator[Candidate]:
     """Yield faultless candidates with a fault in the summation of the examples' gradients."""
     faults = {name: fault for name, fault in FAULTS.items() if fault.in_gradients}
     for one, (name, fault) in product(tested, faults.items()):
         if one.fault is not None or one.expected is None:
             continue
-        for wrong in fault.made_in(ESTIMATORS[one.scheme]):
+        for wrong in fault.applied_to(ESTIMATORS[one.scheme]):
             weighting = wrong.weighting
-            means = one.expected.observed(observer.problem, observer.gradients, weighting)
+            means = one.expected.observed_means(observer.problem, observer.num_gradients, weighting)
             if not np.array_equal(means, one.means):
                 sums = one.sums if weighting.losses == "own" else ()  # else squares are others
-                yield replace(one, fault=name, means=means, spread=None, sums=sums, same=())
+                yield replace(one, fault=name, means=means, spread=None, sums=sums, equivalents=())
 
 
 def with_scaled_gradient(
@@ -47,7 +49,7 @@ def with_scaled_gradient(
     """
     if not is_gradient.any():
         return None
-    unit = _distance_unit(observed)[is_gradient]
+    unit = _distance_units(observed)[is_gradient]
     due = one.means[is_gradient] / unit
     size = float(due @ due)
     if not 0.0 < size < np.inf:
@@ -67,9 +69,9 @@ def with_scaled_gradient(
         fault="gradient_scaled",
         means=one.means * factors,
         spread=width,
-        number=f"the gradient is {_factor_text(factor)} theirs",
-        factor=factor,
-        same=(),
+        detail=f"the gradient is {_describe_factor(factor)} theirs",
+        gradient_factor=factor,
+        equivalents=(),
     )
 
 
@@ -85,7 +87,7 @@ def _simple_fraction(value: float, error: float) -> float:
     return nearest_one if is_it else value
 
 
-def _factor_text(factor: float) -> str:
+def _describe_factor(factor: float) -> str:
     """Return a description of a factor."""
     inverse = 1.0 / factor if factor else 0.0
     if inverse == round(inverse) and abs(inverse) > 1.0:
@@ -93,7 +95,7 @@ def _factor_text(factor: float) -> str:
     return f"{factor:.4g} times"
 
 
-def scaled_gradients(
+def candidates_with_scaled_gradients(
     observer: Observer, observed: Observed, tested: Iterable[Candidate]
 ) -> Iterator[Candidate]:
     """Yield faultless candidates whose gradient is a constant multiple of the losses' gradient."""
@@ -110,12 +112,12 @@ def scaled_gradients(
 
 def _faultless_sums(observer: Observer, problem: Problem) -> Iterator[tuple[Estimator, SampledSum]]:
     """Yield the faultless estimators that draw, with their sums on a problem."""
-    for right in estimators("repeated", "independent"):
-        for one in right(problem, observer.num_sampled, observer.batch):
+    for right in estimators_with_draws("repeated", "independent"):
+        for one in right(problem, observer.num_sampled, observer.batch_size):
             yield right, one
 
 
-def of_other_proposals(
+def candidates_with_other_proposals(
     observer: Observer, schemes: Container[str] = ESTIMATORS
 ) -> Iterator[Candidate]:
     """Yield estimators whose draws follow another proposal than the argument."""
@@ -127,10 +129,10 @@ def of_other_proposals(
                 continue
             # the sampler differs, or loss and sampler both do
             number = f"draws and correction by {words}"
-            if np.isfinite(drawn.own).all():  # not where the label is a class with q = 0
+            if np.isfinite(drawn.label_logit).all():  # not where the label is a class with q = 0
                 yield make_candidate(observer, right.name, fault, [drawn], number)
             number = f"draws by {words}, corrected by what was given"
-            other = replace(meant, probs=drawn.probs, sets=drawn.sets)
+            other = replace(meant, probs=drawn.probs, set_distributions=drawn.set_distributions)
             yield make_candidate(observer, right.name, fault, [other], number)
 
 
@@ -140,7 +142,7 @@ def _other_proposals(problem: Problem) -> Iterator[tuple[str, str, FloatArray]]:
         q = np.broadcast_to(of_size(problem.num_classes), problem.q.shape)
         if not np.allclose(q, problem.q):
             yield "other_proposal", repr(name), q
-    drawn = np.sort(problem.by_frequency)
+    drawn = np.sort(problem.classes_by_frequency)
     for words, left_out in (("last", drawn[-1]), ("first", drawn[0])):
         if len(drawn) > 2:
             q = problem.q.copy()
@@ -152,27 +154,29 @@ def _other_proposals(problem: Problem) -> Iterator[tuple[str, str, FloatArray]]:
 LOG_FACTORS = np.linspace(-4.0, 4.0, 17)  # of other temperatures
 
 
-def of_other_temperatures(observer: Observer, observed: Observed) -> Iterator[Candidate]:
+def candidates_with_other_temperatures(
+    observer: Observer, observed: Observed
+) -> Iterator[Candidate]:
     """Yield all estimators with a fitted inverse temperature in place of the argument."""
-    sizes = observer.num_sampled, observer.batch
+    sizes = observer.num_sampled, observer.batch_size
 
-    def at_tau(right: Estimator, log_tau: float) -> Candidate:
-        here = observer.problem.at_tau(float(np.exp(log_tau)))
+    def candidate_at_tau(right: Estimator, log_tau: float) -> Candidate:
+        here = observer.problem.with_tau(float(np.exp(log_tau)))
         sums = right(here, *sizes)
         expected = expectation(sums)
         return Candidate(
             right.name,
             "other_temperature",
-            means=expected.observed(here, observer.gradients),
+            means=expected.observed_means(here, observer.num_gradients),
             expected=expected,
             sums=tuple(sums),
-            number=f"tau is {here.tau:.3g}",
+            detail=f"tau is {here.tau:.3g}",
         )
 
     grid = np.log(observer.problem.tau) + LOG_FACTORS
-    for right in estimators("repeated", "independent"):
+    for right in estimators_with_draws("repeated", "independent"):
         if right(observer.problem, *sizes):
-            yield nearest(partial(at_tau, right), grid, observed)
+            yield nearest_candidate(partial(candidate_at_tau, right), grid, observed)
 
 
 # mistakes with a number that nobody gave ---------------------------------------------------------
@@ -183,35 +187,39 @@ _MIN_SMOOTHING = 1e-3
 _MAX_SMOOTHING = 0.9
 
 
-def fitted(
+def candidates_with_fitted_constants(
     observer: Observer, observed: Observed, schemes: Container[str] = ESTIMATORS
 ) -> Iterator[Candidate]:
     """Yield the best fit of each fault with an unknown number to the observed means."""
-    problem, sizes = observer.problem, (observer.num_sampled, observer.batch)
-    for right in estimators("repeated", "independent") if observer.is_random else estimators("all"):
+    problem, sizes = observer.problem, (observer.num_sampled, observer.batch_size)
+    for right in (
+        estimators_with_draws("repeated", "independent")
+        if observer.is_random
+        else estimators_with_draws("all")
+    ):
         if right.name not in schemes:
             continue
-        for one in right(problem, *sizes) if right.is_sum else ():
+        for one in right(problem, *sizes) if right.is_log_of_sum else ():
             yield from _with_constant_in_log(observer, observed, right.name, one)
         for name, fault in FAULTS.items():
             for fit in fault.fitted if fault.where(right) else ():
-                if fit.way(right, float(fit.grid[0]))(problem, *sizes):  # it can be made
-                    of_number = partial(_with_number, observer, right, name, fit)
-                    yield nearest(of_number, fit.grid, observed)
+                if fit.apply(right, float(fit.grid[0]))(problem, *sizes):  # it can be made
+                    of_number = partial(_candidate_with_constant, observer, right, name, fit)
+                    yield nearest_candidate(of_number, fit.grid, observed)
 
 
-def _with_number(
-    observer: Observer, right: Estimator, fault: str, fit: Fitted, number: float
+def _candidate_with_constant(
+    observer: Observer, right: Estimator, fault: str, fit: FittedFault, number: float
 ) -> Candidate:
-    sums = fit.way(right, number)(observer.problem, observer.num_sampled, observer.batch)
-    return make_candidate(observer, right.name, fault, sums, fit.words(number), with_spread=True)
+    sums = fit.apply(right, number)(observer.problem, observer.num_sampled, observer.batch_size)
+    return make_candidate(observer, right.name, fault, sums, fit.describe(number), with_spread=True)
 
 
-def smoothed(observer: Observer, observed: Observed) -> Iterator[Candidate]:
+def candidates_with_label_smoothing(observer: Observer, observed: Observed) -> Iterator[Candidate]:
     """Yield candidates with label smoothing, for all estimators that are sums."""
     for right, one in _faultless_sums(observer, observer.problem):
-        if right.is_sum:
-            yield from _smoothed(observer, observed, right.name, one)
+        if right.is_log_of_sum:
+            yield from _candidates_with_smoothed_sum(observer, observed, right.name, one)
 
 
 def _with_constant_in_log(
@@ -231,20 +239,20 @@ def _with_constant_in_log(
         yield Candidate(
             scheme,
             "probability_capped",
-            means=capped.observed(observer.problem, observer.gradients),
+            means=capped.observed_means(observer.problem, observer.num_gradients),
             expected=capped,
-            number=f"the number is {np.exp(log_number):.2g}",
+            detail=f"the number is {np.exp(log_number):.2g}",
         )
 
 
 _POLISHES, _NUDGE = 3, 1e-6
 
 
-def nearest(
+def nearest_candidate(
     of_number: Callable[[float], Candidate], grid: FloatArray, observed: Observed
 ) -> Candidate:
     """Return the candidate nearest to the observed means: by grid search, then refinement."""
-    unit = _distance_unit(observed)
+    unit = _distance_units(observed)
 
     def distance(number: float) -> float:
         away: FloatArray = (of_number(number).means - observed.means) / unit
@@ -268,15 +276,15 @@ def nearest(
 # label smoothing ---------------------------------------------------------------------------------
 
 
-class Part(NamedTuple):
+class SmoothedMeans(NamedTuple):
     """The means of an estimator on a problem, and what label smoothing adds with all the target."""
 
     plain: Means
-    added: Means
+    smoothing: Means
     problem: Problem
 
 
-def _smoothed(
+def _candidates_with_smoothed_sum(
     observer: Observer, observed: Observed, scheme: str, one: SampledSum
 ) -> Iterator[Candidate]:
     """Yield label smoothing, in which masked hits have one logit or another."""
@@ -286,16 +294,21 @@ def _smoothed(
     plain = expectation([one])
     for mask, follow in product(_MASKS, (False, True)) if masked else [(None, True)]:
         logits = np.where(probs > 0.0, hits, 0.0) if mask is None else np.full_like(hits, mask)
-        x = one.with_hits(logits).logits
-        added = smoothing_of(one, one.num_draws * one.probs, x, follow)
-        parts = [Part(plain, added, observer.problem)]
-        yield fit_smoothing(parts, observer.gradients, observed, scheme, mask)
+        x = one.with_hit_logits(logits).logits
+        added = label_smoothing_terms(one, one.num_draws * one.probs, x, follow)
+        parts = [SmoothedMeans(plain, added, observer.problem)]
+        yield fit_smoothing(parts, observer.num_gradients, observed, scheme, mask)
 
 
-def observed_parts(parts: list[Part], gradients: int) -> tuple[FloatArray, FloatArray]:
+def observed_plain_and_smoothing(
+    parts: list[SmoothedMeans], num_gradients: int
+) -> tuple[FloatArray, FloatArray]:
     """Return the observed values of an estimator, and of its label smoothing term."""
     both = (
-        (part.plain.observed(part.problem, gradients), part.added.observed(part.problem, gradients))
+        (
+            part.plain.observed_means(part.problem, num_gradients),
+            part.smoothing.observed_means(part.problem, num_gradients),
+        )
         for part in parts
     )
     plain, added = zip(*both, strict=True)
@@ -303,16 +316,16 @@ def observed_parts(parts: list[Part], gradients: int) -> tuple[FloatArray, Float
 
 
 def fit_smoothing(
-    parts: list[Part],
-    gradients: int,
+    parts: list[SmoothedMeans],
+    num_gradients: int,
     observed: Observed,
     scheme: str,
     mask: float | None,
 ) -> Candidate:
     """Return the candidate with the best fraction of label smoothing."""
-    plain, added = observed_parts(parts, gradients)
+    plain, added = observed_plain_and_smoothing(parts, num_gradients)
     # it is linear: least squares for the fraction, in units of the standard errors
-    unit: FloatArray = _distance_unit(observed)
+    unit: FloatArray = _distance_units(observed)
     direction: FloatArray = added / unit
     fraction = float(((observed.means - plain) / unit * direction).sum() / (direction**2).sum())
     fraction = min(max(fraction, 0.0), _MAX_SMOOTHING)
@@ -320,21 +333,23 @@ def fit_smoothing(
     if len(parts) == 1:
         part = parts[0]
         expected = Means(
-            part.plain.losses + fraction * part.added.losses,
-            part.plain.d_logits + fraction * part.added.d_logits,
+            part.plain.losses + fraction * part.smoothing.losses,
+            part.plain.d_logits + fraction * part.smoothing.d_logits,
         )
     fault, words = "label_smoothing", f"smoothing {fraction:.3g}"
     if mask is not None:
         fault, words = "smoothed_hits", f"{words}, hits at {mask:.3g}"
         if fraction < _MIN_SMOOTHING:  # beside that of hits it has no effect
             words = f"smoothing times the logit of hits is {fraction * mask:.3g}"
-    return Candidate(scheme, fault, means=plain + fraction * added, expected=expected, number=words)
+    return Candidate(scheme, fault, means=plain + fraction * added, expected=expected, detail=words)
 
 
-def _distance_unit(observed: Observed) -> FloatArray:
+def _distance_units(observed: Observed) -> FloatArray:
     """Return the units (K,) of differences from observed means; inf for means of rare events."""
     if not observed.stderrs.any():  # nothing is random
-        return observed.rounding
-    unit = observed.stderrs + observed.rounding
-    few = (observed.stderrs == 0.0) | (np.abs(observed.skewness) > np.sqrt(observed.calls) / 10.0)
+        return observed.rounding_bounds
+    unit = observed.stderrs + observed.rounding_bounds
+    few = (observed.stderrs == 0.0) | (
+        np.abs(observed.skewness) > np.sqrt(observed.num_calls) / 10.0
+    )
     return np.where(few, np.inf, unit)

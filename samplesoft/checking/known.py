@@ -12,17 +12,17 @@ from itertools import chain, combinations, product
 import numpy as np
 
 from samplesoft._validation import FloatArray
-from samplesoft.checking.candidates import Candidate, make_candidate, merged
+from samplesoft.checking.candidates import Candidate, make_candidate, merge_equal_means
 from samplesoft.checking.estimators import (
     BY_TRIES,
     ESTIMATORS,
     OF_ALL,
-    Drawn,
+    DrawLogProbs,
     Estimator,
     SampledSum,
-    estimators,
+    estimators_with_draws,
 )
-from samplesoft.checking.faults import AND, FAULTS, combined
+from samplesoft.checking.faults import AND, FAULTS, combine_faults
 from samplesoft.checking.observe import Observer
 from samplesoft.checking.problems import NAMED, Problem
 
@@ -34,7 +34,7 @@ _CACHE: dict[tuple[object, ...], list[Candidate]] = {}
 _COMMON = ("log_q_added", "uncorrected", "distinct_as_repeated", "hits_kept", "label_uncorrected")
 
 
-def _single() -> list[tuple[str]]:
+def _single_faults() -> list[tuple[str]]:
     """Return all faults without an unknown number, as tuples of one."""
     return [(name,) for name, fault in FAULTS.items() if fault.ways and not fault.in_gradients]
 
@@ -45,11 +45,16 @@ def known_candidates(observer: Observer) -> list[Candidate]:
     For a deterministic loss, only the full softmax.
     """
     if not observer.is_random:
-        return merged(_candidates(observer, [(), *_single()], [ESTIMATORS["full"]]))
-    rights = estimators("all", "repeated", "independent")
+        return merge_equal_means(
+            _make_candidates(observer, [(), *_single_faults()], [ESTIMATORS["full"]])
+        )
+    rights = estimators_with_draws("all", "repeated", "independent")
 
     def make() -> list[Candidate]:
-        return [*merged(_candidates(observer, [(), *_single()], rights)), *_mixed(observer)]
+        return [
+            *merge_equal_means(_make_candidates(observer, [(), *_single_faults()], rights)),
+            *_mixed_candidates(observer),
+        ]
 
     return _cached(observer, "known", make)
 
@@ -61,52 +66,60 @@ def full_candidate(known: Iterable[Candidate]) -> Candidate:
 
 def distinct_candidates(observer: Observer) -> list[Candidate]:
     """Return candidates with draws without replacement, or with repeats counted once."""
-    rights = estimators("distinct", "once")
-    return _cached(observer, "distinct", lambda: merged(_candidates(observer, [()], rights)))
+    rights = estimators_with_draws("distinct", "once")
+    return _cached(
+        observer, "distinct", lambda: merge_equal_means(_make_candidates(observer, [()], rights))
+    )
 
 
-def distinct_mistakes(observer: Observer) -> list[Candidate]:
+def distinct_candidates_with_fault(observer: Observer) -> list[Candidate]:
     """Return the candidates of `distinct_candidates` with one fault."""
-    rights = estimators("distinct", "once")
-    return _cached(observer, "mistakes", lambda: merged(_candidates(observer, _single(), rights)))
+    rights = estimators_with_draws("distinct", "once")
+    return _cached(
+        observer,
+        "mistakes",
+        lambda: merge_equal_means(_make_candidates(observer, _single_faults(), rights)),
+    )
 
 
-def draws_that_are_tried(problem: Problem) -> tuple[str, ...]:
+def tested_kinds_of_draws(problem: Problem) -> tuple[str, ...]:
     """Return the kinds of draws whose exact means are fast enough for `problem`."""
     few = problem.num_classes <= _MAX_CLASSES_DISTINCT
     return "all", "repeated", "independent", "once", *(("distinct",) if few else ())
 
 
-def named_candidates(
+def candidates_by_name(
     observer: Observer, names: Iterable[tuple[str, str | None]]
 ) -> list[Candidate]:
     """Return estimators that draw, with and without mistakes.
 
     Those without stand for others with the same means; mistakes with a number are left out.
     """
-    known = {name for (name,) in _single()}
+    known = {name for (name,) in _single_faults()}
     right_first = sorted(names, key=lambda name: (name[1] is not None, str(name)))
     mistakes = [(scheme, tuple(fault.split(AND)) if fault else ()) for scheme, fault in right_first]
-    return merged(
+    return merge_equal_means(
         chain.from_iterable(
-            _candidates(observer, [faults], [ESTIMATORS[scheme]])
+            _make_candidates(observer, [faults], [ESTIMATORS[scheme]])
             for scheme, faults in mistakes
             if known.issuperset(faults)
         )
     )
 
 
-def pairs(observer: Observer) -> list[Candidate]:
+def candidates_with_two_faults(observer: Observer) -> list[Candidate]:
     """Return estimators with two mistakes."""
-    single = [name for (name,) in _single()]
-    repeated = estimators("all", "repeated", "independent")
+    single = [name for (name,) in _single_faults()]
+    repeated = estimators_with_draws("all", "repeated", "independent")
     return _cached(
         observer,
         "pairs",
-        lambda: merged(
+        lambda: merge_equal_means(
             chain(
-                _candidates(observer, combinations(single, 2), repeated),
-                _candidates(observer, combinations(_COMMON, 2), estimators("distinct")),
+                _make_candidates(observer, combinations(single, 2), repeated),
+                _make_candidates(
+                    observer, combinations(_COMMON, 2), estimators_with_draws("distinct")
+                ),
             )
         ),
     )
@@ -118,7 +131,7 @@ def _cached(
     """Return ``make()``, cached by problem and family."""
     problem = observer.problem
     arrays = problem.class_embeddings, problem.logits, problem.labels, problem.q, problem.weights
-    sizes = problem.tau, observer.num_sampled, observer.batch, observer.gradients
+    sizes = problem.tau, observer.num_sampled, observer.batch_size, observer.num_gradients
     key = (family, *(array.tobytes() for array in arrays), *sizes, *FAULTS)
     if key not in _CACHE:
         if len(_CACHE) >= _MAX_CACHED:
@@ -127,71 +140,75 @@ def _cached(
     return _CACHE[key]
 
 
-def _candidates(
+def _make_candidates(
     observer: Observer, mistakes: Iterable[tuple[str, ...]], rights: Iterable[Estimator]
 ) -> Iterator[Candidate]:
     """Yield estimators with each of some sets of mistakes, made in all ways."""
-    problem, sizes = observer.problem, (observer.num_sampled, observer.batch)
+    problem, sizes = observer.problem, (observer.num_sampled, observer.batch_size)
     known: dict[tuple[object, ...], Candidate] = {}
     for names, right in product(mistakes, rights):
-        for wrong in _made_in(right, names):
+        for wrong in _with_faults(right, names):
             if wrong.reduction == "twice" and problem.num_classes > _MAX_CLASSES_OF_SLOW_FAULTS:
                 continue
-            for number, one in _forms(problem, wrong, right, names):
+            for detail, one in _variants(problem, wrong, right, names):
                 sums = one(problem, *sizes)
                 # one that does not ask for the number of tries was there before
-                if not sums or (one.by_tries and len({s.logits.tobytes() for s in sums}) == 1):
+                if not sums or (
+                    one.corrects_by_tries and len({s.logits.tobytes() for s in sums}) == 1
+                ):
                     continue
                 key = tuple(each.key for each in sums)
                 fault = AND.join(names) or None
                 if key not in known:
                     known[key] = make_candidate(observer, right.name, fault, sums, with_spread=True)
-                yield replace(known[key], scheme=right.name, fault=fault, number=number)
+                yield replace(known[key], scheme=right.name, fault=fault, detail=detail)
 
 
-def _made_in(right: Estimator, names: tuple[str, ...]) -> list[Estimator]:
+def _with_faults(right: Estimator, names: tuple[str, ...]) -> list[Estimator]:
     """Return the estimators with no mistake, one or two; none where they cannot be made."""
     if not names:
         return [right]
-    first, *rest = (FAULTS[name].made_in(right) for name in names)
+    first, *rest = (FAULTS[name].applied_to(right) for name in names)
     if not rest:
         return first
-    both = (combined(right, one, other) for one, other in product(first, rest[0]))
+    both = (combine_faults(right, one, other) for one, other in product(first, rest[0]))
     return [one for one in both if one is not None]
 
 
-def _forms(
+def _variants(
     problem: Problem, wrong: Estimator, right: Estimator, names: tuple[str, ...]
 ) -> Iterator[tuple[str, Estimator]]:
     """Yield an estimator, and another with the same name where there is one, with words for it."""
     yield "", wrong
     if right.corrects_distinct and {*names} <= {*_COMMON}:
-        yield BY_TRIES, replace(wrong, by_tries=True)
+        yield BY_TRIES, replace(wrong, corrects_by_tries=True)
     if right.name == "full" and (problem.q <= 0.0).any():
-        yield OF_ALL, replace(wrong, of_all=True)
+        yield OF_ALL, replace(wrong, sums_all_classes=True)
 
 
 # negatives of the batch with draws beside (mixed) ------------------------------------------------
 
 
-def drawn_with_counts(problem: Problem, log_counts: FloatArray, log_num: float = 0.0) -> Drawn:
+def log_probs_from_counts(
+    problem: Problem, log_counts: FloatArray, log_num_draws: float = 0.0
+) -> DrawLogProbs:
     """Return the log-probabilities of draws whose expected counts are known."""
-    return Drawn(
-        one_draw=log_counts,
-        proposal=log_counts,
-        inclusion=log_counts,
-        log_num=log_num,
+    return DrawLogProbs(
+        log_one_draw=log_counts,
+        log_proposal=log_counts,
+        log_inclusion=log_counts,
+        log_num_draws=log_num_draws,
         labels=problem.labels,
     )
 
 
-def _mixed(observer: Observer) -> Iterator[Candidate]:
+def _mixed_candidates(observer: Observer) -> Iterator[Candidate]:
     """Yield mixed negatives with m draws by each proposal.
 
     The batch is always the same, and its labels are classes that are certain; `proposal` is theirs,
     and draws are uniform, log-uniform or by the same.
     """
-    problem, m, batch = observer.problem, observer.num_sampled, observer.batch
+    problem, m, batch = observer.problem, observer.num_sampled, observer.batch_size
     labels = problem.labels
     # how often each label is in the batch, in which every example stands as often
     times = np.bincount(labels, minlength=problem.num_classes) * (batch // len(labels))
@@ -211,19 +228,21 @@ def _mixed(observer: Observer) -> Iterator[Candidate]:
             of_labels = of_draws = np.logaddexp(of_labels, of_draws)
         one = ESTIMATORS[scheme]
         if fault == "uncorrected":
-            (one,) = FAULTS[fault].made_in(one)
-        own, base, certain = one.logits(problem, drawn_with_counts(problem, of_labels))
-        _, _, logits = one.logits(problem, drawn_with_counts(problem, of_draws))
+            (one,) = FAULTS[fault].applied_to(one)
+        own, base, certain = one.label_and_draw_logits(
+            problem, log_probs_from_counts(problem, of_labels)
+        )
+        _, _, logits = one.label_and_draw_logits(problem, log_probs_from_counts(problem, of_draws))
         mixed = SampledSum(
             reduction="sum",
             labels=labels,
             probs=q,
             logits=logits,
-            base=base,
-            own=own,
+            log_label_mass=base,
+            label_logit=own,
             num_draws=m,
-            certain=certain + log_times,
+            always_included_logits=certain + log_times,
         )
-        number = f"draws are by {words}"
-        candidate = make_candidate(observer, name, fault, [mixed], number, with_spread=True)
+        detail = f"draws are by {words}"
+        candidate = make_candidate(observer, name, fault, [mixed], detail, with_spread=True)
         yield replace(candidate, expected=None)  # its bias is that of this one batch

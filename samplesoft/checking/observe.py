@@ -51,27 +51,27 @@ class Observed:
     views of the gradients in the class vectors and in the biases. `sizes` (K,) are the magnitudes
     of their terms, `rounding` (K,) bounds their rounding errors, and `skewness` (K,) is the
     skewness of single calls. `sets` is the number of sets of draws for an example in one call, and
-    `looks` the total number of times that the means are tested. `squares` are the means of squares
+    `num_looks` the total number of times that the means are tested. `squares` are the means of squares
     of the E losses minus the observer's `centre`.
     """
 
     means: FloatArray
     stderrs: FloatArray
-    rounding: FloatArray
-    sizes: FloatArray
-    calls: int
+    rounding_bounds: FloatArray
+    magnitudes: FloatArray
+    num_calls: int
     skewness: FloatArray
-    sets: int = 1
-    looks: int = 1
-    squares: Observed | None = None
+    num_sets: int = 1
+    num_looks: int = 1
+    squared_losses: Observed | None = None
 
-    def part(self, part: slice) -> Observed:
+    def values_in(self, part: slice) -> Observed:
         """Return a slice of the values, which are ordered: losses, then gradients."""
         arrays = {
             name: getattr(self, name)[part]
-            for name in ("means", "stderrs", "rounding", "sizes", "skewness")
+            for name in ("means", "stderrs", "rounding_bounds", "magnitudes", "skewness")
         }
-        return replace(self, **arrays, squares=None)
+        return replace(self, **arrays, squared_losses=None)
 
 
 def _units_in_last_place(values: FloatArray) -> FloatArray:
@@ -98,116 +98,131 @@ class Observer:
         problem: Problem,
         num_sampled: int,
         key: np.uint64,
-        most: int,
-        unit: float = 0.0,
+        max_calls: int,
+        relative_rounding: float = 0.0,
     ) -> None:
-        self._least_rounding = unit
+        self._given_rounding = relative_rounding
         self._loss, self.problem, self.num_sampled = loss, problem, num_sampled
-        self.most = most
-        self.looks = 1 + ((most - 1) // _CALLS_OF_FIRST_LOOK).bit_length() + MAX_EXTREMES
+        self.max_calls = max_calls
+        self.num_looks = 1 + ((max_calls - 1) // _CALLS_OF_FIRST_LOOK).bit_length() + MAX_EXTREMES
         self._seeds = np.random.default_rng(int(key))
-        self.batch = REPLICAS * len(problem.labels)
-        self._order: IntArray = np.tile(np.arange(len(problem.labels)), REPLICAS)
-        self._whole = problem.of_rows(self._order, problem.labels[self._order])
-        self._weighted = bool((problem.weights != 1.0).any())
-        self.gradients = 0  # in h, in the class vectors, in the biases
-        self.rounding = 0.0  # of numbers that are made of some of size 1
-        self._sets = 1
+        self.batch_size = REPLICAS * len(problem.labels)
+        self._example_of_row: IntArray = np.tile(np.arange(len(problem.labels)), REPLICAS)
+        self._batch_problem = problem.select_examples(
+            self._example_of_row, problem.labels[self._example_of_row]
+        )
+        self._has_weights = bool((problem.weights != 1.0).any())
+        self.num_gradients = 0  # in h, in the class vectors, in the biases
+        self.type_rounding = 0.0  # of numbers that are made of some of size 1
+        self._num_sets = 1
         self.centre = np.zeros(len(problem.labels))
-        self.noise = np.zeros(0)  # (K,), of what is rounded to few digits; empty if nothing is
-        self._step = 0.0  # between the points at which that was measured, relative
+        self.measured_rounding = np.zeros(
+            0
+        )  # (K,), of what is rounded to few digits; empty if nothing is
+        self._rounding_step = 0.0  # between the points at which that was measured, relative
         # the same seed twice, then others: does the loss draw, and do its draws follow the seed?
-        first = self._call(0)
-        self.follows_seed = bool(np.array_equal(first, self._call(0)))
+        first = self._means_of_call(0)
+        self.follows_seed = bool(np.array_equal(first, self._means_of_call(0)))
         if self.follows_seed:
-            self.noise = self._measured_noise()
-        others = (self._call(seed) for seed in range(1, _MAX_EQUAL_SEEDS))
+            self.measured_rounding = self._measured_rounding_bounds()
+        others = (self._means_of_call(seed) for seed in range(1, _MAX_EQUAL_SEEDS))
         size = len(first) - len(self.centre)  # sums in another order are no draws
-        rounding = self._allowed()
+        rounding = self._rounding_bounds()
         self.is_random = any((np.abs(first - other)[:size] > rounding).any() for other in others)
-        self.calls = 0
-        self._results: set[int] = set()  # hashes: repeated results betray seeds that repeat
-        pilots = [self._call(seed) for seed in range(min(_NUM_PILOT_CALLS, 1 + most // 16))]
+        self.num_calls = 0
+        self._result_hashes: set[int] = set()  # hashes: repeated results betray seeds that repeat
+        pilots = [
+            self._means_of_call(seed) for seed in range(min(_NUM_PILOT_CALLS, 1 + max_calls // 16))
+        ]
         self.centre = np.mean(pilots, axis=0)[: len(problem.labels)]
-        self._origin = self._call(0)  # near the means, so that squares keep their digits
+        self._origin = self._means_of_call(0)  # near the means, so that squares keep their digits
         # of changes from it: sums, sums of squares and cubes, and of products with the last
-        self._sums, self._last = np.zeros((4, len(self._origin))), np.zeros_like(self._origin)
+        self._power_sums, self._last_change = (
+            np.zeros((4, len(self._origin))),
+            np.zeros_like(self._origin),
+        )
 
-    def more(self, calls: int) -> None:
+    def run_calls(self, calls: int) -> None:
         """Call the loss `calls` more times."""
         for seed in self._seeds.integers(0, 2**31 - 1, calls):
-            change = self._call(int(seed)) - self._origin
-            self._results.add(hash(change.tobytes()))
+            change = self._means_of_call(int(seed)) - self._origin
+            self._result_hashes.add(hash(change.tobytes()))
             # power sums about a point near the mean lose no digits
-            self._sums += change, change**2, change**3, change * self._last
-            self._last = change
-            self.calls += 1
+            self._power_sums += change, change**2, change**3, change * self._last_change
+            self._last_change = change
+            self.num_calls += 1
 
     @property
-    def next_calls(self) -> int:
+    def calls_before_next_look(self) -> int:
         """Number of calls before the next look."""
-        return min(max(_CALLS_OF_FIRST_LOOK, self.calls), self.most - self.calls)
+        return min(max(_CALLS_OF_FIRST_LOOK, self.num_calls), self.max_calls - self.num_calls)
 
     @property
     def num_results(self) -> int:
         """Number of distinct results of the calls."""
-        return len(self._results)
+        return len(self._result_hashes)
 
     @property
     def autocorrelation(self) -> float:
         """The correlation of the losses of a call with those of the next."""
-        means, of_squares, _, products = self._sums[:, : len(self.centre)] / self.calls
+        means, of_squares, _, products = self._power_sums[:, : len(self.centre)] / self.num_calls
         variance = of_squares - means**2
-        products = products * self.calls / max(self.calls - 1, 1) - means**2
+        products = products * self.num_calls / max(self.num_calls - 1, 1) - means**2
         return float(products.sum() / variance.sum()) if variance.sum() > 0.0 else 0.0
 
     @property
     def num_sets(self) -> float:
         """Number of independent sets of draws among the copies of an example, from variances."""
         observed = self.means()
-        if observed.squares is None or not self.is_random:
+        if observed.squared_losses is None or not self.is_random:
             return 0.0
         size = len(self.centre)
         # 16 copies with sets of their own vary 16 times less in the mean than one
-        single = observed.squares.means - (observed.means[:size] - self.centre) ** 2
-        of_calls = observed.stderrs[:size] ** 2 * (self.calls - 1)
+        single = observed.squared_losses.means - (observed.means[:size] - self.centre) ** 2
+        of_calls = observed.stderrs[:size] ** 2 * (self.num_calls - 1)
         return float(single.sum() / of_calls.sum()) if of_calls.sum() > 0.0 else 0.0
 
     @property
     def has_negatives_of_batch(self) -> bool:
         """Whether losses of examples change with the labels of others."""
-        half, others = len(self._order) // 2, self._whole.labels.copy()
+        half, others = len(self._example_of_row) // 2, self._batch_problem.labels.copy()
         others[half:] = others[0]
-        changed = self.problem.of_rows(self._order, others)
-        before, after = (self.results_of(each, 0)[0][:half] for each in (self._whole, changed))
+        changed = self.problem.select_examples(self._example_of_row, others)
+        before, after = (
+            self.results_of_call(each, 0)[0][:half] for each in (self._batch_problem, changed)
+        )
         return not np.allclose(before, after, rtol=1e-4, atol=1e-4)
 
     @property
     def divides_by_norms(self) -> bool:
         """Whether losses for a seed stay the same when vectors are made longer or shorter."""
         # each by a factor of its own: one factor for all might be a temperature's
-        factors = np.random.default_rng(0).uniform(0.5, 2.0, self.problem.num_classes + self.batch)
+        factors = np.random.default_rng(0).uniform(
+            0.5, 2.0, self.problem.num_classes + self.batch_size
+        )
         of_classes, of_contexts = np.split(factors[:, None], [self.problem.num_classes])
         if np.ptp(self.problem.q, axis=0).any():  # longer contexts may have other draws
             of_contexts = np.ones_like(of_contexts)
-        rows, h = self.problem.class_embeddings * of_classes, self._whole.h * of_contexts
-        changed = replace(self._whole, class_embeddings=rows, h=h)
-        before, after = (self.results_of(each, 0)[0] for each in (self._whole, changed))
-        stays = _STAYS + self.noise[: len(self.centre)].max(initial=0.0)
+        rows, h = self.problem.class_embeddings * of_classes, self._batch_problem.h * of_contexts
+        changed = replace(self._batch_problem, class_embeddings=rows, h=h)
+        before, after = (
+            self.results_of_call(each, 0)[0] for each in (self._batch_problem, changed)
+        )
+        stays = _STAYS + self.measured_rounding[: len(self.centre)].max(initial=0.0)
         return self.follows_seed and bool((np.abs(before - after) <= stays).all())
 
-    def gradient_in_batches_of(self, copies: int) -> FloatArray:
+    def mean_gradient_of_batch(self, copies: int) -> FloatArray:
         """Return the mean gradient (E, d) in h of batches with `copies` of each example."""
         order = np.tile(np.arange(len(self.problem.labels)), copies)
-        here = self.problem.of_rows(order, self.problem.labels[order])
+        here = self.problem.select_examples(order, self.problem.labels[order])
         calls = _CALLS_OF_OTHER_SIZE if self.is_random else 1
-        found = [self.results_of(here, seed)[1] for seed in range(calls)]
+        found = [self.results_of_call(here, seed)[1] for seed in range(calls)]
         mean: FloatArray = (
             np.mean(found, axis=0).reshape(copies, *self.problem.h.shape).mean(axis=0)
         )
         return mean
 
-    def names_of(self, where: NDArray[np.bool_]) -> list[str]:
+    def names_of_results(self, where: NDArray[np.bool_]) -> list[str]:
         """Return the results with a True in (K,): of ``losses``, ``dh``, ``dW`` and ``db``."""
         examples, d = self.problem.h.shape
         sizes = np.cumsum([examples, examples * d, NUM_VIEWS * d])
@@ -216,51 +231,53 @@ class Observer:
 
     def means(self) -> Observed:
         """Return the means of all calls so far."""
-        change, second, third, _ = self._sums / self.calls
+        change, second, third, _ = self._power_sums / self.num_calls
         variances = np.maximum(second - change**2, 0.0)
         thirds = third - 3.0 * change * variances - change**3
         skewness = thirds / np.where(variances > 0.0, variances, 1.0) ** 1.5
         means, examples = self._origin + change, len(self.centre)
-        sizes, of_squares = self._scales(), np.sqrt(means[-examples:])
-        rounding = self._allowed()
+        sizes, of_squares = self._term_magnitudes(), np.sqrt(means[-examples:])
+        rounding = self._rounding_bounds()
         off = rounding[:examples] * (2.0 * of_squares + rounding[:examples])
         whole = Observed(
             means,
-            np.sqrt(variances / max(self.calls - 1, 1)),
+            np.sqrt(variances / max(self.num_calls - 1, 1)),
             np.concatenate([rounding, off]),
             np.concatenate([sizes, 1.0 + of_squares]),
-            self.calls,
+            self.num_calls,
             skewness,
-            self._sets,
-            self.looks,
+            self._num_sets,
+            self.num_looks,
         )
-        squares = whole.part(slice(-examples, None))
-        return replace(whole.part(slice(None, -examples)), squares=squares)
+        squares = whole.values_in(slice(-examples, None))
+        return replace(whole.values_in(slice(None, -examples)), squared_losses=squares)
 
-    def rounding_of_parts(self, problem: Problem) -> list[float]:
+    def rounding_bounds_by_result(self, problem: Problem) -> list[float]:
         """Return bounds on the rounding of losses, and of each kind of gradient, of a problem.
 
         They are measured if results have few digits; otherwise they are 0.
         """
         examples, d = self.problem.h.shape
-        ends = np.cumsum([examples, examples * d, NUM_VIEWS * d])[: self.gradients]
-        if not len(self.noise):
-            return [0.0] * (1 + self.gradients)
-        _, allowed = self._measure_rounding(self._step, problem)
+        ends = np.cumsum([examples, examples * d, NUM_VIEWS * d])[: self.num_gradients]
+        if not len(self.measured_rounding):
+            return [0.0] * (1 + self.num_gradients)
+        _, allowed = self._measure_rounding(self._rounding_step, problem)
         return [float(part.max()) for part in np.split(allowed, ends)]
 
     @property
     def in_half_precision(self) -> bool:
         """Whether results are rounded as numbers of few digits are, by measurement or as given."""
-        scales = self._scales()
-        return bool((self._allowed() > _HALF_PRECISION * scales)[scales > 0.0].any())
+        scales = self._term_magnitudes()
+        return bool((self._rounding_bounds() > _HALF_PRECISION * scales)[scales > 0.0].any())
 
-    def _allowed(self) -> FloatArray:
+    def _rounding_bounds(self) -> FloatArray:
         """Return bounds (K,) on the rounding errors of the means."""
-        of_type = self.rounding * self._scales()
-        return np.maximum(of_type, self.noise) if len(self.noise) else of_type
+        of_type = self.type_rounding * self._term_magnitudes()
+        return (
+            np.maximum(of_type, self.measured_rounding) if len(self.measured_rounding) else of_type
+        )
 
-    def _measured_noise(self) -> FloatArray:
+    def _measured_rounding_bounds(self) -> FloatArray:
         """Return measured bounds (K,) on the rounding errors inside the loss.
 
         The type of the results does not show whether intermediate values are float16 or bfloat16.
@@ -268,9 +285,9 @@ class Observer:
         vanish, and those of rounding remain. Empty if there is no more rounding than the type of
         the results implies, or more than any type explains: draws that depend on the inputs.
         """
-        scales, allowed, last = self._scales(), np.zeros(0), np.inf
+        scales, allowed, last = self._term_magnitudes(), np.zeros(0), np.inf
         for step in _STEPS:
-            deviations, here = self._measure_rounding(step, self._whole)
+            deviations, here = self._measure_rounding(step, self._batch_problem)
             sized = scales > 0.0
             found = float((deviations[sized] / scales[sized]).max())
             # an exact loss that is no more smooth at such a step, or draws that change with it
@@ -279,7 +296,7 @@ class Observer:
             # numbers of few digits may be those of float16, of which the smallest are far apart
             least = _HALF_OF_LEAST if found > _FEW_DIGITS else 0.0
             allowed = np.maximum(here, allowed if len(allowed) else least)
-            last, self._step = found, step
+            last, self._rounding_step = found, step
         return allowed
 
     def _measure_rounding(self, step: float, whole: Problem) -> tuple[FloatArray, FloatArray]:
@@ -292,14 +309,14 @@ class Observer:
             for k in range(_POINTS):
                 rows, h = (x * (1.0 + k * change) for x, change in zip(given, steps, strict=True))
                 here = replace(whole, class_embeddings=rows, h=h)
-                points.append(self.results_of(here, line))
+                points.append(self.results_of_call(here, line))
             lines.append([np.array(values) for values in zip(*points, strict=True)])
         deviations, allowed = [], []
         size = comb(2 * _POINTS - 2, _POINTS - 1)  # sum of squares of the coefficients
         for values in map(np.array, zip(*lines, strict=True)):  # lines, points and an array
             part = np.abs(np.diff(values, _POINTS - 1, axis=1)[:, 0]) / np.sqrt(size)
             units = _units_in_last_place(values).max(axis=1)
-            if part.shape[1] == self.batch:  # with copies of the examples
+            if part.shape[1] == self.batch_size:  # with copies of the examples
                 shape = -1, len(self.problem.labels), *part.shape[2:]
                 part, units = part.reshape(shape), units.reshape(shape)
             deviation = (np.quantile(part, _UPPER[0], axis=0) / _UPPER[1]).ravel()
@@ -311,7 +328,7 @@ class Observer:
             allowed.append(0.5 * unit + _DEVIATIONS * before)
         return np.concatenate(deviations), np.concatenate(allowed)
 
-    def _scales(self) -> FloatArray:
+    def _term_magnitudes(self) -> FloatArray:
         """Return the magnitudes (K,) of the terms of the losses and their gradients."""
         problem = self.problem
         losses: FloatArray = 10.0 + np.abs(problem.logits).max(axis=1)
@@ -321,15 +338,15 @@ class Observer:
         of_views = 8.0 * problem.weights.max()
         of_classes = np.tile(of_views * problem.tau * np.abs(problem.h).max(axis=0), NUM_VIEWS)
         parts = losses, of_h, of_classes, np.full(NUM_VIEWS, of_views)
-        return np.concatenate(parts[: 1 + self.gradients])
+        return np.concatenate(parts[: 1 + self.num_gradients])
 
-    def _call(self, seed: int) -> FloatArray:
+    def _means_of_call(self, seed: int) -> FloatArray:
         """Return means over the copies of each example in one call: K values, then E squares."""
-        problem, order = self.problem, self._order
-        parts = self.results_of(self._whole, seed)
+        problem, order = self.problem, self._example_of_row
+        parts = self.results_of_call(self._batch_problem, seed)
         examples = len(problem.labels)
         if np.ptp(parts[0].reshape(REPLICAS, examples), axis=0).any():  # not one set for all
-            self._sets = REPLICAS
+            self._num_sets = REPLICAS
         parts.append((parts[0] - np.tile(self.centre, REPLICAS)) ** 2)
         means = [
             part.reshape(REPLICAS, examples, -1).mean(axis=0) if len(part) == len(order) else part
@@ -337,13 +354,13 @@ class Observer:
         ]
         return np.concatenate([mean.ravel() for mean in means])
 
-    def results_of(self, problem: Problem, seed: int) -> list[FloatArray]:
+    def results_of_call(self, problem: Problem, seed: int) -> list[FloatArray]:
         """Return the losses (B,) of one call, gradients in h (B, d), and views of other gradients.
 
         Losses and gradients in h are divided by the weights of their examples.
         """
         h, labels, weights = problem.h, problem.labels, problem.weights
-        optional = {"biases": problem.biases, "weights": weights if self._weighted else None}
+        optional = {"biases": problem.biases, "weights": weights if self._has_weights else None}
         names = [_ARGUMENTS, *(name for name, value in optional.items() if value is not None)]
         # copies, for a loss may write into what it is given
         arrays = [value.copy() for value in optional.values() if value is not None]
@@ -360,17 +377,21 @@ class Observer:
                 f"{len(results)}."
             )
         losses, *gradients = results
-        self.gradients = len(gradients)
-        of_norms = _ROUNDING_OF_UNIT if problem.unit else 0.0
-        self.rounding = max(self._least_rounding, of_norms)
-        parts = [self._checked("losses", losses, labels.shape) / weights]
+        self.num_gradients = len(gradients)
+        of_norms = _ROUNDING_OF_UNIT if problem.has_unit_vectors else 0.0
+        self.type_rounding = max(self._given_rounding, of_norms)
+        parts = [self._checked_result("losses", losses, labels.shape) / weights]
         for (name, shape), value in zip(shapes.items(), gradients, strict=False):
-            part = self._checked(name, value, shape)
-            of_rows = part / weights[:, None] if name == "dh" else problem.views.T @ part / len(h)
+            part = self._checked_result(name, value, shape)
+            of_rows = (
+                part / weights[:, None]
+                if name == "dh"
+                else problem.view_directions.T @ part / len(h)
+            )
             parts.append(of_rows)
         return parts
 
-    def _checked(self, name: str, value: Any, shape: tuple[int, ...]) -> FloatArray:
+    def _checked_result(self, name: str, value: Any, shape: tuple[int, ...]) -> FloatArray:
         try:
             array = np.asarray(value)
         except Exception as error:  # of tensors that need a gradient, or lie on a device
@@ -402,7 +423,8 @@ class Observer:
             )
         unit = float(np.finfo(array.dtype).eps)
         # of types with few digits their own rounding: what is lost before it is measured
-        self.rounding = max(
-            self.rounding, unit * (_MAX_ERROR_UNITS if unit < _MAX_FULL_PRECISION_UNIT else 0.5)
+        self.type_rounding = max(
+            self.type_rounding,
+            unit * (_MAX_ERROR_UNITS if unit < _MAX_FULL_PRECISION_UNIT else 0.5),
         )
         return array.astype(np.float64)

@@ -37,7 +37,7 @@ class Problem:
     Arrays: `class_embeddings` (n, d), `biases` (n,) or None, `h` (E, d), `labels` (E,), `logits`
     (E, n), `q` (E, n), which sums to 1, `weights` (E,) of the examples, which are 1 if the loss
     takes none. Classes of which `q` is 0 are never drawn, and are no labels. Where vectors have
-    `unit` length, a loss divides them by their norms.
+    `has_unit_vectors` length, a loss divides them by their norms.
     """
 
     class_embeddings: FloatArray
@@ -48,7 +48,7 @@ class Problem:
     q: FloatArray
     weights: FloatArray
     tau: float
-    unit: bool = False
+    has_unit_vectors: bool = False
 
     @property
     def num_classes(self) -> int:
@@ -56,24 +56,26 @@ class Problem:
         return int(self.logits.shape[1])
 
     @property
-    def by_frequency(self) -> IntArray:
+    def classes_by_frequency(self) -> IntArray:
         """Classes with q above 0, the rarest first, and of equal ones those near the ends first."""
         ids = np.arange(self.num_classes)
         order: IntArray = np.lexsort((np.minimum(ids, ids[::-1]), self.q[0]))
         return order[(self.q[:, order] > 0.0).all(axis=0)]
 
     @property
-    def views(self) -> FloatArray:
+    def view_directions(self) -> FloatArray:
         """Directions (n, r) among the classes in which gradients of these are looked at."""
-        views: FloatArray = np.random.default_rng(0).standard_normal((self.num_classes, NUM_VIEWS))
-        return views
+        directions: FloatArray = np.random.default_rng(0).standard_normal(
+            (self.num_classes, NUM_VIEWS)
+        )
+        return directions
 
-    def of_rows(self, rows: IntArray, labels: IntArray) -> Problem:
+    def select_examples(self, rows: IntArray, labels: IntArray) -> Problem:
         """Return the problem of some of the contexts, which may be repeated, with other labels."""
         arrays = {name: getattr(self, name)[rows] for name in ("h", "logits", "q", "weights")}
         return replace(self, labels=labels, **arrays)
 
-    def at_tau(self, tau: float) -> Problem:
+    def with_tau(self, tau: float) -> Problem:
         """Return the problem with another inverse temperature."""
         biases = 0.0 if self.biases is None else self.biases
         logits = (self.logits - biases) * (tau / self.tau) + biases
@@ -87,7 +89,7 @@ def make_problem(
     with_biases: bool,
     key: np.uint64,
     with_weights: bool = False,
-    unit: bool = False,
+    has_unit_vectors: bool = False,
 ) -> Problem:
     """Return the problem for a proposal, in any of the forms that `check_loss` takes."""
     rng = np.random.default_rng(int(key))
@@ -122,7 +124,7 @@ def make_problem(
     rows = rng.standard_normal((n, d))
     contexts = rng.standard_normal((_CANDIDATES, d))
     biases = 0.5 * rng.standard_normal(n) if with_biases else None
-    if unit:  # logits are tau times a cosine, and as far apart as they are
+    if has_unit_vectors:  # logits are tau times a cosine, and as far apart as they are
         rows, contexts = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (rows, contexts))
     else:
         contexts *= _SPREAD / (tau * (contexts @ rows.T).std(axis=1, keepdims=True))
@@ -148,9 +150,11 @@ def make_problem(
         distance = np.abs(np.log(probs[:, label] / wanted))
         distance[chosen] = np.inf  # each context once
         chosen.append(int(distance.argmin()))
-    every = Problem(rows, biases, contexts, labels, logits, q, np.ones(len(contexts)), tau, unit)
-    problem = every.of_rows(np.array(chosen), labels)
-    if dim is None and not unit:
+    every = Problem(
+        rows, biases, contexts, labels, logits, q, np.ones(len(contexts)), tau, has_unit_vectors
+    )
+    problem = every.select_examples(np.array(chosen), labels)
+    if dim is None and not has_unit_vectors:
         problem = _with_likely_labels(problem)
     return replace(problem, weights=np.array(_WEIGHTS)) if with_weights else problem
 
@@ -195,16 +199,16 @@ _TIMES_RAISED, _TIMES_TWICE = 100.0, 20.0  # how often a raised class, and a lab
 _MOST_CALLS_OF_FEW = 16384
 
 
-class Extreme(NamedTuple):
+class ExtremeProblem(NamedTuple):
     """A problem that separates candidates which other problems do not, and its number of calls."""
 
     problem: Problem
-    calls: int
+    num_calls: int
 
 
 def extreme_problems(
     proposal: Any, problem: Problem, num_sampled: int, key: np.uint64
-) -> Iterator[Extreme]:
+) -> Iterator[ExtremeProblem]:
     """Yield problems that show what is right on most, of as many dimensions: a loss may use them.
 
     None where these are too few, where draws follow the contexts, nor where vectors have norm 1,
@@ -217,14 +221,14 @@ def extreme_problems(
     is drawn weighs about the same, and means have small errors.
     """
     d = problem.class_embeddings.shape[1]
-    if d < _LEAST_DIMS or problem.unit or np.ptp(problem.q, axis=0).any():
+    if d < _LEAST_DIMS or problem.has_unit_vectors or np.ptp(problem.q, axis=0).any():
         return
-    q, order = problem.q[0], problem.by_frequency
+    q, order = problem.q[0], problem.classes_by_frequency
     often = order[[-1, -2, -2, -1]]
     marks = np.zeros((problem.num_classes, len(often)))
     marks[often, range(len(often))] = 1.0
     levels, ahead = np.array([[_LOW, 0.0, 0.0, 0.0], [0.0, _BEHIND, _AHEAD, _AHEAD]])
-    levelled = _near_q(
+    levelled = _problem_near_log_q(
         problem,
         q=q,
         labels=often,
@@ -235,14 +239,14 @@ def extreme_problems(
         key=key,
     )
     # for several draws of one label; not where they are too rare to be seen
-    calls = _calls_for(binom.sf(1, num_sampled, q[often].min()), _TIMES_TWICE)
-    yield Extreme(levelled, calls if calls < _MOST_CALLS_OF_FEW else _CALLS_OF_FEW)
+    calls = _num_calls_for(binom.sf(1, num_sampled, q[often].min()), _TIMES_TWICE)
+    yield ExtremeProblem(levelled, calls if calls < _MOST_CALLS_OF_FEW else _CALLS_OF_FEW)
     yield _with_raised_classes(problem, num_sampled, key)
     named = NAMED.get(proposal) if isinstance(proposal, str) else proposal
     if callable(named):
         q = as_proposal("proposal", call_proposal(named, _MANY_CLASSES), _MANY_CLASSES)
         order = np.argsort(q, kind="stable")[(q <= 0.0).sum() :]
-        many = _near_q(
+        many = _problem_near_log_q(
             problem,
             q=q / q.sum(),
             labels=order[[-1, len(order) // 4, -2, 0]],
@@ -252,16 +256,16 @@ def extreme_problems(
             ahead=np.zeros((4, 4)),
             key=key,
         )
-        yield Extreme(many, _CALLS_OF_MANY)
+        yield ExtremeProblem(many, _CALLS_OF_MANY)
 
 
-def _with_raised_classes(problem: Problem, num_sampled: int, key: np.uint64) -> Extreme:
+def _with_raised_classes(problem: Problem, num_sampled: int, key: np.uint64) -> ExtremeProblem:
     """Return a problem with one class far above all others in each example.
 
     Whether such a class is drawn as often as q says shows in the loss, however many classes there
     are. They are those at both ends, for ranges that are off by one, and some others.
     """
-    q, order = problem.q[0], problem.by_frequency
+    q, order = problem.q[0], problem.classes_by_frequency
     label, drawn = order[-1], np.sort(order)
     ends = drawn[[-1, 0, -2, 1]]
     rng = np.random.default_rng(int(key))
@@ -278,7 +282,7 @@ def _with_raised_classes(problem: Problem, num_sampled: int, key: np.uint64) -> 
         ahead[e, e % num_marks] = sign * (_ABOVE + np.log(num_sampled))
     marks[label, num_marks] = 1.0
     ahead[:, num_marks] = -np.log(q[label])
-    one = _near_q(
+    one = _problem_near_log_q(
         problem,
         q=q,
         labels=np.full(len(raised), label),
@@ -289,16 +293,16 @@ def _with_raised_classes(problem: Problem, num_sampled: int, key: np.uint64) -> 
         key=key,
     )
     rarest = q[raised][q[raised] > 0.0].min()
-    return Extreme(one, _calls_for(binom.sf(0, num_sampled, rarest), _TIMES_RAISED))
+    return ExtremeProblem(one, _num_calls_for(binom.sf(0, num_sampled, rarest), _TIMES_RAISED))
 
 
-def _calls_for(probability: float, times: float) -> int:
+def _num_calls_for(probability: float, times: float) -> int:
     """Return the number of calls for a given number of occurrences, from 1024 to 16,384."""
     wanted = times / max(REPLICAS * probability, times / _MOST_CALLS_OF_FEW)
     return max(_CALLS_OF_FEW, int(np.ceil(wanted)))
 
 
-def _near_q(
+def _problem_near_log_q(
     problem: Problem,
     q: FloatArray,
     labels: IntArray,

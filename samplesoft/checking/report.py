@@ -114,10 +114,10 @@ class LossReport(Report):
     @property
     def undecided(self) -> int:
         """How many hypotheses with a mistake, and with other means than the best, are left."""
-        return len(self._left)
+        return len(self._remaining_mistakes)
 
     @property
-    def _left(self) -> list[str]:
+    def _remaining_mistakes(self) -> list[str]:
         """What is said of those hypotheses, each once."""
         return list(dict.fromkeys(s.title for s in self.scores[1:] if s.allowed and s.fault))
 
@@ -164,23 +164,25 @@ class LossReport(Report):
                     f"numpy.bincount(ids.ravel(), minlength={self.num_classes}) / ids.size, and "
                     "compare it with `proposal`."
                 )
-            lines[1] += self._repeated
+            lines[1] += self._warning_of_repeats
             return lines
-        found = f"; {best.number}" if best.number else ""
+        found = f"; {best.detail}" if best.detail else ""
         means = "means" if self.is_random else "values"  # of batches
         within = " within rounding of half precision" if self.in_half_precision else ""
         evidence = f"Its {means} are the exact ones{within} ({distance}{found})."
         # without mistakes that have no effect here
-        same = [one.title for one in best.same if self.fault or one.scheme != self.scheme]
+        same = [one.title for one in best.equivalents if self.fault or one.scheme != self.scheme]
         # by the order of `ESTIMATORS`, of which the first name is the usual one
         allowed = {s.name for s in self.scores if s.allowed}
-        others = [title for title in self._left if title != best.title]  # one in other words
+        others = [
+            title for title in self._remaining_mistakes if title != best.title
+        ]  # one in other words
         beside = [f"The same is: {'; '.join(same)}."] if same else []
         if others:
             beside.append(f"These means do not tell it from: {'; '.join(others)}.")
         if self.fault is None:
             names = " or ".join(f"`{name}`" for name in ESTIMATORS if (name, None) in allowed)
-            lines = [f"The loss is right: {names}, {ESTIMATORS[self.scheme].aim}.", evidence]
+            lines = [f"The loss is right: {names}, {ESTIMATORS[self.scheme].estimand}.", evidence]
             if self.undecided:
                 lines[0] = (
                     f"Not decided after {calls}: the loss may be right ({names}), but mistakes fit "
@@ -190,10 +192,12 @@ class LossReport(Report):
         right = next((s for s in self.scores if s.name == (self.scheme, None)), None)
         if right is not None and right.z > best.z and self.is_random:
             evidence += f" As it should be, |z| would be {right.z:.3g}."
-        evidence += self._repeated if self.fault == "dependent_draws" else ""
+        evidence += self._warning_of_repeats if self.fault == "dependent_draws" else ""
         if self.fault == "gradient_scaled":
-            aim = ESTIMATORS[self.scheme].aim
-            first = f"The losses are right: `{self.scheme}`, {aim}; {best.number.split(', ')[0]}."
+            estimand = ESTIMATORS[self.scheme].estimand
+            first = (
+                f"The losses are right: `{self.scheme}`, {estimand}; {best.detail.split(', ')[0]}."
+            )
             return [first, evidence, " ".join([self.remedy, *beside])]
         return [f"The loss is wrong: {best.title}.", evidence, " ".join([self.remedy, *beside])]
 
@@ -211,7 +215,7 @@ class LossReport(Report):
         return () if self.fault is None else self.scores[0].faults
 
     @property
-    def _repeated(self) -> str:
+    def _warning_of_repeats(self) -> str:
         """What may be wrong where many calls gave the same; empty if few did."""
         if not self.is_random or 2 * self.num_results > self.calls:
             return ""
@@ -225,12 +229,12 @@ class LossReport(Report):
         values = {name: getattr(self, name) for name in names if name != "scores"}
         names = ("scheme", "fault", "z", "sd_ratio", "allowed")
         values["hypotheses"] = [
-            {name: getattr(s, name) for name in names} | {"fitted": s.number} for s in self.scores
+            {name: getattr(s, name) for name in names} | {"fitted": s.detail} for s in self.scores
         ]
         return values
 
     def _parts(self) -> list[Part]:
-        shown = nearest(self.scores, _SHOWN)
+        shown = first_by_name(self.scores, _SHOWN)
         columns = [
             Column("scheme", lambda s: s.scheme),
             Column("mistake", lambda s: s.fault or ""),
@@ -275,7 +279,7 @@ class LossReport(Report):
         return [verdict, *map(Paragraph, [*more, *above]), table, *map(Paragraph, below)]
 
     def _figure(self) -> Figure:
-        shown = nearest(self.scores, _DRAWN)[::-1]
+        shown = first_by_name(self.scores, _DRAWN)[::-1]
         figure, axes = titled_figure(self._lines()[0], (8.5, 1.7 + 0.27 * len(shown)))
         axes.spines["left"].set_visible(False)
         # distances from 0.1 to a million fit on one logarithmic axis
@@ -304,7 +308,7 @@ class LossReport(Report):
         return figure
 
 
-def nearest(scores: tuple[Candidate, ...], num: int) -> list[Candidate]:
+def first_by_name(scores: tuple[Candidate, ...], num: int) -> list[Candidate]:
     """Return the first scores, one for each scheme and fault."""
     first: dict[tuple[str, str | None], Candidate] = {}
     for s in scores:

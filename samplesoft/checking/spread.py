@@ -2,7 +2,7 @@ r"""Standard deviation and skewness of single losses and gradients under a candi
 
 Means of calls, and means of squares, are tested in units of their standard errors. The predicted
 spread is known in two ways: to first order in the contributions of single draws (`spread`), and
-exactly (`squares`), because the mean of exp(-s log S) is the integral of
+exactly (`moments_of_squared_losses`), because the mean of exp(-s log S) is the integral of
 `samplesoft.checking.exact` with powers of log u.
 """
 
@@ -18,7 +18,7 @@ from scipy.linalg import toeplitz
 from samplesoft._validation import FloatArray
 from samplesoft.bias.without_replacement.sets import Sets
 from samplesoft.checking.estimators import SampledSum
-from samplesoft.checking.exact import ALL_DIGITS, OF_MOMENTS, integral
+from samplesoft.checking.exact import FULL_ACCURACY, MOMENT_ACCURACY, integral_terms
 from samplesoft.checking.problems import Problem
 
 
@@ -33,14 +33,14 @@ _MIN_REST = 1e-3  # of the sum
 _NEARLY_ONE = 1.0 - 2.0**-53
 
 
-def spread(
-    sums: Sequence[SampledSum], losses: FloatArray, problem: Problem, gradients: int
+def linearised_spread(
+    sums: Sequence[SampledSum], losses: FloatArray, problem: Problem, num_gradients: int
 ) -> Spread:
     """Return the spread of losses and gradients, given the mean `losses` (E,).
 
-    It is linearised in the contributions of single draws; `squares` is exact.
+    It is linearised in the contributions of single draws; `moments_of_squared_losses` is exact.
     """
-    one = max(sums, key=lambda each: float(np.mean(each.weight)))
+    one = max(sums, key=lambda each: float(np.mean(each.probability)))
     rows, labels, x = np.arange(len(one.probs)), one.labels, one.logits
     probs, m = one.probs, one.num_draws * np.ones((len(one.probs), 1))
     if one.reduction == "kept":  # draws without weight are as if they had not been made
@@ -55,7 +55,7 @@ def spread(
         probs[rows, labels] = hits + np.expm1(m[:, 0] * np.log1p(-hits)) / m[:, 0]
     log_rest = np.zeros(len(x))  # of logistic losses log(1 + exp(x)): the rest of each sum is 1
     if one.reduction != "logistic":
-        log_sum = losses / one.loss_factor + one.own
+        log_sum = losses / one.loss_factor + one.label_logit
         with np.errstate(divide="ignore", invalid="ignore"):
             # of one draw: probabilities of sets sum to the size of the set
             log_size = np.log(probs.sum(axis=1))
@@ -63,26 +63,26 @@ def spread(
             log_drawn = np.where(log_size > -np.inf, log_all - log_size, -np.inf)
         rest = 1.0 - np.exp(np.minimum(log_drawn - log_sum, 0.0))
         log_rest = log_sum + np.log(np.maximum(rest, _MIN_REST))
-        log_rest = np.maximum(log_rest, one.certain_mass)
+        log_rest = np.maximum(log_rest, one.log_fixed_mass)
     # the change of log S by one draw more than the rest of the sum, to first order in the draws
     parts = [one.loss_factor * np.logaddexp(0.0, x - log_rest[:, None])[:, :, None]]
-    if gradients:
+    if num_gradients:
         of_sum = np.exp(-np.logaddexp(0.0, log_rest[:, None] - x))[:, :, None]
         factor = problem.tau * one.gradient_factor
-        of_classes = (problem.class_embeddings, problem.views)[:gradients]
+        of_classes = (problem.class_embeddings, problem.view_directions)[:num_gradients]
         parts += [factor * of_sum * (c - c[labels][:, None]) for c in of_classes]
     probs = probs[:, None]
     of_squares = of_cubes = m[:, None] * probs
     middle, times, rest_of_squares = probs, np.ones_like(probs), np.zeros(len(x))
-    if one.sets is not None:  # each class is there or not
+    if one.set_distributions is not None:  # each class is there or not
         of_squares = probs * (1.0 - probs)
         of_cubes = of_squares * (1.0 - 2.0 * probs)
         total = np.maximum(of_squares.sum(axis=2, keepdims=True), _MIN_REST)
         middle = of_squares / total  # of so many as if independent (Hajek)
-        if one.sets[0].is_independent:
+        if one.set_distributions[0].is_independent:
             middle = np.zeros_like(probs)
-        elif not one.sets[0].has_last:
-            middle, times, rest_of_squares = _of_counts(probs)
+        elif not one.set_distributions[0].has_last:
+            middle, times, rest_of_squares = _regression_on_counts(probs)
     spreads = []
     for part in parts:
         mean = middle @ part
@@ -90,9 +90,9 @@ def spread(
         square = away * away
         variance = (of_squares @ square)[:, 0] + rest_of_squares[:, None] * mean[:, 0] ** 2
         spreads.append((variance, np.abs(of_cubes @ (square * away))[:, 0]))
-    if gradients > 1:  # means over examples, which are taken for independent
+    if num_gradients > 1:  # means over examples, which are taken for independent
         variance, third = spreads.pop()
-        for times in (problem.h, np.ones((len(x), 1)) / problem.tau)[: gradients - 1]:
+        for times in (problem.h, np.ones((len(x), 1)) / problem.tau)[: num_gradients - 1]:
             scale = (problem.weights[:, None] * np.abs(times) / len(x))[:, None]
             powers = (v[:, :, None] * scale**k for v, k in ((variance, 2), (third, 3)))
             spreads.append(tuple(power.sum(axis=0) for power in powers))
@@ -102,7 +102,7 @@ def spread(
     return Spread(np.sqrt(variances), thirds / np.where(variances > 0.0, variances, 1.0) ** 1.5)
 
 
-def _of_counts(probs: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+def _regression_on_counts(probs: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return how the presence of classes follows from counts of draws whose total is fixed.
 
     `probs` (E, 1, n) are the probabilities p that a class was drawn at least once. If counts N of
@@ -139,16 +139,20 @@ _INVERSE_GAMMA = np.array(
 )
 
 
-def squares(sums: Sequence[SampledSum], centre: FloatArray) -> tuple[FloatArray, Spread] | None:
+def moments_of_squared_losses(
+    sums: Sequence[SampledSum], centre: FloatArray
+) -> tuple[FloatArray, Spread] | None:
     """Return the means of squares of losses less `centre` (E,), and their spread; None if unknown.
 
     The spread is that of one set of draws.
     """
-    powers = _powers(sums, centre)
+    powers = _moments_of_mixture(sums, centre)
     if powers is None:
         return None
     second, fourth, sixth = powers[:, [2, 4, 6]].T
-    if second.min() < (_MIN_VARIANCE if sums[0].sets is None else _MIN_VARIANCE_OF_SETS):
+    if second.min() < (
+        _MIN_VARIANCE if sums[0].set_distributions is None else _MIN_VARIANCE_OF_SETS
+    ):
         return None
     # of the square X^2: its variance and third central moment from E X^4 and E X^6
     variance = np.maximum(fourth - second**2, 0.0)
@@ -157,14 +161,14 @@ def squares(sums: Sequence[SampledSum], centre: FloatArray) -> tuple[FloatArray,
     return second, Spread(np.sqrt(variance), skewness)
 
 
-def with_rare_sets(
+def with_exact_loss_spread(
     width: Spread | None, sums: Sequence[SampledSum], centre: FloatArray
 ) -> Spread | None:
     """Return a spread, if there is one, whose part of the losses is exact where it can be.
 
     A label far behind has another loss where all draws are hits: draws one by one do not show that.
     """
-    powers = None if width is None else _powers(sums, centre)
+    powers = None if width is None else _moments_of_mixture(sums, centre)
     if width is None or powers is None:
         return width
     mean, second, third = powers[:, 1:4].T
@@ -179,8 +183,8 @@ def with_rare_sets(
     return Spread(deviations, skewnesses)
 
 
-def _powers(sums: Sequence[SampledSum], centre: FloatArray) -> FloatArray | None:
-    """Return `moments` (E, 7) of a loss that has one of some sums; None if unknown."""
+def _moments_of_mixture(sums: Sequence[SampledSum], centre: FloatArray) -> FloatArray | None:
+    """Return `loss_moments` (E, 7) of a loss that has one of some sums; None if unknown."""
     first = sums[0]
     terms = first.probs.size * (first.num_draws if first.reduction == "kept" else 1)
     is_known = first.reduction in ("sum", "kept", "logistic") and first.loss_factor == 1.0
@@ -188,20 +192,20 @@ def _powers(sums: Sequence[SampledSum], centre: FloatArray) -> FloatArray | None
         return None
     rows = []
     for e, c in enumerate(centre):
-        powers = [moments(one, e, float(c)) for one in sums]
-        weights = [np.broadcast_to(one.weight, len(centre))[e] for one in sums]
+        powers = [loss_moments(one, e, float(c)) for one in sums]
+        weights = [np.broadcast_to(one.probability, len(centre))[e] for one in sums]
         rows.append(np.dot(weights, powers))
     return np.array(rows)
 
 
-def moments(one: SampledSum, e: int, centre: float) -> FloatArray:
+def loss_moments(one: SampledSum, e: int, centre: float) -> FloatArray:
     """Return E (loss - centre)^k for k from 0 to 6, of a sum without a mistake."""
     if one.reduction == "logistic":
         # E exp(t loss) as a series in t: that of one draw to the power m, times that of the label
         of_draw = np.logaddexp(0.0, one.logits[e])
-        of_label = np.logaddexp(0.0, -one.own[e]) - centre
-        if one.sets is not None:
-            return _of_sums(one.sets[e], of_draw, of_label)
+        of_label = np.logaddexp(0.0, -one.label_logit[e]) - centre
+        if one.set_distributions is not None:
+            return _moments_of_set_sums(one.set_distributions[e], of_draw, of_label)
         mean = one.probs[e] @ of_draw
         away = [one.probs[e] @ (of_draw - mean) ** k for k in range(7)]
         shift = one.num_draws * mean + of_label
@@ -213,14 +217,16 @@ def moments(one: SampledSum, e: int, centre: float) -> FloatArray:
         powers: FloatArray = whole[:, 0] * _FACTORIALS
         return powers
     # E S^-s has the Mellin integral of u^(s-1) E exp(-u S); its powers of s are moments of log S
-    terms = integral(one, e, centre, ALL_DIGITS if one.sets is None else OF_MOMENTS)
-    inner = [(terms.of_log * terms.log_u**k).sum() / _FACTORIALS[k] for k in range(6)]
+    terms = integral_terms(
+        one, e, centre, FULL_ACCURACY if one.set_distributions is None else MOMENT_ACCURACY
+    )
+    inner = [(terms.log_sum_terms * terms.log_u**k).sum() / _FACTORIALS[k] for k in range(6)]
     series = toeplitz(_INVERSE_GAMMA, np.zeros(6)) @ inner
     signs = (-1.0) ** np.arange(6)
     return np.append(1.0, signs * _FACTORIALS[1:] * series)
 
 
-def _of_sums(sets: Sets, terms: FloatArray, constant: float) -> FloatArray:
+def _moments_of_set_sums(sets: Sets, terms: FloatArray, constant: float) -> FloatArray:
     """Return E (constant + a sum of terms over the set)^k for k from 0 to 6."""
     inclusion = sets.inclusion
     mean = constant + inclusion @ terms

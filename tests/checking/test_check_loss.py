@@ -14,14 +14,19 @@ from samplesoft import check_loss, exact_bias
 from samplesoft._random import as_key
 from samplesoft.checking import batches as of_batches
 from samplesoft.checking import known
-from samplesoft.checking.batches import Batches
-from samplesoft.checking.check import exact_score
+from samplesoft.checking.batches import InBatchCandidates
+from samplesoft.checking.check import score_deterministic
 from samplesoft.checking.estimators import ESTIMATORS, full_sum
-from samplesoft.checking.exact import expectation, smoothing_of
+from samplesoft.checking.exact import expectation, label_smoothing_terms
 from samplesoft.checking.faults import FAULTS
 from samplesoft.checking.observe import Observer
 from samplesoft.checking.problems import extreme_problems, make_problem
-from samplesoft.checking.spread import Spread, moments, squares, with_rare_sets
+from samplesoft.checking.spread import (
+    Spread,
+    loss_moments,
+    moments_of_squared_losses,
+    with_exact_loss_spread,
+)
 from samplesoft.losses import InBatchLoss, make_loss
 from samplesoft.models import SoftmaxLayer
 from samplesoft.samplers import LogUniformSampler, SoftmaxSampler, UniformSampler, WeightedSampler
@@ -39,7 +44,7 @@ def sums_of(name, fault=None, way=0):
     """Return the sums of an estimator, with one way to make a fault; none where it cannot be."""
     one, m = ESTIMATORS[name], 2 if "distinct" in name else 3
     if fault is not None:
-        one = FAULTS[fault].made_in(one)[way]
+        one = FAULTS[fault].applied_to(one)[way]
     return one(PROBLEM, m, batch=8)
 
 
@@ -97,7 +102,7 @@ def losses_of(one, e, ids, own, draws):
         x = np.hstack([x, x[:, :1]])
     if one.reduction == "logistic":
         return np.logaddexp(0.0, -own) + np.logaddexp(0.0, x).sum(axis=1)
-    base = own + one.base[e] - one.own[e]  # other labels than one, or none
+    base = own + one.log_label_mass[e] - one.label_logit[e]  # other labels than one, or none
     if one.reduction == "kept":
         kept = (x > -np.inf).sum(axis=1, keepdims=True)
         x = x - np.log(np.maximum(kept, 1))
@@ -117,7 +122,7 @@ def test_exact_means_are_those_over_all_draws(name, fault, way):
     sums = sums_of(name, fault, way)
     (one,), found = sums, expectation(sums)
     draws_of = "once" if fault == "duplicates_dropped" else ESTIMATORS[name].draws
-    sizes = one.num_draws if one.sets is None else 2 if "distinct" in name else 3
+    sizes = one.num_draws if one.set_distributions is None else 2 if "distinct" in name else 3
     for e, label in enumerate(PROBLEM.labels[:2]):
         law = drawn_from(PROBLEM, e, ESTIMATORS[name].excludes_label and name != "poisson")
         chances, ids = outcomes(draws_of, law, sizes)
@@ -128,18 +133,20 @@ def test_exact_means_are_those_over_all_draws(name, fault, way):
         def mean(own, draws, e=e, chances=chances, ids=ids):
             return chances @ losses_of(one, e, ids, own, draws)
 
-        own, draws = one.own[e], one.logits[e]
-        digits = 1e-10 if one.sets is None else 1e-7
+        own, draws = one.label_logit[e], one.logits[e]
+        digits = 1e-10 if one.set_distributions is None else 1e-7
         assert found.losses[e] == pytest.approx(one.loss_factor * mean(own, draws), rel=digits)
         for j in range(PROBLEM.num_classes):  # a class's logit moves those of its draws too
             step = 1e-5 * np.eye(PROBLEM.num_classes)[j]
-            follows = (draws > -np.inf) & (not one.detached)
+            follows = (draws > -np.inf) & (not one.detaches_draws)
             ends = [
                 mean(own + s * step[label], np.where(follows, draws + s * step, draws))
                 for s in (1.0, -1.0)
             ]
             slope = one.gradient_factor * (ends[0] - ends[1]) / 2e-5
-            assert found.d_logits[e, j] == pytest.approx(slope, abs=1e-7 if one.sets else 2e-8)
+            assert found.d_logits[e, j] == pytest.approx(
+                slope, abs=1e-7 if one.set_distributions else 2e-8
+            )
 
 
 @pytest.mark.parametrize("name", ["masked", "candidate_masked"])
@@ -147,14 +154,18 @@ def test_exact_means_are_those_over_all_draws(name, fault, way):
     ("fault", "way"), [("finite_mask", 0), ("finite_mask", 1), ("label_margin", 0)]
 )
 def test_exact_means_of_mistakes_with_a_number(name, fault, way):
-    wrong = FAULTS[fault].fitted[way].way(ESTIMATORS[name], 0.4)
+    wrong = FAULTS[fault].fitted[way].apply(ESTIMATORS[name], 0.4)
     of_cosines = fault == "label_margin"
-    problem = make_problem(SOME, 3, 1.3, False, np.uint64(0), unit=True) if of_cosines else PROBLEM
+    problem = (
+        make_problem(SOME, 3, 1.3, False, np.uint64(0), has_unit_vectors=True)
+        if of_cosines
+        else PROBLEM
+    )
     (one,) = sums = wrong(problem, 3, batch=8)
     found = expectation(sums)
     for e, label in enumerate(problem.labels[:2]):
         chances, ids = outcomes("repeated", drawn_from(problem, e, False), 3)
-        own, draws = one.own[e], one.logits[e]
+        own, draws = one.label_logit[e], one.logits[e]
         hits_follow = np.arange(len(draws)) != label if wrong.hit_constant else np.full(4, True)
 
         def mean(step, e=e, own=own, draws=draws, follow=hits_follow, chances=chances, ids=ids):
@@ -170,7 +181,7 @@ def test_exact_means_of_mistakes_with_a_number(name, fault, way):
 
 @pytest.mark.parametrize("name", ["full", "masked", "candidate"])
 def test_the_gradient_of_a_margin_of_angles(name):
-    problem = make_problem(SOME, 3, 5.0, False, np.uint64(0), unit=True)
+    problem = make_problem(SOME, 3, 5.0, False, np.uint64(0), has_unit_vectors=True)
     wrong = replace(ESTIMATORS[name], label_angle=0.5)
     found = expectation(wrong(problem, 3, batch=8))
 
@@ -189,15 +200,15 @@ def test_exact_means_of_label_smoothing(name, follow):
     """What smoothing adds is linear in the logits: the label's less the mean of all candidates'."""
     (one,), n = sums_of(name), PROBLEM.num_classes
     hits = np.linspace(-2.0, -1.0, len(PROBLEM.labels))  # logits of draws of the label
-    times, x = one.num_draws * one.probs, one.with_hits(hits).logits
-    found = smoothing_of(one, times, x, follow)
+    times, x = one.num_draws * one.probs, one.with_hit_logits(hits).logits
+    found = label_smoothing_terms(one, times, x, follow)
     for e, label in enumerate(PROBLEM.labels):
         law = drawn_from(PROBLEM, e, ESTIMATORS[name].excludes_label)
         chances, ids = outcomes("repeated", law, one.num_draws)
 
         def added(logits, e=e, label=label, chances=chances, ids=ids):
             moved = logits - PROBLEM.logits[e]
-            own, x = one.own[e] + moved[label], one.logits[e] + moved
+            own, x = one.label_logit[e] + moved[label], one.logits[e] + moved
             x[label] = hits[e] + (moved[label] if follow else 0.0)
             candidates = np.column_stack([np.full(len(ids), own), x[ids]])
             return own - chances @ candidates.mean(axis=1)
@@ -216,7 +227,7 @@ def test_mistakes_that_are_tried_are_none_that_change_nothing(name):
     factors = {"log_m_left_out", "m_off_by_one", "q_renormalised"}
     free = factors if ESTIMATORS[name].corrects_label else set()
     for fault, one in FAULTS.items():
-        for way in () if one.in_gradients else range(len(one.made_in(ESTIMATORS[name]))):
+        for way in () if one.in_gradients else range(len(one.applied_to(ESTIMATORS[name]))):
             sums = sums_of(name, fault, way)
             if sums:
                 wrong = expectation(sums)
@@ -232,7 +243,7 @@ BY_TRIES = [n for n in ESTIMATORS if "distinct" in n and "negative_" not in n an
 def test_exact_means_of_draws_that_are_corrected_by_tries(name):
     """How many tries a sequence takes is a sum of geometric numbers."""
     right, m, most = ESTIMATORS[name], 2, 200
-    found = expectation(replace(right, by_tries=True)(PROBLEM, m, batch=8))
+    found = expectation(replace(right, corrects_by_tries=True)(PROBLEM, m, batch=8))
     o, labels = PROBLEM.logits, PROBLEM.labels
     for e, label in enumerate(labels[:2]):
         q, mean = drawn_from(PROBLEM, e, right.excludes_label), 0.0
@@ -260,7 +271,7 @@ def test_exact_means_of_sets_from_which_the_label_is_thrown_away(m):
     """Others weigh by their chance to be in the set, given whether the label is."""
     sums = ESTIMATORS["distinct_reject"](PROBLEM, m, batch=8)
     found, about = expectation(sums), np.full(4, 0.7)
-    known = squares(sums, about)
+    known = moments_of_squared_losses(sums, about)
     for e, label in enumerate(PROBLEM.labels):
         o, losses, slopes = PROBLEM.logits[e], 0.0, 0.0
         chances, ids = outcomes("distinct", SOME, m)
@@ -287,7 +298,7 @@ def test_exact_means_of_sets_from_which_the_label_is_thrown_away(m):
 def test_exact_moments_are_those_over_all_draws(name):
     right, m, about = ESTIMATORS[name], 2 if "distinct" in name else 4, 0.7
     sums = right(PROBLEM, m, batch=8)
-    one, known = sums[0], squares(sums, np.full(4, about))
+    one, known = sums[0], moments_of_squared_losses(sums, np.full(4, about))
     if name.startswith("jackknife"):
         assert known is None
         return
@@ -296,10 +307,10 @@ def test_exact_moments_are_those_over_all_draws(name):
         chances, ids = outcomes(right.draws, law, m)
         if name == "poisson":
             ids = np.where(ids == PROBLEM.labels[e], -1, ids)
-        x = losses_of(one, e, ids, one.own[e], one.logits[e]) - about
+        x = losses_of(one, e, ids, one.label_logit[e], one.logits[e]) - about
         powers = [chances @ x**k for k in range(7)]
-        digits = 1e-7 if one.sets is None else 1e-5
-        np.testing.assert_allclose(moments(one, e, about), powers, rtol=1e-6, atol=digits)
+        digits = 1e-7 if one.set_distributions is None else 1e-5
+        np.testing.assert_allclose(loss_moments(one, e, about), powers, rtol=1e-6, atol=digits)
         if known is None:
             continue
         of_squares = x**2 - powers[2]
@@ -322,15 +333,15 @@ def test_the_spread_of_a_label_far_behind_is_that_over_all_draws(name):
     (one,), e = sums, 1
     none, centre = Spread(np.zeros(4), np.zeros(4)), expectation(sums).losses
     chances, ids = outcomes(ESTIMATORS[name].draws, problem.q[e], 3)
-    x = losses_of(one, e, ids, one.own[e], one.logits[e])
+    x = losses_of(one, e, ids, one.label_logit[e], one.logits[e])
     x = x - chances @ x
     deviation = np.sqrt(chances @ x**2)
-    width = with_rare_sets(none, sums, centre)
+    width = with_exact_loss_spread(none, sums, centre)
     assert width.deviations[e] == pytest.approx(deviation, rel=1e-4)
     skewness = abs(chances @ x**3) / deviation**3
     assert width.skewness[e] == pytest.approx(skewness, rel=1e-3, abs=1e-3)
     assert skewness > 3.0 or "distinct" in name or name == "nce"
-    assert with_rare_sets(None, (), centre) is None
+    assert with_exact_loss_spread(None, (), centre) is None
 
 
 # samplesoft's own losses -------------------------------------------------------------------------
@@ -590,7 +601,7 @@ def test_negatives_of_the_batch(loss, scheme, fault):
 @pytest.mark.parametrize(("mask", "fault"), [(True, None), (False, "hits_kept")])
 def test_negatives_of_the_batch_of_very_many_classes(mask, fault, monkeypatch):
     """Labels that are drawn from all of them are hardly ever equal."""
-    monkeypatch.setattr(of_batches, "_BATCHES", 2)
+    monkeypatch.setattr(of_batches, "_NUM_BATCHES", 2)
     right, distinct = in_batch(lambda log_q, m: log_q + np.log(m), mask=mask), []
 
     def loss(class_embeddings, h, labels, *given):
@@ -598,10 +609,10 @@ def test_negatives_of_the_batch_of_very_many_classes(mask, fault, monkeypatch):
         return right(class_embeddings, h, labels, *given)
 
     problem = make_problem(log_uniform(10_000), 5, 1.0, False, np.uint64(0))
-    batches = Batches(Observer(loss, problem, 5, np.uint64(0), 2), 0)
+    batches = InBatchCandidates(Observer(loss, problem, 5, np.uint64(0), 2), 0)
     assert max(distinct[-2:]) < 56
-    known = (one for one in batches.known() if one.fault in (None, "hits_kept"))
-    fitting = [one.name for one in known if exact_score(one, batches.observed).allowed]
+    known = (one for one in batches.known_candidates() if one.fault in (None, "hits_kept"))
+    fitting = [one.name for one in known if score_deterministic(one, batches.observed).allowed]
     assert fitting == [("in_batch", fault)]
 
 
@@ -1073,7 +1084,7 @@ def test_two_mistakes_at_once():
     both = ("log_q_added", "hits_kept")
     assert (report.scheme, report.faults) == ("masked", both), report
     for name in both:
-        assert FAULTS[name].words in report.verdict and FAULTS[name].remedy in report.remedy
+        assert FAULTS[name].description in report.verdict and FAULTS[name].remedy in report.remedy
     assert len(report.verdict.splitlines()) == 3
 
 
@@ -1456,7 +1467,7 @@ def test_a_constant_in_place_of_a_mask(value):
 
     report = check_loss(loss, log_uniform, 10)
     assert (report.scheme, report.fault) == ("masked", "finite_mask"), report
-    found = float(report.scores[0].number.removeprefix("the logit "))
+    found = float(report.scores[0].detail.removeprefix("the logit "))
     assert found == pytest.approx(value, abs=0.25)
 
 
@@ -1512,7 +1523,9 @@ def test_right_losses_are_not_called_wrong_where_draws_are_rare(scheme, m, share
     """Of one call in a hundred comes most of a mean, which few calls do not show."""
     q = np.array([0.9, 0.06, 0.02, 0.012, 0.008])
     monkeypatch.setattr(twins, "log_uniform", lambda n: q)
-    monkeypatch.setattr(known, "_single", list)  # which take their time, and call nothing wrong
+    monkeypatch.setattr(
+        known, "_single_faults", list
+    )  # which take their time, and call nothing wrong
     monkeypatch.setattr(known, "_CACHE", {})
     for seed in range(2):
         report = check_loss(make(scheme, shared=shared), q, m, rng=seed, calls=4096)
