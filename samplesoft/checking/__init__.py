@@ -1,27 +1,27 @@
-"""What a sampled loss estimates: any implementation, compared with the exact means of all schemes.
+"""Find what a sampled loss estimates: compare any implementation with exact means of all schemes.
 
-Three ideas: an `estimators.Estimator` is how a loss is computed from its draws, as a function of a
-problem. A `faults.Fault` makes wrong estimators of a right one. A `candidates.Candidate` is an
-estimator, right or wrong, with its exact means on the problem at hand and the verdict on it.
+The package has three central classes. An `estimators.Estimator` describes how a loss is computed
+from its draws. A `faults.Fault` turns a right estimator into wrong ones. A `candidates.Candidate`
+is a hypothesis about the loss: a right or wrong estimator, its exact means on a test problem, and
+whether the observed means allow it.
 
 =============== ===================================================================
 file            contents
 =============== ===================================================================
-`check`         `check_loss`: the calls, the tests, and the candidates that these allow
-`problems`      small problems on which candidates differ most, and extreme ones
-`calls`         calls of the user's loss and proposal, and whose error it is if one fails
-`observe`       what the loss returns on a problem: checked, its means, and how far rounding may
-                move them
-`estimators`    `Estimator`, the random sum S of a loss, and the estimators that are known
-`faults`        the usual mistakes: a new one is an entry of `FAULTS`
-`candidates`    `Candidate`: an estimator, right or wrong, with its exact means
-`known`         candidates that are known before any call: with no mistake, with one and with two
-`fitted`        candidates for what was observed: with a number that is fitted, and others like it
-`families`      the families of candidates, from simple ones on: a new one is an entry of `FAMILIES`
+`check`         `check_loss`: calls the loss, tests the candidates, and returns the report
+`problems`      small test problems on which candidates differ most, and extreme problems
+`calls`         calls of the user's loss and proposal; which frames of an error are the user's
+`observe`       checked results of the loss on a problem: their means, and bounds on their rounding
+`estimators`    `Estimator`, the random sum S of a loss, and the list of known estimators
+`faults`        the usual mistakes; a new mistake is an entry of `FAULTS`
+`candidates`    `Candidate`, a hypothesis with its exact means
+`known`         candidates that do not depend on the observations, with zero, one or two mistakes
+`fitted`        candidates with a constant that is fitted to the observations
+`families`      families of candidates, simplest first; a new family is an entry of `FAMILIES`
 `batches`       candidates whose negatives are the labels of the batch
 `exact`         the exact mean of a loss and of its gradient, by the integral of
                 `samplesoft.bias.plain`
-`spread`        how widely single calls spread, and the moments of a loss
-`report`        the result, as a table, JSON, a page and a plot
+`spread`        standard deviation and skewness of single calls, and the moments of a loss
+`report`        the result, as text, JSON, HTML and a plot
 =============== ===================================================================
 """

@@ -14,7 +14,10 @@ DRAWS = ("own", "given", "given-negatives")
 
 
 def call_loss(loss: Callable[..., Any], names: str, *given: Any) -> Any:
-    """Return ``loss(*given)``; if it does not take these arguments, a TypeError shows `names`."""
+    """Return ``loss(*given)``. If the loss does not accept these arguments, raise a TypeError.
+
+    `names` are the names of the arguments, separated by commas, for the message.
+    """
     try:
         return loss(*given)
     except TypeError as error:
@@ -27,22 +30,26 @@ def call_loss(loss: Callable[..., Any], names: str, *given: Any) -> Any:
 
 
 def call_proposal(function: Callable[..., Any], *given: Any) -> Any:
-    """Return ``function(*given)`` of a proposal, which may be the user's code."""
+    """Return ``function(*given)``, where `function` is a proposal that the user may have written.
+
+    The call is a function of this file so that `frames_of_user` finds its frame in a traceback.
+    """
     return function(*given)
 
 
 def frames_of_user(error: BaseException) -> list[tuple[str, int, str]] | None:
-    """Return (file, line, function) of the frames in which the user's code raised, outermost first.
+    """Return the frames of the user's code in the traceback of an error, outermost first.
 
-    Only frames of the file that defines it are included, not of libraries. An empty frame stands
-    for a function that is not Python. None if the error is not from a loss or a proposal.
+    A frame is (file, line, function). Only frames of the file that defines the loss or proposal are
+    included, not frames of libraries that it calls. A loss that is not Python code has the single
+    frame ``("", 0, "")``. Returns None if the error was raised outside of the user's code.
     """
     frames = list(walk_tb(error.__traceback__))
     of_calls = [i for i, (frame, _) in enumerate(frames) if frame.f_code in _CALLS_OF_USER]
     if not of_calls:
         return None
     inside = frames[of_calls[-1] + 1 :]
-    # what `call_loss` and `make_drawing_loss` say themselves is no error of the user's code
+    # errors that `call_loss` and `make_drawing_loss` raise themselves are not the user's
     if inside and inside[0][0].f_code.co_filename == __file__:
         return None
     if not inside and error.__cause__ is not None:
@@ -55,15 +62,32 @@ _CALLS_OF_USER = (call_loss.__code__, call_proposal.__code__)
 
 
 def make_drawing_loss(
-    loss: Callable[..., Any], q: FloatArray, labels: IntArray, tau: float, exclude: bool
+    loss: Callable[..., Any], q: FloatArray, labels: IntArray, tau: float, excludes_label: bool
 ) -> Callable[..., Any]:
-    """Return ``loss(scores, ids, log_q, labels)`` as a loss that draws from q (E, n).
+    """Wrap a loss that is given its draws as a loss that draws by itself.
 
-    `labels` (E,) are those of the examples, which are not drawn if they are to `exclude`.
+    Parameters
+    ----------
+    loss : callable
+        ``loss(scores, ids, log_q, labels)``, see the argument `draws` of `check_loss`.
+    q : ndarray, shape (E, n)
+        Probabilities from which the returned loss draws, one row for each example.
+    labels : ndarray of int, shape (E,)
+        Labels of the examples.
+    tau : float
+        Inverse temperature of the scores.
+    excludes_label : bool
+        Whether draws of an example's label are excluded: q is 0 there, and is normalised again.
+
+    Returns
+    -------
+    callable
+        ``loss(class_embeddings, h, labels, num_sampled, seed, biases=0.0)``, which returns the
+        losses, or the losses and their gradient in `h`.
     """
     examples = np.arange(len(labels))
     q = q.copy()
-    if exclude:
+    if excludes_label:
         q[examples, labels] = 0.0
         q /= q.sum(axis=1, keepdims=True)
     ends = np.cumsum(q, axis=1)
@@ -71,11 +95,11 @@ def make_drawing_loss(
     with np.errstate(divide="ignore"):
         log_q = np.log(q)
 
-    def drawn(c: Any, h: Any, labels: IntArray, m: int, seed: int, biases: Any = 0.0) -> Any:
+    def drawing_loss(c: Any, h: Any, labels: IntArray, m: int, seed: int, biases: Any = 0.0) -> Any:
         scores = tau * h @ c.T + biases
         copies = len(h) // len(examples)
-        parts = np.random.default_rng(seed).random((copies, len(examples), m))
-        ids = [ends[e].searchsorted(parts[:, e], side="right") for e in examples]
+        uniforms = np.random.default_rng(seed).random((copies, len(examples), m))
+        ids = [ends[e].searchsorted(uniforms[:, e], side="right") for e in examples]
         given = np.stack(ids, axis=1).reshape(len(h), m), np.tile(log_q, (copies, 1)), labels
         returned = call_loss(loss, "scores, ids, log_q, labels", scores, *given)
         if not isinstance(returned, (tuple, list)):
@@ -90,4 +114,4 @@ def make_drawing_loss(
         losses, d_scores = returned
         return losses, tau * np.asarray(d_scores) @ c
 
-    return drawn
+    return drawing_loss

@@ -1,4 +1,4 @@
-"""A candidate: a hypothesis about a loss, the exact means that it predicts, and its score."""
+"""`Candidate`: a hypothesis about a loss, its exact means, and how well the loss fits them."""
 
 from __future__ import annotations
 
@@ -14,45 +14,47 @@ from samplesoft.checking.faults import AND, FAULTS
 from samplesoft.checking.observe import Observer
 from samplesoft.checking.spread import Spread, linearised_spread
 
-_MAX_MEAN_DISTANCE = 1e-7  # relative distance of means that no experiment can tell apart
-_ERROR = 1e-11  # relative error of exact means
+_MAX_MEAN_DISTANCE = 1e-7  # means at a smaller relative distance are treated as equal
+# relative errors of the exact means: of independent draws; of sets of draws, which are integrated
+# with fewer digits; and of mixtures of sets over their numbers of tries
+_ERROR = 1e-11
 _ERROR_OF_SETS = 1e-7
-_ERROR_OF_MIXTURES = 1e-5  # of sets by their numbers of tries
+_ERROR_OF_MIXTURES = 1e-5
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A scheme, optionally with faults; its exact means; and the distance of the loss from them.
+    """A hypothesis about a loss: a scheme, optionally with faults, and the means that it predicts.
 
     Attributes
     ----------
     scheme, fault : str, str or None
-        A name in `ESTIMATORS`, and one in `FAULTS`, or two of these with `AND` between them.
+        A key of `ESTIMATORS`; and a key of `FAULTS`, two of these keys joined by `AND`, or None.
     means : ndarray, shape (K,)
-        Means over the draws of what an `Observer` looks at.
+        Exact means of the K values that an `Observer` records: losses, then gradients.
     expected : Means or None
-        Exact means of losses and gradients in the logits, where they are known, and do not depend
-        on the batch at hand.
+        Exact means of the losses and of their gradients in the logits. None if they are not known,
+        or if they are those of one particular batch.
     sums : tuple of SampledSum
-        The random sums that the means follow from; empty without a closed form.
+        The random sums S from which the means are computed; empty without a closed form.
     spread : Spread or None
-        Standard deviations and skewness of single calls, if known.
-    digits : float
+        Standard deviations and skewness of the values of single calls, if known.
+    relative_error : float
         Error of the means, relative to the magnitudes of their terms.
-    number : str
-        What was fitted or is not given, in words.
-    same : tuple of Candidate
+    detail : str
+        Description of a fitted constant, or of a choice that the arguments leave open.
+    equivalents : tuple of Candidate
         Other candidates with the same means.
     z : float
-        The largest distance of a mean from the observed one, in standard errors; of a loss that
-        is the same for every seed the root mean square of the errors of single values.
+        The largest distance between a predicted and an observed mean, in standard errors. For a
+        deterministic loss it is the root mean square of the differences instead.
     allowed : bool
-        Whether all are within the limit.
+        Whether all distances are within the limit.
     sd_ratio : float or None
-        Standard deviation of single losses, as a multiple of the candidate's; None where that is
+        Observed standard deviation of single losses, divided by the predicted one; None if it was
         not tested.
-    factor : float
-        Multiple of the gradient of the losses that the gradient is.
+    gradient_factor : float
+        The returned gradient, as a multiple of the gradient of the losses.
     """
 
     scheme: str
@@ -71,17 +73,17 @@ class Candidate:
 
     @property
     def name(self) -> tuple[str, str | None]:
-        """The scheme and the mistake."""
+        """The pair (scheme, fault), which identifies the candidate."""
         return self.scheme, self.fault
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """Names of the mistakes."""
+        """Names of the faults, keys of `FAULTS`; empty without a fault."""
         return () if self.fault is None else tuple(self.fault.split(AND))
 
     @property
     def title(self) -> str:
-        """The scheme and the mistakes, in words."""
+        """The scheme and its faults, in words."""
         words = [FAULTS[name].description for name in self.faults]
         return f"`{self.scheme}`" + (", but " + "; and ".join(words) if words else "")
 
@@ -94,7 +96,11 @@ def make_candidate(
     detail: str = "",
     with_spread: bool = False,
 ) -> Candidate:
-    """Return the candidate for a loss with one of the given random sums, optionally with spread."""
+    """Return the candidate with the exact means of a loss whose random sum S is one of `sums`.
+
+    If `sums` are several, S is one of them at random, with its `probability`. With `with_spread`
+    the standard deviations of single calls are computed too.
+    """
     problem, num_gradients = observer.problem, observer.num_gradients
     expected = expectation(sums)
     relative_error = _ERROR
@@ -115,8 +121,12 @@ def make_candidate(
 
 
 def merge_equal_means(candidates: Iterator[Candidate]) -> list[Candidate]:
-    """Return one candidate for each group with equal means; the rest of the group is in `same`."""
-    groups: list[list[Candidate]] = []  # the first of a group represents it
+    """Group candidates with equal means; return the first one of each group.
+
+    The other members of the group become its `equivalents`. A candidate whose name is already in
+    the group is dropped.
+    """
+    groups: list[list[Candidate]] = []
     means = np.empty((0, 0))
     for one in candidates:
         if len(groups) == len(means):

@@ -40,12 +40,14 @@ from samplesoft.checking.problems import REPLICAS, Problem, extreme_problems, ma
 from samplesoft.checking.report import LossReport
 from samplesoft.checking.spread import Spread, moments_of_squared_losses, with_exact_loss_spread
 
-CandidateName = tuple[str, str | None]  # of a scheme and a mistake
-ALPHA = 1e-4  # probability that the right candidate is excluded, over all looks
-_MIN_CALLS = {True: 2048, False: 8192}  # before a verdict, with a gradient and without
-_MAX_SKEWNESS = 0.3  # of a tested mean: about eleven of the rare draws that cause it
-_TIE_STDERRS = 2.0  # candidates whose distances differ by less are equally good
-_MIN_STDERR_RATIO = 0.5  # observed over predicted; it is lower if rare draws did not occur
+CandidateName = tuple[str, str | None]  # scheme and fault
+ALPHA = 1e-4  # probability that the right candidate is excluded, over all tests of a call
+_MIN_CALLS = {True: 2048, False: 8192}  # calls before a verdict, with and without a gradient
+# a mean with a larger skewness is not tested: about eleven occurrences of a rare draw give 0.3
+_MAX_SKEWNESS = 0.3
+_TIE_STDERRS = 2.0  # distances that differ by less, in standard errors, count as equal
+# observed over predicted standard error: a smaller ratio means that rare draws did not occur
+_MIN_STDERR_RATIO = 0.5
 
 
 def check_loss(
@@ -64,9 +66,9 @@ def check_loss(
 ) -> LossReport:
     r"""Identify what an implementation of a sampled loss estimates.
 
-    The loss is called many times on small problems, and its average results are compared with exact
-    means: of every known scheme, without a mistake and with each of the usual mistakes. This mostly
-    takes from 3 to 30 seconds.
+    The loss is called many times on small problems. Its average results are compared with the exact
+    means of every known scheme, without a mistake and with each of the usual mistakes. This usually
+    takes 3 to 30 seconds.
 
     Parameters
     ----------
@@ -77,108 +79,111 @@ def check_loss(
         class vectors and ``db`` (n,) in the biases. Logits are to be ``tau h . c``. It may share
         draws among the batch.
     proposal : array_like of shape (n,), callable, str or sampler
-        What it draws from (for negatives of the batch, the probabilities of labels): probabilities,
-        which fix n; a function of n that returns them;
-        ``"uniform"`` or ``"log-uniform"``; or an object with ``num_classes`` and ``probs(h)``.
+        The distribution from which the loss draws; for in-batch negatives, the probabilities of the
+        labels. It is an array, which fixes n; a function of n that returns an array; ``"uniform"``
+        or ``"log-uniform"``; or an object with ``num_classes`` and ``probs(h)``.
     num_sampled : int
-        Number of draws m that the loss is asked for. A loss whose negatives are the labels of its
-        batch is called on batches of B = 64, and its m is B - 1 = 63, whatever is given here.
+        Number of draws m that is passed to the loss. A loss whose negatives are the labels of its
+        batch is called on batches of B = 64; its m is B - 1 = 63, whatever `num_sampled` is.
     draws : {"own", "given", "given-negatives"}
-        ``"own"``: as above. Else the loss does not draw, and is called as ``loss(scores, ids,
-        log_q, labels)`` with the logits (B, n), draws (B, m), and the log-probabilities (B, n) that
-        one draw has; it returns the losses (B,), or ``(losses, dscores)`` with the gradient (B, n).
-        ``"given-negatives"`` are draws that are not the label, whose ``log_q`` is -inf.
+        ``"own"``: the loss draws by itself, as above. With ``"given"`` it does not draw, but is
+        called as ``loss(scores, ids, log_q, labels)`` with the logits (B, n), the draws (B, m), and
+        the log-probabilities (B, n) of one draw. It then returns the losses (B,), or
+        ``(losses, dscores)`` with the gradient (B, n). With ``"given-negatives"`` the label is
+        never drawn, and its ``log_q`` is -inf.
     tau : float
-        Inverse temperature that the loss puts before ``h . c``.
+        Inverse temperature of the loss, whose logits are ``tau h . c``.
     biases : bool
         Whether the loss takes class biases (n,) as a sixth argument.
     weights : bool
-        Whether the loss takes weights (B,) of the examples as its last argument; its losses are
-        then multiplied by them, and so are gradients.
+        Whether the loss takes weights (B,) of the examples as its last argument, and multiplies
+        losses and gradients by them.
     calls : int
-        Calls after which no more are made, though hypotheses are left that the means allow; a
-        power of two. With few, wrong hypotheses are left too: the report says how many.
+        Maximum number of calls, a power of two. With few calls, wrong hypotheses may be left too;
+        the report says how many.
     rounding : {"float16", "bfloat16"}, optional
-        A type in which part of the loss is computed, whatever type its results have, such as
-        products under autocast. It is measured where draws follow `seed` and do not change with
-        the inputs a little; otherwise say it here.
+        Type in which a part of the loss is computed if that is not the type of its results, such as
+        products under autocast. It is measured if draws depend on `seed` and are not changed by
+        small changes of the inputs; otherwise give it with this argument.
     progress : bool
-        Show on stderr how many calls were made.
+        Show the number of calls on stderr.
     rng : int, numpy.random.Generator or None
-        Seed of the problems, and of the seeds that the loss is given.
+        Seed of the problems, and of the seeds that are passed to the loss.
 
     Returns
     -------
     LossReport
-        The scheme and the mistake, with a table, JSON, a page and a plot.
+        The scheme and the mistake, as text, JSON, HTML and a plot.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is malformed, or the loss does not take the arguments that it is called
-        with, or returns what it should not: other shapes, numbers that are not finite, the same
-        for every seed though it is not the full softmax.
+        If an argument is malformed; if the loss does not accept the arguments that it is called
+        with; if its results have wrong shapes or are not finite; or if they are the same for every
+        seed, but are neither the full softmax nor a loss with in-batch negatives.
 
     Notes
     -----
-    A right implementation is called wrong with a probability below 1e-4: the limit of \|z\| is that
-    of Student's t, divided among all means of four examples and all looks at them, and wider for
-    means of skewed numbers. Calls go on until one hypothesis is left, or `calls` were made; how
-    long they take does not matter. Hypotheses that are left are all named, the simplest first: that
-    with the fewest mistakes, and then that which is nearest. Some have the same means whatever is
-    done, and are named together.
+    A right implementation is called wrong with a probability below 1e-4. The limit of \|z\| is a
+    quantile of Student's t distribution, with Bonferroni's correction for all means of the four
+    examples and for every time that they are tested. It is wider for means of skewed values. Calls
+    continue until one hypothesis is left, or `calls` calls were made; the time of a call has no
+    effect on the verdict. All hypotheses that are left are named, first the ones with the fewest
+    mistakes, then the nearest ones. Hypotheses whose means are always equal are named together.
 
-    A hypothesis whose means fit must fit in the spread of single losses too: the mean of their
-    squares, less a number near their mean, has an exact value as well (one integral over the powers
-    of the logarithm), and a standard error from squares of squares. That tells ``masked`` from
-    ``reject`` with few calls, and finds draws that are not independent, which leave the mean of a
-    logistic loss as it is: `dependent_draws`. Where squares are too skewed to be tested, or have no
-    closed form (jackknife), means decide alone.
+    A hypothesis whose means fit must also fit the spread of single losses. The mean square of the
+    losses, after subtraction of a constant near their mean, has an exact value too (one integral
+    over powers of the logarithm), and a standard error from fourth powers. This test distinguishes
+    ``masked`` from ``reject`` with few calls. It also finds draws that are not independent, which
+    do not change the mean of a logistic loss: `dependent_draws`. If squares are too skewed to be
+    tested, or have no closed form (jackknife), only the means decide.
 
-    What is less simple is tried where nothing simpler fits: draws without replacement, corrected by
-    inclusion probabilities or by the number of tries they took as in TensorFlow; a mistake in them;
-    another proposal, and mistakes with a number that nobody gave; two mistakes at once. A loss that
-    is right is called again on extreme problems: logits that are all low and labels far ahead of
-    the others, for masks that leak; single classes far above all others, at both ends and a few
-    beside, for ranges that are off by one; and where `proposal` is for any n 10,000 classes, for q
-    that are clipped or have a number added. Without a fixed n it is otherwise above m, so that
-    draws without replacement are possible.
+    Less simple hypotheses are tried only if no simpler one fits: draws without replacement,
+    corrected by inclusion probabilities or, as in TensorFlow, by the number of tries; a mistake in
+    such a loss; another proposal; mistakes with an unknown constant; and two mistakes at once. A
+    loss that seems right is called again on extreme problems. Low logits and labels far ahead of
+    the others reveal masks that leak. Single classes far above all others, at both ends of the
+    range and elsewhere, reveal ranges that are off by one. If `proposal` works for any n, 10,000
+    classes reveal q that are clipped or have a constant added. If n is not fixed, it is otherwise
+    larger than m, so that draws without replacement are possible.
 
-    Rounding is told apart from mistakes: on lines of inputs an exact loss is smooth, and sixth
-    differences are those of rounding, of float16 and bfloat16 too, wherever in the loss it is.
+    Rounding is distinguished from mistakes by a measurement. Along a line of inputs an exact loss
+    is smooth, so that its sixth differences are due to rounding, including float16 and bfloat16
+    rounding of intermediate values.
 
-    Classes of which q is 0, such as padding, are never drawn and never the label. The full softmax
-    is that of the others, or of all. A first or last class that is never drawn though its q is
-    above 0 is a mistake, `class_never_drawn`.
+    Classes with q = 0, such as padding, are never drawn and are never labels. The full softmax may
+    be over the other classes, or over all classes. If the first or last class is never drawn
+    although its q is positive, the mistake is `class_never_drawn`.
 
-    A loss that stays the same for longer vectors divides them by their norms, and is called with
-    vectors of norm 1 (cosines), without extreme problems. Where `proposal` looks at contexts, that
-    is asked of class vectors alone. A margin of the label, as in CosFace and ArcFace, is found:
-    `label_margin`.
+    A loss that does not change with the lengths of the vectors divides them by their norms. Such a
+    loss is called with unit vectors, so that logits are cosines times `tau`, and not on extreme
+    problems. If `proposal` depends on contexts, only the lengths of class vectors are varied. A
+    margin of the label, as in CosFace and ArcFace, is recognised: `label_margin`.
 
-    A gradient that is a constant times that of the losses is named with the constant,
-    `gradient_scaled`. One that is 1 / B times it in a batch of B is `divided_by_batch`, where in
-    batches of half the size it is twice as large.
+    A gradient that is a constant times the gradient of the losses is reported with the constant:
+    `gradient_scaled`. If the constant is 1 / B in a batch of B, and twice as large in a batch of
+    half the size, the mistake is `divided_by_batch`.
 
-    Two-way losses of a batch, the mean of the cross entropies of rows and of columns, are
-    `in_batch_symmetric`: one half is over contexts, so that they estimate no full softmax.
+    A two-way loss of a batch, the mean of the cross entropies of rows and of columns, is
+    `in_batch_symmetric`. One half of such a loss is over contexts, so that it does not estimate a
+    full softmax.
 
-    A loss that is the same for every seed is compared with the full softmax, and with losses whose
-    negatives are the labels of the batch (in-batch negatives), on batches of random labels.
+    A loss that is the same for every seed is compared, on batches of random labels, with the full
+    softmax, and with losses whose negatives are the labels of the batch (in-batch negatives).
 
-    Mixed negatives, the labels of the batch and `num_sampled` draws beside, are known with draws by
-    the same proposal as the labels', uniform and log-uniform ones; for their bias see
-    ``figures/mixed_bias.py``.
+    Mixed negatives, the labels of the batch plus `num_sampled` draws, are recognised if the draws
+    are uniform, log-uniform, or follow the same distribution as the labels. For the bias of such a
+    loss see ``figures/mixed_bias.py``.
 
-    Random losses whose means are those of the full softmax, and of no scheme above, are
-    ``unbiased``, such as `samplesoft.losses.MultilevelLoss`.
+    A random loss with the same means as the full softmax, such as
+    `samplesoft.losses.MultilevelLoss`, is ``unbiased`` if no other scheme fits.
 
-    Independent inclusion (``poisson``) is taken to have the probabilities ``1 - (1 - q)^m``.
+    For independent inclusion (``poisson``), inclusion probabilities are ``1 - (1 - q)^m``.
 
     References
     ----------
-    Rawat et al., "Sampled softmax with random Fourier features", NeurIPS 2019, eqs. 5 to 8, for
-    the loss; the exact means are those of `samplesoft.exact_bias`.
+    Rawat et al., "Sampled softmax with random Fourier features", NeurIPS 2019, eqs. 5 to 8, define
+    the loss. The exact means agree with `samplesoft.exact_bias`.
 
     Examples
     --------
@@ -201,54 +206,56 @@ def check_loss(
             f"`loss` must be callable as loss(class_embeddings, h, labels, num_sampled, seed), got "
             f"{type(loss).__name__}."
         )
-    m, most, key = as_count("num_sampled", num_sampled), as_count("calls", calls), as_key(rng)
-    # 1. four examples on which schemes differ, 2. what the loss returns there
+    m, max_calls, key = as_count("num_sampled", num_sampled), as_count("calls", calls), as_key(rng)
+    # 1. make four examples on which schemes differ, 2. observe the results of the loss on them
     tau, biases = as_positive("tau", tau), as_flag("biases", biases)
     make = partial(
         make_problem, proposal, m, tau, biases, key, with_weights=as_flag("weights", weights)
     )
     problem = make()
     draws, start = as_choice("draws", draws, DRAWS), time.perf_counter()
-    unit = 0.0 if rounding is None else ROUNDINGS[as_choice("rounding", rounding, ROUNDINGS)]
+    relative_rounding = (
+        0.0 if rounding is None else ROUNDINGS[as_choice("rounding", rounding, ROUNDINGS)]
+    )
 
-    def observe(problem: Problem, most: int) -> Observer:
-        drawn = loss
+    def observe(problem: Problem, max_calls: int) -> Observer:
+        called = loss
         if draws != "own":
             exclude = draws == "given-negatives"
-            drawn = make_drawing_loss(loss, problem.q, problem.labels, problem.tau, exclude)
-        return Observer(drawn, problem, m, key, most, unit)
+            called = make_drawing_loss(loss, problem.q, problem.labels, problem.tau, exclude)
+        return Observer(called, problem, m, key, max_calls, relative_rounding)
 
-    observer = observe(problem, most)
+    observer = observe(problem, max_calls)
     if observer.divides_by_norms:
         problem = make(has_unit_vectors=True)
-        observer = observe(problem, most)
+        observer = observe(problem, max_calls)
     with progress_bar(as_flag("progress", progress), has_unit_vectors="call", desc="check") as bar:
         if observer.is_random:  # 3. the means of many calls
             scores = test_until_decided(observer, bar)
         else:
             observer.run_calls(2)
             scores = classify_deterministic(observer)
-        # 4. the verdict: what is allowed first, and of that what has fewest mistakes
+        # 4. sort: allowed candidates first, and among these the ones with the fewest mistakes
         scores = _sort_scores(scores)
         ordinary: tuple[str, ...] = ()
-        # 5. what is right is tried where mistakes show that are too small otherwise
+        # 5. test the candidates without a mistake on problems that magnify small mistakes
         for extreme, calls_of_extreme in extreme_problems(proposal, problem, m, key):
             left = surviving_names(scores, extreme)
             right = _faultless_schemes(left)
             if not left or not (right or ordinary):
                 break
-            other = observe(extreme, min(most, calls_of_extreme))
+            other = observe(extreme, min(max_calls, calls_of_extreme))
             other.num_looks = observer.num_looks
             found = test_on_extreme(other, left, right or ordinary)
-            if right and found and not _any_allowed(found, right=True) and observer.is_random:
-                # what is less simple was not tried, for something simpler seemed to fit
+            if right and found and not _any_allowed(found, faultless=True) and observer.is_random:
+                # less simple candidates were not tried, because a simpler one seemed to fit
                 again = _sort_scores(test_until_decided(observer, bar, left))
                 left_again = surviving_names(again, extreme)
                 there = test_on_extreme(other, left_again, _faultless_schemes(left_again))
-                if _any_allowed(there, right=True):
+                if _any_allowed(there, faultless=True):
                     scores, found = again, there
             if _any_allowed(
-                found, right=bool(_faultless_schemes(surviving_names(scores, extreme)))
+                found, faultless=bool(_faultless_schemes(surviving_names(scores, extreme)))
             ):
                 scores = _sort_scores(exclude_refuted(scores, found))
             elif found:
@@ -267,7 +274,7 @@ def check_loss(
     of_losses: list[str] = []
     if observer.num_gradients and not best.allowed:
         alone = observed.values_in(slice(len(problem.labels)))
-        # those of negatives of the batch are about other batches
+        # candidates with in-batch negatives have means of other batches: leave them out
         ours = [one for one in scores if len(one.means) == len(observed.means)]
         of_losses = [
             one.scheme for one in ours if one.fault is None and score_candidate(one, alone).allowed
@@ -297,9 +304,9 @@ def check_loss(
     )
 
 
-def _any_allowed(scores: list[Candidate], right: bool) -> bool:
-    """Whether any candidate is allowed; with `right`, any without a fault."""
-    return any(s.allowed and (s.fault is None or not right) for s in scores)
+def _any_allowed(scores: list[Candidate], faultless: bool) -> bool:
+    """Return whether any candidate is allowed; with `faultless`, any that has no fault."""
+    return any(s.allowed and (s.fault is None or not faultless) for s in scores)
 
 
 def surviving_names(scores: list[Candidate], problem: Problem) -> set[CandidateName]:
@@ -312,14 +319,15 @@ def surviving_names(scores: list[Candidate], problem: Problem) -> set[CandidateN
 def test_until_decided(
     observer: Observer, bar: Any, excluded: AbstractSet[CandidateName] = frozenset()
 ) -> list[Candidate]:
-    """Call the loss until one candidate is left, or `calls` were made; return all scores.
+    """Call the loss until one candidate is left or all calls were made; return tested candidates.
 
-    Candidates whose names are in `excluded` are not allowed.
+    A candidate is not allowed if its name and the names of all its equivalents are in `excluded`.
+    `bar` is a progress bar, which counts calls.
     """
     scores: list[Candidate] = []
 
     @cache
-    def of_squares(one: Candidate) -> tuple[FloatArray, Spread] | None:
+    def expected_squares(one: Candidate) -> tuple[FloatArray, Spread] | None:
         return moments_of_squared_losses(one.sums, observer.centre) if one.sums else None
 
     for _ in range(observer.num_looks):
@@ -344,7 +352,7 @@ def test_until_decided(
                     tested = replace(tested, allowed=False)
                 if tested.allowed:
                     tested = score_squared_losses(
-                        tested, of_squares(one), observed, observer.centre
+                        tested, expected_squares(one), observed, observer.centre
                     )
                 scores.append(tested)
         if is_enough and (
@@ -355,17 +363,17 @@ def test_until_decided(
 
 
 def _faultless_schemes(names: set[CandidateName]) -> tuple[str, ...]:
-    """Return the schemes that are among `names` without a fault."""
+    """Return the schemes that are in `names` with the fault None."""
     return tuple(scheme for scheme in ESTIMATORS if (scheme, None) in names)
 
 
 def test_on_extreme(
     observer: Observer, left: set[CandidateName], schemes: tuple[str, ...]
 ) -> list[Candidate]:
-    """Return the scores of the remaining candidates on an extreme problem; empty if none can be.
+    """Test the candidates named in `left` on the observer's extreme problem; return them sorted.
 
-    If the loss fits none of them there, other proposals, and mistakes with a fitted number, are
-    tried for `schemes`.
+    If none of them fits, candidates for `schemes` with other proposals and with fitted constants
+    are tested too. The list is empty if no candidate can be tested there, or `schemes` is empty.
     """
     candidates = candidates_by_name(observer, left)
     if not (candidates and schemes):
@@ -389,7 +397,11 @@ def test_on_extreme(
 
 
 def exclude_refuted(scores: list[Candidate], found: list[Candidate]) -> list[Candidate]:
-    """Return the scores, with candidates excluded whose names were all refuted in `found`."""
+    """Return `scores`, with `allowed` set to False for the candidates that `found` refutes.
+
+    A candidate is refuted if `found`, the results on another problem, contains its name or the name
+    of an equivalent, and none of these results is allowed.
+    """
     less = []
     for s in scores:
         names = {one.name for one in (s, *s.equivalents)}
@@ -401,12 +413,15 @@ def exclude_refuted(scores: list[Candidate], found: list[Candidate]) -> list[Can
 
 
 def resolve_gradient_factor(observer: Observer, best: Candidate) -> Candidate:
-    """Return the candidate with its gradient factor resolved: a constant, or 1 / B.
+    """Decide whether a gradient factor of 1 / B is a constant or depends on the batch size B.
 
-    A batch of half the size decides: there 1 / B is twice as large.
+    The loss is called on batches of half the size, in which a factor of 1 / B doubles. Returns the
+    candidate with the fault ``"divided_by_batch"`` or ``"gradient_scaled"``; other candidates are
+    returned unchanged.
     """
     if not (best.allowed and best.sums and observer.num_gradients):
-        return best  # that is known of negatives of the batch: see `Batches.scaled`
+        # in-batch negatives have been decided in `InBatchCandidates`
+        return best
     of_batch = best.fault == "divided_by_batch" and best.sums[0].loss_factor == 1.0
     of_constant = (
         best.fault == "gradient_scaled" and best.gradient_factor == 1.0 / observer.batch_size
@@ -427,7 +442,8 @@ def resolve_gradient_factor(observer: Observer, best: Candidate) -> Candidate:
 def _sort_scores(scores: list[Candidate]) -> list[Candidate]:
     """Return the candidates sorted: allowed first, then by number of faults, then by distance.
 
-    Among the best that are about equally near, the order of `ESTIMATORS` and `FAULTS` decides.
+    Among the best candidates with about the same distance, the order of `FAULTS` and `ESTIMATORS`
+    decides.
     """
 
     def by_fit(one: Candidate) -> tuple[bool, int, float]:
@@ -446,9 +462,10 @@ def _sort_scores(scores: list[Candidate]) -> list[Candidate]:
 
 
 def classify_deterministic(observer: Observer) -> list[Candidate]:
-    """Return the scores of a loss that is the same for all seeds; ValueError if it should not be.
+    """Return the tested candidates for a loss that is the same for all seeds.
 
-    It can be the full softmax, or have the labels of the batch as its negatives.
+    Such a loss can be the full softmax, or have in-batch negatives. Otherwise, or if only its
+    gradient is wrong, raise ValueError.
     """
     observed, known = observer.means(), known_candidates(observer)
     full = full_candidate(known)
@@ -490,7 +507,7 @@ def classify_deterministic(observer: Observer) -> list[Candidate]:
                 "`loss` must return the gradient of its losses, got the losses of "
                 f"`{allowed[0]}` with a gradient that is not theirs; see how {names} is computed."
             )
-    if observer.has_negatives_of_batch:  # in a way that nobody knows
+    if observer.has_negatives_of_batch:  # but the loss fits no known candidate
         return scores[1:]
     means = of_losses.means
     raise ValueError(
@@ -506,7 +523,10 @@ def classify_deterministic(observer: Observer) -> list[Candidate]:
 
 
 def z_limit(observed: Observed) -> float:
-    """Return the limit that any ``|z|`` of all looks exceeds with probability `ALPHA`."""
+    """Return the limit for ``|z|``; a right candidate exceeds it with probability `ALPHA`.
+
+    Bonferroni's correction covers all means, and all times that they are tested.
+    """
     tests = len(observed.means)
     if observed.squared_losses is not None:
         tests += len(observed.squared_losses.means)
@@ -514,7 +534,10 @@ def z_limit(observed: Observed) -> float:
 
 
 def score_candidate(one: Candidate, observed: Observed) -> Candidate:
-    """Return a candidate with its distance from the observed means, of all or of the losses."""
+    """Test a candidate on observed means; return it with `z` and `allowed` set.
+
+    `observed` holds all K means, or only the E means of the losses, which come first.
+    """
     size, limit = len(observed.means), z_limit(observed)
     width = one.spread if size == len(one.means) else None
     z, allowed = _max_z_and_allowed(one.means[:size], one.relative_error, width, observed, limit)
@@ -522,7 +545,10 @@ def score_candidate(one: Candidate, observed: Observed) -> Candidate:
 
 
 def score_deterministic(one: Candidate, observed: Observed) -> Candidate:
-    """Return the score of a deterministic loss; its `z` is the root mean square error."""
+    """Test a candidate on the values of a deterministic loss; return it with `z` and `allowed` set.
+
+    `z` is the root mean square of the differences, or 0 if all of them are within rounding.
+    """
     found = score_candidate(one, observed)
     off = np.sqrt(((one.means[: len(observed.means)] - observed.means) ** 2).mean())
     return replace(found, z=0.0 if found.allowed else float(off))
@@ -534,9 +560,11 @@ def score_squared_losses(
     observed: Observed,
     centre: FloatArray,
 ) -> Candidate:
-    """Return a candidate with allowed means, excluded if the variance of single losses differs.
+    """Test the mean squares of single losses for a candidate whose means are allowed.
 
-    `expected` are the means of squared losses minus `centre` (E,), and their spread.
+    `expected` holds the predicted means (E,) of ``(loss - centre)**2``, and the spread of these
+    squares. Returns the candidate with `z`, `allowed` and `sd_ratio` set; unchanged if `expected`
+    is None.
     """
     if expected is None or observed.squared_losses is None:
         return one
@@ -544,10 +572,10 @@ def score_squared_losses(
     z, allowed = _max_z_and_allowed(
         means, one.relative_error, width, observed.squared_losses, z_limit(observed)
     )
-    # variances of single losses: as observed, and as the candidate has them
+    # observed and predicted variances of single losses
     seen = observed.squared_losses.means - (observed.means[: len(centre)] - centre) ** 2
     due = means - (one.means[: len(centre)] - centre) ** 2
-    with np.errstate(divide="ignore", invalid="ignore"):  # where all draws are left out: none
+    with np.errstate(divide="ignore", invalid="ignore"):  # no variance if all draws are left out
         ratio = float(np.sqrt((seen / due).mean()))
     return replace(one, z=max(z, one.z), allowed=allowed, sd_ratio=ratio)
 
@@ -559,7 +587,11 @@ def _max_z_and_allowed(
     observed: Observed,
     limit: float,
 ) -> tuple[float, bool]:
-    """Return the largest ``|z|``, and whether all are within their limits."""
+    """Return the largest ``|z|`` of the predicted means, and whether all are within their limits.
+
+    A standard error is at least half the one that `spread` predicts. Means that are too skewed for
+    a limit have z = 0.
+    """
     stderrs, skewness = observed.stderrs, np.abs(observed.skewness)
     if spread is not None:
         least = (
@@ -567,8 +599,8 @@ def _max_z_and_allowed(
         )
         stderrs = np.maximum(stderrs, least)
         skewness = np.maximum(skewness, spread.skewness / np.sqrt(observed.num_sets))
-    skewness = skewness / np.sqrt(observed.num_calls)  # of a mean
-    # differences beyond rounding, in units of standard errors
+    skewness = skewness / np.sqrt(observed.num_calls)  # from single calls to their mean
+    # z: the part of a difference that rounding does not explain, in standard errors
     rounding = observed.rounding_bounds + relative_error * (observed.magnitudes + np.abs(means))
     apart = np.maximum(np.abs(observed.means - means) - rounding, 0.0)
     z = np.where(apart > 0.0, np.inf, 0.0)

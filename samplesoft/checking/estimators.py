@@ -1,4 +1,4 @@
-"""`Estimator`: a description of a sampled loss, from which its random sums on a problem follow."""
+"""`Estimator`, a description of a sampled loss, and `SampledSum`, its random sum on a problem."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ OF_ALL = "over classes that are never drawn too"
 
 
 class DrawLogProbs(NamedTuple):
-    """Log-probabilities (E, n) of the draws of a problem, from which corrections are computed.
+    """Log-probabilities of the classes, from which the correction of a logit is computed.
 
     Attributes
     ----------
-    one_draw : ndarray, shape (E, n)
-        Of one draw as it is made: of q given "not the label" where the label is excluded.
-    proposal : ndarray, shape (E, n)
-        Of the proposal q.
-    inclusion : ndarray, shape (E, n)
-        That the draws hold a class.
-    log_num : float
-        Log of the number of draws m; 0 where draws are divided by the number that is kept.
+    log_one_draw : ndarray, shape (E, n)
+        Log-probability that one draw is a class; conditional on "not the label" if the label is
+        excluded or its draws are rejected.
+    log_proposal : ndarray, shape (E, n)
+        Log of the proposal q.
+    log_inclusion : ndarray, shape (E, n)
+        Log-probability that a class is among the draws.
+    log_num_draws : float
+        Log of the number of draws m; 0 if the sum is divided by the number of accepted draws.
     labels : ndarray of int, shape (E,)
         The labels.
     """
@@ -47,31 +48,34 @@ class DrawLogProbs(NamedTuple):
     labels: IntArray
 
 
-# Log of how often each class is expected among the draws: (E, n), and a number to be added.
+# Returns two terms whose sum is the log of the expected number of draws of each class: (E, n) and
+# a number, such as log q and log m.
 ExpectedCounts = Callable[[DrawLogProbs], tuple[FloatArray, float]]
-# The correction of a logit (E, n), by these two.
+# Returns the correction (E, n), which is subtracted from the logits, as a function of both terms.
 Correction = Callable[[FloatArray, float], FloatArray]
 
 
 def log_counts_of_repeated(drawn: DrawLogProbs) -> tuple[FloatArray, float]:
-    """Return log(m q)."""
+    """Return log q and log m, whose sum is the log of the expected count of independent draws."""
     return drawn.log_one_draw, drawn.log_num_draws
 
 
 def log_counts_of_set(drawn: DrawLogProbs) -> tuple[FloatArray, float]:
-    """Return the log of the probability that a set holds a class."""
+    """Return the log of the probability that a set of draws contains a class, and 0."""
     return drawn.log_inclusion, 0.0
 
 
 def right_correction(log_q: FloatArray, log_num_draws: float) -> FloatArray:
-    """Return the correction as it should be, eq. 5 of Rawat et al. (2019): o - log(m q)."""
+    """Return log(m q), which eq. 5 of Rawat et al. (2019) subtracts from the logit of a draw."""
     return log_q + log_num_draws
 
 
 class Weighting(NamedTuple):
-    """The weights that losses and gradients are multiplied by: ``own``, ``first`` or ``none``.
+    """The weights by which losses, gradients in h and gradients in class vectors are multiplied.
 
-    `label_fraction` is the fraction of the label's part in the gradient in the class vectors.
+    Each is ``"own"``, the weight of the example; ``"first"``, the weight of the first example; or
+    ``"none"``. `label_fraction` multiplies the term of the label in the gradient in the class
+    vectors; it should be 1.
     """
 
     losses: str = "own"
@@ -87,57 +91,62 @@ OWN_WEIGHTS = Weighting()
 class Estimator:
     """The steps by which a loss is computed from its draws; a fault replaces some of the steps.
 
-    Called with a problem, a number of draws and the size of the batch, it returns the random sums
-    S of the loss ``log S - own``: see `SampledSum`.
+    Calling the estimator with a problem, a number of draws and the size of the batch returns its
+    random sums S, see `SampledSum`. The loss is log S minus the label's logit.
 
     Attributes
     ----------
-    name, aim : str
-        Its name, and a description of the quantity that the loss estimates.
+    name, estimand : str
+        The name of the loss, and a description of the quantity that it estimates.
     draws : str
-        ``"repeated"``; ``"distinct"``, without replacement; ``"once"``, repeated, of which each
-        class counts once; ``"independent"`` inclusion; ``"all"`` classes, in the full softmax; and
-        ``""`` where they are labels of the batch, or there is no closed form.
-    more_draws : int
-        Draws in excess of the m of the correction.
-    expected : callable
-        Log of the expected number of draws of each class.
-    link : callable
-        The correction, which is subtracted from the logits, as a function of that.
+        ``"repeated"`` for independent draws; ``"distinct"`` for draws without replacement;
+        ``"once"`` for independent draws of which each class counts once; ``"independent"`` for
+        independent inclusion of each class; ``"all"`` for the full softmax; and ``""`` for labels
+        of the batch, or if there is no closed form.
+    extra_draws : int
+        Number of draws minus the m of the correction.
+    log_expected_counts : callable
+        Computes the log of the expected number of draws of each class, as two terms.
+    correction : callable
+        Computes from both terms the correction that is subtracted from the logits.
     corrects_draws : bool
         Whether the logits of draws are corrected.
-    divides_by_number : bool
-        Whether draws are divided by the number of accepted draws, if `hits` is ``"counted"``.
-    correction_times_tau : bool
-        Whether the correction is multiplied by tau, as the scores are.
+    divides_by_count : bool
+        If `hits` is ``"counted"``: whether the sum over draws is divided by the number of accepted
+        draws.
+    multiplies_correction_by_tau : bool
+        Whether the correction is multiplied by tau, which is a mistake.
     label_correction : float
-        Multiple of the correction that is subtracted from the label's logit.
+        The correction of the label's logit, as a multiple of the correction of its draws.
     label_weight : float
-        Multiple of the label's mass in the sum.
-    label_biases : int
-        Multiple of the label's bias in its logit.
+        Factor of the label's term in the sum.
+    label_bias_factor : int
+        How many times the label's bias is added to its logit.
     label_margin, label_angle : float
-        Of cosines: the label's logit is tau times its cosine less a margin, or tau times the
-        cosine of an angle that is larger by this (radians).
+        Margins for cosines. The label's logit is ``tau * (cos(angle) - label_margin)``, or
+        ``tau * cos(angle + label_angle)`` with angles in radians.
     hits : str
-        Treatment of accidental hits, draws of the label: ``"absent"``, ``"masked"``,
-        ``"counted"`` or ``"kept"`` as in `samplesoft.schemes.Scheme`. Or the label of another row
-        is masked in its place, ``"next"``, ``"previous"``, ``"first"``; or of ``"any"`` row.
+        Treatment of accidental hits, which are draws of the label: ``"absent"``, ``"masked"``,
+        ``"counted"`` or ``"kept"`` as in `samplesoft.schemes.Scheme`. With ``"next"``,
+        ``"previous"`` or ``"first"`` the label of that row is masked instead, and with ``"any"``
+        the labels of all rows.
     hit_penalty, hit_constant : float or None
-        Penalty that is subtracted from masked hits, or their constant logit; None for exact masks.
+        Number that is subtracted from the logits of masked hits, or their constant logit. With
+        None their logit is -inf.
     reduction : str
-        ``"sum"``: the loss is log S - own. ``"jackknife"`` of that. ``"logistic"``: a sum of
-        logistic losses of label and draws. ``"twice"``: the first draw is in S twice. ``"one hit
-        less"``: of several hits one is left out.
-    detached : bool
+        ``"sum"``: the loss is log S minus the label's logit. ``"jackknife"``: the jackknife of this
+        loss. ``"logistic"``: a sum of logistic losses of label and draws. ``"twice"``: the first
+        draw is in S twice. ``"one hit less"``: all hits except one are in S.
+    detaches_draws : bool
         Whether no gradient flows through the logits of draws.
-    loss_over_batch, gradient_over_batch : bool
-        Whether the loss, or the gradient in h, is divided by the size of the batch.
+    divides_loss_by_batch, divides_gradient_by_batch : bool
+        Whether the loss, or its gradient, is divided by the size of the batch.
     weighting : Weighting
         How losses and gradients of the examples are weighted.
-    by_tries, of_all : bool
-        Whether draws without replacement are corrected by the number of tries that they took;
-        whether the full softmax has the classes of which q is 0.
+    corrects_by_tries : bool
+        Whether draws without replacement are corrected by the number of tries that they took.
+    sums_all_classes : bool
+        Whether the full softmax includes classes with q = 0.
     """
 
     name: str
@@ -169,67 +178,69 @@ class Estimator:
 
     @property
     def has_draws(self) -> bool:
-        """Whether it draws classes, in a way with a closed form."""
+        """Whether the loss draws classes, and its mean has a closed form."""
         return self.draws not in ("all", "")
 
     @property
     def counts_accepted(self) -> bool:
-        """Whether draws are divided by the number of those that are not the label."""
+        """Whether hits are rejected, and the sum is over a random number of accepted draws."""
         return self.hits == "counted"
 
     @property
     def excludes_label(self) -> bool:
-        """Whether the label is excluded from the draws, so that they follow q given "not label"."""
+        """Whether the label is never drawn: draws follow q conditional on "not the label"."""
         return self.hits == "absent"
 
     @property
     def corrects_repeated(self) -> bool:
-        """Whether it corrects the logits of repeated draws."""
+        """Whether draws are independent, and their logits are corrected."""
         return self.corrects_draws and self.draws == "repeated"
 
     @property
     def corrects_distinct(self) -> bool:
-        """Whether it corrects the logits of draws without replacement, all of the same set."""
+        """Whether draws without replacement are corrected, and hits are not rejected."""
         return self.corrects_draws and self.draws == "distinct" and not self.counts_accepted
 
     @property
     def corrects_label(self) -> bool:
-        """Whether the label's logit is corrected as those of draws are."""
+        """Whether the label's logit is corrected like the logits of draws."""
         return self.corrects_draws and self.label_correction > 0.0
 
     @property
     def sums_repeated_draws(self) -> bool:
-        """Whether repeated draws are summed, without jackknife and without division by K."""
+        """Whether independent draws are summed, without a jackknife or a random divisor."""
         is_plain = self.reduction != "jackknife" and not self.counts_accepted
         return self.draws == "repeated" and is_plain
 
     @property
     def is_log_of_sum(self) -> bool:
-        """Whether the loss is the log of a sum over repeated draws."""
+        """Whether the loss is the log of a sum over independent draws."""
         return self.sums_repeated_draws and self.reduction != "logistic"
 
     @property
     def masks_hits(self) -> bool:
-        """Whether accidental hits are left out."""
+        """Whether accidental hits have no weight in the sum."""
         return self.hits == "masked"
 
     @property
     def has_label_in_sum(self) -> bool:
-        """Whether the label has a mass of its own in S, drawn or not."""
+        """Whether S always contains a term for the label, in addition to draws of it."""
         return self.has_draws and self.label_weight > 0.0 and self.reduction != "logistic"
 
     # the loss -------------------------------------------------------------------------------------
 
     def __call__(self, problem: Problem, num_sampled: int, batch: int) -> list[SampledSum]:
-        """Return the sums S on a problem; none if undefined, or if a fault would have no effect.
+        """Return the sums S on a problem, each with its probability.
 
-        With a correction by the number of tries there is one sum for each number. For sets from
-        which a drawn label is removed there are two: with and without a hit.
+        Most losses have one sum. With a correction by the number of tries there is one sum for each
+        number of tries. For sets from which a drawn label is removed there are two sums: given a
+        hit, and given none. The list is empty if the loss is undefined on this problem, or if a
+        fault has no effect there.
         """
         if not self.draws or (self.label_bias_factor > 1 and problem.biases is None):
             return []
         if (self.label_margin or self.label_angle) and not problem.has_unit_vectors:
-            return []  # margins are those of cosines
+            return []  # margins are defined for cosines
         loss_factor = 1.0 / batch if self.divides_loss_by_batch else 1.0
         gradient_factor = 1.0 / batch if self.divides_gradient_by_batch else 1.0
         if self.draws == "all":
@@ -250,23 +261,23 @@ class Estimator:
             return []
         labels, rows = problem.labels, np.arange(len(problem.labels))
         _, label_derivative = self._label_logits_with_margin(problem, problem.logits[rows, labels])
-        with np.errstate(divide="ignore"):  # of classes that are never drawn
+        with np.errstate(divide="ignore"):  # log 0 for classes that are never drawn
             log_q = np.log(problem.q)
-        log_law, excludes = log_q, self.excludes_label and self.draws != "independent"
-        if self.counts_accepted or excludes:  # given "not the label"
-            log_law = log_q - np.log(-np.expm1(log_q[rows, labels]))[:, None]
-            log_law[rows, labels] = -np.inf
-        # the distribution of the draws: q where hits are thrown away after they were drawn
-        probs = np.exp(log_law if excludes else log_q)
-        # without replacement the inclusion probability knows the number that is kept
+        log_draw_probs, excludes = log_q, self.excludes_label and self.draws != "independent"
+        if self.counts_accepted or excludes:  # conditional on "not the label"
+            log_draw_probs = log_q - np.log(-np.expm1(log_q[rows, labels]))[:, None]
+            log_draw_probs[rows, labels] = -np.inf
+        # distribution of the draws: it is q if hits are drawn first and then rejected
+        probs = np.exp(log_draw_probs if excludes else log_q)
+        # without replacement, inclusion probabilities are conditional on whether the label is drawn
         given_label = labels if self.counts_accepted and self.draws == "distinct" else None
         divides = self.counts_accepted and given_label is None and self.divides_by_count
         reduction = "kept" if divides and self.reduction == "sum" else self.reduction
         sums = []
         for weight, sets, tries in self._set_distributions(probs, num_draws, given_label):
-            inclusion = -np.expm1((m if tries is None else tries) * np.log1p(-np.exp(log_law)))
+            inclusion = -np.expm1((m if tries is None else tries) * np.log1p(-np.exp(log_draw_probs)))
             if tries is not None:  # TensorFlow: m q where no draw was repeated
-                inclusion = np.where(tries == m, m * np.exp(log_law), inclusion)
+                inclusion = np.where(tries == m, m * np.exp(log_draw_probs), inclusion)
             count, present = num_draws, probs
             if sets is not None:
                 count, present = 1, np.array([one.inclusion for one in sets])
@@ -275,15 +286,15 @@ class Estimator:
                 present[rows, labels] = 0.0
             with np.errstate(divide="ignore"):
                 log_inclusion = np.log(inclusion)
-            # kept draws are divided by their own number
+            # accepted draws are divided by their number, so that m is not in the correction
             log_num_draws = 0.0 if divides else float(np.log(m))
-            drawn = DrawLogProbs(log_law, log_q, log_inclusion, log_num_draws, labels)
-            own, base, logits = self.label_and_draw_logits(problem, drawn)
-            # such as of an m that is one too few, and of a sum that may have nothing in it
+            drawn = DrawLogProbs(log_draw_probs, log_q, log_inclusion, log_num_draws, labels)
+            label_logit, log_label_mass, logits = self.label_and_draw_logits(problem, drawn)
+            # undefined: m - 1 = 0 in a correction, or a sum that may be empty
             may_be_empty = self.draws == "independent" or bool(
                 (present[logits == -np.inf] > 0.0).any()
             )
-            if np.isnan(logits).any() or (np.isneginf(base).any() and may_be_empty):
+            if np.isnan(logits).any() or (np.isneginf(log_label_mass).any() and may_be_empty):
                 return []
             sums.append(
                 SampledSum(
@@ -291,8 +302,8 @@ class Estimator:
                     labels=labels,
                     probs=present,
                     logits=logits,
-                    log_label_mass=base,
-                    label_logit=own,
+                    log_label_mass=log_label_mass,
+                    label_logit=label_logit,
                     num_draws=count,
                     label_derivative=label_derivative,
                     loss_factor=loss_factor,
@@ -308,26 +319,27 @@ class Estimator:
     def label_and_draw_logits(
         self, problem: Problem, drawn: DrawLogProbs
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return `own` (E,), the label's logit in S (E,), and the logits of draws (E, n).
+        """Return the label's logit (E,), the log of its term in S (E,), and draws' logits (E, n).
 
-        The loss is log S - own; the logit of a hit is that at the label.
+        The loss is log S minus the label's logit. In the logits of draws, the entry of the label is
+        the logit of an accidental hit.
         """
         labels, rows = problem.labels, np.arange(len(problem.labels))
         x = problem.logits.copy()
-        base, _ = self._label_logits_with_margin(problem, x[rows, labels])
-        own = base + self._extra_label_bias(problem)
+        log_label_mass, _ = self._label_logits_with_margin(problem, x[rows, labels])
+        label_logit = log_label_mass + self._extra_label_bias(problem)
         if self.corrects_draws:
             correction = self.correction(*self.log_expected_counts(drawn))
             correction = correction * (problem.tau if self.multiplies_correction_by_tau else 1.0)
-            x -= np.where(np.isinf(correction), 0.0, correction)  # of classes never drawn
+            x -= np.where(np.isinf(correction), 0.0, correction)  # inf for classes never drawn
             if self.label_correction:
                 of_label = self.label_correction * correction[rows, labels]
-                base = base - of_label
-                own = own - of_label
+                log_label_mass = log_label_mass - of_label
+                label_logit = label_logit - of_label
         if self.label_weight:
-            base = base + np.log(self.label_weight)
-        else:  # the label has no mass except by draws of it
-            base = np.full_like(own, -np.inf)
+            log_label_mass = log_label_mass + np.log(self.label_weight)
+        else:  # the label is in S only if it is drawn
+            log_label_mass = np.full_like(label_logit, -np.inf)
         others = {"next": np.roll(labels, -1), "previous": np.roll(labels, 1), "first": labels[0]}
         if self.hits in others:  # adjacent rows are different examples: see `Observer`
             x[rows, others[self.hits]] = -np.inf
@@ -335,10 +347,10 @@ class Estimator:
             x[:, labels] = -np.inf
         elif self.hits != "kept":
             x[rows, labels] = self._logit_of_hits(x[rows, labels])
-        return own, base, x
+        return label_logit, log_label_mass, x
 
     def _logit_of_hits(self, unmasked: FloatArray) -> FloatArray | float:
-        """Return the logit of hits that are masked, which should be -inf."""
+        """Return the logit of masked hits, which is -inf unless a fault replaces it."""
         if self.hit_penalty is not None:
             return unmasked - self.hit_penalty
         return -np.inf if self.hit_constant is None else self.hit_constant
@@ -346,7 +358,7 @@ class Estimator:
     def _label_logits_with_margin(
         self, problem: Problem, logits: FloatArray
     ) -> tuple[FloatArray, FloatArray | float]:
-        """Return logits (E,) of the labels with a margin, and derivatives in those without."""
+        """Add the margin to logits (E,) of labels; return also the derivatives of the result."""
         if self.label_angle:
             biases = 0.0 if problem.biases is None else problem.biases[problem.labels]
             angles = np.arccos(np.clip((logits - biases) / problem.tau, -1.0, 1.0))
@@ -355,7 +367,7 @@ class Estimator:
         return logits - problem.tau * self.label_margin, 1.0
 
     def _extra_label_bias(self, problem: Problem) -> FloatArray | float:
-        """Return biases of the labels (E,) beyond one for each."""
+        """Return the biases (E,) that are added to the labels' logits in excess of one each."""
         if problem.biases is None:
             return 0.0
         more: FloatArray = (self.label_bias_factor - 1) * problem.biases[problem.labels]
@@ -364,11 +376,12 @@ class Estimator:
     def _set_distributions(
         self, probs: FloatArray, num_draws: int, given_label: IntArray | None
     ) -> Sequence[tuple[FloatArray | float, tuple[Sets, ...] | None, FloatArray | None]]:
-        """Return distributions of the drawn set, each with its weight, and the numbers of tries.
+        """Return the cases of a loss as tuples (probability, distributions, numbers of tries).
 
-        A distribution is one for each example, or None for repeated draws by `probs` (E, n). The
-        numbers are (E, 1), or None. With `given_label` (E,) there are two distributions: of sets
-        without the label, and of sets that hold it.
+        The distributions of the drawn set are one for each example, or None for independent draws
+        with `probs` (E, n). The numbers of tries are an array (E, 1), or None if the correction
+        does not use them. With `given_label` (E,) there are two cases: sets without the label, and sets
+        that contain it. The list is empty if m classes cannot be drawn without replacement.
         """
         if self.draws == "repeated":
             return [(1.0, None, None)]
@@ -392,11 +405,15 @@ class Estimator:
 def _set_distributions_by_tries(
     found: list[tuple[tuple[int, float, Sets], ...]],
 ) -> list[tuple[FloatArray, tuple[Sets, ...], FloatArray]]:
-    """Return the distributions of `Estimator._sets` for some numbers of tries; none if too many."""
+    """Return the cases of `Estimator._set_distributions`, one for each number of tries.
+
+    For each example `found` has a tuple (number of tries, its probability, distribution) per number
+    of tries, or nothing if these are too many; then the list is empty.
+    """
     if not all(found):
         return []
     parts = []
-    for i in range(max(map(len, found))):  # examples with fewer numbers have weights of 0
+    for i in range(max(map(len, found))):  # with fewer numbers, probabilities are 0
         tries, weights, sets = zip(*(one[min(i, len(one) - 1)] for one in found), strict=True)
         is_there = np.array([i < len(one) for one in found])
         parts.append((is_there * np.array(weights), tuple(sets), np.array(tries)[:, None]))
@@ -405,38 +422,40 @@ def _set_distributions_by_tries(
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SampledSum:
-    """The random sum S of each of E examples: exp(base) and exp(logits[i]) for each drawn class i.
+    """The random sum S of the loss ``log S - label_logit``, for each of E examples.
 
-    The loss is log S - own.
+    S is ``exp(log_label_mass)`` plus the sum of ``exp(logits[i])`` over the drawn classes i.
 
     Attributes
     ----------
     reduction : str
-        That of the `Estimator`, or ``"kept"``: draws are divided by the number with weight.
+        The `reduction` of the `Estimator`, or ``"kept"``: the sum over draws is divided by the
+        number of draws with a finite logit.
     labels : ndarray of int, shape (E,)
         The labels.
     probs : ndarray, shape (E, n)
-        Probabilities of one draw; where classes come in sets, that the set holds a class.
+        Probability that one draw is a class; with `set_distributions`, that the set contains it.
     logits : ndarray, shape (E, n)
-        Corrected logits of draws; at the label that of a hit; -inf without weight.
-    base, own : ndarray, shape (E,)
-        Log of the label's own mass in S, and the label's logit in the loss.
+        Corrected logits of draws; at the label, the logit of an accidental hit. -inf means that a
+        draw has no weight.
+    log_label_mass, label_logit : ndarray, shape (E,)
+        Log of the term that the label always has in S, and the label's logit in the loss.
     num_draws : int
-        Number of draws; 1 set; 0 where S has the label and `certain` classes alone.
+        Number of draws; 1 for a set; 0 if S contains only the label and always-included classes.
     label_derivative : ndarray, shape (E,), or float
-        Derivative of `base` and `own` in the label's logit.
+        Derivative of `log_label_mass` and `label_logit` with respect to the label's logit.
     loss_factor, gradient_factor : float
-        Factors of loss and gradient.
-    certain : ndarray, shape (E, n), or None
-        Logits of classes that are always in S in addition to the label, -inf for others.
-    hits_fixed : bool
-        Whether the logit of hits is a constant, and does not follow the label's.
-    detached : bool
-        Whether logits of draws are constants.
-    sets : tuple of Sets or None
-        The distribution of the drawn set for each example; None for repeated draws.
-    weight : ndarray, shape (E,), or float
-        Probability of this sum, where a loss has one of several.
+        Factors of the loss and of its gradient.
+    always_included_logits : ndarray, shape (E, n), or None
+        Logits of classes that are always in S in addition to the label, -inf for other classes.
+    has_constant_hits : bool
+        Whether the logit of hits is a constant, which does not change with the label's logit.
+    detaches_draws : bool
+        Whether the logits of draws are constants in the gradient.
+    set_distributions : tuple of Sets or None
+        The distribution of the drawn set for each example; None for independent draws.
+    probability : ndarray, shape (E,), or float
+        Probability of this sum, if the loss has one of several.
     """
 
     reduction: str
@@ -457,7 +476,7 @@ class SampledSum:
 
     @property
     def log_fixed_mass(self) -> FloatArray:
-        """Log of the mass that is always in S (E,)."""
+        """Log (E,) of the terms that are always in S: the label and always-included classes."""
         if self.always_included_logits is None:
             return self.log_label_mass
         return np.logaddexp(
@@ -466,35 +485,38 @@ class SampledSum:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Return a key that equal sums share."""
+        """A hashable key, which is equal for equal sums."""
         values = (getattr(self, f.name) for f in fields(self))
         return tuple(v.tobytes() if isinstance(v, np.ndarray) else v for v in values)
 
     def with_hit_logits(self, logits: FloatArray) -> SampledSum:
-        """Return a copy with other logits (E,) of accidental hits."""
+        """Return a copy in which the accidental hits of each example have the given logits (E,)."""
         changed = self.logits.copy()
         changed[np.arange(len(changed)), self.labels] = logits
         return replace(self, logits=changed)
 
 
 def sum_without_draws(
-    labels: IntArray, own: FloatArray, base: FloatArray, certain: FloatArray
+    labels: IntArray,
+    label_logit: FloatArray,
+    log_label_mass: FloatArray,
+    always_included_logits: FloatArray,
 ) -> SampledSum:
-    """Return an S in which all classes are always included."""
+    """Return an S without random draws, whose classes are always included."""
     return SampledSum(
         reduction="sum",
         labels=labels,
-        probs=np.broadcast_to(0.0, certain.shape),
-        logits=np.broadcast_to(-np.inf, certain.shape),
-        log_label_mass=base,
-        label_logit=own,
+        probs=np.broadcast_to(0.0, always_included_logits.shape),
+        logits=np.broadcast_to(-np.inf, always_included_logits.shape),
+        log_label_mass=log_label_mass,
+        label_logit=label_logit,
         num_draws=0,
-        always_included_logits=certain,
+        always_included_logits=always_included_logits,
     )
 
 
 def full_sum(problem: Problem, sums_all_classes: bool = False) -> SampledSum:
-    """Return S of the full softmax, over the classes with q > 0, or over all."""
+    """Return S of the full softmax, over the classes with q > 0 or over all classes."""
     rows, others = np.arange(len(problem.labels)), problem.logits.copy()
     if not sums_all_classes:
         others[problem.q <= 0.0] = -np.inf
@@ -506,7 +528,7 @@ def full_sum(problem: Problem, sums_all_classes: bool = False) -> SampledSum:
 # the estimators that are known --------------------------------------------------------------------
 
 _SOFTMAX = "the full softmax loss, with a bias of O(1/m)"
-# label and draws corrected alike; the log is that of the label's expected count
+# if label and draws are corrected alike, the loss gains log(m q) of the label
 _CANDIDATE = "the full softmax loss plus log(m q) of the label, a constant, with a bias of O(1/m)"
 _ODDS = "the log of the odds against the label plus log(m q) of it, a constant, for many draws"
 _JACKKNIFE = "the full softmax loss, with a bias of O(1/m**2)"
@@ -521,7 +543,7 @@ _ONCE = ("negatives", "masked", "candidate", "candidate_masked")
 
 
 def _estimator_of_scheme(scheme: Scheme, **others: Any) -> Estimator:
-    """Return the estimator of a scheme, with other fields where they are given."""
+    """Return the estimator of a scheme; keyword arguments replace its fields."""
     if scheme.jackknife:
         estimand = _JACKKNIFE
     elif scheme.corrects_label:
@@ -546,15 +568,16 @@ def _estimator_of_scheme(scheme: Scheme, **others: Any) -> Estimator:
 
 
 def _estimator_without_draws(name: str, estimand: str, draws: str = "") -> Estimator:
+    """Return an estimator that draws no classes, or whose draws have no closed form."""
     return Estimator(name=name, estimand=estimand, draws=draws, corrects_draws=False, hits="kept")
 
 
 def _known_estimators() -> Iterator[Estimator]:
-    """Yield the known estimators; of two with equal means, the first one is reported."""
+    """Yield the known estimators; if two fit equally well, the first one is reported."""
     estimand = "the full softmax loss, of which it is no estimate: it is the same"
     yield _estimator_without_draws("full", estimand, draws="all")
     for name, scheme in SCHEMES.items():
-        # "kept" is a mistake, unless nothing is corrected
+        # keeping hits is a mistake, except without a correction
         if name != "kept":
             yield _estimator_of_scheme(scheme)
     logistic = []
@@ -588,5 +611,5 @@ ESTIMATORS: dict[str, Estimator] = {one.name: one for one in _known_estimators()
 
 
 def estimators_with_draws(*draws: str) -> list[Estimator]:
-    """Return the known estimators with the given kinds of draws."""
+    """Return the known estimators whose `draws` is one of the given kinds."""
     return [one for one in ESTIMATORS.values() if one.draws in draws]
