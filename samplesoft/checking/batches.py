@@ -1,4 +1,7 @@
-"""Losses with in-batch negatives: they are deterministic, so that single values are compared."""
+"""Candidates whose negatives are the labels of the batch (in-batch negatives).
+
+Such losses are deterministic, so that single values are compared instead of means.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +39,11 @@ _IN_BATCH = {
 
 
 class _InBatchLoss(NamedTuple):
-    """A way to use the labels of the batch: a scheme, mistakes in it, and the m of the correction.
+    """A loss with in-batch negatives: a scheme, its mistakes, and the m of the correction.
 
-    That is 1, or the number of ``"others"`` in the batch, of ``"all"`` in it, or the ``"given"``
-    one. `estimator` has the mistakes that are about a step of the loss.
+    `fault` names the mistakes, or is None, and `estimator` contains those that change a step of the
+    loss. By `count_rule`, m is 1; or B - 1 (``"others"``) or B (``"all"``) in a batch of B; or the
+    argument `num_sampled` (``"given"``).
     """
 
     scheme: str
@@ -49,15 +53,16 @@ class _InBatchLoss(NamedTuple):
 
 
 def _estimator_with_faults(scheme: str, *faults: str) -> Estimator:
-    """Return the estimator of a scheme with one or two faults, each in its first form."""
+    """Return the estimator of a scheme with one or two faults, each made in its first way."""
     right = ESTIMATORS[scheme]
     first, *rest = (FAULTS[name].applied_to(right)[0] for name in faults)
     both = combine_faults(right, first, rest[0]) if rest else first
-    assert both is not None  # about different steps of the loss
+    assert both is not None  # the faults replace different fields
     return both
 
 
 def _in_batch_losses() -> Iterator[_InBatchLoss]:
+    """Yield the known losses with in-batch negatives, with and without mistakes."""
     for scheme in _IN_BATCH:
         yield _InBatchLoss(scheme, None, ESTIMATORS[scheme])
     masked, hits_kept = ESTIMATORS["masked"], _estimator_with_faults("masked", "hits_kept")
@@ -101,14 +106,18 @@ _TWO_WAY = {
 
 
 def _two_way_loss(here: Problem, one: SampledSum) -> tuple[Problem, Means]:
-    """Return the sum of the row-wise and column-wise cross entropies, and its gradient."""
+    """Return the losses of a batch, with gradients, as sums of row and column cross entropies.
+
+    The matrix of logits has a row for each context and a column for each label of the batch. `here`
+    is the problem of the batch, and is returned too; `one` is its sum S, which holds the logits.
+    """
     size = len(here.labels)
     x = one.logits[:, here.labels]  # contexts (B,) by labels of the batch (B,)
     np.fill_diagonal(x, one.log_label_mass)
     of_rows = np.logaddexp.reduce(x, axis=1)
     of_columns = np.logaddexp.reduce(x, axis=0)
     losses = of_rows + of_columns - 2.0 * one.label_logit
-    # the loss of an example has a gradient in the contexts of others, by its own weight
+    # column losses have gradients in the contexts of other examples: use the weights of the columns
     relative = here.weights / here.weights[:, None]
     softmax_of_columns = np.exp(x - of_columns) - np.eye(size)
     d_x = np.exp(x - of_rows[:, None]) - np.eye(size) + relative * softmax_of_columns
@@ -118,9 +127,11 @@ def _two_way_loss(here: Problem, one: SampledSum) -> tuple[Problem, Means]:
 
 
 class InBatchCandidates:
-    """The losses of several batches of random labels, and the candidates for them.
+    """The results of a loss on several batches of random labels, and the candidates for them.
 
-    The losses are deterministic, so that single values are compared; optionally also gradients.
+    Attribute `observed` holds the losses of all batches one by one, with zero standard errors, and
+    the first `num_gradients` kinds of gradients. `size` is the number of examples in a batch, by
+    default that of the observer.
     """
 
     def __init__(self, observer: Observer, num_gradients: int, size: int | None = None) -> None:
@@ -133,8 +144,7 @@ class InBatchCandidates:
         measured_rounding: list[FloatArray] = []
         self._batches: list[tuple[Problem, FloatArray]] = []
         for _ in range(_NUM_BATCHES):
-            # labels of as many classes as examples, so that batches hold hits; losses are compared
-            # one by one
+            # labels from as many classes as examples, with repeats, so that a batch contains hits
             rows = rng.integers(0, len(problem.labels), self._size)
             labels = rng.choice(rng.choice(drawn, self._size), self._size)
             here = problem.select_examples(rows, labels)
@@ -149,13 +159,13 @@ class InBatchCandidates:
                 for part, of_part in zip(parts[: 1 + num_gradients], moved, strict=False)
             ]
             counts = np.bincount(labels, minlength=problem.num_classes)
-            times = np.tile(counts.astype(float), (self._size, 1))  # of the others in the batch
+            times = np.tile(counts.astype(float), (self._size, 1))  # counts among the other labels
             times[np.arange(self._size), labels] -= 1.0
             self._batches.append((here, times))
         results = np.concatenate(observed)
         self._is_gradient = np.concatenate(is_gradient)
         rounding = observer.type_rounding * (np.abs(problem.logits).max() + np.abs(results).max())
-        nothing = np.zeros_like(results)  # values, not means: no errors but those of rounding
+        nothing = np.zeros_like(results)  # single values have no error except rounding
         self.observed = Observed(
             means=results,
             stderrs=nothing,
@@ -166,17 +176,17 @@ class InBatchCandidates:
         )
 
     def known_candidates(self) -> Iterator[Candidate]:
-        """Yield the candidates without a fitted number."""
+        """Yield the candidates that have no fitted constant."""
         m, problem = self._size - 1, self._observer.problem
         numbers = {"others": m, "all": self._size, "given": self._observer.num_sampled, 1: 1}
         seen = set()
         for one in _IN_BATCH_LOSSES:
             count, expected, detail = numbers[one.count_rule], None, ""
             key = one.scheme, one.estimator, count
-            if key in seen:  # each once, if it is one of the other counts
+            if key in seen:  # two rules may give the same m
                 continue
             seen.add(key)
-            if one.fault is None:  # the mean over batches
+            if one.fault is None:  # the mean over random batches, as if labels were drawn
                 expected = expectation(one.estimator(problem, m, self._size))
             if one.fault is None or one.count_rule == 1:
                 detail = f"m is B - 1 = {m} in a batch of {self._size}, whatever `num_sampled` says"
@@ -187,14 +197,15 @@ class InBatchCandidates:
             yield Candidate(name, one.fault, means=means, expected=expected, detail=detail)
 
     def candidates_with_scaled_gradients(self) -> Iterator[Candidate]:
-        """Yield faultless candidates whose gradient is a multiple of the losses' gradient."""
+        """Yield faultless candidates whose gradient is a constant times that of the losses.
+
+        If the constant is 1 / B, batches of half the size show whether it depends on B.
+        """
         for one in self._faultless_candidates():
             scaled = with_scaled_gradient(one, self.observed, self._is_gradient)
             if scaled is None:
                 continue
-            if (
-                scaled.gradient_factor == 1.0 / self._size
-            ):  # by the size of the batch, or a constant
+            if scaled.gradient_factor == 1.0 / self._size:  # 1 / B, or a constant
                 smaller = InBatchCandidates(self._observer, self._num_gradients, self._size // 2)
                 there = next(
                     each for each in smaller._faultless_candidates() if each.name == one.name
@@ -207,14 +218,15 @@ class InBatchCandidates:
             yield scaled
 
     def _faultless_candidates(self) -> Iterator[Candidate]:
+        """Yield the candidates without a fault, including two-way losses."""
         yield from (one for one in self.known_candidates() if one.fault is None)
         yield from self.two_way_candidates()
 
     def two_way_candidates(self) -> Iterator[Candidate]:
-        """Yield two-way losses: one half over the classes of the batch, one over its contexts.
+        """Yield two-way losses, as of two-tower models.
 
-        As in two towers: of the matrix of logits, contexts by labels of the batch, the cross
-        entropy of rows and that of columns, added up or averaged.
+        In the matrix of logits of all contexts and all labels of a batch, they are the sum or the
+        mean of the cross entropies of rows and of columns.
         """
         m, problem, name = self._size - 1, self._observer.problem, "in_batch_symmetric"
         for words, estimator in _TWO_WAY.items():
@@ -229,32 +241,36 @@ class InBatchCandidates:
             yield Candidate(name, None, means=means, detail=f"the sum of both; {words}")
 
     def fitted_candidates(self) -> Iterator[Candidate]:
-        """Yield the candidates with a fitted number: another temperature, and label smoothing."""
+        """Yield the candidates with another temperature or label smoothing, which are fitted."""
         tau = self._observer.problem.tau
         for scheme, name in _IN_BATCH.items():
             yield nearest_candidate(
                 partial(self._candidate_at_tau, scheme), np.log(tau) + LOG_FACTORS, self.observed
             )
-            # hits are no candidates, or have a constant logit; where they are kept, their own
+            # label smoothing leaves masked hits out, or averages over them with a constant logit
             masks = [None] if scheme == "candidate" else [None, self._fitted_hit_logit(scheme)]
             for mask in masks:
                 parts = self._smoothed_means(scheme, mask)
                 yield fit_smoothing(parts, self._num_gradients, self.observed, name, mask)
 
     def _fitted_hit_logit(self, scheme: str) -> float:
-        """Return the best one for label smoothing, which is linear in it and in its fraction."""
+        """Return the constant logit of masked hits that fits best with label smoothing."""
         of_masks = (self._smoothed_means(scheme, mask) for mask in (0.0, 1.0))
         (plain, less), (_, more) = (
             observed_plain_and_smoothing(parts, self._num_gradients) for parts in of_masks
         )
-        # linear in two unknowns: the smoothing fraction, for hits of logit 0, and the product of
-        # the fraction and the logit of hits
+        # least squares for two unknowns, in which the loss is linear: the smoothing fraction, and
+        # the fraction times the logit of hits
         columns = np.column_stack([less, more - less])
         fraction, times_logit = np.linalg.lstsq(columns, self.observed.means - plain)[0]
         return float(times_logit / fraction) if fraction else 0.0
 
     def _smoothed_means(self, scheme: str, mask: float | None) -> list[SmoothedMeans]:
-        """Return for each batch the means of a scheme there, and what label smoothing adds."""
+        """Return for each batch the losses of a scheme, and the terms that label smoothing adds.
+
+        `mask` is the logit of masked hits in the average over candidates; with None the average
+        leaves them out.
+        """
         parts, follow = [], scheme == "candidate"
         tau = self._observer.problem.tau
         for here, times, one in self._sums_of_batches(ESTIMATORS[scheme], self._size - 1, tau):
@@ -268,12 +284,14 @@ class InBatchCandidates:
         return parts
 
     def _candidate_at_tau(self, scheme: str, log_tau: float) -> Candidate:
+        """Return the candidate for a scheme with another inverse temperature."""
         tau = float(np.exp(log_tau))
         means = self._observed_means(ESTIMATORS[scheme], self._size - 1, tau)
         detail = f"tau is {tau:.6g}"
         return Candidate(_IN_BATCH[scheme], "other_temperature", means=means, detail=detail)
 
     def _observed_means(self, estimator: Estimator, m: int, tau: float | None = None) -> FloatArray:
+        """Return the values of an estimator for all batches, in the order of `observed`."""
         found = self._sums_of_batches(estimator, m, tau or self._observer.problem.tau)
         return np.concatenate(
             [expectation([one]).observed_means(here, self._num_gradients) for here, _, one in found]
@@ -282,12 +300,22 @@ class InBatchCandidates:
     def _sums_of_batches(
         self, estimator: Estimator, m: int, tau: float
     ) -> Iterator[tuple[Problem, FloatArray, SampledSum]]:
-        """Yield for each batch its problem, how often each class is beside a label, and the sum."""
+        """Yield for each batch its problem, the counts (B, n) of other labels, and the sum S.
+
+        The negatives of an example are the labels of the other examples, and m is the number of
+        draws in the correction.
+        """
         for given, times in self._batches:
             here = given.with_tau(tau)
             with np.errstate(divide="ignore"):
                 drawn = log_probs_from_counts(here, np.log(here.q), float(np.log(m)))
-            own, base, x = estimator.label_and_draw_logits(here, drawn)
+            label_logit, log_label_mass, x = estimator.label_and_draw_logits(here, drawn)
             with np.errstate(divide="ignore"):
                 certain = x + np.log(times)
-            yield here, times, replace(sum_without_draws(here.labels, own, base, certain), logits=x)
+            yield (
+                here,
+                times,
+                replace(
+                    sum_without_draws(here.labels, label_logit, log_label_mass, certain), logits=x
+                ),
+            )

@@ -275,7 +275,9 @@ class Estimator:
         reduction = "kept" if divides and self.reduction == "sum" else self.reduction
         sums = []
         for weight, sets, tries in self._set_distributions(probs, num_draws, given_label):
-            inclusion = -np.expm1((m if tries is None else tries) * np.log1p(-np.exp(log_draw_probs)))
+            inclusion = -np.expm1(
+                (m if tries is None else tries) * np.log1p(-np.exp(log_draw_probs))
+            )
             if tries is not None:  # TensorFlow: m q where no draw was repeated
                 inclusion = np.where(tries == m, m * np.exp(log_draw_probs), inclusion)
             count, present = num_draws, probs
@@ -380,8 +382,8 @@ class Estimator:
 
         The distributions of the drawn set are one for each example, or None for independent draws
         with `probs` (E, n). The numbers of tries are an array (E, 1), or None if the correction
-        does not use them. With `given_label` (E,) there are two cases: sets without the label, and sets
-        that contain it. The list is empty if m classes cannot be drawn without replacement.
+        does not use them. With `given_label` (E,) there are two cases: sets without the label, and
+        sets that contain it. The list is empty if m classes cannot be drawn without replacement.
         """
         if self.draws == "repeated":
             return [(1.0, None, None)]
@@ -407,8 +409,8 @@ def _set_distributions_by_tries(
 ) -> list[tuple[FloatArray, tuple[Sets, ...], FloatArray]]:
     """Return the cases of `Estimator._set_distributions`, one for each number of tries.
 
-    For each example `found` has a tuple (number of tries, its probability, distribution) per number
-    of tries, or nothing if these are too many; then the list is empty.
+    For each example, `found` has one tuple (number of tries, its weight, distribution) per number,
+    or no tuple if there are too many numbers. In this case the list is empty.
     """
     if not all(found):
         return []

@@ -1,15 +1,16 @@
 r"""The exact means of a loss and of its gradient in the logits.
 
-With S the random sum of a loss, E log S and the mean parts of classes in S are one integral over
-``L(u) = E exp(-u S)``, that of `samplesoft.bias.plain` for mixtures of products,
+Let S be the random sum of a loss, in which class j is drawn N_j times, each time with the mass w_j.
+The gradient of log S in the logit of class j is its fraction ``w_j N_j / S`` of S. Both means are
+integrals over the Laplace transform ``L(u) = E exp(-u S)``:
 
     E log S = int (exp(-u) - L(u)) du / u,
-    E (w_j N_j / S) = -int dL / d log w_j du / u,
+    E (w_j N_j / S) = -int dL / d log w_j du / u.
 
-where class j is drawn N_j times, each with the mass w_j: its part in S is the gradient of log S in
-its logit. For sets of classes L(u) is that of `samplesoft.bias.without_replacement.sets`. In
-x = log u all integrands are smooth and decay exponentially, or faster, to both sides, so that sums
-over equal steps have all digits.
+For independent draws `samplesoft.bias.plain` computes L(u) as a mixture of products; for sets of
+classes `samplesoft.bias.without_replacement.sets` does. As functions of log u the integrands are
+smooth and decay at least exponentially on both sides, so that sums over equal steps of log u are
+exact to all digits.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ from samplesoft.checking.problems import Problem
 
 
 class IntegrationGrid(NamedTuple):
-    """The nodes of an integral over log u, and with them how many digits it has.
+    """The step and the left end of the nodes in log u, which determine the error of an integral.
 
-    The error of a `step` is about exp(-2 pi 1.4 / step), and of a sum that goes to `left_margin` before
-    the transform falls exp(-left). With `uses_expm1` ``L(u) - 1`` has them where u is small too.
+    The relative error is about ``exp(-2 pi 1.4 / step) + exp(-left_margin)``, where the first node
+    is `left_margin` below the log u at which L(u) begins to fall. With `uses_expm1`, ``L(u) - 1``
+    keeps its digits for small u.
     """
 
     step: float
@@ -39,20 +41,21 @@ class IntegrationGrid(NamedTuple):
     uses_expm1: bool = False
 
 
-FULL_ACCURACY = IntegrationGrid(step=0.2, left_margin=45.0, uses_expm1=True)  # errors below 1e-19
-_HIGH_ACCURACY = IntegrationGrid(step=0.3, left_margin=30.0)  # 1e-12
-_SET_ACCURACY = IntegrationGrid(step=0.5, left_margin=18.0)  # 1e-7
-MOMENT_ACCURACY = IntegrationGrid(step=0.4, left_margin=36.0)  # of sets: higher moments need more
-_RIGHT = 4.5  # where what is left is below 1e-19
-_BLOCK = 1 << 16  # numbers in an array of some u and all classes, which a cache holds
-_FEW_CLASSES = 64  # whose means have all digits, for little time; of others they have 12
-_MAX_LOGIT = 600.0  # of classes that are hardly ever drawn: u w is finite
-_NO_PROBABILITY = 1e-19
-_LOWEST = -1e300
+# errors below 1e-19, of 1e-12 and of 1e-7; the last grid is for moments of losses that draw sets
+FULL_ACCURACY = IntegrationGrid(step=0.2, left_margin=45.0, uses_expm1=True)
+_HIGH_ACCURACY = IntegrationGrid(step=0.3, left_margin=30.0)
+_SET_ACCURACY = IntegrationGrid(step=0.5, left_margin=18.0)
+MOMENT_ACCURACY = IntegrationGrid(step=0.4, left_margin=36.0)
+_RIGHT = 4.5  # last node, relative to where L(u) has fallen: the remainder is below 1e-19
+_BLOCK = 1 << 16  # number of pairs of a u and a class per block, so that arrays fit in a cache
+_FEW_CLASSES = 64  # up to here FULL_ACCURACY is cheap; with more classes _HIGH_ACCURACY is used
+_MAX_LOGIT = 600.0  # larger logits, of classes that are hardly ever drawn, would overflow u w
+_NO_PROBABILITY = 1e-19  # components of a mixture with a smaller probability are dropped
+_LOWEST = -1e300  # in place of -inf, so that -inf - (-inf) does not occur
 
 
 class Means(NamedTuple):
-    """Means over the draws: of the losses (E,), and of their gradients in the logits (E, n)."""
+    """Means, over the random draws, of the losses (E,) and of their gradients in logits (E, n)."""
 
     losses: FloatArray
     d_logits: FloatArray
@@ -60,34 +63,39 @@ class Means(NamedTuple):
     def observed_means(
         self, problem: Problem, num_gradients: int, weighting: Weighting = OWN_WEIGHTS
     ) -> FloatArray:
-        """Return the means (K,) of the losses, and of those gradients that an `Observer` sees.
+        """Return the means (K,) of the values that an `Observer` records: losses, then gradients.
 
+        `num_gradients` counts the gradients that the loss returns, of h, class vectors and biases.
         Losses and gradients in h are divided by the weights of their examples.
         """
         own = problem.weights
-        known = {"own": own, "first": np.full_like(own, own[0]), "none": np.ones_like(own)}
-        of_loss = known[weighting.losses]
-        of_h = known[weighting.in_h]
-        of_classes = known[weighting.in_classes]
+        weights_of = {"own": own, "first": np.full_like(own, own[0]), "none": np.ones_like(own)}
+        of_loss = weights_of[weighting.losses]
+        of_h = weights_of[weighting.in_h]
+        of_classes = weights_of[weighting.in_classes]
         d_logits = self.d_logits * (of_h / own)[:, None]
         dh = problem.tau * d_logits @ problem.class_embeddings
         d_logits = self.d_logits * of_classes[:, None]
         rows = np.arange(len(d_logits))
         d_logits[rows, problem.labels] += (1.0 - weighting.label_fraction) * of_classes
-        of_rows = problem.tau * d_logits.T @ problem.h
-        if (
-            problem.has_unit_vectors
-        ):  # the part along a vector that is divided by its norm changes nothing
+        d_vectors = problem.tau * d_logits.T @ problem.h
+        # vectors are divided by their norms, so that gradients are orthogonal to them
+        if problem.has_unit_vectors:
             dh = dh - (dh * problem.h).sum(axis=1, keepdims=True) * problem.h
-            rows_of = problem.class_embeddings
-            of_rows = of_rows - (of_rows * rows_of).sum(axis=1, keepdims=True) * rows_of
+            vectors = problem.class_embeddings
+            d_vectors = d_vectors - (d_vectors * vectors).sum(axis=1, keepdims=True) * vectors
         views = problem.view_directions / len(d_logits)
-        parts = [self.losses * of_loss / own, dh, views.T @ of_rows, (d_logits @ views).sum(axis=0)]
+        parts = [
+            self.losses * of_loss / own,
+            dh,
+            views.T @ d_vectors,
+            (d_logits @ views).sum(axis=0),
+        ]
         return np.concatenate([part.ravel() for part in parts[: 1 + num_gradients]])
 
 
 def expectation(sums: Sequence[SampledSum]) -> Means:
-    """Return the exact means of a loss whose sum is one of `sums`, by their weights."""
+    """Return the exact means of a loss whose random sum is one of `sums`, with its probability."""
     found = [_expectation_of_sum(one) for one in sums]
     losses = np.sum(
         [one.probability * x.losses for one, x in zip(sums, found, strict=True)], axis=0
@@ -98,9 +106,10 @@ def expectation(sums: Sequence[SampledSum]) -> Means:
 
 
 def _expectation_of_sum(one: SampledSum) -> Means:
+    """Return the exact means of a loss with one random sum."""
     rows, labels = np.arange(len(one.labels)), one.labels
     if one.reduction == "logistic":
-        # each draw adds log(1 + exp(x)), the label log(1 + exp(-x)): the mean is a plain sum
+        # a draw adds log(1 + exp(x)) and the label log(1 + exp(-x)), so that the mean is a sum
         x, counts = one.logits, one.num_draws * one.probs
         losses = (np.logaddexp(0.0, x) * counts).sum(axis=1) + np.logaddexp(0.0, -one.label_logit)
         d_logits = counts * np.exp(-np.logaddexp(0.0, -x))
@@ -110,7 +119,7 @@ def _expectation_of_sum(one: SampledSum) -> Means:
     losses, of_certain = mass - one.label_logit, np.ones(len(rows))
     d_logits = np.zeros_like(one.logits)
     if one.num_draws:
-        few = d_logits.shape[1] <= _FEW_CLASSES  # for which threads are not worth their start
+        few = d_logits.shape[1] <= _FEW_CLASSES  # starting threads takes longer than the integrals
         grid = _SET_ACCURACY if one.set_distributions else FULL_ACCURACY if few else _HIGH_ACCURACY
         over: Any = map if few else thread_map
         found = over(lambda e: integral_terms(one, int(e), 0.0, grid), rows)
@@ -120,8 +129,8 @@ def _expectation_of_sum(one: SampledSum) -> Means:
             d_logits[e] = terms.draw_fractions
     if one.detaches_draws:
         d_logits[:] = 0.0
-    # d(log S - own) / do: parts of S, less 1 at the label
-    if one.has_constant_hits:  # a constant has no gradient, however much of S it is
+    # gradient of log S - label_logit: the fraction of each class in S, minus 1 at the label
+    if one.has_constant_hits:  # constants have no gradient
         d_logits[rows, labels] = 0.0
     if one.always_included_logits is not None:
         d_logits += of_certain[:, None] * np.exp(one.always_included_logits - mass[:, None])
@@ -130,17 +139,21 @@ def _expectation_of_sum(one: SampledSum) -> Means:
     return Means(one.loss_factor * losses, one.gradient_factor * d_logits)
 
 
-def label_smoothing_terms(one: SampledSum, times: FloatArray, x: FloatArray, follow: bool) -> Means:
-    """Return the terms of label smoothing with the whole target spread over label and draws.
+def label_smoothing_terms(
+    one: SampledSum, times: FloatArray, x: FloatArray, hits_follow_label: bool
+) -> Means:
+    """Return the means that label smoothing adds to a loss, for a smoothing fraction of 1.
 
-    `x` (E, n) are the logits of classes that occur `times` (E, n) in addition to the label. Logits
-    of draws of the label `follow` the label's logit, or are constants.
+    The target is then spread evenly over the candidates: the label, and the classes that occur
+    `times` (E, n) with the logits `x` (E, n). `hits_follow_label` says whether the logits of draws
+    of the label change with the label's logit, or are constants. For other fractions the terms are
+    proportional to the fraction.
     """
     rows, num = np.arange(len(x)), 1.0 + times.sum(axis=1)
     # the smoothed target puts the same weight on each candidate
     candidates = (one.label_logit + (times * x).sum(axis=1)) / num
     d_logits = -times / num[:, None]
-    if not follow:
+    if not hits_follow_label:
         d_logits[rows, one.labels] = 0.0
     d_logits[rows, one.labels] += 1.0 - 1.0 / num
     return Means(one.label_logit - candidates, d_logits)
@@ -152,10 +165,11 @@ MixtureComponent = tuple[float, list[tuple[FloatArray, FloatArray, int]]]
 
 
 class IntegralTerms(NamedTuple):
-    """The integral of one example, of S divided by exp(own + centre).
+    """The integral of one example, with S divided by ``exp(label_logit + centre)``.
 
-    `log_u` (K,) are the nodes, and `log_sum_terms` (K,) the terms of E log S there; `base_fraction` is the mean
-    part of the base in S, and `draw_fractions` (n,) are those of classes by their draws.
+    `log_u` (K,) are the nodes, and `log_sum_terms` (K,) the terms of E log S at the nodes.
+    `base_fraction` is the mean fraction of S that is always included, and `draw_fractions` (n,) are
+    the mean fractions of S that are draws of each class.
     """
 
     log_u: FloatArray
@@ -165,14 +179,17 @@ class IntegralTerms(NamedTuple):
 
 
 def integral_terms(one: SampledSum, e: int, centre: float, grid: IntegrationGrid) -> IntegralTerms:
-    """Return the terms of the integral for example e."""
+    """Compute E log S and the mean fractions of S for example e, see `IntegralTerms`.
+
+    `centre` is subtracted from the loss.
+    """
     sets = None if one.set_distributions is None else one.set_distributions[e]
     shift = one.label_logit[e] + centre
     weights = np.exp(np.minimum(one.logits[e] - shift, _MAX_LOGIT))
     base = float(np.exp(one.log_fixed_mass[e] - shift))
     largest = base + (one.num_draws * weights.max() if sets is None else weights.sum())
     least = base if base > 0.0 else weights[(one.probs[e] > 0.0) & (weights > 0.0)].min()
-    # the transform falls between the largest and the least S that can come
+    # L(u) falls where u S is about 1, between the largest and the smallest possible S
     start = -np.log(max(largest, 1.0)) - grid.left_margin
     log_u = np.arange(start, -np.log(min(least, 1.0)) + _RIGHT, grid.step)
     u = np.exp(log_u)
@@ -196,28 +213,29 @@ def integral_terms(one: SampledSum, e: int, centre: float, grid: IntegrationGrid
 
 
 def _fast_expm1(x: FloatArray) -> FloatArray:
-    """Return exp(x) - 1: faster than expm1, but without the last digits for small x."""
+    """Return exp(x) - 1, faster than expm1 but with fewer digits for small x."""
     value: FloatArray = np.exp(x) - 1.0
     return value
 
 
 def _mixture_components(one: SampledSum, e: int, weights: FloatArray) -> list[MixtureComponent]:
-    """Return the mixture of products that is the transform of example e.
+    """Return L(u) of example e as a mixture of products, for `samplesoft.bias.plain.mixture`.
 
-    Each component is a probability and factors: the distribution (n,) of draws, the masses (n,)
-    that draws add, and the number of draws. See `samplesoft.bias.plain.mixture`.
+    A component is (weight, factors). A factor stands for independent draws, and holds their
+    distribution (n,), the mass (n,) that a draw of each class adds to S, and the number of draws.
     """
     probs, m, label = one.probs[e], one.num_draws, one.labels[e]
     if one.reduction == "twice":
         return [(1.0, [(probs, 2.0 * weights, 1), (probs, weights, m - 1)])]
-    if one.reduction == "jackknife":  # m losses of all draws, less m - 1 of all but one
+    # m times the loss of all draws, minus m - 1 times the loss of all but one
+    if one.reduction == "jackknife":
         all_but_one = (probs, weights * m / (m - 1), m - 1)
         return [(m, [(probs, weights, m)]), (1.0 - m, [all_but_one])]
-    if one.reduction == "kept":  # over the number of draws with weight, by which they are divided
+    if one.reduction == "kept":  # a component for each number of accepted draws
         kept = probs[weights > 0.0].sum()
         of_kept = np.where(weights > 0.0, probs, 0.0) / kept
         return [(p, [(of_kept, weights / (k or 1), k)]) for k, p in _likely_success_counts(m, kept)]
-    if one.reduction == "one hit less":  # over the number of hits, all but one of which count
+    if one.reduction == "one hit less":  # a component for each number of hits
         hit = np.zeros_like(probs)
         hit[label] = 1.0
         others = probs * (1.0 - hit) / (1.0 - probs[label])
@@ -229,6 +247,6 @@ def _mixture_components(one: SampledSum, e: int, weights: FloatArray) -> list[Mi
 
 
 def _likely_success_counts(m: int, probability: float) -> list[tuple[int, float]]:
-    """Return the probable numbers of successes in m trials, with their probabilities."""
+    """Return the numbers of successes in m trials with their probabilities, unless negligible."""
     found = binom.pmf(np.arange(m + 1), m, probability)
     return [(k, p) for k, p in enumerate(found) if p > _NO_PROBABILITY]

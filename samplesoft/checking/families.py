@@ -1,4 +1,4 @@
-"""The families of candidates, simplest first: one is tried if no simpler candidate fits."""
+"""`FAMILIES`: groups of candidates, simplest first; a group is tried if no simpler one fits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,17 @@ from samplesoft.checking.observe import Observed, Observer
 
 
 class CheckState(NamedTuple):
-    """The observations so far, and the candidates that were tested on them."""
+    """The state of a check, from which a family makes its candidates.
+
+    Attributes
+    ----------
+    observer : Observer
+        Makes the calls of the loss.
+    observed : Observed
+        The means of the calls so far.
+    tested : list of Candidate
+        The candidates that were tested on these means.
+    """
 
     observer: Observer
     observed: Observed
@@ -35,23 +45,29 @@ class CheckState(NamedTuple):
 
 
 class Family(NamedTuple):
-    """Candidates that are tried together, `unless` simpler ones fit: "right" ones, or "any"."""
+    """A group of candidates that are tried together, and the condition under which they are not.
+
+    `unless` is "right": they are not tried if a candidate without a mistake is allowed; "any": not
+    if any candidate is allowed; or "never": they are always tried.
+    """
 
     make_candidates: Callable[[CheckState], Iterable[Candidate]]
     unless: str
 
 
 def _candidates_that_draw(state: CheckState) -> Iterable[Candidate]:
+    """Return the known candidates except the full softmax."""
     return (one for one in known_candidates(state.observer) if one.scheme != "full")
 
 
 def _unbiased_candidate(state: CheckState) -> Iterable[Candidate]:
+    """Return the candidate of a random loss with the same means as the full softmax."""
     full = full_candidate(known_candidates(state.observer))
     return [replace(full, scheme="unbiased", sums=())]
 
 
 def _candidates_with_dependent_draws(state: CheckState) -> Iterator[Candidate]:
-    """Yield candidates with the right means and another variance."""
+    """Yield the tested candidates that failed only by their variance, with dependent draws."""
     for one in state.tested:
         if one.sd_ratio and not one.fault:
             ratio = f"{one.sd_ratio:.3g} times that of independent draws"
@@ -65,7 +81,7 @@ def _candidates_with_dependent_draws(state: CheckState) -> Iterator[Candidate]:
             )
 
 
-# from the simplest on: what follows is less simple, or takes longer
+# in this order, because later families are less simple or take longer
 FAMILIES = (
     Family(_candidates_that_draw, unless="never"),
     Family(lambda state: distinct_candidates(state.observer), unless="right"),

@@ -1,10 +1,11 @@
-"""The usual mistakes: functions from an estimator as it should be to one with the mistake.
+"""The usual mistakes in a sampled loss, as functions that turn a right estimator into a wrong one.
 
-A new one is an entry of `FAULTS`: what it is and what to do about it, in words; `where` it can be
-made; and the `ways` to make it, each ``lambda right: replace(right, field=...)`` with a field of
-`Estimator`. It is then tried alone and with each of the others, and reports name it. Its test needs
-a loss with the mistake in ``tests/checking/twins.py``. Two mistakes that replace the same field are
-about one step of the loss, and are not tried together.
+A new mistake is an entry of `FAULTS` with a description; a remedy; `where`, which tells in which
+estimators the mistake can be made; and `ways`, the functions that make it. Each function is
+``lambda right: replace(right, field=...)`` with a field of `Estimator`. `check_loss` then tries the
+mistake alone and together with each other mistake, and names it in reports. A test of the mistake
+needs a loss with it in ``tests/checking/twins.py``. Two mistakes that replace the same field
+concern the same step of the loss, and are not tried together.
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ from samplesoft._validation import FloatArray
 from samplesoft.checking.estimators import DrawLogProbs, Estimator, ExpectedCounts, Weighting
 from samplesoft.checking.problems import REPLICAS
 
-AND = " + "  # between the names of two mistakes
+AND = " + "  # joins the names of two mistakes
 
 
 @dataclass(frozen=True)
 class FittedFault:
-    """A way to make a mistake that has a number which nobody gave; the best one is looked for.
+    """A mistake with an unknown constant, which is fitted to the observed means.
 
     Attributes
     ----------
-    way : callable
-        The estimator with the mistake, by the right one and the number.
+    apply : callable
+        Returns the estimator with the mistake, given the right estimator and the constant.
     grid : ndarray
-        Numbers that are tried first.
-    words : callable
-        The number in words.
+        Constants that are tried first; the best one is then refined.
+    describe : callable
+        Returns the description of a constant for reports.
     """
 
     apply: Callable[[Estimator, float], Estimator]
@@ -42,27 +43,29 @@ class FittedFault:
 
 
 def _always(right: Estimator) -> bool:
+    """Return True: the mistake can be made in any estimator."""
     return True
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A mistake.
+    """A usual mistake in a sampled loss.
 
     Attributes
     ----------
-    words, remedy : str
-        What it is, and what to do about it.
+    description, remedy : str
+        What is wrong, and how to correct it.
     where : callable
-        Whether it can be made in an estimator.
+        Returns whether the mistake can be made in a right estimator.
     ways : tuple of callable
-        Functions from the right estimator to the wrong one. Without any of these and of `fitted`,
-        the mistake is not one of an estimator alone: see `samplesoft.checking.known`.
-    fitted : tuple of Fitted
-        Ways with an unknown number.
+        Functions that return a wrong estimator for the right one. A mistake without `ways` and
+        without `fitted` cannot be described by an estimator alone; its candidates are made in
+        `known`, `fitted`, `families` or `batches` of this package.
+    fitted : tuple of FittedFault
+        Forms of the mistake that have an unknown constant.
     in_gradients : bool
-        Whether it is in how the gradients of examples are added up. Its means follow from those of
-        the right estimator, and it is tried after others.
+        Whether the mistake is in the summation of the examples' gradients. Its means then follow
+        from the means of the right estimator, and it is tried after other mistakes.
     """
 
     description: str
@@ -73,31 +76,31 @@ class Fault:
     in_gradients: bool = False
 
     def applied_to(self, right: Estimator) -> list[Estimator]:
-        """Return the estimators with the mistake; none where it cannot be made."""
+        """Return one estimator for each way to make the mistake; empty if it cannot be made."""
         return [way(right) for way in self.ways] if self.where(right) else []
 
 
 def changed_fields(right: Estimator, wrong: Estimator) -> dict[str, Any]:
-    """Return the fields that a mistake replaced, with their values."""
+    """Return the fields in which a wrong estimator differs from the right one, with its values."""
     values = {f.name: (getattr(wrong, f.name), getattr(right, f.name)) for f in fields(right)}
     return {name: value for name, (value, before) in values.items() if value != before}
 
 
 def combine_faults(right: Estimator, one: Estimator, other: Estimator) -> Estimator | None:
-    """Return the estimator with both of two mistakes; None where they are about the same step."""
+    """Return the estimator with two mistakes; None if both replace the same field."""
     first, second = changed_fields(right, one), changed_fields(right, other)
     return None if first.keys() & second else replace(right, **first | second)
 
 
-# counts that are not the expected ones ------------------------------------------------------------
+# wrong functions for `Estimator.log_expected_counts` ----------------------------------------------
 
 
 def _counts_with_shifted_q(by: int) -> ExpectedCounts:
-    """Return log(m q) with q of the class at a distance."""
+    """Return a function for log(m q) in which class j has the q of class j - by."""
 
     def expected(drawn: DrawLogProbs) -> tuple[FloatArray, float]:
         log_q = np.roll(drawn.log_proposal, by, axis=1)
-        # uniform q do not change, and where q is 0 the loss would be infinite: cannot be made
+        # NaN if the mistake has no effect (uniform q) or makes the loss infinite (q = 0 of a draw)
         is_same = np.array_equal(log_q, drawn.log_proposal)
         if is_same or (np.isneginf(log_q) & (drawn.log_one_draw > -np.inf)).any():
             log_q = np.full_like(log_q, np.nan)
@@ -107,7 +110,7 @@ def _counts_with_shifted_q(by: int) -> ExpectedCounts:
 
 
 def _counts_with_other_m(change: int) -> ExpectedCounts:
-    """Return log(m q) with another m; NaN if that is 0."""
+    """Return a function for log((m + change) q), which is NaN if m + change is 0."""
 
     def expected(drawn: DrawLogProbs) -> tuple[FloatArray, float]:
         m = round(float(np.exp(drawn.log_num_draws))) + change
@@ -117,29 +120,29 @@ def _counts_with_other_m(change: int) -> ExpectedCounts:
 
 
 def _counts_given_not_label(drawn: DrawLogProbs) -> tuple[FloatArray, float]:
-    """Return log(m q / (1 - q_t))."""
+    """Return the two terms of ``log(m q / (1 - q_t))``, where q_t is that of the label."""
     of_label = drawn.log_proposal[np.arange(len(drawn.labels)), drawn.labels]
     return drawn.log_proposal - np.log(-np.expm1(of_label))[:, None], drawn.log_num_draws
 
 
 def _counts_with_clipped_q(log_least: float) -> ExpectedCounts:
-    """Return log(m q) with q clipped from below."""
+    """Return a function for log(m q) with log q clipped at `log_least` from below."""
     return lambda drawn: (np.maximum(drawn.log_one_draw, log_least), drawn.log_num_draws)
 
 
 def _counts_with_constant_added(log_added: float) -> ExpectedCounts:
-    """Return log(m (q + a number))."""
+    """Return a function for ``log(m (q + exp(log_added)))``."""
     return lambda drawn: (np.logaddexp(drawn.log_one_draw, log_added), drawn.log_num_draws)
 
 
-# numbers that nobody gave
-_LOG_LEAST = np.log(10.0) * np.linspace(-9.0, -0.5, 18)  # of q
+# grids of unknown constants
+_LOG_LEAST = np.log(10.0) * np.linspace(-9.0, -0.5, 18)  # log of a minimum of q, or added to q
 _PENALTIES = np.exp(np.linspace(np.log(0.02), np.log(40.0), 9))  # subtracted from logits of hits
-_LOGITS = np.linspace(-30.0, 6.0, 19)  # of hits
-_MARGINS = np.linspace(0.05, 1.25, 9)  # of cosines, and of angles
+_LOGITS = np.linspace(-30.0, 6.0, 19)  # logits of masked hits
+_MARGINS = np.linspace(0.05, 1.25, 9)  # margins of cosines, and of angles in radians
 
 
-# The order is that of the report where several fit equally well: the most frequent first.
+# If several mistakes fit equally well, the report names the first of them: the most frequent one.
 FAULTS: dict[str, Fault] = {
     "log_q_added": Fault(
         "log q is added, not subtracted",
@@ -417,14 +420,14 @@ FAULTS: dict[str, Fault] = {
         where=lambda right: right.masks_hits and right.is_log_of_sum,
         fitted=(
             FittedFault(
-                apply=lambda right, number: replace(right, hit_penalty=number),
+                apply=lambda right, penalty: replace(right, hit_penalty=penalty),
                 grid=_PENALTIES,
-                describe=lambda number: f"their logits less {number:.2g}",
+                describe=lambda penalty: f"their logits less {penalty:.2g}",
             ),
             FittedFault(
-                apply=lambda right, number: replace(right, hit_constant=number),
+                apply=lambda right, logit: replace(right, hit_constant=logit),
                 grid=_LOGITS,
-                describe=lambda number: f"the logit {number:.2g}",
+                describe=lambda logit: f"the logit {logit:.2g}",
             ),
         ),
     ),

@@ -1,4 +1,7 @@
-"""Candidates for what was observed: other gradients, proposals and temperatures, fitted numbers."""
+"""Candidates that are tried if no simple one fits; most have a constant that is fitted.
+
+They have wrong gradients, another proposal, another temperature, or a mistake with a constant.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,13 @@ from samplesoft.checking.faults import FAULTS, FittedFault
 from samplesoft.checking.observe import Observed, Observer
 from samplesoft.checking.problems import NAMED, Problem
 
-# gradients of others than the sum of weighted losses --------------------------------------------
+# gradients that are not those of the sum of weighted losses --------------------------------------
 
 
 def candidates_with_gradient_faults(
     observer: Observer, tested: Iterable[Candidate]
 ) -> Iterator[Candidate]:
-    """Yield faultless candidates with a fault in the summation of the examples' gradients."""
+    """Yield the faultless ones of `tested`, with a fault in the summation of gradients."""
     faults = {name: fault for name, fault in FAULTS.items() if fault.in_gradients}
     for one, (name, fault) in product(tested, faults.items()):
         if one.fault is not None or one.expected is None:
@@ -36,16 +39,19 @@ def candidates_with_gradient_faults(
             weighting = wrong.weighting
             means = one.expected.observed_means(observer.problem, observer.num_gradients, weighting)
             if not np.array_equal(means, one.means):
-                sums = one.sums if weighting.losses == "own" else ()  # else squares are others
+                sums = (
+                    one.sums if weighting.losses == "own" else ()
+                )  # other losses have other squares
                 yield replace(one, fault=name, means=means, spread=None, sums=sums, equivalents=())
 
 
 def with_scaled_gradient(
     one: Candidate, observed: Observed, is_gradient: NDArray[np.bool_]
 ) -> Candidate | None:
-    """Return the candidate with its gradients multiplied by the best constant.
+    """Return the candidate with its gradients multiplied by the constant that fits best.
 
-    None without gradients, or if the best constant is 1.
+    `is_gradient` (K,) marks the means that are gradients. Returns None if there are no gradients,
+    or if the best constant is 1.
     """
     if not is_gradient.any():
         return None
@@ -76,7 +82,10 @@ def with_scaled_gradient(
 
 
 def _simple_fraction(value: float, error: float) -> float:
-    """Return the nearest integer, or reciprocal of an integer, if unambiguous; else the value."""
+    """Round a value to an integer or the reciprocal of one, if exactly one is within `error`.
+
+    Other values are returned unchanged.
+    """
     inverse = abs(value) < 1.0
     whole = round(1.0 / value if inverse else value) if value else 0
     if whole == 0:
@@ -88,7 +97,7 @@ def _simple_fraction(value: float, error: float) -> float:
 
 
 def _describe_factor(factor: float) -> str:
-    """Return a description of a factor."""
+    """Return a factor in words, such as "1/64 of" or "2 times"."""
     inverse = 1.0 / factor if factor else 0.0
     if inverse == round(inverse) and abs(inverse) > 1.0:
         return f"{'-' if inverse < 0.0 else ''}1/{abs(round(inverse))} of"
@@ -98,7 +107,7 @@ def _describe_factor(factor: float) -> str:
 def candidates_with_scaled_gradients(
     observer: Observer, observed: Observed, tested: Iterable[Candidate]
 ) -> Iterator[Candidate]:
-    """Yield faultless candidates whose gradient is a constant multiple of the losses' gradient."""
+    """Yield the faultless ones of `tested`, with the gradient multiplied by a fitted constant."""
     is_gradient = np.arange(len(observed.means)) >= len(observer.problem.labels)
     for one in tested:
         if one.fault is None and one.expected is not None:
@@ -111,7 +120,7 @@ def candidates_with_scaled_gradients(
 
 
 def _faultless_sums(observer: Observer, problem: Problem) -> Iterator[tuple[Estimator, SampledSum]]:
-    """Yield the faultless estimators that draw, with their sums on a problem."""
+    """Yield the faultless estimators with independent draws, each with its sum on a problem."""
     for right in estimators_with_draws("repeated", "independent"):
         for one in right(problem, observer.num_sampled, observer.batch_size):
             yield right, one
@@ -120,24 +129,24 @@ def _faultless_sums(observer: Observer, problem: Problem) -> Iterator[tuple[Esti
 def candidates_with_other_proposals(
     observer: Observer, schemes: Container[str] = ESTIMATORS
 ) -> Iterator[Candidate]:
-    """Yield estimators whose draws follow another proposal than the argument."""
+    """Yield candidates for `schemes` whose draws follow another proposal than `check_loss` got."""
     problem = observer.problem
     for fault, words, q in _other_proposals(problem):
         of_both = (_faultless_sums(observer, one) for one in (replace(problem, q=q), problem))
         for (right, drawn), (_, meant) in zip(*of_both, strict=True):
             if right.name not in schemes:
                 continue
-            # the sampler differs, or loss and sampler both do
-            number = f"draws and correction by {words}"
-            if np.isfinite(drawn.label_logit).all():  # not where the label is a class with q = 0
-                yield make_candidate(observer, right.name, fault, [drawn], number)
-            number = f"draws by {words}, corrected by what was given"
+            # first, the correction is for the other proposal too; second, only the draws follow it
+            constant = f"draws and correction by {words}"
+            if np.isfinite(drawn.label_logit).all():  # the label has q > 0
+                yield make_candidate(observer, right.name, fault, [drawn], constant)
+            constant = f"draws by {words}, corrected by what was given"
             other = replace(meant, probs=drawn.probs, set_distributions=drawn.set_distributions)
-            yield make_candidate(observer, right.name, fault, [other], number)
+            yield make_candidate(observer, right.name, fault, [other], constant)
 
 
 def _other_proposals(problem: Problem) -> Iterator[tuple[str, str, FloatArray]]:
-    """Yield faults, descriptions of other proposals, and their probabilities (E, n)."""
+    """Yield other proposals as tuples (fault, description, probabilities (E, n))."""
     for name, of_size in NAMED.items():
         q = np.broadcast_to(of_size(problem.num_classes), problem.q.shape)
         if not np.allclose(q, problem.q):
@@ -151,13 +160,13 @@ def _other_proposals(problem: Problem) -> Iterator[tuple[str, str, FloatArray]]:
             yield "class_never_drawn", f"what was given without the {words} class", q
 
 
-LOG_FACTORS = np.linspace(-4.0, 4.0, 17)  # of other temperatures
+LOG_FACTORS = np.linspace(-4.0, 4.0, 17)  # grid for the log of a factor of the temperature
 
 
 def candidates_with_other_temperatures(
     observer: Observer, observed: Observed
 ) -> Iterator[Candidate]:
-    """Yield all estimators with a fitted inverse temperature in place of the argument."""
+    """Yield the faultless candidates with a fitted inverse temperature instead of `tau`."""
     sizes = observer.num_sampled, observer.batch_size
 
     def candidate_at_tau(right: Estimator, log_tau: float) -> Candidate:
@@ -179,18 +188,18 @@ def candidates_with_other_temperatures(
             yield nearest_candidate(partial(candidate_at_tau, right), grid, observed)
 
 
-# mistakes with a number that nobody gave ---------------------------------------------------------
+# mistakes with an unknown constant ---------------------------------------------------------------
 
-_MASKS = (-1e4, -65504.0, -1e9, -1e10, -3.4028234663852886e38)  # logits of masked hits
-_FAR_BEHIND = 30.0  # nats
-_MIN_SMOOTHING = 1e-3
-_MAX_SMOOTHING = 0.9
+_MASKS = (-1e4, -65504.0, -1e9, -1e10, -3.4028234663852886e38)  # usual logits of masked hits
+_FAR_BEHIND = 30.0  # a label with a larger loss (nats) has a negligible probability
+_MIN_SMOOTHING = 1e-3  # smaller smoothing fractions have no effect except by the logit of hits
+_MAX_SMOOTHING = 0.9  # largest smoothing fraction
 
 
 def candidates_with_fitted_constants(
     observer: Observer, observed: Observed, schemes: Container[str] = ESTIMATORS
 ) -> Iterator[Candidate]:
-    """Yield the best fit of each fault with an unknown number to the observed means."""
+    """Yield a candidate for each fault with an unknown constant, fitted to the observed means."""
     problem, sizes = observer.problem, (observer.num_sampled, observer.batch_size)
     for right in (
         estimators_with_draws("repeated", "independent")
@@ -200,48 +209,52 @@ def candidates_with_fitted_constants(
         if right.name not in schemes:
             continue
         for one in right(problem, *sizes) if right.is_log_of_sum else ():
-            yield from _with_constant_in_log(observer, observed, right.name, one)
+            yield from _candidates_with_constant_in_log(observer, observed, right.name, one)
         for name, fault in FAULTS.items():
             for fit in fault.fitted if fault.where(right) else ():
-                if fit.apply(right, float(fit.grid[0]))(problem, *sizes):  # it can be made
-                    of_number = partial(_candidate_with_constant, observer, right, name, fit)
-                    yield nearest_candidate(of_number, fit.grid, observed)
+                if fit.apply(right, float(fit.grid[0]))(problem, *sizes):  # the fault can be made
+                    candidate_at = partial(_candidate_with_constant, observer, right, name, fit)
+                    yield nearest_candidate(candidate_at, fit.grid, observed)
 
 
 def _candidate_with_constant(
-    observer: Observer, right: Estimator, fault: str, fit: FittedFault, number: float
+    observer: Observer, right: Estimator, fault: str, fit: FittedFault, constant: float
 ) -> Candidate:
-    sums = fit.apply(right, number)(observer.problem, observer.num_sampled, observer.batch_size)
-    return make_candidate(observer, right.name, fault, sums, fit.describe(number), with_spread=True)
+    """Return the candidate for an estimator with a fault that has the given constant."""
+    sums = fit.apply(right, constant)(observer.problem, observer.num_sampled, observer.batch_size)
+    return make_candidate(
+        observer, right.name, fault, sums, fit.describe(constant), with_spread=True
+    )
 
 
 def candidates_with_label_smoothing(observer: Observer, observed: Observed) -> Iterator[Candidate]:
-    """Yield candidates with label smoothing, for all estimators that are sums."""
+    """Yield candidates with label smoothing, for all losses that are the log of a sum."""
     for right, one in _faultless_sums(observer, observer.problem):
         if right.is_log_of_sum:
             yield from _candidates_with_smoothed_sum(observer, observed, right.name, one)
 
 
-def _with_constant_in_log(
+def _candidates_with_constant_in_log(
     observer: Observer, observed: Observed, scheme: str, one: SampledSum
 ) -> Iterator[Candidate]:
-    """Yield losses -log(p + a number), where a label is so far behind that only the number is left.
+    """Yield the candidate with the loss ``-log(p + constant)``, for a scheme with the sum `one`.
 
-    What p is elsewhere hardly matters, and is taken as if the sum of the draws had its mean.
+    The constant is read off a label that is so far behind that p is negligible; without such a
+    label nothing is yielded. Elsewhere p is approximated by exp of minus the mean loss.
     """
     plain = expectation([one])
     last = int(plain.losses.argmax())
     if plain.losses[last] > _FAR_BEHIND:
-        log_number = -float(observed.means[last])
-        fraction = expit(-plain.losses - log_number)  # of p in the sum of both
-        losses = -np.logaddexp(-plain.losses, log_number)
+        log_constant = -float(observed.means[last])
+        fraction = expit(-plain.losses - log_constant)  # p / (p + constant)
+        losses = -np.logaddexp(-plain.losses, log_constant)
         capped = Means(losses, plain.d_logits * fraction[:, None])
         yield Candidate(
             scheme,
             "probability_capped",
             means=capped.observed_means(observer.problem, observer.num_gradients),
             expected=capped,
-            detail=f"the number is {np.exp(log_number):.2g}",
+            detail=f"the number is {np.exp(log_constant):.2g}",
         )
 
 
@@ -249,35 +262,43 @@ _POLISHES, _NUDGE = 3, 1e-6
 
 
 def nearest_candidate(
-    of_number: Callable[[float], Candidate], grid: FloatArray, observed: Observed
+    candidate_at: Callable[[float], Candidate], grid: FloatArray, observed: Observed
 ) -> Candidate:
-    """Return the candidate nearest to the observed means: by grid search, then refinement."""
+    """Return the candidate ``candidate_at(x)`` that is nearest to the observed means.
+
+    `x` is the best entry of `grid`, refined between its neighbours in the grid.
+    """
     unit = _distance_units(observed)
 
-    def distance(number: float) -> float:
-        away: FloatArray = (of_number(number).means - observed.means) / unit
+    def distance(constant: float) -> float:
+        away: FloatArray = (candidate_at(constant).means - observed.means) / unit
         return float((away**2).sum())
 
-    at = int(np.argmin([distance(number) for number in grid]))
+    at = int(np.argmin([distance(constant) for constant in grid]))
     ends = grid[max(at - 1, 0)], grid[min(at + 1, len(grid) - 1)]
     found = minimize_scalar(distance, bounds=ends, method="bounded", options={"xatol": 1e-9})
-    number = float(found.x)
-    # where nothing is random values must be equal but for rounding, and the minimum of squares is
-    # flat: known to half of the digits. Gauss and Newton's steps have all
+    constant = float(found.x)
+    # a deterministic loss must be matched to rounding, but a minimum of squares is flat, which
+    # gives half of the digits only: Gauss-Newton steps give all
     if not observed.stderrs.any():
         for _ in range(_POLISHES):
-            away, more = (of_number(x).means - observed.means for x in (number, number + _NUDGE))
+            away, more = (
+                candidate_at(x).means - observed.means for x in (constant, constant + _NUDGE)
+            )
             derivative = (more - away) / _NUDGE
             square = float(derivative @ derivative)
-            number -= float(away @ derivative) / max(square, _NUDGE)
-    return of_number(number)
+            constant -= float(away @ derivative) / max(square, _NUDGE)
+    return candidate_at(constant)
 
 
 # label smoothing ---------------------------------------------------------------------------------
 
 
 class SmoothedMeans(NamedTuple):
-    """The means of an estimator on a problem, and what label smoothing adds with all the target."""
+    """The means of an estimator on a problem, without label smoothing and what smoothing adds.
+
+    `smoothing` holds the terms for a smoothing fraction of 1; a fraction f adds f times these.
+    """
 
     plain: Means
     smoothing: Means
@@ -287,7 +308,7 @@ class SmoothedMeans(NamedTuple):
 def _candidates_with_smoothed_sum(
     observer: Observer, observed: Observed, scheme: str, one: SampledSum
 ) -> Iterator[Candidate]:
-    """Yield label smoothing, in which masked hits have one logit or another."""
+    """Yield candidates with label smoothing; if hits are masked, for each usual logit of hits."""
     rows = np.arange(len(one.labels))
     hits, probs = one.logits[rows, one.labels], one.probs[rows, one.labels]
     masked = bool(((hits == -np.inf) & (probs > 0.0)).any())
@@ -303,7 +324,7 @@ def _candidates_with_smoothed_sum(
 def observed_plain_and_smoothing(
     parts: list[SmoothedMeans], num_gradients: int
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the observed values of an estimator, and of its label smoothing term."""
+    """Return the values of all problems without label smoothing, and the terms it adds."""
     both = (
         (
             part.plain.observed_means(part.problem, num_gradients),
@@ -322,9 +343,12 @@ def fit_smoothing(
     scheme: str,
     mask: float | None,
 ) -> Candidate:
-    """Return the candidate with the best fraction of label smoothing."""
+    """Return the candidate with the fraction of label smoothing that fits best.
+
+    `mask` is the constant logit that masked hits have in the average over candidates, or None.
+    """
     plain, added = observed_plain_and_smoothing(parts, num_gradients)
-    # it is linear: least squares for the fraction, in units of the standard errors
+    # least squares for the fraction, in which the loss is linear, in units of the standard errors
     unit: FloatArray = _distance_units(observed)
     direction: FloatArray = added / unit
     fraction = float(((observed.means - plain) / unit * direction).sum() / (direction**2).sum())
@@ -339,14 +363,17 @@ def fit_smoothing(
     fault, words = "label_smoothing", f"smoothing {fraction:.3g}"
     if mask is not None:
         fault, words = "smoothed_hits", f"{words}, hits at {mask:.3g}"
-        if fraction < _MIN_SMOOTHING:  # beside that of hits it has no effect
+        if fraction < _MIN_SMOOTHING:  # only the logit of hits has an effect
             words = f"smoothing times the logit of hits is {fraction * mask:.3g}"
     return Candidate(scheme, fault, means=plain + fraction * added, expected=expected, detail=words)
 
 
 def _distance_units(observed: Observed) -> FloatArray:
-    """Return the units (K,) of differences from observed means; inf for means of rare events."""
-    if not observed.stderrs.any():  # nothing is random
+    """Return the scale (K,) of differences from observed means: standard errors plus rounding.
+
+    It is infinite for means of rare events, whose standard errors are not reliable.
+    """
+    if not observed.stderrs.any():  # deterministic losses
         return observed.rounding_bounds
     unit = observed.stderrs + observed.rounding_bounds
     few = (observed.stderrs == 0.0) | (

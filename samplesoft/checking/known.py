@@ -1,6 +1,6 @@
-"""Candidates that are known before any call: estimators without a mistake, with one and with two.
+"""Candidates that do not depend on the observations: estimators with zero, one or two mistakes.
 
-Negatives of the batch are apart, in `samplesoft.checking.batches`.
+Candidates with in-batch negatives are in `samplesoft.checking.batches`.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from samplesoft.checking.faults import AND, FAULTS, combine_faults
 from samplesoft.checking.observe import Observer
 from samplesoft.checking.problems import NAMED, Problem
 
-_MAX_CLASSES_OF_SLOW_FAULTS = 64  # for which the mistakes that take longest are tried
-_MAX_CLASSES_DISTINCT = 512  # of sets
-_MAX_CACHED = 32  # families of problems whose candidates are kept, for the next loss
+_MAX_CLASSES_OF_SLOW_FAULTS = 64  # with more classes, the slowest mistake is not tried
+_MAX_CLASSES_DISTINCT = 512  # with more classes, draws without replacement are not tried
+_MAX_CACHED = 32  # number of lists of candidates that are cached for later calls of `check_loss`
 _CACHE: dict[tuple[object, ...], list[Candidate]] = {}
-# without replacement those are tried that are made most often, for their means take a while
+# for draws without replacement, whose means are slow, only the most frequent mistakes are tried
 _COMMON = ("log_q_added", "uncorrected", "distinct_as_repeated", "hits_kept", "label_uncorrected")
 
 
 def _single_faults() -> list[tuple[str]]:
-    """Return all faults without an unknown number, as tuples of one."""
+    """Return the names of faults without an unknown constant, each as a tuple of one name."""
     return [(name,) for name, fault in FAULTS.items() if fault.ways and not fault.in_gradients]
 
 
 def known_candidates(observer: Observer) -> list[Candidate]:
-    """Return repeated draws without a fault, then with one fault, and mixed negatives.
+    """Return the candidates with independent draws, with zero or one fault, and mixed negatives.
 
-    For a deterministic loss, only the full softmax.
+    For a deterministic loss, return only the candidates with the full softmax.
     """
     if not observer.is_random:
         return merge_equal_means(
@@ -65,7 +65,7 @@ def full_candidate(known: Iterable[Candidate]) -> Candidate:
 
 
 def distinct_candidates(observer: Observer) -> list[Candidate]:
-    """Return candidates with draws without replacement, or with repeats counted once."""
+    """Return the faultless candidates without replacement, or whose repeats count once."""
     rights = estimators_with_draws("distinct", "once")
     return _cached(
         observer, "distinct", lambda: merge_equal_means(_make_candidates(observer, [()], rights))
@@ -83,7 +83,7 @@ def distinct_candidates_with_fault(observer: Observer) -> list[Candidate]:
 
 
 def tested_kinds_of_draws(problem: Problem) -> tuple[str, ...]:
-    """Return the kinds of draws whose exact means are fast enough for `problem`."""
+    """Return the kinds of draws whose exact means can be computed fast enough for `problem`."""
     few = problem.num_classes <= _MAX_CLASSES_DISTINCT
     return "all", "repeated", "independent", "once", *(("distinct",) if few else ())
 
@@ -91,9 +91,10 @@ def tested_kinds_of_draws(problem: Problem) -> tuple[str, ...]:
 def candidates_by_name(
     observer: Observer, names: Iterable[tuple[str, str | None]]
 ) -> list[Candidate]:
-    """Return estimators that draw, with and without mistakes.
+    """Return the candidates with the given names (scheme, fault).
 
-    Those without stand for others with the same means; mistakes with a number are left out.
+    Names of faults with a fitted constant are skipped. Candidates with equal means are merged, and
+    a faultless one represents its group.
     """
     known = {name for (name,) in _single_faults()}
     right_first = sorted(names, key=lambda name: (name[1] is not None, str(name)))
@@ -108,7 +109,7 @@ def candidates_by_name(
 
 
 def candidates_with_two_faults(observer: Observer) -> list[Candidate]:
-    """Return estimators with two mistakes."""
+    """Return the candidates with two mistakes."""
     single = [name for (name,) in _single_faults()]
     repeated = estimators_with_draws("all", "repeated", "independent")
     return _cached(
@@ -128,7 +129,7 @@ def candidates_with_two_faults(observer: Observer) -> list[Candidate]:
 def _cached(
     observer: Observer, family: str, make: Callable[[], list[Candidate]]
 ) -> list[Candidate]:
-    """Return ``make()``, cached by problem and family."""
+    """Return ``make()``, cached by the problem, the observer's settings and `family`."""
     problem = observer.problem
     arrays = problem.class_embeddings, problem.logits, problem.labels, problem.q, problem.weights
     sizes = problem.tau, observer.num_sampled, observer.batch_size, observer.num_gradients
@@ -143,7 +144,7 @@ def _cached(
 def _make_candidates(
     observer: Observer, mistakes: Iterable[tuple[str, ...]], rights: Iterable[Estimator]
 ) -> Iterator[Candidate]:
-    """Yield estimators with each of some sets of mistakes, made in all ways."""
+    """Yield candidates for each right estimator with each tuple of mistakes, made in every way."""
     problem, sizes = observer.problem, (observer.num_sampled, observer.batch_size)
     known: dict[tuple[object, ...], Candidate] = {}
     for names, right in product(mistakes, rights):
@@ -152,7 +153,7 @@ def _make_candidates(
                 continue
             for detail, one in _variants(problem, wrong, right, names):
                 sums = one(problem, *sizes)
-                # one that does not ask for the number of tries was there before
+                # without a dependence on the number of tries, the estimator was yielded before
                 if not sums or (
                     one.corrects_by_tries and len({s.logits.tobytes() for s in sums}) == 1
                 ):
@@ -165,7 +166,10 @@ def _make_candidates(
 
 
 def _with_faults(right: Estimator, names: tuple[str, ...]) -> list[Estimator]:
-    """Return the estimators with no mistake, one or two; none where they cannot be made."""
+    """Return an estimator with zero, one or two named mistakes, made in every way.
+
+    The list is empty if the mistakes cannot be made in `right`.
+    """
     if not names:
         return [right]
     first, *rest = (FAULTS[name].applied_to(right) for name in names)
@@ -178,7 +182,10 @@ def _with_faults(right: Estimator, names: tuple[str, ...]) -> list[Estimator]:
 def _variants(
     problem: Problem, wrong: Estimator, right: Estimator, names: tuple[str, ...]
 ) -> Iterator[tuple[str, Estimator]]:
-    """Yield an estimator, and another with the same name where there is one, with words for it."""
+    """Yield a wrong estimator and its variants, each with a description that reports show.
+
+    Variants correct by the number of tries, or let the full softmax include classes with q = 0.
+    """
     yield "", wrong
     if right.corrects_distinct and {*names} <= {*_COMMON}:
         yield BY_TRIES, replace(wrong, corrects_by_tries=True)
@@ -186,13 +193,16 @@ def _variants(
         yield OF_ALL, replace(wrong, sums_all_classes=True)
 
 
-# negatives of the batch with draws beside (mixed) ------------------------------------------------
+# mixed negatives: labels of the batch and random draws -------------------------------------------
 
 
 def log_probs_from_counts(
     problem: Problem, log_counts: FloatArray, log_num_draws: float = 0.0
 ) -> DrawLogProbs:
-    """Return the log-probabilities of draws whose expected counts are known."""
+    """Return a `DrawLogProbs` whose three log-probabilities are all `log_counts` (E, n).
+
+    It is for draws whose expected counts ``exp(log_counts + log_num_draws)`` are known.
+    """
     return DrawLogProbs(
         log_one_draw=log_counts,
         log_proposal=log_counts,
@@ -203,14 +213,14 @@ def log_probs_from_counts(
 
 
 def _mixed_candidates(observer: Observer) -> Iterator[Candidate]:
-    """Yield mixed negatives with m draws by each proposal.
+    """Yield candidates with mixed negatives: the labels of the batch, and m random draws.
 
-    The batch is always the same, and its labels are classes that are certain; `proposal` is theirs,
-    and draws are uniform, log-uniform or by the same.
+    The batch is always the same, so that its labels are always included. The labels follow the
+    proposal of the problem; the draws are uniform, log-uniform, or follow that proposal too.
     """
     problem, m, batch = observer.problem, observer.num_sampled, observer.batch_size
     labels = problem.labels
-    # how often each label is in the batch, in which every example stands as often
+    # counts of the labels in the batch, which contains the same number of copies of each example
     times = np.bincount(labels, minlength=problem.num_classes) * (batch // len(labels))
     with np.errstate(divide="ignore"):
         log_times = np.log(times)
@@ -224,7 +234,7 @@ def _mixed_candidates(observer: Observer) -> Iterator[Candidate]:
     for (words, q), (name, scheme), fault in product(proposals.items(), schemes, faults):
         with np.errstate(divide="ignore"):
             of_labels, of_draws = np.log((batch - 1) * problem.q), np.log(m * q)
-        if fault != "corrected_apart":  # log((B - 1) q + m u): a class may come either way
+        if fault != "corrected_apart":  # log((B - 1) q + m u), u the distribution of draws
             of_labels = of_draws = np.logaddexp(of_labels, of_draws)
         one = ESTIMATORS[scheme]
         if fault == "uncorrected":
@@ -245,4 +255,4 @@ def _mixed_candidates(observer: Observer) -> Iterator[Candidate]:
         )
         detail = f"draws are by {words}"
         candidate = make_candidate(observer, name, fault, [mixed], detail, with_spread=True)
-        yield replace(candidate, expected=None)  # its bias is that of this one batch
+        yield replace(candidate, expected=None)  # the bias depends on the batch

@@ -1,4 +1,4 @@
-"""Observation of a loss on a problem: means over calls, and bounds on their rounding."""
+"""`Observer`: the means of a loss on a problem over many calls, and bounds on their rounding."""
 
 from __future__ import annotations
 
@@ -15,44 +15,64 @@ from samplesoft.checking.calls import call_loss
 from samplesoft.checking.problems import MAX_EXTREMES, NUM_VIEWS, REPLICAS, Problem
 
 _CALLS_OF_FIRST_LOOK = 64  # calls before the first look; twice as many before each next one
-_MAX_EQUAL_SEEDS = 500  # with the same results, before a loss is said to draw nothing
+_MAX_EQUAL_SEEDS = 500  # a loss with equal results for so many seeds counts as deterministic
 _ARGUMENTS = "class_embeddings, h, labels, num_sampled, seed"
-_NUM_PILOT_CALLS = 32  # calls for the centre of squares
-_CALLS_OF_OTHER_SIZE = 128  # whose gradients are told from twice as large ones
-_MAX_FULL_PRECISION_UNIT = (
-    1e-6  # unit of the last place, of types in which a loss is computed throughout
-)
-_MAX_ERROR_UNITS = 64.0  # units of the last place of a type, that a loss may be off by
-# of the rounding that is measured: lines, points on each, how far apart they are (relative; numbers
-# of few bits need steps of several units), and how many standard deviations a mean may be off
+_NUM_PILOT_CALLS = 32  # calls that estimate the mean losses, which are the centre of squares
+_CALLS_OF_OTHER_SIZE = 128  # enough to distinguish a gradient from twice that gradient
+# types with a larger unit in the last place are hardly ever used throughout a loss
+_MAX_FULL_PRECISION_UNIT = 1e-6
+_MAX_ERROR_UNITS = 64.0  # allowed error of a loss, in units in the last place of its type
+# measurement of rounding: number of lines, points on a line, relative distances of the points
+# (types with few bits need steps of several units), and allowed error in standard deviations
 _LINES, _POINTS, _STEPS, _DEVIATIONS = 4, 7, (4e-3, 0.016, 0.064), 6.0
-_MAX_GROWTH_OF_STEP = 8.0  # from step to step: of what is smooth it would be 4^6
-_FEW_BITS = 16  # of a number; float16 has 11, bfloat16 8
-_MIN_INNER_ROUNDING = 0.25  # of a deviation, that may be of what was rounded before the last time
-_UPPER = 0.8, 1.2816  # a quantile, and that of |x| for normal x: what is off at few points, is none
-_MAX_ROUNDING = 2.0**-6  # of numbers that are made of some of size 1: four units of bfloat16
-_MIN_ROUNDING = 1e-9  # below, the type of the results says more
-_FEW_DIGITS = 1e-5  # above, numbers are not those of float32
-_HALF_OF_LEAST = 2.0**-25  # of the least number of float16 above 0
-# units of the last place of types in which a part of a loss may be computed; results that are off
-# by more, relative to what they are made of, are those of half precision
+_MAX_GROWTH_OF_STEP = 8.0  # from one step to the next; sixth differences of a smooth loss grow 4^6
+_FEW_BITS = 16  # values with at most so many bits are float16 (11 bits) or bfloat16 (8 bits)
+_MIN_INNER_ROUNDING = (
+    0.25  # smallest fraction of a deviation due to rounding of intermediate values
+)
+# a quantile of |x| over lines and copies, and its value for a standard normal x: unlike a maximum,
+# it ignores a few points at which the loss jumps
+_UPPER = 0.8, 1.2816
+# range of the measured rounding, relative to the terms of a loss: four units of bfloat16; below the
+# minimum the type of the results determines the rounding
+_MAX_ROUNDING = 2.0**-6
+_MIN_ROUNDING = 1e-9
+_FEW_DIGITS = 1e-5  # a larger relative rounding is not that of float32
+_HALF_OF_LEAST = 2.0**-25  # half of the smallest positive float16
+# units in the last place of types in which a part of a loss may be computed
 ROUNDINGS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
-_HALF_PRECISION = 1e-4
-# a loss that divides by norms may add 1e-6 to them: how much it changes for longer vectors (nats),
-# and what it may be off by for those of norm 1
+_HALF_PRECISION = 1e-4  # larger errors, relative to the terms of a loss, are half precision
+# a loss that divides by norms may add 1e-6 to them: its allowed change if vectors are made longer
+# (nats), and its allowed relative error for unit vectors
 _STAYS, _ROUNDING_OF_UNIT = 1e-3, 2e-6
 
 
 @dataclass(frozen=True)
 class Observed:
-    """Means of K values over `calls` calls, and their standard errors (K,).
+    """Means of K values over the calls of a loss, with what is needed to test them.
 
-    The values are the losses of E examples, the E d gradients in h if the loss returns them, and 4
-    views of the gradients in the class vectors and in the biases. `sizes` (K,) are the magnitudes
-    of their terms, `rounding` (K,) bounds their rounding errors, and `skewness` (K,) is the
-    skewness of single calls. `sets` is the number of sets of draws for an example in one call, and
-    `num_looks` the total number of times that the means are tested. `squares` are the means of squares
-    of the E losses minus the observer's `centre`.
+    The K values are the losses of E examples; then, if the loss returns gradients, the E d entries
+    of the gradients in h, and projections of the gradients in class vectors and biases on 4 random
+    directions among the classes.
+
+    Attributes
+    ----------
+    means, stderrs : ndarray, shape (K,)
+        Means over the calls, and their standard errors.
+    rounding_bounds : ndarray, shape (K,)
+        Bounds on the rounding errors of the means.
+    magnitudes : ndarray, shape (K,)
+        Magnitudes of the terms of which the values are sums.
+    num_calls : int
+        Number of calls.
+    skewness : ndarray, shape (K,)
+        Skewness of the values of single calls.
+    num_sets : int
+        Number of independent sets of draws for an example in one call.
+    num_looks : int
+        How many times the means are tested during the whole check.
+    squared_losses : Observed or None
+        The same for ``(loss - centre)**2`` of the E losses, see `Observer`.
     """
 
     means: FloatArray
@@ -66,7 +86,7 @@ class Observed:
     squared_losses: Observed | None = None
 
     def values_in(self, part: slice) -> Observed:
-        """Return a slice of the values, which are ordered: losses, then gradients."""
+        """Return the observations of a slice of the K values, without `squared_losses`."""
         arrays = {
             name: getattr(self, name)[part]
             for name in ("means", "stderrs", "rounding_bounds", "magnitudes", "skewness")
@@ -75,7 +95,7 @@ class Observed:
 
 
 def _units_in_last_place(values: FloatArray) -> FloatArray:
-    """Return the unit in the last place of each value if all have few bits, else 0."""
+    """Return the unit in the last place of each value if all have at most 16 bits, else zeros."""
     mantissas, exponents = np.frexp(values)
     whole = (mantissas * 2.0**_FEW_BITS) % 1.0 == 0.0
     if not whole.all():
@@ -85,11 +105,26 @@ def _units_in_last_place(values: FloatArray) -> FloatArray:
 
 
 class Observer:
-    """Calls a loss with successive seeds, and accumulates sums of its results.
+    """Calls a loss on a problem with many seeds, and accumulates power sums of its results.
 
-    A batch contains several copies of each example; adjacent rows are different examples. The loss
-    is called at most `most` times. `unit` is the relative rounding of the type in which part of the
-    loss is computed, or 0 if unknown.
+    A batch contains several copies of each example; adjacent rows are different examples. Means are
+    over the calls and the copies. The constructor makes some calls to find out whether the loss
+    draws at random, and how its results are rounded.
+
+    Parameters
+    ----------
+    loss : callable
+        The loss, which draws by itself; see `check_loss`.
+    problem : Problem
+        The examples.
+    num_sampled : int
+        Number of draws m that is passed to the loss.
+    key : uint64
+        Seed of the seeds that are passed to the loss.
+    max_calls : int
+        Maximum number of calls for the means.
+    relative_rounding : float
+        Unit in the last place of the type in which a part of the loss is computed; 0 if unknown.
     """
 
     def __init__(
@@ -112,31 +147,32 @@ class Observer:
             self._example_of_row, problem.labels[self._example_of_row]
         )
         self._has_weights = bool((problem.weights != 1.0).any())
-        self.num_gradients = 0  # in h, in the class vectors, in the biases
-        self.type_rounding = 0.0  # of numbers that are made of some of size 1
+        self.num_gradients = 0  # that the loss returns: in h, in class vectors, in biases
+        self.type_rounding = 0.0  # by the type of the results, relative to their terms
         self._num_sets = 1
         self.centre = np.zeros(len(problem.labels))
-        self.measured_rounding = np.zeros(
-            0
-        )  # (K,), of what is rounded to few digits; empty if nothing is
-        self._rounding_step = 0.0  # between the points at which that was measured, relative
-        # the same seed twice, then others: does the loss draw, and do its draws follow the seed?
+        # measured bounds (K,) on rounding errors; empty if no rounding to few digits is found
+        self.measured_rounding = np.zeros(0)
+        self._rounding_step = 0.0  # relative distance of the points of that measurement
+        # call with the same seed and with other seeds: is the loss random, and do its draws depend
+        # on the seed only?
         first = self._means_of_call(0)
         self.follows_seed = bool(np.array_equal(first, self._means_of_call(0)))
         if self.follows_seed:
             self.measured_rounding = self._measured_rounding_bounds()
         others = (self._means_of_call(seed) for seed in range(1, _MAX_EQUAL_SEEDS))
-        size = len(first) - len(self.centre)  # sums in another order are no draws
+        size = len(first) - len(self.centre)  # without the squares
         rounding = self._rounding_bounds()
+        # differences within rounding, such as sums in another order, are not random draws
         self.is_random = any((np.abs(first - other)[:size] > rounding).any() for other in others)
         self.num_calls = 0
-        self._result_hashes: set[int] = set()  # hashes: repeated results betray seeds that repeat
+        self._result_hashes: set[int] = set()  # equal results reveal seeds that repeat
         pilots = [
             self._means_of_call(seed) for seed in range(min(_NUM_PILOT_CALLS, 1 + max_calls // 16))
         ]
         self.centre = np.mean(pilots, axis=0)[: len(problem.labels)]
-        self._origin = self._means_of_call(0)  # near the means, so that squares keep their digits
-        # of changes from it: sums, sums of squares and cubes, and of products with the last
+        self._origin = self._means_of_call(0)  # power sums about a point near the means keep digits
+        # sums over the calls of x - origin, its square, its cube, and its product with the last one
         self._power_sums, self._last_change = (
             np.zeros((4, len(self._origin))),
             np.zeros_like(self._origin),
@@ -147,24 +183,23 @@ class Observer:
         for seed in self._seeds.integers(0, 2**31 - 1, calls):
             change = self._means_of_call(int(seed)) - self._origin
             self._result_hashes.add(hash(change.tobytes()))
-            # power sums about a point near the mean lose no digits
             self._power_sums += change, change**2, change**3, change * self._last_change
             self._last_change = change
             self.num_calls += 1
 
     @property
     def calls_before_next_look(self) -> int:
-        """Number of calls before the next look."""
+        """Number of calls to make before the means are tested again; it doubles each time."""
         return min(max(_CALLS_OF_FIRST_LOOK, self.num_calls), self.max_calls - self.num_calls)
 
     @property
     def num_results(self) -> int:
-        """Number of distinct results of the calls."""
+        """Number of calls with different results."""
         return len(self._result_hashes)
 
     @property
     def autocorrelation(self) -> float:
-        """The correlation of the losses of a call with those of the next."""
+        """Correlation of the losses of a call with the losses of the next call."""
         means, of_squares, _, products = self._power_sums[:, : len(self.centre)] / self.num_calls
         variance = of_squares - means**2
         products = products * self.num_calls / max(self.num_calls - 1, 1) - means**2
@@ -172,19 +207,23 @@ class Observer:
 
     @property
     def num_sets(self) -> float:
-        """Number of independent sets of draws among the copies of an example, from variances."""
+        """Number of independent sets of draws that the copies of an example have, by its variance.
+
+        It is estimated as the variance of single losses divided by the variance of their mean over
+        the copies; 0 if nothing is random.
+        """
         observed = self.means()
         if observed.squared_losses is None or not self.is_random:
             return 0.0
         size = len(self.centre)
-        # 16 copies with sets of their own vary 16 times less in the mean than one
+        # the mean over 16 copies with independent draws has 1/16 of the variance of a single loss
         single = observed.squared_losses.means - (observed.means[:size] - self.centre) ** 2
         of_calls = observed.stderrs[:size] ** 2 * (self.num_calls - 1)
         return float(single.sum() / of_calls.sum()) if of_calls.sum() > 0.0 else 0.0
 
     @property
     def has_negatives_of_batch(self) -> bool:
-        """Whether losses of examples change with the labels of others."""
+        """Whether the loss of an example changes with the labels of other examples."""
         half, others = len(self._example_of_row) // 2, self._batch_problem.labels.copy()
         others[half:] = others[0]
         changed = self.problem.select_examples(self._example_of_row, others)
@@ -195,13 +234,13 @@ class Observer:
 
     @property
     def divides_by_norms(self) -> bool:
-        """Whether losses for a seed stay the same when vectors are made longer or shorter."""
-        # each by a factor of its own: one factor for all might be a temperature's
+        """Whether the losses for one seed do not change with the lengths of the vectors."""
+        # a different factor for each vector: a common factor is like another temperature
         factors = np.random.default_rng(0).uniform(
             0.5, 2.0, self.problem.num_classes + self.batch_size
         )
         of_classes, of_contexts = np.split(factors[:, None], [self.problem.num_classes])
-        if np.ptp(self.problem.q, axis=0).any():  # longer contexts may have other draws
+        if np.ptp(self.problem.q, axis=0).any():  # other contexts may change the draws
             of_contexts = np.ones_like(of_contexts)
         rows, h = self.problem.class_embeddings * of_classes, self._batch_problem.h * of_contexts
         changed = replace(self._batch_problem, class_embeddings=rows, h=h)
@@ -212,7 +251,7 @@ class Observer:
         return self.follows_seed and bool((np.abs(before - after) <= stays).all())
 
     def mean_gradient_of_batch(self, copies: int) -> FloatArray:
-        """Return the mean gradient (E, d) in h of batches with `copies` of each example."""
+        """Return the mean gradient (E, d) in h over calls with `copies` of each example."""
         order = np.tile(np.arange(len(self.problem.labels)), copies)
         here = self.problem.select_examples(order, self.problem.labels[order])
         calls = _CALLS_OF_OTHER_SIZE if self.is_random else 1
@@ -223,14 +262,14 @@ class Observer:
         return mean
 
     def names_of_results(self, where: NDArray[np.bool_]) -> list[str]:
-        """Return the results with a True in (K,): of ``losses``, ``dh``, ``dW`` and ``db``."""
+        """Return which of ``losses``, ``dh``, ``dW`` and ``db`` have a True in the mask (K,)."""
         examples, d = self.problem.h.shape
         sizes = np.cumsum([examples, examples * d, NUM_VIEWS * d])
         parts = zip(("losses", "dh", "dW", "db"), np.split(where, sizes), strict=True)
         return [name for name, part in parts if part.any()]
 
     def means(self) -> Observed:
-        """Return the means of all calls so far."""
+        """Return the means of all calls so far, with standard errors and bounds on rounding."""
         change, second, third, _ = self._power_sums / self.num_calls
         variances = np.maximum(second - change**2, 0.0)
         thirds = third - 3.0 * change * variances - change**3
@@ -253,9 +292,9 @@ class Observer:
         return replace(whole.values_in(slice(None, -examples)), squared_losses=squares)
 
     def rounding_bounds_by_result(self, problem: Problem) -> list[float]:
-        """Return bounds on the rounding of losses, and of each kind of gradient, of a problem.
+        """Measure the rounding of a problem; return a bound for the losses and each gradient.
 
-        They are measured if results have few digits; otherwise they are 0.
+        The bounds are 0 if no rounding to few digits was found on the observer's problem.
         """
         examples, d = self.problem.h.shape
         ends = np.cumsum([examples, examples * d, NUM_VIEWS * d])[: self.num_gradients]
@@ -266,41 +305,46 @@ class Observer:
 
     @property
     def in_half_precision(self) -> bool:
-        """Whether results are rounded as numbers of few digits are, by measurement or as given."""
+        """Whether results are rounded like float16 or bfloat16, as measured or as given."""
         scales = self._term_magnitudes()
         return bool((self._rounding_bounds() > _HALF_PRECISION * scales)[scales > 0.0].any())
 
     def _rounding_bounds(self) -> FloatArray:
-        """Return bounds (K,) on the rounding errors of the means."""
+        """Return bounds (K,) on rounding errors: by the type of the results, or as measured."""
         of_type = self.type_rounding * self._term_magnitudes()
         return (
             np.maximum(of_type, self.measured_rounding) if len(self.measured_rounding) else of_type
         )
 
     def _measured_rounding_bounds(self) -> FloatArray:
-        """Return measured bounds (K,) on the rounding errors inside the loss.
+        """Measure the rounding errors of the loss; return bounds (K,) on them.
 
         The type of the results does not show whether intermediate values are float16 or bfloat16.
-        Along a line of inputs, with one seed, an exact loss is smooth: its sixth differences
-        vanish, and those of rounding remain. Empty if there is no more rounding than the type of
-        the results implies, or more than any type explains: draws that depend on the inputs.
+        Along a line of inputs, with one seed, an exact loss is smooth, so that its sixth
+        differences are small and show the rounding. The array is empty if the rounding is not
+        larger than the type of the results implies, or so large that draws must depend on the
+        inputs.
         """
         scales, allowed, last = self._term_magnitudes(), np.zeros(0), np.inf
         for step in _STEPS:
             deviations, here = self._measure_rounding(step, self._batch_problem)
             sized = scales > 0.0
             found = float((deviations[sized] / scales[sized]).max())
-            # an exact loss that is no more smooth at such a step, or draws that change with it
+            # the loss is not smooth at this step, or its draws change; or nothing is rounded
             if found > min(_MAX_ROUNDING, _MAX_GROWTH_OF_STEP * last) or found <= _MIN_ROUNDING:
                 break
-            # numbers of few digits may be those of float16, of which the smallest are far apart
+            # few digits may mean float16, whose smallest numbers are far apart
             least = _HALF_OF_LEAST if found > _FEW_DIGITS else 0.0
             allowed = np.maximum(here, allowed if len(allowed) else least)
             last, self._rounding_step = found, step
         return allowed
 
     def _measure_rounding(self, step: float, whole: Problem) -> tuple[FloatArray, FloatArray]:
-        """Return standard deviations (K,) of rounding along lines of inputs, and bounds on it."""
+        """Measure the rounding of a loss from its sixth differences along random lines of inputs.
+
+        Inputs are multiplied by 1 + k * step * (a random number in [-1, 1]) for k = 0 to 6. Returns
+        the standard deviations (K,) of rounding errors, and bounds (K,) on the errors.
+        """
         rng, given = np.random.default_rng(0), (whole.class_embeddings, whole.h)
         lines = []
         for line in range(_LINES):
@@ -312,16 +356,17 @@ class Observer:
                 points.append(self.results_of_call(here, line))
             lines.append([np.array(values) for values in zip(*points, strict=True)])
         deviations, allowed = [], []
-        size = comb(2 * _POINTS - 2, _POINTS - 1)  # sum of squares of the coefficients
-        for values in map(np.array, zip(*lines, strict=True)):  # lines, points and an array
+        # sum of squares of the coefficients of a sixth difference
+        size = comb(2 * _POINTS - 2, _POINTS - 1)
+        for values in map(np.array, zip(*lines, strict=True)):  # shape (lines, points, ...)
             part = np.abs(np.diff(values, _POINTS - 1, axis=1)[:, 0]) / np.sqrt(size)
             units = _units_in_last_place(values).max(axis=1)
-            if part.shape[1] == self.batch_size:  # with copies of the examples
+            if part.shape[1] == self.batch_size:  # one row for each copy of an example
                 shape = -1, len(self.problem.labels), *part.shape[2:]
                 part, units = part.reshape(shape), units.reshape(shape)
             deviation = (np.quantile(part, _UPPER[0], axis=0) / _UPPER[1]).ravel()
             unit = units.max(axis=0).ravel()
-            # what is rounded at last is off by half a unit at most; and what was rounded before
+            # the last rounding is off by at most half a unit; earlier roundings explain the rest
             before = np.sqrt(np.maximum(deviation**2 - unit**2 / 12.0, 0.0))
             before = np.maximum(before, _MIN_INNER_ROUNDING * deviation)
             deviations.append(deviation)
@@ -329,7 +374,7 @@ class Observer:
         return np.concatenate(deviations), np.concatenate(allowed)
 
     def _term_magnitudes(self) -> FloatArray:
-        """Return the magnitudes (K,) of the terms of the losses and their gradients."""
+        """Return the magnitudes (K,) of the terms of which losses and gradients are sums."""
         problem = self.problem
         losses: FloatArray = 10.0 + np.abs(problem.logits).max(axis=1)
         of_h = np.tile(
@@ -341,11 +386,14 @@ class Observer:
         return np.concatenate(parts[: 1 + self.num_gradients])
 
     def _means_of_call(self, seed: int) -> FloatArray:
-        """Return means over the copies of each example in one call: K values, then E squares."""
+        """Call the loss once; return the means over the copies of each example.
+
+        These are K values, followed by the E mean squares of losses minus `centre`.
+        """
         problem, order = self.problem, self._example_of_row
         parts = self.results_of_call(self._batch_problem, seed)
         examples = len(problem.labels)
-        if np.ptp(parts[0].reshape(REPLICAS, examples), axis=0).any():  # not one set for all
+        if np.ptp(parts[0].reshape(REPLICAS, examples), axis=0).any():  # copies do not share draws
             self._num_sets = REPLICAS
         parts.append((parts[0] - np.tile(self.centre, REPLICAS)) ** 2)
         means = [
@@ -355,14 +403,16 @@ class Observer:
         return np.concatenate([mean.ravel() for mean in means])
 
     def results_of_call(self, problem: Problem, seed: int) -> list[FloatArray]:
-        """Return the losses (B,) of one call, gradients in h (B, d), and views of other gradients.
+        """Call the loss once; return its checked results.
 
+        These are the losses (B,) and, if the loss returns them, the gradient in h (B, d), and the
+        projections of the gradients in class vectors (4, d) and biases (4,) on random directions.
         Losses and gradients in h are divided by the weights of their examples.
         """
         h, labels, weights = problem.h, problem.labels, problem.weights
         optional = {"biases": problem.biases, "weights": weights if self._has_weights else None}
         names = [_ARGUMENTS, *(name for name, value in optional.items() if value is not None)]
-        # copies, for a loss may write into what it is given
+        # pass copies, because a loss may write into its arguments
         arrays = [value.copy() for value in optional.values() if value is not None]
         first = problem.class_embeddings.copy(), h.copy(), labels.copy(), self.num_sampled, seed
         returned = call_loss(self._loss, ", ".join(names), *first, *arrays)
@@ -383,23 +433,24 @@ class Observer:
         parts = [self._checked_result("losses", losses, labels.shape) / weights]
         for (name, shape), value in zip(shapes.items(), gradients, strict=False):
             part = self._checked_result(name, value, shape)
-            of_rows = (
+            projected = (
                 part / weights[:, None]
                 if name == "dh"
                 else problem.view_directions.T @ part / len(h)
             )
-            parts.append(of_rows)
+            parts.append(projected)
         return parts
 
     def _checked_result(self, name: str, value: Any, shape: tuple[int, ...]) -> FloatArray:
+        """Return a result of the loss as float64; TypeError or ValueError if it is malformed."""
         try:
             array = np.asarray(value)
-        except Exception as error:  # of tensors that need a gradient, or lie on a device
+        except Exception as error:  # such as from a tensor that needs a gradient
             raise TypeError(
                 f"`loss` must return {name} as an array of floats, got {type(value).__name__}, "
                 f"which numpy.asarray does not take: {error}"
             ) from error
-        if array.dtype.name == "bfloat16":  # of ml_dtypes, such as JAX returns
+        if array.dtype.name == "bfloat16":  # the type of ml_dtypes, which JAX returns
             array = array.astype(np.float32)
         if array.dtype.kind != "f":
             raise TypeError(
@@ -422,7 +473,7 @@ class Observer:
                 "look for a masked logit in a mean, a product 0 * inf, or log of 0."
             )
         unit = float(np.finfo(array.dtype).eps)
-        # of types with few digits their own rounding: what is lost before it is measured
+        # for types with few digits allow half a unit: earlier rounding is measured
         self.type_rounding = max(
             self.type_rounding,
             unit * (_MAX_ERROR_UNITS if unit < _MAX_FULL_PRECISION_UNIT else 0.5),

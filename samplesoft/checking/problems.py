@@ -1,4 +1,4 @@
-"""Small problems on which implementations differ most."""
+"""Test problems: small ones on which right and wrong losses differ most, and extreme ones."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from samplesoft._validation import FloatArray, IntArray, as_choice, as_proposal
 from samplesoft.checking.calls import call_proposal
 from samplesoft.samplers.frequency import log_uniform_weights
 
-REPLICAS = 16  # of each example in a batch
-_LEAST_DRAWN = 3  # classes with q above 0
-_LEAST_CLASSES, _MORE_CLASSES = 8, 32  # where the proposal is for any number
-_LEAST_DIMS, _MOST_DIMS = 8, 12  # enough for `extreme_problems`, where it is not given
-NUM_VIEWS = 4  # of gradients in class vectors and biases
-_WEIGHTS = (1.5, 0.5, 2.0, 1.0)
-_LIKELY = np.array([0.15, 0.4, 0.4, 0.15])  # of the labels, by the softmax
-_RARE = 2.0  # nats below that, from where on a label is raised
-_SPREAD = 1.5  # standard deviation of logits
-_CANDIDATES = 64  # contexts, of which the best are taken
+REPLICAS = 16  # copies of each example in a batch
+_LEAST_DRAWN = 3  # smallest number of classes with q > 0
+# if the proposal works for any n: smallest n, and largest n - m
+_LEAST_CLASSES, _MORE_CLASSES = 8, 32
+# smallest and largest dimension, unless the proposal fixes it; `extreme_problems` needs at least 8
+_LEAST_DIMS, _MOST_DIMS = 8, 12
+NUM_VIEWS = 4  # random directions on which gradients in class vectors and biases are projected
+_WEIGHTS = (1.5, 0.5, 2.0, 1.0)  # weights of the four examples
+_LIKELY = np.array([0.15, 0.4, 0.4, 0.15])  # intended softmax probabilities of the four labels
+_RARE = 2.0  # a label's logit is raised if it is lower than intended by more (nats)
+_SPREAD = 1.5  # standard deviation of the logits of an example
+_CANDIDATES = 64  # random contexts from which the best four are chosen
 NAMED: dict[str, Callable[[int], FloatArray]] = {
     "uniform": lambda n: np.full(n, 1.0 / n),
     "log-uniform": lambda n: log_uniform_weights(n) / log_uniform_weights(n).sum(),
@@ -32,12 +34,28 @@ NAMED: dict[str, Callable[[int], FloatArray]] = {
 
 @dataclass(frozen=True)
 class Problem:
-    """E examples of n classes: what a loss is given, and the logits that it should find.
+    """E examples with n classes: the arguments of a loss, and the logits that it should compute.
 
-    Arrays: `class_embeddings` (n, d), `biases` (n,) or None, `h` (E, d), `labels` (E,), `logits`
-    (E, n), `q` (E, n), which sums to 1, `weights` (E,) of the examples, which are 1 if the loss
-    takes none. Classes of which `q` is 0 are never drawn, and are no labels. Where vectors have
-    `has_unit_vectors` length, a loss divides them by their norms.
+    Attributes
+    ----------
+    class_embeddings : ndarray, shape (n, d)
+        Class vectors.
+    biases : ndarray, shape (n,), or None
+        Class biases.
+    h : ndarray, shape (E, d)
+        Context vectors.
+    labels : ndarray of int, shape (E,)
+        Labels, which are classes with q > 0.
+    logits : ndarray, shape (E, n)
+        ``tau * h @ class_embeddings.T + biases``.
+    q : ndarray, shape (E, n)
+        Probabilities of the proposal; classes with q = 0 are never drawn.
+    weights : ndarray, shape (E,)
+        Weights of the examples, which are 1 if the loss takes none.
+    tau : float
+        Inverse temperature.
+    has_unit_vectors : bool
+        Whether all vectors have norm 1, because the loss divides them by their norms.
     """
 
     class_embeddings: FloatArray
@@ -57,26 +75,26 @@ class Problem:
 
     @property
     def classes_by_frequency(self) -> IntArray:
-        """Classes with q above 0, the rarest first, and of equal ones those near the ends first."""
+        """Classes with q > 0 by increasing q; among equal q, classes near both ends first."""
         ids = np.arange(self.num_classes)
         order: IntArray = np.lexsort((np.minimum(ids, ids[::-1]), self.q[0]))
         return order[(self.q[:, order] > 0.0).all(axis=0)]
 
     @property
     def view_directions(self) -> FloatArray:
-        """Directions (n, r) among the classes in which gradients of these are looked at."""
+        """Random directions (n, 4), on which gradients in class parameters are projected."""
         directions: FloatArray = np.random.default_rng(0).standard_normal(
             (self.num_classes, NUM_VIEWS)
         )
         return directions
 
     def select_examples(self, rows: IntArray, labels: IntArray) -> Problem:
-        """Return the problem of some of the contexts, which may be repeated, with other labels."""
+        """Return a problem with the contexts at indices `rows` (B,), and with `labels` (B,)."""
         arrays = {name: getattr(self, name)[rows] for name in ("h", "logits", "q", "weights")}
         return replace(self, labels=labels, **arrays)
 
     def with_tau(self, tau: float) -> Problem:
-        """Return the problem with another inverse temperature."""
+        """Return the problem with another inverse temperature, and with its logits."""
         biases = 0.0 if self.biases is None else self.biases
         logits = (self.logits - biases) * (tau / self.tau) + biases
         return replace(self, logits=logits, tau=tau)
@@ -91,9 +109,13 @@ def make_problem(
     with_weights: bool = False,
     has_unit_vectors: bool = False,
 ) -> Problem:
-    """Return the problem for a proposal, in any of the forms that `check_loss` takes."""
+    """Return a problem of four examples for a proposal in any of the forms of `check_loss`.
+
+    The labels are frequent and rare classes, with moderate probabilities under the softmax. `key`
+    is the seed of the vectors.
+    """
     rng = np.random.default_rng(int(key))
-    # so many that draws can do without replacement, and still leave some out
+    # n > m, so that draws without replacement are possible and do not contain all classes
     n = max(_LEAST_CLASSES, num_sampled + min(num_sampled, _MORE_CLASSES))
     if isinstance(proposal, type):
         raise TypeError(
@@ -124,7 +146,7 @@ def make_problem(
     rows = rng.standard_normal((n, d))
     contexts = rng.standard_normal((_CANDIDATES, d))
     biases = 0.5 * rng.standard_normal(n) if with_biases else None
-    if has_unit_vectors:  # logits are tau times a cosine, and as far apart as they are
+    if has_unit_vectors:  # logits are tau times a cosine: their spread is fixed
         rows, contexts = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (rows, contexts))
     else:
         contexts *= _SPREAD / (tau * (contexts @ rows.T).std(axis=1, keepdims=True))
@@ -132,7 +154,7 @@ def make_problem(
     if is_sampler:
         values = call_proposal(proposal.probs, None if dim is None else contexts)
     q = np.atleast_2d(as_proposal("proposal", values, n))
-    # classes of which q is 0, such as that of padding, are never drawn, and never the label
+    # classes with q = 0, such as padding, are never drawn and are never labels
     drawn = np.flatnonzero((q > 0.0).all(axis=0))
     if len(drawn) < _LEAST_DRAWN:
         raise ValueError(
@@ -140,7 +162,7 @@ def make_problem(
             f"{n}: with fewer, schemes cannot be told apart."
         )
     q = np.broadcast_to(q / q.sum(axis=1, keepdims=True), (len(contexts), n))
-    # labels that are often drawn and that are not, and of each one that is likely
+    # two labels that are often drawn and two that are rarely drawn
     order = drawn[np.argsort(q.mean(axis=0)[drawn], kind="stable")]
     often, rare = order[-1], order[len(order) // 4]
     labels = np.array([often, rare, order[-2], order[0]])
@@ -148,7 +170,7 @@ def make_problem(
     chosen: list[int] = []
     for label, wanted in zip(labels, _LIKELY, strict=True):
         distance = np.abs(np.log(probs[:, label] / wanted))
-        distance[chosen] = np.inf  # each context once
+        distance[chosen] = np.inf  # use each context once
         chosen.append(int(distance.argmin()))
     every = Problem(
         rows, biases, contexts, labels, logits, q, np.ones(len(contexts)), tau, has_unit_vectors
@@ -160,10 +182,11 @@ def make_problem(
 
 
 def _with_likely_labels(problem: Problem) -> Problem:
-    """Return a problem in which every label has a sufficient probability.
+    """Return a problem in which every label has a sufficient probability under the softmax.
 
-    With very many classes, labels have small probabilities, and the treatment of accidental hits
-    does not show. Such a label gets an extra dimension, in which only its context is nonzero.
+    With very many classes a label's probability may be so small that the treatment of accidental
+    hits has no visible effect. The vectors get one more dimension for each example, in which only
+    its label and its context are not 0, and which raises the label's logit.
     """
     rows, labels = np.arange(len(problem.labels)), problem.labels
     own, others = problem.logits[rows, labels], problem.logits.copy()
@@ -186,21 +209,22 @@ def _with_likely_labels(problem: Problem) -> Problem:
 
 # --- extreme problems ----------------------------------------------------------------------------
 
-# all logits of an example, and the label's above or below the others
+# level of all logits of an example; the label's logit relative to the other logits
 _LOW, _AHEAD, _BEHIND = -16.0, 18.0, -40.0
 _MANY_CLASSES = 10_000
-MAX_EXTREMES = 3  # of them, at most
-_LITTLE = 0.05  # standard deviation of logits beside log q
-_POWERS = (1.0, 0.75, 1.25, 1.0)  # of q, which logits are near: one mean alone tells little
-_CALLS_OF_FEW, _CALLS_OF_MANY = 1024, 128  # of few classes, and of many
-_RAISED = 8  # classes of which each is far above all others in one example, at most
-_ABOVE = 4.0  # nats of a raised class, when it is drawn, above all the other draws together
-_TIMES_RAISED, _TIMES_TWICE = 100.0, 20.0  # how often a raised class, and a label twice, is drawn
+MAX_EXTREMES = 3  # largest number of extreme problems
+_LITTLE = 0.05  # standard deviation of the logits' differences from log q
+_POWERS = (1.0, 0.75, 1.25, 1.0)  # logits of example e are near the log of this power of q
+_CALLS_OF_FEW, _CALLS_OF_MANY = 1024, 128  # calls with few classes, and with _MANY_CLASSES
+_RAISED = 8  # largest number of examples with a raised class, one far above all others
+_ABOVE = 4.0  # log-ratio of the term of a raised class to the terms of all other draws (nats)
+# occurrences that the calls should contain: draws of a raised class, and two draws of one label
+_TIMES_RAISED, _TIMES_TWICE = 100.0, 20.0
 _MOST_CALLS_OF_FEW = 16384
 
 
 class ExtremeProblem(NamedTuple):
-    """A problem that separates candidates which other problems do not, and its number of calls."""
+    """A problem that reveals small mistakes, and the number of calls that it needs."""
 
     problem: Problem
     num_calls: int
@@ -209,16 +233,17 @@ class ExtremeProblem(NamedTuple):
 def extreme_problems(
     proposal: Any, problem: Problem, num_sampled: int, key: np.uint64
 ) -> Iterator[ExtremeProblem]:
-    """Yield problems that show what is right on most, of as many dimensions: a loss may use them.
+    """Yield problems on which mistakes have an effect that other problems do not show.
 
-    None where these are too few, where draws follow the contexts, nor where vectors have norm 1,
-    whose logits cannot be far apart.
+    The first problem has low logits and labels far ahead, which reveal masks that leak, and a label
+    far behind, which reveals probabilities that are kept away from 0. The second has single classes
+    far above all others, which reveal classes that are never drawn although q > 0. If the proposal
+    works for any n, the third has 10,000 classes with tiny q. Logits are near log q, so that all
+    draws have about the same weight and means have small errors.
 
-    Logits that are all low, and labels far ahead, for masks that leak; a label far behind, for
-    probabilities that are kept away from 0; single classes that are far above all others, for
-    classes that are never drawn though q says so; and if the proposal is for
-    any number of classes very many of them, for q that are tiny. There logits are near log q: what
-    is drawn weighs about the same, and means have small errors.
+    The problems have as many dimensions as `problem`, because a loss may depend on that. None is
+    yielded if there are too few dimensions, if the proposal depends on contexts, or for unit
+    vectors, whose logits cannot be far apart.
     """
     d = problem.class_embeddings.shape[1]
     if d < _LEAST_DIMS or problem.has_unit_vectors or np.ptp(problem.q, axis=0).any():
@@ -238,7 +263,7 @@ def extreme_problems(
         ahead=np.diag(ahead),
         key=key,
     )
-    # for several draws of one label; not where they are too rare to be seen
+    # enough calls for several draws of one label, unless these are too rare to be seen
     calls = _num_calls_for(binom.sf(1, num_sampled, q[often].min()), _TIMES_TWICE)
     yield ExtremeProblem(levelled, calls if calls < _MOST_CALLS_OF_FEW else _CALLS_OF_FEW)
     yield _with_raised_classes(problem, num_sampled, key)
@@ -260,10 +285,11 @@ def extreme_problems(
 
 
 def _with_raised_classes(problem: Problem, num_sampled: int, key: np.uint64) -> ExtremeProblem:
-    """Return a problem with one class far above all others in each example.
+    """Return a problem with one raised class in each example: its logit is far above all others.
 
-    Whether such a class is drawn as often as q says shows in the loss, however many classes there
-    are. They are those at both ends, for ranges that are off by one, and some others.
+    The loss then shows whether this class is drawn with probability q, however many classes there
+    are. The raised classes are those at both ends, which ranges that are off by one leave out, and
+    a few others.
     """
     q, order = problem.q[0], problem.classes_by_frequency
     label, drawn = order[-1], np.sort(order)
@@ -271,14 +297,15 @@ def _with_raised_classes(problem: Problem, num_sampled: int, key: np.uint64) -> 
     rng = np.random.default_rng(int(key))
     candidates = [*ends, *np.flatnonzero(q <= 0.0)[:1], order[0], *rng.permutation(drawn)]
     raised = [k for k in dict.fromkeys(map(int, candidates)) if k != label][:_RAISED]
-    # a direction raises one class and, the other way, another; the last one is the label's
+    # a direction raises one class with a positive sign and another with a negative sign; the last
+    # direction is that of the label
     num_marks = (len(raised) + 1) // 2
     marks = np.zeros((problem.num_classes, num_marks + 1))
     ahead = np.zeros((len(raised), num_marks + 1))
     for e, k in enumerate(raised):
         sign = 1.0 if e < num_marks else -1.0
         marks[k, e % num_marks] = sign
-        # off its logit goes log(m q), and logits near log q leave 1 for all the draws together
+        # the correction subtracts log(m q); all other draws together have a weight of about 1
         ahead[e, e % num_marks] = sign * (_ABOVE + np.log(num_sampled))
     marks[label, num_marks] = 1.0
     ahead[:, num_marks] = -np.log(q[label])
@@ -297,7 +324,11 @@ def _with_raised_classes(problem: Problem, num_sampled: int, key: np.uint64) -> 
 
 
 def _num_calls_for(probability: float, times: float) -> int:
-    """Return the number of calls for a given number of occurrences, from 1024 to 16,384."""
+    """Return the number of calls after which an event is expected to have occurred `times` times.
+
+    `probability` is the probability of the event for one of the 16 copies of an example. The result
+    is at least 1024 and at most 16,384.
+    """
     wanted = times / max(REPLICAS * probability, times / _MOST_CALLS_OF_FEW)
     return max(_CALLS_OF_FEW, int(np.ceil(wanted)))
 
@@ -312,14 +343,14 @@ def _problem_near_log_q(
     ahead: FloatArray,
     key: np.uint64,
 ) -> Problem:
-    """Return a problem with logits near log q, except for a common level and for marked classes.
+    """Return a problem whose logits are near log q, except for common levels and marked classes.
 
-    The logits (E, n) are ``levels + powers * log q + ahead @ marks.T`` with `marks` (n, k) of the
-    classes, and small random numbers beside.
+    The logits (E, n) are ``levels + powers * log q + ahead @ marks.T`` plus small random numbers,
+    with `levels` and `powers` (E,), `marks` (n, k) of the classes, and `ahead` (E, k).
     """
     rng, n, tau = np.random.default_rng(int(key)), len(q), problem.tau
     d, num_examples = problem.class_embeddings.shape[1], len(labels)
-    # a class has a 1, log q, its marks and random numbers
+    # the vector of a class is: 1, log q, its marks, and random numbers
     known = 2 + marks.shape[1]
     rows = rng.standard_normal((n, d))
     log_q = np.log(np.where(q > 0.0, q, q[q > 0.0].min()))

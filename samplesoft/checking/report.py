@@ -1,4 +1,4 @@
-"""What `check_loss` found, for programs and for readers."""
+"""`LossReport`: the result of `check_loss` as text, JSON, HTML and a plot."""
 
 from __future__ import annotations
 
@@ -18,63 +18,64 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_SHOWN = 12  # lines of the table
+_SHOWN = 12  # number of hypotheses in the table
 _ALLOWED, _EXCLUDED = COLOURS[:2]
-_DRAWN = 20
-_LEAST, _MOST = 0.1, 1e6  # of |z| on the axis
-_LEAST_OFF = 1e-4  # of differences there
-_CORRELATED = 0.25  # of which rare draws that happen to be neighbours stay below
-_FAR = 3.0  # times the limit, from where on the nearest hypothesis says little
+_DRAWN = 20  # number of hypotheses in the plot
+_LEAST, _MOST = 0.1, 1e6  # ends of the axis of |z|
+_LEAST_OFF = 1e-4  # lower end of the axis for a deterministic loss
+_CORRELATED = 0.25  # a larger autocorrelation is not explained by rare draws in successive calls
+_FAR = 3.0  # if |z| exceeds the limit by this factor, the nearest hypothesis says little
 
 
 @dataclass(frozen=True)
 class LossReport(Report):
-    """What a loss estimates, as far as its means tell.
+    """The result of `check_loss`: which hypotheses about a loss its means allow.
 
     Attributes
     ----------
     scheme, fault : str or None
-        Names in `samplesoft.checking.estimators.ESTIMATORS` and `samplesoft.checking.faults.FAULTS`
-        of the candidate that fits, of several that with the fewest mistakes, and then the nearest;
-        `fault` is None where the scheme is as it should be, ``"one + other"`` where two mistakes
-        were made, and both are None where no hypothesis fits.
+        The best hypothesis that fits, by its names in `samplesoft.checking.estimators.ESTIMATORS`
+        and `samplesoft.checking.faults.FAULTS`. The best one has the fewest mistakes, and then the
+        smallest distance. `fault` is None for a right loss, and ``"one + other"`` for two mistakes.
+        Both are None if no hypothesis fits.
     consistent : tuple of (str, str or None)
-        All hypotheses, scheme and fault, that the means allow.
+        Scheme and fault of all hypotheses that the means allow.
     scores : tuple of Candidate
-        All hypotheses, those that are allowed first, then by their distance.
+        All tested hypotheses: allowed ones first, then by their distance.
     limit : float
-        The ``|z|`` above which a hypothesis is excluded: a right one with a probability below 1e-4.
-        0 where nothing is random: then losses must be equal but for rounding.
+        The ``|z|`` above which a hypothesis is excluded; a right one exceeds it with a probability
+        below 1e-4. It is 0 for a deterministic loss, which must be equal up to rounding.
     loss_bias, gradient_bias : float or None
-        Mean over the examples of what the best hypothesis has above the full softmax: in the loss
-        (nats), and in the gradient in the logits (L1 norm). None where no closed form is known,
-        and where it is one of the batch at hand (mixed negatives).
+        Bias of the best hypothesis with respect to the full softmax, averaged over the examples: of
+        the loss (nats), and of the gradient in the logits (L1 norm). None if no closed form is
+        known, or if it holds for one batch only (mixed negatives).
     of_ordinary : tuple of str
-        Where nothing fits on an extreme problem: the right schemes that ordinary logits fit.
+        If no hypothesis fits on an extreme problem: the right schemes that fit on ordinary logits.
     of_losses : tuple of str
-        Where nothing fits losses and gradients both: the schemes that the losses alone fit.
+        If no hypothesis fits losses and gradients: the right schemes that fit the losses alone.
     with_gradient : bool
-        Whether the loss gave gradients.
+        Whether the loss returned gradients.
     divides_by_norms : bool
-        Whether the loss is one of cosines, which vectors of norm 1 were made for.
+        Whether the loss divides vectors by their norms; it was then called with unit vectors.
     in_half_precision : bool
-        Whether its results are rounded as float16 or bfloat16 are, whatever type they have.
+        Whether results are rounded like float16 or bfloat16, whatever type they have.
     is_random : bool
-        Whether other seeds gave other losses.
+        Whether different seeds gave different losses.
     follows_seed : bool
         Whether the same seed gave the same losses.
     num_sampled, num_classes, calls : int
-        Draws of an example, classes, and calls of the loss.
+        Numbers of draws per example, of classes, and of calls of the loss.
     num_results : int
-        How many of the calls gave different results; fewer than calls where m and n are small, or
-        seeds repeat.
+        Number of calls with different results. It is smaller than `calls` if m and n are small, or
+        if seeds repeat.
     num_sets : float
-        How many sets of draws 16 copies of an example in a batch have, by the variance of their
-        mean: 1 where the batch shares one set, 16 where each has its own, 0 where nothing is drawn.
+        Number of independent sets of draws of 16 copies of an example in a batch, estimated by the
+        variance of their mean: 1 if the batch shares its draws, 16 if each copy has its own draws,
+        0 if nothing is drawn.
     autocorrelation : float
-        Correlation of the losses of a call with those of the next, which should be near 0.
+        Correlation of the losses of a call with the losses of the next call; it should be near 0.
     seconds : float
-        Time of the calls.
+        Time of the check.
     """
 
     _title = "What a sampled loss estimates"
@@ -105,28 +106,29 @@ class LossReport(Report):
 
     @property
     def ok(self) -> bool:
-        """Whether the loss is right: it follows a scheme as it should be, and nothing wrong fits.
+        """Whether the loss is right: a scheme without a mistake fits, and no mistake fits too.
 
-        Without ``--scheme`` that is the exit status 0 of ``samplesoft check``.
+        If it is True, ``samplesoft check`` without ``--scheme`` has the exit status 0.
         """
         return self.scheme is not None and self.fault is None and not self.undecided
 
     @property
     def undecided(self) -> int:
-        """How many hypotheses with a mistake, and with other means than the best, are left."""
+        """Number of allowed hypotheses with a mistake that have other means than the best one."""
         return len(self._remaining_mistakes)
 
     @property
     def _remaining_mistakes(self) -> list[str]:
-        """What is said of those hypotheses, each once."""
+        """Titles of allowed hypotheses with a mistake whose means are not those of the best."""
         return list(dict.fromkeys(s.title for s in self.scores[1:] if s.allowed and s.fault))
 
     @property
     def verdict(self) -> str:
-        """What the loss estimates, by what evidence, and what to do: up to three lines."""
-        return "\n".join(self._lines())
+        """What the loss estimates, the evidence, and what to do, in up to three lines."""
+        return "\n".join(self._verdict_lines())
 
-    def _lines(self) -> list[str]:
+    def _verdict_lines(self) -> list[str]:
+        """Return the verdict as one to three lines."""
         best, calls = self.scores[0], f"{self.calls:,} calls"
         distance = f"max |z| {best.z:.3g}, limit {self.limit:.3g}, {calls}"
         if not self.is_random:
@@ -167,16 +169,16 @@ class LossReport(Report):
             lines[1] += self._warning_of_repeats
             return lines
         found = f"; {best.detail}" if best.detail else ""
-        means = "means" if self.is_random else "values"  # of batches
+        means = "means" if self.is_random else "values"
         within = " within rounding of half precision" if self.in_half_precision else ""
         evidence = f"Its {means} are the exact ones{within} ({distance}{found})."
-        # without mistakes that have no effect here
+        # for a right loss, leave out mistakes of the same scheme, which have no effect here
         same = [one.title for one in best.equivalents if self.fault or one.scheme != self.scheme]
-        # by the order of `ESTIMATORS`, of which the first name is the usual one
+        # in the order of `ESTIMATORS`, in which the usual name comes first
         allowed = {s.name for s in self.scores if s.allowed}
         others = [
             title for title in self._remaining_mistakes if title != best.title
-        ]  # one in other words
+        ]  # variants have equal titles
         beside = [f"The same is: {'; '.join(same)}."] if same else []
         if others:
             beside.append(f"These means do not tell it from: {'; '.join(others)}.")
@@ -203,7 +205,7 @@ class LossReport(Report):
 
     @property
     def remedy(self) -> str:
-        """What to change; empty if nothing is wrong, or nobody knows."""
+        """How to correct the loss; empty if it is right, or if no hypothesis fits."""
         remedies = [FAULTS[name].remedy for name in self.faults]
         if "uncorrected" in self.faults and self.scheme == "candidate":
             remedies.append("Subtract it from the label's too, or leave out draws of the label.")
@@ -211,12 +213,12 @@ class LossReport(Report):
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """Names of the mistakes: none, one or two."""
+        """Names of zero, one or two mistakes, keys of `FAULTS`."""
         return () if self.fault is None else self.scores[0].faults
 
     @property
     def _warning_of_repeats(self) -> str:
-        """What may be wrong where many calls gave the same; empty if few did."""
+        """A warning if many calls gave equal results; otherwise empty."""
         if not self.is_random or 2 * self.num_results > self.calls:
             return ""
         return (
@@ -274,13 +276,13 @@ class LossReport(Report):
                 "the hypothesis over these examples)."
             )
         table = Table(shown, columns, "The nearest hypotheses")
-        first, *more = self._lines()
+        first, *more = self._verdict_lines()
         verdict = Paragraph(first, is_verdict=True)
         return [verdict, *map(Paragraph, [*more, *above]), table, *map(Paragraph, below)]
 
     def _figure(self) -> Figure:
         shown = first_by_name(self.scores, _DRAWN)[::-1]
-        figure, axes = titled_figure(self._lines()[0], (8.5, 1.7 + 0.27 * len(shown)))
+        figure, axes = titled_figure(self._verdict_lines()[0], (8.5, 1.7 + 0.27 * len(shown)))
         axes.spines["left"].set_visible(False)
         # distances from 0.1 to a million fit on one logarithmic axis
         least = _LEAST if self.is_random else _LEAST_OFF
@@ -309,7 +311,7 @@ class LossReport(Report):
 
 
 def first_by_name(scores: tuple[Candidate, ...], num: int) -> list[Candidate]:
-    """Return the first scores, one for each scheme and fault."""
+    """Return the first `num` candidates, only the first one for each scheme and fault."""
     first: dict[tuple[str, str | None], Candidate] = {}
     for s in scores:
         first.setdefault(s.name, s)

@@ -1,9 +1,8 @@
-r"""Standard deviation and skewness of single losses and gradients under a candidate.
+r"""Standard deviation and skewness of single losses and gradients, as a candidate predicts them.
 
-Means of calls, and means of squares, are tested in units of their standard errors. The predicted
-spread is known in two ways: to first order in the contributions of single draws (`spread`), and
-exactly (`moments_of_squared_losses`), because the mean of exp(-s log S) is the integral of
-`samplesoft.checking.exact` with powers of log u.
+`linearised_spread` computes them to first order in the contributions of single draws, for losses
+and gradients. `loss_moments` computes exact moments of the loss: its moment generating function
+E exp(-s log S) is the integral of `samplesoft.checking.exact` with powers of u.
 """
 
 from __future__ import annotations
@@ -23,48 +22,50 @@ from samplesoft.checking.problems import Problem
 
 
 class Spread(NamedTuple):
-    """Standard deviation and skewness (K,) of the results for one set of draws."""
+    """Standard deviations and skewness (K,) of the K values of a loss for one set of draws."""
 
     deviations: FloatArray
     skewness: FloatArray
 
 
-_MIN_REST = 1e-3  # of the sum
-_NEARLY_ONE = 1.0 - 2.0**-53
+_MIN_REST = 1e-3  # smallest fraction of S without one draw, and smallest total variance
+_NEARLY_ONE = 1.0 - 2.0**-53  # the largest float64 below 1
 
 
 def linearised_spread(
     sums: Sequence[SampledSum], losses: FloatArray, problem: Problem, num_gradients: int
 ) -> Spread:
-    """Return the spread of losses and gradients, given the mean `losses` (E,).
+    """Return the approximate spread of losses and gradients, given the mean `losses` (E,).
 
-    It is linearised in the contributions of single draws; `moments_of_squared_losses` is exact.
+    The change of log S by a draw is linearised about the mean of the rest of S. Of several `sums`
+    the most probable one is used.
     """
     one = max(sums, key=lambda each: float(np.mean(each.probability)))
     rows, labels, x = np.arange(len(one.probs)), one.labels, one.logits
     probs, m = one.probs, one.num_draws * np.ones((len(one.probs), 1))
-    if one.reduction == "kept":  # draws without weight are as if they had not been made
+    if one.reduction == "kept":  # rejected draws are as if they had not been made
         probs = np.where(x > -np.inf, probs, 0.0)
         kept = probs.sum(axis=1, keepdims=True)
         probs = probs / kept
         m = m * kept
         x = x - np.log(m)
-    if one.reduction == "one hit less":  # of k draws of the label, k - 1 have weight
+    if one.reduction == "one hit less":  # of k draws of the label, k - 1 are in S
         hits = probs[rows, labels]
         probs = probs.copy()
         probs[rows, labels] = hits + np.expm1(m[:, 0] * np.log1p(-hits)) / m[:, 0]
-    log_rest = np.zeros(len(x))  # of logistic losses log(1 + exp(x)): the rest of each sum is 1
+    # log of the rest of S without one draw; a logistic loss log(1 + exp(x)) has the rest 1
+    log_rest = np.zeros(len(x))
     if one.reduction != "logistic":
         log_sum = losses / one.loss_factor + one.label_logit
         with np.errstate(divide="ignore", invalid="ignore"):
-            # of one draw: probabilities of sets sum to the size of the set
+            # mean weight of one draw; the inclusion probabilities of a set sum to its size
             log_size = np.log(probs.sum(axis=1))
             log_all = np.logaddexp.reduce(np.log(probs) + x, axis=1)
             log_drawn = np.where(log_size > -np.inf, log_all - log_size, -np.inf)
         rest = 1.0 - np.exp(np.minimum(log_drawn - log_sum, 0.0))
         log_rest = log_sum + np.log(np.maximum(rest, _MIN_REST))
         log_rest = np.maximum(log_rest, one.log_fixed_mass)
-    # the change of log S by one draw more than the rest of the sum, to first order in the draws
+    # change of log S if one draw is added to the rest of S, for each class
     parts = [one.loss_factor * np.logaddexp(0.0, x - log_rest[:, None])[:, :, None]]
     if num_gradients:
         of_sum = np.exp(-np.logaddexp(0.0, log_rest[:, None] - x))[:, :, None]
@@ -74,11 +75,12 @@ def linearised_spread(
     probs = probs[:, None]
     of_squares = of_cubes = m[:, None] * probs
     middle, times, rest_of_squares = probs, np.ones_like(probs), np.zeros(len(x))
-    if one.set_distributions is not None:  # each class is there or not
+    if one.set_distributions is not None:  # the number of draws of a class is 0 or 1
         of_squares = probs * (1.0 - probs)
         of_cubes = of_squares * (1.0 - 2.0 * probs)
         total = np.maximum(of_squares.sum(axis=2, keepdims=True), _MIN_REST)
-        middle = of_squares / total  # of so many as if independent (Hajek)
+        # for sets of fixed size, subtract a weighted mean (Hajek's approximation)
+        middle = of_squares / total
         if one.set_distributions[0].is_independent:
             middle = np.zeros_like(probs)
         elif not one.set_distributions[0].has_last:
@@ -90,7 +92,7 @@ def linearised_spread(
         square = away * away
         variance = (of_squares @ square)[:, 0] + rest_of_squares[:, None] * mean[:, 0] ** 2
         spreads.append((variance, np.abs(of_cubes @ (square * away))[:, 0]))
-    if num_gradients > 1:  # means over examples, which are taken for independent
+    if num_gradients > 1:  # these are means over examples, which are treated as independent
         variance, third = spreads.pop()
         for times in (problem.h, np.ones((len(x), 1)) / problem.tau)[: num_gradients - 1]:
             scale = (problem.weights[:, None] * np.abs(times) / len(x))[:, None]
@@ -103,12 +105,15 @@ def linearised_spread(
 
 
 def _regression_on_counts(probs: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return how the presence of classes follows from counts of draws whose total is fixed.
+    """Return the regression of ``sum_j a_j I_j`` on the total number of draws, which is fixed.
 
-    `probs` (E, 1, n) are the probabilities p that a class was drawn at least once. If counts N of
-    draws were Poisson, of the rates -log(1 - p), presence I would have the covariance
-    rate (1 - p) with them. A fixed total takes from sum a I its regression b on sum N, with
-    ``b = middle @ a``, and leaves of each class a - b times, and b^2 times the rest of its count.
+    I_j is 1 if class j is drawn at least once, with probability p_j, and `probs` (E, 1, n) holds
+    the p_j. If the counts N_j of draws were independent Poisson variables with the rates
+    -log(1 - p_j), the covariance of I_j and N_j would be rate_j (1 - p_j). Fixing the total removes
+    from the sum its regression ``b * sum_j N_j`` on the total.
+
+    Returns `middle` (E, 1, n) with ``b = middle @ a``; `times` (E, 1, n), so that class j
+    contributes ``a_j - b * times_j``; and the factor (E,) of ``b**2`` in the remaining variance.
     """
     rates = -np.log1p(-np.minimum(probs, _NEARLY_ONE))
     covariance = rates * (1.0 - probs)
@@ -120,10 +125,12 @@ def _regression_on_counts(probs: FloatArray) -> tuple[FloatArray, FloatArray, Fl
 
 # exact moments of single losses ------------------------------------------------------------------
 
-_MAX_TERMS = 1 << 14  # of a transform at one u
-_DIGITS = 1e-6  # relative, of what is left where fourth moments cancel
-_MIN_VARIANCE = 3e-4  # below, the sixth moment has no digits
+_MAX_TERMS = 1 << 14  # with more terms of L(u) at one u, moments are not computed
+_DIGITS = 1e-6  # relative error of the variance of squares, in which fourth moments cancel
+# for smaller mean squares the sixth moment has no digits: independent draws, and sets of draws
+_MIN_VARIANCE = 3e-4
 _MIN_VARIANCE_OF_SETS = 3e-3
+# points on the unit circle, symmetric about the real axis
 _CIRCLE = np.exp(2j * np.pi * (np.arange(32) + 0.5) / 32)
 _FACTORIALS = np.array([factorial(k) for k in range(7)], float)
 # 1 / Gamma(1 + s) as a series in s: Abramowitz and Stegun, 6.1.34
@@ -142,9 +149,10 @@ _INVERSE_GAMMA = np.array(
 def moments_of_squared_losses(
     sums: Sequence[SampledSum], centre: FloatArray
 ) -> tuple[FloatArray, Spread] | None:
-    """Return the means of squares of losses less `centre` (E,), and their spread; None if unknown.
+    """Return the means (E,) of ``(loss - centre)**2``, and the spread of these squares.
 
-    The spread is that of one set of draws.
+    The spread is that for one set of draws. Returns None if there is no closed form, or if it has
+    too few digits.
     """
     powers = _moments_of_mixture(sums, centre)
     if powers is None:
@@ -154,7 +162,7 @@ def moments_of_squared_losses(
         _MIN_VARIANCE if sums[0].set_distributions is None else _MIN_VARIANCE_OF_SETS
     ):
         return None
-    # of the square X^2: its variance and third central moment from E X^4 and E X^6
+    # variance and third central moment of X^2, from E X^2, E X^4 and E X^6
     variance = np.maximum(fourth - second**2, 0.0)
     third = np.abs(sixth - 3.0 * fourth * second + 2.0 * second**3)
     skewness = third / np.maximum(variance, _DIGITS * second**2) ** 1.5
@@ -164,9 +172,11 @@ def moments_of_squared_losses(
 def with_exact_loss_spread(
     width: Spread | None, sums: Sequence[SampledSum], centre: FloatArray
 ) -> Spread | None:
-    """Return a spread, if there is one, whose part of the losses is exact where it can be.
+    """Raise the spread of the losses to their exact standard deviation and skewness.
 
-    A label far behind has another loss where all draws are hits: draws one by one do not show that.
+    The linearised spread does not contain the event that all draws are hits, in which the loss of a
+    label far behind is very different. Returns a new `Spread`; or `width` itself if it is None, or
+    if the exact moments are unknown.
     """
     powers = None if width is None else _moments_of_mixture(sums, centre)
     if width is None or powers is None:
@@ -184,7 +194,10 @@ def with_exact_loss_spread(
 
 
 def _moments_of_mixture(sums: Sequence[SampledSum], centre: FloatArray) -> FloatArray | None:
-    """Return `loss_moments` (E, 7) of a loss that has one of some sums; None if unknown."""
+    """Return the moments (E, 7) of a loss whose random sum is one of `sums`; None if unknown.
+
+    See `loss_moments`.
+    """
     first = sums[0]
     terms = first.probs.size * (first.num_draws if first.reduction == "kept" else 1)
     is_known = first.reduction in ("sum", "kept", "logistic") and first.loss_factor == 1.0
@@ -199,9 +212,12 @@ def _moments_of_mixture(sums: Sequence[SampledSum], centre: FloatArray) -> Float
 
 
 def loss_moments(one: SampledSum, e: int, centre: float) -> FloatArray:
-    """Return E (loss - centre)^k for k from 0 to 6, of a sum without a mistake."""
+    """Return the moments ``E (loss - centre)**k`` (7,) of example e, for k = 0 to 6.
+
+    The reduction of the sum must be "sum", "kept" or "logistic".
+    """
     if one.reduction == "logistic":
-        # E exp(t loss) as a series in t: that of one draw to the power m, times that of the label
+        # E exp(t loss) as a series in t: the series of one draw to the power m, times the label's
         of_draw = np.logaddexp(0.0, one.logits[e])
         of_label = np.logaddexp(0.0, -one.label_logit[e]) - centre
         if one.set_distributions is not None:
@@ -209,14 +225,14 @@ def loss_moments(one: SampledSum, e: int, centre: float) -> FloatArray:
         mean = one.probs[e] @ of_draw
         away = [one.probs[e] @ (of_draw - mean) ** k for k in range(7)]
         shift = one.num_draws * mean + of_label
-        # products of series, cut off after t^6, are those of triangular matrices
+        # products of series, truncated after t^6, are products of triangular Toeplitz matrices
         draw, label = (
             toeplitz(s / _FACTORIALS, np.zeros(7)) for s in (away, shift ** np.arange(7))
         )
         whole = np.linalg.matrix_power(draw, one.num_draws) @ label
         powers: FloatArray = whole[:, 0] * _FACTORIALS
         return powers
-    # E S^-s has the Mellin integral of u^(s-1) E exp(-u S); its powers of s are moments of log S
+    # E S^-s = int u^(s-1) E exp(-u S) du / Gamma(s); its series in s has the moments of log S
     terms = integral_terms(
         one, e, centre, FULL_ACCURACY if one.set_distributions is None else MOMENT_ACCURACY
     )
@@ -227,13 +243,16 @@ def loss_moments(one: SampledSum, e: int, centre: float) -> FloatArray:
 
 
 def _moments_of_set_sums(sets: Sets, terms: FloatArray, constant: float) -> FloatArray:
-    """Return E (constant + a sum of terms over the set)^k for k from 0 to 6."""
+    """Return the moments ``E X**k`` for k = 0 to 6, with X a constant plus a sum over a random set.
+
+    The sum is over `terms` (n,) of the classes in the set.
+    """
     inclusion = sets.inclusion
     mean = constant + inclusion @ terms
     size = np.sqrt(mean**2 + inclusion @ terms**2)
-    # E exp(t X) on a circle about 0, of which the powers' means are coefficients
+    # values of E exp(t X) on a circle about 0 give the coefficients of its series in t
     t = _CIRCLE / size
     half = sets.means(np.exp(np.outer(t, terms)))[0] * np.exp(t * constant)
-    values = 0.5 * (half + half[::-1].conj())  # values at conj(t) are the conjugates: the average
+    values = 0.5 * (half + half[::-1].conj())  # values at conj(t) are conjugates: average both
     powers: FloatArray = np.array([(values * t**-k).mean().real for k in range(7)]) * _FACTORIALS
     return powers
