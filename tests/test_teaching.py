@@ -23,7 +23,7 @@ def with_three_digits(value):
 
 @each_exercise
 def test_a_right_answer_is_accepted(capsys, name):
-    right = EXERCISES[name]().right
+    right = EXERCISES[name]().answer
     assert said(capsys, name, right) == "Right."
     assert said(capsys, name, with_three_digits(right)) == "Right."
 
@@ -83,22 +83,22 @@ def test_uniform_draws_in_exercise_1_1_have_their_hint(capsys):
 
 @each_exercise  # and no case for each hint: exercises compute theirs, which compiles kernels
 def test_each_usual_mistake_has_its_hint(capsys, name):
-    for hint, answer in EXERCISES[name]().usual.items():
+    for hint, answer in EXERCISES[name]().mistakes.items():
         assert said(capsys, name, answer) == hint
 
 
 @each_exercise
 def test_any_other_answer_has_a_general_hint(capsys, name):
     exercise = EXERCISES[name]()
-    other = np.full(np.shape(exercise.right), 1234.5)
-    assert said(capsys, name, other) == exercise.general
+    other = np.full(np.shape(exercise.answer), 1234.5)
+    assert said(capsys, name, other) == exercise.general_hint
 
 
 @each_exercise
 def test_no_hint_holds_the_solution(name):
     exercise = EXERCISES[name]()
-    text = " ".join([*exercise.usual, exercise.general])
-    assert not [x for x in np.atleast_1d(exercise.right) if abs(x) > 10 and f"{x:.4g}" in text]
+    text = " ".join([*exercise.mistakes, exercise.general_hint])
+    assert not [x for x in np.atleast_1d(exercise.answer) if abs(x) > 10 and f"{x:.4g}" in text]
 
 
 def test_answers_agree_with_what_is_known_otherwise():
@@ -108,9 +108,9 @@ def test_answers_agree_with_what_is_known_otherwise():
     for j in (1, 2):  # drawn with probability 1/2, and weighing twice
         total = e[0] + 2 * e[j]
         expected += 0.5 * np.array([e[0], *(2 * e[k] * (k == j) for k in (1, 2))]) / total
-    assert EXERCISES["0.2"]().right == pytest.approx(np.abs(expected - e / e.sum()).sum())
-    assert EXERCISES["0.1"]().right == pytest.approx(np.log(25))
-    a, b, c = EXERCISES["2.3"]().right
+    assert EXERCISES["0.2"]().answer == pytest.approx(np.abs(expected - e / e.sum()).sum())
+    assert EXERCISES["0.1"]().answer == pytest.approx(np.log(25))
+    a, b, c = EXERCISES["2.3"]().answer
     assert a + b + c == 1
     for power in (1, 2):
         assert a / 10**power + b / 9**power + c / 8**power == pytest.approx(0, abs=1e-12)

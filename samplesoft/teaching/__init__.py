@@ -1,6 +1,6 @@
-"""Tools of the notebooks: exercises that check themselves, and a common style of plots.
+"""Tools for the notebooks: automatic checks of exercises, and a common style of plots.
 
-For instructors, ``python -m samplesoft.teaching student`` writes the notebooks without solutions.
+Instructors write the notebooks without solutions with ``python -m samplesoft.teaching student``.
 """
 
 from __future__ import annotations

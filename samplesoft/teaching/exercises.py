@@ -1,7 +1,7 @@
-"""Exercises that check themselves, and the style of the plots of notebooks.
+"""The exercises of the notebooks with their answers and hints, and the style of the plots.
 
-`check` recognises common wrong answers and prints hints. Answers are computed at run time, so that
-they cannot be read here.
+`check` recognises common wrong answers and prints a hint. Answers are computed at run time, so that
+they cannot be read in this file.
 """
 
 from __future__ import annotations
@@ -18,34 +18,35 @@ from numpy.typing import ArrayLike
 from samplesoft._validation import FloatArray, as_real_array
 from samplesoft.bias.exact import exact_bias
 
-# the colour-blind safe palette of Okabe and Ito
+# five colours of the palette of Okabe and Ito, which is safe for colour-blind readers
 BLACK = "#000000"
 ORANGE = "#E69F00"
 BLUE = "#0072B2"
 GREEN = "#009E73"
 RED = "#D55E00"
 
-_RELATIVE_TOLERANCE = 5e-3  # relative tolerance of an answer: two or three digits are enough
-_MISTAKE_TOLERANCE = 1e-6  # so close to a mistake, an answer is wrong even if it rounds correctly
+_RELATIVE_TOLERANCE = 5e-3  # of an answer: two or three digits are enough
+# an answer that is so close to a common mistake is wrong, even if it is close to the right answer
+_MISTAKE_TOLERANCE = 1e-6
 _SIGN_HINT = "The size is right. Look at the sign again."
 
 
 class Exercise(NamedTuple):
-    """The answer of an exercise, common mistakes, and hints.
+    """The right answer of an exercise, and hints for wrong ones.
 
     Attributes
     ----------
-    right : float or sequence of float
-        The correct answer.
-    usual : dict of str to float or sequence of float
-        Common wrong answers, by their hints. The hint of the first one that matches is printed.
-    general : str
-        The hint for all other answers.
+    answer : float or sequence of float
+        The right answer.
+    mistakes : dict of str to float or sequence of float
+        Common wrong answers. The keys are their hints; the first one that matches is printed.
+    general_hint : str
+        The hint for all other wrong answers.
     """
 
-    right: Any
-    usual: dict[str, Any]
-    general: str
+    answer: Any
+    mistakes: dict[str, Any]
+    general_hint: str
 
 
 def check(exercise: str, answer: ArrayLike | types.EllipsisType) -> None:
@@ -79,7 +80,7 @@ def check(exercise: str, answer: ArrayLike | types.EllipsisType) -> None:
             f"`exercise` must be one of {', '.join(EXERCISES)}, got {exercise!r}; it is the "
             "notebook and the number of the exercise, with a dot between them."
         )
-    right, usual, general = EXERCISES[exercise]()
+    right, hinted, general_hint = EXERCISES[exercise]()
     right = np.asarray(right, dtype=float)
     expected = "a number" if right.ndim == 0 else f"a list of {right.size} numbers"
     if answer is ...:
@@ -90,7 +91,7 @@ def check(exercise: str, answer: ArrayLike | types.EllipsisType) -> None:
         raise TypeError(f"`answer` must hold real numbers, got {answer}; give what you computed.")
     if np.shape(answer) != right.shape:
         raise ValueError(f"`answer` must be {expected}, got shape {np.shape(answer)}.")
-    mistakes = {hint: np.asarray(mistake, dtype=float) for hint, mistake in usual.items()}
+    mistakes = {hint: np.asarray(mistake, dtype=float) for hint, mistake in hinted.items()}
     same_hints = [
         hint
         for hint, mistake in mistakes.items()
@@ -103,11 +104,11 @@ def check(exercise: str, answer: ArrayLike | types.EllipsisType) -> None:
     ]
     if not same_hints and _is_close(numbers, right):
         print("Right.")
-    # before the hints, because a rounded answer may also be close to a common mistake
+    # before common mistakes, because a rounded right answer may also be close to one
     elif not same_hints and _rounds_to(answer, right):
         print("Right so far. Give one more digit.")
     else:
-        print([*same_hints, *near_hints, general][0])
+        print([*same_hints, *near_hints, general_hint][0])
 
 
 def set_up_plots(width: float = 7.0, height: float = 3.6, dpi: int = 72) -> None:
@@ -137,17 +138,17 @@ def set_up_plots(width: float = 7.0, height: float = 3.6, dpi: int = 72) -> None
 def _is_close(
     answer: FloatArray, target: FloatArray, tolerance: float = _RELATIVE_TOLERANCE
 ) -> bool:
-    # for a list, relative to its largest entry
+    """Return whether all entries differ from `target` by at most `tolerance` of its largest one."""
     return bool((np.abs(answer - target) <= tolerance * np.abs(target).max() + 1e-12).all())
 
 
 def _rounds_to(answer: ArrayLike, right: FloatArray) -> bool:
-    """Return whether each number is the right one, correctly rounded to at least two digits.
+    """Return whether each number of an answer is the right number, rounded to two or more digits.
 
     Trailing zeros of an integer do not count as digits.
     """
     for number, target in zip(np.ravel(answer).tolist(), np.ravel(right).tolist(), strict=True):
-        typed = Decimal(str(number))  # the decimal digits as typed
+        typed = Decimal(str(number))  # the digits that were typed
         if isinstance(number, int):
             typed = typed.normalize()  # 250 may be 247 rounded to two digits
         _, digits, exponent = typed.as_tuple()
@@ -205,7 +206,7 @@ def _popularity_ratio() -> Exercise:
     )
 
 
-# the example of notebook 1, section 1
+# logits and sampling weights of the example of notebook 1, section 1
 _EXAMPLE_LOGITS = np.array([0.3, 0.9, 0.6, 3.0, 1.2, 2.4, 0.2, 3.4, 0.4, 2.2])
 _EXAMPLE_WEIGHTS = np.array([5.0, 1.0, 3.0, 1.0, 2.0, 1.0, 4.0, 3.0, 2.0, 1.0])
 
@@ -216,7 +217,8 @@ def _label_gradient() -> Exercise:
     t = 7
     others = np.arange(len(o)) != t
 
-    def spike(m: int, added: int = 0) -> float:  # as the notebook adds the logarithm
+    def spike(m: int, added: int = 0) -> float:
+        """Return the mean gradient at the label; log(m q) is added to logits `added` times."""
         logits = o + added * np.log(np.where(others, m * q / q[others].sum(), 1.0))
         return float(exact_bias(logits, t, q, m).expected_probs[t]) - 1
 
@@ -232,7 +234,7 @@ def _label_gradient() -> Exercise:
             "That is without a correction.": spike(3, 1),
             "That is with the wrong sign of the correction.": spike(3, 2),
             "That is for one draw. Here three are drawn.": spike(1),
-            # three uniform draws give the same three digits
+            # ten draws by the weights and three uniform draws agree to three digits
             "That is for ten draws, or for uniform ones. Take three, by the weights.": spike(10),
         },
         "Section 2 averages over all draws. Which entry of the mean is the label's?",
@@ -242,7 +244,7 @@ def _label_gradient() -> Exercise:
 def _scores_saved() -> Exercise:
     n = 50_000
     m = 100
-    times = 2  # as many steps
+    times = 2  # sampled training takes twice as many steps
     return Exercise(
         n / (m + 1) / times,
         {
@@ -257,11 +259,12 @@ def _scores_saved() -> Exercise:
 
 
 def _unit_rows(x: FloatArray) -> FloatArray:
+    """Return the vectors along the last axis, divided by their norms."""
     return np.asarray(x / np.linalg.norm(x, axis=-1, keepdims=True))
 
 
 def _notebook_2_data() -> tuple[FloatArray, FloatArray, FloatArray, int]:
-    """Return the data of notebook 2, section 3: exp(logits), softmax, proposal, best class."""
+    """Return exp(logits), softmax, proposal and most likely class of notebook 2, section 3."""
     rng = np.random.default_rng(2)
     classes = _unit_rows(rng.normal(size=(100, 16)))
     h = _unit_rows(rng.normal(size=16))

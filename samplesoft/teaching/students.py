@@ -1,4 +1,4 @@
-"""The student version of the notebooks: without solutions, with everything they import."""
+"""Write the student version of the notebooks: without solutions, with everything they import."""
 
 from __future__ import annotations
 
@@ -83,9 +83,9 @@ def write_student_version(target: str | Path, notebooks: str | Path = "notebooks
             f"`target` must be a new or an empty folder, got {str(target)!r}; remove it, or name "
             "another."
         )
-    student_notebooks = {path.name: _without_solutions(path) for path in paths}
+    student_notebooks = {path.name: _notebook_without_solutions(path) for path in paths}
     target.absolute().parent.mkdir(parents=True, exist_ok=True)
-    # write next to the target and rename, so that the target is complete or absent
+    # write to a folder next to the target and rename it, so that the target is complete or absent
     with TemporaryDirectory(dir=target.absolute().parent, prefix=f".{target.name}.") as draft:
         complete = Path(draft, "whole")
         (complete / "notebooks" / "assignment").mkdir(parents=True)
@@ -97,7 +97,7 @@ def write_student_version(target: str | Path, notebooks: str | Path = "notebooks
         for script in figures.rglob("*.py"):
             parts = script.relative_to(figures)
             if any(part.startswith((".", "__py")) for part in parts.parts):
-                continue  # such as a virtual environment or Jupyter's checkpoints
+                continue  # for example a virtual environment or Jupyter's checkpoints
             copy = complete / "figures" / parts
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(script, copy)
@@ -107,8 +107,8 @@ def write_student_version(target: str | Path, notebooks: str | Path = "notebooks
     return target
 
 
-def _without_solutions(path: Path) -> str:
-    """Return a notebook as JSON text, without solutions and without sentences that mention them."""
+def _notebook_without_solutions(path: Path) -> str:
+    """Return a notebook as JSON text, without solutions and sentences that mention solutions."""
     try:
         notebook = json.loads(path.read_text(encoding="utf-8"))
         cells = [(cell, cell["cell_type"], "".join(cell["source"])) for cell in notebook["cells"]]
@@ -130,7 +130,10 @@ def _without_solutions(path: Path) -> str:
 
 
 def _require_stubs(adapters: Path) -> None:
-    """Raise ValueError unless a module has only docstrings, `import numpy` and function stubs."""
+    """Raise ValueError unless a module has only docstrings, ``import numpy as np`` and stubs.
+
+    A stub is a function whose body is docstrings and a raise statement.
+    """
     try:
         body = ast.parse(adapters.read_text(encoding="utf-8")).body
     except SyntaxError as error:
@@ -141,10 +144,10 @@ def _require_stubs(adapters: Path) -> None:
     for node in body:
         if isinstance(node, ast.FunctionDef):
             *docstrings, last = node.body
-            is_stub = isinstance(last, ast.Raise) and all(map(_is_text, docstrings))
+            is_stub = isinstance(last, ast.Raise) and all(map(_is_docstring, docstrings))
             location = f"`{node.name}`"
         else:
-            is_stub = _is_text(node) or ast.unparse(node) == "import numpy as np"
+            is_stub = _is_docstring(node) or ast.unparse(node) == "import numpy as np"
             location = f"line {node.lineno}"
         if not is_stub:
             raise ValueError(
@@ -154,5 +157,6 @@ def _require_stubs(adapters: Path) -> None:
             )
 
 
-def _is_text(node: ast.stmt) -> bool:
+def _is_docstring(node: ast.stmt) -> bool:
+    """Return whether a statement is a constant on its own, such as a docstring."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)

@@ -1,1 +1,1 @@
-"""A report that compares the exact bias with Monte Carlo, theory and bounds."""
+"""`verify`: a report that compares the exact bias with Monte Carlo, theory and bounds."""

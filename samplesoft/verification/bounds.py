@@ -1,7 +1,8 @@
-"""The bias of each example compared with its bounds: in the logits, in h, and in class vectors.
+"""Compare the bias of each example with its bounds, in the logits, in h and in class vectors.
 
-Arrays over P coordinates of a gradient have the shape (B, P). Their summaries are arrays (B,), by
-the field names of `VerificationRow`; a row holds their means or totals over the examples.
+Arrays over the P coordinates of a gradient have the shape (B, P). The functions summarise them in
+arrays (B,), whose names are fields of `VerificationRow`. A row then holds the means or totals of
+these arrays over the examples.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ BLOCKS = ("logits", "h", "class_embeddings")
 # A coordinate counts as outside a bound if it exceeds the bound by more than rounding and more than
 # this fraction of M / m, which is far below relevant violations.
 _SLACK_FRACTION = 1e-14
-# how values of several blocks of coordinates are combined; the others are added
+# how values of several blocks of coordinates are combined; values not listed are added
 _REDUCTIONS = {
     **dict.fromkeys(("max_bias", "finite_min_max", "finite_max_max"), np.maximum),
     **dict.fromkeys(("resolved", "printed_max", "corrected_max"), np.maximum),
@@ -32,19 +33,22 @@ RowValues = dict[str, Any]  # arrays (B,) by field name of `VerificationRow`
 
 
 class TheoryTerms(NamedTuple):
-    """The terms of Theorem 1 for a batch, printed and corrected, and the limit for many draws."""
+    """The terms of Theorem 1 of Rawat et al. (2019), and the limit of the bias, for a batch.
 
-    terms: Theorem1Terms
-    g: FloatArray  # (B, P): sum_j p_j d o_j over the negatives
-    limit: FloatArray  # (B, P): limit of m times the bias
+    They are with respect to P parameters: the logits, or others by `to_parameters`.
+    """
 
-    def of_h(self, jacobian: FloatArray) -> TheoryTerms:
-        """Return the terms with respect to P parameters, given the Jacobian (n, P)."""
+    terms: Theorem1Terms  # of the printed and of the corrected theorem
+    g: FloatArray  # (B, P): sum of p_j times the gradient of logit j, over the negatives j
+    limit: FloatArray  # (B, P): limit of m times the bias for many draws m
+
+    def to_parameters(self, jacobian: FloatArray) -> TheoryTerms:
+        """Return the terms with respect to P parameters, given the logits' Jacobian (n, P)."""
         return self._replace(g=self.g @ jacobian, limit=self.limit @ jacobian)
 
 
 def theory_terms(inputs: Inputs) -> TheoryTerms:
-    """Return the terms of a batch with respect to its logits; the number of draws is ignored."""
+    """Return the terms of a batch with respect to its logits; they do not depend on m."""
     terms = theorem1_terms_of(inputs)
     return TheoryTerms(terms, terms.negative_probs, asymptotic_bias_of(inputs))
 
@@ -57,10 +61,28 @@ def row_values(
     m: int,
     scale: float | FloatArray,
 ) -> RowValues:
-    """Compare the bias (B, P) with its bounds in the same P parameters, and summarise each example.
+    """Compare the bias (B, P) in P parameters with its bounds; return summaries of each example.
 
-    `error` (B,) is the numerical L1 error of the bias in the logits. `scale`, a scalar or (B,), is
-    M, the largest derivative of a logit. Values that the scheme does not have are omitted.
+    Parameters
+    ----------
+    bias : ndarray, shape (B, P)
+        Exact bias of the gradient.
+    error : ndarray, shape (B,)
+        Numerical L1 error of the bias in the logits.
+    theory : TheoryTerms or None
+        Terms of Theorem 1 with respect to the same parameters.
+    ends : tuple of two ndarrays, shape (B, P), or None
+        Lower and upper finite-m bounds.
+    m : int
+        Number of draws.
+    scale : float or ndarray, shape (B,)
+        M, the largest absolute derivative of a logit in a parameter.
+
+    Returns
+    -------
+    dict of str to ndarray, shape (B,)
+        Values by the field names of `VerificationRow`, without those for which `theory` or `ends`
+        is missing.
     """
     # the error in a parameter is at most M times the L1 error in the logits
     allowed = (error + (0.0 if ends is None else _SLACK_FRACTION / m)) * scale
@@ -116,17 +138,20 @@ def class_vector_row_values(
     m: int,
     scaled_h: FloatArray,
 ) -> RowValues:
-    """Return `row_values` for all class vectors, without an array of all n * d coordinates.
+    """Compute `row_values` for the n d coordinates of all class vectors, without such an array.
 
-    Coordinate k of class vector i has the bias ``bias_i * scaled_h_k``, where `scaled_h` (B, d) is
-    ``tau * h``, the derivatives of a logit with respect to its class vector. The other arguments
-    are those of `row_values` for the logits.
+    The derivative of logit i in its class vector is ``tau * h``, which is `scaled_h` (B, d). So
+    coordinate k of class vector i has the bias ``bias[i] * scaled_h[k]``. The other arguments are
+    those of `row_values` for the logits.
     """
     largest = np.abs(scaled_h).max(axis=1)
     values: RowValues = {}
 
-    def of_coordinate(coordinate: FloatArray) -> RowValues:
-        """Return the values of the n coordinates k of all class vectors; `coordinate` is (B, 1)."""
+    def values_of_coordinate(coordinate: FloatArray) -> RowValues:
+        """Return the values for one coordinate k of all n class vectors.
+
+        `coordinate` (B, 1) is column k of `scaled_h`.
+        """
         scaled_ends = ends and (ends[0] * coordinate, ends[1] * coordinate)
         if scaled_ends:  # a negative factor swaps the lower and the upper end
             scaled_ends = np.minimum(*scaled_ends), np.maximum(*scaled_ends)
@@ -135,8 +160,8 @@ def class_vector_row_values(
         )
         return row_values(bias * coordinate, error, scaled_theory, scaled_ends, m, largest)
 
-    # combined in order, so that the bits do not depend on the number of threads
-    for coordinate_values in thread_map(of_coordinate, scaled_h.T[:, :, None]):
+    # combine in a fixed order, so that the bits do not depend on the number of threads
+    for coordinate_values in thread_map(values_of_coordinate, scaled_h.T[:, :, None]):
         values = {
             name: _REDUCTIONS.get(name, np.add)(values[name], value) if name in values else value
             for name, value in coordinate_values.items()

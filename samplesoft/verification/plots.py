@@ -18,7 +18,7 @@ _EXACT_COLOUR, _PRINTED_COLOUR = COLOURS[:2]
 _TRIALS_COLOUR = "#000000"
 _BOUNDS_COLOUR = "#A6CEE3"
 _MAX_COLUMNS = 3
-_MIN_BIAS = 1e-13  # smaller biases are rounding
+_MIN_BIAS = 1e-13  # smaller biases are due to rounding
 _QUANTILE_OF_95 = 1.96  # half width of the 95% interval of a normal distribution
 
 Style = dict[str, Any]
@@ -37,7 +37,7 @@ def draw_rows(
     rows : sequence of VerificationRow
         The rows of a report; those of the first block of parameters are shown.
     trials : str
-        Number of trials of a Monte Carlo point, for the legend.
+        Number of trials of a Monte Carlo estimate, as text for the legend.
     has_theorem, has_bounds : bool
         Whether rows have values for Theorem 1, and for the finite-m bounds.
 
@@ -65,11 +65,11 @@ def draw_rows(
         axis.grid(True, color="0.9", linewidth=0.6)
         axis.set_axisbelow(True)
         axis.tick_params(labelsize=8)
-        if k + columns >= len(names):  # the lowest panel of its column
+        if k + columns >= len(names):  # the lowest panel in its column
             axis.tick_params(labelbottom=True)
             axis.set_xlabel("m (draws)", fontsize=9)
         curve = [row for row in shown if row.sampler == name]
-        # the largest values do not show violations of the printed theorem, which are mostly in h
+        # count violations of the printed theorem, which are mostly in h, where no curve shows them
         outside = sum(row.outside_printed or 0 for row in rows if row.sampler == name)
         fails = f": Theorem 1 fails in {outside:,} coordinates" if outside else ""
         axis.set_title(f"{name}{fails}", fontsize=9)
@@ -82,21 +82,21 @@ def draw_rows(
 
 
 def _draw_curve(axis: Any, curve: list[VerificationRow], floor: float) -> None:
-    """Draw one sampler: the exact bias, its bounds, and Monte Carlo."""
-    m = _column(curve, "num_sampled")
+    """Draw the panel of one sampler: the exact bias, its bounds, and Monte Carlo estimates."""
+    m = _field_values(curve, "num_sampled")
     axis.set_xlim(m.min() / 1.6, m.max() * 1.6)
     if len(m) <= 6:  # more labels would overlap
         axis.set_xticks(m, [f"{row.num_sampled:,}" for row in curve])
         axis.set_xticks([], minor=True)
     if curve[0].finite_max_max is not None:
-        low = np.maximum(_column(curve, "finite_min_max"), floor / 10.0)
-        high = _column(curve, "finite_max_max")
-        # with a single m the area is empty, and the bar shows the interval
+        low = np.maximum(_field_values(curve, "finite_min_max"), floor / 10.0)
+        high = _field_values(curve, "finite_max_max")
+        # with a single m the filled area is empty: bars show the interval
         axis.vlines(m, low, high, color=_BOUNDS_COLOUR, linewidth=8)
         axis.fill_between(m, low, high, color=_BOUNDS_COLOUR, alpha=0.55, linewidth=0)
-        printed = _column(curve, "printed_max")
+        printed = _field_values(curve, "printed_max")
         axis.plot(m, printed, **_LINE_OF_PRINTED, marker="_", markersize=14)
-    exact = _column(curve, "max_bias")
+    exact = _field_values(curve, "max_bias")
     axis.plot(m, exact, **_LINE_OF_EXACT)
     if exact.max() < _MIN_BIAS:
         axis.text(0.5, 0.08, "no bias", transform=axis.transAxes, ha="center", fontsize=9)
@@ -106,8 +106,8 @@ def _draw_curve(axis: Any, curve: list[VerificationRow], floor: float) -> None:
 
 def _draw_trials(axis: Any, m: Any, curve: list[VerificationRow]) -> None:
     """Draw estimates with 95% intervals; for estimates <= 0, only the upper end of the interval."""
-    mean = _column(curve, "monte_carlo_max")
-    reach = _QUANTILE_OF_95 * _column(curve, "monte_carlo_max_stderr")
+    mean = _field_values(curve, "monte_carlo_max")
+    reach = _QUANTILE_OF_95 * _field_values(curve, "monte_carlo_max_stderr")
     shown = mean > 0.0
     below = np.minimum(reach, mean * (1.0 - 1e-6))[shown]  # keep the lower end positive
     ends = [below.tolist(), reach[shown].tolist()]
@@ -116,6 +116,7 @@ def _draw_trials(axis: Any, m: Any, curve: list[VerificationRow]) -> None:
 
 
 def _add_legend(figure: Figure, trials: str, has_theorem: bool, has_bounds: bool) -> None:
+    """Add one legend for all panels below the figure."""
     from matplotlib.lines import Line2D
 
     entries: dict[str, Style] = {"exact": _LINE_OF_EXACT}
@@ -130,6 +131,6 @@ def _add_legend(figure: Figure, trials: str, has_theorem: bool, has_bounds: bool
     figure.legend(handles, list(entries), **place, fontsize=9, frameon=False)
 
 
-def _column(curve: list[VerificationRow], name: str) -> FloatArray:
-    """Return a field of all rows as an array, with NaN for None."""
+def _field_values(curve: list[VerificationRow], name: str) -> FloatArray:
+    """Return the values of a field of all rows as an array, with NaN for None."""
     return np.array([getattr(row, name) for row in curve], dtype=np.float64)

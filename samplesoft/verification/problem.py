@@ -39,30 +39,34 @@ _MAX_UNEXPLAINED = 1e-6  # fraction of the sum of squares that a better tau may 
 
 @dataclass(frozen=True)
 class Problem:
-    """Checked arguments of `verify`: `logits` (B, n), `labels` (B,), vectors or None."""
+    """The checked arguments of `verify`, without the proposals.
+
+    Shapes are (B, n) for `logits`, (B,) for `labels`, (B, d) for `h` and (n, d) for
+    `class_embeddings`; the vectors are None if only logits were passed.
+    """
 
     logits: FloatArray
     labels: IntArray
     h: FloatArray | None
     class_embeddings: FloatArray | None
     tau: float
-    blocks: tuple[str, ...]  # of `BLOCKS`
+    blocks: tuple[str, ...]  # names of parameters, from `BLOCKS`
     scheme: Scheme
-    counts: list[int]  # numbers of draws m, in increasing order
+    draw_counts: list[int]  # numbers of draws m, in increasing order
     num_trials: int
 
     @property
     def jacobian(self) -> FloatArray | None:
-        """Derivatives of the logits with respect to h, (n, d)."""
+        """Derivatives (n, d) of the logits with respect to h; None without vectors."""
         return None if self.class_embeddings is None else self.tau * self.class_embeddings
 
-    def of(self, part: slice) -> Problem:
-        """Return the problem for a slice of the examples."""
+    def select_examples(self, part: slice) -> Problem:
+        """Return the problem of a slice of the examples."""
         h = None if self.h is None else self.h[part]
         return replace(self, logits=self.logits[part], labels=self.labels[part], h=h)
 
 
-def check_problem(
+def checked_problem(
     logits: ArrayLike,
     labels: Any,
     num_sampled: int | Iterable[int],
@@ -73,7 +77,7 @@ def check_problem(
     scheme: str,
     num_trials: int,
 ) -> Problem:
-    """Check the arguments of `verify` except the proposals."""
+    """Check the arguments of `verify` except the proposals; return them as a `Problem`."""
     o = as_real_array("logits", logits, (1, 2))
     t = np.atleast_1d(as_labels("labels", labels, o.shape[-1], o.shape[:-1]))
     o = np.atleast_2d(o)
@@ -90,7 +94,7 @@ def check_problem(
             "and `class_embeddings`, or include 'logits'."
         )
     scale = as_positive("tau", tau)
-    # moments are squares of tau c
+    # moments contain squares of tau * class_embeddings, which must not overflow
     require_squares(np.ones(1) if classes is None else classes, scale)
     rules = as_scheme(scheme)
     values = list(num_sampled) if isinstance(num_sampled, Iterable) else [num_sampled]
@@ -124,11 +128,11 @@ def _check_vectors(
     return contexts, classes
 
 
-def check_proposals(proposals: Mapping[str, Any], problem: Problem) -> dict[str, Inputs]:
-    """Return the checked inputs for each proposal; a sampler is evaluated at the contexts.
+def checked_inputs(proposals: Mapping[str, Any], problem: Problem) -> dict[str, Inputs]:
+    """Check the proposals of `verify`; return the `Inputs` of the exact bias for each name.
 
-    The number of draws is the smallest one. For schemes with independent inclusion, q is not yet
-    converted to inclusion probabilities.
+    A sampler is evaluated at the contexts. The inputs have the smallest number of draws. For
+    schemes with independent inclusion, q is not yet converted to inclusion probabilities.
     """
     if not isinstance(proposals, Mapping) or not proposals:
         raise ValueError(
@@ -148,9 +152,9 @@ def check_proposals(proposals: Mapping[str, Any], problem: Problem) -> dict[str,
                 f"`{title}` of shape {q.shape} does not match `logits` of shape ({batch}, {n}); "
                 "give one row for all examples, or one row for each."
             )
-        # q is checked here, where its name for messages is known, and nowhere below
+        # check q now, because only this function knows its name for messages
         inputs = Inputs(
-            problem.logits, problem.labels, q, problem.counts[0], problem.scheme, True, none
+            problem.logits, problem.labels, q, problem.draw_counts[0], problem.scheme, True, none
         )
         try:
             check_support(inputs)
@@ -162,10 +166,11 @@ def check_proposals(proposals: Mapping[str, Any], problem: Problem) -> dict[str,
 
 
 def warn_unless_products(problem: Problem) -> None:
-    """Warn if the logits (B, n) are not ``tau h . c``, attributed to the caller's caller.
+    """Warn if the logits (B, n) are not ``tau h . c`` for the vectors of the problem.
 
-    A bias of each class, a constant of each example, and float32 rounding are allowed. The biases
-    are taken from the example with the shortest context, so that a single example always fits.
+    A bias for each class, a constant for each example, and float32 rounding are allowed. Biases are
+    removed by subtracting the example with the shortest context, so that a single example always
+    fits. The warning points to the caller of the calling function.
     """
     logits = problem.logits
     h = problem.h
@@ -178,13 +183,13 @@ def warn_unless_products(problem: Problem) -> None:
         # differences of examples, where the biases of classes cancel
         y = logits - logits[base]
         x = (h - h[base]) @ class_embeddings.T
-        # rounding of d products and their sum, of normalisation, and of the biases and constants
+        # float32 rounding of d products and their sum, of normalisation, of biases and constants
         unit = _FLOAT32 * (h.shape[1] + 4) * problem.tau * np.linalg.norm(class_embeddings, axis=1)
         slack = (norms[:, None] + norms[base]) * unit
         slack += 4.0 * _FLOAT32 * (np.abs(logits) + np.abs(logits[base]))
         slack += np.median(slack, axis=1, keepdims=True)
         off = y - problem.tau * x
-        # estimate the constant by the median, which a single wrong logit does not change
+        # estimate the constant of an example by the median, which one wrong logit does not change
         off = np.abs(off - np.median(off, axis=1, keepdims=True))
         row, column = np.unravel_index(np.argmax(off - slack), off.shape)
         size = float(off[row, column])
@@ -196,7 +201,7 @@ def warn_unless_products(problem: Problem) -> None:
         yy = np.vdot(y, y)
         xy = np.vdot(y, x)
         xx = np.vdot(x, x)
-        # the best tau leaves almost no residual
+        # whether another tau leaves almost no residual
         fits = xy > 0.0 and yy - xy / xx * xy <= _MAX_UNEXPLAINED * yy
     remedy = "pass the vectors and the tau that the logits were made of, or leave the vectors out"
     if fits:

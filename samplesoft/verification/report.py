@@ -1,4 +1,4 @@
-"""The verification report: rows, the summary, the verdict, and the tables of all values."""
+"""`VerificationReport`: rows, a summary, a verdict, tables of all values, and a plot."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from samplesoft.verification.row import VerificationRow as VerificationRow  # pu
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-TARGET_BIAS = 0.01  # the summary reports the number of draws for this L1 bias
+TARGET_BIAS = 0.01  # the summary has the number of draws that this L1 bias of the logits needs
 
-_MAX_ROUNDING = 1e-12  # numerical errors of a zero bias are below
+_MAX_ROUNDING = 1e-12  # upper bound on the numerical error of a bias that is 0
 _NAMES = {"logits": "the logits", "h": "h", "class_embeddings": "the class vectors"}
 
 
@@ -34,9 +34,9 @@ class VerificationReport(Report):
     rows : tuple of VerificationRow
         One row for each sampler, number of draws and block of parameters.
     scheme : str
-        The scheme.
+        Name of the sampling scheme, see `samplesoft.exact_bias`.
     num_classes, num_examples, num_trials : int
-        Numbers of classes, of examples, and of trials for each example, sampler and m.
+        Numbers of classes and of examples, and of trials for each example, sampler and m.
     tau : float
         Inverse temperature.
     alpha : float
@@ -88,12 +88,12 @@ class VerificationReport(Report):
 
     @property
     def ok(self) -> bool:
-        """Whether `agrees` and `bounds_hold`. Violated printed bounds are findings, not errors."""
+        """Whether `agrees` and `bounds_hold`; violations of the printed theorem are no errors."""
         return self.agrees and self.bounds_hold
 
     @property
     def verdict(self) -> str:
-        """The result in at most three sentences."""
+        """The result in up to three sentences: Monte Carlo, bounds, and draws that are needed."""
         return " ".join(
             filter(None, (_trials_sentence(self), _bounds_sentence(self), _draws_sentence(self)))
         )
@@ -121,7 +121,7 @@ class VerificationReport(Report):
     def _parts(self) -> list[Part]:
         return [
             Settings(self._settings()),
-            _summary(self),
+            _summary_table(self),
             Items(_summary_legend(self)),
             Paragraph(self.verdict, is_verdict=True),
         ]
@@ -129,7 +129,7 @@ class VerificationReport(Report):
     def _details(self) -> list[Part]:
         parts: list[Part] = []
         shown: list[str] = []
-        for wrt in _blocks(self):
+        for wrt in _block_names(self):
             rows = [row for row in self.rows if row.wrt == wrt]
             names = [
                 key
@@ -143,7 +143,7 @@ class VerificationReport(Report):
             parts += [Heading(f"Gradient in {_NAMES[wrt]}: {where}"), table]
         meanings = described(VerificationRow)
         names = [name for name in _VALUE_FIELDS if name in shown]
-        # fields that share a description are adjacent
+        # fields with the same description are adjacent: explain them together
         texts = [
             f"{', '.join(group)}: {meaning}."
             for meaning, group in groupby(names, lambda name: meanings.get(name, name))
@@ -178,50 +178,54 @@ class VerificationReport(Report):
 Group = Sequence[VerificationRow]  # the rows of one sampler at one m, one for each block
 
 
-def _groups(report: VerificationReport) -> list[Group]:
+def _rows_by_sampler_and_m(report: VerificationReport) -> list[Group]:
+    """Return the rows of a report in groups, one for each sampler and m."""
     groups = groupby(report.rows, attrgetter("sampler", "num_sampled"))
     return [list(rows) for _, rows in groups]
 
 
-def _tested(group: Group) -> Group:
-    """Return the rows without those of class vectors, which repeat the tests of the logits.
+def _rows_with_own_tests(group: Group) -> Group:
+    """Return the rows of a group that have tests of their own.
 
-    All rows if there are no others.
+    Rows for class vectors repeat the tests of the logits, and are left out unless there are no
+    other rows.
     """
     return [row for row in group if row.wrt != "class_embeddings"] or group
 
 
-def _summary(report: VerificationReport) -> Table:
+def _summary_table(report: VerificationReport) -> Table:
+    """Return the table of all samplers and numbers of draws."""
     columns = [
         Column("proposal", lambda group: group[0].sampler),
         Column("m", lambda group: group[0].num_sampled),
         Column(
             "exact\nbias", lambda group: _zero_unless_resolved(group[0], group[0].l1_bias), "#.3g"
         ),
-        Column("Monte Carlo\nagrees", lambda group: _agreement(report, group)),
+        Column("Monte Carlo\nagrees", lambda group: _agreement_text(report, group)),
     ]
     if report.has_theorem:
-        columns.append(Column("printed\nTheorem 1", _total_outside, _theorem_text))
+        columns.append(Column("printed\nTheorem 1", _num_outside_printed, _theorem_text))
     if report.has_bounds:
         columns += [
             Column("bound for\nevery m", lambda group: group[0].finite_max_l1, _bound_text),
             Column(f"draws for\na bias of {TARGET_BIAS:g}", lambda g: g[0].draws_needed, ","),
         ]
-    return Table(_groups(report), columns, "Each proposal at each number of draws m")
+    return Table(_rows_by_sampler_and_m(report), columns, "Each proposal at each number of draws m")
 
 
 def _zero_unless_resolved(row: VerificationRow, bias: float | None) -> float | None:
-    """Return a bias, or 0 if it is within its numerical error."""
+    """Return `bias`, or 0 if the bias of the row is within its numerical error."""
     return bias if row.resolved or bias is None else 0.0
 
 
-def _agreement(report: VerificationReport, group: Group) -> str:
-    rows = _tested(group)
+def _agreement_text(report: VerificationReport, group: Group) -> str:
+    """Return whether Monte Carlo agrees, with the percentage of statistics that were tested."""
+    rows = _rows_with_own_tests(group)
     tested = sum(row.num_tested for row in rows)
     if not tested:
         return "not tested"
     scores = [row.max_abs_z or 0.0 for row in rows] + [group[0].loss_z or 0.0]
-    # the limit is for the whole report
+    # the limit is the same for the whole report
     if max(scores) > report.z_limit:
         return f"NO, |z| = {max(scores):.3g}"
     # rounded down, so that 100% means all
@@ -229,12 +233,13 @@ def _agreement(report: VerificationReport, group: Group) -> str:
     return f"yes, {math.floor(100.0 * share)}%" if share >= 0.01 else "yes, < 1%"
 
 
-def _total_outside(group: Group) -> int:
+def _num_outside_printed(group: Group) -> int:
+    """Return the number of coordinates in a group that are outside the printed Theorem 1."""
     return sum(row.outside_printed or 0 for row in group)
 
 
 def _theorem_text(group: Group) -> str:
-    outside = _total_outside(group)
+    outside = _num_outside_printed(group)
     return f"{outside:,} outside" if outside else "holds"
 
 
@@ -245,19 +250,19 @@ def _bound_text(group: Group) -> str:
 
 
 def _summary_legend(report: VerificationReport) -> list[str]:
-    """Return explanations of the columns of the summary."""
+    """Return explanations of the columns of the summary table, one line for each."""
     wrt = report.rows[0].wrt
     most = ", which is at most 2" if wrt == "logits" else ""
     lines = [
         f"exact bias: of the gradient in {_NAMES[wrt]}, summed over its coordinates without their "
-        f"signs (L1 norm){most}; the mean of {_count(report.num_examples, 'example')}.",
+        f"signs (L1 norm){most}; the mean of {_counted(report.num_examples, 'example')}.",
         f"Monte Carlo agrees: all of {report.num_trials:,} trials within {report.z_limit:.2f} "
         "standard errors; in % the statistics with enough effective draws to be tested.",
     ]
     if report.has_theorem:
         lines.append(
             "printed Theorem 1: of Rawat et al. (2019), a bound to leading order; else how many "
-            f"coordinates of {_and([_NAMES[wrt] for wrt in _blocks(report)])} are outside."
+            f"coordinates of {_joined([_NAMES[wrt] for wrt in _block_names(report)])} are outside."
         )
     if report.has_bounds:
         lines.append(
@@ -267,15 +272,18 @@ def _summary_legend(report: VerificationReport) -> list[str]:
     return lines
 
 
-def _blocks(report: VerificationReport) -> list[str]:
+def _block_names(report: VerificationReport) -> list[str]:
+    """Return the blocks of parameters in a report, in the order of its rows."""
     return list(dict.fromkeys(row.wrt for row in report.rows))
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+def _counted(number: int, noun: str) -> str:
+    """Return a number with its noun, which gets an s unless the number is 1."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def _and(words: Sequence[str]) -> str:
+def _joined(words: Sequence[str]) -> str:
+    """Return words as "a", "a and b" or "a, b and c"."""
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
@@ -283,7 +291,7 @@ def _and(words: Sequence[str]) -> str:
 
 
 def _trials_sentence(report: VerificationReport) -> str:
-    """Return a sentence on whether Monte Carlo agrees, and on the untested statistics."""
+    """Return a sentence that says whether Monte Carlo agrees, and what could not be tested."""
     if report.num_tests == 0:
         return (
             f"NOTHING was tested: {report.num_trials:,} trials are too few for any statistic of "
@@ -298,7 +306,7 @@ def _trials_sentence(report: VerificationReport) -> str:
     if not report.num_untested:
         return f"{text}."
     share = 100.0 * report.num_untested / (report.num_untested + report.num_tests)
-    rows = [row for group in _groups(report) for row in _tested(group)]
+    rows = [row for group in _rows_by_sampler_and_m(report) for row in _rows_with_own_tests(group)]
     # the row with the smallest fraction of tested statistics
     least = min(rows, key=lambda row: row.num_tested / (row.num_tested + row.num_untested))
     return (
@@ -310,29 +318,29 @@ def _trials_sentence(report: VerificationReport) -> str:
 
 
 def _bounds_sentence(report: VerificationReport) -> str:
-    """Return a sentence on whether the bounds hold, and on violations of the printed theorem."""
+    """Return a sentence that says whether the bounds and the printed theorem hold."""
     if not report.has_bounds:
         return ""
     proved = "The bounds for every m" + " and the corrected Theorem 1" * report.has_theorem
     text = f"{proved} {'hold' if report.bounds_hold else 'are VIOLATED'}"
     if not report.has_theorem:
         return f"{text}."
-    outside = _total_outside(report.rows)
+    outside = _num_outside_printed(report.rows)
     if not outside:
         return f"{text}; nothing is outside Theorem 1 as printed."
     # the printed proof needs g >= 0: report violations with g >= 0 separately
     with_sign = sum(row.outside_with_sign or 0 for row in report.rows)
     where = f"{with_sign:,} of them" if with_sign else "none"
     return (
-        f"{text}; as printed, Theorem 1 fails in {_count(outside, 'coordinate')}, {where} where "
+        f"{text}; as printed, Theorem 1 fails in {_counted(outside, 'coordinate')}, {where} where "
         "its condition g >= 0 is met."
     )
 
 
 def _draws_sentence(report: VerificationReport) -> str:
-    """Return a sentence that compares the proposals by the draws they need for the target bias."""
+    """Return a sentence that compares proposals by the draws that they need for `TARGET_BIAS`."""
     needed = {row.sampler: row.draws_needed for row in report.rows if row.draws_needed}
-    # exclude the softmax itself, which needs one draw but is too expensive as a proposal
+    # exclude the softmax itself, which needs one draw, but is too expensive as a proposal
     biased = {name: m for name, m in needed.items() if m > 1}
     if not biased:
         return ""
@@ -348,18 +356,19 @@ def _draws_sentence(report: VerificationReport) -> str:
 
 # all values --------------------------------------------------------------------------------------
 
-_VALUE_FIELDS = [column.name for column in fields(VerificationRow)][4:]  # after the keys of a row
+# without the first four, which identify a row: sampler, m, block, number of coordinates
+_VALUE_FIELDS = [column.name for column in fields(VerificationRow)][4:]
 
 
 def _field_value(row: VerificationRow, name: str) -> Any:
-    """Return a field of a row, or 0 if it is within the numerical error of a bias."""
+    """Return the value of a field of a row; 0 if it is within the numerical error of the bias."""
     value = getattr(row, name)
     is_none = isinstance(value, float) and abs(value) < _MAX_ROUNDING and not row.resolved
     return 0.0 if is_none else value
 
 
 def _row_as_column(row: VerificationRow) -> Column:
-    """Return the values of a row as a column: field names are too wide for column titles."""
+    """Return a column with the values of a row; field names, which are wide, title the lines."""
 
     def format_field(name: str) -> str:
         value = _field_value(row, name)
@@ -371,8 +380,8 @@ def _row_as_column(row: VerificationRow) -> Column:
     return Column(f"{sampler}\nm = {row.num_sampled}", partial(_field_value, row), format_field)
 
 
-def one_line(row: VerificationRow) -> str:
-    """Return a row in one line, for progress output."""
+def row_as_line(row: VerificationRow) -> str:
+    """Return a summary of a row as one line of text, for progress output."""
     bias = f"{row.l1_bias:.2e}" if row.resolved else "0"
     z = "nothing could be tested" if row.max_abs_z is None else f"largest |z| {row.max_abs_z:.2f}"
     return f"{row.sampler}, m = {row.num_sampled}: L1 bias {bias} in {row.wrt}, {z}"

@@ -1,4 +1,4 @@
-"""A row of a verification report."""
+"""`VerificationRow`: one row of a verification report."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class VerificationRow:
-    """One sampler, one number of draws, one block of parameters.
+    """Results for one sampler, one number of draws and one block of parameters.
 
-    Norms are averaged over the examples, and counts are summed. A field is None if the block or
-    the scheme does not have that value, or if it is not finite.
+    Norms are averaged over the examples, and counts are summed. A field is None if it is not
+    defined for the block or the scheme, or if it is not finite.
 
     Attributes
     ----------
@@ -22,36 +22,38 @@ class VerificationRow:
         Largest absolute value and sum of absolute values of the exact bias, in units of the
         gradient.
     resolved : bool
-        Whether `l1_bias` is larger than its numerical error, in every example; if not, it may be 0
+        Whether `l1_bias` is larger than its numerical error in every example; if not, it may be 0
     monte_carlo_max, monte_carlo_l1 : float or None
-        Unbiased estimates of both norms, for ``logits`` only.
+        Unbiased estimates of `max_bias` and `l1_bias`, for ``logits`` only.
     monte_carlo_max_stderr, monte_carlo_l1_stderr : float or None
-        Their standard errors.
+        Standard errors of `monte_carlo_max` and `monte_carlo_l1`.
     max_abs_z : float or None
         Largest ``|Monte Carlo - exact|`` in standard errors, or None if nothing was tested. For
-        ``class_embeddings`` it is the value of the logits, whose bias times h is the bias here.
+        ``class_embeddings`` it is the value of the logits, whose bias times h is their bias.
     num_tested, num_untested : int
         Numbers of statistics that were tested, and that have too few effective draws to be tested.
     p_value : float or None
-        p-value of `max_abs_z` by Bonferroni, for the `num_tested` of this row.
+        p-value of `max_abs_z`, with Bonferroni's correction for `num_tested`.
     printed_max : float or None
         Largest absolute value that the printed LB and UB allow for a coordinate.
     outside_printed, outside_printed_limit : int or None
         Numbers of coordinates outside the printed bounds at this m, and in the limit of many draws.
     outside_with_sign : int or None
-        Number of coordinates outside at this m with g >= 0, a condition of the printed upper bound.
+        Number of coordinates outside the printed bounds at this m that have g >= 0, which is a
+        condition of the printed upper bound.
     sign_condition : int or None
         Number of examples with g >= 0 in every coordinate.
     corrected_max : float or None
-        The bound of the corrected theorem on every coordinate that depends on M but not on g.
+        The bound of the corrected theorem on every coordinate, in its form without g.
     corrected_outside : int or None
-        Number of coordinates outside the bounds of the corrected theorem, which depend on M and g.
+        Number of coordinates outside the bounds of the corrected theorem, in its form with g.
     finite_hold : bool or None
         Whether all coordinates are within the finite-m bounds.
     finite_outside : int or None
         Number of coordinates outside the finite-m bounds.
     draws_per_moment : float or None
-        m / rho with ``rho = E[r^2] / Z^2``, averaged: the bias can be large only if it is small.
+        m / rho with ``rho = E[r^2] / Z^2``, averaged over the examples. The bias can be large only
+        if this ratio is small.
     finite_tightness : float or None
         Sum of the widths of the finite-m intervals divided by the L1 norm of the bias.
     finite_min_max, finite_max_max : float or None

@@ -1,4 +1,4 @@
-"""`verify`: exact bias, theory, bounds and Monte Carlo of samplers, for given logits."""
+"""`verify`: compare the exact bias of samplers with Monte Carlo, theory and bounds."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ from samplesoft.verification.bounds import (
 )
 from samplesoft.verification.problem import (
     Problem,
-    check_problem,
-    check_proposals,
+    checked_inputs,
+    checked_problem,
     warn_unless_products,
 )
 from samplesoft.verification.report import (
     TARGET_BIAS,
     VerificationReport,
     VerificationRow,
-    one_line,
+    row_as_line,
 )
 from samplesoft.verification.trials import (
     ALPHA,
     Comparison,
     compare,
-    merge_scores,
+    merge_z_scores,
     p_value,
     z_limit,
 )
@@ -155,25 +155,25 @@ def verify(
     """
     if settings is not None:
         require_mapping("settings", settings)
-    problem = check_problem(
+    problem = checked_problem(
         logits, labels, num_sampled, h, class_embeddings, tau, wrt, scheme, num_trials
     )
-    samplers = check_proposals(proposals, problem)
+    samplers = checked_inputs(proposals, problem)
     workers = as_executor(executor)
     warn_unless_products(problem)
     key = as_key(rng)
-    counts = problem.counts
+    counts = problem.draw_counts
     rows: list[VerificationRow] = []
     comparisons: list[Comparison] = []
     pairs = [(name, m) for name in samplers for m in counts]
     slices = next(iter(samplers.values())).parts(len(pairs))
     tasks = (
-        # streams are keyed by index, so that no row depends on the order of work or on the worker
+        # random streams are keyed by index, so that rows do not depend on the order of the tasks
         _Task(
-            problem.of(examples),
+            problem.select_examples(examples),
             samplers[name].at(m).of(examples),
             examples.start,
-            _stream(key, index),
+            _stream_key(key, index),
         )
         for index, (name, m) in enumerate(pairs)
         for examples in slices
@@ -188,15 +188,17 @@ def verify(
                 bar.update(examples.stop - examples.start)
             at_m, trials = _make_rows(name, m, checked)
             if callable(progress):
-                progress(one_line(at_m[0]))
+                progress(row_as_line(at_m[0]))
             rows += at_m
             comparisons += trials
-        # computed last, so that the first line is printed sooner
+        # compute these last, so that the first line of progress is printed sooner
         needed = dict(
             zip(samplers, run_tasks(_num_draws_needed, samplers.values(), workers), strict=True)
         )
     rows = [replace(row, draws_needed=needed[row.sampler]) for row in rows]
-    scores = merge_scores([block for one in comparisons for block in (one.logits, one.h, one.loss)])
+    scores = merge_z_scores(
+        [block for one in comparisons for block in (one.logits, one.h, one.loss)]
+    )
     return VerificationReport(
         rows=tuple(rows),
         scheme=problem.scheme.name,
@@ -213,22 +215,26 @@ def verify(
     )
 
 
-def _stream(key: np.uint64, index: int) -> np.uint64:
-    """Return the key of an independent random stream."""
+def _stream_key(key: np.uint64, index: int) -> np.uint64:
+    """Return the key of random stream number `index`, which is independent of other streams."""
     return np.uint64(mix64(key, np.uint64(index)))
 
 
 class _Task(NamedTuple):
-    """Examples of one sampler at one m, for one worker."""
+    """A slice of the examples with one sampler at one m: the work of one task."""
 
     problem: Problem
     inputs: Inputs
-    first: int  # index of the first example
-    key: np.uint64  # of the streams of all examples
+    first: int  # index of the first example of the slice
+    key: np.uint64  # key from which the random stream of each example is derived
 
 
 class _TaskResult(NamedTuple):
-    """The result of a `_Task`."""
+    """The result of a `_Task` for its slice of the examples.
+
+    `blocks` has summaries of each example by block of parameters, `comparisons` has one entry for
+    each example, and `warning` is the text of a warning about lost digits, or None.
+    """
 
     blocks: dict[str, RowValues]
     comparisons: list[Comparison]
@@ -236,10 +242,10 @@ class _TaskResult(NamedTuple):
 
 
 def _check_examples(task: _Task) -> _TaskResult:
-    """Compare the exact bias of examples with bounds and with trials."""
+    """Compare the exact bias of the examples of a task with bounds and with Monte Carlo."""
     problem, inputs, first, key = task
     theory = theory_terms(inputs) if problem.scheme.has_bounds else None
-    if problem.scheme.independent:  # inclusion probability: that m draws contain the class
+    if problem.scheme.independent:  # q becomes the probability that m draws contain a class
         m = inputs.num_sampled
         with np.errstate(divide="ignore"):  # a class with q = 1
             inputs = replace(inputs, q=-np.expm1(m * np.log1p(-np.minimum(inputs.q, 1.0))))
@@ -248,7 +254,7 @@ def _check_examples(task: _Task) -> _TaskResult:
     jacobian = problem.jacobian if "h" in problem.blocks else None
     comparisons = []
     for b in range(len(problem.logits)):
-        stream = _stream(key, first + b)
+        stream = _stream_key(key, first + b)
         comparisons.append(compare(inputs, exact, b, jacobian, problem.num_trials, stream))
     return _TaskResult(blocks, comparisons, lost_digits(exact, inputs, first))
 
@@ -256,7 +262,11 @@ def _check_examples(task: _Task) -> _TaskResult:
 def _make_rows(
     name: str, m: int, results: list[_TaskResult]
 ) -> tuple[list[VerificationRow], list[Comparison]]:
-    """Return a row for each block, and the comparisons, of all examples; pass on warnings."""
+    """Combine the results of all tasks of one sampler at one m.
+
+    Returns a row for each block, and the comparisons of all examples. Issues the first warning of a
+    task.
+    """
     warning = next((result.warning for result in results if result.warning is not None), None)
     if warning is not None:
         warnings.warn(warning, RuntimeWarning, stacklevel=3)
@@ -271,13 +281,17 @@ def _make_rows(
 def _row_values_of_blocks(
     problem: Problem, inputs: Inputs, exact: ExactBias, theory: TheoryTerms | None
 ) -> dict[str, RowValues]:
-    """Return the values of each example by block; "ratio" values are norms, divided later."""
+    """Return summaries (B,) of each example for each block of parameters.
+
+    The values of `finite_tightness`, `leading_ratio` and `agapiou_ratio` are norms, which are
+    divided by the bias later.
+    """
     m = inputs.num_sampled
     bias = exact.bias
     error = exact.error
     jacobian = problem.jacobian
     ends = None
-    # the proofs need S to be e_t plus a mean of independent draws
+    # the proofs require that S is the label's term plus a mean of independent draws
     has_bounds = _has_bounds_for_every_m(problem.scheme)
     if has_bounds:
         finite = finite_sample_bounds_of(inputs)
@@ -293,11 +307,11 @@ def _row_values_of_blocks(
                 "effective_sample_size": terms.effective_sample_size,
             }
     if "h" in problem.blocks and jacobian is not None:
-        of_h = theory and theory.of_h(jacobian)
+        of_h = theory and theory.to_parameters(jacobian)
         ends_of_h = finite.gradient(jacobian) if has_bounds else None
         scale = float(np.abs(jacobian).max())
         blocks["h"] = row_values(bias @ jacobian, error, of_h, ends_of_h, m, scale)
-        # no moments for the logits: they would need n integrals
+        # moments of the gradient in the logits would need n integrals: omit them
         if has_bounds and problem.class_embeddings is not None:
             moments = exact_gradient_moments_of(inputs, problem.class_embeddings, problem.tau)
             names = ("squared_bias", "variance", "mse")
@@ -315,11 +329,12 @@ def _row_values_of_blocks(
 
 
 def _has_bounds_for_every_m(scheme: Scheme) -> bool:
+    """Return whether the finite-m bounds are proved for a scheme."""
     return scheme.adds_mean and not scheme.jackknife
 
 
 def _num_draws_needed(inputs: Inputs) -> int | None:
-    """Return the smallest m for which the mean bias of the examples is at most `TARGET_BIAS`.
+    """Return the smallest m for which the mean L1 bias in the logits is at most `TARGET_BIAS`.
 
     None if no m in the range of float64 is enough, and for schemes whose bias is not proved to
     decrease with m.
@@ -327,13 +342,13 @@ def _num_draws_needed(inputs: Inputs) -> int | None:
     if not _has_bounds_for_every_m(inputs.scheme):
         return None
 
-    def norm(m: int) -> float:
+    def mean_l1_bias(m: int) -> float:
         biases = (with_replacement_bias(*row, m, inputs.scheme).bias for row in inputs.rows())
         return float(np.mean([np.abs(bias).sum() for bias in biases]))
 
-    # the norm decreases with m for each example (bias/README.md, section 14), and so does the mean
+    # the L1 bias of each example decreases with m (bias/README.md, section 14)
     try:
-        return least_num_sampled(norm, 1, TARGET_BIAS)
+        return least_num_sampled(mean_l1_bias, 1, TARGET_BIAS)
     except ValueError:
         return None
 
@@ -341,10 +356,10 @@ def _num_draws_needed(inputs: Inputs) -> int | None:
 def _make_row(
     name: str, m: int, wrt: str, example_values: RowValues, comparisons: list[Comparison]
 ) -> VerificationRow:
-    """Return the row of a sampler, m and block from the values of all examples."""
-    values = {field: _summarise(of_examples) for field, of_examples in example_values.items()}
+    """Return the row of a sampler, m and block, given the values (B,) of all examples."""
+    values = {field: _mean_or_total(of_examples) for field, of_examples in example_values.items()}
     resolved = values["resolved"] = bool(example_values["resolved"].all())
-    # relative to the bias, unless that is 0 within its error
+    # divide norms by the bias, unless that is 0 within its error
     l1_bias = values["l1_bias"] if resolved else 0.0
     for field in ("finite_tightness", "leading_ratio", "agapiou_ratio"):
         norm = values.pop(field, None)
@@ -356,11 +371,11 @@ def _make_row(
         for k, norm in enumerate(("max", "l1")):
             values[f"monte_carlo_{norm}"] = float(norms[:, 0, k].mean())
             values[f"monte_carlo_{norm}_stderr"] = float(stderr[k])
-    tested = merge_scores([one.h if wrt == "h" else one.logits for one in comparisons])
+    tested = merge_z_scores([one.h if wrt == "h" else one.logits for one in comparisons])
     if tested.z.size:
         values["max_abs_z"] = tested.max_abs_z
         values["p_value"] = p_value(tested.max_abs_z, tested.z.size)
-    loss = merge_scores([one.loss for one in comparisons])
+    loss = merge_z_scores([one.loss for one in comparisons])
     return VerificationRow(
         sampler=name,
         num_sampled=m,
@@ -373,8 +388,8 @@ def _make_row(
     )
 
 
-def _summarise(of_examples: Any) -> Any:
-    """Return the sum of counts, and the mean of other values, or None if it is not finite."""
+def _mean_or_total(of_examples: Any) -> Any:
+    """Return the total of integers or booleans, or the mean of floats; None if not finite."""
     values = np.asarray(of_examples)
     if values.dtype.kind != "f":
         return int(values.sum())

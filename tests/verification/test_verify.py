@@ -489,10 +489,10 @@ def test_bins_are_hit_often_enough():
     rng = np.random.default_rng(0)
     n, m, num_trials = 1000, 10, 5000
     p, q = rng.dirichlet(np.ones(n)), rng.dirichlet(np.full(n, 0.3)) * 0.9 + 0.1 / n
-    predicted = trials.predict_tails(p, 7, q, m, SCHEMES["negatives"])
+    predicted = trials.predict_draw_moments(p, 7, q, m, SCHEMES["negatives"])
     bins = trials.bin_classes(7, predicted, num_trials)
     assert np.sum(bins == bins[7]) == 1
-    hits = np.bincount(bins, num_trials * predicted.hits)
+    hits = np.bincount(bins, num_trials * predicted.hit_probs)
     assert np.delete(hits, bins[7]).min() >= trials.MIN_EXPECTED_HITS
     assert 20 < bins.max() <= 130
 
