@@ -117,7 +117,7 @@ def _two_way_loss(here: Problem, one: SampledSum) -> tuple[Problem, Means]:
     of_rows = np.logaddexp.reduce(x, axis=1)
     of_columns = np.logaddexp.reduce(x, axis=0)
     losses = of_rows + of_columns - 2.0 * one.label_logit
-    # column losses have gradients in the contexts of other examples: use the weights of the columns
+    # column j adds to the gradients of all contexts, with the weight of example j
     relative = here.weights / here.weights[:, None]
     softmax_of_columns = np.exp(x - of_columns) - np.eye(size)
     d_x = np.exp(x - of_rows[:, None]) - np.eye(size) + relative * softmax_of_columns
@@ -165,7 +165,7 @@ class InBatchCandidates:
         results = np.concatenate(observed)
         self._is_gradient = np.concatenate(is_gradient)
         rounding = observer.type_rounding * (np.abs(problem.logits).max() + np.abs(results).max())
-        nothing = np.zeros_like(results)  # single values have no error except rounding
+        nothing = np.zeros_like(results)  # the only error of single values is rounding
         self.observed = Observed(
             means=results,
             stderrs=nothing,
@@ -205,7 +205,7 @@ class InBatchCandidates:
             scaled = with_scaled_gradient(one, self.observed, self._is_gradient)
             if scaled is None:
                 continue
-            if scaled.gradient_factor == 1.0 / self._size:  # 1 / B, or a constant
+            if scaled.gradient_factor == 1.0 / self._size:  # is it 1 / B, or a constant?
                 smaller = InBatchCandidates(self._observer, self._num_gradients, self._size // 2)
                 there = next(
                     each for each in smaller._faultless_candidates() if each.name == one.name
@@ -247,7 +247,7 @@ class InBatchCandidates:
             yield nearest_candidate(
                 partial(self._candidate_at_tau, scheme), np.log(tau) + LOG_FACTORS, self.observed
             )
-            # label smoothing leaves masked hits out, or averages over them with a constant logit
+            # label smoothing leaves masked hits out (None), or gives them a constant logit
             masks = [None] if scheme == "candidate" else [None, self._fitted_hit_logit(scheme)]
             for mask in masks:
                 parts = self._smoothed_means(scheme, mask)

@@ -15,11 +15,9 @@ from samplesoft.checking.observe import Observer
 from samplesoft.checking.spread import Spread, linearised_spread
 
 _MAX_MEAN_DISTANCE = 1e-7  # means at a smaller relative distance are treated as equal
-# relative errors of the exact means: of independent draws; of sets of draws, which are integrated
-# with fewer digits; and of mixtures of sets over their numbers of tries
-_ERROR = 1e-11
-_ERROR_OF_SETS = 1e-7
-_ERROR_OF_MIXTURES = 1e-5
+_ERROR = 1e-11  # relative error of the exact means of losses with independent draws
+_ERROR_OF_SETS = 1e-7  # the same for sets of draws
+_ERROR_OF_MIXTURES = 1e-5  # the same for several sums, one for each number of tries
 
 
 @dataclass(frozen=True, eq=False)

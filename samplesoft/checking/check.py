@@ -41,9 +41,9 @@ from samplesoft.checking.report import LossReport
 from samplesoft.checking.spread import Spread, moments_of_squared_losses, with_exact_loss_spread
 
 CandidateName = tuple[str, str | None]  # scheme and fault
-ALPHA = 1e-4  # probability that the right candidate is excluded, over all tests of a call
+ALPHA = 1e-4  # probability that the right candidate is excluded by any test of `check_loss`
 _MIN_CALLS = {True: 2048, False: 8192}  # calls before a verdict, with and without a gradient
-# a mean with a larger skewness is not tested: about eleven occurrences of a rare draw give 0.3
+# means with a larger skewness are not tested; about eleven occurrences of a rare draw give 0.3
 _MAX_SKEWNESS = 0.3
 _TIE_STDERRS = 2.0  # distances that differ by less, in standard errors, count as equal
 # observed over predicted standard error: a smaller ratio means that rare draws did not occur
@@ -230,7 +230,7 @@ def check_loss(
         problem = make(has_unit_vectors=True)
         observer = observe(problem, max_calls)
     with progress_bar(as_flag("progress", progress), has_unit_vectors="call", desc="check") as bar:
-        if observer.is_random:  # 3. the means of many calls
+        if observer.is_random:  # 3. test candidates on the means of many calls
             scores = test_until_decided(observer, bar)
         else:
             observer.run_calls(2)
@@ -420,7 +420,7 @@ def resolve_gradient_factor(observer: Observer, best: Candidate) -> Candidate:
     returned unchanged.
     """
     if not (best.allowed and best.sums and observer.num_gradients):
-        # in-batch negatives have been decided in `InBatchCandidates`
+        # for in-batch negatives, `InBatchCandidates` has decided already
         return best
     of_batch = best.fault == "divided_by_batch" and best.sums[0].loss_factor == 1.0
     of_constant = (
@@ -575,7 +575,7 @@ def score_squared_losses(
     # observed and predicted variances of single losses
     seen = observed.squared_losses.means - (observed.means[: len(centre)] - centre) ** 2
     due = means - (one.means[: len(centre)] - centre) ** 2
-    with np.errstate(divide="ignore", invalid="ignore"):  # no variance if all draws are left out
+    with np.errstate(divide="ignore", invalid="ignore"):  # 0 / 0 if all draws are left out
         ratio = float(np.sqrt((seen / due).mean()))
     return replace(one, z=max(z, one.z), allowed=allowed, sd_ratio=ratio)
 
@@ -600,7 +600,7 @@ def _max_z_and_allowed(
         stderrs = np.maximum(stderrs, least)
         skewness = np.maximum(skewness, spread.skewness / np.sqrt(observed.num_sets))
     skewness = skewness / np.sqrt(observed.num_calls)  # from single calls to their mean
-    # z: the part of a difference that rounding does not explain, in standard errors
+    # z is the part of a difference that rounding cannot explain, in standard errors
     rounding = observed.rounding_bounds + relative_error * (observed.magnitudes + np.abs(means))
     apart = np.maximum(np.abs(observed.means - means) - rounding, 0.0)
     z = np.where(apart > 0.0, np.inf, 0.0)

@@ -227,7 +227,7 @@ class Estimator:
         """Whether S always contains a term for the label, in addition to draws of it."""
         return self.has_draws and self.label_weight > 0.0 and self.reduction != "logistic"
 
-    # the loss -------------------------------------------------------------------------------------
+    # the random sums ------------------------------------------------------------------------------
 
     def __call__(self, problem: Problem, num_sampled: int, batch: int) -> list[SampledSum]:
         """Return the sums S on a problem, each with its probability.
@@ -278,7 +278,7 @@ class Estimator:
             inclusion = -np.expm1(
                 (m if tries is None else tries) * np.log1p(-np.exp(log_draw_probs))
             )
-            if tries is not None:  # TensorFlow: m q where no draw was repeated
+            if tries is not None:  # as in TensorFlow: m q if no try failed
                 inclusion = np.where(tries == m, m * np.exp(log_draw_probs), inclusion)
             count, present = num_draws, probs
             if sets is not None:
@@ -292,7 +292,7 @@ class Estimator:
             log_num_draws = 0.0 if divides else float(np.log(m))
             drawn = DrawLogProbs(log_draw_probs, log_q, log_inclusion, log_num_draws, labels)
             label_logit, log_label_mass, logits = self.label_and_draw_logits(problem, drawn)
-            # undefined: m - 1 = 0 in a correction, or a sum that may be empty
+            # the loss is undefined if a correction is log 0, or if S may be empty
             may_be_empty = self.draws == "independent" or bool(
                 (present[logits == -np.inf] > 0.0).any()
             )
@@ -415,7 +415,7 @@ def _set_distributions_by_tries(
     if not all(found):
         return []
     parts = []
-    for i in range(max(map(len, found))):  # with fewer numbers, probabilities are 0
+    for i in range(max(map(len, found))):  # an example with fewer numbers gets weights of 0
         tries, weights, sets = zip(*(one[min(i, len(one) - 1)] for one in found), strict=True)
         is_there = np.array([i < len(one) for one in found])
         parts.append((is_there * np.array(weights), tuple(sets), np.array(tries)[:, None]))
@@ -527,7 +527,7 @@ def full_sum(problem: Problem, sums_all_classes: bool = False) -> SampledSum:
     return sum_without_draws(problem.labels, own, own, others)
 
 
-# the estimators that are known --------------------------------------------------------------------
+# the list of known estimators ---------------------------------------------------------------------
 
 _SOFTMAX = "the full softmax loss, with a bias of O(1/m)"
 # if label and draws are corrected alike, the loss gains log(m q) of the label

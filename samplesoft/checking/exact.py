@@ -41,13 +41,12 @@ class IntegrationGrid(NamedTuple):
     uses_expm1: bool = False
 
 
-# errors below 1e-19, of 1e-12 and of 1e-7; the last grid is for moments of losses that draw sets
-FULL_ACCURACY = IntegrationGrid(step=0.2, left_margin=45.0, uses_expm1=True)
-_HIGH_ACCURACY = IntegrationGrid(step=0.3, left_margin=30.0)
-_SET_ACCURACY = IntegrationGrid(step=0.5, left_margin=18.0)
-MOMENT_ACCURACY = IntegrationGrid(step=0.4, left_margin=36.0)
-_RIGHT = 4.5  # last node, relative to where L(u) has fallen: the remainder is below 1e-19
-_BLOCK = 1 << 16  # number of pairs of a u and a class per block, so that arrays fit in a cache
+FULL_ACCURACY = IntegrationGrid(step=0.2, left_margin=45.0, uses_expm1=True)  # error below 1e-19
+_HIGH_ACCURACY = IntegrationGrid(step=0.3, left_margin=30.0)  # error of about 1e-12
+_SET_ACCURACY = IntegrationGrid(step=0.5, left_margin=18.0)  # error of about 1e-7
+MOMENT_ACCURACY = IntegrationGrid(step=0.4, left_margin=36.0)  # for moments of losses with sets
+_RIGHT = 4.5  # log u of the last node above the log u where L(u) falls: the rest is below 1e-19
+_BLOCK = 1 << 16  # largest number of values in an array over u and classes, so that it fits a cache
 _FEW_CLASSES = 64  # up to here FULL_ACCURACY is cheap; with more classes _HIGH_ACCURACY is used
 _MAX_LOGIT = 600.0  # larger logits, of classes that are hardly ever drawn, would overflow u w
 _NO_PROBABILITY = 1e-19  # components of a mixture with a smaller probability are dropped
@@ -109,7 +108,7 @@ def _expectation_of_sum(one: SampledSum) -> Means:
     """Return the exact means of a loss with one random sum."""
     rows, labels = np.arange(len(one.labels)), one.labels
     if one.reduction == "logistic":
-        # a draw adds log(1 + exp(x)) and the label log(1 + exp(-x)), so that the mean is a sum
+        # the loss is a sum: log(1 + exp(x)) for each draw, and log(1 + exp(-x)) for the label
         x, counts = one.logits, one.num_draws * one.probs
         losses = (np.logaddexp(0.0, x) * counts).sum(axis=1) + np.logaddexp(0.0, -one.label_logit)
         d_logits = counts * np.exp(-np.logaddexp(0.0, -x))
@@ -129,7 +128,7 @@ def _expectation_of_sum(one: SampledSum) -> Means:
             d_logits[e] = terms.draw_fractions
     if one.detaches_draws:
         d_logits[:] = 0.0
-    # gradient of log S - label_logit: the fraction of each class in S, minus 1 at the label
+    # the gradient of log S - label_logit is the fraction of each class in S, minus 1 at the label
     if one.has_constant_hits:  # constants have no gradient
         d_logits[rows, labels] = 0.0
     if one.always_included_logits is not None:

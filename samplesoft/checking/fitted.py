@@ -39,9 +39,8 @@ def candidates_with_gradient_faults(
             weighting = wrong.weighting
             means = one.expected.observed_means(observer.problem, observer.num_gradients, weighting)
             if not np.array_equal(means, one.means):
-                sums = (
-                    one.sums if weighting.losses == "own" else ()
-                )  # other losses have other squares
+                # `sums` give the moments of losses with their own weights only
+                sums = one.sums if weighting.losses == "own" else ()
                 yield replace(one, fault=name, means=means, spread=None, sums=sums, equivalents=())
 
 
@@ -136,9 +135,9 @@ def candidates_with_other_proposals(
         for (right, drawn), (_, meant) in zip(*of_both, strict=True):
             if right.name not in schemes:
                 continue
-            # first, the correction is for the other proposal too; second, only the draws follow it
+            # either draws and correction are by the other proposal, or only the draws
             constant = f"draws and correction by {words}"
-            if np.isfinite(drawn.label_logit).all():  # the label has q > 0
+            if np.isfinite(drawn.label_logit).all():  # not if a label has q = 0
                 yield make_candidate(observer, right.name, fault, [drawn], constant)
             constant = f"draws by {words}, corrected by what was given"
             other = replace(meant, probs=drawn.probs, set_distributions=drawn.set_distributions)

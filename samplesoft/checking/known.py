@@ -26,8 +26,8 @@ from samplesoft.checking.faults import AND, FAULTS, combine_faults
 from samplesoft.checking.observe import Observer
 from samplesoft.checking.problems import NAMED, Problem
 
-_MAX_CLASSES_OF_SLOW_FAULTS = 64  # with more classes, the slowest mistake is not tried
-_MAX_CLASSES_DISTINCT = 512  # with more classes, draws without replacement are not tried
+_MAX_CLASSES_OF_SLOW_FAULTS = 64  # with more, the slow mistake "counted_twice" is not tried
+_MAX_CLASSES_DISTINCT = 512  # with more, draws without replacement are not tried
 _MAX_CACHED = 32  # number of lists of candidates that are cached for later calls of `check_loss`
 _CACHE: dict[tuple[object, ...], list[Candidate]] = {}
 # for draws without replacement, whose means are slow, only the most frequent mistakes are tried
@@ -153,7 +153,7 @@ def _make_candidates(
                 continue
             for detail, one in _variants(problem, wrong, right, names):
                 sums = one(problem, *sizes)
-                # without a dependence on the number of tries, the estimator was yielded before
+                # a variant that does not depend on the number of tries repeats the one before it
                 if not sums or (
                     one.corrects_by_tries and len({s.logits.tobytes() for s in sums}) == 1
                 ):
@@ -255,4 +255,4 @@ def _mixed_candidates(observer: Observer) -> Iterator[Candidate]:
         )
         detail = f"draws are by {words}"
         candidate = make_candidate(observer, name, fault, [mixed], detail, with_spread=True)
-        yield replace(candidate, expected=None)  # the bias depends on the batch
+        yield replace(candidate, expected=None)  # its bias is that of one batch

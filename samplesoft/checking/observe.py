@@ -14,22 +14,22 @@ from samplesoft._validation import FloatArray, IntArray
 from samplesoft.checking.calls import call_loss
 from samplesoft.checking.problems import MAX_EXTREMES, NUM_VIEWS, REPLICAS, Problem
 
-_CALLS_OF_FIRST_LOOK = 64  # calls before the first look; twice as many before each next one
+_CALLS_OF_FIRST_LOOK = 64  # calls before means are tested first; doubled before each next test
 _MAX_EQUAL_SEEDS = 500  # a loss with equal results for so many seeds counts as deterministic
 _ARGUMENTS = "class_embeddings, h, labels, num_sampled, seed"
-_NUM_PILOT_CALLS = 32  # calls that estimate the mean losses, which are the centre of squares
-_CALLS_OF_OTHER_SIZE = 128  # enough to distinguish a gradient from twice that gradient
+_NUM_PILOT_CALLS = 32  # calls that estimate the mean losses, which are subtracted before squaring
+_CALLS_OF_OTHER_SIZE = 128  # calls with smaller batches: is the gradient the same, or doubled?
 # types with a larger unit in the last place are hardly ever used throughout a loss
 _MAX_FULL_PRECISION_UNIT = 1e-6
 _MAX_ERROR_UNITS = 64.0  # allowed error of a loss, in units in the last place of its type
 # measurement of rounding: number of lines, points on a line, relative distances of the points
 # (types with few bits need steps of several units), and allowed error in standard deviations
 _LINES, _POINTS, _STEPS, _DEVIATIONS = 4, 7, (4e-3, 0.016, 0.064), 6.0
-_MAX_GROWTH_OF_STEP = 8.0  # from one step to the next; sixth differences of a smooth loss grow 4^6
+# largest growth of differences from one step to the next; without rounding it would be 4^6
+_MAX_GROWTH_OF_STEP = 8.0
 _FEW_BITS = 16  # values with at most so many bits are float16 (11 bits) or bfloat16 (8 bits)
-_MIN_INNER_ROUNDING = (
-    0.25  # smallest fraction of a deviation due to rounding of intermediate values
-)
+# smallest fraction of a deviation that is attributed to the rounding of intermediate values
+_MIN_INNER_ROUNDING = 0.25
 # a quantile of |x| over lines and copies, and its value for a standard normal x: unlike a maximum,
 # it ignores a few points at which the loss jumps
 _UPPER = 0.8, 1.2816
@@ -147,8 +147,8 @@ class Observer:
             self._example_of_row, problem.labels[self._example_of_row]
         )
         self._has_weights = bool((problem.weights != 1.0).any())
-        self.num_gradients = 0  # that the loss returns: in h, in class vectors, in biases
-        self.type_rounding = 0.0  # by the type of the results, relative to their terms
+        self.num_gradients = 0  # number of gradients that the loss returns: dh, dW, db
+        self.type_rounding = 0.0  # relative rounding error of the type of the results
         self._num_sets = 1
         self.centre = np.zeros(len(problem.labels))
         # measured bounds (K,) on rounding errors; empty if no rounding to few digits is found
@@ -161,7 +161,7 @@ class Observer:
         if self.follows_seed:
             self.measured_rounding = self._measured_rounding_bounds()
         others = (self._means_of_call(seed) for seed in range(1, _MAX_EQUAL_SEEDS))
-        size = len(first) - len(self.centre)  # without the squares
+        size = len(first) - len(self.centre)  # the squared losses come last
         rounding = self._rounding_bounds()
         # differences within rounding, such as sums in another order, are not random draws
         self.is_random = any((np.abs(first - other)[:size] > rounding).any() for other in others)
@@ -171,7 +171,7 @@ class Observer:
             self._means_of_call(seed) for seed in range(min(_NUM_PILOT_CALLS, 1 + max_calls // 16))
         ]
         self.centre = np.mean(pilots, axis=0)[: len(problem.labels)]
-        self._origin = self._means_of_call(0)  # power sums about a point near the means keep digits
+        self._origin = self._means_of_call(0)  # power sums are taken about this point
         # sums over the calls of x - origin, its square, its cube, and its product with the last one
         self._power_sums, self._last_change = (
             np.zeros((4, len(self._origin))),
@@ -330,7 +330,7 @@ class Observer:
             deviations, here = self._measure_rounding(step, self._batch_problem)
             sized = scales > 0.0
             found = float((deviations[sized] / scales[sized]).max())
-            # the loss is not smooth at this step, or its draws change; or nothing is rounded
+            # stop: the exact loss or its draws change at this step, or nothing is rounded
             if found > min(_MAX_ROUNDING, _MAX_GROWTH_OF_STEP * last) or found <= _MIN_ROUNDING:
                 break
             # few digits may mean float16, whose smallest numbers are far apart
@@ -473,7 +473,7 @@ class Observer:
                 "look for a masked logit in a mean, a product 0 * inf, or log of 0."
             )
         unit = float(np.finfo(array.dtype).eps)
-        # for types with few digits allow half a unit: earlier rounding is measured
+        # of half precision allow only the last rounding: earlier roundings are measured
         self.type_rounding = max(
             self.type_rounding,
             unit * (_MAX_ERROR_UNITS if unit < _MAX_FULL_PRECISION_UNIT else 0.5),

@@ -16,7 +16,7 @@ from samplesoft.samplers.frequency import log_uniform_weights
 
 REPLICAS = 16  # copies of each example in a batch
 _LEAST_DRAWN = 3  # smallest number of classes with q > 0
-# if the proposal works for any n: smallest n, and largest n - m
+# for a proposal that works for any n: smallest n, and largest n - m
 _LEAST_CLASSES, _MORE_CLASSES = 8, 32
 # smallest and largest dimension, unless the proposal fixes it; `extreme_problems` needs at least 8
 _LEAST_DIMS, _MOST_DIMS = 8, 12
@@ -146,7 +146,7 @@ def make_problem(
     rows = rng.standard_normal((n, d))
     contexts = rng.standard_normal((_CANDIDATES, d))
     biases = 0.5 * rng.standard_normal(n) if with_biases else None
-    if has_unit_vectors:  # logits are tau times a cosine: their spread is fixed
+    if has_unit_vectors:  # logits are tau times cosines, so that their spread is fixed
         rows, contexts = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (rows, contexts))
     else:
         contexts *= _SPREAD / (tau * (contexts @ rows.T).std(axis=1, keepdims=True))
@@ -209,14 +209,14 @@ def _with_likely_labels(problem: Problem) -> Problem:
 
 # --- extreme problems ----------------------------------------------------------------------------
 
-# level of all logits of an example; the label's logit relative to the other logits
+# level of all logits of an example; how far a label is ahead of or behind the others (nats)
 _LOW, _AHEAD, _BEHIND = -16.0, 18.0, -40.0
 _MANY_CLASSES = 10_000
 MAX_EXTREMES = 3  # largest number of extreme problems
 _LITTLE = 0.05  # standard deviation of the logits' differences from log q
-_POWERS = (1.0, 0.75, 1.25, 1.0)  # logits of example e are near the log of this power of q
+_POWERS = (1.0, 0.75, 1.25, 1.0)  # logits of an example are near the log of q to its power
 _CALLS_OF_FEW, _CALLS_OF_MANY = 1024, 128  # calls with few classes, and with _MANY_CLASSES
-_RAISED = 8  # largest number of examples with a raised class, one far above all others
+_RAISED = 8  # largest number of raised classes, each far above all others in one example
 _ABOVE = 4.0  # log-ratio of the term of a raised class to the terms of all other draws (nats)
 # occurrences that the calls should contain: draws of a raised class, and two draws of one label
 _TIMES_RAISED, _TIMES_TWICE = 100.0, 20.0

@@ -176,9 +176,8 @@ class LossReport(Report):
         same = [one.title for one in best.equivalents if self.fault or one.scheme != self.scheme]
         # in the order of `ESTIMATORS`, in which the usual name comes first
         allowed = {s.name for s in self.scores if s.allowed}
-        others = [
-            title for title in self._remaining_mistakes if title != best.title
-        ]  # variants have equal titles
+        # without variants of the best hypothesis, which have the same title
+        others = [title for title in self._remaining_mistakes if title != best.title]
         beside = [f"The same is: {'; '.join(same)}."] if same else []
         if others:
             beside.append(f"These means do not tell it from: {'; '.join(others)}.")

@@ -43,7 +43,7 @@ def linearised_spread(
     one = max(sums, key=lambda each: float(np.mean(each.probability)))
     rows, labels, x = np.arange(len(one.probs)), one.labels, one.logits
     probs, m = one.probs, one.num_draws * np.ones((len(one.probs), 1))
-    if one.reduction == "kept":  # rejected draws are as if they had not been made
+    if one.reduction == "kept":  # treat rejected draws as if they had not been made
         probs = np.where(x > -np.inf, probs, 0.0)
         kept = probs.sum(axis=1, keepdims=True)
         probs = probs / kept
@@ -53,7 +53,7 @@ def linearised_spread(
         hits = probs[rows, labels]
         probs = probs.copy()
         probs[rows, labels] = hits + np.expm1(m[:, 0] * np.log1p(-hits)) / m[:, 0]
-    # log of the rest of S without one draw; a logistic loss log(1 + exp(x)) has the rest 1
+    # log of the rest of S without one draw; for a logistic loss log(1 + exp(x)) the rest is 1
     log_rest = np.zeros(len(x))
     if one.reduction != "logistic":
         log_sum = losses / one.loss_factor + one.label_logit
@@ -92,7 +92,7 @@ def linearised_spread(
         square = away * away
         variance = (of_squares @ square)[:, 0] + rest_of_squares[:, None] * mean[:, 0] ** 2
         spreads.append((variance, np.abs(of_cubes @ (square * away))[:, 0]))
-    if num_gradients > 1:  # these are means over examples, which are treated as independent
+    if num_gradients > 1:  # means over examples, which are treated as independent
         variance, third = spreads.pop()
         for times in (problem.h, np.ones((len(x), 1)) / problem.tau)[: num_gradients - 1]:
             scale = (problem.weights[:, None] * np.abs(times) / len(x))[:, None]

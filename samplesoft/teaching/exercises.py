@@ -25,7 +25,7 @@ BLUE = "#0072B2"
 GREEN = "#009E73"
 RED = "#D55E00"
 
-_RELATIVE_TOLERANCE = 5e-3  # of an answer: two or three digits are enough
+_RELATIVE_TOLERANCE = 5e-3  # relative tolerance of an answer: two or three digits are enough
 # an answer that is so close to a common mistake is wrong, even if it is close to the right answer
 _MISTAKE_TOLERANCE = 1e-6
 _SIGN_HINT = "The size is right. Look at the sign again."

@@ -38,7 +38,7 @@ class TheoryTerms(NamedTuple):
     They are with respect to P parameters: the logits, or others by `to_parameters`.
     """
 
-    terms: Theorem1Terms  # of the printed and of the corrected theorem
+    terms: Theorem1Terms  # terms of the printed and of the corrected theorem
     g: FloatArray  # (B, P): sum of p_j times the gradient of logit j, over the negatives j
     limit: FloatArray  # (B, P): limit of m times the bias for many draws m
 

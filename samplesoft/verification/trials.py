@@ -68,9 +68,9 @@ class Comparison(NamedTuple):
     biased, because e is noisy.
     """
 
-    logits: ZScores  # of bins of classes, and of the norms
-    h: ZScores  # of the coordinates of h
-    loss: ZScores
+    logits: ZScores  # scores of sums of the gradient over bins of classes, and of both norms
+    h: ZScores  # scores of the coordinates of the gradient in h; empty without vectors
+    loss: ZScores  # score of the loss
     norms: FloatArray  # (2, 2): estimates of max |b_i| and of the L1 norm; their standard errors
 
 
@@ -249,7 +249,7 @@ def predict_draw_moments(
         third = inverse[2] / inverse[0] ** 3
         variance = max(second - 1.0, 0.0)
         cube = abs(third - 3.0 * second + 2.0) + variance**1.5
-    if not math.isfinite(cube):  # without a label's term, S can be as small as one draw
+    if not math.isfinite(cube):  # without a label's term, 1/S may have no moments
         variance = 1.0
         cube = 1e6
     fractions[:, used] = parts[:, atom_of]
