@@ -218,17 +218,17 @@ def check_loss(
         0.0 if rounding is None else ROUNDINGS[as_choice("rounding", rounding, ROUNDINGS)]
     )
 
-    def observe(problem: Problem, max_calls: int) -> Observer:
+    def make_observer(problem: Problem, max_calls: int) -> Observer:
         called = loss
         if draws != "own":
             exclude = draws == "given-negatives"
             called = make_drawing_loss(loss, problem.q, problem.labels, problem.tau, exclude)
         return Observer(called, problem, m, key, max_calls, relative_rounding)
 
-    observer = observe(problem, max_calls)
+    observer = make_observer(problem, max_calls)
     if observer.divides_by_norms:
         problem = make(has_unit_vectors=True)
-        observer = observe(problem, max_calls)
+        observer = make_observer(problem, max_calls)
     with progress_bar(as_flag("progress", progress), has_unit_vectors="call", desc="check") as bar:
         if observer.is_random:  # 3. test candidates on the means of many calls
             scores = test_until_decided(observer, bar)
@@ -240,18 +240,20 @@ def check_loss(
         ordinary: tuple[str, ...] = ()
         # 5. test the candidates without a mistake on problems that magnify small mistakes
         for extreme, calls_of_extreme in extreme_problems(proposal, problem, m, key):
-            left = surviving_names(scores, extreme)
-            right = _faultless_schemes(left)
-            if not left or not (right or ordinary):
+            names_left = surviving_names(scores, extreme)
+            right = _faultless_schemes(names_left)
+            if not names_left or not (right or ordinary):
                 break
-            other = observe(extreme, min(max_calls, calls_of_extreme))
+            other = make_observer(extreme, min(max_calls, calls_of_extreme))
             other.num_looks = observer.num_looks
-            found = test_on_extreme(other, left, right or ordinary)
+            found = test_on_extreme(other, names_left, right or ordinary)
             if right and found and not _any_allowed(found, faultless=True) and observer.is_random:
                 # less simple candidates were not tried, because a simpler one seemed to fit
-                again = _sort_scores(test_until_decided(observer, bar, left))
-                left_again = surviving_names(again, extreme)
-                there = test_on_extreme(other, left_again, _faultless_schemes(left_again))
+                again = _sort_scores(test_until_decided(observer, bar, names_left))
+                names_left_again = surviving_names(again, extreme)
+                there = test_on_extreme(
+                    other, names_left_again, _faultless_schemes(names_left_again)
+                )
                 if _any_allowed(there, faultless=True):
                     scores, found = again, there
             if _any_allowed(
@@ -270,14 +272,16 @@ def check_loss(
         away = best.expected.d_logits - full.d_logits
         gradient_bias = float(np.abs(away).sum(axis=1).mean())
     # candidates with the same means are named together
-    allowed = [one.name for s in scores if s.allowed for one in (s, *s.equivalents)]
+    allowed = [candidate.name for s in scores if s.allowed for candidate in (s, *s.equivalents)]
     of_losses: list[str] = []
     if observer.num_gradients and not best.allowed:
-        alone = observed.values_in(slice(len(problem.labels)))
+        alone = observed.select_values(slice(len(problem.labels)))
         # candidates with in-batch negatives have means of other batches: leave them out
-        ours = [one for one in scores if len(one.means) == len(observed.means)]
+        ours = [candidate for candidate in scores if len(candidate.means) == len(observed.means)]
         of_losses = [
-            one.scheme for one in ours if one.fault is None and score_candidate(one, alone).allowed
+            candidate.scheme
+            for candidate in ours
+            if candidate.fault is None and score_candidate(candidate, alone).allowed
         ]
     return LossReport(
         scheme=best.scheme if best.allowed else None,
@@ -311,7 +315,7 @@ def _any_allowed(scores: list[Candidate], faultless: bool) -> bool:
 
 def surviving_names(scores: list[Candidate], problem: Problem) -> set[CandidateName]:
     """Return the names of the allowed candidates that can be tested on `problem`."""
-    names = {one.name for s in scores if s.allowed for one in (s, *s.equivalents)}
+    names = {candidate.name for s in scores if s.allowed for candidate in (s, *s.equivalents)}
     draws = tested_kinds_of_draws(problem)
     return {name for name in names if ESTIMATORS[name[0]].draws in draws}
 
@@ -327,8 +331,10 @@ def test_until_decided(
     scores: list[Candidate] = []
 
     @cache
-    def expected_squares(one: Candidate) -> tuple[FloatArray, Spread] | None:
-        return moments_of_squared_losses(one.sums, observer.centre) if one.sums else None
+    def expected_squares(candidate: Candidate) -> tuple[FloatArray, Spread] | None:
+        return (
+            moments_of_squared_losses(candidate.sums, observer.centre) if candidate.sums else None
+        )
 
     for _ in range(observer.num_looks):
         for _ in range(observer.calls_before_next_look):
@@ -344,15 +350,15 @@ def test_until_decided(
                 "right": _any_allowed(scores, True),
                 "any": _any_allowed(scores, False),
             }
-            if simpler[family.unless]:
+            if simpler[family.skip_if_allowed]:
                 continue
-            for one in family.make_candidates(CheckState(observer, observed, scores)):
-                tested = score_candidate(one, observed)
-                if excluded >= {each.name for each in (one, *one.equivalents)}:
+            for candidate in family.make_candidates(CheckState(observer, observed, scores)):
+                tested = score_candidate(candidate, observed)
+                if excluded >= {each.name for each in (candidate, *candidate.equivalents)}:
                     tested = replace(tested, allowed=False)
                 if tested.allowed:
                     tested = score_squared_losses(
-                        tested, expected_squares(one), observed, observer.centre
+                        tested, expected_squares(candidate), observed, observer.centre
                     )
                 scores.append(tested)
         if is_enough and (
@@ -368,14 +374,14 @@ def _faultless_schemes(names: set[CandidateName]) -> tuple[str, ...]:
 
 
 def test_on_extreme(
-    observer: Observer, left: set[CandidateName], schemes: tuple[str, ...]
+    observer: Observer, names_left: set[CandidateName], schemes: tuple[str, ...]
 ) -> list[Candidate]:
-    """Test the candidates named in `left` on the observer's extreme problem; return them sorted.
+    """Test the candidates in `names_left` on the observer's extreme problem; return them sorted.
 
     If none of them fits, candidates for `schemes` with other proposals and with fitted constants
     are tested too. The list is empty if no candidate can be tested there, or `schemes` is empty.
     """
-    candidates = candidates_by_name(observer, left)
+    candidates = candidates_by_name(observer, names_left)
     if not (candidates and schemes):
         return []
     observer.run_calls(observer.max_calls - observer.num_calls if observer.is_random else 2)
@@ -383,33 +389,40 @@ def test_on_extreme(
     test = score_candidate if observer.is_random else score_deterministic
     if observer.is_random:
         candidates = [
-            replace(one, spread=with_exact_loss_spread(one.spread, one.sums, observer.centre))
-            for one in candidates
+            replace(
+                candidate,
+                spread=with_exact_loss_spread(candidate.spread, candidate.sums, observer.centre),
+            )
+            for candidate in candidates
         ]
-    scores = [test(one, observed) for one in candidates]
+    scores = [test(candidate, observed) for candidate in candidates]
     if not any(s.allowed for s in scores):
         others = chain(
             candidates_with_other_proposals(observer, schemes),
             candidates_with_fitted_constants(observer, observed, schemes),
         )
-        scores += [test(one, observed) for one in others]
+        scores += [test(candidate, observed) for candidate in others]
     return _sort_scores(scores)
 
 
-def exclude_refuted(scores: list[Candidate], found: list[Candidate]) -> list[Candidate]:
-    """Return `scores`, with `allowed` set to False for the candidates that `found` refutes.
+def exclude_refuted(scores: list[Candidate], other_scores: list[Candidate]) -> list[Candidate]:
+    """Return `scores`, with `allowed` set to False for the candidates that `other_scores` refutes.
 
-    A candidate is refuted if `found`, the results on another problem, contains its name or the name
-    of an equivalent, and none of these results is allowed.
+    `other_scores` are the results on another problem. A candidate is refuted if there are results
+    with its name or the name of an equivalent, and none of these results is allowed.
     """
-    less = []
+    remaining = []
     for s in scores:
-        names = {one.name for one in (s, *s.equivalents)}
-        there = [f for f in found if any(one.name in names for one in (f, *f.equivalents))]
-        if s.allowed and there and not any(f.allowed for f in there):
-            s = replace(s, allowed=False, z=max(s.z, *(f.z for f in there)))
-        less.append(s)
-    return less
+        names = {candidate.name for candidate in (s, *s.equivalents)}
+        related = [
+            other
+            for other in other_scores
+            if any(candidate.name in names for candidate in (other, *other.equivalents))
+        ]
+        if s.allowed and related and not any(other.allowed for other in related):
+            s = replace(s, allowed=False, z=max(s.z, *(other.z for other in related)))
+        remaining.append(s)
+    return remaining
 
 
 def resolve_gradient_factor(observer: Observer, best: Candidate) -> Candidate:
@@ -431,7 +444,7 @@ def resolve_gradient_factor(observer: Observer, best: Candidate) -> Candidate:
     examples, d = observer.problem.h.shape
     dh = slice(examples, examples * (1 + d))
     direction = best.means[dh]
-    there = observer.mean_gradient_of_batch(REPLICAS // 2)
+    there = observer.mean_gradient_with_copies(REPLICAS // 2)
     ratio = float(direction @ there.ravel()) / float(direction @ observer.means().means[dh])
     if ratio > np.sqrt(2.0):
         return replace(best, fault="divided_by_batch")
@@ -446,19 +459,23 @@ def _sort_scores(scores: list[Candidate]) -> list[Candidate]:
     decides.
     """
 
-    def by_fit(one: Candidate) -> tuple[bool, int, float]:
-        mistakes = len(one.faults)
-        return not one.allowed, mistakes if one.allowed else max(mistakes, 1), one.z
+    def fit_key(candidate: Candidate) -> tuple[bool, int, float]:
+        mistakes = len(candidate.faults)
+        return (
+            not candidate.allowed,
+            mistakes if candidate.allowed else max(mistakes, 1),
+            candidate.z,
+        )
 
-    def by_use(one: Candidate) -> list[int]:
-        return [*(faults.index(name) for name in one.faults), schemes.index(one.scheme)]
+    def order_key(candidate: Candidate) -> list[int]:
+        return [*(faults.index(name) for name in candidate.faults), schemes.index(candidate.scheme)]
 
-    faults, schemes, rest = list(FAULTS), list(ESTIMATORS), sorted(scores, key=by_fit)
+    faults, schemes, rest = list(FAULTS), list(ESTIMATORS), sorted(scores, key=fit_key)
     if not rest or not rest[0].allowed:
         return rest
-    *simplest, z = by_fit(rest[0])
-    first = [s for s in rest if [*by_fit(s)[:2]] == simplest and s.z < z + _TIE_STDERRS]
-    return sorted(first, key=by_use) + rest[len(first) :]
+    *simplest, z = fit_key(rest[0])
+    first = [s for s in rest if [*fit_key(s)[:2]] == simplest and s.z < z + _TIE_STDERRS]
+    return sorted(first, key=order_key) + rest[len(first) :]
 
 
 def classify_deterministic(observer: Observer) -> list[Candidate]:
@@ -469,18 +486,18 @@ def classify_deterministic(observer: Observer) -> list[Candidate]:
     """
     observed, known = observer.means(), known_candidates(observer)
     full = full_candidate(known)
-    of_losses = observed.values_in(slice(len(observer.problem.labels)))
+    of_losses = observed.select_values(slice(len(observer.problem.labels)))
     for part, candidates in ((observed, known), (of_losses, [full])):
-        scores = [score_deterministic(one, part) for one in candidates]
+        scores = [score_deterministic(candidate, part) for candidate in candidates]
         if not any(s.allowed for s in scores) and part is observed:
             scores += [
-                score_deterministic(one, part)
-                for one in candidates_with_gradient_faults(observer, [full])
+                score_deterministic(candidate, part)
+                for candidate in candidates_with_gradient_faults(observer, [full])
             ]
         if not any(s.allowed for s in scores) and part is observed:
             scaled = candidates_with_scaled_gradients(observer, part, [full])
             of_full = chain(scaled, candidates_with_fitted_constants(observer, part))
-            scores += [score_deterministic(one, part) for one in of_full]
+            scores += [score_deterministic(candidate, part) for candidate in of_full]
         if not any(s.allowed for s in scores):
             num_gradients = observer.num_gradients if part is observed else 0
             batches = InBatchCandidates(observer, num_gradients)
@@ -491,7 +508,9 @@ def classify_deterministic(observer: Observer) -> list[Candidate]:
                 batches.fitted_candidates,
             ):
                 if not any(s.allowed for s in scores):
-                    scores += [score_deterministic(one, batches.observed) for one in ways()]
+                    scores += [
+                        score_deterministic(candidate, batches.observed) for candidate in ways()
+                    ]
         allowed = [s.scheme for s in scores if s.allowed]
         if allowed and part is observed:
             return scores
@@ -502,7 +521,7 @@ def classify_deterministic(observer: Observer) -> list[Candidate]:
                     np.abs(observed.means - full.means)
                     > observed.rounding_bounds + full.relative_error
                 )
-                names = " and ".join(observer.names_of_results(wrong))
+                names = " and ".join(observer.names_of_marked_results(wrong))
             raise ValueError(
                 "`loss` must return the gradient of its losses, got the losses of "
                 f"`{allowed[0]}` with a gradient that is not theirs; see how {names} is computed."
@@ -533,29 +552,31 @@ def z_limit(observed: Observed) -> float:
     return float(-stdtrit(observed.num_calls - 1, ALPHA / (2.0 * observed.num_looks * tests)))
 
 
-def score_candidate(one: Candidate, observed: Observed) -> Candidate:
+def score_candidate(candidate: Candidate, observed: Observed) -> Candidate:
     """Test a candidate on observed means; return it with `z` and `allowed` set.
 
     `observed` holds all K means, or only the E means of the losses, which come first.
     """
     size, limit = len(observed.means), z_limit(observed)
-    width = one.spread if size == len(one.means) else None
-    z, allowed = _max_z_and_allowed(one.means[:size], one.relative_error, width, observed, limit)
-    return replace(one, z=z, allowed=allowed)
+    width = candidate.spread if size == len(candidate.means) else None
+    z, allowed = _max_z_and_allowed(
+        candidate.means[:size], candidate.relative_error, width, observed, limit
+    )
+    return replace(candidate, z=z, allowed=allowed)
 
 
-def score_deterministic(one: Candidate, observed: Observed) -> Candidate:
+def score_deterministic(candidate: Candidate, observed: Observed) -> Candidate:
     """Test a candidate on the values of a deterministic loss; return it with `z` and `allowed` set.
 
     `z` is the root mean square of the differences, or 0 if all of them are within rounding.
     """
-    found = score_candidate(one, observed)
-    off = np.sqrt(((one.means[: len(observed.means)] - observed.means) ** 2).mean())
+    found = score_candidate(candidate, observed)
+    off = np.sqrt(((candidate.means[: len(observed.means)] - observed.means) ** 2).mean())
     return replace(found, z=0.0 if found.allowed else float(off))
 
 
 def score_squared_losses(
-    one: Candidate,
+    candidate: Candidate,
     expected: tuple[FloatArray, Spread] | None,
     observed: Observed,
     centre: FloatArray,
@@ -567,17 +588,17 @@ def score_squared_losses(
     is None.
     """
     if expected is None or observed.squared_losses is None:
-        return one
+        return candidate
     means, width = expected
     z, allowed = _max_z_and_allowed(
-        means, one.relative_error, width, observed.squared_losses, z_limit(observed)
+        means, candidate.relative_error, width, observed.squared_losses, z_limit(observed)
     )
     # observed and predicted variances of single losses
     seen = observed.squared_losses.means - (observed.means[: len(centre)] - centre) ** 2
-    due = means - (one.means[: len(centre)] - centre) ** 2
+    due = means - (candidate.means[: len(centre)] - centre) ** 2
     with np.errstate(divide="ignore", invalid="ignore"):  # 0 / 0 if all draws are left out
         ratio = float(np.sqrt((seen / due).mean()))
-    return replace(one, z=max(z, one.z), allowed=allowed, sd_ratio=ratio)
+    return replace(candidate, z=max(z, candidate.z), allowed=allowed, sd_ratio=ratio)
 
 
 def _max_z_and_allowed(

@@ -182,7 +182,7 @@ class Estimator:
         return self.draws not in ("all", "")
 
     @property
-    def counts_accepted(self) -> bool:
+    def counts_accepted_draws(self) -> bool:
         """Whether hits are rejected, and the sum is over a random number of accepted draws."""
         return self.hits == "counted"
 
@@ -192,14 +192,14 @@ class Estimator:
         return self.hits == "absent"
 
     @property
-    def corrects_repeated(self) -> bool:
+    def corrects_repeated_draws(self) -> bool:
         """Whether draws are independent, and their logits are corrected."""
         return self.corrects_draws and self.draws == "repeated"
 
     @property
-    def corrects_distinct(self) -> bool:
+    def corrects_distinct_draws(self) -> bool:
         """Whether draws without replacement are corrected, and hits are not rejected."""
-        return self.corrects_draws and self.draws == "distinct" and not self.counts_accepted
+        return self.corrects_draws and self.draws == "distinct" and not self.counts_accepted_draws
 
     @property
     def corrects_label(self) -> bool:
@@ -209,7 +209,7 @@ class Estimator:
     @property
     def sums_repeated_draws(self) -> bool:
         """Whether independent draws are summed, without a jackknife or a random divisor."""
-        is_plain = self.reduction != "jackknife" and not self.counts_accepted
+        is_plain = self.reduction != "jackknife" and not self.counts_accepted_draws
         return self.draws == "repeated" and is_plain
 
     @property
@@ -264,14 +264,14 @@ class Estimator:
         with np.errstate(divide="ignore"):  # log 0 for classes that are never drawn
             log_q = np.log(problem.q)
         log_draw_probs, excludes = log_q, self.excludes_label and self.draws != "independent"
-        if self.counts_accepted or excludes:  # conditional on "not the label"
+        if self.counts_accepted_draws or excludes:  # conditional on "not the label"
             log_draw_probs = log_q - np.log(-np.expm1(log_q[rows, labels]))[:, None]
             log_draw_probs[rows, labels] = -np.inf
         # distribution of the draws: it is q if hits are drawn first and then rejected
         probs = np.exp(log_draw_probs if excludes else log_q)
         # without replacement, inclusion probabilities are conditional on whether the label is drawn
-        given_label = labels if self.counts_accepted and self.draws == "distinct" else None
-        divides = self.counts_accepted and given_label is None and self.divides_by_count
+        given_label = labels if self.counts_accepted_draws and self.draws == "distinct" else None
+        divides = self.counts_accepted_draws and given_label is None and self.divides_by_count
         reduction = "kept" if divides and self.reduction == "sum" else self.reduction
         sums = []
         for weight, sets, tries in self._set_distributions(probs, num_draws, given_label):

@@ -95,67 +95,78 @@ class Means(NamedTuple):
 
 def expectation(sums: Sequence[SampledSum]) -> Means:
     """Return the exact means of a loss whose random sum is one of `sums`, with its probability."""
-    found = [_expectation_of_sum(one) for one in sums]
+    found = [_expectation_of_sum(sampled_sum) for sampled_sum in sums]
     losses = np.sum(
-        [one.probability * x.losses for one, x in zip(sums, found, strict=True)], axis=0
+        [sampled_sum.probability * x.losses for sampled_sum, x in zip(sums, found, strict=True)],
+        axis=0,
     )
-    weights = [np.reshape(one.probability, (-1, 1)) for one in sums]
+    weights = [np.reshape(sampled_sum.probability, (-1, 1)) for sampled_sum in sums]
     d_logits = np.sum([w * x.d_logits for w, x in zip(weights, found, strict=True)], axis=0)
     return Means(losses, d_logits)
 
 
-def _expectation_of_sum(one: SampledSum) -> Means:
+def _expectation_of_sum(sampled_sum: SampledSum) -> Means:
     """Return the exact means of a loss with one random sum."""
-    rows, labels = np.arange(len(one.labels)), one.labels
-    if one.reduction == "logistic":
+    rows, labels = np.arange(len(sampled_sum.labels)), sampled_sum.labels
+    if sampled_sum.reduction == "logistic":
         # the loss is a sum: log(1 + exp(x)) for each draw, and log(1 + exp(-x)) for the label
-        x, counts = one.logits, one.num_draws * one.probs
-        losses = (np.logaddexp(0.0, x) * counts).sum(axis=1) + np.logaddexp(0.0, -one.label_logit)
+        x, counts = sampled_sum.logits, sampled_sum.num_draws * sampled_sum.probs
+        losses = (np.logaddexp(0.0, x) * counts).sum(axis=1) + np.logaddexp(
+            0.0, -sampled_sum.label_logit
+        )
         d_logits = counts * np.exp(-np.logaddexp(0.0, -x))
-        d_logits[rows, labels] -= one.label_derivative * np.exp(-np.logaddexp(0.0, one.label_logit))
-        return Means(one.loss_factor * losses, one.gradient_factor * d_logits)
-    mass = one.log_fixed_mass
-    losses, of_certain = mass - one.label_logit, np.ones(len(rows))
-    d_logits = np.zeros_like(one.logits)
-    if one.num_draws:
+        d_logits[rows, labels] -= sampled_sum.label_derivative * np.exp(
+            -np.logaddexp(0.0, sampled_sum.label_logit)
+        )
+        return Means(sampled_sum.loss_factor * losses, sampled_sum.gradient_factor * d_logits)
+    mass = sampled_sum.log_fixed_mass
+    losses, of_certain = mass - sampled_sum.label_logit, np.ones(len(rows))
+    d_logits = np.zeros_like(sampled_sum.logits)
+    if sampled_sum.num_draws:
         few = d_logits.shape[1] <= _FEW_CLASSES  # starting threads takes longer than the integrals
-        grid = _SET_ACCURACY if one.set_distributions else FULL_ACCURACY if few else _HIGH_ACCURACY
+        grid = (
+            _SET_ACCURACY
+            if sampled_sum.set_distributions
+            else FULL_ACCURACY
+            if few
+            else _HIGH_ACCURACY
+        )
         over: Any = map if few else thread_map
-        found = over(lambda e: integral_terms(one, int(e), 0.0, grid), rows)
-        for e, terms in enumerate(found):
-            losses[e] = terms.log_sum_terms.sum()
-            of_certain[e] = terms.base_fraction
-            d_logits[e] = terms.draw_fractions
-    if one.detaches_draws:
+        found = over(lambda example: integral_terms(sampled_sum, int(example), 0.0, grid), rows)
+        for example, terms in enumerate(found):
+            losses[example] = terms.log_sum_terms.sum()
+            of_certain[example] = terms.base_fraction
+            d_logits[example] = terms.draw_fractions
+    if sampled_sum.detaches_draws:
         d_logits[:] = 0.0
     # the gradient of log S - label_logit is the fraction of each class in S, minus 1 at the label
-    if one.has_constant_hits:  # constants have no gradient
+    if sampled_sum.has_constant_hits:  # constants have no gradient
         d_logits[rows, labels] = 0.0
-    if one.always_included_logits is not None:
-        d_logits += of_certain[:, None] * np.exp(one.always_included_logits - mass[:, None])
-    of_label = of_certain * np.exp(one.log_label_mass - np.maximum(mass, _LOWEST)) - 1.0
-    d_logits[rows, labels] += one.label_derivative * of_label
-    return Means(one.loss_factor * losses, one.gradient_factor * d_logits)
+    if sampled_sum.always_included_logits is not None:
+        d_logits += of_certain[:, None] * np.exp(sampled_sum.always_included_logits - mass[:, None])
+    of_label = of_certain * np.exp(sampled_sum.log_label_mass - np.maximum(mass, _LOWEST)) - 1.0
+    d_logits[rows, labels] += sampled_sum.label_derivative * of_label
+    return Means(sampled_sum.loss_factor * losses, sampled_sum.gradient_factor * d_logits)
 
 
 def label_smoothing_terms(
-    one: SampledSum, times: FloatArray, x: FloatArray, hits_follow_label: bool
+    sampled_sum: SampledSum, counts: FloatArray, logits: FloatArray, hits_follow_label: bool
 ) -> Means:
     """Return the means that label smoothing adds to a loss, for a smoothing fraction of 1.
 
-    The target is then spread evenly over the candidates: the label, and the classes that occur
-    `times` (E, n) with the logits `x` (E, n). `hits_follow_label` says whether the logits of draws
-    of the label change with the label's logit, or are constants. For other fractions the terms are
-    proportional to the fraction.
+    The target is then spread evenly over the label and the draws. `counts` (E, n) are the expected
+    numbers of draws of each class, and `logits` (E, n) the logits of these draws. With
+    `hits_follow_label` the logits of draws of the label change with the label's logit; otherwise
+    they are constants. For other fractions the terms are proportional to the fraction.
     """
-    rows, num = np.arange(len(x)), 1.0 + times.sum(axis=1)
+    rows, num = np.arange(len(logits)), 1.0 + counts.sum(axis=1)
     # the smoothed target puts the same weight on each candidate
-    candidates = (one.label_logit + (times * x).sum(axis=1)) / num
-    d_logits = -times / num[:, None]
+    candidates = (sampled_sum.label_logit + (counts * logits).sum(axis=1)) / num
+    d_logits = -counts / num[:, None]
     if not hits_follow_label:
-        d_logits[rows, one.labels] = 0.0
-    d_logits[rows, one.labels] += 1.0 - 1.0 / num
-    return Means(one.label_logit - candidates, d_logits)
+        d_logits[rows, sampled_sum.labels] = 0.0
+    d_logits[rows, sampled_sum.labels] += 1.0 - 1.0 / num
+    return Means(sampled_sum.label_logit - candidates, d_logits)
 
 
 # the integral ------------------------------------------------------------------------------------
@@ -177,17 +188,21 @@ class IntegralTerms(NamedTuple):
     draw_fractions: FloatArray
 
 
-def integral_terms(one: SampledSum, e: int, centre: float, grid: IntegrationGrid) -> IntegralTerms:
+def integral_terms(
+    sampled_sum: SampledSum, example: int, centre: float, grid: IntegrationGrid
+) -> IntegralTerms:
     """Compute E log S and the mean fractions of S for example e, see `IntegralTerms`.
 
     `centre` is subtracted from the loss.
     """
-    sets = None if one.set_distributions is None else one.set_distributions[e]
-    shift = one.label_logit[e] + centre
-    weights = np.exp(np.minimum(one.logits[e] - shift, _MAX_LOGIT))
-    base = float(np.exp(one.log_fixed_mass[e] - shift))
-    largest = base + (one.num_draws * weights.max() if sets is None else weights.sum())
-    least = base if base > 0.0 else weights[(one.probs[e] > 0.0) & (weights > 0.0)].min()
+    sets = None if sampled_sum.set_distributions is None else sampled_sum.set_distributions[example]
+    shift = sampled_sum.label_logit[example] + centre
+    weights = np.exp(np.minimum(sampled_sum.logits[example] - shift, _MAX_LOGIT))
+    base = float(np.exp(sampled_sum.log_fixed_mass[example] - shift))
+    largest = base + (sampled_sum.num_draws * weights.max() if sets is None else weights.sum())
+    least = (
+        base if base > 0.0 else weights[(sampled_sum.probs[example] > 0.0) & (weights > 0.0)].min()
+    )
     # L(u) falls where u S is about 1, between the largest and the smallest possible S
     start = -np.log(max(largest, 1.0)) - grid.left_margin
     log_u = np.arange(start, -np.log(min(least, 1.0)) + _RIGHT, grid.step)
@@ -199,7 +214,7 @@ def integral_terms(one: SampledSum, e: int, centre: float, grid: IntegrationGrid
         measure = grid.step * u * remaining
         base_fraction = float(measure @ means.real) * base
         return IntegralTerms(log_u, log_sum_terms, base_fraction, weights * (measure @ parts.real))
-    products = _mixture_components(one, e, weights)
+    products = _mixture_components(sampled_sum, example, weights)
     minus_1 = np.expm1 if grid.uses_expm1 else _fast_expm1
     terms: list[FloatArray] = []
     base_fraction, draw_fractions = 0.0, np.zeros_like(weights)
@@ -217,24 +232,26 @@ def _fast_expm1(x: FloatArray) -> FloatArray:
     return value
 
 
-def _mixture_components(one: SampledSum, e: int, weights: FloatArray) -> list[MixtureComponent]:
+def _mixture_components(
+    sampled_sum: SampledSum, example: int, weights: FloatArray
+) -> list[MixtureComponent]:
     """Return L(u) of example e as a mixture of products, for `samplesoft.bias.plain.mixture`.
 
     A component is (weight, factors). A factor stands for independent draws, and holds their
     distribution (n,), the mass (n,) that a draw of each class adds to S, and the number of draws.
     """
-    probs, m, label = one.probs[e], one.num_draws, one.labels[e]
-    if one.reduction == "twice":
+    probs, m, label = sampled_sum.probs[example], sampled_sum.num_draws, sampled_sum.labels[example]
+    if sampled_sum.reduction == "twice":
         return [(1.0, [(probs, 2.0 * weights, 1), (probs, weights, m - 1)])]
     # m times the loss of all draws, minus m - 1 times the loss of all but one
-    if one.reduction == "jackknife":
+    if sampled_sum.reduction == "jackknife":
         all_but_one = (probs, weights * m / (m - 1), m - 1)
         return [(m, [(probs, weights, m)]), (1.0 - m, [all_but_one])]
-    if one.reduction == "kept":  # a component for each number of accepted draws
+    if sampled_sum.reduction == "kept":  # a component for each number of accepted draws
         kept = probs[weights > 0.0].sum()
         of_kept = np.where(weights > 0.0, probs, 0.0) / kept
         return [(p, [(of_kept, weights / (k or 1), k)]) for k, p in _likely_success_counts(m, kept)]
-    if one.reduction == "one hit less":  # a component for each number of hits
+    if sampled_sum.reduction == "one hit less":  # a component for each number of hits
         hit = np.zeros_like(probs)
         hit[label] = 1.0
         others = probs * (1.0 - hit) / (1.0 - probs[label])

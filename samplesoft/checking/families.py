@@ -47,12 +47,12 @@ class CheckState(NamedTuple):
 class Family(NamedTuple):
     """A group of candidates that are tried together, and the condition under which they are not.
 
-    `unless` is "right": they are not tried if a candidate without a mistake is allowed; "any": not
-    if any candidate is allowed; or "never": they are always tried.
+    The group is skipped if a candidate without a mistake is allowed (`skip_if_allowed` is
+    ``"right"``), if any candidate is allowed (``"any"``), or never (``"never"``).
     """
 
     make_candidates: Callable[[CheckState], Iterable[Candidate]]
-    unless: str
+    skip_if_allowed: str
 
 
 def _candidates_that_draw(state: CheckState) -> Iterable[Candidate]:
@@ -83,37 +83,38 @@ def _candidates_with_dependent_draws(state: CheckState) -> Iterator[Candidate]:
 
 # in this order, because later families are less simple or take longer
 FAMILIES = (
-    Family(_candidates_that_draw, unless="never"),
-    Family(lambda state: distinct_candidates(state.observer), unless="right"),
+    Family(_candidates_that_draw, skip_if_allowed="never"),
+    Family(lambda state: distinct_candidates(state.observer), skip_if_allowed="right"),
     Family(
         lambda state: candidates_with_gradient_faults(state.observer, list(state.tested)),
-        unless="any",
+        skip_if_allowed="any",
     ),
     Family(
         lambda state: candidates_with_scaled_gradients(
             state.observer, state.observed, list(state.tested)
         ),
-        unless="any",
+        skip_if_allowed="any",
     ),
-    Family(_unbiased_candidate, unless="any"),
-    Family(lambda state: distinct_candidates_with_fault(state.observer), unless="any"),
+    Family(_unbiased_candidate, skip_if_allowed="any"),
+    Family(lambda state: distinct_candidates_with_fault(state.observer), skip_if_allowed="any"),
     Family(
         lambda state: chain(
             candidates_with_other_proposals(state.observer),
             merge_equal_means(candidates_with_fitted_constants(state.observer, state.observed)),
         ),
-        unless="any",
+        skip_if_allowed="any",
     ),
     Family(
         lambda state: candidates_with_other_temperatures(state.observer, state.observed),
-        unless="any",
+        skip_if_allowed="any",
     ),
     Family(
         lambda state: _candidates_with_dependent_draws(state._replace(tested=list(state.tested))),
-        unless="any",
+        skip_if_allowed="any",
     ),
     Family(
-        lambda state: candidates_with_label_smoothing(state.observer, state.observed), unless="any"
+        lambda state: candidates_with_label_smoothing(state.observer, state.observed),
+        skip_if_allowed="any",
     ),
-    Family(lambda state: candidates_with_two_faults(state.observer), unless="any"),
+    Family(lambda state: candidates_with_two_faults(state.observer), skip_if_allowed="any"),
 )

@@ -98,7 +98,7 @@ def combine_faults(right: Estimator, one: Estimator, other: Estimator) -> Estima
 def _counts_with_shifted_q(by: int) -> ExpectedCounts:
     """Return a function for log(m q) in which class j has the q of class j - by."""
 
-    def expected(drawn: DrawLogProbs) -> tuple[FloatArray, float]:
+    def log_counts(drawn: DrawLogProbs) -> tuple[FloatArray, float]:
         log_q = np.roll(drawn.log_proposal, by, axis=1)
         # NaN if the mistake has no effect (uniform q) or makes the loss infinite (q = 0 of a draw)
         is_same = np.array_equal(log_q, drawn.log_proposal)
@@ -106,17 +106,17 @@ def _counts_with_shifted_q(by: int) -> ExpectedCounts:
             log_q = np.full_like(log_q, np.nan)
         return log_q, drawn.log_num_draws
 
-    return expected
+    return log_counts
 
 
 def _counts_with_other_m(change: int) -> ExpectedCounts:
     """Return a function for log((m + change) q), which is NaN if m + change is 0."""
 
-    def expected(drawn: DrawLogProbs) -> tuple[FloatArray, float]:
+    def log_counts(drawn: DrawLogProbs) -> tuple[FloatArray, float]:
         m = round(float(np.exp(drawn.log_num_draws))) + change
         return drawn.log_one_draw, float(np.log(m)) if m > 0 else np.nan
 
-    return expected
+    return log_counts
 
 
 def _counts_given_not_label(drawn: DrawLogProbs) -> tuple[FloatArray, float]:
@@ -167,7 +167,7 @@ FAULTS: dict[str, Fault] = {
     "log_m_left_out": Fault(
         "log m is left out of the correction",
         "Subtract log q + log m, the log of the expected number of draws, not log q alone.",
-        where=lambda right: right.corrects_repeated,
+        where=lambda right: right.corrects_repeated_draws,
         ways=(
             lambda right: replace(
                 right,
@@ -214,7 +214,7 @@ FAULTS: dict[str, Fault] = {
     "q_not_conditioned": Fault(
         "the label is excluded from the draws, but q is not divided by 1 - q of the label",
         "Subtract log(m q / (1 - q_t)) where no draw can be the label.",
-        where=lambda right: right.corrects_repeated and right.excludes_label,
+        where=lambda right: right.corrects_repeated_draws and right.excludes_label,
         ways=(
             lambda right: replace(
                 right, log_expected_counts=lambda drawn: (drawn.log_proposal, drawn.log_num_draws)
@@ -232,7 +232,7 @@ FAULTS: dict[str, Fault] = {
     "inclusion_of_repeated": Fault(
         "draws may repeat a class, but are corrected by the chance that a set holds it",
         "Subtract log(m q) where draws may repeat; 1 - (1 - q)^m is for sets without repeats.",
-        where=lambda right: right.corrects_repeated and not right.counts_accepted,
+        where=lambda right: right.corrects_repeated_draws and not right.counts_accepted_draws,
         ways=(
             lambda right: replace(
                 right, log_expected_counts=lambda drawn: (drawn.log_inclusion, 0.0)
@@ -243,7 +243,7 @@ FAULTS: dict[str, Fault] = {
         "draws are without replacement, but are corrected by log(m q)",
         "Subtract the log of the chance that a class is in the set, which a sampler without "
         "replacement gives.",
-        where=lambda right: right.corrects_distinct,
+        where=lambda right: right.corrects_distinct_draws,
         ways=(
             lambda right: replace(
                 right, log_expected_counts=lambda drawn: (drawn.log_one_draw, drawn.log_num_draws)
@@ -331,7 +331,7 @@ FAULTS: dict[str, Fault] = {
     "m_off_by_one": Fault(
         "the number of draws and the m of the correction differ by one",
         "Take for m the number of draws that are in the sum, without the label.",
-        where=lambda right: right.corrects_repeated and not right.counts_accepted,
+        where=lambda right: right.corrects_repeated_draws and not right.counts_accepted_draws,
         ways=(
             lambda right: replace(right, log_expected_counts=_counts_with_other_m(1)),
             lambda right: replace(right, log_expected_counts=_counts_with_other_m(-1)),
@@ -434,7 +434,7 @@ FAULTS: dict[str, Fault] = {
     "q_clipped": Fault(
         "q is clipped from below before its logarithm is taken",
         "Subtract log(m q) as it is: q of what has been drawn is above 0.",
-        where=lambda right: right.corrects_repeated and right.is_log_of_sum,
+        where=lambda right: right.corrects_repeated_draws and right.is_log_of_sum,
         fitted=(
             FittedFault(
                 apply=lambda right, log_least: replace(
@@ -448,7 +448,7 @@ FAULTS: dict[str, Fault] = {
     "epsilon_in_log": Fault(
         "a number is added to q before its logarithm is taken",
         "Subtract log(m q) as it is: q of what has been drawn is above 0.",
-        where=lambda right: right.corrects_repeated and right.is_log_of_sum,
+        where=lambda right: right.corrects_repeated_draws and right.is_log_of_sum,
         fitted=(
             FittedFault(
                 apply=lambda right, log_added: replace(

@@ -64,7 +64,7 @@ def with_scaled_gradient(
     error = 4.0 / np.sqrt(size)
     if abs(factor - 1.0) <= error:
         return None
-    factor = _simple_fraction(factor, error)
+    factor = _round_to_simple_fraction(factor, error)
     factors = np.where(is_gradient, factor, 1.0)
     width = one.spread
     if width is not None:
@@ -80,7 +80,7 @@ def with_scaled_gradient(
     )
 
 
-def _simple_fraction(value: float, error: float) -> float:
+def _round_to_simple_fraction(value: float, error: float) -> float:
     """Round a value to an integer or the reciprocal of one, if exactly one is within `error`.
 
     Other values are returned unchanged.
@@ -269,13 +269,15 @@ def nearest_candidate(
     """
     unit = _distance_units(observed)
 
-    def distance(constant: float) -> float:
+    def squared_distance(constant: float) -> float:
         away: FloatArray = (candidate_at(constant).means - observed.means) / unit
         return float((away**2).sum())
 
-    at = int(np.argmin([distance(constant) for constant in grid]))
+    at = int(np.argmin([squared_distance(constant) for constant in grid]))
     ends = grid[max(at - 1, 0)], grid[min(at + 1, len(grid) - 1)]
-    found = minimize_scalar(distance, bounds=ends, method="bounded", options={"xatol": 1e-9})
+    found = minimize_scalar(
+        squared_distance, bounds=ends, method="bounded", options={"xatol": 1e-9}
+    )
     constant = float(found.x)
     # a deterministic loss must be matched to rounding, but a minimum of squares is flat, which
     # gives half of the digits only: Gauss-Newton steps give all

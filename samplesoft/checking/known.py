@@ -50,13 +50,13 @@ def known_candidates(observer: Observer) -> list[Candidate]:
         )
     rights = estimators_with_draws("all", "repeated", "independent")
 
-    def make() -> list[Candidate]:
+    def make_candidates() -> list[Candidate]:
         return [
             *merge_equal_means(_make_candidates(observer, [(), *_single_faults()], rights)),
             *_mixed_candidates(observer),
         ]
 
-    return _cached(observer, "known", make)
+    return _cached_candidates(observer, "known", make_candidates)
 
 
 def full_candidate(known: Iterable[Candidate]) -> Candidate:
@@ -67,7 +67,7 @@ def full_candidate(known: Iterable[Candidate]) -> Candidate:
 def distinct_candidates(observer: Observer) -> list[Candidate]:
     """Return the faultless candidates without replacement, or whose repeats count once."""
     rights = estimators_with_draws("distinct", "once")
-    return _cached(
+    return _cached_candidates(
         observer, "distinct", lambda: merge_equal_means(_make_candidates(observer, [()], rights))
     )
 
@@ -75,7 +75,7 @@ def distinct_candidates(observer: Observer) -> list[Candidate]:
 def distinct_candidates_with_fault(observer: Observer) -> list[Candidate]:
     """Return the candidates of `distinct_candidates` with one fault."""
     rights = estimators_with_draws("distinct", "once")
-    return _cached(
+    return _cached_candidates(
         observer,
         "mistakes",
         lambda: merge_equal_means(_make_candidates(observer, _single_faults(), rights)),
@@ -112,7 +112,7 @@ def candidates_with_two_faults(observer: Observer) -> list[Candidate]:
     """Return the candidates with two mistakes."""
     single = [name for (name,) in _single_faults()]
     repeated = estimators_with_draws("all", "repeated", "independent")
-    return _cached(
+    return _cached_candidates(
         observer,
         "pairs",
         lambda: merge_equal_means(
@@ -126,8 +126,8 @@ def candidates_with_two_faults(observer: Observer) -> list[Candidate]:
     )
 
 
-def _cached(
-    observer: Observer, family: str, make: Callable[[], list[Candidate]]
+def _cached_candidates(
+    observer: Observer, family: str, make_candidates: Callable[[], list[Candidate]]
 ) -> list[Candidate]:
     """Return ``make()``, cached by the problem, the observer's settings and `family`."""
     problem = observer.problem
@@ -137,7 +137,7 @@ def _cached(
     if key not in _CACHE:
         if len(_CACHE) >= _MAX_CACHED:
             _CACHE.clear()
-        _CACHE[key] = make()
+        _CACHE[key] = make_candidates()
     return _CACHE[key]
 
 
@@ -151,7 +151,7 @@ def _make_candidates(
         for wrong in _with_faults(right, names):
             if wrong.reduction == "twice" and problem.num_classes > _MAX_CLASSES_OF_SLOW_FAULTS:
                 continue
-            for detail, one in _variants(problem, wrong, right, names):
+            for detail, one in _estimator_variants(problem, wrong, right, names):
                 sums = one(problem, *sizes)
                 # a variant that does not depend on the number of tries repeats the one before it
                 if not sums or (
@@ -179,7 +179,7 @@ def _with_faults(right: Estimator, names: tuple[str, ...]) -> list[Estimator]:
     return [one for one in both if one is not None]
 
 
-def _variants(
+def _estimator_variants(
     problem: Problem, wrong: Estimator, right: Estimator, names: tuple[str, ...]
 ) -> Iterator[tuple[str, Estimator]]:
     """Yield a wrong estimator and its variants, each with a description that reports show.
@@ -187,7 +187,7 @@ def _variants(
     Variants correct by the number of tries, or let the full softmax include classes with q = 0.
     """
     yield "", wrong
-    if right.corrects_distinct and {*names} <= {*_COMMON}:
+    if right.corrects_distinct_draws and {*names} <= {*_COMMON}:
         yield BY_TRIES, replace(wrong, corrects_by_tries=True)
     if right.name == "full" and (problem.q <= 0.0).any():
         yield OF_ALL, replace(wrong, sums_all_classes=True)

@@ -85,10 +85,10 @@ class Observed:
     num_looks: int = 1
     squared_losses: Observed | None = None
 
-    def values_in(self, part: slice) -> Observed:
+    def select_values(self, selection: slice) -> Observed:
         """Return the observations of a slice of the K values, without `squared_losses`."""
         arrays = {
-            name: getattr(self, name)[part]
+            name: getattr(self, name)[selection]
             for name in ("means", "stderrs", "rounding_bounds", "magnitudes", "skewness")
         }
         return replace(self, **arrays, squared_losses=None)
@@ -250,7 +250,7 @@ class Observer:
         stays = _STAYS + self.measured_rounding[: len(self.centre)].max(initial=0.0)
         return self.follows_seed and bool((np.abs(before - after) <= stays).all())
 
-    def mean_gradient_of_batch(self, copies: int) -> FloatArray:
+    def mean_gradient_with_copies(self, copies: int) -> FloatArray:
         """Return the mean gradient (E, d) in h over calls with `copies` of each example."""
         order = np.tile(np.arange(len(self.problem.labels)), copies)
         here = self.problem.select_examples(order, self.problem.labels[order])
@@ -261,11 +261,11 @@ class Observer:
         )
         return mean
 
-    def names_of_results(self, where: NDArray[np.bool_]) -> list[str]:
+    def names_of_marked_results(self, mask: NDArray[np.bool_]) -> list[str]:
         """Return which of ``losses``, ``dh``, ``dW`` and ``db`` have a True in the mask (K,)."""
         examples, d = self.problem.h.shape
         sizes = np.cumsum([examples, examples * d, NUM_VIEWS * d])
-        parts = zip(("losses", "dh", "dW", "db"), np.split(where, sizes), strict=True)
+        parts = zip(("losses", "dh", "dW", "db"), np.split(mask, sizes), strict=True)
         return [name for name, part in parts if part.any()]
 
     def means(self) -> Observed:
@@ -288,8 +288,8 @@ class Observer:
             self._num_sets,
             self.num_looks,
         )
-        squares = whole.values_in(slice(-examples, None))
-        return replace(whole.values_in(slice(None, -examples)), squared_losses=squares)
+        squares = whole.select_values(slice(-examples, None))
+        return replace(whole.select_values(slice(None, -examples)), squared_losses=squares)
 
     def rounding_bounds_by_result(self, problem: Problem) -> list[float]:
         """Measure the rounding of a problem; return a bound for the losses and each gradient.
@@ -339,20 +339,20 @@ class Observer:
             last, self._rounding_step = found, step
         return allowed
 
-    def _measure_rounding(self, step: float, whole: Problem) -> tuple[FloatArray, FloatArray]:
+    def _measure_rounding(self, step: float, problem: Problem) -> tuple[FloatArray, FloatArray]:
         """Measure the rounding of a loss from its sixth differences along random lines of inputs.
 
         Inputs are multiplied by 1 + k * step * (a random number in [-1, 1]) for k = 0 to 6. Returns
         the standard deviations (K,) of rounding errors, and bounds (K,) on the errors.
         """
-        rng, given = np.random.default_rng(0), (whole.class_embeddings, whole.h)
+        rng, given = np.random.default_rng(0), (problem.class_embeddings, problem.h)
         lines = []
         for line in range(_LINES):
             steps = [step * rng.uniform(-1.0, 1.0, array.shape) for array in given]
             points = []
             for k in range(_POINTS):
                 rows, h = (x * (1.0 + k * change) for x, change in zip(given, steps, strict=True))
-                here = replace(whole, class_embeddings=rows, h=h)
+                here = replace(problem, class_embeddings=rows, h=h)
                 points.append(self.results_of_call(here, line))
             lines.append([np.array(values) for values in zip(*points, strict=True)])
         deviations, allowed = [], []

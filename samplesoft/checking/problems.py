@@ -177,11 +177,11 @@ def make_problem(
     )
     problem = every.select_examples(np.array(chosen), labels)
     if dim is None and not has_unit_vectors:
-        problem = _with_likely_labels(problem)
+        problem = _raise_unlikely_labels(problem)
     return replace(problem, weights=np.array(_WEIGHTS)) if with_weights else problem
 
 
-def _with_likely_labels(problem: Problem) -> Problem:
+def _raise_unlikely_labels(problem: Problem) -> Problem:
     """Return a problem in which every label has a sufficient probability under the softmax.
 
     With very many classes a label's probability may be so small that the treatment of accidental
@@ -266,7 +266,7 @@ def extreme_problems(
     # enough calls for several draws of one label, unless these are too rare to be seen
     calls = _num_calls_for(binom.sf(1, num_sampled, q[often].min()), _TIMES_TWICE)
     yield ExtremeProblem(levelled, calls if calls < _MOST_CALLS_OF_FEW else _CALLS_OF_FEW)
-    yield _with_raised_classes(problem, num_sampled, key)
+    yield _problem_with_raised_classes(problem, num_sampled, key)
     named = NAMED.get(proposal) if isinstance(proposal, str) else proposal
     if callable(named):
         q = as_proposal("proposal", call_proposal(named, _MANY_CLASSES), _MANY_CLASSES)
@@ -284,7 +284,9 @@ def extreme_problems(
         yield ExtremeProblem(many, _CALLS_OF_MANY)
 
 
-def _with_raised_classes(problem: Problem, num_sampled: int, key: np.uint64) -> ExtremeProblem:
+def _problem_with_raised_classes(
+    problem: Problem, num_sampled: int, key: np.uint64
+) -> ExtremeProblem:
     """Return a problem with one raised class in each example: its logit is far above all others.
 
     The loss then shows whether this class is drawn with probability q, however many classes there
@@ -323,13 +325,13 @@ def _with_raised_classes(problem: Problem, num_sampled: int, key: np.uint64) -> 
     return ExtremeProblem(one, _num_calls_for(binom.sf(0, num_sampled, rarest), _TIMES_RAISED))
 
 
-def _num_calls_for(probability: float, times: float) -> int:
-    """Return the number of calls after which an event is expected to have occurred `times` times.
+def _num_calls_for(probability: float, num_occurrences: float) -> int:
+    """Return the number of calls in which an event is expected to occur `num_occurrences` times.
 
     `probability` is the probability of the event for one of the 16 copies of an example. The result
     is at least 1024 and at most 16,384.
     """
-    wanted = times / max(REPLICAS * probability, times / _MOST_CALLS_OF_FEW)
+    wanted = num_occurrences / max(REPLICAS * probability, num_occurrences / _MOST_CALLS_OF_FEW)
     return max(_CALLS_OF_FEW, int(np.ceil(wanted)))
 
 

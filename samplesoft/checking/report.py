@@ -235,7 +235,7 @@ class LossReport(Report):
         return values
 
     def _parts(self) -> list[Part]:
-        shown = first_by_name(self.scores, _SHOWN)
+        shown = first_of_each_name(self.scores, _SHOWN)
         columns = [
             Column("scheme", lambda s: s.scheme),
             Column("mistake", lambda s: s.fault or ""),
@@ -280,7 +280,7 @@ class LossReport(Report):
         return [verdict, *map(Paragraph, [*more, *above]), table, *map(Paragraph, below)]
 
     def _figure(self) -> Figure:
-        shown = first_by_name(self.scores, _DRAWN)[::-1]
+        shown = first_of_each_name(self.scores, _DRAWN)[::-1]
         figure, axes = titled_figure(self._verdict_lines()[0], (8.5, 1.7 + 0.27 * len(shown)))
         axes.spines["left"].set_visible(False)
         # distances from 0.1 to a million fit on one logarithmic axis
@@ -309,7 +309,7 @@ class LossReport(Report):
         return figure
 
 
-def first_by_name(scores: tuple[Candidate, ...], num: int) -> list[Candidate]:
+def first_of_each_name(scores: tuple[Candidate, ...], num: int) -> list[Candidate]:
     """Return the first `num` candidates, only the first one for each scheme and fault."""
     first: dict[tuple[str, str | None], Candidate] = {}
     for s in scores:

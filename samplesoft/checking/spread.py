@@ -40,23 +40,23 @@ def linearised_spread(
     The change of log S by a draw is linearised about the mean of the rest of S. Of several `sums`
     the most probable one is used.
     """
-    one = max(sums, key=lambda each: float(np.mean(each.probability)))
-    rows, labels, x = np.arange(len(one.probs)), one.labels, one.logits
-    probs, m = one.probs, one.num_draws * np.ones((len(one.probs), 1))
-    if one.reduction == "kept":  # treat rejected draws as if they had not been made
+    sampled_sum = max(sums, key=lambda each: float(np.mean(each.probability)))
+    rows, labels, x = np.arange(len(sampled_sum.probs)), sampled_sum.labels, sampled_sum.logits
+    probs, m = sampled_sum.probs, sampled_sum.num_draws * np.ones((len(sampled_sum.probs), 1))
+    if sampled_sum.reduction == "kept":  # treat rejected draws as if they had not been made
         probs = np.where(x > -np.inf, probs, 0.0)
         kept = probs.sum(axis=1, keepdims=True)
         probs = probs / kept
         m = m * kept
         x = x - np.log(m)
-    if one.reduction == "one hit less":  # of k draws of the label, k - 1 are in S
+    if sampled_sum.reduction == "one hit less":  # of k draws of the label, k - 1 are in S
         hits = probs[rows, labels]
         probs = probs.copy()
         probs[rows, labels] = hits + np.expm1(m[:, 0] * np.log1p(-hits)) / m[:, 0]
     # log of the rest of S without one draw; for a logistic loss log(1 + exp(x)) the rest is 1
     log_rest = np.zeros(len(x))
-    if one.reduction != "logistic":
-        log_sum = losses / one.loss_factor + one.label_logit
+    if sampled_sum.reduction != "logistic":
+        log_sum = losses / sampled_sum.loss_factor + sampled_sum.label_logit
         with np.errstate(divide="ignore", invalid="ignore"):
             # mean weight of one draw; the inclusion probabilities of a set sum to its size
             log_size = np.log(probs.sum(axis=1))
@@ -64,26 +64,26 @@ def linearised_spread(
             log_drawn = np.where(log_size > -np.inf, log_all - log_size, -np.inf)
         rest = 1.0 - np.exp(np.minimum(log_drawn - log_sum, 0.0))
         log_rest = log_sum + np.log(np.maximum(rest, _MIN_REST))
-        log_rest = np.maximum(log_rest, one.log_fixed_mass)
+        log_rest = np.maximum(log_rest, sampled_sum.log_fixed_mass)
     # change of log S if one draw is added to the rest of S, for each class
-    parts = [one.loss_factor * np.logaddexp(0.0, x - log_rest[:, None])[:, :, None]]
+    parts = [sampled_sum.loss_factor * np.logaddexp(0.0, x - log_rest[:, None])[:, :, None]]
     if num_gradients:
         of_sum = np.exp(-np.logaddexp(0.0, log_rest[:, None] - x))[:, :, None]
-        factor = problem.tau * one.gradient_factor
+        factor = problem.tau * sampled_sum.gradient_factor
         of_classes = (problem.class_embeddings, problem.view_directions)[:num_gradients]
         parts += [factor * of_sum * (c - c[labels][:, None]) for c in of_classes]
     probs = probs[:, None]
     of_squares = of_cubes = m[:, None] * probs
     middle, times, rest_of_squares = probs, np.ones_like(probs), np.zeros(len(x))
-    if one.set_distributions is not None:  # the number of draws of a class is 0 or 1
+    if sampled_sum.set_distributions is not None:  # the number of draws of a class is 0 or 1
         of_squares = probs * (1.0 - probs)
         of_cubes = of_squares * (1.0 - 2.0 * probs)
         total = np.maximum(of_squares.sum(axis=2, keepdims=True), _MIN_REST)
         # for sets of fixed size, subtract a weighted mean (Hajek's approximation)
         middle = of_squares / total
-        if one.set_distributions[0].is_independent:
+        if sampled_sum.set_distributions[0].is_independent:
             middle = np.zeros_like(probs)
-        elif not one.set_distributions[0].has_last:
+        elif not sampled_sum.set_distributions[0].has_last:
             middle, times, rest_of_squares = _regression_on_counts(probs)
     spreads = []
     for part in parts:
@@ -204,37 +204,42 @@ def _moments_of_mixture(sums: Sequence[SampledSum], centre: FloatArray) -> Float
     if not is_known or terms > _MAX_TERMS:
         return None
     rows = []
-    for e, c in enumerate(centre):
-        powers = [loss_moments(one, e, float(c)) for one in sums]
-        weights = [np.broadcast_to(one.probability, len(centre))[e] for one in sums]
+    for example, c in enumerate(centre):
+        powers = [loss_moments(sampled_sum, example, float(c)) for sampled_sum in sums]
+        weights = [
+            np.broadcast_to(sampled_sum.probability, len(centre))[example] for sampled_sum in sums
+        ]
         rows.append(np.dot(weights, powers))
     return np.array(rows)
 
 
-def loss_moments(one: SampledSum, e: int, centre: float) -> FloatArray:
+def loss_moments(sampled_sum: SampledSum, example: int, centre: float) -> FloatArray:
     """Return the moments ``E (loss - centre)**k`` (7,) of example e, for k = 0 to 6.
 
     The reduction of the sum must be "sum", "kept" or "logistic".
     """
-    if one.reduction == "logistic":
+    if sampled_sum.reduction == "logistic":
         # E exp(t loss) as a series in t: the series of one draw to the power m, times the label's
-        of_draw = np.logaddexp(0.0, one.logits[e])
-        of_label = np.logaddexp(0.0, -one.label_logit[e]) - centre
-        if one.set_distributions is not None:
-            return _moments_of_set_sums(one.set_distributions[e], of_draw, of_label)
-        mean = one.probs[e] @ of_draw
-        away = [one.probs[e] @ (of_draw - mean) ** k for k in range(7)]
-        shift = one.num_draws * mean + of_label
+        of_draw = np.logaddexp(0.0, sampled_sum.logits[example])
+        of_label = np.logaddexp(0.0, -sampled_sum.label_logit[example]) - centre
+        if sampled_sum.set_distributions is not None:
+            return _moments_of_set_sums(sampled_sum.set_distributions[example], of_draw, of_label)
+        mean = sampled_sum.probs[example] @ of_draw
+        away = [sampled_sum.probs[example] @ (of_draw - mean) ** k for k in range(7)]
+        shift = sampled_sum.num_draws * mean + of_label
         # products of series, truncated after t^6, are products of triangular Toeplitz matrices
         draw, label = (
             toeplitz(s / _FACTORIALS, np.zeros(7)) for s in (away, shift ** np.arange(7))
         )
-        whole = np.linalg.matrix_power(draw, one.num_draws) @ label
+        whole = np.linalg.matrix_power(draw, sampled_sum.num_draws) @ label
         powers: FloatArray = whole[:, 0] * _FACTORIALS
         return powers
     # E S^-s = int u^(s-1) E exp(-u S) du / Gamma(s); its series in s has the moments of log S
     terms = integral_terms(
-        one, e, centre, FULL_ACCURACY if one.set_distributions is None else MOMENT_ACCURACY
+        sampled_sum,
+        example,
+        centre,
+        FULL_ACCURACY if sampled_sum.set_distributions is None else MOMENT_ACCURACY,
     )
     inner = [(terms.log_sum_terms * terms.log_u**k).sum() / _FACTORIALS[k] for k in range(6)]
     series = toeplitz(_INVERSE_GAMMA, np.zeros(6)) @ inner

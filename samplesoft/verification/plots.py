@@ -27,7 +27,7 @@ _LINE_OF_PRINTED: Style = {"color": _PRINTED_COLOUR, "linestyle": "--", "linewid
 _DOTS: Style = {"color": _TRIALS_COLOUR, "linestyle": "none", "markersize": 4}
 
 
-def draw_rows(
+def plot_rows(
     rows: Sequence[VerificationRow], *, trials: str, has_theorem: bool, has_bounds: bool
 ) -> Figure:
     """Draw the largest bias against m, one panel for each sampler.
@@ -74,14 +74,14 @@ def draw_rows(
         fails = f": Theorem 1 fails in {outside:,} coordinates" if outside else ""
         axis.set_title(f"{name}{fails}", fontsize=9)
         axis.set(xscale="log", yscale="log", ylim=(floor, ceiling))
-        _draw_curve(axis, curve, floor)
+        _plot_sampler(axis, curve, floor)
     for axis in axes[len(names) :]:
         axis.set_visible(False)
     _add_legend(figure, trials, has_theorem, has_bounds)
     return figure
 
 
-def _draw_curve(axis: Any, curve: list[VerificationRow], floor: float) -> None:
+def _plot_sampler(axis: Any, curve: list[VerificationRow], floor: float) -> None:
     """Draw the panel of one sampler: the exact bias, its bounds, and Monte Carlo estimates."""
     m = _field_values(curve, "num_sampled")
     axis.set_xlim(m.min() / 1.6, m.max() * 1.6)
@@ -101,10 +101,10 @@ def _draw_curve(axis: Any, curve: list[VerificationRow], floor: float) -> None:
     if exact.max() < _MIN_BIAS:
         axis.text(0.5, 0.08, "no bias", transform=axis.transAxes, ha="center", fontsize=9)
     elif curve[0].monte_carlo_max is not None:
-        _draw_trials(axis, m, curve)
+        _plot_monte_carlo(axis, m, curve)
 
 
-def _draw_trials(axis: Any, m: Any, curve: list[VerificationRow]) -> None:
+def _plot_monte_carlo(axis: Any, m: Any, curve: list[VerificationRow]) -> None:
     """Draw estimates with 95% intervals; for estimates <= 0, only the upper end of the interval."""
     mean = _field_values(curve, "monte_carlo_max")
     reach = _QUANTILE_OF_95 * _field_values(curve, "monte_carlo_max_stderr")

@@ -38,7 +38,7 @@ _MAX_UNEXPLAINED = 1e-6  # fraction of the sum of squares that a better tau may 
 
 
 @dataclass(frozen=True)
-class Problem:
+class VerificationProblem:
     """The checked arguments of `verify`, without the proposals.
 
     Shapes are (B, n) for `logits`, (B,) for `labels`, (B, d) for `h` and (n, d) for
@@ -60,7 +60,7 @@ class Problem:
         """Derivatives (n, d) of the logits with respect to h; None without vectors."""
         return None if self.class_embeddings is None else self.tau * self.class_embeddings
 
-    def select_examples(self, part: slice) -> Problem:
+    def select_examples(self, part: slice) -> VerificationProblem:
         """Return the problem of a slice of the examples."""
         h = None if self.h is None else self.h[part]
         return replace(self, logits=self.logits[part], labels=self.labels[part], h=h)
@@ -76,8 +76,8 @@ def checked_problem(
     wrt: Sequence[str],
     scheme: str,
     num_trials: int,
-) -> Problem:
-    """Check the arguments of `verify` except the proposals; return them as a `Problem`."""
+) -> VerificationProblem:
+    """Return the checked arguments of `verify`, without the proposals."""
     o = as_real_array("logits", logits, (1, 2))
     t = np.atleast_1d(as_labels("labels", labels, o.shape[-1], o.shape[:-1]))
     o = np.atleast_2d(o)
@@ -104,7 +104,7 @@ def checked_problem(
             f"`num_sampled` must hold one or more different numbers of draws, got {values}."
         )
     trials = as_count("num_trials", num_trials, 2)
-    return Problem(o, t, contexts, classes, scale, blocks, rules, counts, trials)
+    return VerificationProblem(o, t, contexts, classes, scale, blocks, rules, counts, trials)
 
 
 def _check_vectors(
@@ -128,7 +128,7 @@ def _check_vectors(
     return contexts, classes
 
 
-def checked_inputs(proposals: Mapping[str, Any], problem: Problem) -> dict[str, Inputs]:
+def checked_inputs(proposals: Mapping[str, Any], problem: VerificationProblem) -> dict[str, Inputs]:
     """Check the proposals of `verify`; return the `Inputs` of the exact bias for each name.
 
     A sampler is evaluated at the contexts. The inputs have the smallest number of draws. For
@@ -165,7 +165,7 @@ def checked_inputs(proposals: Mapping[str, Any], problem: Problem) -> dict[str, 
     return checked
 
 
-def warn_unless_products(problem: Problem) -> None:
+def warn_unless_logits_fit_vectors(problem: VerificationProblem) -> None:
     """Warn if the logits (B, n) are not ``tau h . c`` for the vectors of the problem.
 
     A bias for each class, a constant for each example, and float32 rounding are allowed. Biases are

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from samplesoft.reports.parts import Column, Heading, Items, Paragraph, Part, Settings, Table
 from samplesoft.reports.report import Report
 from samplesoft.reports.values import csv_table, described
-from samplesoft.verification.plots import draw_rows
+from samplesoft.verification.plots import plot_rows
 from samplesoft.verification.row import VerificationRow as VerificationRow  # public here too
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class VerificationReport(Report):
         return [*parts, Items([*texts, chance])]
 
     def _figure(self) -> Figure:
-        return draw_rows(
+        return plot_rows(
             self.rows,
             trials=f"{self.num_trials:,} trials x {self.num_examples}",
             has_theorem=self.has_theorem,

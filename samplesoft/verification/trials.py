@@ -343,9 +343,9 @@ def _predict_bin_moments(
     return np.stack(added) + _common_factor_moments(draw_moments, np.abs(expected))
 
 
-def _common_factor_moments(draw_moments: DrawMoments, size: FloatArray) -> FloatArray:
-    """Return the moments (2, k) that the common factor 1/S adds to values of magnitude `size`."""
-    return draw_moments.common_moments[:, None] * np.stack([size**2, size**3])
+def _common_factor_moments(draw_moments: DrawMoments, magnitudes: FloatArray) -> FloatArray:
+    """Return the moments (2, k) that the common factor 1/S adds to values with `magnitudes`."""
+    return draw_moments.common_moments[:, None] * np.stack([magnitudes**2, magnitudes**3])
 
 
 def _predict_loss_moments(

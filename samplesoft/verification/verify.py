@@ -32,10 +32,10 @@ from samplesoft.verification.bounds import (
     theory_terms,
 )
 from samplesoft.verification.problem import (
-    Problem,
+    VerificationProblem,
     checked_inputs,
     checked_problem,
-    warn_unless_products,
+    warn_unless_logits_fit_vectors,
 )
 from samplesoft.verification.report import (
     TARGET_BIAS,
@@ -160,7 +160,7 @@ def verify(
     )
     samplers = checked_inputs(proposals, problem)
     workers = as_executor(executor)
-    warn_unless_products(problem)
+    warn_unless_logits_fit_vectors(problem)
     key = as_key(rng)
     counts = problem.draw_counts
     rows: list[VerificationRow] = []
@@ -223,7 +223,7 @@ def _stream_key(key: np.uint64, index: int) -> np.uint64:
 class _Task(NamedTuple):
     """A slice of the examples with one sampler at one m: the work of one task."""
 
-    problem: Problem
+    problem: VerificationProblem
     inputs: Inputs
     first: int  # index of the first example of the slice
     key: np.uint64  # key from which the random stream of each example is derived
@@ -279,7 +279,7 @@ def _make_rows(
 
 
 def _row_values_of_blocks(
-    problem: Problem, inputs: Inputs, exact: ExactBias, theory: TheoryTerms | None
+    problem: VerificationProblem, inputs: Inputs, exact: ExactBias, theory: TheoryTerms | None
 ) -> dict[str, RowValues]:
     """Return summaries (B,) of each example for each block of parameters.
 

@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 
-from samplesoft.verification.problem import checked_problem, warn_unless_products
+from samplesoft.verification.problem import checked_problem, warn_unless_logits_fit_vectors
 from samplesoft.verification.verify import verify
 
 N, D, B, TAU = 30, 6, 4, 3.0
@@ -87,7 +87,7 @@ def test_rounding_to_float32_is_no_misfit(dim, norm):
 def call(logits, h, c, tau=TAU):
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        warn_unless_products(
+        warn_unless_logits_fit_vectors(
             checked_problem(logits, np.zeros(len(h), int), 3, h, c, tau, "h", "negatives", 2)
         )
     return found
