@@ -223,10 +223,10 @@ class InBatchCandidates:
         yield from self.two_way_candidates()
 
     def two_way_candidates(self) -> Iterator[Candidate]:
-        """Yield two-way losses, as of two-tower models.
+        """Yield candidates for two-way losses, which two-tower models use.
 
-        In the matrix of logits of all contexts and all labels of a batch, they are the sum or the
-        mean of the cross entropies of rows and of columns.
+        Such a loss is the sum or the mean of the cross entropies of rows and of columns of a
+        matrix, the logits of all contexts and all labels of a batch.
         """
         m, problem, name = self._size - 1, self._observer.problem, "in_batch_symmetric"
         for words, estimator in _TWO_WAY.items():
@@ -241,7 +241,7 @@ class InBatchCandidates:
             yield Candidate(name, None, means=means, detail=f"the sum of both; {words}")
 
     def fitted_candidates(self) -> Iterator[Candidate]:
-        """Yield the candidates with another temperature or label smoothing, which are fitted."""
+        """Yield the candidates with a fitted temperature or with fitted label smoothing."""
         tau = self._observer.problem.tau
         for scheme, name in _IN_BATCH.items():
             yield nearest_candidate(

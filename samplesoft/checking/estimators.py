@@ -360,7 +360,10 @@ class Estimator:
     def _label_logits_with_margin(
         self, problem: Problem, logits: FloatArray
     ) -> tuple[FloatArray, FloatArray | float]:
-        """Add the margin to logits (E,) of labels; return also the derivatives of the result."""
+        """Apply the margin to the logits (E,) of the labels.
+
+        Returns the new logits, and their derivatives with respect to the given ones.
+        """
         if self.label_angle:
             biases = 0.0 if problem.biases is None else problem.biases[problem.labels]
             angles = np.arccos(np.clip((logits - biases) / problem.tau, -1.0, 1.0))
@@ -369,7 +372,7 @@ class Estimator:
         return logits - problem.tau * self.label_margin, 1.0
 
     def _extra_label_bias(self, problem: Problem) -> FloatArray | float:
-        """Return the biases (E,) that are added to the labels' logits in excess of one each."""
+        """Return ``label_bias_factor - 1`` times the labels' biases (E,), or 0 without biases."""
         if problem.biases is None:
             return 0.0
         more: FloatArray = (self.label_bias_factor - 1) * problem.biases[problem.labels]
@@ -504,7 +507,10 @@ def sum_without_draws(
     log_label_mass: FloatArray,
     always_included_logits: FloatArray,
 ) -> SampledSum:
-    """Return an S without random draws, whose classes are always included."""
+    """Return the sum S of a loss without random draws.
+
+    It contains the label, and all classes with a finite entry in `always_included_logits`.
+    """
     return SampledSum(
         reduction="sum",
         labels=labels,

@@ -94,7 +94,7 @@ class Means(NamedTuple):
 
 
 def expectation(sums: Sequence[SampledSum]) -> Means:
-    """Return the exact means of a loss whose random sum is one of `sums`, with its probability."""
+    """Return the exact means of a loss whose random sum S is one of several, with probabilities."""
     found = [_expectation_of_sum(sampled_sum) for sampled_sum in sums]
     losses = np.sum(
         [sampled_sum.probability * x.losses for sampled_sum, x in zip(sums, found, strict=True)],
@@ -175,11 +175,11 @@ MixtureComponent = tuple[float, list[tuple[FloatArray, FloatArray, int]]]
 
 
 class IntegralTerms(NamedTuple):
-    """The integral of one example, with S divided by ``exp(label_logit + centre)``.
+    """The terms of an integral for E log S, where S is the random sum of one example.
 
-    `log_u` (K,) are the nodes, and `log_sum_terms` (K,) the terms of E log S at the nodes.
-    `base_fraction` is the mean fraction of S that is always included, and `draw_fractions` (n,) are
-    the mean fractions of S that are draws of each class.
+    S is divided by ``exp(label_logit + centre)``. `log_u` (K,) are the nodes, and `log_sum_terms`
+    (K,) the terms of E log S at the nodes. `base_fraction` is the mean fraction of S that is always
+    included, and `draw_fractions` (n,) are the mean fractions of S that are draws of each class.
     """
 
     log_u: FloatArray
@@ -191,9 +191,9 @@ class IntegralTerms(NamedTuple):
 def integral_terms(
     sampled_sum: SampledSum, example: int, centre: float, grid: IntegrationGrid
 ) -> IntegralTerms:
-    """Compute E log S and the mean fractions of S for example e, see `IntegralTerms`.
+    """Compute the terms of E log S, and mean fractions of S, for the example with this index.
 
-    `centre` is subtracted from the loss.
+    `centre` is subtracted from the loss. See `IntegralTerms`.
     """
     sets = None if sampled_sum.set_distributions is None else sampled_sum.set_distributions[example]
     shift = sampled_sum.label_logit[example] + centre
@@ -235,10 +235,11 @@ def _fast_expm1(x: FloatArray) -> FloatArray:
 def _mixture_components(
     sampled_sum: SampledSum, example: int, weights: FloatArray
 ) -> list[MixtureComponent]:
-    """Return L(u) of example e as a mixture of products, for `samplesoft.bias.plain.mixture`.
+    """Return the Laplace transform of S for one example, as a mixture of products.
 
-    A component is (weight, factors). A factor stands for independent draws, and holds their
-    distribution (n,), the mass (n,) that a draw of each class adds to S, and the number of draws.
+    It is an argument of `samplesoft.bias.plain.mixture`. A component is (weight, factors). A factor
+    stands for independent draws, and holds their distribution (n,), the mass (n,) that a draw of
+    each class adds to S, and the number of draws.
     """
     probs, m, label = sampled_sum.probs[example], sampled_sum.num_draws, sampled_sum.labels[example]
     if sampled_sum.reduction == "twice":
@@ -263,6 +264,6 @@ def _mixture_components(
 
 
 def _likely_success_counts(m: int, probability: float) -> list[tuple[int, float]]:
-    """Return the numbers of successes in m trials with their probabilities, unless negligible."""
+    """Return pairs (number of successes in m trials, its probability), unless negligible."""
     found = binom.pmf(np.arange(m + 1), m, probability)
     return [(k, p) for k, p in enumerate(found) if p > _NO_PROBABILITY]

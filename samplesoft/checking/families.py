@@ -45,7 +45,7 @@ class CheckState(NamedTuple):
 
 
 class Family(NamedTuple):
-    """A group of candidates that are tried together, and the condition under which they are not.
+    """A group of candidates that are tried together.
 
     The group is skipped if a candidate without a mistake is allowed (`skip_if_allowed` is
     ``"right"``), if any candidate is allowed (``"any"``), or never (``"never"``).

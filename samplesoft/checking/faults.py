@@ -120,7 +120,7 @@ def _counts_with_other_m(change: int) -> ExpectedCounts:
 
 
 def _counts_given_not_label(drawn: DrawLogProbs) -> tuple[FloatArray, float]:
-    """Return the two terms of ``log(m q / (1 - q_t))``, where q_t is that of the label."""
+    """Return the two terms of ``log(m q / (1 - q_t))``, where q_t is the q of the label."""
     of_label = drawn.log_proposal[np.arange(len(drawn.labels)), drawn.labels]
     return drawn.log_proposal - np.log(-np.expm1(of_label))[:, None], drawn.log_num_draws
 

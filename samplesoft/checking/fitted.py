@@ -236,10 +236,11 @@ def candidates_with_label_smoothing(observer: Observer, observed: Observed) -> I
 def _candidates_with_constant_in_log(
     observer: Observer, observed: Observed, scheme: str, one: SampledSum
 ) -> Iterator[Candidate]:
-    """Yield the candidate with the loss ``-log(p + constant)``, for a scheme with the sum `one`.
+    """Yield the candidate with the loss ``-log(p + constant)`` for a scheme.
 
-    The constant is read off a label that is so far behind that p is negligible; without such a
-    label nothing is yielded. Elsewhere p is approximated by exp of minus the mean loss.
+    `one` is the random sum of the scheme. The constant is read off a label that is so far behind
+    that p is negligible; without such a label nothing is yielded. Elsewhere p is approximated by
+    exp of minus the mean loss.
     """
     plain = expectation([one])
     last = int(plain.losses.argmax())
@@ -296,7 +297,7 @@ def nearest_candidate(
 
 
 class SmoothedMeans(NamedTuple):
-    """The means of an estimator on a problem, without label smoothing and what smoothing adds.
+    """The means of an estimator on a problem: `plain` ones, and what label smoothing adds.
 
     `smoothing` holds the terms for a smoothing fraction of 1; a fraction f adds f times these.
     """
@@ -309,7 +310,11 @@ class SmoothedMeans(NamedTuple):
 def _candidates_with_smoothed_sum(
     observer: Observer, observed: Observed, scheme: str, one: SampledSum
 ) -> Iterator[Candidate]:
-    """Yield candidates with label smoothing; if hits are masked, for each usual logit of hits."""
+    """Yield candidates with label smoothing for a scheme with the random sum `one`.
+
+    If hits are masked, there are two candidates for each usual finite logit of hits: it changes
+    with the label's logit, or it is constant.
+    """
     rows = np.arange(len(one.labels))
     hits, probs = one.logits[rows, one.labels], one.probs[rows, one.labels]
     masked = bool(((hits == -np.inf) & (probs > 0.0)).any())
@@ -325,7 +330,10 @@ def _candidates_with_smoothed_sum(
 def observed_plain_and_smoothing(
     parts: list[SmoothedMeans], num_gradients: int
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the values of all problems without label smoothing, and the terms it adds."""
+    """Return the values for several problems without label smoothing, and what smoothing adds.
+
+    The values of all problems are concatenated. The second array is for a smoothing fraction of 1.
+    """
     both = (
         (
             part.plain.observed_means(part.problem, num_gradients),

@@ -129,7 +129,7 @@ def candidates_with_two_faults(observer: Observer) -> list[Candidate]:
 def _cached_candidates(
     observer: Observer, family: str, make_candidates: Callable[[], list[Candidate]]
 ) -> list[Candidate]:
-    """Return ``make()``, cached by the problem, the observer's settings and `family`."""
+    """Return ``make_candidates()``, cached by the problem, the observer's settings and `family`."""
     problem = observer.problem
     arrays = problem.class_embeddings, problem.logits, problem.labels, problem.q, problem.weights
     sizes = problem.tau, observer.num_sampled, observer.batch_size, observer.num_gradients

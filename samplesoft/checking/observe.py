@@ -72,7 +72,8 @@ class Observed:
     num_looks : int
         How many times the means are tested during the whole check.
     squared_losses : Observed or None
-        The same for ``(loss - centre)**2`` of the E losses, see `Observer`.
+        The same statistics for ``(loss - centre)**2`` of the E examples, where `centre` is an
+        estimate of the mean losses.
     """
 
     means: FloatArray
@@ -95,7 +96,7 @@ class Observed:
 
 
 def _units_in_last_place(values: FloatArray) -> FloatArray:
-    """Return the unit in the last place of each value if all have at most 16 bits, else zeros."""
+    """Return the unit in the last place of each value; zeros if any has more than 16 bits."""
     mantissas, exponents = np.frexp(values)
     whole = (mantissas * 2.0**_FEW_BITS) % 1.0 == 0.0
     if not whole.all():
@@ -189,7 +190,7 @@ class Observer:
 
     @property
     def calls_before_next_look(self) -> int:
-        """Number of calls to make before the means are tested again; it doubles each time."""
+        """Number of calls before means are tested again: as many as so far, but at least 64."""
         return min(max(_CALLS_OF_FIRST_LOOK, self.num_calls), self.max_calls - self.num_calls)
 
     @property
@@ -251,7 +252,7 @@ class Observer:
         return self.follows_seed and bool((np.abs(before - after) <= stays).all())
 
     def mean_gradient_with_copies(self, copies: int) -> FloatArray:
-        """Return the mean gradient (E, d) in h over calls with `copies` of each example."""
+        """Return the mean gradient (E, d) in h, in batches with `copies` copies of each example."""
         order = np.tile(np.arange(len(self.problem.labels)), copies)
         here = self.problem.select_examples(order, self.problem.labels[order])
         calls = _CALLS_OF_OTHER_SIZE if self.is_random else 1

@@ -1,4 +1,4 @@
-"""The plot of a verification report; Matplotlib is imported when one is drawn."""
+"""The plot of a verification report; Matplotlib is imported only when it is made."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _DOTS: Style = {"color": _TRIALS_COLOUR, "linestyle": "none", "markersize": 4}
 def plot_rows(
     rows: Sequence[VerificationRow], *, trials: str, has_theorem: bool, has_bounds: bool
 ) -> Figure:
-    """Draw the largest bias against m, one panel for each sampler.
+    """Plot the largest bias against m, one panel for each sampler.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ def plot_rows(
 
 
 def _plot_sampler(axis: Any, curve: list[VerificationRow], floor: float) -> None:
-    """Draw the panel of one sampler: the exact bias, its bounds, and Monte Carlo estimates."""
+    """Plot the panel of one sampler: the exact bias, its bounds, and Monte Carlo estimates."""
     m = _field_values(curve, "num_sampled")
     axis.set_xlim(m.min() / 1.6, m.max() * 1.6)
     if len(m) <= 6:  # more labels would overlap
@@ -105,7 +105,7 @@ def _plot_sampler(axis: Any, curve: list[VerificationRow], floor: float) -> None
 
 
 def _plot_monte_carlo(axis: Any, m: Any, curve: list[VerificationRow]) -> None:
-    """Draw estimates with 95% intervals; for estimates <= 0, only the upper end of the interval."""
+    """Plot estimates with 95% intervals; for estimates <= 0, only the upper end of the interval."""
     mean = _field_values(curve, "monte_carlo_max")
     reach = _QUANTILE_OF_95 * _field_values(curve, "monte_carlo_max_stderr")
     shown = mean > 0.0

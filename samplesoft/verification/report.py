@@ -368,7 +368,7 @@ def _field_value(row: VerificationRow, name: str) -> Any:
 
 
 def _row_as_column(row: VerificationRow) -> Column:
-    """Return a column with the values of a row; field names, which are wide, title the lines."""
+    """Return the values of a row as a column of a table, whose lines are the fields."""
 
     def format_field(name: str) -> str:
         value = _field_value(row, name)

@@ -56,7 +56,7 @@ def z_limit(num_tests: int, alpha: float = ALPHA) -> float:
 
 
 def p_value(max_abs_z: float, num_tests: int) -> float:
-    """Return the p-value of the largest ``|z|`` of `num_tests` statistics, by Bonferroni."""
+    """Return the p-value of the largest ``|z|`` of `num_tests` statistics, Bonferroni-corrected."""
     return min(1.0, 2.0 * num_tests * NormalDist().cdf(-max_abs_z))
 
 
