@@ -229,7 +229,7 @@ def check_loss(
     if observer.divides_by_norms:
         problem = make(has_unit_vectors=True)
         observer = make_observer(problem, max_calls)
-    with progress_bar(as_flag("progress", progress), has_unit_vectors="call", desc="check") as bar:
+    with progress_bar(as_flag("progress", progress), unit="call", desc="check") as bar:
         if observer.is_random:  # 3. test candidates on the means of many calls
             scores = test_until_decided(observer, bar)
         else:
@@ -251,11 +251,11 @@ def check_loss(
                 # less simple candidates were not tried, because a simpler one seemed to fit
                 again = _sort_scores(test_until_decided(observer, bar, names_left))
                 names_left_again = surviving_names(again, extreme)
-                there = test_on_extreme(
+                found_again = test_on_extreme(
                     other, names_left_again, _faultless_schemes(names_left_again)
                 )
-                if _any_allowed(there, faultless=True):
-                    scores, found = again, there
+                if _any_allowed(found_again, faultless=True):
+                    scores, found = again, found_again
             if _any_allowed(
                 found, faultless=bool(_faultless_schemes(surviving_names(scores, extreme)))
             ):
@@ -269,19 +269,21 @@ def check_loss(
     if best.expected is not None:
         full = expectation([full_sum(problem)])
         loss_bias = float((best.expected.losses - full.losses).mean())
-        away = best.expected.d_logits - full.d_logits
-        gradient_bias = float(np.abs(away).sum(axis=1).mean())
+        gradient_biases = best.expected.d_logits - full.d_logits
+        gradient_bias = float(np.abs(gradient_biases).sum(axis=1).mean())
     # candidates with the same means are named together
     allowed = [candidate.name for s in scores if s.allowed for candidate in (s, *s.equivalents)]
     of_losses: list[str] = []
     if observer.num_gradients and not best.allowed:
-        alone = observed.select_values(slice(len(problem.labels)))
+        of_loss_means = observed.select_values(slice(len(problem.labels)))
         # candidates with in-batch negatives have means of other batches: leave them out
-        ours = [candidate for candidate in scores if len(candidate.means) == len(observed.means)]
+        comparable = [
+            candidate for candidate in scores if len(candidate.means) == len(observed.means)
+        ]
         of_losses = [
             candidate.scheme
-            for candidate in ours
-            if candidate.fault is None and score_candidate(candidate, alone).allowed
+            for candidate in comparable
+            if candidate.fault is None and score_candidate(candidate, of_loss_means).allowed
         ]
     return LossReport(
         scheme=best.scheme if best.allowed else None,

@@ -2,7 +2,7 @@ r"""Standard deviation and skewness of single losses and gradients, as a candida
 
 `linearised_spread` computes them to first order in the contributions of single draws, for losses
 and gradients. `loss_moments` computes exact moments of the loss: its moment generating function
-E exp(-s log S) is the integral of `samplesoft.checking.exact` with powers of u.
+``E exp(-s log S)`` is the integral of `samplesoft.checking.exact` times a power of u.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def with_exact_loss_spread(
 def _moments_of_mixture(sums: Sequence[SampledSum], centre: FloatArray) -> FloatArray | None:
     """Return the moments (E, 7) of a loss whose random sum is one of `sums`; None if unknown.
 
-    See `loss_moments`.
+    The moments are those of `loss_moments`, averaged with the probabilities of the sums.
     """
     first = sums[0]
     terms = first.probs.size * (first.num_draws if first.reduction == "kept" else 1)
@@ -214,7 +214,7 @@ def _moments_of_mixture(sums: Sequence[SampledSum], centre: FloatArray) -> Float
 
 
 def loss_moments(sampled_sum: SampledSum, example: int, centre: float) -> FloatArray:
-    """Return the moments ``E (loss - centre)**k`` (7,) of example e, for k = 0 to 6.
+    """Return the moments ``E (loss - centre)**k`` (7,) for k = 0 to 6, for the example with this index.
 
     The reduction of the sum must be "sum", "kept" or "logistic".
     """
