@@ -214,7 +214,7 @@ def _moments_of_mixture(sums: Sequence[SampledSum], centre: FloatArray) -> Float
 
 
 def loss_moments(sampled_sum: SampledSum, example: int, centre: float) -> FloatArray:
-    """Return the moments ``E (loss - centre)**k`` (7,) for k = 0 to 6, for the example with this index.
+    """Return the moments ``E (loss - centre)**k`` (7,) of one example, for k = 0 to 6.
 
     The reduction of the sum must be "sum", "kept" or "logistic".
     """
