@@ -105,25 +105,26 @@ _TWO_WAY = {
 }
 
 
-def _two_way_loss(here: Problem, one: SampledSum) -> tuple[Problem, Means]:
+def _two_way_loss(batch_problem: Problem, sampled_sum: SampledSum) -> tuple[Problem, Means]:
     """Return the losses of a batch, with gradients, as sums of row and column cross entropies.
 
-    The matrix of logits has a row for each context and a column for each label of the batch. `here`
-    is the problem of the batch, and is returned too; `one` is its sum S, which holds the logits.
+    The matrix of logits has a row for each context and a column for each label of the batch.
+    `batch_problem` is the problem of the batch, and is returned too; `sampled_sum` is its sum S,
+    which holds the logits.
     """
-    size = len(here.labels)
-    x = one.logits[:, here.labels]  # contexts (B,) by labels of the batch (B,)
-    np.fill_diagonal(x, one.log_label_mass)
+    size = len(batch_problem.labels)
+    x = sampled_sum.logits[:, batch_problem.labels]  # contexts (B,) by labels of the batch (B,)
+    np.fill_diagonal(x, sampled_sum.log_label_mass)
     of_rows = np.logaddexp.reduce(x, axis=1)
     of_columns = np.logaddexp.reduce(x, axis=0)
-    losses = of_rows + of_columns - 2.0 * one.label_logit
+    losses = of_rows + of_columns - 2.0 * sampled_sum.label_logit
     # column j adds to the gradients of all contexts, with the weight of example j
-    relative = here.weights / here.weights[:, None]
+    relative = batch_problem.weights / batch_problem.weights[:, None]
     softmax_of_columns = np.exp(x - of_columns) - np.eye(size)
     d_x = np.exp(x - of_rows[:, None]) - np.eye(size) + relative * softmax_of_columns
-    d_logits = np.zeros_like(one.logits)
-    np.add.at(d_logits, (np.arange(size)[:, None], here.labels), d_x)
-    return here, Means(losses, d_logits)
+    d_logits = np.zeros_like(sampled_sum.logits)
+    np.add.at(d_logits, (np.arange(size)[:, None], batch_problem.labels), d_x)
+    return batch_problem, Means(losses, d_logits)
 
 
 class InBatchCandidates:

@@ -47,7 +47,7 @@ _SET_ACCURACY = IntegrationGrid(step=0.5, left_margin=18.0)  # error of about 1e
 MOMENT_ACCURACY = IntegrationGrid(step=0.4, left_margin=36.0)  # for moments of losses with sets
 _RIGHT = 4.5  # log u of the last node above the log u where L(u) falls: the rest is below 1e-19
 _BLOCK = 1 << 16  # largest number of values in an array over u and classes, so that it fits a cache
-_FEW_CLASSES = 64  # up to here FULL_ACCURACY is cheap; with more classes _HIGH_ACCURACY is used
+_FEW_CLASSES = 64  # with more classes, _HIGH_ACCURACY replaces FULL_ACCURACY, to save time
 _MAX_LOGIT = 600.0  # larger logits, of classes that are hardly ever drawn, would overflow u w
 _NO_PROBABILITY = 1e-19  # components of a mixture with a smaller probability are dropped
 _LOWEST = -1e300  # in place of -inf, so that -inf - (-inf) does not occur

@@ -45,7 +45,7 @@ def candidates_with_gradient_faults(
 
 
 def with_scaled_gradient(
-    one: Candidate, observed: Observed, is_gradient: NDArray[np.bool_]
+    candidate: Candidate, observed: Observed, is_gradient: NDArray[np.bool_]
 ) -> Candidate | None:
     """Return the candidate with its gradients multiplied by the constant that fits best.
 
@@ -55,7 +55,7 @@ def with_scaled_gradient(
     if not is_gradient.any():
         return None
     unit = _distance_units(observed)[is_gradient]
-    due = one.means[is_gradient] / unit
+    due = candidate.means[is_gradient] / unit
     size = float(due @ due)
     if not 0.0 < size < np.inf:
         return None
@@ -66,13 +66,13 @@ def with_scaled_gradient(
         return None
     factor = _round_to_simple_fraction(factor, error)
     factors = np.where(is_gradient, factor, 1.0)
-    width = one.spread
+    width = candidate.spread
     if width is not None:
         width = width._replace(deviations=width.deviations * np.abs(factors))
     return replace(
-        one,
+        candidate,
         fault="gradient_scaled",
-        means=one.means * factors,
+        means=candidate.means * factors,
         spread=width,
         detail=f"the gradient is {_describe_factor(factor)} theirs",
         gradient_factor=factor,
@@ -234,15 +234,15 @@ def candidates_with_label_smoothing(observer: Observer, observed: Observed) -> I
 
 
 def _candidates_with_constant_in_log(
-    observer: Observer, observed: Observed, scheme: str, one: SampledSum
+    observer: Observer, observed: Observed, scheme: str, sampled_sum: SampledSum
 ) -> Iterator[Candidate]:
     """Yield the candidate with the loss ``-log(p + constant)`` for a scheme.
 
-    `one` is the random sum of the scheme. The constant is read off a label that is so far behind
-    that p is negligible; without such a label nothing is yielded. Elsewhere p is approximated by
-    exp of minus the mean loss.
+    `sampled_sum` is the random sum of the scheme. The constant is read off a label that is so far
+    behind that p is negligible; without such a label nothing is yielded. Elsewhere p is
+    approximated by exp of minus the mean loss.
     """
-    plain = expectation([one])
+    plain = expectation([sampled_sum])
     last = int(plain.losses.argmax())
     if plain.losses[last] > _FAR_BEHIND:
         log_constant = -float(observed.means[last])
@@ -308,21 +308,26 @@ class SmoothedMeans(NamedTuple):
 
 
 def _candidates_with_smoothed_sum(
-    observer: Observer, observed: Observed, scheme: str, one: SampledSum
+    observer: Observer, observed: Observed, scheme: str, sampled_sum: SampledSum
 ) -> Iterator[Candidate]:
-    """Yield candidates with label smoothing for a scheme with the random sum `one`.
+    """Yield candidates with label smoothing for a scheme, whose random sum is given.
 
     If hits are masked, there are two candidates for each usual finite logit of hits: it changes
     with the label's logit, or it is constant.
     """
-    rows = np.arange(len(one.labels))
-    hits, probs = one.logits[rows, one.labels], one.probs[rows, one.labels]
+    rows = np.arange(len(sampled_sum.labels))
+    hits, probs = (
+        sampled_sum.logits[rows, sampled_sum.labels],
+        sampled_sum.probs[rows, sampled_sum.labels],
+    )
     masked = bool(((hits == -np.inf) & (probs > 0.0)).any())
-    plain = expectation([one])
+    plain = expectation([sampled_sum])
     for mask, follow in product(_MASKS, (False, True)) if masked else [(None, True)]:
         logits = np.where(probs > 0.0, hits, 0.0) if mask is None else np.full_like(hits, mask)
-        x = one.with_hit_logits(logits).logits
-        added = label_smoothing_terms(one, one.num_draws * one.probs, x, follow)
+        x = sampled_sum.with_hit_logits(logits).logits
+        added = label_smoothing_terms(
+            sampled_sum, sampled_sum.num_draws * sampled_sum.probs, x, follow
+        )
         parts = [SmoothedMeans(plain, added, observer.problem)]
         yield fit_smoothing(parts, observer.num_gradients, observed, scheme, mask)
 
