@@ -310,7 +310,7 @@ class SmoothedMeans(NamedTuple):
 def _candidates_with_smoothed_sum(
     observer: Observer, observed: Observed, scheme: str, sampled_sum: SampledSum
 ) -> Iterator[Candidate]:
-    """Yield candidates with label smoothing for a scheme, whose random sum is given.
+    """Yield candidates with label smoothing for a scheme with the given random sum.
 
     If hits are masked, there are two candidates for each usual finite logit of hits: it changes
     with the label's logit, or it is constant.
