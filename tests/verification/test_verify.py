@@ -216,7 +216,7 @@ def test_class_vectors_match_the_whole_jacobian(m, factor):
         whole = row_values(
             exact.bias @ jacobian,
             exact.error,
-            theory.of_h(jacobian),
+            theory.to_parameters(jacobian),
             finite.gradient(jacobian),
             m,
             float(np.abs(slopes[b]).max()),
