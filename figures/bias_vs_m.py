@@ -114,7 +114,7 @@ def compute(examples: Embeddings, args: argparse.Namespace) -> list[dict[str, An
         (proposal, scheme, m)
         for proposal, scheme, *_ in LINES
         for m in grid
-        if m >= SCHEMES[scheme].least_draws
+        if m >= SCHEMES[scheme].min_draws
     ]
     return [
         measure(examples, logits, proposals[proposal], proposal, scheme, m, args.tau)

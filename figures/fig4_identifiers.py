@@ -36,7 +36,7 @@ from tables import ends_of_epochs, write_csv
 from samplesoft._files import atomic_write
 from samplesoft.models import AdaptiveSoftmax, SoftmaxLayer
 from samplesoft.training import CHECKPOINT, LOG, Settings, Task, train
-from samplesoft.training.task import sub_seed
+from samplesoft.training.task import derive_seed
 
 WORDS, EXAMPLES, EPOCHS, PARTS, DIM = 64_000, 1_000_000, 3, 4, 64
 PAPER = {"tau": 1.0 / 0.3**2, "update_every": 20}
@@ -89,7 +89,7 @@ class NextWord(Task):
             self.order = number, np.random.default_rng(number).permutation(self.corpus.train)
         first = (part * self.num_steps + index) * BATCH
         examples = self.order[1][first : first + BATCH]
-        return self.model.gradients(examples, sub_seed(0, epoch, index))
+        return self.model.gradients(examples, derive_seed(0, epoch, index))
 
     def validate(self) -> dict[str, float]:
         """Return the loss of the held-out words, by the probabilities of the method."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._jit import njit, num_threads, thread_each
+from samplesoft._jit import njit, num_threads, thread_for_each
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray, IntArray, as_choice
 from samplesoft.bias.inputs import check_inputs
@@ -80,7 +80,9 @@ def jackknife_moments(
     (0.0281, True)
     """
     as_choice("scheme", scheme, select("jackknife", "jackknife_masked"))
-    inputs = check_inputs(logits, labels, q, num_sampled, scheme, h, certain, takes_certain=True)
+    inputs = check_inputs(
+        logits, labels, q, num_sampled, scheme, h, certain, allows_always_included=True
+    )
     return moments_with_square(inputs, class_embeddings, tau, _square)
 
 
@@ -134,7 +136,7 @@ def _jackknife_terms(
 
     # every so many-th node to each: neighbours cost the same
     parts = [places[i :: 2 * num_threads()] for i in range(2 * num_threads())]
-    thread_each(work, [part for part in parts if len(part)])
+    thread_for_each(work, [part for part in parts if len(part)])
     exponents = np.minimum(law.num_draws * np.abs(theta), _MOST_EXPONENT)
     return terms_and_sizes[0], unit * (1.0 + exponents) * terms_and_sizes[1]
 
@@ -162,7 +164,7 @@ def _on_panels(panel: IntArray, s: FloatArray, columns: FloatArray) -> FloatArra
     shape = int(panel.max()) + 1, columns.shape[1]
     moments = class_moments(lambda part: (panel[part], s[part], columns[part].T), len(s), shape)
     # the transpose of interpolation: what a class weighs goes to the nodes of its panel
-    on_atoms = np.moveaxis(moments @ panels.to_coefficients().T, 2, 1)
+    on_atoms = np.moveaxis(moments @ panels.coefficient_matrix().T, 2, 1)
     return on_atoms.reshape(-1, columns.shape[1])
 
 

@@ -40,7 +40,7 @@ from tables import write_csv
 from samplesoft._files import atomic_write
 from samplesoft.data import load_xml_repository
 from samplesoft.metrics.ranking import ranking_scores
-from samplesoft.training.linear_task import unit_norm
+from samplesoft.training.linear_task import with_unit_rows
 
 FIELDS = (
     *("method", "seconds", "precision_at_1", "precision_at_3", "precision_at_5"),
@@ -212,7 +212,7 @@ def ridge(inputs: Any, labels: Any, seed: int, *, idf: bool, **settings: Any) ->
     from sklearn.linear_model import Ridge
 
     start = perf_counter()
-    x, transform = tf_idf(inputs) if idf else (unit_norm(inputs), unit_norm)
+    x, transform = tf_idf(inputs) if idf else (with_unit_rows(inputs), with_unit_rows)
     model = Ridge(**settings).fit(x, labels.toarray())
     return perf_counter() - start, lambda test: (model.predict(transform(test)), None)
 
@@ -223,7 +223,7 @@ def one_vs_rest(inputs: Any, labels: Any, seed: int, *, idf: bool, **settings: A
     from sklearn.multiclass import OneVsRestClassifier
 
     start = perf_counter()
-    x, transform = tf_idf(inputs) if idf else (unit_norm(inputs), unit_norm)
+    x, transform = tf_idf(inputs) if idf else (with_unit_rows(inputs), with_unit_rows)
     model = OneVsRestClassifier(LogisticRegression(solver="liblinear", **settings))
     model.fit(sparse.csr_matrix(x), labels)
     seconds = perf_counter() - start
@@ -259,7 +259,7 @@ def omikuji_tree(inputs: Any, labels: Any, seed: int) -> Fitted:
     """Train omikuji's Parabel, which reads a file."""
     import omikuji
 
-    x = sparse.csr_matrix(unit_norm(inputs))
+    x = sparse.csr_matrix(with_unit_rows(inputs))
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write(f"{x.shape[0]} {x.shape[1]} {labels.shape[1]}\n")
         for own, row in zip(lists_of(labels), x, strict=True):
@@ -273,7 +273,7 @@ def omikuji_tree(inputs: Any, labels: Any, seed: int) -> Fitted:
 
     def answer(test: Any) -> Found:
         scores = np.full((test.shape[0], labels.shape[1]), -np.inf)
-        for row, own in enumerate(sparse.csr_matrix(unit_norm(test))):
+        for row, own in enumerate(sparse.csr_matrix(with_unit_rows(test))):
             for label, value in model.predict(list(zip(own.indices, own.data, strict=True))):
                 scores[row, label] = value
         return scores, None

@@ -14,7 +14,7 @@ from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray, as_choice, as_count, as_proposal, as_real_array
 from samplesoft.bias.exact import ExactBias
 from samplesoft.bias.inputs import check_inputs, probs_of
-from samplesoft.bias.numerics.quadrature import ExampleBias, rounding_unit
+from samplesoft.bias.numerics.quadrature import ExampleBias, relative_term_error_of_logs
 from samplesoft.bias.numerics.summation import log_softmax
 from samplesoft.schemes import SCHEMES, Scheme, select
 
@@ -136,7 +136,7 @@ def _row(
         loss_size += _STEP * float((np.abs(drops) - np.exp(exponents) * exponents).sum())
     coarse = float(np.abs(means[0] - means[1]).sum())
     loss = float(log_sums[0]) + own_count
-    unit = max(rounding_unit(log_probs, np.log(total)), _ROUNDING)
+    unit = max(relative_term_error_of_logs(log_probs, np.log(total)), _ROUNDING)
     loss_error = abs(float(log_sums[0] - log_sums[1])) ** 1.5
     loss_error += unit * (1.0 + abs(own_count) + loss_size)
     return ExampleBias(means[0] - probs, probs, loss, coarse**1.5 + unit, loss_error)

@@ -20,7 +20,7 @@ from scipy.special import erf
 from samplesoft._executors import as_executor, run_tasks
 from samplesoft._jit import chunks
 from samplesoft._limits import LARGEST_EXPONENT
-from samplesoft._random import as_key
+from samplesoft._random import stream_key
 from samplesoft._validation import FloatArray, as_count, as_positive, as_real_array
 from samplesoft.bias.exact import exact_bias
 from samplesoft.bias.inputs import check_inputs
@@ -515,7 +515,7 @@ def sampled_q_bias(
             f"{type(draw_q).__name__}; write for example lambda rng: make_sampler(..., rng=rng)."
         )
     num = as_count("num_draws", num_draws, 2)
-    parent = np.random.default_rng(int(as_key(rng)))
+    parent = np.random.default_rng(int(stream_key(rng)))
     ask = partial(_bias_of_draw, logits, labels, draw_q, num_sampled, scheme, h)
     draws = (parent.spawn(1)[0] for _ in range(num))
     norms: list[Any] = []

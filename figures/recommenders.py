@@ -44,7 +44,7 @@ from tables import write_csv
 
 from samplesoft._files import atomic_write
 from samplesoft.data import load_interactions, load_xml_repository
-from samplesoft.data.interactions import padded
+from samplesoft.data.interactions import enlarged_to_shape
 from samplesoft.metrics.ranking import ranking_scores
 from samplesoft.recommend import SampledSoftmaxRecommender
 from samplesoft.recommend.training import as_interactions, hide_items
@@ -120,7 +120,7 @@ def interactions(folder: Path) -> tuple[Any, Any]:
     """Return ``train.txt`` and ``test.txt`` of a folder, of one shape (users, items)."""
     train, test = (load_interactions(found(folder, part)) for part in ("train", "test"))
     shape = tuple(max(train.shape[i], test.shape[i]) for i in range(2))
-    return as_interactions("train", padded(train, shape)), padded(test, shape)
+    return as_interactions("train", enlarged_to_shape(train, shape)), enlarged_to_shape(test, shape)
 
 
 def compared(method: str, train: Any, test: Any, seeds: int) -> Row | None:

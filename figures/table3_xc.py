@@ -39,7 +39,7 @@ from tables import write_csv
 
 from samplesoft._files import atomic_write
 from samplesoft.data import load_interactions, load_xml_repository
-from samplesoft.data.interactions import padded
+from samplesoft.data.interactions import enlarged_to_shape
 from samplesoft.metrics.ranking import ranking_scores
 from samplesoft.training import (
     BEST,
@@ -50,7 +50,7 @@ from samplesoft.training import (
     load_parameters,
     train,
 )
-from samplesoft.training.linear_task import unit_norm
+from samplesoft.training.linear_task import with_unit_rows
 
 FIELDS = (
     *("data", "method", "seconds", "precision_at_1", "precision_at_3", "precision_at_5"),
@@ -147,7 +147,7 @@ def gowalla(args: argparse.Namespace, names: list[str]) -> list[Row]:
     """Return the rows of Gowalla."""
     data, test = (load_interactions(found(args.gowalla, p)) for p in ("train", "test"))
     shape = tuple(max(data.shape[i], test.shape[i]) for i in range(2))
-    data, test = padded(data, shape), padded(test, shape)
+    data, test = enlarged_to_shape(data, shape), enlarged_to_shape(test, shape)
     base = replace(FULL, embedding_dim=128, tau=12.0, dropout=0.5, batch_size=256, update_every=10)
     settings = Settings(epochs=args.gowalla_epochs, optimizer="adagrad", learning_rate=0.1)
     rows = []
@@ -198,9 +198,9 @@ def sklearn_peer(data: Any, test: Any) -> list[Row]:
     labels = sparse.csr_matrix(data.labels)
     start = perf_counter()
     model = OneVsRestClassifier(LogisticRegression(C=10.0, solver="liblinear"))
-    model.fit(unit_norm(data.inputs), labels)
+    model.fit(with_unit_rows(data.inputs), labels)
     seconds = perf_counter() - start
-    ids = np.argsort(-model.decision_function(unit_norm(test.inputs)), axis=1)[:, :20]
+    ids = np.argsort(-model.decision_function(with_unit_rows(test.inputs)), axis=1)[:, :20]
     name = "scikit-learn, one-vs-rest"
     return [row("Bibtex", name, seconds, scores(ids, test.labels))]
 

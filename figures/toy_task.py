@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from samplesoft._files import prefixed
+from samplesoft._files import with_prefixes
 from samplesoft._memory import require_memory
-from samplesoft._random import as_key
+from samplesoft._random import stream_key
 from samplesoft._validation import FloatArray, IntArray, as_choice, as_count, require_instance
 from samplesoft.losses.registry import LOSSES, make_loss
 from samplesoft.models.linear import uniform_weights
 from samplesoft.models.softmax_layer import SoftmaxLayer
 from samplesoft.samplers.static import WeightedSampler
 from samplesoft.training.checkpoint import Arrays, plain
-from samplesoft.training.task import NUM_EXAMPLES, Gradient, Task, sub_seed
+from samplesoft.training.task import NUM_EXAMPLES, Gradient, Task, derive_seed
 from samplesoft.training.trained import softmax_config
 
 LEARNING_RATE = 0.03  # for the sum of the losses of a batch
@@ -127,16 +127,16 @@ class ToyTask(Task):
     def __init__(self, settings: ToySettings) -> None:
         require_instance("settings", settings, ToySettings)
         self.settings = settings
-        self._key = as_key(settings.seed)
+        self._key = stream_key(settings.seed)
         n, d = settings.num_classes, settings.embedding_dim
         require_memory("num_classes", n, 8.0 * n * (3 * d + 4))
-        generator = np.random.default_rng(sub_seed(self._key, _PROJECTION))
+        generator = np.random.default_rng(derive_seed(self._key, _PROJECTION))
         self.projection = (generator.standard_normal((n, d)) / np.sqrt(d)).astype(np.float32)
         data = WEIGHTS[settings.data](n)
         self._data = np.cumsum(data) / data.sum()
-        self.test = self._labels(settings.test_size, sub_seed(self._key, _TEST))
+        self.test = self._labels(settings.test_size, derive_seed(self._key, _TEST))
         self.softmax = self._make_softmax()
-        self.parameters = prefixed({"softmax": self.softmax.parameters})
+        self.parameters = with_prefixes({"softmax": self.softmax.parameters})
         self.num_steps, self.num_examples = settings.num_steps, settings.batch_size
 
     def config(self) -> dict[str, Any]:
@@ -149,12 +149,12 @@ class ToyTask(Task):
 
     def step(self, epoch: int, index: int) -> tuple[float, dict[str, Gradient]]:
         """Draw a batch, and go forward and back."""
-        key = sub_seed(self._key, _STEP, epoch * self.num_steps + index)
-        data_seed, draw_seed = (sub_seed(key, k) for k in range(2))
+        key = derive_seed(self._key, _STEP, epoch * self.num_steps + index)
+        data_seed, draw_seed = (derive_seed(key, k) for k in range(2))
         labels = self._labels(self.settings.batch_size, data_seed)
         loss, cache = self.softmax.forward(self.projection[labels], labels, rng=draw_seed)
         _, gradients = self.softmax.backward(cache)
-        return loss / len(labels), prefixed({"softmax": gradients})
+        return loss / len(labels), with_prefixes({"softmax": gradients})
 
     def validate(self) -> dict[str, float]:
         """Return mean loss of the full softmax in nats, and perplexity, on new data."""
@@ -174,7 +174,7 @@ class ToyTask(Task):
         settings = self.settings
         n, d = self.projection.shape
         glorot = float(np.sqrt(6.0 / (n + d)))
-        seed = np.uint64(sub_seed(self._key, _SOFTMAX))
+        seed = np.uint64(derive_seed(self._key, _SOFTMAX))
         rows = uniform_weights((n, d), glorot, self.projection.dtype, seed)
         sampled = LOSSES[settings.loss].draws
         loss = make_loss(settings.loss, reduction="sum")

@@ -242,7 +242,7 @@ def require_same_versions(client: Any, name: str) -> None:
 
 
 @contextmanager
-def open_scheduler(scheduler: str | None) -> Iterator[Executor | None]:
+def open_executor(scheduler: str | None) -> Iterator[Executor | None]:
     """Open the executor named by the option ``--scheduler``, as a context manager.
 
     `scheduler` is "threads", "processes", the address of a Dask scheduler, or None for no executor.
@@ -266,7 +266,7 @@ def open_scheduler(scheduler: str | None) -> Iterator[Executor | None]:
 
 
 @contextmanager
-def open_cluster(address: str | None) -> Iterator[Any]:
+def open_dask_client(address: str | None) -> Iterator[Any]:
     """Open a client of the Dask scheduler at the address of ``--scheduler``, as a context manager.
 
     The value of the context is the client, or None if `address` is None. Raises ValueError if the

@@ -276,10 +276,10 @@ def _reject_constant(constant: str) -> None:
     raise ValueError(f"{constant} is no number of JSON")
 
 
-def prefixed(parts: Mapping[str, Mapping[str, _T]], separator: str = ".") -> dict[str, _T]:
+def with_prefixes(parts: Mapping[str, Mapping[str, _T]], separator: str = ".") -> dict[str, _T]:
     """Return one dict with the items of all mappings; the mapping's name is prefixed to each key.
 
-    >>> prefixed({"lstm": {"w": 1}, "softmax": {"w": 2}})
+    >>> with_prefixes({"lstm": {"w": 1}, "softmax": {"w": 2}})
     {'lstm.w': 1, 'softmax.w': 2}
     """
     return {
@@ -289,10 +289,10 @@ def prefixed(parts: Mapping[str, Mapping[str, _T]], separator: str = ".") -> dic
     }
 
 
-def unprefixed(name: str, arrays: Mapping[str, _T], separator: str = ".") -> dict[str, _T]:
-    """Return the mapping `name` out of a dict made by `prefixed`, with its original keys.
+def without_prefix(name: str, arrays: Mapping[str, _T], separator: str = ".") -> dict[str, _T]:
+    """Return the mapping `name` out of a dict made by `with_prefixes`, with its original keys.
 
-    >>> unprefixed("lstm", {"lstm.w": 1, "softmax.w": 2})
+    >>> without_prefix("lstm", {"lstm.w": 1, "softmax.w": 2})
     {'w': 1}
     """
     prefix = f"{name}{separator}"

@@ -240,7 +240,7 @@ def thread_map(function: Callable[[Item], Result], items: Iterable[Item]) -> Ite
             raise
 
 
-def thread_each(function: Callable[[Item], object], items: Iterable[Item]) -> None:
+def thread_for_each(function: Callable[[Item], object], items: Iterable[Item]) -> None:
     """Call ``function(item)`` for each item, on the threads of `thread_map`; discard the results.
 
     The calls may run in any order, so no two of them may write to the same memory.

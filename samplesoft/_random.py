@@ -50,7 +50,7 @@ def uniform_block(key: np.uint64, batch: int, num: int) -> FloatArray:
 
 
 @njit
-def uniform_run(key: np.uint64, first: int, num: int) -> FloatArray:
+def uniform_slice(key: np.uint64, first: int, num: int) -> FloatArray:
     """Return the values ``[first, first + num)`` of row 0 of a `uniform_block` with this key."""
     values = np.empty(num)
     row_key = mix64(key, np.uint64(0))
@@ -84,18 +84,18 @@ def seed_key(low: int, high: int) -> int:
     return (low ^ low >> 16) | (high ^ high >> 16) << 32
 
 
-class RowKey(int):
+class OffsetSeed(int):
     """A seed whose `uniform_block` has the rows of another seed's block from `row` on.
 
     So a batch that is processed in chunks gets the same random values as the whole batch.
     """
 
-    def __new__(cls, seed: int, row: int) -> RowKey:
+    def __new__(cls, seed: int, row: int) -> OffsetSeed:
         """Return the key of `seed`, advanced by `row` counters of `mix64`."""
-        return super().__new__(cls, (int(as_key(seed)) + row * int(_GOLDEN)) % (1 << 64))
+        return super().__new__(cls, (int(stream_key(seed)) + row * int(_GOLDEN)) % (1 << 64))
 
 
-def as_key(rng: int | np.random.Generator | None, name: str = "rng") -> np.uint64:
+def stream_key(rng: int | np.random.Generator | None, name: str = "rng") -> np.uint64:
     """Return the 64-bit key of the random stream that a public argument `rng` selects.
 
     The key is derived from an int seed, drawn from a NumPy generator, or made from the system's
@@ -103,7 +103,7 @@ def as_key(rng: int | np.random.Generator | None, name: str = "rng") -> np.uint6
     """
     if type(rng) is int and 0 <= rng < 1 << 64:
         return np.uint64(seed_key(rng & _LOW_32_BITS, rng >> 32) & 0xFFFFFFFFFFFFFFFF)
-    if isinstance(rng, RowKey):
+    if isinstance(rng, OffsetSeed):
         return np.uint64(rng)
     if isinstance(rng, np.random.Generator):
         return np.uint64(rng.integers(0, 2**64, dtype=np.uint64))

@@ -27,7 +27,7 @@ def as_tau(value: float | None, unit_vectors: bool) -> float:
     return TAU_OF_UNIT_VECTORS if unit_vectors else TAU_OF_OTHER_VECTORS
 
 
-def tau_of_classes(num_classes: int) -> float:
+def default_tau(num_classes: int) -> float:
     """Return the default inverse temperature for n classes with learned vectors of norm 1.
 
     It is ``max(10, 1.5 log n)``. With tau = 1.5 log n, a class with cosine 1 has the probability
@@ -56,7 +56,7 @@ def times_tau(rows: NDArray[Any], tau: float) -> NDArray[Any]:
     return product
 
 
-def require_squares(class_embeddings: NDArray[Any], tau: float) -> None:
+def require_squarable(class_embeddings: NDArray[Any], tau: float) -> None:
     """Raise ValueError if float64 cannot hold the square of tau, or of the largest |tau * entry|.
 
     The entries are the entries of `class_embeddings`.

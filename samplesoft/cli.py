@@ -11,7 +11,7 @@ from importlib import import_module
 from samplesoft import __version__
 from samplesoft.commands import COMMANDS
 from samplesoft.commands.files import check_files
-from samplesoft.commands.options import discard_stdout, escape_unprintable, until_reader_gone
+from samplesoft.commands.options import discard_stdout, escape_unprintable, suppress_closed_pipe
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if sys.stdout is not None:
             # flush now, because an error when the interpreter exits would print a traceback
             try:
-                with until_reader_gone():
+                with suppress_closed_pipe():
                     sys.stdout.flush()
             except OSError as error:  # such as a full disk
                 _print_error(

@@ -68,7 +68,7 @@ class Scheme:
 
     Examples
     --------
-    >>> SCHEMES["reject"].draws_label, SCHEMES["reject"].random_count
+    >>> SCHEMES["reject"].draws_label, SCHEMES["reject"].has_random_count
     (False, True)
     >>> [name for name, scheme in SCHEMES.items() if not scheme.has_exact_bias]
     ['kept']
@@ -110,7 +110,7 @@ class Scheme:
             )
 
     @property
-    def least_draws(self) -> int:
+    def min_draws(self) -> int:
         """Smallest allowed number of draws m: 2 for the jackknife, otherwise 1."""
         return 2 if self.jackknife else 1
 
@@ -137,7 +137,7 @@ class Scheme:
     @property
     def adds_mean(self) -> bool:
         """Whether S is ``e_t`` plus a mean over m independent draws, with weight 0 for hits."""
-        return self.takes_certain and not self.divides_by_kept
+        return self.allows_always_included and not self.divides_by_accepted
 
     @property
     def has_bounds(self) -> bool:
@@ -149,12 +149,12 @@ class Scheme:
         return self.adds_mean and self.excludes_label and not self.jackknife
 
     @property
-    def random_count(self) -> bool:
+    def has_random_count(self) -> bool:
         """Whether the number of draws that enter S is random."""
         return self.independent or self.hits in ("masked", "counted")
 
     @cached_property  # cached, because every training step reads it
-    def divides_by_kept(self) -> bool:
+    def divides_by_accepted(self) -> bool:
         """Whether weights of draws are divided by the number K of draws that are not the label."""
         return self.hits == "counted"
 
@@ -166,16 +166,16 @@ class Scheme:
     @property
     def needs_label_count(self) -> bool:
         """Whether a loss needs the expected number of draws of the label."""
-        return self.corrects_label or self.divides_by_kept
+        return self.corrects_label or self.divides_by_accepted
 
     @property
-    def takes_certain(self) -> bool:
+    def allows_always_included(self) -> bool:
         """Whether S may have always-included classes in addition to the label and the draws."""
         plain = self.base == "plain" and self.corrects_draws
         return plain and not (self.draws_label or self.independent or self.distinct)
 
     @property
-    def loss_takes_certain(self) -> bool:
+    def loss_allows_always_included(self) -> bool:
         """Whether a loss may treat always-included classes as draws with an expected count of 1.
 
         This is correct only if the loss does not use the number of its draws.
@@ -190,7 +190,7 @@ class Scheme:
         if self.independent:
             return self.corrects_draws and (self.base, self.hits) == ("plain", "absent")
         consistent = self.corrects_draws and self.hits in _HITS_WITH_EXACT_BIAS[self.base]
-        return consistent and not (self.distinct and self.divides_by_kept)
+        return consistent and not (self.distinct and self.divides_by_accepted)
 
     def without_correction(self) -> Scheme:
         """Return a copy of the scheme in which a draw of class j has the weight ``e_j``."""
@@ -293,7 +293,7 @@ def exact_schemes(distinct: bool = False) -> tuple[str, ...]:
 
 def certain_schemes() -> tuple[str, ...]:
     """Return the names among `exact_schemes` whose schemes allow always-included classes."""
-    return tuple(name for name in exact_schemes() if SCHEMES[name].takes_certain)
+    return tuple(name for name in exact_schemes() if SCHEMES[name].allows_always_included)
 
 
 def as_scheme(

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from samplesoft._device import cpu
-from samplesoft._device.arrays import DistantRows
+from samplesoft._device.arrays import RemoteRows
 from samplesoft._jit import chunks, njit, njit_bare, njit_sum, num_threads, thread_map
 from samplesoft._temperature import as_tau, times_tau
 from samplesoft._validation import FloatArray, IntArray, as_count, as_csr, as_flag, as_float_rows
@@ -21,7 +21,7 @@ from samplesoft.kernels.products import products, round_up_to_8
 from samplesoft.kernels.rows import divide_by_norms, row_dot
 from samplesoft.kernels.sort_ids import count_below
 from samplesoft.losses.vectors import (
-    check_class_embeddings,
+    checked_class_embeddings,
     require_finite_rows,
     unit_rows,
 )
@@ -85,15 +85,15 @@ def top_k_classes(
     >>> top_k_classes([[1.0, 3.0, 2.0]], np.eye(3), 2)
     (array([[1, 2]]), array([[3., 2.]]))
     """
-    rows = check_class_embeddings(class_embeddings)
+    rows = checked_class_embeddings(class_embeddings)
     n = int(rows.shape[0])
     d = rows.shape[1]
     contexts = as_float_rows("h", h, d, rows.dtype)
-    size = check_k(k, n)
+    size = checked_k(k, n)
     normalize = as_flag("normalize", normalize)
     absolute = as_flag("absolute", absolute)
     offsets = None if biases is None else cpu.vector("biases", biases, n, rows.dtype)
-    excluded = check_leave_out(leave_out, (len(contexts), n))
+    excluded = checked_leave_out(leave_out, (len(contexts), n))
     if normalize:
         contexts, _ = unit_rows("h", contexts.copy())
     z = times_tau(contexts, as_tau(tau, unit_vectors=normalize))
@@ -143,7 +143,7 @@ def best_classes(
     on the number of threads.
     """
     remote: Any = rows
-    if isinstance(remote, DistantRows):
+    if isinstance(remote, RemoteRows):
         return remote.best(z, k, normalize=normalize, absolute=absolute, leave_out=leave_out)
     tile_contexts, tile_classes = _tile_shape(z.shape)
     # empty arrays instead of None, so that the kernel is compiled for one combination of types
@@ -174,14 +174,14 @@ def best_classes(
     return ids, best
 
 
-def check_k(k: Any, n: int) -> int:
+def checked_k(k: Any, n: int) -> int:
     """Return `k` as an int; raise ValueError unless it is from 1 to the number of classes n."""
     if as_count("k", k) > n:
         raise ValueError(f"`k` must be at most the number of classes {n}, got {k}.")
     return int(k)
 
 
-def check_leave_out(leave_out: Any, shape: tuple[int, ...], name: str = "leave_out") -> Any:
+def checked_leave_out(leave_out: Any, shape: tuple[int, ...], name: str = "leave_out") -> Any:
     """Return a sparse matrix of excluded classes as a canonical CSR matrix without stored zeros.
 
     The matrix must have the shape `shape`, (B, n). None is returned unchanged.

@@ -25,7 +25,7 @@ import samplesoft
 from samplesoft import _jit
 from samplesoft._cached import cached_property
 from samplesoft._executors import RestartingProcessPool, run_tasks
-from samplesoft._jit import COMPILES, run_in_lockstep, thread_each, thread_map
+from samplesoft._jit import COMPILES, run_in_lockstep, thread_for_each, thread_map
 from samplesoft._progress import progress_bar
 
 # one refusal after another where the system has no more threads; then a pool that it had started
@@ -79,7 +79,7 @@ def test_the_calling_thread_does_the_work(threads, refuse, left):
     for _ in range(2):
         assert list(thread_map(lambda i: i * i, range(11))) == [i * i for i in range(11)]
         done = []
-        thread_each(done.append, range(50))
+        thread_for_each(done.append, range(50))
         assert sorted(done) == list(range(50))
     refuse.allow()
     time.sleep(0.05)

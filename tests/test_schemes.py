@@ -23,7 +23,7 @@ def test_the_formula_says_what_the_facts_say(scheme):
     corrected = "e_t / pi_t" if scheme.distinct else "e_t / (m q_t)"
     assert one_draw.startswith(corrected) is scheme.corrects_label
     assert ("over a set" in one_draw) is scheme.distinct
-    assert ("(K qn_j)" in one_draw) is scheme.divides_by_kept
+    assert ("(K qn_j)" in one_draw) is scheme.divides_by_accepted
     assert ("(m qn_j)" in one_draw) is (
         scheme.excludes_label and not (scheme.independent or scheme.distinct)
     )
@@ -45,9 +45,9 @@ def test_few_functions_take_draws_without_replacement():
 
 
 def test_only_the_jackknife_needs_a_second_draw():
-    names = [name for name, scheme in SCHEMES.items() if scheme.least_draws != 1]
+    names = [name for name, scheme in SCHEMES.items() if scheme.min_draws != 1]
     assert names == ["jackknife", "jackknife_masked"]
-    assert {SCHEMES[name].least_draws for name in names} == {2}
+    assert {SCHEMES[name].min_draws for name in names} == {2}
 
 
 def test_as_scheme_takes_names():

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numba
 import pytest
 
-from samplesoft._jit import num_threads, thread_each, thread_map
+from samplesoft._jit import num_threads, thread_for_each, thread_map
 
 
 @pytest.fixture(params=[1, 2, 5])
@@ -26,7 +26,7 @@ def names_of_threads(items):
         seen.add(threading.current_thread().name)
         barrier.wait()
 
-    thread_each(work, range(items))
+    thread_for_each(work, range(items))
     return seen
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._jit import chunks, njit, njit_sum, thread_each, thread_map
+from samplesoft._jit import chunks, njit, njit_sum, thread_for_each, thread_map
 from samplesoft._validation import as_positive, require_mapping
 from samplesoft.losses.base import SparseRows
 from samplesoft.optimizers.updates import require_updatable
@@ -68,7 +68,7 @@ def clip_by_global_norm(gradients: Given, max_norm: float) -> tuple[Given, float
             raise ValueError("`gradients` must have a norm that is finite in float64; scale them.")
     if norm > max_norm:
         factor = max_norm / norm
-        thread_each(lambda part: multiply(part, factor), parts)
+        thread_for_each(lambda part: multiply(part, factor), parts)
     return gradients, norm
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from samplesoft._jit import njit, row_chunks, thread_each
+from samplesoft._jit import njit, row_chunks, thread_for_each
 from samplesoft._limits import ignore_overflow
 from samplesoft._memory import require_memory
-from samplesoft._random import as_key, uniform_block
+from samplesoft._random import stream_key, uniform_block
 from samplesoft._validation import (
     IntArray,
     as_array,
@@ -21,7 +21,7 @@ from samplesoft._validation import (
     as_positive,
     require_host_array,
 )
-from samplesoft.kernels.sort_ids import equal_runs
+from samplesoft.kernels.sort_ids import group_equal_ids
 from samplesoft.losses import SparseRows
 from samplesoft.models.linear import as_float_dtype, uniform_weights
 
@@ -116,7 +116,11 @@ class Embedding:
     ) -> None:
         columns = as_count("embedding_dim", embedding_dim)
         shape = as_count("num_embeddings", num_embeddings), columns
-        scale, kind, key = as_init_scale(init_scale, columns), as_float_dtype(dtype), as_key(rng)
+        scale, kind, key = (
+            as_init_scale(init_scale, columns),
+            as_float_dtype(dtype),
+            stream_key(rng),
+        )
         require_memory("num_embeddings", shape[0], kind.itemsize * shape[0] * columns)
         self.parameters = {"weights": uniform_weights(shape, scale, kind, key)}
 
@@ -155,13 +159,13 @@ class Embedding:
         dim = weights.shape[1]
         check_array("dy", dy, (*cache.shape, dim), weights.dtype)
         values = np.ascontiguousarray(dy).reshape(-1, dim)
-        ids, _, order, starts = equal_runs(cache.ravel(), len(weights))
+        ids, _, order, starts = group_equal_ids(cache.ravel(), len(weights))
         rows = np.empty((len(ids), dim), weights.dtype)
 
         def add(part: slice) -> None:
             add_runs(values, order, starts, part.start, rows[part])
 
-        thread_each(add, row_chunks(rows.shape, _CHUNK_NUMBERS))
+        thread_for_each(add, row_chunks(rows.shape, _CHUNK_NUMBERS))
         return None, {"weights": SparseRows(ids, rows)}
 
 
@@ -171,7 +175,7 @@ def add_runs(
 ) -> None:
     """Write the sums (runs, d) of the rows `values` (K, d) in runs ``first, first + 1, ...``.
 
-    `order` and `starts` are from `equal_runs`.
+    `order` and `starts` are from `group_equal_ids`.
     """
     for g in range(len(sums)):
         total = sums[g]
@@ -259,7 +263,7 @@ class Dropout:
             check_finite("x", x)
             return x, None
         width = x.shape[-1] if x.ndim else 1
-        uniforms = uniform_block(as_key(rng), x.size // max(width, 1), width).reshape(x.shape)
+        uniforms = uniform_block(stream_key(rng), x.size // max(width, 1), width).reshape(x.shape)
         factors = (uniforms >= self.rate) * x.dtype.type(1.0 / (1.0 - self.rate))
         with ignore_overflow():
             y = x * factors

@@ -17,12 +17,12 @@ from language_model.layers import (
     check_finite,
 )
 from language_model.step_products import column_pieces, products, row_parts
-from samplesoft._jit import njit, thread_each
+from samplesoft._jit import njit, thread_for_each
 from samplesoft._limits import ignore_overflow
 from samplesoft._memory import require_memory
-from samplesoft._random import as_key, mix64
+from samplesoft._random import mix64, stream_key
 from samplesoft._validation import as_count, as_flag, as_nonnegative
-from samplesoft.models.linear import as_float_dtype, check_products, uniform_weights
+from samplesoft.models.linear import as_float_dtype, require_finite_outputs, uniform_weights
 
 Floats = NDArray[Any]  # float32 or float64, the same for all arguments of a call
 Numbers = tuple[np.floating[Any], ...]
@@ -115,7 +115,7 @@ class LSTM:
         self.dropout = Dropout(as_nonnegative("dropout", dropout, below=1.0))
         self.dtype = as_float_dtype(dtype)
         scale = as_init_scale(init_scale, self.hidden_size)
-        key, width = as_key(rng), 4 * self.hidden_size
+        key, width = stream_key(rng), 4 * self.hidden_size
         numbers = width * (self.input_size + 2 * self.num_layers * self.hidden_size)
         require_memory("hidden_size", self.hidden_size, self.dtype.itemsize * numbers)
         self.parameters: Parameters = {}
@@ -170,7 +170,7 @@ class LSTM:
         if state is None:
             state = np.zeros(shape, self.dtype), np.zeros(shape, self.dtype)
         _check_state(state, shape, self.dtype)
-        key = as_key(rng)
+        key = stream_key(rng)
         # in one piece: the system hands out, and takes back, several of this size page by page
         spaces = np.empty((self.num_layers, 7 * len(x) + 2, *shape[1:]), self.dtype)
         below, runs = np.ascontiguousarray(x), []
@@ -184,7 +184,7 @@ class LSTM:
             self._take_steps(layer, run)
             below = run.hidden[1:]
             runs.append(run)
-        check_products(below)
+        require_finite_outputs(below)
         last = np.stack([run.hidden[-1] for run in runs]), np.stack([run.cells[-1] for run in runs])
         return below, last, runs
 
@@ -212,7 +212,7 @@ class LSTM:
                     TERMS[self.dtype],
                 )
 
-        thread_each(take, row_parts(batch, recurrent))
+        thread_for_each(take, row_parts(batch, recurrent))
 
     def backward(self, cache: list[_Run], dy: Floats) -> tuple[Floats, ParameterGradients]:
         """Go back through all steps that `forward` took, and no further."""
@@ -279,7 +279,7 @@ def _go_back(run: _Run, recurrent: Floats, dy: Floats, d_gates: Floats) -> None:
                 for piece, place in pieces:
                     np.matmul(d_gates[t, rows], piece, out=place)
 
-    thread_each(back, row_parts(dy.shape[1], recurrent))
+    thread_for_each(back, row_parts(dy.shape[1], recurrent))
 
 
 def _check_state(state: Any, shape: tuple[int, int, int], dtype: np.dtype[Any]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._jit import chunks, num_threads, thread_each
+from samplesoft._jit import chunks, num_threads, thread_for_each
 from samplesoft._limits import ignore_overflow
 
 Floats = NDArray[Any]
@@ -71,7 +71,7 @@ def products(tasks: list[tuple[Floats, Floats, Floats]]) -> None:
             for part in left:
                 _multiply(*part)
 
-    thread_each(work, range(min(num_threads(), len(parts))))
+    thread_for_each(work, range(min(num_threads(), len(parts))))
 
 
 def _tall_parts(size: int) -> list[slice]:

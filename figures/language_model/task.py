@@ -13,8 +13,8 @@ from language_model.clipping import clip_by_global_norm
 from language_model.layers import Dropout, Embedding, check_array, check_finite
 from language_model.lstm import LSTM
 from language_model.text import Corpus, Windows
-from samplesoft._files import prefixed, unprefixed
-from samplesoft._random import as_key
+from samplesoft._files import with_prefixes, without_prefix
+from samplesoft._random import stream_key
 from samplesoft._validation import (
     IntArray,
     as_array_dict,
@@ -27,7 +27,7 @@ from samplesoft.models import SoftmaxSettings
 from samplesoft.models.linear import uniform_weights
 from samplesoft.training import Task
 from samplesoft.training.checkpoint import Arrays, plain
-from samplesoft.training.task import NUM_EXAMPLES, Gradient, sub_seed
+from samplesoft.training.task import NUM_EXAMPLES, Gradient, derive_seed
 from samplesoft.training.trained import softmax_config
 
 _EVALUATED = 512  # steps at a time, without a backward pass
@@ -134,30 +134,30 @@ class LanguageModelTask(Task):
         require_instance("corpus", corpus, Corpus)
         require_instance("settings", settings, LanguageModelSettings)
         self.corpus, self.settings = corpus, settings.resolved()
-        self._key = as_key(as_count("seed", settings.seed, 0))
+        self._key = stream_key(as_count("seed", settings.seed, 0))
         self._windows = Windows(
             corpus.train, settings.batch_size, settings.num_steps, keep_short=False
         )
         n, size = len(corpus.vocabulary.words), settings.embedding_dim
         options: dict[str, Any] = {"init_scale": settings.init_scale, "dtype": np.float32}
-        self.embedding = Embedding(n, size, rng=sub_seed(self._key, _EMBEDDING), **options)
+        self.embedding = Embedding(n, size, rng=derive_seed(self._key, _EMBEDDING), **options)
         self.lstm = LSTM(
             size,
             size,
             num_layers=settings.num_layers,
             dropout=settings.dropout,
-            rng=sub_seed(self._key, _LSTM),
+            rng=derive_seed(self._key, _LSTM),
             **options,
         )
         self.dropout = Dropout(settings.dropout)
-        stream, dtype = np.uint64(sub_seed(self._key, _SOFTMAX)), np.dtype(np.float32)
+        stream, dtype = np.uint64(derive_seed(self._key, _SOFTMAX)), np.dtype(np.float32)
         self.softmax = settings.make_layer(
             uniform_weights((n, size), settings.init_scale, dtype, stream),
             corpus.vocabulary.counts,
-            sub_seed(self._key, _SAMPLER),
+            derive_seed(self._key, _SAMPLER),
             reduction="sum",
         )
-        self.parameters = prefixed(
+        self.parameters = with_prefixes(
             {
                 "embedding": self.embedding.parameters,
                 "lstm": self.lstm.parameters,
@@ -183,8 +183,8 @@ class LanguageModelTask(Task):
 
     def step(self, epoch: int, index: int) -> tuple[float, dict[str, Gradient]]:
         """Go forward and back over one window."""
-        key = sub_seed(self._key, _STEP, epoch * self.num_steps + index)
-        input_seed, lstm_seed, output_seed, draw_seed = (sub_seed(key, k) for k in range(4))
+        key = derive_seed(self._key, _STEP, epoch * self.num_steps + index)
+        input_seed, lstm_seed, output_seed, draw_seed = (derive_seed(key, k) for k in range(4))
         inputs, targets = self._windows[index]
         steps, rows = inputs.shape
         x, embedding_cache = self.embedding.forward(inputs)
@@ -214,7 +214,7 @@ class LanguageModelTask(Task):
             "lstm": of_lstm,
             "softmax": of_softmax,
         }
-        gradients = prefixed(parts)
+        gradients = with_prefixes(parts)
         try:
             clip_by_global_norm(gradients, self.settings.clip)
         except ValueError as error:  # of gradients that are not finite: the run has diverged
@@ -288,7 +288,11 @@ class LanguageModelTask(Task):
     def state(self) -> Arrays:
         """Return the hidden state between windows, and what the sampler has learned."""
         hidden, cells = self._state
-        return {"hidden": hidden, "cells": cells, **prefixed({"sampler": self.softmax.state()})}
+        return {
+            "hidden": hidden,
+            "cells": cells,
+            **with_prefixes({"sampler": self.softmax.state()}),
+        }
 
     def load_state(self, state: Arrays) -> None:
         """Load a hidden state, and what a sampler has learned."""
@@ -297,5 +301,5 @@ class LanguageModelTask(Task):
         for name in ("hidden", "cells"):
             check_array(name, state.get(name), like.shape, like.dtype)
             check_finite(name, state[name])
-        self.softmax.load_state(unprefixed("sampler", state))
+        self.softmax.load_state(without_prefix("sampler", state))
         self._state = state["hidden"], state["cells"]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from samplesoft._validation import FloatArray, IntArray
 
 
-class DistantRows:
+class RemoteRows:
     """A matrix (n, d) whose rows are held by other processes, which also compute with them.
 
     It is implemented by `samplesoft.distributed.rows.ShardedRows`.

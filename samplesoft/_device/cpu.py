@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from samplesoft import _memory
-from samplesoft._device.arrays import DistantRows
-from samplesoft._jit import chunks, njit, num_threads, row_chunks, thread_each
+from samplesoft._device.arrays import RemoteRows
+from samplesoft._jit import chunks, njit, num_threads, row_chunks, thread_for_each
 from samplesoft._limits import ignore_overflow
 from samplesoft._temperature import times_tau
 from samplesoft._validation import (
@@ -40,7 +40,7 @@ to_device = np.asarray
 viewed = np.asarray
 copied: Callable[..., NDArray[Any]] = np.copy
 times = times_tau
-each = thread_each
+each = thread_for_each
 
 
 def shaped_rows(name: str, value: Any) -> NDArray[Any]:
@@ -57,7 +57,7 @@ def shaped_rows(name: str, value: Any) -> NDArray[Any]:
         and value.flags.c_contiguous
     ):
         return value
-    if isinstance(value, DistantRows):
+    if isinstance(value, RemoteRows):
         return value  # type: ignore[return-value]
     return as_float_rows(name, value)
 
@@ -70,7 +70,7 @@ def vector(name: str, value: Any, size: int, dtype: np.dtype[Any]) -> NDArray[An
     return convert_finite(name, values, dtype)
 
 
-def typed(name: str, value: NDArray[Any], dtype: DTypeLike) -> NDArray[Any]:
+def as_dtype(name: str, value: NDArray[Any], dtype: DTypeLike) -> NDArray[Any]:
     """Return an array in a dtype and in C order; values too large for the dtype become infinite.
 
     The array itself is returned if it needs no conversion.
@@ -97,7 +97,7 @@ def put_rows(rows: NDArray[Any], index: IntArray, out: NDArray[Any]) -> None:
     out[index] = rows
 
 
-def joined(rows: NDArray[Any], others: NDArray[Any]) -> NDArray[Any]:
+def concatenate_rows(rows: NDArray[Any], others: NDArray[Any]) -> NDArray[Any]:
     """Return the rows of two matrices concatenated, (N + M, d)."""
     return np.concatenate((rows, others))
 
@@ -109,7 +109,7 @@ def column_sums(rows: NDArray[Any]) -> FloatArray:
     return sums
 
 
-def first_outside(values: NDArray[Any], low: float, high: float) -> int | None:
+def first_index_outside(values: NDArray[Any], low: float, high: float) -> int | None:
     """Return the flat index of the first value outside [low, high], or None if there is none.
 
     NaN counts as outside.
@@ -119,7 +119,7 @@ def first_outside(values: NDArray[Any], low: float, high: float) -> int | None:
     return int(outside.argmax()) if outside.any() else None
 
 
-def are_rows(ids: IntArray, num_rows: int) -> bool:
+def are_increasing_row_ids(ids: IntArray, num_rows: int) -> bool:
     """Return whether `ids` (k,) increase strictly and are all in ``range(num_rows)``."""
     return _are_increasing_row_ids(ids, num_rows)
 
@@ -137,13 +137,13 @@ def workers(num: int) -> int:
     return 1
 
 
-def over_rows(kernel: Callable[..., None], *arrays: NDArray[Any]) -> None:
+def run_over_rows(kernel: Callable[..., None], *arrays: NDArray[Any]) -> None:
     """Call a kernel on chunks of the rows of several arrays, with threads if there are many rows.
 
     The arrays have the same number of rows. The kernel writes its results into some of them.
     """
     row_slices = row_chunks(arrays[0].shape, _CHUNK_VALUES)
-    thread_each(lambda rows: kernel(*(array[rows] for array in arrays)), row_slices)
+    thread_for_each(lambda rows: kernel(*(array[rows] for array in arrays)), row_slices)
 
 
 def step_rows(
@@ -171,20 +171,24 @@ def step_rows(
 
     is_single_row = ids.shape[0] == 1
     count = gradients.shape[1] if is_single_row else gradients.shape[0]
-    thread_each(step_chunk, chunks(count, max(1, -(-count // num_threads()))))
+    thread_for_each(step_chunk, chunks(count, max(1, -(-count // num_threads()))))
 
 
 def write_features(
     X: NDArray[Any],
     out: NDArray[Any],
     of_rows: Callable[[NDArray[Any], NDArray[Any]], None],
-    of_products: Callable[[NDArray[Any]], tuple[Any, Callable[..., None], tuple[Any, ...]]],
+    projection_and_epilogue: Callable[
+        [NDArray[Any]], tuple[Any, Callable[..., None], tuple[Any, ...]]
+    ],
 ) -> None:
     """Write the features of the rows of `X` (N, d) to `out` (N, F), with threads if N is large.
 
     ``of_rows(X, out)`` writes the features of a chunk of rows. A GPU uses `of_products` instead.
     """
-    thread_each(lambda chunk: of_rows(X[chunk], out[chunk]), row_chunks(out.shape, _TASK_FEATURES))
+    thread_for_each(
+        lambda chunk: of_rows(X[chunk], out[chunk]), row_chunks(out.shape, _TASK_FEATURES)
+    )
 
 
 def split(num: int, size: int, values_per_item: int) -> list[slice]:
@@ -235,7 +239,7 @@ def _are_increasing_row_ids(ids: IntArray, num_rows: int) -> bool:
 
 
 @njit
-def can_step(
+def is_step_safe(
     ids: IntArray, gradients: NDArray[Any], table: NDArray[Any], limit: Any, largest: Any
 ) -> bool:
     """Return whether an optimizer step on rows `ids` (k,) of `table` (n, d) is safe.

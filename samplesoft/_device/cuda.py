@@ -39,16 +39,16 @@ viewed = as_device_array
 run = run_on_warps
 
 
-def equal_runs(ids: Any, stop: int) -> tuple[Any, Any, Any, Any]:
+def group_equal_ids(ids: Any, stop: int) -> tuple[Any, Any, Any, Any]:
     """Group equal ids (K,) in ``range(stop)`` as `sort_ids.equal_runs` does, on the device.
 
     Returns the same four arrays, except that the offsets (k,) lack the last one, K.
     """
-    unique, inverse, order, starts = sort_ids.equal_runs(ids.copy_to_host(), stop)
+    unique, inverse, order, starts = sort_ids.group_equal_ids(ids.copy_to_host(), stop)
     return to_device(unique), to_device(inverse), to_device(order), to_device(starts[:-1])
 
 
-def first_outside(values: Any, low: Any, high: Any) -> int | None:
+def first_index_outside(values: Any, low: Any, high: Any) -> int | None:
     """Return the flat index of the first value outside [low, high], or None if there is none.
 
     NaN counts as outside.
@@ -58,10 +58,10 @@ def first_outside(values: Any, low: Any, high: Any) -> int | None:
     return smallest_reported_index(launch_threads, _find_outside, flat.size, flat, low, high)
 
 
-def first_not_finite(values: Any) -> int | None:
+def first_index_not_finite(values: Any) -> int | None:
     """Return the flat index of the first NaN or infinity, or None if there is none."""
     max_float = np.finfo(values.dtype).max
-    return first_outside(values, -max_float, max_float)
+    return first_index_outside(values, -max_float, max_float)
 
 
 def contiguous(name: str, value: Any, *dtypes: DTypeLike) -> Any:
@@ -84,7 +84,7 @@ def contiguous(name: str, value: Any, *dtypes: DTypeLike) -> Any:
     return array
 
 
-def typed(name: str, value: Any, dtype: DTypeLike) -> Any:
+def as_dtype(name: str, value: Any, dtype: DTypeLike) -> Any:
     """Return `value` on the device in a dtype and in C order; errors call it `name`.
 
     Only arrays on the host are converted; a device array must have the dtype already.
@@ -120,7 +120,7 @@ def each(work: Callable[[Any], object], parts: Iterable[Any]) -> None:
         work(part)
 
 
-def over_rows(kernel: Callable[..., None], *arrays: Any) -> None:
+def run_over_rows(kernel: Callable[..., None], *arrays: Any) -> None:
     """Run a kernel on the rows of several arrays, with one warp for each row.
 
     The arrays have the same number of rows. The kernel writes its results into some of them.
@@ -145,20 +145,23 @@ def column_sums(rows: Any) -> FloatArray:
     return totals
 
 
-def are_rows(ids: Any, num_rows: int) -> bool:
+def are_increasing_row_ids(ids: Any, num_rows: int) -> bool:
     """Return whether `ids` (k,) increase strictly and are all in ``range(num_rows)``."""
     return (
         smallest_reported_index(launch_threads, _find_not_rising, ids.size, ids, num_rows) is None
     )
 
 
-def can_step(ids: Any, gradients: Any, table: Any, limit: float, largest: float) -> bool:
+def is_step_safe(ids: Any, gradients: Any, table: Any, limit: float, largest: float) -> bool:
     """Return whether an optimizer step on rows `ids` (k,) of `table` (n, d) is safe.
 
     `ids` must increase strictly and be in ``range(n)``, and magnitudes of `gradients` (k, d) must
     be at most `limit`. Unlike on the CPU, entries of the table are not checked.
     """
-    return are_rows(ids, table.shape[0]) and first_outside(gradients, -limit, limit) is None
+    return (
+        are_increasing_row_ids(ids, table.shape[0])
+        and first_index_outside(gradients, -limit, limit) is None
+    )
 
 
 def step_rows(
@@ -179,14 +182,17 @@ def step_rows(
     launch_threads(step, gradients.size, ids, gradients, table, kernel_states, hyper_parameters)
 
 
-def write_features(X: Any, out: Any, of_rows: Any, of_products: Callable[[Any], Any]) -> None:
+def write_features(
+    X: Any, out: Any, of_rows: Any, projection_and_epilogue: Callable[[Any], Any]
+) -> None:
     """Write the features of the rows of `X` (N, d) to `out` (N, F).
 
-    Each feature is a function of the inner product of a row with a column. ``of_products(X)``
-    returns the columns (d, D), a compiled function that writes the features of one product, and its
-    parameters: see `samplesoft.kernels.tiles_cuda`. The CPU uses `of_rows` instead.
+    Each feature is a function of the inner product of a row with a column.
+    ``projection_and_epilogue(X)`` returns the columns (d, D), a compiled function that writes the
+    features of one product, and its parameters: see `samplesoft.kernels.tiles_cuda`. The CPU uses
+    `of_rows` instead.
     """
-    columns, write_entry, parameters = of_products(X)
+    columns, write_entry, parameters = projection_and_epilogue(X)
     multiply(write_entry, X, columns, out, parameters)
 
 
@@ -228,7 +234,7 @@ def put_rows(rows: Any, index: IntArray, out: Any) -> None:
     launch_threads(_put_rows, rows.size, rows, to_device(index), out)
 
 
-def joined(rows: Any, others: Any) -> Any:
+def concatenate_rows(rows: Any, others: Any) -> Any:
     """Return the rows of two matrices concatenated, (N + M, d)."""
     both = empty((rows.shape[0] + others.shape[0], rows.shape[1]), rows.dtype)
     both[: rows.shape[0]].copy_to_device(rows)
@@ -246,7 +252,7 @@ def float_rows(
     if not on_device(value):
         return to_device(as_float_rows(name, value, dim, dtype))
     rows = _as_device_rows(name, value, dim, dtype)
-    index = first_not_finite(rows)
+    index = first_index_not_finite(rows)
     if index is not None:
         position = [index // rows.shape[1], index % rows.shape[1]]
         raise ValueError(
@@ -322,7 +328,7 @@ def _as_class_ids(name: str, value: Any, num_classes: int, fits: bool, shape: st
     array = contiguous(name, value, np.int64)
     if not fits:
         raise ValueError(f"`{name}` must have shape {shape}, got {array.shape}.")
-    index = first_outside(array, 0, num_classes - 1)
+    index = first_index_outside(array, 0, num_classes - 1)
     if index is not None:
         raise ValueError(
             f"`{name}` must lie in 0..{num_classes - 1} for {num_classes} classes, got "

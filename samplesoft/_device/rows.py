@@ -17,7 +17,7 @@ def squared_norms(rows: NDArray[Any]) -> NDArray[Any]:
     """Return the squared norms (N,) of `rows` (N, d), in the same dtype and on the same device."""
     arrays = backend_of(rows)
     norms = arrays.empty(rows.shape[0], rows.dtype)
-    arrays.over_rows(kernels.squared_norms, rows, norms)
+    arrays.run_over_rows(kernels.squared_norms, rows, norms)
     return norms
 
 
@@ -32,7 +32,7 @@ def unit_rows(
     """
     arrays = backend_of(rows)
     norms = arrays.empty(rows.shape[0], np.float64)  # float64 even if the rows are float32
-    arrays.over_rows(kernels.divide_by_norms, rows, norms)
+    arrays.run_over_rows(kernels.divide_by_norms, rows, norms)
     host_norms = to_host(norms)
     is_finite = np.isfinite(host_norms)  # the kernel did not divide other rows
     if not is_finite.all():
@@ -51,7 +51,7 @@ def unit_rows_backward(d_unit: NDArray[Any], unit: NDArray[Any], norms: FloatArr
     `unit` (N, d) are the normalised rows, and `norms` (N,) the norms by which `unit_rows` divided.
     `d_unit` (N, d) is changed in place and returned.
     """
-    backend_of(d_unit).over_rows(kernels.unit_gradient, d_unit, unit, norms)
+    backend_of(d_unit).run_over_rows(kernels.unit_gradient, d_unit, unit, norms)
     return d_unit
 
 
@@ -77,7 +77,7 @@ def union(ids: list[IntArray]) -> IntArray:
     return backend_of(ids[0]).to_device(np.unique(np.concatenate(host_ids)))
 
 
-def last_of_each(ids: IntArray, rows: NDArray[Any]) -> tuple[IntArray, NDArray[Any]]:
+def last_row_of_each_id(ids: IntArray, rows: NDArray[Any]) -> tuple[IntArray, NDArray[Any]]:
     """Return the distinct ids (k,) and their rows (k, d); the last row of each id wins.
 
     `ids` (N,) are the ids of `rows` (N, d). The result's ids are sorted and on the host.

@@ -133,7 +133,7 @@ def metropolis_bias(
         distributions = np.reshape(
             [after_steps(chain, distribution, count) for count in counts], shape
         )
-        rows.append((biases, distributions, p, np.exp(chain.log_stay[-1])))
+        rows.append((biases, distributions, p, np.exp(chain.log_rejection[-1])))
     return ChainBias(*inputs.columns(rows))
 
 

@@ -29,13 +29,13 @@ from samplesoft.bias.inputs import (
     check_correction,
     check_inputs,
     check_jacobian,
-    contract,
     is_dask,
     ldexp_or_inf,
     merge_certain_into_label,
     require_digits,
-    require_only_chunks,
+    require_none_with_dask,
     scaled_to_avoid_overflow,
+    weighted_row_sum,
 )
 from samplesoft.bias.numerics.quadrature import ExampleBias
 from samplesoft.bias.numerics.summation import EPS, LARGEST_FLOAT, log_softmax
@@ -100,7 +100,7 @@ class ExactBias:
             If `jacobian` is malformed or not for n classes.
         """
         jac, excess = scaled_to_avoid_overflow(check_jacobian(jacobian, self.bias.shape))
-        return ldexp_or_inf(contract(self.bias, jac), excess)
+        return ldexp_or_inf(weighted_row_sum(self.bias, jac), excess)
 
 
 def exact_bias(
@@ -244,7 +244,7 @@ def exact_bias(
     [ 0.007  0.229 -0.236]
     """
     if is_dask(logits) or is_dask(q):
-        require_only_chunks(h=h, certain=certain, correction=correction, executor=executor)
+        require_none_with_dask(h=h, certain=certain, correction=correction, executor=executor)
         return ExactBias(*bias_of_dask(logits, labels, q, num_sampled, scheme))
     inputs = check_inputs(
         logits,
@@ -254,7 +254,7 @@ def exact_bias(
         scheme,
         h,
         certain,
-        takes_certain=True,
+        allows_always_included=True,
         takes_missing=correction is not None,
         takes_distinct=True,
     )
@@ -312,7 +312,7 @@ def _bias_with_correction(correction: FloatArray, example: Example, inputs: Inpu
     always_in[inputs.certain] = always_in[label] = True
     label_moves = scheme.corrects_label or scheme.draws_label
     shifted = (q > 0.0) & (label_moves | ~always_in)
-    conditional = scheme.divides_by_kept or (scheme.excludes_label and not scheme.independent)
+    conditional = scheme.divides_by_accepted or (scheme.excludes_label and not scheme.independent)
     total = 1.0 if scheme.independent else float(q[~always_in].sum() if conditional else q.sum())
     shift = np.zeros(n)
     shift[shifted] = _log_quotient(q[shifted] / total, correction[shifted])

@@ -97,7 +97,7 @@ def check_inputs(
     scheme: str = "negatives",
     h: ArrayLike | None = None,
     certain: Any = None,
-    takes_certain: bool = False,
+    allows_always_included: bool = False,
     takes_missing: bool = False,
     takes_distinct: bool = False,
     require: Callable[[Scheme], None] | None = None,
@@ -106,16 +106,16 @@ def check_inputs(
 
     The arguments are those of `samplesoft.exact_bias`; the result holds float64 and int64 arrays
     of a batch. The flags are True if the caller supports always-included classes, which a sampler
-    may have (`takes_certain`), classes that are never drawn (`takes_missing`), and draws without
-    replacement (`takes_distinct`). `require` is a function that raises for unsupported schemes, in
-    place of `takes_distinct`. Raises TypeError or ValueError if an argument is malformed, or the
-    proposal misses a class that the scheme needs.
+    may have (`allows_always_included`), classes that are never drawn (`takes_missing`), and draws
+    without replacement (`takes_distinct`). `require` is a function that raises for unsupported
+    schemes, in place of `takes_distinct`. Raises TypeError or ValueError if an argument is
+    malformed, or the proposal misses a class that the scheme needs.
     """
     known_scheme = _find_scheme(scheme, takes_distinct, require)
-    if not takes_certain:
+    if not allows_always_included:
         require_none_certain("q", q)
     logits, labels = to_host(logits), to_host(labels)
-    m = as_count("num_sampled", num_sampled, known_scheme.least_draws)
+    m = as_count("num_sampled", num_sampled, known_scheme.min_draws)
     o = as_real_array("logits", logits, (1, 2))
     n = o.shape[-1]
     checked = as_labels("labels", labels, n, o.shape[:-1])
@@ -275,7 +275,7 @@ def check_support(inputs: Inputs, takes_missing: bool = False) -> None:
             excluded = np.append(inputs.certain, label)
             negatives = np.delete(q, excluded)
             if not negatives.any():
-                if scheme.divides_by_kept or (len(inputs.certain) and not len(negatives)):
+                if scheme.divides_by_accepted or (len(inputs.certain) and not len(negatives)):
                     continue
                 besides = ", or a certain one" if len(inputs.certain) else ""
                 raise ValueError(
@@ -315,7 +315,7 @@ def is_dask(value: Any) -> bool:
     return hasattr(value, "dask") and hasattr(value, "to_delayed")
 
 
-def require_only_chunks(**others: Any) -> None:
+def require_none_with_dask(**others: Any) -> None:
     """Raise ValueError if any of the arguments is not None, as Dask arrays support none of them."""
     unsupported = [f"`{name}`" for name, value in others.items() if value is not None]
     if unsupported:
@@ -343,7 +343,7 @@ def check_certain(value: Any, q: Any, num_classes: int, scheme: Scheme) -> IntAr
     if chosen is None:
         return np.empty(0, np.int64)
     classes = as_class_set("certain", chosen, num_classes)
-    if len(classes) and not scheme.takes_certain:
+    if len(classes) and not scheme.allows_always_included:
         remedy = f"take one of {', '.join(certain_schemes())}"
         if scheme.independent:
             remedy = "set their inclusion probabilities in `q` to 1"
@@ -453,7 +453,7 @@ def ldexp_or_inf(values: FloatArray, exponent: int) -> FloatArray:
     return product
 
 
-def contract(weights: FloatArray, jacobian: FloatArray) -> FloatArray:
+def weighted_row_sum(weights: FloatArray, jacobian: FloatArray) -> FloatArray:
     """Return ``sum_i weights_i * jacobian_i``: (P,) for weights (n,), (B, P) for (B, n)."""
     if jacobian.ndim == 2:
         product: FloatArray = weights @ jacobian

@@ -19,7 +19,7 @@ from scipy.special import pdtr
 
 from samplesoft._executors import as_executor, run_tasks
 from samplesoft._jit import chunks, njit, njit_bare, thread_map
-from samplesoft._random import as_key, mix64, uniform
+from samplesoft._random import mix64, stream_key, uniform
 from samplesoft._validation import FloatArray, IntArray, as_count
 from samplesoft.bias.inputs import Inputs, check_inputs, merge_certain_into_label
 from samplesoft.bias.numerics.summation import log_softmax
@@ -139,9 +139,11 @@ def monte_carlo_bias(
     >>> result.bias  # exactly [1/30, -3/40, 1/24]
     array([ 0.03..., -0.07...,  0.04...])
     """
-    inputs = check_inputs(logits, labels, q, num_sampled, scheme, h, certain, takes_certain=True)
+    inputs = check_inputs(
+        logits, labels, q, num_sampled, scheme, h, certain, allows_always_included=True
+    )
     num_trials = as_count("num_trials", num_trials, 2)
-    key, workers = as_key(rng), as_executor(executor)
+    key, workers = stream_key(rng), as_executor(executor)
     if len(inputs.logits) == 1:
         estimates = iter([_simulate_examples(num_trials, key, (inputs, 0), workers)])
     else:
@@ -286,7 +288,7 @@ def _make_plan(log_p: FloatArray, label: int, q: FloatArray, m: int, scheme: Sch
     """Return the plan of one example: a scheme as an alias table, weights and a base mass."""
     draws_cdf, fixed, num_draws, probs, log_unit = np.zeros(0), np.zeros(0, np.int64), m, q, 0.0
     divisors = q.copy()
-    if scheme.excludes_label or scheme.divides_by_kept:
+    if scheme.excludes_label or scheme.divides_by_accepted:
         divisors[label] = 0.0
     if scheme.independent:
         # To include each class independently without O(n) time, draw a Poisson number of classes
@@ -299,7 +301,7 @@ def _make_plan(log_p: FloatArray, label: int, q: FloatArray, m: int, scheme: Sch
         probs = rates if draws_cdf.size else np.ones_like(q)
     else:
         log_unit = float(np.log(divisors.sum())) if divisors.any() else 0.0
-        if not scheme.divides_by_kept:  # otherwise each trial divides by its number K of draws
+        if not scheme.divides_by_accepted:  # otherwise each trial divides by its number K of draws
             log_unit -= float(np.log(m))
         if scheme.excludes_label:
             probs = divisors
@@ -323,7 +325,7 @@ def _make_plan(log_p: FloatArray, label: int, q: FloatArray, m: int, scheme: Sch
         np.exp(log_weights) if linear else np.zeros(0),
         log_base,
         offset,
-        scheme.divides_by_kept,
+        scheme.divides_by_accepted,
     )
 
 

@@ -26,20 +26,20 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._jit import chunks, njit, num_threads, thread_each, thread_map
+from samplesoft._jit import chunks, njit, num_threads, thread_for_each, thread_map
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.bias.numerics.quadrature import (
     RELATIVE_TOLERANCE,
     STEP,
     ExampleBias,
-    better_of,
+    change_by_half_of_nodes,
+    combine_better,
     estimate_error,
+    estimate_sum_error,
     halved_steps,
-    halving_change,
     make_grid,
-    rounding_unit,
-    sum_error,
+    relative_term_error_of_logs,
 )
 from samplesoft.bias.numerics.summation import log_softmax, weighted_median
 from samplesoft.bias.with_replacement.atoms import class_moments
@@ -53,14 +53,14 @@ from samplesoft.bias.with_replacement.laplace import (
     near_atoms,
     scaled,
 )
-from samplesoft.bias.with_replacement.node_weights import difference_of_exp, exponent_sizes
+from samplesoft.bias.with_replacement.node_weights import difference_of_exp, exponent_magnitudes
 from samplesoft.kernels import panels
 from samplesoft.kernels.exponential import (
     ARTANH,
     decay_ratio_series,
     exp64,
     horner,
-    log_from_both,
+    log_of_one_plus,
     second_order_series,
 )
 from samplesoft.kernels.panels import DEGREE, WIDTH
@@ -99,7 +99,7 @@ def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> ExampleBias:
     if draws.random_mass == 0.0:
         return ExampleBias(np.zeros_like(probs), probs, 0.0, 0.0, 0.0)
     atoms = make_inclusion_atoms(classes)
-    loss_unit = max(unit, rounding_unit(draws.log_probs))
+    loss_unit = max(unit, relative_term_error_of_logs(draws.log_probs))
 
     best = None
     # a bias that is not finite has no finite error, and is never the better of two
@@ -115,7 +115,7 @@ def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> ExampleBias:
             bias[always_in] = (
                 draws.fractions * base_flow * draws.random_mass - probs[always_in] * total
             )
-            coarse += halving_change(nodes.base_terms)
+            coarse += change_by_half_of_nodes(nodes.base_terms)
             magnitude += float(np.abs(nodes.base_terms).sum())
             norm, loss_magnitude = float(np.abs(bias).sum()), float(nodes.loss_magnitudes.sum())
             row = ExampleBias(
@@ -123,9 +123,9 @@ def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> ExampleBias:
                 probs=probs,
                 loss_bias=float(nodes.loss_terms.sum()),
                 error=estimate_error(coarse, magnitude, norm, unit),
-                loss_error=sum_error(nodes.loss_terms, loss_magnitude, loss_unit),
+                loss_error=estimate_sum_error(nodes.loss_terms, loss_magnitude, loss_unit),
             )
-            best = better_of(best, row)
+            best = combine_better(best, row)
             is_enough = row.error <= (RELATIVE_TOLERANCE + 4.0 * unit) * norm
             if (
                 is_enough
@@ -163,8 +163,8 @@ def make_inclusion_draws(logits: FloatArray, label: int, q: FloatArray) -> Inclu
     probs = np.exp(log_probs)
     classes = make_included_classes(logits, probs, log_probs, pi)
     log_base = log_total_mass(log_probs[always_in])
-    unit = rounding_unit(log_probs[drawn], np.log(pi[drawn]))
-    unit = max(unit, rounding_unit(log_probs[always_in]))
+    unit = relative_term_error_of_logs(log_probs[drawn], np.log(pi[drawn]))
+    unit = max(unit, relative_term_error_of_logs(log_probs[always_in]))
     random_mass, fractions = float(probs[~always_in].sum()), np.exp(log_probs[always_in] - log_base)
     return InclusionDraws(
         log_probs, probs, always_in, classes, random_mass, log_base, fractions, unit
@@ -199,9 +199,9 @@ def make_inclusion_nodes(
         weights = dx * np.exp(log_weights)
         u = np.exp(np.minimum(x, LARGEST_EXPONENT))
         loss = -dx * difference_of_exp(log_weights, -u, products[:, 1])
-        loss_sizes = exponent_sizes(np.abs(loss), log_weights)
+        loss_magnitudes = exponent_magnitudes(np.abs(loss), log_weights)
         base_terms = weights * u_base * base_contrast(x, classes)
-    return InclusionNodes(x, weights, base_terms, loss, loss_sizes)
+    return InclusionNodes(x, weights, base_terms, loss, loss_magnitudes)
 
 
 def log_total_mass(log_masses: FloatArray) -> float:
@@ -304,10 +304,8 @@ def make_included_classes(
             logits[part], log_w[part], of_part, of_part, of_part, at_reference, kappa[part]
         )
 
-    thread_each(write_kappas, chunks(len(pi), CLASS_CHUNK))
-    return IncludedClasses(
-        log_w, pi, decay, kappa, float(log_w[reference]), float(pi[reference])
-    )
+    thread_for_each(write_kappas, chunks(len(pi), CLASS_CHUNK))
+    return IncludedClasses(log_w, pi, decay, kappa, float(log_w[reference]), float(pi[reference]))
 
 
 def make_inclusion_atoms(included: IncludedClasses) -> InclusionAtoms:
@@ -373,9 +371,9 @@ def _cell_nodes(
         weighted_classes, len(cells.cell_ids) if cells.num_cells else 0, shape[:2]
     )
     # spread classes over nodes: multiply by the transpose of interpolation, in log w and in l
-    weights = panels.to_coefficients(degree) @ moments @ panels.to_coefficients().T
-    pi = -np.expm1(-cells.max_decay * panels.node_places(degree))[:, None]
-    t = WIDTH * (panel_ids[:, None, None] + panels.node_places())
+    weights = panels.coefficient_matrix(degree) @ moments @ panels.coefficient_matrix().T
+    pi = -np.expm1(-cells.max_decay * panels.node_positions(degree))[:, None]
+    t = WIDTH * (panel_ids[:, None, None] + panels.node_positions())
     log_w = np.broadcast_to(t, shape).ravel()
     return log_w, np.broadcast_to(pi, shape).ravel(), (weights / pi).ravel()
 
@@ -392,7 +390,7 @@ def _log_products_at_nodes(atoms: InclusionAtoms, x: FloatArray) -> FloatArray:
 
     # each call of `log_products` first sums over all atoms, so a chunk must have enough nodes
     least = max(32, _MIN_TERMS_PER_THREAD // max(len(atoms.unsorted_index), 1))
-    thread_each(write_products, chunks(len(x), max(least, -(-len(x) // (4 * num_threads())))))
+    thread_for_each(write_products, chunks(len(x), max(least, -(-len(x) // (4 * num_threads())))))
     return sums
 
 
@@ -412,7 +410,7 @@ def _integrate_flows(
         atom_integrals(x, weights, points, included.log_w_ref, included.pi_ref, of_part)
         integrals[:, atoms.unsorted_index[part]] = of_part
 
-    thread_each(integrate_slice, chunks(len(atoms.unsorted_index), _ATOMS_PER_CHUNK))
+    thread_for_each(integrate_slice, chunks(len(atoms.unsorted_index), _ATOMS_PER_CHUNK))
     lone, cells = atoms.lone_classes, atoms.cells
     flows = np.zeros(len(included.pi))
 
@@ -428,7 +426,9 @@ def _integrate_flows(
     sums = write_flows(lone, at_lone[:2], at_lone[:2] - at_lone[2:])
     values = integrals[:, len(lone) :].reshape(4, cells.num_cells, cells.degree, DEGREE)
     coarse = np.abs(values[:2] - values[2:]).max(axis=(2, 3), initial=0.0)
-    coefficients = panels.to_coefficients(cells.degree).T @ values[:2] @ panels.to_coefficients()
+    coefficients = (
+        panels.coefficient_matrix(cells.degree).T @ values[:2] @ panels.coefficient_matrix()
+    )
     coefficients = np.concatenate(list(coefficients), axis=1)  # of A and then of B, see (B43)
 
     def interpolate_flows(part: slice) -> FloatArray:
@@ -583,7 +583,7 @@ def _sum_logs_and_excess(
     `y`, `f` and `z` are the results of `_write_factors`; `f` and `z` are overwritten.
     """
     for i in range(len(counts)):
-        f[i] = log_from_both(z[i], f[i])
+        f[i] = log_of_one_plus(z[i], f[i])
     for i in range(len(counts)):
         t = y[i] if y[i] < _MAX_Y_OF_EXCESS_SERIES else _MAX_Y_OF_EXCESS_SERIES
         close = _log1p_minus_linear(z[i]) + pi[i] * (second_order_series(t) * t * t)

@@ -27,9 +27,9 @@ from samplesoft.bias.inputs import (
     Inputs,
     check_inputs,
     check_jacobian,
-    contract,
     ldexp_or_inf,
     scaled_to_avoid_overflow,
+    weighted_row_sum,
 )
 from samplesoft.bias.negatives import Negatives, log_sum_exp, make_negatives
 from samplesoft.bias.numerics.summation import EPS, log_softmax
@@ -200,12 +200,12 @@ class Theorem1Bounds:
         >>> int(outside.sum()), int((outside & printed.sign_holds).sum())
         (6, 0)
         """
-        low, high = widened(self, slack)
+        low, high = widen_bounds(self, slack)
         either: NDArray[np.bool_] = (np.asarray(values) < low) | (np.asarray(values) > high)
         return either
 
 
-def widened(bounds: Theorem1Bounds, slack: Any) -> tuple[FloatArray, FloatArray]:
+def widen_bounds(bounds: Theorem1Bounds, slack: Any) -> tuple[FloatArray, FloatArray]:
     """Return the lower and upper bounds, moved outwards by `slack` and the relative tolerance.
 
     `Theorem1Bounds.outside` compares a bias with them.
@@ -362,7 +362,7 @@ def _gradient_bounds(
     largest = np.max(np.abs(jac), axis=(-2, -1))
     bound = np.broadcast_to(largest, terms.negative_probs.shape[:-1]).copy()[()]
     small, excess = scaled_to_avoid_overflow(jac)
-    g = ldexp_or_inf(contract(terms.negative_probs, small), excess)
+    g = ldexp_or_inf(weighted_row_sum(terms.negative_probs, small), excess)
     bounds = terms.corrected_bounds if corrected else terms.bounds
     lower, upper = bounds(g, bound, inputs.num_sampled)
     return Theorem1Bounds(lower, upper, g, bound, terms)

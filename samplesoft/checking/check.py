@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from samplesoft._progress import progress_bar
-from samplesoft._random import as_key
+from samplesoft._random import stream_key
 from samplesoft._validation import FloatArray, as_choice, as_count, as_flag, as_positive
 from samplesoft.checking.batches import InBatchCandidates
 from samplesoft.checking.calls import DRAWS, make_drawing_loss
@@ -35,7 +35,7 @@ from samplesoft.checking.known import (
     known_candidates,
     tested_kinds_of_draws,
 )
-from samplesoft.checking.observe import ROUNDINGS, Observed, Observer
+from samplesoft.checking.observe import HALF_PRECISION_UNITS, Observed, Observer
 from samplesoft.checking.problems import REPLICAS, Problem, extreme_problems, make_problem
 from samplesoft.checking.report import LossReport
 from samplesoft.checking.spread import Spread, moments_of_squared_losses, with_exact_loss_spread
@@ -206,7 +206,11 @@ def check_loss(
             f"`loss` must be callable as loss(class_embeddings, h, labels, num_sampled, seed), got "
             f"{type(loss).__name__}."
         )
-    m, max_calls, key = as_count("num_sampled", num_sampled), as_count("calls", calls), as_key(rng)
+    m, max_calls, key = (
+        as_count("num_sampled", num_sampled),
+        as_count("calls", calls),
+        stream_key(rng),
+    )
     # 1. make four examples on which schemes differ, 2. observe the results of the loss on them
     tau, biases = as_positive("tau", tau), as_flag("biases", biases)
     make = partial(
@@ -215,7 +219,9 @@ def check_loss(
     problem = make()
     draws, start = as_choice("draws", draws, DRAWS), time.perf_counter()
     relative_rounding = (
-        0.0 if rounding is None else ROUNDINGS[as_choice("rounding", rounding, ROUNDINGS)]
+        0.0
+        if rounding is None
+        else HALF_PRECISION_UNITS[as_choice("rounding", rounding, HALF_PRECISION_UNITS)]
     )
 
     def make_observer(problem: Problem, max_calls: int) -> Observer:

@@ -12,7 +12,7 @@ from samplesoft._validation import FloatArray, IntArray
 from samplesoft.bias.without_replacement.sets import (
     Sets,
     by_tries,
-    each_once,
+    distinct_of_iid_draws,
     first_different,
     independent,
 )
@@ -395,7 +395,11 @@ class Estimator:
         keys = [row.tobytes() for row in np.ascontiguousarray(probs)]
         if self.corrects_by_tries:
             return _set_distributions_by_tries([by_tries(key, num_draws) for key in keys])
-        kinds = {"once": each_once, "distinct": first_different, "independent": independent}
+        kinds = {
+            "once": distinct_of_iid_draws,
+            "distinct": first_different,
+            "independent": independent,
+        }
         whole = tuple(kinds[self.draws](key, num_draws) for key in keys)
         if given_label is None:
             return [(1.0, whole, None)]

@@ -22,7 +22,7 @@ from samplesoft.checking.estimators import ESTIMATORS, Estimator, SampledSum, es
 from samplesoft.checking.exact import Means, expectation, label_smoothing_terms
 from samplesoft.checking.faults import FAULTS, FittedFault
 from samplesoft.checking.observe import Observed, Observer
-from samplesoft.checking.problems import NAMED, Problem
+from samplesoft.checking.problems import NAMED_PROPOSALS, Problem
 
 # gradients that are not those of the sum of weighted losses --------------------------------------
 
@@ -146,7 +146,7 @@ def candidates_with_other_proposals(
 
 def _other_proposals(problem: Problem) -> Iterator[tuple[str, str, FloatArray]]:
     """Yield other proposals as tuples (fault, description, probabilities (E, n))."""
-    for name, of_size in NAMED.items():
+    for name, of_size in NAMED_PROPOSALS.items():
         q = np.broadcast_to(of_size(problem.num_classes), problem.q.shape)
         if not np.allclose(q, problem.q):
             yield "other_proposal", repr(name), q

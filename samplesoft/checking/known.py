@@ -24,7 +24,7 @@ from samplesoft.checking.estimators import (
 )
 from samplesoft.checking.faults import AND, FAULTS, combine_faults
 from samplesoft.checking.observe import Observer
-from samplesoft.checking.problems import NAMED, Problem
+from samplesoft.checking.problems import NAMED_PROPOSALS, Problem
 
 _MAX_CLASSES_OF_SLOW_FAULTS = 64  # with more, the slow mistake "counted_twice" is not tried
 _MAX_CLASSES_DISTINCT = 512  # with more, draws without replacement are not tried
@@ -225,7 +225,7 @@ def _mixed_candidates(observer: Observer) -> Iterator[Candidate]:
     with np.errstate(divide="ignore"):
         log_times = np.log(times)
     proposals = {"`proposal` too": problem.q}
-    for name, named in NAMED.items():
+    for name, named in NAMED_PROPOSALS.items():
         q = np.broadcast_to(named(problem.num_classes), problem.q.shape)
         if all(not np.allclose(q, other) for other in proposals.values()):
             proposals[f"{name!r}"] = q

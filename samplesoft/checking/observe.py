@@ -40,7 +40,7 @@ _MIN_ROUNDING = 1e-9
 _FEW_DIGITS = 1e-5  # a larger relative rounding is not that of float32
 _HALF_OF_LEAST = 2.0**-25  # half of the smallest positive float16
 # units in the last place of types in which a part of a loss may be computed
-ROUNDINGS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
+HALF_PRECISION_UNITS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 _HALF_PRECISION = 1e-4  # larger errors, relative to the terms of a loss, are half precision
 # a loss that divides by norms may add 1e-6 to them: its allowed change if vectors are made longer
 # (nats), and its allowed relative error for unit vectors

@@ -26,7 +26,7 @@ _LIKELY = np.array([0.15, 0.4, 0.4, 0.15])  # intended softmax probabilities of 
 _RARE = 2.0  # a label's logit is raised if it is lower than intended by more (nats)
 _SPREAD = 1.5  # standard deviation of the logits of an example
 _CANDIDATES = 64  # random contexts from which the best four are chosen
-NAMED: dict[str, Callable[[int], FloatArray]] = {
+NAMED_PROPOSALS: dict[str, Callable[[int], FloatArray]] = {
     "uniform": lambda n: np.full(n, 1.0 / n),
     "log-uniform": lambda n: log_uniform_weights(n) / log_uniform_weights(n).sum(),
 }
@@ -126,14 +126,14 @@ def make_problem(
     if is_sampler:
         n, dim = int(proposal.num_classes), getattr(proposal, "dim", None)
     elif isinstance(proposal, str):
-        values = NAMED[as_choice("proposal", proposal, NAMED)](n)
+        values = NAMED_PROPOSALS[as_choice("proposal", proposal, NAMED_PROPOSALS)](n)
     elif callable(proposal):
         values = call_proposal(proposal, n)
     elif np.ndim(proposal) == 0:
         raise TypeError(
             "`proposal` must be probabilities (n,), a function of n that returns them, one of "
-            f"{', '.join(map(repr, NAMED))}, or a sampler, got {proposal!r}; for uniform draws "
-            "from 8 classes write 'uniform' or numpy.full(8, 1 / 8)."
+            f"{', '.join(map(repr, NAMED_PROPOSALS))}, or a sampler, got {proposal!r}; for "
+            "uniform draws from 8 classes write 'uniform' or numpy.full(8, 1 / 8)."
         )
     else:
         n, values = int(np.shape(proposal)[-1]), proposal
@@ -267,7 +267,7 @@ def extreme_problems(
     calls = _num_calls_for(binom.sf(1, num_sampled, q[often].min()), _TIMES_TWICE)
     yield ExtremeProblem(levelled, calls if calls < _MOST_CALLS_OF_FEW else _CALLS_OF_FEW)
     yield _problem_with_raised_classes(problem, num_sampled, key)
-    named = NAMED.get(proposal) if isinstance(proposal, str) else proposal
+    named = NAMED_PROPOSALS.get(proposal) if isinstance(proposal, str) else proposal
     if callable(named):
         q = as_proposal("proposal", call_proposal(named, _MANY_CLASSES), _MANY_CLASSES)
         order = np.argsort(q, kind="stable")[(q <= 0.0).sum() :]

@@ -19,8 +19,8 @@ from samplesoft._validation import as_choice
 from samplesoft.checking.calls import frames_of_user
 from samplesoft.checking.check import check_loss
 from samplesoft.checking.estimators import ESTIMATORS
-from samplesoft.checking.observe import ROUNDINGS
-from samplesoft.checking.problems import NAMED
+from samplesoft.checking.observe import HALF_PRECISION_UNITS
+from samplesoft.checking.problems import NAMED_PROPOSALS
 from samplesoft.commands.files import check_files
 from samplesoft.commands.options import (
     Option,
@@ -39,8 +39,8 @@ from samplesoft.commands.options import (
 _DEFAULT_MAX_CALLS = signature(check_loss).parameters["calls"].default
 _OPTIONS: Options = {
     "proposal": Option(
-        f"proposal that the loss draws from: {', '.join(NAMED)}, or module:name of an array q, of "
-        "a function of n, or of a sampler",
+        f"proposal that the loss draws from: {', '.join(NAMED_PROPOSALS)}, or module:name of an "
+        "array q, of a function of n, or of a sampler",
         metavar="Q",
         required=True,
     ),
@@ -79,9 +79,9 @@ _OPTIONS: Options = {
     ),
     "rounding": Option(
         "lowest precision in which the loss computes, if that cannot be measured: "
-        f"{', '.join(ROUNDINGS)}",
+        f"{', '.join(HALF_PRECISION_UNITS)}",
         metavar="TYPE",
-        choices=ROUNDINGS,
+        choices=HALF_PRECISION_UNITS,
     ),
     "calls": Option(
         f"maximum number of calls, a power of two (default {_DEFAULT_MAX_CALLS}); with few calls "
@@ -187,7 +187,7 @@ def _load_proposal(options: argparse.Namespace) -> Any:
     text = options.proposal
     if ":" in text:
         return _load_object("--proposal", text, options)
-    return as_choice("--proposal", text, NAMED)
+    return as_choice("--proposal", text, NAMED_PROPOSALS)
 
 
 def _load_object(option: str, text: str, options: argparse.Namespace) -> Any:

@@ -143,7 +143,7 @@ def add_options(group: Any, options: Options) -> None:
         group.add_argument(option.flag or flag(name), dest=name, help=option.help, **arguments)
 
 
-# the value is the argument of `samplesoft._executors.open_scheduler`
+# the value is the argument of `samplesoft._executors.open_executor`
 SCHEDULER = Option(
     "distribute the examples over workers: threads, processes, or the address of a Dask "
     "scheduler, such as tcp://10.0.0.1:8786; results are the same",
@@ -244,7 +244,7 @@ def escape_unprintable() -> Iterator[None]:
 
 def show(text: str) -> None:
     """Print text and flush. If the reader of the pipe, such as `head`, has gone, print nothing."""
-    with until_reader_gone():
+    with suppress_closed_pipe():
         try:
             print(text, end="", flush=True)
         except UnicodeEncodeError as error:
@@ -253,7 +253,7 @@ def show(text: str) -> None:
 
 
 @contextmanager
-def until_reader_gone() -> Iterator[None]:
+def suppress_closed_pipe() -> Iterator[None]:
     """Suppress the error of a closed pipe in the body of ``with``, and discard all further output.
 
     The command continues after the body, because it may write files.

@@ -11,7 +11,7 @@ from samplesoft._files import atomic_write
 from samplesoft._jit import chunks
 from samplesoft._progress import progress_bar
 from samplesoft.commands.files import InputFile, OutputFile
-from samplesoft.commands.options import positive_int, until_reader_gone
+from samplesoft.commands.options import positive_int, suppress_closed_pipe
 from samplesoft.commands.source import read_inputs
 
 _ROWS_AT_A_TIME = 1024  # inputs per chunk
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
         ):
             _write_predictions(stream, inputs, trained, k)
     elif sys.stdout is not None:  # lines are printed as they are computed
-        with until_reader_gone():
+        with suppress_closed_pipe():
             _write_predictions(sys.stdout, inputs, trained, k)
     return 0
 

@@ -166,7 +166,11 @@ def _source_from_vectors(title: str, vectors: Embeddings, tau: float | None) -> 
 
 def _load_trained(options: argparse.Namespace) -> TrainedSoftmax:
     """Return the model of ``--checkpoint``, with examples from the checkpoint or ``--input``."""
-    from samplesoft.training.trained import linear_examples, read_examples, read_linear_softmax
+    from samplesoft.training.trained import (
+        read_examples,
+        read_linear_softmax,
+        sample_trained_softmax,
+    )
 
     if not options.input:
         trained = read_examples(options.checkpoint)
@@ -177,18 +181,18 @@ def _load_trained(options: argparse.Namespace) -> TrainedSoftmax:
     inputs, labels = read_inputs(options.input, model)
     remedy = "; number the model's classes from 0, in their order"
     _require_width("labels of the model", model.model.num_classes, labels, remedy)
-    return linear_examples(model, inputs, labels, options.examples, options.seed)
+    return sample_trained_softmax(model, inputs, labels, options.examples, options.seed)
 
 
 def read_inputs(path: str, trained: TrainedLinearSoftmax) -> SparseExamples:
     """Read inputs (N, v) and labels; for ``train items``, both are the interaction matrix."""
-    from samplesoft.data.interactions import load_interactions, padded
+    from samplesoft.data.interactions import enlarged_to_shape, load_interactions
     from samplesoft.data.xml_repository import SparseExamples, load_xml_repository
 
     width = trained.model.num_inputs
     if trained.leave_out:
         interactions = load_interactions(path)
-        interactions = padded(
+        interactions = enlarged_to_shape(
             interactions, (interactions.shape[0], max(interactions.shape[1], width))
         )
         examples = SparseExamples(interactions, interactions)

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from samplesoft._executors import open_cluster
-from samplesoft._files import read_json, unprefixed
+from samplesoft._executors import open_dask_client
+from samplesoft._files import read_json, without_prefix
 from samplesoft._interrupts import set_interrupt_advice
 from samplesoft._progress import TimeEstimate, progress_phase
 from samplesoft.commands.files import InputFile, check_files, write_json
@@ -35,7 +35,7 @@ from samplesoft.training import (
     require_run,
 )
 from samplesoft.training.lock import locked
-from samplesoft.training.run_folder import train_in
+from samplesoft.training.run_folder import train_in_locked_folder
 
 _NOT_SAVED = ("command", "run", "out", "resume", "json", "scheduler")
 _MAY_CHANGE = ("epochs", "patience", "train", "test")  # options that may change with --resume
@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
     if options.resume:
         require_run(out)
     # connect first, to report a wrong address before the data are read, which may take minutes
-    with open_cluster(options.scheduler) as workers, ExitStack() as lock:
+    with open_dask_client(options.scheduler) as workers, ExitStack() as lock:
         try:
             return _train_and_report(options, out, workers, lock)
         except KeyboardInterrupt:
@@ -127,7 +127,7 @@ def _train_and_report(options: argparse.Namespace, out: Path, workers: Any, lock
             f"{_format_epoch(line, model.headline_metric)}, {estimate.describe(line['epoch'])}"
         )
 
-    progress = train_in(out, task, settings, None, options.resume, show_epoch)
+    progress = train_in_locked_folder(out, task, settings, None, options.resume, show_epoch)
     records = _epoch_lines(read_log(out / LOG))
     # the report is on the best epoch, but the parameters in memory are those of the last epoch
     if not (out / BEST).exists():
@@ -142,7 +142,7 @@ def _train_and_report(options: argparse.Namespace, out: Path, workers: Any, lock
         "epochs": records,
         "best_epoch": progress.best_epoch,
         # the loss is in the checkpoint, the other metrics only in the log
-        "validation": {"loss": progress.best_loss, **unprefixed("validation", best, "_")},
+        "validation": {"loss": progress.best_loss, **without_prefix("validation", best, "_")},
         "num_unlabeled": task.num_unlabeled,
     }
     if task.test is not None:

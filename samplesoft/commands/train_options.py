@@ -28,7 +28,7 @@ from samplesoft.commands.options import (
     show_remark,
 )
 from samplesoft.data import load_interactions, load_xml_repository
-from samplesoft.data.interactions import padded
+from samplesoft.data.interactions import enlarged_to_shape
 from samplesoft.distributed.linear_softmax import require_shardable
 from samplesoft.losses.base import LABEL_REDUCTIONS
 from samplesoft.losses.registry import LOSSES
@@ -38,8 +38,8 @@ from samplesoft.training import BEST, CHECKPOINT, LOG
 from samplesoft.training.lock import LOCK
 from samplesoft.training.retrieval import RetrievalSettings, RetrievalTask
 from samplesoft.training.schedules import (
+    DEFAULT_RATES_ON_INPUTS,
     RATES,
-    RATES_OF_INPUTS,
     SCHEDULES,
     default_learning_rate,
 )
@@ -107,10 +107,10 @@ def _make_items_task(
     data = {name: load_interactions(path) for name, path in files.items()}
     shape = tuple(max(matrix.shape[axis] for matrix in data.values()) for axis in range(2))
     # each file may have users and items that the other lacks
-    interactions = padded(data["train"], shape)
+    interactions = enlarged_to_shape(data["train"], shape)
     task = RetrievalTask(interactions, interactions, settings, leave_out=True, workers=workers)
     if "test" in data:
-        task.test = interactions, padded(data["test"], shape)
+        task.test = interactions, enlarged_to_shape(data["test"], shape)
     return task
 
 
@@ -394,7 +394,7 @@ def training_settings(options: argparse.Namespace) -> Settings:
     values = {**DEFAULTS, **given_options(options, Settings)}
     if "learning_rate" not in values:
         # optimizers that are not in the table have no default
-        rates = RATES_OF_INPUTS if options.no_embedding else RATES
+        rates = DEFAULT_RATES_ON_INPUTS if options.no_embedding else RATES
         optimizer = values["optimizer"]
         if optimizer not in rates:
             raise ValueError(

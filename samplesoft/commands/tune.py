@@ -6,7 +6,7 @@ import argparse
 from concurrent.futures import Executor
 from inspect import signature
 
-from samplesoft._executors import open_scheduler
+from samplesoft._executors import open_executor
 from samplesoft.commands.options import (
     SCHEDULER,
     Option,
@@ -102,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
     """Run ``samplesoft tune``: measure the settings, print the report, and return 0."""
     check_figure_format(options)
     check_source_options(options)
-    with open_scheduler(options.scheduler) as executor:
+    with open_executor(options.scheduler) as executor:
         return _tune_and_report(options, executor)
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from samplesoft._executors import open_scheduler
+from samplesoft._executors import open_executor
 from samplesoft._jit import COMPILES, num_threads
 from samplesoft._progress import progress_phase
 from samplesoft._temperature import TAU_OF_OTHER_VECTORS, TAU_OF_UNIT_VECTORS
@@ -37,7 +37,7 @@ from samplesoft.commands.options import (
 from samplesoft.commands.source import add_source_options, check_source_options, load_source
 from samplesoft.samplers.registry import SAMPLERS, SamplerInputs, dense_proposals
 from samplesoft.schemes import SCHEMES, exact_schemes
-from samplesoft.verification.bounds import BLOCKS
+from samplesoft.verification.bounds import PARAMETER_BLOCKS
 from samplesoft.verification.verify import verify
 
 DEFAULT_SAMPLERS = ("uniform", "log-uniform", "unigram", "softmax", "quadratic", "rff")
@@ -94,10 +94,11 @@ def _verification_options() -> Options:
             default=[10, 100, 1000],
         ),
         "wrt": Option(
-            f"gradients to check, out of {','.join(BLOCKS)} (default: all that the input has)",
-            parse=names_parser(BLOCKS),
+            f"gradients to check, out of {','.join(PARAMETER_BLOCKS)} (default: all that the "
+            "input has)",
+            parse=names_parser(PARAMETER_BLOCKS),
             metavar="BLOCKS",
-            default=list(BLOCKS),
+            default=list(PARAMETER_BLOCKS),
         ),
         "scheme": Option(
             f"scheme of the loss, one of {', '.join(exact_schemes())} (default %(default)s)",
@@ -149,7 +150,7 @@ def run(options: argparse.Namespace) -> int:
     1 if not.
     """
     _check_options(options)
-    with open_scheduler(options.scheduler) as executor, _compile_ahead(options.scheme):
+    with open_executor(options.scheduler) as executor, _compile_ahead(options.scheme):
         return _verify_and_report(options, executor)
 
 
@@ -190,8 +191,11 @@ def _verify_and_report(options: argparse.Namespace, executor: Executor | None) -
     # default samplers without the required data are left out; for samplers of --samplers, missing
     # data raise an error
     if options.samplers is None:
-        lacks = {k: SAMPLERS[k].lacks(inputs, source.unit_vectors) for k in DEFAULT_SAMPLERS}
-        left_out = {name: reason for name, reason in lacks.items() if reason}
+        reasons_by_sampler = {
+            k: SAMPLERS[k].reason_if_inputs_lack(inputs, source.unit_vectors)
+            for k in DEFAULT_SAMPLERS
+        }
+        left_out = {name: reason for name, reason in reasons_by_sampler.items() if reason}
     names = options.samplers or [name for name in DEFAULT_SAMPLERS if name not in left_out]
     with progress_phase(True, "proposals"):
         try:
@@ -247,7 +251,7 @@ def _check_options(options: argparse.Namespace) -> None:
             "class_embeddings need vectors: use --corpus or --embeddings."
         )
     # checked now, because reading the input takes seconds
-    min_draws = SCHEMES[options.scheme].least_draws
+    min_draws = SCHEMES[options.scheme].min_draws
     if min(options.num_sampled) < min_draws:
         raise ValueError(
             f"--num-sampled must be at least {min_draws} for --scheme {options.scheme}, got "

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from samplesoft._files import retry_while_in_use
 from samplesoft._memory import require_bytes
-from samplesoft.data.files import file_not_found
+from samplesoft.data.files import file_not_found_error
 
 _HEADER_BYTES = 1 << 14  # enough: NumPy refuses headers of more than 10,000 characters
 _HEADER_READERS: dict[tuple[int, int], Callable[..., Any]] = {
@@ -28,7 +28,7 @@ _ENCRYPTED_FLAG = 0x1  # bit in the flags of a zip member
 _COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # the compressions that NumPy writes
 
 
-class Archive:
+class ArrayArchive:
     """The arrays of an ``.npz`` file, read on demand."""
 
     def __init__(self, path: str | Path, stream: BinaryIO) -> None:
@@ -73,7 +73,7 @@ def open_arrays(path: str | Path, expected: str, remedy: str) -> Iterator[Binary
             warnings.simplefilter("ignore")  # NumPy warns of headers that it repairs
             yield stream
     except FileNotFoundError:
-        raise file_not_found(path) from None
+        raise file_not_found_error(path) from None
     except MemoryError:
         raise
     except Exception as error:  # the parsers of NumPy and zipfile raise a dozen types

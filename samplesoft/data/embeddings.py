@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from samplesoft._random import as_key
+from samplesoft._random import stream_key
 from samplesoft._validation import (
     FloatArray,
     IntArray,
@@ -20,7 +20,7 @@ from samplesoft._validation import (
     exact_integers,
     short_repr,
 )
-from samplesoft.data.arrays import Archive, open_arrays, read_array
+from samplesoft.data.arrays import ArrayArchive, open_arrays, read_array
 
 _ARRAY_NAMES = ("h", "class_embeddings", "labels", "counts")
 _EXPECTED_AND_REMEDY = (
@@ -88,7 +88,7 @@ def choose_indices(size: int, num: int | None, rng: int | np.random.Generator | 
     """
     if num is None or as_count("num_examples", num) >= size:
         return np.arange(size, dtype=np.int64)
-    generator = np.random.default_rng(int(as_key(rng)))
+    generator = np.random.default_rng(int(stream_key(rng)))
     return np.sort(generator.choice(size, num, replace=False))
 
 
@@ -137,7 +137,7 @@ def load_embeddings(
     """
     arrays: dict[str, Any] = {}
     with open_arrays(path, *_EXPECTED_AND_REMEDY) as stream:
-        archive = Archive(path, stream)
+        archive = ArrayArchive(path, stream)
         names = [name for name in _ARRAY_NAMES if name in archive.names]
         if set(names) >= set(_ARRAY_NAMES[:3]):
             arrays = archive.read(names)

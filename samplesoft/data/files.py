@@ -37,7 +37,7 @@ def open_text(path: str | Path) -> Iterator[TextIO]:
         with module.open(name, "rt", encoding="utf-8-sig") as stream:
             yield stream
     except FileNotFoundError:
-        raise file_not_found(path) from None
+        raise file_not_found_error(path) from None
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{name!r} must be UTF-8 text, got {error}; convert it with "
@@ -121,7 +121,7 @@ def read_pieces(path: str | Path, stream: TextIO) -> Iterator[str]:
         yield piece
 
 
-def file_not_found(path: str | Path) -> FileNotFoundError:
+def file_not_found_error(path: str | Path) -> FileNotFoundError:
     """Return the FileNotFoundError to raise for a path that does not exist."""
     try:
         folder = repr(str(Path.cwd()))

@@ -97,7 +97,7 @@ def load_interactions(
     return matrix
 
 
-def padded(matrix: sparse.csr_array, shape: tuple[int, ...]) -> sparse.csr_array:
+def enlarged_to_shape(matrix: sparse.csr_array, shape: tuple[int, ...]) -> sparse.csr_array:
     """Return a copy of `matrix`, enlarged to `shape` by empty rows and columns."""
     result = matrix.copy()
     result.resize(*shape)  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from samplesoft._device import cpu
-from samplesoft._random import as_key
+from samplesoft._random import stream_key
 from samplesoft._validation import (
     IntArray,
     as_array,
@@ -142,7 +142,7 @@ class ShardedSoftmaxLayer(SoftmaxLayer):
             all_rows = cpu.shaped_rows(CLASS_VECTORS, class_embeddings)
         (n, d), dtype, weights = all_rows.shape, all_rows.dtype, None
         # one seed for all shards, because masses are comparable only for equal random features
-        options["rng"] = rng if isinstance(rng, int) else int(as_key(rng))
+        options["rng"] = rng if isinstance(rng, int) else int(stream_key(rng))
         inputs = SamplerInputs(counts=np.ones(1) if counts is None else counts, **options)
         if spec.needs_counts:
             class_counts = as_counts("counts", as_array("counts", counts), n)
@@ -173,7 +173,7 @@ class ShardedSoftmaxLayer(SoftmaxLayer):
             )
             shards.make_shard(s, rows, state, *shard_arguments)
         if stored:
-            shards.name_checkpoint(all_rows.folder)
+            shards.set_checkpoint_hint(all_rows.folder)
         self.steps: int = all_rows.steps if stored else 0
         self.shards, self.optimizer = shards, optimizer
         self._sharded = ShardedRows(shards, (n, d), dtype)

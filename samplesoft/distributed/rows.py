@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from samplesoft._device.arrays import DistantRows
+from samplesoft._device.arrays import RemoteRows
 from samplesoft._random import mix64, uniform_block
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.distributed.transport import Shards
@@ -16,7 +16,7 @@ from samplesoft.losses.full import LabelPositions
 from samplesoft.samplers.base import NO_CLASS, Draw, Rows, Sampler
 
 
-class ShardedRows(DistantRows):
+class ShardedRows(RemoteRows):
     """A matrix of class vectors (n, d) whose rows are held by shards.
 
     Parameters

@@ -83,7 +83,7 @@ class Shards:
         what = f"the worker of classes {lo} to {hi - 1} was lost ({why})"
         return RuntimeError(f"{what}; {self.recovery_hint}.")
 
-    def name_checkpoint(self, folder: str) -> None:
+    def set_checkpoint_hint(self, folder: str) -> None:
         """Set the checkpoint that the error for a lost worker advises to continue from."""
         self.recovery_hint = f"go on from {folder!r}, with read_shards and any number of workers"
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._files import prefixed
+from samplesoft._files import with_prefixes
 from samplesoft._jit import set_num_threads
 from samplesoft._random import mix64
 from samplesoft._temperature import times_tau
@@ -84,7 +84,7 @@ class Shard(SoftmaxLayer):
                 sampler, SamplerInputs(sampler_rows, tau=loss.tau, **options)
             )
         super().__init__(
-            rows, loss, shard_sampler, loss.properties.least_draws, update_every=update_every
+            rows, loss, shard_sampler, loss.properties.min_draws, update_every=update_every
         )
 
     def call_method(self, method: str, *arguments: Any) -> Any:
@@ -104,9 +104,9 @@ class Shard(SoftmaxLayer):
         kept for later calls of `draw`, `log_probs` and `scores`.
         """
         if self.sampler.dim is not None:
-            h = self.sampler._check_contexts(h)
+            h = self.sampler._checked_contexts(h)
         self._contexts, self._excluded = h, exclude
-        return self.sampler._log_mass(h, exclude)
+        return self.sampler._log_total_weight(h, exclude)
 
     def draw(self, counts: IntArray, key: np.uint64) -> tuple[IntArray, FloatArray]:
         """Return `counts` (R,) draws for the contexts, concatenated, and their log-probabilities.
@@ -249,5 +249,5 @@ class Shard(SoftmaxLayer):
         """
         return {
             CLASS_VECTORS: self.class_embeddings,
-            **prefixed({"optimizer": self._optimizer.state()}, "/"),
+            **with_prefixes({"optimizer": self._optimizer.state()}, "/"),
         }

@@ -52,7 +52,7 @@ class FeatureMap(ABC):
         self.device = as_device(device)
 
     @property
-    def _arrays(self) -> Backend:
+    def _backend(self) -> Backend:
         return backend(self.device)
 
     def transform(self, X: ArrayLike) -> NDArray[Any]:
@@ -74,10 +74,10 @@ class FeatureMap(ABC):
         TypeError, ValueError
             If `X` is malformed, does not have d columns, or is so large that features overflow.
         """
-        rows = self._arrays.float_rows("X", X, self.dim)
+        rows = self._backend.float_rows("X", X, self.dim)
         # features have the dtype of the rows; with float32, trees take half the memory, and
         # proposals are still exact, because they are computed from the rounded features
-        out: NDArray[Any] = self._arrays.empty((rows.shape[0], self.feature_dim), rows.dtype)
+        out: NDArray[Any] = self._backend.empty((rows.shape[0], self.feature_dim), rows.dtype)
         self._write(rows, out)
         return out
 

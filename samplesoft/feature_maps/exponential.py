@@ -98,7 +98,7 @@ class PositiveRandomFeatures(FeatureMap):
         )
 
     def _write(self, X: Any, out: Any) -> None:
-        self._arrays.write_features(X, out, self._write_rows, self._projection_and_epilogue)
+        self._backend.write_features(X, out, self._write_rows, self._projection_and_epilogue)
         if self.device != "cpu":  # on the CPU, `_write_rows` has checked the features
             self._require_in_range(largest_in_rows(out))
 

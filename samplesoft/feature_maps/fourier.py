@@ -100,7 +100,7 @@ class RandomFourierFeatures(FeatureMap):
                 f"{ROW_SUBJECT} has norm {largest**0.5:.3g}; its angles at nu = {self.nu:g} are "
                 f"too large for {X.dtype}; {overflow_remedy(X.dtype)}."
             )
-        self._arrays.write_features(X, out, self._write_rows, self._projection_and_epilogue)
+        self._backend.write_features(X, out, self._write_rows, self._projection_and_epilogue)
 
     def _write_rows(self, X: Any, out: Any) -> None:
         # write turns to the left half of `out`; then cosines replace them, and sines go to the

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from samplesoft._device import backend
 from samplesoft._jit import chunks, njit
 from samplesoft._memory import require_memory
-from samplesoft._random import as_key
+from samplesoft._random import stream_key
 from samplesoft._validation import FloatArray
 
 _TILE_COLUMNS = 64  # number of frequencies in one matrix product
@@ -93,7 +93,7 @@ def checked_generator(
     Raises MemoryError if `num` frequencies of length `dim` do not fit in memory.
     """
     require_memory("num_features", num, 12.0 * num * dim)  # bytes in float32 and in float64
-    return np.random.default_rng(int(as_key(rng)))
+    return np.random.default_rng(int(stream_key(rng)))
 
 
 def draw_frequencies(

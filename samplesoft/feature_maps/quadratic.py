@@ -50,7 +50,7 @@ class QuadraticFeatures(FeatureMap):
         self.closed_form = ("quadratic", self.alpha)
 
     def _write(self, X: NDArray[Any], out: NDArray[Any]) -> None:
-        self._arrays.write_features(X, out, self._write_rows, None)
+        self._backend.write_features(X, out, self._write_rows, None)
 
     def _write_rows(self, X: NDArray[Any], out: NDArray[Any]) -> None:
         write_quadratic_features(X, self.alpha**0.5, out)

@@ -37,7 +37,7 @@ _ONE = np.float32(1.0)
 _LN2 = 0.6931471805599453
 _BITS_OF_ROOT_HALF = 0x3FE6A09E667F3BCD  # sqrt(1/2) as the bits of a float64
 _MANTISSA_MASK = 0x000FFFFFFFFFFFFF
-_MIN_SERIES_Z = -0.25  # above this, `log_from_both` uses the series in z
+_MIN_SERIES_Z = -0.25  # above this, `log_of_one_plus` uses the series in z
 
 # Coefficients of Taylor series, from the highest power down. The first omitted term is below 1e-17
 # for exp, and below 1e-21 for the third-order series.
@@ -63,15 +63,15 @@ def horner(first: Any, others: tuple[Any, ...], x: Any) -> Any:
 
 
 @njit
-def exp_to(x: Real, size: int) -> None:
+def replace_by_exp(x: Real, size: int) -> None:
     """Replace the first `size` entries of `x`, float32 or float64, by their exponentials, in place.
 
     Entries must be at most about 0.
     """
     if x.itemsize == 4:
-        exp32_to(x, size)
+        replace_by_exp32(x, size)
     else:
-        exp64_to(x, size)
+        replace_by_exp64(x, size)
 
 
 @njit
@@ -113,7 +113,7 @@ def decay_ratio_series(x: float) -> float:
 
 
 @njit
-def exp64_to(x: FloatArray, size: int) -> None:
+def replace_by_exp64(x: FloatArray, size: int) -> None:
     """Replace the first `size` entries of `x` by their exponentials, in place; none becomes 0.
 
     Entries are float64 and at most 0.
@@ -135,7 +135,7 @@ def exp32(x: Any) -> Any:
 
 
 @njit
-def exp32_to(x: Real, size: int) -> None:
+def replace_by_exp32(x: Real, size: int) -> None:
     """Replace the first `size` entries of `x` by their exponentials, in place.
 
     Entries are float32 and at most about 0.
@@ -145,7 +145,7 @@ def exp32_to(x: Real, size: int) -> None:
 
 
 @njit
-def log_from_both(z: float, f: float) -> float:
+def log_of_one_plus(z: float, f: float) -> float:
     """Return ``log(f)`` for ``f = 1 + z``, computed from both f and z to be accurate for all f.
 
     z must be in [-1, 0], and f a normal number. log(f) loses digits if f is near 1, and log(1 + z)
@@ -166,7 +166,7 @@ def log_from_both(z: float, f: float) -> float:
 
 
 @njit
-def log1p_to(x: FloatArray) -> None:
+def replace_by_log1p(x: FloatArray) -> None:
     """Replace the entries of `x` (n,), from -1/2 to 1, by ``log(1 + x)``, in place.
 
     The naive formula loses digits for small x. This sums the series of ``2 artanh(z)`` with

@@ -33,7 +33,7 @@ class MetropolisChain(NamedTuple):
     """The rejection probabilities of a chain, and the weights of averages, (n,) by increasing w."""
 
     order: IntArray  # classes by increasing w
-    log_stay: FloatArray  # log lambda_s; -1e300 for log 0, so that 0 steps give lambda**0 = 1
+    log_rejection: FloatArray  # log lambda_s; -1e300 for log 0, so that 0 steps give lambda**0 = 1
     fraction: FloatArray  # p_s / P_s, the weight of position s
     fraction_below: FloatArray  # P_{s-1} / P_s, the weight of the positions below s
 
@@ -54,7 +54,7 @@ def make_chain(log_p: FloatArray, log_q: FloatArray) -> MetropolisChain:
 def _write_chain_columns(
     log_p: FloatArray, log_q: FloatArray, below: FloatArray, above: FloatArray, columns: FloatArray
 ) -> None:
-    """Write `log_stay`, `fraction` and `fraction_below` of a `MetropolisChain` to `columns` (3, n).
+    """Write `log_rejection`, `fraction` and `fraction_below` of a chain to `columns` (3, n).
 
     All arrays are sorted by increasing w. `below` (n,) are the sums of q up to s, and `above` (n,)
     the sums of q after s.
@@ -89,7 +89,7 @@ def after_steps(
     negative. If `centred` is True, `start` is the difference of two distributions, and so is the
     result. Then ``gamma - 1`` replaces gamma, which preserves digits and changes nothing else.
     """
-    order, log_stay, fraction, fraction_below = chain
+    order, log_rejection, fraction, fraction_below = chain
     sums = np.cumsum(start[order])
     result = np.empty(len(order))
     power = 1.0  # lambda_s^T
@@ -98,13 +98,13 @@ def after_steps(
     after = 0.0  # contribution of states that start after s
     for s in range(len(order) - 1, -1, -1):
         next_power = power
-        power = math.exp(steps * log_stay[s])
-        next_log_stay = 0.0 if s == len(order) - 1 else log_stay[s + 1]
+        power = math.exp(steps * log_rejection[s])
+        next_log_stay = 0.0 if s == len(order) - 1 else log_rejection[s + 1]
         if s < len(order) - 1:
             after = fraction_below[s + 1] * (after + start[order[s + 1]] * factor)
             mean = fraction_below[s + 1] * mean + fraction[s + 1] * next_power
             factor *= fraction_below[s + 1]
-        factor -= next_power * math.expm1(steps * (log_stay[s] - next_log_stay))
+        factor -= next_power * math.expm1(steps * (log_rejection[s] - next_log_stay))
         if centred:
             factor = mean - power
         result[order[s]] = start[order[s]] * power + fraction[s] * (sums[s] * factor + after)

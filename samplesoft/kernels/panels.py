@@ -129,14 +129,14 @@ def class_weights(
 
 
 @cache
-def node_places(degree: int = DEGREE) -> FloatArray:
+def node_positions(degree: int = DEGREE) -> FloatArray:
     """Return the Chebyshev nodes (degree,), in (0, 1) and decreasing."""
     places: FloatArray = 0.5 * (1.0 + np.cos((np.arange(degree) + 0.5) * (np.pi / degree)))
     return places
 
 
 @cache
-def to_coefficients(degree: int = DEGREE) -> FloatArray:
+def coefficient_matrix(degree: int = DEGREE) -> FloatArray:
     """Return the matrix (degree, degree) that maps values at the nodes to coefficients.
 
     Row vectors of values are multiplied by the matrix; the results are coefficients of the

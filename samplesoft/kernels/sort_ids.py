@@ -16,7 +16,7 @@ _MAX_CLASSES_PER_ID = 16  # with more classes per id, sorting is faster than cou
 
 
 @njit
-def equal_runs(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+def group_equal_ids(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
     """Group equal ids (K,) in ``range(n)``, and return four arrays that describe the groups.
 
     Returns
@@ -51,7 +51,7 @@ def count_below(increasing: NDArray[Any], x: float) -> int:
 
 @njit
 def _group_by_counting(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Return the results of `equal_runs`, by counting the occurrences of all n classes."""
+    """Return the results of `group_equal_ids`, by counting the occurrences of all n classes."""
     slot = np.zeros(n, np.int64)  # counts, later the index in `unique`
     for i in ids:
         slot[i] += 1
@@ -80,7 +80,7 @@ def _group_by_counting(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntAr
 
 @njit
 def _group_by_sorting(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Return the results of `equal_runs`, by a radix sort."""
+    """Return the results of `group_equal_ids`, by a radix sort."""
     # from the last digit to the first; each pass is stable
     order = np.empty(len(ids), np.int64)
     for k in range(len(ids)):

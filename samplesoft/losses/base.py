@@ -331,7 +331,7 @@ class Loss(ABC):
     def _check_labels(self, labels: Any, size: int, n: int) -> Targets:
         """Return validated labels of `size` examples, all below n, as (example, label) pairs."""
         if self.device == "cpu":
-            return check_targets(labels, size, n, self.label_reduction)
+            return checked_targets(labels, size, n, self.label_reduction)
         if sparse.issparse(labels):
             raise TypeError(
                 "`labels` must hold one label an example with device='cuda', got a matrix; "
@@ -472,7 +472,7 @@ def checked_weights(
     return per_example
 
 
-def check_targets(labels: Any, batch: int, num_classes: int, reduction: str = "pal-n") -> Targets:
+def checked_targets(labels: Any, batch: int, num_classes: int, reduction: str = "pal-n") -> Targets:
     """Return the (example, label) pairs of labels (B,), or of a sparse matrix of labels (B, n).
 
     The values of the matrix are the label weights. For reduction "pal-n" each row is divided by its

@@ -10,7 +10,7 @@ import numpy as np
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, as_positive
 from samplesoft.kernels.weights import row_max, total
-from samplesoft.losses.sampled import SampledLoss, Terms, exp_in_place, merge_exponentials
+from samplesoft.losses.sampled import LossKernel, SampledLoss, exp_in_place, merge_exponentials
 from samplesoft.samplers.base import Draw
 from samplesoft.schemes import SCHEMES, Scheme, select
 
@@ -72,9 +72,9 @@ class ImportanceSoftmaxLoss(SampledLoss):
                 "`mask_other_labels` leaves out; draw more, or take mask_other_labels=False."
             )
 
-    def _terms_of(self, draw: Draw, num_classes: int) -> Terms:
-        return Terms(
-            bilateral_terms,
+    def _kernel_for_draw(self, draw: Draw, num_classes: int) -> LossKernel:
+        return LossKernel(
+            bilateral_kernel,
             (1.0, -np.inf),
             merge=merge_exponentials,
             adds_exponentials=True,
@@ -142,9 +142,9 @@ class BilateralSoftmaxLoss(SampledLoss):
         super().__init__(**options)
         self.negative_weight = as_positive("negative_weight", negative_weight)
 
-    def _terms_of(self, draw: Draw, num_classes: int) -> Terms:
-        return Terms(
-            bilateral_terms,
+    def _kernel_for_draw(self, draw: Draw, num_classes: int) -> LossKernel:
+        return LossKernel(
+            bilateral_kernel,
             (self.negative_weight, 0.0),
             merge=merge_exponentials,
             adds_exponentials=True,
@@ -152,7 +152,7 @@ class BilateralSoftmaxLoss(SampledLoss):
 
 
 @njit
-def bilateral_terms(
+def bilateral_kernel(
     logits: FloatArray, losses: FloatArray, weight: float, loss_without_draws: float = 0.0
 ) -> None:
     """Write ``weight * logsumexp(logits[1:]) - logits[0]``; overwrite rows by its gradient.

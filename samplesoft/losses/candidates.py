@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._device.arrays import DistantRows
-from samplesoft._jit import chunks, num_threads, thread_each
+from samplesoft._device.arrays import RemoteRows
+from samplesoft._jit import chunks, num_threads, thread_for_each
 from samplesoft._limits import call_ignoring_overflow, ignoring_overflow
 from samplesoft._validation import FloatArray, IntArray, as_array, require_host_array
 from samplesoft.kernels.products import MAX_SINGLE_THREADED_WORK, product
@@ -42,7 +42,7 @@ _NO_NORMS = np.empty(0)
 _MIN_THREADED_MULTIPLICATIONS = 1 << 20  # smaller work runs on one thread
 
 
-def check_draw(draw: Draw | None, batch: int, n: int) -> tuple[IntArray, FloatArray]:
+def checked_draw(draw: Draw | None, batch: int, n: int) -> tuple[IntArray, FloatArray]:
     """Return validated drawn classes and their log expected counts, (B, m), or (1, m) if shared.
 
     Raises unless the draw is for `batch` contexts or shared by them, of classes in ``range(n)``.
@@ -55,7 +55,7 @@ def check_draw(draw: Draw | None, batch: int, n: int) -> tuple[IntArray, FloatAr
 
 
 def ids_and_log_counts(draw: Draw | None, batch: int) -> tuple[IntArray, FloatArray]:
-    """Return the arrays of `check_draw` after a check of types and shapes, but not of values."""
+    """Return the arrays of `checked_draw` after a check of types and shapes, but not of values."""
     if type(draw) is not Draw and not isinstance(draw, Draw):
         raise missing_draw_error(draw)
     ids: Any = draw.ids
@@ -144,7 +144,7 @@ def checked_label_counts(value: ArrayLike | None, targets: Targets, scheme: Sche
         counts = counts.astype(np.float64)
     if counts.shape != (size,):
         raise ValueError(f"`label_log_count` must have shape ({size},), got {counts.shape}.")
-    is_valid = np.isfinite(counts) | ((counts == -np.inf) & scheme.divides_by_kept)
+    is_valid = np.isfinite(counts) | ((counts == -np.inf) & scheme.divides_by_accepted)
     if not is_valid.all():
         worst = int(np.argmin(is_valid))
         raise ValueError(
@@ -210,7 +210,7 @@ def score_candidates(
     candidate_table = np.empty((5, pairs + sets * m + 1), np.int64)
     # For shared draws, the vectors are copied in the order of the draws, and the scores are one
     # matrix product. Otherwise each class has one row, and an example reads the rows of its draws.
-    is_remote = type(rows) is not np.ndarray and isinstance(rows, DistantRows)
+    is_remote = type(rows) is not np.ndarray and isinstance(rows, RemoteRows)
     if sets == 1 < size and not is_remote:
         block = np.empty((pairs + m, d), z.dtype)
         norms = np.empty(pairs + m) if normalize else _NO_NORMS
@@ -270,7 +270,7 @@ def _score_separate_draws(
     """Return the scores for draws that are not shared, or for class vectors on other machines."""
     z, rows, shared = batch.z, batch.class_embeddings, len(ids) < len(batch.z)
     pairs, d = len(example_ids), z.shape[1]
-    if isinstance(rows, DistantRows):
+    if isinstance(rows, RemoteRows):
         label_scores, sampled_scores = rows.scores(batch, ids)
         label_scores = label_scores.astype(np.float64)
         nan_where_not_finite(label_scores, sampled_scores, example_ids, 0, 0)
@@ -286,7 +286,7 @@ def _score_separate_draws(
         )
     rows, classes = np.asarray(rows), candidate_table[1, :num_unique]
     block, norms = np.empty((num_unique, d), z.dtype), np.empty(num_unique if normalize else 0)
-    thread_each(
+    thread_for_each(
         lambda chunk: gather_rows(classes[chunk], rows, normalize, block[chunk], norms[chunk]),
         _chunks_for_threads(num_unique, block.size),
     )
@@ -297,7 +297,7 @@ def _score_separate_draws(
     )
     examples, draw_indices = np.arange(z.shape[0]), scores.draw_indices
     score_labels(block, scores.label_indices, z, example_ids, 0, 0, pairs, label_scores)
-    thread_each(
+    thread_for_each(
         lambda chunk: score_rows(
             z, examples[chunk], block, draw_indices[chunk], sampled_scores[chunk]
         ),
@@ -326,7 +326,7 @@ def score_gradients(
     z = batch.z
     rows = batch.class_embeddings
     classes = scores.candidate_table[1, : scores.num_unique]
-    if type(rows) is not np.ndarray and isinstance(rows, DistantRows):
+    if type(rows) is not np.ndarray and isinstance(rows, RemoteRows):
         # the rows of the gradient stay on the machines of the class vectors
         remote_rows = SparseRows(classes, np.empty((scores.num_unique, 0), z.dtype))
         dz = call_ignoring_overflow(rows.gradients, batch, d_labels, d_sampled, weights)
@@ -402,11 +402,11 @@ def _separate_draw_gradients(
     # multiply the contexts, and not every derivative, by the example weights
     column = weights.astype(z.dtype)[:, None]
     weighted, num_multiplications = column * z, d_sampled.size * z.shape[1]
-    thread_each(
+    thread_for_each(
         lambda chunk: context_gradients(d_sampled[chunk], block, draw_indices[chunk], dz[chunk]),
         _chunks_for_threads(len(z), num_multiplications),
     )
-    thread_each(
+    thread_for_each(
         lambda chunk: class_gradients(
             d_labels,
             d_sampled,

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from samplesoft._device.arrays import DistantRows
+from samplesoft._device.arrays import RemoteRows
 from samplesoft._jit import chunks, njit
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.kernels.exponential import exp_to
+from samplesoft.kernels.exponential import replace_by_exp
 from samplesoft.kernels.products import product
 from samplesoft.losses.base import Batch, Gradients, Loss, SparseRows, Targets
 from samplesoft.losses.step import score_rows
@@ -122,7 +122,7 @@ class FullSoftmaxLoss(Loss):
     ) -> tuple[Rows, FloatArray]:
         """Return the max score (B,) of the classes not `excluded`, and sums of exp(score - max)."""
         rows: Any = batch.class_embeddings
-        if isinstance(rows, DistantRows):
+        if isinstance(rows, RemoteRows):
             return rows.exponentials(batch, excluded)
         max_scores = np.full(len(batch.z), -np.inf, batch.z.dtype)
         total = np.zeros(len(batch.z))
@@ -313,7 +313,7 @@ def add_exponentials(scores: Floats, max_scores: Floats, total: FloatArray) -> N
             row = scores[j]
             for b in range(batch):
                 row[b] -= shift[b]
-            exp_to(row, batch)
+            replace_by_exp(row, batch)
             for b in range(batch):
                 run[b] += row[b]
         for b in range(batch):
@@ -331,6 +331,6 @@ def logsumexp_derivatives(scores: Floats, max_scores: Floats, factor: Floats) ->
         row = scores[j]
         for b in range(batch):
             row[b] -= max_scores[b]
-        exp_to(row, batch)
+        replace_by_exp(row, batch)
         for b in range(batch):
             row[b] *= factor[b]

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from samplesoft._validation import as_fraction
 from samplesoft.losses.logistic import LogisticLoss, NegativeSamplingLoss
-from samplesoft.losses.sampled import Terms
+from samplesoft.losses.sampled import LossKernel
 from samplesoft.samplers.base import Draw
 from samplesoft.schemes import Scheme
 
@@ -89,8 +89,8 @@ class GBCELoss(LogisticLoss):
         super().__init__(scheme=scheme, offset=offset, **options)
         self.calibration = as_fraction("calibration", calibration)
 
-    def _terms_of(self, draw: Draw, num_classes: int) -> Terms:
+    def _kernel_for_draw(self, draw: Draw, num_classes: int) -> LossKernel:
         others = max(1, num_classes - self.excludes_label)  # n = 1 is rejected elsewhere
         alpha = draw.ids.shape[1] / others
         beta = 1.0 - self.calibration + self.calibration * alpha
-        return super()._terms_of(draw, num_classes)._replace(parameters=(beta,))
+        return super()._kernel_for_draw(draw, num_classes)._replace(parameters=(beta,))

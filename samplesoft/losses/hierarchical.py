@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from scipy import sparse
 
 from samplesoft._cached import cached_property
-from samplesoft._jit import chunks, njit, num_threads, thread_each
+from samplesoft._jit import chunks, njit, num_threads, thread_for_each
 from samplesoft._validation import (
     FloatArray,
     IntArray,
@@ -27,7 +27,7 @@ from samplesoft._validation import (
 )
 from samplesoft.kernels.products import product, products, round_up_to_8
 from samplesoft.kernels.rows import weighted_rows
-from samplesoft.kernels.sort_ids import equal_runs
+from samplesoft.kernels.sort_ids import group_equal_ids
 from samplesoft.kernels.weights import exp_weights
 from samplesoft.losses.base import Batch, Gradients, Loss, SparseRows
 from samplesoft.samplers.base import Draw, Rows
@@ -388,7 +388,9 @@ class HierarchicalLoss(Loss):
                 make_workspace(tree, z),
             )
 
-        thread_each(differentiate_examples, chunks(size, max(8, -(-size // (2 * num_threads())))))
+        thread_for_each(
+            differentiate_examples, chunks(size, max(8, -(-size // (2 * num_threads()))))
+        )
         return targets.per_example(losses), (d_top, ids, derivatives, np.append(starts, ends[-1]))
 
     def _backward(self, batch: Batch, saved: Any, weights: FloatArray) -> Gradients:
@@ -399,7 +401,7 @@ class HierarchicalLoss(Loss):
         offsets = np.append(batch.targets.offsets(), len(starts) - 1)
         weighted_rows(starts[offsets], ids, derivatives, rows, below)
         dz = column * (product(d_top, rows[:num_top]) + below)
-        classes, _, order, begins = equal_runs(ids, len(rows))
+        classes, _, order, begins = group_equal_ids(ids, len(rows))
         example_ids = np.repeat(np.arange(len(z)), np.diff(starts[offsets]))
         dW = np.empty((num_top + len(classes), z.shape[1]), z.dtype)
         product(d_top.T, weighted, dW[:num_top])

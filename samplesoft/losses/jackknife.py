@@ -8,9 +8,9 @@ import numpy as np
 
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray
-from samplesoft.kernels.exponential import log1p_to
+from samplesoft.kernels.exponential import replace_by_log1p
 from samplesoft.kernels.weights import row_max, total
-from samplesoft.losses.sampled import SampledLoss, Terms, exp_in_place, loss_from_masses
+from samplesoft.losses.sampled import LossKernel, SampledLoss, exp_in_place, loss_from_masses
 from samplesoft.samplers.base import Draw
 from samplesoft.schemes import SCHEMES, Scheme
 
@@ -66,17 +66,17 @@ class JackknifeLoss(SampledLoss):
     is_softmax = True
     with_replacement = True
 
-    def _terms_of(self, draw: Draw, num_classes: int) -> Terms:
-        if draw.ids.shape[1] < self.properties.least_draws:
+    def _kernel_for_draw(self, draw: Draw, num_classes: int) -> LossKernel:
+        if draw.ids.shape[1] < self.properties.min_draws:
             raise ValueError(
-                f"`draw` must hold at least {self.properties.least_draws} draws for the jackknife, "
+                f"`draw` must hold at least {self.properties.min_draws} draws for the jackknife, "
                 f"which leaves out one, got {draw.ids.shape[1]}; raise num_sampled."
             )
-        return Terms(jackknife_terms)
+        return LossKernel(jackknife_kernel)
 
 
 @njit
-def jackknife_terms(logits: FloatArray, losses: FloatArray) -> None:
+def jackknife_kernel(logits: FloatArray, losses: FloatArray) -> None:
     """Write the jackknife loss of each row (P, 1 + m), and overwrite rows by its gradient.
 
     The loss is ``log S - (m - 1) mean_i(log S_i - log S) - logits[0]``, for m >= 2 draws and the
@@ -112,7 +112,7 @@ def jackknife_terms(logits: FloatArray, losses: FloatArray) -> None:
             change[heavy - 1] = 0.0  # see `_log_sum_without_heavy`
         for k in range(m):
             ratio[k] = change[k] / (1.0 + change[k])  # 1 - S / S_i
-        log1p_to(change)
+        replace_by_log1p(change)
         # The derivative in draw k is w_k / S times (m - sum of S / S_i over i != k), because S_i
         # does not depend on draw i, and depends on all other draws with a factor m / (m - 1).
         sum_log_ratios, kept = total(change), 1.0 + total(ratio)

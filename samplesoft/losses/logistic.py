@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, as_finite
-from samplesoft.kernels.exponential import exp64_to, log1p_to
+from samplesoft.kernels.exponential import replace_by_exp64, replace_by_log1p
 from samplesoft.kernels.weights import total
 from samplesoft.losses.base import Batch, Gradients, Loss
 from samplesoft.losses.full import (
@@ -19,11 +19,11 @@ from samplesoft.losses.full import (
     label_scores_and_signs,
     masked_score_blocks,
 )
-from samplesoft.losses.sampled import SampledLoss, Terms, exp_in_place
+from samplesoft.losses.sampled import LossKernel, SampledLoss, exp_in_place
 from samplesoft.samplers.base import Draw
 from samplesoft.schemes import Scheme, select
 
-_BUFFER_LOGITS = 1 << 10  # logits that `logistic_terms` computes at a time; at least one row
+_BUFFER_LOGITS = 1 << 10  # logits that `logistic_kernel` computes at a time; at least one row
 
 
 class LogisticLoss(SampledLoss):
@@ -51,8 +51,8 @@ class LogisticLoss(SampledLoss):
         super().__init__(scheme=scheme, **options)
         self.offset = as_finite("offset", offset)
 
-    def _terms_of(self, draw: Draw, num_classes: int) -> Terms:
-        return Terms(logistic_terms, (1.0,), merge=merge_softplus)
+    def _kernel_for_draw(self, draw: Draw, num_classes: int) -> LossKernel:
+        return LossKernel(logistic_kernel, (1.0,), merge=merge_softplus)
 
 
 class NCELoss(LogisticLoss):
@@ -221,7 +221,7 @@ class FullLogisticLoss(Loss):
 
 
 @njit
-def logistic_terms(logits: FloatArray, losses: FloatArray, weight: float = 1.0) -> None:
+def logistic_kernel(logits: FloatArray, losses: FloatArray, weight: float = 1.0) -> None:
     """Write ``weight * softplus(-logits[0]) + sum(softplus(logits[1:]))`` of each row.
 
     Overwrites logits (P, 1 + m), with the label's in column 0, by the gradient.
@@ -256,7 +256,7 @@ def softplus(x: FloatArray, small: FloatArray, large: FloatArray) -> None:
     # the derivative reuses the exponential
     for k in range(size):
         x[k] = (1.0 if x[k] >= 0.0 else small[k]) / (1.0 + small[k])
-    log1p_to(small[:size])
+    replace_by_log1p(small[:size])
 
 
 @njit
@@ -287,8 +287,8 @@ def add_softplus(scores: Floats, total: FloatArray) -> None:
         for b in range(size):
             small[b] = -abs(row[b])
             total[b] += 0.0 if row[b] <= 0.0 else row[b]  # propagates NaN
-        exp64_to(small, size)
-        log1p_to(small)
+        replace_by_exp64(small, size)
+        replace_by_log1p(small)
         for b in range(size):
             total[b] += small[b]
 
@@ -302,6 +302,6 @@ def softplus_derivatives(scores: Floats, factor: FloatArray) -> None:
         row = scores[j]
         for b in range(size):
             small[b] = -abs(row[b])
-        exp64_to(small, size)
+        replace_by_exp64(small, size)
         for b in range(size):
             row[b] = factor[b] * (1.0 if row[b] >= 0.0 else small[b]) / (1.0 + small[b])

@@ -15,16 +15,16 @@ import numpy as np
 
 from samplesoft._jit import njit
 from samplesoft._memory import require_bytes
-from samplesoft._random import as_key
+from samplesoft._random import stream_key
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels.weights import row_max, total
 from samplesoft.losses.base import Targets
 from samplesoft.losses.candidates import require_replacement
 from samplesoft.losses.sampled import (
+    LossKernel,
     Sample,
     SampledLoss,
     Seed,
-    Terms,
     exp_in_place,
     loss_from_masses,
 )
@@ -144,7 +144,7 @@ class MultilevelLoss(SampledLoss):
         self, sample: Sample, num_sampled: int, targets: Targets, num_classes: int, rng: Seed
     ) -> Draw:
         """Draw a level for the batch, and then as many classes per example as the level needs."""
-        generator = np.random.default_rng(int(as_key(rng)))
+        generator = np.random.default_rng(int(stream_key(rng)))
         last = last_level(num_sampled, num_classes)
         # the batch shares the level; see Variance in the class docstring
         level = int(generator.geometric(1.0 - DECAY)) - 1
@@ -159,7 +159,7 @@ class MultilevelLoss(SampledLoss):
             ids, log_q = _append_all_classes(ids, log_q, num_classes, targets, self.excludes_label)
         return MultilevelDraw(ids, log_q, None, num_sampled, num, probability)
 
-    def _terms_of(self, draw: Draw, num_classes: int) -> Terms:
+    def _kernel_for_draw(self, draw: Draw, num_classes: int) -> LossKernel:
         if not isinstance(draw, MultilevelDraw):
             raise TypeError(
                 f"`draw` must be a MultilevelDraw, got {type(draw).__name__}; take it from "
@@ -177,7 +177,7 @@ class MultilevelLoss(SampledLoss):
                 f"probability={probability} and ids of shape {draw.ids.shape}; take it from "
                 f"{type(self).__name__}.draw."
             )
-        return Terms(multilevel_terms, (block, num, 1.0 / probability))
+        return LossKernel(multilevel_kernel, (block, num, 1.0 / probability))
 
 
 def _append_all_classes(
@@ -201,7 +201,7 @@ def _append_all_classes(
 
 
 @njit
-def multilevel_terms(
+def multilevel_kernel(
     logits: FloatArray, losses: FloatArray, block: int, num_draws: int, weight: float
 ) -> None:
     """Write the estimate of each row (P, 1 + M + c), and overwrite rows by its gradient.

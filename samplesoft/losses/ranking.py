@@ -11,7 +11,7 @@ from samplesoft._jit import njit
 from samplesoft._validation import FloatArray
 from samplesoft.kernels.weights import total
 from samplesoft.losses.logistic import softplus
-from samplesoft.losses.sampled import SampledLoss, Terms
+from samplesoft.losses.sampled import LossKernel, SampledLoss
 from samplesoft.samplers.base import Draw
 from samplesoft.schemes import SCHEMES, Scheme
 
@@ -65,8 +65,8 @@ class BPRLoss(SampledLoss):
 
     schemes: ClassVar[dict[str, Scheme]] = _MASKED
 
-    def _terms_of(self, draw: Draw, num_classes: int) -> Terms:
-        return Terms(bpr_terms)
+    def _kernel_for_draw(self, draw: Draw, num_classes: int) -> LossKernel:
+        return LossKernel(bpr_kernel)
 
 
 class WARPLoss(SampledLoss):
@@ -120,14 +120,14 @@ class WARPLoss(SampledLoss):
     schemes: ClassVar[dict[str, Scheme]] = _MASKED
     with_replacement = True  # N is a waiting time for independent draws
 
-    def _terms_of(self, draw: Draw, num_classes: int) -> Terms:
+    def _kernel_for_draw(self, draw: Draw, num_classes: int) -> LossKernel:
         ranks = (num_classes - 1) // np.arange(1, 1 + draw.ids.shape[1])
         harmonic = digamma(ranks + 1.0) + np.euler_gamma
-        return Terms(warp_terms, (harmonic,))
+        return LossKernel(warp_kernel, (harmonic,))
 
 
 @njit
-def bpr_terms(logits: FloatArray, losses: FloatArray) -> None:
+def bpr_kernel(logits: FloatArray, losses: FloatArray) -> None:
     """Write the mean of ``softplus(logits[1:] - logits[0])`` over draws with weight.
 
     Overwrites rows of logits (P, 1 + m) by the gradient.
@@ -147,7 +147,7 @@ def bpr_terms(logits: FloatArray, losses: FloatArray) -> None:
 
 
 @njit
-def warp_terms(logits: FloatArray, losses: FloatArray, harmonic: FloatArray) -> None:
+def warp_kernel(logits: FloatArray, losses: FloatArray, harmonic: FloatArray) -> None:
     """Write ``harmonic[N - 1] * margin`` of the first draw whose margin is positive, or 0.
 
     The margin of draw k is ``1 + logits[k] - logits[0]``; the draw is the N-th of the draws with

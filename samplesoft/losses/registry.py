@@ -109,9 +109,9 @@ class LossSpec:
         return issubclass(self.make, SampledLoss) and not self.make.with_replacement
 
     @property
-    def takes_certain(self) -> bool:
+    def allows_always_included(self) -> bool:
         """Whether draws may contain always-included classes, which are in every set of draws."""
-        return self.distinct and self.scheme is not None and self.scheme.loss_takes_certain
+        return self.distinct and self.scheme is not None and self.scheme.loss_allows_always_included
 
     @property
     def needs_label_count(self) -> bool:
@@ -119,9 +119,9 @@ class LossSpec:
         return self.scheme is not None and self.scheme.needs_label_count
 
     @property
-    def least_draws(self) -> int:
+    def min_draws(self) -> int:
         """Smallest number of draws m."""
-        return 0 if self.scheme is None else self.scheme.least_draws
+        return 0 if self.scheme is None else self.scheme.min_draws
 
     @property
     def bias_scheme(self) -> str | None:

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._device.select import as_device
-from samplesoft._jit import chunks, njit, thread_each
+from samplesoft._jit import chunks, njit, thread_for_each
 from samplesoft._limits import call_ignoring_overflow
 from samplesoft._validation import FloatArray, IntArray, as_choice
-from samplesoft.kernels.exponential import exp_to
+from samplesoft.kernels.exponential import replace_by_exp
 from samplesoft.kernels.weights import row_max, total
 from samplesoft.losses.base import Batch, Gradients, Loss, Targets
 from samplesoft.losses.candidates import (
@@ -43,10 +43,10 @@ _CHUNKS_PER_JOB = 8  # chunks in a job of a thread; waking a thread costs more t
 _NO_WEIGHTS = np.empty((0, 0))
 _UNIT_WEIGHTS = np.empty(0)
 _FLOAT = np.dtype(np.float64)
-_UNDERFLOWED_EXP = 5e-324  # value that `exp_to` returns on underflow, in float64
+_UNDERFLOWED_EXP = 5e-324  # value that `replace_by_exp` returns on underflow, in float64
 
 
-class Terms(NamedTuple):
+class LossKernel(NamedTuple):
     """The kernel that computes a loss from rows of logits, and properties of that loss.
 
     Attributes
@@ -86,11 +86,11 @@ class Terms(NamedTuple):
 class SampledLoss(Loss):
     """A loss on the logits of the label and of the drawn classes.
 
-    A subclass implements `_terms`, or returns a kernel in `_terms_of`, and names its `schemes`. If
-    it estimates the softmax loss, its bias is the exact bias of its scheme, unless `why_no_bias`
-    gives a reason why not. A loss that chooses the number of draws overrides `draw`. For an example
-    with several labels, the kernel gets one row for each label, with all draws, so that its time
-    grows with the number of labels.
+    A subclass implements `_terms`, or returns a kernel in `_kernel_for_draw`, and names its
+    `schemes`. If it estimates the softmax loss, its bias is the exact bias of its scheme, unless
+    `why_no_bias` gives a reason why not. A loss that chooses the number of draws overrides `draw`.
+    For an example with several labels, the kernel gets one row for each label, with all draws, so
+    that its time grows with the number of labels.
 
     Parameters
     ----------
@@ -152,9 +152,9 @@ class SampledLoss(Loss):
         return next(iter(cls.schemes))
 
     @property
-    def takes_certain(self) -> bool:
+    def allows_always_included(self) -> bool:
         """Whether draws may contain always-included classes, which are in every set of draws."""
-        return self.properties.loss_takes_certain and not self.with_replacement
+        return self.properties.loss_allows_always_included and not self.with_replacement
 
     @property
     def draws_num_sampled(self) -> bool:
@@ -199,7 +199,7 @@ class SampledLoss(Loss):
         assert draw is not None
         if self.with_replacement:
             require_replacement(draw, type(self).__name__)
-        terms = self._terms_of(draw, batch.class_embeddings.shape[0])
+        terms = self._kernel_for_draw(draw, batch.class_embeddings.shape[0])
         if self.needs_label_count:
             label_count = checked_label_counts(label_log_count, targets, properties)
         if self.absolute:
@@ -234,7 +234,7 @@ class SampledLoss(Loss):
             log_counts = log_counts - self.offset  # adds the offset to the draws' logits
         if properties.corrects_label:
             label_logits = label_logits - label_count
-        elif properties.divides_by_kept:
+        elif properties.divides_by_accepted:
             if self.mask_other_labels:  # hits of all labels of the example are discarded
                 num_hits = targets.rows(targets.per_example(num_hits))
                 label_count = targets.rows(np.logaddexp.reduceat(label_count, targets.offsets()))
@@ -275,14 +275,14 @@ class SampledLoss(Loss):
     def require_usable_draws(self, losses: FloatArray) -> None:
         """Raise if the losses (B,) show that an example has no usable draw; by default, never."""
 
-    def _terms_of(self, draw: Draw, num_classes: int) -> Terms:
+    def _kernel_for_draw(self, draw: Draw, num_classes: int) -> LossKernel:
         """Return the kernel of the loss, and its parameters for this draw and number of classes."""
-        return Terms(self._terms)
+        return LossKernel(self._terms)
 
     def _terms(self, logits: FloatArray, losses: FloatArray) -> None:
         """Write losses (P,) of rows of logits (P, 1 + m), and overwrite the rows by derivatives.
 
-        See the kernel in `Terms`.
+        See the kernel in `LossKernel`.
         """
         raise NotImplementedError
 
@@ -372,12 +372,12 @@ class SampledSoftmaxLoss(SampledLoss):
         gradients: Gradients = passes.backward(batch, saved_arrays, weights)
         return gradients
 
-    def _terms_of(self, draw: Draw, num_classes: int) -> Terms:
+    def _kernel_for_draw(self, draw: Draw, num_classes: int) -> LossKernel:
         return _SOFTMAX
 
 
 def losses_and_derivatives(
-    pairs: Pairs, targets: Targets, terms: Terms, weights: FloatArray
+    pairs: Pairs, targets: Targets, terms: LossKernel, weights: FloatArray
 ) -> tuple[FloatArray, Rows, Rows]:
     """Return losses (P,), and their derivatives in the scores of labels (P,) and draws (B, m).
 
@@ -417,7 +417,7 @@ def losses_and_derivatives(
 
         # waking a thread costs more than a smaller job
         pairs_each = -(-num_pairs // len(sampled_scores))
-        thread_each(
+        thread_for_each(
             differentiate_examples,
             chunks(len(sampled_scores), max(1, _CHUNKS_PER_JOB * max_pairs // pairs_each)),
         )
@@ -437,7 +437,7 @@ def cached_zeros(size: int) -> IntArray:
 
 
 @njit
-def softmax_terms(logits: FloatArray, losses: FloatArray) -> None:
+def softmax_kernel(logits: FloatArray, losses: FloatArray) -> None:
     """Write ``logsumexp(logits) - logits[0]`` of each row, and overwrite rows by its gradient.
 
     Column 0 of the logits (P, 1 + m) holds the label's logit, which is finite. From float32 rows
@@ -490,7 +490,7 @@ def exp_in_place(x: FloatArray) -> None:
 
     An exponential that underflows becomes exactly 0.
     """
-    exp_to(x, len(x))
+    replace_by_exp(x, len(x))
     if x.itemsize == 8:  # float32 underflows to 0 already
         for i in range(len(x)):
             x[i] = x[i] if x[i] > _UNDERFLOWED_EXP else 0.0
@@ -519,6 +519,6 @@ def loss_from_masses(label_mass: float, sampled_mass: float, label_gap: float) -
     return label_gap + math.log(label_mass + sampled_mass)
 
 
-_SOFTMAX = Terms(
-    softmax_terms, merge=merge_exponentials, adds_exponentials=True, shift_invariant=True
+_SOFTMAX = LossKernel(
+    softmax_kernel, merge=merge_exponentials, adds_exponentials=True, shift_invariant=True
 )

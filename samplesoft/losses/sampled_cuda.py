@@ -30,9 +30,9 @@ from samplesoft._cuda import (
 )
 from samplesoft._device.cuda import (
     contiguous,
-    equal_runs,
-    first_not_finite,
-    first_outside,
+    first_index_not_finite,
+    first_index_outside,
+    group_equal_ids,
     take_rows,
 )
 from samplesoft._device.rows import unit_rows, unit_rows_backward
@@ -41,7 +41,7 @@ from samplesoft._validation import FloatArray
 from samplesoft.kernels.lanes_cuda import warp_dot
 from samplesoft.losses.base import Batch, Gradients, SparseRows, Targets
 from samplesoft.losses.candidates import (
-    check_draw,
+    checked_draw,
     checked_label_counts,
     missing_draw_error,
     require_draw_shapes,
@@ -60,7 +60,7 @@ class Draws(NamedTuple):
     labels: Any  # (B,)
     label_log_counts: Any  # (B,), or (0,) if not needed
     corrects_label: bool
-    divides_by_kept: bool
+    divides_by_accepted: bool
     keeps_hits: bool
     absolute: bool
 
@@ -109,7 +109,7 @@ class CudaPasses:
             labels=labels,
             label_log_counts=self._label_log_counts(batch, label_log_count),
             corrects_label=loss.properties.corrects_label,
-            divides_by_kept=loss.properties.divides_by_kept,
+            divides_by_accepted=loss.properties.divides_by_accepted,
             keeps_hits=loss.properties.draws_label,
             absolute=loss.absolute,
         )
@@ -118,7 +118,7 @@ class CudaPasses:
         num_hits = empty(size, np.int64)
         launch_warps(softmax_rows, size, saved.d_scores, draws, losses, num_hits)
         if loss.excludes_label:
-            pair = first_outside(num_hits, 0, 0)
+            pair = first_index_outside(num_hits, 0, 0)
             if pair is not None:
                 raise loss.label_in_draw_error(to_host(labels), pair)
         return losses.copy_to_host(), saved  # copying B losses costs no more than a sum
@@ -129,12 +129,16 @@ class CudaPasses:
         num = saved.block.shape[0]
         d_scores = saved.d_scores
         candidates = saved.candidates
-        typed = to_device(weights.astype(dtype))
+        as_dtype = to_device(weights.astype(dtype))
         dz = empty(batch.z.shape, dtype)
         d_block = empty(saved.block.shape, dtype)
         d_biases = empty(0 if batch.biases is None else num, dtype)
-        launch_warps(context_gradients, dz.shape[0], d_scores, saved.block, candidates, typed, dz)
-        launch_warps(class_gradients, num, d_scores, batch.z, candidates, typed, d_block, d_biases)
+        launch_warps(
+            context_gradients, dz.shape[0], d_scores, saved.block, candidates, as_dtype, dz
+        )
+        launch_warps(
+            class_gradients, num, d_scores, batch.z, candidates, as_dtype, d_block, d_biases
+        )
         if saved.norms is not None:
             unit_rows_backward(d_block, saved.block, saved.norms)
         db = None if batch.biases is None else SparseRows(saved.classes, d_biases)
@@ -148,7 +152,7 @@ class CudaPasses:
         shared = ids.shape[0] == 1 < size
         listed = empty(size + m if shared else size * (1 + m), np.int64)
         launch_threads(list_candidates, listed.size, batch.targets.labels, ids, shared, listed)
-        classes, rows, order, offsets = equal_runs(listed, batch.class_embeddings.shape[0])
+        classes, rows, order, offsets = group_equal_ids(listed, batch.class_embeddings.shape[0])
         candidates = Candidates(rows, order, offsets, shared)
         block, norms = take_rows(batch.class_embeddings, classes), None
         if self._loss.normalize:
@@ -165,7 +169,7 @@ class CudaPasses:
             return empty(0, np.float64)
         if on_device(value) and tuple(value.shape) == (batch.z.shape[0],):
             counts = contiguous("label_log_count", value, np.float64)
-            if self._loss.properties.divides_by_kept or first_not_finite(counts) is None:
+            if self._loss.properties.divides_by_accepted or first_index_not_finite(counts) is None:
                 return counts
         targets = Targets(to_host(batch.targets.labels))
         return to_device(checked_label_counts(to_host(value), targets, self._loss.properties))
@@ -176,7 +180,7 @@ def _checked_draw(draw: Draw | None, batch: int, n: int) -> tuple[Any, Any]:
     if not isinstance(draw, Draw):
         raise missing_draw_error(draw)
     if not on_device(draw.ids):
-        check_draw(draw, batch, n)
+        checked_draw(draw, batch, n)
     ids, log_q = (
         contiguous(f"draw.{name}", value, dtype) if on_device(value) else to_device(value)
         for name, value, dtype in (("ids", draw.ids, np.int64), ("log_q", draw.log_q, np.float64))
@@ -187,8 +191,8 @@ def _checked_draw(draw: Draw | None, batch: int, n: int) -> tuple[Any, Any]:
             "processor."
         )
     require_draw_shapes(ids.shape, log_q.shape, batch)
-    if first_outside(ids, 0, n - 1) is not None or first_not_finite(log_q) is not None:
-        check_draw(draw.to_host(), batch, n)  # raises
+    if first_index_outside(ids, 0, n - 1) is not None or first_index_not_finite(log_q) is not None:
+        checked_draw(draw.to_host(), batch, n)  # raises
     return ids, log_q
 
 
@@ -261,7 +265,7 @@ def softmax_rows(scores: Any, draws: Any, losses: Any, num_hits: Any) -> None:
     """Write the loss (B,) and the number of accidental hits (B,) of each example, a warp for each.
 
     Overwrites the scores (B, 1 + m) by derivatives. The formulas are the same as in
-    `losses.sampled.softmax_terms`.
+    `losses.sampled.softmax_kernel`.
     """
     b = warp_index()
     m = draws.ids.shape[1]
@@ -276,7 +280,7 @@ def softmax_rows(scores: Any, draws: Any, losses: Any, num_hits: Any) -> None:
     hits = warp_sum(hits)
     not_finite = warp_sum(not_finite)
     log_count = draws.log_m
-    if draws.divides_by_kept:
+    if draws.divides_by_accepted:
         log_count -= reject_correction(m, hits, draws.label_log_counts[b])
     label_score = float(scores[b, 0])
     label_logit = abs(label_score) if draws.absolute else label_score

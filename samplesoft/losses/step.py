@@ -24,7 +24,7 @@ from samplesoft.kernels.rows import (
     row_dot,
     unit_gradient,
 )
-from samplesoft.kernels.sort_ids import count_below, equal_runs
+from samplesoft.kernels.sort_ids import count_below, group_equal_ids
 from samplesoft.kernels.weights import row_max
 from samplesoft.samplers.base import Rows
 
@@ -74,16 +74,16 @@ def list_candidates(
     Returns the number of distinct classes; or -1, without writing anything, for invalid draws.
 
     The rows of `out` (5, K + 1) receive the K candidates, labels first, and the four arrays that
-    `equal_runs` returns for them: the distinct classes, the inverse, the order and the offsets. All
-    are in one array, because each array passed from Python costs time. The last entry of the first
-    row is the number of classes that are both a label and drawn.
+    `group_equal_ids` returns for them: the distinct classes, the inverse, the order and the
+    offsets. All are in one array, because each array passed from Python costs time. The last entry
+    of the first row is the number of classes that are both a label and drawn.
     """
     if not are_valid_draws(ids, log_counts, n):
         return -1
     candidates = out[0, :-1]
     copy_row(candidates, labels)
     copy_row(candidates[len(labels) :], ids.ravel())
-    unique, inverse, order, offsets = equal_runs(candidates, n)
+    unique, inverse, order, offsets = group_equal_ids(candidates, n)
     copy_row(out[1], unique)
     copy_row(out[2], inverse)
     copy_row(out[3], order)

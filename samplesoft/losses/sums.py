@@ -17,7 +17,7 @@ from samplesoft._validation import FloatArray, as_nonnegative, as_real_array
 from samplesoft.kernels.weights import total
 from samplesoft.losses.base import Batch, Cache, Gradients
 from samplesoft.losses.logistic import softplus
-from samplesoft.losses.sampled import SampledLoss, Terms, softmax_terms
+from samplesoft.losses.sampled import LossKernel, SampledLoss, softmax_kernel
 from samplesoft.samplers.base import Draw
 from samplesoft.schemes import SCHEMES, Scheme, select
 
@@ -84,8 +84,8 @@ class OneVsEachLoss(SampledLoss):
     }
     why_no_bias = "it has no bias for a bound of the full softmax loss, and does not estimate that"
 
-    def _terms_of(self, draw: Draw, num_classes: int) -> Terms:
-        return Terms(one_vs_each_terms, weighs_draws=True)
+    def _kernel_for_draw(self, draw: Draw, num_classes: int) -> LossKernel:
+        return LossKernel(one_vs_each_kernel, weighs_draws=True)
 
 
 class DoubleSumLoss(SampledLoss):
@@ -250,12 +250,12 @@ class DoubleSumLoss(SampledLoss):
         gradients = super()._backward(batch, saved_softmax, weights * np.exp(gaps))
         return replace(gradients, d_log_sums=-weights * np.expm1(gaps))
 
-    def _terms_of(self, draw: Draw, num_classes: int) -> Terms:
-        return Terms(softmax_terms, shift_invariant=True)
+    def _kernel_for_draw(self, draw: Draw, num_classes: int) -> LossKernel:
+        return LossKernel(softmax_kernel, shift_invariant=True)
 
 
 @njit
-def one_vs_each_terms(logits: FloatArray, losses: FloatArray, weights: FloatArray) -> None:
+def one_vs_each_kernel(logits: FloatArray, losses: FloatArray, weights: FloatArray) -> None:
     """Write sums (P,) of weights (P, m) times ``log(1 + exp(logit - label_logit))``.
 
     Overwrites logits (P, 1 + m), with the label's in column 0, by the gradients.

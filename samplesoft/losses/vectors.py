@@ -5,20 +5,20 @@ from __future__ import annotations
 import numpy as np
 
 from samplesoft._device import cpu
-from samplesoft._device.arrays import DistantRows
+from samplesoft._device.arrays import RemoteRows
 from samplesoft._device.rows import unit_rows as unit_rows
 from samplesoft._device.rows import unit_rows_backward as unit_rows_backward
 from samplesoft.samplers.base import Rows
 
 
-def check_class_embeddings(value: object) -> Rows:
+def checked_class_embeddings(value: object) -> Rows:
     """Return class vectors (n, d) in C order after a check of type and shape, but not of values."""
     return cpu.shaped_rows("class_embeddings", value)
 
 
 def require_finite_rows(rows: Rows, first: int = 0) -> None:
     """Raise if class vectors (r, d) are not finite; row 0 belongs to the class `first`."""
-    if isinstance(rows, DistantRows):  # the optimizers on the other machines check every update
+    if isinstance(rows, RemoteRows):  # the optimizers on the other machines check every update
         return
     with np.errstate(over="ignore", invalid="ignore"):
         # one pass that allocates nothing; if the sum is not finite, each row is checked below

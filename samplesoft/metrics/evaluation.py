@@ -19,11 +19,11 @@ from samplesoft._validation import (
     as_flag,
     as_float_rows,
 )
-from samplesoft.losses.base import check_targets
+from samplesoft.losses.base import checked_targets
 from samplesoft.losses.full import FullSoftmaxLoss
-from samplesoft.losses.vectors import check_class_embeddings, unit_rows
+from samplesoft.losses.vectors import checked_class_embeddings, unit_rows
 from samplesoft.samplers.base import Rows
-from samplesoft.search import check_k, top_k_classes
+from samplesoft.search import checked_k, top_k_classes
 
 
 @dataclass(frozen=True)
@@ -110,14 +110,14 @@ def evaluate(
     >>> result.precision_at_k
     {1: 0.5, 2: 0.5}
     """
-    rows = check_class_embeddings(class_embeddings)
+    rows = checked_class_embeddings(class_embeddings)
     contexts = as_float_rows("h", h, rows.shape[1], rows.dtype)
     normalize = as_flag("normalize", normalize)
     absolute = as_flag("absolute", absolute)
     if normalize:  # normalise all contexts at once, so that an error names the right row of `h`
         contexts, _ = unit_rows("h", contexts.copy())
-    targets = check_targets(labels, len(contexts), rows.shape[0])
-    sizes = sorted({check_k(size, rows.shape[0]) for size in np.atleast_1d(as_array("k", k))})
+    targets = checked_targets(labels, len(contexts), rows.shape[0])
+    sizes = sorted({checked_k(size, rows.shape[0]) for size in np.atleast_1d(as_array("k", k))})
     model: dict[str, Any] = {"tau": tau, "normalize": normalize, "absolute": absolute}
     loss = FullSoftmaxLoss(**model, reduction="sum")
     sliceable: Any = targets.labels

@@ -24,7 +24,7 @@ from samplesoft._validation import (
     short_repr,
 )
 from samplesoft.samplers.base import Rows
-from samplesoft.search import check_leave_out
+from samplesoft.search import checked_leave_out
 
 # marks in the array of the masses of negatives; masses themselves are at least 0
 _EXCLUDED_MASS = -1.0
@@ -210,8 +210,8 @@ def target_ranks(
     (array([3, 4]), array([4, 4]))
     """
     rows = as_float_rows("scores", scores)
-    relevant = check_leave_out(as_csr("labels", labels), rows.shape, "labels")
-    excluded = check_leave_out(leave_out, rows.shape)
+    relevant = checked_leave_out(as_csr("labels", labels), rows.shape, "labels")
+    excluded = checked_leave_out(leave_out, rows.shape)
     n = rows.shape[1]
     masses = scale_by_power_of_two(as_counts("q", np.ones(n) if q is None else q, n))
     masses = np.tile(masses, (len(rows), 1))

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, DTypeLike
 from scipy.special import log_softmax
 
 from samplesoft._limits import ignoring_overflow
-from samplesoft._random import as_key, mix64
+from samplesoft._random import mix64, stream_key
 from samplesoft._validation import (
     FloatArray,
     IntArray,
@@ -31,7 +31,7 @@ from samplesoft.losses.base import Cache, checked_weights
 from samplesoft.losses.full import FullSoftmaxLoss
 from samplesoft.models.linear import Gradient, as_float_dtype, uniform_weights
 from samplesoft.samplers.base import Rows
-from samplesoft.search import check_k
+from samplesoft.search import checked_k
 
 _MAX_CUTOFF_CANDIDATES = 32  # numbers of classes that are tried as cutoffs
 
@@ -131,7 +131,7 @@ class AdaptiveSoftmax:
         for i, num_tail in enumerate(np.diff(self._bounds).tolist(), start=1):
             tail_dim = _tail_dim(d, divisor, i)
             shapes |= {f"projection_{i}": (tail_dim, d), f"tail_{i}": (num_tail, tail_dim)}
-        key = as_key(rng)
+        key = stream_key(rng)
         self.parameters: dict[str, Rows] = {
             name: uniform_weights(
                 shape, shape[1] ** -0.5, self.dtype, np.uint64(mix64(key, np.uint64(k)))
@@ -278,7 +278,7 @@ class AdaptiveSoftmax:
         TypeError, ValueError
             If an argument is malformed, or a score is not finite.
         """
-        k, logs = check_k(k, self.num_classes), self.log_probs(h)
+        k, logs = checked_k(k, self.num_classes), self.log_probs(h)
         ids = np.argsort(-logs, axis=1, kind="stable")[:, :k]
         return ids, np.take_along_axis(logs, ids, axis=1)
 

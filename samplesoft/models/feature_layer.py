@@ -12,7 +12,7 @@ from scipy import sparse
 
 from samplesoft._jit import njit
 from samplesoft._validation import IntArray, as_csr, as_real_array, copy_read_only_arrays
-from samplesoft.losses.base import Cache, Loss, SparseRows, Targets, check_targets
+from samplesoft.losses.base import Cache, Loss, SparseRows, Targets, checked_targets
 from samplesoft.models.softmax_layer import SoftmaxLayer
 from samplesoft.samplers.base import Rows, Sampler
 
@@ -119,7 +119,7 @@ class FeatureLayer(SoftmaxLayer):
         TypeError, ValueError
             If an argument is malformed.
         """
-        targets = check_targets(labels, h.shape[0], self.num_classes, self.loss.label_reduction)
+        targets = checked_targets(labels, h.shape[0], self.num_classes, self.loss.label_reduction)
         contexts, features = with_intercept(h, self.num_features)
 
         # restrict the problem to the K labels and drawn classes, with new indices 0, ..., K - 1

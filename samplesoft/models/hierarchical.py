@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._jit import chunks, njit, num_threads, thread_each
+from samplesoft._jit import chunks, njit, num_threads, thread_for_each
 from samplesoft._temperature import times_tau
 from samplesoft._validation import FloatArray, IntArray, as_float_rows
 from samplesoft.kernels.products import product, products
@@ -20,7 +20,7 @@ from samplesoft.losses.vectors import require_finite_rows
 from samplesoft.metrics.evaluation import Evaluation, count_labels_by_position, make_evaluation
 from samplesoft.models.softmax_layer import SoftmaxLayer
 from samplesoft.samplers.base import Rows
-from samplesoft.search import check_k, check_leave_out
+from samplesoft.search import checked_k, checked_leave_out
 
 _CHUNK_VALUES = 1 << 22  # log-probabilities that all threads together compute at a time
 
@@ -112,7 +112,7 @@ class HierarchicalSoftmax(SoftmaxLayer):
             _log_probs_of_nodes(tree.children, scores)
             np.take(scores, tree.places, axis=1, out=logs[rows])
 
-        thread_each(
+        thread_for_each(
             compute_log_probs,
             chunks(len(z), max(1, _CHUNK_VALUES // (tree.num_nodes * num_threads()))),
         )
@@ -145,8 +145,8 @@ class HierarchicalSoftmax(SoftmaxLayer):
             If an argument is malformed.
         """
         tree, z = self.tree, self._scaled_contexts(h)
-        k = check_k(k, tree.num_classes)
-        excluded = check_leave_out(leave_out, (len(z), tree.num_classes))
+        k = checked_k(k, tree.num_classes)
+        excluded = checked_leave_out(leave_out, (len(z), tree.num_classes))
         excluded_offsets, excluded_classes = np.zeros(len(z) + 1, np.int64), np.zeros(0, np.int64)
         if excluded is not None:
             excluded_offsets, excluded_classes = (
@@ -164,7 +164,7 @@ class HierarchicalSoftmax(SoftmaxLayer):
                     *(excluded_here, ids[b], logs[b], workspace),
                 )
 
-        thread_each(search_contexts, chunks(len(z), max(1, -(-len(z) // (4 * num_threads())))))
+        thread_for_each(search_contexts, chunks(len(z), max(1, -(-len(z) // (4 * num_threads())))))
         return ids, logs
 
     def evaluate(self, h: ArrayLike, labels: Any, *, k: tuple[int, ...] = ()) -> Evaluation:

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from scipy import sparse
 
-from samplesoft._jit import chunks, row_chunks, thread_each
+from samplesoft._jit import chunks, row_chunks, thread_for_each
 from samplesoft._limits import ignore_overflow
 from samplesoft._memory import require_memory
-from samplesoft._random import as_key, mix64, uniform_block
+from samplesoft._random import mix64, stream_key, uniform_block
 from samplesoft._validation import (
     IntArray,
     as_count,
@@ -23,7 +23,7 @@ from samplesoft._validation import (
 )
 from samplesoft.kernels.products import product
 from samplesoft.kernels.rows import weighted_rows
-from samplesoft.kernels.sort_ids import equal_runs
+from samplesoft.kernels.sort_ids import group_equal_ids
 from samplesoft.losses.base import SparseRows
 
 Gradient = NDArray[Any] | SparseRows  # gradient of a parameter: an array, or only its nonzero rows
@@ -89,14 +89,14 @@ class Linear:
         dtype: DTypeLike = np.float32,
         rng: int | np.random.Generator | None = None,
     ) -> None:
-        key, kind = as_key(rng), as_float_dtype(dtype)
+        key, kind = stream_key(rng), as_float_dtype(dtype)
         embedding_dim = as_count("embedding_dim", embedding_dim)
         shape = as_count("num_inputs", num_inputs), embedding_dim
         require_memory("num_inputs", shape[0], kind.itemsize * shape[0] * shape[1])
         scale, stream = embedding_dim**-0.5, np.uint64(mix64(key, np.uint64(1)))
         self.parameters = {
             # the key is hashed twice, so that a seed gives the same weights as in earlier versions
-            "weights": uniform_weights(shape, scale, kind, as_key(int(key))),
+            "weights": uniform_weights(shape, scale, kind, stream_key(int(key))),
             "intercept": uniform_weights((embedding_dim,), scale, kind, stream),
         }
 
@@ -129,7 +129,7 @@ class Linear:
             # x need not be transposed, because the backward pass sorts its entries by column
             y = sparse_product(x, weights)
         y += self.parameters["intercept"]
-        check_products(y)
+        require_finite_outputs(y)
         return y, x
 
     def backward(self, cache: Any, dy: NDArray[Any]) -> tuple[None, dict[str, Gradient]]:
@@ -168,7 +168,7 @@ def sparse_product(x: sparse.csr_array, weights: NDArray[Any]) -> NDArray[Any]:
         starts = x.indptr[chunk.start : chunk.stop + 1]
         weighted_rows(starts, x.indices, x.data, weights, y[chunk])
 
-    thread_each(multiply, row_chunks(y.shape, _CHUNK_VALUES))
+    thread_for_each(multiply, row_chunks(y.shape, _CHUNK_VALUES))
     return y
 
 
@@ -217,7 +217,7 @@ def _transposed_product_of_entries(
     none.
     """
     # after sorting, the entries of a column are contiguous, and a row of the result is their sum
-    ids, _, order, starts = equal_runs(x.indices[entries].astype(np.int64), num_inputs)
+    ids, _, order, starts = group_equal_ids(x.indices[entries].astype(np.int64), num_inputs)
     example_ids: IntArray
     if isinstance(entries, slice):  # all entries
         example_ids = np.repeat(np.arange(len(dy)), np.diff(x.indptr))
@@ -229,7 +229,7 @@ def _transposed_product_of_entries(
     def add(chunk: slice) -> None:
         weighted_rows(starts[chunk.start : chunk.stop + 1], example_ids, values, dy, rows[chunk])
 
-    thread_each(add, row_chunks(rows.shape, _CHUNK_VALUES))
+    thread_for_each(add, row_chunks(rows.shape, _CHUNK_VALUES))
     return SparseRows(ids, rows)
 
 
@@ -301,7 +301,7 @@ def as_float_dtype(dtype: DTypeLike) -> np.dtype[Any]:
     return kind
 
 
-def check_products(y: NDArray[Any]) -> None:
+def require_finite_outputs(y: NDArray[Any]) -> None:
     """Raise ValueError unless all outputs of a layer are finite."""
     if not np.isfinite(y).all():
         raise ValueError(
@@ -327,5 +327,5 @@ def uniform_weights(
         uniforms = uniform_block(np.uint64(stream), 1, chunk.stop - chunk.start)[0]
         flat[chunk] = init_scale * (2.0 * uniforms - 1.0)
 
-    thread_each(fill, chunks(flat.size, _CHUNK_UNIFORMS))
+    thread_for_each(fill, chunks(flat.size, _CHUNK_UNIFORMS))
     return weights

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 from scipy import sparse
 
-from samplesoft._files import prefixed, unprefixed
+from samplesoft._files import with_prefixes, without_prefix
 from samplesoft._jit import chunks
 from samplesoft._limits import ignore_overflow
 from samplesoft._memory import require_bytes
-from samplesoft._random import as_key, mix64, uniform_block, uniform_run
+from samplesoft._random import mix64, stream_key, uniform_block, uniform_slice
 from samplesoft._temperature import times_tau
 from samplesoft._validation import (
     IntArray,
@@ -46,7 +46,7 @@ from samplesoft.models.softmax_layer import SoftmaxLayer
 from samplesoft.models.softmax_settings import SoftmaxSettings
 from samplesoft.samplers.base import Rows
 from samplesoft.samplers.registry import SAMPLERS
-from samplesoft.search import check_k, check_leave_out, top_k_classes
+from samplesoft.search import checked_k, checked_leave_out, top_k_classes
 
 _CHUNK_ENTRIES = 1 << 17  # input entries that are processed at a time
 _CHUNK_SCORES = 1 << 24  # scores that are computed at a time
@@ -277,7 +277,7 @@ class LinearSoftmax:
         settings.require_memory(num_inputs, num_classes, self.dtype)
         self.num_inputs, self.num_classes = int(num_inputs), int(num_classes)
         settings = self.settings
-        key, dim = as_key(rng), settings.embedding_dim
+        key, dim = stream_key(rng), settings.embedding_dim
         # Number of inputs at a time in prediction. Without an embedding the cost of a chunk grows
         # with the number of features that occur in it, so that chunks are small.
         self._chunk_rows = 64 if dim is None else 1024
@@ -316,7 +316,7 @@ class LinearSoftmax:
         groups = {"softmax": self.softmax.parameters}
         if self.settings.embedding_dim is not None:
             groups = {"embedding": self.embedding.parameters, **groups}
-        return prefixed(groups)
+        return with_prefixes(groups)
 
     def copy_read_only_parameters(self) -> None:
         """Replace read-only parameters, such as memory-mapped arrays, by writable copies.
@@ -364,7 +364,7 @@ class LinearSoftmax:
             If an argument is malformed.
         """
         # dropout and draws have separate random streams, so that they are independent
-        key = as_key(rng)
+        key = stream_key(rng)
         x = self.check_inputs(x)
         size = x.shape[0]
         example_weights = (
@@ -376,7 +376,7 @@ class LinearSoftmax:
         loss_arguments = {"weights": example_weights / size, "rng": draws}
         if self.settings.embedding_dim is None:
             loss, saved = self.softmax.forward(dropped_inputs, labels, **loss_arguments)
-            return float(loss), prefixed({"softmax": self.softmax.backward(saved)[1]})
+            return float(loss), with_prefixes({"softmax": self.softmax.backward(saved)[1]})
         h, cache = self.embedding.forward(dropped_inputs)
         loss, saved = self.softmax.forward(h, labels, **loss_arguments)
         dh, softmax_gradients = self.softmax.backward(saved)
@@ -384,7 +384,7 @@ class LinearSoftmax:
         _, embedding_gradients = self.embedding.backward(cache, dh)
         groups: dict[str, Mapping[str, Gradient]]
         groups = {"embedding": embedding_gradients, "softmax": softmax_gradients}
-        return float(loss), prefixed(groups)
+        return float(loss), with_prefixes(groups)
 
     def check_inputs(self, x: Any) -> Any:
         """Return validated inputs (B, v) in the dtype of the model."""
@@ -446,8 +446,8 @@ class LinearSoftmax:
         TypeError, ValueError
             If an argument is malformed, or a score among the best is not finite.
         """
-        layer, x, k = self.softmax, self._checked_rows(x), check_k(k, self.num_classes)
-        excluded = check_leave_out(leave_out, (x.shape[0], self.num_classes))
+        layer, x, k = self.softmax, self._checked_rows(x), checked_k(k, self.num_classes)
+        excluded = checked_leave_out(leave_out, (x.shape[0], self.num_classes))
         best = []
         for chunk in chunks(x.shape[0], self._chunk_rows):
             excluded_chunk = None if excluded is None else excluded[chunk]
@@ -486,7 +486,7 @@ class LinearSoftmax:
         tree = layer if isinstance(layer, HierarchicalSoftmax) else None
         if tree is None:  # normalise once, not for each chunk of inputs
             rows = self.class_vectors()
-        excluded = check_leave_out(leave_out, (x.shape[0], n))
+        excluded = checked_leave_out(leave_out, (x.shape[0], n))
         for chunk in chunks(x.shape[0], max(1, min(self._chunk_rows, _CHUNK_SCORES // n))):
             inputs = select_rows(x, chunk, self.dtype)
             if tree is not None:
@@ -514,11 +514,11 @@ class LinearSoftmax:
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return the state of the sampler, without state that is computed from class vectors."""
-        return prefixed({"sampler": self.softmax.state()})
+        return with_prefixes({"sampler": self.softmax.state()})
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Restore the state of the sampler, given the result of `state`."""
-        self.softmax.load_state(unprefixed("sampler", as_array_dict("state", state)))
+        self.softmax.load_state(without_prefix("sampler", as_array_dict("state", state)))
 
     def with_dropout(self, x: Any, key: np.uint64, first: int = 0) -> Any:
         """Return inputs (B, v) with dropped entries removed, and the others divided by 1 - dropout.
@@ -529,10 +529,10 @@ class LinearSoftmax:
         if rate == 0.0:
             return x
         if isinstance(x, np.ndarray):
-            kept = uniform_block(as_key(int(key)), *x.shape) >= rate
+            kept = uniform_block(stream_key(int(key)), *x.shape) >= rate
             with ignore_overflow():  # the layer rejects infinity
                 return x * (kept * x.dtype.type(1.0 / (1.0 - rate)))
-        kept_inputs = select_entries(x, uniform_run(key, first, x.nnz) >= rate)
+        kept_inputs = select_entries(x, uniform_slice(key, first, x.nnz) >= rate)
         with ignore_overflow():
             kept_inputs.data /= x.dtype.type(1.0 - rate)
         return kept_inputs

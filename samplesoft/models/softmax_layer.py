@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from samplesoft._device import Backend, backend
-from samplesoft._device.arrays import DistantRows
+from samplesoft._device.arrays import RemoteRows
 from samplesoft._device.rows import union, unit_rows
 from samplesoft._device.select import require_copyable, to_host
 from samplesoft._validation import (
@@ -129,13 +129,13 @@ class SoftmaxLayer:
         as_flag("allow_other_tau", allow_other_tau)
         self.loss = loss
         rows: Any = class_embeddings
-        if not isinstance(class_embeddings, DistantRows):
+        if not isinstance(class_embeddings, RemoteRows):
             # copy them, because optimizers change them in place
-            rows = self._arrays.copied(self._arrays.float_rows("class_embeddings", rows))
+            rows = self._backend.copied(self._backend.float_rows("class_embeddings", rows))
         self.parameters: dict[str, Rows] = {"class_embeddings": rows}
         if biases is not None:
-            vector = self._arrays.vector("biases", to_host(biases), rows.shape[0], rows.dtype)
-            self.parameters["biases"] = self._arrays.copied(vector)
+            vector = self._backend.vector("biases", to_host(biases), rows.shape[0], rows.dtype)
+            self.parameters["biases"] = self._backend.copied(vector)
         self.sampler = sampler
         self._sampled_loss = loss if isinstance(loss, SampledLoss) else None
         self.num_sampled = 0
@@ -155,7 +155,7 @@ class SoftmaxLayer:
                     f"`shared` must be False with scheme={loss.scheme!r}, for one set cannot leave "
                     "out the label of each example; take a loss with scheme='masked'."
                 )
-            self.num_sampled = as_count("num_sampled", num_sampled, loss.properties.least_draws)
+            self.num_sampled = as_count("num_sampled", num_sampled, loss.properties.min_draws)
         elif sampler is not None or num_sampled is not None:
             raise ValueError(
                 f"`sampler` and `num_sampled` must be None for {type(loss).__name__}, which draws "
@@ -168,7 +168,7 @@ class SoftmaxLayer:
         self._observes = _overrides_method(self.sampler, "observe")
 
     @property
-    def _arrays(self) -> Backend:
+    def _backend(self) -> Backend:
         """Operations on arrays on the device of the loss."""
         return backend(self.loss.device)
 
@@ -263,9 +263,9 @@ class SoftmaxLayer:
         if self.sampler is None or self.sampler.dim is None:
             return
         n = self.class_embeddings.shape[0]
-        classes = self._arrays.ids("ids", np.arange(n) if ids is None else ids, n)
+        classes = self._backend.ids("ids", np.arange(n) if ids is None else ids, n)
         # copy the ids, because callers may overwrite their array before the sampler is updated
-        self._pending_ids.append(self._arrays.copied(classes))
+        self._pending_ids.append(self._backend.copied(classes))
         if len(self._pending_ids) >= self.update_every:
             # update each class once, even if it has changed several times
             self._update_sampler(union(self._pending_ids))
@@ -276,7 +276,7 @@ class SoftmaxLayer:
             self.sampler.load_state(self.sampler.state())
             if self.sampler.dim is not None:
                 n = self.class_embeddings.shape[0]
-                self._update_sampler(self._arrays.ids("ids", np.arange(n), n))
+                self._update_sampler(self._backend.ids("ids", np.arange(n), n))
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return the state of the sampler, without state that is computed from class vectors."""
@@ -407,7 +407,7 @@ class SoftmaxLayer:
     def _update_sampler(self, ids: IntArray) -> None:
         """Pass the current vectors of the classes `ids` to the sampler."""
         assert self.sampler is not None
-        rows = self._arrays.take_rows(self.class_embeddings, ids)
+        rows = self._backend.take_rows(self.class_embeddings, ids)
         # if the loss normalises vectors, the sampler must also get vectors of norm 1
         if self.loss.normalize:
             rows, _ = unit_rows("class_embeddings", rows, ids)
@@ -448,7 +448,7 @@ class SoftmaxLayer:
                 f"`sampler` must have the tau of the loss, {loss.tau}, got one with {tau}; make "
                 "both with the same tau, or pass allow_other_tau=True."
             )
-        if getattr(self.sampler, "certain", None) is not None and not loss.takes_certain:
+        if getattr(self.sampler, "certain", None) is not None and not loss.allows_always_included:
             raise ValueError(
                 f"`sampler` must have no certain classes with scheme={loss.scheme!r} of a "
                 f"{type(loss).__name__}, got a {type(self.sampler).__name__}; take a "

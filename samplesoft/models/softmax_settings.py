@@ -113,8 +113,8 @@ class SoftmaxSettings:
                 "out."
             )
         as_tau(self.tau, unit_vectors=normalize)
-        if as_count("num_certain", self.num_certain, 0) and not loss.takes_certain:
-            losses = ", ".join(name for name, spec in LOSSES.items() if spec.takes_certain)
+        if as_count("num_certain", self.num_certain, 0) and not loss.allows_always_included:
+            losses = ", ".join(name for name, spec in LOSSES.items() if spec.allows_always_included)
             raise ValueError(
                 f"`num_certain` must be 0 with loss={self.loss!r}, got {self.num_certain}; take "
                 f"one of {losses}."
@@ -127,7 +127,7 @@ class SoftmaxSettings:
                     f"nothing, got {self.sampler!r} and {self.num_sampled}."
                 )
             return
-        as_count("num_sampled", self.num_sampled, loss.least_draws)
+        as_count("num_sampled", self.num_sampled, loss.min_draws)
         # a custom sampler is validated by the layer, which knows the class vectors
         is_object = not isinstance(self.sampler, str)
         if is_object and self.num_certain:

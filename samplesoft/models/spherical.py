@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from samplesoft._jit import row_chunks
 from samplesoft._limits import ignoring_overflow
-from samplesoft._random import as_key
+from samplesoft._random import stream_key
 from samplesoft._validation import (
     FloatArray,
     IntArray,
@@ -28,7 +28,7 @@ from samplesoft.losses.base import SparseRows, checked_weights
 from samplesoft.metrics.evaluation import Evaluation, count_labels_by_position, make_evaluation
 from samplesoft.models.linear import as_float_dtype, uniform_weights
 from samplesoft.samplers.base import Rows
-from samplesoft.search import check_k, top_k_classes
+from samplesoft.search import checked_k, top_k_classes
 
 _CHUNK_VALUES = 1 << 20  # entries of class vectors that are computed at a time
 
@@ -165,7 +165,7 @@ class SphericalSoftmax:
         self._omega: FloatArray
         self._s: FloatArray  # W' 1, the sum of the class vectors
         self._Q: FloatArray  # W' W
-        self._V: Rows = uniform_weights((n, d), d**-0.5, self.dtype, np.uint64(as_key(rng)))
+        self._V: Rows = uniform_weights((n, d), d**-0.5, self.dtype, np.uint64(stream_key(rng)))
         self._rebuild_factors(np.eye(d), np.zeros(d))
 
     def class_embeddings(self, ids: ArrayLike | None = None) -> Rows:
@@ -421,7 +421,7 @@ class SphericalSoftmax:
         TypeError, ValueError
             If an argument is malformed, or the loss is not finite.
         """
-        sizes = [check_k(size, self.num_classes) for size in np.atleast_1d(as_array("k", k))]
+        sizes = [checked_k(size, self.num_classes) for size in np.atleast_1d(as_array("k", k))]
         value, ((_, targets, *_), _) = self.forward(h, labels)
         value = value if self.reduction == "mean" else value / len(targets)
         label_hits = np.zeros(0)

@@ -83,7 +83,7 @@ def checked_update(name: str, parameter: Any, gradient: Any, squares: bool) -> U
         update = _converted_update(name, parameter, gradient)
     table = update.table
     limit, max_float = _GRADIENT_LIMITS[squares][table.dtype], _GRADIENT_LIMITS[False][table.dtype]
-    if not update.backend.can_step(update.ids, update.rows, table, limit, max_float):
+    if not update.backend.is_step_safe(update.ids, update.rows, table, limit, max_float):
         raise _update_error(update, gradient, float(limit))
     return update
 
@@ -106,7 +106,7 @@ def _converted_update(name: str, parameter: Any, gradient: Any) -> Update:
         if not (on_gpu and on_device(given_ids)):
             given_ids = _checked_row_ids(name, given_ids, parameter_shape)
         # one integer type, so that kernels are compiled only once
-        ids = arrays.typed(f"gradients[{name!r}]", given_ids, _INT64)
+        ids = arrays.as_dtype(f"gradients[{name!r}]", given_ids, _INT64)
         shape = (ids.shape[0], *parameter_shape[1:])
         table = parameter.reshape(parameter_shape[0], prod(parameter_shape[1:]))
     else:
@@ -117,7 +117,7 @@ def _converted_update(name: str, parameter: Any, gradient: Any) -> Update:
         _require_floats(name, values)
     # a float64 gradient of a float32 parameter is cast once; values that overflow become infinite,
     # and are rejected below
-    rows = arrays.typed(f"gradients[{name!r}]", values, parameter.dtype)
+    rows = arrays.as_dtype(f"gradients[{name!r}]", values, parameter.dtype)
     if rows.shape != shape:
         raise _shape_error(name, rows.shape, shape, parameter_shape, gradient)
     columns = (ids.shape[0], table.shape[1])
@@ -126,19 +126,19 @@ def _converted_update(name: str, parameter: Any, gradient: Any) -> Update:
 
 
 def _update_error(update: Update, gradient: Any, limit: float) -> ValueError:
-    """Return the error for an update that `can_step` rejects.
+    """Return the error for an update that `is_step_safe` rejects.
 
     `gradient` is the object that the caller passed, before conversion.
     """
     name, table, arrays = update.name, update.table, update.backend
-    if not arrays.are_rows(update.ids, table.shape[0]):
+    if not arrays.are_increasing_row_ids(update.ids, table.shape[0]):
         ids = to_host(update.ids)
         return ValueError(
             f"`gradients` must have ids that ascend, each once, in 0..{table.shape[0] - 1} for "
             f"{name!r}, got {ids[:5].tolist()}{'...' if len(ids) > 5 else ''}; add up rows that "
             "have the same id first."
         )
-    index = arrays.first_outside(update.rows, -limit, limit)
+    index = arrays.first_index_outside(update.rows, -limit, limit)
     if index is not None:
         values = gradient.rows if isinstance(gradient, SparseRows) else gradient
         worst = to_host(values).flat[index]

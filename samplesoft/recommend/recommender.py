@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from samplesoft._files import prefixed
+from samplesoft._files import with_prefixes
 from samplesoft._jit import report_compilation, row_chunks
 from samplesoft._memory import require_bytes
 from samplesoft._validation import IntArray, as_array, as_count, as_csr, as_flag, as_ids
@@ -26,14 +26,14 @@ from samplesoft.recommend.training import (
     user_vectors,
 )
 from samplesoft.samplers.base import Rows
-from samplesoft.search import best_classes, check_leave_out
+from samplesoft.search import best_classes, checked_leave_out
 from samplesoft.training.checkpoint import (
     Checkpoint,
+    array_group,
     copy_arrays,
-    part_of,
+    open_checkpoint,
     plain,
-    reading,
-    saved_parameters,
+    storable_parameters,
     write_checkpoint,
 )
 from samplesoft.training.loop import Callback, require_callbacks, unchanged_on_error
@@ -346,7 +346,7 @@ class SampledSoftmaxRecommender:
         """
         self._require_fitted()
         interactions = self._checked_histories(user_items, len(self.user_factors))
-        hidden_items = check_leave_out(as_csr("hidden", hidden), interactions.shape, "hidden")
+        hidden_items = checked_leave_out(as_csr("hidden", hidden), interactions.shape, "hidden")
         num_in_both = hidden_items.multiply(interactions).nnz
         if not hidden_items.nnz or num_in_both:
             raise ValueError(
@@ -496,13 +496,13 @@ class SampledSoftmaxRecommender:
             If it cannot be written.
         """
         self._require_fitted()
-        parameters = saved_parameters(asdict(self))
+        parameters = storable_parameters(asdict(self))
         values = {name: getattr(self, name) for name in _FITTED_FIELDS}
         resolved = getattr(self, "resolved_", None)  # None after loading a file of an older version
         if resolved is not None:
             values["resolved"] = {"model": resolved.model.config(), **resolved.stored()}
         arrays = {name: getattr(self, name) for name in _FACTOR_FIELDS}
-        arrays |= prefixed({"embedding": self._embedding.parameters}, "/")
+        arrays |= with_prefixes({"embedding": self._embedding.parameters}, "/")
         config = {"model": _MODEL, "parameters": parameters}
         write_checkpoint(path, Checkpoint(plain(config), plain(values), arrays))
 
@@ -529,7 +529,7 @@ class SampledSoftmaxRecommender:
         ValueError
             If the file is damaged, of another format, or holds another model.
         """
-        with reading(path, _MODEL) as (config, values, arrays):
+        with open_checkpoint(path, _MODEL) as (config, values, arrays):
             recommender = cls(**config["parameters"])
             resolved = values.get("resolved")
             vars(recommender).update({name: values[name] for name in _FITTED_FIELDS})
@@ -538,7 +538,7 @@ class SampledSoftmaxRecommender:
                 model = LinearSoftmaxSettings(**resolved.pop("model"))
                 recommender.resolved_ = Resolved(model, **resolved)
             recommender._embedding = Linear(*recommender.item_factors.shape)
-            copy_arrays(path, part_of("embedding", arrays), recommender._embedding.parameters)
+            copy_arrays(path, array_group("embedding", arrays), recommender._embedding.parameters)
         return recommender
 
     def _checked_histories(self, user_items: Any, batch: int) -> Matrix:

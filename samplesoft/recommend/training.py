@@ -11,7 +11,7 @@ from scipy import sparse
 
 from samplesoft._jit import chunks
 from samplesoft._progress import progress_phase, report_line
-from samplesoft._random import as_key, uniform_block, uniform_run
+from samplesoft._random import stream_key, uniform_block, uniform_slice
 from samplesoft._validation import (
     FloatArray,
     IntArray,
@@ -41,17 +41,17 @@ from samplesoft.training.callbacks import (
 from samplesoft.training.linear_task import (
     Examples,
     LinearTask,
-    as_weights,
+    as_csr_weights,
     divergence_as_value_error,
     entry_chunks,
-    example_ids_of,
     held_out_order,
-    unit_norm,
+    row_of_each_entry,
+    with_unit_rows,
 )
 from samplesoft.training.loop import Callback, fit
 from samplesoft.training.resolved import FitSettings, Resolved, resolve
 from samplesoft.training.schedules import SCHEDULES
-from samplesoft.training.task import sub_seed
+from samplesoft.training.task import derive_seed
 
 Matrix = sparse.csr_array
 
@@ -192,11 +192,11 @@ def _train_model(
     more_callbacks: Sequence[Callback],
 ) -> _TrainedModel:
     """Return a model trained on interactions (users, items), and the chosen propagation weight."""
-    key = as_key(recommender.random_state, "random_state")
+    key = stream_key(recommender.random_state, "random_state")
     held_out, training_items = None, interactions
     if recommender.early_stopping:
         held_out = HeldOut(
-            interactions, recommender.validation_fraction, sub_seed(key, _HELD_OUT_STREAM)
+            interactions, recommender.validation_fraction, derive_seed(key, _HELD_OUT_STREAM)
         )
         training_items = held_out.remaining
     num_items = training_items.shape[1]
@@ -205,7 +205,7 @@ def _train_model(
     resolved = resolve(settings, num_items, len(rows), several_labels=True)
     resolved.model.require_memory(num_items, num_items, np.dtype(np.float32))
     item_counts = column_counts(training_items)
-    seed = sub_seed(key, _TRAINING_STREAM)
+    seed = derive_seed(key, _TRAINING_STREAM)
     task = RecommenderTask(num_items, num_items, resolved.model, item_counts, seed)
     task.dropout = recommender.dropout
     optimizer = make_optimizer(resolved.optimizer, resolved.learning_rate)
@@ -213,7 +213,7 @@ def _train_model(
     # the rank of the interactions is at most the number of users, and of items with a user
     rank = min(interactions.shape[0], int(np.count_nonzero(column_counts(interactions))))
     with progress_phase(recommender.verbose, "singular vectors"):
-        _initialise_from_singular_vectors(model, graph, rank, sub_seed(key, _START_STREAM))
+        _initialise_from_singular_vectors(model, graph, rank, derive_seed(key, _START_STREAM))
     # the loss of a user is a mean over items; these weights give all items equal influence
     examples = Examples(training_items, training_items, sizes / sizes[rows].mean())
     task.use(examples, rows, resolved.batch_size)
@@ -300,11 +300,11 @@ class RecommenderTask(LinearTask):
     def _rows(self, rows: IntArray) -> Examples:
         """Return the examples of some users, with histories divided by their norms."""
         examples = self.data.rows(rows)
-        return examples._replace(X=unit_norm(examples.X))
+        return examples._replace(X=with_unit_rows(examples.X))
 
     def prepared(self, x: Any, labels: Any, first: int = 0) -> tuple[Any, Any]:
         """Return histories after dropout, and all items as weighted labels."""
-        seed = sub_seed(self._seed, _DROPOUT_STREAM, self.steps_taken)
+        seed = derive_seed(self._seed, _DROPOUT_STREAM, self.steps_taken)
         return with_dropout(x, labels, self.dropout, seed, first)
 
 
@@ -317,7 +317,7 @@ def with_dropout(
     that the expectation is unchanged. `first` is the number of entries in the preceding rows of the
     batch: an entry gets the same random number, however the batch is split among calls.
     """
-    left = uniform_run(np.uint64(seed), first, histories.nnz) >= dropout
+    left = uniform_slice(np.uint64(seed), first, histories.nnz) >= dropout
     x = select_entries(histories, left)
     x.data /= x.data.dtype.type(1.0 - dropout)
     values = np.where(left, _KEPT_LABEL_WEIGHT, 1.0) * labels.data
@@ -326,7 +326,7 @@ def with_dropout(
 
 def as_interactions(name: str, value: Any, num_items: int | None = None) -> Matrix:
     """Return interaction weights (users, items) as a new canonical CSR array without zeros."""
-    matrix = as_weights(name, value)
+    matrix = as_csr_weights(name, value)
     if num_items is not None and matrix.shape[1] != num_items:
         raise ValueError(
             f"`{name}` must have a column for each of the {num_items} items, got {matrix.shape[1]}."
@@ -357,7 +357,7 @@ def hide_items(
     chosen[users] = True
     hidden, random = np.empty(user_items.nnz, bool), np.random.default_rng(seed)
     for chunk in entry_chunks(user_items):
-        example_ids, entries = example_ids_of(user_items, chunk)
+        example_ids, entries = row_of_each_entry(user_items, chunk)
         random_keys = random.random(len(example_ids))
         order = np.lexsort((random_keys, example_ids))  # by user, then in random order
         sizes = np.diff(user_items.indptr[chunk.start : chunk.stop + 1])
@@ -384,14 +384,14 @@ def normalized_graph(user_items: Matrix) -> Matrix:
         return np.maximum(scaled, np.finfo(np.float64).tiny)  # so that no degree is 0
 
     for chunk in row_chunks:
-        example_ids, entries = example_ids_of(user_items, chunk)
+        example_ids, entries = row_of_each_entry(user_items, chunk)
         user_degrees[chunk] = np.bincount(
             example_ids, positive_weights(entries), chunk.stop - chunk.start
         )
         # in sequence, so that the order of additions does not depend on the chunks
         np.add.at(item_degrees, user_items.indices[entries], positive_weights(entries))
     for chunk in row_chunks:
-        example_ids, entries = example_ids_of(user_items, chunk)
+        example_ids, entries = row_of_each_entry(user_items, chunk)
         user_roots, items = np.sqrt(user_degrees[chunk][example_ids]), user_items.indices[entries]
         values[entries] = positive_weights(entries) / user_roots / np.sqrt(item_degrees[items])
     return sparse.csr_array((values, user_items.indices, user_items.indptr), user_items.shape)
@@ -460,7 +460,7 @@ def user_vectors(embedding: Linear, histories: Any) -> Rows:
     """
     users: Rows = np.empty((histories.shape[0], embedding.parameters["intercept"].size), np.float32)
     for chunk in chunks(len(users), _USERS_AT_A_TIME):
-        inputs = unit_norm(histories[chunk])
+        inputs = with_unit_rows(histories[chunk])
         users[chunk] = unit_rows("user_items", embedding.forward(inputs)[0])[0]
     return users
 

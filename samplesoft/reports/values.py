@@ -25,7 +25,7 @@ def json_value(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def described(kind: Callable[..., Any]) -> dict[str, str]:
+def field_descriptions(kind: Callable[..., Any]) -> dict[str, str]:
     """Return the description of each parameter or attribute in the docstring of `kind`, by name.
 
     Descriptions are on one line, without backticks and without a final full stop.

@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from samplesoft._device import Backend, backend, backend_of
 from samplesoft._device.select import as_device, require_copyable, to_host
 from samplesoft._memory import require_memory
-from samplesoft._random import as_key, mix64, uniform_block
+from samplesoft._random import mix64, stream_key, uniform_block
 from samplesoft._validation import (
     FloatArray,
     IntArray,
@@ -138,7 +138,7 @@ class Sampler(ABC):
         self.device = as_device(device)
 
     @property
-    def _arrays(self) -> Backend:
+    def _backend(self) -> Backend:
         """The backend, which has the array operations of the device of this sampler."""
         return backend(self.device)
 
@@ -189,7 +189,7 @@ class Sampler(ABC):
         contexts, excluded, weights = self._checked_arguments(h, exclude, shared)
         m = as_count("num_sampled", num_sampled)
         # each draw is a function of this key and of its row and column
-        key = as_key(rng)
+        key = stream_key(rng)
         # a draw takes 8 bytes in `ids` and 8 in `log_q`
         require_memory("num_sampled", m, 16.0 * m * contexts.shape[0])
         if weights is None:
@@ -285,7 +285,7 @@ class Sampler(ABC):
         batch = contexts.shape[0]
         require_memory("h", batch, 8.0 * batch * self.num_classes)
         probs = self._probs(contexts, excluded)
-        return probs if weights is None else self._arrays.to_device(weights[None] @ to_host(probs))
+        return probs if weights is None else self._backend.to_device(weights[None] @ to_host(probs))
 
     def update(self, ids: Any, class_embeddings: ArrayLike) -> None:
         """Replace vectors of classes; a no-op for samplers that do not depend on class vectors.
@@ -303,7 +303,7 @@ class Sampler(ABC):
             If an argument is malformed; the sampler is then unchanged.
         """
         # an update of no classes is valid, although other methods refuse a matrix without rows
-        classes = self._arrays.ids("ids", ids, self.num_classes)
+        classes = self._backend.ids("ids", ids, self.num_classes)
         if not classes.shape[0]:
             if not hasattr(class_embeddings, "shape"):
                 class_embeddings = as_array("class_embeddings", class_embeddings)
@@ -378,18 +378,18 @@ class Sampler(ABC):
         """
         contexts, excluded, weights = self._checked_arguments(h, exclude, shared)
         if weights is None:
-            classes = self._arrays.ids("ids", ids, self.num_classes, contexts.shape[0])
-            return hook(contexts, self._arrays.writable(classes), excluded)
-        classes = self._arrays.ids("ids", ids, self.num_classes, 1)
+            classes = self._backend.ids("ids", ids, self.num_classes, contexts.shape[0])
+            return hook(contexts, self._backend.writable(classes), excluded)
+        classes = self._backend.ids("ids", ids, self.num_classes, 1)
         # the mean over contexts needs the value of each class for every context
-        repeated = self._arrays.to_device(np.repeat(to_host(classes), contexts.shape[0], axis=0))
+        repeated = self._backend.to_device(np.repeat(to_host(classes), contexts.shape[0], axis=0))
         return self._log_mean_exp(hook(contexts, repeated, excluded), weights)
 
     def _log_mean_exp(self, logs: FloatArray, weights: FloatArray) -> FloatArray:
         """Return ``log(weights @ exp(logs))`` (1, k) for `logs` (R, k) and `weights` (R,)."""
         # in logarithms, because the probabilities themselves may underflow
         weighted = to_host(logs) + np.log(weights)[:, None]
-        return self._arrays.to_device(np.logaddexp.reduce(weighted, axis=0, keepdims=True))
+        return self._backend.to_device(np.logaddexp.reduce(weighted, axis=0, keepdims=True))
 
     def _checked_arguments(
         self, h: ArrayLike | None, exclude: Any, shared: bool
@@ -408,7 +408,7 @@ class Sampler(ABC):
             # only the number of contexts is used; it is the number of excluded classes
             contexts: Rows = np.empty((max(1, sum(as_array("exclude", exclude).shape[:1])), 0))
         else:
-            contexts = self._check_contexts(h)
+            contexts = self._checked_contexts(h)
         batch = contexts.shape[0]
         excluded = self._checked_excluded(exclude, batch)
         # with a single context there is nothing to average, and a class may be excluded
@@ -434,7 +434,7 @@ class Sampler(ABC):
         """
         batch = h.shape[0]
         if self.dim is None:
-            return self._arrays.take_rows(h, np.zeros(1, np.int64)), np.ones(1)
+            return self._backend.take_rows(h, np.zeros(1, np.int64)), np.ones(1)
         if batch <= _MAX_UNPOOLED_CONTEXTS:
             return h, np.full(batch, 1.0 / batch)
         rows: Rows = to_host(h).astype(np.float64)
@@ -467,9 +467,9 @@ class Sampler(ABC):
         lengths[cancels] = norms[order[starts[cancels]]]
         factors = np.divide(mean_norms, lengths, out=np.zeros_like(lengths), where=lengths > 0.0)
         pooled = sums * (factors * largest)[:, None]
-        return self._arrays.float_rows("h", pooled.astype(h.dtype)), counts / batch
+        return self._backend.float_rows("h", pooled.astype(h.dtype)), counts / batch
 
-    def _check_contexts(self, h: ArrayLike | None) -> Rows:
+    def _checked_contexts(self, h: ArrayLike | None) -> Rows:
         """Return checked context vectors (B, d); a subclass may add requirements."""
         if h is None:
             raise TypeError(
@@ -485,17 +485,17 @@ class Sampler(ABC):
                     f"{contexts.dtype} of shape {np.shape(h)}; labels go to `exclude`."
                 )
             return contexts
-        return self._arrays.float_rows("h", h, self.dim, self._dtype)
+        return self._backend.float_rows("h", h, self.dim, self._dtype)
 
     def _checked_class_rows(self, class_embeddings: ArrayLike) -> Rows:
         """Return checked class vectors (k, d); a subclass may add requirements."""
-        return self._arrays.float_rows("class_embeddings", class_embeddings, self.dim, self._dtype)
+        return self._backend.float_rows("class_embeddings", class_embeddings, self.dim, self._dtype)
 
     def _checked_excluded(self, exclude: Any, batch: int) -> IntArray:
         """Return checked excluded classes (batch,), all `NO_CLASS` if `exclude` is None."""
         if exclude is None:
-            return self._arrays.to_device(np.full(batch, NO_CLASS))
-        labels: IntArray = self._arrays.labels("exclude", exclude, self.num_classes, (batch,))
+            return self._backend.to_device(np.full(batch, NO_CLASS))
+        labels: IntArray = self._backend.labels("exclude", exclude, self.num_classes, (batch,))
         # no class would be left, and probabilities would be 0 / 0
         if self.num_classes == 1:
             raise ValueError(
@@ -503,7 +503,7 @@ class Sampler(ABC):
                 "leave `exclude` out."
             )
         # Numba would compile the kernels a second time for a read-only array
-        return self._arrays.writable(labels)
+        return self._backend.writable(labels)
 
     def _sample_shared(self, h: Rows, weights: FloatArray, m: int, key: np.uint64) -> Draw:
         """Draw one set (1, m) from the mixture of the distributions of contexts `h` (R, d).
@@ -511,7 +511,7 @@ class Sampler(ABC):
         `weights` (R,) are the mixture weights. ``log_q`` of the result is the log-probability in
         the mixture.
         """
-        arrays = self._arrays
+        arrays = self._backend
         # one random stream chooses the context of each draw, another one draws the classes
         choice_key = np.uint64(mix64(key, np.uint64(0)))
         draw_key = np.uint64(mix64(key, np.uint64(1)))
@@ -547,13 +547,13 @@ class Sampler(ABC):
 
         This default, ``log(m q)``, is for draws with replacement.
         """
-        return self._arrays.to_device(to_host(self._log_prob(h, ids, exclude)) + np.log(m))
+        return self._backend.to_device(to_host(self._log_prob(h, ids, exclude)) + np.log(m))
 
     @abstractmethod
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
         """Return the probabilities (B, n) of all classes."""
 
-    def _log_mass(self, h: Rows, exclude: IntArray) -> FloatArray:
+    def _log_total_weight(self, h: Rows, exclude: IntArray) -> FloatArray:
         """Return the log (B,) of the sum of the unnormalised weights of all classes but `exclude`.
 
         A distributed layer chooses a shard in proportion to this sum. Samplers that do not support

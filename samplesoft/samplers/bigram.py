@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from samplesoft._jit import njit, row_chunks, thread_each
-from samplesoft._random import as_key, mix64, uniform_block
+from samplesoft._jit import njit, row_chunks, thread_for_each
+from samplesoft._random import mix64, stream_key, uniform_block
 from samplesoft._validation import (
     FloatArray,
     IntArray,
@@ -244,7 +244,7 @@ class BigramSampler(Sampler):
         >>> sampler.probs([0]).round(3)
         array([[0.056, 0.423, 0.521]])
         """
-        states = self._check_contexts(h)
+        states = self._checked_contexts(h)
         drawn = as_ids("ids", ids, self.num_classes, len(states))
         o = as_real_array("scores", scores, (2,))
         share = as_fraction("rate", rate)
@@ -266,7 +266,7 @@ class BigramSampler(Sampler):
             raise TypeError("`h` must hold numbers of states, integers of shape (B,), got None.")
         return super()._checked_arguments(h, exclude, shared)
 
-    def _check_contexts(self, h: ArrayLike | None) -> Rows:
+    def _checked_contexts(self, h: ArrayLike | None) -> Rows:
         states = as_ids("h", h, self.num_states, of="states")
         if not len(states):
             raise ValueError("`h` must hold the number of a state at least, got none.")
@@ -285,7 +285,7 @@ class BigramSampler(Sampler):
             _draw_classes(self._table, h[chunk], exclude[chunk], uniforms[chunk], ids[chunk])
             _write_log_q(self._table, h[chunk], exclude[chunk], ids[chunk], log_q[chunk])
 
-        thread_each(draw_chunk, row_chunks(ids.shape, _TASK_DRAWS))
+        thread_for_each(draw_chunk, row_chunks(ids.shape, _TASK_DRAWS))
         return Draw(ids, log_q)
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
@@ -419,7 +419,7 @@ def sample_until(
     as_sampler("sampler", sampler)
     block = as_count("block", block)
     most = as_count("most", most)
-    key = as_key(rng)
+    key = stream_key(rng)
     if as_positive("least", least) > most:
         raise ValueError(
             f"`least` must be at most `most`, {most}, which so many draws of the softmax itself "

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from samplesoft._device.select import require_cpu
-from samplesoft._files import prefixed, unprefixed
+from samplesoft._files import with_prefixes, without_prefix
 from samplesoft._memory import require_memory
-from samplesoft._random import as_key, mix64, uniform_block
+from samplesoft._random import mix64, stream_key, uniform_block
 from samplesoft._temperature import as_tau
 from samplesoft._validation import (
     FloatArray,
@@ -142,7 +142,7 @@ class CertainSampler(Sampler):
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         excluded = self._excluded_tail_index(exclude)
-        tail_draw = self.tail._sample(self.tail._check_contexts(h), m, excluded, key)
+        tail_draw = self.tail._sample(self.tail._checked_contexts(h), m, excluded, key)
         draw = self._prepend_certain(tail_draw)
         ids = draw.ids
         log_counts = draw.log_expected_count
@@ -157,7 +157,7 @@ class CertainSampler(Sampler):
 
     def _sample_shared(self, h: Rows, weights: FloatArray, m: int, key: np.uint64) -> Draw:
         return self._prepend_certain(
-            self.tail._sample_shared(self.tail._check_contexts(h), weights, m, key)
+            self.tail._sample_shared(self.tail._checked_contexts(h), weights, m, key)
         )
 
     def _prepend_certain(self, tail_draw: Draw) -> Draw:
@@ -175,13 +175,13 @@ class CertainSampler(Sampler):
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
         # the tail does not have always-included classes: evaluate its class 0, then overwrite
-        contexts = self.tail._check_contexts(h)
+        contexts = self.tail._checked_contexts(h)
         tail_ids = np.maximum(self._tail_index[ids], 0)
         log_q = self.tail._log_prob(contexts, tail_ids, self._excluded_tail_index(exclude))
         return np.where(self._tail_index[ids] < 0, -np.inf, log_q)
 
     def _log_expected_count(self, h: Rows, ids: IntArray, m: int, exclude: IntArray) -> FloatArray:
-        contexts = self.tail._check_contexts(h)
+        contexts = self.tail._checked_contexts(h)
         tail_ids = np.maximum(self._tail_index[ids], 0)
         counts = self.tail._log_expected_count(
             contexts, tail_ids, m, self._excluded_tail_index(exclude)
@@ -192,7 +192,7 @@ class CertainSampler(Sampler):
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
         probs = np.zeros((len(h), self.num_classes))
-        contexts = self.tail._check_contexts(h)
+        contexts = self.tail._checked_contexts(h)
         probs[:, self._tail_classes] = self.tail._probs(
             contexts, self._excluded_tail_index(exclude)
         )
@@ -296,7 +296,9 @@ class MixtureSampler(Sampler):
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return the states of both samplers, with the prefixes "first/" and "second/"."""
-        return prefixed({name: sampler.state() for name, sampler in self._samplers.items()}, "/")
+        return with_prefixes(
+            {name: sampler.state() for name, sampler in self._samplers.items()}, "/"
+        )
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Restore the states of both samplers that `state` returned."""
@@ -305,9 +307,9 @@ class MixtureSampler(Sampler):
         if unknown_keys:
             raise ValueError(f"`state` must be that of a mixture, got {', '.join(unknown_keys)}.")
         first_state = self.first.state()
-        self.first.load_state(unprefixed("first", state, "/"))
+        self.first.load_state(without_prefix("first", state, "/"))
         try:
-            self.second.load_state(unprefixed("second", state, "/"))
+            self.second.load_state(without_prefix("second", state, "/"))
         except (TypeError, ValueError):
             self.first.load_state(first_state)  # restore both states or neither
             raise
@@ -316,7 +318,7 @@ class MixtureSampler(Sampler):
         choice, *keys = (np.uint64(mix64(key, np.uint64(i))) for i in range(3))
         ids = []
         for (name, sampler), sampler_key in zip(self._samplers.items(), keys, strict=True):
-            draw = sampler._sample(sampler._check_contexts(h), m, exclude, sampler_key)
+            draw = sampler._sample(sampler._checked_contexts(h), m, exclude, sampler_key)
             if draw.log_inclusion is not None:
                 raise _without_replacement_error(name, sampler)
             ids.append(draw.ids)
@@ -326,7 +328,7 @@ class MixtureSampler(Sampler):
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
         first, second = (
-            sampler._log_prob(sampler._check_contexts(h), ids, exclude)
+            sampler._log_prob(sampler._checked_contexts(h), ids, exclude)
             for sampler in self._samplers.values()
         )
         # in logarithms, because one of the probabilities may be 0 or underflow
@@ -337,7 +339,7 @@ class MixtureSampler(Sampler):
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
         first, second = (
-            sampler._probs(sampler._check_contexts(h), exclude)
+            sampler._probs(sampler._checked_contexts(h), exclude)
             for sampler in self._samplers.values()
         )
         return self.weight * first + (1.0 - self.weight) * second
@@ -488,7 +490,7 @@ class TwoPassSampler(Sampler):
         """Draw a new set of candidates."""
         # a separate random stream: with the same seed as a call of `sample`, the draws would
         # otherwise depend on the candidates
-        key = int(mix64(as_key(rng), np.uint64(1)))
+        key = int(mix64(stream_key(rng), np.uint64(1)))
         drawn = self.candidates.sample(None, self.num_candidates, rng=key)
         self.candidate_ids: IntArray = np.unique(drawn.ids)
         self._candidate_softmax = SoftmaxSampler(self._rows[self.candidate_ids], tau=self.tau)

@@ -109,8 +109,8 @@ class LogUniformSampler(WeightedSampler):
     def _inclusion_probs_of_classes(self, m: int, ids: IntArray, exclude: IntArray) -> FloatArray:
         return super()._inclusion_probs_of_classes(m, self._ranks_of(ids), self._ranks_of(exclude))
 
-    def _log_mass(self, h: Rows, exclude: IntArray) -> FloatArray:
-        return super()._log_mass(h, self._ranks_of(exclude))
+    def _log_total_weight(self, h: Rows, exclude: IntArray) -> FloatArray:
+        return super()._log_total_weight(h, self._ranks_of(exclude))
 
 
 class UnigramSampler(WeightedSampler):

@@ -17,7 +17,7 @@ from scipy.special import log_softmax
 
 from samplesoft._jit import njit
 from samplesoft._limits import FAR, ignore_overflow
-from samplesoft._random import as_key, mix64, uniform_block
+from samplesoft._random import mix64, stream_key, uniform_block
 from samplesoft._temperature import as_tau, times_tau
 from samplesoft._validation import (
     FloatArray,
@@ -29,7 +29,7 @@ from samplesoft._validation import (
 )
 from samplesoft.kernels.rows import row_dot
 from samplesoft.samplers.base import Draw, Rows
-from samplesoft.samplers.k_means import k_means, require_distances
+from samplesoft.samplers.k_means import k_means, require_finite_distances
 
 Rng = int | np.random.Generator | None
 _S12 = np.uint64(12)
@@ -108,7 +108,7 @@ def gumbel_top_k(logits: ArrayLike, k: int, *, rng: Rng = None) -> GumbelDraw:
         raise ValueError(f"`k` must be at most the number of classes {n}, got {k}.")
     with ignore_overflow():
         log_p = np.maximum(log_softmax(o, axis=1), -1e300)
-    noise = _gumbel_noise(as_key(rng), batch, n)
+    noise = _gumbel_noise(stream_key(rng), batch, n)
     perturbed = log_p + noise
     order = np.argsort(-perturbed, axis=1)
     large_rows = np.flatnonzero(log_p.min(axis=1) < -FAR)
@@ -293,7 +293,7 @@ class LazyGumbel:
             above `tail_bound`.
         """
         m = as_count("num_sampled", num_sampled)
-        key = as_key(rng)
+        key = stream_key(rng)
         queries, ids, scores, bounds = self._heads_and_bounds(h, head)
         batch, k = ids.shape
         if tail_bound is not None:
@@ -368,7 +368,7 @@ class LazyGumbel:
             If an argument is malformed, or a logit is not finite.
         """
         num_tail_draws = as_count("num_tail", num_tail)
-        key = as_key(rng)
+        key = stream_key(rng)
         queries, ids, scores, _ = self._heads_and_bounds(h, head)
         return self._estimate_log_partition(
             queries, ids, scores, np.zeros(len(ids)), num_tail_draws, key
@@ -473,7 +473,7 @@ def _shifts_of_large_scores(scores: FloatArray) -> FloatArray:
 
 def _make_cells(rows: Rows, num: int) -> _Cells:
     """Return a partition of the classes with vectors (n, d) into at most `num` cells by k-means."""
-    require_distances(float(np.abs(rows).max()), rows.dtype)
+    require_finite_distances(float(np.abs(rows).max()), rows.dtype)
     labels = k_means(rows, num, np.uint64(0))  # a fixed seed: cells change only the time of draws
     order = np.argsort(labels, kind="stable")
     offsets = np.append(np.flatnonzero(np.diff(labels[order], prepend=-1)), len(rows))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._jit import chunks, njit, thread_each
+from samplesoft._jit import chunks, njit, thread_for_each
 from samplesoft._random import uniform_block
 from samplesoft._validation import IntArray
 from samplesoft.kernels.rows import squared_distance
@@ -20,7 +20,7 @@ _TASK_ROWS = 4096  # number of rows in one task of a thread
 _MAX_OFFSET_RATIO = 16.0
 
 
-def require_distances(largest: float, dtype: np.dtype[Any]) -> None:
+def require_finite_distances(largest: float, dtype: np.dtype[Any]) -> None:
     """Raise ValueError if squared distances may overflow, for coordinates up to `largest`."""
     limit = float(np.finfo(dtype).max) ** 0.5
     if not largest < limit:
@@ -61,7 +61,7 @@ def _subtract_common_offset(rows: Rows) -> Rows:
 def _nearest_centers(rows: Rows, centers: Rows) -> IntArray:
     """Return the index of the nearest center of each row (k, d), computed on all threads."""
     labels = np.empty(len(rows), np.int64)
-    thread_each(
+    thread_for_each(
         lambda chunk: _write_nearest_centers(rows[chunk], centers, labels[chunk]),
         chunks(len(rows), _TASK_ROWS),
     )

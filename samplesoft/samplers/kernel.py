@@ -146,8 +146,8 @@ class KernelSampler(Sampler):
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
         return self.tree._probs(h, exclude)
 
-    def _log_mass(self, h: Rows, exclude: IntArray) -> FloatArray:
-        return self.tree._log_mass(h, exclude)
+    def _log_total_weight(self, h: Rows, exclude: IntArray) -> FloatArray:
+        return self.tree._log_total_weight(h, exclude)
 
     def _prepare_update(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
         return self.tree._prepare_update(ids, rows)
@@ -340,9 +340,9 @@ class RFSoftmaxSampler(KernelSampler):
         tau = as_tau(tau, unit_vectors=True)
         super().__init__(rows, phi, leaf=leaf, leaf_size=leaf_size, tau=tau, progress=progress)
 
-    def _check_contexts(self, h: ArrayLike | None) -> Rows:
+    def _checked_contexts(self, h: ArrayLike | None) -> Rows:
         # for norms other than 1, |h - c|^2 is not a function of h . c: draws would depend on norms
-        rows = super()._check_contexts(h)
+        rows = super()._checked_contexts(h)
         _require_unit_norms("h", rows)
         return rows
 

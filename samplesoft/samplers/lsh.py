@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from samplesoft._jit import njit, njit_sum, row_chunks, thread_each
+from samplesoft._jit import njit, njit_sum, row_chunks, thread_for_each
 from samplesoft._memory import require_bytes, require_memory
-from samplesoft._random import as_key, mix64, uniform
+from samplesoft._random import mix64, stream_key, uniform
 from samplesoft._validation import (
     FloatArray,
     IntArray,
@@ -180,7 +180,7 @@ class LSHSampler(Sampler):
         num_bytes += 16.0 * self.num_tables * self.num_bits * rows.shape[1]
         subject = f"{self.num_tables} tables of {self.num_classes:,} classes"
         require_bytes(subject, num_bytes, "lower `num_tables` or `num_bits`")
-        generator = np.random.default_rng(int(as_key(rng)))
+        generator = np.random.default_rng(int(stream_key(rng)))
         shape = self.num_tables, self.num_bits, rows.shape[1]
         directions = generator.standard_normal(shape)
         # scaled so that projections do not overflow; only the signs of projections are used
@@ -247,7 +247,7 @@ class LSHSampler(Sampler):
         num_tables_used = (
             self.num_tables if num_tables is None else as_count("num_tables", num_tables)
         )
-        contexts = self._check_contexts(h).astype(np.float64)
+        contexts = self._checked_contexts(h).astype(np.float64)
         rows = self._checked_class_rows(class_embeddings).astype(np.float64)
         require_memory("h", len(contexts), 32.0 * len(contexts) * len(rows))
         for vectors in (contexts, rows):
@@ -272,7 +272,7 @@ class LSHSampler(Sampler):
             workspace = np.empty((1, round_up_to_8(len(directions))), rows.dtype)
             _write_codes(directions, self.num_bits, rows[chunk], workspace, codes[chunk])
 
-        thread_each(write_chunk, row_chunks((len(rows), directions.size), _TASK_STEPS))
+        thread_for_each(write_chunk, row_chunks((len(rows), directions.size), _TASK_STEPS))
         return codes
 
     def _build_tables(self, codes: Codes) -> _HashTables:
@@ -283,7 +283,7 @@ class LSHSampler(Sampler):
         def sort_table(t: int) -> None:
             _sort_by_code(np.ascontiguousarray(codes[:, t]), offsets[t], members[t])
 
-        thread_each(sort_table, range(len(offsets)))
+        thread_for_each(sort_table, range(len(offsets)))
         return _HashTables(codes, offsets, members)
 
     def _bucket_mixture(self, h: Rows, exclude: IntArray) -> _BucketMixture:
@@ -303,7 +303,7 @@ class LSHSampler(Sampler):
             _draw_classes(self._tables, chunk_mixture, key, chunk.start, ids[chunk])
             _write_log_q(self._tables, chunk_mixture, ids[chunk], log_q[chunk])
 
-        thread_each(draw_chunk, row_chunks((len(h), m * self.num_tables), _TASK_STEPS))
+        thread_for_each(draw_chunk, row_chunks((len(h), m * self.num_tables), _TASK_STEPS))
         return Draw(ids, log_q)
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:

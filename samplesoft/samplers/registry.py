@@ -16,7 +16,7 @@ import numpy as np
 
 from samplesoft._device import backend
 from samplesoft._device.select import as_device, require_cpu, to_host
-from samplesoft._random import as_key
+from samplesoft._random import stream_key
 from samplesoft._temperature import as_tau
 from samplesoft._validation import (
     FloatArray,
@@ -122,8 +122,10 @@ class SamplerInputs:
             value = getattr(self, name)
             if value is not None or name in ("nu", "alpha", "power", "num_features"):
                 object.__setattr__(self, name, check(name, value))  # the class is frozen
-        if not isinstance(self.rng, np.random.Generator):  # `as_key` would draw from a generator
-            as_key(self.rng)
+        if not isinstance(
+            self.rng, np.random.Generator
+        ):  # `stream_key` would draw from a generator
+            stream_key(self.rng)
         if self.class_embeddings is self.counts is self.logits is None:
             raise ValueError(
                 "one of `class_embeddings`, `counts` and `logits` must be given, for they say how "
@@ -213,7 +215,7 @@ class SamplerSpec:
         """Whether the sampler cannot be made without class counts."""
         return "counts" in self.reads and not self.counts_optional
 
-    def lacks(self, inputs: SamplerInputs, unit_vectors: bool) -> str:
+    def reason_if_inputs_lack(self, inputs: SamplerInputs, unit_vectors: bool) -> str:
         """Return a phrase that names an input which the sampler needs and `inputs` lack.
 
         The phrase, such as "needs class counts", is empty if nothing is missing. `unit_vectors`

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from samplesoft._jit import chunks, njit, row_chunks, thread_each
+from samplesoft._jit import chunks, njit, row_chunks, thread_for_each
 from samplesoft._limits import FAR
 from samplesoft._random import uniform_block
 from samplesoft._temperature import as_tau, times_tau
@@ -131,7 +131,7 @@ class SoftmaxSampler(Sampler):
                 first_pass.for_contexts(chunk), u, order, ids[chunk], log_q[chunk]
             )
 
-        thread_each(draw_chunk, row_chunks(ids.shape, _TASK_DRAWS))
+        thread_for_each(draw_chunk, row_chunks(ids.shape, _TASK_DRAWS))
         return log_q
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
@@ -164,7 +164,7 @@ class SoftmaxSampler(Sampler):
                 queries[contexts], exclude[contexts], blocks, shifts[contexts]
             )
 
-        thread_each(write_log_masses, tasks)
+        thread_for_each(write_log_masses, tasks)
         max_logits = log_masses.max(axis=1)
         # only block sums are known, so that the message cannot name a class
         if not np.isfinite(max_logits).all():
@@ -179,7 +179,7 @@ class SoftmaxSampler(Sampler):
             # term is rounded away, and with it the number of classes near the max. So compute the
             # log-masses again from logits minus the max of the context.
             shifts[is_large] = max_logits[is_large]
-            thread_each(write_log_masses, tasks)
+            thread_for_each(write_log_masses, tasks)
         return _FirstPassResults(self._blocks, self.num_classes, queries, log_masses, exclude)
 
     def _log_sums_of_blocks(

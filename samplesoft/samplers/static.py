@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from samplesoft._cached import cached_property
 from samplesoft._device.select import to_host
-from samplesoft._jit import njit, row_chunks, thread_each
+from samplesoft._jit import njit, row_chunks, thread_for_each
 from samplesoft._random import mix64, uniform
 from samplesoft._validation import FloatArray, IntArray, as_array, as_count, as_counts, as_flag
 from samplesoft.kernels.alias import alias_draw, build_alias
@@ -156,7 +156,7 @@ class WeightedSampler(Sampler):
         if ids.size <= _CHUNK_DRAWS:
             self._write_draws(key, 0, exclude, ids)
         else:
-            thread_each(
+            thread_for_each(
                 lambda chunk: self._write_draws(key, chunk.start, exclude[chunk], ids[chunk]),
                 row_chunks(ids.shape, _CHUNK_DRAWS),
             )
@@ -188,7 +188,7 @@ class WeightedSampler(Sampler):
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
         return np.exp(self._log_prob(h, self._all_classes(exclude), exclude))
 
-    def _log_mass(self, h: Rows, exclude: IntArray) -> FloatArray:
+    def _log_total_weight(self, h: Rows, exclude: IntArray) -> FloatArray:
         return self._log_scale + self._log_total + self._log_mass_left(exclude)
 
     def _all_classes(self, exclude: IntArray) -> IntArray:
@@ -298,7 +298,7 @@ class UniformSampler(WeightedSampler):
     def _log_q_without_exclusion(self, ids: IntArray) -> FloatArray:
         return np.zeros(ids.shape) - self._log_num
 
-    def _log_mass(self, h: Rows, exclude: IntArray) -> FloatArray:
+    def _log_total_weight(self, h: Rows, exclude: IntArray) -> FloatArray:
         return np.log(self._num_drawable(exclude))
 
     def _log_mass_left(self, exclude: IntArray) -> FloatArray:

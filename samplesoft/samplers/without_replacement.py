@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samplesoft._cached import cached_property
-from samplesoft._jit import chunks, njit, thread_each
+from samplesoft._jit import chunks, njit, thread_for_each
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels import panels
@@ -111,7 +111,7 @@ class SuccessiveInclusion:
                     log_t[chunk], atoms, m, shift, z[shift, chunk], circle_terms[shift, chunk]
                 )
 
-        thread_each(fill_contours, chunks(len(log_t), _TIME_CHUNK))
+        thread_for_each(fill_contours, chunks(len(log_t), _TIME_CHUNK))
         weights = (half * _TIME_NODES[1]).ravel()
         self._quadrature = _Quadrature(float(edges[0]), log_t, weights, z, circle_terms)
 
@@ -134,7 +134,7 @@ class SuccessiveInclusion:
             )
             probs[rows] = group
 
-        thread_each(fill_group, groups)
+        thread_for_each(fill_group, groups)
         return probs
 
     @cached_property
@@ -178,10 +178,10 @@ class SuccessiveInclusion:
         crowd_positions = self._panel[self._on_panel], position[self._on_panel]
         moments = np.zeros((int(crowded.sum()), 1, panels.DEGREE))
         panels.add_moments(*crowd_positions, np.ones((1, len(crowd_positions[0]))), moments)
-        node_positions = first + np.flatnonzero(crowded)[:, None] + panels.node_places()
+        node_positions = first + np.flatnonzero(crowded)[:, None] + panels.node_positions()
         log_rates = np.append((node_positions * _PANEL_WIDTH).ravel(), log_w[self._single_classes])
         # number of classes that a node represents: the sum over classes of its Lagrange polynomial
-        counts = (moments[:, 0] @ panels.to_coefficients().T).ravel()
+        counts = (moments[:, 0] @ panels.coefficient_matrix().T).ravel()
         return _Atoms(log_rates, np.append(counts, np.ones(len(self._single_classes))))
 
     def _interpolate_from_atoms(self, ids: IntArray, atoms: FloatArray) -> FloatArray:
@@ -190,7 +190,7 @@ class SuccessiveInclusion:
         `atoms` are the probabilities at the rates of the atoms.
         """
         num_nodes = len(atoms) - len(self._single_classes)
-        coefficients = atoms[:num_nodes].reshape(-1, 1, panels.DEGREE) @ panels.to_coefficients()
+        coefficients = atoms[:num_nodes].reshape(-1, 1, panels.DEGREE) @ panels.coefficient_matrix()
         on_panel = self._on_panel[ids]
         probs = np.zeros(len(ids))
         positions = self._panel[ids[on_panel]], self._panel_position[ids[on_panel]]

@@ -59,7 +59,7 @@ from samplesoft.sklearn.parameters import (
 )
 from samplesoft.training.linear_task import Examples
 from samplesoft.training.loop import Callback, require_callbacks, unchanged_on_error
-from samplesoft.training.resolved import scores_all
+from samplesoft.training.resolved import scores_all_classes
 from samplesoft.tuning.report import TuneReport
 from samplesoft.tuning.tune import tune
 
@@ -945,7 +945,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         if (
             isinstance(m, (int, np.integer))
             and m > n
-            and not scores_all(linear_softmax_parameters(self), n)
+            and not scores_all_classes(linear_softmax_parameters(self), n)
         ):
             warnings.warn(
                 f"`num_sampled` asks for {m:,} draws, more than the {n:,} classes; lower it, or "

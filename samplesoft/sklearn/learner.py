@@ -27,7 +27,7 @@ from samplesoft.training.callbacks import (
     KeepBest,
     Refresh,
     Score,
-    averaged,
+    with_averages,
 )
 from samplesoft.training.linear_task import (
     Examples,
@@ -36,7 +36,7 @@ from samplesoft.training.linear_task import (
     held_out_order,
 )
 from samplesoft.training.loop import Callback, Progress, fit
-from samplesoft.training.resolved import Resolved, half_of, num_draws, resolve
+from samplesoft.training.resolved import Resolved, calibration_epoch, num_draws, resolve
 from samplesoft.training.task import NUM_EXAMPLES
 from samplesoft.tuning.pilot import PILOT_SETTINGS, choose_settings, num_pilot_steps
 
@@ -224,7 +224,7 @@ class Calibrate(Callback):
 
     def _calibrate(self, task: Any) -> None:
         """Calibrate the task, with the averaged parameters if there are any."""
-        with averaged(self._average, task.parameters):
+        with with_averages(self._average, task.parameters):
             task.calibrate(*task.data, self._calibration_rows)
         self._is_calibrated = True
 
@@ -311,7 +311,7 @@ def _make_callbacks(
     if average is not None:
         callbacks.append(average)
     if len(calibration_rows):
-        callbacks.append(Calibrate(calibration_rows, half_of(resolved.epochs), average))
+        callbacks.append(Calibrate(calibration_rows, calibration_epoch(resolved.epochs), average))
     if score is not None:
         callbacks.append(score)
     if classifier.verbose:

@@ -10,7 +10,7 @@ from samplesoft._validation import as_choice, as_count, as_flag, as_nonnegative,
 from samplesoft.losses.registry import LOSSES
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings
 from samplesoft.optimizers.registry import OPTIMIZERS
-from samplesoft.training.resolved import NUM_SAMPLED, FitSettings, resolve, scores_all
+from samplesoft.training.resolved import NUM_SAMPLED, FitSettings, resolve, scores_all_classes
 from samplesoft.training.schedules import SCHEDULES
 from samplesoft.tuning.pilot import PILOT_SETTINGS, any_is_auto, require_auto_supported
 
@@ -93,7 +93,7 @@ def needs_pilot(classifier: Any, num_classes: int) -> bool:
     No pilot is needed if the loss scores all classes.
     """
     auto = any_is_auto(classifier.sampler, classifier.num_sampled)
-    return auto and not scores_all(linear_softmax_parameters(classifier), num_classes)
+    return auto and not scores_all_classes(linear_softmax_parameters(classifier), num_classes)
 
 
 def require_same_model(classifier: Any, current: LinearSoftmaxSettings) -> None:

@@ -7,18 +7,18 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from samplesoft._files import prefixed
+from samplesoft._files import with_prefixes
 from samplesoft._validation import short_repr
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings
 from samplesoft.sklearn.labels import LabelCodec
 from samplesoft.sklearn.learner import ClassifierTask
 from samplesoft.training.checkpoint import (
     Checkpoint,
+    array_group,
     copy_arrays,
-    part_of,
+    open_checkpoint,
     plain,
-    reading,
-    saved_parameters,
+    storable_parameters,
     write_checkpoint,
 )
 from samplesoft.training.resolved import Resolved
@@ -59,7 +59,7 @@ def write_classifier(path: str | Path, classifier: Any) -> None:
                 "in "
                 "samplesoft.samplers.SAMPLERS and fit with that, or pickle the classifier."
             )
-    parameters = saved_parameters(classifier.get_params())
+    parameters = storable_parameters(classifier.get_params())
     if isinstance(parameters["class_weight"], dict):  # as a list, because JSON keys are text
         parameters["class_weight"] = list(parameters["class_weight"].items())
     names = getattr(classifier, "feature_names_in_", None)
@@ -91,7 +91,7 @@ def write_classifier(path: str | Path, classifier: Any) -> None:
         "optimizer": learner.optimizer.state(),
         "state": model.state(),
     }
-    arrays = {**classes, "counts": learner.counts, **prefixed(parts, "/")}
+    arrays = {**classes, "counts": learner.counts, **with_prefixes(parts, "/")}
     write_checkpoint(path, Checkpoint(plain(config), plain(values), arrays))
 
 
@@ -100,7 +100,7 @@ def read_classifier(path: str | Path, make: type[_T]) -> tuple[_T, ClassifierTas
 
     See `SampledSoftmaxClassifier.load`.
     """
-    with reading(path, _MODEL) as (config, values, arrays):
+    with open_checkpoint(path, _MODEL) as (config, values, arrays):
         parameters = config["parameters"]
         if isinstance(parameters["class_weight"], list):
             parameters["class_weight"] = dict(parameters["class_weight"])
@@ -119,10 +119,10 @@ def read_classifier(path: str | Path, make: type[_T]) -> tuple[_T, ClassifierTas
             config["optimizer"],
         )
         # in this order: first rebuild the sampler from the class vectors, then load its state
-        copy_arrays(path, part_of("parameters", arrays), learner.model.parameters)
+        copy_arrays(path, array_group("parameters", arrays), learner.model.parameters)
         learner.model.softmax.refresh()
-        learner.model.load_state(part_of("state", arrays))
-        learner.optimizer.load_state(part_of("optimizer", arrays))
+        learner.model.load_state(array_group("state", arrays))
+        learner.optimizer.load_state(array_group("optimizer", arrays))
         vars(learner).update(
             {attribute: learner_values[name] for name, attribute in _LEARNER_FIELDS.items()}
         )

@@ -110,9 +110,9 @@ class Score(Callback):
 
     def end_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
         """Score the model, and record minus the score as validation loss."""
-        with averaged(self._average, task.parameters):
+        with with_averages(self._average, task.parameters):
             self.scores.append(self._score())
-        progress.validated({"loss": -self.scores[-1]}, self._tolerance)
+        progress.record_validation({"loss": -self.scores[-1]}, self._tolerance)
 
 
 class KeepBest(Callback):
@@ -204,7 +204,7 @@ class EpochBar(Callback):
         self._bar.update()
 
 
-def averaged(average: Average | None, parameters: Arrays) -> AbstractContextManager[None]:
+def with_averages(average: Average | None, parameters: Arrays) -> AbstractContextManager[None]:
     """Return a context in which the averages replace the parameters, if there is an `average`."""
     return nullcontext() if average is None else average.in_place_of(parameters)
 

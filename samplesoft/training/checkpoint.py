@@ -24,11 +24,11 @@ from samplesoft._files import (
     move_into_place,
     read_json,
     retry_while_in_use,
-    unprefixed,
+    without_prefix,
     writer_name,
 )
 from samplesoft._validation import require_instance, short_repr
-from samplesoft.data.arrays import Archive, open_arrays
+from samplesoft.data.arrays import ArrayArchive, open_arrays
 from samplesoft.distributed.layer import ShardedSoftmaxLayer
 
 FORMAT = 2
@@ -173,7 +173,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     with open_arrays(path, *_EXPECTED_AND_REMEDY) as stream:
         # verify the checksum before parsing, because a damaged file may have any content
         _require_checksum(stream)
-        archive = Archive(path, stream)
+        archive = ArrayArchive(path, stream)
         about = read_json(archive.read(["about"])["about"].tobytes())
         config, values = about["config"], about["values"]
         names = [name for name in archive.names if name.startswith(_ARRAY)]
@@ -191,7 +191,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 
 
 @contextmanager
-def reading(path: str | Path, model: str | None = None) -> Iterator[Checkpoint]:
+def open_checkpoint(path: str | Path, model: str | None = None) -> Iterator[Checkpoint]:
     """Return a context with the checkpoint in a file, for a body that makes an object from it.
 
     Errors of the body become a ValueError with the file name. The checksum shows that this package
@@ -222,7 +222,7 @@ def reading(path: str | Path, model: str | None = None) -> Iterator[Checkpoint]:
         ) from error
 
 
-def saved_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
+def storable_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
     """Return the parameters of an estimator that a file can store.
 
     `random_state` is omitted unless it is an integer; it is also removed from `parameters`.
@@ -296,12 +296,12 @@ def copy_arrays(path: str | Path, stored: Arrays, into: Arrays) -> None:
         array[...] = stored[name]
 
 
-def part_of(name: str, arrays: Arrays) -> Arrays:
+def array_group(name: str, arrays: Arrays) -> Arrays:
     """Return the arrays of one group of a checkpoint, without the name of the group.
 
     The groups are "parameters", "optimizer", "state" and "examples".
     """
-    return unprefixed(name, arrays, "/")
+    return without_prefix(name, arrays, "/")
 
 
 def write_shards(folder: str | Path, layer: ShardedSoftmaxLayer) -> None:
@@ -336,7 +336,7 @@ def write_shards(folder: str | Path, layer: ShardedSoftmaxLayer) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
     path, shards, old_files = Path(folder) / SHARDS, layer.shards, []
     if path.exists():
-        with reading(path, SHARDS) as old:
+        with open_checkpoint(path, SHARDS) as old:
             old_files = [path.with_name(name) for name in old.values["files"]]
     # unique file names, so that concurrent writers do not overwrite each other's files
     writer = writer_name()
@@ -354,7 +354,7 @@ def write_shards(folder: str | Path, layer: ShardedSoftmaxLayer) -> None:
     except BaseException:
         _remove_files(map(path.with_name, names))
         raise
-    with reading(path, SHARDS) as now:  # may be the list of a concurrent writer
+    with open_checkpoint(path, SHARDS) as now:  # may be the list of a concurrent writer
         listed_files = {*now.values["files"]}
     own_process = str(os.getpid())
     for leftover in path.parent.glob("shard-*-*.npz"):
@@ -362,7 +362,7 @@ def write_shards(folder: str | Path, layer: ShardedSoftmaxLayer) -> None:
         if process != own_process and is_abandoned(leftover, "-".join(rest[:-1])):
             old_files.append(leftover)
     _remove_files(leftover for leftover in old_files if leftover.name not in listed_files)
-    shards.name_checkpoint(str(folder))
+    shards.set_checkpoint_hint(str(folder))
 
 
 def _remove_files(files: Iterable[Path]) -> None:
@@ -395,7 +395,7 @@ class StoredShards:
     """
 
     def __init__(self, path: Path) -> None:
-        with reading(path, SHARDS) as about:
+        with open_checkpoint(path, SHARDS) as about:
             self._files = [path.with_name(name) for name in about.values["files"]]
             self._bounds, self.steps = about.values["bounds"], about.values["steps"]
             self.shape, self.dtype = tuple(about.config["shape"]), np.dtype(about.config["dtype"])
@@ -407,7 +407,7 @@ class StoredShards:
         for file, (first, last) in zip(self._files, pairwise(self._bounds), strict=True):
             overlap = slice(max(lo - first, 0), max(min(hi, last) - first, 0))
             if overlap.start < overlap.stop:
-                with reading(file, file.name) as stored:
+                with open_checkpoint(file, file.name) as stored:
                     shards.append(
                         {k: a[overlap] if a.ndim else a for k, a in stored.arrays.items()}
                     )
@@ -415,7 +415,7 @@ class StoredShards:
             k: np.concatenate([part[k] for part in shards]) if a.ndim else a
             for k, a in shards[0].items()
         }
-        return joined.pop("class_embeddings"), part_of("optimizer", joined)
+        return joined.pop("class_embeddings"), array_group("optimizer", joined)
 
 
 def read_shards(folder: str | Path) -> StoredShards:

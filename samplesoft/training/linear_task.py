@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from samplesoft._jit import chunks
-from samplesoft._random import RowKey
+from samplesoft._random import OffsetSeed
 from samplesoft._validation import FloatArray, IntArray, as_csr, require_finite
 from samplesoft.models.linear import Gradient
 from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSettings
@@ -26,9 +26,9 @@ from samplesoft.training.fused import (
     take_steps,
     why_step_by_step,
 )
-from samplesoft.training.task import Task, sub_seed
+from samplesoft.training.task import Task, derive_seed
 
-# first elements of the paths in `sub_seed`: one random stream for each purpose
+# first elements of the paths in `derive_seed`: one random stream for each purpose
 _MODEL, _ORDER, _STEP, _SPLIT, _LABELS, _DROPOUT = range(6)
 _CHUNK_ENTRIES = 1 << 17  # input entries that are prepared at a time; each takes about 60 bytes
 _MAX_COPIED_VALUES = 1 << 18  # selections of all examples with more input values are not copied
@@ -107,7 +107,7 @@ class LinearTask(Task):
             settings,
             counts=counts,
             dtype=dtype,
-            rng=sub_seed(seed, _MODEL),
+            rng=derive_seed(seed, _MODEL),
         )
         self.parameters = self.model.parameters
         self.steps_taken = self.epochs_begun = 0
@@ -213,7 +213,7 @@ class LinearTask(Task):
         block_begin = first // steps_each * steps_each
         block = batches[block_begin : block_begin + steps_each]
         self.steps_taken -= first - block_begin
-        seeds = [sub_seed(self._seed, stream, self.steps_taken) for stream in (_STEP, _DROPOUT)]
+        seeds = [derive_seed(self._seed, stream, self.steps_taken) for stream in (_STEP, _DROPOUT)]
         draws = draw_steps(self.model, len(block), seeds[0], size)
         losses: list[float] = []
         # The block has one random stream. The positions in the stream are the numbers of entries in
@@ -251,7 +251,7 @@ class LinearTask(Task):
     def _draw_seed(self, step: int) -> int:
         """Return a seed that gives the next step, step `step`, the draws of fused training."""
         row = step % steps_per_call(self.model, self._batch_size())
-        return RowKey(sub_seed(self._seed, _STEP, self.steps_taken - row), row)
+        return OffsetSeed(derive_seed(self._seed, _STEP, self.steps_taken - row), row)
 
     def prepared(self, x: Any, labels: Any, first: int = 0) -> tuple[Any, Any]:
         """Return inputs and labels as training uses them; a subclass may hide items, for example.
@@ -265,7 +265,7 @@ class LinearTask(Task):
 
     def batches(self, rows: IntArray, epoch: int, batch_size: int) -> list[IntArray]:
         """Return the indices of the examples of each step of an epoch, in random order."""
-        order = np.random.default_rng(sub_seed(self._seed, _ORDER, epoch)).permutation(rows)
+        order = np.random.default_rng(derive_seed(self._seed, _ORDER, epoch)).permutation(rows)
         return [order[chunk] for chunk in chunks(len(order), batch_size)]
 
     def gradients(
@@ -277,7 +277,7 @@ class LinearTask(Task):
         """
         x, labels = self.prepared(x, labels)
         self.count(x, labels)
-        seed = sub_seed(self._seed, _STEP, self.steps_taken)
+        seed = derive_seed(self._seed, _STEP, self.steps_taken)
         return self.model.step(x, labels, weights=weights, rng=seed, draws=draws)
 
     def after_step(self, gradients: Mapping[str, Gradient]) -> None:
@@ -305,7 +305,7 @@ class LinearTask(Task):
         """
         model = self.model
         if not isinstance(labels, np.ndarray):
-            uniforms = np.random.default_rng(sub_seed(self._seed, _LABELS)).random(labels.nnz)
+            uniforms = np.random.default_rng(derive_seed(self._seed, _LABELS)).random(labels.nnz)
             # sort the labels of each example by random numbers, and take the first
             order = np.lexsort((uniforms, np.repeat(np.arange(x.shape[0]), np.diff(labels.indptr))))
             labels = labels.indices[order[labels.indptr[:-1]]]
@@ -348,10 +348,10 @@ def divergence_as_value_error() -> Iterator[None]:
 def held_out_order(rows: IntArray, seed: int | np.uint64) -> IntArray:
     """Return `rows` (N,) in random order; callers hold out the first of them."""
     # with a separate stream, the held-out examples do not depend on how long a model was trained
-    return np.random.default_rng(sub_seed(seed, _SPLIT)).permutation(rows)
+    return np.random.default_rng(derive_seed(seed, _SPLIT)).permutation(rows)
 
 
-def as_weights(name: str, value: Any) -> sparse.csr_array:
+def as_csr_weights(name: str, value: Any) -> sparse.csr_array:
     """Return a matrix of weights as a CSR copy without zeros; raise unless all are at least 0.
 
     `name` is the name of the argument, for errors.
@@ -364,11 +364,11 @@ def as_weights(name: str, value: Any) -> sparse.csr_array:
     return matrix
 
 
-def unit_norm(matrix: Any) -> sparse.csr_array:
+def with_unit_rows(matrix: Any) -> sparse.csr_array:
     """Return a CSR matrix (N, v) in float32 with each row divided by its norm."""
     unit_values = np.empty(len(matrix.data), np.float32)
     for rows in entry_chunks(matrix):
-        example_ids, entries = example_ids_of(matrix, rows)
+        example_ids, entries = row_of_each_entry(matrix, rows)
         values = matrix.data[entries].astype(np.float64)
         max_abs = np.zeros(rows.stop - rows.start)
         np.maximum.at(max_abs, example_ids, np.abs(values))
@@ -389,7 +389,7 @@ def entry_chunks(matrix: Any) -> list[slice]:
     return [slice(*ends) for ends in zip(starts, [*starts[1:], matrix.shape[0]], strict=True)]
 
 
-def example_ids_of(matrix: Any, rows: slice) -> tuple[IntArray, slice]:
+def row_of_each_entry(matrix: Any, rows: slice) -> tuple[IntArray, slice]:
     """Return the row of each entry in a slice of the rows of a CSR matrix, and the entries' slice.
 
     The rows are counted from the first of the slice.

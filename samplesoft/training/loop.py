@@ -83,7 +83,7 @@ class Progress:
         self.loss_sum, self.examples, self.epoch_seconds = 0.0, 0, 0.0
         self.metrics = {}
 
-    def validated(self, metrics: dict[str, float], tolerance: float = 0.0) -> None:
+    def record_validation(self, metrics: dict[str, float], tolerance: float = 0.0) -> None:
         """Record the validation metrics of the current epoch, before it is counted.
 
         The epoch is an improvement if its loss is below the best loss by more than `tolerance`.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from samplesoft._temperature import tau_of_classes
+from samplesoft._temperature import default_tau
 from samplesoft.losses.registry import LOSSES
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings, normalizes_by_default
 from samplesoft.samplers.registry import SAMPLERS
@@ -218,8 +218,8 @@ def resolve(
     epochs = requested.epochs
     if epochs is None:
         epochs = _num_epochs(requested, num_examples, on_inputs)
-    num_late_epochs = epochs - half_of(epochs)
-    num_steps = half_of(epochs) * _num_steps(num_examples, requested.batch_size)
+    num_late_epochs = epochs - calibration_epoch(epochs)
+    num_steps = calibration_epoch(epochs) * _num_steps(num_examples, requested.batch_size)
     num_steps += _num_steps(num_held_back, requested.batch_size)
     num_steps += num_late_epochs * _num_steps(num_examples + num_held_back, requested.batch_size)
     learning_rate = requested.learning_rate
@@ -242,7 +242,7 @@ def resolve(
     )
 
 
-def half_of(epochs: int) -> int:
+def calibration_epoch(epochs: int) -> int:
     """Return half of the epochs, rounded up: after so many epochs a model is calibrated."""
     return -(-epochs // 2)
 
@@ -277,8 +277,8 @@ def _resolve_model(
         embedding_dim = requested.get("embedding_dim", LinearSoftmaxSettings.embedding_dim)
         unit_vectors = normalizes_by_default(embedding_dim, requested["loss"])
     if requested.get("tau") is None and unit_vectors:  # the default grows with log(n)
-        settings["tau"] = tau_of_classes(num_classes)
-    if scores_all(requested, num_classes):
+        settings["tau"] = default_tau(num_classes)
+    if scores_all_classes(requested, num_classes):
         settings |= {"sampler": None, "num_sampled": None, "shared": False}
         if spec.draws:  # for so few classes the full softmax costs no more than a sampled one
             settings |= {"loss": "full", "label_reduction": "pal-n"}
@@ -304,7 +304,7 @@ def num_draws(requested: Mapping[str, Any], num_classes: int) -> Any:
     return max(NUM_SAMPLED, min(num_classes // _CLASSES_PER_DRAW, _MAX_DEFAULT_SAMPLED))
 
 
-def scores_all(requested: Mapping[str, Any], num_classes: int) -> bool:
+def scores_all_classes(requested: Mapping[str, Any], num_classes: int) -> bool:
     """Return whether all classes are scored in each step, so that nothing is drawn.
 
     This is so for a loss over all classes, for a single class, and, if the user gave no number of

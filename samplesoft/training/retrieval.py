@@ -10,7 +10,7 @@ import numpy as np
 from scipy import sparse
 
 from samplesoft._jit import chunks
-from samplesoft._random import as_key
+from samplesoft._random import stream_key
 from samplesoft._validation import (
     IntArray,
     as_count,
@@ -34,19 +34,19 @@ from samplesoft.training.checkpoint import Arrays, plain
 from samplesoft.training.linear_task import (
     Examples,
     LinearTask,
-    as_weights,
+    as_csr_weights,
     held_out_order,
-    unit_norm,
+    with_unit_rows,
 )
 from samplesoft.training.resolved import FitSettings, Resolved, resolve
 from samplesoft.training.settings import Settings
-from samplesoft.training.task import NUM_EXAMPLES, sub_seed
+from samplesoft.training.task import NUM_EXAMPLES, derive_seed
 from samplesoft.training.trained import linear_softmax_config, sample_one_label
 
 LIST_LENGTHS = (1, 3, 5, 20)  # lengths k of the top-k lists in metrics
 _MAX_VALIDATION_EXAMPLES = 2000  # examples in a validation
 _LOSS_BATCH_EXAMPLES = 256  # examples whose loss is computed at a time
-# paths of random streams in `sub_seed`
+# paths of random streams in `derive_seed`
 _HIDDEN_ITEMS_STREAM = 3, 1  # which items of held-out users are hidden
 _ONE_LABEL_STREAM = 3, 2  # which of several labels a checkpoint stores for an example
 
@@ -193,7 +193,7 @@ class RetrievalTask(LinearTask):
         if self.leave_out:
             _require_same_items(inputs, labels)
         self.test: Any = None
-        self._key = as_key(settings.seed)
+        self._key = stream_key(settings.seed)
         self._inputs, self._labels = inputs, labels
         self.num_unlabeled = int(np.sum(np.diff(labels.indptr) == 0))
         rows, held_out = self._split_rows()
@@ -206,7 +206,7 @@ class RetrievalTask(LinearTask):
         counts = np.bincount(labels.indices, minlength=num_columns[1]).astype(np.float64)
         super().__init__(*num_columns, model_settings, counts, self._key)
         unit_weights = np.ones(inputs.shape[0])
-        self.use(Examples(unit_norm(inputs), labels, unit_weights), rows, settings.batch_size)
+        self.use(Examples(with_unit_rows(inputs), labels, unit_weights), rows, settings.batch_size)
 
     def config(self) -> dict[str, Any]:
         """Return the settings, the numbers of examples and classes, and a hash of the data."""
@@ -276,9 +276,13 @@ class RetrievalTask(LinearTask):
         Of several labels one is drawn. If `leave_out`, this item is removed from the user's input.
         """
         given, labels = self._inputs[self._checkpoint_rows], self._labels[self._checkpoint_rows]
-        seed = sub_seed(self._key, *_ONE_LABEL_STREAM)
+        seed = derive_seed(self._key, *_ONE_LABEL_STREAM)
         inputs, drawn = sample_one_label(given, labels, self.leave_out, seed)
-        return {"h": self.model.embed(unit_norm(inputs)), "labels": drawn, "counts": self.counts}
+        return {
+            "h": self.model.embed(with_unit_rows(inputs)),
+            "labels": drawn,
+            "counts": self.counts,
+        }
 
     def state(self) -> Arrays:
         """Return the state of the sampler, without state that is computed from class vectors."""
@@ -317,7 +321,7 @@ class RetrievalTask(LinearTask):
         inputs, labels = _checked_examples(inputs, labels)
         rows = np.flatnonzero(np.diff(labels.indptr))
         rated_inputs, rated_labels = inputs[rows], labels[rows]
-        x, k = unit_norm(rated_inputs), [k for k in LIST_LENGTHS if k <= labels.shape[1]]
+        x, k = with_unit_rows(rated_inputs), [k for k in LIST_LENGTHS if k <= labels.shape[1]]
         ids, _ = self.model.top_k(x, k[-1], leave_out=rated_inputs if self.leave_out else None)
         size = self._labels.shape[0] - self.num_unlabeled
         # lists of users' items are not scored by propensities
@@ -360,7 +364,7 @@ class RetrievalTask(LinearTask):
         inputs, labels = self._inputs[rows], self._labels[rows]
         if not self.leave_out:
             return inputs, labels
-        generator = np.random.default_rng(sub_seed(self._key, *_HIDDEN_ITEMS_STREAM))
+        generator = np.random.default_rng(derive_seed(self._key, *_HIDDEN_ITEMS_STREAM))
         hidden = generator.random(labels.nnz) < 0.2
         # users with two or more items have at least one hidden item and one that is not hidden
         first = labels.indptr[:-1][np.diff(labels.indptr) > 1]
@@ -372,7 +376,7 @@ class RetrievalTask(LinearTask):
 def _checked_examples(inputs: Any, labels: Any) -> tuple[Matrix, Matrix]:
     """Return validated copies of inputs and labels, without labels of weight 0."""
     inputs = sum_repeated_entries(as_csr("inputs", inputs))
-    labels = sum_repeated_entries(as_weights("labels", labels))
+    labels = sum_repeated_entries(as_csr_weights("labels", labels))
     if inputs.shape[0] != labels.shape[0]:
         raise ValueError(
             f"`labels` must have a row for each of the {inputs.shape[0]} inputs, got "

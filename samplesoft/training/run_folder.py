@@ -16,23 +16,23 @@ from samplesoft._files import (
     FileInUse,
     discard_draft,
     move_into_place,
-    prefixed,
     read_json,
     retry_while_in_use,
+    with_prefixes,
     write_text,
 )
 from samplesoft._progress import progress_bar, progress_phase
 from samplesoft._validation import short_repr
-from samplesoft.data.files import file_not_found
+from samplesoft.data.files import file_not_found_error
 from samplesoft.optimizers.registry import make_optimizer
 from samplesoft.training.callbacks import EarlyStop
 from samplesoft.training.checkpoint import (
     Arrays,
     Checkpoint,
+    array_group,
     copy_arrays,
     explain_write_errors,
-    part_of,
-    reading,
+    open_checkpoint,
     require_config,
     write_draft,
 )
@@ -131,10 +131,10 @@ def train(
     with locked(folder):
         if not resume:
             require_free(folder)
-        return train_in(Path(folder), task, settings, schedule, resume, progress)
+        return train_in_locked_folder(Path(folder), task, settings, schedule, resume, progress)
 
 
-def train_in(
+def train_in_locked_folder(
     folder: Path,
     task: Task,
     settings: Settings,
@@ -251,9 +251,9 @@ def load_parameters(path: str | Path, task: Task) -> None:
     ValueError
         If the file is damaged, or is of another task. The parameters are then unchanged.
     """
-    with reading(path) as (config, _, arrays):
+    with open_checkpoint(path) as (config, _, arrays):
         require_config(path, config.get("task", {}), task.config())
-        copy_arrays(path, part_of("parameters", arrays), task.parameters)
+        copy_arrays(path, array_group("parameters", arrays), task.parameters)
 
 
 class RunFiles(Callback):
@@ -357,7 +357,7 @@ class RunFiles(Callback):
             "state": task.state(),
             "examples": examples,
         }
-        checkpoint = Checkpoint(self.config, progress.stored(), prefixed(groups, "/"))
+        checkpoint = Checkpoint(self.config, progress.stored(), with_prefixes(groups, "/"))
         error = None
         for name in (BEST, CHECKPOINT) if best else (CHECKPOINT,):
             self.discard_drafts([name])  # a pending draft is older than this checkpoint
@@ -409,12 +409,12 @@ class RunFiles(Callback):
         parameters.
         """
         path = self.folder / CHECKPOINT
-        with reading(path) as (config, values, arrays):
+        with open_checkpoint(path) as (config, values, arrays):
             require_config(path, config, self.config)
             progress = _progress_from_checkpoint(values, task)
-            optimizer.load_state(part_of("optimizer", arrays))
-            task.load_state(part_of("state", arrays))
-            copy_arrays(path, part_of("parameters", arrays), task.parameters)
+            optimizer.load_state(array_group("optimizer", arrays))
+            task.load_state(array_group("state", arrays))
+            copy_arrays(path, array_group("parameters", arrays), task.parameters)
             task.refresh()
         return progress
 
@@ -450,7 +450,7 @@ class Validate(Callback):
             metrics = task.validate()
             for name, value in metrics.items():
                 require_finite(f"validation {name}", value)
-        progress.validated(metrics)
+        progress.record_validation(metrics)
 
 
 class StepProgressBars(Callback):
@@ -578,7 +578,7 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
         # text after the last newline is an incomplete line
         *lines, _ = Path(path).read_bytes().split(b"\n")
     except FileNotFoundError:
-        raise file_not_found(path) from None
+        raise file_not_found_error(path) from None
     records = []
     for number, line in enumerate(lines, start=1):
         try:

@@ -18,7 +18,7 @@ Schedule = Callable[[int], float]  # returns the factor of a step; steps are cou
 # single rate suits most data.
 RATES = {"adagrad": 0.1, "adam": 0.003}
 # The same for models without an embedding, on inputs of norm 1.
-RATES_OF_INPUTS = {"adagrad": 2.0, "adam": 0.2}
+DEFAULT_RATES_ON_INPUTS = {"adagrad": 2.0, "adam": 0.2}
 
 
 def default_learning_rate(optimizer: str, *, on_inputs: bool, row_norm: float = 1.0) -> float:
@@ -30,7 +30,9 @@ def default_learning_rate(optimizer: str, *, on_inputs: bool, row_norm: float = 
     1.
     """
     if on_inputs:
-        return RATES_OF_INPUTS.get(optimizer, RATES_OF_INPUTS["adagrad"]) / max(1.0, row_norm)
+        return DEFAULT_RATES_ON_INPUTS.get(optimizer, DEFAULT_RATES_ON_INPUTS["adagrad"]) / max(
+            1.0, row_norm
+        )
     return RATES.get(optimizer, RATES["adagrad"])
 
 

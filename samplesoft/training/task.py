@@ -117,7 +117,7 @@ class Task(ABC):
         """Restore a state, given the result of `state`."""
 
 
-def sub_seed(seed: int | np.uint64, *path: int) -> int:
+def derive_seed(seed: int | np.uint64, *path: int) -> int:
     """Return a seed below ``2**64``, derived from `seed` and the integers in `path`.
 
     Different paths give independent random streams.

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from samplesoft._random import as_key
+from samplesoft._random import stream_key
 from samplesoft._validation import (
     LONGEST_PADDED,
     FloatArray,
@@ -30,8 +30,8 @@ from samplesoft.models.linear_softmax import (
 )
 from samplesoft.models.softmax_layer import SoftmaxLayer
 from samplesoft.samplers.base import Rows
-from samplesoft.training.checkpoint import Arrays, copy_arrays, part_of, reading
-from samplesoft.training.linear_task import unit_norm
+from samplesoft.training.checkpoint import Arrays, array_group, copy_arrays, open_checkpoint
+from samplesoft.training.linear_task import with_unit_rows
 
 _LONGEST_PADDED = LONGEST_PADDED * np.dtype("U1").itemsize  # longest text of an array, in bytes
 
@@ -79,7 +79,7 @@ class TrainedLinearSoftmax:
         """Return raw inputs (B, v) in the form and dtype in which the model gets them."""
         if sparse.issparse(inputs):
             inputs = sum_repeated_entries(as_csr("inputs", inputs))
-        return (unit_norm(inputs) if self.unit_inputs else inputs).astype(self.model.dtype)
+        return (with_unit_rows(inputs) if self.unit_inputs else inputs).astype(self.model.dtype)
 
 
 def linear_softmax_config(
@@ -124,7 +124,7 @@ def read_linear_softmax(path: str | Path) -> TrainedLinearSoftmax:
     ValueError
         If the file is damaged, has another format, or holds another model.
     """
-    with reading(path) as (config, values, arrays):
+    with open_checkpoint(path) as (config, values, arrays):
         # a run describes the model in the entry "task" of its config, a classifier in the config
         config = config.get("task", config)
         about = config.get("linear_softmax")
@@ -151,7 +151,7 @@ def read_linear_softmax(path: str | Path) -> TrainedLinearSoftmax:
             dtype=about["dtype"],
             rng=0,
         )
-        parameters = part_of("parameters", arrays)
+        parameters = array_group("parameters", arrays)
         if settings.embedding_dim is None:  # a sampled model stores flattened weights
             shape = model.parameters["softmax.weights"].shape
             parameters = {name: array.reshape(shape) for name, array in parameters.items()}
@@ -271,8 +271,8 @@ def read_examples(path: str | Path) -> TrainedSoftmax:
     >>> trained.embeddings.class_embeddings.shape, trained.step
     ((4, 8), 2)
     """
-    with reading(path) as (config, values, arrays):
-        task, examples = config.get("task", {}), part_of("examples", arrays)
+    with open_checkpoint(path) as (config, values, arrays):
+        task, examples = config.get("task", {}), array_group("examples", arrays)
         # language models have the first of these entries, models of sparse inputs the second
         softmax = task.get("softmax", task.get("linear_softmax"))
         if softmax is None or "h" not in examples:
@@ -283,7 +283,7 @@ def read_examples(path: str | Path) -> TrainedSoftmax:
                 f"{str(path)!r} must hold contexts of a softmax layer, got "
                 f"{', '.join(examples) or 'none'}; {remedy}."
             )
-        parameters = part_of("parameters", arrays)
+        parameters = array_group("parameters", arrays)
         return _trained_softmax(softmax, examples, parameters, values["step"])
 
 
@@ -306,7 +306,7 @@ def _trained_softmax(
     return TrainedSoftmax(embeddings, softmax["tau"], softmax["absolute"], step)
 
 
-def linear_examples(
+def sample_trained_softmax(
     trained: TrainedLinearSoftmax, inputs: Any, labels: Any, num_examples: int, seed: int
 ) -> TrainedSoftmax:
     """Return the softmax layer of a trained model, with contexts of randomly chosen examples.
@@ -342,7 +342,7 @@ def linear_examples(
         )
     rows = rows[choose_indices(len(rows), num_examples, seed)]
     chosen_inputs, one_label = sample_one_label(
-        inputs[rows], labels[rows], trained.leave_out, int(as_key(seed))
+        inputs[rows], labels[rows], trained.leave_out, int(stream_key(seed))
     )
     examples = {"h": trained.embed(chosen_inputs), "labels": one_label, "counts": trained.counts}
     softmax = softmax_config(trained.model.softmax) | {"absolute": trained.absolute}

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from samplesoft._executors import as_executor
 from samplesoft._progress import progress_bar
-from samplesoft._random import as_key
+from samplesoft._random import stream_key
 from samplesoft._temperature import as_tau, have_unit_norm
 from samplesoft._validation import (
     as_choice,
@@ -162,7 +162,7 @@ def tune(
             )
         sizes.sort()  # more draws are slower: once a number is too slow, larger ones are skipped
         sharing_modes = sharing_modes[::-1]  # the faster mode first
-    key = as_key(rng)
+    key = stream_key(rng)
     workers = as_executor(executor)
     # choose contexts for the bias, and the contexts of the timed batch, repeated if it is larger
     order = np.random.default_rng(int(key)).permutation(len(contexts))
@@ -257,4 +257,4 @@ def _reason_to_leave_out(spec: SamplerSpec, inputs: SamplerInputs, unit: bool) -
     """Return the reason why a sampler cannot be measured, or an empty string if it can."""
     if not spec.every_class:
         return "draws among candidates that are others in each step"
-    return spec.lacks(inputs, unit)
+    return spec.reason_if_inputs_lack(inputs, unit)

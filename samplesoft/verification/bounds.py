@@ -15,9 +15,9 @@ from samplesoft._jit import thread_map
 from samplesoft._validation import FloatArray
 from samplesoft.bias.asymptotic import asymptotic_bias_of
 from samplesoft.bias.inputs import Inputs
-from samplesoft.bias.theorems import Theorem1Bounds, Theorem1Terms, theorem1_terms_of, widened
+from samplesoft.bias.theorems import Theorem1Bounds, Theorem1Terms, theorem1_terms_of, widen_bounds
 
-BLOCKS = ("logits", "h", "class_embeddings")
+PARAMETER_BLOCKS = ("logits", "h", "class_embeddings")
 # A coordinate counts as outside a bound if it exceeds the bound by more than rounding and more than
 # this fraction of M / m, which is far below relevant violations.
 _SLACK_FRACTION = 1e-14
@@ -115,7 +115,7 @@ def row_values(
         terms = theory.terms
         g = theory.g
         printed = Theorem1Bounds(*terms.bounds(g, scale, m), g, scale, terms)
-        low, high = widened(printed, slack)
+        low, high = widen_bounds(printed, slack)
         outside = (bias < low) | (bias > high)
         limit = theory.limit / m
         values |= {

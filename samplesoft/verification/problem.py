@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._limits import ignore_overflow
-from samplesoft._temperature import require_squares
+from samplesoft._temperature import require_squarable
 from samplesoft._validation import (
     FloatArray,
     IntArray,
@@ -31,7 +31,7 @@ from samplesoft.bias.inputs import (
     require_none_certain,
 )
 from samplesoft.schemes import Scheme, as_scheme
-from samplesoft.verification.bounds import BLOCKS
+from samplesoft.verification.bounds import PARAMETER_BLOCKS
 
 _FLOAT32 = float(np.finfo(np.float32).eps)
 _MAX_UNEXPLAINED = 1e-6  # fraction of the sum of squares that a better tau may leave unexplained
@@ -50,7 +50,7 @@ class VerificationProblem:
     h: FloatArray | None
     class_embeddings: FloatArray | None
     tau: float
-    blocks: tuple[str, ...]  # names of parameters, from `BLOCKS`
+    blocks: tuple[str, ...]  # names of parameters, from `PARAMETER_BLOCKS`
     scheme: Scheme
     draw_counts: list[int]  # numbers of draws m, in increasing order
     num_trials: int
@@ -84,7 +84,7 @@ def checked_problem(
     wrt = (wrt,) if isinstance(wrt, str) else wrt
     if as_array("wrt", wrt).ndim != 1:
         raise TypeError(f"`wrt` must be a list of names, got {type(wrt).__name__}.")
-    blocks = tuple(dict.fromkeys(as_choice("wrt", name, BLOCKS) for name in wrt))
+    blocks = tuple(dict.fromkeys(as_choice("wrt", name, PARAMETER_BLOCKS) for name in wrt))
     contexts, classes = _check_vectors(h, class_embeddings, o)
     if contexts is None:
         blocks = tuple(name for name in blocks if name == "logits")
@@ -95,10 +95,10 @@ def checked_problem(
         )
     scale = as_positive("tau", tau)
     # moments contain squares of tau * class_embeddings, which must not overflow
-    require_squares(np.ones(1) if classes is None else classes, scale)
+    require_squarable(np.ones(1) if classes is None else classes, scale)
     rules = as_scheme(scheme)
     values = list(num_sampled) if isinstance(num_sampled, Iterable) else [num_sampled]
-    counts = sorted(as_count("num_sampled", value, rules.least_draws) for value in values)
+    counts = sorted(as_count("num_sampled", value, rules.min_draws) for value in values)
     if not counts or len(set(counts)) < len(counts):
         raise ValueError(
             f"`num_sampled` must hold one or more different numbers of draws, got {values}."

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from samplesoft.reports.parts import Column, Heading, Items, Paragraph, Part, Settings, Table
 from samplesoft.reports.report import Report
-from samplesoft.reports.values import csv_table, described
+from samplesoft.reports.values import csv_table, field_descriptions
 from samplesoft.verification.plots import plot_rows
 from samplesoft.verification.row import VerificationRow as VerificationRow  # public here too
 
@@ -141,7 +141,7 @@ class VerificationReport(Report):
             caption = f"Bias in {_NAMES[wrt]}, by sampler and number of draws m"
             table = Table(names, [Column("figure", str), *map(_row_as_column, rows)], caption)
             parts += [Heading(f"Gradient in {_NAMES[wrt]}: {where}"), table]
-        meanings = described(VerificationRow)
+        meanings = field_descriptions(VerificationRow)
         names = [name for name in _VALUE_FIELDS if name in shown]
         # fields with the same description are adjacent: explain them together
         texts = [

@@ -361,7 +361,7 @@ def _predict_loss_moments(
     effects = np.abs(draw_moments.mean_fractions - mean)
     second = draw_moments.count_variances @ effects**2
     third = draw_moments.count_variances @ effects**3
-    if scheme.random_count:
+    if scheme.has_random_count:
         # probability of a trial without negatives, in which S is the label's term and the loss is 0
         none = float(q[label]) ** m
         if scheme.independent:

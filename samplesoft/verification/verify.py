@@ -13,18 +13,18 @@ from numpy.typing import ArrayLike
 
 from samplesoft._executors import as_executor, run_tasks
 from samplesoft._progress import progress_bar
-from samplesoft._random import as_key, mix64
+from samplesoft._random import mix64, stream_key
 from samplesoft._validation import FloatArray, require_mapping
 from samplesoft.bias.asymptotic import self_normalized_terms_of
 from samplesoft.bias.bounds.finite import finite_sample_bounds_of
-from samplesoft.bias.bounds.num_sampled import least_num_sampled
+from samplesoft.bias.bounds.num_sampled import smallest_num_sampled
 from samplesoft.bias.exact import ExactBias, exact_bias_of, lost_digits
 from samplesoft.bias.inputs import Inputs
 from samplesoft.bias.moments.gradient import exact_gradient_moments_of
 from samplesoft.bias.with_replacement.integral import with_replacement_bias
 from samplesoft.schemes import Scheme
 from samplesoft.verification.bounds import (
-    BLOCKS,
+    PARAMETER_BLOCKS,
     RowValues,
     TheoryTerms,
     class_vector_row_values,
@@ -62,7 +62,7 @@ def verify(
     h: ArrayLike | None = None,
     class_embeddings: ArrayLike | None = None,
     tau: float = 1.0,
-    wrt: Sequence[str] = BLOCKS,
+    wrt: Sequence[str] = PARAMETER_BLOCKS,
     scheme: str = "negatives",
     num_trials: int = 4000,
     rng: int | np.random.Generator | None = None,
@@ -161,7 +161,7 @@ def verify(
     samplers = checked_inputs(proposals, problem)
     workers = as_executor(executor)
     warn_unless_logits_fit_vectors(problem)
-    key = as_key(rng)
+    key = stream_key(rng)
     counts = problem.draw_counts
     rows: list[VerificationRow] = []
     comparisons: list[Comparison] = []
@@ -348,7 +348,7 @@ def _num_draws_needed(inputs: Inputs) -> int | None:
 
     # the L1 bias of each example decreases with m (bias/README.md, section 14)
     try:
-        return least_num_sampled(mean_l1_bias, 1, TARGET_BIAS)
+        return smallest_num_sampled(mean_l1_bias, 1, TARGET_BIAS)
     except ValueError:
         return None
 

@@ -10,7 +10,7 @@ from itertools import count
 import numpy as np
 from bench_bias import pair
 
-from samplesoft._random import as_key
+from samplesoft._random import stream_key
 from samplesoft.kernels.alias import build_alias
 from samplesoft.samplers import static
 from samplesoft.samplers.frequency import LogUniformSampler
@@ -25,7 +25,7 @@ def bench_draws(n, num=10_000):
     weighted, uniform = WeightedSampler(weights), UniformSampler(n)
 
     def draw():
-        static._write_alias_draws(as_key(next(seeds)), 0, tables, nothing, ids)
+        static._write_alias_draws(stream_key(next(seeds)), 0, tables, nothing, ids)
 
     for name, call in {
         "alias draws alone": draw,

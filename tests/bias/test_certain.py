@@ -23,14 +23,14 @@ HEADS = {"label in": [2, 0], "label in the tail": [1, 4], "one class": [3]}
 def test_schemes_that_take_certain_classes():
     names = "negatives", "masked", "reject", "jackknife", "jackknife_masked"
     assert certain_schemes() == names
-    assert not SCHEMES["kept"].takes_certain
+    assert not SCHEMES["kept"].allows_always_included
 
 
 @pytest.mark.parametrize("m", [2, 3])
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("scheme", certain_schemes())
 def test_equals_enumeration(scheme, head, m):
-    m = max(m, SCHEMES[scheme].least_draws)
+    m = max(m, SCHEMES[scheme].min_draws)
     exact = exact_bias(LOGITS, 2, Q, m, scheme=scheme, certain=HEADS[head])
     bias, loss_bias = certain_bias(LOGITS, 2, Q, m, scheme, HEADS[head])
     np.testing.assert_allclose(exact.bias, bias, rtol=1e-10, atol=1e-13)
@@ -61,7 +61,7 @@ def test_a_tail_that_never_draws_the_head(scheme, label):
 def test_equals_enumeration_anywhere(logits, weights, label, certain, scheme):
     q = np.array(weights[: len(logits)])
     q /= q.sum()
-    m = max(2, SCHEMES[scheme].least_draws)
+    m = max(2, SCHEMES[scheme].min_draws)
     exact = exact_bias(logits, label, q, m, scheme=scheme, certain=list(certain))
     bias, loss_bias = certain_bias(logits, label, q, m, scheme, certain)
     assert abs(exact.bias - bias).sum() <= 1e-10 * abs(bias).sum() + 1e-14

@@ -86,7 +86,7 @@ def check(logits, label, q, m, c, scheme, certain=()):
 @pytest.mark.parametrize("label", [2, 1])
 @pytest.mark.parametrize("scheme", exact_schemes())
 def test_equals_enumeration(scheme, label, m):
-    m = max(m, SCHEMES[scheme].least_draws)
+    m = max(m, SCHEMES[scheme].min_draws)
     exact = check(LOGITS, label, Q, m, CORRECTION, scheme)
     right = exact_bias(LOGITS, label, Q, m, scheme=scheme)
     if (scheme, m) != ("importance", 1):  # where p' is 1 on the draw, whatever its weight

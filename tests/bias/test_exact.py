@@ -46,7 +46,7 @@ def assert_equals_enumeration(result, logits, label, q, m, scheme, rtol=1e-12):
 @pytest.mark.parametrize("n", [2, 3, 4])
 @pytest.mark.parametrize("scheme", exact_schemes())
 def test_equals_enumeration(scheme, n, m):
-    if m < SCHEMES[scheme].least_draws:
+    if m < SCHEMES[scheme].min_draws:
         pytest.skip("the jackknife needs more draws")
     for label in range(n):
         logits, q = instance(100 * n + 10 * m + label, n)

@@ -168,7 +168,7 @@ def test_error_estimate_is_fair(scheme):
 @pytest.mark.parametrize("m", DRAWS)
 def test_largest_class_keeps_the_sum_at_zero(m):
     for scheme in exact_schemes():
-        draws = max(m, SCHEMES[scheme].least_draws)
+        draws = max(m, SCHEMES[scheme].min_draws)
         result = exact_bias([9.0, -4.0, 1.0, 3.0], 1, [0.1, 0.2, 0.3, 0.4], draws, scheme=scheme)
         assert abs(result.bias.sum()) <= 1e-13 * np.abs(result.bias).sum()
 

@@ -48,10 +48,10 @@ def plain_bias(logits, label, q, m, scheme, dtype, step):
     keep, draws = dtype(1), m
     if facts.independent:
         q, draws = np.where(others, q, 0), 1
-    elif facts.excludes_label or facts.divides_by_kept:
+    elif facts.excludes_label or facts.divides_by_accepted:
         keep = q[others].sum() / q.sum()
         q = np.where(others, q, 0) / q[others].sum()
-        draws = 1 if facts.divides_by_kept else m  # r = e / qn, and u = K v
+        draws = 1 if facts.divides_by_accepted else m  # r = e / qn, and u = K v
     else:
         q = q / q.sum()
     w = np.divide(e, draws * q, out=np.zeros(n, dtype), where=q > 0)
@@ -70,7 +70,7 @@ def plain_bias(logits, label, q, m, scheme, dtype, step):
             factor = 1 - q + q * decay
             everything = np.exp(np.log(factor).sum() - v * base)
             out += dv * everything * q * w * decay / factor
-        elif facts.divides_by_kept:
+        elif facts.divides_by_accepted:
             theta = np.exp(-v * base) * (q @ decay)
             first = m * keep * theta * (1 - keep + keep * theta) ** (m - 1)
             everything = first
@@ -80,7 +80,7 @@ def plain_bias(logits, label, q, m, scheme, dtype, step):
             everything = np.exp(-v * base) * phi**m
             out += dv * np.exp(-v * base) * phi ** (m - 1) * m * q * w * decay
         out[label] += dv * base * everything
-    if facts.divides_by_kept:
+    if facts.divides_by_accepted:
         out[label] += (1 - keep) ** m
     return (out - e).astype(float)
 

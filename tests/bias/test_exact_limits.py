@@ -21,7 +21,7 @@ DIGITS = 400  # beyond the 289 of LOST
 
 def check(logits, label, q, m, scheme):
     """Require ten digits of the bias, or for the jackknife a warning, and the error."""
-    m = max(m, SCHEMES[scheme].least_draws)
+    m = max(m, SCHEMES[scheme].min_draws)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         result = exact_bias(logits, label, q, m, scheme=scheme)

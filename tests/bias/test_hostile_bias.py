@@ -21,7 +21,7 @@ def draws_for(scheme, label, q, m):
     facts = SCHEMES[scheme]
     if facts.distinct:
         return min(m, int(np.count_nonzero(q)) - int(facts.excludes_label and q[label] > 0.0))
-    return max(m, facts.least_draws)
+    return max(m, facts.min_draws)
 
 
 def check(found, logits, label, q, m, scheme, correction=None):

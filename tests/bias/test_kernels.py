@@ -111,8 +111,8 @@ def compressed(log_r, weights, contrast):
     np.testing.assert_allclose(zeta, np.tanh(0.5 * (log_r - 0.2)), rtol=0, atol=1e-14)
     moments = np.zeros((count, 3, panels.DEGREE))
     panels.add_moments(*places, rows, moments)
-    atoms = (first + np.arange(count)[:, None] + panels.node_places()) * width
-    return atoms, np.moveaxis(moments @ panels.to_coefficients().T, 1, 0), places
+    atoms = (first + np.arange(count)[:, None] + panels.node_positions()) * width
+    return atoms, np.moveaxis(moments @ panels.coefficient_matrix().T, 1, 0), places
 
 
 @pytest.mark.parametrize("rate", [1e-6, 0.05, 1.0, 30.0])
@@ -132,7 +132,7 @@ def test_panels_carry_sums_and_values(rate):
         size = math.fsum(np.abs(weights * factor))
         assert abs((measure[row] * decay(atoms)).sum() - direct) <= 2e-14 * size
 
-    coefficients = np.stack([decay(atoms), -atoms], axis=1) @ panels.to_coefficients()
+    coefficients = np.stack([decay(atoms), -atoms], axis=1) @ panels.coefficient_matrix()
     values = panels.evaluate(*places, coefficients)
     assert np.allclose(values[0], decay(log_r), rtol=0, atol=2e-14)
     assert np.allclose(values[1], -log_r, rtol=0, atol=1e-13)

@@ -39,7 +39,7 @@ def test_equals_enumeration(n, m):
         rng = np.random.default_rng(10 * n + seed)
         logits, q, c = rng.normal(size=n) * 2, rng.dirichlet(np.ones(n)), rng.normal(size=(n, 3))
         for scheme in WITH_MOMENTS:
-            if m < SCHEMES[scheme].least_draws:
+            if m < SCHEMES[scheme].min_draws:
                 continue
             args = logits, seed % n, known(scheme, q), m, c
             result = exact_gradient_moments(*args, tau=1.7, scheme=scheme)
@@ -135,7 +135,7 @@ def test_moments_of_independent_inclusion_against_draws():
 @given(hard_cases(), st.sampled_from(WITH_MOMENTS))
 def test_no_moment_is_off_by_more_than_its_error(case, scheme):
     logits, label, q, m, c = case
-    args = logits, label, known(scheme, q), max(m, SCHEMES[scheme].least_draws), c
+    args = logits, label, known(scheme, q), max(m, SCHEMES[scheme].min_draws), c
     result = exact_gradient_moments(*args, scheme=scheme)
     digits = 800 + int(2.0 * np.ptp(logits))
     exact = naive.gradient_moments(*args, 1.0, scheme, dps=digits)

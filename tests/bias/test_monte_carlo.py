@@ -44,7 +44,7 @@ def z_scores(result, bias, loss_bias):
 @pytest.mark.parametrize("m", [2, 4])
 @pytest.mark.parametrize("scheme", exact_schemes())
 def test_agrees_with_enumeration(scheme, m):
-    m = max(m, SCHEMES[scheme].least_draws)
+    m = max(m, SCHEMES[scheme].min_draws)
     for label in (1, 2):
         bias, loss_bias, variance = exact(LOGITS, label, Q, m, scheme)
         got = monte_carlo_bias(LOGITS, label, Q, m, num_trials=TRIALS, scheme=scheme, rng=m)
@@ -227,7 +227,7 @@ def test_extreme_logits_agree_with_enumeration(scheme, label):
 @pytest.mark.parametrize("scheme", exact_schemes())
 def test_tiny_proposals_stay_finite(scheme):
     logits, q = np.array([1e4, -1e4, 0.0, 5.0]), np.array([0.5, 0.5, 1e-300, 5e-324])
-    m = SCHEMES[scheme].least_draws
+    m = SCHEMES[scheme].min_draws
     got = monte_carlo_bias(logits, 1, q, m + 1, num_trials=500, scheme=scheme, rng=7)
     for array in (got.bias, got.stderr, got.loss_bias, got.loss_stderr):
         assert np.isfinite(array).all()

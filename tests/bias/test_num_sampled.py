@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samplesoft import exact_bias, finite_sample_bounds, num_sampled_for
-from samplesoft.bias.bounds.num_sampled import least_num_sampled
+from samplesoft.bias.bounds.num_sampled import smallest_num_sampled
 
 CASES = settings(max_examples=40, deadline=None)
 LOGITS, Q = np.array([0.5, -1.0, 2.0, 0.0]), np.array([0.4, 0.3, 0.2, 0.1])
@@ -83,7 +83,7 @@ def test_the_search_finds_the_first_of_any_norm_that_falls(size):
     for wanted in (2.0, 0.9, 0.3, 0.2):
         calls = []
         first = next(m for m in range(1, 2000) if size(m) <= wanted)
-        found = least_num_sampled(lambda m, calls=calls: calls.append(m) or size(m), 1, wanted)
+        found = smallest_num_sampled(lambda m, calls=calls: calls.append(m) or size(m), 1, wanted)
         assert found == first
         assert len(calls) <= 40
 

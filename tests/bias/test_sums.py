@@ -47,7 +47,7 @@ def same_bias(bias, want, *errors):
     ],
 )
 def test_chunks_bring_the_bias_of_arrays(scheme, n, m, spread, size):
-    m = max(m, SCHEMES[scheme].least_draws)
+    m = max(m, SCHEMES[scheme].min_draws)
     logits, q = problem(n, n + m, spread)
     want = samplesoft.exact_bias(logits, 1, q, m, scheme=scheme)
     chunks = cut(logits, q, size)
@@ -205,8 +205,8 @@ def test_bounds_of_dask_arrays_with_logits_too_far_apart_are_refused():
 def test_moments_of_dask_arrays(scheme):
     da = pytest.importorskip("dask.array", reason="the extra dask is not installed")
     rng = np.random.default_rng(7)
-    m = 100 if SCHEMES[scheme].divides_by_kept else 6
-    for n, chunk in ((3, 1), (900, 210))[SCHEMES[scheme].divides_by_kept :]:
+    m = 100 if SCHEMES[scheme].divides_by_accepted else 6
+    for n, chunk in ((3, 1), (900, 210))[SCHEMES[scheme].divides_by_accepted :]:
         logits, q = problem(n, n)
         vectors = rng.normal(size=(n, 3)) + 5.0  # a mean that must be taken off
         want = samplesoft.exact_gradient_moments(logits, 1, q, m, vectors, tau=2.0, scheme=scheme)

@@ -41,7 +41,7 @@ def run(seconds: float, seed: int) -> Iterator[dict[str, object]]:
             break
         logits, label, q, m = KINDS[kind](generators[kind])
         for scheme in exact_schemes():
-            draws = max(m, SCHEMES[scheme].least_draws)
+            draws = max(m, SCHEMES[scheme].min_draws)
             with warnings.catch_warnings(record=True) as told:
                 warnings.simplefilter("always")
                 result = exact_bias(logits, label, q, draws, scheme=scheme)

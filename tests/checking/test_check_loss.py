@@ -11,7 +11,7 @@ from checking import twins
 from checking.twins import log_uniform, make
 
 from samplesoft import check_loss, exact_bias
-from samplesoft._random import as_key
+from samplesoft._random import stream_key
 from samplesoft.checking import batches as of_batches
 from samplesoft.checking import known
 from samplesoft.checking.batches import InBatchCandidates
@@ -1792,7 +1792,7 @@ def test_means_without_replacement_are_those_of_the_exact_bias(name):
 @pytest.mark.slow
 def test_its_bias_is_the_exact_one():
     report = check_loss(make("masked"), log_uniform(20), 10)
-    problem = make_problem(log_uniform(20), 10, 1.0, False, as_key(0))
+    problem = make_problem(log_uniform(20), 10, 1.0, False, stream_key(0))
     exact = exact_bias(problem.logits, problem.labels, problem.q, 10, scheme="masked")
     assert report.loss_bias == pytest.approx(exact.loss_bias.mean())
     assert report.gradient_bias == pytest.approx(np.abs(exact.bias).sum(axis=1).mean())

@@ -161,20 +161,20 @@ def terms(scheme, own, x, label_weight):
         if scheme == "importance":
             total = np.logaddexp.reduce(x, axis=1)
             return total - own, np.full_like(own, -1.0), np.exp(x - total[:, None])
-    values, d_own, d_x = softmax_terms(own, x, label_weight)
+    values, d_own, d_x = softmax_kernel(own, x, label_weight)
     if scheme.startswith("jackknife"):
         m = x.shape[1]
         values, d_own, d_x = m * values, m * d_own, m * d_x
         for left_out in range(m):
             rest = np.delete(x, left_out, axis=1) + np.log(m / (m - 1))
-            value, d, d_rest = softmax_terms(own, rest)
+            value, d, d_rest = softmax_kernel(own, rest)
             share = (m - 1) / m
             values, d_own = values - share * value, d_own - share * d
             d_x[:, np.arange(m) != left_out] -= share * d_rest
     return values, d_own, d_x
 
 
-def softmax_terms(own, x, label_weight=1):
+def softmax_kernel(own, x, label_weight=1):
     with np.errstate(divide="ignore"):
         label = own + np.log(label_weight)
     total = np.logaddexp(label, np.logaddexp.reduce(x, axis=1, initial=-np.inf))

@@ -15,7 +15,7 @@ from run_files import assert_same_end
 import samplesoft.commands.train as train_command
 from samplesoft.cli import main
 from samplesoft.commands.train_options import _RUN_OPTIONS, MODELS, _model_options
-from samplesoft.reports.values import described
+from samplesoft.reports.values import field_descriptions
 from samplesoft.samplers.registry import SAMPLERS as SAMPLER_NAMES
 from samplesoft.training import (
     RetrievalSettings,
@@ -359,7 +359,7 @@ def test_epochs_are_saved(small, tmp_path):
 
 @pytest.mark.parametrize("settings", [RetrievalSettings, Settings])
 def test_the_docstring_says_what_each_field_is(settings):
-    texts = described(settings)
+    texts = field_descriptions(settings)
     assert list(texts) and texts.keys() == {field.name for field in fields(settings)}
     assert all(len(text) > 15 and not text.endswith(".") for text in texts.values())
 

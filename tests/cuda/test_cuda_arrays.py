@@ -7,7 +7,7 @@ import pytest
 
 from samplesoft import exact_bias, to_host
 from samplesoft._device import backend
-from samplesoft._device.rows import last_of_each, union
+from samplesoft._device.rows import last_row_of_each_id, union
 from samplesoft._device.select import DEVICES, as_device
 from samplesoft.feature_maps import RandomFourierFeatures
 from samplesoft.losses import SampledSoftmaxLoss, make_loss
@@ -118,10 +118,10 @@ class TestOnDevice:
     @pytest.mark.parametrize("stop", [1, 3, 1000])
     def test_equal_ids_are_brought_together(self, size, stop):
         from samplesoft._cuda import to_device
-        from samplesoft._device.cuda import equal_runs
+        from samplesoft._device.cuda import group_equal_ids
 
         ids = np.random.default_rng(size).integers(0, stop, size)
-        found = (array.copy_to_host() for array in equal_runs(to_device(ids), stop))
+        found = (array.copy_to_host() for array in group_equal_ids(to_device(ids), stop))
         unique, inverse, order, starts = found
         wanted, first = np.unique(np.sort(ids), return_index=True)
         np.testing.assert_array_equal(unique, wanted)
@@ -131,7 +131,7 @@ class TestOnDevice:
         both = union([to_device(ids), to_device(ids[:1])]).copy_to_host()
         np.testing.assert_array_equal(both, wanted)
         rows = np.arange(2.0 * size).reshape(size, 2)
-        unique, lasts = last_of_each(to_device(ids), to_device(rows))
+        unique, lasts = last_row_of_each_id(to_device(ids), to_device(rows))
         np.testing.assert_array_equal(unique, wanted)
         for i, row in zip(unique, lasts.copy_to_host(), strict=True):
             np.testing.assert_array_equal(row, rows[np.flatnonzero(ids == i)[-1]])

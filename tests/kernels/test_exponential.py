@@ -2,14 +2,14 @@ import mpmath as mp
 import numpy as np
 import pytest
 
-from samplesoft.kernels.exponential import exp_to
+from samplesoft.kernels.exponential import replace_by_exp
 
 DENSE = np.concatenate([-np.linspace(0.0, 745.0, 20_011), -np.logspace(-300, 2.8, 5_003)])
 
 
 def computed(x):
     out = np.array(x, dtype=float)
-    exp_to(out, out.size)
+    replace_by_exp(out, out.size)
     return out
 
 

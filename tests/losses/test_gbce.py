@@ -42,7 +42,7 @@ def test_full_calibration_learns_probabilities(scheme):
     # WRONG: how often a class is drawn under the other scheme
     loss.excludes_label = not loss.excludes_label
     wrong = GBCELoss(scheme=scheme, calibration=1.0, reduction="sum")
-    wrong._terms_of = lambda draw, n: loss._terms_of(draw, n)
+    wrong._kernel_for_draw = lambda draw, n: loss._kernel_for_draw(draw, n)
     assert abs(expit(minimum(wrong, scheme)) / P - 1.0).min() > 0.01
 
 

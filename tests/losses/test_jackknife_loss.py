@@ -8,7 +8,7 @@ from mpmath import mp, mpf
 from oracles.naive_losses import derivative, every_draw, exact, jackknife, negatives
 
 from samplesoft import exact_bias
-from samplesoft.losses.jackknife import JackknifeLoss, jackknife_terms
+from samplesoft.losses.jackknife import JackknifeLoss, jackknife_kernel
 from samplesoft.losses.sampled import SampledSoftmaxLoss
 from samplesoft.samplers import UniformSampler
 from samplesoft.samplers.base import Draw
@@ -17,7 +17,7 @@ from samplesoft.samplers.base import Draw
 def computed(logits):
     """Loss and derivatives in the logits of one row; the label's is the first."""
     rows, losses = np.array([logits], dtype=float), np.empty(1)
-    jackknife_terms(rows, losses)
+    jackknife_kernel(rows, losses)
     return losses[0], rows[0]
 
 
@@ -114,7 +114,7 @@ def test_many_draws():
 def test_rows_do_not_mix():
     rows = np.array([[0.0, 1.0, 50.0], [1.0, 0.0, 0.5], [0.0, -INF, 60.0]])
     together, losses = rows.copy(), np.empty(3)
-    jackknife_terms(together, losses)
+    jackknife_kernel(together, losses)
     for b, row in enumerate(rows):
         value, gradient = computed(row)
         assert losses[b] == value

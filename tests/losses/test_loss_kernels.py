@@ -8,13 +8,13 @@ import pytest
 from mpmath import mp
 from scipy.special import logsumexp, softmax
 
-from samplesoft.kernels.exponential import log1p_to
-from samplesoft.kernels.sort_ids import equal_runs
+from samplesoft.kernels.exponential import replace_by_log1p
+from samplesoft.kernels.sort_ids import group_equal_ids
 from samplesoft.kernels.weights import row_max, total
-from samplesoft.losses.bilateral import bilateral_terms
+from samplesoft.losses.bilateral import bilateral_kernel
 from samplesoft.losses.differentiate import make_merged_differentiator, make_row_differentiator
-from samplesoft.losses.logistic import logistic_terms, merge_softplus
-from samplesoft.losses.sampled import exp_in_place, merge_exponentials, softmax_terms
+from samplesoft.losses.logistic import logistic_kernel, merge_softplus
+from samplesoft.losses.sampled import exp_in_place, merge_exponentials, softmax_kernel
 from samplesoft.losses.step import (
     Pairs,
     are_valid_draws,
@@ -30,14 +30,14 @@ INF = np.inf
 def test_logarithm_to_rounding():
     x = np.concatenate([np.linspace(-0.5, 1.0, 20_001), np.logspace(-300, 0, 2_000), [0.0]])
     found = x.copy()
-    log1p_to(found)
+    replace_by_log1p(found)
     np.testing.assert_allclose(found, np.log1p(x), rtol=5e-16, atol=0)
 
 
 @pytest.mark.parametrize("x", [-0.5, -0.3, -1e-9, 1e-17, 0.25, 0.7071, 1.0])
 def test_logarithm_against_many_digits(x):
     found = np.array([x])
-    log1p_to(found)
+    replace_by_log1p(found)
     with mp.workdps(40):
         assert abs(mp.mpf(found[0]) / mp.log1p(mp.mpf(x)) - 1) < mp.mpf("3.5e-16")
 
@@ -71,7 +71,7 @@ RANDOM = np.random.default_rng(3).normal(size=(5, 7)) * [[0.1], [1.0], [10.0], [
 
 
 def test_softmax_with_the_label():
-    losses, found = run(softmax_terms, RANDOM)
+    losses, found = run(softmax_kernel, RANDOM)
     np.testing.assert_allclose(losses, logsumexp(RANDOM, axis=1) - RANDOM[:, 0], rtol=1e-12)
     wanted = softmax(RANDOM, axis=1)
     wanted[:, 0] -= 1.0
@@ -79,25 +79,25 @@ def test_softmax_with_the_label():
 
 
 def test_softmax_without_the_label():
-    losses, found = run(bilateral_terms, RANDOM, 1.0)
+    losses, found = run(bilateral_kernel, RANDOM, 1.0)
     np.testing.assert_allclose(losses, logsumexp(RANDOM[:, 1:], axis=1) - RANDOM[:, 0], rtol=1e-12)
     np.testing.assert_allclose(found[:, 0], -1.0)
     np.testing.assert_allclose(found[:, 1:], softmax(RANDOM[:, 1:], axis=1), rtol=1e-11, atol=1e-15)
 
 
 def test_a_masked_draw_has_exactly_no_part_in_the_softmax():
-    losses, found = run(softmax_terms, [[0.0, -INF, 1.0, -INF], [3.0, -INF, -INF, -INF]])
+    losses, found = run(softmax_kernel, [[0.0, -INF, 1.0, -INF], [3.0, -INF, -INF, -INF]])
     assert (found[:, [1, 3]] == 0.0).all()
     assert losses[1] == 0.0 and not found[1].any()
     assert losses[0] == pytest.approx(np.log1p(np.e))
 
 
 def test_small_losses_keep_their_digits():
-    losses, found = run(softmax_terms, [[0.0, -80.0, -81.0]])
+    losses, found = run(softmax_kernel, [[0.0, -80.0, -81.0]])
     small = np.exp(-80.0) + np.exp(-81.0)
     assert losses[0] == pytest.approx(small, rel=1e-14)
     assert found[0, 0] == pytest.approx(-small, rel=1e-14)
-    losses, found = run(logistic_terms, [[80.0, -80.0, -81.0]])
+    losses, found = run(logistic_kernel, [[80.0, -80.0, -81.0]])
     assert losses[0] == pytest.approx(small + np.exp(-80.0), rel=1e-14)
     np.testing.assert_allclose(found[0], np.exp([-80.0, -80.0, -81.0]) * [-1, 1, 1], rtol=1e-14)
 
@@ -105,7 +105,7 @@ def test_small_losses_keep_their_digits():
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0, 1e4])
 def test_logistic_terms(scale):
     x = scale * np.random.default_rng(1).normal(size=(4, 6))
-    losses, found = run(logistic_terms, x)
+    losses, found = run(logistic_kernel, x)
     signed = x * ([-1.0] + [1.0] * 5)
     with mp.workdps(50):
         softplus = [[mp.log1p(mp.exp(mp.mpf(float(v)))) for v in row] for row in signed]
@@ -117,7 +117,7 @@ def test_logistic_terms(scale):
 
 
 def test_a_masked_draw_has_exactly_no_part_in_logistic_regression():
-    losses, found = run(logistic_terms, [[0.0, -INF, 0.0], [0.0, -INF, -INF]])
+    losses, found = run(logistic_kernel, [[0.0, -INF, 0.0], [0.0, -INF, -INF]])
     np.testing.assert_allclose(losses, [2.0 * np.log(2.0), np.log(2.0)], rtol=1e-15)
     assert (found[:, 1] == 0.0).all()
 
@@ -137,7 +137,7 @@ def test_corrections_and_hits(dtype, shared, keeps_label_hits, keeps_other_hits,
     )
     log_counts = rng.normal(size=ids.shape)
     places = np.concatenate([labels, ids.ravel()])
-    _, _, order, starts = equal_runs(places, 4)
+    _, _, order, starts = group_equal_ids(places, 4)
     first, last, columns = find_accidental_hits(labels, example_ids, order, starts, 4, shared)
     for p in range(4):
         wanted = np.flatnonzero(ids[0 if shared else example_ids[p]] == labels[p])
@@ -240,7 +240,7 @@ def test_slopes_of_pairs_become_those_of_examples():
 )
 @pytest.mark.parametrize(
     ("terms", "merge", "parameters"),
-    [(softmax_terms, merge_exponentials, ()), (logistic_terms, merge_softplus, (1.0,))],
+    [(softmax_kernel, merge_exponentials, ()), (logistic_kernel, merge_softplus, (1.0,))],
 )
 def test_merged_draws_differentiate_as_rows_do(
     terms, merge, parameters, keeps_label_hits, keeps_other_hits, counts_draws_once, plain
@@ -249,7 +249,7 @@ def test_merged_draws_differentiate_as_rows_do(
     rng = np.random.default_rng(0)
     example_ids, labels = np.array([0, 1, 1, 1, 2, 2]), np.array([1, 0, 2, 4, 3, 1])
     ids = np.array([[1, 2, 1, 0, 3], [5, 2, 0, 2, 4], [3, 3, 1, 1, 3]])
-    _, _, order, starts = equal_runs(np.concatenate([labels, ids.ravel()]), 6)
+    _, _, order, starts = group_equal_ids(np.concatenate([labels, ids.ravel()]), 6)
     first, last, columns = find_accidental_hits(labels, example_ids, order, starts, 5, False)
     pairs = Pairs(
         label_logits=rng.normal(size=6),

@@ -29,7 +29,7 @@ def enumerated(loss, o, label, q, m):
 @pytest.mark.parametrize("name", EXACT)
 @pytest.mark.parametrize(("n", "m"), [(3, 1), (3, 2), (3, 4), (4, 2), (4, 4), (2, 3)])
 def test_mean_loss_and_gradient_over_all_draws(name, n, m):
-    m = max(m, LOSSES[name].least_draws)
+    m = max(m, LOSSES[name].min_draws)
     loss = make_loss(name, reduction="sum")
     rng = np.random.default_rng(10 * n + m)
     o, q = 2.0 * rng.normal(size=n), rng.dirichlet(np.ones(n))

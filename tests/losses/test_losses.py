@@ -128,7 +128,7 @@ def test_the_same_bits_at_any_number_of_threads(name, shared, threads):
 @pytest.mark.parametrize(("n", "m"), [(6, 1), (3, 12), (2, 3), (2, 1)])
 def test_few_classes_and_few_or_many_draws(name, n, m):
     loss = make_loss(name)
-    case = make_case(loss, n=n, m=max(m, LOSSES[name].least_draws))
+    case = make_case(loss, n=n, m=max(m, LOSSES[name].min_draws))
     value, cache = case.forward(loss)
     gradients = loss.backward(cache)
     with mp.workdps(50):

@@ -117,7 +117,7 @@ def test_counts_of_labels_that_are_refused(name):
     with pytest.raises(ValueError, match="`label_log_count` must be finite, got nan.*pair 1"):
         forward(loss, case, label_log_count=np.array([0.0, np.nan, 0.0]))
     absent = np.array([0.0, 0.0, -np.inf])
-    if loss.properties.divides_by_kept:  # where no draw can be of the label, none is rejected
+    if loss.properties.divides_by_accepted:  # where no draw can be of the label, none is rejected
         case.ids[2] = 5
         assert np.isfinite(forward(loss, case, label_log_count=absent)[0])
     else:

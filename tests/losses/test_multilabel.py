@@ -5,7 +5,7 @@ import pytest
 from oracles import naive_losses_full as naive
 from scipy import sparse
 
-from samplesoft.losses.base import check_targets
+from samplesoft.losses.base import checked_targets
 from samplesoft.losses.full import FullSoftmaxLoss
 from samplesoft.losses.sampled import SampledSoftmaxLoss
 from samplesoft.samplers.base import Draw
@@ -19,7 +19,7 @@ def vectors(seed=0):
 
 
 def test_pairs_come_example_by_example():
-    targets = check_targets(sparse.csr_array(DENSE), 3, 5)
+    targets = checked_targets(sparse.csr_array(DENSE), 3, 5)
     assert targets.labels.tolist() == [1, 3, 0, 0, 1, 2, 4]
     assert targets.example_ids.tolist() == [0, 0, 1, 2, 2, 2, 2]
     np.testing.assert_allclose(targets.label_weights, [0.25, 0.75, 1.0, 0.25, 0.25, 0.25, 0.25])
@@ -27,21 +27,21 @@ def test_pairs_come_example_by_example():
 
 @pytest.mark.parametrize("dtype", [bool, np.int8, np.uint64, np.float32, np.float64])
 def test_any_type_of_weights(dtype):
-    targets = check_targets(sparse.csr_array((DENSE > 0).astype(dtype)), 3, 5)
+    targets = checked_targets(sparse.csr_array((DENSE > 0).astype(dtype)), 3, 5)
     np.testing.assert_allclose(targets.label_weights, [0.5, 0.5, 1.0, 0.25, 0.25, 0.25, 0.25])
     assert targets.label_weights.dtype == np.float64
 
 
 @pytest.mark.parametrize("form", ["csr_matrix", "csc_array", "coo_array", "lil_array", "dok_array"])
 def test_any_form(form):
-    targets = check_targets(getattr(sparse, form)(DENSE), 3, 5)
+    targets = checked_targets(getattr(sparse, form)(DENSE), 3, 5)
     assert targets.labels.tolist() == [1, 3, 0, 0, 1, 2, 4]
 
 
 def test_zeros_repeats_and_order_in_storage():
     data, indices = np.array([3.0, 1.0, 0.0, 1.0]), np.array([4, 2, 0, 4])
     matrix = sparse.csr_array((data, indices, [0, 4]), shape=(1, 5))
-    targets = check_targets(matrix, 1, 5)
+    targets = checked_targets(matrix, 1, 5)
     assert targets.labels.tolist() == [2, 4]
     np.testing.assert_allclose(targets.label_weights, [0.2, 0.8])
     assert matrix.indices.tolist() == [4, 2, 0, 4], "the matrix of the caller has changed"
@@ -49,7 +49,7 @@ def test_zeros_repeats_and_order_in_storage():
 
 
 def test_sums_over_the_pairs_of_each_example():
-    targets = check_targets(sparse.csr_array(DENSE), 3, 5)
+    targets = checked_targets(sparse.csr_array(DENSE), 3, 5)
     np.testing.assert_array_equal(targets.per_example(np.arange(7.0)), [1.0, 2.0, 18.0])
     np.testing.assert_array_equal(targets.rows(np.array([5, 6, 7])), [5, 5, 6, 7, 7, 7, 7])
 
@@ -126,9 +126,9 @@ def test_all_classes_are_labels():
 )
 def test_messages(matrix, message):
     with pytest.raises(ValueError, match=message):
-        check_targets(sparse.csr_array(matrix), 2, 2)
+        checked_targets(sparse.csr_array(matrix), 2, 2)
 
 
 def test_a_dense_matrix_is_refused_with_the_remedy():
     with pytest.raises(ValueError, match=r"scipy\.sparse"):
-        check_targets(np.ones((2, 2), int), 2, 2)
+        checked_targets(np.ones((2, 2), int), 2, 2)

@@ -14,7 +14,7 @@ from scipy import stats
 
 from samplesoft.losses import MultilevelLoss, SampledSoftmaxLoss
 from samplesoft.losses.base import Targets
-from samplesoft.losses.multilevel import multilevel_terms
+from samplesoft.losses.multilevel import multilevel_kernel
 from samplesoft.models import SoftmaxLayer
 from samplesoft.samplers import CertainSampler, UniformSampler
 from samplesoft.samplers.base import Draw
@@ -78,7 +78,7 @@ def test_no_bias_over_all_draws_of_all_levels(scheme, n, m, num_levels):
 
 def computed(logits, block, num_draws, weight):
     rows, losses = np.array([logits], dtype=float), np.empty(1)
-    multilevel_terms(rows, losses, block, num_draws, weight)
+    multilevel_kernel(rows, losses, block, num_draws, weight)
     return losses[0], rows[0]
 
 

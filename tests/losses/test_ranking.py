@@ -6,8 +6,8 @@ from oracles.loss_cases import check_value_and_gradients, make_case, of_scores
 from scipy import sparse
 
 from samplesoft.losses import BPRLoss, WARPLoss, make_loss
-from samplesoft.losses.ranking import bpr_terms, warp_terms
-from samplesoft.losses.sampled import Terms
+from samplesoft.losses.ranking import bpr_kernel, warp_kernel
+from samplesoft.losses.sampled import LossKernel
 from samplesoft.models import LinearSoftmax, LinearSoftmaxSettings
 from samplesoft.optimizers import make_optimizer
 from samplesoft.samplers.base import Draw
@@ -29,7 +29,7 @@ def run(kernel, rows, *more):
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e4])
 def test_bpr_by_hand(scale):
     rows = scale * np.random.default_rng(0).normal(size=(5, 7))
-    losses, found = run(bpr_terms, rows)
+    losses, found = run(bpr_kernel, rows)
     margins = rows[:, 1:] - rows[:, :1]
     np.testing.assert_allclose(losses, np.logaddexp(0.0, margins).mean(axis=1), rtol=1e-13)
     slopes = np.exp(-np.logaddexp(0.0, -margins)) / 6
@@ -40,16 +40,16 @@ def test_bpr_by_hand(scale):
 def test_bpr_does_not_grow_with_draws_or_with_those_left_out():
     inf = np.inf
     losses, found = run(
-        bpr_terms, [[1.0, 0.5, 2.0, -inf, -inf, -inf], [1.0, 0.5, 2.0, 0.5, 2.0, -inf]]
+        bpr_kernel, [[1.0, 0.5, 2.0, -inf, -inf, -inf], [1.0, 0.5, 2.0, 0.5, 2.0, -inf]]
     )
     assert losses[0] == pytest.approx(losses[1], rel=1e-14)
     assert found[0, 0] == pytest.approx(found[1, 0], rel=1e-14)
     assert not found[0, 3:].any() and found[1, 5] == 0.0
 
 
-@pytest.mark.parametrize("kernel", [bpr_terms, warp_terms])
+@pytest.mark.parametrize("kernel", [bpr_kernel, warp_kernel])
 def test_nothing_is_lost_without_draws_of_weight(kernel):
-    more = (HARMONIC,) if kernel is warp_terms else ()
+    more = (HARMONIC,) if kernel is warp_kernel else ()
     losses, found = run(kernel, [[3.0] + [-np.inf] * 4, [-1e4] + [-np.inf] * 4], *more)
     assert not losses.any() and not found.any()
 
@@ -65,7 +65,7 @@ def test_nothing_is_lost_without_draws_of_weight(kernel):
     ],
 )
 def test_warp_takes_the_first_that_violates_the_margin(row, loss, slopes):
-    losses, found = run(warp_terms, [row], HARMONIC)
+    losses, found = run(warp_kernel, [row], HARMONIC)
     assert losses[0] == pytest.approx(loss, rel=1e-14)
     wanted = np.zeros(5)
     for place, slope in slopes.items():
@@ -114,19 +114,19 @@ def test_the_formulas_notice_wrong_losses():
             logits[:, 1:] = np.where(np.isinf(logits[:, 1:]), -1e9, logits[:, 1:])
             self.right.kernel(logits, losses, *self.right.parameters)
 
-        def _terms_of(self, draw, num_classes):
-            self.right = super()._terms_of(draw, num_classes)
-            return Terms(self._terms)
+        def _kernel_for_draw(self, draw, num_classes):
+            self.right = super()._kernel_for_draw(draw, num_classes)
+            return LossKernel(self._terms)
 
     class Sum(BPRLoss):
         def _terms(self, logits, losses):
             kept = np.isfinite(logits[:, 1:]).sum(axis=1)
-            bpr_terms(logits, losses)
+            bpr_kernel(logits, losses)
             losses *= kept
             logits *= kept[:, None]
 
-        def _terms_of(self, draw, num_classes):
-            return Terms(self._terms)
+        def _kernel_for_draw(self, draw, num_classes):
+            return LossKernel(self._terms)
 
     for name, wrong in (("warp", Counted()), ("bpr", Sum())):
         case = make_case(make_loss(name), n=5, m=6)

@@ -22,7 +22,9 @@ DRAW = Draw(np.zeros((1, 2), np.int64), np.zeros((1, 2)))
 MERGED = [
     name
     for name in SAMPLED
-    if name in SEVERAL and "multilevel" not in name and make_loss(name)._terms_of(DRAW, 5).merge
+    if name in SEVERAL
+    and "multilevel" not in name
+    and make_loss(name)._kernel_for_draw(DRAW, 5).merge
 ]
 BINARY = [name for name in SEVERAL if LOSSES[name].make.is_binary]
 
@@ -251,7 +253,7 @@ def test_extreme_scores(name, kind):
 @pytest.mark.parametrize("name", MERGED)
 def test_draws_are_computed_with_once_for_all_labels(name, shared, monkeypatch):
     loss = make_loss(name)
-    seen, terms = [], loss._terms_of(DRAW, 5)
+    seen, terms = [], loss._kernel_for_draw(DRAW, 5)
 
     def counted(x, losses, *numbers):
         seen.append(x.size)
@@ -280,7 +282,7 @@ def test_many_draws_are_those_of_each_label(name, scale, masked):
     loss = make_loss(name, reduction="sum", mask_other_labels=masked)
     value, found = case.forward(loss)
     alone = copy.copy(loss)
-    alone._terms_of = lambda draw, n: loss._terms_of(draw, n)._replace(merge=None)
+    alone._kernel_for_draw = lambda draw, n: loss._kernel_for_draw(draw, n)._replace(merge=None)
     wanted, slopes = case.forward(alone)
     assert value == pytest.approx(wanted, rel=1e-13)
     size = np.abs(slopes.dh).max()

@@ -49,7 +49,7 @@ def test_the_masked_loss_is_the_same_on_draws_without_the_label(name):
 @pytest.mark.parametrize("name", SAMPLED)
 def test_distinct_draws_are_taken_or_refused(name):
     loss = make_loss(name)
-    case = make_case(loss, m=max(2, LOSSES[name].least_draws))
+    case = make_case(loss, m=max(2, LOSSES[name].min_draws))
     log_q = np.full(case.ids.shape, -1.0)
     draw = Draw(case.ids, log_q, log_inclusion=log_q + 0.5)
     options = {"label_log_count": np.full(3, -0.5)} if needs_count(loss) else {}

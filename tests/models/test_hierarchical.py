@@ -26,7 +26,7 @@ from samplesoft.models import (
 )
 from samplesoft.sklearn import SampledSoftmaxClassifier
 from samplesoft.training import read_linear_softmax
-from samplesoft.training.trained import linear_examples
+from samplesoft.training.trained import sample_trained_softmax
 
 COUNTS = np.array([9, 1, 4, 0, 2, 7, 1, 3, 30, 5, 2, 2, 1.5])
 
@@ -339,7 +339,7 @@ def test_a_model_on_a_tree_is_saved_and_read(fitted, tmp_path):
     np.testing.assert_array_equal(read.top_k(X, 2)[0], model.predict_topk(X, 2)[0])
     labels = sparse.csr_array(np.eye(30)[:1].repeat(300, axis=0))
     with pytest.raises(ValueError, match="class vectors"):
-        linear_examples(read, X, labels, 5, 0)
+        sample_trained_softmax(read, X, labels, 5, 0)
 
 
 @pytest.mark.parametrize(

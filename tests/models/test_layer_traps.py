@@ -15,7 +15,7 @@ from samplesoft.losses import (
     SampledSoftmaxLoss,
     make_loss,
 )
-from samplesoft.losses.base import check_targets
+from samplesoft.losses.base import checked_targets
 from samplesoft.metrics import evaluate
 from samplesoft.models import SoftmaxLayer
 from samplesoft.optimizers import make_optimizer
@@ -30,7 +30,7 @@ from samplesoft.samplers.static import WeightedSampler
 def test_a_label_matrix_with_columns_out_of_range_is_refused(column):
     parts = np.ones(2), np.array([column, 1]), np.array([0, 2])
     with pytest.raises(ValueError, match="labels"):
-        check_targets(sparse.csr_array(parts, shape=(1, 8)), 1, 8)
+        checked_targets(sparse.csr_array(parts, shape=(1, 8)), 1, 8)
 
 
 # WRONG: `update` keeps the caller's array until the sampler is updated, so a buffer that is used
@@ -108,7 +108,7 @@ def test_a_mean_depends_on_ratios_of_weights_alone(size):
 def test_shares_of_labels_are_those_of_small_floats(unit):
     values = (np.array([4, 2, 1]) * unit).astype(type(unit))
     parts = values, np.array([1, 1, 2]), np.array([0, 3])
-    shares = check_targets(sparse.csr_array(parts, shape=(1, 4)), 1, 4).label_weights
+    shares = checked_targets(sparse.csr_array(parts, shape=(1, 4)), 1, 4).label_weights
     np.testing.assert_allclose(shares, [6 / 7, 1 / 7])
 
 

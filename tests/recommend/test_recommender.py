@@ -7,13 +7,13 @@ import pytest
 from oracles import naive_recommend as naive
 from scipy import sparse
 
-from samplesoft._random import as_key
+from samplesoft._random import stream_key
 from samplesoft.metrics import ranking_scores
 from samplesoft.recommend import SampledSoftmaxRecommender
 from samplesoft.recommend.training import _HELD_OUT_STREAM, HeldOut, checked_settings
 from samplesoft.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from samplesoft.training.resolved import resolve
-from samplesoft.training.task import sub_seed
+from samplesoft.training.task import derive_seed
 
 SMALL = {"embedding_dim": 8, "num_sampled": 10, "batch_size": 16, "max_iter": 8, "random_state": 0}
 TAKEN = naive.planted()
@@ -140,7 +140,7 @@ def test_similar_users(model):
 
 def test_what_is_hidden_has_no_part_in_training():
     """Its weights change no loss and no parameter; those of what is left do."""
-    seed = sub_seed(as_key(0), _HELD_OUT_STREAM)
+    seed = derive_seed(stream_key(0), _HELD_OUT_STREAM)
     left = HeldOut(TAKEN, 0.5, seed).remaining.toarray()
     dense = TAKEN.toarray()
     options = {"validation_fraction": 0.5, "max_iter": 3, "propagation": 0.1}

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import naive_samplers as naive
 
-from samplesoft._random import RowKey
+from samplesoft._random import OffsetSeed
 from samplesoft.samplers import static, without_replacement
 from samplesoft.samplers.frequency import LogUniformSampler, UnigramSampler
 from samplesoft.samplers.static import UniformSampler, WeightedSampler
@@ -37,7 +37,7 @@ def test_a_row_is_drawn_alone_by_its_key(name, replace):
     rows = sampler.sample(contexts(6), 4, rng=2**64 - 1)
     for k in range(6):
         for alone in (contexts(1), contexts(3)):  # one context, or a set for several
-            draw = sampler.sample(alone, 4, shared=True, rng=RowKey(2**64 - 1, k))
+            draw = sampler.sample(alone, 4, shared=True, rng=OffsetSeed(2**64 - 1, k))
             np.testing.assert_array_equal(draw.ids, rows.ids[[k]])
 
 

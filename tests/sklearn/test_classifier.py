@@ -23,7 +23,7 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from samplesoft._temperature import tau_of_classes
+from samplesoft._temperature import default_tau
 from samplesoft.losses import LOSSES
 from samplesoft.optimizers import OPTIMIZERS
 from samplesoft.samplers import SAMPLERS, ClusterSampler
@@ -650,12 +650,12 @@ def test_the_sampler_is_updated_every_so_many_steps(monkeypatch):
 
 
 def test_tau_grows_with_the_number_of_classes():
-    assert tau_of_classes(2) == tau_of_classes(700) == 10.0
-    tau = tau_of_classes(50_000)
+    assert default_tau(2) == default_tau(700) == 10.0
+    tau = default_tau(50_000)
     assert 1.0 / (1.0 + 49_999 * np.exp(-tau)) > 0.99 > 0.31 > 1.0 / (1.0 + 49_999 * np.exp(-10.0))
     X, y = blobs(30)
     clf = make().partial_fit(X, y, classes=np.arange(5000))
-    assert clf.model_.settings.tau == tau_of_classes(5000) > 12.0
+    assert clf.model_.settings.tau == default_tau(5000) > 12.0
     assert make(tau=7.0).partial_fit(X, y, classes=range(5000)).model_.settings.tau == 7.0
     assert make(normalize=False).partial_fit(X, y, classes=range(5000)).model_.settings.tau == 1.0
 

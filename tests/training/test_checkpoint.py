@@ -13,8 +13,8 @@ import pytest
 from samplesoft._files import atomic_write, write_text
 from samplesoft.training.checkpoint import (
     Checkpoint,
+    array_group,
     copy_arrays,
-    part_of,
     read_checkpoint,
     require_config,
     write_checkpoint,
@@ -52,7 +52,7 @@ def test_what_is_written_comes_back_to_the_bit(path):
         assert found.arrays[name].dtype == array.dtype
         assert found.arrays[name].shape == array.shape
         assert found.arrays[name].tobytes() == array.tobytes()
-    assert part_of("parameters", found.arrays).keys() == {"w", "file"}
+    assert array_group("parameters", found.arrays).keys() == {"w", "file"}
 
 
 def test_numpy_reads_it_too(path):

@@ -9,8 +9,8 @@ from scipy import sparse
 
 from samplesoft._jit import njit
 from samplesoft.losses.registry import LOSSES
-from samplesoft.losses.sampled import SampledLoss, SampledSoftmaxLoss, Terms
-from samplesoft.losses.sums import one_vs_each_terms
+from samplesoft.losses.sampled import LossKernel, SampledLoss, SampledSoftmaxLoss
+from samplesoft.losses.sums import one_vs_each_kernel
 from samplesoft.models import LinearSoftmaxSettings
 from samplesoft.models.linear_softmax import LinearSoftmax
 from samplesoft.optimizers import SGD, make_optimizer
@@ -297,15 +297,15 @@ def hinge_terms(logits, losses, lead):
 class Hinge(SampledLoss):
     schemes = {"masked": SCHEMES["masked"].without_correction()}
 
-    def _terms_of(self, draw, num_classes):
-        return Terms(hinge_terms, (1.5,))
+    def _kernel_for_draw(self, draw, num_classes):
+        return LossKernel(hinge_terms, (1.5,))
 
 
 class PlainHinge(Hinge):
     """The same, in NumPy."""
 
-    def _terms_of(self, draw, num_classes):
-        return Terms(self._terms)
+    def _kernel_for_draw(self, draw, num_classes):
+        return LossKernel(self._terms)
 
     def _terms(self, logits, losses):
         hinge_terms.py_func(logits, losses, 1.5)
@@ -366,13 +366,15 @@ class Draws(SampledSoftmaxLoss):
 
 
 class PlainNumba(Hinge):
-    def _terms_of(self, draw, num_classes):
-        return Terms(numba.njit(hinge_terms.py_func), (1.5,))
+    def _kernel_for_draw(self, draw, num_classes):
+        return LossKernel(numba.njit(hinge_terms.py_func), (1.5,))
 
 
 class PlainMerge(SampledSoftmaxLoss):
-    def _terms_of(self, draw, num_classes):
-        return super()._terms_of(draw, num_classes)._replace(merge=lambda logits, merged: None)
+    def _kernel_for_draw(self, draw, num_classes):
+        return (
+            super()._kernel_for_draw(draw, num_classes)._replace(merge=lambda logits, merged: None)
+        )
 
 
 @pytest.mark.parametrize(
@@ -404,8 +406,8 @@ class Weighed(SampledLoss):
 
     schemes = {"masked": SCHEMES["masked"].without_correction()}
 
-    def _terms_of(self, draw, num_classes):
-        return Terms(one_vs_each_terms, weighs_draws=True, adds_exponentials=True)
+    def _kernel_for_draw(self, draw, num_classes):
+        return LossKernel(one_vs_each_kernel, weighs_draws=True, adds_exponentials=True)
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -461,8 +463,8 @@ def raising_terms(logits, losses):
 
 
 class Raising(Hinge):
-    def _terms_of(self, draw, num_classes):
-        return Terms(raising_terms)
+    def _kernel_for_draw(self, draw, num_classes):
+        return LossKernel(raising_terms)
 
 
 def test_a_kernel_that_raises_leaves_nobody_waiting(threads, monkeypatch):

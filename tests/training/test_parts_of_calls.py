@@ -9,7 +9,7 @@ from samplesoft.models.linear_softmax import select_entries
 from samplesoft.recommend import SampledSoftmaxRecommender
 from samplesoft.recommend.training import as_interactions, hide_items, normalized_graph
 from samplesoft.training import RetrievalSettings, RetrievalTask, Settings, linear_task, train
-from samplesoft.training.linear_task import unit_norm
+from samplesoft.training.linear_task import with_unit_rows
 
 RNG = np.random.default_rng(0)
 TAKEN = sparse.csr_array(RNG.integers(1, 5, (80, 40)) * (RNG.random((80, 40)) < 0.2))
@@ -64,12 +64,12 @@ def test_parts_are_of_few_entries():
 
 
 def test_matrices(request):
-    whole = unit_norm(TAKEN), normalized_graph(TAKEN), *hide_items(TAKEN, 0.5, 3)
+    whole = with_unit_rows(TAKEN), normalized_graph(TAKEN), *hide_items(TAKEN, 0.5, 3)
     kept = RNG.random(TAKEN.nnz) < 0.5
     some = select_entries(TAKEN, kept)
     assert some.indices.dtype == TAKEN.indices.dtype
     request.getfixturevalue("small")
-    parts = unit_norm(TAKEN), normalized_graph(TAKEN), *hide_items(TAKEN, 0.5, 3)
+    parts = with_unit_rows(TAKEN), normalized_graph(TAKEN), *hide_items(TAKEN, 0.5, 3)
     for one, other in zip(whole, parts, strict=True):
         assert np.sum(one != other) == 0 if isinstance(one, np.ndarray) else not (one != other).nnz
     assert not (select_entries(TAKEN, kept) != some).nnz

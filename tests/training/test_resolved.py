@@ -5,7 +5,7 @@ from math import ceil, log
 import pytest
 
 from samplesoft.models import LinearSoftmaxSettings
-from samplesoft.training.resolved import FitSettings, half_of, resolve
+from samplesoft.training.resolved import FitSettings, calibration_epoch, resolve
 
 FIELDS = {"loss": "sampled-masked", "sampler": "unigram", "embedding_dim": 8}
 
@@ -88,7 +88,11 @@ def test_learning_rates_by_what_is_trained():
 def test_steps_are_those_of_all_epochs_and_of_examples_that_join_halfway(epochs, held_back):
     asked = FitSettings(model=FIELDS, batch_size=10, epochs=epochs, warmup=0.3, warmup_steps=2)
     found = resolve(asked, 5000, 95, num_held_back=held_back)
-    sizes = [95] * half_of(epochs) + [held_back] + [95 + held_back] * (epochs - half_of(epochs))
+    sizes = (
+        [95] * calibration_epoch(epochs)
+        + [held_back]
+        + [95 + held_back] * (epochs - calibration_epoch(epochs))
+    )
     assert found.num_steps == sum(ceil(size / 10) for size in sizes)
     assert found.warmup_steps == 2 + ceil(0.3 * found.num_steps)
 

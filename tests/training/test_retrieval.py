@@ -22,7 +22,7 @@ from samplesoft.training import (
     read_log,
     train,
 )
-from samplesoft.training.linear_task import LinearTask, unit_norm
+from samplesoft.training.linear_task import LinearTask, with_unit_rows
 
 SMALL = ["--embedding-dim", "8", "--batch", "16", "--epochs", "3"]
 DRAWS = ["--sampler", "rff+softmax-leaf", "--num-sampled", "6", "--num-features", "16"]
@@ -234,7 +234,7 @@ def test_rows_of_norm_one_at_the_limits_of_float32():
     big, tiny = np.float32(3e38), np.float32(1e-40)
     x = sparse.csr_array(np.array([[big, big], [tiny, 0.0], [0.0, 0.0]], np.float32))
     wanted = [[0.5**0.5, 0.5**0.5], [1.0, 0.0], [0.0, 0.0]]
-    np.testing.assert_allclose(unit_norm(x).toarray(), wanted, rtol=1e-6)
+    np.testing.assert_allclose(with_unit_rows(x).toarray(), wanted, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

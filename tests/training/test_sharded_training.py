@@ -22,7 +22,7 @@ from samplesoft.training import (
     read_linear_softmax,
     train,
 )
-from samplesoft.training.linear_task import unit_norm
+from samplesoft.training.linear_task import with_unit_rows
 from samplesoft.training.run_folder import RunFiles
 
 SMALL = {"embedding_dim": 8, "batch_size": 16, "num_sampled": 5, "seed": 1}
@@ -132,7 +132,7 @@ def test_validation_is_that_of_all_classes(files, tmp_path):
         for name in ("embedding.weights", "embedding.intercept", "softmax.class_embeddings")
     )
     losses = []
-    for b, h in enumerate(unit_norm(inputs) @ weights + intercept):
+    for b, h in enumerate(with_unit_rows(inputs) @ weights + intercept):
         scores = 10.0 * (rows @ h) / np.linalg.norm(h) / np.linalg.norm(rows, axis=1)
         wanted = scores[labels[[b]].indices]
         losses.append(np.mean(np.log(np.exp(scores).sum()) - wanted))
@@ -140,13 +140,13 @@ def test_validation_is_that_of_all_classes(files, tmp_path):
     assert found["loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-5)
     assert found["precision_at_1"] > 0.9  # it has learned
     ids, _ = read_linear_softmax(tmp_path / "best.npz").top_k(inputs, 3)
-    np.testing.assert_array_equal(ids, task.model.top_k(unit_norm(inputs), 3)[0])
+    np.testing.assert_array_equal(ids, task.model.top_k(with_unit_rows(inputs), 3)[0])
 
 
 @pytest.fixture
 def two_shards(monkeypatch):
     """Let every address be that of two shards in this process."""
-    monkeypatch.setattr(command, "open_cluster", lambda address: nullcontext(address and 2))
+    monkeypatch.setattr(command, "open_dask_client", lambda address: nullcontext(address and 2))
 
 
 @pytest.mark.usefixtures("two_shards")

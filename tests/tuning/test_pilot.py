@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from samplesoft import exact_bias, tune
-from samplesoft._random import as_key
+from samplesoft._random import stream_key
 from samplesoft.samplers import RFSoftmaxSampler, UnigramSampler
 from samplesoft.tuning import pilot
 from samplesoft.tuning import tune as tuning
@@ -165,7 +165,12 @@ def test_features_are_those_that_are_asked_for():
     given = {**INPUTS, "samplers": ["rff"], "num_sampled": [8], "shared": False, "masked": True}
     for nu, num_features in ((2.0, 64), (5.0, 32)):
         report = tune(**given, nu=nu, num_features=num_features)
-        options = {"frequencies": "iid", "leaf": "kernel", "leaf_size": 1, "rng": int(as_key(0))}
+        options = {
+            "frequencies": "iid",
+            "leaf": "kernel",
+            "leaf_size": 1,
+            "rng": int(stream_key(0)),
+        }
         rff = RFSoftmaxSampler(C, nu=nu, num_features=num_features, **options)
         bias = next(s.bias for s in report.settings if s.sampler)
         assert bias == pytest.approx(l1(rff.probs(C[LABELS]), "masked", 8), rel=1e-6)

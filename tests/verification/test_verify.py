@@ -62,7 +62,7 @@ def report(problem):
 
 @pytest.mark.parametrize("scheme", exact_schemes())
 def test_every_scheme_agrees(problem, scheme):
-    draws = max(2, SCHEMES[scheme].least_draws), 30
+    draws = max(2, SCHEMES[scheme].min_draws), 30
     got = verify(**problem | {"num_sampled": draws}, scheme=scheme)
     assert got.agrees
     assert got.ok
@@ -380,7 +380,7 @@ def test_a_bias_that_no_number_of_draws_ends(monkeypatch):
     def fails(*args):
         raise ValueError
 
-    monkeypatch.setattr(verify_module, "least_num_sampled", fails)
+    monkeypatch.setattr(verify_module, "smallest_num_sampled", fails)
     report = verify([0.0, 1.0, 2.0], 0, {"q": [0.2, 0.4, 0.4]}, 5, num_trials=50, rng=0)
     assert report.rows[0].draws_needed is None and summary_of(report)[1][0][-1] == "-"
     assert "draws of q" not in report.verdict

@@ -17,7 +17,7 @@ from samplesoft.bias.bounds.classes import (
     tighten_by_zero_sum,
     trivial_bounds,
 )
-from samplesoft.bias.bounds.gaps import RatioSpread, has_accurate_ratios, make_transform_bounds
+from samplesoft.bias.bounds.gaps import RatioRange, has_accurate_ratios, make_transform_bounds
 from samplesoft.bias.chunks.passes import Pass, PassResults, check_chunk
 from samplesoft.bias.negatives import NegativeSums
 
@@ -29,7 +29,7 @@ class SpreadSums(Pass):
 
     def __init__(self, results: PassResults) -> None:
         self.results, self.negatives = results, negative_sums(results.draws)
-        self.spread = RatioSpread()
+        self.spread = RatioRange()
 
     @classmethod
     def after(cls, results: PassResults) -> Any:
@@ -65,7 +65,7 @@ class BoundSums(Pass):
 
     stage = "bounds"
 
-    def __init__(self, results: PassResults, spread: RatioSpread) -> None:
+    def __init__(self, results: PassResults, spread: RatioRange) -> None:
         self.results, self.spread, self.ends = results, spread, EndTotals()
         self.negatives = negative_sums(results.draws)
         transform = None

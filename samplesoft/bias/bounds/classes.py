@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from samplesoft._validation import FloatArray
-from samplesoft.bias.bounds.gaps import GapBounds, RatioSpread, TransformBounds, log_fraction
+from samplesoft.bias.bounds.gaps import GapBounds, RatioRange, TransformBounds, log_fraction
 from samplesoft.bias.negatives import NegativeSums
 from samplesoft.bias.numerics.summation import EPS, Sum
 from samplesoft.bias.with_replacement.draws import Draws
@@ -38,7 +38,7 @@ class ClassBounds:
         self,
         draws: Draws,
         sums: NegativeSums,
-        spread: RatioSpread,
+        spread: RatioRange,
         transform: TransformBounds | None,
     ) -> None:
         self._m, self._negatives, self._slack = (

@@ -21,7 +21,7 @@ from samplesoft.bias.bounds.classes import (
 from samplesoft.bias.bounds.gaps import (
     FARTHEST_EXPONENT,
     TRANSFORM_ROUNDING,
-    RatioSpread,
+    RatioRange,
     has_accurate_ratios,
     make_transform_bounds,
 )
@@ -34,10 +34,10 @@ from samplesoft.bias.inputs import (
     check_jacobian,
     is_dask,
     ldexp_or_inf,
-    require_only_chunks,
+    require_none_with_dask,
     scaled_to_avoid_overflow,
 )
-from samplesoft.bias.numerics.quadrature import rounding_at
+from samplesoft.bias.numerics.quadrature import relative_term_error
 from samplesoft.bias.numerics.summation import EPS
 from samplesoft.bias.with_replacement.atoms import make_atoms
 from samplesoft.bias.with_replacement.draws import Draws, make_draws
@@ -209,7 +209,7 @@ def finite_sample_bounds(
     True
     """
     if is_dask(logits) or is_dask(q):
-        require_only_chunks(h=h)
+        require_none_with_dask(h=h)
         as_scheme(scheme, require=require_bounds)
 
         def make_first_pass(label: int) -> BiasSums:
@@ -258,7 +258,7 @@ def example_bounds(draws: Draws) -> tuple[FloatArray, FloatArray]:
     if trivial is not None:
         return trivial
     columns = sums.compute_logs(draws.logits[others], draws.q[others])
-    spread = RatioSpread().add(columns).add(sums.masked_hit_logs)
+    spread = RatioRange().add(columns).add(sums.masked_hit_logs)
     transform = None
     if has_accurate_ratios(draws, sums):
         with np.errstate(all="ignore"):
@@ -296,7 +296,7 @@ def _bounds_without_replacement(example: Example, inputs: Inputs) -> tuple[Float
     unit = TRANSFORM_ROUNDING + _SET_EXPONENT_ROUNDING * (
         race.max_exponent + inputs.num_sampled + FARTHEST_EXPONENT
     )
-    unit = 2.0 * (unit + rule_error) + rounding_at(terms.max_log_magnitude)
+    unit = 2.0 * (unit + rule_error) + relative_term_error(terms.max_log_magnitude)
     divisor_error = gap / inclusion
     # if pi_k has no correct digits, the sets that contain k count as left out
     unknown = divisor_error > 0.5

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from samplesoft._jit import chunks, njit_sum, thread_each
+from samplesoft._jit import chunks, njit_sum, thread_for_each
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
 from samplesoft.bias.negatives import NegativeSums
@@ -32,7 +32,7 @@ FARTHEST_EXPONENT = 700.0  # for u base > 700, exp(-700) is an upper bound on ex
 _UNDERFLOW_EXPONENT = 745.0  # exp(-745) is nearly the smallest positive float64
 
 
-class RatioSpread:
+class RatioRange:
     """The variance and the range of the ratios r of the negatives, as sums that can be merged.
 
     Z_t is the sum of the negatives' softmax probabilities, the mean of r under the proposal qn.
@@ -42,7 +42,7 @@ class RatioSpread:
         self.chi2_sum = LogSum()  # sum of qn (r / Z_t - 1)**2
         self.log_ratio_range = -math.inf, math.inf  # the largest and the smallest log(r / Z_t)
 
-    def add(self, columns: FloatArray) -> RatioSpread:
+    def add(self, columns: FloatArray) -> RatioRange:
         """Add k negatives, given by the logs (4, k) of `NegativeSums.compute_logs`; return self."""
         _, log_qn, log_ratio, log_deviation = columns
         self.chi2_sum.add_exps(log_qn + 2.0 * log_deviation)
@@ -52,7 +52,7 @@ class RatioSpread:
         )
         return self
 
-    def merge(self, other: RatioSpread) -> RatioSpread:
+    def merge(self, other: RatioRange) -> RatioRange:
         """Add the sums of `other`; return self."""
         self.chi2_sum.merge(other.chi2_sum)
         self.log_ratio_range = (
@@ -74,7 +74,7 @@ class GapBounds:
         self,
         draws: Draws,
         sums: NegativeSums,
-        spread: RatioSpread,
+        spread: RatioRange,
         slack: float,
         transform: TransformBounds | None,
     ) -> None:
@@ -148,7 +148,7 @@ class GapBounds:
         def bound_slice(part: slice) -> None:
             _exponential_sums(base[part], u[kept], low[kept], high[kept], sums[:, part])
 
-        thread_each(bound_slice, chunks(len(base), _BASES_PER_CHUNK))
+        thread_for_each(bound_slice, chunks(len(base), _BASES_PER_CHUNK))
         variance = math.exp(min(self._log_variance[1], LARGEST_EXPONENT))
         sums[1] += _sum_before_first_node(float(u[0]), step, variance * draws / m**2)
         widen = trapezoid_error(step) + 2.0 * FARTHEST_EXPONENT * slack + TRANSFORM_ROUNDING

@@ -107,11 +107,11 @@ def _exact_and_guaranteed(example: Example, scheme: Scheme, target: float) -> tu
         # the bias sums to 0: its L1 norm is twice its positive part, and twice its negative part
         return 2.0 * float(min(np.maximum(upper, 0.0).sum(), np.maximum(-lower, 0.0).sum()))
 
-    least = least_num_sampled(exact_norm, 1, target)
-    return least, least_num_sampled(norm_bound, least, target)
+    least = smallest_num_sampled(exact_norm, 1, target)
+    return least, smallest_num_sampled(norm_bound, least, target)
 
 
-def least_num_sampled(norm: Callable[[int], float], first: int, target: float) -> int:
+def smallest_num_sampled(norm: Callable[[int], float], first: int, target: float) -> int:
     """Return the smallest m >= `first` with ``norm(m) <= target``; the norm decreases with m.
 
     The norm is nearly proportional to 1/m, so that log(norm / target) is nearly linear in log m.

@@ -20,7 +20,7 @@ import numpy as np
 from samplesoft._progress import progress_bar
 from samplesoft._validation import FloatArray, as_count, as_real_array, short_repr
 from samplesoft.bias.inputs import MIN_Q
-from samplesoft.bias.numerics.quadrature import ExampleBias, better_of
+from samplesoft.bias.numerics.quadrature import ExampleBias, combine_better
 from samplesoft.bias.with_replacement.atoms import PanelMoments
 from samplesoft.bias.with_replacement.draws import Draws, Totals, draws_of_chunk
 from samplesoft.bias.with_replacement.integral import (
@@ -123,7 +123,7 @@ class BiasSums(Pass):
 
     def __init__(self, num_sampled: int, label: int, scheme: str = "negatives") -> None:
         known_scheme = _find_scheme(scheme)
-        m = as_count("num_sampled", num_sampled, known_scheme.least_draws)
+        m = as_count("num_sampled", num_sampled, known_scheme.min_draws)
         label = as_count("label", label, 0)
         self._results = PassResults(Totals(known_scheme, m, label))
         self._sums: _PassSums = _TotalSums(self._results)
@@ -366,7 +366,7 @@ class ChunkBias:
                 size = float(np.abs(bias).sum())
                 candidate = flows, float(bias[:-1].sum()), size
                 row, is_enough = integral.estimate(flows, candidate, size)
-                best = better_of(best, row)
+                best = combine_better(best, row)
                 if is_enough:
                     break
         assert best is not None

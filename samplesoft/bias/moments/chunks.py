@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from samplesoft._temperature import require_squares
+from samplesoft._temperature import require_squarable
 from samplesoft._validation import FloatArray, as_positive, as_real_array
 from samplesoft.bias.chunks.dask import run_passes_on_dask
 from samplesoft.bias.chunks.passes import BiasSums, ChunkBias, Pass, PassResults, check_chunk
@@ -53,7 +53,7 @@ def moments_of_dask(
     """Return the fields of `GradientMoments` for Dask arrays, each a float or an array (B,)."""
     da: Any = import_module("dask.array")
     vectors, scale = da.asarray(class_embeddings, dtype=float), as_positive("tau", tau)
-    require_squares(np.ones(1), scale)
+    require_squarable(np.ones(1), scale)
     if vectors.ndim != 2 or len(vectors) != logits.shape[-1]:
         raise ValueError(
             f"`class_embeddings` must have one row for each of the {logits.shape[-1]} classes of "
@@ -63,7 +63,7 @@ def moments_of_dask(
     def make_first_pass(label: int) -> BiasSums:
         sums = BiasSums(num_sampled, label, scheme)
         require_no_jackknife(sums.scheme)
-        return sums.then(_Means)
+        return sums.then(_VectorMeans)
 
     _, rows = run_passes_on_dask(logits, labels, q, make_first_pass, ChunkBias.both, vectors)
     columns = [scale * scale * np.array(column) for column in zip(*rows, strict=True)]
@@ -72,7 +72,7 @@ def moments_of_dask(
     return columns
 
 
-class _Means(Pass):
+class _VectorMeans(Pass):
     """The fourth pass: sums of the class vectors, weighted by p and by the bias."""
 
     takes_vectors, stage = True, "means"
@@ -88,11 +88,11 @@ class _Means(Pass):
         # by the bias
         self.mass_sums, self.vector_sums = Sum((3,)), Sum()
 
-    def empty(self) -> _Means:
+    def empty(self) -> _VectorMeans:
         """Return a copy of this pass without any classes."""
-        return _Means(self.results)
+        return _VectorMeans(self.results)
 
-    def add(self, start: int, logits: Any, q: Any, vectors: Any) -> _Means:
+    def add(self, start: int, logits: Any, q: Any, vectors: Any) -> _VectorMeans:
         """Add a chunk of classes, the first of which has the index `start`; return self."""
         if np.size(logits):
             totals = self.results.totals
@@ -111,7 +111,7 @@ class _Means(Pass):
             self.merge(other)
         return self
 
-    def merge(self, other: _Means) -> _Means:
+    def merge(self, other: _VectorMeans) -> _VectorMeans:
         """Add the sums of `other` and return self.
 
         The vectors of both are first measured from the same origin, the one with the larger p.
@@ -139,7 +139,7 @@ class _Means(Pass):
         """Return the next pass, or the moments if p' is the same in every outcome."""
         totals, scheme = self.results.totals, self.results.totals.scheme
         outcomes = totals.num - (not scheme.draws_label)
-        outcomes += bool(scheme.random_count and totals.label_q > 0.0)
+        outcomes += bool(scheme.has_random_count and totals.label_q > 0.0)
         if self.results.ratios is None or outcomes <= 1:
             return self.compute_moments(0.0, 0.0)
         return _NodeSums(self)
@@ -163,7 +163,7 @@ class _NodeSums(Pass):
 
     takes_vectors, stage = True, "nodes"
 
-    def __init__(self, means: _Means) -> None:
+    def __init__(self, means: _VectorMeans) -> None:
         self.means, self.draws = means, means.results.draws
         with np.errstate(under="ignore", over="ignore"):
             self.nodes = make_nodes(self.draws, means.results.ratios, means.results.atoms[0], STEP)
@@ -234,7 +234,7 @@ class _NodeSums(Pass):
             )
             mse, error = integral_with_error(self.nodes.dx, *terms)
         none_left = 0.0
-        if draws.scheme.divides_by_kept:
+        if draws.scheme.divides_by_accepted:
             none_left = draws.label_draw_prob**draws.num_draws * own_norm**2
         return self.means.compute_moments(mse + none_left, error + 4.0 * EPS * none_left)
 
@@ -246,7 +246,7 @@ def _require_digits(draws: Draws, nodes: Nodes, log_first: FloatArray) -> None:
     """
     lost = noisy_nodes(nodes.x, nodes.log_transform)
     # the error is divided by T, or by T**2 if the number of accepted draws is random
-    times = 1.0 + draws.scheme.divides_by_kept
+    times = 1.0 + draws.scheme.divides_by_accepted
     weights = (log_first - times * nodes.log_transform)[lost] - log_first.max()
     if (weights > _MIN_LOG_WEIGHT).any():
         raise ValueError(

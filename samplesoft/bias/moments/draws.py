@@ -24,7 +24,7 @@ from samplesoft.bias.moments.squares import (
     squared_norms_with_errors,
     sum_over_classes,
 )
-from samplesoft.bias.numerics.quadrature import STEP, rounding_at
+from samplesoft.bias.numerics.quadrature import STEP, relative_term_error
 from samplesoft.bias.numerics.summation import EPS
 from samplesoft.bias.with_replacement.atoms import Atoms, make_atoms
 from samplesoft.bias.with_replacement.draws import Draws
@@ -61,7 +61,7 @@ def make_draw_quadrature(draws: Draws) -> DrawQuadrature | None:
     """Return the quadrature for one draw, or None if p' is the same in every outcome."""
     scheme = draws.scheme
     num_outcomes = np.count_nonzero(draws.draw_probs) + (
-        scheme.random_count and draws.label_draw_prob > 0.0
+        scheme.has_random_count and draws.label_draw_prob > 0.0
     )
     if num_outcomes <= 1 or (draws.other_mass == 0.0 and not scheme.draws_label):
         return None
@@ -74,7 +74,7 @@ def make_draw_quadrature(draws: Draws) -> DrawQuadrature | None:
 
 def term_rounding(draws: Draws) -> float:
     """Return the relative rounding error of a term of the integrals."""
-    return rounding_at(max(draws.max_log_product, draws.max_base_log))
+    return relative_term_error(max(draws.max_log_product, draws.max_base_log))
 
 
 def draws_mean_square(draws: Draws, centred: FloatArray) -> tuple[float, float]:
@@ -88,7 +88,7 @@ def draws_mean_square(draws: Draws, centred: FloatArray) -> tuple[float, float]:
         return 0.0, 0.0
     with np.errstate(under="ignore", over="ignore"):
         mse, error = integral_with_error(at_nodes.nodes.dx, *_integrand(draws, at_nodes, centred))
-    if draws.scheme.divides_by_kept:  # with no accepted draw, p' is 1 on the label
+    if draws.scheme.divides_by_accepted:  # with no accepted draw, p' is 1 on the label
         no_draw_term = draws.label_draw_prob**draws.num_draws * float(
             squared_norms(centred[[draws.totals.label]])[0]
         )
@@ -188,7 +188,7 @@ def add_label_terms(
 def _count_moments(draws: Draws, log_theta: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return the results of `count_moments_at_nodes`, given log theta at the nodes (K,)."""
     m = draws.num_draws
-    if not draws.scheme.divides_by_kept:
+    if not draws.scheme.divides_by_accepted:
         return math.log(m) + m * log_theta, np.full(len(log_theta), float(m))
     log_mix = log_accepted_transform(draws, log_theta)
     log_one = math.log(draws.other_draw_prob) + log_theta

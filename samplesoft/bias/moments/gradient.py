@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._temperature import require_squares
+from samplesoft._temperature import require_squarable
 from samplesoft._validation import FloatArray, as_positive, as_real_array
 from samplesoft.bias.exact import bias_of_example
 from samplesoft.bias.inputs import (
@@ -18,7 +18,7 @@ from samplesoft.bias.inputs import (
     is_dask,
     merge_certain_into_label,
     require_digits,
-    require_only_chunks,
+    require_none_with_dask,
 )
 from samplesoft.bias.moments.chunks import moments_of_dask
 from samplesoft.bias.moments.draws import (
@@ -126,7 +126,7 @@ def exact_gradient_moments(
     0.1233
     """
     if is_dask(logits) or is_dask(q) or is_dask(class_embeddings):
-        require_only_chunks(h=h, certain=certain)
+        require_none_with_dask(h=h, certain=certain)
         columns = moments_of_dask(logits, labels, q, num_sampled, class_embeddings, tau, scheme)
         return GradientMoments(*columns)
     inputs = check_inputs(
@@ -137,7 +137,7 @@ def exact_gradient_moments(
         scheme,
         h,
         certain,
-        takes_certain=True,
+        allows_always_included=True,
         require=require_no_jackknife,
     )
     require_digits(inputs)
@@ -197,7 +197,7 @@ def check_class_vectors(class_embeddings: ArrayLike, n: int, tau: Any) -> tuple[
             f"shape {vectors.shape}."
         )
     scale = as_positive("tau", tau)
-    require_squares(vectors, scale)
+    require_squarable(vectors, scale)
     return vectors, scale * scale
 
 

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from samplesoft._jit import chunks, njit, thread_each
+from samplesoft._jit import chunks, njit, thread_for_each
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.bias.inputs import Example, Inputs
 from samplesoft.bias.moments.squares import MIN_SQUARE, rounding_scales, squared_norms
-from samplesoft.bias.numerics.quadrature import estimate_error, rounding_at
+from samplesoft.bias.numerics.quadrature import estimate_error, relative_term_error
 from samplesoft.bias.without_replacement.race import Circles, ExponentialRace
 from samplesoft.bias.without_replacement.race_kernels import log_ring_odds, ring_probabilities
 from samplesoft.bias.without_replacement.set_bias import set_distribution
@@ -49,7 +49,7 @@ def set_mean_square(example: Example, inputs: Inputs, centred: FloatArray) -> tu
     divisors[drawn], coarse[drawn] = race.inclusion
     weights = make_weights(logits, label, inputs.scheme, divisors)
     terms = weights.terms(drawn[race.order], race.inclusion[0][race.order])
-    unit = rounding_at(terms.max_log_magnitude)
+    unit = relative_term_error(terms.max_log_magnitude)
     units = unit + np.minimum(np.abs(coarse / divisors - 1.0), 1.0) ** 1.5
     # two more columns: ones, as a check, because (sum p')**2 is 1; and error bounds of the vectors
     vector_errors = units * rounding_scales(centred, weights.probs)
@@ -164,7 +164,9 @@ def _integrands_at_times(
         np.add.at(terms[part, :3], time, (term * value).real)
         np.add.at(terms[part, 3], time, (np.abs(term) * magnitude)[:, 0])
 
-    thread_each(add_terms_of_times, chunks(len(race.t), max(4, _CLASSES_PER_CHUNK // len(decay))))
+    thread_for_each(
+        add_terms_of_times, chunks(len(race.t), max(4, _CLASSES_PER_CHUNK // len(decay)))
+    )
     return terms
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from samplesoft._jit import chunks, thread_map
 from samplesoft._validation import FloatArray
-from samplesoft.bias.numerics.quadrature import halving_change
+from samplesoft.bias.numerics.quadrature import change_by_half_of_nodes
 
 _TERMS_PER_CHUNK = 1 << 20  # nodes times classes
 LARGEST_LOG = 150.0 * np.log(10.0)  # exp(2 * LARGEST_LOG) is finite
@@ -101,6 +101,6 @@ def integral_with_error(
     """
     total = float(weights @ terms)
     # the change by half of the nodes; halving the step squares the relative error, (B25)
-    coarse = halving_change(weights * terms)
+    coarse = change_by_half_of_nodes(weights * terms)
     quadrature = margin * coarse * min(coarse / max(abs(total), MIN_SQUARE), 1.0) ** 0.5
     return total, float(weights @ errors) + quadrature

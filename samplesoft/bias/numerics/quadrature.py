@@ -36,7 +36,7 @@ def make_grid(
     `log_smallest` the log of the smallest rate at which it decays; eq. (B24).
     """
     span = math.log(_LAST_EXPONENT) - log_smallest + log_largest - _FIRST_Z
-    require_width(span)
+    require_few_nodes(span)
     # The integrand decays double exponentially in log v at the right end. The substitution
     # log v = z - exp(-z) makes it decay double exponentially at the left end, too.
     z = np.arange(_FIRST_Z, _FIRST_Z + span + step, step)
@@ -44,7 +44,7 @@ def make_grid(
     return z - early - log_largest, step * (1.0 + early)
 
 
-def require_width(span: float) -> None:
+def require_few_nodes(span: float) -> None:
     """Raise ValueError if the range `span` of log v, in nats, would need too many nodes."""
     if span > _MAX_LOG_RANGE:
         raise ValueError(
@@ -53,7 +53,7 @@ def require_width(span: float) -> None:
         )
 
 
-def halving_change(terms: FloatArray) -> float:
+def change_by_half_of_nodes(terms: FloatArray) -> float:
     """Return how much the sum of `terms` (K,) changes if the rule has only every second node.
 
     It is the difference of the sums of the terms with even and with odd index.
@@ -61,17 +61,17 @@ def halving_change(terms: FloatArray) -> float:
     return abs(float(terms[::2].sum()) - float(terms[1::2].sum()))
 
 
-def rounding_unit(*logs: FloatArray) -> float:
+def relative_term_error_of_logs(*logs: FloatArray) -> float:
     """Return the relative rounding error of a term that is a product of exponentials of `logs`.
 
     Each of the `logs` is an array (k,). They may cancel: a ratio e / q has the rounding errors of
     log e and log q, even if it is near 1. So their magnitudes are added.
     """
     first, *others = map(np.abs, logs)
-    return rounding_at(float(sum(others, first).max(initial=0.0)))
+    return relative_term_error(float(sum(others, first).max(initial=0.0)))
 
 
-def rounding_at(largest: float) -> float:
+def relative_term_error(largest: float) -> float:
     """Return the relative rounding error of a term whose logs have magnitudes up to `largest`."""
     return 2.0 * (ROUNDING + EPS * largest)
 
@@ -93,13 +93,15 @@ def estimate_error(
     return unit * (size + norm) + coarse * math.sqrt(relative)
 
 
-def sum_error(terms: FloatArray, size: float, unit: float, narrow: bool = False) -> float:
+def estimate_sum_error(terms: FloatArray, size: float, unit: float, narrow: bool = False) -> float:
     """Return an estimate of the error of the sum of `terms` (K,) of the trapezoid rule.
 
     `size` is the sum of the magnitudes from which the terms were computed. For `unit` and `narrow`,
     see `estimate_error`.
     """
-    return estimate_error(halving_change(terms), size, abs(float(terms.sum())), unit, narrow)
+    return estimate_error(
+        change_by_half_of_nodes(terms), size, abs(float(terms.sum())), unit, narrow
+    )
 
 
 class ExampleBias(NamedTuple):
@@ -121,7 +123,7 @@ def halved_steps(step: float) -> Iterator[float]:
         yield step
 
 
-def better_of(best: ExampleBias | None, other: ExampleBias) -> ExampleBias:
+def combine_better(best: ExampleBias | None, other: ExampleBias) -> ExampleBias:
     """Combine two attempts: return the bias and the loss bias that have the smaller errors.
 
     The two may come from different attempts. `best` is None before the first attempt.

@@ -46,7 +46,7 @@ class Sum:
         total._high = value
         return total
 
-    def scattered(self, indices: IntArray, length: int) -> Sum:
+    def to_rows(self, indices: IntArray, length: int) -> Sum:
         """Return a `Sum` with `length` rows: this sum's rows at `indices` (k,), zeros elsewhere."""
         if len(indices) == length:
             return self
@@ -114,7 +114,7 @@ def log_softmax(logits: FloatArray) -> FloatArray:
     return shifted
 
 
-def softmax_apart(logits: FloatArray, label: int) -> tuple[FloatArray, FloatArray, float]:
+def softmax_and_other_mass(logits: FloatArray, label: int) -> tuple[FloatArray, FloatArray, float]:
     """Return the log-softmax (n,), the softmax (n,), and the mass of all classes but the label.
 
     1 - p_t and log p_t lose digits if p_t is near 1, with t the label. So the mass of the other

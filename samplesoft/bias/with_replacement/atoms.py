@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from samplesoft._jit import chunks, njit, thread_map
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.bias.numerics.quadrature import require_width
+from samplesoft.bias.numerics.quadrature import require_few_nodes
 from samplesoft.bias.numerics.summation import Sum
 from samplesoft.bias.with_replacement.deviations import Floats
 from samplesoft.bias.with_replacement.draws import CLASS_CHUNK, Draws
@@ -69,7 +69,7 @@ class PanelMoments:
     """The sums over classes of the third pass: Chebyshev moments of the weights of eq. (B22)."""
 
     def __init__(self, centres: Ratios) -> None:
-        require_width(centres.log_ratio_range[1] - centres.log_ratio_range[0])
+        require_few_nodes(centres.log_ratio_range[1] - centres.log_ratio_range[0])
         self.width, self.first, self.count = panel_grid(centres)
         self.panel_ids = np.empty(0, np.int64)  # (P,) the panels that contain classes
         self.sums = Sum((0, 3, panels.DEGREE))
@@ -98,8 +98,8 @@ class PanelMoments:
             return
         union = np.union1d(self.panel_ids, panel_ids)
         mine, others = (np.searchsorted(union, ids) for ids in (self.panel_ids, panel_ids))
-        self.panel_ids, self.sums = union, self.sums.scattered(mine, len(union))
-        self.sums.merge(sums.scattered(others, len(union)))
+        self.panel_ids, self.sums = union, self.sums.to_rows(mine, len(union))
+        self.sums.merge(sums.to_rows(others, len(union)))
 
     def finish(self, draws: Draws, centres: Ratios) -> Atoms:
         """Return the Chebyshev points of the panels as atoms.
@@ -107,9 +107,9 @@ class PanelMoments:
         `draws` may be of any chunk of the classes, because only its `weightless` is used.
         """
         # the transpose of interpolation distributes the weight of a class over its panel's points
-        at_nodes = self.sums.value @ panels.to_coefficients().T
+        at_nodes = self.sums.value @ panels.coefficient_matrix().T
         weights = np.moveaxis(at_nodes, 1, 0).reshape(3, -1)
-        positions = self.first + self.panel_ids[:, None] + panels.node_places()
+        positions = self.first + self.panel_ids[:, None] + panels.node_positions()
         t = (positions * self.width).ravel()
         kappa = np.tanh(0.5 * t)
         zeta = np.tanh(0.5 * (t - centres.log_mean_distance))

@@ -238,7 +238,7 @@ def draws_of_chunk(totals: Totals, start: int, logits: FloatArray, q: FloatArray
     log_probs -= log_total
     probs = np.exp(log_probs)
     weightless, mean_ratio, q_total = 0.0, other_mass, others + q_label
-    if scheme.excludes_label or scheme.divides_by_kept:
+    if scheme.excludes_label or scheme.divides_by_accepted:
         q_total = others if others > 0.0 else 1.0
     elif scheme.draws_label:
         mean_ratio = 1.0

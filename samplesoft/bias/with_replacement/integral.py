@@ -14,19 +14,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from samplesoft._jit import chunks, thread_each
+from samplesoft._jit import chunks, thread_for_each
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
 from samplesoft.bias.numerics.quadrature import (
     RELATIVE_TOLERANCE,
     STEP,
     ExampleBias,
-    better_of,
+    change_by_half_of_nodes,
+    combine_better,
     estimate_error,
+    estimate_sum_error,
     halved_steps,
-    halving_change,
-    rounding_at,
-    sum_error,
+    relative_term_error,
 )
 from samplesoft.bias.with_replacement.atoms import Atoms, make_atoms
 from samplesoft.bias.with_replacement.deviations import DEVIATION_ERROR, deviation
@@ -78,7 +78,7 @@ def with_replacement_bias(
         for flows in integral.attempts():
             bias = bias_of_classes(flows, flow_draws, flow_ratios)
             row, is_enough = integral.estimate(flows, bias, float(np.abs(bias).sum()))
-            best = better_of(best, row)
+            best = combine_better(best, row)
             if is_enough:
                 break
     assert best is not None
@@ -93,12 +93,12 @@ def loses_digits(error: Any, size: Any) -> Any:
 def trivial_bias(draws: Draws) -> ExampleBias | None:
     """Return the exact bias if all outcomes of the draws give the same p', else None."""
     if (
-        draws.scheme.divides_by_kept and not draws.draws_any_class
+        draws.scheme.divides_by_accepted and not draws.draws_any_class
     ):  # S is the label alone, the loss is 0
         bias = -draws.probs
         if draws.label is not None:
             bias[draws.label] = draws.other_mass
-        unit = rounding_at(draws.max_log_prob)
+        unit = relative_term_error(draws.max_log_prob)
         return ExampleBias(bias, draws.probs, draws.log_label, 0.0, unit * abs(draws.log_label))
     if not draws.scheme.draws_label and draws.other_mass == 0.0:
         return ExampleBias(np.zeros_like(draws.probs), draws.probs, 0.0, 0.0, 0.0)
@@ -159,15 +159,15 @@ class Integral:
     ) -> None:
         self.draws, self.ratios, self.atoms, self.pairs = draws, ratios, atoms, pairs
         # |log e| + |log q| of (B25) equals |log(e q)|, because both logs are negative
-        unit = rounding_at(draws.max_log_product)
+        unit = relative_term_error(draws.max_log_product)
         near, far, near_squares, far_squares, size = ratios.error_sums.tolist()
         errors = DEVIATION_ERROR * near + unit * far
         squares = DEVIATION_ERROR**2 * near_squares + unit * unit * far_squares
         spread = math.sqrt(max(float(atoms.points.q_zeta2.sum()), 0.0))
         # rounding of the terms of the bias
-        self.bias_unit = max(unit, rounding_at(draws.max_base_log))
+        self.bias_unit = max(unit, relative_term_error(draws.max_base_log))
         # rounding of the terms of the loss bias, in which each ratio is weighted by the softmax
-        self.loss_unit = max(unit, rounding_at(draws.max_log_prob))
+        self.loss_unit = max(unit, relative_term_error(draws.max_log_prob))
         # error of the flows that is due to the error of kappa, and so of r - R
         self.kappa_unit = errors / size if size > 0.0 else 0.0
         # error of the loss bias that is due to the error of r - mean
@@ -205,7 +205,7 @@ class Integral:
         bias_unit, loss_unit, is_jackknife = self.bias_unit, self.loss_unit, draws.scheme.jackknife
         loss_bias, size = assemble_loss(draws, weights)
         error = estimate_error(flows.coarse, flows.size, norm, bias_unit, is_jackknife)
-        loss_error = sum_error(terms, size, loss_unit, weights.loss_narrow)
+        loss_error = estimate_sum_error(terms, size, loss_unit, weights.loss_narrow)
         is_enough = error <= (RELATIVE_TOLERANCE + 4.0 * bias_unit) * norm
         # the terms of a jackknife cancel, so compare the error with their sum, not their magnitudes
         enough = RELATIVE_TOLERANCE * (abs(float(terms.sum())) if is_jackknife else size)
@@ -237,8 +237,8 @@ def _integrate_flows(
     size = class_size = float((weight * over_nodes.size).sum())
     # In (B8) the label's terms change the bias of the label by l * other_mass, and the biases of
     # the other classes by as much in total
-    coarse += 2.0 * draws.other_mass * halving_change(weights.label_terms)
-    size += 2.0 * draws.other_mass * float(weights.label_sizes.sum())
+    coarse += 2.0 * draws.other_mass * change_by_half_of_nodes(weights.label_terms)
+    size += 2.0 * draws.other_mass * float(weights.label_magnitudes.sum())
     return Flows(
         atoms=atoms,
         values=over_nodes.full,
@@ -271,12 +271,12 @@ def bias_of_classes(
     elif len(atoms.panels):
         panel, s = atoms.panel_positions(ratios)
         values = atoms.by_panel(flows.values)[:, None]
-        coefficients = values @ panels.to_coefficients()
+        coefficients = values @ panels.coefficient_matrix()
 
         def work(part: slice) -> None:
             class_flows[part] *= panels.evaluate(panel[part], s[part], coefficients)[0]
 
-        thread_each(work, chunks(len(class_flows), CLASS_CHUNK))
+        thread_for_each(work, chunks(len(class_flows), CLASS_CHUNK))
     if others is None and not draws.scheme.label_is_a_draw:
         total = float(class_flows.sum())  # with this total the bias sums to 0 up to rounding
     return assemble(draws, class_flows, total, flows.label_flow, others)

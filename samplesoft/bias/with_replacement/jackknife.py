@@ -19,11 +19,11 @@ from scipy.special import erfc
 
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
-from samplesoft.bias.numerics.quadrature import ROUNDING, sum_error
+from samplesoft.bias.numerics.quadrature import ROUNDING, estimate_sum_error
 from samplesoft.bias.with_replacement.draws import Draws
 from samplesoft.bias.with_replacement.node_weights import (
     NodeWeights,
-    exponent_sizes,
+    exponent_magnitudes,
     log_first_draw,
 )
 from samplesoft.bias.with_replacement.nodes import TiltedNodes
@@ -120,13 +120,13 @@ def _make_jackknife_weights(
     below[(step.value < 1e-290) | (s < np.finfo(np.float64).tiny)] = 0.0
     below[:, [0, 3]] += (kernel.second_derivative * (1.0 - step.value)).T
     coefficients = survive[:, None] * below
-    label_terms, label_sizes = _apply_to_label(coefficients, nodes, v_base)
+    label_terms, label_magnitudes = _apply_to_label(coefficients, nodes, v_base)
     return NodeWeights(
         coefficients=coefficients,
         label_terms=label_terms,
-        label_sizes=label_sizes,
+        label_magnitudes=label_magnitudes,
         loss_terms=loss.terms,
-        loss_sizes=loss.sizes,
+        loss_magnitudes=loss.sizes,
         loss_narrow=loss.narrow,
     )
 
@@ -204,8 +204,8 @@ def _terms_by_frullani(
     rounded = kernel.decay * kernel.derivative[1] + limit.decay * limit.derivative[1]
     moved = kernel.decay * kernel.second_derivative[1] * (s + nodes.gap)
     exponents = draws.num_draws * s
-    far_size = _error_size(exponent_sizes(rounded, exponents), moved, unit)
-    near_size = exponent_sizes(limit.decay * near_size, exponents)
+    far_size = _error_size(exponent_magnitudes(rounded, exponents), moved, unit)
+    near_size = exponent_magnitudes(limit.decay * near_size, exponents)
     terms = np.where(close, limit.decay * near, far)
     return _LossTerms(nodes.dx * terms, nodes.dx * np.where(close, near_size, far_size), False)
 
@@ -221,7 +221,7 @@ def _plain_terms(draws: Draws, nodes: TiltedNodes, kernel: _Kernel, unit: float)
     derivative = s + nodes.gap
     weight = nodes.dx * kernel.decay
     terms = -weight * kernel.derivative[0] * tilt
-    rounded = exponent_sizes(weight * kernel.derivative[1] * np.abs(tilt), draws.num_draws * s)
+    rounded = exponent_magnitudes(weight * kernel.derivative[1] * np.abs(tilt), draws.num_draws * s)
     moved = kernel.second_derivative[1] * derivative * np.abs(tilt)
     moved += kernel.derivative[1] * np.minimum(-tilt, (2.0 * derivative + nodes.variance_size) / s)
     return _LossTerms(terms, _error_size(rounded, weight * moved, unit), True)
@@ -252,7 +252,7 @@ def _terms_by_parts(
     weight = nodes.dx * kernel.decay
     terms = _LossTerms(
         -weight * (kernel.g[0] / derivative) * (curve / derivative),
-        exponent_sizes(
+        exponent_magnitudes(
             weight * (kernel.g[1] / derivative) * (size / derivative), draws.num_draws * s
         ),
         True,
@@ -279,7 +279,7 @@ def _expected_error(loss: _LossTerms, unit: float) -> float:
     """Return the estimated error of the sum of the loss terms."""
     if not (np.isfinite(loss.terms).all() and np.isfinite(loss.sizes).all()):
         return np.inf
-    return sum_error(loss.terms, float(loss.sizes.sum()), unit, loss.narrow)
+    return estimate_sum_error(loss.terms, float(loss.sizes.sum()), unit, loss.narrow)
 
 
 # --- the cut between both forms of the integrand -------------------------------------------------

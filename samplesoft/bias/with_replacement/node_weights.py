@@ -34,12 +34,12 @@ class NodeWeights:
     # (K,) the terms whose sum is l of (B8); -sigma of (B11) for a corrected label with masked
     # accidental hits; 0 if the base mass is a draw
     label_terms: FloatArray
-    label_sizes: FloatArray  # (K,)
+    label_magnitudes: FloatArray  # (K,)
     loss_terms: FloatArray  # (K,) the terms whose sum is E[log S] - log E[S], eq. (B7)
-    loss_sizes: FloatArray  # (K,) including the factor 1 + |exponent| of `exponent_sizes`
+    loss_magnitudes: FloatArray  # (K,) including the factor 1 + |exponent| of `exponent_magnitudes`
     loss_narrow: bool = False  # whether the strip in which the loss integrand is analytic is narrow
     loss_offset: float = 0.0  # the loss bias minus the sum of `loss_terms`
-    loss_offset_size: float = 0.0
+    loss_offset_magnitude: float = 0.0
 
 
 def make_node_weights(draws: Draws, nodes: Nodes) -> NodeWeights:
@@ -66,13 +66,13 @@ def make_node_weights(draws: Draws, nodes: Nodes) -> NodeWeights:
     else:
         label_terms = terms * nodes.above
     loss_terms = -nodes.dx * loss_integrand
-    loss_sizes = exponent_sizes(np.abs(loss_terms), draws.num_draws * log_theta)
+    loss_magnitudes = exponent_magnitudes(np.abs(loss_terms), draws.num_draws * log_theta)
     weights = NodeWeights(
         coefficients=coefficients,
         label_terms=label_terms,
-        label_sizes=np.abs(label_terms),
+        label_magnitudes=np.abs(label_terms),
         loss_terms=loss_terms,
-        loss_sizes=loss_sizes,
+        loss_magnitudes=loss_magnitudes,
     )
     return _with_corrected_loss(draws, nodes, v_base, weights) if scheme.corrects_label else weights
 
@@ -85,20 +85,20 @@ def _with_corrected_loss(
     The loss terms are those of (B7), or those of (B74) if their magnitudes have the smaller sum.
     """
     shift, shift_size = _corrected_loss_offset(draws)
-    shifted = replace(weights, loss_offset=shift, loss_offset_size=shift_size)
+    shifted = replace(weights, loss_offset=shift, loss_offset_magnitude=shift_size)
     if draws.scheme.label_is_a_draw:  # exp(-m v B) of (B74) has not decayed at the last node
         return shifted
     m, of_label = draws.num_draws, draws.log_label
     terms = -nodes.dx * np.exp(-m * v_base) * np.expm1(m * nodes.log_transform)
-    sizes = exponent_sizes(terms, m * v_base)
-    if sizes.sum() - of_label > shifted.loss_sizes.sum() + shift_size:
+    sizes = exponent_magnitudes(terms, m * v_base)
+    if sizes.sum() - of_label > shifted.loss_magnitudes.sum() + shift_size:
         return shifted
     return replace(
         weights,
         loss_terms=terms,
-        loss_sizes=sizes,
+        loss_magnitudes=sizes,
         loss_offset=of_label,
-        loss_offset_size=-of_label,
+        loss_offset_magnitude=-of_label,
     )
 
 
@@ -122,7 +122,7 @@ def _corrected_loss_offset(draws: Draws) -> tuple[float, float]:
 
 
 @njit
-def exponent_sizes(sizes: FloatArray, exponents: FloatArray) -> FloatArray:
+def exponent_magnitudes(sizes: FloatArray, exponents: FloatArray) -> FloatArray:
     """Return ``sizes * (1 + |exponents|)``, (K,).
 
     A relative error e of x is a relative error |x| e of exp(x), and exp itself rounds once.
@@ -148,7 +148,7 @@ def _draw_weights(
     over this number, eq. (B10).
     """
     m = draws.num_draws
-    if not draws.scheme.divides_by_kept:
+    if not draws.scheme.divides_by_accepted:
         weight = m * np.exp(log_first_draw(nodes, log_draws) + (m - 1) * log_draws)
         limit = -m * nodes.v * draws.expected_sum
         return weight, difference_of_exp(m * log_theta, limit, m * nodes.excess)
@@ -198,8 +198,8 @@ def difference_of_exp(
 def assemble_loss(draws: Draws, weights: NodeWeights) -> tuple[float, float]:
     """Return the loss bias E[L'] - L, and the sum of the magnitudes of its terms."""
     loss = float(weights.loss_terms.sum()) + weights.loss_offset
-    loss_size = float(weights.loss_sizes.sum()) + weights.loss_offset_size
-    if draws.scheme.divides_by_kept:
+    loss_size = float(weights.loss_magnitudes.sum()) + weights.loss_offset_magnitude
+    if draws.scheme.divides_by_accepted:
         log_probability = _log_prob_none_accepted(draws)
         # with no accepted draw p' = 1 on the label, and the loss is 0, (B10)
         loss_of_none = float(np.exp(log_probability)) * draws.log_label
@@ -234,7 +234,7 @@ def assemble(
         bias[t] = -(bias.sum() if others is None else others)  # (B12)
     elif t is not None and scheme.label_in_sum:
         bias[t] = label_flow * draws.other_mass - draws.probs[t] * total  # (B8), (B11)
-    if scheme.divides_by_kept:
+    if scheme.divides_by_accepted:
         # with no accepted draw p' = 1 on the label, eq. (B10)
         none_accepted = float(np.exp(_log_prob_none_accepted(draws)))
         at_label = 0.0 if t is None else bias[t] + none_accepted * draws.other_mass
@@ -248,7 +248,7 @@ def assemble(
 
 def none_accepted_error(draws: Draws) -> float:
     """Return the L1 rounding error of the term that `assemble` adds for K = 0 accepted draws."""
-    if not draws.scheme.divides_by_kept:
+    if not draws.scheme.divides_by_accepted:
         return 0.0
     log_probability = _log_prob_none_accepted(draws)
     size = 2.0 * float(np.exp(log_probability)) * draws.other_mass

@@ -89,7 +89,7 @@ def compute_decay_rates(draws: Draws, ratios: Ratios) -> tuple[float, float]:
     """Return the logs of the typical and of the smallest rate at which E(v) of (B4) decays."""
     # psi replaces the factor of one draw, so m - 1 draws are left. If the number of accepted draws
     # is random, one draw may be left
-    least_count = 1 if draws.scheme.divides_by_kept else max(draws.num_draws - 1, 1)
+    least_count = 1 if draws.scheme.divides_by_accepted else max(draws.num_draws - 1, 1)
     base = -np.inf if draws.scheme.label_is_a_draw else draws.log_base
     typical = math.log(draws.num_draws) + float(np.log(draws.expected_sum))
     return typical, math.log(least_count) + float(np.logaddexp(base, ratios.log_r0))

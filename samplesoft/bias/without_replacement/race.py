@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._jit import chunks, njit, njit_sum, thread_each
+from samplesoft._jit import chunks, njit, njit_sum, thread_for_each
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.bias.numerics.summation import EPS
 from samplesoft.bias.without_replacement.race_kernels import (
@@ -129,8 +129,8 @@ class ExponentialRace:
                 heavy_members[:, part],
             )
 
-        thread_each(add_light, chunks(len(self.q), _CLASSES_PER_CHUNK))
-        thread_each(add_heavy, chunks(len(classes.heavy_q), _HEAVY_CLASSES_PER_CHUNK))
+        thread_for_each(add_light, chunks(len(self.q), _CLASSES_PER_CHUNK))
+        thread_for_each(add_heavy, chunks(len(classes.heavy_q), _HEAVY_CLASSES_PER_CHUNK))
         members[:, classes.heavy] = heavy_members
         members[:, self.order] = members / self._total_prob[:, None]
         return self.t_weights @ circles.density / self._total_prob, members
@@ -174,7 +174,7 @@ class ExponentialRace:
                     series[:, part],
                 )
 
-            thread_each(integrate_times, chunks(num_times, _TIMES_PER_CHUNK))
+            thread_for_each(integrate_times, chunks(num_times, _TIMES_PER_CHUNK))
             log_r = classes.log_r + classes.log_r_shift
             largest = np.abs(log_r + level)[density > 0.0].max(initial=0.0)
             self.max_exponent = max(self.max_exponent, m * float(largest))
@@ -233,7 +233,7 @@ class ExponentialRace:
             tiles = orders[_tiles_of_slice(part)]
             add_light_powers(q[part], weights[part], t, r, heavy[part], tiles, sums[number])
 
-        thread_each(add, range(len(parts)))
+        thread_for_each(add, range(len(parts)))
         total, shift = sums.sum(axis=0), np.empty(len(t))
         heavy_q, heavy_decay = q[heavy], decay[heavy]
 
@@ -242,7 +242,7 @@ class ExponentialRace:
                 heavy_q, heavy_decay, self._m, t[part], log_r[part], total[:, part], shift[part]
             )
 
-        thread_each(find_saddles_at_times, chunks(len(t), _TIMES_PER_CHUNK))
+        thread_for_each(find_saddles_at_times, chunks(len(t), _TIMES_PER_CHUNK))
         return _LightAndHeavy(
             log_r=log_r,
             r=r,

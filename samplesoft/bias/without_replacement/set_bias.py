@@ -9,8 +9,8 @@ import numpy as np
 
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.bias.inputs import Example
-from samplesoft.bias.numerics.quadrature import ExampleBias, estimate_error, rounding_at
-from samplesoft.bias.numerics.summation import EPS, softmax_apart
+from samplesoft.bias.numerics.quadrature import ExampleBias, estimate_error, relative_term_error
+from samplesoft.bias.numerics.summation import EPS, softmax_and_other_mass
 from samplesoft.bias.without_replacement.expectations import (
     AllClassesDrawn,
     ReplacementDraws,
@@ -112,7 +112,7 @@ def bias_of_distributions(
     total = expected.sum(axis=1, keepdims=True)
     expected /= total
     bias = expected[0] - probs
-    unit, norm = rounding_at(terms.max_log_magnitude), float(np.abs(bias).sum())
+    unit, norm = relative_term_error(terms.max_log_magnitude), float(np.abs(bias).sum())
     error = unit * (1.0 + norm) + 2.0 * abs(float(total[0, 0]) - 1.0)
     # log S is relative to the largest logit in S
     shift = float(weights.log_probs[np.append(every, label)[terms.reference_index]])
@@ -148,7 +148,7 @@ def _bias_if_all_drawn(
 
     p' is then the softmax of ``o_j - log c_j`` over the classes in S, with the `divisors` c (n,).
     """
-    log_probs, probs, _ = softmax_apart(logits, label)
+    log_probs, probs, _ = softmax_and_other_mass(logits, label)
     there = np.zeros(len(probs), np.bool_)
     there[every] = True
     there[label] = scheme.label_in_sum or (there[label] and scheme.draws_label)
@@ -171,11 +171,13 @@ def _bias_if_all_drawn(
         gain = float(parts.sum())
     log_own = np.where(there, np.log(np.where(there, own, 1.0)), np.inf)
     terms = SumTerms(logits, log_own, np.ones(len(logits)))
-    unit = rounding_at(terms.max_log_magnitude)
+    unit = relative_term_error(terms.max_log_magnitude)
     if abs(gain) < 0.5:
         sizes = np.abs(parts)
         # rounding errors of p, of the quotients, and of their mean
-        off = 2.0 * (rounding_at(0.0) * sizes + EPS * sizes * np.abs(np.maximum(log_probs, -1e4)))
+        off = 2.0 * (
+            relative_term_error(0.0) * sizes + EPS * sizes * np.abs(np.maximum(log_probs, -1e4))
+        )
         rounding = 2.0 * float(off.sum()) / (1.0 + gain)
         bias = np.where(tiny, parts - probs * gain, probs * (apart - gain)) / (1.0 + gain)
         log_sum = math.log1p(gain)

@@ -34,7 +34,7 @@ from samplesoft._validation import FloatArray
 from samplesoft.bias.exact import ExactBias
 from samplesoft.bias.inputs import Inputs, check_inputs
 from samplesoft.bias.numerics.quadrature import ExampleBias
-from samplesoft.bias.numerics.summation import softmax_apart
+from samplesoft.bias.numerics.summation import softmax_and_other_mass
 from samplesoft.bias.without_replacement.set_bias import bias_of_distributions
 from samplesoft.schemes import Scheme
 
@@ -165,7 +165,7 @@ def _sum_terms(terms: ComplexArray) -> complex:
 
 
 @lru_cache(maxsize=32)
-def each_once(q: bytes, m: int) -> Sets:
+def distinct_of_iid_draws(q: bytes, m: int) -> Sets:
     """Return the distribution of the set of different classes among m draws with replacement."""
     x = m * _half_circle_points(m)
     log_weights = gammaln(m + 1.0) + m - m * np.log(x) - np.log(len(x))
@@ -459,5 +459,5 @@ def _tries_bias_of_example(
     bias, inclusion, loss = fine
     change = np.abs(fine - coarse)
     error, loss_error = (10.0 * _TAIL_PROB + float(x) for x in (change[0].sum(), change[2, 0]))
-    probs = softmax_apart(logits, label)[1]
+    probs = softmax_and_other_mass(logits, label)[1]
     return ExampleBias(bias, probs, float(loss[0]), error, loss_error, inclusion)

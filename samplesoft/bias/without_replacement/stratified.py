@@ -104,7 +104,7 @@ def stratified_bias(
 
 def _require_sum(scheme: Scheme) -> None:
     """Raise ValueError for a scheme whose S is not a sum of independent terms of the strata."""
-    if scheme.jackknife or scheme.independent or scheme.divides_by_kept:
+    if scheme.jackknife or scheme.independent or scheme.divides_by_accepted:
         raise ValueError(
             f"`scheme` must be one whose draws add up in S, got {scheme.name!r}; take 'distinct', "
             "or 'negatives' for draws with replacement."

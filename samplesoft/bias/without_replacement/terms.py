@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.bias.numerics.summation import LARGEST_FLOAT, softmax_apart
+from samplesoft.bias.numerics.summation import LARGEST_FLOAT, softmax_and_other_mass
 from samplesoft.schemes import Scheme
 
 _LOG_U_STEP = 0.2  # the error of the trapezoid rule is about exp(-pi**2 / step)
@@ -119,7 +119,7 @@ def make_weights(
     logits: FloatArray, label: int, scheme: Scheme, divisors: FloatArray
 ) -> ClassWeights:
     """Return the weights in S of one example with `logits` (n,) and `divisors` (n,) of draws."""
-    log_probs, probs, _ = softmax_apart(logits, label)
+    log_probs, probs, _ = softmax_and_other_mass(logits, label)
     with np.errstate(divide="ignore"):
         log_divisors = np.log(divisors)
     label_log_divisor = float(log_divisors[label]) if scheme.corrects_label else 0.0

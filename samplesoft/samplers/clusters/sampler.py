@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._device import backend
-from samplesoft._device.rows import last_of_each
+from samplesoft._device.rows import last_row_of_each_id
 from samplesoft._device.select import as_device, to_host
 from samplesoft._jit import chunks, num_threads
 from samplesoft._memory import require_bytes
-from samplesoft._random import as_key, uniform_block
+from samplesoft._random import stream_key, uniform_block
 from samplesoft._temperature import as_tau
 from samplesoft._validation import FloatArray, IntArray, as_count, as_flag
 from samplesoft.kernels.products import product, round_up_to_8
@@ -30,7 +30,7 @@ from samplesoft.samplers.clusters.descent import (
     walk,
 )
 from samplesoft.samplers.clusters.partition import make_partition
-from samplesoft.samplers.k_means import require_distances
+from samplesoft.samplers.k_means import require_finite_distances
 
 _ROOT_CELL = -1
 _MAX_THREAD_DRAWS = 1 << 20  # max number of draws that a thread holds in memory at a time
@@ -155,7 +155,7 @@ class ClusterSampler(Sampler):
         require_bytes(subject, rows.nbytes + num_bytes, remedy)  # host memory, for the clustering
         require_bytes(subject, num_bytes, remedy, arrays.available_bytes())
         # the assignment of classes to cells stays in host memory for any device
-        self._key = as_key(rng)
+        self._key = stream_key(rng)
         self._initialise_cells(rows, progress)
 
     @property
@@ -176,8 +176,8 @@ class ClusterSampler(Sampler):
         """Return a copy of the class vectors (k, d) of the classes `ids`, or of all classes."""
         positions: Any = self._positions
         if ids is not None:
-            positions = positions[to_host(self._arrays.ids("ids", ids, self.num_classes))]
-        return self._arrays.take_rows(self._tree.rows, positions)
+            positions = positions[to_host(self._backend.ids("ids", ids, self.num_classes))]
+        return self._backend.take_rows(self._tree.rows, positions)
 
     @property
     def staleness(self) -> float:
@@ -221,7 +221,7 @@ class ClusterSampler(Sampler):
         """Cluster the class vectors (n, d), and set all attributes that describe the cells."""
         n, dim = rows.shape
         self._max_entry = float(np.abs(rows).max())
-        require_distances(self._max_entry, rows.dtype)
+        require_finite_distances(self._max_entry, rows.dtype)
         order, level_starts = make_partition(rows, self.leaf_size, self._key, progress)
         index_dtype = np.int32 if n < 2**31 else np.int64
         self._order = order.astype(index_dtype)
@@ -244,7 +244,7 @@ class ClusterSampler(Sampler):
         ranges = np.concatenate([ranges, [[0, levels[1]]]])
         widest = int(np.diff(ranges, axis=1).max())
         self._padded_max_children = round_up_to_8(widest)
-        to_device = self._arrays.to_device
+        to_device = self._backend.to_device
         self._tree = CellTree(
             moments=to_device(np.empty((len(first_classes), 2 * dim), rows.dtype)),
             rows=to_device(rows[self._order]),
@@ -258,7 +258,7 @@ class ClusterSampler(Sampler):
     def _update_moments(self, cell_ids: IntArray) -> None:
         """Recompute the moments of the leaves `cell_ids` (k,), sorted, and of all cells above."""
         tree = self._tree
-        arrays = self._arrays
+        arrays = self._backend
         children = tree.rows
         sizes = arrays.to_device(self._sizes[:0])  # empty, because the children are classes
 
@@ -287,7 +287,7 @@ class ClusterSampler(Sampler):
         positions, log_q = self._descend_and_score(
             h, exclude, uniform_block(key, h.shape[0], m), None
         )
-        return Draw(self._arrays.to_device(self._order[positions].astype(np.int64)), log_q)
+        return Draw(self._backend.to_device(self._order[positions].astype(np.int64)), log_q)
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
         positions = self._positions[to_host(ids)].astype(np.int64)
@@ -301,7 +301,7 @@ class ClusterSampler(Sampler):
         If `positions` is None, the classes are drawn by `uniforms` (B, k); otherwise their
         positions are returned unchanged.
         """
-        to_device = self._arrays.to_device
+        to_device = self._backend.to_device
         shape = uniforms.shape
         drawn = np.empty(shape, np.int64)
         log_q = np.empty(shape)
@@ -341,8 +341,8 @@ class ClusterSampler(Sampler):
         size = max(
             1, min(_MAX_THREAD_DRAWS // k, max(_MIN_CHUNK_CONTEXTS, -(-batch // num_threads())))
         )
-        self._arrays.each(
-            process_chunk, self._arrays.split(batch, size, 2 * k * self._padded_max_children)
+        self._backend.each(
+            process_chunk, self._backend.split(batch, size, 2 * k * self._padded_max_children)
         )
         return drawn, to_device(log_q)
 
@@ -351,12 +351,12 @@ class ClusterSampler(Sampler):
         n = self.num_classes
         probs = np.empty((batch, n))
         # process as many classes at a time as memory allows for one context
-        for chunk in self._arrays.split(n, n, 2 * self._padded_max_children):
+        for chunk in self._backend.split(n, n, 2 * self._padded_max_children):
             ids = np.broadcast_to(np.arange(n)[chunk], (batch, chunk.stop - chunk.start))
             np.exp(to_host(self._log_prob(h, ids, exclude)), out=probs[:, chunk])
-        return self._arrays.to_device(probs)
+        return self._backend.to_device(probs)
 
-    def _log_mass(self, h: Rows, exclude: IntArray) -> FloatArray:
+    def _log_total_weight(self, h: Rows, exclude: IntArray) -> FloatArray:
         """Return the log of the total estimated mass of the top cells, for each context (B,)."""
         queries = self._queries(to_host(h))
         top = slice(self._level_offsets[1])
@@ -377,13 +377,13 @@ class ClusterSampler(Sampler):
 
     def _prepare_update(self, ids: Any, rows: Rows) -> Callable[[], None]:
         tree = self._tree
-        arrays = self._arrays
+        arrays = self._backend
         self._tree = tree._replace(
             rows=arrays.writable(tree.rows), moments=arrays.writable(tree.moments)
         )
-        ids, rows = last_of_each(ids, rows)
+        ids, rows = last_row_of_each_id(ids, rows)
         largest = float(np.abs(to_host(rows)).max())
-        require_distances(largest, rows.dtype)
+        require_finite_distances(largest, rows.dtype)
         # if all vectors are replaced, cluster again, because the old cells would not fit them
         if len(ids) == len(self._positions):
             rebuilt = object.__new__(type(self))
@@ -444,7 +444,7 @@ class ClusterSampler(Sampler):
 
         The entry `NO_CLASS` of `exclude` means that the context excludes no class.
         """
-        to_device = self._arrays.to_device
+        to_device = self._backend.to_device
         excludes = exclude != NO_CLASS
         excluded_path = np.full((len(queries), len(self._level_offsets)), -1)
         contexts = Contexts(
@@ -457,7 +457,7 @@ class ClusterSampler(Sampler):
             contexts = contexts._replace(excluded_path=to_device(excluded_path))
             num = len(excluded_path)
             workspace = self._workspace(len(excluded_path))
-            self._arrays.run(exclude_classes, num, self._tree, contexts, workspace)
+            self._backend.run(exclude_classes, num, self._tree, contexts, workspace)
         return contexts
 
     def _descend(self, contexts: Contexts, targets: IntArray, paths: Paths) -> None:
@@ -467,12 +467,12 @@ class ClusterSampler(Sampler):
             return
         # on a GPU each path is a visit, processed by one warp
         b, k = np.indices(paths.cells.shape).reshape(2, -1)
-        visits = self._arrays.to_device(np.stack([b, k, k + 1], axis=1))
+        visits = self._backend.to_device(np.stack([b, k, k + 1], axis=1))
         num = paths.cells.size
         workspace = self._workspace(num)
         for level, children in enumerate(targets, start=-1):
-            children = self._arrays.to_device(children)
-            self._arrays.run(
+            children = self._backend.to_device(children)
+            self._backend.run(
                 step, num, self._tree, contexts, level, visits, children, paths, workspace
             )
 
@@ -494,7 +494,7 @@ class ClusterSampler(Sampler):
 
     def _workspace(self, num: int) -> Workspace:
         """Return a `Workspace` for `num` visits, or on the CPU for one block of visits if fewer."""
-        empty = self._arrays.empty
+        empty = self._backend.empty
         num_rows = min(num, _VISITS_PER_BLOCK)
         dtype = self._tree.rows.dtype
         # on a GPU all visits are in progress at once, and logits are float64 for vectors of any

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._device import backend
-from samplesoft._device.rows import largest_in_rows, last_of_each
+from samplesoft._device.rows import largest_in_rows, last_row_of_each_id
 from samplesoft._device.select import as_device, to_host
 from samplesoft._jit import chunks, num_threads
 from samplesoft._memory import require_fitting_option
@@ -256,8 +256,8 @@ class KernelTree(Sampler):
     def class_embeddings(self, ids: Any = None) -> Rows:
         """Return a copy of the class vectors (k, d) of the classes `ids`, or of all classes."""
         if ids is None:
-            return self._arrays.copied(self._rows)
-        return self._arrays.take_rows(self._rows, self._arrays.ids("ids", ids, self.num_classes))
+            return self._backend.copied(self._rows)
+        return self._backend.take_rows(self._rows, self._backend.ids("ids", ids, self.num_classes))
 
     def _build(self, progress: bool) -> None:
         """Compute all node sums from the class vectors, and reset the counters of updates."""
@@ -267,7 +267,7 @@ class KernelTree(Sampler):
 
     def _has_memory_to_rebuild(self) -> bool:
         """Return whether a second copy of the node sums fits in the available memory."""
-        free = self._arrays.available_bytes()
+        free = self._backend.available_bytes()
         return free is None or bool(self._sums.nodes.nbytes < free)
 
     def _compute_sums(self, rows: Rows, progress: bool = False) -> tuple[TreeSums, Rows]:
@@ -275,7 +275,7 @@ class KernelTree(Sampler):
         num_classes = self._parameters.num_classes
         leaf_size = self._parameters.leaf_size
         max_features = np.empty(num_classes, rows.dtype)
-        leaf_sums = self._arrays.empty((self._num_leaves, self.feature_dim), rows.dtype)
+        leaf_sums = self._backend.empty((self._num_leaves, self.feature_dim), rows.dtype)
         leaf_chunks = self._leaf_chunks(self._num_leaves)
         with progress_bar(
             progress, total=len(leaf_chunks), unit="block", desc="building the tree"
@@ -295,12 +295,12 @@ class KernelTree(Sampler):
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         # uniforms are drawn on the CPU, so that all devices use the same ones; this is fast
         uniforms = uniform_block(key, h.shape[0], m)
-        ids: IntArray = self._arrays.empty(uniforms.shape, np.int64)
+        ids: IntArray = self._backend.empty(uniforms.shape, np.int64)
         return Draw(ids, self._descend(h, exclude, ids, uniforms))
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
         # pass a writable copy of `ids`, because the same kernel also writes draws to this array
-        return self._descend(h, exclude, self._arrays.copied(ids))
+        return self._descend(h, exclude, self._backend.copied(ids))
 
     def _descend(
         self, h: Rows, exclude: IntArray, ids: IntArray, uniforms: FloatArray | None = None
@@ -310,7 +310,7 @@ class KernelTree(Sampler):
         With `uniforms` (B, k), the classes are drawn first, and written to `ids`.
         """
         phi = self._features(h)
-        arrays = self._arrays
+        arrays = self._backend
         is_drawn = uniforms is not None
         log_q: FloatArray = arrays.empty(ids.shape, np.float64)
         sorted_by: Any = uniforms if is_drawn else to_host(ids)
@@ -355,7 +355,7 @@ class KernelTree(Sampler):
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
         phi = self._features(h)
-        arrays = self._arrays
+        arrays = self._backend
         num_leaves = self._num_leaves
         log_reach = np.empty((h.shape[0], num_leaves))
         probs: FloatArray = arrays.empty((h.shape[0], self._parameters.num_classes), np.float64)
@@ -393,7 +393,7 @@ class KernelTree(Sampler):
         arrays.each(write_probs, self._leaf_chunks(num_leaves, h.shape[0]))
         return probs
 
-    def _log_mass(self, h: Rows, exclude: IntArray) -> FloatArray:
+    def _log_total_weight(self, h: Rows, exclude: IntArray) -> FloatArray:
         """Return the log of the mass of the root for each context (B,), clipped as at any node."""
         phi = to_host(self._features(h))
         parameters = self._parameters
@@ -406,11 +406,11 @@ class KernelTree(Sampler):
         return log_mass
 
     def _prepare_update(self, ids: Any, rows: Rows) -> Callable[[], None]:
-        arrays = self._arrays
+        arrays = self._backend
         leaf_size = self._parameters.leaf_size
         self._rows = arrays.writable(self._rows)
         self._max_features = writable(self._max_features)
-        ids, rows = last_of_each(ids, rows)
+        ids, rows = last_row_of_each_id(ids, rows)
         if 2 * len(ids) >= self._parameters.num_classes and self._has_memory_to_rebuild():
             # cheaper than an update, which computes features of the new and of the old vectors
             return self._prepare_rebuild(ids, rows)
@@ -433,7 +433,7 @@ class KernelTree(Sampler):
             # the features of old and new vectors are computed in one call, because BLAS may round a
             # row differently in a batch of another size
             before = arrays.take_rows(self._rows, ids[chunk_classes])
-            features = self._features(arrays.joined(rows[chunk_classes], before))
+            features = self._features(arrays.concatenate_rows(rows[chunk_classes], before))
             new = features[:num]
             old = features[num:]
             max_features[chunk_classes] = largest_in_rows(new)
@@ -463,8 +463,8 @@ class KernelTree(Sampler):
 
     def _prepare_rebuild(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
         """Return a function that replaces vectors of classes `ids`, and all sums, by new ones."""
-        all_rows = self._arrays.copied(self._rows)
-        self._arrays.put_rows(rows, ids, all_rows)
+        all_rows = self._backend.copied(self._rows)
+        self._backend.put_rows(rows, ids, all_rows)
         sums, max_features = self._compute_sums(all_rows)
 
         def commit() -> None:
@@ -494,7 +494,7 @@ class KernelTree(Sampler):
     def _prepare_renewal(self, num: int) -> Callable[[], None]:
         """Return a function that removes the drift of the leaves due in the next `num` updates."""
         leaves = self._leaves_to_renew(num)
-        errors = self._arrays.empty((len(leaves), self.feature_dim), self._rows.dtype)
+        errors = self._backend.empty((len(leaves), self.feature_dim), self._rows.dtype)
         for chunk in self._leaf_chunks(len(leaves)):
             self._sum_leaves(self._features_of_leaves(leaves[chunk]), errors[chunk])
             self._sums.subtract_stored_sums(leaves[chunk], errors[chunk])
@@ -518,7 +518,7 @@ class KernelTree(Sampler):
         size = self._parameters.leaf_size
         ids: IntArray = (leaves[:, None] * size + np.arange(size)).reshape(-1)
         ids = ids[ids < self._parameters.num_classes]
-        return self._features(self._arrays.take_rows(self._rows, ids))
+        return self._features(self._backend.take_rows(self._rows, ids))
 
     def _leaf_rows(self, h: Rows, phi: Rows, leaves: IntArray) -> Iterator[LeafRows]:
         """Yield the `LeafRows` of contexts that visit `leaves` (B, k).
@@ -529,7 +529,7 @@ class KernelTree(Sampler):
         other leaves is -1.
         """
         size = self._parameters.leaf_size
-        to_device = self._arrays.to_device
+        to_device = self._backend.to_device
         if self._leaf_weights_use_vectors:
             yield LeafRows(h, self._rows, to_device(leaves * size))
             return
@@ -549,7 +549,7 @@ class KernelTree(Sampler):
         `h` (B, d) are the contexts, `phi` (B, F) their features, and `exclude` (B,) their excluded
         classes, or -1. `workspace` is for at least B leaves.
         """
-        arrays = self._arrays
+        arrays = self._backend
         parameters = self._parameters
         batch = h.shape[0]
         levels = root_level(self._num_leaves) + 1
@@ -577,7 +577,7 @@ class KernelTree(Sampler):
         If `uniforms` (B, k) are given, sorted within a row, they draw the leaves, and `leaves` must
         be 0. Otherwise the paths lead to `leaves` (B, k), also sorted.
         """
-        arrays = self._arrays
+        arrays = self._backend
         num = leaves.size
         is_drawn = uniforms is not None
         paths = Paths(
@@ -600,7 +600,7 @@ class KernelTree(Sampler):
         `phi` (B, F) are the features of the contexts, each of which has `num_paths` paths. If there
         are more rows than contexts, only products with the total are computed.
         """
-        arrays = self._arrays
+        arrays = self._backend
         num_leaves = self._num_leaves
         batch = phi.shape[0]
         levels = num_precomputed_levels(num_leaves, batch, num_paths) if rows == batch else 0
@@ -625,7 +625,7 @@ class KernelTree(Sampler):
         size = min(-(-batch // num_chunks), max(1, _MAX_PATHS // num_leaves))
         levels = root_level(self._num_leaves) + 1
         values_per_example = self.feature_dim + 2 * num_leaves * (self.leaf_size + 2 * levels)
-        return self._arrays.split(
+        return self._backend.split(
             batch,
             size if self._leaf_weights_use_vectors else _KERNEL_CHUNK_EXAMPLES,
             values_per_example,
@@ -636,21 +636,21 @@ class KernelTree(Sampler):
 
         If `batch` is not 0, the products of a slice with a batch of this size also fit.
         """
-        values_per_class = max(self.feature_dim, self._arrays.workers(2 * batch))
+        values_per_class = max(self.feature_dim, self._backend.workers(2 * batch))
         return chunks(num, max(1, _CHUNK_VALUES // (self._parameters.leaf_size * values_per_class)))
 
     def _workspace(self, num: int) -> Workspace:
         """Return a `Workspace` for `num` visits of leaves, with one row for each worker."""
-        arrays = self._arrays
+        arrays = self._backend
         shape = arrays.workers(num), round_up_to_8(self._parameters.leaf_size)
         return Workspace(arrays.empty(shape, np.float64), arrays.empty(shape, np.float64))
 
     def _sum_leaves(self, features: Rows, out: Rows) -> None:
         """Write to `out` (k, F) the sums of the features of k leaves, given leaf by leaf."""
-        offsets = self._arrays.to_device(
+        offsets = self._backend.to_device(
             np.arange(0, features.shape[0], self._parameters.leaf_size)
         )
-        self._arrays.run(sum_runs, offsets.shape[0], features, offsets, out)
+        self._backend.run(sum_runs, offsets.shape[0], features, offsets, out)
 
 
 def peak_build_bytes(

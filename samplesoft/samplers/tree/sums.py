@@ -39,7 +39,7 @@ class TreeSums:
         self._bounds = np.zeros(leaf_sums.shape[1])
         self.total, self._bounds = self._total_and_bounds(leaf_sums)
         num = leaf_sums.shape[0]
-        arrays = self._arrays
+        arrays = self._backend
 
         def combine(columns: tuple[int, int]) -> None:
             for level in range(root_level(num)):  # from the leaves upwards
@@ -49,7 +49,7 @@ class TreeSums:
         arrays.each(combine, arrays.columns(self.nodes.shape[1]))
 
     @property
-    def _arrays(self) -> Backend:
+    def _backend(self) -> Backend:
         return backend_of(self.nodes)
 
     @property
@@ -71,7 +71,7 @@ class TreeSums:
         """
         # checked before anything is written, so that an error leaves the tree unchanged
         _, bounds = self._total_and_bounds(change)
-        self.nodes = self._arrays.writable(self.nodes)
+        self.nodes = self._backend.writable(self.nodes)
 
         def commit() -> None:
             # float64, never rounded to the dtype of `nodes`, because it is the reference of `drift`
@@ -87,7 +87,7 @@ class TreeSums:
         `change` is overwritten.
         """
         steps, offsets = plan_updates(leaves, self.nodes.shape[0])
-        arrays = self._arrays
+        arrays = self._backend
         # in stages, because the steps of a level read the results of the level below
         for stage in arrays.stages(offsets):
             stage_steps = arrays.to_device(steps[stage])
@@ -104,8 +104,8 @@ class TreeSums:
 
         `leaves` has shape (k,). The results are the corrections that remove the tree's drift.
         """
-        leaves = self._arrays.to_device(leaves)
-        self._arrays.run(subtract_leaf_sums, leaves.shape[0], self.nodes, leaves, leaf_sums)
+        leaves = self._backend.to_device(leaves)
+        self._backend.run(subtract_leaf_sums, leaves.shape[0], self.nodes, leaves, leaf_sums)
 
     def _total_and_bounds(self, leaf_sums: NDArray[Any]) -> tuple[FloatArray, FloatArray]:
         """Return the total (F,) of `leaf_sums` (k, F), and bounds (F,) on all node sums.
@@ -113,7 +113,7 @@ class TreeSums:
         The bounds are on the magnitude of node sums after `leaf_sums` have been added to the tree.
         Raises ValueError if a bound overflows.
         """
-        total, abs_sums = self._arrays.column_sums(leaf_sums)
+        total, abs_sums = self._backend.column_sums(leaf_sums)
         bounds: FloatArray = self._bounds + abs_sums
         if not bounds.max() < float(np.finfo(leaf_sums.dtype).max):  # true for NaN as well
             raise ValueError(

@@ -8,8 +8,8 @@ import numpy as np
 
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.losses.base import Loss, Targets
-from samplesoft.losses.candidates import check_draw, require_replacement
-from samplesoft.losses.sampled import SampledLoss, Terms
+from samplesoft.losses.candidates import checked_draw, require_replacement
+from samplesoft.losses.sampled import LossKernel, SampledLoss
 from samplesoft.losses.step import reject_corrections
 from samplesoft.models.linear_softmax import LinearSoftmax
 from samplesoft.samplers.base import Draw
@@ -49,7 +49,7 @@ class StepDraws(NamedTuple):
 
     ids: IntArray  # (S, m) or (1, n): drawn classes
     log_counts: FloatArray  # (S, m) or (1, n): log expected counts, subtracted from scores
-    terms: Terms  # kernels of the loss for these draws
+    terms: LossKernel  # kernels of the loss for these draws
 
     def at_steps(self, steps: slice) -> StepDraws:
         """Return the draws of a slice of the steps."""
@@ -97,8 +97,8 @@ def draw_steps(model: LinearSoftmax, num_steps: int, seed: int, batch_size: int 
     drawn = loss.draw(sample, layer.num_sampled, targets, n, seed)
     if loss.with_replacement:
         require_replacement(drawn, type(loss).__name__)
-    ids, log_counts = check_draw(drawn, num_steps, n)
-    terms = loss._terms_of(drawn, n)
+    ids, log_counts = checked_draw(drawn, num_steps, n)
+    terms = loss._kernel_for_draw(drawn, n)
     if terms.weighs_draws:  # draws of one class have separate weights, and cannot be merged
         terms = terms._replace(adds_exponentials=False, merge=None)
     return StepDraws(ids, log_counts, terms)
@@ -120,7 +120,7 @@ def label_log_counts(
     expected: FloatArray = layer.sampler.log_expected_count(
         None, labels[None], layer.num_sampled, shared=True
     )[0]
-    if not loss.properties.divides_by_kept:
+    if not loss.properties.divides_by_accepted:
         return expected
     # accidental hits are discarded, and the other draws are divided by their number
     num_hits = np.empty(len(labels), np.int64)

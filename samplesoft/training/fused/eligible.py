@@ -9,14 +9,14 @@ import numpy as np
 from samplesoft._jit import is_kernel
 from samplesoft.losses.base import Loss
 from samplesoft.losses.full import FullSoftmaxLoss
-from samplesoft.losses.logistic import FullLogisticLoss, logistic_terms, merge_softplus
+from samplesoft.losses.logistic import FullLogisticLoss, logistic_kernel, merge_softplus
 from samplesoft.losses.multilevel import MultilevelLoss
 from samplesoft.losses.sampled import (
+    LossKernel,
     SampledLoss,
     SampledSoftmaxLoss,
-    Terms,
     merge_exponentials,
-    softmax_terms,
+    softmax_kernel,
 )
 from samplesoft.models.linear_softmax import LinearSoftmax
 from samplesoft.optimizers.base import Optimizer
@@ -31,9 +31,9 @@ _REPLACED_METHODS: dict[Any, tuple[str, ...]] = {
 _SAMPLED_LOSSES: tuple[type[Loss], ...] = (SampledLoss, SampledSoftmaxLoss)
 # Losses over all classes, with the kernels of their terms. Fused training treats them as sampled
 # losses whose draws are all classes, each once.
-FULL_LOSSES: dict[type[Loss], Terms] = {
-    FullSoftmaxLoss: Terms(softmax_terms, merge=merge_exponentials, adds_exponentials=True),
-    FullLogisticLoss: Terms(logistic_terms, (1.0,), merge=merge_softplus),
+FULL_LOSSES: dict[type[Loss], LossKernel] = {
+    FullSoftmaxLoss: LossKernel(softmax_kernel, merge=merge_exponentials, adds_exponentials=True),
+    FullLogisticLoss: LossKernel(logistic_kernel, (1.0,), merge=merge_softplus),
 }
 
 
@@ -78,7 +78,9 @@ def why_step_by_step(model: LinearSoftmax, optimizer: Optimizer | None) -> str |
     if not loss.draws_num_sampled:
         return f"{type(loss).__name__} has draws of its own"
     example_ids = np.zeros((1, model.softmax.num_sampled))
-    terms = loss._terms_of(Draw(example_ids.astype(np.int64), example_ids), model.num_classes)
+    terms = loss._kernel_for_draw(
+        Draw(example_ids.astype(np.int64), example_ids), model.num_classes
+    )
     if not is_kernel(terms.kernel) or not (terms.merge is None or is_kernel(terms.merge)):
         return f"the terms of {type(loss).__name__} have no kernel of samplesoft's njit"
     return None

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._jit import chunks, njit, num_threads, thread_each
+from samplesoft._jit import chunks, njit, num_threads, thread_for_each
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels.rows import copy_row
-from samplesoft.kernels.sort_ids import equal_runs
+from samplesoft.kernels.sort_ids import group_equal_ids
 from samplesoft.losses.base import Targets
-from samplesoft.losses.sampled import Terms
+from samplesoft.losses.sampled import LossKernel
 from samplesoft.models.linear_softmax import LinearSoftmax
 from samplesoft.samplers.base import Rows
 from samplesoft.training.fused.draws import StepDraws
@@ -177,7 +177,7 @@ def make_step_block(
             np.empty(num_draws),
         )
 
-    thread_each(fill_chunk, chunks(num_steps, -(-num_steps // num_threads())))
+    thread_for_each(fill_chunk, chunks(num_steps, -(-num_steps // num_threads())))
     width = max(_MAX_BLOCK_MULTIPLICATIONS // (BLOCK_EXAMPLES * dim), _MIN_BLOCK_CLASSES)
     batch = min(batch_size, num_examples)
     return StepBlock(
@@ -197,7 +197,7 @@ def make_step_block(
 
 
 def _allocate_step_classes(
-    terms: Terms, num_steps: int, num_draws: int, max_classes: int, dtype: Any
+    terms: LossKernel, num_steps: int, num_draws: int, max_classes: int, dtype: Any
 ) -> StepClasses:
     """Return arrays for the classes of all steps, uninitialised."""
     return StepClasses(
@@ -348,7 +348,7 @@ def _fill_steps(
                 index_plus_one[labels[p]] = num
             pairs.classes[p] = index_plus_one[labels[p]] - 1
         classes.num_classes[s] = num
-        _, _, order, _ = equal_runs(pairs.classes[low:high], num)
+        _, _, order, _ = group_equal_ids(pairs.classes[low:high], num)
         for p in range(low, high):
             pairs.sorted_by_class[p] = low + order[p - low]
         for k in range(num):
@@ -357,7 +357,7 @@ def _fill_steps(
         # sort the entries of the inputs by feature
         low = entries.offsets[begin]
         high = entries.offsets[end]
-        unique, _, order, starts = equal_runs(entries.features[low:high], num_features)
+        unique, _, order, starts = group_equal_ids(entries.features[low:high], num_features)
         entries.num_unique[s] = len(unique)
         copy_row(entries.unique_features[low:], unique)
         for k in range(len(starts)):

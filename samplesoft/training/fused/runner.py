@@ -25,7 +25,7 @@ from samplesoft._jit import barrier_wait, njit_bare
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels.rows import add_row, divide_by_norms, unit_gradient, weighted_rows
 from samplesoft.losses.differentiate import name_after_kernels
-from samplesoft.losses.sampled import CHUNK_LOGITS, Terms
+from samplesoft.losses.sampled import CHUNK_LOGITS, LossKernel
 from samplesoft.losses.step import (
     Pairs,
     add_label_context_gradients,
@@ -75,7 +75,7 @@ class WorkerWorkspace(NamedTuple):
     logits: FloatArray  # workspace of the loss kernel
 
 
-def make_worker_workspace(steps: StepBlock, terms: Terms) -> WorkerWorkspace:
+def make_worker_workspace(steps: StepBlock, terms: LossKernel) -> WorkerWorkspace:
     """Return the uninitialised workspace of one worker."""
     max_classes, dim = steps.workspace.class_vectors.shape
     dtype = steps.workspace.class_vectors.dtype

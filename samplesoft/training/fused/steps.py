@@ -10,9 +10,9 @@ import numpy as np
 from samplesoft._jit import num_threads, run_in_lockstep
 from samplesoft._limits import ignore_overflow
 from samplesoft._validation import FloatArray
-from samplesoft.losses.base import Loss, check_targets
+from samplesoft.losses.base import Loss, checked_targets
 from samplesoft.losses.differentiate import make_merged_differentiator, make_row_differentiator
-from samplesoft.losses.sampled import SampledLoss, Terms
+from samplesoft.losses.sampled import LossKernel, SampledLoss
 from samplesoft.models.linear_softmax import LinearSoftmax
 from samplesoft.optimizers.base import Optimizer
 from samplesoft.optimizers.updates import MAX_FLOAT, largest_gradient
@@ -87,7 +87,7 @@ def take_steps(
     if not corrects_draws and not terms.weighs_draws:
         draws = draws._replace(log_counts=np.zeros_like(draws.log_counts))
     x = model.with_dropout(model.check_inputs(x), np.uint64(seeds[1]), first_entry)
-    targets = check_targets(labels, x.shape[0], model.num_classes, loss.label_reduction)
+    targets = checked_targets(labels, x.shape[0], model.num_classes, loss.label_reduction)
     label_counts = label_log_counts(model, targets, draws.ids, batch_size)
     # the loss adds its offset to all scores: subtract it from the corrections instead
     offset = getattr(loss, "offset", 0.0)
@@ -137,7 +137,7 @@ def _loss_settings(loss: Loss) -> LossSettings:
 
 
 def _run_on_threads(
-    run: Any, steps: StepBlock, parameters: TrainedParameters, terms: Terms, num_draws: int
+    run: Any, steps: StepBlock, parameters: TrainedParameters, terms: LossKernel, num_draws: int
 ) -> None:
     """Call the kernel `run` on one thread, or on all threads if the steps are large enough."""
     arrived = np.zeros(1, np.int64)

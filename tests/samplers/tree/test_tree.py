@@ -337,7 +337,7 @@ def test_the_mass_that_shards_are_drawn_by_is_the_sum_of_kernels_but_for_the_lab
     rows, h = rng.uniform(0.5, 2.0, (9, 3)), rng.uniform(0.5, 2.0, (4, 3))
     kernel_tree = KernelTree(rows, leaf_size=leaf_size)
     kernel, labels = h @ rows.T, np.array([0, 8, 4, 3])
-    found = kernel_tree._log_mass(h, np.full(4, -1))
+    found = kernel_tree._log_total_weight(h, np.full(4, -1))
     np.testing.assert_allclose(found, np.log(kernel.sum(axis=1)), rtol=1e-13)
     others = kernel.sum(axis=1) - kernel[np.arange(4), labels]
-    np.testing.assert_allclose(kernel_tree._log_mass(h, labels), np.log(others), rtol=1e-12)
+    np.testing.assert_allclose(kernel_tree._log_total_weight(h, labels), np.log(others), rtol=1e-12)

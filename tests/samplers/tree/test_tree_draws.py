@@ -13,7 +13,7 @@ from oracles.tree_cases import (
 )
 from scipy import stats
 
-from samplesoft._random import as_key, uniform_block
+from samplesoft._random import stream_key, uniform_block
 from samplesoft.samplers.tree import kernel_tree as module
 from samplesoft.samplers.tree import plain
 from samplesoft.samplers.tree.kernel_tree import LEAF_WEIGHTS, KernelTree
@@ -72,7 +72,7 @@ def test_draws_are_those_of_independent_descents(leaf_size, excluded, leaf):
     exclude = [7, 0, 129] if excluded else None
     ids = kernel_tree.sample(h, 150, exclude=exclude, rng=5).ids
     q = kernel_tree.probs(h, exclude=exclude)
-    uniforms = uniform_block(as_key(5), 3, 150)
+    uniforms = uniform_block(stream_key(5), 3, 150)
     one_by_one = [
         [plain.draw(u, exactly(q[b]), leaf_size) for u in exactly(uniforms[b])] for b in range(3)
     ]
@@ -87,7 +87,7 @@ def test_draws_are_those_of_the_inverse_distribution_function(n, batch):
     for leaf_size in (1, 3, 64):
         kernel_tree = KernelTree(rows, leaf_size=leaf_size)
         for m in (1, 2, 3, 7, 64, 2000):
-            uniforms = uniform_block(as_key(m), batch, m)
+            uniforms = uniform_block(stream_key(m), batch, m)
             for exclude in (None, labels):
                 ids = kernel_tree.sample(h, m, exclude=exclude, rng=m).ids
                 for b, q in enumerate(kernel_tree.probs(h, exclude=exclude)):
