@@ -259,7 +259,7 @@ def test_draws_are_computed_with_once_for_all_labels(name, shared, monkeypatch):
         seen.append(x.size)
         terms.kernel(x, losses, *numbers)
 
-    monkeypatch.setattr(type(loss), "_terms_of", lambda *_: terms._replace(kernel=counted))
+    monkeypatch.setattr(type(loss), "_kernel_for_draw", lambda *_: terms._replace(kernel=counted))
     n, m, batch, each = 5000, 300, 4, 20
     labels = np.zeros((batch, n))
     labels[:, :each] = 1.0
