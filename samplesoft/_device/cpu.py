@@ -177,17 +177,18 @@ def step_rows(
 def write_features(
     X: NDArray[Any],
     out: NDArray[Any],
-    of_rows: Callable[[NDArray[Any], NDArray[Any]], None],
+    write_chunk: Callable[[NDArray[Any], NDArray[Any]], None],
     projection_and_epilogue: Callable[
         [NDArray[Any]], tuple[Any, Callable[..., None], tuple[Any, ...]]
     ],
 ) -> None:
     """Write the features of the rows of `X` (N, d) to `out` (N, F), with threads if N is large.
 
-    ``of_rows(X, out)`` writes the features of a chunk of rows. A GPU uses `of_products` instead.
+    ``write_chunk(X, out)`` writes the features of a chunk of rows. A GPU uses
+    `projection_and_epilogue` instead.
     """
     thread_for_each(
-        lambda chunk: of_rows(X[chunk], out[chunk]), row_chunks(out.shape, _TASK_FEATURES)
+        lambda chunk: write_chunk(X[chunk], out[chunk]), row_chunks(out.shape, _TASK_FEATURES)
     )
 
 

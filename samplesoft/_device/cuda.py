@@ -40,7 +40,7 @@ run = run_on_warps
 
 
 def group_equal_ids(ids: Any, stop: int) -> tuple[Any, Any, Any, Any]:
-    """Group equal ids (K,) in ``range(stop)`` as `sort_ids.equal_runs` does, on the device.
+    """Group equal ids (K,) in ``range(stop)`` as `sort_ids.group_equal_ids` does, on the device.
 
     Returns the same four arrays, except that the offsets (k,) lack the last one, K.
     """
@@ -183,14 +183,14 @@ def step_rows(
 
 
 def write_features(
-    X: Any, out: Any, of_rows: Any, projection_and_epilogue: Callable[[Any], Any]
+    X: Any, out: Any, write_chunk: Any, projection_and_epilogue: Callable[[Any], Any]
 ) -> None:
     """Write the features of the rows of `X` (N, d) to `out` (N, F).
 
     Each feature is a function of the inner product of a row with a column.
     ``projection_and_epilogue(X)`` returns the columns (d, D), a compiled function that writes the
     features of one product, and its parameters: see `samplesoft.kernels.tiles_cuda`. The CPU uses
-    `of_rows` instead.
+    `write_chunk` instead.
     """
     columns, write_entry, parameters = projection_and_epilogue(X)
     multiply(write_entry, X, columns, out, parameters)

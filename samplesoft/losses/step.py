@@ -370,7 +370,7 @@ def class_gradients(
     belongs to example ``example_ids[p]``. If examples share the draws, `draw_gradients` (m, d)
     holds the gradients in the vectors of the draws, summed over the examples; otherwise it is
     empty. Candidates are numbered: first the labels, then the draws. Class g has the candidates
-    ``order[offsets[g]:offsets[g + 1]]``; see `kernels.sort_ids.equal_runs`.
+    ``order[offsets[g]:offsets[g + 1]]``; see `kernels.sort_ids.group_equal_ids`.
     """
     pairs, m = len(d_labels), d_sampled.shape[1]
     d_draws, total, one = d_sampled.ravel(), np.empty(out.shape[1]), d_labels.dtype.type(1)

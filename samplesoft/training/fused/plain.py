@@ -1,4 +1,4 @@
-"""Training steps written one example at a time, as an explanation of the compiled ones.
+"""Training steps, one example at a time: to be read, not to be used. They explain fused steps.
 
 The model is a linear embedding with a sampled softmax. It computes a context vector h from a sparse
 input x (v,), then scores of classes, logits and a loss:
