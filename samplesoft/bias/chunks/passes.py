@@ -365,7 +365,7 @@ class ChunkBias:
                 bias = _bias_of_panels(flows, draws)
                 size = float(np.abs(bias).sum())
                 candidate = flows, float(bias[:-1].sum()), size
-                row, is_enough = integral.estimate(flows, candidate, size)
+                row, is_enough = integral.result_with_errors(flows, candidate, size)
                 best = combine_better(best, row)
                 if is_enough:
                     break

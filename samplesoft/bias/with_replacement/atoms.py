@@ -35,25 +35,27 @@ class Atoms:
     """
 
     width: float  # of a panel, in log r
-    panels: IntArray | None  # (P,) indices of the panels that contain classes; None without panels
+    panel_ids: (
+        IntArray | None
+    )  # (P,) indices of the panels that contain classes; None without panels
     points: Points  # arrays (A,), sorted by r
     order: IntArray  # (A,) index of each atom before sorting: by panel and point, or by class
 
     def panel_positions(self, ratios: Ratios) -> tuple[IntArray, FloatArray]:
-        """Return the index in `panels` of each class's panel, and the position there, both (n,)."""
-        assert self.panels is not None
-        first, count = int(self.panels[0]), int(self.panels[-1] - self.panels[0]) + 1
+        """Return each class's panel, as an index into `panel_ids`, and the position in it, (n,)."""
+        assert self.panel_ids is not None
+        first, count = int(self.panel_ids[0]), int(self.panel_ids[-1] - self.panel_ids[0]) + 1
         panel, s = panels.place(ratios.log_distances, self.width, first, count)
         slots = np.zeros(count, np.int64)
-        slots[self.panels - first] = np.arange(len(self.panels))
+        slots[self.panel_ids - first] = np.arange(len(self.panel_ids))
         return slots[panel], s
 
     def by_panel(self, values: FloatArray) -> FloatArray:
         """Return `values` of the atoms (A,), reordered by panel and point, (P, DEGREE)."""
-        assert self.panels is not None
+        assert self.panel_ids is not None
         out = np.empty(len(self.order))
         out[self.order] = values
-        return out[: len(self.panels) * panels.DEGREE].reshape(-1, panels.DEGREE)
+        return out[: len(self.panel_ids) * panels.DEGREE].reshape(-1, panels.DEGREE)
 
 
 def panel_grid(centres: Ratios) -> tuple[float, int, int]:
@@ -115,7 +117,7 @@ class PanelMoments:
         zeta = np.tanh(0.5 * (t - centres.log_mean_distance))
         points, order = _sort_points(draws, centres, weights, t, kappa, zeta)
         return Atoms(
-            width=self.width, panels=self.panel_ids + self.first, points=points, order=order
+            width=self.width, panel_ids=self.panel_ids + self.first, points=points, order=order
         )
 
 
@@ -124,7 +126,7 @@ def make_atoms(draws: Draws, ratios: Ratios) -> Atoms:
     width, _, count = panel_grid(ratios)
     if count * panels.DEGREE > len(draws.draw_probs):
         points, order = class_points(draws, ratios, draws.draw_probs > 0.0)
-        return Atoms(width=width, panels=None, points=points, order=order)
+        return Atoms(width=width, panel_ids=None, points=points, order=order)
     return PanelMoments(ratios).add(draws, ratios).finish(draws, ratios)
 
 

@@ -21,9 +21,10 @@ _LN2_3 = 4.275175589747649e-20
 _VELTKAMP_FACTOR = 134217729.0
 _MAX_REFINED_LOG_RATIO = 2.0**-6
 # Absolute error of r / R by double-double arithmetic, where r / R is near 1: twice the largest
-# error in 6,000 random cases. A deviation r / R - 1 of 1e-16 so has about eleven digits.
+# error in 6,000 random cases. So a deviation r / R - 1 of 1e-16 has
+# about eleven digits.
 DEVIATION_ERROR = 1e-27
-MAX_NEAR_KAPPA = 0.5 * _MAX_REFINED_LOG_RATIO  # smaller |kappa| are computed in double-double
+MAX_REFINED_KAPPA = 0.5 * _MAX_REFINED_LOG_RATIO  # smaller |kappa| are computed in double-double
 # 1/4!, 1/3!, 1/2, 1 and 1, each with its rounding error
 _QUARTIC, _CUBIC = (0.041666666666666664, 2.3129646346357427e-18), (1.0 / 6.0, 9.25185853854297e-18)
 Floats = tuple[float, float, float]
@@ -44,7 +45,7 @@ def relative_ratios(
 
     `reference` is the logit, q and log r of the class with ratio R. Classes with ``drawn == 0`` are
     skipped. The sums (6,) are over the classes of the slice. A near class is one with
-    0 < |kappa| < MAX_NEAR_KAPPA, and a far class one with a larger |kappa|:
+    0 < |kappa| < MAX_REFINED_KAPPA, and a far class one with a larger |kappa|:
 
     - 0: ``drawn * (r / R - 1)``
     - 1 and 2: ``probs`` of the near classes, and ``(1 - kappa**2) * probs`` of the far classes
@@ -69,7 +70,7 @@ def relative_ratios(
         # the kappa of near classes has the error `DEVIATION_ERROR`; that of far classes has the
         # error of log r, times d kappa / d log r = (1 - kappa**2) / 2
         size = abs(kappa)
-        if size >= MAX_NEAR_KAPPA:
+        if size >= MAX_REFINED_KAPPA:
             part = 1.0 - kappa * kappa
             sums[2] += part * probs[j]
             sums[4] += part * part * drawn[j]

@@ -176,12 +176,12 @@ class Draws:
     @property
     def max_log_prob(self) -> float:
         """The largest |log p| of all classes."""
-        return max(-self.log_of(self.totals.min_logit), -self.log_label)
+        return max(-self.log_softmax_of(self.totals.min_logit), -self.log_label)
 
     @property
     def max_log_product(self) -> float:
         """The largest |log(e q)| of the drawn classes."""
-        largest = math.log(self.q_total) - self.log_of(self.totals.min_log_product)
+        largest = math.log(self.q_total) - self.log_softmax_of(self.totals.min_log_product)
         return max(float(largest), 0.0)
 
     @property
@@ -197,8 +197,11 @@ class Draws:
             logs += [float(np.log(self.num_draws)), float(np.log(self.label_draw_prob))]
         return max(map(abs, logs), default=0.0)
 
-    def log_of(self, logit: float) -> float:
-        """Return the log-softmax of a class other than the label, given its logit."""
+    def log_softmax_of(self, logit: float) -> float:
+        """Return `logit` minus the log-normaliser: the log-softmax of a class other than the label.
+
+        With o + log q as `logit`, it is log(e q).
+        """
         return max(logit - self.top, _MIN_LOG_MASS) - self.log_total
 
 

@@ -41,7 +41,7 @@ from samplesoft.bias.with_replacement.node_weights import (
     none_accepted_error,
 )
 from samplesoft.bias.with_replacement.nodes import Nodes, TiltedNodes, make_nodes
-from samplesoft.bias.with_replacement.ratios import MAX_NEAR_RATIO_KAPPA, Ratios, make_ratios
+from samplesoft.bias.with_replacement.ratios import MAX_KAPPA_FOR_ARTANH, Ratios, make_ratios
 from samplesoft.kernels import panels
 from samplesoft.schemes import Scheme
 
@@ -77,7 +77,7 @@ def with_replacement_bias(
     ):  # a result that is not finite has no finite error, and is dropped
         for flows in integral.attempts():
             bias = bias_of_classes(flows, flow_draws, flow_ratios)
-            row, is_enough = integral.estimate(flows, bias, float(np.abs(bias).sum()))
+            row, is_enough = integral.result_with_errors(flows, bias, float(np.abs(bias).sum()))
             best = combine_better(best, row)
             if is_enough:
                 break
@@ -122,7 +122,8 @@ class Flows(NamedTuple):
     atoms: Atoms
     values: FloatArray  # (A,) Phi of (B23) at each atom; a flow is q kappa Phi
     total: float  # F of (B6): the sum of all flows
-    label_flow: float  # l of (B8); 0 without a base mass, and if the base mass is a draw
+    # l of (B8), or -sigma of (B11); 0 without a base mass, and if the base mass is a draw
+    label_flow: float
     coarse: float  # change of the flows and of the label's terms under half of the nodes, L1 norm
     size: float  # magnitudes of the terms of the flows and of the label
     class_size: float  # magnitudes of the terms of the flows alone
@@ -157,21 +158,27 @@ class Integral:
     def __init__(
         self, draws: Draws, ratios: Ratios, atoms: Atoms, pairs: Pairs | None = None
     ) -> None:
-        self.draws, self.ratios, self.atoms, self.pairs = draws, ratios, atoms, pairs
+        self.draws = draws
+        self.ratios = ratios
+        self.atoms = atoms
+        self.pairs = pairs
+
         # |log e| + |log q| of (B25) equals |log(e q)|, because both logs are negative
         unit = relative_term_error(draws.max_log_product)
-        near, far, near_squares, far_squares, size = ratios.error_sums.tolist()
-        errors = DEVIATION_ERROR * near + unit * far
-        squares = DEVIATION_ERROR**2 * near_squares + unit * unit * far_squares
+        sums = ratios.error_sums
+        kappa_error = DEVIATION_ERROR * sums.near_probs + unit * sums.far_probs
+        variance_error = (
+            DEVIATION_ERROR**2 * sums.near_draw_probs + unit * unit * sums.far_draw_probs
+        )
         spread = math.sqrt(max(float(atoms.points.q_zeta2.sum()), 0.0))
         # rounding of the terms of the bias
         self.bias_unit = max(unit, relative_term_error(draws.max_base_log))
         # rounding of the terms of the loss bias, in which each ratio is weighted by the softmax
         self.loss_unit = max(unit, relative_term_error(draws.max_log_prob))
         # error of the flows that is due to the error of kappa, and so of r - R
-        self.kappa_unit = errors / size if size > 0.0 else 0.0
+        self.kappa_unit = kappa_error / sums.abs_kappa_probs if sums.abs_kappa_probs > 0.0 else 0.0
         # error of the loss bias that is due to the error of r - mean
-        self.deviation_unit = math.sqrt(squares) / spread if spread > 0.0 else 0.0
+        self.deviation_unit = math.sqrt(variance_error) / spread if spread > 0.0 else 0.0
 
     def attempts(self) -> Iterator[Flows]:
         """Yield the flows for smaller and smaller steps.
@@ -196,7 +203,7 @@ class Integral:
                     flows = of_pairs.with_total_of(flows, draws.other_mass)
                 yield flows
 
-    def estimate(self, flows: Flows, bias: Any, norm: float) -> tuple[ExampleBias, bool]:
+    def result_with_errors(self, flows: Flows, bias: Any, norm: float) -> tuple[ExampleBias, bool]:
         """Return the result with error estimates, and whether it is accurate enough to stop.
 
         `bias` is the bias that follows from `flows`, and `norm` is its L1 norm.
@@ -262,13 +269,13 @@ def bias_of_classes(
     atoms = flows.atoms
     class_flows = draws.draw_probs * ratios.kappa
     total = flows.total
-    if atoms.panels is None:
+    if atoms.panel_ids is None:
         # each drawn class is an atom; one more atom may represent weightless draws
         active = draws.draw_probs > 0.0
         by_class = np.empty(len(atoms.order))
         by_class[atoms.order] = flows.values
         class_flows[active] *= by_class[: active.sum()]
-    elif len(atoms.panels):
+    elif len(atoms.panel_ids):
         panel, s = atoms.panel_positions(ratios)
         values = atoms.by_panel(flows.values)[:, None]
         coefficients = values @ panels.coefficient_matrix()
@@ -321,7 +328,7 @@ def pair_with_label(draws: Draws, ratios: Ratios) -> tuple[Draws, Ratios]:
     if draws.label is not None:
         draw_probs[draws.label] = 0.0
     low, high = np.logaddexp(ratios.log_ratio_range, distance).tolist()
-    all_near = max(abs(low), abs(high)) < 2.0 * math.atanh(MAX_NEAR_RATIO_KAPPA)
+    all_near = max(abs(low), abs(high)) < 2.0 * math.atanh(MAX_KAPPA_FOR_ARTANH)
     shifted = replace(
         ratios, log_r=log_r, kappa=pair_kappa, all_near=all_near, log_ratio_range=(low, high)
     )

@@ -44,7 +44,7 @@ def jackknife_weights(draws: Draws, nodes: TiltedNodes, unit: float) -> Iterator
     """
     v_base = np.exp(np.minimum(nodes.x + draws.log_base, LARGEST_EXPONENT))
     kernel = _make_kernel(draws, v_base - nodes.log_transform)  # both terms of s are positive
-    loss = _make_loss_terms(draws, nodes, kernel, unit)
+    loss = _best_loss_terms(draws, nodes, kernel, unit)
     for cut in _choose_cuts(draws, nodes, kernel.s):
         yield _make_jackknife_weights(draws, nodes, kernel, cut, loss)
 
@@ -150,7 +150,7 @@ def _apply_to_label(
         return parts[:, :3].sum(axis=1), parts[:, 3:].sum(axis=1)
 
 
-def _make_loss_terms(draws: Draws, nodes: TiltedNodes, kernel: _Kernel, unit: float) -> _LossTerms:
+def _best_loss_terms(draws: Draws, nodes: TiltedNodes, kernel: _Kernel, unit: float) -> _LossTerms:
     """Return the loss terms with the smallest expected error, of `_loss_term_choices`.
 
     `unit` is the relative error of a term that is proportional to a ratio.

@@ -6,8 +6,8 @@ subtracted: from the lower bound r0, so that T does not underflow; from the refe
 differences between classes; and from the mean ratio, for differences from the limit of many draws.
 Section 4 of the README of `bias` has the equations.
 
-The atoms are sorted by r. At a node v, atoms with v (r - r0) near 0 are "flat", and one atom stands
-for all of them. Atoms with a large v (r - r0) are "gone", and their terms are constant. Only the
+The atoms are sorted by r. At a node v, atoms with v (r - r0) near 0 are "flat", and the last of
+them stands for all. Atoms with a large v (r - r0) are "gone", and their terms are constant. Only the
 other atoms are evaluated, in blocks, by loops that the compiler vectorises. For this, a loop must
 not branch, and must not use more arrays than the compiler can check for overlap.
 """
@@ -63,12 +63,12 @@ class NodeSums(NamedTuple):
     """
 
     transform: FloatArray  # exp(-d), whose sum is T exp(v r0)
-    drop: FloatArray  # exp(-d) - 1
+    transform_minus_1: FloatArray  # exp(-d) - 1
     first: FloatArray  # d exp(-d)
     second: FloatArray  # d**2 exp(-d)
     third: FloatArray  # d**3 exp(-d)
     above: FloatArray  # exp(-d) - exp(-v (R - r0))
-    excess: FloatArray  # exp(-y) - 1 + y, P of the README
+    centred_transform_minus_1: FloatArray  # exp(-y) - 1 + y, P of (B20)
     tangent: FloatArray  # 1 - (1 + y) exp(-y), G of the README
     bend: FloatArray  # (y**2 + 2 y + 2) exp(-y) - 2
     square: FloatArray  # y**2 exp(-y)
@@ -103,12 +103,12 @@ def node_sums(
     )
     return NodeSums(
         transform=plain[0],
-        drop=plain[1],
+        transform_minus_1=plain[1],
         first=moments[0],
         second=moments[1],
         third=moments[2],
         above=plain[2],
-        excess=plain[3],
+        centred_transform_minus_1=plain[3],
         tangent=moments[3],
         bend=moments[4],
         square=moments[5],
@@ -131,14 +131,15 @@ def atom_integrals(
     holds for all schemes except the jackknives. `log_ref_above_r0` is log(R - r0).
     """
     num = len(points.q)
-    integrals, reference = np.zeros((3, num)), np.array([log_ref_above_r0])
+    log_distances = np.array([log_ref_above_r0])
+    integrals = np.zeros((3, num))
     of_nodes, of_atoms, block = (
         np.empty((12, len(x) + 1)),
         np.empty((6, num)),
         np.empty((3, _ATOMS_PER_BLOCK)),
     )
     _add_atom_integrals(
-        x, coefficients, tilted, points, reference, integrals, of_nodes, of_atoms, block
+        x, coefficients, tilted, points, log_distances, integrals, of_nodes, of_atoms, block
     )
     return AtomIntegrals(full=integrals[0], half=integrals[1], size=integrals[2])
 
@@ -150,7 +151,7 @@ def atom_integrals(
 def sums_at_nodes(
     x: FloatArray,
     points: Points,
-    reference: FloatArray,
+    log_distances: FloatArray,
     out: FloatArray,
     tilted: FloatArray | None,
     workspace: FloatArray,
@@ -159,7 +160,7 @@ def sums_at_nodes(
     """Write the sums at each node to `out` (4, K), and the sums for cumulants to `tilted` (7, K).
 
     `out` and `tilted` must be 0 before. If `tilted` is None, the sums for cumulants are neither
-    computed nor compiled. `reference` (2,) is log(R - r0) and log(mean - r0). `workspace`
+    computed nor compiled. `log_distances` (2,) is log(R - r0) and log(mean - r0). `workspace`
     (24, A + 1) and `block` (9, atoms of a block) are overwritten.
     """
     num = len(points.q)
@@ -178,7 +179,7 @@ def sums_at_nodes(
         over_contrast[1, i] = weights[1, i] / kappa[i] if kappa[i] != 0.0 else 0.0
         over_contrast[2, i] = weights[2, i] / (zeta[i] * zeta[i]) if zeta[i] != 0.0 else 0.0
         over_contrast[3, i] = over_contrast[2, i] * math.exp(
-            points.log_from_mean[i] - max(reference[1], -1e300)
+            points.log_from_mean[i] - max(log_distances[1], -1e300)
         )
         zeros[i] = 0.0
     write_far_sums(weights, zeros[:num], False, early)
@@ -190,10 +191,10 @@ def sums_at_nodes(
     terms = block[5:]
     for k in range(len(x)):
         log_v = x[k]
-        d_mean = scaled(log_v, reference[1])
-        decay_ref = math.exp(-scaled(log_v, reference[0]))
-        is_centred = log_v + reference[1] < math.log(CENTRED_LIMIT)
-        flat, gone = near_atoms(log_v, log_d, reference)
+        d_mean = scaled(log_v, log_distances[1])
+        decay_ref = math.exp(-scaled(log_v, log_distances[0]))
+        is_centred = log_v + log_distances[1] < math.log(CENTRED_LIMIT)
+        flat, gone = near_atoms(log_v, log_d, log_distances)
         if gone < num:
             out[1, k] -= late[0, gone]
             out[2, k] -= decay_ref * late[1, gone]
@@ -360,7 +361,7 @@ def _add_atom_integrals(
     coefficients: FloatArray,
     tilted: FloatArray | None,
     points: Points,
-    reference: FloatArray,
+    log_distances: FloatArray,
     out: FloatArray,
     of_nodes: FloatArray,
     of_atoms: FloatArray,
@@ -368,14 +369,14 @@ def _add_atom_integrals(
 ) -> None:
     """Add the integrals at the atoms to `out` (3, A): full, half and size of `AtomIntegrals`.
 
-    `reference` (1,) is log(R - r0). If `tilted` is None, the code for derivatives of D is not
+    `log_distances` (1,) is log(R - r0). If `tilted` is None, the code for derivatives of D is not
     compiled. `of_nodes` (12, K + 1), `of_atoms` (6, A) and `block` (3, atoms of a block) are
     overwritten.
     """
     num = len(x)
     log_r, log_d, kappa, log_sum = points.log_r, points.log_d, points.kappa, points.log_sum
     at_flat, at_gone, early, late = of_nodes[:3], of_nodes[3:6], of_nodes[6:9], of_nodes[9:]
-    _write_far_terms(x, coefficients, tilted, reference[0], at_flat, at_gone)
+    _write_far_terms(x, coefficients, tilted, log_distances[0], at_flat, at_gone)
     # sums over the nodes before each node, and over the nodes from each node on; times v r / kappa
     # they are integrals at an atom
     write_far_sums(at_flat, x, False, early)
@@ -390,13 +391,13 @@ def _add_atom_integrals(
     flat, gone = 0, len(log_r)
     for k in range(num):
         log_v, c = x[k], coefficients[k]
-        new_flat, new_gone = near_atoms(log_v, log_d, reference)
+        new_flat, new_gone = near_atoms(log_v, log_d, log_distances)
         add_far(x[max(k - 1, 0)], early, k, log_r, scales, slice(new_flat, flat), out)
         add_far(log_v, late, k, log_r, scales, slice(new_gone, gone), out)
         flat, gone = new_flat, new_gone
         if c[0] == 0.0 and c[1] == 0.0 and c[2] == 0.0:
             continue
-        decay_ref = math.exp(-scaled(log_v, reference[0]))
+        decay_ref = math.exp(-scaled(log_v, log_distances[0]))
         for start in range(flat, gone, _ATOMS_PER_BLOCK):
             part = slice(start, min(start + _ATOMS_PER_BLOCK, gone))
             length = part.stop - start
@@ -608,15 +609,15 @@ def scaled(x: float, log_distance: float) -> float:
 
 
 @njit_bare
-def near_atoms(x: float, log_d: FloatArray, reference: FloatArray) -> tuple[int, int]:
+def near_atoms(x: float, log_d: FloatArray, log_distances: FloatArray) -> tuple[int, int]:
     """Return the index of the first atom that is not flat, and that of the first gone atom.
 
     A flat atom has a v (r - r0) that is negligible compared with 1 and compared with each distance
-    whose log is in `reference`, times v. If one of these products is itself negligible compared
+    whose log is in `log_distances`, times v. If one of these products is itself negligible compared
     with 1, no atom counts as flat.
     """
     edge = FLAT - x
-    for log_distance in reference:
+    for log_distance in log_distances:
         edge = min(edge, FLAT + log_distance) if x + log_distance >= FLAT else -np.inf
     return count_below(log_d, edge), count_below(log_d, GONE - x)
 

@@ -35,7 +35,8 @@ class NodeWeights:
     # accidental hits; 0 if the base mass is a draw
     label_terms: FloatArray
     label_magnitudes: FloatArray  # (K,)
-    loss_terms: FloatArray  # (K,) the terms whose sum is E[log S] - log E[S], eq. (B7)
+    # (K,) the terms whose sum is E[log S] - log E[S], eq. (B7), or the integral of (B74)
+    loss_terms: FloatArray
     loss_magnitudes: FloatArray  # (K,) including the factor 1 + |exponent| of `exponent_magnitudes`
     loss_narrow: bool = False  # whether the strip in which the loss integrand is analytic is narrow
     loss_offset: float = 0.0  # the loss bias minus the sum of `loss_terms`
@@ -135,7 +136,11 @@ def exponent_magnitudes(sizes: FloatArray, exponents: FloatArray) -> FloatArray:
 
 
 def log_first_draw(nodes: Nodes, log_theta: FloatArray) -> FloatArray:
-    """Return log(theta / (T exp(v r0))), the log of the factor of a draw that psi multiplies."""
+    """Return log of theta / (T exp(v r0)), (K,).
+
+    It is the first of the m factors theta of E, divided by T exp(v r0), by which `atom_integrals`
+    multiplies the integrand.
+    """
     return log_theta - nodes.log_transform - nodes.v_r0
 
 

@@ -86,7 +86,7 @@ class TiltedNodes(Nodes):
 
 
 def compute_decay_rates(draws: Draws, ratios: Ratios) -> tuple[float, float]:
-    """Return the logs of the typical and of the smallest rate at which E(v) of (B4) decays."""
+    """Return the logs of the typical and of the smallest rate at which E psi of (B4) decays."""
     # psi replaces the factor of one draw, so m - 1 draws are left. If the number of accepted draws
     # is random, one draw may be left
     least_count = 1 if draws.scheme.divides_by_accepted else max(draws.num_draws - 1, 1)
@@ -117,10 +117,10 @@ def evaluate_nodes(
     log_ref_above_r0, log_mean_above_r0 = ratios.log_ref_above_r0, ratios.log_mean_above_r0
     sums = node_sums(x, atoms.points, log_ref_above_r0, log_mean_above_r0, tilted)
     # classes in chunks are not in memory; only their bias is computed, and it tolerates the noise
-    on_panels = atoms.panels is not None and atoms.width > _MAX_NOISELESS_WIDTH
+    on_panels = atoms.panel_ids is not None and atoms.width > _MAX_NOISELESS_WIDTH
     if len(ratios.log_r) > 0 and on_panels and len(x) > 0:
         _replace_noise(draws, ratios, atoms, x, sums)
-    columns = sums.transform, sums.drop, sums.excess
+    columns = sums.transform, sums.transform_minus_1, sums.centred_transform_minus_1
     centres = ratios.log_r0, log_ref_above_r0, log_mean_above_r0
     v, v_r0, log_t, log_scaled_t, log_psi_ref, excess, d_mean = _transform_logs(x, columns, centres)
     nodes = Nodes(
@@ -180,7 +180,7 @@ def _atoms_with_low_classes(draws: Draws, ratios: Ratios, atoms: Atoms, x: float
     its weight, times exp(-v r) at its left end. T is at least the term of the class with the
     smallest ratio. Panels with a noise far below this term remain panels.
     """
-    assert atoms.panels is not None
+    assert atoms.panel_ids is not None
     log_margin = (
         math.log(_LOG_NOISE_MARGIN - math.log(ratios.min_ratio_draw_prob)) - x - ratios.log_ref
     )
@@ -191,8 +191,8 @@ def _atoms_with_low_classes(draws: Draws, ratios: Ratios, atoms: Atoms, x: float
     low = (draws.draw_probs > 0.0) & (np.floor(ratios.log_distances / atoms.width) < first_high)
     classes_below = class_points(draws, ratios, low)[0]
     of_panel = atoms.order // panels.DEGREE  # the atom of weightless draws is in no panel
-    in_panel = of_panel < len(atoms.panels)
-    above = in_panel & (atoms.panels[np.where(in_panel, of_panel, 0)] >= first_high)
+    in_panel = of_panel < len(atoms.panel_ids)
+    above = in_panel & (atoms.panel_ids[np.where(in_panel, of_panel, 0)] >= first_high)
     pairs = zip(classes_below, atoms.points, strict=True)  # both are sorted
     return Points(*(np.concatenate([low, high[above]]) for low, high in pairs))
 
@@ -208,7 +208,7 @@ def _transform_logs(x: FloatArray, columns: Rows, centres: Floats) -> FloatArray
     """Return fields of `Nodes` as rows, (7, K).
 
     The rows are `v`, `v_r0`, `log_transform`, `log_scaled_transform`, `log_psi_ref`, `excess`,
-    and v (mean - r0). `columns` are the fields `transform`, `drop` and `excess` of `NodeSums`, and
+    and v (mean - r0). `columns` are the first three sums of (B18) and (B20), and
     `centres` are the logs of r0, of R - r0 and of mean - r0.
     """
     transform, drop, excess = columns
@@ -235,7 +235,11 @@ def _with_cumulants(
     ratios: Ratios, nodes: Nodes, sums: NodeSums, d_mean: FloatArray
 ) -> TiltedNodes:
     """Return the nodes with the cumulants of the tilted distribution; `d_mean` is v (mean - r0)."""
-    x, log_scaled_t, p = nodes.x, nodes.log_scaled_transform, np.maximum(sums.excess, 0.0)
+    x, log_scaled_t, p = (
+        nodes.x,
+        nodes.log_scaled_transform,
+        np.maximum(sums.centred_transform_minus_1, 0.0),
+    )
     with np.errstate(over="ignore", under="ignore"):
         v_ref = np.exp(np.minimum(x + ratios.log_ref, LARGEST_EXPONENT))
         v_mean = np.exp(np.minimum(x + ratios.log_mean, LARGEST_EXPONENT))

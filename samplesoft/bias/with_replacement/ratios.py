@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,9 +19,22 @@ from samplesoft.bias.with_replacement.deviations import Floats, relative_ratios
 from samplesoft.bias.with_replacement.draws import Draws, map_classes
 from samplesoft.kernels import panels
 
-MAX_NEAR_RATIO_KAPPA = 0.3  # for smaller |kappa|, log(r / R) = 2 artanh(kappa) has more digits
+MAX_KAPPA_FOR_ARTANH = 0.3  # for smaller |kappa|, log(r / R) = 2 artanh(kappa) has more digits
 _NO_CLASSES = np.empty(0)
 _NO_EXTREMES = np.array([np.inf, -np.inf, np.inf, -np.inf, np.nan])
+
+
+class KappaErrorSums(NamedTuple):
+    """Sums over classes from which the error of the flows that is due to kappa is estimated.
+
+    A near class has 0 < |kappa| < `MAX_REFINED_KAPPA`, and a far class has a larger |kappa|.
+    """
+
+    near_probs: float  # softmax probabilities of the near classes
+    far_probs: float  # (1 - kappa**2) times the softmax probability, of the far classes
+    near_draw_probs: float  # draw probabilities of the near classes
+    far_draw_probs: float  # (1 - kappa**2)**2 times the draw probability, of the far classes
+    abs_kappa_probs: float  # |kappa| times the softmax probability, of all classes
 
 
 @dataclass
@@ -34,10 +48,10 @@ class Ratios:
     mean_deviation: float  # (mean ratio of a draw) / R - 1
     log_mean: float  # log of the mean ratio of a draw
     log_r0: float  # log of r0, a lower bound on all ratios; -inf with weightless draws
-    all_near: bool  # whether |kappa| of every class is below `MAX_NEAR_RATIO_KAPPA`
+    all_near: bool  # whether |kappa| of every class is below `MAX_KAPPA_FOR_ARTANH`
     log_ratio_range: tuple[float, float]  # the smallest and the largest log(r / R)
     min_ratio_draw_prob: float  # probability of drawing the class with the smallest ratio
-    error_sums: FloatArray  # (5,) the sums for error estimates that `relative_ratios` returns
+    error_sums: KappaErrorSums
     log_r: FloatArray  # (n,) log of each ratio
     kappa: FloatArray  # (n,) kappa = (r - R) / (r + R)
 
@@ -69,7 +83,7 @@ class Ratios:
     @property
     def log_mean_distance(self) -> float:
         """Log of mean / R, accurate also if the mean is near R."""
-        if abs(self.mean_deviation) < MAX_NEAR_RATIO_KAPPA:
+        if abs(self.mean_deviation) < MAX_KAPPA_FOR_ARTANH:
             return float(np.log1p(self.mean_deviation))
         return self.log_mean - self.log_ref
 
@@ -108,9 +122,10 @@ class Ratios:
 class RatioStatistics:
     """The sums over classes of the second pass, which measures ratios from the reference ratio R.
 
-    R is the softmax-weighted median of the ratios, or of the medians of slices. With this R the
-    flows do not cancel: in case (B9) their magnitudes add up to the L1 norm of the bias or less,
-    and to little more for a median of medians.
+    R is the softmax-weighted median of the ratios. If there are several slices of classes, or if
+    the scheme draws the label, R is a weighted median of the medians of the slices and of the
+    label. With this R the flows cancel little: in case (B9) their magnitudes add up to at most the
+    L1 norm of the bias for the median, and to at most twice the norm for a median of medians.
     """
 
     def __init__(self, draws: Draws) -> None:
@@ -122,7 +137,7 @@ class RatioStatistics:
         o_ref, q_ref = float(logits[middle]), float(q[middle])
         is_label = draws.scheme.draws_label and o_ref == draws.totals.label_logit
         is_label = is_label and q_ref == draws.totals.label_q
-        log_p = draws.log_label if is_label else draws.log_of(o_ref)
+        log_p = draws.log_label if is_label else draws.log_softmax_of(o_ref)
         drawn = q_ref / draws.q_total
         self.reference = o_ref, q_ref, float(log_p - math.log(drawn))
         self.weightless = draws.weightless
@@ -165,13 +180,13 @@ class RatioStatistics:
         else:  # the sum has cancelled, because the mean is far below R: take the mean of `Draws`
             log_mean = self.log_mean
         low, high, least_kappa, largest_kappa, min_ratio_draw_prob = self.extremes.tolist()
-        all_near = max(abs(least_kappa), abs(largest_kappa)) < MAX_NEAR_RATIO_KAPPA
+        all_near = max(abs(least_kappa), abs(largest_kappa)) < MAX_KAPPA_FOR_ARTANH
         log_ratio_range = low - log_ref, high - log_ref
         if all_near:
             log_ratio_range = 2.0 * math.atanh(least_kappa), 2.0 * math.atanh(largest_kappa)
         log_r0 = -math.inf
         if not self.weightless:
-            # take the lower edge of the lowest panel, because no atom lies below it
+            # take the lower edge of the lowest panel of full width, because no atom is below it
             log_r0 = log_ref + panels.WIDTH * math.floor(log_ratio_range[0] / panels.WIDTH)
         return Ratios(
             reference=self.reference,
@@ -181,7 +196,7 @@ class RatioStatistics:
             all_near=all_near,
             log_ratio_range=log_ratio_range,
             min_ratio_draw_prob=min_ratio_draw_prob,
-            error_sums=sums[1:],
+            error_sums=KappaErrorSums(*sums[1:].tolist()),
             log_r=_NO_CLASSES,
             kappa=_NO_CLASSES,
         )
