@@ -263,6 +263,7 @@ def exact_bias(
     if correction is not None:
         rows = np.broadcast_to(check_correction(correction, inputs), inputs.logits.shape)
     result = exact_bias_of(inputs, rows, as_executor(executor))
+
     # with replacement, a correction other than q makes the bias far larger than its error
     warning = lost_digits(result, inputs) if rows is None or inputs.scheme.distinct else None
     if warning is not None:
@@ -305,7 +306,8 @@ def _bias_with_correction(correction: FloatArray, example: Example, inputs: Inpu
     difference softmax(o') - softmax(o), eq. (B81).
     """
     logits, label, q = example
-    scheme, n = inputs.scheme, len(q)
+    scheme = inputs.scheme
+    n = len(q)
     if scheme.distinct:
         return set_bias(example, inputs.num_sampled, scheme, correction)
     always_in = np.zeros(n, bool)
@@ -316,7 +318,8 @@ def _bias_with_correction(correction: FloatArray, example: Example, inputs: Inpu
     total = 1.0 if scheme.independent else float(q[~always_in].sum() if conditional else q.sum())
     shift = np.zeros(n)
     shift[shifted] = _log_quotient(q[shifted] / total, correction[shifted])
-    in_sum, new_label = shifted | always_in, label
+    in_sum = shifted | always_in
+    new_label = label
     if q[label] == 0.0 and label_moves:  # the label is never drawn
         if scheme.corrects_label:  # the label has the mass e_t / (m c_t) in every outcome
             shift[label] = -math.log(inputs.num_sampled) - math.log(correction[label])
@@ -325,6 +328,7 @@ def _bias_with_correction(correction: FloatArray, example: Example, inputs: Inpu
             in_sum = shifted
             new_label = int(shifted.argmax())
     kept = np.flatnonzero(in_sum)
+
     # only differences of logits matter, and logits minus their maximum have smaller rounding errors
     with np.errstate(over="ignore"):
         centred = np.maximum(logits[kept] - logits[kept].max(), -LARGEST_FLOAT)
@@ -340,9 +344,11 @@ def _bias_with_correction(correction: FloatArray, example: Example, inputs: Inpu
     with np.errstate(over="ignore"):
         # the naive exp(log_p + shift) - p cancels where the shift is small: for |shift| < 1 take
         # p expm1(shift); for |shift| >= 1 take the difference, because p may underflow
-        near, far = probs * np.expm1(np.clip(shift, -1.0, 1.0)), np.exp(log_probs + shift) - probs
+        near = probs * np.expm1(np.clip(shift, -1.0, 1.0))
+        far = np.exp(log_probs + shift) - probs
         change = np.where(in_sum, np.where(np.abs(shift) < 1.0, near, far), -probs)
         gain = float(change.sum())  # (sum of exp(o')) / (sum of exp(o)) - 1
+
     if abs(gain) < 0.5:
         bias = (change - probs * gain) / (1.0 + gain)
         log_gain = math.log1p(gain)
@@ -356,12 +362,14 @@ def _bias_with_correction(correction: FloatArray, example: Example, inputs: Inpu
         rounding = 2.0
     bias[kept] += row.bias
     loss_bias = row.loss_bias + log_gain - (shift[label] if scheme.corrects_label else 0.0)
+
     # rounding of the modified logits changes the p' of their classes
     unit = float(np.spacing(np.abs(centred) + np.abs(shift[kept])).max()) + 4.0 * EPS
     affected_mass = 1.0 if label_moves else float(np.abs(probs + bias)[~always_in].sum())
     error = row.error + 2.0 * EPS * rounding + 2.0 * unit * affected_mass
     loss_error = row.loss_error + 2.0 * EPS * rounding
     loss_error += unit * (1.0 + abs(log_gain) + abs(shift[label]))
+
     return ExampleBias(bias, probs, loss_bias, error, loss_error)
 
 
@@ -403,16 +411,19 @@ def lost_digits(result: ExactBias, inputs: Inputs, first: int = 0) -> str | None
 
     `first` is the index of the first example of `result`, for the message.
     """
-    size, error = np.abs(result.bias).sum(axis=-1), np.asarray(result.error)
+    size = np.abs(result.bias).sum(axis=-1)
+    error = np.asarray(result.error)
     imprecise = np.flatnonzero(loses_digits(error, size))
     if not len(imprecise):
         return None
     rows = list(inputs.rows())
+
     for row in map(int, imprecise):  # no warning if q is the softmax: the bias is rounding
         if not (error.flat[row] < _MAX_SOFTMAX_ROUNDING and _is_softmax(*rows[row], inputs.scheme)):
             break
     else:
         return None
+
     return (
         f"the bias of scheme={inputs.scheme.name!r} may be off by {error.flat[row]:.1e} in the L1 "
         f"norm, where its own is {size.flat[row]:.1e} (example {first + row}); see ExactBias.error "

@@ -44,7 +44,8 @@ class Atoms:
     def panel_positions(self, ratios: Ratios) -> tuple[IntArray, FloatArray]:
         """Return each class's panel, as an index into `panel_ids`, and the position in it, (n,)."""
         assert self.panel_ids is not None
-        first, count = int(self.panel_ids[0]), int(self.panel_ids[-1] - self.panel_ids[0]) + 1
+        first = int(self.panel_ids[0])
+        count = int(self.panel_ids[-1] - self.panel_ids[0]) + 1
         panel, s = panels.place(ratios.log_distances, self.width, first, count)
         slots = np.zeros(count, np.int64)
         slots[self.panel_ids - first] = np.arange(len(self.panel_ids))
@@ -96,11 +97,13 @@ class PanelMoments:
 
     def _merge_panels(self, panel_ids: IntArray, sums: Sum) -> None:
         if not len(self.panel_ids):
-            self.panel_ids, self.sums = panel_ids, sums.times(1.0)
+            self.panel_ids = panel_ids
+            self.sums = sums.times(1.0)
             return
         union = np.union1d(self.panel_ids, panel_ids)
         mine, others = (np.searchsorted(union, ids) for ids in (self.panel_ids, panel_ids))
-        self.panel_ids, self.sums = union, self.sums.to_rows(mine, len(union))
+        self.panel_ids = union
+        self.sums = self.sums.to_rows(mine, len(union))
         self.sums.merge(sums.to_rows(others, len(union)))
 
     def finish(self, draws: Draws, centres: Ratios) -> Atoms:
@@ -148,7 +151,8 @@ def class_points(
 
     `selected` (n,) is a mask; a selected class must have a positive draw probability.
     """
-    t, kappa = ratios.log_distances[selected], ratios.kappa[selected]
+    t = ratios.log_distances[selected]
+    kappa = ratios.kappa[selected]
     weights, zeta = _class_weights(draws, ratios, selected)
     return _sort_points(draws, ratios, weights, t, kappa, zeta)
 
@@ -193,7 +197,8 @@ def _sort_points(
     """
     if draws.weightless:  # their atom is at r = 0, where kappa = zeta = -1
         t = np.append(t, -np.inf)
-        kappa, zeta = np.append(kappa, -1.0), np.append(zeta, -1.0)
+        kappa = np.append(kappa, -1.0)
+        zeta = np.append(zeta, -1.0)
         masked = draws.weightless * np.array([[1.0], [-1.0], [1.0]])
         weights = np.concatenate([weights, masked], axis=1)
     centres = ratios.log_ref, ratios.log_mean - ratios.log_ref, ratios.log_r0
@@ -208,7 +213,8 @@ def _write_points(weights: FloatArray, columns: Rows, centres: Floats) -> FloatA
 
     `columns` are t, kappa and zeta, each (A,). `centres` are log R, log(mean / R) and log r0.
     """
-    (t, kappa, zeta), (log_ref, t_mean, log_r0) = columns, centres
+    (t, kappa, zeta) = columns
+    (log_ref, t_mean, log_r0) = centres
     rows = np.empty((10, len(t)))
     for i in range(len(t)):
         rows[0, i], rows[1, i], rows[2, i] = weights[0, i], weights[1, i], weights[2, i]
@@ -221,4 +227,5 @@ def _write_points(weights: FloatArray, columns: Rows, centres: Floats) -> FloatA
         rows[6, i] = max(t[i], 0.0) + math.log1p(math.exp(-abs(t[i]))) + log_ref
         rows[8, i] = log_sum_mean + (math.log(abs(zeta[i])) if zeta[i] != 0.0 else -np.inf)
         rows[9, i] = log_sum_mean
+
     return rows

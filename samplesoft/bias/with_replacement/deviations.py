@@ -26,7 +26,8 @@ _MAX_REFINED_LOG_RATIO = 2.0**-6
 DEVIATION_ERROR = 1e-27
 MAX_REFINED_KAPPA = 0.5 * _MAX_REFINED_LOG_RATIO  # smaller |kappa| are computed in double-double
 # 1/4!, 1/3!, 1/2, 1 and 1, each with its rounding error
-_QUARTIC, _CUBIC = (0.041666666666666664, 2.3129646346357427e-18), (1.0 / 6.0, 9.25185853854297e-18)
+_QUARTIC = (0.041666666666666664, 2.3129646346357427e-18)
+_CUBIC = (1.0 / 6.0, 9.25185853854297e-18)
 Floats = tuple[float, float, float]
 _EXP_TERMS = _QUARTIC, _CUBIC, (0.5, 0.0), (1.0, 0.0), (1.0, 0.0)
 
@@ -79,9 +80,11 @@ def relative_ratios(
             sums[3] += drawn[j]
         sums[5] += size * probs[j]
         if log_r[j] < ends[0]:
-            ends[0], ends[4] = log_r[j], drawn[j]
+            ends[0] = log_r[j]
+            ends[4] = drawn[j]
         ends[1] = max(ends[1], log_r[j])
         ends[2], ends[3] = min(ends[2], kappa), max(ends[3], kappa)
+
     return sums, ends
 
 
@@ -144,6 +147,7 @@ def _exp(x: float, x_low: float) -> tuple[float, float, int]:
     r, e = _two_sum(x, -k * _LN2_1)
     r, e2 = _two_sum(r, -k * _LN2_2)
     r, low = _two_sum(r, e + e2 - k * _LN2_3 + x_low)
+
     # exp(r) is exp(r / 16) squared four times; only the leading terms of the series of exp(r / 16)
     # are in double-double
     r *= 0.0625
@@ -153,9 +157,11 @@ def _exp(x: float, x_low: float) -> tuple[float, float, int]:
         tail = c + r * tail
     s, s_low = _two_sum(0.008333333333333333, r * tail)
     s_low += 1.1564823173178714e-19
+
     for c, c_low in _EXP_TERMS:
         s, s_low = _multiply(s, s_low, r, low)
         s, s_low = _add(s, s_low, c, c_low)
+
     for _ in range(4):
         s, s_low = _multiply(s, s_low, s, s_low)
     return s, s_low, k

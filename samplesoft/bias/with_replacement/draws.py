@@ -31,12 +31,21 @@ class Totals:
     """
 
     def __init__(self, scheme: Scheme, num_draws: int, label: int) -> None:
-        self.scheme, self.num_draws, self.label = scheme, num_draws, label
+        self.scheme = scheme
+        self.num_draws = num_draws
+        self.label = label
         self.num = 0  # number of classes added
-        self.label_logit, self.label_q = math.nan, math.nan  # until the label has been added
+
+        # until the label has been added
+        self.label_logit = math.nan
+        self.label_q = math.nan
+
         # over all classes except the label: the sums of exp(o) and of q, and the smallest logit
-        self.other_exps, self.q_others, self.min_logit = LogSum(), Sum(), math.inf
+        self.other_exps = LogSum()
+        self.q_others = Sum()
+        self.min_logit = math.inf
         self.min_log_product = math.inf  # the smallest o + log q of the drawn classes
+
         # (k, 3), a row for each slice of classes: the log of the slice's mass, and the o and q of
         # the class that has the weighted median of the slice's ratios
         self.medians = np.empty((0, 3))
@@ -55,7 +64,9 @@ class Totals:
         """Add the classes `start`, `start` + 1, ...; return self."""
 
         def work(part: slice) -> Totals:
-            o, proposal, index = logits[part], q[part], self.label - start - part.start
+            o = logits[part]
+            proposal = q[part]
+            index = self.label - start - part.start
             if 0 <= index < len(o):
                 o = np.concatenate((o[:index], o[index + 1 :]))
                 proposal = np.concatenate((proposal[:index], proposal[index + 1 :]))
@@ -74,6 +85,7 @@ class Totals:
                 self.medians = np.concatenate([self.medians, of_label])
                 product = self.label_logit + math.log(self.label_q)
                 self.min_log_product = min(self.min_log_product, product)
+
         return self
 
     def merge(self, other: Totals) -> Totals:
@@ -88,7 +100,8 @@ class Totals:
         else:
             self.medians = other.medians
         if not math.isnan(other.label_logit):
-            self.label_logit, self.label_q = other.label_logit, other.label_q
+            self.label_logit = other.label_logit
+            self.label_q = other.label_q
         return self
 
     def empty(self) -> Totals:
@@ -97,11 +110,15 @@ class Totals:
 
     def add_others(self, logits: FloatArray, q: FloatArray) -> None:
         """Add a slice of classes without the label; no class may have been added before."""
-        top, drawn = float(logits.max(initial=-np.inf)), q > 0.0
+        top = float(logits.max(initial=-np.inf))
+        drawn = q > 0.0
         with np.errstate(over="ignore", divide="ignore"):
-            exps, log_q = np.exp(logits - top), np.log(q)
+            exps = np.exp(logits - top)
+            log_q = np.log(q)
+
         if drawn.all() and len(drawn):  # the next branch does the same, but slower
-            highest, drawn_exps = top, exps
+            highest = top
+            drawn_exps = exps
             self.min_log_product = float((logits + log_q).min())
         elif drawn.any():
             self.min_log_product = float((logits + log_q).min(where=drawn, initial=np.inf))
@@ -225,22 +242,29 @@ def draws_of_chunk(totals: Totals, start: int, logits: FloatArray, q: FloatArray
 
     `totals` are over all classes of the example; `logits` and `q` (k,) are of the k classes.
     """
-    scheme, m, label = totals.scheme, totals.num_draws, totals.label - start
+    scheme = totals.scheme
+    m = totals.num_draws
+    label = totals.label - start
     top, exps, of_label = _masses(totals)
     log_total = math.log(exps + of_label)
     other_mass = exps / (exps + of_label)
     log_label = max(totals.label_logit - top, _MIN_LOG_MASS) - log_total
+
     # log p_t from a rounded logit loses the digits of 1 - p_t where p_t is near 1. So for p_t > 1/2
     # take log1p(-other_mass), because other_mass is a sum that does not contain the label
     if log_label > -math.log(2.0):
         log_label = math.log1p(-other_mass)
-    others, q_label = float(totals.q_others.value), totals.label_q
-    label_draw_prob, other_draw_prob = q_label / (others + q_label), others / (others + q_label)
+    others = float(totals.q_others.value)
+    q_label = totals.label_q
+    label_draw_prob = q_label / (others + q_label)
+    other_draw_prob = others / (others + q_label)
     with np.errstate(over="ignore"):
         log_probs: FloatArray = np.maximum(logits - top, _MIN_LOG_MASS)
     log_probs -= log_total
     probs = np.exp(log_probs)
-    weightless, mean_ratio, q_total = 0.0, other_mass, others + q_label
+    weightless = 0.0
+    mean_ratio = other_mass
+    q_total = others + q_label
     if scheme.excludes_label or scheme.divides_by_accepted:
         q_total = others if others > 0.0 else 1.0
     elif scheme.draws_label:
@@ -250,11 +274,13 @@ def draws_of_chunk(totals: Totals, start: int, logits: FloatArray, q: FloatArray
     draw_probs = q / q_total
     has_label = 0 <= label < len(q)
     if has_label:
-        log_probs[label], probs[label] = log_label, math.exp(log_label)
+        log_probs[label] = log_label
+        probs[label] = math.exp(log_label)
         draw_probs[label] = label_draw_prob if scheme.draws_label else 0.0
     log_base = log_label if scheme.label_in_sum else -np.inf
     if scheme.corrects_label:
         log_base = log_base - np.log(m) - np.log(label_draw_prob)
+
     return Draws(
         totals=totals,
         logits=logits,

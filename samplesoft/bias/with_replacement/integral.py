@@ -62,7 +62,9 @@ def with_replacement_bias(
         return row
     ratios = make_ratios(draws)
     atoms = make_atoms(draws, ratios)
-    flow_draws, flow_ratios, pairs = draws, ratios, None
+    flow_draws = draws
+    flow_ratios = ratios
+    pairs = None
     if scheme.label_is_a_draw:
         flow_draws, flow_ratios = pair_with_label(draws, ratios)
         pairs = Pairs(
@@ -72,6 +74,7 @@ def with_replacement_bias(
         )
     integral = Integral(draws, ratios, atoms, pairs)
     best = None
+
     with np.errstate(
         all="ignore"
     ):  # a result that is not finite has no finite error, and is dropped
@@ -81,6 +84,7 @@ def with_replacement_bias(
             best = combine_better(best, row)
             if is_enough:
                 break
+
     assert best is not None
     return best
 
@@ -171,10 +175,12 @@ class Integral:
             DEVIATION_ERROR**2 * sums.near_draw_probs + unit * unit * sums.far_draw_probs
         )
         spread = math.sqrt(max(float(atoms.points.q_zeta2.sum()), 0.0))
+
         # rounding of the terms of the bias
         self.bias_unit = max(unit, relative_term_error(draws.max_base_log))
         # rounding of the terms of the loss bias, in which each ratio is weighted by the softmax
         self.loss_unit = max(unit, relative_term_error(draws.max_log_prob))
+
         # error of the flows that is due to the error of kappa, and so of r - R
         self.kappa_unit = kappa_error / sums.abs_kappa_probs if sums.abs_kappa_probs > 0.0 else 0.0
         # error of the loss bias that is due to the error of r - mean
@@ -209,11 +215,14 @@ class Integral:
         `bias` is the bias that follows from `flows`, and `norm` is its L1 norm.
         """
         draws, weights, terms = self.draws, flows.weights, flows.weights.loss_terms
-        bias_unit, loss_unit, is_jackknife = self.bias_unit, self.loss_unit, draws.scheme.jackknife
+        bias_unit = self.bias_unit
+        loss_unit = self.loss_unit
+        is_jackknife = draws.scheme.jackknife
         loss_bias, size = assemble_loss(draws, weights)
         error = estimate_error(flows.coarse, flows.size, norm, bias_unit, is_jackknife)
         loss_error = estimate_sum_error(terms, size, loss_unit, weights.loss_narrow)
         is_enough = error <= (RELATIVE_TOLERANCE + 4.0 * bias_unit) * norm
+
         # the terms of a jackknife cancel, so compare the error with their sum, not their magnitudes
         enough = RELATIVE_TOLERANCE * (abs(float(terms.sum())) if is_jackknife else size)
         is_enough = is_enough and loss_error <= enough + 4.0 * loss_unit * size
@@ -226,6 +235,7 @@ class Integral:
             error=math.inf if math.isnan(error) else error,
             loss_error=math.inf if math.isnan(loss_error) else loss_error,
         )
+
         return row, is_enough
 
 
@@ -239,9 +249,11 @@ def _integrate_flows(
         nodes.x, weights.coefficients, tilted, points, ratios.log_ref_above_r0
     )
     weight = np.abs(points.q_kappa)
+
     # no BLAS here, because its last bits depend on the number of threads
     coarse = float((weight * np.abs(over_nodes.full - over_nodes.half)).sum())
     size = class_size = float((weight * over_nodes.size).sum())
+
     # In (B8) the label's terms change the bias of the label by l * other_mass, and the biases of
     # the other classes by as much in total
     coarse += 2.0 * draws.other_mass * change_by_half_of_nodes(weights.label_terms)
@@ -286,6 +298,7 @@ def bias_of_classes(
         thread_for_each(work, chunks(len(class_flows), CLASS_CHUNK))
     if others is None and not draws.scheme.label_is_a_draw:
         total = float(class_flows.sum())  # with this total the bias sums to 0 up to rounding
+
     return assemble(draws, class_flows, total, flows.label_flow, others)
 
 
@@ -315,6 +328,7 @@ def pair_with_label(draws: Draws, ratios: Ratios) -> tuple[Draws, Ratios]:
     distance = log_r_label - log_ref
     above_label = deviation(distance, draws.totals.label_logit, o_ref, draws.totals.label_q, q_ref)
     ratio_label = math.exp(min(distance, LARGEST_EXPONENT))
+
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         ratio = np.exp(np.minimum(ratios.log_r - log_ref, LARGEST_EXPONENT))
         kappa = ratios.kappa
@@ -325,6 +339,7 @@ def pair_with_label(draws: Draws, ratios: Ratios) -> tuple[Draws, Ratios]:
         pair_kappa = rise / (ratio + ratio_label + 1.0)
         log_r = np.logaddexp(ratios.log_r, log_r_label)
         draw_probs = np.exp(draws.log_probs - (log_r - _log_pair_scale(log_r_label)))
+
     if draws.label is not None:
         draw_probs[draws.label] = 0.0
     low, high = np.logaddexp(ratios.log_ratio_range, distance).tolist()
@@ -332,4 +347,5 @@ def pair_with_label(draws: Draws, ratios: Ratios) -> tuple[Draws, Ratios]:
     shifted = replace(
         ratios, log_r=log_r, kappa=pair_kappa, all_near=all_near, log_ratio_range=(low, high)
     )
+
     return replace(draws, draw_probs=draw_probs), shifted

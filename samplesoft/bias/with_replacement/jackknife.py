@@ -107,6 +107,7 @@ def _make_jackknife_weights(
     variance = np.stack([nodes.variance, nodes.variance_size])
     skew = np.stack([-nodes.skew, nodes.skew_size])
     first, second = (np.stack([v, np.abs(v)]) for v in (step.first, step.second))
+
     with np.errstate(all="ignore"):  # entries that are not finite are set to 0 below
         derivative = v_base + nodes.mean  # v ds/dv
         # (B15): the coefficients of D, v D' and v**2 D'' in H'', and their magnitudes, (2, K)
@@ -116,6 +117,7 @@ def _make_jackknife_weights(
         # the coefficients for the product of D and the step
         whole = c0 * step.value + c1 * first + c2 * second
         below = np.stack([whole, c1 * step.value + 2.0 * c2 * first, c2 * step.value])
+
     below = below.transpose(2, 1, 0).reshape(-1, 6)
     below[(step.value < 1e-290) | (s < np.finfo(np.float64).tiny)] = 0.0
     below[:, [0, 3]] += (kernel.second_derivative * (1.0 - step.value)).T
@@ -156,11 +158,13 @@ def _best_loss_terms(draws: Draws, nodes: TiltedNodes, kernel: _Kernel, unit: fl
     `unit` is the relative error of a term that is proportional to a ratio.
     """
     with np.errstate(all="ignore"):  # choices that are not finite get an infinite expected error
-        best, smallest_error = None, np.inf
+        best = None
+        smallest_error = np.inf
         for loss in _loss_term_choices(draws, nodes, kernel, unit):
             error = _expected_error(loss, unit)
             if best is None or error < smallest_error:
-                best, smallest_error = loss, error
+                best = loss
+                smallest_error = error
             if error <= _RELATIVE_TOLERANCE * abs(float(loss.terms.sum())) < np.inf:
                 break
     assert best is not None
@@ -194,7 +198,8 @@ def _terms_by_frullani(
     differences of the two factors of g', each of which is an expm1 of v - s, the field `excess`.
     """
     s = kernel.s
-    less, limit = draws.num_draws - 1, _make_kernel(draws, nodes.v)
+    less = draws.num_draws - 1
+    limit = _make_kernel(draws, nodes.v)
     close = less * nodes.excess < 1.0
     excess = np.where(close, nodes.excess, 0.0)
     apart = np.exp(-nodes.v) * np.expm1(excess)  # exp(-s) - exp(-v)
@@ -207,6 +212,7 @@ def _terms_by_frullani(
     far_size = _error_size(exponent_magnitudes(rounded, exponents), moved, unit)
     near_size = exponent_magnitudes(limit.decay * near_size, exponents)
     terms = np.where(close, limit.decay * near, far)
+
     return _LossTerms(nodes.dx * terms, nodes.dx * np.where(close, near_size, far_size), False)
 
 
@@ -238,17 +244,22 @@ def _terms_by_parts(
     derivative = np.exp(np.minimum(nodes.x + draws.log_base, LARGEST_EXPONENT)) + nodes.mean
     s = kernel.s
     tilt = nodes.gap / s
+
     # this form contains no terms of the first two orders in v, because derivative = s + gap
     gap_part = (3.0 + tilt) * tilt * nodes.gap
     curve = nodes.balance + gap_part
+
     # the balance is of third order in v; the terms that it sums have magnitudes of variance**1.5
     # or more
     cubes = nodes.skew_size + nodes.variance_size**1.5
     size = _CUBE_ERROR_UNITS * cubes + np.abs(curve) + np.abs(gap_part)
+
     # (B71), for a derivative far below s, where the terms with gap cancel
     steep = derivative * (derivative / s) ** 2
-    far, far_size = nodes.variance - derivative + steep, nodes.variance_size + derivative + steep
-    curve, size = np.where(far_size < size, far, curve), np.minimum(far_size, size)
+    far = nodes.variance - derivative + steep
+    far_size = nodes.variance_size + derivative + steep
+    curve = np.where(far_size < size, far, curve)
+    size = np.minimum(far_size, size)
     weight = nodes.dx * kernel.decay
     terms = _LossTerms(
         -weight * (kernel.g[0] / derivative) * (curve / derivative),
@@ -257,6 +268,7 @@ def _terms_by_parts(
         ),
         True,
     )
+
     return terms, weight * (kernel.g[0] / derivative) * tilt
 
 

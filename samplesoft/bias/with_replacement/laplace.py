@@ -7,9 +7,9 @@ differences between classes; and from the mean ratio, for differences from the l
 Section 4 of the README of `bias` has the equations.
 
 The atoms are sorted by r. At a node v, atoms with v (r - r0) near 0 are "flat", and the last of
-them stands for all. Atoms with a large v (r - r0) are "gone", and their terms are constant. Only the
-other atoms are evaluated, in blocks, by loops that the compiler vectorises. For this, a loop must
-not branch, and must not use more arrays than the compiler can check for overlap.
+them stands for all. Atoms with a large v (r - r0) are "gone", and their terms are constant. The
+other atoms are evaluated in blocks, by loops that the compiler vectorises. Such a loop must not
+branch, and must not use more arrays than the compiler can check for overlap.
 """
 
 from __future__ import annotations
@@ -96,11 +96,14 @@ def node_sums(
     the cumulants need are 0.
     """
     log_distances = np.array([log_ref_above_r0, log_mean_above_r0])
-    plain, moments = np.zeros((4, len(x))), np.zeros((7, len(x)))
-    workspace, block = np.empty((24, len(points.q) + 1)), np.empty((9, _ATOMS_PER_BLOCK))
+    plain = np.zeros((4, len(x)))
+    moments = np.zeros((7, len(x)))
+    workspace = np.empty((24, len(points.q) + 1))
+    block = np.empty((9, _ATOMS_PER_BLOCK))
     sums_at_nodes(
         x, points, log_distances, plain, moments if with_moments else None, workspace, block
     )
+
     return NodeSums(
         transform=plain[0],
         transform_minus_1=plain[1],
@@ -133,11 +136,9 @@ def atom_integrals(
     num = len(points.q)
     log_distances = np.array([log_ref_above_r0])
     integrals = np.zeros((3, num))
-    of_nodes, of_atoms, block = (
-        np.empty((12, len(x) + 1)),
-        np.empty((6, num)),
-        np.empty((3, _ATOMS_PER_BLOCK)),
-    )
+    of_nodes = np.empty((12, len(x) + 1))
+    of_atoms = np.empty((6, num))
+    block = np.empty((3, _ATOMS_PER_BLOCK))
     _add_atom_integrals(
         x, coefficients, tilted, points, log_distances, integrals, of_nodes, of_atoms, block
     )
@@ -164,15 +165,25 @@ def sums_at_nodes(
     (24, A + 1) and `block` (9, atoms of a block) are overwritten.
     """
     num = len(points.q)
-    log_d, kappa, log_sum = points.log_d, points.kappa, points.log_sum
-    zeta, log_sum_mean = points.zeta, points.log_sum_mean
+    log_d = points.log_d
+    kappa = points.kappa
+    log_sum = points.log_sum
+    zeta = points.zeta
+    log_sum_mean = points.log_sum_mean
+
     # The rows of `weights` are q, q kappa, q zeta**2, and q as the factor of d. At each node, the
     # sums over all flat atoms replace the entries of one of them, which are restored afterwards.
     # `over_contrast` has the same rows for gone atoms, divided by kappa or zeta.
-    weights, over_contrast, early = workspace[:4], workspace[4:8], workspace[8:12]
-    early_d, late = workspace[12:16], workspace[16:20]
-    plain_d, plain_sum = workspace[20], workspace[21]
-    plain_sum_mean, zeros = workspace[22], workspace[23]
+    weights = workspace[:4]
+    over_contrast = workspace[4:8]
+    early = workspace[8:12]
+    early_d = workspace[12:16]
+    late = workspace[16:20]
+    plain_d = workspace[20]
+    plain_sum = workspace[21]
+    plain_sum_mean = workspace[22]
+    zeros = workspace[23]
+
     for i in range(num):
         weights[0, i] = weights[3, i] = over_contrast[0, i] = points.q[i]
         weights[1, i], weights[2, i] = points.q_kappa[i], points.q_zeta2[i]
@@ -182,13 +193,20 @@ def sums_at_nodes(
             points.log_from_mean[i] - max(log_distances[1], -1e300)
         )
         zeros[i] = 0.0
+
     write_far_sums(weights, zeros[:num], False, early)
     write_far_sums(weights, log_d, False, early_d)
     write_far_sums(over_contrast, zeros[:num], True, late)
-    reach_d, reach_sum = _write_exps(log_d, plain_d), _write_exps(log_sum, plain_sum)
+    reach_d = _write_exps(log_d, plain_d)
+    reach_sum = _write_exps(log_sum, plain_sum)
     reach_sum_mean = _write_exps(log_sum_mean, plain_sum_mean)
-    d, decay, drop, contrast, y = block[0], block[1], block[2], block[3], block[4]
+    d = block[0]
+    decay = block[1]
+    drop = block[2]
+    contrast = block[3]
+    y = block[4]
     terms = block[5:]
+
     for k in range(len(x)):
         log_v = x[k]
         d_mean = scaled(log_v, log_distances[1])
@@ -206,7 +224,10 @@ def sums_at_nodes(
         flat_atom = max(flat - 1, 0)  # the last flat atom represents all of them
         for h in range(4):
             weights[h, flat_atom] = early[h, flat_atom + 1] if h < 3 else early_d[h, flat_atom + 1]
-        q, q_kappa, q_zeta2, q_drop = weights[0], weights[1], weights[2], weights[3]
+        q = weights[0]
+        q_kappa = weights[1]
+        q_zeta2 = weights[2]
+        q_drop = weights[3]
         for start in range(flat_atom, gone, _ATOMS_PER_BLOCK):
             part = slice(start, min(start + _ATOMS_PER_BLOCK, gone))
             size = part.stop - start
@@ -283,14 +304,23 @@ def _write_excess(of_mean: Rows, e: FloatArray, y: FloatArray, p: FloatArray) ->
     """
     weights, zeta, total = of_mean
     first, last = _write_signed(zeta, total, y)
-    w, v, u, out = weights[first:last], total[first:last], y[first:last], p[first:last]
+    w = weights[first:last]
+    v = total[first:last]
+    u = y[first:last]
+    out = p[first:last]
     near = e[first:last]
+
     for i in range(len(w)):
         half = second_order_series(u[i])
         near[i] = 1.0 - u[i] * (1.0 - u[i] * half)
         out[i] = w[i] * v[i] * v[i] * half  # q y**2 times the series
+
     for part in (slice(0, first), slice(last, len(weights))):
-        w, v, u, out, far = weights[part], zeta[part], y[part], p[part], e[part]
+        w = weights[part]
+        v = zeta[part]
+        u = y[part]
+        out = p[part]
+        far = e[part]
         for i in range(len(w)):
             far[i] = exp64(-u[i])
         for i in range(len(w)):
@@ -305,9 +335,13 @@ def _write_centred(
 
     The first two are differences that lose digits for small y. For |y| <= 1 take series instead.
     """
-    h, t, y2, y3 = terms[0], terms[1], terms[2], terms[3]
+    h = terms[0]
+    t = terms[1]
+    y2 = terms[2]
+    y3 = terms[3]
     for i in range(len(weights)):
         y3[i] = zeta[i] * total[i]  # this row holds y until the term of `cube` is written to it
+
     for i in range(len(weights)):
         y = y3[i]
         near = -1.0 if y < -1.0 else y
@@ -374,27 +408,46 @@ def _add_atom_integrals(
     overwritten.
     """
     num = len(x)
-    log_r, log_d, kappa, log_sum = points.log_r, points.log_d, points.kappa, points.log_sum
-    at_flat, at_gone, early, late = of_nodes[:3], of_nodes[3:6], of_nodes[6:9], of_nodes[9:]
+    log_r = points.log_r
+    log_d = points.log_d
+    kappa = points.kappa
+    log_sum = points.log_sum
+    at_flat = of_nodes[:3]
+    at_gone = of_nodes[3:6]
+    early = of_nodes[6:9]
+    late = of_nodes[9:]
     _write_far_terms(x, coefficients, tilted, log_distances[0], at_flat, at_gone)
+
     # sums over the nodes before each node, and over the nodes from each node on; times v r / kappa
     # they are integrals at an atom
     write_far_sums(at_flat, x, False, early)
     write_far_sums(at_gone, x, True, late)
-    plain_d, plain_sum, plain_r, scales = of_atoms[0], of_atoms[1], of_atoms[2], of_atoms[3:]
-    reach_d, reach_sum = _write_exps(log_d, plain_d), _write_exps(log_sum, plain_sum)
+    plain_d = of_atoms[0]
+    plain_sum = of_atoms[1]
+    plain_r = of_atoms[2]
+    scales = of_atoms[3:]
+    reach_d = _write_exps(log_d, plain_d)
+    reach_sum = _write_exps(log_sum, plain_sum)
     reach_r = _write_exps(log_r, plain_r)
+
     for i in range(len(log_r)):
         scales[0, i] = scales[1, i] = 1.0 / kappa[i]
         scales[2, i] = abs(scales[0, i])
-    d, decay, contrast = block[0], block[1], block[2]
-    flat, gone = 0, len(log_r)
+
+    d = block[0]
+    decay = block[1]
+    contrast = block[2]
+    flat = 0
+    gone = len(log_r)
+
     for k in range(num):
-        log_v, c = x[k], coefficients[k]
+        log_v = x[k]
+        c = coefficients[k]
         new_flat, new_gone = near_atoms(log_v, log_d, log_distances)
         add_far(x[max(k - 1, 0)], early, k, log_r, scales, slice(new_flat, flat), out)
         add_far(log_v, late, k, log_r, scales, slice(new_gone, gone), out)
-        flat, gone = new_flat, new_gone
+        flat = new_flat
+        gone = new_gone
         if c[0] == 0.0 and c[1] == 0.0 and c[2] == 0.0:
             continue
         decay_ref = math.exp(-scaled(log_v, log_distances[0]))
@@ -419,6 +472,7 @@ def _add_atom_integrals(
             if k % 2 == 0:
                 add_row(out[1][part], 2.0, contrast)
             add_row(out[2][part], 1.0, d)
+
     add_far(x[num - 1], early, num, log_r, scales, slice(0, flat), out)
 
 
@@ -466,7 +520,8 @@ def _write_far_terms(
         decay_ref = math.exp(-d_ref)
         if tilted is None:
             at_gone[0, k] = -decay_ref * c[0]
-            value, size = c[0] + at_gone[0, k], 0.0
+            value = c[0] + at_gone[0, k]
+            size = 0.0
             # r0 is near R, so take the right side of (B19) with r = r0 and kappa = -1
             if d_ref < 1.0:
                 value = decay_ref * d_ref * (c[0] * _decay_ratio(-d_ref))
@@ -476,19 +531,23 @@ def _write_far_terms(
                 derivative_terms, derivative_terms.lead, derivative_terms.lead_size
             )
             if decay_ref > 0.0:
-                at_gone[0, k], at_gone[2, k] = -decay_ref * ref, decay_ref * ref_size
+                at_gone[0, k] = -decay_ref * ref
+                at_gone[2, k] = decay_ref * ref_size
             if d_ref < 1.0:
                 value, size = _terms_near(
                     derivative_terms, -d_ref, _decay_ratio(-d_ref), math.exp(d_ref)
                 )
-                value, size = decay_ref * d_ref * value, decay_ref * d_ref * size
+                value = decay_ref * d_ref * value
+                size = decay_ref * d_ref * size
             else:
                 value, size = _terms_far(
                     derivative_terms, -derivative_terms.mean, derivative_terms.mean
                 )
-                value, size = value + at_gone[0, k], size + at_gone[2, k]
+                value = value + at_gone[0, k]
+                size = size + at_gone[2, k]
         if x[k] + log_ref_above_r0 >= FLAT:  # otherwise `near_atoms` counts no atom as flat
-            at_flat[0, k], at_flat[2, k] = value, size
+            at_flat[0, k] = value
+            at_flat[2, k] = size
         if tilted is None or (c[1] == 0.0 and c[2] == 0.0):
             at_flat[2, k], at_gone[2, k] = abs(at_flat[0, k]), abs(at_gone[0, k])
         if k % 2 == 0:
@@ -529,8 +588,10 @@ class _DerivativeTerms(NamedTuple):
 def _make_derivative_terms(c: FloatArray, tilted: FloatArray, decay_ref: float) -> _DerivativeTerms:
     """Return the values at a node, given its rows `c` of `coefficients` and `tilted`."""
     lead, lead_size = (tilted[1], tilted[3]) if decay_ref > 0.0 else (0.0, 0.0)
-    variance, variance_size = tilted[2], tilted[4]
-    square, square_size = lead * lead - variance, abs(lead) * lead_size + variance_size
+    variance = tilted[2]
+    variance_size = tilted[4]
+    square = lead * lead - variance
+    square_size = abs(lead) * lead_size + variance_size
     return _DerivativeTerms(
         c[0], c[1], c[2], c[3], c[4], c[5], tilted[0], lead, lead_size, variance, variance_size,
         square, square_size,
@@ -579,9 +640,12 @@ def _write_with_derivatives(
     """
     log_r, kappa, log_sum = rows
     ref, ref_size = _terms_far(parts, parts.lead, parts.lead_size)
-    ref, ref_size = decay_ref * ref, decay_ref * ref_size
+    ref = decay_ref * ref
+    ref_size = decay_ref * ref_size
+
     for i in range(len(log_r)):
-        d, decay = size[i], term[i]
+        d = size[i]
+        decay = term[i]
         total = exp64(at + log_sum[i])
         away = kappa[i] * total
         near = -1.0 if away < -1.0 else away
@@ -589,10 +653,12 @@ def _write_with_derivatives(
         ratio = decay_ratio_series(near)
         value, value_size = _terms_near(parts, near, ratio, 1.0 - near * ratio)
         far, far_size = _terms_far(parts, d - parts.mean, d + parts.mean)
-        far, far_size = decay * far - ref, decay * far_size + ref_size
+        far = decay * far - ref
+        far_size = decay * far_size + ref_size
         scale = decay_ref * total
         term[i] = -scale * value if near == away else far / kappa[i]
         size[i] = scale * value_size if near == away else far_size / abs(kappa[i])
+
     for i in range(len(log_r)):
         rate = exp64(at + log_r[i])
         term[i] *= rate
@@ -642,7 +708,8 @@ def _write_scaled_exps(
     The products v * plain are used unless one of them could overflow or underflow.
     """
     if abs(x) + reach < _MAX_EXPONENT:
-        v, exps = math.exp(x), plain[part]
+        v = math.exp(x)
+        exps = plain[part]
         for i in range(len(exps)):
             out[i] = v * exps[i]
     else:
@@ -662,7 +729,9 @@ def _write_decays(d: FloatArray, decay: FloatArray, drop: FloatArray) -> None:
     for i in range(len(d[:last])):
         drop[i] = -d[i] * decay_ratio_series(d[i])
         decay[i] = 1.0 + drop[i]
-    far, of_far, far_drop = d[last:], decay[last:], drop[last:]
+    far = d[last:]
+    of_far = decay[last:]
+    far_drop = drop[last:]
     for i in range(len(far)):
         e = exp64(-far[i] if far[i] < _MAX_EXPONENT else -_MAX_EXPONENT)
         of_far[i] = e if far[i] < _MAX_EXPONENT else 0.0
@@ -692,11 +761,14 @@ def _write_contrasts(
     |a| < 1. `out` holds v (r + R) on entry, and `decay_ref` is exp(-v (R - r0)).
     """
     first, last = _write_signed(kappa, out, away)  # v (r - R)
-    near, close = away[first:last], out[first:last]
+    near = away[first:last]
+    close = out[first:last]
     for i in range(len(near)):
         close[i] *= -decay_ref * decay_ratio_series(near[i])
     for part in (slice(0, first), slice(last, len(kappa))):
-        e, k, far = decay[part], kappa[part], out[part]
+        e = decay[part]
+        k = kappa[part]
+        far = out[part]
         for i in range(len(k)):
             far[i] = (e[i] - decay_ref) / k[i]
 

@@ -48,6 +48,7 @@ def make_node_weights(draws: Draws, nodes: Nodes) -> NodeWeights:
     scheme = draws.scheme
     v_base = np.exp(np.minimum(nodes.x + draws.log_base, LARGEST_EXPONENT))
     log_theta = nodes.log_transform - v_base  # (B3)
+
     # if the base mass is a draw, eq. (B12) adds it to the ratios of the classes instead
     log_draws = nodes.log_transform if scheme.label_is_a_draw else log_theta
     weight, loss_integrand = _draw_weights(draws, nodes, log_theta, log_draws)
@@ -75,6 +76,7 @@ def make_node_weights(draws: Draws, nodes: Nodes) -> NodeWeights:
         loss_terms=loss_terms,
         loss_magnitudes=loss_magnitudes,
     )
+
     return _with_corrected_loss(draws, nodes, v_base, weights) if scheme.corrects_label else weights
 
 
@@ -89,11 +91,13 @@ def _with_corrected_loss(
     shifted = replace(weights, loss_offset=shift, loss_offset_magnitude=shift_size)
     if draws.scheme.label_is_a_draw:  # exp(-m v B) of (B74) has not decayed at the last node
         return shifted
-    m, of_label = draws.num_draws, draws.log_label
+    m = draws.num_draws
+    of_label = draws.log_label
     terms = -nodes.dx * np.exp(-m * v_base) * np.expm1(m * nodes.log_transform)
     sizes = exponent_magnitudes(terms, m * v_base)
     if sizes.sum() - of_label > shifted.loss_magnitudes.sum() + shift_size:
         return shifted
+
     return replace(
         weights,
         loss_terms=terms,
@@ -110,7 +114,8 @@ def _corrected_loss_offset(draws: Draws) -> tuple[float, float]:
     be the expected number of draws of the label, and o the mass of the other classes. Then
     d = k - o if the scheme draws the label, and d = o (k - 1) otherwise.
     """
-    p_label, other = math.exp(draws.log_label), draws.other_mass
+    p_label = math.exp(draws.log_label)
+    other = draws.other_mass
     expected = draws.num_draws * draws.label_draw_prob
     gain, loss_of_mass = (
         (expected, other) if draws.scheme.draws_label else (other * expected, other)
@@ -157,16 +162,15 @@ def _draw_weights(
         weight = m * np.exp(log_first_draw(nodes, log_draws) + (m - 1) * log_draws)
         limit = -m * nodes.v * draws.expected_sum
         return weight, difference_of_exp(m * log_theta, limit, m * nodes.excess)
-    log_mix, limit = (
-        log_accepted_transform(draws, log_theta),
-        log_accepted_transform(draws, -nodes.v),
-    )
+    log_mix = log_accepted_transform(draws, log_theta)
+    limit = log_accepted_transform(draws, -nodes.v)
     weight = (
         m * draws.other_draw_prob * np.exp(log_first_draw(nodes, log_draws) + (m - 1) * log_mix)
     )
     growth = np.log(draws.other_draw_prob) - nodes.v - limit
     ratio = np.log1p(np.exp(growth) * np.expm1(np.minimum(nodes.excess, 1.0)))
     ratio = np.where(nodes.excess < 1.0, ratio, np.inf)
+
     return weight, difference_of_exp(m * log_mix, m * limit, m * ratio)
 
 
@@ -231,7 +235,8 @@ def assemble(
     others
         The sum of the bias of all classes except the label; None if the chunk has all classes.
     """
-    scheme, t = draws.scheme, draws.label
+    scheme = draws.scheme
+    t = draws.label
     # (B9); for all classes except the label, (B8) to (B12) are the same
     bias = flows - draws.probs * (total + label_flow)
     if t is not None and scheme.label_is_a_draw:
@@ -248,6 +253,7 @@ def assemble(
             bias[t] = at_label
     elif t is not None and scheme.adds_mean and not scheme.jackknife:
         bias[t] = max(bias[t], 0.0)  # the exact value is >= 0, by Jensen's inequality
+
     return bias
 
 

@@ -114,8 +114,10 @@ def evaluate_nodes(
     The result is a `TiltedNodes` if the scheme is a jackknife.
     """
     tilted = draws.scheme.jackknife
-    log_ref_above_r0, log_mean_above_r0 = ratios.log_ref_above_r0, ratios.log_mean_above_r0
+    log_ref_above_r0 = ratios.log_ref_above_r0
+    log_mean_above_r0 = ratios.log_mean_above_r0
     sums = node_sums(x, atoms.points, log_ref_above_r0, log_mean_above_r0, tilted)
+
     # classes in chunks are not in memory; only their bias is computed, and it tolerates the noise
     on_panels = atoms.panel_ids is not None and atoms.width > _MAX_NOISELESS_WIDTH
     if len(ratios.log_r) > 0 and on_panels and len(x) > 0:
@@ -134,6 +136,7 @@ def evaluate_nodes(
         above=sums.above,
         excess=excess,
     )
+
     return _with_cumulants(ratios, nodes, sums, d_mean) if tilted else nodes
 
 
@@ -149,6 +152,7 @@ def _replace_noise(
     with np.errstate(all="ignore"):
         v_r0 = np.exp(x + ratios.log_r0)
         log_transform = np.log(np.maximum(sums.transform, 1e-307)) - v_r0
+
     noisy = noisy_nodes(x, log_transform)
     if len(noisy):
         points = _atoms_with_low_classes(draws, ratios, atoms, float(x[noisy].min()))
@@ -194,6 +198,7 @@ def _atoms_with_low_classes(draws: Draws, ratios: Ratios, atoms: Atoms, x: float
     in_panel = of_panel < len(atoms.panel_ids)
     above = in_panel & (atoms.panel_ids[np.where(in_panel, of_panel, 0)] >= first_high)
     pairs = zip(classes_below, atoms.points, strict=True)  # both are sorted
+
     return Points(*(np.concatenate([low, high[above]]) for low, high in pairs))
 
 
@@ -215,7 +220,8 @@ def _transform_logs(x: FloatArray, columns: Rows, centres: Floats) -> FloatArray
     rows = np.empty((7, len(x)))
     for k in range(len(x)):
         # v r0, v (R - r0) and v (mean - r0)
-        v_r0, d_ref = _exp(x[k] + centres[0]), _exp(x[k] + centres[1])
+        v_r0 = _exp(x[k] + centres[0])
+        d_ref = _exp(x[k] + centres[1])
         d_mean = scaled(x[k], centres[2])
         # Rounding may make T exp(v r0) negative where it is tiny. Its log loses digits where it is
         # near 1, so take log1p(T exp(v r0) - 1) where it is above 1/2
@@ -223,11 +229,14 @@ def _transform_logs(x: FloatArray, columns: Rows, centres: Floats) -> FloatArray
         if drop[k] > -0.5:
             log_scaled_t = math.log1p(drop[k])
         near = math.log1p(0.0 if excess[k] < 0.0 else excess[k])
-        rows[0, k], rows[1, k], rows[3, k] = scaled(x[k], 0.0), v_r0, log_scaled_t
+        rows[0, k] = scaled(x[k], 0.0)
+        rows[1, k] = v_r0
+        rows[3, k] = log_scaled_t
         rows[2, k] = log_scaled_t - v_r0
         rows[4, k] = -d_ref - log_scaled_t
         rows[5, k] = near if d_mean < CENTRED_LIMIT else log_scaled_t + d_mean
         rows[6, k] = d_mean
+
     return rows
 
 
@@ -235,14 +244,13 @@ def _with_cumulants(
     ratios: Ratios, nodes: Nodes, sums: NodeSums, d_mean: FloatArray
 ) -> TiltedNodes:
     """Return the nodes with the cumulants of the tilted distribution; `d_mean` is v (mean - r0)."""
-    x, log_scaled_t, p = (
-        nodes.x,
-        nodes.log_scaled_transform,
-        np.maximum(sums.centred_transform_minus_1, 0.0),
-    )
+    x = nodes.x
+    log_scaled_t = nodes.log_scaled_transform
+    p = np.maximum(sums.centred_transform_minus_1, 0.0)
     with np.errstate(over="ignore", under="ignore"):
         v_ref = np.exp(np.minimum(x + ratios.log_ref, LARGEST_EXPONENT))
         v_mean = np.exp(np.minimum(x + ratios.log_mean, LARGEST_EXPONENT))
+
     # Cumulants lose digits if they are measured far from the tilted mean. So measure them from the
     # mean ratio or from r0, whichever is nearer
     h = sums.tangent
@@ -255,6 +263,7 @@ def _with_cumulants(
     rest = excess_decay(np.log1p(p))  # equals log(1 + p) - p / (1 + p), which cancels
     gap = np.where(near, rest - h / (1.0 + p), log_scaled_t + first)
     from_mean = np.where(near, -first, d_mean - first)  # v (mean - tilted mean)
+
     return TiltedNodes(
         **vars(nodes),
         mean=np.where(near, v_mean + first, nodes.v_r0 + first),

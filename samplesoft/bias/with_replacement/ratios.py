@@ -134,7 +134,8 @@ class RatioStatistics:
         if len(weights) > 1:
             with np.errstate(under="ignore", over="ignore"):
                 middle = weighted_median(logits - np.log(q), np.exp(weights - weights.max()))
-        o_ref, q_ref = float(logits[middle]), float(q[middle])
+        o_ref = float(logits[middle])
+        q_ref = float(q[middle])
         is_label = draws.scheme.draws_label and o_ref == draws.totals.label_logit
         is_label = is_label and q_ref == draws.totals.label_q
         log_p = draws.log_label if is_label else draws.log_softmax_of(o_ref)
@@ -143,6 +144,7 @@ class RatioStatistics:
         self.weightless = draws.weightless
         self.log_mean = float(np.log(draws.mean_ratio))
         self.sums = Sum((6,))
+
         # min and max of log r, min and max of kappa, and the draw probability of the smallest ratio
         self.extremes = _NO_EXTREMES
 
@@ -188,6 +190,7 @@ class RatioStatistics:
         if not self.weightless:
             # take the lower edge of the lowest panel of full width, because no atom is below it
             log_r0 = log_ref + panels.WIDTH * math.floor(log_ratio_range[0] / panels.WIDTH)
+
         return Ratios(
             reference=self.reference,
             mean_deviation=mean_deviation,
