@@ -88,6 +88,7 @@ class PositiveRandomFeatures(FeatureMap):
         self.tau = as_positive("tau", tau)
         self.num_features = as_count("num_features", num_features)
         super().__init__(dim, self.num_features, float(np.exp(-self.tau)), device)
+
         # not "structured": such frequencies have a fixed norm, so that the mean of the exponentials
         # would differ from that for a Gaussian
         self.frequencies = as_choice("frequencies", frequencies, FREQUENCY_KINDS[:2])
@@ -183,14 +184,18 @@ class RandomMaclaurinFeatures(FeatureMap):
         self.num_features = as_count("num_features", num_features)
         super().__init__(dim, self.num_features, floor=float(np.exp(-self.tau)))
         generator = checked_generator(rng, self.num_features, self.dim)
+
         # sorted by decreasing degree, so that factor k applies to the first features only
         # (minus 1, because NumPy's geometric distribution starts at 1)
         degrees = np.sort(generator.geometric(0.5, num_features) - 1)[::-1]
+
         # computed in logarithms, because N! overflows from N = 171 on
         log_factorials = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, degrees[0] + 1)))])
         log_squares = degrees * (np.log(2.0) + np.log(self.tau)) - log_factorials[degrees]
+
         with np.errstate(over="ignore"):  # `_write` raises for infinite features
             self._scale = np.exp(0.5 * (log_squares + np.log(2.0 / num_features)))
+
         self._factors = []
         for degree in range(1, degrees[0] + 1):
             # factor number `degree`, for all features of this degree or a higher one
@@ -202,6 +207,7 @@ class RandomMaclaurinFeatures(FeatureMap):
             rows = X[chunk]
             features = out[chunk]
             products = np.empty_like(features)
+
             with np.errstate(over="ignore", invalid="ignore"):
                 # multiply by one factor at a time; factor k applies to the features of degree k or
                 # higher, which are the first `num` columns
@@ -209,6 +215,7 @@ class RandomMaclaurinFeatures(FeatureMap):
                 for num, signs in self._factors:
                     signs.project(rows, products[:, :num])
                     features[:, :num] *= products[:, :num]
+
             require_finite(features)
 
     def _kernel(self, X: FloatArray, Y: FloatArray) -> FloatArray:

@@ -82,14 +82,17 @@ class RandomFourierFeatures(FeatureMap):
         super().__init__(dim, 2 * self.num_features, float(np.exp(-2.0 * self.nu)), device)
         self.frequencies = as_choice("frequencies", frequencies, FREQUENCY_KINDS)
         generator = checked_generator(rng, self.num_features, self.dim)
+
         # angles are measured in turns, w x / (2 pi), so that removing whole turns is exact
         turns = self.nu**0.5 / (2.0 * np.pi)
+
         # squared norms of rows above which the rounding error of typical angles exceeds
         # _MAX_ROUNDING_TURNS; the norm is clipped at 1e150, because its square must be finite
         self._max_squared_norms = {
             np.dtype(t): min(_MAX_ROUNDING_TURNS / float(np.finfo(t).eps) / turns, 1e150) ** 2
             for t in (np.float32, np.float64)
         }
+
         size = self.dim, self.num_features
         self.turns = draw_frequencies(frequencies, *size, turns, generator, self.device)
 

@@ -27,6 +27,7 @@ class DenseFrequencies:
         num, dim = matrix.shape
         num_in_tiles = num - num % _TILE_COLUMNS
         tiles = matrix[:num_in_tiles].reshape(-1, _TILE_COLUMNS, dim).transpose(0, 2, 1)
+
         # in tiles, because a tile stays in the cache for all rows of a product
         with np.errstate(over="ignore"):  # maps raise if features are infinite in float32
             self._tiles = {
@@ -46,9 +47,11 @@ class DenseFrequencies:
         block_rows = max(1, _MAX_SMALL_PRODUCT // (X.shape[1] * _TILE_COLUMNS))
         num_in_blocks = len(X) - len(X) % block_rows
         start = 0
+
         for tiles in self._tiles[X.dtype]:
             num, _, width = tiles.shape
             columns = slice(start, start + num * width)
+
             # one matmul call on views of all full blocks of rows, and one for the last rows
             for rows, size in (
                 (slice(0, num_in_blocks), block_rows),
@@ -58,6 +61,7 @@ class DenseFrequencies:
                     target = out[rows, columns].reshape(-1, size, num, width)
                     blocks = X[rows].reshape(-1, 1, size, X.shape[1])
                     np.matmul(blocks, tiles, out=target.transpose(0, 2, 1, 3))
+
             start = columns.stop
 
 
@@ -109,23 +113,29 @@ def draw_frequencies(
     """
     if kind == "structured":
         size = max(_MIN_BLOCK, 1 << (dim - 1).bit_length())  # p, a power of two
+
         signs = random_signs((-(-num // size), 3, size), rng)
         # the scale, sqrt(p), and p**-0.5 for each of the three H
         signs[:, 0] *= scale / size
+
         structured = StructuredFrequencies(signs)
         if device == "cpu":
             return structured
+
         # on a GPU as a dense matrix, so that one kernel serves all kinds of frequencies
         columns = np.empty((dim, num))
         structured.project(np.eye(dim), columns)
         return _on_device(columns.T, device)
+
     if kind == "iid":
         return _on_device(scale * rng.standard_normal((num, dim)), device)
+
     directions = np.empty((num, dim))
     for block in chunks(num, dim):
         q, r = np.linalg.qr(rng.standard_normal((dim, block.stop - block.start)))
         # LAPACK fixes the signs of q; this sign makes the orthogonal basis uniformly distributed
         directions[block] = (q * np.sign(np.diag(r))).T
+
     norms = np.sqrt(rng.chisquare(dim, num))  # norms of Gaussian vectors
     return _on_device(scale * norms[:, None] * directions, device)
 
@@ -157,12 +167,14 @@ def _two_butterfly_levels(x: NDArray[Any], signs: NDArray[Any] | None, y: NDArra
     b = x[n : 2 * n]
     c = x[2 * n : 3 * n]
     d = x[3 * n :]
+
     # the function is compiled twice; if `signs` is None, Numba removes the branches on it
     if signs is not None:
         e = signs[:n]
         f = signs[n : 2 * n]
         g = signs[2 * n : 3 * n]
         h = signs[3 * n :]
+
     for i in range(n):
         first = a[i]
         second = b[i]
@@ -173,10 +185,12 @@ def _two_butterfly_levels(x: NDArray[Any], signs: NDArray[Any] | None, y: NDArra
             second = second * f[i]
             third = third * g[i]
             fourth = fourth * h[i]
+
         p = first + third
         q = second + fourth
         r = first - third
         s = second - fourth
+
         y[4 * i] = p + q
         y[4 * i + 1] = p - q
         y[4 * i + 2] = r + s
@@ -209,9 +223,11 @@ def signed_hadamard(
         _two_butterfly_levels(y, None, spare)
         y, spare = spare, y
         remaining //= 4
+
     if remaining == 2:
         _one_butterfly_level(y, spare)
         y, spare = spare, y
+
     return y, spare
 
 
@@ -227,12 +243,15 @@ def write_structured_products(X: NDArray[Any], signs: NDArray[Any], out: NDArray
     row = np.zeros(size, X.dtype)  # entries from d on stay 0
     first = np.empty(size, X.dtype)
     second = np.empty(size, X.dtype)
+
     for i in range(X.shape[0]):
         row[: X.shape[1]] = X[i]
+
         for b in range(blocks):
             y, spare = signed_hadamard(row, signs[b, 0], first, second)
             for k in range(1, factors):
                 y, spare = signed_hadamard(y, signs[b, k], spare, y)
+
             out_block = out[i, b * size : (b + 1) * size]
             for j in range(len(out_block)):
                 out_block[j] = y[j]

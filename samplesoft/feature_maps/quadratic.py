@@ -70,15 +70,19 @@ def write_quadratic_features(X: NDArray[Any], root: float, out: NDArray[Any]) ->
     number = out.dtype.type  # converts constants, so that float32 is not promoted to float64
     diagonal = number(root)
     off_diagonal = number(root * 2.0**0.5)
+
     dim = X.shape[1]
+
     for n in range(X.shape[0]):
         start = 0
+
         for i in range(dim):
             row = X[n, i:]
             features = out[n, start : start + dim - i]
             factor = off_diagonal * row[0]
             for j in range(1, dim - i):
                 features[j] = factor * row[j]
+
             features[0] = diagonal * row[0] * row[0]
             start += dim - i
         out[n, start] = number(1.0)  # gives the 1 in alpha (x . y)^2 + 1

@@ -165,6 +165,7 @@ def make_feature_map(
         options["device"] = device
     else:
         require_cpu(name, device)
+
     # omit the sharpness rather than pass None, so that the default of the map applies
     parameters = () if sharpness is None else (as_positive("sharpness", sharpness),)
     return spec.make(dim, num_features, *parameters, **options)

@@ -190,8 +190,10 @@ class Sampler(ABC):
         m = as_count("num_sampled", num_sampled)
         # each draw is a function of this key and of its row and column
         key = stream_key(rng)
+
         # a draw takes 8 bytes in `ids` and 8 in `log_q`
         require_memory("num_sampled", m, 16.0 * m * contexts.shape[0])
+
         if weights is None:
             return self._sample(contexts, m, excluded, key)
         return self._sample_shared(contexts, weights, m, key)
@@ -284,6 +286,7 @@ class Sampler(ABC):
         contexts, excluded, weights = self._checked_arguments(h, exclude, shared)
         batch = contexts.shape[0]
         require_memory("h", batch, 8.0 * batch * self.num_classes)
+
         probs = self._probs(contexts, excluded)
         return probs if weights is None else self._backend.to_device(weights[None] @ to_host(probs))
 
@@ -309,12 +312,14 @@ class Sampler(ABC):
                 class_embeddings = as_array("class_embeddings", class_embeddings)
             if 0 in class_embeddings.shape:
                 return
+
         rows = self._checked_class_rows(class_embeddings)
         if rows.shape[0] != classes.shape[0]:
             raise ValueError(
                 f"`class_embeddings` must have one row for each of `ids`, got shapes {rows.shape} "
                 f"and {classes.shape}."
             )
+
         if self.dim is not None:
             # all checks come before the first change: an update that raises changes nothing
             self._prepare_update(classes, rows)()
@@ -380,6 +385,7 @@ class Sampler(ABC):
         if weights is None:
             classes = self._backend.ids("ids", ids, self.num_classes, contexts.shape[0])
             return hook(contexts, self._backend.writable(classes), excluded)
+
         classes = self._backend.ids("ids", ids, self.num_classes, 1)
         # the mean over contexts needs the value of each class for every context
         repeated = self._backend.to_device(np.repeat(to_host(classes), contexts.shape[0], axis=0))
@@ -404,22 +410,27 @@ class Sampler(ABC):
             # fast path: the sampler ignores contexts, so that the first one represents the batch
             if h.ndim == 2 and h.shape[0] and h.dtype.kind == "f" and self.device == "cpu":
                 return h[:1], _NO_EXCLUSION, None
+
         if h is None and self.dim is None:
             # only the number of contexts is used; it is the number of excluded classes
             contexts: Rows = np.empty((max(1, sum(as_array("exclude", exclude).shape[:1])), 0))
         else:
             contexts = self._checked_contexts(h)
+
         batch = contexts.shape[0]
         excluded = self._checked_excluded(exclude, batch)
+
         # with a single context there is nothing to average, and a class may be excluded
         if not as_flag("shared", shared) or batch == 1:
             return contexts, excluded, None
+
         if exclude is not None:
             raise ValueError(
                 "`exclude` must be None with shared=True, for one set cannot leave out a class "
                 f"of each of {batch} examples, got {np.size(exclude)}; mask hits of the label in "
                 "the loss."
             )
+
         contexts, weights = self._representatives(contexts)
         pooled = contexts.shape[0]
         return contexts, self._checked_excluded(None, pooled), weights if pooled > 1 else None
@@ -437,16 +448,19 @@ class Sampler(ABC):
             return self._backend.take_rows(h, np.zeros(1, np.int64)), np.ones(1)
         if batch <= _MAX_UNPOOLED_CONTEXTS:
             return h, np.full(batch, 1.0 / batch)
+
         rows: Rows = to_host(h).astype(np.float64)
         largest = np.abs(rows).max()
         if largest > 0.0:
             rows /= largest  # so that squares neither overflow nor all underflow
+
         # Center before rounding to float32. Otherwise a large common component would take up the
         # digits in which the contexts differ.
         centered = rows - rows.mean(axis=0)
         max_abs = np.abs(centered).max()
         if max_abs > 0.0:
             centered /= max_abs
+
         # a fixed seed, because the distribution must not depend on the seed of the draws
         groups = k_means(
             centered.astype(np.float32),
@@ -456,15 +470,18 @@ class Sampler(ABC):
         order = np.argsort(groups, kind="stable")
         _, starts, counts = np.unique(groups[order], return_index=True, return_counts=True)
         norms = np.sqrt((rows**2).sum(axis=1))
+
         # Scale the mean direction to the mean norm. The mean vector itself is shorter, so that its
         # distribution would be flatter than the distributions of the contexts.
         mean_norms = np.add.reduceat(norms[order], starts) / counts
         sums = np.add.reduceat(rows[order], starts)  # each sum has the mean direction of its group
         lengths = np.sqrt((sums**2).sum(axis=1))
+
         # if the vectors of a group sum to about 0, its first context represents it
         cancels = lengths <= 1e-6 * counts * mean_norms
         sums[cancels] = rows[order[starts[cancels]]]
         lengths[cancels] = norms[order[starts[cancels]]]
+
         factors = np.divide(mean_norms, lengths, out=np.zeros_like(lengths), where=lengths > 0.0)
         pooled = sums * (factors * largest)[:, None]
         return self._backend.float_rows("h", pooled.astype(h.dtype)), counts / batch
@@ -476,6 +493,7 @@ class Sampler(ABC):
                 f"`h` must hold context vectors of shape (B, {self.dim}), got None; only "
                 "samplers that do not look at them take None."
             )
+
         # the sampler ignores contexts, but labels passed as `h` are a mistake worth an error
         if self.dim is None and self.device == "cpu":
             contexts = np.atleast_2d(as_array("h", h))
@@ -485,6 +503,7 @@ class Sampler(ABC):
                     f"{contexts.dtype} of shape {np.shape(h)}; labels go to `exclude`."
                 )
             return contexts
+
         return self._backend.float_rows("h", h, self.dim, self._dtype)
 
     def _checked_class_rows(self, class_embeddings: ArrayLike) -> Rows:
@@ -495,6 +514,7 @@ class Sampler(ABC):
         """Return checked excluded classes (batch,), all `NO_CLASS` if `exclude` is None."""
         if exclude is None:
             return self._backend.to_device(np.full(batch, NO_CLASS))
+
         labels: IntArray = self._backend.labels("exclude", exclude, self.num_classes, (batch,))
         # no class would be left, and probabilities would be 0 / 0
         if self.num_classes == 1:
@@ -502,6 +522,7 @@ class Sampler(ABC):
                 "`exclude` must leave a class to draw, got the only one of 1 class; "
                 "leave `exclude` out."
             )
+
         # Numba would compile the kernels a second time for a read-only array
         return self._backend.writable(labels)
 
@@ -515,19 +536,23 @@ class Sampler(ABC):
         # one random stream chooses the context of each draw, another one draws the classes
         choice_key = np.uint64(mix64(key, np.uint64(0)))
         draw_key = np.uint64(mix64(key, np.uint64(1)))
+
         ends = np.cumsum(weights[:-1])
         chosen = np.searchsorted(ends, uniform_block(choice_key, 1, m)[0], side="right")
         contexts, slots, counts = np.unique(chosen, return_inverse=True, return_counts=True)
+
         turns = np.empty(m, np.int64)  # draw k is draw turns[k] of its context
         turns[np.argsort(chosen, kind="stable")] = np.arange(m) - np.repeat(
             np.cumsum(counts) - counts, counts
         )
+
         # every chosen context draws as many classes as the most frequent one needs; surplus draws
         # are discarded
         chosen_contexts = arrays.take_rows(h, contexts)
         no_exclusion = self._checked_excluded(None, len(contexts))
         drawn = self._sample(chosen_contexts, int(counts.max()), no_exclusion, draw_key).ids
         ids = to_host(drawn)[slots, turns][None]
+
         no_exclusion = self._checked_excluded(None, h.shape[0])
         log_q = self._log_prob(
             h, arrays.to_device(np.repeat(ids, h.shape[0], axis=0)), no_exclusion
@@ -573,6 +598,7 @@ def as_sampler(name: str, value: Any) -> Sampler:
     """Return the argument `name`, or raise a TypeError that lists the members it lacks."""
     members = ["num_classes", "dim", "device"]
     members += [key for key in vars(Sampler) if not key.startswith("_")]
+
     # a user's class need not derive from `Sampler`
     missing = [member for member in members if not hasattr(value, member)]
     if missing:
@@ -584,4 +610,5 @@ def as_sampler(name: str, value: Any) -> Sampler:
             f"`{name}` must be a Sampler, got {got}; samplesoft.samplers has some, and "
             "samplesoft.samplers.DenseSampler is a base for your own."
         )
+
     return value  # type: ignore[no-any-return]

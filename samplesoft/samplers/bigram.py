@@ -126,6 +126,7 @@ class BigramSampler(Sampler):
                 f"`counts` must be finite and at least 0, and some greater, got {got}; count how "
                 "often each class follows each state."
             )
+
         self.num_states, n = matrix.shape
         super().__init__(n)
         values = scale_by_power_of_two(matrix.data)
@@ -136,6 +137,7 @@ class BigramSampler(Sampler):
                 f"{matrix.data.min()} to {matrix.data.max()}; set the smallest to 0."
             )
         matrix.data = values
+
         class_counts: FloatArray = np.bincount(matrix.indices, values, n).astype(np.float64)
         unigram = unigram_weights(class_counts, 1.0)
         offsets = np.append(matrix.indptr.astype(np.int64), len(values) + n)
@@ -143,13 +145,16 @@ class BigramSampler(Sampler):
         values = np.concatenate([values, unigram])
         prefix_sums = np.empty_like(values)
         suffix_sums = np.empty_like(values)
+
         # number of observations of each state, if the smallest count is one observation
         totals = np.asarray(matrix.sum(axis=1)).reshape(-1) / matrix.data.min()
         pseudo_counts = np.column_stack([totals, np.diff(matrix.indptr)])
+
         # a state that was never seen gives all weight to the unigram
         pseudo_counts[pseudo_counts[:, 1] == 0, 1] = 1.0
         # both weights are stored, because 1 - weight would lose digits
         mixture_weights = pseudo_counts / pseudo_counts.sum(axis=1, keepdims=True)
+
         self._table = _CountTable(offsets, ids, values, prefix_sums, suffix_sums, mixture_weights)
         self._update_cumulative_sums(np.arange(self.num_states + 1))
 
@@ -161,12 +166,14 @@ class BigramSampler(Sampler):
         """Restore the counts that `state` of a sampler with the same bigrams returned."""
         if set(as_array_dict("state", state)) != {"counts"}:
             raise ValueError(f"`state` must hold counts, got {', '.join(state) or 'nothing'}.")
+
         counts = as_counts("state['counts']", state["counts"])
         if counts.shape != self._bigram_counts.shape:
             raise ValueError(
                 f"`state` must be of {len(self._bigram_counts)} bigrams, got {len(counts)}; it is "
                 "that of another sampler."
             )
+
         self._bigram_counts[:] = counts
         self._update_cumulative_sums(np.arange(self.num_states))
 
@@ -248,11 +255,13 @@ class BigramSampler(Sampler):
         drawn = as_ids("ids", ids, self.num_classes, len(states))
         o = as_real_array("scores", scores, (2,))
         share = as_fraction("rate", rate)
+
         if o.shape != drawn.shape:
             raise ValueError(
                 f"`scores` must have the shape of `ids`, {drawn.shape}, got {o.shape}; give one "
                 "logit for each class."
             )
+
         order = np.argsort(drawn, axis=1, kind="stable")
         drawn = np.take_along_axis(drawn, order, axis=1)
         o = np.take_along_axis(o, order, axis=1)
@@ -343,6 +352,7 @@ def effective_sample_size(scores: ArrayLike, log_q: ArrayLike) -> FloatArray:
             f"`log_q` must have the shape of `scores`, (B, m), or (1, m), got {logs.shape} for "
             f"{o.shape}; neither may be empty."
         )
+
     x = o - logs
     weights = np.exp(x - x.max(axis=1, keepdims=True))
     sizes: FloatArray = weights.sum(axis=1) ** 2 / (weights**2).sum(axis=1)
@@ -425,9 +435,11 @@ def sample_until(
             f"`least` must be at most `most`, {most}, which so many draws of the softmax itself "
             f"are worth, got {least}; raise `most`."
         )
+
     blocks: list[tuple[IntArray, FloatArray, FloatArray]] = []
     num_drawn = 0
     size = 0.0
+
     while num_drawn < most and size < least:
         seed = int(mix64(key, np.uint64(len(blocks))))
         m = min(block, most - num_drawn)
@@ -437,16 +449,19 @@ def sample_until(
                 "`sampler` must draw with replacement, got draws with probabilities of inclusion, "
                 "which hold for one block; make it with replace=True."
             )
+
         scores = as_real_array("score", score(draw.ids), (2,))
         if scores.shape != draw.ids.shape:
             raise ValueError(
                 f"`score` must return logits of shape {draw.ids.shape}, one for each class that "
                 f"it is given, got {scores.shape}."
             )
+
         blocks.append((draw.ids, draw.log_q, scores))
         ids, log_q, logits = map(np.hstack, zip(*blocks, strict=True))
         num_drawn += m
         size = effective_sample_size(logits, log_q).min()
+
     return Draw(ids, log_q)
 
 
@@ -464,6 +479,7 @@ def _write_cumulative_sums(
         for k in range(offsets[s], offsets[s + 1]):
             total += counts[k]
             prefix_sums[k] = total
+
         total = 0.0
         for k in range(offsets[s + 1] - 1, offsets[s] - 1, -1):
             total += counts[k]
@@ -481,18 +497,22 @@ def _move_towards_softmax(
     """
     counts = table.counts
     indices = np.empty(ids.shape[1], np.int64)
+
     for b in range(len(states)):
         max_score = -np.inf
         mass = 0.0
         total = 0.0
+
         for k in range(len(indices)):
             is_repeat = k > 0 and ids[b, k] == ids[b, k - 1]
             indices[k] = -1 if is_repeat else _index_in_row(table, states[b], ids[b, k])
             if indices[k] >= 0:
                 max_score = max(max_score, scores[b, k])
                 mass += counts[indices[k]]
+
         for k in range(len(indices)):
             total += math.exp(scores[b, k] - max_score) if indices[k] >= 0 else 0.0
+
         for k in range(len(indices)):
             if indices[k] >= 0:
                 prob = math.exp(scores[b, k] - max_score) / total
@@ -523,7 +543,9 @@ def _row_sums(table: _CountTable, s: int, excluded: int) -> tuple[float, float, 
     last = table.offsets[s + 1]
     if first == last:
         return 0.0, 0.0, -1
+
     total = table.prefix_sums[last - 1]
+
     index = _index_in_row(table, s, excluded) if excluded >= 0 else -1
     if index < 0:
         return total, total, -1
@@ -543,8 +565,10 @@ def _masses_and_mass_per_count(
     bigram_weight, unigram_weight = table.mixture_weights[s]
     total, bigram_rest, _ = _row_sums(table, s, excluded)
     unigram_total, unigram_rest, _ = _row_sums(table, len(table.mixture_weights), excluded)
+
     mass_per_bigram = bigram_weight / total if total > 0.0 else 0.0
     mass_per_unigram = unigram_weight / unigram_total
+
     return (
         bigram_rest * mass_per_bigram,
         unigram_rest * mass_per_unigram,
@@ -559,6 +583,7 @@ def _draw_from_row(table: _CountTable, s: int, excluded: int, u: float) -> int:
     _, rest, index = _row_sums(table, s, excluded)
     first = table.offsets[s]
     last = table.offsets[s + 1]
+
     target = u * rest
     if index >= 0:
         before = table.prefix_sums[index - 1] if index > first else 0.0
@@ -567,6 +592,7 @@ def _draw_from_row(table: _CountTable, s: int, excluded: int, u: float) -> int:
         else:
             target += table.prefix_sums[index] - before
             first = index + 1
+
     low = first
     high = last - 1  # if rounding moves the target beyond the sum, the last class is drawn
     while low < high:
@@ -586,6 +612,7 @@ def _draw_classes(
     for b in range(len(states)):
         s = states[b]
         bigram, unigram, _, _ = _masses_and_mass_per_count(table, s, exclude[b])
+
         for k in range(ids.shape[1]):
             target = uniforms[b, k] * (bigram + unigram)
             if target < bigram:
@@ -603,16 +630,19 @@ def _write_log_q(
 ) -> None:
     """Write the log-probabilities of classes `ids` (B, k) to `log_q`, -inf for excluded classes."""
     unigram = table.counts[table.offsets[len(table.mixture_weights)] :]
+
     for b in range(len(states)):
         s = states[b]
         bigram_mass, unigram_mass, mass_per_bigram, mass_per_unigram = _masses_and_mass_per_count(
             table, s, exclude[b]
         )
+
         for k in range(ids.shape[1]):
             j = ids[b, k]
             index = _index_in_row(table, s, j)
             mass = unigram[j] * mass_per_unigram
             mass += table.counts[index] * mass_per_bigram if index >= 0 else 0.0
+
             if j == exclude[b]:
                 log_q[b, k] = -np.inf
             else:

@@ -102,6 +102,7 @@ class CertainSampler(Sampler):
 
     def __init__(self, tail: Sampler, certain: Any) -> None:
         _require_composable("tail", tail, "certain classes", "put all of them into `certain`")
+
         # the total number of classes, which is the bound on the indices in `certain`
         n = tail.num_classes + np.size(certain)
         try:
@@ -111,13 +112,16 @@ class CertainSampler(Sampler):
                 f"{error} There are {tail.num_classes:,} classes in `tail`, and as many more as "
                 "`certain` has: make the tail of the classes that are not certain."
             ) from None
+
         if not len(self.certain):
             raise ValueError("`certain` must hold a class, got none; take `tail` itself.")
+
         super().__init__(n, tail.dim)
         self.tail = tail
         self.tau = tail.tau
         # same as the tail; samplers that need draws with replacement check this attribute
         self.replace = getattr(tail, "replace", True)
+
         # the class of each index in the tail, and the index in the tail of each class
         self._tail_classes = np.delete(np.arange(n), self.certain)
         self._tail_index = np.full(n, NO_CLASS)
@@ -146,11 +150,13 @@ class CertainSampler(Sampler):
         draw = self._prepend_certain(tail_draw)
         ids = draw.ids
         log_counts = draw.log_expected_count
+
         # If the excluded class is always included, its column repeats the first draw of the tail.
         # The expected count of both columns is doubled, so that each has half the weight.
         rows, columns = np.nonzero(ids[:, : len(self.certain)] == exclude[:, None])
         tail_column = len(self.certain)  # column of the first draw of the tail
         log_counts[rows, tail_column] += np.log(2.0)
+
         for values in (ids, draw.log_q, log_counts):
             values[rows, columns] = values[rows, tail_column]
         return draw
@@ -186,7 +192,9 @@ class CertainSampler(Sampler):
         counts = self.tail._log_expected_count(
             contexts, tail_ids, m, self._excluded_tail_index(exclude)
         )
+
         counts = np.where(self._tail_index[ids] < 0, 0.0, counts)  # once in every draw, log(1)
+
         # the tail sets excluded classes to -inf, but not those that are always included
         return np.where(ids == exclude[:, None], -np.inf, counts)
 
@@ -264,6 +272,7 @@ class MixtureSampler(Sampler):
             _require_composable(name, sampler, "a mixture", "make one of a mixture")
             if not getattr(sampler, "replace", True):
                 raise _without_replacement_error(name, sampler)
+
         shared: dict[str, Any] = {}
         for attribute, (requirement, tolerance, remedy) in _SHARED_PROPERTIES.items():
             values = [getattr(sampler, attribute) for sampler in (first, second)]
@@ -274,11 +283,13 @@ class MixtureSampler(Sampler):
                     f"{remedy}."
                 )
             shared[attribute] = values[0] if values else None
+
         self.weight = as_positive("weight", weight)
         if self.weight >= 1.0:
             raise ValueError(
                 f"`weight` must be less than 1, got {weight}; use `first` without a mixture."
             )
+
         super().__init__(shared["num_classes"], shared["dim"])
         self.first = first
         self.second = second
@@ -306,6 +317,7 @@ class MixtureSampler(Sampler):
         unknown_keys = [key for key in state if not key.startswith(("first/", "second/"))]
         if unknown_keys:
             raise ValueError(f"`state` must be that of a mixture, got {', '.join(unknown_keys)}.")
+
         first_state = self.first.state()
         self.first.load_state(without_prefix("first", state, "/"))
         try:
@@ -322,6 +334,7 @@ class MixtureSampler(Sampler):
             if draw.log_inclusion is not None:
                 raise _without_replacement_error(name, sampler)
             ids.append(draw.ids)
+
         # both samplers draw all m classes, so that these draws do not depend on the choices
         mixed = np.where(uniform_block(choice, len(h), m) < self.weight, *ids)
         return Draw(mixed, self._log_prob(h, mixed, exclude))
@@ -331,6 +344,7 @@ class MixtureSampler(Sampler):
             sampler._log_prob(sampler._checked_contexts(h), ids, exclude)
             for sampler in self._samplers.values()
         )
+
         # in logarithms, because one of the probabilities may be 0 or underflow
         log_q: FloatArray = np.logaddexp(
             np.log(self.weight) + first, np.log1p(-self.weight) + second
@@ -369,6 +383,7 @@ def _require_composable(name: str, sampler: Any, whole: str, remedy: str) -> Non
             f"`{name}` must be a Sampler, got {type(sampler).__name__}; samplesoft.samplers has "
             "some."
         )
+
     require_cpu(f"`{name}` of {whole}", sampler.device)
     _require_vector_contexts(name, sampler)
     # draws of a CertainSampler have more than m columns, and can neither be mixed nor extended
@@ -472,6 +487,7 @@ class TwoPassSampler(Sampler):
                 f"got {type(candidates).__name__} over vectors of dimension {candidates.dim}; "
                 "use a sampler such as UnigramSampler."
             )
+
         # the vectors of all classes, because any class may become a candidate
         self._rows = as_float_rows("class_embeddings", class_embeddings).copy()
         if len(self._rows) != candidates.num_classes:
@@ -479,6 +495,7 @@ class TwoPassSampler(Sampler):
                 f"`class_embeddings` must have a row for each of the {candidates.num_classes} "
                 f"classes of `candidates`, got shape {self._rows.shape}."
             )
+
         super().__init__(len(self._rows), self._rows.shape[1], self._rows.dtype)
         self.candidates = candidates
         self.num_candidates = as_count("num_candidates", num_candidates)
@@ -514,6 +531,7 @@ class TwoPassSampler(Sampler):
         draw = self._candidate_softmax._sample(h, m, excluded, key)
         ids = self.candidate_ids[draw.ids]
         log_q = draw.log_q
+
         if has_none.any():
             q = self._probs_without_only_candidate()
             ids[has_none] = inverse_cdf(q, uniform_block(key, len(h), m)[has_none])

@@ -88,6 +88,7 @@ class DenseSampler(Sampler):
             rows = as_float_rows("class_embeddings", class_embeddings).copy()
             super().__init__(len(rows), rows.shape[1], rows.dtype)
             self.class_embeddings = rows
+
         self.tau = None if tau is None else as_positive("tau", tau)
 
     @abstractmethod
@@ -112,6 +113,7 @@ class DenseSampler(Sampler):
         uniforms = uniform_block(key, len(h), m)
         ids = np.empty((len(h), m), np.int64)
         log_q = np.empty((len(h), m))
+
         for chunk in row_chunks((len(h), self.num_classes), _MAX_CHUNK_WEIGHTS):
             q = self._probs(h[chunk], exclude[chunk])
             for row, p in enumerate(q, chunk.start):
@@ -138,15 +140,18 @@ class DenseSampler(Sampler):
                 f"{len(h)} contexts, got {raw.dtype} of shape {raw.shape}; correct "
                 f"{type(self).__name__}.weights."
             )
+
         weights = np.array(np.broadcast_to(raw, full_shape), np.float64)
         if not (np.isfinite(weights).all() and weights.min() >= 0.0):
             raise ValueError(
                 f"`weights` must return finite numbers that are at least 0, got {weights.min()} "
                 f"to {weights.max()}; correct {type(self).__name__}.weights."
             )
+
         # weights of excluded classes are set to 0, and not subtracted from a sum
         rows = np.flatnonzero(exclude >= 0)
         weights[rows, exclude[rows]] = 0.0
+
         largest = weights.max(axis=1, keepdims=True)
         if not largest.all():
             # the remedy depends on whether exclusion has left only weights of 0
@@ -158,6 +163,7 @@ class DenseSampler(Sampler):
                 "`weights` must leave each context a class to draw, got only 0 for context "
                 f"{context}{remedy}."
             )
+
         weights /= largest  # so that the sum does not overflow
         weights /= weights.sum(axis=1, keepdims=True)
         return weights

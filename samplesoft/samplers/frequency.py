@@ -82,6 +82,7 @@ class LogUniformSampler(WeightedSampler):
         checked = None if counts is None else as_counts("counts", to_host(counts), n)
         # the base class divides these weights by their sum, log(n + 1)
         super().__init__(log_uniform_weights(n), replace=replace)
+
         # ranks are drawn, and mapped to classes by `_order`
         self._order: IntArray | None = None
         if checked is not None:
@@ -195,6 +196,7 @@ class LearnedUnigramSampler(Sampler):
         self.power = as_positive("power", power)
         # counts and tree
         require_memory("num_classes", self.num_classes, 40.0 * self.num_classes)
+
         # a scalar is the count of all classes
         initial_counts = as_array("initial", initial)
         if initial_counts.ndim == 0:
@@ -205,11 +207,13 @@ class LearnedUnigramSampler(Sampler):
                 f"`initial` must be greater than 0, got {self._counts.min()}; a class without a "
                 "count is never drawn."
             )
+
         # Counts are divided by a unit before the power is taken. The unit is a power of two, so
         # that integer counts stay exact. It is at least `min_unit`, so that the weight of one
         # observation is finite, however small the initial counts are.
         min_unit = 2.0 ** -min(int(_MAX_EXPONENT / self.power), _MAX_EXPONENT)
         self._count_unit = max(2.0 ** (np.frexp(self._counts.max())[1] - 1), min_unit)
+
         self._tree = KernelTree(self._tree_weights(self._counts)[:, None], floor=MIN_FLOOR)
 
     @property
@@ -234,9 +238,11 @@ class LearnedUnigramSampler(Sampler):
         """Restore the counts that `state` returned."""
         if set(as_array_dict("state", state)) != {"counts"}:
             raise ValueError(f"`state` must hold counts, got {', '.join(state) or 'nothing'}.")
+
         counts = as_counts("state['counts']", state["counts"], self.num_classes)
         if counts.min() <= 0.0:
             raise ValueError(f"`state['counts']` must be greater than 0, got {counts.min()}.")
+
         # an update of all classes rebuilds the tree, to the same bits as in a new sampler
         self._set_counts(np.arange(self.num_classes), counts)
 
@@ -353,16 +359,20 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
     ) -> None:
         super().__init__(num_classes, power=power, initial=initial)
         self.rate = as_positive("rate", as_fraction("rate", rate))
+
         with np.errstate(over="ignore"):
             # a class with an average gap of 1 has this count
             self._initial_total = float(self._counts.sum())
+
         if self._initial_total == np.inf:
             self._counts = np.maximum(scale_by_power_of_two(self._counts), _MIN_COUNT)
             self._count_unit = 0.5  # the unit of scaled counts: weights do not change
             self._initial_total = float(self._counts.sum())
+
         with np.errstate(over="ignore"):
             gaps = np.minimum(self._initial_total / self._counts, _MAX_GAP)
         self._mean_gaps: FloatArray = gaps  # average of the completed gaps, in labels
+
         # number of observations of each class, and time of the last one
         self._num_seen, self._last_seen = np.zeros((2, self.num_classes), np.int64)
         self._time = 0  # number of labels observed so far
@@ -376,11 +386,13 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
         ids = as_ids("labels", labels, self.num_classes).reshape(-1)
         if len(ids) == 0:
             return
+
         classes, indices = np.unique(ids, return_inverse=True)
         gaps = self._mean_gaps[classes]
         seen = self._num_seen[classes]
         last = self._last_seen[classes]
         _update_gaps(indices, self._time, self.rate, gaps, seen, last)
+
         now = self._time + len(ids)
         blocks, overdue = self._blocks_and_overdue_classes(now, classes)
         means, due = _mean_gaps_and_next_checks(
@@ -390,13 +402,16 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
             now,
             self.rate,
         )
+
         changed = np.append(classes, overdue)
         # first, because it may raise, and no estimate must have changed by then
         self._set_counts(changed, self._initial_total / means)
+
         for name, values in (("_mean_gaps", gaps), ("_num_seen", seen), ("_last_seen", last)):
             setattr(self, name, writable(getattr(self, name)))
             getattr(self, name)[classes] = values
         self._time = now
+
         self._next_checks = writable(self._next_checks)
         self._min_next_checks = writable(self._min_next_checks)
         self._next_checks.reshape(-1)[changed] = due
@@ -425,6 +440,7 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
         )
         # a state of an earlier version may lack the effect of open gaps: check at the next label
         due[means != self._mean_gaps] = self._time + 1
+
         num_blocks = -(-self.num_classes // _BLOCK_CLASSES)
         self._next_checks = np.full((num_blocks, _BLOCK_CLASSES), _MAX_LABELS)
         self._next_checks.reshape(-1)[: self.num_classes] = due
@@ -444,6 +460,7 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
                 f"`state` must hold {', '.join(sorted(names))}, got "
                 f"{', '.join(state) or 'nothing'}; it is that of another sampler."
             )
+
         counts, gaps = (
             as_counts(f"state['{name}']", state[name], self.num_classes).copy()
             for name in ("counts", "gaps")
@@ -452,6 +469,7 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
             as_ids(f"state['{name}']", state[name], _MAX_LABELS)
             for name in ("seen", "last", "time")
         )
+
         shapes_match = seen.shape == last.shape == gaps.shape and time.shape == (1,)
         if (
             not shapes_match
@@ -463,6 +481,7 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
                 f"last seen, before the time; got gaps from {gaps.min()}, and times of shapes "
                 f"{seen.shape}, {last.shape} and {time.shape}."
             )
+
         self._set_counts(np.arange(self.num_classes), counts)
         self._mean_gaps = gaps
         self._num_seen = seen.copy()
@@ -503,12 +522,14 @@ def _mean_gaps_and_next_checks(
     with np.errstate(over="ignore"):  # the ratio of a class with a tiny average gap
         gap_ratios = (now - last) / gaps
         growth = np.where(gap_ratios > _LONG_GAP_RATIO, 1.0 + weight * (gap_ratios - 1.0), 1.0)
+
         mantissa, exponent = np.frexp(growth)
         growth = np.ldexp(np.floor(16.0 * mantissa) / 16.0, exponent)
         next_growth = growth + np.ldexp(1.0 / 16.0, exponent)
         gap_ratios = np.maximum(_LONG_GAP_RATIO, 1.0 + (next_growth - 1.0) / weight)
         # one label early, to be safe from rounding; a check too early changes nothing
         next_check = np.minimum(last + np.floor(gap_ratios * gaps) - 1.0, float(_MAX_LABELS))
+
     return gaps * growth, np.maximum(next_check.astype(np.int64), now + 1)
 
 

@@ -106,26 +106,33 @@ def gumbel_top_k(logits: ArrayLike, k: int, *, rng: Rng = None) -> GumbelDraw:
     batch, n = o.shape
     if as_count("k", k) > n:
         raise ValueError(f"`k` must be at most the number of classes {n}, got {k}.")
+
     with ignore_overflow():
         log_p = np.maximum(log_softmax(o, axis=1), -1e300)
+
     noise = _gumbel_noise(stream_key(rng), batch, n)
     perturbed = log_p + noise
     order = np.argsort(-perturbed, axis=1)
     large_rows = np.flatnonzero(log_p.min(axis=1) < -FAR)
     order[large_rows] = _order_by_exact_sum(o[large_rows], noise[large_rows])
+
     ids = np.ascontiguousarray(order[:, :k])
     log_q = np.take_along_axis(log_p, ids, axis=1)
+
     threshold = np.full(batch, -np.inf)
     if k < n:
         threshold = np.take_along_axis(perturbed, order[:, k : k + 1], axis=1)[:, 0]
+
     with np.errstate(over="ignore"):  # a class with inclusion probability 1
         excess = log_q - threshold[:, None]
+
         for b in np.flatnonzero((threshold < -FAR) & (k < n)):
             # The excess is log q - (log q' + g), with the probability q' and the noise g of the
             # class at the threshold. If the logarithms are so large that g is lost in the sum,
             # subtract logits first.
             best = order[b, k]
             excess[b] = (o[b, ids[b]] - o[b, best]) - noise[b, best]
+
         log_inclusion = np.log(-np.expm1(-np.exp(excess)))
     return GumbelDraw(ids, log_q, log_inclusion, threshold)
 
@@ -253,6 +260,7 @@ class LazyGumbel:
         size = math.isqrt(n - 1) + 1 if num_head is None else as_count("num_head", num_head)
         self.num_head = min(size, n)
         self.tau = as_tau(tau, unit_vectors=False)
+
         self._cells: _Cells | None = None
         if num_clusters is not None:
             self._cells = _make_cells(self._rows, min(n, as_count("num_clusters", num_clusters)))
@@ -296,17 +304,21 @@ class LazyGumbel:
         key = stream_key(rng)
         queries, ids, scores, bounds = self._heads_and_bounds(h, head)
         batch, k = ids.shape
+
         if tail_bound is not None:
             bounds = as_real_array("tail_bound", tail_bound, (0, 1))
             if bounds.size not in (1, batch):
                 raise ValueError(f"`tail_bound` must have shape ({batch},), got {bounds.shape}.")
         bounds = np.broadcast_to(bounds, batch)
+
         # If the scores of a context are so large that Gumbel noise would be rounded away, subtract
         # their maximum.
         shifts = _shifts_of_large_scores(scores)
         scores -= shifts[:, None]
+
         ids_drawn = np.empty((batch, m), np.int64)
         logits = np.empty((batch, m))
+
         for b, bound in enumerate(bounds):
             shift = shifts[b]
             max_tail_logit = _draw_lazily(
@@ -321,6 +333,7 @@ class LazyGumbel:
                 logits[b],
                 shift,
             )
+
             # the tolerance is for the rounding of products
             if tail_bound is not None and max_tail_logit > (bound - shift) + 1e-6 * (
                 1.0 + abs(bound)
@@ -330,6 +343,7 @@ class LazyGumbel:
                     f"context {b}, where one is {max_tail_logit + shift}; raise it, or leave "
                     "it out."
                 )
+
         tail = np.uint64(mix64(key, _TAIL_STREAM))
         log_z = self._estimate_log_partition(queries, ids, scores, shifts, k, tail)
         return Draw(ids_drawn, logits - log_z[:, None])
@@ -384,6 +398,7 @@ class LazyGumbel:
         k = self.num_head
         queries = times_tau(as_float_rows("h", h, rows.shape[1], rows.dtype), self.tau)
         ids = np.empty((len(queries), k), np.int64)
+
         if head is not None:
             ids = np.sort(as_ids("head", head, len(rows), len(queries)), axis=1)
             if not ids.shape[1] or not np.diff(ids).all():
@@ -391,6 +406,7 @@ class LazyGumbel:
                     f"a class twice, or none, in shape {ids.shape}; take numpy.unique of a row"
                 )
                 raise ValueError(f"`head` must hold distinct classes, got {requirement}.")
+
         scores = np.empty(ids.shape)
         bounds = np.empty(len(queries))
         for b, query in enumerate(queries):
@@ -399,11 +415,13 @@ class LazyGumbel:
                     candidates, logits, bounds[b] = self._scored_candidates(queries, b)
                     ids[b] = np.sort(candidates[np.argpartition(logits, len(logits) - k)[-k:]])
                 scores[b] = rows[ids[b]] @ query
+
         if not np.isfinite(scores).all():
             requirement = f"within the range of {rows.dtype}, got {scores.max()}"
             raise ValueError(
                 f"`h` must have logits {requirement}; scale vectors down, or use float64."
             )
+
         if head is None:  # scored classes outside the head are not above its smallest logit
             return queries, ids, scores, np.maximum(bounds, scores.min(axis=1))
         return queries, ids, scores, self._largest_norm * _row_norms(queries)
@@ -413,10 +431,12 @@ class LazyGumbel:
         n = len(self._rows)
         if self._cells is None:
             return np.arange(n), self._rows @ queries[b], -np.inf
+
         query = queries[b].astype(np.float64)
         bounds = self._cells.centers @ query + self._cells.radii * np.linalg.norm(query)
         cell_order = np.argsort(-bounds)
         bounds = np.append(bounds[cell_order], -np.inf)
+
         ids = np.empty(n, np.int64)
         logits = np.empty(n)
         num_cells, num_scored = _score_cells(
@@ -439,8 +459,10 @@ class LazyGumbel:
         result is log Z-hat minus `shifts`.
         """
         log_z: FloatArray = np.logaddexp.reduce(scores, axis=1)
+
         tail_size = len(self._rows) - ids.shape[1]
         positions = (uniform_block(key, len(queries), num_tail_draws) * tail_size).astype(np.int64)
+
         for b in range(len(queries) if tail_size else 0):
             # number of head classes with a smaller index than the class at each tail position
             num_head_before = np.searchsorted(
@@ -449,6 +471,7 @@ class LazyGumbel:
             logits = (self._rows[positions[b] + num_head_before] @ queries[b]).astype(
                 np.float64
             ) - shifts[b]
+
             log_tail = np.logaddexp.reduce(logits) + math.log(tail_size / num_tail_draws)
             log_z[b] = np.logaddexp(log_z[b], log_tail)
         return log_z
@@ -475,13 +498,16 @@ def _make_cells(rows: Rows, num: int) -> _Cells:
     """Return a partition of the classes with vectors (n, d) into at most `num` cells by k-means."""
     require_finite_distances(float(np.abs(rows).max()), rows.dtype)
     labels = k_means(rows, num, np.uint64(0))  # a fixed seed: cells change only the time of draws
+
     order = np.argsort(labels, kind="stable")
     offsets = np.append(np.flatnonzero(np.diff(labels[order], prepend=-1)), len(rows))
     centers = np.empty((len(offsets) - 1, rows.shape[1]))
     radii = np.empty(len(offsets) - 1)
+
     # The rounding error of a dot product is below d eps / 2 |q| |c|. Radii grow by four times that,
     # for the rounding of centers, radii and bounds as well.
     slack = 2.0 * (rows.shape[1] + 2) * float(np.finfo(rows.dtype).eps)
+
     with ignore_overflow():
         for i, (first, last) in enumerate(pairwise(offsets)):
             vectors = rows[order[first:last]].astype(np.float64)
@@ -511,11 +537,13 @@ def _score_cells(
     seen = 0
     max_logit = -np.inf
     total = 0.0
+
     for c in range(len(cell_order)):
         # a draw scores on average at most (n - k) e^bound / Z classes of the tail, with the sum Z
         # of exp(logit) over the classes scored so far
         if seen >= k and bounds[c] - max_logit <= math.log(k * total / (len(rows) - k)):
             return c, seen
+
         for i in range(cells.offsets[cell_order[c]], cells.offsets[cell_order[c] + 1]):
             ids[seen] = cells.order[i]
             logits[seen] = row_dot(rows, ids[seen], queries, b)
@@ -566,8 +594,10 @@ def _draw_lazily(
     """
     size = len(rows) - len(head)
     max_tail_logit = -np.inf
+
     for k in range(len(ids)):
         stream = mix64(mix64(key, np.uint64(b)), np.uint64(k))
+
         best = -np.inf
         for i in range(len(head)):
             value = scores[i] - math.log(-math.log(_open_uniform(stream, np.uint64(i))))
@@ -575,27 +605,34 @@ def _draw_lazily(
                 best = value
                 ids[k] = head[i]
                 logits[k] = scores[i]
+
         # Gumbel noise is -log of an exponential time, at which a clock of the class rings. A class
         # of the tail can win only if its clock rings before `time`, with the probability `prob`.
         time = np.exp(bound - best)
         prob = -math.expm1(-time)
+
         position = -1
         skipped = 0
         counter = len(head)
+
         while True:
             # All clocks of the tail ring before `time` with the same probability. So the number of
             # classes between two such classes is geometric, with log(1 - prob) = -time.
             gap = -math.log(_open_uniform(stream, np.uint64(counter))) / time
             if not gap < size - 1 - position:
                 break
+
             position += 1 + int(gap)
             while skipped < len(head) and head[skipped] <= position + skipped:
                 skipped += 1
+
             logit = row_dot(rows, position + skipped, queries, b) - shift
             max_tail_logit = max(max_tail_logit, logit)
+
             # the ringing time: exponential, conditioned on being less than `time`
             clock = -math.log1p(-prob * _open_uniform(stream, np.uint64(counter + 1)))
             counter += 2
+
             if logit - math.log(clock) > best:
                 best = logit - math.log(clock)
                 ids[k] = position + skipped

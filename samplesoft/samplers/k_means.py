@@ -37,9 +37,11 @@ def k_means(rows: Rows, num: int, key: np.uint64) -> IntArray:
     such as a large common component, changes the result only by the rounding of the rows.
     """
     rows = _subtract_common_offset(rows)
+
     permutation = np.argsort(uniform_block(key, 1, len(rows))[0], kind="stable")
     # more rows in the sample would hardly move a center
     sample = rows[permutation[: _SAMPLE_ROWS_PER_CENTER * num]]
+
     centers = sample[:num].copy()
     for _ in range(_NUM_ITERATIONS):
         _move_centers_to_means(sample, _nearest_centers(sample, centers), centers)
@@ -51,6 +53,7 @@ def _subtract_common_offset(rows: Rows) -> Rows:
     low = rows.min(axis=0)
     high = rows.max(axis=0)
     middle = low + (high - low) / 2
+
     # The middle is rounded to the dtype of the rows. The subtraction is then exact, because all
     # values of the coordinate are close to the middle.
     is_far = np.abs(middle) > _MAX_OFFSET_RATIO * (high - low)
@@ -74,6 +77,7 @@ def _write_nearest_centers(rows: Rows, centers: Rows, labels: IntArray) -> None:
     # The expansion |x|^2 - 2 x . c + |c|^2 would be faster, as a matrix product. But if all vectors
     # are far from 0, its terms are large and nearly cancel: at a distance of 1e4 from 0, float32
     # has no correct digit of a distance of 1. Differences x - c are as exact as the vectors.
+
     for i in range(len(rows)):
         nearest = 0
         min_distance = np.inf
@@ -90,11 +94,13 @@ def _move_centers_to_means(rows: Rows, labels: IntArray, centers: Rows) -> None:
     """Move each center in place to the mean of the rows with its label, if there are any."""
     sums = np.zeros(centers.shape)  # float64, whatever the dtype of the rows
     counts = np.zeros(len(centers), np.int64)
+
     for i in range(len(rows)):
         counts[labels[i]] += 1
         total = sums[labels[i]]
         for f in range(len(total)):
             total[f] += rows[i, f]
+
     for c in range(len(centers)):
         if counts[c] > 0:
             for f in range(centers.shape[1]):

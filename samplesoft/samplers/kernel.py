@@ -99,9 +99,11 @@ class KernelSampler(Sampler):
                 "`feature_map` must be a FeatureMap or a function from rows to features, got "
                 f"{type(feature_map).__name__}; samplesoft.feature_maps has some."
             )
+
         scale = as_tau(tau, unit_vectors=False)
         # draws by a kernel do not follow a softmax: there is no tau to compare with the loss
         self.tau = scale if as_choice("leaf", leaf, ("softmax", "kernel")) == "softmax" else None
+
         # defaults for a function; a map declares these properties
         dim = None
         device = "cpu"
@@ -113,6 +115,7 @@ class KernelSampler(Sampler):
             # the formula of the kernel is cheaper than an inner product of exact features
             if leaf == "kernel" and feature_map.closed_form:
                 leaf, scale = feature_map.closed_form
+
         self.feature_map = feature_map
         self.tree = KernelTree(
             backend(device).float_rows("class_embeddings", class_embeddings, dim),
@@ -125,6 +128,7 @@ class KernelSampler(Sampler):
             progress=progress,
             device=device,
         )
+
         tree = self.tree
         super().__init__(tree.num_classes, tree.dim, tree._dtype, tree.device)
 
@@ -333,6 +337,7 @@ class RFSoftmaxSampler(KernelSampler):
     ) -> None:
         rows = backend(as_device(device)).float_rows("class_embeddings", class_embeddings)
         _require_unit_norms("class_embeddings", rows)
+
         # Rawat et al., section 3.2: nu is the sharpness of the kernel, less than the model's tau
         phi = RandomFourierFeatures(
             rows.shape[1], num_features, nu, frequencies=frequencies, rng=rng, device=device
@@ -359,6 +364,7 @@ def _require_unit_norms(name: str, rows: Rows) -> None:
     if len(zero_norm):  # rows of zeros, or of values whose squares underflow
         zero_norm_rows = to_host(backend_of(rows).take_rows(rows, zero_norm))
         norms[zero_norm[~zero_norm_rows.any(axis=1)]] = 1.0
+
     # the message names the worst row
     row = int(np.argmax(np.abs(norms - 1.0)))
     if not 1.0 - UNIT_TOLERANCE <= norms[row] <= 1.0 + UNIT_TOLERANCE:

@@ -162,6 +162,7 @@ class LSHSampler(Sampler):
         rows = as_float_rows("class_embeddings", class_embeddings)
         super().__init__(rows.shape[0], rows.shape[1], rows.dtype)
         self.num_tables = as_count("num_tables", num_tables)
+
         if num_bits is None:
             num_bits = max(1, round(0.4 * math.log2(self.num_classes)))
         self.num_bits = as_count("num_bits", num_bits)
@@ -169,23 +170,27 @@ class LSHSampler(Sampler):
             raise ValueError(
                 f"`num_bits` must be at most {_MAX_BITS}, got {num_bits}; take more tables instead."
             )
+
         self.uniform_share = as_positive("uniform_share", uniform_share)
         if not _MIN_UNIFORM_SHARE <= self.uniform_share <= 1.0:
             raise ValueError(
                 f"`uniform_share` must lie from {_MIN_UNIFORM_SHARE:g} to 1, got "
                 f"{uniform_share}; it bounds the importance weights."
             )
+
         num_bytes = self.num_tables * (6.0 * self.num_classes + 4.0 * 2**self.num_bits)
         # directions in float64, and their copy in the dtype of the vectors
         num_bytes += 16.0 * self.num_tables * self.num_bits * rows.shape[1]
         subject = f"{self.num_tables} tables of {self.num_classes:,} classes"
         require_bytes(subject, num_bytes, "lower `num_tables` or `num_bits`")
+
         generator = np.random.default_rng(int(stream_key(rng)))
         shape = self.num_tables, self.num_bits, rows.shape[1]
         directions = generator.standard_normal(shape)
         # scaled so that projections do not overflow; only the signs of projections are used
         directions /= np.abs(directions).sum(axis=2, keepdims=True)
         self.directions = directions.astype(rows.dtype)
+
         self._tables = self._build_tables(self._hash_codes(rows))
 
     def collision_log_prob(
@@ -247,16 +252,20 @@ class LSHSampler(Sampler):
         num_tables_used = (
             self.num_tables if num_tables is None else as_count("num_tables", num_tables)
         )
+
         contexts = self._checked_contexts(h).astype(np.float64)
         rows = self._checked_class_rows(class_embeddings).astype(np.float64)
         require_memory("h", len(contexts), 32.0 * len(contexts) * len(rows))
+
         for vectors in (contexts, rows):
             divide_by_norms(vectors, np.empty(len(vectors)))
+
         cosines = product(contexts, rows.T)
         # a zero vector has code 0 in every table, so that two zero vectors always collide
         cosines[np.ix_(~contexts.any(axis=1), ~rows.any(axis=1))] = 1.0
         # clipped, because rounding may move a cosine above 1
         p = 1.0 - np.arccos(np.clip(cosines, -1.0, 1.0)) / np.pi
+
         with np.errstate(divide="ignore"):  # log(0) for p = 1
             log_missed = num_tables_used * np.log1p(-(p**self.num_bits))
             log_missed += np.log1p(-self.uniform_share / self.num_classes)
@@ -334,6 +343,7 @@ def _write_codes(
     # one row at a time, so that the codes of a context do not depend on the rest of the batch
     for b in range(len(rows)):
         products(directions, 0, len(directions), rows, b, -1, workspace, 0)
+
         for t in range(len(directions) // num_bits):
             code = 0
             for k in range(t * num_bits, (t + 1) * num_bits):
@@ -351,6 +361,7 @@ def _sort_by_code(codes: Codes, offsets: Int32Array, members: Int32Array) -> Non
         offsets[codes[i]] += 1
     for c in range(len(offsets) - 1):
         offsets[c + 1] += offsets[c]
+
     for i in range(len(codes) - 1, -1, -1):
         offsets[codes[i]] -= 1
         members[offsets[codes[i]]] = i
@@ -361,14 +372,17 @@ def _write_masses(tables: _HashTables, uniform_share: float, mixture: _BucketMix
     """Write the fields `class_mass` and `cumulative_mass` of a mixture from its other fields."""
     codes, _, class_mass, cumulative_mass = mixture
     num_tables = codes.shape[1] - 1
+
     for b in range(len(codes)):
         total = 0.0
         uniform_mass = uniform_share
+
         for t in range(num_tables + 1):
             _, size, skip = _bucket_range(tables, mixture, b, t)
             mass = (1.0 - uniform_share) / num_tables if t < num_tables else uniform_mass
             uniform_mass += mass if size == 0 else 0.0
             class_mass[b, t] = mass / size if size > 0 else 0.0
+
             # mass of the remaining classes: classes are counted, and no mass is subtracted
             total += class_mass[b, t] * (size - skip)
             cumulative_mass[b, t] = total
@@ -398,17 +412,20 @@ def _draw_classes(
     for b in range(len(ids)):
         stream = mix64(key, np.uint64(first + b))
         cumulative_mass = mixture.cumulative_mass[b]
+
         for k in range(ids.shape[1]):
             # with side="right", a target at the end of a bucket draws from the next one with mass
             target = uniform(stream, np.uint64(2 * k)) * cumulative_mass[-1]
             t = min(
                 np.searchsorted(cumulative_mass, target, side="right"), len(cumulative_mass) - 1
             )
+
             begin, size, skip = _bucket_range(tables, mixture, b, t)
             slot = begin + int(uniform(stream, np.uint64(2 * k + 1)) * (size - skip))
             # the classes of a bucket increase: from the excluded class on, move up one slot
             if skip and tables.members[t, slot] >= mixture.exclude[b]:
                 slot += 1
+
             ids[b, k] = tables.members[t, slot]
 
 
@@ -419,6 +436,7 @@ def _write_log_q(
     """Write the log-probabilities of classes `ids` (B, k) to `log_q`, -inf for excluded classes."""
     codes = tables.codes
     context_codes, exclude, class_mass, cumulative_mass = mixture
+
     for b in range(len(ids)):
         for k in range(ids.shape[1]):
             i = ids[b, k]
@@ -438,5 +456,6 @@ def _add_probs(tables: _HashTables, mixture: _BucketMixture, q: FloatArray) -> N
                 q[b, tables.members[t, slot]] += (
                     mixture.class_mass[b, t] / mixture.cumulative_mass[b, -1]
                 )
+
         if mixture.exclude[b] >= 0:
             q[b, mixture.exclude[b]] = 0.0

@@ -78,6 +78,7 @@ class MetropolisSampler(DenseSampler):
         super().__init__(class_embeddings, tau=as_tau(tau, unit_vectors=False))
         checked = as_counts("counts", counts, self.num_classes)
         weights = unigram_weights(checked, as_positive("power", power))
+
         self.num_steps = as_count("num_steps", num_steps, 0)
         # probabilities that underflow are raised to a positive minimum: a class that is never
         # proposed would never be reached
@@ -94,11 +95,13 @@ class MetropolisSampler(DenseSampler):
         assert self.class_embeddings is not None and self.tau is not None
         with np.errstate(over="ignore", invalid="ignore"):
             logits = (times_tau(h, self.tau) @ self.class_embeddings.T).astype(np.float64)
+
         if not np.isfinite(logits).all():
             requirement = f"within the range of {h.dtype}, got one that is not finite"
             raise ValueError(
                 f"`h` must have logits {requirement}; scale vectors down, or use float64."
             )
+
         log_q = np.log(self._q)
         chains = (make_chain(log_p, log_q) for log_p in log_softmax(logits, axis=1))
         return np.array([after_steps(chain, self._q, self.num_steps) for chain in chains])

@@ -117,20 +117,24 @@ class SamplerInputs:
             "logits": lambda name, x: np.atleast_2d(as_real_array(name, to_host(x), (1, 2))),
             "counts": lambda name, x: as_real_array(name, to_host(x), (1,)),
         }
+
         # fields may be None if that is their default; nu=None is a mistake
         for name, check in checks.items():
             value = getattr(self, name)
             if value is not None or name in ("nu", "alpha", "power", "num_features"):
                 object.__setattr__(self, name, check(name, value))  # the class is frozen
+
         if not isinstance(
             self.rng, np.random.Generator
         ):  # `stream_key` would draw from a generator
             stream_key(self.rng)
+
         if self.class_embeddings is self.counts is self.logits is None:
             raise ValueError(
                 "one of `class_embeddings`, `counts` and `logits` must be given, for they say how "
                 "many classes there are, got None for each."
             )
+
         # before the check of `counts`, which needs the number of classes
         self._require_matching_shapes()
         if self.counts is not None:
@@ -147,6 +151,7 @@ class SamplerInputs:
         """Raise ValueError if the shapes of logits, contexts and class vectors disagree."""
         rows = self.class_embeddings
         h = self.h
+
         if self.logits is not None:
             batch, n = self.logits.shape
             for name, vectors, num_rows in (("h", h, batch), ("class_embeddings", rows, n)):
@@ -155,6 +160,7 @@ class SamplerInputs:
                         f"`{name}` must have {num_rows} rows to match `logits` of shape "
                         f"{self.logits.shape}, got shape {vectors.shape}."
                     )
+
         if h is not None and rows is not None and h.shape[1] != rows.shape[1]:
             raise ValueError(
                 "`h` and `class_embeddings` must have the same dimension d, got shapes "
@@ -223,6 +229,7 @@ class SamplerSpec:
         """
         if self.needs_counts and inputs.counts is None:
             return "needs class counts"
+
         # if the weights follow from logits, vectors are not needed
         if self.weights is not None or not self.follows_vectors:
             return ""
@@ -271,6 +278,7 @@ def _make_quadratic(class_embeddings: Rows, tau: float | None, alpha: float) -> 
     alpha *= tau * tau
     if not alpha < np.inf:
         raise ValueError(f"`tau` must have a finite square, got {tau:g}; scale the class vectors.")
+
     sampler = QuadraticSampler(class_embeddings, alpha=alpha, leaf="kernel")
     sampler.tau = tau  # this kernel is a function of the logit of the loss, tau h . c
     return sampler
@@ -418,9 +426,11 @@ def make_sampler(name: str, inputs: SamplerInputs) -> Sampler:
     """
     require_instance("inputs", inputs, SamplerInputs)
     spec = SAMPLERS[as_choice("name", name, SAMPLERS)]
+
     # a sampler that does not depend on vectors draws on the CPU, even for a layer on a GPU
     if spec.follows_vectors and not spec.cuda:
         require_cpu(name, inputs.device)
+
     needed = {"class_embeddings": spec.follows_vectors, "counts": spec.needs_counts}
     for attribute, is_needed in needed.items():
         if is_needed:
@@ -467,18 +477,22 @@ def make_certain_sampler(name: str, inputs: SamplerInputs, num_certain: int) -> 
             "`inputs` must have counts, by which the certain classes are chosen, got None; give "
             "them, or make a CertainSampler of classes that you choose."
         )
+
     if num_certain >= inputs.num_classes:
         raise ValueError(
             f"`num_certain` must be less than the number of classes {inputs.num_classes}, got "
             f"{num_certain}; with all of them take the full softmax."
         )
+
     # stable, so that of classes with equal counts the first is included
     order = np.argsort(-inputs.counts, kind="stable")
     # sorted, because class k of the tail must be the k-th of the other classes
     others = np.sort(order[num_certain:])
+
     counts = inputs.counts[others]
     if not counts.any():  # equal counts if none of the other classes occurs
         counts = np.ones(len(others))
+
     rows = inputs.class_embeddings
     tail = replace(
         inputs, counts=counts, class_embeddings=None if rows is None else rows[others], logits=None
@@ -494,19 +508,23 @@ def warn_of_wrong_ranks(sampler: Sampler, counts: FloatArray) -> None:
     if isinstance(sampler, CertainSampler):
         others = np.delete(np.arange(sampler.num_classes), sampler.certain)
         warn_of_wrong_ranks(sampler.tail, counts[others])
+
     for name in ("first", "second", "candidates"):
         inner = getattr(sampler, name, None)
         if isinstance(inner, Sampler) and inner.num_classes == sampler.num_classes:
             warn_of_wrong_ranks(inner, counts)
+
     if not isinstance(sampler, LogUniformSampler) or len(counts) != sampler.num_classes:
         return
     if not counts.any():
         return
+
     n = len(counts)
     frequencies = scale_by_power_of_two(counts)
     frequencies /= frequencies.sum()
     ranked_q = log_uniform_weights(n, counts) / np.log(n + 1.0)
     log_q = sampler.log_prob(None, np.arange(n))[0]
+
     # Warn if the wrong order makes the mean log-likelihood of labels much lower, and lower than
     # under uniform draws. Smaller errors are no reason to warn: ranks from few examples are wrong
     # by chance, and approximate ranks from other data are better than none.
@@ -574,6 +592,7 @@ def dense_proposals(names: Iterable[str], inputs: SamplerInputs) -> dict[str, Fl
     require_instance("inputs", inputs, SamplerInputs)
     require_cpu("dense proposals", inputs.device)
     checked = [as_choice("names", name, SAMPLERS) for name in names]
+
     # in float64, like the exact bias
     precise = {
         field: value.astype(np.float64)
@@ -597,6 +616,7 @@ def _dense_probs(name: str, inputs: SamplerInputs) -> FloatArray:
         values = make_sampler(name, inputs).probs(inputs.h)
     else:
         values = make_sampler(name, inputs).probs(None)[0]
+
     totals = values.sum(axis=-1, keepdims=True)
     # only an entry that a user has added to `SAMPLERS` can return malformed weights
     if not (values.min() >= 0.0 and np.isfinite(totals).all() and totals.min() > 0.0):
@@ -605,5 +625,6 @@ def _dense_probs(name: str, inputs: SamplerInputs) -> FloatArray:
             f"weights from {values.min()} to {values.max()} with a sum of {totals.min()}; correct "
             "its `weights`."
         )
+
     q: FloatArray = np.maximum(values / totals, _MIN_PROB)
     return q

@@ -101,6 +101,7 @@ class SoftmaxSampler(Sampler):
         super().__init__(rows.shape[0], rows.shape[1], rows.dtype)
         self.tau = as_tau(tau, unit_vectors=False)
         self.block_size = min(as_count("block_size", block_size), self.num_classes)
+
         num_blocks = -(-self.num_classes // self.block_size)
         self._blocks = np.zeros((num_blocks, rows.shape[1], self.block_size), rows.dtype)
         self._prepare_update(np.arange(self.num_classes), rows)()
@@ -150,6 +151,7 @@ class SoftmaxSampler(Sampler):
         queries = times_tau(h, self.tau)
         log_masses = np.empty((len(h), len(self._blocks)))
         shifts = np.zeros(len(h))
+
         # number of blocks in one product, so that logits stay in the cache until they are summed
         step = max(1, _PRODUCT_LOGITS // (min(len(h), _PRODUCT_ROWS) * self.block_size))
         tasks = [
@@ -166,6 +168,7 @@ class SoftmaxSampler(Sampler):
 
         thread_for_each(write_log_masses, tasks)
         max_logits = log_masses.max(axis=1)
+
         # only block sums are known, so that the message cannot name a class
         if not np.isfinite(max_logits).all():
             row = int(np.flatnonzero(~np.isfinite(max_logits))[0])
@@ -173,6 +176,7 @@ class SoftmaxSampler(Sampler):
                 f"`h` must have logits within the range of {h.dtype}, got {max_logits[row]} for "
                 f"row {row}; scale the vectors down, or use float64."
             )
+
         is_large = np.abs(max_logits) > FAR
         if is_large.any():
             # A log-mass is max + log(sum exp(logit - max)). If the max is very large, the second
@@ -180,6 +184,7 @@ class SoftmaxSampler(Sampler):
             # log-masses again from logits minus the max of the context.
             shifts[is_large] = max_logits[is_large]
             thread_for_each(write_log_masses, tasks)
+
         return _FirstPassResults(self._blocks, self.num_classes, queries, log_masses, exclude)
 
     def _log_sums_of_blocks(
@@ -194,12 +199,15 @@ class SoftmaxSampler(Sampler):
             logits = np.matmul(queries, self._blocks[blocks])  # (blocks, contexts, block_size)
             if blocks.stop == len(self._blocks):  # unused columns of the last block
                 logits[-1, :, self.num_classes - (blocks.stop - 1) * self.block_size :] = -np.inf
+
             excluded_block = exclude // self.block_size - blocks.start
             rows = np.flatnonzero((excluded_block >= 0) & (excluded_block < len(logits)))
             logits[excluded_block[rows], rows, exclude[rows] % self.block_size] = -np.inf
+
             max_logits = logits.max(axis=2)
             max_logits[max_logits == -np.inf] = 0.0  # a block that only holds the excluded class
             logits -= max_logits[:, :, None]  # so that exponentials do not overflow
+
             sums = np.exp(logits, out=logits).sum(axis=2)
             shifted_max = max_logits.T - shifts[:, None]
             log_sums: FloatArray = shifted_max + np.log(sums.T, dtype=np.float64)
@@ -227,14 +235,17 @@ def _draw_or_evaluate_in_blocks(
     block_weights = np.empty((1, num_blocks))
     weights = np.empty((1, width))
     logits = np.empty(width, blocks.dtype)
+
     for b in range(len(queries)):
         block_weights[0] = log_masses[b]
         total, max_log_mass = exp_weights(block_weights, block_weights, 0, num_blocks, -1)
+
         block = 0
         cumulative = 0.0
         current_block = -1
         total_in_block = 0.0
         max_logit = 0.0
+
         for k in order[b]:
             if uniforms is not None:
                 target = uniforms[b, k] * total
@@ -246,6 +257,7 @@ def _draw_or_evaluate_in_blocks(
                 continue
             else:
                 block = ids[b, k] // width
+
             first = block * width
             size = min(width, num_classes - first)
             if block != current_block:  # compute its logits
@@ -253,6 +265,7 @@ def _draw_or_evaluate_in_blocks(
                     blocks[block], queries[b], size, exclude[b] - first, logits, weights
                 )
                 current_block = block
+
             if uniforms is not None:  # the rest of the uniform, rescaled, draws within the block
                 c, _ = search_cumulative(
                     weights,
@@ -263,6 +276,7 @@ def _draw_or_evaluate_in_blocks(
                     0.0,
                 )
                 ids[b, k] = first + c
+
             log_block_prob = log_masses[b, block] - max_log_mass - math.log(total)
             logit = float(logits[ids[b, k] - first])
             log_q[b, k] = log_block_prob + (logit - max_logit - math.log(total_in_block))

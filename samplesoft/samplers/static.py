@@ -88,20 +88,24 @@ class WeightedSampler(Sampler):
         values = as_counts("weights", to_host(weights), remedy=remedy)
         super().__init__(len(values))
         self.replace = as_flag("replace", replace)
+
         # divided by the largest weight, so that sums and tables do not overflow
         ratios = values / values.max()
         with np.errstate(divide="ignore"):
             logs_of_ratios = np.log(ratios)
             differences_of_logs = np.log(values) - np.log(values.max())
+
         self._log_weights = np.where(
             ratios > _MIN_ACCURATE_RATIO, logs_of_ratios, differences_of_logs
         )
         self._log_total = float(np.log(ratios.sum()))
         self._log_scale = float(np.log(values.max()))  # log of the largest weight
+
         # a class whose ratio underflows to 0 is never drawn
         self._alias_table = build_alias(ratios)
         self._heaviest = int(np.argmax(values))
         self._is_drawable = values > 0.0
+
         # m of the last call without replacement, and the inclusion probabilities for this m
         self._last_inclusion: tuple[int, SuccessiveInclusion] | None = None
 
@@ -136,6 +140,7 @@ class WeightedSampler(Sampler):
         """
         m = as_count("num_sampled", num_sampled)
         shape = () if exclude is None else as_array("exclude", exclude).shape[:1]
+
         if self.replace:
             q = self.probs(None, exclude=exclude)
             with np.errstate(divide="ignore"):  # log(0) for q = 1
@@ -150,8 +155,10 @@ class WeightedSampler(Sampler):
         # before the draws, because it raises if exclusion leaves no class
         excludes = exclude[0] >= 0 if exclude.shape[0] == 1 else np.maximum.reduce(exclude) >= 0
         log_left = self._log_mass_left(exclude)[:, None] if excludes else None
+
         if not self.replace:
             self._require_enough_classes(m, exclude)
+
         ids = np.empty((exclude.shape[0], m), np.int64)
         if ids.size <= _CHUNK_DRAWS:
             self._write_draws(key, 0, exclude, ids)
@@ -160,6 +167,7 @@ class WeightedSampler(Sampler):
                 lambda chunk: self._write_draws(key, chunk.start, exclude[chunk], ids[chunk]),
                 row_chunks(ids.shape, _CHUNK_DRAWS),
             )
+
         log_q = self._log_q_without_exclusion(ids)
         if log_left is not None:
             log_q -= log_left
@@ -215,6 +223,7 @@ class WeightedSampler(Sampler):
                 f"`exclude` must leave a class to draw, got {self._heaviest}, the only one with a "
                 "weight greater than 0; leave `exclude` out or give another class a weight."
             )
+
         weights = np.exp(logs - largest)
         return build_alias(weights), largest + float(np.log(weights.sum())) - self._log_total
 
@@ -250,6 +259,7 @@ class WeightedSampler(Sampler):
             if np.logical_or.reduce(exclude == self._heaviest)
             else self._alias_table
         )
+
         tables = _AliasTables(
             self._alias_table, without_heaviest, self._heaviest, self._log_weights
         )
@@ -326,14 +336,17 @@ def _write_alias_draws(
     class use the table without this class. Other examples reject draws of the excluded class.
     """
     num = ids.shape[1]
+
     for b in range(len(ids)):
         row = np.uint64(mix64(key, np.uint64(first + b)))
         excluded = exclude[b]
         thresholds, alias = (
             tables.without_heaviest if excluded == tables.heaviest else tables.all_classes
         )
+
         for k in range(num):  # without branches, so that many reads of the table overlap
             ids[b, k] = alias_draw(mix64(row, np.uint64(k)), thresholds, alias)
+
         if excluded >= 0:
             for k in range(num):
                 word = k
@@ -351,6 +364,7 @@ def _write_uniform_draws(
         row = np.uint64(mix64(key, np.uint64(first + b)))
         excluded = exclude[b]
         num_left = n - 1 if excluded >= 0 else n
+
         for k in range(ids.shape[1]):
             # draw an index among the remaining classes, then skip the excluded class
             drawn = np.int64(uniform(row, np.uint64(k)) * num_left)
@@ -392,14 +406,17 @@ def _write_distinct_draws(
     num = ids.shape[1]
     tries = n + 4 * num  # so many tries take about the time of the clocks
     members = _empty_hash_set(num + 1)
+
     for b in range(len(ids)):
         row = np.uint64(mix64(key, np.uint64(first + b)))
         thresholds, alias = (
             tables.without_heaviest if exclude[b] == tables.heaviest else tables.all_classes
         )
+
         members[:] = _EMPTY_SLOT
         if exclude[b] >= 0:
             members[_hash_slot(members, exclude[b])] = exclude[b]
+
         num_drawn = 0
         for k in range(tries):
             if num_drawn == num:
@@ -410,6 +427,7 @@ def _write_distinct_draws(
                 members[slot] = drawn
                 ids[b, num_drawn] = drawn
                 num_drawn += 1
+
         if num_drawn < num:
             clock_key = mix64(row, np.uint64(tries))
             _draw_by_earliest_clocks(clock_key, tables.log_weights, members, ids[b, num_drawn:])
@@ -426,12 +444,14 @@ def _draw_by_earliest_clocks(
     """
     # a heap of (-log time, class), with the latest of the earliest clocks at the top
     earliest = [(-math.inf, np.int64(_EMPTY_SLOT)) for _ in range(len(ids))]
+
     for j in range(len(log_weights)):
         if log_weights[j] > -math.inf and members[_hash_slot(members, np.int64(j))] == _EMPTY_SLOT:
             # an exponential time with rate w is -log(1 - u) / w; in logarithms, as w may underflow
             log_time = math.log(-math.log1p(-uniform(key, np.uint64(j)))) - log_weights[j]
             if -log_time > earliest[0][0]:
                 heapq.heapreplace(earliest, (-log_time, np.int64(j)))
+
     for k in range(len(ids) - 1, -1, -1):
         ids[k] = heapq.heappop(earliest)[1]
 
@@ -447,11 +467,13 @@ def _write_distinct_uniform_draws(
     """
     num = ids.shape[1]
     members = _empty_hash_set(num)
+
     for b in range(len(ids)):
         row = np.uint64(mix64(key, np.uint64(first + b)))
         members[:] = _EMPTY_SLOT
         excluded = exclude[b]
         num_left = n - 1 if excluded >= 0 else n
+
         for k in range(num):
             # Floyd: step k draws from range(bound + 1), and uses `bound` if the draw is a repeat
             bound = num_left - num + k
@@ -461,6 +483,7 @@ def _write_distinct_uniform_draws(
                 drawn = np.int64(bound)
                 slot = _hash_slot(members, drawn)
             members[slot] = drawn
+
             # inside-out shuffle, because Floyd's set is not in random order
             swap = np.int64(uniform(row, np.uint64(2 * k + 1)) * (k + 1))
             ids[b, k] = ids[b, swap]

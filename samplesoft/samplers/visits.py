@@ -25,8 +25,10 @@ def group_runs_by_node(nodes: IntArray, first: int, num: int) -> IntArray:
         for k in range(nodes.shape[1]):
             if k == 0 or nodes[b, k] != nodes[b, k - 1]:
                 offsets[nodes[b, k] - first + 1] += 1
+
     for node in range(num):
         offsets[node + 1] += offsets[node]
+
     visits = np.empty((offsets[num], 3), np.int64)
     for b in range(len(nodes)):
         start = 0

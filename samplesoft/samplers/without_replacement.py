@@ -97,10 +97,12 @@ class SuccessiveInclusion:
         self._num_left_over = int(self._positive.sum()) - m
         if self._num_left_over == 0:  # all classes are drawn
             return
+
         self._atoms = atoms = self._make_atoms()
         edges = _log_time_panel_edges(atoms, m)
         half = 0.5 * np.diff(edges)[:, None]
         log_t = (edges[:-1, None] + half * (1.0 + _TIME_NODES[0])).ravel()
+
         shifts = min(self._num_left_over, 2)  # the second shift is for excluded classes
         z = np.zeros((shifts, len(log_t), _CIRCLE_POINTS), np.complex128)
         circle_terms = np.zeros_like(z)
@@ -169,17 +171,22 @@ class SuccessiveInclusion:
         positive = self._positive
         min_log_w = float(np.min(log_w, where=positive, initial=0.0))
         first = int(np.floor(min_log_w / _PANEL_WIDTH))
+
         panel, position = panels.place(log_w, _PANEL_WIDTH, first, 1 - first)
         crowded = np.bincount(panel, positive, 1 - first) >= _MIN_CROWDED_CLASSES
+
         self._on_panel = positive & crowded[panel]
         self._single_classes = np.flatnonzero(positive & ~self._on_panel)
         self._panel = (np.cumsum(crowded) - 1)[panel]
         self._panel_position = position
+
         crowd_positions = self._panel[self._on_panel], position[self._on_panel]
         moments = np.zeros((int(crowded.sum()), 1, panels.DEGREE))
         panels.add_moments(*crowd_positions, np.ones((1, len(crowd_positions[0]))), moments)
+
         node_positions = first + np.flatnonzero(crowded)[:, None] + panels.node_positions()
         log_rates = np.append((node_positions * _PANEL_WIDTH).ravel(), log_w[self._single_classes])
+
         # number of classes that a node represents: the sum over classes of its Lagrange polynomial
         counts = (moments[:, 0] @ panels.coefficient_matrix().T).ravel()
         return _Atoms(log_rates, np.append(counts, np.ones(len(self._single_classes))))
@@ -191,10 +198,12 @@ class SuccessiveInclusion:
         """
         num_nodes = len(atoms) - len(self._single_classes)
         coefficients = atoms[:num_nodes].reshape(-1, 1, panels.DEGREE) @ panels.coefficient_matrix()
+
         on_panel = self._on_panel[ids]
         probs = np.zeros(len(ids))
         positions = self._panel[ids[on_panel]], self._panel_position[ids[on_panel]]
         probs[on_panel] = panels.evaluate(*positions, coefficients)[0]
+
         single = self._positive[ids] & ~on_panel
         probs[single] = atoms[num_nodes + np.searchsorted(self._single_classes, ids[single])]
         return np.minimum(probs, 1.0)
@@ -218,6 +227,7 @@ def _log_modulus_and_argument(silent: float, rung: float, z: complex) -> tuple[f
     if abs(real) < 0.5 and abs(imag) < 0.5:
         size = 0.5 * math.log1p(2.0 * real + real * real + imag * imag)
         return size, math.atan2(imag, 1.0 + real)
+
     real = silent + z.real * rung
     return math.log(math.hypot(real, imag)), math.atan2(imag, real)
 
@@ -230,11 +240,13 @@ def _mean_and_change_rate(log_t: float, atoms: _Atoms) -> tuple[float, float]:
     """
     log_rates, counts = atoms
     mean = variance = mean_rate = 0.0  # mean_rate is the derivative of the mean in log t
+
     for a in range(len(counts)):
         age, silent, rung = _ring_probs(log_rates[a], log_t)
         mean += counts[a] * rung
         variance += counts[a] * rung * silent
         mean_rate += counts[a] * age * silent
+
     rate = 0.2 + 2.0 * min(mean_rate, 1.0) + 0.2 * mean_rate * mean_rate / (variance + 1.0)
     return mean, math.sqrt(rate)
 
@@ -252,25 +264,31 @@ def _saddle_point(log_t: float, atoms: _Atoms, power: float) -> tuple[float, flo
     high = _MAX_LOG_RADIUS
     x = 0.0
     variance = 0.0
+
     while high - low > 1e-6:
         mean = variance = 0.0
         tilt = math.exp(x)
+
         for a in range(len(counts)):
             _, silent, rung = _ring_probs(log_rates[a], log_t)
             tilted = rung * tilt / (silent + rung * tilt)
             mean += counts[a] * tilted
             variance += counts[a] * tilted * (1.0 - tilted)
+
         if mean > power:
             high = x
         else:
             low = x
+
         gap = power - mean
         if abs(gap) < 1e-6 * variance:
             break
+
         # limit the step, because at extreme x the nodes no longer represent their classes
         x += gap / variance if abs(gap) < 2.0 * variance else math.copysign(2.0, gap)
         if not low < x < high:
             x = 0.5 * (low + high)
+
     value = -power * x
     z = complex(math.exp(x), 0.0)
     for a in range(len(counts)):
@@ -307,16 +325,20 @@ def _log_time_panel_edges(atoms: _Atoms, m: int) -> FloatArray:
     # so early that no clock has rung, and so late that all have
     first = -atoms.log_rates.max() - math.log(atoms.counts.sum()) + 3.0 * _LOG_TINY
     last = -atoms.log_rates.min() + 8.0
+
     low = first
     high = last
+
     while high - low > 1e-3:
         middle = 0.5 * (low + high)
         if _mean_and_change_rate(middle, atoms)[0] < m:
             low = middle
         else:
             high = middle
+
     last = _bisect_tail_end(low, last, atoms, m)
     edges = [_bisect_tail_end(low, first, atoms, m)]
+
     while edges[-1] < last:
         step = _PANEL_LOG_TIME / _mean_and_change_rate(edges[-1], atoms)[1]
         # the distribution may change faster at the end of the panel
@@ -342,10 +364,12 @@ def _write_contours(
     divided out later: one clock with `shift` 0, and with `shift` 1 a second clock that has rung.
     """
     log_rates, counts = atoms
+
     for k in range(len(log_t)):
         # the exponent m - 1/2 puts the circle near the saddle points both with the clock that is
         # divided out and without it
         x, _, variance = _saddle_point(log_t[k], atoms, m + shift - 0.5)
+
         # The sum over N has a pole at z = 1. With a distance from the pole fewer points suffice, at
         # the cost of one digit.
         distance = max(abs(x), 2.4 / math.sqrt(variance + 2.0))
@@ -354,9 +378,11 @@ def _write_contours(
             continue
         x = math.copysign(distance, x)
         points = int(8.0 * math.sqrt(variance) + 12.0 - _LOG_TINY / distance) | 1  # odd: never -1
+
         for i in range(min(points // 2 + 1, _CIRCLE_POINTS)):
             angle = 2.0 * math.pi * i / points
             z[k, i] = complex(math.exp(x) * math.cos(angle), math.exp(x) * math.sin(angle))
+
             # log modulus and argument of z^-(m-1) G(z)
             size = -(m - 1) * x
             phase = -(m - 1) * angle
@@ -366,9 +392,11 @@ def _write_contours(
                 size += counts[a] * log_modulus
                 phase += counts[a] * argument
             size = math.exp(size) * (1.0 if i == 0 else 2.0) / points
+
             circle_terms[k, i] = complex(size * math.cos(phase), size * math.sin(phase)) / (
                 1.0 - z[k, i]
             )
+
             if abs(circle_terms[k, i]) < math.exp(_LOG_TINY) * abs(circle_terms[k, 0]):
                 break
 
@@ -387,6 +415,7 @@ def _divide_out_clock(
     # Shift 1 if the clock has probably rung in the distribution that the circle tilts. In between,
     # both shifts are accurate, but shift 0 may have fewer terms.
     shift = 1 if 3.0 * rung * abs(z[0, 0]) > silent else 0
+
     for i in range(_CIRCLE_POINTS):
         out[0, i] = z[shift, i]
         if circle_terms[shift, i] == 0.0:
@@ -407,17 +436,21 @@ def _probs_among_first(
     """
     log_t_start, log_t, weights, z, circle_terms = quadrature
     num = len(log_rates)
+
     out = np.empty(num)
     terms = np.empty((2, _CIRCLE_POINTS), np.complex128)
     silent = np.empty(num)
     rung = np.empty(num)
     density = np.empty(num)
     prob = np.empty(num)
+
     for i in range(num):
         # a clock that rings before `log_t_start` is among the first m
         out[i] = _ring_probs(log_rates[i], log_t_start)[2]
+
     for k in range(len(log_t)):
         num_terms = _divide_out_clock(excluded, log_t[k], z[:, k], circle_terms[:, k], terms)
+
         # if z is inside the unit circle, the sum is P(N <= m - 1); outside it is P(N <= m - 1) - 1,
         # because of the pole at 1
         inside = abs(terms[0, 0]) < 1.0
@@ -425,17 +458,21 @@ def _probs_among_first(
             age, silent[i], rung[i] = _ring_probs(log_rates[i], log_t[k])
             density[i] = weights[k] * age * silent[i]
             prob[i] = 0.0 if inside else 1.0
+
         for j in range(num_terms):
             x = terms[0, j].real
             y = terms[0, j].imag
             a = terms[1, j].real
             b = terms[1, j].imag
+
             for i in range(num):  # the innermost loop, so that it is vectorised
                 real = silent[i] + rung[i] * x
                 imag = rung[i] * y
                 prob[i] += (a * real + b * imag) / (real * real + imag * imag)
+
         for i in range(num):
             out[i] += density[i] * prob[i]
+
     for i in range(num):
         out[i] = min(out[i], 1.0)
     return out
